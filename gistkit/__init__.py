@@ -1,0 +1,1 @@
+"""gistkit: train networks in a fraction of the activation memory."""

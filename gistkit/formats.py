@@ -1,0 +1,105 @@
+"""Bit layouts of every encoding, as plain numbers: no tensor is touched here.
+
+All layouts are in **storage order** of the encoded tensor: element 0 is the one at the lowest address, whatever the
+shape and the (dense, non-overlapping) strides say.
+
+| codec | layout |
+|---|---|
+| `mask1` | bit j of byte i is element 8i+j |
+| `argmax4` | one nibble a pool output, low nibble first: row-major position in the window; 15 = no gradient after a ReLU |
+| `argmax8` | one byte a pool output; 255 = no gradient after a ReLU |
+| `csr` | rows of 256 elements: an int16 count a row, 1-byte column indices, values |
+| `zvc` | slots of 1024 elements: 32 mask words of 32 bits (bit b of word w is element 32w+b), an int16 count, values |
+| `fp16`, `fp10`, `fp8` | 1-5-10, 1-5-4 (bias 15), 1-4-3 (bias 7); fp10 packs three to a 32-bit word in *planes*: with W words, word i holds elements i (bits 0-9), i+W (bits 10-19) and i+2W (bits 20-29) |
+| `…s`, `…t` | scaled by a power of two per 128 elements / per tensor, one exponent byte each, subnormals kept |
+
+"Non-zero" in `csr` and `zvc` is by bit pattern: -0.0 and NaN are values. Source: Gist (Jain et al., ISCA 2018) section
+IV-A; zero-value compression from cDMA (Rhu et al., HPCA 2018); what the papers leave open is fixed in docs/design.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CSR_COLUMNS = 256
+ZVC_SLOT = 1024
+ZVC_WORDS = ZVC_SLOT // 32
+SCALE_BLOCK = 128
+ARGMAX4_POSITIONS = 16
+ARGMAX8_POSITIONS = 256
+ARGMAX4_NONE = 15
+ARGMAX8_NONE = 255
+
+
+def ceil_div(a: int, b: int) -> int:
+    """The least integer not below a / b (a >= 0, b > 0)."""
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class FloatFormat:
+    """A narrow float: sign, exponent and mantissa bits, exponent bias, largest finite value, codes per 32-bit word."""
+
+    name: str
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    max_finite: float
+    codes_per_word: int
+
+    @property
+    def bits(self) -> int:
+        """Bits of one code: sign + exponent + mantissa."""
+        return 1 + self.exponent_bits + self.mantissa_bits
+
+    @property
+    def min_normal(self) -> float:
+        """The smallest positive normal value; what rounds below it becomes zero in the unscaled forms."""
+        return 2.0 ** (1 - self.bias)
+
+    @property
+    def max_exponent(self) -> int:
+        """floor(log2(max_finite))."""
+        return 15 if self.exponent_bits == 5 else 8
+
+    def packed_bytes(self, n: int) -> int:
+        """Bytes of n codes."""
+        return ceil_div(n, 3) * 4 if self.codes_per_word == 3 else n * self.bits // 8
+
+
+FP16 = FloatFormat("fp16", 5, 10, 15, 65504.0, 2)
+FP10 = FloatFormat("fp10", 5, 4, 15, 63488.0, 3)
+FP8 = FloatFormat("fp8", 4, 3, 7, 448.0, 4)
+FLOAT_FORMATS = {f.name: f for f in (FP16, FP10, FP8)}
+SCALINGS = ("none", "tensor", "block")
+
+
+def mask1_bytes(n: int) -> int:
+    """Bytes of an n-element 1-bit mask."""
+    return ceil_div(n, 8)
+
+
+def argmax_bytes(n_outputs: int, bits: int) -> int:
+    """Bytes of a max-pool map of n_outputs codes of 4 or 8 bits."""
+    return ceil_div(n_outputs * bits, 8)
+
+
+def scale_count(n: int, scaling: str) -> int:
+    """Exponent bytes that ride beside n codes under a scaling of SCALINGS."""
+    return {"none": 0, "tensor": 1, "block": ceil_div(n, SCALE_BLOCK)}[scaling]
+
+
+def narrow_bytes(fmt: FloatFormat, scaling: str, n: int) -> int:
+    """Bytes of n narrow codes with their exponent bytes."""
+    return fmt.packed_bytes(n) + scale_count(n, scaling)
+
+
+def zvc_meta_bytes(n: int) -> int:
+    """Bytes of zvc's mask words and counts for n elements (values come on top)."""
+    slots = ceil_div(n, ZVC_SLOT)
+    return slots * (ZVC_WORDS * 4 + 2)
+
+
+def csr_meta_bytes(n: int, nonzeros: int) -> int:
+    """Bytes of csr's row counts and column indices for n elements of which nonzeros are stored."""
+    return ceil_div(n, CSR_COLUMNS) * 2 + nonzeros

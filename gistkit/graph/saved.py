@@ -1,0 +1,118 @@
+"""SavedGraph: the calls of one forward and the storages that its backward keeps. Pure data, JSON both ways.
+
+A *call* is one torch function call of the forward (``relu``, ``conv2d``, ``add``...), in order. A *storage* is one block of
+memory that some call reads, writes or saves. Ids are dense: ``graph.storages[i].id == i``, ``graph.calls[i].index == i``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+KINDS = ("input", "parameter", "buffer", "activation")
+
+
+@dataclass(frozen=True)
+class Save:
+    """One saved tensor: the storage it lies in, the node and field that hold it, its geometry.
+
+    ``field`` is autograd's name without ``_saved_`` (``result``, ``self``, ``input``, ``weight``); ``read`` is False where
+    backward uses the shape only (max-pool's and average-pool's ``self``).
+    """
+
+    storage: int
+    node: str
+    field: str
+    shape: tuple[int, ...]
+    dtype: str
+    read: bool = True
+
+
+@dataclass(frozen=True)
+class Call:
+    """One function call: canonical name, covered-call ordinal, storages read and written, tensors saved.
+
+    ``covered`` is the running number among the calls that the runtime interposes (-1 for all others): the runtime finds
+    its decision by it. ``inplace`` is True where the call overwrote its first operand. ``module`` is the qualified name of
+    the module whose forward made the call ('' at the root).
+    """
+
+    index: int
+    op: str
+    covered: int
+    module: str
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    saves: tuple[Save, ...] = ()
+    inplace: bool = False
+    options: dict | None = None
+
+
+@dataclass(frozen=True)
+class SavedStorage:
+    """One storage: bytes, dtype and shape at its first sight, producing call (-1: none in this region).
+
+    ``density`` is the measured share of non-zero elements or None; ``escapes`` is True where something outside the
+    recorded calls can still read it after the region (an output, a tensor that the model put away).
+    """
+
+    id: int
+    nbytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    kind: str
+    producer: int
+    escapes: bool = False
+    density: float | None = None
+
+
+@dataclass(frozen=True)
+class SavedGraph:
+    """All calls and storages of one training forward; see the module docstring."""
+
+    calls: tuple[Call, ...]
+    storages: tuple[SavedStorage, ...]
+    source: str = "fake"
+
+    def readers(self, storage: int) -> tuple[Call, ...]:
+        """Calls that read the storage in forward, in order."""
+        return tuple(c for c in self.calls if storage in c.reads)
+
+    def savers(self, storage: int) -> tuple[tuple[Call, Save], ...]:
+        """(call, save) pairs that keep the storage for backward, in order."""
+        return tuple((c, s) for c in self.calls for s in c.saves if s.storage == storage)
+
+    def kept(self) -> tuple[SavedStorage, ...]:
+        """Storages that plain PyTorch keeps for backward, parameters and buffers left out."""
+        ids = {s.storage for c in self.calls for s in c.saves}
+        return tuple(s for s in self.storages if s.id in ids and s.kind in ("input", "activation"))
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that plain PyTorch keeps for backward, each storage once, parameters left out."""
+        return sum(s.nbytes for s in self.kept())
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the covered calls and their dataflow, shapes left out: equal for every batch size."""
+        flow = [(c.op, c.covered, c.reads, c.writes, c.inplace) for c in self.calls if c.covered >= 0]
+        return hashlib.sha256(json.dumps(flow).encode()).hexdigest()[:16]
+
+    def to_json(self) -> str:
+        """The graph as JSON text."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> SavedGraph:
+        """The graph of :meth:`to_json`'s text."""
+        raw = json.loads(text)
+        calls = tuple(_call(c) for c in raw["calls"])
+        storages = tuple(SavedStorage(**{**s, "shape": tuple(s["shape"])}) for s in raw["storages"])
+        return SavedGraph(calls, storages, raw["source"])
+
+
+def _call(raw: dict) -> Call:
+    saves = tuple(Save(**{**s, "shape": tuple(s["shape"])}) for s in raw["saves"])
+    lists = {"reads": tuple(raw["reads"]), "writes": tuple(raw["writes"]), "saves": saves}
+    return Call(**{**raw, **lists})
