@@ -1,0 +1,33 @@
+"""Storage order: the one layout that every kernel works in."""
+
+from __future__ import annotations
+
+import torch
+
+
+def is_dense(x: torch.Tensor) -> bool:
+    """True where x's elements fill one block of memory without gaps or overlaps, in any order of dimensions."""
+    return x.layout == torch.strided and torch.ops.aten.is_non_overlapping_and_dense(x)
+
+
+def flat(x: torch.Tensor) -> torch.Tensor:
+    """The 1-D view of a dense tensor in storage order; no copy.
+
+    Raises ValueError for a tensor with gaps or overlaps: pass ``x.contiguous()`` then.
+    """
+    if not is_dense(x):
+        raise ValueError(
+            f"flat: x must be dense and non-overlapping, got shape {tuple(x.shape)} with strides {x.stride()}; "
+            "pass x.contiguous()"
+        )
+    return x.as_strided((x.numel(),), (1,), x.storage_offset())
+
+
+def like(values: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    """The view of a flat tensor in storage order as a tensor of the given dense geometry; no copy."""
+    return values.as_strided(shape, stride)
+
+
+def is_channels_last(x: torch.Tensor) -> bool:
+    """True for a 4-D tensor whose storage order is NHWC and not also NCHW."""
+    return x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,209 @@
+"""The operators ``gistkit::*``: schemas and shapes. docs/design.md says what each computes.
+
+Flat, contiguous 1-D tensors in storage order, except for the pool operators (4-D, NCHW or channels_last). No operator
+synchronises with the host.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from gistkit import formats
+from gistkit.kernels.layout import is_channels_last
+from gistkit.kernels.library import operator
+
+VALUE_DTYPES = {"fp16": torch.int16, "fp10": torch.int16, "fp8": torch.uint8}
+CODE_DTYPES = {"fp16": torch.int16, "fp10": torch.int32, "fp8": torch.uint8}
+
+
+def value_dtype(fmt: str, raw: torch.dtype) -> torch.dtype:
+    """Dtype of the values that a sparse encode writes for a format of ``raw``, ``fp16``, ``fp10``, ``fp8``."""
+    return raw if fmt == "raw" else VALUE_DTYPES[fmt]
+
+
+# --- masks -----------------------------------------------------------------------------------------------------------
+
+
+@operator("mask", "mask1_encode(Tensor x) -> Tensor")
+def mask1_encode(x):
+    return x.new_empty((formats.mask1_bytes(x.numel()),), dtype=torch.uint8)
+
+
+@operator("mask", "mask1_decode(Tensor mask, int n, ScalarType dtype) -> Tensor")
+def mask1_decode(mask, n, dtype):
+    return mask.new_empty((n,), dtype=dtype)
+
+
+@operator("mask", "relu_mask1(Tensor x) -> (Tensor, Tensor)")
+def relu_mask1(x):
+    return torch.empty_like(x), x.new_empty((formats.mask1_bytes(x.numel()),), dtype=torch.uint8)
+
+
+@operator("mask", "relu_mask1_(Tensor(a!) x) -> Tensor")
+def relu_mask1_(x):
+    return x.new_empty((formats.mask1_bytes(x.numel()),), dtype=torch.uint8)
+
+
+@operator("mask", "mask1_backward(Tensor grad, Tensor mask) -> Tensor")
+def mask1_backward(grad, mask):
+    return torch.empty_like(grad)
+
+
+@operator("mask", "bits_encode(Tensor b) -> Tensor")
+def bits_encode(b):
+    return b.new_empty((formats.mask1_bytes(b.numel()),), dtype=torch.uint8)
+
+
+@operator("mask", "bits_decode(Tensor mask, int n) -> Tensor")
+def bits_decode(mask, n):
+    return mask.new_empty((n,), dtype=torch.bool)
+
+
+@operator("mask", "dropout_backward(Tensor grad, Tensor mask, float scale) -> Tensor")
+def dropout_backward(grad, mask, scale):
+    return torch.empty_like(grad)
+
+
+# --- narrow floats ---------------------------------------------------------------------------------------------------
+
+
+def _narrow(x, fmt, scaling):
+    n = x.numel()
+    length = formats.ceil_div(n, 3) if fmt == "fp10" else n
+    codes = x.new_empty((length,), dtype=CODE_DTYPES[fmt])
+    return codes, x.new_empty((formats.scale_count(n, scaling),), dtype=torch.uint8)
+
+
+@operator("narrow", "fp16_encode(Tensor x, str scaling) -> (Tensor, Tensor)")
+def fp16_encode(x, scaling):
+    return _narrow(x, "fp16", scaling)
+
+
+@operator("narrow", "fp10_encode(Tensor x, str scaling) -> (Tensor, Tensor)")
+def fp10_encode(x, scaling):
+    return _narrow(x, "fp10", scaling)
+
+
+@operator("narrow", "fp8_encode(Tensor x, str scaling) -> (Tensor, Tensor)")
+def fp8_encode(x, scaling):
+    return _narrow(x, "fp8", scaling)
+
+
+@operator("narrow", "fp16_decode(Tensor codes, Tensor exponents, int n, ScalarType dtype, str scaling) -> Tensor")
+def fp16_decode(codes, exponents, n, dtype, scaling):
+    return codes.new_empty((n,), dtype=dtype)
+
+
+@operator("narrow", "fp10_decode(Tensor codes, Tensor exponents, int n, ScalarType dtype, str scaling) -> Tensor")
+def fp10_decode(codes, exponents, n, dtype, scaling):
+    return codes.new_empty((n,), dtype=dtype)
+
+
+@operator("narrow", "fp8_decode(Tensor codes, Tensor exponents, int n, ScalarType dtype, str scaling) -> Tensor")
+def fp8_decode(codes, exponents, n, dtype, scaling):
+    return codes.new_empty((n,), dtype=dtype)
+
+
+@operator("narrow", "fp10_pack(Tensor codes) -> Tensor")
+def fp10_pack(codes):
+    return codes.new_empty((formats.ceil_div(codes.numel(), 3),), dtype=torch.int32)
+
+
+# --- sparse storage --------------------------------------------------------------------------------------------------
+
+
+@operator("sparse", "zvc_encode(Tensor x, str fmt) -> (Tensor, Tensor, Tensor)")
+def zvc_encode(x, fmt):
+    slots = formats.ceil_div(x.numel(), formats.ZVC_SLOT)
+    words = x.new_empty((slots * formats.ZVC_WORDS,), dtype=torch.int32)
+    counts = x.new_empty((slots,), dtype=torch.int16)
+    return words, counts, x.new_empty((slots * formats.ZVC_SLOT,), dtype=value_dtype(fmt, x.dtype))
+
+
+@operator("sparse", "csr_encode(Tensor x, str fmt) -> (Tensor, Tensor, Tensor)")
+def csr_encode(x, fmt):
+    rows = formats.ceil_div(x.numel(), formats.CSR_COLUMNS)
+    counts = x.new_empty((rows,), dtype=torch.int16)
+    columns = x.new_empty((rows * formats.CSR_COLUMNS,), dtype=torch.uint8)
+    return counts, columns, x.new_empty((rows * formats.CSR_COLUMNS,), dtype=value_dtype(fmt, x.dtype))
+
+
+@operator("sparse", "compact(Tensor scratch, Tensor counts, int stride, int total) -> Tensor")
+def compact(scratch, counts, stride, total):
+    return scratch.new_empty((total,))
+
+
+@operator(
+    "sparse",
+    "zvc_decode(Tensor words, Tensor counts, Tensor values, Tensor exponents, int n, ScalarType dtype, str fmt, "
+    "str scaling, bool packed) -> Tensor",
+)
+def zvc_decode(words, counts, values, exponents, n, dtype, fmt, scaling, packed):
+    return values.new_empty((n,), dtype=dtype)
+
+
+@operator(
+    "sparse",
+    "csr_decode(Tensor counts, Tensor columns, Tensor values, Tensor exponents, int n, ScalarType dtype, str fmt, "
+    "str scaling, bool packed) -> Tensor",
+)
+def csr_decode(counts, columns, values, exponents, n, dtype, fmt, scaling, packed):
+    return values.new_empty((n,), dtype=dtype)
+
+
+@operator(
+    "sparse",
+    "zvc_relu_backward(Tensor grad, Tensor words, Tensor counts, Tensor values, Tensor exponents, str fmt, "
+    "str scaling, bool packed) -> Tensor",
+)
+def zvc_relu_backward(grad, words, counts, values, exponents, fmt, scaling, packed):
+    return torch.empty_like(grad)
+
+
+@operator(
+    "sparse",
+    "csr_relu_backward(Tensor grad, Tensor counts, Tensor columns, Tensor values, Tensor exponents, str fmt, "
+    "str scaling, bool packed) -> Tensor",
+)
+def csr_relu_backward(grad, counts, columns, values, exponents, fmt, scaling, packed):
+    return torch.empty_like(grad)
+
+
+# --- max-pool --------------------------------------------------------------------------------------------------------
+
+
+def pool_size(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
+    """Outputs of a pool along one dimension, PyTorch's rule (the last window starts inside the input or its left pad)."""
+    span = size + 2 * padding - dilation * (kernel - 1) - 1
+    out = (span + (stride - 1 if ceil_mode else 0)) // stride + 1
+    if ceil_mode and (out - 1) * stride >= size + padding:
+        out -= 1
+    return out
+
+
+@operator(
+    "pool",
+    "maxpool_forward(Tensor x, int[2] kernel, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode, "
+    "bool relu, bool zero_code, int bits) -> (Tensor, Tensor)",
+)
+def maxpool_forward(x, kernel, stride, padding, dilation, ceil_mode, relu, zero_code, bits):
+    n, c, h, w = x.shape
+    oh = pool_size(h, kernel[0], stride[0], padding[0], dilation[0], ceil_mode)
+    ow = pool_size(w, kernel[1], stride[1], padding[1], dilation[1], ceil_mode)
+    memory_format = torch.channels_last if is_channels_last(x) else torch.contiguous_format
+    y = torch.empty((n, c, oh, ow), dtype=x.dtype, device=x.device, memory_format=memory_format)
+    return y, x.new_empty((formats.argmax_bytes(n * c * oh * ow, bits),), dtype=torch.uint8)
+
+
+@operator(
+    "pool",
+    "maxpool_backward(Tensor grad_y, Tensor codes, int height, int width, int[2] kernel, int[2] stride, "
+    "int[2] padding, int[2] dilation, bool channels_last, bool zero_code, int bits) -> Tensor",
+)
+def maxpool_backward(
+    grad_y, codes, height, width, kernel, stride, padding, dilation, channels_last, zero_code, bits
+):
+    n, c = grad_y.shape[:2]
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    shape = (n, c, height, width)
+    return torch.empty(shape, dtype=grad_y.dtype, device=grad_y.device, memory_format=memory_format)

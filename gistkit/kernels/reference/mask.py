@@ -1,0 +1,1 @@
+"""Torch oracle of gistkit.kernels.mask; also what runs on CPU tensors."""

@@ -1,0 +1,1 @@
+"""Torch oracle of gistkit.kernels.sparse; also what runs on CPU tensors."""

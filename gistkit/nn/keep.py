@@ -1,0 +1,100 @@
+"""What one backward node keeps of a tensor, and for how long.
+
+A ``Kept`` stands for one forward tensor inside one backward node. The ops of :mod:`gistkit.nn.functional` take a ``keep``
+argument, a callable ``tensor -> Kept``; the runtime passes one that shares a stash between several nodes, users of the
+functional face get :func:`keep_dense` or :func:`keep_coded`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from gistkit.codecs import CODECS, Encoded
+from gistkit.errors import GistError
+
+USED_TWICE = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
+    "been freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). "
+    "Specify retain_graph=True if you need to backward through the graph a second time or if you need to access saved "
+    "tensors after calling backward."
+)
+
+
+class Kept(Protocol):
+    """One node's hold on one forward tensor."""
+
+    def dense(self) -> torch.Tensor:
+        """The tensor, same shape, strides, dtype; bit-exact unless a lossy codec was asked for. May be an alias."""
+        ...
+
+    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
+        """ReLU's input gradient, the kept tensor being its output; exact also under lossy codecs."""
+        ...
+
+
+Keep = Callable[[torch.Tensor], Kept]
+
+
+class Alias:
+    """The tensor itself, with PyTorch's check that nobody wrote to it in between."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self._x = x.detach()
+        self._version = x._version
+
+    def dense(self) -> torch.Tensor:
+        if self._x._version != self._version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[{self._x.type()} {list(self._x.shape)}] is at version {self._x._version}; expected version "
+                f"{self._version} instead."
+            )
+        return self._x
+
+    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.threshold_backward(grad, self.dense(), 0)
+
+
+class Coded:
+    """A payload of one codec, decoded for each use."""
+
+    def __init__(self, encoded: Encoded) -> None:
+        self.encoded = encoded
+
+    def dense(self) -> torch.Tensor:
+        return CODECS[self.encoded.codec].decode(self.encoded)
+
+    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
+        return CODECS[self.encoded.codec].relu_backward(self.encoded, grad)
+
+
+def keep_dense(x: torch.Tensor) -> Kept:
+    """Keep the tensor itself."""
+    return Alias(x)
+
+
+def keep_coded(codec: str) -> Keep:
+    """Keep the tensor under a codec of CODECS."""
+    chosen = CODECS[codec]
+    return lambda x: Coded(chosen.encode(x))
+
+
+def hold(ctx: Any, kept: Any) -> None:
+    """Give a node its hold."""
+    ctx.kept = kept
+
+
+def take(ctx: Any) -> Any:
+    """The node's hold; let go of unless the graph is retained. Raises PyTorch's own error at a second use."""
+    kept = ctx.kept
+    if kept is None:
+        raise RuntimeError(USED_TWICE)
+    if not torch._C._autograd._get_current_graph_task_keep_graph():
+        ctx.kept = None
+    return kept
+
+
+__all__ = ["Alias", "Coded", "GistError", "Keep", "Kept", "hold", "keep_coded", "keep_dense", "take"]
