@@ -1,0 +1,94 @@
+"""The harness itself, on kernels whose machine code is known."""
+
+import pytest
+import triton
+import triton.language as tl
+
+from tests.aot.harness import CAPABILITIES, Compiled, _parse, compile_kernel, loop_body, loops, opcode_of, per_element
+
+
+@triton.jit
+def _copy(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < n
+    tl.store(y_ptr + offs, tl.load(x_ptr + offs, mask), mask)
+
+
+@triton.jit
+def _sum_rows(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, n, BLOCK):
+        total += tl.load(x_ptr + offs + start)
+    tl.store(y_ptr + offs, total)
+
+
+@triton.jit
+def _reverse(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    tl.store(y_ptr + offs, tl.flip(tl.load(x_ptr + offs)))
+
+
+def _compiled_copy(capability: int, **options) -> Compiled:
+    signature = {"x_ptr": "*fp32", "y_ptr": "*fp32", "n": "i64"}
+    return compile_kernel(_copy, signature, {"BLOCK": 1024}, capability, **options)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_copy_kernel(capability):
+    # 1024 fp32 over 128 lanes: 8 values a lane, two 16-byte accesses where n's divisibility lets the masks be uniform.
+    c = _compiled_copy(capability, divisible=("x_ptr", "y_ptr", "n"))
+    assert (c.loads_128, c.stores_128, c.loads, c.stores) == (2, 2, 2, 2)
+    assert (c.spills, c.barriers, c.shared_bytes, c.stack_bytes) == (0, 0, 0, 0)
+    assert f".target sm_{capability}" in c.ptx
+    assert 8 <= c.registers <= 64
+    assert opcode_of(c.sass_lines[-1]) == "EXIT", "padding after the last EXIT is not counted"
+    assert per_element(c, 1024, 4) == c.instructions / 8
+    assert per_element(c, 1024, 4) < 6
+
+
+def test_unknown_divisibility_costs_the_wide_access():
+    c = _compiled_copy(90, divisible=())
+    assert c.loads_128 == 0 and c.loads == 8
+
+
+def test_loop_body_is_the_largest_backward_branch():
+    c = compile_kernel(_sum_rows, {"x_ptr": "*fp32", "y_ptr": "*fp32", "n": "i32"}, {"BLOCK": 512}, 90)
+    body = loop_body(c)
+    assert len(body) == max(map(len, loops(c))) < c.instructions
+    assert any(opcode_of(line).startswith("LDG") for line in body)
+    assert not any(opcode_of(line).startswith("STG") for line in body)
+    assert per_element(body, 512, 4) == len(body) / 4
+
+
+def test_a_kernel_without_a_loop_has_no_body():
+    with pytest.raises(ValueError, match="no backward branch"):
+        loop_body(_compiled_copy(90))
+
+
+def test_barriers_and_shared_memory_are_seen():
+    c = compile_kernel(_reverse, {"x_ptr": "*fp32", "y_ptr": "*fp32"}, {"BLOCK": 1024}, 90)
+    assert c.barriers >= 1 and c.shared_bytes > 0
+
+
+def test_spills_are_seen():
+    # 64 KiB of values in 32 lanes cannot fit 24 registers.
+    signature = {"x_ptr": "*fp32", "y_ptr": "*fp32", "n": "i32"}
+    c = compile_kernel(_sum_rows, signature, {"BLOCK": 4096}, 90, num_warps=1, maxnreg=24)
+    assert c.spills > 0 and c.stack_bytes > 0
+
+
+def test_parse_leaves_padding_out():
+    listing = """
+.L_x_0:
+        /*0000*/                   IADD3 R1, R1, 0x1, RZ ;
+        /*0010*/              @!P0 BRA `(.L_x_0) ;
+        /*0020*/                   EXIT ;
+.L_x_1:
+        /*0030*/                   BRA `(.L_x_1);
+        /*0040*/                   NOP;
+"""
+    lines, labels = _parse(listing)
+    assert [opcode_of(line) for line in lines] == ["IADD3", "BRA", "EXIT"]
+    assert dict(labels)[".L_x_0"] == 0
+    assert len(loops(Compiled("", lines, labels, 1, 0, 0))[0]) == 2
