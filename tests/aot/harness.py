@@ -7,7 +7,7 @@
 
 Counts are *static*: every instruction of the listing once. For straight-line kernels that is what a warp runs. For a
 kernel with a loop, take :func:`loop_body` (the body of the largest backward branch) and divide by the elements of one
-iteration: ``per_element(loop_body(c), elements_per_iteration, num_warps)``; :func:`loops` gives all of them, the largest
+iteration: ``per_element(loop_body(c), elements_per_iteration, num_warps)``; :func:`loops` gives all bodies, the largest
 first. A body contains the loops nested in it, counted once.
 
 ``TRITON_INTERPRET`` must not be set in this process: the interpreter replaces the decorator and nothing compiles.
@@ -24,6 +24,7 @@ from functools import lru_cache
 from typing import Any
 
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -40,9 +41,10 @@ _STACK = re.compile(r"\bSTACK:(\d+)")
 class Compiled:
     """One kernel for one GPU.
 
-    ``sass_lines`` are the instructions alone (predicate, opcode, operands), without NOPs and without the branch to itself
-    that pads the end. ``loads_128`` and ``stores_128`` count global accesses of at least 16 bytes a lane, ``loads`` and
-    ``stores`` all global ones. ``spills`` counts accesses to local memory (LDL, STL); ``barriers`` counts BAR.
+    ``sass_lines`` are the instructions alone (predicate, opcode, operands), without NOPs and the self-branch that pads
+    the end; ``labels`` their branch targets as (label, position). ``loads_128`` and ``stores_128`` count global accesses
+    of at least 16 bytes a lane, ``loads`` and ``stores`` all global ones. ``spills`` counts accesses to local memory (LDL,
+    STL); ``barriers`` counts BAR.
     """
 
     ptx: str
@@ -161,8 +163,8 @@ def _disassemble(cubin: bytes) -> tuple[tuple[str, ...], tuple[tuple[str, int], 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        listing = _tool(triton.knobs.nvidia.nvdisasm.path, "-c", file.name)
-        usage = _tool(triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name)
+        listing = _tool(knobs.nvidia.nvdisasm.path, "-c", file.name)
+        usage = _tool(knobs.nvidia.cuobjdump.path, "-res-usage", file.name)
     lines, labels = _parse(listing)
     return lines, labels, int(_REGISTERS.findall(usage)[-1]), int(_STACK.findall(usage)[-1])
 

@@ -1,0 +1,60 @@
+"""What every test runs under: fixed seeds, deterministic algorithms, NaN in every `torch.empty`, and its own process.
+
+The kernels behind `@triton.jit` are either interpreted or compiled, decided at import: tests/interpret needs
+TRITON_INTERPRET=1, tests/aot needs it unset, and tests/gpu needs a CUDA device. scripts/test runs each folder where it
+belongs.
+"""
+
+import os
+import random
+from pathlib import Path
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+TESTS = Path(__file__).parent
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+
+# Per folder: its mark, whether its tests can run in this process, and why not.
+FOLDERS = {
+    "interpret": ("interpret", INTERPRETED, "needs TRITON_INTERPRET=1 (scripts/test runs this folder by itself)"),
+    "aot": ("aot", not INTERPRETED, "needs TRITON_INTERPRET unset (scripts/test runs this folder by itself)"),
+    "gpu": ("gpu", torch.cuda.is_available(), "needs a CUDA device"),
+}
+
+hypothesis.settings.register_profile("gistkit", deadline=None, derandomize=True, max_examples=40, database=None)
+hypothesis.settings.load_profile("gistkit")
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        folders = item.path.relative_to(TESTS).parts if item.path.is_relative_to(TESTS) else ()
+        for name, (mark, runs, reason) in FOLDERS.items():
+            if name in folders or item.get_closest_marker(mark):
+                item.add_marker(getattr(pytest.mark, mark))
+                if not runs:
+                    item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def reproducible(request):
+    """Seeds, deterministic algorithms, and memory from `torch.empty` filled with NaN (integers: their maximum).
+
+    On a CUDA device the algorithms that have no deterministic form (PyTorch's own max-pool backward among them) only
+    warn, since they stand on the plain side of comparisons.
+    """
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=request.node.get_closest_marker("gpu") is not None)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(before[0], warn_only=before[1])

@@ -1,0 +1,73 @@
+"""What importing gistkit costs, what it shows, and that every module has a place in the layers."""
+
+import ast
+import importlib.util
+import inspect
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import gistkit
+
+LAZY = ("triton", "matplotlib", "PIL", "sklearn")
+PUBLIC = ("compress", "restore", "report", "functional", "nn", "zoo")
+MODULES = sorted(m.name for m in pkgutil.walk_packages(gistkit.__path__, "gistkit.") if not m.name.endswith("__main__"))
+
+
+def test_import_is_light():
+    code = f"import sys, gistkit; print([m for m in {LAZY!r} if m in sys.modules])"
+    # -W error also proves that importing warns of nothing.
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_name(name):
+    assert (getattr(gistkit, name).__doc__ or "").strip(), f"gistkit.{name} has no docstring"
+
+
+def test_all_lists_public_names_only():
+    assert set(PUBLIC) <= set(gistkit.__all__)
+    assert [n for n in gistkit.__all__ if not hasattr(gistkit, n)] == []
+
+
+def _undocumented(tree: ast.Module) -> list[str]:
+    """Public functions and classes at module level without a docstring; operators' fakes are documented by a table."""
+    found = []
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
+            continue
+        decorators = {ast.unparse(d).split("(")[0].split(".")[-1] for d in node.decorator_list}
+        if not decorators & {"operator", "jit", "overload"} and ast.get_docstring(node) is None:
+            found.append(node.name)
+    return found
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_public_functions_have_docstrings(name):
+    spec = importlib.util.find_spec(name)
+    assert spec is not None and spec.origin is not None
+    with open(spec.origin, encoding="utf-8") as file:
+        tree = ast.parse(file.read())
+    assert _undocumented(tree) == []
+
+
+def test_every_module_is_in_a_layer():
+    tomllib = pytest.importorskip("tomllib")
+    with open("pyproject.toml", "rb") as file:
+        contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    layers = next(c["layers"] for c in contracts if c["type"] == "layers")
+    placed = {part.strip(" ()") for layer in layers for part in layer.replace(":", "|").split("|")}
+    packages = {name.rpartition(".")[0] for name in placed}
+    homeless = [m for m in MODULES if m not in packages and not any(m == p or m.startswith(p + ".") for p in placed)]
+    assert homeless == []
+    assert [p for p in placed if p not in MODULES] == []
+
+
+def test_compress_has_the_agreed_signature():
+    parameters = inspect.signature(gistkit.compress).parameters
+    assert list(parameters)[:2] == ["model", "plan"]
+    assert {k for k, p in parameters.items() if p.kind is p.KEYWORD_ONLY} >= {"lossy", "fidelity"}
+    assert parameters["fidelity"].default == "bitwise" and parameters["lossy"].default is None

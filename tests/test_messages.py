@@ -1,0 +1,57 @@
+"""Texts of errors that belong to no other file: argument, demand, value, remedy."""
+
+import pytest
+import torch
+
+from gistkit import errors
+from gistkit.kernels.layout import flat
+from gistkit.nn.keep import USED_TWICE, Alias
+
+
+def test_plan_mismatch_says_what_to_do():
+    error = errors.PlanMismatchError("relu #3", "max_pool2d", "plan the model again")
+    assert str(error) == "the step differs from its plan: expected relu #3, got max_pool2d; plan the model again"
+    assert (error.expected, error.got, error.remedy) == ("relu #3", "max_pool2d", "plan the model again")
+
+
+def test_every_kind_is_a_gist_error():
+    kinds = [v for v in vars(errors).values() if isinstance(v, type)]
+    assert all(issubclass(kind, errors.GistError) and (kind.__doc__ or "").strip() for kind in kinds)
+    assert issubclass(errors.GistError, RuntimeError)
+
+
+def test_flat_names_shape_strides_and_remedy():
+    x = torch.zeros(4, 6)[:, :3]
+    with pytest.raises(ValueError) as raised:
+        flat(x)
+    assert str(raised.value) == (
+        "flat: x must be dense and non-overlapping, got shape (4, 3) with strides (6, 1); pass x.contiguous()"
+    )
+
+
+def test_alias_speaks_like_pytorch_after_an_inplace_edit():
+    def message(run):
+        with pytest.raises(RuntimeError) as raised:
+            run()
+        return str(raised.value)
+
+    x = torch.randn(3, requires_grad=True)
+    y = torch.sigmoid(x)
+    theirs = message(lambda: (y.mul_(2), y.sum().backward())[-1])
+    kept = torch.zeros(3)
+    alias = Alias(kept)
+    kept.add_(1)
+    ours = message(alias.dense)
+    beginning = "one of the variables needed for gradient computation has been modified by an inplace operation: "
+    assert theirs.startswith(beginning) and ours.startswith(beginning)
+    assert "is at version 1; expected version 0 instead." in theirs
+    assert "is at version 1; expected version 0 instead." in ours
+
+
+def test_used_twice_is_pytorchs_own_text():
+    x = torch.randn(3, requires_grad=True)
+    y = torch.sigmoid(x).sum()
+    y.backward()
+    with pytest.raises(RuntimeError) as raised:
+        y.backward()
+    assert str(raised.value) == USED_TWICE
