@@ -42,9 +42,9 @@ class Compiled:
     """One kernel for one GPU.
 
     ``sass_lines`` are the instructions alone (predicate, opcode, operands), without NOPs and the self-branch that pads
-    the end; ``labels`` their branch targets as (label, position). ``loads_128`` and ``stores_128`` count global accesses
-    of at least 16 bytes a lane, ``loads`` and ``stores`` all global ones. ``spills`` counts accesses to local memory (LDL,
-    STL); ``barriers`` counts BAR.
+    the end; ``labels`` their branch targets as (label, position). ``loads_128`` and ``stores_128`` count global
+    accesses of at least 16 bytes a lane, ``loads`` and ``stores`` all global ones. ``spills`` counts accesses to local
+    memory (LDL, STL); ``barriers`` counts BAR.
     """
 
     ptx: str
