@@ -62,6 +62,16 @@ class FloatFormat:
         """floor(log2(max_finite))."""
         return 15 if self.exponent_bits == 5 else 8
 
+    @property
+    def max_code(self) -> int:
+        """The code of max_finite. One above it is infinity in the five-exponent-bit formats; the rest are NaN."""
+        return 0x7E if self.exponent_bits == 4 else (31 << self.mantissa_bits) - 1
+
+    @property
+    def nan_code(self) -> int:
+        """The code of the positive quiet NaN."""
+        return 0x7F if self.exponent_bits == 4 else (31 << self.mantissa_bits) + (1 << (self.mantissa_bits - 1))
+
     def packed_bytes(self, n: int) -> int:
         """Bytes of n codes."""
         return ceil_div(n, 3) * 4 if self.codes_per_word == 3 else n * self.bits // 8

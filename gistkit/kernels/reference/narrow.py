@@ -1,1 +1,262 @@
-"""Torch oracle of gistkit.kernels.narrow; also what runs on CPU tensors."""
+"""Torch oracle of gistkit.kernels.narrow; also what runs on CPU tensors.
+
+Delayed precision reduction (Gist section IV-A): 1-5-10 (``fp16``), 1-5-4 (``fp10``) and 1-4-3 (``fp8``) floats. With M
+mantissa bits, a bias B and the largest finite value F:
+
+**Rounding, unscaled.** To nearest even on the normal grid with unbounded exponent, by integer arithmetic on the fp32
+pattern; what is then below 2**(1-B) becomes a zero of its sign; what is above F, infinities too, becomes F with its
+sign. NaN becomes the format's quiet NaN of its sign and decodes to sign | 0x7FC00000. bf16 and fp16 are widened exactly
+first. |x - decoded| <= 2**-(M+1) |x| for 2**(1-B) <= |x| <= F, half a unit in the last place; <= 2**(1-B) below.
+
+**Scaled** (``tensor``: one exponent byte; ``block``: one per 128 elements, the last block may be short). Let E be
+floor(log2 F) and A the largest finite |x| of the block. b is the fp32 exponent field of A, plus one where A's mantissa
+rounded to M bits exceeds F's; at least E+1, which keeps both factors normal (b <= 255 does so above); 127 where A = 0.
+The code is x * 2**(E+127-b) rounded to nearest even with subnormals kept, clamped to F. Decoding multiplies by
+S = 2**(b-127-E), clamps to the largest finite value of the target dtype (A may have been rounded up past it), and rounds
+to nearest even.
+
+*Products.* Scaling by a power of two is exact in fp32 unless the result is subnormal. In encoding that happens only
+below 2**-126, far under half of the smallest code (2**-25 at the least), so the code is a zero either way. In decoding
+it rounds to fp32's own grid.
+
+*Error bound.* For finite x and decoding to fp32: |x - decoded| <= max(2**-(M+1) |x|, 2**-(B+M) S): half a unit in the
+last place, or half of the spacing S * 2**(1-B-M) of the subnormal codes. No finite x is clamped, as b leaves A room.
+Where b was not raised to E+1, S <= c A 2**-E with c = 16/14.5 for fp8 (b is raised by one for A > 1.8125 * 2**k) and
+1 + 2**-M else; so the error is at most 2**-(M+1) A, and what drowns is below 2**-(B+M+E) c A: 2**-18 c A for fp8,
+2**-34 c A for fp10, 2**-40 c A for fp16. Decoding to a dtype on whose grid x lies may add as much again: rounding to that
+grid moves the value no further than x is away.
+
+``fp10`` packs three codes to a word in planes (see :mod:`gistkit.formats`); the others are stored as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from gistkit.formats import FLOAT_FORMATS, SCALE_BLOCK, FloatFormat, ceil_div, scale_count
+from gistkit.kernels.checks import check_dtype, check_exponents, check_flat, check_length, check_scaling, check_values
+
+# a multiple of SCALE_BLOCK; a handful of int32 temporaries of this length live at a time
+BLOCK = 1 << 18
+CODE_DTYPES = {"fp16": torch.int16, "fp10": torch.int16, "fp8": torch.uint8}
+_MAGNITUDE = 0x7FFFFFFF
+_INFINITY = 0x7F800000
+_NAN = 0x7FC00000
+
+
+def _round_mantissa(magnitude: torch.Tensor, f: FloatFormat) -> torch.Tensor:
+    """fp32 magnitude patterns to 8 exponent bits | M mantissa bits, to nearest even; a carry raises the exponent."""
+    shift = 23 - f.mantissa_bits
+    odd = magnitude.bitwise_right_shift(shift).bitwise_and_(1)
+    return odd.add_(magnitude).add_((1 << (shift - 1)) - 1).bitwise_right_shift_(shift)
+
+
+def _finish(code: torch.Tensor, bits: torch.Tensor, magnitude: torch.Tensor, f: FloatFormat) -> torch.Tensor:
+    """Clamp, put the NaN and the sign in."""
+    code.clamp_(max=f.max_code).masked_fill_(magnitude > _INFINITY, f.nan_code)
+    sign = bits.bitwise_right_shift(31).bitwise_and_(1).bitwise_left_shift_(f.bits - 1)
+    return code.bitwise_or_(sign).to(CODE_DTYPES[f.name])
+
+
+def to_codes(x: torch.Tensor, fmt: str) -> torch.Tensor:
+    """Unscaled codes of x (fp32/bf16/fp16, any shape), one an element: int16 (fp16, fp10) or uint8 (fp8)."""
+    f = FLOAT_FORMATS[fmt]
+    bits = x.float().view(torch.int32)
+    magnitude = bits & _MAGNITUDE
+    rounded = _round_mantissa(magnitude, f)
+    code = rounded.sub_((127 - f.bias) << f.mantissa_bits)
+    code.masked_fill_(code < 1 << f.mantissa_bits, 0)
+    return _finish(code, bits, magnitude, f)
+
+
+def _scaled_codes(x: torch.Tensor, exponents: torch.Tensor, f: FloatFormat) -> torch.Tensor:
+    """Codes of x under one exponent byte each (``exponents`` broadcasts to x)."""
+    bits = x.float().view(torch.int32)
+    scaled = (bits & _MAGNITUDE).view(torch.float32) * _power_of_two(f.max_exponent + 127 - exponents.to(torch.int32))
+    magnitude = scaled.view(torch.int32)
+    code = _round_mantissa(magnitude, f).sub_((127 - f.bias) << f.mantissa_bits)
+    # added to a float whose last bit is worth one subnormal step, a value below the least normal is rounded to steps
+    exponent = 1 - f.bias - f.mantissa_bits + 23
+    steps = scaled.add(2.0**exponent).view(torch.int32).sub_((exponent + 127) << 23)
+    code = torch.where(scaled < f.min_normal, steps, code)
+    return _finish(code, bits, magnitude, f)
+
+
+def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
+    """2**exponent as fp32, for int32 exponents of normal numbers."""
+    return (exponent + 127).bitwise_left_shift_(23).view(torch.float32)
+
+
+def from_codes(
+    codes: torch.Tensor, fmt: str, dtype: torch.dtype, exponents: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Values of dtype from unpacked codes of any shape, rounded to nearest even where dtype is narrower than the value.
+
+    ``exponents`` (uint8, broadcasts to codes) are the exponent bytes of the scaled forms; None for the unscaled ones.
+    """
+    f = FLOAT_FORMATS[fmt]
+    wide = codes.to(torch.int32)
+    code = wide & ((1 << (f.bits - 1)) - 1)
+    subnormal = code.float().mul_(2.0 ** (1 - f.bias - f.mantissa_bits))
+    shift = 23 - f.mantissa_bits
+    normal = code.bitwise_left_shift(shift).add_((127 - f.bias) << 23).view(torch.float32)
+    value = torch.where(code < 1 << f.mantissa_bits, subnormal, normal)
+    if exponents is not None:
+        value.mul_(_power_of_two(exponents.to(torch.int32) - (127 + f.max_exponent)))
+        value.clamp_(max=torch.finfo(dtype).max)
+    bits = value.view(torch.int32)
+    bits.masked_fill_(code > f.max_code, _NAN)
+    if f.exponent_bits == 5:
+        bits.masked_fill_(code == f.max_code + 1, _INFINITY)
+    bits.bitwise_or_(wide.bitwise_right_shift(f.bits - 1).bitwise_left_shift_(31))
+    return value.to(dtype)
+
+
+def _finite_magnitude(x: torch.Tensor) -> torch.Tensor:
+    """fp32 magnitude patterns, 0 where x is infinite or NaN."""
+    magnitude = x.float().view(torch.int32) & _MAGNITUDE
+    return magnitude.masked_fill_(magnitude >= _INFINITY, 0)
+
+
+def _exponent_bytes(amax: torch.Tensor, f: FloatFormat) -> torch.Tensor:
+    """uint8 b from the fp32 patterns of the largest finite magnitudes; see the module's text."""
+    no_room = (1 << f.mantissa_bits) - 1 - (f.max_code & ((1 << f.mantissa_bits) - 1))
+    b = _round_mantissa(amax, f).add_(no_room).bitwise_right_shift_(f.mantissa_bits)
+    return b.clamp_(min=f.max_exponent + 1).masked_fill_(amax == 0, 127).to(torch.uint8)
+
+
+def scale_exponents(x: torch.Tensor, fmt: str, scaling: str) -> torch.Tensor:
+    """The exponent bytes uint8[scale_count(n, scaling)] of flat x."""
+    n = x.numel()
+    amax = torch.zeros(scale_count(n, scaling), dtype=torch.int32, device=x.device)
+    for start in range(0, n if scaling != "none" else 0, BLOCK):
+        magnitude = _finite_magnitude(x[start : start + BLOCK])
+        if scaling == "tensor":
+            torch.maximum(amax, magnitude.amax(), out=amax)
+        else:
+            length = magnitude.numel()
+            rows = torch.nn.functional.pad(magnitude, (0, -length % SCALE_BLOCK)).view(-1, SCALE_BLOCK)
+            first = start // SCALE_BLOCK
+            torch.amax(rows, 1, out=amax[first : first + rows.shape[0]])
+    return _exponent_bytes(amax, FLOAT_FORMATS[fmt])
+
+
+def element_exponents(exponents: torch.Tensor, start: int, stop: int, scaling: str) -> torch.Tensor | None:
+    """Exponent bytes that broadcast to elements start..stop-1; None where there are none."""
+    if scaling == "none":
+        return None
+    if scaling == "tensor":
+        return exponents
+    first = start // SCALE_BLOCK
+    each = exponents[first : ceil_div(stop, SCALE_BLOCK)].repeat_interleave(SCALE_BLOCK)
+    return each[start - first * SCALE_BLOCK : stop - first * SCALE_BLOCK]
+
+
+def _blocks(start: int, stop: int) -> Iterator[tuple[int, int]]:
+    for first in range(start, stop, BLOCK):
+        yield first, min(first + BLOCK, stop)
+
+
+def _codes(x: torch.Tensor, exponents: torch.Tensor, fmt: str, scaling: str, start: int, stop: int) -> torch.Tensor:
+    each = element_exponents(exponents, start, stop, scaling)
+    return to_codes(x[start:stop], fmt) if each is None else _scaled_codes(x[start:stop], each, FLOAT_FORMATS[fmt])
+
+
+def _encode(x: torch.Tensor, fmt: str, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
+    op = f"{fmt}_encode"
+    check_values(op, "x", x)
+    check_scaling(op, scaling)
+    exponents = scale_exponents(x, fmt, scaling)
+    codes = x.new_empty((x.numel(),), dtype=CODE_DTYPES[fmt])
+    for start, stop in _blocks(0, x.numel()):
+        codes[start:stop] = _codes(x, exponents, fmt, scaling, start, stop)
+    return codes, exponents
+
+
+def _decode(codes, exponents, n: int, dtype: torch.dtype, fmt: str, scaling: str) -> torch.Tensor:
+    op = f"{fmt}_decode"
+    check_dtype(op, "dtype", dtype)
+    check_dtype(op, "codes", codes.dtype, (CODE_DTYPES[fmt],))
+    check_length(op, "codes", codes, n, f"{n} values")
+    check_exponents(op, exponents, n, scaling)
+    x = codes.new_empty((n,), dtype=dtype)
+    for start, stop in _blocks(0, n):
+        each = element_exponents(exponents, start, stop, scaling)
+        x[start:stop] = from_codes(codes[start:stop], fmt, dtype, each)
+    return x
+
+
+def fp16_encode(x: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(int16[n] codes, uint8[scale_count(n, scaling)] exponent bytes) of x fp32/bf16/fp16[n]."""
+    return _encode(x, "fp16", scaling)
+
+
+def fp8_encode(x: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(uint8[n] codes, uint8[scale_count(n, scaling)] exponent bytes) of x fp32/bf16/fp16[n]."""
+    return _encode(x, "fp8", scaling)
+
+
+def fp10_encode(x: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(int32[ceil(n/3)] words, uint8[scale_count(n, scaling)] exponent bytes) of x fp32/bf16/fp16[n]."""
+    check_values("fp10_encode", "x", x)
+    check_scaling("fp10_encode", scaling)
+    exponents = scale_exponents(x, "fp10", scaling)
+    words = x.new_zeros((ceil_div(x.numel(), 3),), dtype=torch.int32)
+    for plane, first, start, stop in _plane_blocks(x.numel()):
+        codes = _codes(x, exponents, "fp10", scaling, start, stop).to(torch.int32)
+        words[start - first : stop - first].bitwise_or_(codes.bitwise_left_shift_(10 * plane))
+    return words, exponents
+
+
+def fp16_decode(codes: torch.Tensor, exponents: torch.Tensor, n: int, dtype: torch.dtype, scaling: str) -> torch.Tensor:
+    """dtype[n] from what fp16_encode made with the same scaling."""
+    return _decode(codes, exponents, n, dtype, "fp16", scaling)
+
+
+def fp8_decode(codes: torch.Tensor, exponents: torch.Tensor, n: int, dtype: torch.dtype, scaling: str) -> torch.Tensor:
+    """dtype[n] from what fp8_encode made with the same scaling."""
+    return _decode(codes, exponents, n, dtype, "fp8", scaling)
+
+
+def fp10_decode(codes: torch.Tensor, exponents: torch.Tensor, n: int, dtype: torch.dtype, scaling: str) -> torch.Tensor:
+    """dtype[n] from what fp10_encode made with the same scaling."""
+    check_dtype("fp10_decode", "dtype", dtype)
+    check_dtype("fp10_decode", "codes", codes.dtype, (torch.int32,))
+    check_length("fp10_decode", "codes", codes, ceil_div(n, 3), f"{n} values, three a word")
+    check_exponents("fp10_decode", exponents, n, scaling)
+    x = codes.new_empty((n,), dtype=dtype)
+    for plane, first, start, stop in _plane_blocks(n):
+        each = element_exponents(exponents, start, stop, scaling)
+        unpacked = codes[start - first : stop - first].bitwise_right_shift(10 * plane).bitwise_and_(0x3FF)
+        x[start:stop] = from_codes(unpacked, "fp10", dtype, each)
+    return x
+
+
+def _plane_blocks(n: int) -> Iterator[tuple[int, int, int, int]]:
+    """(plane, its first element, start, stop) of every plane's blocks: element i of a plane lies in word i - first."""
+    words = ceil_div(n, 3)
+    for plane in range(3):
+        first = plane * words
+        for start, stop in _blocks(first, min(first + words, n)):
+            yield plane, first, start, stop
+
+
+def fp10_pack(codes: torch.Tensor) -> torch.Tensor:
+    """int32[ceil(n/3)] words in plane layout from unpacked int16[n] codes."""
+    check_flat("fp10_pack", "codes", codes)
+    check_dtype("fp10_pack", "codes", codes.dtype, (torch.int16,))
+    words = codes.new_zeros((ceil_div(codes.numel(), 3),), dtype=torch.int32)
+    for plane, first, start, stop in _plane_blocks(codes.numel()):
+        wide = codes[start:stop].to(torch.int32).bitwise_left_shift_(10 * plane)
+        words[start - first : stop - first].bitwise_or_(wide)
+    return words
+
+
+def fp10_unpack(words: torch.Tensor, n: int) -> torch.Tensor:
+    """int16[n] codes from the words of :func:`fp10_pack`."""
+    codes = words.new_empty((n,), dtype=torch.int16)
+    for plane, first, start, stop in _plane_blocks(n):
+        codes[start:stop] = words[start - first : stop - first].bitwise_right_shift(10 * plane).bitwise_and_(0x3FF)
+    return codes

@@ -1,0 +1,59 @@
+"""What a launcher demands of its tensors; checked before anything is read or launched."""
+
+from __future__ import annotations
+
+import torch
+
+from gistkit.formats import SCALINGS, mask1_bytes, scale_count
+
+VALUE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def check_flat(op: str, name: str, x: torch.Tensor) -> None:
+    """Raise ValueError unless x is 1-D and contiguous."""
+    if x.dim() != 1 or not x.is_contiguous():
+        raise ValueError(
+            f"{op}: {name} must be 1-D and contiguous, got shape {tuple(x.shape)} with strides {x.stride()}; "
+            "pass gistkit.kernels.layout.flat(x)"
+        )
+
+
+def check_dtype(op: str, name: str, dtype: torch.dtype, demanded: tuple[torch.dtype, ...] = VALUE_DTYPES) -> None:
+    """Raise TypeError unless dtype is one of those demanded."""
+    if dtype not in demanded:
+        wanted = " or ".join(str(d) for d in demanded)
+        raise TypeError(f"{op}: {name} must be of dtype {wanted}, got {dtype}; convert it first")
+
+
+def check_values(op: str, name: str, x: torch.Tensor) -> None:
+    """Raise unless x is a flat tensor of fp32, bf16 or fp16 values."""
+    check_flat(op, name, x)
+    check_dtype(op, name, x.dtype)
+
+
+def check_length(op: str, name: str, x: torch.Tensor, length: int, why: str) -> None:
+    """Raise ValueError unless the flat tensor x has exactly ``length`` elements; ``why`` names what it must match."""
+    check_flat(op, name, x)
+    if x.numel() != length:
+        raise ValueError(
+            f"{op}: {name} must have {length} elements to match {why}, got {x.numel()}; pass the one encoded for it"
+        )
+
+
+def check_mask(op: str, mask: torch.Tensor, n: int) -> None:
+    """Raise unless mask is the bytes of an n-element 1-bit mask."""
+    check_dtype(op, "mask", mask.dtype, (torch.uint8,))
+    check_length(op, "mask", mask, mask1_bytes(n), f"{n} elements")
+
+
+def check_scaling(op: str, scaling: str) -> None:
+    """Raise ValueError unless scaling is one of formats.SCALINGS."""
+    if scaling not in SCALINGS:
+        raise ValueError(f"{op}: scaling must be one of {', '.join(SCALINGS)}, got {scaling!r}; pick one of them")
+
+
+def check_exponents(op: str, exponents: torch.Tensor, n: int, scaling: str) -> None:
+    """Raise unless exponents are the exponent bytes of n codes under scaling."""
+    check_scaling(op, scaling)
+    check_dtype(op, "exponents", exponents.dtype, (torch.uint8,))
+    check_length(op, "exponents", exponents, scale_count(n, scaling), f"{n} codes with scaling {scaling!r}")
