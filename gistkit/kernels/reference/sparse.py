@@ -1,1 +1,246 @@
-"""Torch oracle of gistkit.kernels.sparse; also what runs on CPU tensors."""
+"""Oracle of gistkit.kernels.sparse; also what runs on CPU tensors.
+
+Sparse storage (Gist section III-A, SSDC; zero-value compression of cDMA): the elements whose bit pattern is not 0,
+close together, and where they stood. ``zvc`` says where by 32 mask words a slot of 1024, ``csr`` by one column byte a
+value in rows of 256. Works on numpy views of the tensors' bit patterns, whose packbits, flatnonzero and indexing by
+positions run 3 to 10 times faster than torch's own on a CPU: at half density and one thread, 2.6 ms to pack a million
+fp32 elements and 3.4 ms to decode them, where PyTorch's ReLU backward takes 2.5 ms. Blocks of BLOCK elements keep
+temporaries under 3 MiB (the packed values of a narrow format are decoded as a whole).
+
+An encode's values lie in a scratch of one slot a count, as on the device, where sizes must not depend on values. On a
+CPU they may: :func:`zvc_pack` and :func:`csr_pack` write the packed values at once, without the scratch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from gistkit.formats import CSR_COLUMNS, ZVC_SLOT, ZVC_WORDS, ceil_div
+from gistkit.kernels.reference import narrow
+from gistkit.kernels.sparse_args import bits_of, check_compact, check_csr, check_encode, check_zvc, value_dtype
+
+BLOCK = 1 << 18  # elements; a multiple of both slot sizes
+_NARROW_DECODE = {"fp16": narrow.fp16_decode, "fp10": narrow.fp10_decode, "fp8": narrow.fp8_decode}
+_SIGN_CODES = {"fp16": -0x8000, "fp10": 0x200, "fp8": 0x80}
+
+
+def _array(x: torch.Tensor) -> np.ndarray:
+    return bits_of(x.detach()).numpy()
+
+
+def _blocks(n: int) -> Iterator[slice]:
+    for start in range(0, n, BLOCK):
+        yield slice(start, min(start + BLOCK, n))
+
+
+def _count(flags: np.ndarray, stride: int, out: np.ndarray) -> None:
+    """True flags of every stride-long slot; the last slot may be short."""
+    whole = flags.size // stride
+    np.add.reduce(flags[: whole * stride].reshape(whole, stride), axis=1, dtype=np.int16, out=out[:whole])
+    if whole < out.size:
+        out[whole] = np.count_nonzero(flags[whole * stride :])
+
+
+def _structure(x: torch.Tensor, stride: int, words: torch.Tensor | None) -> torch.Tensor:
+    """Counts of non-zero patterns, int16 a slot; their mask bits go to words where given."""
+    bits = _array(x)
+    counts = x.new_empty((ceil_div(bits.size, stride),), dtype=torch.int16)
+    octets = None if words is None else words.numpy().view(np.uint8)
+    for block in _blocks(bits.size):
+        flags = bits[block] != 0
+        _count(flags, stride, counts.numpy()[block.start // stride : ceil_div(block.stop, stride)])
+        if octets is not None:
+            octets[block.start // 8 : ceil_div(block.stop, 8)] = np.packbits(flags, bitorder="little")
+    return counts
+
+
+def _pack(x: torch.Tensor, counts: torch.Tensor, fmt: str, columns: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """x's non-zero patterns close together as values of fmt (one code an item), with their column bytes where asked."""
+    bits = _array(x)
+    total = int(counts.sum(dtype=torch.int64))
+    values = x.new_empty((total,), dtype=value_dtype(fmt, x.dtype))
+    where = x.new_empty((total if columns else 0,), dtype=torch.uint8)
+    start = 0
+    for block in _blocks(bits.size):
+        positions = np.flatnonzero(bits[block] != 0)
+        stop = start + positions.size
+        if columns:
+            np.bitwise_and(positions, CSR_COLUMNS - 1, out=where.numpy()[start:stop], casting="unsafe")
+        if fmt == "raw":
+            np.take(bits[block], positions, out=_array(values)[start:stop], mode="clip")
+        else:
+            kept = torch.from_numpy(bits[block].take(positions)).view(x.dtype)
+            values[start:stop] = narrow.to_codes(kept, fmt)
+        start = stop
+    return values, where
+
+
+def _slot_items(counts: torch.Tensor, stride: int) -> Iterator[tuple[int, np.ndarray]]:
+    """The used places of a scratch, a block of slots at a time: where the block starts, places in it."""
+    step = BLOCK // stride
+    for first in range(0, counts.numel(), step):
+        used = np.arange(stride, dtype=np.int16) < counts.numpy()[first : first + step, None]
+        yield first * stride, np.flatnonzero(used)
+
+
+def _spread(packed: torch.Tensor, counts: torch.Tensor, stride: int) -> torch.Tensor:
+    """The scratch of packed: slot s starts at stride * s."""
+    scratch = packed.new_empty((counts.numel() * stride,))
+    source, target, done = _array(packed), _array(scratch), 0
+    for first, places in _slot_items(counts, stride):
+        target[first : first + BLOCK][places] = source[done : done + places.size]
+        done += places.size
+    return scratch
+
+
+def compact(scratch: torch.Tensor, counts: torch.Tensor, stride: int, total: int) -> torch.Tensor:
+    """The first counts[i] items of every stride-long slot of scratch, close together.
+
+    scratch: any dtype of 1, 2 or 4 bytes, [stride * slots]; counts: int16[slots]; total: the sum of counts. Returns
+    scratch's dtype, [total].
+    """
+    check_compact(scratch, counts, stride, total)
+    packed = scratch.new_empty((total,))
+    source, target, done = _array(scratch), _array(packed), 0
+    for first, places in _slot_items(counts, stride):
+        np.take(source[first : first + BLOCK], places, out=target[done : done + places.size], mode="clip")
+        done += places.size
+    return packed
+
+
+def zvc_pack(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """zvc of x with the values packed: (words int32[32*slots], counts int16[slots], values[total]).
+
+    x: fp32/bf16/fp16[n]; values are x's dtype for ``raw``, else one code an item (int16 for ``fp16`` and ``fp10``,
+    uint8 for ``fp8``). Equals zvc_encode and compact; CPU only, as the size depends on the values.
+    """
+    check_encode("zvc_pack", x, fmt)
+    words = x.new_zeros((ceil_div(x.numel(), ZVC_SLOT) * ZVC_WORDS,), dtype=torch.int32)
+    counts = _structure(x, ZVC_SLOT, words)
+    return words, counts, _pack(x, counts, fmt, columns=False)[0]
+
+
+def csr_pack(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """csr of x with columns and values packed: (counts int16[rows], columns uint8[total], values[total]).
+
+    As :func:`zvc_pack`; equals csr_encode and compact of both arrays.
+    """
+    check_encode("csr_pack", x, fmt)
+    counts = _structure(x, CSR_COLUMNS, None)
+    values, columns = _pack(x, counts, fmt, columns=True)
+    return counts, columns, values
+
+
+def zvc_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(words int32[32*slots], counts int16[slots], values[1024*slots]); what lies past a slot's count is undefined."""
+    check_encode("zvc_encode", x, fmt)
+    words, counts, packed = zvc_pack(x, fmt)
+    return words, counts, _spread(packed, counts, ZVC_SLOT)
+
+
+def csr_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(counts int16[rows], columns uint8[256*rows], values[256*rows]); what lies past a row's count is undefined."""
+    check_encode("csr_encode", x, fmt)
+    counts, columns, packed = csr_pack(x, fmt)
+    return counts, _spread(columns, counts, CSR_COLUMNS), _spread(packed, counts, CSR_COLUMNS)
+
+
+def _zvc_positions(words: torch.Tensor, n: int) -> Iterator[np.ndarray]:
+    """Positions of the stored elements in 0..n-1, ascending, in pieces."""
+    octets = words.numpy().view(np.uint8)
+    for block in _blocks(n):
+        flags = np.unpackbits(octets[block.start // 8 : ceil_div(block.stop, 8)], bitorder="little")
+        yield np.flatnonzero(flags.view(np.bool_)) + block.start
+
+
+def _csr_positions(counts: torch.Tensor, columns: torch.Tensor, packed: bool) -> Iterator[np.ndarray]:
+    if not packed:
+        columns = compact(columns, counts, CSR_COLUMNS, int(counts.sum(dtype=torch.int64)))
+    step, done = BLOCK // CSR_COLUMNS, 0
+    for first in range(0, counts.numel(), step):
+        lengths = counts.numpy()[first : first + step]
+        rows = np.arange(first, first + lengths.size, dtype=np.int64) * CSR_COLUMNS
+        positions = np.repeat(rows, lengths)
+        positions += columns.numpy()[done : done + positions.size]
+        done += positions.size
+        yield positions
+
+
+def _packed_items(values: torch.Tensor, counts: torch.Tensor, packed: bool) -> torch.Tensor:
+    if packed:
+        return values
+    stride = values.numel() // max(counts.numel(), 1)
+    return values if counts.numel() == 0 else compact(values, counts, stride, int(counts.sum(dtype=torch.int64)))
+
+
+def _decoded(values, counts, exponents, dtype: torch.dtype, fmt: str, scaling: str, packed: bool) -> torch.Tensor:
+    """The stored elements close together, as dtype."""
+    if fmt != "raw" and packed:
+        return _NARROW_DECODE[fmt](values, exponents, int(counts.sum(dtype=torch.int64)), dtype, scaling)
+    items = _packed_items(values, counts, packed)
+    return items if fmt == "raw" else narrow.from_codes(items, fmt, dtype)
+
+
+def _placed(positions: Iterator[np.ndarray], items: torch.Tensor, n: int) -> torch.Tensor:
+    """items at their positions, +0 elsewhere."""
+    x = items.new_zeros((n,))
+    source, target, done = _array(items), _array(x), 0
+    for piece in positions:
+        target[piece] = source[done : done + piece.size]
+        done += piece.size
+    return x
+
+
+def zvc_decode(words, counts, values, exponents, n, dtype, fmt, scaling, packed) -> torch.Tensor:
+    """dtype[n] from zvc's payload: values at 1024*slot (packed=False) or close together (packed=True)."""
+    check_zvc("zvc_decode", words, counts, values, exponents, n, dtype, fmt, scaling, packed)
+    return _placed(_zvc_positions(words, n), _decoded(values, counts, exponents, dtype, fmt, scaling, packed), n)
+
+
+def csr_decode(counts, columns, values, exponents, n, dtype, fmt, scaling, packed) -> torch.Tensor:
+    """dtype[n] from csr's payload: rows at 256*row (packed=False) or close together (packed=True)."""
+    check_csr("csr_decode", counts, columns, values, exponents, n, dtype, fmt, scaling, packed)
+    items = _decoded(values, counts, exponents, dtype, fmt, scaling, packed)
+    return _placed(_csr_positions(counts, columns, packed), items, n)
+
+
+def _negative_zeros(values: torch.Tensor, counts: torch.Tensor, fmt: str, packed: bool) -> np.ndarray:
+    """Flags of the stored elements whose pattern is a zero with its sign set, close together."""
+    if fmt == "fp10" and packed:
+        codes = narrow.fp10_unpack(values, int(counts.sum(dtype=torch.int64)))
+    else:
+        codes = _packed_items(values, counts, packed)
+    bits = _array(codes)
+    return bits == (np.iinfo(bits.dtype).min if fmt == "raw" else _SIGN_CODES[fmt])
+
+
+def _masked(grad: torch.Tensor, positions: Iterator[np.ndarray], blocked: np.ndarray) -> torch.Tensor:
+    """grad at the positions that are not blocked, +0 elsewhere."""
+    result = torch.zeros_like(grad)
+    source, target, done, any_blocked = _array(grad), _array(result), 0, bool(blocked.any())
+    for piece in positions:
+        stop = done + piece.size
+        passing = piece[~blocked[done:stop]] if any_blocked else piece
+        target[passing] = source[passing]
+        done = stop
+    return result
+
+
+def zvc_relu_backward(grad, words, counts, values, exponents, fmt, scaling, packed) -> torch.Tensor:
+    """grad where an element was stored that is not a negative zero, else +0: ReLU's backward from its encoded output.
+
+    Exact under the lossy formats too: a small positive value may have become the code +0, but its bit is set.
+    """
+    dtype = values.dtype if fmt == "raw" else grad.dtype
+    check_zvc("zvc_relu_backward", words, counts, values, exponents, grad.numel(), dtype, fmt, scaling, packed)
+    return _masked(grad, _zvc_positions(words, grad.numel()), _negative_zeros(values, counts, fmt, packed))
+
+
+def csr_relu_backward(grad, counts, columns, values, exponents, fmt, scaling, packed) -> torch.Tensor:
+    """As :func:`zvc_relu_backward`, from csr's payload."""
+    dtype = values.dtype if fmt == "raw" else grad.dtype
+    check_csr("csr_relu_backward", counts, columns, values, exponents, grad.numel(), dtype, fmt, scaling, packed)
+    return _masked(grad, _csr_positions(counts, columns, packed), _negative_zeros(values, counts, fmt, packed))
