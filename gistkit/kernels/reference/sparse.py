@@ -5,7 +5,7 @@ close together, and where they stood. ``zvc`` says where by 32 mask words a slot
 value in rows of 256. Works on numpy views of the tensors' bit patterns, whose packbits, flatnonzero and indexing by
 positions run 3 to 10 times faster than torch's own on a CPU: at half density and one thread, 2.6 ms to pack a million
 fp32 elements and 3.4 ms to decode them, where PyTorch's ReLU backward takes 2.5 ms. Blocks of BLOCK elements keep
-temporaries under 3 MiB (the packed values of a narrow format are decoded as a whole).
+temporaries under 3 MiB; beyond that, decoding a narrow format holds the packed elements once.
 
 An encode's values lie in a scratch of one slot a count, as on the device, where sizes must not depend on values. On a
 CPU they may: :func:`zvc_pack` and :func:`csr_pack` write the packed values at once, without the scratch.
@@ -23,7 +23,6 @@ from gistkit.kernels.reference import narrow
 from gistkit.kernels.sparse_args import bits_of, check_compact, check_csr, check_encode, check_zvc, value_dtype
 
 BLOCK = 1 << 18  # elements; a multiple of both slot sizes
-_NARROW_DECODE = {"fp16": narrow.fp16_decode, "fp10": narrow.fp10_decode, "fp8": narrow.fp8_decode}
 _SIGN_CODES = {"fp16": -0x8000, "fp10": 0x200, "fp8": 0x80}
 
 
@@ -99,10 +98,12 @@ def _spread(packed: torch.Tensor, counts: torch.Tensor, stride: int) -> torch.Te
 def compact(scratch: torch.Tensor, counts: torch.Tensor, stride: int, total: int) -> torch.Tensor:
     """The first counts[i] items of every stride-long slot of scratch, close together.
 
-    scratch: any dtype of 1, 2 or 4 bytes, [stride * slots]; counts: int16[slots]; total: the sum of counts. Returns
-    scratch's dtype, [total].
+    scratch: any dtype of 1, 2 or 4 bytes, [stride * slots]; counts: int16[slots]; total: the sum of counts, or more
+    (the items past the sum are undefined). Returns scratch's dtype, [total]. Raises ValueError for a smaller total.
     """
     check_compact(scratch, counts, stride, total)
+    if total < (stored := int(counts.sum(dtype=torch.int64))):
+        raise ValueError(f"compact: total must be at least the sum of counts, {stored}, got {total}; pass that sum")
     packed = scratch.new_empty((total,))
     source, target, done = _array(scratch), _array(packed), 0
     for first, places in _slot_items(counts, stride):
@@ -169,19 +170,27 @@ def _csr_positions(counts: torch.Tensor, columns: torch.Tensor, packed: bool) ->
         yield positions
 
 
-def _packed_items(values: torch.Tensor, counts: torch.Tensor, packed: bool) -> torch.Tensor:
-    if packed:
-        return values
-    stride = values.numel() // max(counts.numel(), 1)
-    return values if counts.numel() == 0 else compact(values, counts, stride, int(counts.sum(dtype=torch.int64)))
+def _stored(values: torch.Tensor, counts: torch.Tensor, fmt: str, packed: bool) -> torch.Tensor:
+    """The stored items (bits for raw, else one code each) close together, exactly as many as counts say."""
+    total = int(counts.sum(dtype=torch.int64))
+    if not packed:
+        return compact(values, counts, values.numel() // counts.numel(), total) if total else values[:0]
+    items = narrow.fp10_unpack(values, 3 * values.numel()) if fmt == "fp10" else values
+    if items.numel() < total:
+        raise ValueError(f"values must hold the {total} elements that counts name, got {items.numel()}; pass their own")
+    return items[:total]
 
 
 def _decoded(values, counts, exponents, dtype: torch.dtype, fmt: str, scaling: str, packed: bool) -> torch.Tensor:
     """The stored elements close together, as dtype."""
-    if fmt != "raw" and packed:
-        return _NARROW_DECODE[fmt](values, exponents, int(counts.sum(dtype=torch.int64)), dtype, scaling)
-    items = _packed_items(values, counts, packed)
-    return items if fmt == "raw" else narrow.from_codes(items, fmt, dtype)
+    items = _stored(values, counts, fmt, packed)
+    if fmt == "raw":
+        return items
+    elements = items.new_empty((items.numel(),), dtype=dtype)
+    for block in _blocks(items.numel()):
+        scale = narrow.element_exponents(exponents, block.start, block.stop, scaling)
+        elements[block] = narrow.from_codes(items[block], fmt, dtype, scale)
+    return elements
 
 
 def _placed(positions: Iterator[np.ndarray], items: torch.Tensor, n: int) -> torch.Tensor:
@@ -209,11 +218,7 @@ def csr_decode(counts, columns, values, exponents, n, dtype, fmt, scaling, packe
 
 def _negative_zeros(values: torch.Tensor, counts: torch.Tensor, fmt: str, packed: bool) -> np.ndarray:
     """Flags of the stored elements whose pattern is a zero with its sign set, close together."""
-    if fmt == "fp10" and packed:
-        codes = narrow.fp10_unpack(values, int(counts.sum(dtype=torch.int64)))
-    else:
-        codes = _packed_items(values, counts, packed)
-    bits = _array(codes)
+    bits = _array(_stored(values, counts, fmt, packed))
     return bits == (np.iinfo(bits.dtype).min if fmt == "raw" else _SIGN_CODES[fmt])
 
 
