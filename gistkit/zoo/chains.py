@@ -1,0 +1,119 @@
+"""Networks without branches: VGG-16, AlexNet, NiN."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import nn
+
+from gistkit.zoo.common import is_small, kaiming, relu
+
+
+def vgg16(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
+    """VGG-16 (Simonyan and Zisserman, 2015; configuration D, no batch norm). Input (N, 3, image_size, image_size)."""
+    small = is_small(image_size)
+    return _VGG16(num_classes, *((1, 512) if small else (7, 4096)))
+
+
+def alexnet(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
+    """AlexNet (Krizhevsky, 2014: one tower). Input (N, 3, image_size, image_size)."""
+    return _AlexNet(num_classes, is_small(image_size))
+
+
+def nin(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
+    """Network in Network (Lin, Chen and Yan, 2014). Input (N, 3, image_size, image_size)."""
+    layers = _nin_small(num_classes) if is_small(image_size) else _nin_large(num_classes)
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    kaiming(model)
+    return model
+
+
+class _VGG16(nn.Module):
+    def __init__(self, num_classes: int, pooled: int, units: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels = 3
+        for width, depth in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+            for _ in range(depth):
+                layers += [nn.Conv2d(channels, width, 3, padding=1), relu()]
+                channels = width
+            layers.append(nn.MaxPool2d(2, 2))
+        self.features = nn.Sequential(*layers)
+        self.avgpool = nn.AdaptiveAvgPool2d(pooled)
+        hidden = [nn.Linear(units, units), relu(), nn.Dropout()] if pooled > 1 else []
+        self.classifier = nn.Sequential(
+            nn.Linear(512 * pooled**2, units), relu(), nn.Dropout(), *hidden, nn.Linear(units, num_classes)
+        )
+        # torchvision's 0.01 is for 4096 units; with 512 inputs it would shut off the gradient of the small form.
+        kaiming(self, linear_std=0.01 if pooled > 1 else 512**-0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))
+
+
+class _AlexNet(nn.Module):
+    def __init__(self, num_classes: int, small: bool) -> None:
+        super().__init__()
+        window = 2 if small else 3
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 64, 11, stride=4, padding=5 if small else 2),
+            relu(),
+            nn.MaxPool2d(window, 2),
+            nn.Conv2d(64, 192, 5, padding=2),
+            relu(),
+            nn.MaxPool2d(window, 2),
+            nn.Conv2d(192, 384, 3, padding=1),
+            relu(),
+            nn.Conv2d(384, 256, 3, padding=1),
+            relu(),
+            nn.Conv2d(256, 256, 3, padding=1),
+            relu(),
+            nn.MaxPool2d(window, 2),
+        )
+        self.avgpool = nn.AdaptiveAvgPool2d(1 if small else 6)
+        if small:
+            self.classifier: nn.Module = nn.Linear(256, num_classes)
+        else:
+            self.classifier = nn.Sequential(
+                *(nn.Dropout(), nn.Linear(256 * 36, 4096), relu()),
+                *(nn.Dropout(), nn.Linear(4096, 4096), relu()),
+                nn.Linear(4096, num_classes),
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))
+
+
+def _mlpconv(widths: tuple[int, ...], kernel: int, stride: int = 1, padding: int = 0) -> list[nn.Module]:
+    """NiN's micro network: one spatial convolution and 1x1 convolutions, a ReLU after each."""
+    layers: list[nn.Module] = [nn.Conv2d(widths[0], widths[1], kernel, stride, padding), relu()]
+    for width_in, width_out in itertools.pairwise(widths[1:]):
+        layers += [nn.Conv2d(width_in, width_out, 1), relu()]
+    return layers
+
+
+def _nin_large(num_classes: int) -> list[nn.Module]:
+    # Caffe rounds pooled sizes up: 54 -> 27 -> 13 -> 6 at 224.
+    return [
+        *_mlpconv((3, 96, 96, 96), 11, stride=4),
+        nn.MaxPool2d(3, 2, ceil_mode=True),
+        *_mlpconv((96, 256, 256, 256), 5, padding=2),
+        nn.MaxPool2d(3, 2, ceil_mode=True),
+        *_mlpconv((256, 384, 384, 384), 3, padding=1),
+        nn.MaxPool2d(3, 2, ceil_mode=True),
+        nn.Dropout(),
+        *_mlpconv((384, 1024, 1024, num_classes), 3, padding=1),
+    ]
+
+
+def _nin_small(num_classes: int) -> list[nn.Module]:
+    return [
+        *_mlpconv((3, 192, 160, 96), 5, padding=2),
+        nn.MaxPool2d(3, 2, ceil_mode=True),
+        nn.Dropout(),
+        *_mlpconv((96, 192, 192, 192), 5, padding=2),
+        nn.AvgPool2d(3, 2, ceil_mode=True),
+        nn.Dropout(),
+        *_mlpconv((192, 192, 192, num_classes), 3, padding=1),
+    ]

@@ -1,0 +1,35 @@
+"""What the networks share: the small-image rule, initialisation, the in-place ReLU."""
+
+from __future__ import annotations
+
+from torch import nn
+
+SMALL_IMAGE = 64
+LEAST_IMAGE = 32
+
+
+def is_small(image_size: int) -> bool:
+    """Whether a network for this image size takes its small-image form; ValueError below 32."""
+    if image_size < LEAST_IMAGE:
+        raise ValueError(f"image_size must be at least {LEAST_IMAGE}, got {image_size}; resize the images")
+    return image_size <= SMALL_IMAGE
+
+
+def kaiming(model: nn.Module, linear_std: float | None = None) -> None:
+    """He et al. (2015) as torchvision applies it: fan_out for convolutions, zero biases, unit batch norm."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.BatchNorm2d):
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Linear) and linear_std is not None:
+            nn.init.normal_(module.weight, 0.0, linear_std)
+            nn.init.zeros_(module.bias)
+
+
+def relu() -> nn.Module:
+    """torchvision's ReLU: in place."""
+    return nn.ReLU(inplace=True)

@@ -1,0 +1,156 @@
+"""The zoo against the published parameter counts and shapes, and what a wrong model name answers."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from gistkit import zoo
+
+# torchvision's documentation gives the first five counts; NiN's is Caffe's nin_imagenet, summed by hand below.
+PARAMETERS = {
+    "vgg16": 138_357_544,
+    "alexnet": 61_100_840,
+    "resnet18": 11_689_512,
+    "resnet34": 21_797_672,
+    "resnet50": 25_557_032,
+    "nin": 7_595_176,
+}
+SMALL_PARAMETERS = {
+    "vgg16": 14_982_474,
+    "alexnet": 2_472_266,
+    "resnet18": 11_173_962,
+    "resnet34": 21_282_122,
+    "resnet50": 23_520_842,
+    "nin": 966_986,
+}
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_nin_count_by_hand():
+    layers = [(3, 96, 11), (96, 96, 1), (96, 96, 1), (96, 256, 5), (256, 256, 1), (256, 256, 1)]
+    layers += [(256, 384, 3), (384, 384, 1), (384, 384, 1), (384, 1024, 3), (1024, 1024, 1), (1024, 1000, 1)]
+    assert sum(o * (i * k * k + 1) for i, o, k in layers) == PARAMETERS["nin"]
+
+
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_parameter_counts_and_output_shapes(name):
+    with FakeTensorMode():
+        model = zoo.MODELS[name]()
+        assert parameters(model) == PARAMETERS[name]
+        assert model(torch.empty(2, 3, 224, 224)).shape == (2, 1000)
+        for size in (32, 33, 64):
+            model = zoo.MODELS[name](num_classes=10, image_size=size)
+            assert parameters(model) == SMALL_PARAMETERS[name]
+            assert model(torch.empty(2, 3, size, size)).shape == (2, 10)
+        model = zoo.MODELS[name](num_classes=7, image_size=96)
+        assert model(torch.empty(2, 3, 96, 96)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_a_seed_fixes_the_parameters_and_gradients_reach_the_first_layer(name):
+    torch.manual_seed(0)
+    model = zoo.load(name, num_classes=10, image_size=32)
+    torch.manual_seed(0)
+    again = zoo.load(name, num_classes=10, image_size=32)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    loss = nn.functional.cross_entropy(model(torch.randn(2, 3, 32, 32)), torch.tensor([1, 8]))
+    loss.backward()
+    first = next(model.parameters())
+    assert torch.isfinite(loss) and first.grad is not None and first.grad.count_nonzero() > 0
+
+
+def test_names_are_torchvisions():
+    with FakeTensorMode():
+        vgg, alex, res = zoo.vgg16(), zoo.alexnet(), zoo.resnet50()
+    assert {"features.28.weight", "classifier.6.bias"} <= set(vgg.state_dict())
+    assert {"features.10.weight", "classifier.1.weight", "classifier.6.bias"} <= set(alex.state_dict())
+    keys = {"conv1.weight", "bn1.running_var", "layer1.0.downsample.1.bias", "layer4.2.conv3.weight", "fc.bias"}
+    assert keys <= set(res.state_dict())
+    assert len(vgg.state_dict()) == 32 and len(alex.state_dict()) == 16 and len(res.state_dict()) == 320
+    assert res.get_submodule("layer2.0.conv2").stride == (2, 2) and res.get_submodule("layer2.0.conv1").stride == (1, 1)
+
+
+def test_pooled_sizes_of_nin_round_up_as_in_caffe():
+    sizes = []
+    with FakeTensorMode():
+        model = zoo.nin()
+        for module in model.modules():
+            if isinstance(module, nn.MaxPool2d):
+                module.register_forward_hook(lambda _m, _x, y: sizes.append(y.shape[-1]))
+        model(torch.empty(1, 3, 224, 224))
+    assert sizes == [27, 13, 6]
+
+
+def test_images_that_are_too_small_are_refused():
+    with pytest.raises(ValueError, match="image_size must be at least 32, got 28; resize the images"):
+        zoo.resnet18(image_size=28)
+
+
+def test_unknown_names_are_answered_with_the_known_ones():
+    known = "model must be one of vgg16, alexnet, nin, resnet18, resnet34, resnet50, got"
+    with pytest.raises(ValueError, match=known + r" 'vgg19'; did you mean 'vgg16'\?"):
+        zoo.load("vgg19")
+    with pytest.raises(ValueError, match=known + " 'transformer'; your own network is given as package.module:factory"):
+        zoo.load("transformer")
+
+
+FACTORIES = """
+import torch
+def both(num_classes, image_size): return torch.nn.Linear(image_size, num_classes)
+def keyword(weights=None, **kwargs):
+    assert set(kwargs) == {"num_classes"}
+    return torch.nn.Linear(1, kwargs["num_classes"])
+def neither(): return torch.nn.Linear(3, 4)
+def needs(depth): return torch.nn.Linear(3, depth)
+def wrong(): return 7
+number = 5
+"""
+
+
+@pytest.fixture
+def factories(tmp_path, monkeypatch):
+    (tmp_path / "zoo_factories.py").write_text(FACTORIES)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "zoo_factories"
+    sys.modules.pop("zoo_factories", None)
+
+
+def test_factories_get_the_arguments_that_they_take(factories):
+    def shape(name):
+        model = zoo.load(f"{factories}:{name}", num_classes=7, image_size=40)
+        assert isinstance(model, nn.Linear)
+        return model.in_features, model.out_features
+
+    assert shape("both") == (40, 7)
+    assert shape("keyword") == (1, 7)
+    assert shape("neither") == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "text"),
+    [
+        (
+            "no_such_module:f",
+            ValueError,
+            "module 'no_such_module' cannot be imported .*; install it or put it on PYTHON",
+        ),
+        (":f", ValueError, "module '' cannot be imported"),
+        ("zoo_factories:missing", ValueError, "has no attribute 'missing'; give package.module:factory"),
+        ("zoo_factories:number", ValueError, "is no function at 'number'"),
+        (
+            "zoo_factories:needs",
+            ValueError,
+            "the factory failed .*'depth'.*; it must work with num_classes and image_size",
+        ),
+        ("zoo_factories:wrong", TypeError, "the factory must return a torch.nn.Module, got int"),
+    ],
+)
+def test_bad_factories_say_what_failed(factories, name, error, text):
+    with pytest.raises(error, match=text):
+        zoo.load(name)
