@@ -1,1 +1,43 @@
-""""""
+"""Codecs: pairs encode/decode over the kernels. ``CODECS`` names them all."""
+
+from __future__ import annotations
+
+import difflib
+
+from gistkit.codecs.base import Codec, Encoded
+from gistkit.codecs.bounds import ErrorBound
+from gistkit.codecs.narrow import Narrow
+from gistkit.codecs.plain import Argmax, Bits, Dense, Mask1
+from gistkit.codecs.sparse import Csr, Sparse, Zvc
+from gistkit.formats import FLOAT_FORMATS
+
+VALUE_FORMS = {
+    name + suffix: (fmt, scaling)
+    for suffix, scaling in (("", "none"), ("s", "block"), ("t", "tensor"))
+    for name, fmt in FLOAT_FORMATS.items()
+}
+
+CODECS: dict[str, Codec] = {
+    "dense": Dense("dense"),
+    "mask1": Mask1("mask1"),
+    "bits": Bits("bits"),
+    "argmax4": Argmax("argmax4", 4),
+    "argmax8": Argmax("argmax8", 8),
+    "zvc": Zvc("zvc"),
+    "csr": Csr("csr"),
+    **{name: Narrow(name, *form) for name, form in VALUE_FORMS.items()},
+    **{f"zvc+{name}": Zvc(f"zvc+{name}", *form) for name, form in VALUE_FORMS.items()},
+    **{f"csr+{name}": Csr(f"csr+{name}", *form) for name, form in VALUE_FORMS.items()},
+}
+
+
+def codec(name: str) -> Codec:
+    """The codec of that name. Raises ValueError, naming the nearest and all known names, for any other."""
+    if name in CODECS:
+        return CODECS[name]
+    near = difflib.get_close_matches(str(name), CODECS, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"codec: name must be one of {', '.join(CODECS)}; got {name!r}{hint}")
+
+
+__all__ = ["CODECS", "VALUE_FORMS", "Codec", "Encoded", "ErrorBound", "Sparse", "codec"]

@@ -1,0 +1,170 @@
+"""What a codec is, and what it leaves behind.
+
+A codec works in storage order: it sees a tensor as the flat run of its elements in memory, so any rank and any dense
+layout cost nothing, and shape and strides ride along on the host. A tensor with gaps or overlaps is copied into a dense
+layout of the same order of dimensions first, and decodes to that layout.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+
+from gistkit.codecs.bounds import ErrorBound
+from gistkit.errors import GistError
+from gistkit.kernels.layout import flat, is_dense, like
+
+FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DEVICES = ("cpu", "cuda")
+
+
+class Encoded:
+    """One tensor under one codec: the payload's tensors and the geometry of the original, on the host.
+
+    Everything is fixed but for one step: a sparse encoding that starts as its worst-case scratch (``pending``) is
+    settled once, which swaps payload and flag in a single assignment. A thread that decodes takes :meth:`state` once
+    and works on a consistent pair, before or after the swap. ``nonzeros`` is the number of elements that sparse storage
+    keeps, None while it is not known and for codecs that keep all.
+    """
+
+    __slots__ = ("__weakref__", "_state", "codec", "dtype", "extra", "nonzeros", "numel", "shape", "stride")
+
+    def __init__(
+        self,
+        codec: str,
+        payload: tuple[torch.Tensor, ...],
+        geometry: torch.Tensor,
+        extra: tuple[int, ...] = (),
+        pending: bool = False,
+        nonzeros: int | None = None,
+    ) -> None:
+        self.codec = codec
+        self.shape = geometry.shape
+        self.stride = geometry.stride()
+        self.dtype = geometry.dtype
+        self.numel = geometry.numel()
+        self.extra = extra
+        self.nonzeros = nonzeros
+        self._state = (payload, pending)
+
+    @property
+    def payload(self) -> tuple[torch.Tensor, ...]:
+        """The tensors that are held now."""
+        return self._state[0]
+
+    @property
+    def pending(self) -> bool:
+        """True while the payload is the scratch of a sparse encoding whose size the host does not know yet."""
+        return self._state[1]
+
+    def state(self) -> tuple[tuple[torch.Tensor, ...], bool]:
+        """(payload, pending), consistent with each other whatever other threads do."""
+        return self._state
+
+    def settle(self, payload: tuple[torch.Tensor, ...], nonzeros: int) -> None:
+        """Replace the scratch by the exact payload and let go of it. Raises GistError where nothing is pending."""
+        if not self.pending:
+            raise GistError(f"Encoded.settle: this {self.codec} payload is exact already; settle an encoding once")
+        self.nonzeros = nonzeros
+        self._state = (payload, False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the distinct storages that the payload holds; a view counts the whole storage behind it."""
+        storages = {s._cdata: s.nbytes() for s in (t.untyped_storage() for t in self.payload)}
+        return sum(storages.values())
+
+    def __repr__(self) -> str:
+        state = "pending, " if self.pending else ""
+        return f"Encoded({self.codec}, {state}{tuple(self.shape)}, {self.dtype}, {self.nbytes} bytes)"
+
+
+class Codec(ABC):
+    """A pair encode/decode over one tensor. Stateless: one object serves all tensors and threads.
+
+    ``lossless``: decoding gives every bit back. ``error_bound``: for a lossy codec a callable tensor -> bound per
+    element; None where the codec is lossless, or keeps no values at all (``mask1``). ``dtypes``: those it takes, None
+    for any. No method waits for the device.
+    """
+
+    lossless: bool = True
+    error_bound: ErrorBound | None = None
+    dtypes: tuple[torch.dtype, ...] | None = FLOAT_DTYPES
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def accepts(self, x: torch.Tensor) -> str | None:
+        """None where ``encode(x)`` works, else the reason why not, in words."""
+        if x.layout != torch.strided:
+            return f"layout {x.layout} is not torch.strided"
+        if self.dtypes is not None and x.dtype not in self.dtypes:
+            return f"dtype {x.dtype} is not {_any_of(self.dtypes)}"
+        if x.device.type not in DEVICES and self.dtypes is not None:
+            return f"device {x.device} has no kernels, only cpu and cuda have"
+        return None
+
+    def encode(self, x: torch.Tensor) -> Encoded:
+        """The encoding of x (any rank, any strides). Raises TypeError where :meth:`accepts` names a reason."""
+        return self._encode(self._checked(x))
+
+    def _checked(self, x: torch.Tensor) -> torch.Tensor:
+        reason = self.accepts(x)
+        if reason is not None:
+            raise TypeError(f"codec {self.name}: x cannot be encoded: {reason}; keep it under the codec 'dense'")
+        return x.detach()
+
+    @abstractmethod
+    def _encode(self, x: torch.Tensor) -> Encoded: ...
+
+    @abstractmethod
+    def decode(self, encoded: Encoded) -> torch.Tensor:
+        """The tensor: same shape, strides and dtype."""
+
+    def relu_backward(self, encoded: Encoded, grad: torch.Tensor) -> torch.Tensor:
+        """ReLU's input gradient, the encoded tensor being the ReLU's output; bit for bit ``aten::threshold_backward``.
+
+        ``grad`` has the encoded tensor's shape, any strides; the result has the encoded tensor's strides. Raises
+        GistError where the codec does not keep what this needs, ValueError for another shape.
+        """
+        raise GistError(
+            f"codec {self.name} cannot mask a ReLU's gradient: small positive values come back as zeros; "
+            "keep a mask1 of the ReLU's output beside it"
+        )
+
+    @abstractmethod
+    def predicted_bytes(self, n: int, dtype: torch.dtype, density: float | None = None) -> int:
+        """Bytes of n elements of ``dtype`` once encoded. ``density`` is the share of elements that sparse storage keeps
+        (bit pattern not all zero); None means all of them. Codecs of fixed size ignore it."""
+
+
+def _any_of(dtypes: Sequence[torch.dtype]) -> str:
+    names = [str(d).removeprefix("torch.") for d in dtypes]
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def dense_layout(x: torch.Tensor) -> torch.Tensor:
+    """x itself where it is dense and non-overlapping, else a copy in the dense layout of the same order of
+    dimensions."""
+    if x.is_neg():
+        x = x.resolve_neg()
+    return x if is_dense(x) else x.clone(memory_format=torch.preserve_format)
+
+
+def restored(values: torch.Tensor, encoded: Encoded) -> torch.Tensor:
+    """Decoded values in storage order as a tensor of the encoded one's geometry; no copy."""
+    return like(values, encoded.shape, encoded.stride)
+
+
+def aligned(grad: torch.Tensor, encoded: Encoded) -> torch.Tensor:
+    """A gradient in the encoded tensor's storage order, flat; copied only where its strides differ."""
+    if grad.shape != encoded.shape:
+        raise ValueError(
+            f"relu_backward: grad must have the encoded tensor's shape {tuple(encoded.shape)}, got {tuple(grad.shape)}"
+        )
+    strides = zip(grad.shape, grad.stride(), encoded.stride, strict=True)
+    if grad.numel() and any(size > 1 and got != want for size, got, want in strides):
+        grad = torch.empty_strided(encoded.shape, encoded.stride, dtype=grad.dtype, device=grad.device).copy_(grad)
+    return flat(grad)

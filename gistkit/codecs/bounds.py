@@ -1,0 +1,65 @@
+"""How far a lossy value format may move a finite element, and why.
+
+Notation: m mantissa bits, E = floor(log2 max_finite), min_normal = 2^(1 - bias), u = 2^-(m + 1).
+
+*Unscaled* (docs/design.md, "Rounding"). Rounding to nearest on a grid of m mantissa bits moves x by at most u|x|.
+What then lies below min_normal becomes zero: an error of |x|, and only for |x| < min_normal, since min_normal lies on
+the grid and rounding is monotone. Clamping moves |x| > max_finite by |x| - max_finite; decoding is exact in the
+tensor's own dtype.
+
+*Scaled*. Let M be the largest finite |x| of the block. Codes hold x / s with s = 2^(b - 127 - E), b - 127 at most
+floor(log2 M) + 1, and b at least E + 1 so that s is a normal fp32 number. Above the least normal code the error is at
+most u|x|, below it half a subnormal step: s * 2^(1 - bias - m) / 2. Decoding rounds once more where the result is
+subnormal in the tensor's dtype: half of that dtype's smallest positive value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gistkit.formats import SCALE_BLOCK, FloatFormat
+from gistkit.kernels.layout import flat, like
+
+
+@dataclass(frozen=True)
+class ErrorBound:
+    """The bound of one value format. ``packed``: blocks of scaled forms are counted over the elements whose bit
+    pattern is not zero, in storage order, as sparse storage keeps them."""
+
+    fmt: FloatFormat
+    scaling: str
+    packed: bool = False
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """float64 tensor of x's geometry: the largest |decode(encode(x)) - x| per finite element; nan where x is nan,
+        inf where x is infinite (unscaled formats clamp infinities). x is a dense tensor of a float dtype."""
+        values = flat(x.detach())
+        if not self.packed:
+            return like(self._flat_bound(values), x.shape, x.stride())
+        integer = torch.int32 if x.dtype == torch.float32 else torch.int16
+        stored = values.view(integer) != 0
+        bound = torch.zeros(values.shape, dtype=torch.float64, device=x.device)
+        bound[stored] = self._flat_bound(values[stored])
+        return like(bound, x.shape, x.stride())
+
+    def _flat_bound(self, values: torch.Tensor) -> torch.Tensor:
+        size = values.double().abs()
+        relative = size * 2.0 ** -(self.fmt.mantissa_bits + 1)
+        if self.scaling == "none":
+            clamped = torch.maximum(relative, size - self.fmt.max_finite)
+            return torch.where(size < self.fmt.min_normal, size, clamped)
+        step = self._scales(size) * self.fmt.min_normal * 2.0**-self.fmt.mantissa_bits
+        info = torch.finfo(values.dtype)
+        return torch.maximum(relative, step / 2) + info.smallest_normal * info.eps / 2
+
+    def _scales(self, size: torch.Tensor) -> torch.Tensor:
+        """The largest s that each element's block may use."""
+        n = size.numel()
+        width = SCALE_BLOCK if self.scaling == "block" else max(n, 1)
+        padded = torch.nn.functional.pad(torch.where(size.isfinite(), size, 0.0), (0, -n % width))
+        largest = padded.view(-1, width).amax(1)
+        exponent = torch.frexp(largest).exponent  # floor(log2 M) + 1
+        scale = torch.ldexp(torch.ones_like(largest), exponent - self.fmt.max_exponent)
+        return scale.clamp_min(2.0**-126).repeat_interleave(width)[:n]

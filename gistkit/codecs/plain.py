@@ -1,0 +1,127 @@
+"""Codecs of one step: the tensor itself, bits, max-pool maps."""
+
+from __future__ import annotations
+
+import torch
+
+from gistkit import formats
+from gistkit.codecs.base import Codec, Encoded, aligned, dense_layout, restored
+from gistkit.errors import GistError
+from gistkit.kernels import ops
+from gistkit.kernels.layout import flat, is_dense
+
+
+def _version(x: torch.Tensor) -> int:
+    return -1 if x.is_inference() else x._version
+
+
+class Dense(Codec):
+    """The tensor itself: no copy, any dtype, any strides. Decoding raises PyTorch's error where it was written to
+    since."""
+
+    dtypes = None
+
+    def _encode(self, x: torch.Tensor) -> Encoded:
+        return Encoded(self.name, (x,), x, extra=(_version(x),))
+
+    def decode(self, encoded: Encoded) -> torch.Tensor:
+        """The tensor itself, an alias. Raises RuntimeError where it was modified in place after encoding."""
+        (x,), (version,) = encoded.payload, encoded.extra
+        if _version(x) != version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[{x.type()} {list(x.shape)}] is at version {x._version}; expected version {version} instead."
+            )
+        return x
+
+    def relu_backward(self, encoded: Encoded, grad: torch.Tensor) -> torch.Tensor:
+        x = self.decode(encoded)
+        if is_dense(x):
+            grad = restored(aligned(grad, encoded), encoded)
+        return torch.ops.aten.threshold_backward(grad, x, 0)
+
+    def predicted_bytes(self, n: int, dtype: torch.dtype, density: float | None = None) -> int:
+        return n * dtype.itemsize
+
+
+class Mask1(Codec):
+    """One bit an element, not (x <= 0): all that a ReLU's backward needs (Gist section III-A, Binarize). Decodes to 1
+    and 0."""
+
+    lossless = False
+
+    def _encode(self, x: torch.Tensor) -> Encoded:
+        x = dense_layout(x)
+        return Encoded(self.name, (ops.mask1_encode(flat(x)),), x)
+
+    def decode(self, encoded: Encoded) -> torch.Tensor:
+        """1 where the element was not <= 0 (NaN included), else 0; same shape, strides and dtype."""
+        return restored(ops.mask1_decode(encoded.payload[0], encoded.numel, encoded.dtype), encoded)
+
+    def relu_backward(self, encoded: Encoded, grad: torch.Tensor) -> torch.Tensor:
+        return restored(ops.mask1_backward(aligned(grad, encoded), encoded.payload[0]), encoded)
+
+    def predicted_bytes(self, n: int, dtype: torch.dtype, density: float | None = None) -> int:
+        return formats.mask1_bytes(n)
+
+
+class _Discrete(Codec):
+    """Codecs of tensors that are no ReLU outputs."""
+
+    def relu_backward(self, encoded: Encoded, grad: torch.Tensor) -> torch.Tensor:
+        raise GistError(
+            f"codec {self.name} cannot mask a ReLU's gradient: it keeps {encoded.dtype}, not a ReLU's output; "
+            "keep a mask1 of the ReLU's output"
+        )
+
+
+class Bits(_Discrete):
+    """One bit an element of a torch.bool tensor: dropout masks and the like."""
+
+    dtypes = (torch.bool,)
+
+    def _encode(self, x: torch.Tensor) -> Encoded:
+        x = dense_layout(x)
+        return Encoded(self.name, (ops.bits_encode(flat(x)),), x)
+
+    def decode(self, encoded: Encoded) -> torch.Tensor:
+        return restored(ops.bits_decode(encoded.payload[0], encoded.numel), encoded)
+
+    def predicted_bytes(self, n: int, dtype: torch.dtype, density: float | None = None) -> int:
+        return formats.mask1_bytes(n)
+
+
+class Argmax(_Discrete):
+    """uint8 positions of a max-pool's maxima in their windows, in 4 or 8 bits each (Gist section IV-A, Y to X map).
+
+    The pool operators emit this layout by themselves; the codec is for maps that come from elsewhere.
+    """
+
+    dtypes = (torch.uint8,)
+
+    def __init__(self, name: str, bits: int) -> None:
+        super().__init__(name)
+        self.bits = bits
+
+    def _encode(self, x: torch.Tensor) -> Encoded:
+        x = dense_layout(x)
+        positions = flat(x)
+        if self.bits == 8:
+            return Encoded(self.name, (positions.clone(),), x)
+        if x.device.type == "cpu" and x.numel() and int(positions.max()) >= formats.ARGMAX4_POSITIONS:
+            raise ValueError(
+                f"codec {self.name}: x must hold window positions below {formats.ARGMAX4_POSITIONS}, "
+                f"got {int(positions.max())}; use argmax8"
+            )
+        nibbles = positions[0::2] & 15
+        nibbles[: x.numel() // 2] |= positions[1::2] << 4
+        return Encoded(self.name, (nibbles,), x)
+
+    def decode(self, encoded: Encoded) -> torch.Tensor:
+        (codes,) = encoded.payload
+        if self.bits == 8:
+            return restored(codes.clone(), encoded)
+        return restored(torch.stack((codes & 15, codes >> 4), 1).view(-1), encoded)
+
+    def predicted_bytes(self, n: int, dtype: torch.dtype, density: float | None = None) -> int:
+        return formats.argmax_bytes(n, self.bits)
