@@ -32,6 +32,10 @@ class PoolGeometry:
         """Positions in one window."""
         return self.kernel[0] * self.kernel[1]
 
+    def out_sizes(self, ceil_mode: bool) -> tuple[int, int]:
+        """Height and width of the outputs under either rounding."""
+        return _out_sizes(self.height, self.width, self.kernel, self.stride, self.padding, self.dilation, ceil_mode)
+
 
 def none_code(bits: int) -> int:
     """The code that stands for "no gradient" under ``zero_code``."""
@@ -57,10 +61,7 @@ def forward_geometry(
         )
     _check_windows("maxpool_forward", kernel, stride, padding, dilation, zero_code, bits)
     height, width = x.shape[2:]
-    out = [
-        pool_size(size, *window, ceil_mode)
-        for size, *window in zip((height, width), kernel, stride, padding, dilation, strict=True)
-    ]
+    out = _out_sizes(height, width, kernel, stride, padding, dilation, ceil_mode)
     if min(out) < 1:
         raise ValueError(
             f"maxpool_forward: the pool of a {height} x {width} plane with kernel {tuple(kernel)}, padding "
@@ -71,8 +72,8 @@ def forward_geometry(
     ):
         raise ValueError(
             f"maxpool_forward: a window of kernel {tuple(kernel)}, padding {tuple(padding)}, dilation "
-            f"{tuple(dilation)} lies wholly in the padding of a {height} x {width} plane, where PyTorch's gradient is undefined; use a "
-            "smaller dilation"
+            f"{tuple(dilation)} lies wholly in the padding of a {height} x {width} plane, where PyTorch's gradient "
+            "is undefined; use a smaller dilation"
         )
     return _geometry(height, width, kernel, stride, padding, dilation, out)
 
@@ -92,9 +93,9 @@ def backward_geometry(
     """Geometry of the backward of a pool over height x width planes; raises as :func:`forward_geometry`."""
     _check_values("maxpool_backward", "grad_y", grad_y)
     _check_windows("maxpool_backward", kernel, stride, padding, dilation, zero_code, bits)
-    out = tuple(grad_y.shape[2:])
-    sizes = list(zip(out, (height, width), kernel, stride, padding, dilation, strict=True))
-    if any(o not in (pool_size(*rest, False), pool_size(*rest, True)) for o, *rest in sizes):
+    out = (grad_y.shape[2], grad_y.shape[3])
+    floor, ceil = (_out_sizes(height, width, kernel, stride, padding, dilation, mode) for mode in (False, True))
+    if out not in (floor, ceil):
         raise ValueError(
             f"maxpool_backward: grad_y must have the planes that the pool makes of {height} x {width} inputs, got "
             f"shape {tuple(grad_y.shape)} for kernel {tuple(kernel)}, stride {tuple(stride)}, padding "
@@ -109,9 +110,14 @@ def backward_geometry(
     return _geometry(height, width, kernel, stride, padding, dilation, out)
 
 
-def _geometry(height, width, kernel, stride, padding, dilation, out) -> PoolGeometry:
-    pairs = [(int(a), int(b)) for a, b in (kernel, stride, padding, dilation)]
-    return PoolGeometry(height, width, *pairs, *out)
+def _out_sizes(height, width, kernel, stride, padding, dilation, ceil_mode: bool) -> tuple[int, int]:
+    rows = pool_size(height, kernel[0], stride[0], padding[0], dilation[0], ceil_mode)
+    return rows, pool_size(width, kernel[1], stride[1], padding[1], dilation[1], ceil_mode)
+
+
+def _geometry(height, width, kernel, stride, padding, dilation, out: tuple[int, int]) -> PoolGeometry:
+    kernel, stride, padding, dilation = ((int(a), int(b)) for a, b in (kernel, stride, padding, dilation))
+    return PoolGeometry(height, width, kernel, stride, padding, dilation, *out)
 
 
 def _has_empty_window(size: int, stride: int, padding: int, dilation: int) -> bool:

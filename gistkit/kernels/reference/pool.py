@@ -106,7 +106,7 @@ def _window_starts(g: PoolGeometry) -> tuple[torch.Tensor, torch.Tensor]:
 def _positions(indices: torch.Tensor, g: PoolGeometry) -> torch.Tensor:
     """PyTorch's indices (row * width + column in the input plane) as uint8 positions in the windows."""
     first_row, first_column = _window_starts(g)
-    # Integer division is 3x slower; (index + 1/2) / width is at least 1/(2 width) off any integer, so truncation is exact.
+    # Integer division is 3x slower; (index + 1/2) / width is at least 1 / (2 width) off any integer: truncation is exact.
     rows = indices.to(torch.float64).add_(0.5).div_(g.width).to(torch.int32)
     columns = indices.to(torch.int32).sub_(rows * g.width).sub_(first_column)
     rows.sub_(first_row)
@@ -126,10 +126,7 @@ def _indices(positions: torch.Tensor, g: PoolGeometry) -> torch.Tensor:
 
 def _scatter(grad: torch.Tensor, indices: torch.Tensor, like: torch.Tensor, g: PoolGeometry) -> torch.Tensor:
     """PyTorch's backward; of ``like`` only shape and layout are read."""
-    floor = tuple(grad.shape[2:]) == tuple(
-        (size + 2 * p - d * (k - 1) - 1) // s + 1
-        for size, k, s, p, d in zip((g.height, g.width), g.kernel, g.stride, g.padding, g.dilation, strict=True)
-    )
+    floor = (grad.shape[2], grad.shape[3]) == g.out_sizes(ceil_mode=False)
     backward = torch.ops.aten.max_pool2d_with_indices_backward
     return backward(grad, like, g.kernel, g.stride, g.padding, g.dilation, not floor, indices)
 
