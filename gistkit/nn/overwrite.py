@@ -1,0 +1,46 @@
+"""relu that takes over the memory of its input although the caller did not ask for it in place.
+
+Gist section III-C: ReLU reads and writes each element once, so a convolution's output that only a ReLU reads need not
+exist beside the ReLU's. Unlike ``relu_``, the input stays a tensor of its own for autograd, with its own version
+counter: whoever reads it later would read wrong values, so the runtime, which is the only caller, watches it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from gistkit.codecs import Encoded
+from gistkit.kernels import ops
+from gistkit.kernels.layout import flat
+from gistkit.nn.keep import Coded, Keep, hold, take
+
+
+class _OverwritingReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, keep: Keep | None) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        y = x.data
+        if keep is None:
+            hold(ctx, Coded(Encoded("mask1", (ops.relu_mask1_(flat(y)),), y)))
+        else:
+            hold(ctx, keep(y.relu_()))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor | None):
+        kept = take(ctx)
+        (grad,) = grads
+        return None if grad is None else kept.relu_backward(grad), None
+
+
+def overwrite_relu(x: torch.Tensor, *, keep: Keep | None = None) -> torch.Tensor:
+    """relu(x) in x's memory; x must be dense, of a kernel's dtype, part of a recorded graph, and never read again.
+
+    The result is a new tensor with a version counter of its own. ``keep`` as in :func:`gistkit.functional.relu`.
+    Does not synchronise.
+    """
+    return _OverwritingReLU.apply(x, keep)

@@ -1,0 +1,92 @@
+"""compress and restore: a model's forward is replaced on the instance, and put back."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+
+from gistkit.errors import CompressError
+from gistkit.plan.plan import Plan
+from gistkit.plan.policies.gist import check_lossy
+from gistkit.runtime.engine import Engine
+from gistkit.runtime.region import Settings
+
+Model = TypeVar("Model", bound=torch.nn.Module)
+FIDELITIES = ("bitwise", "reassociated")
+SLICES = 8
+
+
+class CompressedForward:
+    """Stands in the model's ``forward``; copies and pickles with it (with a fresh engine of the same settings)."""
+
+    def __init__(self, model: torch.nn.Module, settings: Settings, plan: Plan | None, previous: Any = None) -> None:
+        self.model = model
+        self.engine = Engine(settings, plan)
+        self.previous = previous
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        forward = self.previous or type(self.model).forward.__get__(self.model)
+        return self.engine.run(self.model, forward, args, kwargs)
+
+    def __deepcopy__(self, memo: dict) -> CompressedForward:
+        import copy
+
+        model = copy.deepcopy(self.model, memo)
+        previous = copy.deepcopy(self.previous, memo)
+        return CompressedForward(model, self.engine.settings, self.engine.plan, previous)
+
+    def __reduce__(self) -> tuple:
+        return CompressedForward, (self.model, self.engine.settings, self.engine.plan, self.previous)
+
+
+def compressed_forward(model: torch.nn.Module) -> CompressedForward | None:
+    """The stand-in of a compressed model, or None."""
+    found = vars(model).get("forward")
+    return found if isinstance(found, CompressedForward) else None
+
+
+def compress(
+    model: Model, plan: Plan | None = None, *, lossy: str | None = None, fidelity: str = "bitwise"
+) -> Model:
+    """Make the model keep its saved tensors encoded; returns the same object.
+
+    Without a plan the first training forward is captured and planned by the Gist policy: bit-exact by default (loss,
+    gradients, buffers and parameters equal plain PyTorch's bit for bit under deterministic algorithms). ``lossy`` adds
+    delayed precision reduction in a format of ``fp16``, ``fp10``, ``fp8`` (unscaled, the paper's) or those with ``s`` (a scale
+    per 128 elements) or ``t`` (per tensor). ``fidelity="reassociated"`` lets weight gradients be summed in batch slices.
+    Parameters, state-dict keys and classes stay as they are; ``eval()`` and ``no_grad`` run untouched code.
+
+    Raises TypeError for what is not a module or a plan, ValueError for an unknown format or fidelity, CompressError where the
+    model or a part of it is compressed already. Paper: Gist (Jain et al., ISCA 2018).
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"compress: model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself")
+    if plan is not None and not isinstance(plan, Plan):
+        raise TypeError(f"compress: plan must be a gistkit.Plan or None, got {type(plan).__name__}; use Plan.from_json")
+    if fidelity not in FIDELITIES:
+        raise ValueError(f"compress: fidelity must be one of {', '.join(FIDELITIES)}, got {fidelity!r}")
+    check_lossy(lossy)
+    for name, part in model.named_modules():
+        if compressed_forward(part) is not None:
+            what = f"its submodule {name!r} is" if name else "it is"
+            raise CompressError(f"compress: the model cannot be compressed: {what} compressed already; "
+                                "call gistkit.restore on that first")  # fmt: skip
+    slices = SLICES if fidelity == "reassociated" else 1
+    stand_in = CompressedForward(model, Settings(lossy, fidelity, slices), plan, vars(model).get("forward"))
+    model.forward = stand_in  # type: ignore[method-assign]
+    return model
+
+
+def restore(model: Model) -> Model:
+    """Undo :func:`compress`; returns the same object. Raises CompressError where the model is not compressed."""
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"restore: model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself")
+    stand_in = compressed_forward(model)
+    if stand_in is None:
+        raise CompressError("restore: the model is not compressed; call gistkit.compress(model) first")
+    if stand_in.previous is None:
+        del model.forward
+    else:
+        model.forward = stand_in.previous
+    return model

@@ -1,0 +1,47 @@
+"""The context manager beneath compress: gistkit's ops and hooks around any region of code, without a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from gistkit.errors import CompressError
+from gistkit.plan.policies.gist import check_lossy
+from gistkit.runtime.exact import ExactPacker
+from gistkit.runtime.interpose import Interposer
+from gistkit.runtime.region import Region, Settings, hooks
+from gistkit.runtime.stats import StepStats, collect
+
+
+class Saved:
+    """What a ``gistkit.saving`` block kept; ``stats`` is there when the block has ended."""
+
+    def __init__(self) -> None:
+        self.stats: StepStats | None = None
+
+
+@contextmanager
+def saving(lossy: str | None = None) -> Iterator[Saved]:
+    """Keep the saved tensors of the forward code in this block encoded, each decided from the tensor alone.
+
+    For code that is no single module. Without a plan nothing is known of later readers, so no ReLU runs in place, none gives its mask to
+    a pool, and nothing is rebuilt; results are bit-exact unless ``lossy`` names a format (see :func:`gistkit.compress`).
+    Backward may run inside or outside. Raises ValueError for an unknown format, CompressError inside another such block or where
+    other saved-tensor hooks are active.
+    """
+    check_lossy(lossy)
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        raise CompressError(
+            "saving: other saved-tensor hooks are active here and only the innermost pair applies; leave that block first"
+        )
+    region, saved = Region(Settings(lossy), ExactPacker()), Saved()
+    pack, unpack = hooks(region)
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack), Interposer(region, pack):
+            yield saved
+        region.finish()
+        saved.stats = collect(region, None)
+    finally:
+        region.clear()

@@ -1,0 +1,151 @@
+"""Carries plans out: one engine per compressed model.
+
+The first training forward of a new signature (dtypes, devices, ranks, what needs gradients, autocast; not sizes) is captured on
+a copy with fake tensors and planned; where fake tensors cannot go, the first real step runs as plain PyTorch and is recorded.
+Every later forward runs in a region under that plan. Measured densities flow back into the policy during the first
+steps, as Gist watches the sparsity of its first 200 minibatches (section IV-A).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from gistkit.errors import CaptureError, PlanMismatchError
+from gistkit.graph.capture import Recorder, capture
+from gistkit.graph.saved import SavedGraph
+from gistkit.plan.plan import Plan
+from gistkit.plan.policies.gist import gist
+from gistkit.runtime.exact import ExactPacker
+from gistkit.runtime.interpose import Interposer
+from gistkit.runtime.program import Program
+from gistkit.runtime.region import Region, Settings, hooks
+from gistkit.runtime.stats import StepStats, collect
+
+REPLAN_AFTER = frozenset((1, 2, 5, 10, 20, 50, 100, 200))
+REPLAN_EVERY = 1000
+
+
+def run_inside(region: Region, forward: Callable, args: tuple, kwargs: dict) -> Any:
+    """Call the forward with the region's function mode and saved-tensor hooks around it."""
+    pack, unpack = hooks(region)
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack), Interposer(region, pack):
+        return forward(*args, **kwargs)
+
+
+def signature(model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple:
+    """What a plan depends on besides the model's code: everything but sizes."""
+    leaves, spec = tree_flatten((args, kwargs))
+    described = tuple(_describe(leaf) for leaf in leaves)
+    trainable = tuple(p.requires_grad for p in model.parameters())
+    autocast = tuple((d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d))
+    return described, str(spec), trainable, autocast
+
+
+def _describe(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.dtype, leaf.dim(), leaf.device, leaf.requires_grad
+    return leaf if isinstance(leaf, (bool, int, float, str, type(None))) else type(leaf)
+
+
+class Engine:
+    """Plans, regions and statistics of one compressed model; ``plan`` is None where it makes its own."""
+
+    def __init__(self, settings: Settings, plan: Plan | None = None) -> None:
+        self.settings = settings
+        self.plan = plan
+        self.stats: StepStats | None = None
+        self.steps = 0
+        self.notes: list[str] = []
+        self._programs: dict[tuple, Program] = {}
+        self._densities: dict[tuple, dict[int, float]] = {}
+        self._verified: dict = {}
+        self._packer = ExactPacker()
+        self._lock = threading.RLock()
+
+    def run(self, model: torch.nn.Module, forward: Callable, args: tuple, kwargs: dict) -> Any:
+        """One forward of the model: compressed in training with gradients on, untouched otherwise."""
+        if not (torch.is_grad_enabled() and model.training):
+            return forward(*args, **kwargs)
+        if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+            self._note("other saved-tensor hooks were active around a forward: it ran as plain PyTorch")
+            return forward(*args, **kwargs)
+        key = signature(model, args, kwargs)
+        with self._lock:
+            program = self._programs.get(key) or self._planned(key, model, args, kwargs)
+        if program is None:
+            return self._recorded(key, forward, args, kwargs)
+        return self._compressed(key, program, forward, args, kwargs)
+
+    def _planned(self, key: tuple, model: torch.nn.Module, args: tuple, kwargs: dict) -> Program | None:
+        if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
+            self._note("the model has forward hooks: its first step ran as plain PyTorch and was recorded")
+            return None
+        try:
+            graph = capture(model, args, kwargs)
+        except CaptureError as error:
+            self._note(f"fake tensors could not go through the model ({error}): its first step ran as plain PyTorch")
+            return None
+        return self._install(key, graph)
+
+    def _install(self, key: tuple, graph: SavedGraph) -> Program:
+        plan = self.plan
+        if plan is None:
+            densities = self._densities.setdefault(key, {})
+            plan = gist(graph, lossy=self.settings.lossy, densities=densities)
+        elif plan.fingerprint != graph.fingerprint:
+            raise PlanMismatchError(
+                f"a forward with fingerprint {plan.fingerprint}",
+                f"one with fingerprint {graph.fingerprint}",
+                "make the plan from this model with a batch of this kind",
+            )
+        self._programs[key] = program = Program(graph, plan)
+        return program
+
+    def _recorded(self, key: tuple, forward: Callable, args: tuple, kwargs: dict) -> Any:
+        with Recorder() as recorder:
+            out = forward(*args, **kwargs)
+        graph = recorder.finish(out)
+        with self._lock:
+            known = {s.id: s.density for s in graph.storages if s.density is not None}
+            self._densities.setdefault(key, {}).update(known)
+            program = self._install(key, graph)
+        plain = graph.kept_bytes
+        self.stats = StepStats((), plain, program.plan.kept_bytes, plain, ("recorded: this step ran as plain PyTorch",))
+        return out
+
+    def _compressed(self, key: tuple, program: Program, forward: Callable, args: tuple, kwargs: dict) -> Any:
+        region = Region(self.settings, self._packer, program, self.plan is not None, self._verified)
+        region.probing = self._replans_next()
+        try:
+            out = run_inside(region, forward, args, kwargs)
+            region.finish()
+            self._packer.poll()
+            self.stats = collect(region, program)
+            self._learn(key, program, region)
+            return out
+        finally:
+            region.clear()
+
+    def _replans_next(self) -> bool:
+        step = self.steps + 1
+        return self.plan is None and (step in REPLAN_AFTER or step % REPLAN_EVERY == 0)
+
+    def _learn(self, key: tuple, program: Program, region: Region) -> None:
+        """Take the step's densities in; plan anew after some steps, or where the forward left its plan."""
+        with self._lock:
+            replan, self.steps = self._replans_next(), self.steps + 1
+            densities = self._densities.setdefault(key, {})
+            densities.update(region.measured())
+            if region.diverged:
+                self._programs.pop(key, None)
+            elif replan and self._programs.get(key) is program:
+                self._install(key, program.graph)
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)

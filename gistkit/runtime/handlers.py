@@ -1,0 +1,193 @@
+"""What a region does with each covered call: the plan's decision where there is one, the op of gistkit.functional with it.
+
+A handler takes the region, the plan's step and the bound arguments, and returns what PyTorch's own function would have
+returned. It may assume that the first operand is a plain floating tensor (:func:`runs`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gistkit import functional
+from gistkit.graph.calls import BatchNorm, Bound, Conv2d, Dropout, Linear, MaxPool2d, Relu, operands
+from gistkit.kernels.layout import is_dense
+from gistkit.nn.autocast import cast
+from gistkit.nn.keep import Alias, Kept
+from gistkit.nn.overwrite import overwrite_relu
+from gistkit.plan.plan import Decision
+from gistkit.runtime.program import Step
+from gistkit.runtime.promise import Promise
+from gistkit.runtime.rebuild import BatchNormTerm, ReluTerm, builder, matching_candidate, resolve, same_bits
+from gistkit.runtime.region import FLOATS, Region
+from gistkit.runtime.stash import Reader, RebuiltBody, Stash, covers
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def runs(bound: Bound) -> bool:
+    """True where gistkit's own op can take these operands; else PyTorch's runs, its saved tensors under the hooks."""
+    return all(type(t) in _PLAIN and t.dtype in FLOATS for t in operands(bound))
+
+
+def relu(region: Region, step: Step, b: Relu) -> torch.Tensor:
+    """ReLU: a mask of its own, the stash that its readers share, or nothing where a pool's map carries the mask."""
+    x, decision = b.x, step.output
+    if not x.requires_grad:
+        return functional.relu(x, b.inplace)
+    if decision is not None and decision.codec == "drop" and step.choice.passes and is_dense(x):
+        promise = Promise()
+        y = _run_relu(region, step, b, lambda _: promise)
+        region.watch.promise(y, promise)
+    elif decision is not None and decision.codec == "rebuild":
+        y = _run_relu(region, step, b, None)
+        _stash_rebuilt(region, step, decision, y)
+    elif decision is not None and decision.mask:
+        y = _run_relu(region, step, b, None)
+        region.encode(y, decision)
+    elif decision is not None and decision.codec not in ("mask1", "drop"):
+        y = _shared_relu(region, step, b, decision)
+    else:
+        y = _run_relu(region, step, b, None)
+    region.mark_sparse(y)
+    return y
+
+
+def _run_relu(region: Region, step: Step, b: Relu, keep: Any) -> torch.Tensor:
+    x = b.x
+    if b.inplace or not step.choice.inplace or not _overwritable(region, x):
+        return functional.relu(x, b.inplace, keep=keep)
+    y = overwrite_relu(x, keep=keep)
+    region.watch.overwritten(x, f"ReLU {step.index}")
+    return y
+
+
+def _overwritable(region: Region, x: torch.Tensor) -> bool:
+    return x.grad_fn is not None and not x._is_view() and covers(x) and region.table.find(x) is None
+
+
+def _shared_relu(region: Region, step: Step, b: Relu, decision: Decision) -> torch.Tensor:
+    """One stash serves the ReLU's backward and every later reader of its output."""
+    made: list[Stash] = []
+
+    def keep(y: torch.Tensor) -> Kept:
+        stash = region.encode(y, decision)
+        if stash is None:
+            return Alias(y)
+        made.append(stash)
+        return Reader(stash, y)
+
+    y = _run_relu(region, step, b, keep)
+    if made:
+        region.table.add(y, made[0])
+    else:
+        region.alias(y, decision)
+    return y
+
+
+def _stash_rebuilt(region: Region, step: Step, decision: Decision, y: torch.Tensor) -> None:
+    """Record the recipe as y's stash if it gives y back; else stash y's values."""
+    term = resolve(decision.recipe, region.norms, region.kept) if covers(y) else None
+    if term is not None:
+        assert isinstance(term, ReluTerm)
+        build = builder(term, y)
+        if _verified(region, step, y, build):
+            plain = y.numel() * y.element_size()
+            stash = Stash(RebuiltBody(build), decision.storage, "rebuild", plain, decision.reason)
+            region.table.add(y, stash)
+            return
+    region.notes[decision.storage] = "cannot be rebuilt bit for bit on this device"
+    fallback = "zvc" if region.settings.lossy is None else "zvc+" + region.settings.lossy
+    region.encode(y, Decision(decision.storage, fallback, reason="stored: the rebuild was not exact here"))
+
+
+def _verified(region: Region, step: Step, y: torch.Tensor, build: Any) -> bool:
+    if region.settings.lossy is not None:
+        return True
+    key = ("relu", step.index, y.dtype, y.device, tuple(y.shape), y.stride())
+    if key not in region.verified:
+        with torch.no_grad():
+            region.verified[key] = same_bits(build(), y.detach())
+    return region.verified[key]
+
+
+def max_pool2d(region: Region, step: Step, b: MaxPool2d) -> torch.Tensor:
+    """Max-pool: a map of 4 or 8 bits an output; it carries the ReLU's mask where the plan says so."""
+    promise = region.watch.find(b.x)
+    carries = promise is not None and step.choice.zero_code
+    if promise is not None and not carries:
+        promise.settle(b.x)
+    y = functional.max_pool2d(
+        b.x, b.kernel_size, b.stride, b.padding, b.dilation, b.ceil_mode, zero_code=carries
+    )
+    if promise is not None and carries:
+        promise.carried = bool(getattr(getattr(y.grad_fn, "kept", None), "zero_code", False))
+        if not promise.carried:
+            promise.settle(b.x)
+    if region.table.tagged(b.x):
+        region.mark_sparse(y)
+    return y
+
+
+def conv2d(region: Region, step: Step, b: Conv2d) -> torch.Tensor:
+    """Convolution: its input under the decision for that storage."""
+    x, weight, bias = cast("conv2d", b.x.device.type, b.x, b.weight, b.bias, cache=region.casts)
+    return functional.conv2d(
+        x, weight, bias, b.stride, b.padding, b.dilation, b.groups,
+        keep=lambda t: region.keep(t, step.input), slices=region.settings.slices,
+    )  # fmt: skip
+
+
+def linear(region: Region, step: Step, b: Linear) -> torch.Tensor:
+    """Linear: its input under the decision for that storage."""
+    x, weight, bias = cast("linear", b.x.device.type, b.x, b.weight, b.bias, cache=region.casts)
+    keep = lambda t: region.keep(t, step.input)  # noqa: E731
+    return functional.linear(x, weight, bias, keep=keep, slices=region.settings.slices)
+
+
+def batch_norm(region: Region, step: Step, b: BatchNorm) -> torch.Tensor:
+    """Batch norm: its input under the decision; its statistics remembered where a recipe starts from it."""
+    kept: list[Kept] = []
+    stats: list[torch.Tensor] = []
+
+    def keep(t: torch.Tensor) -> Kept:
+        kept.append(region.keep(t, step.input))
+        return kept[0]
+
+    y = functional.batch_norm(
+        b.x, b.running_mean, b.running_var, b.weight, b.bias, b.training, b.momentum, b.eps,
+        keep=keep, on_stats=lambda mean, invstd: stats.extend((mean, invstd)),
+    )  # fmt: skip
+    if step.feeds_recipe and kept and stats:
+        _remember_norm(region, step, b, y, kept[0], stats)
+    return y
+
+
+def _remember_norm(region: Region, step: Step, b: BatchNorm, y: torch.Tensor, kept: Kept, stats: list) -> None:
+    key = ("bn", step.index, y.dtype, y.device, tuple(y.shape), y.stride())
+    if key not in region.verified:
+        with torch.no_grad():
+            region.verified[key] = matching_candidate(b.x.detach(), y.detach(), *stats, b.weight, b.bias)
+    apply = region.verified[key]
+    if apply is not None:
+        affine = [None if t is None else Alias(t) for t in (b.weight, b.bias)]
+        region.norms[step.index] = BatchNormTerm(kept, *stats, *affine, apply)
+
+
+def dropout(region: Region, step: Step, b: Dropout) -> torch.Tensor:
+    """Dropout: a mask of 1 bit an element."""
+    y = functional.dropout(b.x, b.p, b.training, b.inplace)
+    if b.training and region.table.tagged(b.x):
+        region.mark_sparse(y)
+    return y
+
+
+HANDLERS = {
+    "relu": relu,
+    "max_pool2d": max_pool2d,
+    "conv2d": conv2d,
+    "linear": linear,
+    "batch_norm": batch_norm,
+    "dropout": dropout,
+}

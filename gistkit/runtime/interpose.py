@@ -1,0 +1,66 @@
+"""The function mode of a region: every torch function call of the forward passes here on its way to PyTorch.
+
+Covered calls (relu, max_pool2d, conv2d, linear, batch_norm, dropout; as functions, methods or modules alike) go to their handler;
+everything else runs as it is, its saved tensors caught by the region's hooks. Calls under somebody else's saved-tensor hooks
+(a checkpoint inside the model) and calls without gradients run untouched.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from gistkit.graph.calls import COVERED, MaxPool2d, bind, is_counted, region_is_open
+from gistkit.runtime.handlers import HANDLERS, runs
+from gistkit.runtime.region import Region
+
+_F = torch.nn.functional
+# Their backward asks the saved input for its shape only.
+UNREAD = frozenset(
+    getattr(module, f"{kind}_pool{d}d{suffix}")
+    for kind, module, suffix in (
+        ("avg", _F, ""),
+        ("adaptive_avg", _F, ""),
+        ("max", _F, "_with_indices"),
+        ("max", _F, ""),
+    )
+    for d in (1, 2, 3)
+) | {torch.avg_pool1d, torch.adaptive_avg_pool1d, torch.max_pool1d, torch.max_pool3d}
+
+
+class Interposer(TorchFunctionMode):
+    """Hands covered calls of the running forward to their handlers."""
+
+    def __init__(self, region: Region, pack: Any) -> None:
+        super().__init__()
+        self._region = region
+        self._pack = pack
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        region, op = self._region, COVERED.get(func)
+        bound = None
+        if op is not None and region_is_open(self._pack):
+            bound = bind(op, func, args, kwargs)
+        if region.watch and not isinstance(bound, MaxPool2d):
+            region.watch.touch(getattr(func, "__name__", str(func)), args, kwargs)
+        if op is None or bound is None or not is_counted(bound):
+            return self._uncovered(func, args, kwargs)
+        step, handler = region.next_step(op), HANDLERS.get(op)
+        if handler is None or not runs(bound):
+            region.watch.touch(op, args, kwargs)
+            return self._uncovered(func, args, kwargs)
+        result = handler(region, step, bound)
+        region.account(step, result.grad_fn)
+        return result
+
+    def _uncovered(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        if func not in UNREAD:
+            return func(*args, **kwargs)
+        self._region.unread = True
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._region.unread = False

@@ -1,0 +1,132 @@
+"""What the runtime did because of calls that are still to come, and what it does when they do not come.
+
+Two moves of a plan lean on the future: a ReLU keeps nothing because the pool after it will carry its mask, and a ReLU
+overwrites its input because nobody will read that again. Both tensors are watched until the region ends. A reader of the first that is
+not that pool makes the ReLU keep its mask after all; a reader of the second comes too late and is an error.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+import torch
+
+from gistkit.errors import GistError, PlanMismatchError
+from gistkit.kernels import ops
+from gistkit.kernels.layout import flat, like
+from gistkit.runtime.stash import aligned
+
+HARMLESS = frozenset(
+    "__get__ size dim ndimension stride numel nelement element_size is_contiguous is_floating_point is_complex "
+    "storage_offset __len__ untyped_storage type __hash__ __repr__ __format__ get_device is_pinned".split()
+)
+
+
+class Promise:
+    """A ReLU's hold that is empty as long as a pool carries its mask."""
+
+    def __init__(self) -> None:
+        self.carried = False
+        self._mask: torch.Tensor | None = None
+        self._stride: tuple[int, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._mask is None else self._mask.numel()
+
+    def settle(self, y: torch.Tensor) -> None:
+        """Keep the mask after all: y is the ReLU's output, unchanged. Masking what a pool has masked changes nothing."""
+        if self._mask is None:
+            y = y.detach()
+            self._mask, self._stride = ops.mask1_encode(flat(y)), y.stride()
+
+    def dense(self) -> torch.Tensor:
+        raise GistError("a ReLU whose mask rides in a pool's map keeps no values; nothing should ask it for them")
+
+    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
+        if self._mask is None and self.carried:
+            return grad
+        if self._mask is None:
+            raise GistError(
+                "backward through a ReLU whose pool never ran: the forward stopped between them; run the forward again"
+            )
+        grad = aligned(grad, self._stride)
+        return like(ops.mask1_backward(flat(grad), self._mask), tuple(grad.size()), self._stride)
+
+
+@dataclass
+class _Watched:
+    tensor: weakref.ref
+    promise: Promise | None
+    version: int
+    what: str
+
+
+class Watch:
+    """The tensors of one region that must meet no unplanned reader."""
+
+    def __init__(self) -> None:
+        self._items: dict[int, _Watched] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    def promise(self, y: torch.Tensor, promise: Promise) -> None:
+        """Watch the output of a ReLU that keeps nothing."""
+        self._items[id(y)] = _Watched(weakref.ref(y), promise, y._version, "")
+
+    def overwritten(self, x: torch.Tensor, what: str) -> None:
+        """Watch a tensor whose memory a ReLU took over."""
+        self._items[id(x)] = _Watched(weakref.ref(x), None, x._version, what)
+
+    def find(self, y: torch.Tensor) -> Promise | None:
+        """The promise that hangs on y as the ReLU left it; None where there is none."""
+        item = self._items.get(id(y))
+        if item is None or item.tensor() is not y or item.version != y._version:
+            return None
+        return item.promise
+
+    def touch(self, name: str, args: tuple, kwargs: dict) -> None:
+        """Called before every function call of the region that is not the planned pool."""
+        if name in HARMLESS:
+            return
+        for x in (*args, *kwargs.values()):
+            if isinstance(x, (list, tuple)):
+                self.touch(name, tuple(x), {})
+            elif id(x) in self._items:
+                self._meet(x, name)
+
+    def _meet(self, x: torch.Tensor, name: str) -> None:
+        item = self._items.get(id(x))
+        if item is None or item.tensor() is not x:
+            return
+        if item.promise is None:
+            raise PlanMismatchError(
+                f"no reader of the input of {item.what} after it",
+                f"a call of {name}",
+                "the model's control flow changed since it was captured: gistkit.restore(model) and compress it again",
+            )
+        del self._items[id(x)]
+        item.promise.settle(x)
+
+    def settle_all(self) -> None:
+        """Keep the masks of all ReLUs whose pool has not come."""
+        for key, item in list(self._items.items()):
+            y = item.tensor()
+            if item.promise is not None:
+                del self._items[key]
+                if y is not None and not item.promise.carried:
+                    item.promise.settle(y)
+
+    def close(self) -> None:
+        """The region ends: settle what is open; an overwritten tensor that is still alive is an error."""
+        self.settle_all()
+        for item in self._items.values():
+            if item.tensor() is not None:
+                raise PlanMismatchError(
+                    f"the input of {item.what} to be gone when the forward ends",
+                    "a reference to it that is still alive",
+                    "do not keep it, or run gistkit.restore(model) and compress it again",
+                )
+        self._items.clear()

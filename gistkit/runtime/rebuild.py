@@ -1,0 +1,124 @@
+"""Tensors that are not kept because kept ones give them back: ReLU(BN(x)), ReLU(BN(x) + identity), ...
+
+A recipe is nested tuples of data, as a plan holds it: ``("bn", covered call)``, ``("stash", storage)``, ``("add", a, b)``,
+``("relu", a)``. ``resolve`` binds one to the kept tensors of the running step. Rebuilding uses the forward's own operators in
+the forward's operand order (which NaN an addition hands on depends on it), so the result is the forward's, bit for bit;
+``same_bits`` checks that on the device before anybody relies on it. Sources: Gist section II-B (recomputing cheap layers is
+compatible with encodings), docs/design.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from gistkit.nn.keep import Alias, Kept
+from gistkit.nn.norm import rebuild_candidates
+from gistkit.runtime.stash import aligned
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """True where both hold the same bit patterns. Synchronises with the device."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    integer = _INTEGERS[a.element_size()]
+    return torch.equal(a.contiguous().view(integer), b.contiguous().view(integer))
+
+
+class Term(Protocol):
+    """A part of a recipe bound to kept tensors; ``fresh`` says that dense() gives memory that may be overwritten."""
+
+    fresh: bool
+
+    def dense(self) -> torch.Tensor: ...
+
+
+@dataclass
+class BatchNormTerm:
+    """BN(x) from the kept x and the statistics that the forward saved."""
+
+    kept: Kept
+    mean: torch.Tensor
+    invstd: torch.Tensor
+    weight: Kept | None
+    bias: Kept | None
+    apply: Callable[..., torch.Tensor]
+    fresh = True
+
+    def dense(self) -> torch.Tensor:
+        weight = None if self.weight is None else self.weight.dense()
+        bias = None if self.bias is None else self.bias.dense()
+        return self.apply(self.kept.dense(), self.mean, self.invstd, weight, bias)
+
+
+@dataclass
+class KeptTerm:
+    """A tensor that is kept with its values."""
+
+    kept: Kept
+    fresh: bool
+
+    def dense(self) -> torch.Tensor:
+        return self.kept.dense()
+
+
+@dataclass
+class AddTerm:
+    """a + b, in a's or b's own memory where that is free to use."""
+
+    a: Term
+    b: Term
+    fresh = True
+
+    def dense(self) -> torch.Tensor:
+        a, b = self.a.dense(), self.b.dense()
+        if self.a.fresh:
+            return torch.add(a, b, out=a)
+        return torch.add(a, b, out=b) if self.b.fresh else torch.add(a, b)
+
+
+@dataclass
+class ReluTerm:
+    """relu(a)."""
+
+    a: Term
+    fresh = True
+
+    def dense(self) -> torch.Tensor:
+        a = self.a.dense()
+        return a.relu_() if self.a.fresh else a.relu()
+
+
+def resolve(recipe: tuple, norms: Mapping[int, BatchNormTerm], kept: Callable[[int], Kept | None]) -> Term | None:
+    """The recipe bound to this step's tensors, or None where one of them is not kept."""
+    kind = recipe[0]
+    if kind == "bn":
+        return norms.get(recipe[1])
+    if kind == "stash":
+        found = kept(recipe[1])
+        return None if found is None else KeptTerm(found, fresh=not isinstance(found, Alias))
+    parts: list[Any] = [resolve(r, norms, kept) for r in recipe[1:]]
+    if any(p is None for p in parts):
+        return None
+    return AddTerm(*parts) if kind == "add" else ReluTerm(*parts)
+
+
+def builder(term: Term, y: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """A function that rebuilds y (its values, its strides) from the term; it does not hold y."""
+    stride = y.stride()
+    return lambda: aligned(term.dense(), stride)
+
+
+def matching_candidate(
+    x: torch.Tensor, y: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Any, bias: Any
+) -> Callable[..., torch.Tensor] | None:
+    """The arithmetic that gives BN's output y from its input bit for bit on this device, or None. Synchronises."""
+    for candidate in rebuild_candidates(x):
+        if same_bits(candidate(x, mean, invstd, weight, bias), y):
+            return candidate
+    return None

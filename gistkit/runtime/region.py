@@ -1,0 +1,227 @@
+"""One forward under gistkit: what has been stashed so far, how the next tensor is kept, and the saved-tensor hooks.
+
+A region lives from the first to the last instruction of one forward. With a program (a compiled plan) every covered call
+has its decisions; without one, or after the forward left its plan, decisions follow from the tensor alone (:func:`ad_hoc`): always
+correct, not always the smallest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from gistkit.codecs import CODECS
+from gistkit.errors import PlanMismatchError
+from gistkit.graph.weights import is_weight
+from gistkit.nn.keep import Alias, Kept
+from gistkit.plan.plan import CallChoice, Decision
+from gistkit.runtime.density import density
+from gistkit.runtime.exact import ExactPacker
+from gistkit.runtime.program import Program, Step
+from gistkit.runtime.promise import Watch
+from gistkit.runtime.rebuild import BatchNormTerm
+from gistkit.runtime.stash import CodedBody, Reader, Shape, Stash, StashTable, covers
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+SMALL_BYTES = 4096
+PAYS = 0.95
+KEEP_DENSE = Decision(-1, "dense", reason="kept as it is")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the caller allows: a lossy format or None, and whether sums may be reassociated."""
+
+    lossy: str | None = None
+    fidelity: str = "bitwise"
+    slices: int = 1
+
+
+@dataclass(frozen=True)
+class Held:
+    """One storage that stays dense: weak identity, bytes, planned id, reason."""
+
+    ref: StorageWeakRef
+    nbytes: int
+    storage: int
+    reason: str
+
+
+def ad_hoc(x: torch.Tensor, sparse: bool, settings: Settings) -> Decision:
+    """The decision for a tensor that no plan speaks of."""
+    if x.dtype == torch.bool:
+        return Decision(-1, "bits", reason="a mask of 1 bit an element")
+    if x.dtype not in FLOATS or x.numel() * x.element_size() < SMALL_BYTES:
+        return KEEP_DENSE
+    suffix = "" if settings.lossy is None else "+" + settings.lossy
+    if sparse:
+        return Decision(-1, "zvc" + suffix, reason="a ReLU's output, zeros left out")
+    return KEEP_DENSE if settings.lossy is None else Decision(-1, settings.lossy, reason="delayed precision reduction")
+
+
+@dataclass
+class Region:
+    """The state of one forward; cleared when it ends, so that only backward nodes hold on to anything."""
+
+    settings: Settings
+    packer: ExactPacker
+    program: Program | None = None
+    strict: bool = False
+    verified: dict = field(default_factory=dict)
+    table: StashTable = field(default_factory=StashTable)
+    watch: Watch = field(default_factory=Watch)
+    norms: dict[int, BatchNormTerm] = field(default_factory=dict)
+    casts: dict = field(default_factory=dict)
+    densities: dict[int, float] = field(default_factory=dict)
+    held: dict[int, Held] = field(default_factory=dict)
+    own: list[tuple[int, str, Any]] = field(default_factory=list)
+    notes: dict[int, str] = field(default_factory=dict)
+    calls: int = 0
+    unread: bool = False
+    probing: bool = False
+    diverged: str = ""
+    aliases: dict[int, Kept] = field(default_factory=dict)
+    probes: list = field(default_factory=list)
+
+    def next_step(self, op: str) -> Step:
+        """The plan's word on the covered call that comes now; a blank one without a plan."""
+        index, self.calls = self.calls, self.calls + 1
+        step = None if self.program is None else self.program.step(index)
+        if self.program is not None and (step is None or step.op != op):
+            self.diverge(f"call {index} to be {step.op if step else 'the end'}", op)
+            step = None
+        return step or Step(index, op, CallChoice(index, op), None, None)
+
+    def diverge(self, expected: str, got: str) -> None:
+        """The forward left its plan: an error where the caller gave the plan, else go on without it."""
+        remedy = "plan this model again, or call gistkit.compress(model) without a plan"
+        if self.strict:
+            raise PlanMismatchError(expected, got, remedy)
+        self.diverged = f"expected {expected}, got {got}"
+        self.program = None
+        self.watch.settle_all()
+
+    def mark_sparse(self, y: torch.Tensor) -> None:
+        """Remember that y is worth zero-value compression (a ReLU's output, or a pool's or dropout's after one)."""
+        self.table.tag(y)
+
+    def keep(self, x: torch.Tensor, decision: Decision | None) -> Kept:
+        """A hold on x for one backward node: the stash that exists, else a new one as decided, else x itself."""
+        stash = self.table.find(x)
+        if stash is not None:
+            return Reader(stash, x)
+        decision = decision or ad_hoc(x, self.table.tagged(x), self.settings)
+        if decision.codec in ("rebuild", "mask1", "drop"):
+            decision = ad_hoc(x, self.table.tagged(x), self.settings)
+        made = self.encode(x, decision)
+        return self.alias(x, decision) if made is None else Reader(made, x)
+
+    def encode(self, x: torch.Tensor, decision: Decision) -> Stash | None:
+        """Stash x's storage under the decision's codec; None (and a note) where that is impossible or does not pay."""
+        codec = CODECS.get(decision.codec)
+        if codec is None or decision.codec == "dense":
+            return None
+        why = "a view of a part of a storage" if not covers(x) else codec.accepts(x)
+        if why:
+            self.notes[decision.storage] = why
+            return None
+        encoded = self.packer.encode(codec, x.detach())
+        plain = x.numel() * x.element_size()
+        if not encoded.pending:
+            share = density(encoded)
+            if share is not None and decision.storage >= 0:
+                self.densities[decision.storage] = share
+            if encoded.nbytes > PAYS * plain:
+                self.notes[decision.storage] = "too dense for sparse storage to pay"
+                return None
+        stash = Stash(CodedBody(encoded), decision.storage, decision.codec, plain, decision.reason)
+        self.table.add(x, stash)
+        return stash
+
+    def alias(self, x: torch.Tensor, decision: Decision) -> Kept:
+        """Keep the tensor itself, with PyTorch's check against writes; remembered for the report."""
+        kept = Alias(x)
+        if not is_weight(x):
+            storage = x.untyped_storage()
+            if storage._cdata not in self.held:
+                reason = self.notes.get(decision.storage, decision.reason)
+                self.held[storage._cdata] = Held(StorageWeakRef(storage), storage.nbytes(), decision.storage, reason)
+        if decision.storage >= 0:
+            self.aliases[decision.storage] = kept
+            if self.probing and self.table.tagged(x):
+                self._probe(decision.storage, x)
+        return kept
+
+    def _probe(self, storage: int, x: torch.Tensor) -> None:
+        """Learn the density of what is kept dense although zeros are likely; now and then, as it may have changed."""
+        encoded = self.packer.encode(CODECS["zvc"], x.detach())
+        self.probes.append((storage, encoded))
+
+    def measured(self) -> dict[int, float]:
+        """Density by planned storage id: what this step's sparse stashes and probes say."""
+        encodings = [(s.storage, s.body.encoded) for s in self.table.stashes() if isinstance(s.body, CodedBody)]
+        shares = {i: density(e) for i, e in encodings + self.probes if i >= 0}
+        return self.densities | {i: d for i, d in shares.items() if d is not None}
+
+    def finish(self) -> None:
+        """The forward returned: is everything that the plan relies on as it should be?"""
+        if self.program is not None and self.calls != self.program.length:
+            self.diverge(f"{self.program.length} covered calls", f"{self.calls}")
+        self.watch.close()
+
+    def kept(self, storage: int) -> Kept | None:
+        """The hold on a planned storage's values, for recipes."""
+        stash = self.table.named(storage)
+        return self.aliases.get(storage) if stash is None else _Whole(stash)
+
+    def pack(self, x: torch.Tensor) -> Kept:
+        """Saved-tensor hook of every op that gistkit does not cover."""
+        if self.unread and x.dtype in FLOATS:
+            return Shape(x)
+        if is_weight(x):
+            return Alias(x)
+        planned = None if self.program is None else self.program.uncovered(self.calls, x)
+        return self.keep(x, planned)
+
+    @staticmethod
+    def unpack(kept: Kept) -> torch.Tensor:
+        """The other half of the hook."""
+        return kept.dense()
+
+    def account(self, step: Step, node: Any) -> None:
+        """Remember what a covered call's node holds of its own (masks, maps), for the report."""
+        kept = getattr(node, "kept", None)
+        if kept is not None and not isinstance(kept, (Reader, Alias)):
+            self.own.append((step.index, step.op, kept))
+
+    def clear(self) -> None:
+        """Let go of everything; called however the forward ended."""
+        self.table.clear()
+        self.norms.clear()
+        self.casts.clear()
+        self.aliases.clear()
+        self.own.clear()
+        self.held.clear()
+        self.probes.clear()
+
+
+@dataclass
+class _Whole:
+    """A stash as the tensor that was encoded."""
+
+    stash: Stash
+
+    def dense(self) -> torch.Tensor:
+        return self.stash.body.dense()
+
+    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
+        return self.stash.body.relu_backward(grad)
+
+
+def hooks(region: Region) -> tuple[Callable, Callable]:
+    """The region's (pack, unpack) pair."""
+    return region.pack, Region.unpack

@@ -1,0 +1,161 @@
+"""One storage, one stash: what stands in for a storage between its two uses, and who reads it.
+
+A ``Stash`` holds the content of one storage in another form (a codec's payload, or a recipe that rebuilds it). Every
+backward node that needs the storage holds a ``Reader`` of the same stash. Lifetimes are Python's: the last node that lets go of
+its reader frees the payload; the table below is only consulted while a forward runs.
+
+Identity is the live storage: a weak reference keeps the storage's control block, so its address cannot be reused while
+the table knows it, and the version counter tells an in-place update apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from gistkit.codecs import CODECS, Encoded
+from gistkit.kernels.layout import is_dense
+
+
+def covers(x: torch.Tensor) -> bool:
+    """True where x is dense and fills its storage from the first byte to the last."""
+    nbytes = x.numel() * x.element_size()
+    return is_dense(x) and x.storage_offset() == 0 and x.untyped_storage().nbytes() == nbytes
+
+
+def aligned(grad: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """grad with the given dense strides; itself where it has them."""
+    if grad.stride() == stride:
+        return grad
+    return torch.empty_strided(grad.size(), stride, dtype=grad.dtype, device=grad.device).copy_(grad)
+
+
+class CodedBody:
+    """A codec's payload of a dense tensor."""
+
+    def __init__(self, encoded: Encoded) -> None:
+        self.encoded = encoded
+
+    @property
+    def nbytes(self) -> int:
+        return self.encoded.nbytes
+
+    def dense(self) -> torch.Tensor:
+        return CODECS[self.encoded.codec].decode(self.encoded)
+
+    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
+        return CODECS[self.encoded.codec].relu_backward(self.encoded, grad)
+
+
+class RebuiltBody:
+    """A recipe over other kept tensors; it holds no bytes of its own."""
+
+    nbytes = 0
+
+    def __init__(self, build: Callable[[], torch.Tensor]) -> None:
+        self._build = build
+
+    def dense(self) -> torch.Tensor:
+        return self._build()
+
+    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.threshold_backward(grad, self._build(), 0)
+
+
+@dataclass(eq=False)
+class Stash:
+    """The stand-in for one storage: its body, and what the report says of it."""
+
+    body: CodedBody | RebuiltBody
+    storage: int
+    codec: str
+    plain_bytes: int
+    reason: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the stash really holds."""
+        return self.body.nbytes
+
+
+class Reader:
+    """One node's view of a stash: the geometry of the tensor that it saved."""
+
+    def __init__(self, stash: Stash, x: torch.Tensor) -> None:
+        self.stash = stash
+        self._geometry = (x.size(), x.stride(), x.storage_offset())
+
+    def dense(self) -> torch.Tensor:
+        """The saved tensor, decoded or rebuilt into fresh memory."""
+        base = self.stash.body.dense()
+        size, stride, offset = self._geometry
+        if base.size() == size and base.stride() == stride:
+            return base
+        return base.as_strided(size, stride, offset)
+
+    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
+        """ReLU's input gradient; the stash is that of the ReLU's whole output."""
+        return self.stash.body.relu_backward(grad)
+
+
+class Shape:
+    """Stands for a tensor whose values backward never reads: unwritten memory of its geometry."""
+
+    nbytes = 0
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self._like = (x.size(), x.stride(), x.dtype, x.device)
+
+    def dense(self) -> torch.Tensor:
+        size, stride, dtype, device = self._like
+        return torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+
+class StashTable:
+    """The stashes of one forward, found by live storage and version."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[int, int], tuple[StorageWeakRef, Stash, torch.dtype]] = {}
+        self._names: dict[int, Stash] = {}
+        self._tags: dict[tuple[int, int], StorageWeakRef] = {}
+
+    def add(self, x: torch.Tensor, stash: Stash) -> None:
+        """Record that x's storage at its present version is stashed."""
+        ref = StorageWeakRef(x.untyped_storage())
+        self._entries[(ref.cdata, x._version)] = (ref, stash, x.dtype)
+        if stash.storage >= 0:
+            self._names[stash.storage] = stash
+
+    def find(self, x: torch.Tensor) -> Stash | None:
+        """The stash of x's storage as it is now, or None."""
+        entry = self._entries.get((x.untyped_storage()._cdata, x._version))
+        if entry is None or entry[0].expired() or entry[2] != x.dtype:
+            return None
+        return entry[1]
+
+    def tag(self, x: torch.Tensor) -> None:
+        """Remember that x's storage, as it is now, is worth zero-value compression."""
+        ref = StorageWeakRef(x.untyped_storage())
+        self._tags[(ref.cdata, x._version)] = ref
+
+    def tagged(self, x: torch.Tensor) -> bool:
+        """Whether x's storage, as it is now, was tagged."""
+        ref = self._tags.get((x.untyped_storage()._cdata, x._version))
+        return ref is not None and not ref.expired()
+
+    def named(self, storage: int) -> Stash | None:
+        """The stash of a planned storage id, or None."""
+        return self._names.get(storage)
+
+    def stashes(self) -> list[Stash]:
+        """Every stash once."""
+        return list({id(s): s for _, s, _ in self._entries.values()}.values())
+
+    def clear(self) -> None:
+        """Forget everything; nodes keep what they hold."""
+        self._entries.clear()
+        self._names.clear()
+        self._tags.clear()
