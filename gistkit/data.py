@@ -151,9 +151,8 @@ def read_image(path: Path, image_size: int) -> torch.Tensor:
         cut = rgb.resize((image_size, image_size), pillow.Resampling.BILINEAR, box=box)
     except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read as an image ({error}); replace or remove it") from error
-    return (
-        torch.frombuffer(bytearray(cut.tobytes()), dtype=torch.uint8).view(image_size, image_size, 3).permute(2, 0, 1)
-    )
+    rows = torch.frombuffer(bytearray(cut.tobytes()), dtype=torch.uint8).view(image_size, image_size, 3)
+    return rows.permute(2, 0, 1).contiguous()
 
 
 def _classes(root: Path) -> tuple[str, ...]:
