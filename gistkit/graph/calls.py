@@ -218,7 +218,9 @@ def _is_wide_float(value: Any) -> bool:
 def options(bound: Bound) -> dict:
     """The arguments of a bound call that are no tensors, as JSON can hold them."""
     items = bound._asdict().items()
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in items if isinstance(v, (bool, int, float, str, tuple))}
+    return {
+        k: list(v) if isinstance(v, tuple) else v for k, v in items if isinstance(v, (bool, int, float, str, tuple))
+    }
 
 
 def operands(bound: Bound) -> list[torch.Tensor]:

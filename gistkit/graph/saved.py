@@ -1,24 +1,46 @@
 """SavedGraph: the calls of one forward and the storages that its backward keeps. Pure data, JSON both ways.
 
 A *call* is one torch function call of the forward (``relu``, ``conv2d``, ``add``...), in order. A *storage* is one block of
-memory that some call reads, writes or saves. Ids are dense: ``graph.storages[i].id == i``, ``graph.calls[i].index == i``.
+memory that some call reads, writes or saves. A *value* is what a storage holds between two writes, seen through one
+geometry: an in-place ReLU has one storage and two values. Ids are dense: ``graph.storages[i].id == i``,
+``graph.values[i].id == i``, ``graph.calls[i].index == i``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections import defaultdict
 from dataclasses import asdict, dataclass
+from functools import cached_property
 
 KINDS = ("input", "parameter", "buffer", "activation")
+
+
+@dataclass(frozen=True)
+class Value:
+    """One storage at one version (0, 1, ... counted by writes) through one geometry.
+
+    ``whole`` is True where shape and strides cover the storage without gaps or overlaps. ``producer`` is the call that
+    returned it first, -1 where none of this region did.
+    """
+
+    id: int
+    storage: int
+    version: int
+    shape: tuple[int, ...]
+    dtype: str
+    whole: bool
+    producer: int
 
 
 @dataclass(frozen=True)
 class Save:
     """One saved tensor: the storage it lies in, the node and field that hold it, its geometry.
 
-    ``field`` is autograd's name without ``_saved_`` (``result``, ``self``, ``input``, ``weight``); ``read`` is False where
-    backward uses the shape only (max-pool's and average-pool's ``self``).
+    ``field`` is autograd's name without ``_saved_`` (``result``, ``self``, ``input``, ``weight``), ``?`` where autograd does not
+    tell; ``read`` is False where backward uses the shape only (max-pool's and average-pool's ``self``). ``value`` is the id of
+    the saved value (-1: unknown).
     """
 
     storage: int
@@ -27,6 +49,7 @@ class Save:
     shape: tuple[int, ...]
     dtype: str
     read: bool = True
+    value: int = -1
 
 
 @dataclass(frozen=True)
@@ -35,7 +58,8 @@ class Call:
 
     ``covered`` is the running number among the calls that the runtime interposes (-1 for all others): the runtime finds
     its decision by it. ``inplace`` is True where the call overwrote its first operand. ``module`` is the qualified name of
-    the module whose forward made the call ('' at the root).
+    the module whose forward made the call ('' at the root). ``operands`` and ``results`` are value ids, a covered call's
+    operands in the order of its named arguments. ``options`` are a covered call's arguments that are no tensors.
     """
 
     index: int
@@ -47,6 +71,8 @@ class Call:
     saves: tuple[Save, ...] = ()
     inplace: bool = False
     options: dict | None = None
+    operands: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,24 +95,44 @@ class SavedStorage:
 
 @dataclass(frozen=True)
 class SavedGraph:
-    """All calls and storages of one training forward; see the module docstring."""
+    """All calls, storages and values of one training forward; see the module docstring."""
 
     calls: tuple[Call, ...]
     storages: tuple[SavedStorage, ...]
     source: str = "fake"
+    values: tuple[Value, ...] = ()
+
+    @cached_property
+    def _readers(self) -> dict[int, list[Call]]:
+        table = defaultdict(list)
+        for call in self.calls:
+            for storage in call.reads:
+                table[storage].append(call)
+        return table
+
+    @cached_property
+    def _savers(self) -> dict[int, list[tuple[Call, Save]]]:
+        table = defaultdict(list)
+        for call in self.calls:
+            for save in call.saves:
+                table[save.storage].append((call, save))
+        return table
 
     def readers(self, storage: int) -> tuple[Call, ...]:
         """Calls that read the storage in forward, in order."""
-        return tuple(c for c in self.calls if storage in c.reads)
+        return tuple(self._readers.get(storage, ()))
 
     def savers(self, storage: int) -> tuple[tuple[Call, Save], ...]:
         """(call, save) pairs that keep the storage for backward, in order."""
-        return tuple((c, s) for c in self.calls for s in c.saves if s.storage == storage)
+        return tuple(self._savers.get(storage, ()))
+
+    def writers(self, storage: int) -> tuple[Call, ...]:
+        """Calls that wrote to the storage, in order: its producer, then in-place calls."""
+        return tuple(c for c in self.calls if storage in c.writes)
 
     def kept(self) -> tuple[SavedStorage, ...]:
         """Storages that plain PyTorch keeps for backward, parameters and buffers left out."""
-        ids = {s.storage for c in self.calls for s in c.saves}
-        return tuple(s for s in self.storages if s.id in ids and s.kind in ("input", "activation"))
+        return tuple(s for s in self.storages if s.id in self._savers and s.kind in ("input", "activation"))
 
     @property
     def kept_bytes(self) -> int:
@@ -109,10 +155,11 @@ class SavedGraph:
         raw = json.loads(text)
         calls = tuple(_call(c) for c in raw["calls"])
         storages = tuple(SavedStorage(**{**s, "shape": tuple(s["shape"])}) for s in raw["storages"])
-        return SavedGraph(calls, storages, raw["source"])
+        values = tuple(Value(**{**v, "shape": tuple(v["shape"])}) for v in raw["values"])
+        return SavedGraph(calls, storages, raw["source"], values)
 
 
 def _call(raw: dict) -> Call:
     saves = tuple(Save(**{**s, "shape": tuple(s["shape"])}) for s in raw["saves"])
-    lists = {"reads": tuple(raw["reads"]), "writes": tuple(raw["writes"]), "saves": saves}
-    return Call(**{**raw, **lists})
+    ids = {name: tuple(raw[name]) for name in ("reads", "writes", "operands", "results")}
+    return Call(**{**raw, **ids, "saves": saves})

@@ -1,0 +1,173 @@
+"""From a recorder's notes and the autograd graph to a SavedGraph: names of nodes and fields, hidden functions, escapes.
+
+A custom ``autograd.Function`` does not pass through the function mode. Its node betrays it: a sequence number inside no
+recorded call. It becomes a call of its own that reads what its edges lead to.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from bisect import bisect_right
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from gistkit.graph.ledger import NO_PRODUCER, Ledger, dtype_name, tensors_in
+from gistkit.graph.notes import Notes, OpenCall, Packed
+from gistkit.graph.saved import Call, Save, SavedGraph
+from gistkit.graph.walk import backward_reads, is_accumulator, nodes_from, saved_fields
+from gistkit.kernels.layout import flat, is_dense
+
+_BITS = {
+    torch.float32: torch.int32,
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+    torch.float64: torch.int64,
+}
+_DENSITY_CHUNK = 1 << 24
+
+
+def assemble(notes: Notes, out: Any) -> SavedGraph:
+    """The SavedGraph of a recorded forward that returned ``out``; see ``Recorder.finish``."""
+    nodes = {node._sequence_nr(): node for node in nodes_from(_roots(notes.ledger, out), notes.first_node)}
+    packs = _living([ref for call in notes.calls for ref in call.packs] + notes.loose)
+    names = _names_of_packs(notes, nodes, packs)
+    ordered = sorted([*notes.calls, *_hidden_calls(notes, nodes)], key=lambda c: (c.lo, isinstance(c.number, tuple)))
+    producers = _Producers(ordered)
+    calls = tuple(_freeze(i, call, names) for i, call in enumerate(ordered))
+    if notes.source == "real":
+        _measure(notes.ledger, packs)
+    values = tuple(replace(v, producer=producers[v.producer]) for v in notes.ledger.values)
+    return SavedGraph(calls, notes.ledger.frozen_storages(producers), notes.source, values)
+
+
+def _living(refs: list[weakref.ref[Packed]]) -> list[Packed]:
+    return [p for p in (ref() for ref in refs) if p is not None]
+
+
+def _roots(ledger: Ledger, out: Any) -> list[torch.Tensor]:
+    """Tensors from which the graph can be reached: the outputs and what else is still held; both are marked escaping."""
+    outputs = list(tensors_in(out))
+    ours = {id(t) for t in outputs}
+    held = [t for t in ledger.survivors() if id(t) not in ours]
+    if held:
+        held.clear()
+        gc.collect()
+        held = [t for t in ledger.survivors() if id(t) not in ours]
+    for t in (*outputs, *held):
+        entry = ledger.storage_of(t, "activation", NO_PRODUCER)
+        if entry is not None and entry.kind == "activation":
+            entry.escapes = True
+    return [*outputs, *held]
+
+
+def _names_of_packs(notes: Notes, nodes: dict[int, Any], packs: list[Packed]) -> dict[int, tuple[str, str]]:
+    """(node name, field) by the id of each pack; ``?`` for what autograd does not tell."""
+    names = {}
+    for packed in packs:
+        node = nodes.get(packed.node)
+        names[id(packed)] = ("?" if node is None else node.name(), "?")
+    for sequence in sorted({p.node for p in packs} & nodes.keys()):
+        node = nodes[sequence]
+        for field, packed in saved_fields(node, notes.take_opened):
+            names[id(packed)] = (node.name(), field)
+    return names
+
+
+def _hidden_calls(notes: Notes, nodes: dict[int, Any]) -> list[OpenCall]:
+    """A call for each node that no recorded call made."""
+    starts = [c.lo for c in notes.calls]
+
+    def is_hidden(sequence: int) -> bool:
+        at = bisect_right(starts, sequence) - 1
+        return at < 0 or sequence >= notes.calls[at].hi
+
+    packs = defaultdict(list)
+    for packed in _living(notes.loose):
+        packs[packed.node].append(weakref.ref(packed))
+    results, writes = defaultdict(list), defaultdict(list)
+    for value in notes.ledger.values:
+        results[value.producer].append(value.id)
+    for entry in notes.ledger.storages:
+        writes[entry.producer].append(entry.id)
+    hidden = []
+    for sequence in sorted({s for s in nodes if is_hidden(s)} | packs.keys()):
+        node, number = nodes.get(sequence), ("node", sequence)
+        op = "unknown" if node is None else node.name().split("Backward")[0]
+        call = OpenCall(number, op, "", sequence, hi=sequence + 1, packs=packs[sequence])
+        call.results, call.writes = results[number], writes[number]
+        _read_edges(call, node, notes)
+        hidden.append(call)
+    return hidden
+
+
+def _read_edges(call: OpenCall, node: Any, notes: Notes) -> None:
+    for edge, slot in () if node is None else node.next_functions:
+        if edge is None or is_accumulator(edge):
+            continue
+        value = notes.by_node.get((edge._sequence_nr(), slot))
+        if value is not None:
+            call.operands.append(value)
+            call.add_read(notes.ledger.values[value].storage)
+
+
+class _Producers:
+    """Final call indices by provisional number; a node's number finds the call that made the node."""
+
+    def __init__(self, ordered: list[OpenCall]) -> None:
+        self._index = {call.number: i for i, call in enumerate(ordered)}
+        self._spans = [(call.lo, call.hi, i) for i, call in enumerate(ordered) if call.hi > call.lo]
+        self._starts = [lo for lo, _, _ in self._spans]
+
+    def __getitem__(self, number: Any) -> int:
+        if number in self._index or not isinstance(number, tuple):
+            return self._index.get(number, NO_PRODUCER)
+        at = bisect_right(self._starts, number[1]) - 1
+        return self._spans[at][2] if at >= 0 and number[1] < self._spans[at][1] else NO_PRODUCER
+
+
+def _freeze(index: int, call: OpenCall, names: dict[int, tuple[str, str]]) -> Call:
+    saves = tuple(_save(packed, *names[id(packed)]) for packed in _living(call.packs) if packed.storage is not None)
+    return Call(
+        index=index,
+        op=call.op,
+        covered=call.covered,
+        module=call.module,
+        reads=tuple(call.reads),
+        writes=tuple(call.writes),
+        saves=saves,
+        inplace=call.inplace,
+        options=call.options,
+        operands=tuple(call.operands),
+        results=tuple(call.results),
+    )
+
+
+def _save(packed: Packed, node: str, field: str) -> Save:
+    t = packed.tensor
+    assert packed.storage is not None
+    return Save(
+        packed.storage, node, field, tuple(t.shape), dtype_name(t.dtype), backward_reads(node, field), packed.value
+    )
+
+
+@torch.no_grad()
+def _measure(ledger: Ledger, packs: list[Packed]) -> None:
+    """Densities of saved float activations: the share of elements whose bits are not all zero. Synchronises once."""
+    counts = {}
+    for packed in packs:
+        entry = None if packed.storage is None else ledger.storages[packed.storage]
+        if entry is None or entry.kind != "activation" or entry.id in counts or entry.nbytes == 0:
+            continue
+        t = packed.tensor
+        if t.dtype in _BITS and is_dense(t) and t.numel() * t.element_size() == entry.nbytes:
+            bits = flat(t).view(_BITS[t.dtype]).split(_DENSITY_CHUNK)
+            counts[entry.id] = (torch.stack([part.count_nonzero() for part in bits]).sum(), t.numel())
+    devices = {count.device for count, _ in counts.values()}
+    for device in devices:
+        here = [i for i, (count, _) in counts.items() if count.device == device]
+        for i, count in zip(here, torch.stack([counts[i][0] for i in here]).tolist(), strict=True):
+            ledger.storages[i].density = count / counts[i][1]

@@ -1,0 +1,138 @@
+"""capture: the SavedGraph of a model's forward without running it on real data.
+
+The forward runs on a deep copy with fake parameters, buffers and inputs (``FakeTensorMode``): no memory, no arithmetic, and
+whatever the model does to itself it does to the copy. Random states are put back. What the copy cannot isolate are
+globals and forward hooks of the user, so a model with hooks is refused and recorded on a real step instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_map_only
+
+from gistkit.errors import CaptureError
+from gistkit.graph.recorder import Recorder
+from gistkit.graph.saved import SavedGraph
+
+ORIGINAL_FORWARD = "gistkit_original"
+"""An object in ``module.__dict__["forward"]`` with this attribute is a wrapper that the copy does without: the attribute
+holds what was in ``__dict__`` before, or None."""
+
+
+def capture(
+    model: torch.nn.Module, args: tuple, kwargs: dict[str, Any] | None = None, *, fake: bool = True
+) -> SavedGraph:
+    """The calls and saved storages of ``model(*args, **kwargs)`` in its present mode.
+
+    ``args`` and ``kwargs`` may hold real or fake tensors in any nesting. The model, its buffers, the gradients and every
+    random state stay as they are. With ``fake=False`` the copy really runs, which also measures densities (and
+    synchronises once). Gradients are on during the run, autocast as the caller has it.
+
+    Raises :class:`CaptureError`, its cause chained, where the copy cannot be made or fake tensors cannot go (values that
+    decide the control flow, operators without a fake implementation, user hooks on modules).
+    """
+    _refuse_hooks(model)
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+    try:
+        with _untouched_random_states(), torch.enable_grad(), _no_autocast_cache():
+            twin = _twin(model, mode)
+            inputs = tree_map_only(torch.Tensor, lambda t: _input(t, mode), (tuple(args), dict(kwargs or {})))
+            return _record(twin, *inputs, mode)
+    except Exception as error:
+        raise CaptureError(
+            f"the forward of {type(model).__name__} could not be captured on a copy of it: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _record(twin: torch.nn.Module, args: tuple, kwargs: dict, mode: FakeTensorMode | None) -> SavedGraph:
+    recorder = Recorder(twin, source="fake" if mode is not None else "real")
+    with mode or contextlib.nullcontext():
+        with recorder:
+            out = twin(*args, **kwargs)
+        return recorder.finish(out)
+
+
+def _refuse_hooks(model: torch.nn.Module) -> None:
+    for name, module in model.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks:
+            raise CaptureError(
+                f"the module {name or type(model).__name__!r} has forward hooks, whose effects a copy cannot isolate; "
+                "record a real step with Recorder, or remove the hooks"
+            )
+
+
+def _twin(model: torch.nn.Module, mode: FakeTensorMode | None) -> torch.nn.Module:
+    """A deep copy, its parameters and buffers fake where there is a mode; ties and aliases stay."""
+    memo: dict[int, Any] = {}
+    wrapped: list[tuple[str, Any]] = []
+    for name, module in model.named_modules():
+        forward = module.__dict__.get("forward")
+        if hasattr(forward, ORIGINAL_FORWARD):
+            wrapped.append((name, getattr(forward, ORIGINAL_FORWARD)))
+            memo[id(forward)] = forward
+        if mode is not None:
+            for t in _tensors_of(module):
+                memo[id(t)] = mode.from_tensor(t)
+    twin = copy.deepcopy(model, memo)
+    for name, original in wrapped:
+        module = twin.get_submodule(name)
+        del module.__dict__["forward"]
+        if original is not None:
+            module.__dict__["forward"] = original
+    return twin
+
+
+def _tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """A module's own parameters, buffers and plain tensor attributes."""
+    for table in (module._parameters, module._buffers, module.__dict__):
+        yield from (t for t in table.values() if isinstance(t, torch.Tensor))
+
+
+def _input(t: torch.Tensor, mode: FakeTensorMode | None) -> torch.Tensor:
+    if mode is None or (isinstance(t, FakeTensor) and t.fake_mode is mode):
+        return t
+    if isinstance(t, FakeTensor):
+        with mode:
+            return torch.empty_strided(
+                t.size(), t.stride(), dtype=t.dtype, device=t.device, requires_grad=t.requires_grad
+            )
+    return mode.from_tensor(t)
+
+
+@contextlib.contextmanager
+def _no_autocast_cache() -> Iterator[None]:
+    """Casts of fake weights must not enter the caller's autocast cache."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+@contextlib.contextmanager
+def _untouched_random_states() -> Iterator[None]:
+    """Puts torch's, Python's and (where it is loaded) NumPy's random states back; touches the device only if it is in use."""
+    restore: list[tuple[Callable, Any]] = [
+        (random.setstate, random.getstate()),
+        (torch.set_rng_state, torch.get_rng_state()),
+    ]
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        restore.append((numpy.random.set_state, numpy.random.get_state()))
+    if torch.cuda.is_initialized():
+        restore.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    try:
+        yield
+    finally:
+        for put, state in restore:
+            put(state)

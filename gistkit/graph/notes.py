@@ -1,0 +1,89 @@
+"""What a recorder writes down while the forward runs."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gistkit.graph.ledger import Ledger, StorageEntry
+
+
+class Packed:
+    """What the recorder's hook keeps of a saved tensor: the tensor, its version, its node's sequence number, its value."""
+
+    __slots__ = ("__weakref__", "node", "storage", "tensor", "value", "version")
+
+    def __init__(self, tensor: torch.Tensor, node: int, storage: int | None) -> None:
+        self.tensor = tensor.detach()
+        self.version = tensor._version
+        self.node = node
+        self.storage = storage
+        self.value = -1
+
+    def checked(self) -> torch.Tensor:
+        """The tensor; PyTorch's own error if it was written to in between."""
+        if self.tensor._version != self.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[{self.tensor.type()} {list(self.tensor.shape)}] is at version {self.tensor._version}; expected "
+                f"version {self.version} instead."
+            )
+        return self.tensor
+
+
+@dataclass
+class OpenCall:
+    """One call of the running forward.
+
+    ``number`` counts calls as they come; a hidden function's is ``("node", sequence number)``. ``lo`` <= x < ``hi`` are
+    the sequence numbers of its autograd nodes. ``versions`` holds its operands until it returns.
+    """
+
+    number: int | tuple[str, int]
+    op: str
+    module: str
+    lo: int
+    hi: int = 0
+    covered: int = -1
+    options: dict | None = None
+    operands: list[int] = field(default_factory=list)
+    results: list[int] = field(default_factory=list)
+    reads: list[int] = field(default_factory=list)
+    writes: list[int] = field(default_factory=list)
+    inplace: bool = False
+    versions: list[tuple[torch.Tensor, StorageEntry, int]] = field(default_factory=list)
+    packs: list[weakref.ref[Packed]] = field(default_factory=list)
+
+    def add_read(self, storage: int) -> None:
+        if storage not in self.reads:
+            self.reads.append(storage)
+
+    def add_write(self, storage: int) -> None:
+        if storage not in self.writes:
+            self.writes.append(storage)
+
+
+@dataclass
+class Notes:
+    """One forward as it was seen.
+
+    ``loose`` are packs made outside of any call, ``by_node`` the value behind each (sequence number, output number),
+    ``opened`` the packs that the unpack hook saw during the walk.
+    """
+
+    source: str
+    ledger: Ledger = field(default_factory=Ledger)
+    calls: list[OpenCall] = field(default_factory=list)
+    loose: list[weakref.ref[Packed]] = field(default_factory=list)
+    by_node: dict[tuple[int, int], int] = field(default_factory=dict)
+    first_node: int = 0
+    opened: list[Packed] = field(default_factory=list)
+
+    def take_opened(self) -> list[Packed]:
+        """The packs unpacked since the last time."""
+        taken = list(self.opened)
+        self.opened.clear()
+        return taken
