@@ -20,6 +20,12 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
 
 
+def plain_nan(x: torch.Tensor) -> torch.Tensor:
+    """x with one NaN for all: PyTorch's CPU conversions rewrite NaN's sign and payload in bf16 and fp16, in vectors
+    otherwise than in their tails."""
+    return torch.where(x.isnan(), torch.nan, x) if x.dtype in INTEGERS else x
+
+
 def special_values(dtype: torch.dtype) -> torch.Tensor:
     """Zeros of both signs, infinities, NaN, subnormals, the ends of the normal range, both signs."""
     info = torch.finfo(dtype)

@@ -11,7 +11,7 @@ from gistkit.codecs import CODECS, VALUE_FORMS, Encoded, Sparse, codec
 from gistkit.codecs.narrow import Narrow
 from gistkit.errors import GistError
 from gistkit.kernels.layout import is_dense
-from tests.tensors import FLOATS, laid_out, same_bits, tensors, values_of
+from tests.tensors import FLOATS, laid_out, plain_nan, same_bits, tensors, values_of
 
 FLOAT_CODECS = [name for name, c in CODECS.items() if c.accepts(torch.zeros(1)) is None]
 LOSSLESS = [name for name, c in CODECS.items() if c.lossless]
@@ -28,10 +28,6 @@ def any_tensor(name: str) -> st.SearchStrategy[torch.Tensor]:
 def nonzeros(x: torch.Tensor) -> int:
     integer = {4: torch.int32, 2: torch.int16, 1: torch.uint8}[x.element_size()]
     return int((x.contiguous().view(integer) != 0).sum())
-
-
-def plain_nan(x: torch.Tensor) -> torch.Tensor:
-    return torch.where(x.isnan(), torch.nan, x)
 
 
 def alone(x: torch.Tensor) -> torch.Tensor:
