@@ -122,7 +122,7 @@ def table(results: list[dict[str, Any]]) -> Table:
     for r in results:
         head = (r["case"], r["direction"], r["dtype"], f"{r['size_mib']:g}", f"{r['density']:g}")
         if "error" in r:
-            shown.add_row(*head, f"[red]{r['error'][:60]}[/red]")
+            shown.add_row(*head, "[red]failed[/red]")
         else:
             ms = [f"{1e3 * r[k]:.3f}" for k in ("median_s", "p20_s", "p80_s")]
             shown.add_row(*head, *ms, f"{r['gbps']:.0f}", f"{r['percent_of_copy']:.0f}")
@@ -170,6 +170,8 @@ def main(argv: list[str] | None = None) -> int:
         results = write(rows(todo, args.device, args.seed, args.quick, args.max_s), file)
     Console(width=140).print(table(results))
     failed = [r for r in results if "error" in r]
+    for r in failed:
+        print(f"{r['case']} {r['direction']} {r['dtype']} {r['size_mib']:g} MiB: {r['error']}")
     print(f"{len(results)} rows in {args.out}, {len(failed)} failed, {len(todo) - len(results)} not started")
     return 1 if failed else 0
 

@@ -1,0 +1,147 @@
+"""The benchmarks' own honesty: nothing wrong is timed, rows are complete, tables come from rows."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from bench import compare, measure, run, table
+from bench.cases import Case, Setting, Workload, codec_cases
+from bench.operators import operator_cases
+from bench.rows import read
+from gistkit.codecs import CODECS
+
+ROW_KEYS = {
+    *("kind", "time_utc", "commit", "device", "gpu", "driver", "cpu", "python", "torch", "triton", "case", "family"),
+    *("direction", "dtype", "size_mib", "density", "seed", "checked", "shape", "median_s", "p20_s", "p80_s"),
+    *("moved_bytes", "gbps", "copy_gbps", "percent_of_copy"),
+}
+
+
+def _broken(s: Setting) -> Workload:
+    x = torch.zeros(s.numel)
+    return Workload(lambda: x, lambda: -x, 1, (s.numel,))
+
+
+def _raising(s: Setting) -> Workload:
+    raise RuntimeError("no kernel")
+
+
+def test_every_codec_and_direction_has_a_case():
+    named = {(c.name, c.direction) for c in codec_cases()}
+    assert {name for name, _ in named} == set(CODECS) - {"dense"}
+    assert all({(n, "encode"), (n, "decode")} <= named for n in CODECS if n != "dense")
+    assert {("zvc", "pack"), ("csr+fp8", "pack"), ("mask1", "relu_backward")} <= named
+    assert ("fp8", "relu_backward") not in named and ("bits", "relu_backward") not in named
+
+
+@pytest.mark.parametrize("case", codec_cases() + operator_cases(), ids=lambda c: f"{c.name}-{c.direction}")
+def test_checks_pass_on_the_cpu(case):
+    for dtype in case.dtypes or (torch.float32, torch.bfloat16, torch.float16):
+        assert run.check(case, dtype, 0.5, "cpu", seed=0) == ""
+
+
+@pytest.mark.parametrize(("make", "says"), [(_broken, "differs in bits"), (_raising, "RuntimeError: no kernel")])
+def test_what_fails_its_check_is_not_timed(make, says):
+    case = Case("wrong", "encode", "codec", make)
+    (row,) = run.rows([(case, torch.float32, 0.5, 0.01)], "cpu", 0, True, 60.0)
+    assert says in row["error"] and row["checked"] is False and "median_s" not in row
+
+
+def test_bit_equality_sees_zeros_signs_and_nan():
+    zero, nan = torch.zeros(2), torch.full((2,), float("nan"))
+    assert measure.bit_equal(nan, nan.clone()) and not measure.bit_equal(zero, -zero)
+    assert not measure.bit_equal(zero, zero.double()) and not measure.bit_equal(zero, zero[:1])
+    assert measure.difference((zero, [nan]), (zero, [nan])) == ""
+    assert measure.difference(zero, (zero, zero)) == "1 tensors instead of 2"
+
+
+def test_moved_bytes_of_sparse_encode_count_stored_elements_only():
+    case = next(c for c in codec_cases() if (c.name, c.direction) == ("zvc", "encode"))
+    s = Setting("cpu", torch.float32, 1 << 20, 0.25, seed=3)
+    n = s.numel
+    moved = case.make(s).moved_bytes
+    words_and_counts = n // 8 + 2 * (n // 1024)
+    stored = (moved - 4 * n - words_and_counts) // 4
+    # Binomial with p = 1/4: five standard deviations are 5 * sqrt(n * 3/16) = 1109 of 65536.
+    assert abs(stored - n / 4) < 1109
+
+
+def test_a_run_writes_complete_rows_and_a_table(tmp_path, capsys):
+    out = tmp_path / "rows.jsonl"
+    assert run.main(["--device", "cpu", "--out", str(out), "--only", "mask1", "--sizes-mib", "0.1", "--quick"]) == 0
+    rows = read(out, "layer")
+    assert {r["case"] for r in rows} == {"mask1", "relu_mask1", "mask1_backward"}
+    assert all(set(r) == ROW_KEYS and r["checked"] for r in rows)
+    assert all(r["p20_s"] <= r["median_s"] <= r["p80_s"] for r in rows)
+    assert f"{len(rows)} rows in {out}, 0 failed, 0 not started" in capsys.readouterr().out
+
+
+def test_time_limit_starts_nothing_more(capsys):
+    todo = run.jobs(operator_cases(), [torch.float32], [0.01], on_gpu=False)
+    assert list(run.rows(todo, "cpu", 0, True, 0.0)) == []
+    assert "0 s are over" in capsys.readouterr().err
+
+
+def test_unknown_dtype_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run.main(["--out", str(tmp_path / "x"), "--dtypes", "fp64"])
+    assert "--dtypes must be of fp32, bf16, fp16; got fp64" in capsys.readouterr().err
+
+
+def _row(low: float, middle: float, high: float, **more) -> dict:
+    case = {"kind": "layer", "case": "zvc", "direction": "encode", "dtype": "float32", "size_mib": 64, "density": 0.5}
+    return {**case, "p20_s": low, "median_s": middle, "p80_s": high, **more}
+
+
+def test_compare_calls_only_separate_ranges_a_change():
+    old = _row(1.0, 1.1, 1.2)
+    assert compare.verdict(old, _row(0.8, 0.85, 0.9)) == "faster"
+    assert compare.verdict(old, _row(1.3, 1.4, 1.5)) == "slower"
+    assert compare.verdict(old, _row(1.15, 1.3, 1.5)) == "same"
+    assert compare.verdict(old, {**old, "error": "x"}) == "broken"
+    assert compare.verdict({**old, "error": "x"}, old) == "fixed"
+    assert compare.compare([old], [_row(2.0, 2.2, 2.4), {**old, "density": 0.1}])[0][1:] == ("slower", 2.0)
+
+
+def _step(variant: str, **more) -> dict:
+    places = {
+        "gpu": "H200",
+        "cpu": "",
+        "torch": "2.11",
+        "triton": "3.6",
+        "time_utc": "2026-11-20T00:00:00",
+        "commit": "a",
+    }
+    sizes = {"model": "vgg16", "dtype": "float32", "batch": 64, "image": 224, "kept_bytes": 2**30, "peak_bytes": 2**31}
+    return {"kind": "step", "variant": variant, "median_s": 0.1, **places, **sizes, **more}
+
+
+def test_table_fills_its_markers_and_nothing_else():
+    text = "before\n<!-- bench:step -->\nold\n<!-- /bench:step -->\nafter\n"
+    ours = {"kept_ratio": 3.3, "peak_ratio": 1.0, "slowdown": 1.05, "loss_equals_plain": True, "kept_bytes": 2**28}
+    rows = [_step("plain"), _step("gistkit", **ours), _step("compile", error="no compiler")]
+    done = table.filled(text, rows)
+    assert done.startswith("before\n<!-- bench:step -->\n| network") and done.endswith("<!-- /bench:step -->\nafter\n")
+    assert "| vgg16 | float32 | gistkit | 256.0 (3.30x less) | 2,048.0 | 100.0 (+5 %) | yes |" in done
+    assert "| compile | failed |" in done and "old" not in done
+    assert "H200, torch 2.11, triton 3.6, 2026-11-20, commit a, batch 64, 224² images." in done
+    assert table.filled(done, rows) == done
+
+
+@pytest.mark.parametrize("text", ["no marker", "<!-- bench:step --> without an end"])
+def test_table_refuses_a_file_without_markers(tmp_path, capsys, text):
+    readme, rows = tmp_path / "README.md", tmp_path / "rows.jsonl"
+    readme.write_text(text)
+    rows.write_text(json.dumps(_step("plain")) + "\n")
+    assert table.main([str(readme), str(rows)]) == 2
+    assert re.search("marker|needs its", capsys.readouterr().err)
+    assert readme.read_text() == text
+
+
+def test_a_line_that_is_no_row_is_named(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("\n{oops\n")
+    with pytest.raises(ValueError, match="line 2: expected one JSON object a line"):
+        read(rows)
