@@ -1,8 +1,8 @@
 """What one backward node keeps of a tensor, and for how long.
 
-A ``Kept`` stands for one forward tensor inside one backward node. The ops of :mod:`gistkit.nn.functional` take a ``keep``
-argument, a callable ``tensor -> Kept``; the runtime passes one that shares a stash between several nodes, users of the
-functional face get :func:`keep_dense` or :func:`keep_coded`.
+A ``Kept`` stands for one forward tensor inside one backward node. The ops of :mod:`gistkit.nn.functional` take a
+``keep`` argument, a callable ``tensor -> Kept``; the runtime passes one that shares a stash between several nodes,
+users of the functional face get :func:`keep_dense` or :func:`keep_coded`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def take(ctx: Any) -> Any:
     kept = ctx.kept
     if kept is None:
         raise RuntimeError(USED_TWICE)
-    if not torch._C._autograd._get_current_graph_task_keep_graph():
+    if not torch._C._autograd._get_current_graph_task_keep_graph():  # type: ignore[attr-defined]
         ctx.kept = None
     return kept
 

@@ -1,0 +1,136 @@
+"""conv2d whose backward takes the weight gradient first and lets go of its input before the input gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from gistkit.kernels.layout import is_dense
+from gistkit.nn.autocast import cast, disabled
+from gistkit.nn.eligible import covered, demand_floating, recorded
+from gistkit.nn.keep import Keep, Kept, hold, keep_dense, take
+from gistkit.nn.pool import Pair, Size, pair
+from gistkit.nn.slices import demand_slices, row_slices, summed
+from gistkit.nn.standin import Geometry, Memory, StandIn
+
+
+class _Conv2d(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, geometry: Geometry, keep: Keep, slices: int) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        with disabled(x.device.type):
+            y = torch.conv2d(x, weight, bias, *geometry)
+        ctx.save_for_backward(weight)
+        needs_x, *needs = ctx.needs_input_grad[:3]
+        stand_in = StandIn.of(x, weight, geometry) if needs_x else None
+        read = any(needs) or (stand_in is not None and stand_in.needs_input)
+        hold(ctx, (keep(x) if read else None, stand_in, geometry, slices))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor | None):
+        kept, stand_in, geometry, slices = take(ctx)
+        (weight,) = ctx.saved_tensors
+        (grad,) = grads
+        needs_x, *needs = ctx.needs_input_grad[:3]
+        if grad is None:
+            return (None,) * 6
+        x = grad_x = grad_weight = grad_bias = None
+        if any(needs):
+            grad_weight, grad_bias, x = _parameter_gradients(kept, grad, weight, geometry, needs, slices)
+        if needs_x and stand_in.needs_input:
+            x = kept.dense() if x is None else x
+        elif needs_x:
+            memory = None if x is None else Memory(x)
+            x = kept = None
+            x = memory and memory.tensor()
+            x = stand_in.tensor(weight, geometry) if x is None else x
+        if needs_x:
+            grad_x = geometry.backward(grad, x, weight, (True, False, False))[0]
+        return grad_x, grad_weight, grad_bias, None, None, None
+
+
+def _parameter_gradients(
+    kept: Kept, grad: torch.Tensor, weight: torch.Tensor, geometry: Geometry, needs: list[bool], slices: int
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """Weight gradient, bias gradient, and the decoded input where all of it was made."""
+    mask = (False, needs[0], needs[1])
+    if slices == 1:
+        x = kept.dense()
+        return *geometry.backward(grad, x, weight, mask)[1:], x
+    parts = row_slices(kept, grad.shape[0], slices)
+    weights, biases = summed(geometry.backward(grad[part], x, weight, mask)[1:] for part, x in parts)
+    return weights, biases, None
+
+
+def _same_padding(weight: torch.Tensor, dilation: Pair) -> tuple[Pair, tuple[int, int, int, int] | None]:
+    """``padding="same"`` as symmetric padding, and what PyTorch pads the input with before where that is uneven:
+    (left, right, top, bottom)."""
+    total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+    uneven = (0, total[1] % 2, 0, total[0] % 2)
+    return (total[0] // 2, total[1] // 2), uneven if any(uneven) else None
+
+
+def _geometry(stride: Any, padding: Any, dilation: Any, groups: Any) -> Geometry | None:
+    """The geometry as pairs; None for arguments that PyTorch shall judge."""
+    step, around, spread = (pair(v) for v in (stride, padding, dilation))
+    if step is None or around is None or spread is None or type(groups) is not int:
+        return None
+    return Geometry(step, around, spread, groups)
+
+
+def _resolved(x: Any, weight: Any, stride: Any, padding: Any, dilation: Any, groups: Any) -> Any:
+    """(input, geometry) with padding in numbers, or None where PyTorch's own conv2d must take the call."""
+    uneven = None
+    if isinstance(padding, str):
+        spread = pair(dilation)
+        if padding not in ("same", "valid") or spread is None or (padding == "same" and pair(stride) != (1, 1)):
+            return None
+        padding, uneven = _same_padding(weight, spread) if padding == "same" else ((0, 0), None)
+    geometry = _geometry(stride, padding, dilation, groups)
+    if geometry is None:
+        return None
+    return (x if uneven is None else F.pad(x, uneven)), geometry
+
+
+def conv2d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Size = 1,
+    padding: Size | str = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    *,
+    keep: Keep | None = None,
+    slices: int = 1,
+) -> torch.Tensor:
+    """``torch.nn.functional.conv2d``, bit for bit, that keeps its input as ``keep`` makes it (default: the tensor).
+
+    x: [N, C, H, W] or [C, H, W]; weight: [O, C/groups, KH, KW]; bias: [O] or None; fp32, bf16 or fp16. ``keep``: a
+    callable tensor -> Kept. Nothing of x is kept where neither weight nor bias needs a gradient. Backward decodes x,
+    takes the weight and bias gradients, lets go of it, then takes the input gradient. ``slices`` > 1 takes the weight
+    gradient in that many batch slices, which sums in another order. Under torch.autocast the operands are cast as
+    PyTorch casts them, each call for itself (the runtime shares casts, see :func:`gistkit.nn.autocast.cast`). Raises
+    TypeError for integer and complex tensors, ValueError for slices < 1, and what ``torch.conv2d`` raises. Does not
+    synchronise.
+    """
+    demand_floating("conv2d", x=x, weight=weight, bias=bias)
+    demand_slices("conv2d", slices)
+    own: Any = (x, weight, bias, stride, padding, dilation, groups)
+    if not recorded(x, weight, bias) or not covered(x, weight, bias):
+        return F.conv2d(*own)
+    if x.dim() not in (3, 4) or weight.dim() != 4 or x.numel() == 0 or not is_dense(x):
+        return F.conv2d(*own)
+    x, weight, bias = cast("conv2d", x.device.type, x, weight, bias)
+    resolved = _resolved(x, weight, stride, padding, dilation, groups)
+    if resolved is None:
+        return F.conv2d(*own)
+    x, geometry = resolved
+    batch = x if x.dim() == 4 else x.unsqueeze(0)
+    y = _Conv2d.apply(batch, weight, bias, geometry, keep or keep_dense, slices)
+    return y if x.dim() == 4 else y.squeeze(0)

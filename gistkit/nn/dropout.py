@@ -1,0 +1,72 @@
+"""dropout that keeps one bit an element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from gistkit.kernels import ops
+from gistkit.kernels.layout import flat, like
+from gistkit.nn.eligible import covered, demand_floating, overwritable, recorded
+from gistkit.nn.keep import hold, take
+
+
+def _scale(dtype: torch.dtype, p: float) -> float:
+    """1 / (1 - p) as PyTorch's CPU path rounds it: noise of that dtype divided by 1 - p. Computed on the host."""
+    return torch.ones((), dtype=dtype).div_(1 - p).item()
+
+
+def _drop(x: torch.Tensor, p: float, inplace: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Size, tuple, float]:
+    """dropout(x) by the ops that PyTorch itself runs, then the mask bits, their geometry and the scale.
+
+    On CUDA PyTorch has a fused kernel with random numbers of its own, except in place.
+    """
+    if x.device.type == "cuda" and not inplace:
+        y, kept = torch.ops.aten.native_dropout(x, p, True)
+        return y, ops.bits_encode(flat(kept)), kept.shape, kept.stride(), 1.0 / (1.0 - p)
+    noise = torch.empty_like(x).bernoulli_(1 - p).div_(1 - p)
+    y = x.mul_(noise) if inplace else x * noise
+    return y, ops.mask1_encode(flat(noise)), noise.shape, noise.stride(), _scale(x.dtype, p)
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, p: float, inplace: bool) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        y, *kept = _drop(x, p, inplace)
+        hold(ctx, kept)
+        if inplace:
+            ctx.mark_dirty(y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor | None):
+        mask, shape, stride, scale = take(ctx)
+        (grad,) = grads
+        if grad is None:
+            return None, None, None
+        ordered = grad
+        if grad.stride() != stride:
+            ordered = torch.empty_strided(shape, stride, dtype=grad.dtype, device=grad.device).copy_(grad)
+        grad_x = like(ops.dropout_backward(flat(ordered), mask, scale), shape, stride)
+        if grad.stride() != stride:
+            # PyTorch's product takes the gradient's order of dimensions
+            grad_x = torch.empty_like(grad).copy_(grad_x)
+        return grad_x, None, None
+
+
+def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    """``torch.nn.functional.dropout`` with the same random numbers, bit for bit, that keeps a 1-bit mask.
+
+    x: fp32, bf16 or fp16 of any shape and strides. p = 0, p = 1, inference, and in place on views are PyTorch's own.
+    Raises TypeError for integer and complex tensors, ValueError as PyTorch for p outside [0, 1]. Does not synchronise.
+    """
+    demand_floating("dropout", x=x)
+    direct = training and recorded(x) and covered(x) and x.numel() > 0 and 0.0 < p < 1.0
+    if not direct or (inplace and not overwritable(x)):
+        return F.dropout(x, p, training, inplace)
+    return _Dropout.apply(x, p, inplace)

@@ -1,0 +1,95 @@
+"""Which calls gistkit carries out itself, and which go to PyTorch unchanged.
+
+PyTorch's own path is taken where nothing is recorded for backward, for dtypes and devices without kernels, for tensor
+subclasses, and under function transforms and forward-mode differentiation, which need PyTorch's own formulas.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
+
+from gistkit.kernels.layout import is_channels_last
+
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+KERNEL_DEVICES = ("cpu", "cuda")
+EXACT_TYPES = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+
+
+def demand_floating(op: str, **tensors: Any) -> None:
+    """Raise TypeError for an integer, bool or complex tensor, naming the argument; the rest is for PyTorch to judge."""
+    for name, x in tensors.items():
+        if isinstance(x, torch.Tensor) and not x.is_floating_point():
+            remedy = f"pass {name}.real and {name}.imag" if x.is_complex() else f"convert it with {name}.float()"
+            raise TypeError(
+                f"gistkit.functional.{op}: {name} must be a floating-point tensor, got dtype {x.dtype} with shape "
+                f"{tuple(x.shape)}; {remedy}"
+            )
+
+
+def recorded(*tensors: Any) -> bool:
+    """Whether autograd records an op over these tensors (None and non-tensors are skipped)."""
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in tensors)
+
+
+def covered(*tensors: Any) -> bool:
+    """Whether gistkit has an implementation for these operands (None is skipped): exact tensor types, strided, fp32,
+    bf16 or fp16, on a CPU or a CUDA device, no function transform, no forward-mode differentiation."""
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return False
+    return all(x is None or _plain(x) for x in tensors)
+
+
+def _plain(x: Any) -> bool:
+    return (
+        type(x) in EXACT_TYPES
+        and x.layout == torch.strided
+        and x.dtype in KERNEL_DTYPES
+        and x.device.type in KERNEL_DEVICES
+        and not x.is_neg()
+    )
+
+
+def overwritable(x: torch.Tensor) -> bool:
+    """Whether an in-place Function may write to x: not a leaf (PyTorch raises its own error then, before anything is
+    written) and not a view (PyTorch replays views in its own in-place ops only)."""
+    return not (x.is_leaf and x.requires_grad) and not x._is_view()
+
+
+def memory_format_of(x: torch.Tensor) -> torch.memory_format:
+    """The memory format that PyTorch's 2-D ops give their results for the input x: ``suggest_memory_format`` of ATen.
+
+    Where sizes of 1 make a tensor both contiguous and channels_last, the strides decide, as in ATen.
+    """
+    if is_channels_last(x):
+        return torch.channels_last
+    if x.dim() != 4 or (not x.is_contiguous(memory_format=torch.channels_last) and x.is_contiguous()):
+        return torch.contiguous_format
+    return torch.channels_last if _strides_say_channels_last(x) else torch.contiguous_format
+
+
+def _strides_say_channels_last(x: torch.Tensor) -> bool:
+    sizes, strides = x.shape, x.stride()
+    if strides[1] == 0:
+        return False
+    least = 0
+    for d in (1, 3, 2, 0):
+        if sizes[d] == 0 or strides[d] < least or (d == 0 and least == strides[1]):
+            return False
+        least = strides[d] * max(sizes[d], 1)
+    return True
+
+
+def strides_of(shape: tuple[int, ...], layout: torch.memory_format) -> tuple[int, ...]:
+    """Strides of a fresh tensor of that shape (4-D for channels_last) and memory format."""
+    if layout == torch.channels_last:
+        _, c, h, w = shape
+        return (h * w * c, 1, w * c, c)
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

@@ -1,0 +1,101 @@
+"""linear whose backward takes the weight gradient first and lets go of its input before the input gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from gistkit.kernels.layout import is_dense
+from gistkit.nn.autocast import cast, disabled
+from gistkit.nn.eligible import covered, demand_floating, recorded
+from gistkit.nn.keep import Keep, Kept, hold, keep_dense, take
+from gistkit.nn.slices import demand_slices, row_slices, summed
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, keep: Keep, slices: int) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        with disabled(x.device.type):
+            y = F.linear(x, weight, bias)
+        ctx.save_for_backward(weight)
+        hold(ctx, (keep(x) if ctx.needs_input_grad[1] else None, x.shape, _column_major(x), slices))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor | None):
+        kept, shape, column_major, slices = take(ctx)
+        (weight,) = ctx.saved_tensors
+        (grad,) = grads
+        if grad is None:
+            return (None,) * 5
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        grad = grad.reshape(-1, weight.shape[0])
+        grad_x = grad_weight = grad_bias = None
+        if needs_weight:
+            grad_weight = _weight_gradient(kept, grad, weight, shape, slices)
+        kept = None
+        if needs_bias:
+            grad_bias = grad.sum(0)
+        if needs_x:
+            grad_x = (weight.t().mm(grad.t()).t() if column_major else grad.mm(weight)).view(shape)
+        return grad_x, grad_weight, grad_bias, None, None
+
+
+def _column_major(x: torch.Tensor) -> bool:
+    """Autograd's rule for mm: the gradient of a column-major matrix is made column-major."""
+    return x.dim() == 2 and x.stride(0) == 1 and x.stride(1) == x.shape[0]
+
+
+def _matrix_gradient(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The weight gradient, by the product that autograd forms: it depends on the weight's strides."""
+    if weight.stride(1) == 1 and weight.stride(0) == weight.shape[1]:
+        return grad.t().mm(x)
+    return x.t().mm(grad).t()
+
+
+def _weight_gradient(
+    kept: Kept, grad: torch.Tensor, weight: torch.Tensor, shape: torch.Size, slices: int
+) -> torch.Tensor | None:
+    inner = weight.shape[1]
+    if slices == 1:
+        return _matrix_gradient(grad, kept.dense().reshape(-1, inner), weight)
+    rows = grad.shape[0] // shape[0]
+    parts = row_slices(kept, shape[0], slices)
+    (total,) = summed(
+        (_matrix_gradient(grad[part.start * rows : part.stop * rows], x.reshape(-1, inner), weight),)
+        for part, x in parts
+    )
+    return total
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    keep: Keep | None = None,
+    slices: int = 1,
+) -> torch.Tensor:
+    """``torch.nn.functional.linear``, bit for bit, that keeps its input as ``keep`` makes it (default: the tensor).
+
+    x: [..., I] with at least one leading dimension, contiguous if there are several; weight: [O, I]; bias: [O] or
+    None; fp32, bf16 or fp16; any other geometry is PyTorch's own op. ``keep``: a callable tensor -> Kept. Nothing of
+    x is kept where the weight needs no gradient. ``slices``, autocast and errors: as :func:`gistkit.nn.conv.conv2d`'s,
+    slices running over the first dimension. Does not synchronise.
+    """
+    demand_floating("linear", x=x, weight=weight, bias=bias)
+    demand_slices("linear", slices)
+    if not recorded(x, weight, bias) or not covered(x, weight, bias):
+        return F.linear(x, weight, bias)
+    flattens = x.dim() > 2 and x.is_contiguous()
+    if not (flattens or (x.dim() == 2 and is_dense(x))) or weight.dim() != 2 or x.numel() == 0 or weight.numel() == 0:
+        return F.linear(x, weight, bias)
+    if bias is not None and bias.dim() != 1:
+        return F.linear(x, weight, bias)
+    x, weight, bias = cast("linear", x.device.type, x, weight, bias)
+    return _Linear.apply(x, weight, bias, keep or keep_dense, slices)

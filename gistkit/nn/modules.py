@@ -1,0 +1,157 @@
+"""Drop-in classes: torch.nn's constructors, state-dict keys and results, with less kept for backward.
+
+In ``eval()`` and under ``no_grad`` they run torch.nn's own code.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from gistkit.codecs import codec as codec_named
+from gistkit.nn import functional
+from gistkit.nn.keep import Keep, keep_coded
+
+
+def _keep(codec: str | None) -> Keep | None:
+    """The keep of a codec's name; None keeps the tensor. Raises ValueError for a name that is not in CODECS."""
+    return None if codec is None else keep_coded(codec_named(codec).name)
+
+
+class _Training:
+    """What all these classes ask: is there a backward to keep something for?"""
+
+    training: bool
+
+    def _keeps(self) -> bool:
+        return self.training and torch.is_grad_enabled()
+
+
+class _Coded(_Training):
+    """Classes whose backward reads their input, which a codec of CODECS may hold; None holds the tensor itself."""
+
+    codec: str | None
+
+    def _use(self, codec: str | None) -> None:
+        self._keep = _keep(codec)
+        self.codec = codec
+
+    def _with_codec(self, repr_of_torch: str) -> str:
+        return repr_of_torch if self.codec is None else f"{repr_of_torch}, codec={self.codec!r}"
+
+
+class ReLU(_Training, torch.nn.ReLU):
+    """``torch.nn.ReLU`` that keeps a 1-bit mask; see :func:`gistkit.nn.functional.relu`."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return functional.relu(input, self.inplace) if self._keeps() else super().forward(input)
+
+
+class MaxPool2d(_Training, torch.nn.MaxPool2d):
+    """``torch.nn.MaxPool2d`` that keeps 4 or 8 bits an output; see :func:`gistkit.nn.functional.max_pool2d`.
+
+    ``return_indices=True`` runs torch.nn's code.
+    """
+
+    def forward(self, input: torch.Tensor) -> Any:
+        if self.return_indices or not self._keeps():
+            return super().forward(input)
+        windows = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+        return functional.max_pool2d(input, *windows)
+
+
+class ReLUMaxPool2d(_Training, torch.nn.MaxPool2d):
+    """A ReLU and a ``torch.nn.MaxPool2d`` (same constructor) in one pass; see
+    :func:`gistkit.nn.functional.relu_max_pool2d`."""
+
+    def forward(self, input: torch.Tensor) -> Any:
+        if self.return_indices or not self._keeps():
+            return super().forward(torch.relu(input))
+        windows = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+        return functional.relu_max_pool2d(input, *windows)
+
+
+class Conv2d(_Coded, torch.nn.Conv2d):
+    """``torch.nn.Conv2d`` that keeps its input under ``codec``; see :func:`gistkit.nn.functional.conv2d`.
+
+    Raises ValueError for a codec that CODECS does not have.
+    """
+
+    def __init__(self, *args: Any, codec: str | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._use(codec)
+
+    def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if not self._keeps():
+            return super()._conv_forward(input, weight, bias)
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = 0
+        where = (self.stride, padding, self.dilation, self.groups)
+        return functional.conv2d(input, weight, bias, *where, keep=self._keep)
+
+    def extra_repr(self) -> str:
+        return self._with_codec(super().extra_repr())
+
+
+class Linear(_Coded, torch.nn.Linear):
+    """``torch.nn.Linear`` that keeps its input under ``codec``; see :func:`gistkit.nn.functional.linear`.
+
+    Raises ValueError for a codec that CODECS does not have.
+    """
+
+    def __init__(self, *args: Any, codec: str | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._use(codec)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not self._keeps():
+            return super().forward(input)
+        return functional.linear(input, self.weight, self.bias, keep=self._keep)
+
+    def extra_repr(self) -> str:
+        return self._with_codec(super().extra_repr())
+
+
+class BatchNorm2d(_Coded, torch.nn.BatchNorm2d):
+    """``torch.nn.BatchNorm2d`` that keeps its input under ``codec``; see :func:`gistkit.nn.functional.batch_norm`.
+
+    Raises ValueError for a codec that CODECS does not have.
+    """
+
+    def __init__(self, *args: Any, codec: str | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._use(codec)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not self._keeps():
+            return super().forward(input)
+        self._check_input_dim(input)
+        running_mean = running_var = None
+        momentum = 0.0 if self.momentum is None else self.momentum
+        if self.track_running_stats:
+            running_mean, running_var = self.running_mean, self.running_var
+            if self.num_batches_tracked is not None:
+                self.num_batches_tracked.add_(1)
+                if self.momentum is None:
+                    momentum = 1.0 / float(self.num_batches_tracked)
+        affine = (self.weight, self.bias)
+        return functional.batch_norm(
+            input, running_mean, running_var, *affine, True, momentum, self.eps, keep=self._keep
+        )
+
+    def extra_repr(self) -> str:
+        return self._with_codec(super().extra_repr())
+
+
+class Dropout(_Training, torch.nn.Dropout):
+    """``torch.nn.Dropout`` with the same random numbers that keeps a 1-bit mask; see
+    :func:`gistkit.nn.functional.dropout`."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not self._keeps():
+            return super().forward(input)
+        return functional.dropout(input, self.p, True, self.inplace)

@@ -1,0 +1,144 @@
+"""batch_norm that keeps its input as it is told, and the rebuild of its output from that input.
+
+The rebuild repeats the forward's elementwise half from the saved statistics. What that arithmetic is depends on
+device, dtype and layout, so :func:`rebuild_candidates` lists what is known and the caller takes the first that
+reproduces a real forward bit for bit on the device in use. With alpha = weight * invstd, on torch 2.13:
+
+| where | output |
+|---|---|
+| CPU, contiguous or channels_last | fma(x, alpha, beta) with beta = fma(-mean, alpha, bias), in fp32, rounded once |
+| CPU, other strides | ((x - mean) * invstd) * weight + bias, contiguous |
+| CUDA, PyTorch's kernel | weight * (x - mean) * invstd + bias: ``aten::batch_norm_elemt`` |
+| CUDA, cuDNN | not documented: one of the above, or none |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from gistkit.kernels.layout import is_dense
+from gistkit.nn.eligible import covered, demand_floating, recorded
+from gistkit.nn.keep import Keep, hold, keep_dense, take
+
+Statistics = Callable[[torch.Tensor, torch.Tensor], None]
+Vector = torch.Tensor | None
+Rebuild = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Vector, Vector], torch.Tensor]
+
+
+class _BatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, options: Any, keep: Keep, on_stats: Any):
+        ctx.set_materialize_grads(False)
+        running_mean, running_var, momentum, eps = options
+        y, mean, invstd, reserve, implementation = torch._batch_norm_impl_index(
+            x, weight, bias, running_mean, running_var, True, momentum, eps, torch.backends.cudnn.enabled
+        )
+        if on_stats is not None:
+            on_stats(mean, invstd)
+        ctx.save_for_backward(*(() if weight is None else (weight,)))
+        hold(ctx, (keep(x), mean, invstd, reserve, implementation, eps))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor | None):
+        kept, mean, invstd, reserve, implementation, eps = take(ctx)
+        weight = next(iter(ctx.saved_tensors), None)
+        (grad,) = grads
+        if grad is None:
+            return (None,) * 6
+        x, kept = kept.dense(), None
+        # in training the running statistics are an argument that backward does not read
+        grad_x, grad_weight, grad_bias = torch.ops.aten._batch_norm_impl_index_backward(
+            implementation, x, grad, weight, None, None, mean, invstd, True, eps, ctx.needs_input_grad[:3], reserve
+        )
+        return grad_x, grad_weight, grad_bias, None, None, None
+
+
+def batch_norm(
+    x: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *,
+    keep: Keep | None = None,
+    on_stats: Statistics | None = None,
+) -> torch.Tensor:
+    """``torch.nn.functional.batch_norm``, bit for bit, that in training keeps its input as ``keep`` makes it.
+
+    x: [N, C, ...] fp32, bf16 or fp16; the others [C] or None, of x's dtype or fp32. Running statistics are updated as
+    PyTorch updates them. ``keep``: a callable tensor -> Kept (default: the tensor). ``on_stats(mean, invstd)`` gets the
+    batch's statistics, [C] each, for :func:`bn_apply`. Inference, empty batches and tensors with gaps go to PyTorch.
+    Raises TypeError for integer and complex tensors and what PyTorch raises. Does not synchronise.
+    """
+    demand_floating("batch_norm", x=x, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
+    operands = (x, weight, bias, running_mean, running_var)
+    if not training or not recorded(x, weight, bias) or not covered(*operands):
+        return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+    if x.dim() < 2 or x.numel() == 0 or not is_dense(x):
+        return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+    F._verify_batch_size(x.shape)  # type: ignore[attr-defined]
+    options = (running_mean, running_var, momentum, eps)
+    return _BatchNorm.apply(x, weight, bias, options, keep or keep_dense, on_stats)
+
+
+def _over_channels(vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return vector.float().view((1, -1) + (1,) * (x.dim() - 2))
+
+
+def _fused(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> torch.Tensor:
+    """fma(x, alpha, beta): PyTorch's addcmul fuses on the CPU, as its batch norm's compiled loops do."""
+    mean, alpha = mean.float(), invstd.float()
+    if weight is not None:
+        alpha = weight.float() * alpha
+    beta = torch.addcmul(torch.zeros_like(mean) if bias is None else bias.float(), mean, alpha, value=-1)
+    return torch.addcmul(_over_channels(beta, x), x.float(), _over_channels(alpha, x)).to(x.dtype)
+
+
+def _stepwise(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> torch.Tensor:
+    """((x - mean) * invstd) * weight + bias, one rounding each."""
+    y = x.float().contiguous().sub(_over_channels(mean, x)).mul_(_over_channels(invstd, x))
+    if weight is not None:
+        y = y.mul_(_over_channels(weight, x))
+    if bias is not None:
+        y = y.add_(_over_channels(bias, x))
+    return y.to(x.dtype)
+
+
+def _elementwise_kernel(
+    x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector
+) -> torch.Tensor:
+    """PyTorch's own CUDA kernel for the elementwise half."""
+    return torch.ops.aten.batch_norm_elemt(x, weight, bias, mean, invstd, 0.0)
+
+
+def rebuild_candidates(x: torch.Tensor) -> list[Rebuild]:
+    """Functions (x, mean, invstd, weight, bias) -> batch norm's output, the likeliest for x's device and layout first.
+
+    None of them is to be relied on before it has reproduced a real forward bit for bit.
+    """
+    if x.device.type == "cuda":
+        return [_elementwise_kernel, _fused, _stepwise]
+    channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    return [_fused, _stepwise] if x.is_contiguous() or channels_last else [_stepwise]
+
+
+def bn_apply(
+    x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector = None, bias: Vector = None
+) -> torch.Tensor:
+    """Batch norm's output from its input x [N, C, ...] and the batch's statistics [C], by the likeliest arithmetic.
+
+    In x's dtype; on the CPU with one fp32 temporary of x's size for bf16 and fp16. Not differentiable; does not
+    synchronise.
+    """
+    with torch.no_grad():
+        return rebuild_candidates(x)[0](x, mean, invstd, weight, bias)

@@ -1,0 +1,168 @@
+"""max_pool2d that keeps the positions of its maxima in their windows, 4 or 8 bits an output, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from gistkit import formats
+from gistkit.kernels import ops
+from gistkit.kernels.layout import is_channels_last
+from gistkit.kernels.pool_geometry import forward_geometry
+from gistkit.nn.eligible import covered, demand_floating, memory_format_of, recorded, strides_of
+from gistkit.nn.keep import hold, take
+
+Pair = tuple[int, int]
+Size = int | tuple[int, ...] | list[int]
+
+
+class _Windows(NamedTuple):
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+
+
+class _Map(NamedTuple):
+    """What the backward of one pool needs besides the gradient."""
+
+    codes: torch.Tensor
+    shape: torch.Size
+    layout: torch.memory_format
+    nhwc: bool
+    windows: _Windows
+    zero_code: bool
+    bits: int
+
+
+def _restrided(x: torch.Tensor, layout: torch.memory_format) -> torch.Tensor:
+    """x (4-D) with exactly the strides of a fresh tensor of that memory format."""
+    x = x.contiguous(memory_format=layout)
+    strides = strides_of(x.shape, layout)
+    return x if x.stride() == strides else x.as_strided(x.shape, strides).detach()
+
+
+class _MaxPool2d(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, windows: _Windows, ceil_mode: bool, relu: bool, zero_code: bool, bits: int
+    ) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        layout = memory_format_of(x)
+        batch = x if x.dim() == 4 else x.unsqueeze(0)
+        source = batch.contiguous(memory_format=layout)
+        y, codes = ops.maxpool_forward(source, *windows, ceil_mode, relu, zero_code, bits)
+        hold(ctx, _Map(codes, x.shape, layout, is_channels_last(source), windows, zero_code, bits))
+        y = _restrided(y, layout)
+        return y if x.dim() == 4 else y.view(y.shape[1:]).detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor | None):
+        kept: _Map = take(ctx)
+        (grad,) = grads
+        if grad is None:
+            return (None,) * 6
+        height, width = kept.shape[-2:]
+        batch = grad if grad.dim() == 4 else grad.unsqueeze(0)
+        grad_x = ops.maxpool_backward(
+            batch, kept.codes, height, width, *kept.windows, kept.nhwc, kept.zero_code, kept.bits
+        )
+        return _restrided(grad_x, kept.layout).view(kept.shape), None, None, None, None, None
+
+
+def pair(value: Any) -> Pair | None:
+    """An int or a sequence of one or two as a pair (vertical, horizontal); None for anything else."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (value, value)
+    if isinstance(value, (tuple, list)) and len(value) in (1, 2) and all(type(v) is int for v in value):
+        return (value[0], value[-1])
+    return None
+
+
+def _windows(kernel_size: Any, stride: Any, padding: Any, dilation: Any) -> _Windows | None:
+    """The windows as pairs; None for arguments that PyTorch shall judge."""
+    step = kernel_size if stride is None or stride in ((), []) else stride
+    kernel, step, around, spread = (pair(v) for v in (kernel_size, step, padding, dilation))
+    if kernel is None or step is None or around is None or spread is None:
+        return None
+    if min(kernel) < 1 or min(step) < 1 or min(around) < 0 or min(spread) < 1:
+        return None
+    return _Windows(kernel, step, around, spread)
+
+
+def _code_bits(windows: _Windows, zero_code: bool) -> int | None:
+    """Bits of one code; None where the window has more positions than a byte can tell apart."""
+    symbols = windows.kernel[0] * windows.kernel[1] + zero_code
+    if symbols <= formats.ARGMAX4_POSITIONS:
+        return 4
+    return 8 if symbols <= formats.ARGMAX8_POSITIONS else None
+
+
+def _applicable(x: torch.Tensor, windows: _Windows, ceil_mode: bool, zero_code: bool, bits: int) -> bool:
+    """Whether the operator takes this pool; what it refuses goes to PyTorch, which raises its own error if it must."""
+    if x.dim() not in (3, 4) or x.numel() == 0:
+        return False
+    batch = torch.empty((1,) * (4 - x.dim()) + tuple(x.shape), dtype=x.dtype, device="meta")
+    try:
+        forward_geometry(batch, *windows, ceil_mode, zero_code, bits)
+    except (ValueError, TypeError):
+        return False
+    return all(2 * p <= k for p, k in zip(windows.padding, windows.kernel, strict=True))
+
+
+def _pool(x: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool, relu: bool, zero: bool):
+    """The pool of x or of relu(x) by gistkit's operator, or None where it is PyTorch's."""
+    if not recorded(x) or not covered(x):
+        return None
+    windows = _windows(kernel_size, stride, padding, dilation)
+    bits = None if windows is None else _code_bits(windows, zero)
+    if windows is None or bits is None or not _applicable(x, windows, ceil_mode, zero, bits):
+        return None
+    return _MaxPool2d.apply(x, windows, bool(ceil_mode), relu, zero, bits)
+
+
+def max_pool2d(
+    x: torch.Tensor,
+    kernel_size: Size,
+    stride: Size | None = None,
+    padding: Size = 0,
+    dilation: Size = 1,
+    ceil_mode: bool = False,
+    *,
+    zero_code: bool = False,
+) -> torch.Tensor:
+    """``torch.nn.functional.max_pool2d``, bit for bit, that keeps neither its input nor int64 indices.
+
+    x: [N, C, H, W] or [C, H, W], fp32, bf16 or fp16, any strides. Keeps 4 bits an output for windows of up to 16
+    positions, 8 bits up to 256; larger windows, and arguments that PyTorch rejects, go to PyTorch. ``zero_code=True``
+    (15 and 255 positions), for a ReLU's output x: no gradient flows from an output that is not positive, so that the
+    ReLU needs no mask. Raises TypeError for integer and complex tensors. Does not synchronise. Gist (ISCA 2018)
+    section III-A.
+    """
+    demand_floating("max_pool2d", x=x)
+    y = _pool(x, kernel_size, stride, padding, dilation, ceil_mode, False, zero_code)
+    if y is not None:
+        return y
+    # a second ReLU changes no value of a ReLU's output, and zeroes the gradient as the codes would have
+    return F.max_pool2d(torch.relu(x) if zero_code else x, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+def relu_max_pool2d(
+    x: torch.Tensor,
+    kernel_size: Size,
+    stride: Size | None = None,
+    padding: Size = 0,
+    dilation: Size = 1,
+    ceil_mode: bool = False,
+) -> torch.Tensor:
+    """``max_pool2d(relu(x), ...)``, bit for bit, in one pass: relu(x) never exists and only the pool's codes are kept.
+
+    Arguments, limits and errors as :func:`max_pool2d`'s with ``zero_code=True``.
+    """
+    demand_floating("relu_max_pool2d", x=x)
+    y = _pool(x, kernel_size, stride, padding, dilation, ceil_mode, True, True)
+    return F.max_pool2d(torch.relu(x), kernel_size, stride, padding, dilation, ceil_mode) if y is None else y

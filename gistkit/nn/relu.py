@@ -1,0 +1,78 @@
+"""relu that keeps one bit an element, or what ``keep`` makes of its output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from gistkit.codecs import Encoded
+from gistkit.kernels import ops
+from gistkit.kernels.layout import flat, is_dense, like
+from gistkit.nn.eligible import covered, demand_floating, overwritable, recorded
+from gistkit.nn.keep import Coded, Keep, hold, take
+
+
+class _Passes:
+    """Of a ReLU whose consumer zeroes its gradient already: nothing."""
+
+    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+def _relu_and_mask(x: torch.Tensor, inplace: bool) -> tuple[torch.Tensor, Coded]:
+    """relu(x) and its mask, in one pass where x is dense."""
+    if inplace:
+        y, mask = x, ops.relu_mask1_(flat(x))
+    elif is_dense(x):
+        values, mask = ops.relu_mask1(flat(x))
+        # detached: a view made here would refuse to be modified in place later
+        y = like(values, x.shape, x.stride()).detach()
+    else:
+        y = torch.relu(x)
+        mask = ops.mask1_encode(flat(y))
+    return y, Coded(Encoded("mask1", (mask,), y))
+
+
+class _ReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, inplace: bool, keep: Keep | None, passes: bool) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        if keep is None and not passes:
+            y, kept = _relu_and_mask(x, inplace)
+        else:
+            y = torch.relu_(x) if inplace else torch.relu(x)
+            kept = _Passes() if keep is None else None if inplace else keep(y)
+        hold(ctx, kept)
+        if inplace:
+            ctx.mark_dirty(y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor | None):
+        kept = take(ctx)
+        (grad,) = grads
+        return None if grad is None else kept.relu_backward(grad), None, None, None
+
+
+def relu(x: torch.Tensor, inplace: bool = False, *, keep: Keep | None = None, passes: bool = False) -> torch.Tensor:
+    """``torch.nn.functional.relu``, bit for bit, that keeps a 1-bit mask instead of its output.
+
+    x: fp32, bf16 or fp16 of any shape and strides; the result has the strides that ``torch.relu`` gives. ``keep``: what
+    to keep of the output, a callable tensor -> Kept. ``passes=True`` keeps nothing and hands the gradient on unchanged;
+    only right where every reader of the output zeroes the gradient where the output is not positive (a pool with
+    ``zero_code=True``). In place on views, and for tensors that gistkit has no kernels for, PyTorch's own op runs.
+    Raises TypeError for integer and complex tensors. Does not synchronise. Gist (ISCA 2018) section III-A, Binarize.
+    """
+    demand_floating("relu", x=x)
+    direct = recorded(x) and covered(x) and x.numel() > 0
+    if not direct or (inplace and not (overwritable(x) and is_dense(x))):
+        return torch.relu_(x) if inplace else torch.relu(x)
+    y = _ReLU.apply(x, inplace, keep, passes)
+    if inplace and keep is not None:
+        # only now: autograd counts one more version of x when an in-place Function returns
+        with torch.no_grad():
+            hold(y.grad_fn, keep(y))
+    return y

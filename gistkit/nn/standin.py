@@ -1,0 +1,97 @@
+"""A tensor that stands in for a convolution's input while its input gradient is taken, and occupies no memory.
+
+The input gradient of a convolution depends on its input's shape and memory format only. ``aten.convolution_backward``
+still wants a tensor there, and some backends bring it into another layout first, which would read it. What is safe:
+
+| backend | stand-in |
+|---|---|
+| oneDNN, cuDNN | strides of the backend's own memory format, storage emptied: never copied, so never read |
+| others, contiguous input | one element expanded to the shape: copying it is harmless |
+| others | none: the input itself must be there |
+
+Bits and strides of the gradients are those of one joint call (tests/test_functional.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from gistkit.nn.eligible import strides_of
+
+_Backend = torch._C._ConvBackend  # type: ignore[attr-defined]
+_NEVER_COPIED = (_Backend.Mkldnn, _Backend.Cudnn)
+
+Pair = tuple[int, int]
+
+
+class Geometry(NamedTuple):
+    """How a convolution runs over a 4-D input."""
+
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int
+
+    def backward(self, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, mask: tuple[bool, bool, bool]) -> Any:
+        """(input gradient, weight gradient, bias gradient), those of the mask, else None."""
+        bias_sizes = [weight.shape[0]] if mask[2] else None
+        where = (self.stride, self.padding, self.dilation, False, (0, 0), self.groups)
+        return torch.ops.aten.convolution_backward(grad, x, weight, bias_sizes, *where, mask)
+
+    def backend(self, x: torch.Tensor, weight: torch.Tensor) -> Any:
+        """The implementation that PyTorch picks for these operands; looks at shapes, strides, dtypes and settings."""
+        where = (self.stride, self.padding, self.dilation, False, (0, 0), self.groups)
+        return torch._C._select_conv_backend(x, weight, None, *where)
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """A recipe, made while the input is at hand; holds no memory. ``needs_input``: there is no stand-in."""
+
+    needs_input: bool
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    strides: tuple[int, ...] | None = None
+
+    @staticmethod
+    def of(x: torch.Tensor, weight: torch.Tensor, geometry: Geometry) -> StandIn:
+        """The recipe for the input x."""
+        if isinstance(x, FakeTensor):
+            return StandIn(True, x.shape, x.dtype, x.device)
+        backend = geometry.backend(x, weight)
+        if backend not in _NEVER_COPIED:
+            return StandIn(not x.is_contiguous(), x.shape, x.dtype, x.device)
+        layout = torch._C._conv_determine_backend_memory_format(x, weight, backend)
+        return StandIn(False, x.shape, x.dtype, x.device, strides_of(x.shape, layout))
+
+    def tensor(self, weight: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+        """The stand-in; takes its memory for a moment only, once the input has gone."""
+        if self.strides is not None:
+            empty = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
+            empty.untyped_storage().resize_(0)
+            # PyTorch's settings may have changed since forward; a backend that copies must not be given this
+            if geometry.backend(empty, weight) in _NEVER_COPIED:
+                return empty
+        return torch.empty((), dtype=self.dtype, device=self.device).expand(self.shape)
+
+
+class Memory:
+    """A weak hold on a tensor's memory: while others keep it alive, the tensor can be had back."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self._storage = StorageWeakRef(x.untyped_storage())
+        self._geometry = (x.storage_offset(), x.shape, x.stride())
+        self._dtype, self._device = x.dtype, x.device
+
+    def tensor(self) -> torch.Tensor | None:
+        """The tensor, or None where its memory is gone."""
+        storage = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)  # type: ignore[attr-defined]
+        if storage is None:
+            return None
+        return torch.empty((0,), dtype=self._dtype, device=self._device).set_(storage, *self._geometry)
