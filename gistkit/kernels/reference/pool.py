@@ -106,7 +106,7 @@ def _window_starts(g: PoolGeometry) -> tuple[torch.Tensor, torch.Tensor]:
 def _positions(indices: torch.Tensor, g: PoolGeometry) -> torch.Tensor:
     """PyTorch's indices (row * width + column in the input plane) as uint8 positions in the windows."""
     first_row, first_column = _window_starts(g)
-    # Integer division is 3x slower; (index + 1/2) / width is at least 1 / (2 width) off any integer: truncation is exact.
+    # Integer division is 3x slower. (index + 1/2) / width is at least 1 / (2 width) off any integer: this is exact.
     rows = indices.to(torch.float64).add_(0.5).div_(g.width).to(torch.int32)
     columns = indices.to(torch.int32).sub_(rows * g.width).sub_(first_column)
     rows.sub_(first_row)

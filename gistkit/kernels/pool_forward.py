@@ -1,0 +1,182 @@
+"""Max-pool forward on the GPU: one lane holds V outputs that follow each other in storage order.
+
+PyTorch's rules: strict > (the first maximum wins), NaN wins and the last NaN of a window stays, padding never wins, and
+a window of nothing but -inf names its first position inside the input. A ReLU in front commutes with the maximum, so it
+is applied to the result; where that is zero so are all values of the window, and the first position holds the maximum.
+"""
+
+import triton
+import triton.language as tl
+
+from gistkit.kernels.pool_tiles import locate, locate_channels, program_start, store_codes
+
+
+@triton.jit
+def _comparable(values):
+    """bf16 as fp32 by bits (a conversion may change the payload of a NaN); other dtypes as they are."""
+    if values.dtype == tl.bfloat16:
+        return (values.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    else:
+        return values
+
+
+@triton.jit
+def _stored(best, DTYPE: tl.constexpr):
+    """The inverse of :func:`_comparable`."""
+    if DTYPE == tl.bfloat16:
+        return (best.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    else:
+        return best
+
+
+@triton.jit
+def _take(best, code, values, position):
+    """The larger of best and values with its position."""
+    values = _comparable(values)
+    wins = (values > best) | (values != values)
+    return tl.where(wins, values, best), tl.where(wins, position, code)
+
+
+@triton.jit
+def _finish(best, code, first_code, RELU: tl.constexpr, ZERO_CODE: tl.constexpr, NONE: tl.constexpr):
+    """Apply the ReLU to the maxima and mark those that pass no gradient back."""
+    not_positive = best <= 0.0
+    if RELU:
+        best = tl.where(not_positive, 0.0, best)
+    if ZERO_CODE:
+        code = tl.where(not_positive, NONE, code)
+    elif RELU:
+        code = tl.where(not_positive, first_code, code)
+    return best, code
+
+
+@triton.jit
+def _first_inside(start, DILATION: tl.constexpr):
+    """The first window position at or after coordinate 0 along one dimension."""
+    return tl.where(start < 0, (DILATION - 1 - start) // DILATION, 0)
+
+
+@triton.jit
+def _visit(best, code, base_ptr, rows, columns, inside, i, j, height, width, step,
+           KW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, CHECK: tl.constexpr):  # fmt: skip
+    """Compare with position (i, j) of every window; base_ptr points at position (0, 0)."""
+    if CHECK:
+        row, column = rows + i * DH, columns + j * DW
+        inside = inside & (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    values = tl.load(base_ptr + (i * DH * width.to(tl.int64) + j * DW) * step, inside, float("-inf"))
+    return _take(best, code, values, i * KW + j)
+
+
+@triton.jit
+def forward_kernel(
+    x_ptr, y_ptr, codes_ptr, groups, inner_groups, height, width, out_height, out_width,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    DH: tl.constexpr, DW: tl.constexpr, CHANNELS_LAST: tl.constexpr, RELU: tl.constexpr, ZERO_CODE: tl.constexpr,
+    NONE: tl.constexpr, BITS: tl.constexpr, CHECK: tl.constexpr, UNROLL: tl.constexpr, WIDE: tl.constexpr,
+    FLOAT: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """Any window in either layout: V outputs a lane along the channels (channels_last) or along a row.
+
+    inner_groups: groups of V in the innermost extent (channels or out_width); groups: all of them.
+    """
+    start = program_start(LANES, WIDE)
+    lanes = tl.arange(0, LANES)
+    tile = tl.arange(0, V)[None, :]
+    if CHANNELS_LAST:
+        image, oh, ow, group = locate_channels(start, lanes, inner_groups, out_width, out_height, FLOAT)
+        columns = (ow * SW - PW)[:, None]
+        step = inner_groups.to(tl.int64) * V
+        lane_ptr = x_ptr + ((image * height * width)[:, None] * step + (group * V)[:, None] + tile)
+    else:
+        plane, oh, group = locate(start, lanes, inner_groups, out_height, FLOAT)
+        columns = ((group * V)[:, None] + tile) * SW - PW
+        step = 1
+        lane_ptr = x_ptr + (plane * height * width)[:, None]
+    rows = (oh * SH - PH)[:, None]
+    base_ptr = lane_ptr + (rows.to(tl.int64) * width + columns) * step
+    first = (start.to(tl.int64) + lanes)[:, None] * V
+    inside = (start + lanes < groups)[:, None]
+
+    first_code = tl.zeros((LANES, V), tl.int32)
+    if PH > 0 or PW > 0:
+        first_code += _first_inside(rows, DH) * KW + _first_inside(columns, DW)
+    best = _comparable(tl.full((LANES, V), float("-inf"), x_ptr.dtype.element_ty))
+    code = first_code
+    if UNROLL:
+        for i in tl.static_range(KH):
+            for j in tl.static_range(KW):
+                best, code = _visit(
+                    best, code, base_ptr, rows, columns, inside, i, j, height, width, step, KW, DH, DW, CHECK
+                )
+    else:
+        for i in range(KH):
+            for j in range(KW):
+                best, code = _visit(
+                    best, code, base_ptr, rows, columns, inside, i, j, height, width, step, KW, DH, DW, CHECK
+                )
+    best, code = _finish(best, code, first_code, RELU, ZERO_CODE, NONE)
+    tl.store(y_ptr + first + tile, _stored(best, y_ptr.dtype.element_ty), inside)
+    store_codes(codes_ptr, first, code, inside, BITS)
+
+
+@triton.jit
+def _load_four(ptr, inside, LANES: tl.constexpr):
+    """Four neighbours a lane, as four [LANES] tiles."""
+    quad = tl.load(ptr[:, None] + tl.arange(0, 4)[None, :], inside[:, None], float("-inf"))
+    even, odd = tl.split(tl.reshape(quad, (LANES, 2, 2)))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
+def forward_pairs_kernel(
+    x_ptr, y_ptr, codes_ptr, pairs, row_pairs, height, width, out_height, K: tl.constexpr, P: tl.constexpr,
+    RELU: tl.constexpr, ZERO_CODE: tl.constexpr, NONE: tl.constexpr, BITS: tl.constexpr, CHECK: tl.constexpr,
+    ALIGN: tl.constexpr, WIDE: tl.constexpr, FLOAT: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """2x2 (P = 0) and 3x3 (P = 0 or 1) windows of stride 2 in NCHW with an even out_width: two outputs of a row a lane.
+
+    A row of both windows is four neighbours, one wide load, and for 3x3 one more to the left (P = 1) or right (P = 0).
+    width counts ALIGN columns; row_pairs are out_width / 2; width must reach the windows' four columns everywhere.
+    """
+    start = program_start(LANES, WIDE)
+    lanes = tl.arange(0, LANES)
+    plane, oh, pair = locate(start, lanes, row_pairs, out_height, FLOAT)
+    inside = start + lanes < pairs
+    width = width * ALIGN
+    row = oh * 2 - P
+    ptr = x_ptr + ((plane * height + row) * width + pair * 4)
+
+    low_first = tl.zeros((LANES,), tl.int32)
+    high_first = low_first
+    if P > 0:
+        high_first += tl.where(row < 0, K, 0)
+        low_first = high_first + tl.where(pair == 0, 1, 0)
+    low = _comparable(tl.full((LANES,), float("-inf"), x_ptr.dtype.element_ty))
+    high = low
+    low_code, high_code = low_first, high_first
+    for i in tl.static_range(K):
+        present = inside
+        if CHECK:
+            present = inside & (row + i >= 0) & (row + i < height)
+        row_ptr = ptr + i * width
+        a, b, c, d = _load_four(row_ptr, present, LANES)
+        if P > 0:
+            left = tl.load(row_ptr - 1, present & (pair > 0), float("-inf"))
+            low, low_code = _take(low, low_code, left, i * K)
+            high, high_code = _take(high, high_code, b, i * K)
+        low, low_code = _take(low, low_code, a, i * K + P)
+        low, low_code = _take(low, low_code, b, i * K + P + 1)
+        high, high_code = _take(high, high_code, c, i * K + P)
+        high, high_code = _take(high, high_code, d, i * K + P + 1)
+        if K == 3 and P == 0:
+            right = tl.load(row_ptr + 4, present & (pair * 4 + 4 < width), float("-inf"))
+            low, low_code = _take(low, low_code, c, i * K + 2)
+            high, high_code = _take(high, high_code, right, i * K + 2)
+    low, low_code = _finish(low, low_code, low_first, RELU, ZERO_CODE, NONE)
+    high, high_code = _finish(high, high_code, high_first, RELU, ZERO_CODE, NONE)
+    first = (start.to(tl.int64) + lanes)[:, None] * 2
+    y = _stored(tl.join(low, high), y_ptr.dtype.element_ty)
+    tl.store(y_ptr + first + tl.arange(0, 2)[None, :], y, inside[:, None])
+    store_codes(codes_ptr, first, tl.join(low_code, high_code), inside[:, None], BITS)
