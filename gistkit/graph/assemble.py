@@ -49,7 +49,7 @@ def _living(refs: list[weakref.ref[Packed]]) -> list[Packed]:
 
 
 def _roots(ledger: Ledger, out: Any) -> list[torch.Tensor]:
-    """Tensors from which the graph can be reached: the outputs and what else is still held; both are marked escaping."""
+    """Tensors that lead into the graph: the outputs and whatever else is still held. Marks both as escaping."""
     outputs = list(tensors_in(out))
     ours = {id(t) for t in outputs}
     held = [t for t in ledger.survivors() if id(t) not in ours]

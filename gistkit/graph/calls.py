@@ -1,11 +1,11 @@
-"""The covered functions: under which objects users reach them, their arguments by name, and how their calls are counted.
+"""The covered functions: the objects under which users reach them, their arguments by name, the count of their calls.
 
 Capture and runtime must agree on which call is number 17. The rule, shared by both, is that of :func:`is_counted` and
-:func:`region_is_open`: a call counts
-when its function is in :data:`COVERED`, its arguments bind, its first operand is a tensor, gradients are on and the
-region's own saved-tensor hooks are on top. A non-reentrant checkpoint pushes hooks of its own and a reentrant one
-turns gradients off, so calls inside either are not counted. ``add`` counts only between two floating tensors of at
-least two dimensions: ``num_batches_tracked.add_(1)`` and additions of scalars or biases are left alone.
+:func:`region_is_open`: a call counts when its function is in :data:`COVERED`, its arguments bind, its first operand is
+a tensor, gradients are on and the region's own saved-tensor hooks are on top. A non-reentrant checkpoint pushes hooks
+of its own and a reentrant one turns gradients off, so calls inside either are not counted. ``add`` counts only between
+two floating tensors of at least two dimensions: ``num_batches_tracked.add_(1)`` and additions of scalars or biases are
+left alone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+
+_autograd = torch._C._autograd  # type: ignore[attr-defined]
 
 Pair = tuple[int, int]
 
@@ -187,8 +189,9 @@ COVERED: dict[Callable, str] = {func: op for func, (op, _) in _BINDERS.items()}
 def bind(op: str, func: Callable, args: tuple, kwargs: dict | None) -> Bound | None:
     """The arguments of a covered call by name, sizes as pairs; a few microseconds, no tensor is touched.
 
-    ``op`` is ``COVERED[func]``. None where the arguments are not of the covered form (``out=``, ``return_indices=True``, or
-    not accepted by the function at all): such a call is PyTorch's own affair and is not counted.
+    ``op`` is ``COVERED[func]``. None where the arguments are not of the covered form (``out=``,
+    ``return_indices=True``, or not accepted by the function at all): such a call is PyTorch's own affair and is not
+    counted.
     """
     try:
         return _BINDERS[func][1](*args, **(kwargs or {}))
@@ -204,10 +207,10 @@ def is_counted(bound: Bound | None) -> bool:
 
 
 def region_is_open(pack: Callable) -> bool:
-    """Whether gradients are on and the innermost saved-tensor hooks of this thread are the pair that ``pack`` belongs to."""
+    """Whether gradients are on and this thread's innermost saved-tensor hooks are those that ``pack`` belongs to."""
     if not torch.is_grad_enabled():
         return False
-    top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    top = _autograd._top_saved_tensors_default_hooks(False)
     return top is not None and top[0] is pack
 
 

@@ -1,7 +1,7 @@
 """capture: the SavedGraph of a model's forward without running it on real data.
 
-The forward runs on a deep copy with fake parameters, buffers and inputs (``FakeTensorMode``): no memory, no arithmetic, and
-whatever the model does to itself it does to the copy. Random states are put back. What the copy cannot isolate are
+The forward runs on a deep copy with fake parameters, buffers and inputs (``FakeTensorMode``): no memory, no arithmetic,
+and whatever the model does to itself it does to the copy. Random states are put back. What the copy cannot isolate are
 globals and forward hooks of the user, so a model with hooks is refused and recorded on a real step instead.
 """
 
@@ -23,8 +23,8 @@ from gistkit.graph.recorder import Recorder
 from gistkit.graph.saved import SavedGraph
 
 ORIGINAL_FORWARD = "gistkit_original"
-"""An object in ``module.__dict__["forward"]`` with this attribute is a wrapper that the copy does without: the attribute
-holds what was in ``__dict__`` before, or None."""
+"""An object in ``module.__dict__["forward"]`` with this attribute is a wrapper that the copy does without: the
+attribute holds what was in ``__dict__`` before, or None."""
 
 
 def capture(
@@ -32,20 +32,20 @@ def capture(
 ) -> SavedGraph:
     """The calls and saved storages of ``model(*args, **kwargs)`` in its present mode.
 
-    ``args`` and ``kwargs`` may hold real or fake tensors in any nesting. The model, its buffers, the gradients and every
-    random state stay as they are. With ``fake=False`` the copy really runs, which also measures densities (and
+    ``args`` and ``kwargs`` may hold real or fake tensors in any nesting. The model, its buffers, the gradients and
+    every random state stay as they are. With ``fake=False`` the copy really runs, which also measures densities (and
     synchronises once). Gradients are on during the run, autocast as the caller has it.
 
-    Raises :class:`CaptureError`, its cause chained, where the copy cannot be made or fake tensors cannot go (values that
-    decide the control flow, operators without a fake implementation, user hooks on modules).
+    Raises :class:`CaptureError`, its cause chained, where the copy cannot be made or fake tensors cannot go (values
+    that decide the control flow, operators without a fake implementation, user hooks on modules).
     """
     _refuse_hooks(model)
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     try:
         with _untouched_random_states(), torch.enable_grad(), _no_autocast_cache():
             twin = _twin(model, mode)
-            inputs = tree_map_only(torch.Tensor, lambda t: _input(t, mode), (tuple(args), dict(kwargs or {})))
-            return _record(twin, *inputs, mode)
+            args, kwargs = tree_map_only(torch.Tensor, lambda t: _input(t, mode), (tuple(args), dict(kwargs or {})))
+            return _record(twin, args, kwargs or {}, mode)
     except Exception as error:
         raise CaptureError(
             f"the forward of {type(model).__name__} could not be captured on a copy of it: "
@@ -87,7 +87,7 @@ def _twin(model: torch.nn.Module, mode: FakeTensorMode | None) -> torch.nn.Modul
         module = twin.get_submodule(name)
         del module.__dict__["forward"]
         if original is not None:
-            module.__dict__["forward"] = original
+            module.__dict__["forward"] = copy.deepcopy(original, memo)
     return twin
 
 
@@ -121,7 +121,7 @@ def _no_autocast_cache() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _untouched_random_states() -> Iterator[None]:
-    """Puts torch's, Python's and (where it is loaded) NumPy's random states back; touches the device only if it is in use."""
+    """Puts the random states of torch, Python and NumPy back; a device's only where it is in use already."""
     restore: list[tuple[Callable, Any]] = [
         (random.setstate, random.getstate()),
         (torch.set_rng_state, torch.get_rng_state()),

@@ -1,7 +1,7 @@
 """Who is who during one recorded forward: storages and values, numbered in the order of their first sight.
 
-Identity is the live storage: the address of its StorageImpl, which a weak reference keeps from being used again, so no memory
-is held back while a real step is recorded.
+Identity is the live storage: the address of its StorageImpl, which a weak reference keeps from being used again, so no
+memory is held back while a real step is recorded.
 """
 
 from __future__ import annotations
@@ -18,16 +18,6 @@ from gistkit.graph.saved import SavedStorage, Value
 from gistkit.kernels.layout import is_dense
 
 NO_PRODUCER = -1
-_RESHAPES_OF_WEIGHTS = {
-    "TBackward0",
-    "ToCopyBackward0",
-    "ViewBackward0",
-    "UnsafeViewBackward0",
-    "ReshapeAliasBackward0",
-    "TransposeBackward0",
-    "PermuteBackward0",
-    "AliasBackward0",
-}
 
 
 @dataclass
@@ -61,16 +51,6 @@ def tensors_in(item: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(getattr(item, name))
 
 
-def is_weight(t: torch.Tensor) -> bool:
-    """Whether a tensor is a parameter, a view of one, or a transpose, cast or view chain from one (autocast's copies)."""
-    if isinstance(t, torch.nn.Parameter) or (t._is_view() and isinstance(t._base, torch.nn.Parameter)):
-        return True
-    node = t.grad_fn
-    while node is not None and node.name() in _RESHAPES_OF_WEIGHTS:
-        node = node.next_functions[0][0]
-    return node is not None and isinstance(getattr(node, "variable", None), torch.nn.Parameter)
-
-
 class Ledger:
     """Storages and values of one forward."""
 
@@ -91,7 +71,7 @@ class Ledger:
         return None if address is None else self._by_address.get(address)
 
     def storage_of(self, t: torch.Tensor, kind: str, producer: Any) -> StorageEntry | None:
-        """The entry of a tensor's storage, made with the given kind and producer at first sight; None without storage."""
+        """The entry of a tensor's storage, new ones with the given kind and producer; None for a tensor without one."""
         address = _address(t)
         if address is None:
             return None
@@ -122,9 +102,10 @@ class Ledger:
             self.values.append(Value(found, entry.id, version, tuple(t.shape), dtype_name(t.dtype), whole, producer))
         return found
 
-    def watch(self, t: torch.Tensor) -> None:
-        """Remember a tensor object, to see after the forward whether somebody still holds it."""
-        self._alive[id(t)] = weakref.ref(t)
+    def watch(self, t: torch.Tensor, entry: StorageEntry) -> None:
+        """Remember an activation's tensor object, to see after the forward whether somebody still holds it."""
+        if entry.kind == "activation":
+            self._alive[id(t)] = weakref.ref(t)
 
     def survivors(self) -> list[torch.Tensor]:
         """Watched tensor objects that are still alive."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -12,7 +11,7 @@ from gistkit.graph.ledger import Ledger, StorageEntry
 
 
 class Packed:
-    """What the recorder's hook keeps of a saved tensor: the tensor, its version, its node's sequence number, its value."""
+    """What the recorder's hook keeps of a saved tensor: itself, its version and value, its node's sequence number."""
 
     __slots__ = ("__weakref__", "node", "storage", "tensor", "value", "version")
 

@@ -1,10 +1,11 @@
 """Recorder: watches one forward, fake or real, and writes down its SavedGraph.
 
-Three observers run together: a TorchFunctionMode sees the calls, a pair of saved-tensor hooks sees what each call saves,
-and two module hooks keep the name of the module at work. :mod:`gistkit.graph.assemble` names nodes and fields afterwards.
+Three observers run together: a TorchFunctionMode sees the calls, a pair of saved-tensor hooks sees what each call
+saves, and two module hooks keep the name of the module at work. :mod:`gistkit.graph.assemble` names nodes and fields
+afterwards.
 
-The hooks hand back the very tensors they were given, with PyTorch's own version check, so a recorded real step computes and
-keeps what the plain step does; calls inside a checkpoint save under the checkpoint's hooks and stay invisible here.
+The hooks hand back the very tensors they were given, with PyTorch's own version check, so a recorded real step computes
+and keeps what the plain step does; calls inside a checkpoint save under the checkpoint's hooks and stay invisible here.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from torch.overrides import TorchFunctionMode
 from gistkit.errors import CaptureError
 from gistkit.graph import calls
 from gistkit.graph.assemble import assemble
-from gistkit.graph.ledger import NO_PRODUCER, StorageEntry, is_weight, tensors_in
+from gistkit.graph.ledger import NO_PRODUCER, StorageEntry, tensors_in
 from gistkit.graph.notes import Notes, OpenCall, Packed
 from gistkit.graph.saved import SavedGraph
+from gistkit.graph.weights import is_weight
+
+_autograd = torch._C._autograd  # type: ignore[attr-defined]
 
 _METADATA = {"size", "dim", "stride", "numel", "nelement", "ndimension", "element_size", "storage_offset", "get_device"}
 _METADATA |= {"__len__", "__hash__", "__repr__", "__format__", "_is_view", "type", "has_names"}
@@ -62,7 +66,7 @@ class Recorder(TorchFunctionMode):
         if self._state != "new":
             raise CaptureError(f"Recorder: one recorder records one forward, this one is {self._state}; make a new one")
         self._state = "recording"
-        self._notes.first_node = torch._C._autograd._get_sequence_nr()
+        self._notes.first_node = _autograd._get_sequence_nr()
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack_hook, self._unpack_hook)
         self._hooks.__enter__()
         self._watch_modules()
@@ -110,7 +114,7 @@ class Recorder(TorchFunctionMode):
         op = calls.COVERED.get(func)
         bound = None if op is None else calls.bind(op, func, args, kwargs)
         module = self._stack[-1] if self._stack else ""
-        call = OpenCall(len(self._notes.calls), op or call_name(func), module, torch._C._autograd._get_sequence_nr())
+        call = OpenCall(len(self._notes.calls), op or call_name(func), module, _autograd._get_sequence_nr())
         if bound is not None:
             call.options = calls.options(bound)
             if calls.is_counted(bound) and calls.region_is_open(self._pack_hook):
@@ -130,7 +134,7 @@ class Recorder(TorchFunctionMode):
             call.add_read(entry.id)
 
     def _first_sight(self, t: torch.Tensor) -> StorageEntry | None:
-        """The entry of a tensor that no recorded call returned: a weight, an input, or the result of a hidden function."""
+        """The entry of a tensor that no recorded call returned: a weight, an input, a hidden function's result."""
         ledger, node = self._notes.ledger, t.grad_fn
         if is_weight(t):
             return ledger.storage_of(t, "parameter", NO_PRODUCER)
@@ -140,7 +144,7 @@ class Recorder(TorchFunctionMode):
         entry = ledger.storage_of(t, "activation", ("node", sequence))
         if entry is not None:
             self._notes.by_node[sequence, t.output_nr] = ledger.value_of(t, entry, entry.producer)
-            ledger.watch(t)
+            ledger.watch(t, entry)
         return entry
 
     def _end(self, call: OpenCall, out: Any) -> None:
@@ -163,8 +167,8 @@ class Recorder(TorchFunctionMode):
                 call.add_write(entry.id)
             if t.grad_fn is not None:
                 notes.by_node[t.grad_fn._sequence_nr(), t.output_nr] = value
-            notes.ledger.watch(t)
-        call.hi = torch._C._autograd._get_sequence_nr()
+            notes.ledger.watch(t, entry)
+        call.hi = _autograd._get_sequence_nr()
         notes.calls.append(call)
 
     def _value_of_pack(self, packed: Packed | None, call: OpenCall, written: dict[int, StorageEntry]) -> None:
@@ -182,7 +186,7 @@ class Recorder(TorchFunctionMode):
         busy, self._busy = self._busy, True
         try:
             notes, call = self._notes, self._current
-            sequence = torch._C._autograd._get_sequence_nr() - 1
+            sequence = _autograd._get_sequence_nr() - 1
             origin = ("node", sequence) if call is None else call.number
             entry = notes.ledger.storage_of(t, "parameter" if is_weight(t) else "activation", origin)
             packed = Packed(t, sequence, None if entry is None else entry.id)

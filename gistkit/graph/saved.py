@@ -1,8 +1,8 @@
 """SavedGraph: the calls of one forward and the storages that its backward keeps. Pure data, JSON both ways.
 
-A *call* is one torch function call of the forward (``relu``, ``conv2d``, ``add``...), in order. A *storage* is one block of
-memory that some call reads, writes or saves. A *value* is what a storage holds between two writes, seen through one
-geometry: an in-place ReLU has one storage and two values. Ids are dense: ``graph.storages[i].id == i``,
+A *call* is one torch function call of the forward (``relu``, ``conv2d``, ``add``...), in order. A *storage* is one
+block of memory that some call reads, writes or saves. A *value* is what a storage holds between two writes, seen
+through one geometry: an in-place ReLU has one storage and two values. Ids are dense: ``graph.storages[i].id == i``,
 ``graph.values[i].id == i``, ``graph.calls[i].index == i``.
 """
 
@@ -38,9 +38,9 @@ class Value:
 class Save:
     """One saved tensor: the storage it lies in, the node and field that hold it, its geometry.
 
-    ``field`` is autograd's name without ``_saved_`` (``result``, ``self``, ``input``, ``weight``), ``?`` where autograd does not
-    tell; ``read`` is False where backward uses the shape only (max-pool's and average-pool's ``self``). ``value`` is the id of
-    the saved value (-1: unknown).
+    ``field`` is autograd's name without ``_saved_`` (``result``, ``self``, ``input``, ``weight``), ``?`` where autograd
+    does not tell; ``read`` is False where backward uses the shape only (max-pool's and average-pool's ``self``).
+    ``value`` is the id of the saved value (-1: unknown).
     """
 
     storage: int
@@ -57,9 +57,9 @@ class Call:
     """One function call: canonical name, covered-call ordinal, storages read and written, tensors saved.
 
     ``covered`` is the running number among the calls that the runtime interposes (-1 for all others): the runtime finds
-    its decision by it. ``inplace`` is True where the call overwrote its first operand. ``module`` is the qualified name of
-    the module whose forward made the call ('' at the root). ``operands`` and ``results`` are value ids, a covered call's
-    operands in the order of its named arguments. ``options`` are a covered call's arguments that are no tensors.
+    its decision by it. ``inplace`` is True where the call overwrote its first operand. ``module`` is the qualified name
+    of the module whose forward made the call ('' at the root). ``operands`` and ``results`` are value ids, a covered
+    call's operands in the order of its named arguments. ``options`` are a covered call's arguments that are no tensors.
     """
 
     index: int

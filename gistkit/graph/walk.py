@@ -1,7 +1,7 @@
 """A walk over the autograd graph after a recorded forward: which node and field holds each saved tensor.
 
-Only nodes that saved something under the recorder's own hooks are asked for their fields: touching ``_saved_x`` unpacks it,
-which inside a checkpoint would start the recomputation.
+Only nodes that saved something under the recorder's own hooks are asked for their fields: touching ``_saved_x`` unpacks
+it, which inside a checkpoint would start the recomputation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNREAD = {
 
 def nodes_from(roots: Iterable[torch.Tensor], first: int) -> list[Any]:
     """Nodes reachable from the tensors' ``grad_fn`` whose sequence number is at least ``first``, leaves left out."""
-    stack = [t.grad_fn for t in roots if t.grad_fn is not None]
+    stack: list[Any] = [t.grad_fn for t in roots]
     seen: set[Any] = set()
     nodes = []
     while stack:

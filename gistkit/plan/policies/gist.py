@@ -1,0 +1,56 @@
+"""The Gist policy (Jain et al., ISCA 2018): every kept storage gets the encoding that its readers allow.
+
+| storage | lossless | paper |
+|---|---|---|
+| ReLU output, values read by nobody | 1-bit mask, or nothing where the pool's map carries it | Binarize, III-A, IV-A |
+| ReLU output after a batch norm | rebuilt from the batch norm's kept input | beyond the paper |
+| ReLU, pool, dropout output read by value | zero-value compression or CSR, whichever is smaller | SSDC, III-A, IV-A |
+| max-pool index, dropout mask, bool | 4 or 8 bits, 1 bit | IV-A |
+| read by shape only | nothing | IV-A |
+| anything else | dense; with ``lossy`` a narrow float | DPR, III-B, IV-A |
+
+A ReLU whose input has no other use runs in place (III-C). Masks, maps and sparse structure are never narrowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gistkit.codecs import VALUE_FORMS
+from gistkit.graph.saved import SavedGraph
+from gistkit.plan.plan import Decision, Plan
+from gistkit.plan.policies.choices import call_choices
+from gistkit.plan.policies.rules import Planner
+
+
+def check_lossy(lossy: str | None) -> None:
+    """Raises ValueError where ``lossy`` is neither None nor a known format."""
+    if lossy is not None and lossy not in VALUE_FORMS:
+        raise ValueError(
+            f'lossy must be None or one of {", ".join(VALUE_FORMS)}; got lossy="{lossy}": the number is the bits of a '
+            "value, s means a scale for every 128 elements, t one for the tensor"
+        )
+
+
+def gist(graph: SavedGraph, *, lossy: str | None = None, densities: Mapping[int, float] | None = None) -> Plan:
+    """The Gist policy's plan for one step.
+
+    ``lossy`` names the format of delayed precision reduction, None plans bit-exact moves only. ``densities`` maps
+    storage ids to measured shares of non-zero elements; unmeasured storages are planned by what their producers
+    suggest. Raises ValueError for an unknown format.
+    """
+    check_lossy(lossy)
+    planner = Planner(graph, lossy, densities)
+    decisions = tuple(d for d in (planner.decide(s.id) for s in graph.kept()) if d is not None)
+    return Plan(
+        policy="gist",
+        fingerprint=graph.fingerprint,
+        decisions=decisions,
+        choices=call_choices(planner.reading, {d.storage: d for d in decisions}),
+        plain_bytes=graph.kept_bytes,
+        kept_bytes=sum(planner.predicted_bytes(d) for d in decisions),
+        settings={"lossy": lossy},
+    )
+
+
+__all__ = ["Decision", "check_lossy", "gist"]
