@@ -18,7 +18,7 @@ LOSSLESS = [name for name, c in CODECS.items() if c.lossless]
 BOUNDED = [name for name, c in CODECS.items() if c.error_bound is not None]
 RELU = [name for name in FLOAT_CODECS if not isinstance(CODECS[name], Narrow)]
 FIXED = {"bits": torch.bool, "argmax4": torch.uint8, "argmax8": torch.uint8}
-law = settings(deadline=None, max_examples=30, derandomize=True)
+law = settings(deadline=None, max_examples=25, derandomize=True)
 
 
 def any_tensor(name: str) -> st.SearchStrategy[torch.Tensor]:
@@ -191,6 +191,8 @@ def test_dense_keeps_the_tensor_and_notices_a_write():
 def test_dense_takes_inference_tensors():
     with torch.inference_mode():
         x = torch.ones(3)
+        inside = CODECS["dense"].encode(x)
+    assert torch.equal(CODECS["dense"].decode(inside), x)
     assert torch.equal(CODECS["dense"].decode(CODECS["dense"].encode(x)), x)
 
 
@@ -210,6 +212,6 @@ def test_payloads_leave_the_graph(name):
 
 
 def test_a_lazily_negated_tensor_is_encoded_as_its_values():
-    x = torch.randn(8, dtype=torch.complex64).conj().imag
-    assert x.is_neg()
-    assert torch.equal(CODECS["zvc"].decode(CODECS["zvc"].encode(x)), x.resolve_neg())
+    for x in (torch.randn(8, dtype=torch.complex64).conj().imag, torch._neg_view(torch.randn(8))):
+        assert x.is_neg()
+        assert torch.equal(CODECS["zvc"].decode(CODECS["zvc"].encode(x)), x.resolve_neg())

@@ -158,12 +158,17 @@ def restored(values: torch.Tensor, encoded: Encoded) -> torch.Tensor:
     return like(values, encoded.shape, encoded.stride)
 
 
-def aligned(grad: torch.Tensor, encoded: Encoded) -> torch.Tensor:
-    """A gradient in the encoded tensor's storage order, flat; copied only where its strides differ."""
+def check_grad(grad: torch.Tensor, encoded: Encoded) -> None:
+    """Raise ValueError unless the gradient has the encoded tensor's shape."""
     if grad.shape != encoded.shape:
         raise ValueError(
             f"relu_backward: grad must have the encoded tensor's shape {tuple(encoded.shape)}, got {tuple(grad.shape)}"
         )
+
+
+def aligned(grad: torch.Tensor, encoded: Encoded) -> torch.Tensor:
+    """A gradient in the encoded tensor's storage order, flat; copied only where its strides differ."""
+    check_grad(grad, encoded)
     strides = zip(grad.shape, grad.stride(), encoded.stride, strict=True)
     if grad.numel() and any(size > 1 and got != want for size, got, want in strides):
         grad = torch.empty_strided(encoded.shape, encoded.stride, dtype=grad.dtype, device=grad.device).copy_(grad)

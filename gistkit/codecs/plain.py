@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from gistkit import formats
-from gistkit.codecs.base import Codec, Encoded, aligned, dense_layout, restored
+from gistkit.codecs.base import Codec, Encoded, aligned, check_grad, dense_layout, restored
 from gistkit.errors import GistError
 from gistkit.kernels import ops
-from gistkit.kernels.layout import flat, is_dense
+from gistkit.kernels.layout import flat
 
 
 def _version(x: torch.Tensor) -> int:
@@ -36,8 +36,7 @@ class Dense(Codec):
 
     def relu_backward(self, encoded: Encoded, grad: torch.Tensor) -> torch.Tensor:
         x = self.decode(encoded)
-        if is_dense(x):
-            grad = restored(aligned(grad, encoded), encoded)
+        check_grad(grad, encoded)
         return torch.ops.aten.threshold_backward(grad, x, 0)
 
     def predicted_bytes(self, n: int, dtype: torch.dtype, density: float | None = None) -> int:
