@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from bench import compare, measure, run, table
+from bench import compare, measure, run, steps, table
 from bench.cases import Case, Setting, Workload, codec_cases
 from bench.operators import operator_cases
 from bench.rows import read
@@ -145,3 +145,21 @@ def test_a_line_that_is_no_row_is_named(tmp_path):
     rows.write_text("\n{oops\n")
     with pytest.raises(ValueError, match="line 2: expected one JSON object a line"):
         read(rows)
+
+
+def test_steps_set_variants_beside_plain(tmp_path):
+    out = tmp_path / "steps.jsonl"
+    names = ["plain", "checkpoint", "save_on_cpu", "gistkit"]
+    size = ["--models", "alexnet", "--batch", "4", "--image", "32", "--steps", "1"]
+    assert steps.main(["--device", "cpu", "--out", str(out), *size, "--variants", ",".join(names)]) == 0
+    plain, *others = rows = read(out, "step")
+    assert [r["variant"] for r in rows] == names and not any("error" in r for r in rows)
+    assert all(r["loss_equals_plain"] and r["peak_bytes"] >= r["kept_bytes"] > 0 for r in rows)
+    checkpointed, _, ours = others
+    assert checkpointed["kept_bytes"] < ours["kept_bytes"] < plain["kept_bytes"]
+
+
+def test_unknown_variant_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        steps.main(["--out", str(tmp_path / "x"), "--variants", "magic"])
+    assert "--variants must be of plain, compile, checkpoint" in capsys.readouterr().err
