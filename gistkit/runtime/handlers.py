@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from gistkit import functional
 from gistkit.graph.calls import BatchNorm, Bound, Conv2d, Dropout, Linear, MaxPool2d, Relu, operands
 from gistkit.kernels.layout import is_dense
+from gistkit.nn import functional
 from gistkit.nn.autocast import cast
 from gistkit.nn.keep import Alias, Kept
 from gistkit.nn.overwrite import overwrite_relu
