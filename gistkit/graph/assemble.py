@@ -18,7 +18,7 @@ import torch
 from gistkit.graph.ledger import NO_PRODUCER, Ledger, dtype_name, tensors_in
 from gistkit.graph.notes import Notes, OpenCall, Packed
 from gistkit.graph.saved import Call, Save, SavedGraph
-from gistkit.graph.walk import backward_reads, is_accumulator, nodes_from, saved_fields
+from gistkit.graph.walk import backward_reads, function_name, is_accumulator, nodes_from, saved_fields
 from gistkit.kernels.layout import flat, is_dense
 
 _BITS = {
@@ -28,6 +28,9 @@ _BITS = {
     torch.float64: torch.int64,
 }
 _DENSITY_CHUNK = 1 << 24
+UNKNOWN = "?"
+SAVED_BY_HAND = "save"
+"""The op of what Python code saved without a node of its own, as a checkpoint saves its inputs."""
 
 
 def assemble(notes: Notes, out: Any) -> SavedGraph:
@@ -65,11 +68,8 @@ def _roots(ledger: Ledger, out: Any) -> list[torch.Tensor]:
 
 
 def _names_of_packs(notes: Notes, nodes: dict[int, Any], packs: list[Packed]) -> dict[int, tuple[str, str]]:
-    """(node name, field) by the id of each pack; ``?`` for what autograd does not tell."""
-    names = {}
-    for packed in packs:
-        node = nodes.get(packed.node)
-        names[id(packed)] = ("?" if node is None else node.name(), "?")
+    """(node name, field) by the id of each pack; :data:`UNKNOWN` for what autograd does not tell."""
+    names = {id(packed): (UNKNOWN, UNKNOWN) for packed in packs}
     for sequence in sorted({p.node for p in packs} & nodes.keys()):
         node = nodes[sequence]
         for field, packed in saved_fields(node, notes.take_opened):
@@ -87,7 +87,7 @@ def _hidden_calls(notes: Notes, nodes: dict[int, Any]) -> list[OpenCall]:
 
     packs = defaultdict(list)
     for packed in _living(notes.loose):
-        packs[packed.node].append(weakref.ref(packed))
+        packs[packed.node].append(packed)
     results, writes = defaultdict(list), defaultdict(list)
     for value in notes.ledger.values:
         results[value.producer].append(value.id)
@@ -95,17 +95,23 @@ def _hidden_calls(notes: Notes, nodes: dict[int, Any]) -> list[OpenCall]:
         writes[entry.producer].append(entry.id)
     hidden = []
     for sequence in sorted({s for s in nodes if is_hidden(s)} | packs.keys()):
-        node, number = nodes.get(sequence), ("node", sequence)
-        op = "unknown" if node is None else node.name().split("Backward")[0]
-        call = OpenCall(number, op, "", sequence, hi=sequence + 1, packs=packs[sequence])
-        call.results, call.writes = results[number], writes[number]
-        _read_edges(call, node, notes)
+        if is_hidden(sequence):
+            node, number = nodes.get(sequence), ("node", sequence)
+            call = OpenCall(number, function_name(node), "", sequence, hi=sequence + 1)
+            call.results, call.writes = results[number], writes[number]
+            _read_edges(call, node, notes)
+        else:
+            call = OpenCall(("saved", sequence), SAVED_BY_HAND, "", sequence)
+        for packed in packs[sequence]:
+            call.packs.append(weakref.ref(packed))
+            if packed.storage is not None:
+                call.add_read(packed.storage)
         hidden.append(call)
     return hidden
 
 
 def _read_edges(call: OpenCall, node: Any, notes: Notes) -> None:
-    for edge, slot in () if node is None else node.next_functions:
+    for edge, slot in node.next_functions if node is not None else ():
         if edge is None or is_accumulator(edge):
             continue
         value = notes.by_node.get((edge._sequence_nr(), slot))

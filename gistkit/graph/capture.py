@@ -11,6 +11,7 @@ import contextlib
 import copy
 import random
 import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,7 +40,7 @@ def capture(
     Raises :class:`CaptureError`, its cause chained, where the copy cannot be made or fake tensors cannot go (values
     that decide the control flow, operators without a fake implementation, user hooks on modules).
     """
-    _refuse_hooks(model)
+    _refuse(model)
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     try:
         with _untouched_random_states(), torch.enable_grad(), _no_autocast_cache():
@@ -61,12 +62,19 @@ def _record(twin: torch.nn.Module, args: tuple, kwargs: dict, mode: FakeTensorMo
         return recorder.finish(out)
 
 
-def _refuse_hooks(model: torch.nn.Module) -> None:
+def _refuse(model: torch.nn.Module) -> None:
+    """Hooks and replaced forwards are functions: a deep copy shares them, and they would act on the user's objects."""
     for name, module in model.named_modules():
+        forward = module.__dict__.get("forward")
+        what = None
         if module._forward_hooks or module._forward_pre_hooks:
+            what = "forward hooks"
+        elif isinstance(getattr(forward, ORIGINAL_FORWARD, forward), types.FunctionType):
+            what = "a forward replaced by a function"
+        if what:
             raise CaptureError(
-                f"the module {name or type(model).__name__!r} has forward hooks, whose effects a copy cannot isolate; "
-                "record a real step with Recorder, or remove the hooks"
+                f"the module {name or type(model).__name__!r} has {what}, whose effects a copy cannot isolate; "
+                "record a real step with Recorder instead"
             )
 
 

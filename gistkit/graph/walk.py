@@ -6,6 +6,7 @@ it, which inside a checkpoint would start the recomputation.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -43,6 +44,11 @@ def nodes_from(roots: Iterable[torch.Tensor], first: int) -> list[Any]:
 def is_accumulator(node: Any) -> bool:
     """Whether a node stands for a leaf (``AccumulateGrad``)."""
     return hasattr(node, "variable") and node.name() == "torch::autograd::AccumulateGrad"
+
+
+def function_name(node: Any) -> str:
+    """The name of the function behind a node: ``Mine`` for ``MineBackward``; ``unknown`` for None."""
+    return "unknown" if node is None else re.sub(r"Backward\d*$", "", node.name())
 
 
 def saved_fields(node: Any, opened: Callable[[], list]) -> list[tuple[str, Any]]:

@@ -22,7 +22,7 @@ _NODES = {
        ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm", "NativeLayerNorm", "NativeGroupNorm")},
     **{f"{name}Backward0": ("self", "result", "other") for name in
        ("Mul", "Gelu", "Silu", "Mish", "Elu", "LeakyRelu", "PreluKernel", "Hardtanh", "Hardswish", "Hardsigmoid",
-        "Softplus", "Sigmoid", "Tanh", "Relu", "Threshold", "Softmax")},
+        "Softplus", "Sigmoid", "Tanh", "Relu", "Threshold", "Softmax", "SafeSoftmax")},
 }  # fmt: skip
 
 

@@ -107,7 +107,7 @@ class Planner:
         self, s: SavedStorage, value: Value, relu: Call | None, readers: list[tuple[Call, Save]]
     ) -> Decision:
         """The smallest of: dense, sparse, narrow, rebuilt."""
-        who = f"{readers[0][1].node.removesuffix('0').removesuffix('Backward')} reads its values"
+        who = f"{readers[0][0].op} reads its values"
         narrow = self._lossy if all(may_narrow(c, r) for c, r in readers) else None
         density = self.densities.of(s.id, value.version)
         best = self._smallest(s, density, narrow, relu is not None, who)
