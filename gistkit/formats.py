@@ -68,6 +68,11 @@ class FloatFormat:
         return 0x7E if self.exponent_bits == 4 else (31 << self.mantissa_bits) - 1
 
     @property
+    def first_nan_code(self) -> int:
+        """The least code, sign left out, that is a NaN."""
+        return self.max_code + (1 if self.exponent_bits == 4 else 2)
+
+    @property
     def nan_code(self) -> int:
         """The code of the positive quiet NaN."""
         return 0x7F if self.exponent_bits == 4 else (31 << self.mantissa_bits) + (1 << (self.mantissa_bits - 1))

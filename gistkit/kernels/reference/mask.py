@@ -128,7 +128,7 @@ def bits_decode(mask: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-    """grad * (scale where the bit is set, else 0), one product in fp32 rounded once to grad's dtype.
+    """grad * (scale where the bit is set, else 0): one fp32 product with scale as fp32, rounded once to its dtype.
 
     Equal to the gradient of ``F.dropout`` where scale is 1 / (1 - p) as rounded to grad's dtype. NaN and infinity times
     0 are NaN, as there.
@@ -137,6 +137,6 @@ def dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> to
     check_mask("dropout_backward", mask, grad.numel())
     grad_x = torch.empty_like(grad)
     for items, octets in blocks(grad.numel()):
-        noise = unpack_bits(mask[octets], items.stop - items.start).to(grad.dtype).mul_(scale)
-        torch.mul(grad[items], noise, out=grad_x[items])
+        noise = unpack_bits(mask[octets], items.stop - items.start).float().mul_(scale)
+        grad_x[items] = noise.mul_(grad[items])
     return grad_x

@@ -5,15 +5,16 @@ mantissa bits, a bias B and the largest finite value F:
 
 **Rounding, unscaled.** To nearest even on the normal grid with unbounded exponent, by integer arithmetic on the fp32
 pattern; what is then below 2**(1-B) becomes a zero of its sign; what is above F, infinities too, becomes F with its
-sign. NaN becomes the format's quiet NaN of its sign and decodes to sign | 0x7FC00000. bf16 and fp16 are widened exactly
-first. |x - decoded| <= 2**-(M+1) |x| for 2**(1-B) <= |x| <= F, half a unit in the last place; <= 2**(1-B) below.
+sign. NaN becomes the format's quiet NaN of its sign and decodes to 0x7FC00000, 0x7FC0 (bf16) or 0x7E00 (fp16), plus
+sign. bf16 and fp16 are widened exactly first. |x - decoded| <= 2**-(M+1) |x| for 2**(1-B) <= |x| <= F, half a unit in
+the last place; <= 2**(1-B) below.
 
 **Scaled** (``tensor``: one exponent byte; ``block``: one per 128 elements, the last block may be short). Let E be
 floor(log2 F) and A the largest finite |x| of the block. b is the fp32 exponent field of A, plus one where A's mantissa
 rounded to M bits exceeds F's; at least E+1, which keeps both factors normal (b <= 255 does so above); 127 where A = 0.
 The code is x * 2**(E+127-b) rounded to nearest even with subnormals kept, clamped to F. Decoding multiplies by
-S = 2**(b-127-E), clamps to the largest finite value of the target dtype (A may have been rounded up past it), and rounds
-to nearest even.
+S = 2**(b-127-E), clamps to the largest finite value of the target dtype (A may have been rounded up past it), and
+rounds to nearest even.
 
 *Products.* Scaling by a power of two is exact in fp32 unless the result is subnormal. In encoding that happens only
 below 2**-126, far under half of the smallest code (2**-25 at the least), so the code is a zero either way. In decoding
@@ -23,8 +24,8 @@ it rounds to fp32's own grid.
 last place, or half of the spacing S * 2**(1-B-M) of the subnormal codes. No finite x is clamped, as b leaves A room.
 Where b was not raised to E+1, S <= c A 2**-E with c = 16/14.5 for fp8 (b is raised by one for A > 1.8125 * 2**k) and
 1 + 2**-M else; so the error is at most 2**-(M+1) A, and what drowns is below 2**-(B+M+E) c A: 2**-18 c A for fp8,
-2**-34 c A for fp10, 2**-40 c A for fp16. Decoding to a dtype on whose grid x lies may add as much again: rounding to that
-grid moves the value no further than x is away.
+2**-34 c A for fp10, 2**-40 c A for fp16. Decoding to a dtype on whose grid x lies may add as much again: rounding to
+that grid moves the value no further than x is away.
 
 ``fp10`` packs three codes to a word in planes (see :mod:`gistkit.formats`); the others are stored as they are.
 """
@@ -32,6 +33,7 @@ grid moves the value no further than x is away.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -43,7 +45,26 @@ BLOCK = 1 << 18
 CODE_DTYPES = {"fp16": torch.int16, "fp10": torch.int16, "fp8": torch.uint8}
 _MAGNITUDE = 0x7FFFFFFF
 _INFINITY = 0x7F800000
-_NAN = 0x7FC00000
+
+
+class _Pattern(NamedTuple):
+    """A dtype's integer view, its quiet NaN and the place of its sign."""
+
+    int_type: torch.dtype
+    quiet_nan: int
+    sign_bit: int
+
+
+_PATTERN = {
+    torch.float32: _Pattern(torch.int32, 0x7FC00000, 31),
+    torch.bfloat16: _Pattern(torch.int16, 0x7FC0, 15),
+    torch.float16: _Pattern(torch.int16, 0x7E00, 15),
+}
+
+
+def _magnitude(x: torch.Tensor) -> torch.Tensor:
+    """int32 fp32 patterns of |x|."""
+    return x.float().view(torch.int32) & _MAGNITUDE
 
 
 def _round_mantissa(magnitude: torch.Tensor, f: FloatFormat) -> torch.Tensor:
@@ -53,35 +74,32 @@ def _round_mantissa(magnitude: torch.Tensor, f: FloatFormat) -> torch.Tensor:
     return odd.add_(magnitude).add_((1 << (shift - 1)) - 1).bitwise_right_shift_(shift)
 
 
-def _finish(code: torch.Tensor, bits: torch.Tensor, magnitude: torch.Tensor, f: FloatFormat) -> torch.Tensor:
-    """Clamp, put the NaN and the sign in."""
+def _finish(code: torch.Tensor, x: torch.Tensor, magnitude: torch.Tensor, f: FloatFormat) -> torch.Tensor:
+    """Clamp, put the NaN and the sign in; the sign from x's own pattern, as widening a NaN may lose it."""
     code.clamp_(max=f.max_code).masked_fill_(magnitude > _INFINITY, f.nan_code)
-    sign = bits.bitwise_right_shift(31).bitwise_and_(1).bitwise_left_shift_(f.bits - 1)
-    return code.bitwise_or_(sign).to(CODE_DTYPES[f.name])
+    sign = (x.view(_PATTERN[x.dtype].int_type) < 0).to(torch.int32)
+    return code.bitwise_or_(sign.bitwise_left_shift_(f.bits - 1)).to(CODE_DTYPES[f.name])
 
 
 def to_codes(x: torch.Tensor, fmt: str) -> torch.Tensor:
     """Unscaled codes of x (fp32/bf16/fp16, any shape), one an element: int16 (fp16, fp10) or uint8 (fp8)."""
     f = FLOAT_FORMATS[fmt]
-    bits = x.float().view(torch.int32)
-    magnitude = bits & _MAGNITUDE
-    rounded = _round_mantissa(magnitude, f)
-    code = rounded.sub_((127 - f.bias) << f.mantissa_bits)
+    magnitude = _magnitude(x)
+    code = _round_mantissa(magnitude, f).sub_((127 - f.bias) << f.mantissa_bits)
     code.masked_fill_(code < 1 << f.mantissa_bits, 0)
-    return _finish(code, bits, magnitude, f)
+    return _finish(code, x, magnitude, f)
 
 
 def _scaled_codes(x: torch.Tensor, exponents: torch.Tensor, f: FloatFormat) -> torch.Tensor:
     """Codes of x under one exponent byte each (``exponents`` broadcasts to x)."""
-    bits = x.float().view(torch.int32)
-    scaled = (bits & _MAGNITUDE).view(torch.float32) * _power_of_two(f.max_exponent + 127 - exponents.to(torch.int32))
+    scaled = _magnitude(x).view(torch.float32) * _power_of_two(f.max_exponent + 127 - exponents.to(torch.int32))
     magnitude = scaled.view(torch.int32)
     code = _round_mantissa(magnitude, f).sub_((127 - f.bias) << f.mantissa_bits)
     # added to a float whose last bit is worth one subnormal step, a value below the least normal is rounded to steps
     exponent = 1 - f.bias - f.mantissa_bits + 23
     steps = scaled.add(2.0**exponent).view(torch.int32).sub_((exponent + 127) << 23)
     code = torch.where(scaled < f.min_normal, steps, code)
-    return _finish(code, bits, magnitude, f)
+    return _finish(code, x, magnitude, f)
 
 
 def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
@@ -103,20 +121,22 @@ def from_codes(
     shift = 23 - f.mantissa_bits
     normal = code.bitwise_left_shift(shift).add_((127 - f.bias) << 23).view(torch.float32)
     value = torch.where(code < 1 << f.mantissa_bits, subnormal, normal)
+    if f.exponent_bits == 5:
+        value.masked_fill_(code == f.max_code + 1, float("inf"))
     if exponents is not None:
         value.mul_(_power_of_two(exponents.to(torch.int32) - (127 + f.max_exponent)))
         value.clamp_(max=torch.finfo(dtype).max)
-    bits = value.view(torch.int32)
-    bits.masked_fill_(code > f.max_code, _NAN)
-    if f.exponent_bits == 5:
-        bits.masked_fill_(code == f.max_code + 1, _INFINITY)
-    bits.bitwise_or_(wide.bitwise_right_shift(f.bits - 1).bitwise_left_shift_(31))
-    return value.to(dtype)
+    value = value.to(dtype)
+    # sign and NaN go in as bits: a cast of NaN keeps neither sign nor payload
+    pattern = _PATTERN[dtype]
+    bits = value.view(pattern.int_type).masked_fill_(code >= f.first_nan_code, pattern.quiet_nan)
+    bits.bitwise_or_(wide.bitwise_right_shift(f.bits - 1).bitwise_left_shift_(pattern.sign_bit).to(pattern.int_type))
+    return value
 
 
 def _finite_magnitude(x: torch.Tensor) -> torch.Tensor:
     """fp32 magnitude patterns, 0 where x is infinite or NaN."""
-    magnitude = x.float().view(torch.int32) & _MAGNITUDE
+    magnitude = _magnitude(x)
     return magnitude.masked_fill_(magnitude >= _INFINITY, 0)
 
 

@@ -1,0 +1,224 @@
+"""Narrow floats ``fp16``, ``fp10`` and ``fp8``, unscaled and with a power-of-two scale (Gist section IV-A).
+
+Rounding, scaling and error bounds are those of :mod:`gistkit.kernels.reference.narrow`, to the bit; the arithmetic is
+in :mod:`gistkit.kernels.rounding`, the three-to-a-word layout of ``fp10`` in :mod:`gistkit.kernels.fp10`.
+
+| form | launches |
+|---|---|
+| unscaled | one |
+| per 128 elements, fp16 and fp8 | one: a row of the tile is a block |
+| per 128 elements, fp10 | two, exponents and codes: the three elements of a word lie in three blocks |
+| per tensor | three: maxima of at most 1024 stretches, the exponent byte (one program), codes; no host wait |
+"""
+
+# Triton's constexprs are plain numbers while a kernel is traced.
+# pyright: reportArgumentType=false, reportOperatorIssue=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from gistkit.formats import SCALE_BLOCK, ceil_div, scale_count
+from gistkit.kernels.checks import check_dtype, check_exponents, check_flat, check_length, check_scaling, check_values
+from gistkit.kernels.fp10 import pack10, unpack10
+from gistkit.kernels.rounding import (
+    decoding_factor,
+    encoding_factor,
+    exponent_byte,
+    finite_magnitude,
+    from_code,
+    to_code,
+    to_scaled_code,
+)
+from gistkit.kernels.tiling import launch, launch_tiles, span, tile
+
+CODE_DTYPES = {"fp16": torch.int16, "fp10": torch.int32, "fp8": torch.uint8}
+AMAX_PROGRAMS = 1024
+AMAX_BLOCK = 4096
+BLOCK_ROWS = 32
+
+
+@triton.jit
+def _encode_kernel(
+    x_ptr,
+    codes_ptr,
+    exponent_ptr,
+    n,
+    FMT: tl.constexpr,
+    SCALED: tl.constexpr,
+    ROWS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """codes (int16/uint8) of x, unscaled or under the one exponent byte."""
+    first, _, _, offs, mask = tile(n, ROWS, ALIGNED)
+    x = tl.load(x_ptr + first + offs, mask, other=0)
+    if SCALED:
+        code = to_scaled_code(x, encoding_factor(tl.load(exponent_ptr).to(tl.int32), FMT), FMT)
+    else:
+        code = to_code(x, FMT)
+    tl.store(codes_ptr + first + offs, code.to(codes_ptr.dtype.element_ty), mask)
+
+
+@triton.jit
+def _decode_kernel(
+    codes_ptr,
+    exponent_ptr,
+    x_ptr,
+    n,
+    FMT: tl.constexpr,
+    SCALED: tl.constexpr,
+    ROWS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """x of codes, unscaled or under the one exponent byte."""
+    first, _, _, offs, mask = tile(n, ROWS, ALIGNED)
+    code = tl.load(codes_ptr + first + offs, mask, other=0).to(tl.int32)
+    factor = decoding_factor(tl.load(exponent_ptr).to(tl.int32), FMT) if SCALED else 1.0
+    tl.store(x_ptr + first + offs, from_code(code, factor, FMT, SCALED, x_ptr.dtype.element_ty), mask)
+
+
+@triton.jit
+def _block_tile(n, ROWS: tl.constexpr):
+    """(first element, blocks, blocks in bounds, elements, elements in bounds): a row is a block of 128 elements."""
+    first, count = span(n, ROWS * 128)
+    blocks = tl.arange(0, ROWS)
+    offs = blocks[:, None] * 128 + tl.arange(0, 128)[None, :]
+    return first, blocks, blocks * 128 < count, offs, offs < count
+
+
+@triton.jit
+def _block_encode_kernel(
+    x_ptr, codes_ptr, exponents_ptr, n, FMT: tl.constexpr, CODES: tl.constexpr, ROWS: tl.constexpr
+):
+    """Exponent bytes of blocks of 128 elements and, with CODES, the codes under them."""
+    first, blocks, block_mask, offs, mask = _block_tile(n, ROWS)
+    x = tl.load(x_ptr + first + offs, mask, other=0)
+    b = exponent_byte(tl.max(finite_magnitude(x), axis=1), FMT)
+    tl.store(exponents_ptr + first // 128 + blocks, b.to(tl.uint8), block_mask)
+    if CODES:
+        code = to_scaled_code(x, encoding_factor(b, FMT)[:, None], FMT)
+        tl.store(codes_ptr + first + offs, code.to(codes_ptr.dtype.element_ty), mask)
+
+
+@triton.jit
+def _block_decode_kernel(codes_ptr, exponents_ptr, x_ptr, n, FMT: tl.constexpr, ROWS: tl.constexpr):
+    """x of codes under one exponent byte per 128 elements."""
+    first, blocks, block_mask, offs, mask = _block_tile(n, ROWS)
+    b = tl.load(exponents_ptr + first // 128 + blocks, block_mask, other=127).to(tl.int32)
+    code = tl.load(codes_ptr + first + offs, mask, other=0).to(tl.int32)
+    x = from_code(code, decoding_factor(b, FMT)[:, None], FMT, True, x_ptr.dtype.element_ty)
+    tl.store(x_ptr + first + offs, x, mask)
+
+
+@triton.jit
+def _amax_kernel(x_ptr, amax_ptr, n, BLOCK: tl.constexpr):
+    """Largest finite magnitude pattern of every grid-stride stretch of x."""
+    best = tl.zeros((BLOCK,), tl.int32)
+    offs = tl.arange(0, BLOCK)
+    stride = tl.num_programs(0).to(tl.int64) * BLOCK
+    for first in range(tl.program_id(0).to(tl.int64) * BLOCK, n, stride):
+        mask = offs < tl.minimum(n - first, BLOCK).to(tl.int32)
+        best = tl.maximum(best, finite_magnitude(tl.load(x_ptr + first + offs, mask, other=0)))
+    tl.store(amax_ptr + tl.program_id(0), tl.max(best, axis=0))
+
+
+@triton.jit
+def _exponent_kernel(amax_ptr, exponent_ptr, n, FMT: tl.constexpr, BLOCK: tl.constexpr):
+    """The exponent byte from n stretches' maxima."""
+    offs = tl.arange(0, BLOCK)
+    amax = tl.max(tl.load(amax_ptr + offs, offs < n, other=0), axis=0)
+    tl.store(exponent_ptr, exponent_byte(amax, FMT).to(tl.uint8))
+
+
+def _tensor_exponent(x: torch.Tensor, exponent: torch.Tensor, fmt: str) -> None:
+    """Write the exponent byte of the whole of x."""
+    programs = min(AMAX_PROGRAMS, ceil_div(x.numel(), AMAX_BLOCK))
+    amax = torch.empty((programs,), dtype=torch.int32, device=x.device)
+    launch(_amax_kernel, programs, x, x, amax, x.numel(), BLOCK=AMAX_BLOCK)
+    launch(_exponent_kernel, 1, x, amax, exponent, programs, FMT=fmt, BLOCK=AMAX_PROGRAMS)
+
+
+def _new_exponents(op: str, x: torch.Tensor, scaling: str) -> torch.Tensor:
+    check_values(op, "x", x)
+    check_scaling(op, scaling)
+    return torch.empty((scale_count(x.numel(), scaling),), dtype=torch.uint8, device=x.device)
+
+
+def _encode(x: torch.Tensor, fmt: str, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
+    exponents = _new_exponents(f"{fmt}_encode", x, scaling)
+    codes = torch.empty((x.numel(),), dtype=CODE_DTYPES[fmt], device=x.device)
+    if scaling == "block":
+        programs = ceil_div(x.numel(), SCALE_BLOCK * BLOCK_ROWS)
+        launch(_block_encode_kernel, programs, x, x, codes, exponents, x.numel(), FMT=fmt, CODES=True, ROWS=BLOCK_ROWS)
+        return codes, exponents
+    if scaling == "tensor":
+        _tensor_exponent(x, exponents, fmt)
+    launch_tiles(_encode_kernel, x, x, codes, exponents, FMT=fmt, SCALED=scaling == "tensor")
+    return codes, exponents
+
+
+def _decode(
+    codes: torch.Tensor, exponents: torch.Tensor, n: int, dtype: torch.dtype, fmt: str, scaling: str
+) -> torch.Tensor:
+    op = f"{fmt}_decode"
+    check_dtype(op, "dtype", dtype)
+    check_dtype(op, "codes", codes.dtype, (CODE_DTYPES[fmt],))
+    check_length(op, "codes", codes, n, f"{n} values")
+    check_exponents(op, exponents, n, scaling)
+    x = torch.empty((n,), dtype=dtype, device=codes.device)
+    if scaling == "block":
+        programs = ceil_div(n, SCALE_BLOCK * BLOCK_ROWS)
+        launch(_block_decode_kernel, programs, x, codes, exponents, x, n, FMT=fmt, ROWS=BLOCK_ROWS)
+    else:
+        launch_tiles(_decode_kernel, x, codes, exponents, x, FMT=fmt, SCALED=scaling == "tensor")
+    return x
+
+
+def fp16_encode(x: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(int16[n] codes, uint8[scale_count(n, scaling)] exponent bytes) of x fp32/bf16/fp16[n]. Does not synchronise."""
+    return _encode(x, "fp16", scaling)
+
+
+def fp8_encode(x: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(uint8[n] codes, uint8[scale_count(n, scaling)] exponent bytes) of x fp32/bf16/fp16[n]. Does not synchronise."""
+    return _encode(x, "fp8", scaling)
+
+
+def fp10_encode(x: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(int32[ceil(n/3)] words, uint8[scale_count(n, scaling)] exponent bytes) of x[n]. Does not synchronise."""
+    n = x.numel()
+    exponents = _new_exponents("fp10_encode", x, scaling)
+    if scaling == "block":
+        programs = ceil_div(n, SCALE_BLOCK * BLOCK_ROWS)
+        launch(_block_encode_kernel, programs, x, x, exponents, exponents, n, FMT="fp10", CODES=False, ROWS=BLOCK_ROWS)
+    elif scaling == "tensor":
+        _tensor_exponent(x, exponents, "fp10")
+    return pack10(x, exponents, scaling), exponents
+
+
+def fp10_pack(codes: torch.Tensor) -> torch.Tensor:
+    """int32[ceil(n/3)] words in plane layout from unpacked int16[n] codes. Does not synchronise."""
+    check_flat("fp10_pack", "codes", codes)
+    check_dtype("fp10_pack", "codes", codes.dtype, (torch.int16,))
+    return pack10(codes, codes, "none")
+
+
+def fp16_decode(codes: torch.Tensor, exponents: torch.Tensor, n: int, dtype: torch.dtype, scaling: str) -> torch.Tensor:
+    """dtype[n] from what fp16_encode made with the same scaling. Does not synchronise."""
+    return _decode(codes, exponents, n, dtype, "fp16", scaling)
+
+
+def fp8_decode(codes: torch.Tensor, exponents: torch.Tensor, n: int, dtype: torch.dtype, scaling: str) -> torch.Tensor:
+    """dtype[n] from what fp8_encode made with the same scaling. Does not synchronise."""
+    return _decode(codes, exponents, n, dtype, "fp8", scaling)
+
+
+def fp10_decode(codes: torch.Tensor, exponents: torch.Tensor, n: int, dtype: torch.dtype, scaling: str) -> torch.Tensor:
+    """dtype[n] from what fp10_encode made with the same scaling. Does not synchronise."""
+    check_dtype("fp10_decode", "dtype", dtype)
+    check_dtype("fp10_decode", "codes", codes.dtype, (torch.int32,))
+    check_length("fp10_decode", "codes", codes, ceil_div(n, 3), f"{n} values, three a word")
+    check_exponents("fp10_decode", exponents, n, scaling)
+    return unpack10(codes, exponents, n, dtype, scaling)

@@ -1,0 +1,164 @@
+"""Device helpers between fp32, bf16, fp16 and the narrow codes, by integer arithmetic on bit patterns.
+
+Integers because they give the same bits on every GPU and in Triton's interpreter, whose own bf16 and float8 casts lose
+subnormals and roundings. Rules and error bounds: :mod:`gistkit.kernels.reference.narrow`.
+"""
+
+# Triton's constexprs are plain numbers while a kernel is traced.
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportOperatorIssue=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def widen(x):
+    """fp32 from fp32/bf16/fp16, exact, subnormals included. A NaN's payload and sign are not to be relied on."""
+    if x.dtype == tl.bfloat16:
+        return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    else:
+        return x.to(tl.float32)
+
+
+@triton.jit
+def _bf16_bits(x):
+    """int32 bf16 pattern of fp32 x, to nearest even; not for NaN."""
+    bits = x.to(tl.int32, bitcast=True)
+    return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+
+
+@triton.jit
+def round_to(x, dtype: tl.constexpr):
+    """x fp32 to dtype (fp32/bf16/fp16), to nearest even; NaN becomes a quiet NaN."""
+    if dtype == tl.bfloat16:
+        return tl.where(x != x, 0x7FC0, _bf16_bits(x)).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    else:
+        return x.to(dtype)
+
+
+@triton.jit
+def _place_sign(code, x, BITS: tl.constexpr):
+    """code with x's sign bit as bit BITS - 1; fp16's is read before widening, in which a NaN may lose its sign."""
+    if x.dtype == tl.float16:
+        bits = x.to(tl.int16, bitcast=True).to(tl.int32)
+    else:
+        bits = widen(x).to(tl.int32, bitcast=True)
+    return code | ((bits >> (32 - BITS)) & (1 << (BITS - 1)))
+
+
+@triton.jit
+def _round_mantissa(magnitude, M: tl.constexpr, BIAS: tl.constexpr):
+    """fp32 magnitude patterns to 8 exponent bits of another bias | M mantissa bits, to nearest even.
+
+    A carry raises the exponent; what lies below the bias comes out negative.
+    """
+    return (magnitude + ((1 << (22 - M)) - 1 - ((127 - BIAS) << 23)) + ((magnitude >> (23 - M)) & 1)) >> (23 - M)
+
+
+@triton.jit
+def to_code(x, FMT: tl.constexpr):
+    """int32 unscaled codes (0 <= code < 2**bits) of x fp32/bf16/fp16; FMT is ``fp16``, ``fp10`` or ``fp8``."""
+    M: tl.constexpr = 3 if FMT == "fp8" else (4 if FMT == "fp10" else 10)
+    BIAS: tl.constexpr = 7 if FMT == "fp8" else 15
+    MAX: tl.constexpr = 0x7E if FMT == "fp8" else (0x1EF if FMT == "fp10" else 0x7BFF)
+    NAN: tl.constexpr = 0x7F if FMT == "fp8" else (0x1F8 if FMT == "fp10" else 0x7E00)
+    BITS: tl.constexpr = 8 if FMT == "fp8" else (10 if FMT == "fp10" else 16)
+    magnitude = widen(x).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    code = _round_mantissa(magnitude, M, BIAS)
+    code = tl.minimum(tl.where(code < (1 << M), 0, code), MAX)
+    return _place_sign(tl.where(magnitude > 0x7F800000, NAN, code), x, BITS)
+
+
+@triton.jit
+def to_scaled_code(x, factor, FMT: tl.constexpr):
+    """int32 codes of x * factor (fp32, a normal power of two), subnormals kept; see :func:`encoding_factor`."""
+    M: tl.constexpr = 3 if FMT == "fp8" else (4 if FMT == "fp10" else 10)
+    BIAS: tl.constexpr = 7 if FMT == "fp8" else 15
+    MAX: tl.constexpr = 0x7E if FMT == "fp8" else (0x1EF if FMT == "fp10" else 0x7BFF)
+    NAN: tl.constexpr = 0x7F if FMT == "fp8" else (0x1F8 if FMT == "fp10" else 0x7E00)
+    BITS: tl.constexpr = 8 if FMT == "fp8" else (10 if FMT == "fp10" else 16)
+    # a float whose last bit is worth one subnormal step: what is added to it is rounded to steps, to nearest even
+    STEP: tl.constexpr = 16384.0 if FMT == "fp8" else (32.0 if FMT == "fp10" else 0.5)
+    STEP_BITS: tl.constexpr = 0x46800000 if FMT == "fp8" else (0x42000000 if FMT == "fp10" else 0x3F000000)
+    scaled = tl.abs(widen(x)) * factor
+    magnitude = scaled.to(tl.int32, bitcast=True)
+    steps = (scaled + STEP).to(tl.int32, bitcast=True) - STEP_BITS
+    code = _round_mantissa(magnitude, M, BIAS)
+    code = tl.minimum(tl.where(magnitude < ((128 - BIAS) << 23), steps, code), MAX)
+    return _place_sign(tl.where(magnitude > 0x7F800000, NAN, code), x, BITS)
+
+
+@triton.jit
+def finite_magnitude(x):
+    """int32 fp32 magnitude pattern of x fp32/bf16/fp16; 0 for infinities and NaN."""
+    magnitude = widen(x).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    return tl.where(magnitude < 0x7F800000, magnitude, 0)
+
+
+@triton.jit
+def exponent_byte(amax, FMT: tl.constexpr):
+    """int32 exponent byte b from the fp32 pattern of the largest finite magnitude of a block."""
+    M: tl.constexpr = 3 if FMT == "fp8" else (4 if FMT == "fp10" else 10)
+    # fp8's largest finite mantissa is 6/8, not 7/8: one more raises the exponent where 7/8 would be needed
+    NO_ROOM: tl.constexpr = 1 if FMT == "fp8" else 0
+    LEAST: tl.constexpr = 9 if FMT == "fp8" else 16
+    b = tl.maximum((_round_mantissa(amax, M, 127) + NO_ROOM) >> M, LEAST)
+    return tl.where(amax == 0, 127, b)
+
+
+@triton.jit
+def encoding_factor(b, FMT: tl.constexpr):
+    """fp32 2**(E + 127 - b), what an encoder multiplies by."""
+    E: tl.constexpr = 8 if FMT == "fp8" else 15
+    return ((E + 254 - b) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def decoding_factor(b, FMT: tl.constexpr):
+    """fp32 2**(b - 127 - E), what a decoder multiplies by."""
+    E: tl.constexpr = 8 if FMT == "fp8" else 15
+    return ((b - E) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _magnitude_value(code, FMT: tl.constexpr):
+    """fp32 value of a sign-less code, through fp16, of which every narrow float is a part; not for fp8's NaN."""
+    if FMT == "fp16":
+        return code.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    elif FMT == "fp10":
+        return (code << 6).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        return (code << 7).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+
+
+@triton.jit
+def from_code(code, factor, FMT: tl.constexpr, SCALED: tl.constexpr, dtype: tl.constexpr):
+    """Values of dtype (fp32/bf16/fp16) from int32 codes: code * factor, clamped and rounded to nearest even.
+
+    factor is fp32 and is ignored unless SCALED. NaN codes become sign | quiet NaN. Bits above the code's are ignored.
+    """
+    BITS: tl.constexpr = 8 if FMT == "fp8" else (10 if FMT == "fp10" else 16)
+    FIRST_NAN: tl.constexpr = 0x7F if FMT == "fp8" else (0x1F1 if FMT == "fp10" else 0x7C01)
+    magnitude = code & ((1 << (BITS - 1)) - 1)
+    value = _magnitude_value(magnitude, FMT)
+    if SCALED:
+        LARGEST: tl.constexpr = (
+            65504.0
+            if dtype == tl.float16
+            else (3.3895313892515355e38 if dtype == tl.bfloat16 else 3.4028234663852886e38)
+        )
+        value = tl.minimum(value * factor, LARGEST)
+    is_nan = magnitude >= FIRST_NAN
+    if dtype == tl.float32:
+        bits = tl.where(is_nan, 0x7FC00000, value.to(tl.int32, bitcast=True))
+        return (bits | ((code << (32 - BITS)) & -0x80000000)).to(tl.float32, bitcast=True)
+    else:
+        if dtype == tl.float16:
+            bits = tl.where(is_nan, 0x7E00, value.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32))
+        elif SCALED or FMT == "fp16":
+            bits = tl.where(is_nan, 0x7FC0, _bf16_bits(value))
+        else:
+            bits = tl.where(is_nan, 0x7FC0, value.to(tl.int32, bitcast=True) >> 16)
+        return (bits | ((code << (16 - BITS)) & 0x8000)).to(tl.int16).to(dtype, bitcast=True)
