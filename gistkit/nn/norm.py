@@ -6,10 +6,13 @@ reproduces a real forward bit for bit on the device in use. With alpha = weight 
 
 | where | output |
 |---|---|
-| CPU, contiguous or channels_last | fma(x, alpha, beta) with beta = fma(-mean, alpha, bias), in fp32, rounded once |
-| CPU, other strides | ((x - mean) * invstd) * weight + bias, contiguous |
+| CPU, contiguous or channels_last | fma(x, alpha, beta) in fp32, rounded once to x's dtype |
+| CPU, other strides | ((x - mean) * invstd) * weight + bias, each rounded to the statistics' dtype, contiguous |
 | CUDA, PyTorch's kernel | weight * (x - mean) * invstd + bias: ``aten::batch_norm_elemt`` |
 | CUDA, cuDNN | not documented: one of the above, or none |
+
+There beta = fma(-mean, alpha, bias) where the statistics are fp32 (that is, unless the parameters are bf16 or fp16),
+else bias - mean * alpha with both rounded to fp32.
 """
 
 from __future__ import annotations
@@ -92,21 +95,23 @@ def batch_norm(
 
 
 def _over_channels(vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return vector.float().view((1, -1) + (1,) * (x.dim() - 2))
+    return vector.view((1, -1) + (1,) * (x.dim() - 2))
 
 
 def _fused(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> torch.Tensor:
     """fma(x, alpha, beta): PyTorch's addcmul fuses on the CPU, as its batch norm's compiled loops do."""
-    mean, alpha = mean.float(), invstd.float()
-    if weight is not None:
-        alpha = weight.float() * alpha
-    beta = torch.addcmul(torch.zeros_like(mean) if bias is None else bias.float(), mean, alpha, value=-1)
+    alpha = invstd.float() if weight is None else weight.float() * invstd.float()
+    constant = torch.zeros_like(alpha) if bias is None else bias.float()
+    if mean.dtype == torch.float32:
+        beta = torch.addcmul(constant, mean, alpha, value=-1)
+    else:
+        beta = constant - mean.float() * alpha
     return torch.addcmul(_over_channels(beta, x), x.float(), _over_channels(alpha, x)).to(x.dtype)
 
 
 def _stepwise(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> torch.Tensor:
-    """((x - mean) * invstd) * weight + bias, one rounding each."""
-    y = x.float().contiguous().sub(_over_channels(mean, x)).mul_(_over_channels(invstd, x))
+    """((x - mean) * invstd) * weight + bias in the statistics' dtype, one rounding each."""
+    y = x.to(mean.dtype).contiguous().sub(_over_channels(mean, x)).mul_(_over_channels(invstd, x))
     if weight is not None:
         y = y.mul_(_over_channels(weight, x))
     if bias is not None:

@@ -71,7 +71,8 @@ class _MaxPool2d(torch.autograd.Function):
         grad_x = ops.maxpool_backward(
             batch, kept.codes, height, width, *kept.windows, kept.nhwc, kept.zero_code, kept.bits
         )
-        return _restrided(grad_x, kept.layout).view(kept.shape), None, None, None, None, None
+        grad_x = _restrided(grad_x, kept.layout)
+        return grad_x if len(kept.shape) == 4 else grad_x.squeeze(0), None, None, None, None, None
 
 
 def pair(value: Any) -> Pair | None:

@@ -1,0 +1,119 @@
+"""batch_norm against PyTorch's own, bit for bit, and the rebuild of its output from its input."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gistkit import functional
+from gistkit.nn.keep import keep_coded
+from tests.nn_cases import DTYPES, LAYOUTS, assert_same, laid_out, planted, same_bits
+
+SHAPES = [(4, 6, 5, 7), (4, 40, 3, 3), (9, 6), (3, 6, 8), (2, 3, 2, 3, 2)]
+
+
+def _batch_norm(f, buffers=None, **options):
+    """f as a function of (x, weight, bias) that puts copies of fresh running statistics into ``buffers``."""
+
+    def call(x, weight=None, bias=None):
+        dtype = x.dtype if weight is None else weight.dtype
+        running = [torch.zeros(x.shape[1], dtype=dtype), torch.ones(x.shape[1], dtype=dtype)]
+        y = f(x, *running, weight, bias, True, 0.3, 1e-4, **options)
+        if buffers is not None:
+            buffers.extend(running)
+        return y
+
+    return call
+
+
+def _affine(channels, dtype):
+    return [planted((channels,), dtype, False).requires_grad_() for _ in range(2)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("parameters", ["same", "fp32", "none"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "permuted"])
+def test_batch_norm(shape, dtype, parameters, layout):
+    layout = "contiguous" if layout == "channels_last" and len(shape) != 4 else layout
+    x = laid_out(planted(shape, dtype, False), layout).requires_grad_()
+    affine = [] if parameters == "none" else _affine(shape[1], dtype if parameters == "same" else torch.float32)
+    got, want = [], []
+    own, plain = _batch_norm(functional.batch_norm, got), _batch_norm(F.batch_norm, want)
+    for grad_layout in ("contiguous", "permuted"):
+        assert_same(own, plain, [x, *affine], grad_layout=grad_layout, special=False)
+    assert len(got) == 4 and all(same_bits(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_special_values_and_layouts(layout):
+    x = laid_out(planted((4, 6, 5, 7)), layout).requires_grad_()
+    assert_same(_batch_norm(functional.batch_norm), _batch_norm(F.batch_norm), [x, *_affine(6, torch.float32)])
+
+
+@pytest.mark.parametrize("needs", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1)])
+def test_frozen_operands(needs):
+    operands = [planted((4, 6, 5, 7)), *_affine(6, torch.float32)]
+    operands = [x.detach().requires_grad_(bool(need)) for x, need in zip(operands, needs, strict=True)]
+    assert_same(_batch_norm(functional.batch_norm), _batch_norm(F.batch_norm), operands)
+
+
+@pytest.mark.parametrize("codec", ["dense", "zvc"])
+def test_coded_input(codec):
+    x = planted((4, 6, 5, 7)).requires_grad_()
+    own = _batch_norm(functional.batch_norm, keep=keep_coded(codec))
+    assert_same(own, _batch_norm(F.batch_norm), [x, *_affine(6, torch.float32)])
+
+
+def test_inference_and_absent_statistics():
+    x = planted((4, 6, 5, 7)).requires_grad_()
+    affine = _affine(6, torch.float32)
+    running = planted((6,), special=False), planted((6,), special=False).abs()
+    assert_same(lambda *t: functional.batch_norm(t[0], *running, *t[1:]), lambda *t: F.batch_norm(t[0], *running, *t[1:]),
+                [x, *affine])  # fmt: skip
+    assert_same(lambda *t: functional.batch_norm(t[0], None, None, *t[1:], training=True),
+                lambda *t: F.batch_norm(t[0], None, None, *t[1:], training=True), [x, *affine])  # fmt: skip
+
+
+def test_errors():
+    one = torch.ones(1, 3, 1, 1).requires_grad_()
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
+        functional.batch_norm(one, None, None, training=True)
+    x = torch.ones(2, 3, 2, 2).requires_grad_()
+    with pytest.raises(RuntimeError, match="running_mean should contain 3 elements not 4"):
+        functional.batch_norm(x, torch.zeros(4), torch.ones(4), training=True)
+    with pytest.raises(TypeError, match=r"batch_norm: weight must be a floating-point tensor, got dtype torch.int64"):
+        functional.batch_norm(x, None, None, weight=torch.ones(3).long(), training=True)
+    y = functional.batch_norm(z := x * 2, None, None, training=True)
+    with torch.no_grad():
+        z.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("parameters", ["same", "fp32", "none"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "permuted"])
+def test_rebuild(shape, dtype, parameters, layout):
+    layout = "contiguous" if layout == "channels_last" and len(shape) != 4 else layout
+    x = laid_out(planted(shape, dtype, special=len(shape) == 3) * 3 + 1, layout).requires_grad_()
+    affine = [None] * 2 if parameters == "none" else _affine(shape[1], dtype if parameters == "same" else torch.float32)
+    stats = []
+    y = functional.batch_norm(x, None, None, *affine, training=True, on_stats=lambda *s: stats.extend(s))
+    mean, invstd = stats
+    with torch.no_grad():
+        rebuilt = functional.bn_apply(x, mean, invstd, *affine)
+    assert same_bits(rebuilt, y, nan_payloads=False)
+    candidate = functional.rebuild_candidates(x)[0](x.detach(), mean, invstd, *affine)
+    assert same_bits(rebuilt, candidate)
+
+
+def test_statistics_are_the_batches():
+    x = planted((64, 3, 8, 8), special=False).requires_grad_()
+    stats = []
+    functional.batch_norm(x, None, None, training=True, eps=0.5, on_stats=lambda *s: stats.extend(s))
+    wide = x.detach().double()
+    mean, variance = wide.mean((0, 2, 3)), wide.var((0, 2, 3), unbiased=False)
+    # 4096 terms of order 1 summed in fp32: at most 4096 * 2**-24 = 2.5e-4 relative to their absolute values' mean
+    torch.testing.assert_close(stats[0].double(), mean, atol=2.5e-4, rtol=0)
+    torch.testing.assert_close(stats[1].double(), (variance + 0.5).rsqrt(), atol=0, rtol=5e-4)
