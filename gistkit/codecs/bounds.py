@@ -2,15 +2,17 @@
 
 Notation: m mantissa bits, E = floor(log2 max_finite), min_normal = 2^(1 - bias), u = 2^-(m + 1).
 
-*Unscaled* (docs/design.md, "Rounding"). Rounding to nearest on a grid of m mantissa bits moves x by at most u|x|.
-What then lies below min_normal becomes zero: an error of |x|, and only for |x| < min_normal, since min_normal lies on
-the grid and rounding is monotone. Clamping moves |x| > max_finite by |x| - max_finite; decoding is exact in the
-tensor's own dtype.
+*Unscaled* (docs/design.md, "Rounding"). Rounding to nearest on a grid of m mantissa bits moves x by at most u|x|. What
+then lies below min_normal becomes zero: an error of |x|, and only for |x| < min_normal, since min_normal lies on the
+grid and rounding is monotone. Clamping moves |x| > max_finite by |x| - max_finite.
 
 *Scaled*. Let M be the largest finite |x| of the block. Codes hold x / s with s = 2^(b - 127 - E), b - 127 at most
 floor(log2 M) + 1, and b at least E + 1 so that s is a normal fp32 number. Above the least normal code the error is at
-most u|x|, below it half a subnormal step: s * 2^(1 - bias - m) / 2. Decoding rounds once more where the result is
-subnormal in the tensor's dtype: half of that dtype's smallest positive value.
+most u|x|, below it half a subnormal step: s * 2^(1 - bias - m) / 2. b leaves M room, so nothing finite is clamped.
+
+*Decoding to the tensor's dtype* adds nothing. Around x, codes and dtype are both spaced by powers of two: where the
+codes are the coarser ones, the code lies on the dtype's grid; where they are the finer ones, x lies on theirs and is
+kept. The one exception, clamped bf16 values under ``fp16`` (65504 is no bf16 number), comes out nearer to x.
 """
 
 from __future__ import annotations
@@ -51,8 +53,7 @@ class ErrorBound:
             clamped = torch.maximum(relative, size - self.fmt.max_finite)
             return torch.where(size < self.fmt.min_normal, size, clamped)
         step = self._scales(size) * self.fmt.min_normal * 2.0**-self.fmt.mantissa_bits
-        info = torch.finfo(values.dtype)
-        return torch.maximum(relative, step / 2) + info.smallest_normal * info.eps / 2
+        return torch.maximum(relative, step / 2)
 
     def _scales(self, size: torch.Tensor) -> torch.Tensor:
         """The largest s that each element's block may use."""
