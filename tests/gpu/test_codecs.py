@@ -165,5 +165,5 @@ def test_settling_gives_the_scratch_back():
     torch.cuda.synchronize()
     packer.poll()
     held = torch.cuda.memory_allocated() - before
-    # the allocator leaves up to 1 MiB unsplit at the end of the one large block (values), rounds the others to 512 bytes
+    # the allocator leaves up to 1 MiB unsplit after the one large block (values) and rounds the others to 512 bytes
     assert encoded.nbytes <= held <= encoded.nbytes + 2**20 + 3 * 512
