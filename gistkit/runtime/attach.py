@@ -25,6 +25,11 @@ class CompressedForward:
         self.engine = Engine(settings, plan)
         self.previous = previous
 
+    @property
+    def gistkit_original(self) -> Any:
+        """What stood in ``model.__dict__["forward"]`` before: a captured copy runs that (graph.capture)."""
+        return self.previous
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         forward = self.previous or type(self.model).forward.__get__(self.model)
         return self.engine.run(self.model, forward, args, kwargs)

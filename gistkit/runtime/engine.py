@@ -78,17 +78,14 @@ class Engine:
         with self._lock:
             program = self._programs.get(key) or self._planned(key, model, args, kwargs)
         if program is None:
-            return self._recorded(key, forward, args, kwargs)
+            return self._recorded(key, model, forward, args, kwargs)
         return self._compressed(key, program, forward, args, kwargs)
 
     def _planned(self, key: tuple, model: torch.nn.Module, args: tuple, kwargs: dict) -> Program | None:
-        if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
-            self._note("the model has forward hooks: its first step ran as plain PyTorch and was recorded")
-            return None
         try:
             graph = capture(model, args, kwargs)
         except CaptureError as error:
-            self._note(f"fake tensors could not go through the model ({error}): its first step ran as plain PyTorch")
+            self._note(f"{error}; its first step ran as plain PyTorch and was recorded")
             return None
         return self._install(key, graph)
 
@@ -106,8 +103,8 @@ class Engine:
         self._programs[key] = program = Program(graph, plan)
         return program
 
-    def _recorded(self, key: tuple, forward: Callable, args: tuple, kwargs: dict) -> Any:
-        with Recorder() as recorder:
+    def _recorded(self, key: tuple, model: torch.nn.Module, forward: Callable, args: tuple, kwargs: dict) -> Any:
+        with Recorder(model) as recorder:
             out = forward(*args, **kwargs)
         graph = recorder.finish(out)
         with self._lock:
@@ -125,7 +122,7 @@ class Engine:
             out = run_inside(region, forward, args, kwargs)
             region.finish()
             self._packer.poll()
-            self.stats = collect(region, program)
+            self.stats = collect(region, region.program)
             self._learn(key, program, region)
             return out
         finally:

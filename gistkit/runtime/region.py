@@ -29,6 +29,7 @@ from gistkit.runtime.stash import CodedBody, Reader, Shape, Stash, StashTable, c
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 SMALL_BYTES = 4096
 PAYS = 0.95
+OWNERS = ("relu", "max_pool2d", "dropout", "batch_norm")
 KEEP_DENSE = Decision(-1, "dense", reason="kept as it is")
 
 
@@ -193,10 +194,12 @@ class Region:
         return kept.dense()
 
     def account(self, step: Step, node: Any) -> None:
-        """Remember what a covered call's node holds of its own (masks, maps), for the report."""
+        """Remember what a covered call's node holds of its own (masks, maps, statistics), for the report."""
+        if step.op not in OWNERS:
+            return
         kept = getattr(node, "kept", None)
-        if kept is not None and not isinstance(kept, (Reader, Alias)):
-            self.own.append((step.index, step.op, kept))
+        parts = kept if type(kept) is tuple else (kept,)
+        self.own.extend((step.index, step.op, p) for p in parts if not isinstance(p, (Reader, Alias, int, float, type(None))))
 
     def clear(self) -> None:
         """Let go of everything; called however the forward ended."""

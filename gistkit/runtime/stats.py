@@ -12,6 +12,9 @@ from gistkit.runtime.program import Program
 from gistkit.runtime.region import Region
 
 
+OWN_CODECS = {"relu": "mask1", "dropout": "mask1", "max_pool2d": "argmax", "batch_norm": "dense"}
+
+
 @dataclass(frozen=True)
 class Row:
     """One storage, or one node's own payload: where it came from, how it is kept, bytes plain and kept, why."""
@@ -75,8 +78,9 @@ def collect(region: Region, program: Program | None) -> StepStats:
         if not held.ref.expired():
             rows.append(_row(program, held.storage, "dense", held.nbytes, held.nbytes, held.reason))
     for index, op, kept in region.own:
-        module = program.module(index) if program else ""
-        rows.append(Row(-1, op, module, (), _own_codec(op), 0, payload_bytes(kept), "what its own backward needs"))
+        module, nbytes = program.module(index) if program else "", payload_bytes(kept)
+        if nbytes:
+            rows.append(Row(-1, op, module, (), OWN_CODECS[op], 0, nbytes, "what its own backward needs"))
     known = program is not None
     notes = (f"the forward left its plan: {region.diverged}",) if region.diverged else ()
     return StepStats(
@@ -86,10 +90,6 @@ def collect(region: Region, program: Program | None) -> StepStats:
         sum(r.kept_bytes for r in rows),
         notes,
     )
-
-
-def _own_codec(op: str) -> str:
-    return "argmax4" if op == "max_pool2d" else "mask1"
 
 
 def _row(program: Program | None, storage: int, codec: str, plain: int, kept: int, reason: str) -> Row:

@@ -1,0 +1,70 @@
+"""Memory claims, measured: bytes kept after the forward and the peak of live bytes over a step, against eager PyTorch."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gistkit
+from gistkit import zoo
+from gistkit.runtime.live import LiveBytes
+
+
+def measure(model, x, t, steps=2):
+    """(bytes kept after forward, peak bytes) of a step, gradients of the parameters and what was there before left out.
+
+    The step before is a warm-up: densities are learnt, gradient buffers exist.
+    """
+    for _ in range(steps):
+        F.cross_entropy(model(x), t).backward()
+    with LiveBytes() as live:
+        loss = F.cross_entropy(model(x), t)
+        live.mark("forward end")
+        kept = live.current_bytes
+        loss.backward()
+    return kept, live.peak_bytes
+
+
+def ratios(name, size, batch, lossy=None):
+    torch.manual_seed(0)
+    plain = zoo.MODELS[name](num_classes=10, image_size=size)
+    twin = gistkit.compress(copy.deepcopy(plain), lossy=lossy)
+    x, t = torch.randn(batch, 3, size, size), torch.randint(10, (batch,))
+    (kept, peak), (kept_now, peak_now) = measure(plain, x, t), measure(twin, x, t)
+    report = gistkit.report(twin).stats
+    # The report's own sum misses only the loss's few tensors (log-softmax and the like).
+    assert abs(report.kept_bytes - kept_now) < 0.02 * kept_now + 64 * batch
+    return kept / kept_now, peak / peak_now
+
+
+@pytest.mark.parametrize(
+    ("name", "lossy", "kept_least", "peak_least"),
+    [("vgg16", None, 3.0, 1.7), ("vgg16", "fp8", 9.0, 1.7), ("resnet50", None, 1.4, 1.3), ("resnet50", "fp8s", 5.0, 1.3)],
+)
+def test_kept_and_peak_bytes_against_eager(name, lossy, kept_least, peak_least):
+    kept, peak = ratios(name, 64, 8, lossy)
+    print(f"{name} {lossy}: kept {kept:.2f}x, peak {peak:.2f}x")
+    assert kept >= kept_least
+    assert peak >= peak_least
+
+
+def test_a_transformer_gains_nothing_and_loses_nothing():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, activation="gelu", batch_first=True)
+    plain = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    twin = gistkit.compress(copy.deepcopy(plain))
+    x = torch.randn(8, 32, 64)
+
+    def kept(model):
+        model(x).sum().backward()
+        with LiveBytes() as live:
+            loss = model(x).sum()
+            bytes_now = live.current_bytes
+            del loss
+        return bytes_now
+
+    assert kept(twin) <= 1.01 * kept(plain)
+    text = str(gistkit.report(twin))
+    assert "nothing gained" in text and "why" in text
