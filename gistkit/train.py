@@ -33,6 +33,7 @@ from gistkit.zoo import load
 
 LEAST_STEPS = 3
 TEST_IMAGES = 256
+OnStep = Callable[[str, int], None]
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,9 @@ class TrainResult:
 def train(
     settings: TrainSettings,
     compress: Callable[..., torch.nn.Module] = compress,
-    on_step: Callable[[str, int], None] = lambda name, step: None,
+    on_step: OnStep = lambda name, done: None,
 ) -> TrainResult:
-    """Carry out the comparison. ``on_step(run name, steps done)`` is called after every step.
+    """Carry out the comparison. ``on_step(run name, steps done)`` is called as a run starts (0) and after every step.
 
     ``compress(model, lossy=...)`` stands for :func:`gistkit.compress`. Waits for the device in every step. On CUDA,
     deterministic algorithms are on meanwhile. Raises ValueError and TypeError for a bad model or format, DataError for
@@ -151,8 +152,8 @@ class Comparison:
         """The runs, in order."""
         return ("plain", "lossless") if self._settings.lossy is None else ("plain", "lossless", self._settings.lossy)
 
-    def run(self, on_step: Callable[[str, int], None]) -> TrainResult:
-        """All trainings, one after the other."""
+    def run(self, on_step: OnStep) -> TrainResult:
+        """All trainings, one after the other; ``on_step`` as for :func:`train`."""
         settings = self._settings
         with _deterministic(settings.device):
             runs = tuple(
@@ -171,7 +172,7 @@ def _run(
     images: ImageSet,
     test_images: ImageSet | None,
     settings: TrainSettings,
-    on_step: Callable[[str, int], None],
+    on_step: OnStep,
 ) -> RunResult:
     gc.collect()
     torch.manual_seed(settings.seed)
@@ -179,6 +180,7 @@ def _run(
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
     losses, times = [], []
     meter = _Meter(settings.device)
+    on_step(name, 0)
     for step, (inputs, targets) in enumerate(batches(images, settings.batch, settings.steps, settings.seed)):
         inputs, targets = inputs.to(settings.device), targets.to(settings.device)
         # Gradients keep their storage from step to step, so that the measured step makes none that stay.
