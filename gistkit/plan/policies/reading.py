@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import torch
 
 from gistkit.graph.saved import Call, Save, SavedGraph, SavedStorage, Value
@@ -27,9 +25,6 @@ class Reading:
     def __init__(self, graph: SavedGraph) -> None:
         self.graph = graph
         self._makers: dict[tuple[int, int], tuple[Call, Value]] = {}
-        self._geometries: dict[tuple[int, int], list[Value]] = defaultdict(list)
-        for value in graph.values:
-            self._geometries[value.storage, value.version].append(value)
         for call in graph.calls:
             for value in (graph.values[i] for i in call.results):
                 if value.storage in call.writes:
@@ -38,12 +33,9 @@ class Reading:
     def saved(self, storage: int) -> Value | None:
         """What backward will find in the storage, seen as a whole; None where that is not one value."""
         values = [self.graph.values[s.value] for _, s in self.graph.savers(storage) if s.value >= 0]
-        versions = {v.version for v in values}
-        if len(versions) != 1:
+        if len({v.version for v in values}) != 1:
             return None
-        made = self.made((storage, versions.pop()))
-        candidates = [*values, *([made[1]] if made else [])]
-        return next((v for v in candidates if v.whole), None)
+        return next((v for v in values if v.whole), None)
 
     def made(self, key: tuple[int, int]) -> tuple[Call, Value] | None:
         """The call that wrote a (storage, version) and the value it returned; None for inputs and op internals."""

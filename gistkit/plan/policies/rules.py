@@ -56,11 +56,13 @@ class Planner:
     def _decision(self, s: SavedStorage) -> Decision:
         if s.kind == "input":
             return _dense(s, "held by the caller")
-        if s.nbytes < SMALL_BYTES:
-            return _dense(s, "too small to pay")
         own = self._own_of_an_op(s)
         if own is not None:
             return own
+        if s.nbytes < SMALL_BYTES:
+            return _dense(s, "too small to pay")
+        if s.dtype == "bool" and self.reading.saved(s.id) is not None:
+            return Decision(s.id, "bits", reason="a bool is 1 bit")
         if s.dtype not in KERNEL_DTYPES:
             return _dense(s, f"no codec for {s.dtype}")
         value = self.reading.saved(s.id)
@@ -77,20 +79,17 @@ class Planner:
         return self._with_values(s, value, relu, readers)
 
     def _own_of_an_op(self, s: SavedStorage) -> Decision | None:
-        """What an op keeps for itself: max-pool's index, dropout's mask; and any bool tensor."""
+        """What a covered op keeps for itself and gistkit's keeps smaller: max-pool's index, dropout's mask."""
         savers = self._graph.savers(s.id)
         call = savers[0][0]
-        alone = len(savers) == 1 and s.producer == call.index and s.id not in call.reads and call.covered >= 0
-        if alone and call.op == "max_pool2d" and s.dtype == "int64":
+        if len(savers) > 1 or call.covered < 0 or s.producer != call.index or s.id in call.reads:
+            return None
+        if call.op == "max_pool2d" and s.dtype == "int64":
             bits = map_bits(call, self.reading, self._carries_mask(call))
             if bits is not None:
                 return Decision(s.id, f"argmax{bits}", reason="position in the window instead of an int64 index")
-        if alone and call.op == "dropout":
+        if call.op == "dropout" and self.reading.operand(call).dtype in KERNEL_DTYPES:
             return Decision(s.id, "bits", reason="a dropout mask is 1 bit an element")
-        if s.dtype == "bool":
-            value = self.reading.saved(s.id)
-            whole = value is not None or any(v.whole for v in self._graph.values if v.storage == s.id)
-            return Decision(s.id, "bits", reason="a bool is 1 bit") if whole else None
         return None
 
     def _carries_mask(self, pool: Call) -> bool:
