@@ -100,6 +100,7 @@ def test_compare_calls_only_separate_ranges_a_change():
     assert compare.verdict(old, _row(0.8, 0.85, 0.9)) == "faster"
     assert compare.verdict(old, _row(1.3, 1.4, 1.5)) == "slower"
     assert compare.verdict(old, _row(1.15, 1.3, 1.5)) == "same"
+    assert compare.verdict(old, _row(0.8, 0.9, 1.05)) == "same"
     assert compare.verdict(old, {**old, "error": "x"}) == "broken"
     assert compare.verdict({**old, "error": "x"}, old) == "fixed"
     assert compare.compare([old], [_row(2.0, 2.2, 2.4), {**old, "density": 0.1}])[0][1:] == ("slower", 2.0)
