@@ -1,7 +1,8 @@
 """Images to train on: a folder with one sub-folder a class, or scikit-learn's bundled ``digits``.
 
 Every image comes as 3 x S x S: the shorter side is resized to S, the middle is cut out (bilinear), grey is repeated
-over the channels. Batches are normalised by ImageNet's mean and deviation. The order is a function of the seed alone.
+over the channels. Batches are normalised by ImageNet's mean and deviation, digits by their own. The order is a
+function of the seed alone.
 """
 
 from __future__ import annotations
@@ -17,17 +18,22 @@ import torch.nn.functional as F
 
 from gistkit.errors import DataError
 
-MEAN = (0.485, 0.456, 0.406)
-STD = (0.229, 0.224, 0.225)
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+DIGITS_MEAN, DIGITS_STD = (0.305,) * 3, (0.376,) * 3
 CACHE_BYTES = 256 * 2**20
 DIGITS_TEST_EVERY = 5
 
 
 class ImageSet(Protocol):
-    """Labelled images of one size: ``labels`` int64 (N,), indices into ``classes``; ``pixels`` gives some of them."""
+    """Labelled images of one size: ``labels`` int64 (N,), indices into ``classes``; ``pixels`` gives some of them.
+
+    ``mean`` and ``std`` are those of each channel, of values from 0 to 1.
+    """
 
     classes: tuple[str, ...]
     labels: torch.Tensor
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
     def pixels(self, indices: Sequence[int]) -> torch.Tensor:
         """Images as uint8 (len(indices), 3, S, S)."""
@@ -36,6 +42,8 @@ class ImageSet(Protocol):
 
 class Digits:
     """Handwritten digits, 8 x 8 and grey, enlarged to S x S. Every fifth of the 1,797 is for testing."""
+
+    mean, std = DIGITS_MEAN, DIGITS_STD
 
     def __init__(self, image_size: int, test: bool) -> None:
         bunch: Any = _load_digits()
@@ -57,6 +65,8 @@ class Digits:
 
 class ImageFolder:
     """``root/CLASS/**``: images by Pillow, decoded when first asked for and kept where all of them fit 256 MiB."""
+
+    mean, std = IMAGENET_MEAN, IMAGENET_STD
 
     def __init__(self, root: Path, image_size: int, classes: tuple[str, ...] | None = None) -> None:
         self.classes = _classes(root) if classes is None else classes
@@ -126,13 +136,13 @@ def batches(images: ImageSet, batch: int, steps: int, seed: int) -> Iterator[tup
         if i == 0:
             order = torch.randperm(count, generator=generator)
         chosen = order[i * batch : (i + 1) * batch]
-        yield normalise(images.pixels(chosen.tolist())), images.labels[chosen]
+        yield inputs(images, chosen.tolist()), images.labels[chosen]
 
 
-def normalise(pixels: torch.Tensor) -> torch.Tensor:
-    """uint8 (N, 3, S, S) -> float32 of ImageNet's scale."""
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
-    return (pixels.float() / 255 - mean) / std
+def inputs(images: ImageSet, indices: Sequence[int]) -> torch.Tensor:
+    """Some of the images as a network takes them: float32 (N, 3, S, S) of about zero mean and unit deviation."""
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (images.mean, images.std))
+    return (images.pixels(indices).float() / 255 - mean) / std
 
 
 def read_image(path: Path, image_size: int) -> torch.Tensor:

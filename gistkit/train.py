@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gistkit.data import ImageSet, batches, normalise, open_images
+from gistkit.data import ImageSet, batches, inputs, open_images
 from gistkit.runtime.attach import compress
 from gistkit.runtime.live import LiveBytes, LiveEvent
 from gistkit.zoo import load
@@ -181,16 +181,16 @@ def _run(
     losses, times = [], []
     meter = _Meter(settings.device)
     on_step(name, 0)
-    for step, (inputs, targets) in enumerate(batches(images, settings.batch, settings.steps, settings.seed)):
-        inputs, targets = inputs.to(settings.device), targets.to(settings.device)
+    for step, batch in enumerate(batches(images, settings.batch, settings.steps, settings.seed)):
+        x, targets = (tensor.to(settings.device) for tensor in batch)
         # Gradients keep their storage from step to step, so that the measured step makes none that stay.
         optimizer.zero_grad(set_to_none=False)
         begin = _now(settings.device)
         if step < settings.steps - 1:
-            loss = F.cross_entropy(model(inputs), targets)
+            loss = F.cross_entropy(model(x), targets)
             loss.backward()
         else:
-            loss = meter.step(model, inputs, targets)
+            loss = meter.step(model, x, targets)
         optimizer.step()
         times.append(_now(settings.device) - begin)
         losses.append(loss.item())
@@ -218,13 +218,13 @@ class _Meter:
         self.device_peak_bytes: int | None = None
         self._on_cuda = device == "cuda"
 
-    def step(self, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def step(self, model: torch.nn.Module, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         before_bytes = 0
         if self._on_cuda:
             torch.cuda.reset_peak_memory_stats()
             before_bytes = torch.cuda.memory_allocated()
         with self.live:
-            loss = F.cross_entropy(model(inputs), targets)
+            loss = F.cross_entropy(model(x), targets)
             self.kept_bytes = self.live.mark("forward end")
             loss.backward()
         if self._on_cuda:
@@ -240,7 +240,7 @@ def _accuracy(model: torch.nn.Module, images: ImageSet, settings: TrainSettings)
     chosen = torch.linspace(0, len(images.labels) - 1, count).long()
     right = 0
     for part in chosen.split(settings.batch):
-        scores = model(normalise(images.pixels(part.tolist())).to(settings.device))
+        scores = model(inputs(images, part.tolist()).to(settings.device))
         right += int((scores.argmax(1).cpu() == images.labels[part]).sum())
     return right / count
 

@@ -112,11 +112,18 @@ def test_digits_keep_their_grey_values():
     assert torch.equal(train.pixels([0])[0], (original * 255 / 16).round().to(torch.uint8).expand(3, 8, 8))
 
 
-def test_normalised_as_imagenet():
-    pixels = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, 3, 1, 1)
-    low, high = data.normalise(pixels).squeeze()
-    assert torch.allclose(low, torch.tensor([-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225]))
-    assert torch.allclose(high, torch.tensor([0.515 / 0.229, 0.544 / 0.224, 0.594 / 0.225]))
+def test_folders_are_normalised_as_imagenet(folder):
+    train, _ = data.open_images(str(folder), 32)
+    red, green = data.inputs(train, [0, 4])[:, :, 5, 5]
+    assert torch.allclose(red, torch.tensor([0.515 / 0.229, -0.456 / 0.224, -0.406 / 0.225]))
+    assert torch.allclose(green, torch.tensor([-0.485 / 0.229, 0.544 / 0.224, -0.406 / 0.225]))
+
+
+def test_digits_are_normalised_by_their_own_mean_and_deviation():
+    train, _ = data.open_images("digits", 8)
+    x = data.inputs(train, range(len(train.labels)))
+    # The constants are rounded to three digits and taken over test images too.
+    assert abs(x.mean()) < 0.01 and abs(x.std() - 1) < 0.01
 
 
 def test_bad_folders_are_named(tmp_path, folder):
