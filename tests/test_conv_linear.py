@@ -96,7 +96,7 @@ def test_conv2d_keeps_its_input_only_where_a_parameter_needs_it(needs, layout, o
 def test_coded_inputs(codec, layout):
     operands = _operands("3x3", torch.float32, layout)
     keep = keep_coded(codec)
-    rectified = (lambda f: lambda x, w, b: f(F.relu(x), w, b))  # noqa: E731
+    rectified = lambda f: lambda x, w, b: f(F.relu(x), w, b)  # noqa: E731
     own, plain = _pair("3x3", keep=keep)
     assert_same(rectified(own), rectified(plain), operands)
     flat = [planted((6, 5)).requires_grad_(), planted((4, 5)).requires_grad_(), None]
@@ -257,5 +257,7 @@ def test_conv2d_errors_are_pytorchs(bad):
 def test_integers_are_named(op, name):
     operands = dict(x=torch.ones(1, 3, 4, 4), weight=torch.ones(2, 3, 3, 3), bias=torch.ones(2))
     operands[name] = operands[name].long()
-    with pytest.raises(TypeError, match=rf"functional\.{op}: {name} must be a floating-point tensor, got dtype torch.int64"):
+    with pytest.raises(
+        TypeError, match=rf"functional\.{op}: {name} must be a floating-point tensor, got dtype torch.int64"
+    ):
         getattr(functional, op)(**operands)

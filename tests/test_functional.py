@@ -103,8 +103,8 @@ def test_results_may_be_modified_in_place(f):
 
 
 POOLS = [
-    (2, None, 0, 1, False), (3, 2, 1, 1, False), (3, 2, 1, 1, True), (3, 1, 1, 2, False), ((2, 3), (1, 2), (1, 0), 1, True),
-    (4, 4, 0, 1, False), (4, 2, 2, 1, True), (5, 3, 2, 1, False), ([2], [2], [0], [1], True), (2, [], 0, 1, False),
+    (2, None, 0, 1, False), (3, 2, 1, 1, False), (3, 2, 1, 1, True), (3, 1, 1, 2, False),
+    ((2, 3), (1, 2), (1, 0), 1, True), (4, 4, 0, 1, False), (4, 2, 2, 1, True), (5, 3, 2, 1, False), ([2], [2], [0], [1], True), (2, [], 0, 1, False),
 ]  # fmt: skip
 
 
@@ -245,8 +245,15 @@ FLOAT_DEMAND = "must be a floating-point tensor, got dtype torch."
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
 @pytest.mark.parametrize(
-    "f", [functional.relu, functional.dropout, lambda x: functional.max_pool2d(x, 2), lambda x: functional.relu_max_pool2d(x, 2)]
-)  # fmt: skip
+    "f",
+    [
+        functional.relu,
+        functional.dropout,
+        lambda x: functional.max_pool2d(x, 2),
+        lambda x: functional.relu_max_pool2d(x, 2),
+        lambda x: functional.batch_norm(x, None, None, training=True),
+    ],
+)
 def test_integers_and_complex_numbers(dtype, f):
     remedy = "x.real and x.imag" if dtype == torch.complex64 else r"convert it with x\.float\(\)"
     with pytest.raises(TypeError, match=rf"x {FLOAT_DEMAND}.*with shape \(1, 1, 4, 4\); .*{remedy}"):

@@ -68,10 +68,14 @@ def test_inference_and_absent_statistics():
     x = planted((4, 6, 5, 7)).requires_grad_()
     affine = _affine(6, torch.float32)
     running = planted((6,), special=False), planted((6,), special=False).abs()
-    assert_same(lambda *t: functional.batch_norm(t[0], *running, *t[1:]), lambda *t: F.batch_norm(t[0], *running, *t[1:]),
-                [x, *affine])  # fmt: skip
-    assert_same(lambda *t: functional.batch_norm(t[0], None, None, *t[1:], training=True),
-                lambda *t: F.batch_norm(t[0], None, None, *t[1:], training=True), [x, *affine])  # fmt: skip
+    for options in (running, (None, None)):
+        training = options[0] is None
+        own, plain = (_with(f, *options, training=training) for f in (functional.batch_norm, F.batch_norm))
+        assert_same(own, plain, [x, *affine])
+
+
+def _with(f, mean, variance, training):
+    return lambda x, weight, bias: f(x, mean, variance, weight, bias, training)
 
 
 def test_errors():

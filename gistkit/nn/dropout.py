@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.autograd.function import once_differentiable
 
 from gistkit.kernels import ops
@@ -14,9 +16,11 @@ from gistkit.nn.eligible import covered, demand_floating, overwritable, recorded
 from gistkit.nn.keep import hold, take
 
 
+@lru_cache(maxsize=64)
 def _scale(dtype: torch.dtype, p: float) -> float:
     """1 / (1 - p) as PyTorch's CPU path rounds it: noise of that dtype divided by 1 - p. Computed on the host."""
-    return torch.ones((), dtype=dtype).div_(1 - p).item()
+    with unset_fake_temporarily():
+        return torch.ones((), dtype=dtype, device="cpu").div_(1 - p).item()
 
 
 def _drop(x: torch.Tensor, p: float, inplace: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Size, tuple, float]:

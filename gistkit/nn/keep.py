@@ -8,12 +8,13 @@ users of the functional face get :func:`keep_dense` or :func:`keep_coded`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from gistkit.codecs import CODECS, Encoded
-from gistkit.errors import GistError
+from gistkit.codecs import codec as codec_named
 
 USED_TWICE = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
@@ -77,9 +78,12 @@ def keep_dense(x: torch.Tensor) -> Kept:
 
 
 def keep_coded(codec: str) -> Keep:
-    """Keep the tensor under a codec of CODECS."""
-    chosen = CODECS[codec]
-    return lambda x: Coded(chosen.encode(x))
+    """Keep the tensor under a codec of CODECS; the callable can be pickled. Raises ValueError for any other name."""
+    return partial(_coded, codec_named(codec).name)
+
+
+def _coded(codec: str, x: torch.Tensor) -> Kept:
+    return Coded(CODECS[codec].encode(x))
 
 
 def hold(ctx: Any, kept: Any) -> None:
@@ -97,4 +101,4 @@ def take(ctx: Any) -> Any:
     return kept
 
 
-__all__ = ["Alias", "Coded", "GistError", "Keep", "Kept", "hold", "keep_coded", "keep_dense", "take"]
+__all__ = ["Alias", "Coded", "Keep", "Kept", "hold", "keep_coded", "keep_dense", "take"]

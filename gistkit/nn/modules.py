@@ -10,14 +10,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gistkit.codecs import codec as codec_named
 from gistkit.nn import functional
-from gistkit.nn.keep import Keep, keep_coded
-
-
-def _keep(codec: str | None) -> Keep | None:
-    """The keep of a codec's name; None keeps the tensor. Raises ValueError for a name that is not in CODECS."""
-    return None if codec is None else keep_coded(codec_named(codec).name)
+from gistkit.nn.keep import keep_coded
 
 
 class _Training:
@@ -35,7 +29,7 @@ class _Coded(_Training):
     codec: str | None
 
     def _use(self, codec: str | None) -> None:
-        self._keep = _keep(codec)
+        self._keep = None if codec is None else keep_coded(codec)
         self.codec = codec
 
     def _with_codec(self, repr_of_torch: str) -> str:

@@ -1,0 +1,126 @@
+"""The covered ops under torch.autocast, bit for bit as PyTorch's own."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gistkit import functional
+from gistkit.nn.autocast import cast, disabled
+from tests.nn_cases import assert_same, planted
+
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+def _under(dtype, f):
+    def run(*tensors):
+        with torch.autocast("cpu", dtype):
+            return f(*tensors)
+
+    return run
+
+
+def _operands(*shapes, dtype=torch.float32):
+    return [planted(shape, dtype, special=False).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bias", [False, True])
+def test_lowered_ops(dtype, given, bias):
+    conv = _operands((2, 3, 8, 8), (4, 3, 3, 3), (4,), dtype=given)[: 2 + bias]
+    assert_same(_under(dtype, functional.conv2d), _under(dtype, F.conv2d), conv, special=False)
+    linear = _operands((2, 6, 8), (4, 8), (4,), dtype=given)[: 2 + bias]
+    assert_same(_under(dtype, functional.linear), _under(dtype, F.linear), linear, special=False)
+    mixed = [*_operands((6, 8)), *_operands((4, 8), dtype=given)]
+    assert_same(_under(dtype, functional.linear), _under(dtype, F.linear), mixed, special=False)
+
+
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "own, plain",
+    [
+        (functional.relu, F.relu),
+        (functional.dropout, F.dropout),
+        (lambda x: functional.max_pool2d(x, 3, 2), lambda x: F.max_pool2d(x, 3, 2)),
+        (lambda x: functional.batch_norm(x, None, None, training=True),
+         lambda x: F.batch_norm(x, None, None, training=True)),
+    ],
+)  # fmt: skip
+def test_ops_that_take_what_they_get(own, plain, given):
+    x = _operands((2, 3, 8, 8), dtype=given)
+    assert_same(_under(torch.bfloat16, own), _under(torch.bfloat16, plain), x, special=False)
+
+
+def test_float64_and_its_error():
+    conv = [planted((2, 3, 8, 8)).double().requires_grad_(), planted((4, 3, 3, 3)).double().requires_grad_()]
+    assert_same(_under(torch.bfloat16, functional.conv2d), _under(torch.bfloat16, F.conv2d), conv, special=False)
+    mixed = [conv[0], *_operands((4, 3, 3, 3))]
+    for f in (functional.conv2d, F.conv2d):
+        with pytest.raises(RuntimeError, match="expected scalar type Double but found BFloat16"):
+            _under(torch.bfloat16, f)(*mixed)
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_a_weight_used_twice_is_cast_once(enabled):
+    x, weight = _operands((6, 8), (8, 8))
+
+    def plain(x, weight):
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=enabled):
+            return F.linear(F.linear(F.linear(x, weight), weight), weight)
+
+    def own(x, weight):
+        cache = {}
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=enabled):
+            for _ in range(3):
+                x = functional.linear(*cast("linear", "cpu", x, weight, None, cache=cache))
+        assert len(cache) == 2 * enabled  # the weight, and the input, a leaf too
+        return x
+
+    assert_same(own, plain, [x, weight], special=False)
+    # the cache decides: in bf16 the sum of three gradients rounds otherwise than in fp32
+    with torch.autocast("cpu", torch.bfloat16):
+        uncached = functional.linear(functional.linear(functional.linear(x, weight), weight), weight)
+    grad = torch.ones_like(uncached)
+    differs = torch.autograd.grad(plain(x, weight), weight, grad)[0] != torch.autograd.grad(uncached, weight, grad)[0]
+    assert differs.any() == enabled
+
+
+def test_what_the_cache_takes():
+    leaf, frozen = planted((4, 4)).requires_grad_(), planted((4, 4))
+    cache = {}
+    with torch.autocast("cpu", torch.bfloat16):
+        first = cast("linear", "cpu", leaf * 1, leaf, frozen, leaf.view(4, 4), None, cache=cache)
+        second = cast("linear", "cpu", leaf, frozen, cache=cache)
+        with torch.no_grad():
+            (unrecorded,) = cast("linear", "cpu", leaf, cache=cache)
+        ints = cast("linear", "cpu", torch.ones(2).long(), torch.ones(2).double(), torch.ones(2, device="meta"))
+    assert second[0] is first[1] and second[1] is not first[2] and first[4] is None
+    assert unrecorded is not second[0] and not unrecorded.requires_grad
+    assert [t.dtype for t in first[:4]] == [torch.bfloat16] * 4
+    assert [t.dtype for t in ints] == [torch.int64, torch.float64, torch.float32]
+    assert cast("linear", "cpu", leaf, cache=cache) == (leaf,)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert cast("relu", "cpu", leaf) == (leaf,)
+
+
+def test_disabled_restores_autocast():
+    with torch.autocast("cpu", torch.float16):
+        with pytest.raises(KeyError), disabled("cpu"):
+            assert not torch.is_autocast_enabled("cpu")
+            raise KeyError
+        assert torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16
+    with disabled("cpu"):
+        assert not torch.is_autocast_enabled("cpu")
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_small_network():
+    def network(f, x, kernel, scale, shift, matrix):
+        y = f.conv2d(x, kernel, None, 1, 1)
+        running = torch.zeros(4), torch.ones(4)
+        y = f.max_pool2d(f.relu(f.batch_norm(y, *running, scale, shift, True), True), 2)
+        return f.linear(f.dropout(y.flatten(1)), matrix).float()
+
+    operands = _operands((2, 3, 8, 8), (4, 3, 3, 3), (4,), (4,), (5, 64))
+    own, plain = (_under(torch.bfloat16, lambda *t, f=f: network(f, *t)) for f in (functional, F))
+    assert_same(own, plain, operands, special=False)
