@@ -1,7 +1,8 @@
 """Three ``fp10`` codes to a 32-bit word, in planes: of W words, word i holds elements i, i+W and i+2W.
 
-A word's elements are W apart, so every access is to consecutive elements. W is seldom a multiple of anything, and the
-second and third plane then start at odd addresses: their accesses are one element a lane.
+A word's elements are W apart, so every access is to consecutive elements. W is seldom a multiple of 16 elements, so the
+second and third plane mostly start at odd addresses. The kernels therefore never assume aligned pointers: all accesses
+are then one element a lane, neighbours in neighbouring lanes, and no values change lanes between the planes and the word.
 """
 
 # Triton's constexprs are plain numbers while a kernel is traced.
@@ -55,7 +56,7 @@ def _plane_code(
     return code << (10 * PLANE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["x_ptr", "words_ptr"])
 def _pack10_kernel(x_ptr, words_ptr, exponents_ptr, n, words, SCALING: tl.constexpr, BLOCK: tl.constexpr):
     """fp10 words of x (values, or int16 codes)."""
     first, count = span(words, BLOCK)
@@ -66,7 +67,7 @@ def _pack10_kernel(x_ptr, words_ptr, exponents_ptr, n, words, SCALING: tl.conste
     tl.store(words_ptr + first + offs, word, offs < count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["x_ptr", "words_ptr"])
 def _unpack10_kernel(words_ptr, exponents_ptr, x_ptr, n, words, SCALING: tl.constexpr, BLOCK: tl.constexpr):
     """x of fp10 words."""
     first, count = span(words, BLOCK)

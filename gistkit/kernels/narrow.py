@@ -27,7 +27,8 @@ from gistkit.kernels.rounding import (
     decoding_factor,
     encoding_factor,
     exponent_byte,
-    finite_magnitude,
+    finite_amax,
+    finite_key,
     from_code,
     to_code,
     to_scaled_code,
@@ -95,7 +96,7 @@ def _block_encode_kernel(
     """Exponent bytes of blocks of 128 elements and, with CODES, the codes under them."""
     first, blocks, block_mask, offs, mask = _block_tile(n, ROWS)
     x = tl.load(x_ptr + first + offs, mask, other=0)
-    b = exponent_byte(tl.max(finite_magnitude(x), axis=1), FMT)
+    b = exponent_byte(finite_amax(tl.max(finite_key(x), axis=1)), FMT)
     tl.store(exponents_ptr + first // 128 + blocks, b.to(tl.uint8), block_mask)
     if CODES:
         code = to_scaled_code(x, encoding_factor(b, FMT)[:, None], FMT)
@@ -115,13 +116,13 @@ def _block_decode_kernel(codes_ptr, exponents_ptr, x_ptr, n, FMT: tl.constexpr, 
 @triton.jit
 def _amax_kernel(x_ptr, amax_ptr, n, BLOCK: tl.constexpr):
     """Largest finite magnitude pattern of every grid-stride stretch of x."""
-    best = tl.zeros((BLOCK,), tl.int32)
+    best = tl.zeros((BLOCK,), tl.uint32)
     offs = tl.arange(0, BLOCK)
     stride = tl.num_programs(0).to(tl.int64) * BLOCK
     for first in range(tl.program_id(0).to(tl.int64) * BLOCK, n, stride):
         mask = offs < tl.minimum(n - first, BLOCK).to(tl.int32)
-        best = tl.maximum(best, finite_magnitude(tl.load(x_ptr + first + offs, mask, other=0)))
-    tl.store(amax_ptr + tl.program_id(0), tl.max(best, axis=0))
+        best = tl.maximum(best, finite_key(tl.load(x_ptr + first + offs, mask, other=0)))
+    tl.store(amax_ptr + tl.program_id(0), finite_amax(tl.max(best, axis=0)))
 
 
 @triton.jit

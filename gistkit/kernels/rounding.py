@@ -91,10 +91,18 @@ def to_scaled_code(x, factor, FMT: tl.constexpr):
 
 
 @triton.jit
-def finite_magnitude(x):
-    """int32 fp32 magnitude pattern of x fp32/bf16/fp16; 0 for infinities and NaN."""
-    magnitude = widen(x).to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    return tl.where(magnitude < 0x7F800000, magnitude, 0)
+def finite_key(x):
+    """uint32 keys of x fp32/bf16/fp16 whose largest gives the largest finite magnitude; see :func:`finite_amax`.
+
+    The magnitude pattern shifted over the sign, plus one exponent step: infinities and NaN wrap around to below 0's key.
+    """
+    return (widen(x).to(tl.uint32, bitcast=True) << 1) + 0x01000000
+
+
+@triton.jit
+def finite_amax(key):
+    """int32 fp32 pattern of the largest finite magnitude, from the largest key; 0 where nothing was finite."""
+    return ((tl.maximum(key, 0x01000000) - 0x01000000) >> 1).to(tl.int32)
 
 
 @triton.jit
