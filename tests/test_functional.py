@@ -104,7 +104,8 @@ def test_results_may_be_modified_in_place(f):
 
 POOLS = [
     (2, None, 0, 1, False), (3, 2, 1, 1, False), (3, 2, 1, 1, True), (3, 1, 1, 2, False),
-    ((2, 3), (1, 2), (1, 0), 1, True), (4, 4, 0, 1, False), (4, 2, 2, 1, True), (5, 3, 2, 1, False), ([2], [2], [0], [1], True), (2, [], 0, 1, False),
+    ((2, 3), (1, 2), (1, 0), 1, True), (4, 4, 0, 1, False), (4, 2, 2, 1, True),
+    (5, 3, 2, 1, False), ([2], [2], [0], [1], True), (2, [], 0, 1, False),
 ]  # fmt: skip
 
 
