@@ -4,14 +4,15 @@
 |---|---|---|
 | forward | `forward_pairs_kernel` | NCHW, 2x2 or 3x3 windows of stride 2, even output width |
 | forward | `forward_kernel` | everything else |
+| backward | `backward_pairs_kernel` | as above, but 3x3 only with padding 1, and width = 2 out_width |
 | backward | `backward_quads_kernel` | stride 2, windows of up to 25 positions |
 | backward | `backward_kernel` | everything else |
 
 Where PyTorch's own kernels differ, these follow CUDA's. Known differences from those:
 - the fused ReLU turns -0.0 into +0 (CUDA's ReLU does up to torch 2.12, the CPU's keeps -0.0); a zero gradient is always
   +0 (CUDA's channels_last kernel keeps -0.0 where one window alone covers a pixel). ``torch.equal`` sees neither.
-- a channels_last window of nothing but -inf passes its gradient to its first position, as in NCHW and on the CPU; CUDA's
-  kernel names element 0 of the plane there, and the gradient is lost.
+- a channels_last window of nothing but -inf passes its gradient to its first position, as in NCHW and on the CPU;
+  CUDA's kernel names element 0 of the plane there, and the gradient is lost.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ import torch
 from gistkit import formats
 from gistkit.kernels.layout import is_channels_last
 from gistkit.kernels.pool_backward import backward_kernel, backward_quads_kernel
+from gistkit.kernels.pool_backward_pairs import backward_pairs_kernel
 from gistkit.kernels.pool_forward import forward_kernel, forward_pairs_kernel
 from gistkit.kernels.pool_geometry import PoolGeometry, backward_geometry, forward_geometry, none_code
+from gistkit.kernels.pool_tiles import divisor
 
 NUM_WARPS = 4
 FORWARD_OUTPUTS = 1024
 PAIRS = 512
+BACKWARD_PAIRS = {2: 512, 3: 1024}
 PIXELS = 1024
-QUADS = 512
-CHANNELS_A_LANE = 8
+QUADS = 1024
 UNROLLED_POSITIONS = 25
-FLOAT_DIVISION_LIMIT = 1 << 19
-"""Extents below this divide in fp32 (`pool_tiles.divide`): an extent plus the lanes of a program stays below 2**20."""
 
 
 def maxpool_forward(
@@ -97,7 +98,9 @@ def maxpool_backward(
     if grad_x.numel() == 0:
         return grad_x
     with _device(grad_y):
-        if g.stride == (2, 2) and g.positions <= UNROLLED_POSITIONS:
+        if _runs_in_pairs_backward(g, channels_last):
+            _launch_backward_pairs(grad_y, codes, grad_x, g, bits)
+        elif g.stride == (2, 2) and g.positions <= UNROLLED_POSITIONS:
             _launch_quads(grad_y, codes, grad_x, g, channels_last, bits)
         else:
             _launch_backward(grad_y, codes, grad_x, g, channels_last, bits)
@@ -113,8 +116,13 @@ def _windows(g: PoolGeometry) -> dict[str, Any]:
     return {name + axis: pair[i] for name, pair in pairs.items() for i, axis in enumerate("HW")}
 
 
-def _addressing(groups: int, *extents: int) -> dict[str, Any]:
-    return {"WIDE": groups + PIXELS >= 1 << 31, "FLOAT": max(extents) < FLOAT_DIVISION_LIMIT}
+def _wide(groups: int, lanes: int, extents: Sequence[int], elements: int) -> bool:
+    """True where lane indices or offsets in a program need 64 bits.
+
+    extents: by which lane indices are divided; elements: of one outer index (plane or image) in the larger tensor.
+    """
+    reach = (lanes // max(1, math.prod(extents)) + 2) * elements
+    return max(groups + lanes, reach) >= 1 << 31
 
 
 def _last(g: PoolGeometry, axis: int) -> int:
@@ -139,36 +147,67 @@ def _launch_pairs(x, y, codes, g: PoolGeometry, flags: dict[str, Any]) -> None:
     align = math.gcd(g.width, 4)
     forward_pairs_kernel[(formats.ceil_div(pairs, PAIRS),)](
         x, y, codes, pairs, g.out_width // 2, g.height, g.width // align, g.out_height,
-        K=g.kernel[0], P=g.padding[0], CHECK=g.padding[0] > 0 or _last(g, 0) >= g.height, ALIGN=align, LANES=PAIRS,
-        **flags, **_addressing(pairs, g.out_width, g.out_height), num_warps=NUM_WARPS,
+        divisor(g.out_width // 2), divisor(g.out_height),
+        K=g.kernel[0], P=g.padding[0], CHECK=_last(g, 0) >= g.height, ALIGN=align, LANES=PAIRS,
+        **flags, WIDE=_wide(pairs, PAIRS, (g.out_width // 2, g.out_height), g.height * g.width), num_warps=NUM_WARPS,
     )  # fmt: skip
 
 
 def _launch_forward(x, y, codes, g: PoolGeometry, channels_last: bool, flags: dict[str, Any]) -> None:
     inner = x.shape[1] if channels_last else g.out_width
-    v = math.gcd(inner, CHANNELS_A_LANE if channels_last else 2)
+    v = math.gcd(inner, 16 // x.element_size() if channels_last else 2)
     groups = y.numel() // v
     lanes = FORWARD_OUTPUTS // v
+    step = inner if channels_last else 1
+    extents = (inner // v, g.out_width, g.out_height) if channels_last else (inner // v, g.out_height)
     check = max(g.padding) > 0 or _last(g, 0) >= g.height or _last(g, 1) >= g.width
     forward_kernel[(formats.ceil_div(groups, lanes),)](
         x, y, codes, groups, inner // v, g.height, g.width, g.out_height, g.out_width,
+        divisor(inner // v), divisor(g.out_width), divisor(g.out_height),
         CHANNELS_LAST=channels_last, CHECK=check, UNROLL=g.positions <= UNROLLED_POSITIONS, V=v, LANES=lanes,
-        **_windows(g), **flags, **_addressing(groups, inner, g.out_width, g.out_height), num_warps=NUM_WARPS,
+        **_windows(g), **flags, WIDE=_wide(groups, lanes, extents, g.height * g.width * step), num_warps=NUM_WARPS,
+    )  # fmt: skip
+
+
+def _runs_in_pairs_backward(g: PoolGeometry, channels_last: bool) -> bool:
+    return (
+        not channels_last
+        and (g.kernel, g.padding) in (((2, 2), (0, 0)), ((3, 3), (1, 1)))
+        and (g.stride, g.dilation) == ((2, 2), (1, 1))
+        and g.out_width % 2 == 0
+        and 2 * g.out_width == g.width
+    )
+
+
+def _launch_backward_pairs(grad_y, codes, grad_x, g: PoolGeometry, bits: int) -> None:
+    quad_height, row_pairs = formats.ceil_div(g.height, 2), g.out_width // 2
+    pairs = grad_x.shape[0] * grad_x.shape[1] * quad_height * row_pairs
+    lanes = BACKWARD_PAIRS[g.kernel[0]]
+    backward_pairs_kernel[(formats.ceil_div(pairs, lanes),)](
+        grad_y, codes, grad_x, pairs, row_pairs, g.height, g.out_height, quad_height,
+        divisor(row_pairs), divisor(quad_height),
+        K=g.kernel[0], BITS=bits, CHECK=quad_height > g.out_height, ODD=g.height % 2 == 1,
+        PORTABLE=not grad_x.is_cuda, LANES=lanes,
+        WIDE=_wide(pairs, lanes, (row_pairs, quad_height), 2 * quad_height * g.width), num_warps=NUM_WARPS,
     )  # fmt: skip
 
 
 def _launch_quads(grad_y, codes, grad_x, g: PoolGeometry, channels_last: bool, bits: int) -> None:
     n, c = grad_y.shape[:2]
-    v = math.gcd(c, CHANNELS_A_LANE) if channels_last else 1
+    v = math.gcd(c, 16 // grad_y.element_size()) if channels_last else 1
     quad_height, quad_width = formats.ceil_div(g.height, 2), formats.ceil_div(g.width, 2)
     groups = n * c * quad_height * quad_width // v
     lanes = QUADS // v
+    step = c if channels_last else 1
+    extents = (c // v, quad_width, quad_height) if channels_last else (quad_width, quad_height)
     windows = {name: value for name, value in _windows(g).items() if not name.startswith("S")}
     backward_quads_kernel[(formats.ceil_div(groups, lanes),)](
         grad_y, codes, grad_x, groups, c // v, g.height, g.width, g.out_height, g.out_width, quad_height, quad_width,
+        divisor(c // v), divisor(quad_width), divisor(quad_height),
         CHANNELS_LAST=channels_last, BITS=bits, PORTABLE=not grad_x.is_cuda,
-        CHECK=_quads_need_check(g, quad_height, quad_width), ODD=g.height % 2 == 1 or g.width % 2 == 1, V=v, LANES=lanes,
-        **windows, **_addressing(groups, c, quad_height, quad_width), num_warps=NUM_WARPS,
+        CHECK=_quads_need_check(g, quad_height, quad_width), ODD=g.height % 2 == 1 or g.width % 2 == 1,
+        V=v, LANES=lanes,
+        **windows, WIDE=_wide(groups, lanes, extents, 4 * quad_height * quad_width * step), num_warps=NUM_WARPS,
     )  # fmt: skip
 
 
@@ -183,11 +222,14 @@ def _quads_need_check(g: PoolGeometry, quad_height: int, quad_width: int) -> boo
 
 def _launch_backward(grad_y, codes, grad_x, g: PoolGeometry, channels_last: bool, bits: int) -> None:
     c = grad_x.shape[1]
-    v = math.gcd(c, CHANNELS_A_LANE) if channels_last else 1
+    v = math.gcd(c, 16 // grad_y.element_size()) if channels_last else 1
     groups = grad_x.numel() // v
     lanes = PIXELS // v
+    step = c if channels_last else 1
+    extents = (c // v, g.width, g.height) if channels_last else (g.width, g.height)
     backward_kernel[(formats.ceil_div(groups, lanes),)](
         grad_y, codes, grad_x, groups, c // v, g.height, g.width, g.out_height, g.out_width,
+        divisor(c // v), divisor(g.width), divisor(g.height),
         CHANNELS_LAST=channels_last, BITS=bits, PORTABLE=not grad_x.is_cuda, V=v, LANES=lanes,
-        **_windows(g), **_addressing(groups, c, g.height, g.width), num_warps=NUM_WARPS,
+        **_windows(g), WIDE=_wide(groups, lanes, extents, g.height * g.width * step), num_warps=NUM_WARPS,
     )  # fmt: skip

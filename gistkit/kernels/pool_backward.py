@@ -7,8 +7,8 @@ CUDA for bf16 and fp16. Sums start at +0, so a gradient of -0.0 alone becomes +0
 import triton
 import triton.language as tl
 
-from gistkit.kernels.pool_tiles import load_codes, locate, locate_channels, program_start
-from gistkit.kernels.rounding import round_to, widen
+from gistkit.kernels.pool_tiles import load_codes, locate, locate_channels, program_start, rounded
+from gistkit.kernels.rounding import widen
 
 
 @triton.jit
@@ -21,23 +21,15 @@ def _add(acc, grad, code, A: tl.constexpr, B: tl.constexpr, KH: tl.constexpr, KW
         return acc
 
 
-@triton.jit
-def _rounded(x, DTYPE: tl.constexpr, PORTABLE: tl.constexpr):
-    """fp32 x to nearest even: by the hardware's conversion, or by integers where the interpreter's loses bits."""
-    if PORTABLE:
-        return round_to(x, DTYPE)
-    else:
-        return x.to(DTYPE)
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["by_inner", "by_width", "by_height"])
 def backward_quads_kernel(
     grad_ptr, codes_ptr, grad_x_ptr, groups, inner_groups, height, width, out_height, out_width, quad_height,
-    quad_width, KH: tl.constexpr, KW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
-    CHANNELS_LAST: tl.constexpr, BITS: tl.constexpr, CHECK: tl.constexpr, ODD: tl.constexpr, WIDE: tl.constexpr,
-    FLOAT: tl.constexpr, PORTABLE: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr,
+    quad_width, by_inner, by_width, by_height,
+    KH: tl.constexpr, KW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr, BITS: tl.constexpr, CHECK: tl.constexpr, ODD: tl.constexpr,
+    WIDE: tl.constexpr, PORTABLE: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Stride 2: a lane holds 2x2 input pixels (of V channels), reads each output that may name one of them once.
+    """Stride 2: a lane holds 2x2 input pixels (of V channels) and reads each output that may name one of them once.
 
     Output row q + e meets input row 2q + a at offset a + PH - 2e of its window: known at compile time, as e's range is.
     quad_width is ceil(width / 2) (inner_groups in NCHW); CHECK: some q + e has no output; ODD: height or width is odd.
@@ -48,16 +40,30 @@ def backward_quads_kernel(
     lanes = tl.arange(0, LANES)
     tile = tl.arange(0, V)[None, :]
     if CHANNELS_LAST:
-        outer, qh, qw, group = locate_channels(start, lanes, inner_groups, quad_width, quad_height, FLOAT)
-        step = inner_groups.to(tl.int64) * V
+        base, outer, qh, qw, group = locate_channels(
+            start, lanes, inner_groups, by_inner, quad_width, by_width, quad_height, by_height, WIDE
+        )
+        step = inner_groups * V
         lane = (group * V)[:, None]
     else:
-        outer, qh, qw = locate(start, lanes, quad_width, quad_height, FLOAT)
+        base, outer, qh, qw = locate(start, lanes, quad_width, by_width, quad_height, by_height, WIDE)
         step = 1
         lane = tl.zeros((LANES, 1), tl.int32)
     inside = (start + lanes < groups)[:, None]
     qh, qw, outer = qh[:, None], qw[:, None], outer[:, None]
+    if WIDE:
+        out_width, quad_width, width = (
+            tl.cast(out_width, tl.int64), tl.cast(quad_width, tl.int64), tl.cast(width, tl.int64),
+        )  # fmt: skip
+    outputs_before = base * out_height * out_width * step
     first = ((outer * out_height + qh) * out_width + qw) * step + lane
+    if V == 1:
+        # the codes of the program's first plane may begin in the high nibble of a byte
+        odd = (outputs_before & 1).to(tl.int32)
+        outputs_before -= odd
+        first += odd
+    grad_ptr += outputs_before
+    codes_ptr += outputs_before // (8 // BITS)
     top_left = tl.zeros((LANES, V), tl.float32)
     top_right, bottom_left, bottom_right = top_left, top_left, top_left
     for e in tl.static_range(E_FIRST, (PH + 1) // 2 + 1):
@@ -65,7 +71,7 @@ def backward_quads_kernel(
             exists = inside
             if CHECK:
                 exists = inside & (qh + e >= 0) & (qh + e < out_height) & (qw + f >= 0) & (qw + f < out_width)
-            output = first + (e * out_width.to(tl.int64) + f) * step
+            output = first + (e * out_width + f) * step
             # where no output exists the gradient is 0, and adding that changes no sum, whatever the code says
             grad = widen(tl.load(grad_ptr + output + tile, exists, 0.0))
             code = load_codes(codes_ptr, output, exists, V, BITS)
@@ -74,23 +80,24 @@ def backward_quads_kernel(
             bottom_left = _add(bottom_left, grad, code, PH - 2 * e + 1, PW - 2 * f, KH, KW, DH, DW)
             bottom_right = _add(bottom_right, grad, code, PH - 2 * e + 1, PW - 2 * f + 1, KH, KW, DH, DW)
     _store_quads(
-        grad_x_ptr, outer, qh, qw, lane, step, inside, height, width, quad_width,
+        grad_x_ptr, base, outer, qh, qw, lane, step, inside, height, width, quad_width,
         top_left, top_right, bottom_left, bottom_right, CHANNELS_LAST, ODD, PORTABLE, V, LANES,
     )  # fmt: skip
 
 
 @triton.jit
-def _store_quads(grad_x_ptr, outer, qh, qw, lane, step, inside, height, width, quad_width,
+def _store_quads(grad_x_ptr, base, outer, qh, qw, lane, step, inside, height, width, quad_width,
                  top_left, top_right, bottom_left, bottom_right, CHANNELS_LAST: tl.constexpr, ODD: tl.constexpr,
                  PORTABLE: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr):  # fmt: skip
     DTYPE: tl.constexpr = grad_x_ptr.dtype.element_ty
-    top_left, top_right = _rounded(top_left, DTYPE, PORTABLE), _rounded(top_right, DTYPE, PORTABLE)
-    bottom_left, bottom_right = _rounded(bottom_left, DTYPE, PORTABLE), _rounded(bottom_right, DTYPE, PORTABLE)
+    top_left, top_right = rounded(top_left, DTYPE, PORTABLE), rounded(top_right, DTYPE, PORTABLE)
+    bottom_left, bottom_right = rounded(bottom_left, DTYPE, PORTABLE), rounded(bottom_right, DTYPE, PORTABLE)
     bottom, right = inside, inside
     if ODD:
         bottom, right = inside & (qh * 2 + 1 < height), inside & (qw * 2 + 1 < width)
     else:
         width = quad_width * 2
+    grad_x_ptr += base * height * width * step
     pixel = (outer * height + qh * 2) * width + qw * 2
     if CHANNELS_LAST:
         tile = tl.arange(0, V)[None, :]
@@ -110,28 +117,31 @@ def _store_quads(grad_x_ptr, outer, qh, qw, lane, step, inside, height, width, q
         tl.store(ptr + width, tl.reshape(tl.join(bottom_left, bottom_right), (LANES, 2)), bottom_inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["by_inner", "by_width", "by_height"])
 def backward_kernel(
     grad_ptr, codes_ptr, grad_x_ptr, groups, inner_groups, height, width, out_height, out_width,
+    by_inner, by_width, by_height,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     DH: tl.constexpr, DW: tl.constexpr, CHANNELS_LAST: tl.constexpr, BITS: tl.constexpr, WIDE: tl.constexpr,
-    FLOAT: tl.constexpr, PORTABLE: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr,
+    PORTABLE: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Any stride: a lane holds one input pixel (of V channels) and visits every output whose window may reach it."""
     start = program_start(LANES, WIDE)
     lanes = tl.arange(0, LANES)
     tile = tl.arange(0, V)[None, :]
     if CHANNELS_LAST:
-        outer, ih, iw, group = locate_channels(start, lanes, inner_groups, width, height, FLOAT)
-        step = inner_groups.to(tl.int64) * V
+        base, outer, ih, iw, group = locate_channels(
+            start, lanes, inner_groups, by_inner, width, by_width, height, by_height, WIDE
+        )
+        step = inner_groups * V
         lane = (group * V)[:, None]
     else:
-        outer, ih, iw = locate(start, lanes, width, height, FLOAT)
+        base, outer, ih, iw = locate(start, lanes, width, by_width, height, by_height, WIDE)
         step = 1
         lane = tl.zeros((LANES, 1), tl.int32)
     inside = (start + lanes < groups)[:, None]
     h, w = ih[:, None] + PH, iw[:, None] + PW
-    plane = outer[:, None] * out_height
+    first_row = (base + outer)[:, None] * out_height
     acc = tl.zeros((LANES, V), tl.float32)
     # outputs in ascending order: the last window to reach row h starts at row h // SH of the outputs
     for e in range(-(((KH - 1) * DH) // SH), 1):
@@ -142,9 +152,9 @@ def backward_kernel(
             ow = w // SW + f
             j = w - ow * SW
             exists = row_exists & (ow >= 0) & (ow < out_width) & (j % DW == 0) & (j < KW * DW)
-            output = ((plane + oh) * out_width + ow) * step + lane
+            output = ((first_row + oh) * out_width + ow) * step + lane
             grad = widen(tl.load(grad_ptr + output + tile, exists, 0.0))
             code = load_codes(codes_ptr, output, exists, V, BITS)
             acc += tl.where(code == i // DH * KW + j // DW, grad, 0.0)
     first = (start.to(tl.int64) + lanes)[:, None] * V
-    tl.store(grad_x_ptr + first + tile, _rounded(acc, grad_x_ptr.dtype.element_ty, PORTABLE), inside)
+    tl.store(grad_x_ptr + first + tile, rounded(acc, grad_x_ptr.dtype.element_ty, PORTABLE), inside)

@@ -57,23 +57,24 @@ def _first_inside(start, DILATION: tl.constexpr):
 
 
 @triton.jit
-def _visit(best, code, base_ptr, rows, columns, inside, i, j, height, width, step,
+def _visit(best, code, window_ptr, rows, columns, inside, i, j, height, width, step,
            KW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, CHECK: tl.constexpr):  # fmt: skip
-    """Compare with position (i, j) of every window; base_ptr points at position (0, 0)."""
+    """Compare with position (i, j) of every window; window_ptr points at position (0, 0)."""
     if CHECK:
         row, column = rows + i * DH, columns + j * DW
         inside = inside & (row >= 0) & (row < height) & (column >= 0) & (column < width)
-    values = tl.load(base_ptr + (i * DH * width.to(tl.int64) + j * DW) * step, inside, float("-inf"))
+    values = tl.load(window_ptr + (i * DH * width + j * DW) * step, inside, float("-inf"))
     return _take(best, code, values, i * KW + j)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["by_inner", "by_width", "by_height"])
 def forward_kernel(
     x_ptr, y_ptr, codes_ptr, groups, inner_groups, height, width, out_height, out_width,
+    by_inner, by_width, by_height,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     DH: tl.constexpr, DW: tl.constexpr, CHANNELS_LAST: tl.constexpr, RELU: tl.constexpr, ZERO_CODE: tl.constexpr,
     NONE: tl.constexpr, BITS: tl.constexpr, CHECK: tl.constexpr, UNROLL: tl.constexpr, WIDE: tl.constexpr,
-    FLOAT: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr,
+    V: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Any window in either layout: V outputs a lane along the channels (channels_last) or along a row.
 
@@ -83,17 +84,22 @@ def forward_kernel(
     lanes = tl.arange(0, LANES)
     tile = tl.arange(0, V)[None, :]
     if CHANNELS_LAST:
-        image, oh, ow, group = locate_channels(start, lanes, inner_groups, out_width, out_height, FLOAT)
+        base, outer, oh, ow, group = locate_channels(
+            start, lanes, inner_groups, by_inner, out_width, by_width, out_height, by_height, WIDE
+        )
         columns = (ow * SW - PW)[:, None]
-        step = inner_groups.to(tl.int64) * V
-        lane_ptr = x_ptr + ((image * height * width)[:, None] * step + (group * V)[:, None] + tile)
+        step = inner_groups * V
+        x_ptr += base * height * width * step
+        lane_ptr = x_ptr + ((group * V)[:, None] + tile)
     else:
-        plane, oh, group = locate(start, lanes, inner_groups, out_height, FLOAT)
+        base, outer, oh, group = locate(start, lanes, inner_groups, by_inner, out_height, by_height, WIDE)
         columns = ((group * V)[:, None] + tile) * SW - PW
         step = 1
-        lane_ptr = x_ptr + (plane * height * width)[:, None]
+        lane_ptr = x_ptr + base * height * width
+    if WIDE:
+        width = tl.cast(width, tl.int64)
     rows = (oh * SH - PH)[:, None]
-    base_ptr = lane_ptr + (rows.to(tl.int64) * width + columns) * step
+    window_ptr = lane_ptr + ((outer[:, None] * height + rows) * width + columns) * step
     first = (start.to(tl.int64) + lanes)[:, None] * V
     inside = (start + lanes < groups)[:, None]
 
@@ -106,13 +112,13 @@ def forward_kernel(
         for i in tl.static_range(KH):
             for j in tl.static_range(KW):
                 best, code = _visit(
-                    best, code, base_ptr, rows, columns, inside, i, j, height, width, step, KW, DH, DW, CHECK
+                    best, code, window_ptr, rows, columns, inside, i, j, height, width, step, KW, DH, DW, CHECK
                 )
     else:
         for i in range(KH):
             for j in range(KW):
                 best, code = _visit(
-                    best, code, base_ptr, rows, columns, inside, i, j, height, width, step, KW, DH, DW, CHECK
+                    best, code, window_ptr, rows, columns, inside, i, j, height, width, step, KW, DH, DW, CHECK
                 )
     best, code = _finish(best, code, first_code, RELU, ZERO_CODE, NONE)
     tl.store(y_ptr + first + tile, _stored(best, y_ptr.dtype.element_ty), inside)
@@ -120,33 +126,41 @@ def forward_kernel(
 
 
 @triton.jit
-def _load_four(ptr, inside, LANES: tl.constexpr):
+def _load_four(ptr, inside, MASKED: tl.constexpr, LANES: tl.constexpr):
     """Four neighbours a lane, as four [LANES] tiles."""
-    quad = tl.load(ptr[:, None] + tl.arange(0, 4)[None, :], inside[:, None], float("-inf"))
+    ptrs = ptr[:, None] + tl.arange(0, 4)[None, :]
+    if MASKED:
+        quad = tl.load(ptrs, inside[:, None], float("-inf"))
+    else:
+        quad = tl.load(ptrs)
     even, odd = tl.split(tl.reshape(quad, (LANES, 2, 2)))
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
     return first, second, third, fourth
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["by_pairs", "by_height"])
 def forward_pairs_kernel(
-    x_ptr, y_ptr, codes_ptr, pairs, row_pairs, height, width, out_height, K: tl.constexpr, P: tl.constexpr,
-    RELU: tl.constexpr, ZERO_CODE: tl.constexpr, NONE: tl.constexpr, BITS: tl.constexpr, CHECK: tl.constexpr,
-    ALIGN: tl.constexpr, WIDE: tl.constexpr, FLOAT: tl.constexpr, LANES: tl.constexpr,
+    x_ptr, y_ptr, codes_ptr, pairs, row_pairs, height, width, out_height, by_pairs, by_height,
+    K: tl.constexpr, P: tl.constexpr, RELU: tl.constexpr, ZERO_CODE: tl.constexpr, NONE: tl.constexpr,
+    BITS: tl.constexpr, CHECK: tl.constexpr, ALIGN: tl.constexpr, WIDE: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """2x2 (P = 0) and 3x3 (P = 0 or 1) windows of stride 2 in NCHW with an even out_width: two outputs of a row a lane.
 
     A row of both windows is four neighbours, one wide load, and for 3x3 one more to the left (P = 1) or right (P = 0).
-    width counts ALIGN columns; row_pairs are out_width / 2; width must reach the windows' four columns everywhere.
+    row_pairs are out_width / 2; width counts ALIGN columns and covers four a pair. CHECK: the last window overhangs.
     """
     start = program_start(LANES, WIDE)
     lanes = tl.arange(0, LANES)
-    plane, oh, pair = locate(start, lanes, row_pairs, out_height, FLOAT)
     inside = start + lanes < pairs
+    # lanes past the end repeat the last pair, so loads need no mask of their own
+    nearest = tl.minimum(lanes, (pairs - 1 - start).to(tl.int32))
+    base, outer, oh, pair = locate(start, nearest, row_pairs, by_pairs, out_height, by_height, WIDE)
+    if WIDE:
+        width = tl.cast(width, tl.int64)
     width = width * ALIGN
     row = oh * 2 - P
-    ptr = x_ptr + ((plane * height + row) * width + pair * 4)
+    ptr = x_ptr + base * height * width + ((outer * height + row) * width + pair * 4)
 
     low_first = tl.zeros((LANES,), tl.int32)
     high_first = low_first
@@ -157,11 +171,9 @@ def forward_pairs_kernel(
     high = low
     low_code, high_code = low_first, high_first
     for i in tl.static_range(K):
-        present = inside
-        if CHECK:
-            present = inside & (row + i >= 0) & (row + i < height)
+        present = (row + i >= 0) & (row + i < height)
         row_ptr = ptr + i * width
-        a, b, c, d = _load_four(row_ptr, present, LANES)
+        a, b, c, d = _load_four(row_ptr, present, CHECK if i > 0 else P > 0, LANES)
         if P > 0:
             left = tl.load(row_ptr - 1, present & (pair > 0), float("-inf"))
             low, low_code = _take(low, low_code, left, i * K)

@@ -3,51 +3,74 @@
 import triton
 import triton.language as tl
 
+from gistkit.formats import ceil_div
+from gistkit.kernels.rounding import round_to
+
+
+def divisor(d: int) -> int:
+    """What :func:`divide` needs to divide by d (1 <= d < 2**31): l = ceil(log2 d) and m = ceil(2**(31 + l) / d).
+
+    m d exceeds 2**(31 + l) by less than d <= 2**l, so n m >> (31 + l) is n // d for every n < 2**31 (Granlund and
+    Montgomery, "Division by invariant integers using multiplication", 1994). The five bits below m's 32 hold l.
+    """
+    log = (d - 1).bit_length()
+    return (ceil_div(1 << (31 + log), d) << 5) | log
+
 
 @triton.jit
 def program_start(LANES: tl.constexpr, WIDE: tl.constexpr):
     """First lane of this program; int32 where the launcher knows that all lanes fit."""
     if WIDE:
         return tl.program_id(0).to(tl.int64) * LANES
-    return tl.program_id(0) * LANES
-
-
-@triton.jit
-def divide(a, b, FLOAT: tl.constexpr):
-    """(a // b, a % b) of an int32 tile a >= 0 by an integer scalar b > 0.
-
-    FLOAT takes five instructions instead of twenty and is exact for a below 2**20: (a + 1/2) / b is at least 1 / (2 b)
-    off any integer, and the computed product is off by less than a * 2**-21 / b.
-    """
-    if FLOAT:
-        quotient = ((a.to(tl.float32) + 0.5) * (1.0 / b)).to(tl.int32)
     else:
-        quotient = a // b
-    return quotient, a - quotient * b
+        return tl.program_id(0) * LANES
 
 
 @triton.jit
-def locate(start, lanes, inner, middle, FLOAT: tl.constexpr):
-    """Coordinates (outer int64, middle int32, inner int32) of the flat indices start + lanes; lanes is a small tile."""
-    first_row = start // inner
-    carry, i = divide((start - first_row * inner).to(tl.int32) + lanes, inner, FLOAT)
-    first_outer = first_row // middle
-    outer, m = divide((first_row - first_outer * middle).to(tl.int32) + carry, middle, FLOAT)
-    return first_outer.to(tl.int64) + outer, m, i
+def divide(n, d, by):
+    """(n // d, n % d) of int32 n >= 0, where ``by`` is divisor(d): three instructions for twenty."""
+    product = tl.umulhi((n * 2).to(tl.uint32, bitcast=True), (by >> 5).to(tl.uint32))
+    quotient = (product >> (by & 31).to(tl.uint32)).to(tl.int32, bitcast=True)
+    return quotient, n - quotient * d
 
 
 @triton.jit
-def locate_channels(start, lanes, groups, inner, middle, FLOAT: tl.constexpr):
-    """:func:`locate` one level deeper: (outer, middle, inner, group) where group runs fastest."""
-    first_pixel = start // groups
-    carry, group = divide((start - first_pixel * groups).to(tl.int32) + lanes, groups, FLOAT)
-    outer, m, i = locate(first_pixel, carry, inner, middle, FLOAT)
-    return outer, m, i, group
+def _divide_start(start, d, by, WIDE: tl.constexpr):
+    """:func:`divide` of a program's first index; the remainder is int32."""
+    if WIDE:
+        return start // d, (start % d).to(tl.int32)
+    else:
+        return divide(start, d, by)
+
+
+@triton.jit
+def locate(start, lanes, inner, by_inner, middle, by_middle, WIDE: tl.constexpr):
+    """Where the flat indices start + lanes of an [outer, middle, inner] array are; lanes is a small tile.
+
+    Returns (base, outer, middle, inner): base is the int64 scalar to which outer is relative, so that offsets within a
+    program stay int32 unless WIDE: 64-bit address arithmetic was half of all instructions.
+    """
+    first_row, first_i = _divide_start(start, inner, by_inner, WIDE)
+    carry, i = divide(first_i + lanes, inner, by_inner)
+    base, first_m = _divide_start(first_row, middle, by_middle, WIDE)
+    outer, m = divide(first_m + carry, middle, by_middle)
+    if WIDE:
+        outer = outer.to(tl.int64)
+    return base.to(tl.int64), outer, m, i
+
+
+@triton.jit
+def locate_channels(start, lanes, groups, by_groups, inner, by_inner, middle, by_middle, WIDE: tl.constexpr):
+    """:func:`locate` one level deeper: (base, outer, middle, inner, group) where group runs fastest."""
+    first_pixel, first_group = _divide_start(start, groups, by_groups, WIDE)
+    carry, group = divide(first_group + lanes, groups, by_groups)
+    base, outer, m, i = locate(first_pixel, carry, inner, by_inner, middle, by_middle, WIDE)
+    return base, outer, m, i, group
 
 
 @triton.jit
 def store_codes(codes_ptr, first, codes, inside, BITS: tl.constexpr):
-    """Write int32 [LANES, V] codes; first int64 [LANES, 1] is the output index of a lane's first, inside its mask."""
+    """Write int32 [LANES, V] codes; first [LANES, 1] is the output index of a lane's first, inside its mask."""
     LANES: tl.constexpr = codes.shape[0]
     V: tl.constexpr = codes.shape[1]
     if BITS == 8:
@@ -65,7 +88,7 @@ def store_codes(codes_ptr, first, codes, inside, BITS: tl.constexpr):
 
 @triton.jit
 def load_codes(codes_ptr, first, inside, V: tl.constexpr, BITS: tl.constexpr):
-    """The inverse of :func:`store_codes`: int32 [LANES, V]; 0 where not inside."""
+    """The inverse of :func:`store_codes`: int32 [LANES, V]; no code in particular where not inside."""
     LANES: tl.constexpr = first.shape[0]
     if BITS == 8:
         return tl.load(codes_ptr + first + tl.arange(0, V)[None, :], inside, 0).to(tl.int32)
@@ -75,3 +98,12 @@ def load_codes(codes_ptr, first, inside, V: tl.constexpr, BITS: tl.constexpr):
     else:
         pairs = tl.load(codes_ptr + (first >> 1) + tl.arange(0, V // 2)[None, :], inside, 0).to(tl.int32)
         return tl.reshape(tl.join(pairs & 15, pairs >> 4), (LANES, V))
+
+
+@triton.jit
+def rounded(x, DTYPE: tl.constexpr, PORTABLE: tl.constexpr):
+    """fp32 x to nearest even: by the hardware's conversion, or by integers where the interpreter's loses bits."""
+    if PORTABLE:
+        return round_to(x, DTYPE)
+    else:
+        return x.to(DTYPE)
