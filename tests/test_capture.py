@@ -339,6 +339,26 @@ def test_keyword_arguments_and_gradients_switched_off_outside():
     assert [s.kind for s in graph.kept() if s.shape == (4, 4)] == ["input"]
 
 
+def test_inputs_that_need_gradients_and_inputs_given_twice():
+    outside = conv()(torch.randn(2, 8, 16, 16))
+    model = Apply(lambda m, x, y: m[0](F.relu(x, inplace=True)) + y, conv())
+    graph = capture(model, (outside, outside))
+    entry = the(graph, "relu")
+    assert graph.storages[entry.reads[0]].kind == "input" and entry.inplace
+    assert the(graph, "add").operands[1] == entry.results[0], "the same tensor, after the write"
+    assert outside._version == 0 and ops(graph) == ["relu", "conv2d", "add"]
+
+
+def test_a_lazy_model_is_recorded_on_its_first_real_step():
+    model, x = nn.Sequential(nn.LazyLinear(8), nn.ReLU()), torch.randn(4, 8)
+    with pytest.raises(CaptureError):
+        capture(model, (x,))
+    with Recorder(model) as recorder:
+        out = model(x)
+    graph = recorder.finish(out)
+    assert [s.kind for s in graph.kept()] == ["input", "activation"]
+
+
 def branching(m, x):
     return m[0](x) if x.sum() > 0 else x
 

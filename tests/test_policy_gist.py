@@ -169,6 +169,8 @@ def test_expected_densities_follow_pools_dropouts_and_concatenations():
     assert decision(wide, "cat").codec == "zvc"
     mixed = captured(lambda m, x: m[1](torch.cat([F.relu(m[0](x)), m[0](x)], 1)), conv(), nn.Conv2d(16, 8, 3))
     assert decision(mixed, "cat").codec == "dense"
+    padded = captured(lambda m, x: m[1](F.relu(m[0](x))), conv(), conv(padding_mode="circular"))
+    assert decision(padded, "relu").codec == "mask1" and decision(padded, "pad").codec == "zvc"
     dropped = captured(lambda m, x: m[1](F.dropout(m[0](x), 0.5)), conv(), conv())
     assert decision(dropped, "dropout").codec == "zvc"
 

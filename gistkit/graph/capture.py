@@ -45,8 +45,8 @@ def capture(
     try:
         with _untouched_random_states(), torch.enable_grad(), _no_autocast_cache():
             twin = _twin(model, mode)
-            args, kwargs = tree_map_only(torch.Tensor, lambda t: _input(t, mode), (tuple(args), dict(kwargs or {})))
-            return _record(twin, args, kwargs or {}, mode)
+            inputs = _inputs((tuple(args), dict(kwargs or {})), mode)
+            return _record(twin, inputs[0], inputs[1], mode)
     except Exception as error:
         raise CaptureError(
             f"the forward of {type(model).__name__} could not be captured on a copy of it: "
@@ -105,15 +105,29 @@ def _tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
         yield from (t for t in table.values() if isinstance(t, torch.Tensor))
 
 
-def _input(t: torch.Tensor, mode: FakeTensorMode | None) -> torch.Tensor:
-    if mode is None or (isinstance(t, FakeTensor) and t.fake_mode is mode):
-        return t
+def _inputs(item: Any, mode: FakeTensorMode | None) -> Any:
+    """Nested arguments with their tensors as fake ones of the mode; one tensor given twice stays one."""
+    made: dict[int, torch.Tensor] = {}
+
+    def fake(t: torch.Tensor) -> torch.Tensor:
+        if id(t) not in made:
+            made[id(t)] = t if mode is None else _input(t, mode)
+        return made[id(t)]
+
+    return tree_map_only(torch.Tensor, fake, item)
+
+
+def _input(t: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     if isinstance(t, FakeTensor):
         with mode:
-            return torch.empty_strided(
-                t.size(), t.stride(), dtype=t.dtype, device=t.device, requires_grad=t.requires_grad
-            )
-    return mode.from_tensor(t)
+            fake = torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device)
+    else:
+        fake = mode.from_tensor(t.detach())
+    fake.requires_grad_(t.requires_grad)
+    if not t.is_leaf:
+        with mode:
+            return fake.clone()
+    return fake
 
 
 @contextlib.contextmanager

@@ -134,9 +134,10 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def _address(t: torch.Tensor) -> int | None:
+    """The identity of a tensor's storage; None for tensors without one (sparse, transformed, not yet initialised)."""
     if t.layout != torch.strided:
         return None
     try:
         return t.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):
+    except (NotImplementedError, RuntimeError, ValueError):
         return None

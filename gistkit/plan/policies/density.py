@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
+from gistkit.graph.saved import Call
 from gistkit.plan.policies.reading import Reading
 
 RELU_DENSITY = 0.5
 """A ReLU of something symmetric about zero, as at random initialisation; trained networks have less (Gist III-A)."""
 _RELU_LIKE = ("relu", "relu6", "threshold")
+_COPIES = ("pad", "clone", "contiguous", "reshape", "to", "float", "half", "bfloat16", "type", "channel_shuffle")
 
 
 class Densities:
@@ -41,18 +43,20 @@ class Densities:
         call = made[0]
         if call.op in _RELU_LIKE:
             return RELU_DENSITY
+        if call.op in _COPIES:
+            return self._of_operand(call, 0)
         if call.op == "max_pool2d" and call.options:
-            inner = self._of_operand(made[0], 0)
+            inner = self._of_operand(call, 0)
             return None if inner is None else 1 - (1 - inner) ** prod(call.options["kernel_size"])
         if call.op == "dropout" and call.options and call.options["training"]:
             return (self._of_operand(call, 0) or 1.0) * (1 - call.options["p"])
-        return self._of_parts(made[0]) if call.op == "cat" else None
+        return self._of_parts(call) if call.op == "cat" else None
 
-    def _of_operand(self, call, position: int) -> float | None:
+    def _of_operand(self, call: Call, position: int) -> float | None:
         value = self._reading.operand(call, position)
         return self.of(value.storage, value.version)
 
-    def _of_parts(self, call) -> float | None:
+    def _of_parts(self, call: Call) -> float | None:
         """A concatenation's density is the mean of its parts', weighted by their sizes."""
         parts = [
             (self._of_operand(call, i), prod(self._reading.operand(call, i).shape)) for i in range(len(call.operands))
