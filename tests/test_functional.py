@@ -81,18 +81,36 @@ def test_in_place_on_a_leaf_raises_before_writing(f):
     assert torch.equal(x, before)
 
 
+@pytest.mark.parametrize("view", [lambda z: z[:, 1:], lambda z: z[1:], lambda z: z.view(-1)])
 @pytest.mark.parametrize("name", ["relu", "dropout"])
-def test_in_place_on_views(name):
-    def through_view(f):
+def test_in_place_on_views(name, view):
+    def through_view(f, **options):
         def run(t):
             z = t * 1
-            f(z[:, 1:], inplace=True)
+            f(view(z), inplace=True, **options)
             return z
 
         return run
 
     own, plain = getattr(functional, name), getattr(F, name)
     assert_same(through_view(own), through_view(plain), [_leaf((3, 5, 4, 7))])
+    if name == "relu":
+        assert_same(through_view(own, keep=functional.keep_dense), through_view(plain), [_leaf((3, 5, 4, 7))])
+
+
+def test_in_place_on_a_tensor_with_gaps():
+    class Gapped(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return torch.empty_strided(x.shape, (2 * x.shape[1], 1)).copy_(x)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad
+
+    for own, plain in ((functional.relu, F.relu), (functional.dropout, F.dropout)):
+        calls = [lambda t, f=f: f(Gapped.apply(t), inplace=True) for f in (own, plain)]
+        assert_same(*calls, [_leaf((5, 4))])
 
 
 @pytest.mark.parametrize("f", [functional.relu, lambda x: functional.max_pool2d(x, 2), functional.dropout])

@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from gistkit import functional
 from tests.nn_cases import planted, same_bits
@@ -142,6 +143,26 @@ def test_forward_mode_takes_pytorchs_path():
         dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
         tangent = torch.autograd.forward_ad.unpack_dual(functional.relu(dual)).tangent
     assert torch.equal(tangent, (x > 0).float())
+
+
+def test_checkpoints_still_drop_what_is_kept_whole():
+    def block(f, x):
+        return f.relu(f.batch_norm(f.conv2d(x, WEIGHT, padding=1), None, None, training=True))
+
+    def step(f):
+        x = planted((2, 3, 8, 8), special=False).requires_grad_()
+        y = checkpoint(lambda t: f.linear(block(f, t), MATRIX), x, use_reentrant=False)
+        y.pow(2).sum().backward()
+        return x.grad
+
+    torch.manual_seed(0)
+    got = step(functional)
+    torch.manual_seed(0)
+    assert same_bits(got, step(F))
+    x = _input()
+    y = checkpoint(lambda t: block(functional, t), x, use_reentrant=False)
+    norm = y.grad_fn.next_functions[0][0]
+    assert not hasattr(norm, "kept") and not hasattr(norm.next_functions[0][0], "kept")
 
 
 def test_subclasses_take_pytorchs_path():

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from gistkit.kernels.layout import is_dense
 from gistkit.nn.autocast import cast, disabled
-from gistkit.nn.eligible import covered, demand_floating, recorded
+from gistkit.nn.eligible import covered, demand_floating, hooked, recorded
 from gistkit.nn.keep import Keep, Kept, hold, keep_dense, take
 from gistkit.nn.pool import Pair, Size, pair
 from gistkit.nn.slices import demand_slices, row_slices, summed
@@ -109,7 +109,8 @@ def conv2d(
     keep: Keep | None = None,
     slices: int = 1,
 ) -> torch.Tensor:
-    """``torch.nn.functional.conv2d``, bit for bit, that keeps its input as ``keep`` makes it (default: the tensor).
+    """``torch.nn.functional.conv2d``, bit for bit, that keeps its input as ``keep`` makes it (default: the tensor,
+    or whatever the saved-tensor hooks in force make of it).
 
     x: [N, C, H, W] or [C, H, W]; weight: [O, C/groups, KH, KW]; bias: [O] or None; fp32, bf16 or fp16. ``keep``: a
     callable tensor -> Kept. Nothing of x is kept where neither weight nor bias needs a gradient. Backward decodes x,
@@ -122,7 +123,7 @@ def conv2d(
     demand_floating("conv2d", x=x, weight=weight, bias=bias)
     demand_slices("conv2d", slices)
     own: Any = (x, weight, bias, stride, padding, dilation, groups)
-    if not recorded(x, weight, bias) or not covered(x, weight, bias):
+    if not recorded(x, weight, bias) or not covered(x, weight, bias) or (keep is None and hooked()):
         return F.conv2d(*own)
     if x.dim() not in (3, 4) or weight.dim() != 4 or x.numel() == 0 or not is_dense(x):
         return F.conv2d(*own)

@@ -35,6 +35,13 @@ def recorded(*tensors: Any) -> bool:
     return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in tensors)
 
 
+def hooked() -> bool:
+    """Whether saved-tensor hooks are set here (checkpointing, ``save_on_cpu``): they must see what an op would keep
+    whole, so an op without a ``keep`` of its own is left to PyTorch then."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)  # type: ignore[attr-defined]
+    return hooks is not None
+
+
 def covered(*tensors: Any) -> bool:
     """Whether gistkit has an implementation for these operands (None is skipped): exact tensor types, strided, fp32,
     bf16 or fp16, on a CPU or a CUDA device, no function transform, no forward-mode differentiation."""

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from gistkit.kernels.layout import is_dense
 from gistkit.nn.autocast import cast, disabled
-from gistkit.nn.eligible import covered, demand_floating, recorded
+from gistkit.nn.eligible import covered, demand_floating, hooked, recorded
 from gistkit.nn.keep import Keep, Kept, hold, keep_dense, take
 from gistkit.nn.slices import demand_slices, row_slices, summed
 
@@ -81,7 +81,8 @@ def linear(
     keep: Keep | None = None,
     slices: int = 1,
 ) -> torch.Tensor:
-    """``torch.nn.functional.linear``, bit for bit, that keeps its input as ``keep`` makes it (default: the tensor).
+    """``torch.nn.functional.linear``, bit for bit, that keeps its input as ``keep`` makes it (default: the tensor,
+    or whatever the saved-tensor hooks in force make of it).
 
     x: [..., I] with at least one leading dimension, contiguous if there are several; weight: [O, I]; bias: [O] or
     None; fp32, bf16 or fp16; any other geometry is PyTorch's own op. ``keep``: a callable tensor -> Kept. Nothing of
@@ -90,7 +91,7 @@ def linear(
     """
     demand_floating("linear", x=x, weight=weight, bias=bias)
     demand_slices("linear", slices)
-    if not recorded(x, weight, bias) or not covered(x, weight, bias):
+    if not recorded(x, weight, bias) or not covered(x, weight, bias) or (keep is None and hooked()):
         return F.linear(x, weight, bias)
     flattens = x.dim() > 2 and x.is_contiguous()
     if not (flattens or (x.dim() == 2 and is_dense(x))) or weight.dim() != 2 or x.numel() == 0 or weight.numel() == 0:

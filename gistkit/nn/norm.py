@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from gistkit.kernels.layout import is_dense
-from gistkit.nn.eligible import covered, demand_floating, recorded
+from gistkit.nn.eligible import covered, demand_floating, hooked, recorded
 from gistkit.nn.keep import Keep, hold, keep_dense, take
 
 Statistics = Callable[[torch.Tensor, torch.Tensor], None]
@@ -79,15 +79,15 @@ def batch_norm(
     """``torch.nn.functional.batch_norm``, bit for bit, that in training keeps its input as ``keep`` makes it.
 
     x: [N, C, ...] fp32, bf16 or fp16; the others [C] or None, of x's dtype or fp32. Running statistics are updated as
-    PyTorch updates them. ``keep``: a callable tensor -> Kept (default: the tensor). ``on_stats(mean, invstd)`` gets the
+    PyTorch updates them. ``keep``: a callable tensor -> Kept (default: the tensor, or whatever the
+    saved-tensor hooks in force make of it). ``on_stats(mean, invstd)`` gets the
     batch's statistics, [C] each, for :func:`bn_apply`. Inference, empty batches and tensors with gaps go to PyTorch.
     Raises TypeError for integer and complex tensors and what PyTorch raises. Does not synchronise.
     """
     demand_floating("batch_norm", x=x, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
     operands = (x, weight, bias, running_mean, running_var)
-    if not training or not recorded(x, weight, bias) or not covered(*operands):
-        return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
-    if x.dim() < 2 or x.numel() == 0 or not is_dense(x):
+    own = training and recorded(x, weight, bias) and covered(*operands) and not (keep is None and hooked())
+    if not own or x.dim() < 2 or x.numel() == 0 or not is_dense(x):
         return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
     F._verify_batch_size(x.shape)  # type: ignore[attr-defined]
     options = (running_mean, running_var, momentum, eps)
