@@ -1,0 +1,286 @@
+"""Sparse storage: the elements whose bit pattern is not 0, and where they stood (Gist section III-A, cDMA).
+
+Encoding is one pass over x: values go to a scratch of one slot per count, as sizes must not depend on values; what lies
+past a slot's count is undefined. ``compact`` moves the slots' values close together once the total is known. Decoding
+reads either form. Offsets into packed arrays are the running sum of the counts, taken on the device: nothing waits.
+
+Formats: ``raw`` keeps the bits; ``fp16``, ``fp10``, ``fp8`` are codes (see reference/narrow.py), scaled ones only in
+packed arrays, where fp10 is int32 words in planes. A payload's ``exponents`` are empty where scaling is ``none``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+import triton
+import triton.language as tl
+
+from gistkit.formats import CSR_COLUMNS, ZVC_SLOT, ZVC_WORDS, ceil_div
+from gistkit.kernels.checks import check_values
+from gistkit.kernels.csr_kernels import csr_backward_kernel, csr_decode_kernel, csr_encode_kernel
+from gistkit.kernels.sparse_args import bits_of, check_compact, check_csr, check_encode, check_zvc, value_dtype
+from gistkit.kernels.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel
+
+# rows of 32 elements loaded before the first is used, by item size: 1 KiB a warp in flight, 32 KiB an SM
+AHEAD = {2: 16, 4: 8}
+TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+CSR_ROWS = 4  # rows a program
+COMPACT_BYTES = 1024  # bytes that a program of compact has in flight
+
+
+@triton.jit(do_not_specialize=["total"])
+def compact_kernel(scratch_ptr, counts_ptr, ends_ptr, packed_ptr, total, STRIDE: tl.constexpr, CHUNK: tl.constexpr):
+    """One slot's items to their place in packed; never past total."""
+    slot = tl.program_id(0).to(tl.int64)
+    stored = tl.load(counts_ptr + slot).to(tl.int64)
+    start = tl.load(ends_ptr + slot) - stored
+    count = tl.minimum(stored, total - start).to(tl.int32)
+    for first in range(0, count, CHUNK):
+        items = first + tl.arange(0, CHUNK)
+        x = tl.load(scratch_ptr + slot * STRIDE + items, items < count)
+        tl.store(packed_ptr + start + items, x, items < count)
+
+
+def _launch(kernel, programs: int, x: torch.Tensor, *args, **constexprs) -> None:
+    """Run one-warp programs on x's device."""
+    if programs == 0:
+        return
+    with torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext():
+        kernel[(programs,)](*args, num_warps=1, enable_fp_fusion=False, **constexprs)
+
+
+def _ends(counts: torch.Tensor) -> torch.Tensor:
+    """int64: where each slot's values end in a packed array."""
+    return counts.cumsum(0, dtype=torch.int64)
+
+
+def _item_view(x: torch.Tensor, fmt: str) -> torch.Tensor:
+    """What a kernel sees of x: bit patterns where they are only moved."""
+    return bits_of(x) if fmt == "raw" else x
+
+
+def zvc_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(words int32[32*slots], counts int16[slots], values[1024*slots]) of x fp32/bf16/fp16[n]; slots = ceil(n/1024).
+
+    fmt: ``raw`` (values of x's dtype), ``fp16`` and ``fp10`` (int16 codes), ``fp8`` (uint8). Does not synchronise.
+    """
+    check_encode("zvc_encode", x, fmt)
+    slots = ceil_div(x.numel(), ZVC_SLOT)
+    words = torch.empty((slots * ZVC_WORDS,), dtype=torch.int32, device=x.device)
+    counts = torch.empty((slots,), dtype=torch.int16, device=x.device)
+    values = torch.empty((slots * ZVC_SLOT,), dtype=value_dtype(fmt, x.dtype), device=x.device)
+    _launch(
+        zvc_encode_kernel,
+        slots,
+        x,
+        bits_of(x),
+        words,
+        counts,
+        bits_of(values),
+        x.numel(),
+        FMT=fmt,
+        DTYPE=TRITON_DTYPES[x.dtype],
+        AHEAD=AHEAD[x.element_size()],
+        ASM=x.is_cuda,
+    )
+    return words, counts, values
+
+
+def csr_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(counts int16[rows], columns uint8[256*rows], values[256*rows]) of x fp32/bf16/fp16[n]; rows = ceil(n/256).
+
+    fmt as for :func:`zvc_encode`. Does not synchronise.
+    """
+    check_encode("csr_encode", x, fmt)
+    rows = ceil_div(x.numel(), CSR_COLUMNS)
+    counts = torch.empty((rows,), dtype=torch.int16, device=x.device)
+    columns = torch.empty((rows * CSR_COLUMNS,), dtype=torch.uint8, device=x.device)
+    values = torch.empty((rows * CSR_COLUMNS,), dtype=value_dtype(fmt, x.dtype), device=x.device)
+    _launch(
+        csr_encode_kernel,
+        ceil_div(rows, CSR_ROWS),
+        x,
+        bits_of(x),
+        counts,
+        columns,
+        bits_of(values),
+        x.numel(),
+        FMT=fmt,
+        DTYPE=TRITON_DTYPES[x.dtype],
+        ROWS=CSR_ROWS,
+        AHEAD=AHEAD[x.element_size()] * 32 // CSR_COLUMNS,
+        ASM=x.is_cuda,
+    )
+    return counts, columns, values
+
+
+def compact(scratch: torch.Tensor, counts: torch.Tensor, stride: int, total: int) -> torch.Tensor:
+    """The first counts[i] items of every stride-long slot of scratch, close together.
+
+    scratch: any dtype of 1, 2 or 4 bytes, [stride * slots]; counts: int16[slots]; total: the sum of counts, or more
+    (the items past the sum are undefined). Returns scratch's dtype, [total]. Does not synchronise.
+    """
+    check_compact(scratch, counts, stride, total)
+    packed = torch.empty((total,), dtype=scratch.dtype, device=scratch.device)
+    _launch(
+        compact_kernel,
+        counts.numel(),
+        scratch,
+        bits_of(scratch),
+        counts,
+        _ends(counts),
+        bits_of(packed),
+        total,
+        STRIDE=stride,
+        CHUNK=min(stride, COMPACT_BYTES // scratch.element_size()),
+    )
+    return packed
+
+
+def zvc_decode(
+    words: torch.Tensor,
+    counts: torch.Tensor,
+    values: torch.Tensor,
+    exponents: torch.Tensor,
+    n: int,
+    dtype: torch.dtype,
+    fmt: str,
+    scaling: str,
+    packed: bool,
+) -> torch.Tensor:
+    """dtype[n] from zvc's payload: values at 1024*slot (packed=False) or close together (packed=True).
+
+    Does not synchronise.
+    """
+    check_zvc("zvc_decode", words, counts, values, exponents, n, dtype, fmt, scaling, packed)
+    x = torch.empty((n,), dtype=dtype, device=values.device)
+    _launch(
+        zvc_decode_kernel,
+        counts.numel(),
+        x,
+        _item_view(x, fmt),
+        words,
+        counts,
+        _ends(counts) if packed else counts,
+        bits_of(values),
+        exponents,
+        n,
+        values.numel(),
+        FMT=fmt,
+        SCALING=scaling,
+        PACKED=packed,
+        AHEAD=AHEAD[x.element_size()],
+        ASM=x.is_cuda,
+    )
+    return x
+
+
+def csr_decode(
+    counts: torch.Tensor,
+    columns: torch.Tensor,
+    values: torch.Tensor,
+    exponents: torch.Tensor,
+    n: int,
+    dtype: torch.dtype,
+    fmt: str,
+    scaling: str,
+    packed: bool,
+) -> torch.Tensor:
+    """dtype[n] from csr's payload: rows at 256*row (packed=False) or close together (packed=True).
+
+    Does not synchronise.
+    """
+    check_csr("csr_decode", counts, columns, values, exponents, n, dtype, fmt, scaling, packed)
+    x = torch.empty((n,), dtype=dtype, device=values.device)
+    _launch(
+        csr_decode_kernel,
+        ceil_div(counts.numel(), CSR_ROWS),
+        x,
+        _item_view(x, fmt),
+        counts,
+        _ends(counts) if packed else counts,
+        columns,
+        bits_of(values),
+        exponents,
+        n,
+        values.numel(),
+        FMT=fmt,
+        SCALING=scaling,
+        PACKED=packed,
+        ROWS=CSR_ROWS,
+    )
+    return x
+
+
+def zvc_relu_backward(
+    grad: torch.Tensor,
+    words: torch.Tensor,
+    counts: torch.Tensor,
+    values: torch.Tensor,
+    exponents: torch.Tensor,
+    fmt: str,
+    scaling: str,
+    packed: bool,
+) -> torch.Tensor:
+    """grad[n] where an element was stored that is not a negative zero, else +0: ReLU's backward from its output.
+
+    Exact under the lossy formats too: a small positive value may have become the code +0, but its bit is set. Does not
+    synchronise.
+    """
+    n, dtype = grad.numel(), values.dtype if fmt == "raw" else grad.dtype
+    check_values("zvc_relu_backward", "grad", grad)
+    check_zvc("zvc_relu_backward", words, counts, values, exponents, n, dtype, fmt, scaling, packed)
+    grad_x = torch.empty_like(grad)
+    _launch(
+        zvc_backward_kernel,
+        counts.numel(),
+        grad,
+        bits_of(grad_x),
+        bits_of(grad),
+        words,
+        counts,
+        _ends(counts) if packed else counts,
+        bits_of(values),
+        n,
+        values.numel(),
+        FMT=fmt,
+        PACKED=packed,
+        AHEAD=AHEAD[grad.element_size()],
+        ASM=grad.is_cuda,
+    )
+    return grad_x
+
+
+def csr_relu_backward(
+    grad: torch.Tensor,
+    counts: torch.Tensor,
+    columns: torch.Tensor,
+    values: torch.Tensor,
+    exponents: torch.Tensor,
+    fmt: str,
+    scaling: str,
+    packed: bool,
+) -> torch.Tensor:
+    """As :func:`zvc_relu_backward`, from csr's payload. Does not synchronise."""
+    n, dtype = grad.numel(), values.dtype if fmt == "raw" else grad.dtype
+    check_values("csr_relu_backward", "grad", grad)
+    check_csr("csr_relu_backward", counts, columns, values, exponents, n, dtype, fmt, scaling, packed)
+    grad_x = torch.empty_like(grad)
+    _launch(
+        csr_backward_kernel,
+        ceil_div(counts.numel(), CSR_ROWS),
+        grad,
+        bits_of(grad_x),
+        bits_of(grad),
+        counts,
+        _ends(counts) if packed else counts,
+        columns,
+        bits_of(values),
+        n,
+        values.numel(),
+        FMT=fmt,
+        PACKED=packed,
+        ROWS=CSR_ROWS,
+    )
+    return grad_x
