@@ -2,7 +2,7 @@
 
 A word's elements are W apart, so every access is to consecutive elements. W is seldom a multiple of 16 elements, so the
 second and third plane mostly start at odd addresses. The kernels therefore never assume aligned pointers: all accesses
-are then one element a lane, neighbours in neighbouring lanes, and no values change lanes between the planes and the word.
+are one element a lane, neighbours in neighbouring lanes, and no value changes lanes between plane and word.
 """
 
 # Triton's constexprs are plain numbers while a kernel is traced.

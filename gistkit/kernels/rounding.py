@@ -73,7 +73,10 @@ def to_code(x, FMT: tl.constexpr):
 
 @triton.jit
 def to_scaled_code(x, factor, FMT: tl.constexpr):
-    """int32 codes of x * factor (fp32, a normal power of two), subnormals kept; see :func:`encoding_factor`."""
+    """Codes of x * factor (fp32, a normal power of two), subnormals kept; see :func:`encoding_factor`.
+
+    int32; store 8 bits for fp8, 16 for fp16: bits above may be set.
+    """
     M: tl.constexpr = 3 if FMT == "fp8" else (4 if FMT == "fp10" else 10)
     BIAS: tl.constexpr = 7 if FMT == "fp8" else 15
     MAX: tl.constexpr = 0x7E if FMT == "fp8" else (0x1EF if FMT == "fp10" else 0x7BFF)
@@ -81,12 +84,14 @@ def to_scaled_code(x, factor, FMT: tl.constexpr):
     BITS: tl.constexpr = 8 if FMT == "fp8" else (10 if FMT == "fp10" else 16)
     # a float whose last bit is worth one subnormal step: what is added to it is rounded to steps, to nearest even
     STEP: tl.constexpr = 16384.0 if FMT == "fp8" else (32.0 if FMT == "fp10" else 0.5)
-    STEP_BITS: tl.constexpr = 0x46800000 if FMT == "fp8" else (0x42000000 if FMT == "fp10" else 0x3F000000)
     scaled = tl.abs(widen(x)) * factor
     magnitude = scaled.to(tl.int32, bitcast=True)
-    steps = (scaled + STEP).to(tl.int32, bitcast=True) - STEP_BITS
-    code = _round_mantissa(magnitude, M, BIAS)
-    code = tl.minimum(tl.where(magnitude < ((128 - BIAS) << 23), steps, code), MAX)
+    steps = (scaled + STEP).to(tl.int32, bitcast=True)
+    if FMT == "fp10":
+        # the other formats are stored 8 and 16 bits wide, where STEP's own pattern has no bits
+        steps = steps & 0x3FF
+    code = tl.minimum(_round_mantissa(magnitude, M, BIAS), MAX)
+    code = tl.where(magnitude < ((128 - BIAS) << 23), steps, code)
     return _place_sign(tl.where(magnitude > 0x7F800000, NAN, code), x, BITS)
 
 
@@ -94,7 +99,7 @@ def to_scaled_code(x, factor, FMT: tl.constexpr):
 def finite_key(x):
     """uint32 keys of x fp32/bf16/fp16 whose largest gives the largest finite magnitude; see :func:`finite_amax`.
 
-    The magnitude pattern shifted over the sign, plus one exponent step: infinities and NaN wrap around to below 0's key.
+    The magnitude pattern shifted over the sign, plus one exponent step: infinities and NaN wrap around below 0's key.
     """
     return (widen(x).to(tl.uint32, bitcast=True) << 1) + 0x01000000
 
