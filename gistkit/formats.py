@@ -6,14 +6,17 @@ shape and the (dense, non-overlapping) strides say.
 | codec | layout |
 |---|---|
 | `mask1` | bit j of byte i is element 8i+j |
-| `argmax4` | one nibble a pool output, low nibble first: row-major position in the window; 15 = no gradient after a ReLU |
+| `argmax4` | one nibble a pool output, low nibble first: position in the window; 15 = no gradient after a ReLU |
 | `argmax8` | one byte a pool output; 255 = no gradient after a ReLU |
 | `csr` | rows of 256 elements: an int16 count a row, 1-byte column indices, values |
 | `zvc` | slots of 1024 elements: 32 mask words of 32 bits (bit b of word w is element 32w+b), an int16 count, values |
-| `fp16`, `fp10`, `fp8` | 1-5-10, 1-5-4 (bias 15), 1-4-3 (bias 7); fp10 packs three to a 32-bit word in *planes*: with W words, word i holds elements i (bits 0-9), i+W (bits 10-19) and i+2W (bits 20-29) |
+| `fp16`, `fp10`, `fp8` | 1-5-10, 1-5-4 (bias 15), 1-4-3 (bias 7) |
 | `…s`, `…t` | scaled by a power of two per 128 elements / per tensor, one exponent byte each, subnormals kept |
 
-"Non-zero" in `csr` and `zvc` is by bit pattern: -0.0 and NaN are values. Source: Gist (Jain et al., ISCA 2018) section
+fp10 packs three codes to a 32-bit word in *planes*: with W words, word i holds elements i (bits 0-9), i+W (bits 10-19)
+and i+2W (bits 20-29). "Non-zero" in `csr` and `zvc` is by bit pattern: -0.0 and NaN are values.
+
+Source: Gist (Jain et al., ISCA 2018) section
 IV-A; zero-value compression from cDMA (Rhu et al., HPCA 2018); what the papers leave open is fixed in docs/design.md.
 """
 

@@ -1,4 +1,5 @@
-"""What a compressed model did in its last step: a table of every kept tensor, predicted and measured, with the reasons."""
+"""What a compressed model did in its last step: a table of every kept tensor, predicted and measured, with the
+reasons."""
 
 from __future__ import annotations
 
@@ -61,7 +62,9 @@ class Report:
         kept = f"kept {stats.kept_bytes / MIB:.2f} MiB"
         if stats.plain_bytes is None or stats.predicted_bytes is None:
             return kept
-        text = f"{kept}, predicted {stats.predicted_bytes / MIB:.2f} MiB, plain PyTorch {stats.plain_bytes / MIB:.2f} MiB"
+        text = (
+            f"{kept}, predicted {stats.predicted_bytes / MIB:.2f} MiB, plain PyTorch {stats.plain_bytes / MIB:.2f} MiB"
+        )
         gain = "" if self.ratio is None else f": {self.ratio:.2f}x"
         if self.ratio is not None and self.ratio < 1.05:
             gain += " - nothing gained; the column 'why' says for each tensor what stands in the way"
@@ -71,7 +74,8 @@ class Report:
 def report(model: torch.nn.Module) -> Report:
     """The report of a compressed model's last training forward. Raises CompressError where it is not compressed.
 
-    Does not synchronise with a device; on CUDA, sparse encodings whose size has not arrived yet count with their scratch.
+    Does not synchronise with a device; on CUDA, sparse encodings whose size has not arrived yet count with their
+    scratch.
     """
     stand_in = compressed_forward(model)
     if stand_in is None:

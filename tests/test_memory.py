@@ -1,4 +1,4 @@
-"""Memory claims, measured: bytes kept after the forward and the peak of live bytes over a step, against eager PyTorch."""
+"""Memory claims, measured: bytes kept after the forward and the peak of live bytes over a step, against eager."""
 
 import copy
 
@@ -34,17 +34,22 @@ def ratios(name, size, batch, lossy=None):
     x, t = torch.randn(batch, 3, size, size), torch.randint(10, (batch,))
     (kept, peak), (kept_now, peak_now) = measure(plain, x, t), measure(twin, x, t)
     report = gistkit.report(twin).stats
-    # The report's own sum misses only the loss's few tensors (log-softmax and the like).
-    assert abs(report.kept_bytes - kept_now) < 0.02 * kept_now + 64 * batch
+    # The report counts the batch, which was there before; it misses the loss's own few tensors (log-softmax, logits).
+    assert 0 <= kept_now + x.numel() * 4 - report.kept_bytes <= 4 * batch * 10 * 4 + 1024
     return kept / kept_now, peak / peak_now
 
 
 @pytest.mark.parametrize(
     ("name", "lossy", "kept_least", "peak_least"),
-    [("vgg16", None, 3.0, 1.7), ("vgg16", "fp8", 9.0, 1.7), ("resnet50", None, 1.4, 1.3), ("resnet50", "fp8s", 5.0, 1.3)],
+    [
+        ("vgg16", None, 3.0, 1.7),
+        ("vgg16", "fp8", 9.0, 1.7),
+        ("resnet50", None, 1.4, 1.3),
+        ("resnet50", "fp8s", 5.0, 1.3),
+    ],
 )
 def test_kept_and_peak_bytes_against_eager(name, lossy, kept_least, peak_least):
-    kept, peak = ratios(name, 64, 8, lossy)
+    kept, peak = ratios(name, {"vgg16": 64, "resnet50": 32}[name], 4, lossy)
     print(f"{name} {lossy}: kept {kept:.2f}x, peak {peak:.2f}x")
     assert kept >= kept_least
     assert peak >= peak_least

@@ -64,8 +64,16 @@ def test_other_activations(act):
     assert_same_training(model, batches(2, 4, 32))
 
 
-@pytest.mark.parametrize("pool", [nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(16), nn.AdaptiveMaxPool2d(16), nn.MaxPool2d(2, 2, 0, 1),
-                                  nn.MaxPool2d(17, 1, 0)])  # fmt: skip
+POOLS = [
+    nn.AvgPool2d(2),
+    nn.AdaptiveAvgPool2d(16),
+    nn.AdaptiveMaxPool2d(16),
+    nn.MaxPool2d(2, 2, 0, 1),
+    nn.MaxPool2d(17, 1),
+]
+
+
+@pytest.mark.parametrize("pool", POOLS)
 def test_other_pools(pool):
     model = block()
     model[4] = pool
@@ -112,7 +120,9 @@ class Checkpointed(nn.Module):
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU())
         self.body = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Dropout(0.2))
-        self.head = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(10))
+        self.head = nn.Sequential(
+            nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(10)
+        )
         self.reentrant = reentrant
 
     def forward(self, x):
@@ -247,7 +257,8 @@ def test_memory_falls_during_backward_and_nothing_is_left():
         gc.collect()
         assert live.current_bytes == 0
     activation = x.numel() * 4
-    # A gradient, a decoded input and a dense temporary come on top of what is left; each layer frees about half of a map.
+    # A gradient, a decoded input and a dense temporary come on top of what is left; each layer frees about half of a
+    # map.
     assert stages[-1] <= stages[0] - 2 * activation
     assert kept < 6 * activation
 

@@ -22,7 +22,9 @@ class Trained:
     grads: dict[str, torch.Tensor]
 
 
-def train(model: nn.Module, batches: list, loss_fn: Callable = nn.functional.cross_entropy, lr: float = 0.01) -> Trained:
+def train(
+    model: nn.Module, batches: list, loss_fn: Callable = nn.functional.cross_entropy, lr: float = 0.01
+) -> Trained:
     """SGD with momentum over the batches; random numbers start from the same seed each time."""
     torch.manual_seed(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)

@@ -214,6 +214,11 @@ def region_is_open(pack: Callable) -> bool:
     return top is not None and top[0] is pack
 
 
+def hooks_are_active() -> bool:
+    """Whether any saved-tensor hooks are in force on this thread."""
+    return _autograd._top_saved_tensors_default_hooks(False) is not None
+
+
 def _is_wide_float(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.ndim >= 2 and value.is_floating_point()
 

@@ -1,7 +1,7 @@
 """Registration of gistkit's operators with PyTorch's dispatcher.
 
-One schema, three implementations: ``CPU`` is the oracle in :mod:`gistkit.kernels.reference`, ``CUDA`` the Triton launcher,
-fake tensors get shapes. Triton is imported at the first CUDA call and not before.
+One schema, three implementations: ``CPU`` is the oracle in :mod:`gistkit.kernels.reference`, ``CUDA`` the Triton
+launcher, fake tensors get shapes. Triton is imported at the first CUDA call and not before.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def _lazy(module: str, name: str) -> Callable:
 def operator(family: str, schema: str) -> Callable[[Callable], Callable]:
     """Define ``gistkit::name`` from its schema; the decorated function is its fake (shapes only) implementation.
 
-    The CPU oracle is ``kernels.reference.<family>.name``, the CUDA launcher ``kernels.<family>.name``. Returns the callable
-    operator overload, so the module's name is bound to what callers use.
+    The CPU oracle is ``kernels.reference.<family>.name``, the CUDA launcher ``kernels.<family>.name``. Returns the
+    callable operator overload, so the module's name is bound to what callers use.
     """
     name = schema[: schema.index("(")]
 

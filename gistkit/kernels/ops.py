@@ -173,7 +173,7 @@ def csr_relu_backward(grad, counts, columns, values, exponents, fmt, scaling, pa
 
 
 def pool_size(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
-    """Outputs of a pool along one dimension, PyTorch's rule (the last window starts inside the input or its left pad)."""
+    """Outputs of a pool along one dimension (the last window starts inside the input or its left pad)."""
     span = size + 2 * padding - dilation * (kernel - 1) - 1
     out = (span + (stride - 1 if ceil_mode else 0)) // stride + 1
     if ceil_mode and (out - 1) * stride >= size + padding:
@@ -200,9 +200,7 @@ def maxpool_forward(x, kernel, stride, padding, dilation, ceil_mode, relu, zero_
     "maxpool_backward(Tensor grad_y, Tensor codes, int height, int width, int[2] kernel, int[2] stride, "
     "int[2] padding, int[2] dilation, bool channels_last, bool zero_code, int bits) -> Tensor",
 )
-def maxpool_backward(
-    grad_y, codes, height, width, kernel, stride, padding, dilation, channels_last, zero_code, bits
-):
+def maxpool_backward(grad_y, codes, height, width, kernel, stride, padding, dilation, channels_last, zero_code, bits):
     n, c = grad_y.shape[:2]
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     shape = (n, c, height, width)

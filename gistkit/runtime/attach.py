@@ -51,22 +51,23 @@ def compressed_forward(model: torch.nn.Module) -> CompressedForward | None:
     return found if isinstance(found, CompressedForward) else None
 
 
-def compress(
-    model: Model, plan: Plan | None = None, *, lossy: str | None = None, fidelity: str = "bitwise"
-) -> Model:
+def compress(model: Model, plan: Plan | None = None, *, lossy: str | None = None, fidelity: str = "bitwise") -> Model:
     """Make the model keep its saved tensors encoded; returns the same object.
 
     Without a plan the first training forward is captured and planned by the Gist policy: bit-exact by default (loss,
     gradients, buffers and parameters equal plain PyTorch's bit for bit under deterministic algorithms). ``lossy`` adds
-    delayed precision reduction in a format of ``fp16``, ``fp10``, ``fp8`` (unscaled, the paper's) or those with ``s`` (a scale
-    per 128 elements) or ``t`` (per tensor). ``fidelity="reassociated"`` lets weight gradients be summed in batch slices.
-    Parameters, state-dict keys and classes stay as they are; ``eval()`` and ``no_grad`` run untouched code.
+    delayed precision reduction in a format of ``fp16``, ``fp10``, ``fp8`` (unscaled, the paper's) or those with ``s``
+    (a scale per 128 elements) or ``t`` (per tensor). ``fidelity="reassociated"`` lets weight gradients be summed in
+    batch slices. Parameters, state-dict keys and classes stay as they are; ``eval()`` and ``no_grad`` run untouched
+    code.
 
-    Raises TypeError for what is not a module or a plan, ValueError for an unknown format or fidelity, CompressError where the
-    model or a part of it is compressed already. Paper: Gist (Jain et al., ISCA 2018).
+    Raises TypeError for what is not a module or a plan, ValueError for an unknown format or fidelity, CompressError
+    where the model or a part of it is compressed already. Paper: Gist (Jain et al., ISCA 2018).
     """
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"compress: model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself")
+        raise TypeError(
+            f"compress: model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself"
+        )
     if plan is not None and not isinstance(plan, Plan):
         raise TypeError(f"compress: plan must be a gistkit.Plan or None, got {type(plan).__name__}; use Plan.from_json")
     if fidelity not in FIDELITIES:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from gistkit.errors import CompressError
+from gistkit.graph.calls import hooks_are_active
 from gistkit.plan.policies.gist import check_lossy
 from gistkit.runtime.exact import ExactPacker
 from gistkit.runtime.interpose import Interposer
@@ -26,15 +27,16 @@ class Saved:
 def saving(lossy: str | None = None) -> Iterator[Saved]:
     """Keep the saved tensors of the forward code in this block encoded, each decided from the tensor alone.
 
-    For code that is no single module. Without a plan nothing is known of later readers, so no ReLU runs in place, none gives its mask to
-    a pool, and nothing is rebuilt; results are bit-exact unless ``lossy`` names a format (see :func:`gistkit.compress`).
-    Backward may run inside or outside. Raises ValueError for an unknown format, CompressError inside another such block or where
-    other saved-tensor hooks are active.
+    For code that is no single module. Without a plan nothing is known of later readers, so no ReLU runs in place, none
+    gives its mask to a pool, and nothing is rebuilt; results are bit-exact unless ``lossy`` names a format (see
+    :func:`gistkit.compress`). Backward may run inside or outside. Raises ValueError for an unknown format,
+    CompressError inside another such block or where other saved-tensor hooks are active.
     """
     check_lossy(lossy)
-    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+    if hooks_are_active():
         raise CompressError(
-            "saving: other saved-tensor hooks are active here and only the innermost pair applies; leave that block first"
+            "saving: other saved-tensor hooks are active here and only the innermost pair applies; "
+            "leave that block first"
         )
     region, saved = Region(Settings(lossy), ExactPacker()), Saved()
     pack, unpack = hooks(region)

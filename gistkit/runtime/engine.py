@@ -1,9 +1,9 @@
 """Carries plans out: one engine per compressed model.
 
-The first training forward of a new signature (dtypes, devices, ranks, what needs gradients, autocast; not sizes) is captured on
-a copy with fake tensors and planned; where fake tensors cannot go, the first real step runs as plain PyTorch and is recorded.
-Every later forward runs in a region under that plan. Measured densities flow back into the policy during the first
-steps, as Gist watches the sparsity of its first 200 minibatches (section IV-A).
+The first training forward of a new signature (dtypes, devices, ranks, what needs gradients, autocast; not sizes) is
+captured on a copy with fake tensors and planned; where fake tensors cannot go, the first real step runs as plain
+PyTorch and is recorded. Every later forward runs in a region under that plan. Measured densities flow back into the
+policy during the first steps, as Gist watches the sparsity of its first 200 minibatches (section IV-A).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from gistkit.errors import CaptureError, PlanMismatchError
+from gistkit.graph.calls import hooks_are_active
 from gistkit.graph.capture import Recorder, capture
 from gistkit.graph.saved import SavedGraph
 from gistkit.plan.plan import Plan
@@ -28,6 +29,10 @@ from gistkit.runtime.stats import StepStats, collect
 
 REPLAN_AFTER = frozenset((1, 2, 5, 10, 20, 50, 100, 200))
 REPLAN_EVERY = 1000
+# How many sparse encodings the host may be ahead of the device before it waits for the oldest of them. Without a
+# bound, a host that enqueues a whole forward at once would leave every scratch of that forward alive, and nothing
+# would be saved.
+LAG = 4
 
 
 def run_inside(region: Region, forward: Callable, args: tuple, kwargs: dict) -> Any:
@@ -64,14 +69,14 @@ class Engine:
         self._programs: dict[tuple, Program] = {}
         self._densities: dict[tuple, dict[int, float]] = {}
         self._verified: dict = {}
-        self._packer = ExactPacker()
+        self._packer = ExactPacker(lag=LAG, bounded=True)
         self._lock = threading.RLock()
 
     def run(self, model: torch.nn.Module, forward: Callable, args: tuple, kwargs: dict) -> Any:
         """One forward of the model: compressed in training with gradients on, untouched otherwise."""
         if not (torch.is_grad_enabled() and model.training):
             return forward(*args, **kwargs)
-        if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        if hooks_are_active():
             self._note("other saved-tensor hooks were active around a forward: it ran as plain PyTorch")
             return forward(*args, **kwargs)
         key = signature(model, args, kwargs)

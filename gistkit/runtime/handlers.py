@@ -1,4 +1,5 @@
-"""What a region does with each covered call: the plan's decision where there is one, the op of gistkit.functional with it.
+"""What a region does with each covered call: the plan's decision where there is one, the op of gistkit.functional with
+it.
 
 A handler takes the region, the plan's step and the bound arguments, and returns what PyTorch's own function would have
 returned. It may assume that the first operand is a plain floating tensor (:func:`runs`).
@@ -24,6 +25,7 @@ from gistkit.runtime.region import FLOATS, Region
 from gistkit.runtime.stash import Reader, RebuiltBody, Stash, covers
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+Stats = tuple[torch.Tensor, torch.Tensor]
 
 
 def runs(bound: Bound) -> bool:
@@ -118,9 +120,7 @@ def max_pool2d(region: Region, step: Step, b: MaxPool2d) -> torch.Tensor:
     carries = promise is not None and step.choice.zero_code
     if promise is not None and not carries:
         promise.settle(b.x)
-    y = functional.max_pool2d(
-        b.x, b.kernel_size, b.stride, b.padding, b.dilation, b.ceil_mode, zero_code=carries
-    )
+    y = functional.max_pool2d(b.x, b.kernel_size, b.stride, b.padding, b.dilation, b.ceil_mode, zero_code=carries)
     if promise is not None and carries:
         promise.carried = bool(getattr(getattr(y.grad_fn, "kept", None), "zero_code", False))
         if not promise.carried:
@@ -149,7 +149,7 @@ def linear(region: Region, step: Step, b: Linear) -> torch.Tensor:
 def batch_norm(region: Region, step: Step, b: BatchNorm) -> torch.Tensor:
     """Batch norm: its input under the decision; its statistics remembered where a recipe starts from it."""
     kept: list[Kept] = []
-    stats: list[torch.Tensor] = []
+    found: list[Stats] = []
 
     def keep(t: torch.Tensor) -> Kept:
         kept.append(region.keep(t, step.input))
@@ -157,22 +157,22 @@ def batch_norm(region: Region, step: Step, b: BatchNorm) -> torch.Tensor:
 
     y = functional.batch_norm(
         b.x, b.running_mean, b.running_var, b.weight, b.bias, b.training, b.momentum, b.eps,
-        keep=keep, on_stats=lambda mean, invstd: stats.extend((mean, invstd)),
+        keep=keep, on_stats=lambda mean, invstd: found.append((mean, invstd)),
     )  # fmt: skip
-    if step.feeds_recipe and kept and stats:
-        _remember_norm(region, step, b, y, kept[0], stats)
+    if step.feeds_recipe and kept and found:
+        _remember_norm(region, step, b, y, kept[0], found[0])
     return y
 
 
-def _remember_norm(region: Region, step: Step, b: BatchNorm, y: torch.Tensor, kept: Kept, stats: list) -> None:
+def _remember_norm(region: Region, step: Step, b: BatchNorm, y: torch.Tensor, kept: Kept, stats: Stats) -> None:
     key = ("bn", step.index, y.dtype, y.device, tuple(y.shape), y.stride())
     if key not in region.verified:
         with torch.no_grad():
             region.verified[key] = matching_candidate(b.x.detach(), y.detach(), *stats, b.weight, b.bias)
     apply = region.verified[key]
     if apply is not None:
-        affine = [None if t is None else Alias(t) for t in (b.weight, b.bias)]
-        region.norms[step.index] = BatchNormTerm(kept, *stats, *affine, apply)
+        weight, bias = (None if t is None else Alias(t) for t in (b.weight, b.bias))
+        region.norms[step.index] = BatchNormTerm(kept, *stats, weight, bias, apply)
 
 
 def dropout(region: Region, step: Step, b: Dropout) -> torch.Tensor:

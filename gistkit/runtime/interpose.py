@@ -1,8 +1,8 @@
 """The function mode of a region: every torch function call of the forward passes here on its way to PyTorch.
 
-Covered calls (relu, max_pool2d, conv2d, linear, batch_norm, dropout; as functions, methods or modules alike) go to their handler;
-everything else runs as it is, its saved tensors caught by the region's hooks. Calls under somebody else's saved-tensor hooks
-(a checkpoint inside the model) and calls without gradients run untouched.
+Covered calls (relu, max_pool2d, conv2d, linear, batch_norm, dropout; as functions, methods or modules alike) go to
+their handler; everything else runs as it is, its saved tensors caught by the region's hooks. Calls under somebody
+else's saved-tensor hooks (a checkpoint inside the model) and calls without gradients run untouched.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A plan compiled for the running forward: what to do at covered call number i, and with a tensor that another op saves."""
+"""A plan compiled for the running forward: what to do at covered call number i, and with a tensor that another op
+saves."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ class Program:
         return self._steps[index] if index < len(self._steps) else None
 
     def uncovered(self, calls: int, x: torch.Tensor) -> Decision | None:
-        """The decision for a tensor that an uncovered op saves after ``calls`` covered ones; None where none fits it."""
+        """Decision for what an uncovered op saves after ``calls`` covered ones; None where none fits it."""
         return self._gaps.get((calls, str(x.dtype).removeprefix("torch."), tuple(x.shape)))
 
     def module(self, index: int) -> str:

@@ -1,8 +1,9 @@
 """What the runtime did because of calls that are still to come, and what it does when they do not come.
 
 Two moves of a plan lean on the future: a ReLU keeps nothing because the pool after it will carry its mask, and a ReLU
-overwrites its input because nobody will read that again. Both tensors are watched until the region ends. A reader of the first that is
-not that pool makes the ReLU keep its mask after all; a reader of the second comes too late and is an error.
+overwrites its input because nobody will read that again. Both tensors are watched until the region ends. A reader of
+the first that is not that pool makes the ReLU keep its mask after all; a reader of the second comes too late and is an
+error.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Promise:
         return 0 if self._mask is None else self._mask.numel()
 
     def settle(self, y: torch.Tensor) -> None:
-        """Keep the mask after all: y is the ReLU's output, unchanged. Masking what a pool has masked changes nothing."""
+        """Keep the mask after all: y is the ReLU's output, unchanged. Masking twice changes nothing."""
         if self._mask is None:
             y = y.detach()
             self._mask, self._stride = ops.mask1_encode(flat(y)), y.stride()

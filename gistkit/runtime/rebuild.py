@@ -1,10 +1,10 @@
 """Tensors that are not kept because kept ones give them back: ReLU(BN(x)), ReLU(BN(x) + identity), ...
 
-A recipe is nested tuples of data, as a plan holds it: ``("bn", covered call)``, ``("stash", storage)``, ``("add", a, b)``,
-``("relu", a)``. ``resolve`` binds one to the kept tensors of the running step. Rebuilding uses the forward's own operators in
-the forward's operand order (which NaN an addition hands on depends on it), so the result is the forward's, bit for bit;
-``same_bits`` checks that on the device before anybody relies on it. Sources: Gist section II-B (recomputing cheap layers is
-compatible with encodings), docs/design.md.
+A recipe is nested tuples of data, as a plan holds it: ``("bn", covered call)``, ``("stash", storage)``,
+``("add", a, b)``, ``("relu", a)``. ``resolve`` binds one to the kept tensors of the running step. Rebuilding uses the
+forward's own operators in the forward's operand order (which NaN an addition hands on depends on it), so the result is
+the forward's, bit for bit; ``same_bits`` checks that on the device before anybody relies on it. Sources: Gist section
+II-B (recomputing cheap layers is compatible with encodings), docs/design.md.
 """
 
 from __future__ import annotations

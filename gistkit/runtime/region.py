@@ -1,8 +1,8 @@
 """One forward under gistkit: what has been stashed so far, how the next tensor is kept, and the saved-tensor hooks.
 
-A region lives from the first to the last instruction of one forward. With a program (a compiled plan) every covered call
-has its decisions; without one, or after the forward left its plan, decisions follow from the tensor alone (:func:`ad_hoc`): always
-correct, not always the smallest.
+A region lives from the first to the last instruction of one forward. With a program (a compiled plan) every covered
+call has its decisions; without one, or after the forward left its plan, decisions follow from the tensor alone
+(:func:`ad_hoc`): always correct, not always the smallest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from gistkit.errors import PlanMismatchError
 from gistkit.graph.weights import is_weight
 from gistkit.nn.keep import Alias, Kept
 from gistkit.plan.plan import CallChoice, Decision
-from gistkit.runtime.density import density
 from gistkit.runtime.exact import ExactPacker
 from gistkit.runtime.program import Program, Step
 from gistkit.runtime.promise import Watch
@@ -133,9 +132,8 @@ class Region:
         encoded = self.packer.encode(codec, x.detach())
         plain = x.numel() * x.element_size()
         if not encoded.pending:
-            share = density(encoded)
-            if share is not None and decision.storage >= 0:
-                self.densities[decision.storage] = share
+            if encoded.nonzeros is not None and decision.storage >= 0:
+                self.densities[decision.storage] = encoded.nonzeros / max(encoded.numel, 1)
             if encoded.nbytes > PAYS * plain:
                 self.notes[decision.storage] = "too dense for sparse storage to pay"
                 return None
@@ -165,8 +163,8 @@ class Region:
     def measured(self) -> dict[int, float]:
         """Density by planned storage id: what this step's sparse stashes and probes say."""
         encodings = [(s.storage, s.body.encoded) for s in self.table.stashes() if isinstance(s.body, CodedBody)]
-        shares = {i: density(e) for i, e in encodings + self.probes if i >= 0}
-        return self.densities | {i: d for i, d in shares.items() if d is not None}
+        known = {i: e.nonzeros / e.numel for i, e in encodings + self.probes if i >= 0 and e.nonzeros and e.numel}
+        return self.densities | known
 
     def finish(self) -> None:
         """The forward returned: is everything that the plan relies on as it should be?"""
@@ -179,7 +177,7 @@ class Region:
         stash = self.table.named(storage)
         return self.aliases.get(storage) if stash is None else _Whole(stash)
 
-    def pack(self, x: torch.Tensor) -> Kept:
+    def pack(self, x: torch.Tensor) -> Kept | Shape:
         """Saved-tensor hook of every op that gistkit does not cover."""
         if self.unread and x.dtype in FLOATS:
             return Shape(x)
@@ -189,7 +187,7 @@ class Region:
         return self.keep(x, planned)
 
     @staticmethod
-    def unpack(kept: Kept) -> torch.Tensor:
+    def unpack(kept: Kept | Shape) -> torch.Tensor:
         """The other half of the hook."""
         return kept.dense()
 
@@ -199,7 +197,9 @@ class Region:
             return
         kept = getattr(node, "kept", None)
         parts = kept if type(kept) is tuple else (kept,)
-        self.own.extend((step.index, step.op, p) for p in parts if not isinstance(p, (Reader, Alias, int, float, type(None))))
+        self.own.extend(
+            (step.index, step.op, p) for p in parts if not isinstance(p, (Reader, Alias, int, float, type(None)))
+        )
 
     def clear(self) -> None:
         """Let go of everything; called however the forward ended."""

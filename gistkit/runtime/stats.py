@@ -11,7 +11,6 @@ import torch
 from gistkit.runtime.program import Program
 from gistkit.runtime.region import Region
 
-
 OWN_CODECS = {"relu": "mask1", "dropout": "mask1", "max_pool2d": "argmax", "batch_norm": "dense"}
 
 
@@ -50,10 +49,9 @@ class StepStats:
 
 def payload_bytes(kept: Any) -> int:
     """Bytes that a node's own hold really keeps: the distinct storages of its tensors."""
-    if hasattr(kept, "nbytes") and not isinstance(kept, torch.Tensor):
-        return int(kept.nbytes)
-    if hasattr(kept, "encoded"):
-        return int(kept.encoded.nbytes)
+    encoded = getattr(kept, "encoded", None)
+    if encoded is not None:
+        return int(encoded.nbytes)
     found: dict[int, int] = {}
     pending = [kept]
     while pending:
@@ -95,5 +93,3 @@ def collect(region: Region, program: Program | None) -> StepStats:
 def _row(program: Program | None, storage: int, codec: str, plain: int, kept: int, reason: str) -> Row:
     op, module, shape = program.origin(storage) if program else ("", "", ())
     return Row(storage, op, module, shape, codec, plain, kept, reason)
-
-
