@@ -1,0 +1,70 @@
+"""Mask kernels under Triton's interpreter, bit for bit against the oracle."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gistkit.kernels import mask as kernels
+from gistkit.kernels.reference import mask as reference
+from tests.tensors import FLOATS, plain_nan, same_bits, values_of
+
+# NaN and infinity times zero: numpy, which stands in for the GPU here, reports what is meant to happen
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
+LENGTHS = st.one_of(st.integers(0, 40), st.integers(0, 9000))
+dtypes = pytest.mark.parametrize("dtype", FLOATS, ids=str)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal bits, all NaN being one: the CPU oracle rewrites NaN payloads of 16-bit dtypes, the kernels keep them."""
+    return same_bits(plain_nan(a), plain_nan(b))
+
+
+@dtypes
+@settings(max_examples=12)
+@given(n=LENGTHS, seed=st.integers(0, 9999))
+@example(n=4096, seed=0)
+@example(n=4104, seed=1)
+@example(n=4097, seed=2)
+def test_kernels_equal_the_oracle(dtype, n, seed):
+    x, grad = values_of(n, dtype, seed, 0.3, seed % 3 == 0), values_of(n, dtype, seed + 1, 0.1, seed % 3 == 1)
+    y, mask = kernels.relu_mask1(x)
+    expected_y, expected_mask = reference.relu_mask1(x)
+    assert torch.equal(mask, expected_mask) and same(y, expected_y)
+    assert torch.equal(kernels.mask1_encode(x), mask)
+    assert same_bits(kernels.mask1_decode(mask, n, dtype), reference.mask1_decode(mask, n, dtype))
+    assert same(kernels.mask1_backward(grad, mask), reference.mask1_backward(grad, mask))
+    scale = 1.4285714
+    assert same(kernels.dropout_backward(grad, mask, scale), reference.dropout_backward(grad, mask, scale))
+
+
+@settings(max_examples=10)
+@given(n=LENGTHS, seed=st.integers(0, 99))
+def test_flags(n, seed):
+    flags = values_of(n, torch.bool, seed, 0.0, False)
+    mask = kernels.bits_encode(flags)
+    assert torch.equal(mask, reference.bits_encode(flags))
+    assert torch.equal(kernels.bits_decode(mask, n), flags)
+
+
+@dtypes
+def test_in_place_relu_and_nan_payloads(dtype):
+    x = values_of(700, dtype, 3, 0.1, True)
+    y = x.clone()
+    mask = kernels.relu_mask1_(y)
+    assert torch.equal(mask, reference.mask1_encode(x))
+    kept = (~(x < 0)).nonzero()[:, 0]
+    assert same_bits(y[kept], x[kept]), "NaN with their payloads and -0.0 pass as they are"
+    assert not y[x < 0].any() and not torch.signbit(y[x < 0]).any()
+
+
+def test_bad_arguments():
+    x = torch.randn(16)
+    with pytest.raises(ValueError, match="mask1_encode: x must be 1-D and contiguous"):
+        kernels.mask1_encode(x.view(4, 4))
+    with pytest.raises(ValueError, match="dropout_backward: mask must have 2 elements to match 16 elements, got 1"):
+        kernels.dropout_backward(x, torch.zeros(1, dtype=torch.uint8), 2.0)
+    with pytest.raises(TypeError, match="bits_encode: b must be of dtype"):
+        kernels.bits_encode(x)
