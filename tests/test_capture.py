@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
@@ -71,6 +72,15 @@ def test_autocast_copies_of_weights_are_parameters():
     kept = graph.kept()
     assert {s.dtype for s in kept} == {"bfloat16"}
     assert [s.nbytes for s in kept] == [64 * 64 * 2] * 2, "the cast input, the ReLU's output; no weights"
+
+
+def test_fake_weights_do_not_stay_in_the_autocast_cache():
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        capture(model, (torch.randn(64, 64),))
+        gc.collect()
+        assert not [t for t in gc.get_objects() if type(t) is FakeTensor and t.shape == (64, 64)]
+        assert torch.is_autocast_cache_enabled()
 
 
 def test_in_place_calls_share_a_storage_and_make_new_values():

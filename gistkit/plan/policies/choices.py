@@ -27,11 +27,12 @@ def map_bits(pool: Call, reading: Reading, carries_mask: bool) -> int | None:
 def mask_carrier(relu: Call, reading: Reading) -> Call | None:
     """The max-pool whose map can carry a ReLU's mask: the ReLU output's only reader, whatever the reader wants.
 
-    A hook, a view, a second branch, an output of the model: each may ask for the ReLU's own gradient.
+    A hook, a view, a second branch: each may ask for the ReLU's own gradient. (So may whoever holds an output of the
+    model; escaping storages are decided before this is asked.)
     """
     value = reading.graph.values[relu.results[0]]
     readers = reading.readers_after(relu, value.storage)
-    if len(readers) != 1 or reading.graph.storages[value.storage].escapes:
+    if len(readers) != 1:
         return None
     pool = readers[0]
     if pool.op != "max_pool2d" or pool.operands[0] != value.id or not value.whole:
@@ -45,9 +46,8 @@ def may_overwrite(relu: Call, reading: Reading) -> bool:
     storage = reading.graph.storages[value.storage]
     if relu.inplace or storage.escapes or storage.kind != "activation" or not value.whole:
         return False
-    made_here = reading.maker(value) is not None
     only_reader = [c.index for c in reading.graph.readers(value.storage)] == [relu.index]
-    return made_here and only_reader and not reading.graph.savers(value.storage)
+    return only_reader and not reading.graph.savers(value.storage)
 
 
 def call_choices(reading: Reading, decisions: Mapping[int, Decision]) -> tuple[CallChoice, ...]:
