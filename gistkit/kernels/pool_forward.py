@@ -13,20 +13,20 @@ from gistkit.kernels.pool_tiles import locate, locate_channels, program_start, s
 
 @triton.jit
 def _comparable(values):
-    """bf16 as fp32 by bits (a conversion may change the payload of a NaN); other dtypes as they are."""
+    """fp32; of bf16 by bits, since a conversion may change the payload of a NaN. fp16 comparisons would cost more."""
     if values.dtype == tl.bfloat16:
         return (values.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     else:
-        return values
+        return values.to(tl.float32)
 
 
 @triton.jit
 def _stored(best, DTYPE: tl.constexpr):
-    """The inverse of :func:`_comparable`."""
+    """The inverse of :func:`_comparable`; a NaN in fp16 may change its payload."""
     if DTYPE == tl.bfloat16:
         return (best.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
     else:
-        return best
+        return best.to(DTYPE)
 
 
 @triton.jit

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from gistkit import formats
+from gistkit.kernels.checks import check_dtype
 from gistkit.kernels.layout import is_channels_last
 from gistkit.kernels.ops import pool_size
-
-VALUE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -127,8 +126,7 @@ def _has_empty_window(size: int, stride: int, padding: int, dilation: int) -> bo
 
 
 def _check_values(operator: str, name: str, x: torch.Tensor) -> None:
-    if x.dtype not in VALUE_DTYPES:
-        raise TypeError(f"{operator}: {name} must be float32, bfloat16 or float16, got {x.dtype}; convert it first")
+    check_dtype(operator, name, x.dtype)
     if x.dim() != 4:
         raise ValueError(f"{operator}: {name} must be 4-D (N, C, H, W), got shape {tuple(x.shape)}; unsqueeze it first")
 

@@ -1,0 +1,128 @@
+"""Machine code of the max-pool kernels: no spills, no barriers, wide accesses, instructions per input element.
+
+Budgets: 18 instructions per element keep a bf16 copy memory-bound on an H200, 36 an fp32 one. A pool moves less than a
+copy per input element (2.6 bytes of bf16 against 4), so these bound what it may cost and promise no speed.
+
+The 3x3 forward misses 18: 2.25 comparisons an element take 4 instructions each (greater? NaN? value, code), and in some
+variants ptxas moves NaN predicates to registers and back (P2R): 17 to 20 without, up to 24 with them.
+"""
+
+import pytest
+
+from gistkit.kernels.pool import BACKWARD_PAIRS, FORWARD_OUTPUTS, PAIRS, QUADS
+from gistkit.kernels.pool_backward import backward_kernel, backward_quads_kernel
+from gistkit.kernels.pool_backward_pairs import backward_pairs_kernel
+from gistkit.kernels.pool_forward import forward_kernel, forward_pairs_kernel
+from tests.aot.harness import CAPABILITIES, compile_kernel, per_element
+
+POINTERS = {"fp32": "*fp32", "bf16": "*bf16", "fp16": "*fp16"}
+BUDGET = {"fp32": 36, "bf16": 18, "fp16": 18}
+VECTOR = {"fp32": 4, "bf16": 8, "fp16": 8}
+FORWARD_BUDGET = {2: 12, 3: 24}
+TARGETS = [*((dtype, c) for dtype in ("fp32", "bf16") for c in CAPABILITIES), ("fp16", 90)]
+
+
+def _signature(fn, dtype: str, constexprs: dict) -> dict[str, str]:
+    kinds = {"codes_ptr": "*u8"}
+    names = [name for name in fn.arg_names if name not in constexprs]
+    return {
+        n: kinds.get(n) or (POINTERS[dtype] if n.endswith("_ptr") else "i64" if n.startswith("by_") else "i32")
+        for n in names
+    }
+
+
+def _compile(fn, dtype: str, capability: int, **constexprs):
+    compiled = compile_kernel(fn, _signature(fn, dtype, constexprs), constexprs, capability)
+    assert compiled.spills == 0
+    return compiled
+
+
+def _windows(k: int, p: int, stride: int | None = 2) -> dict[str, int]:
+    windows = {"KH": k, "KW": k, "PH": p, "PW": p, "DH": 1, "DW": 1}
+    return windows if stride is None else {**windows, "SH": stride, "SW": stride}
+
+
+CODES = {"ZERO_CODE": True, "NONE": 15, "BITS": 4}
+
+
+@pytest.mark.parametrize("dtype, capability", TARGETS)
+@pytest.mark.parametrize("k, p", [(2, 0), (3, 0), (3, 1)])
+def test_forward_pairs(k, p, dtype, capability):
+    c = _compile(
+        forward_pairs_kernel, dtype, capability,
+        K=k, P=p, RELU=True, CHECK=False, ALIGN=4, WIDE=False, LANES=PAIRS, **CODES,
+    )  # fmt: skip
+    assert c.barriers == c.shared_bytes == 0
+    assert per_element(c, PAIRS * 8) <= FORWARD_BUDGET[k]
+    per_lane = PAIRS // 128
+    assert c.loads == per_lane * (2 if k == 2 else 6), "four columns in one access, and the odd one"
+    assert dtype != "fp32" or c.loads_128 == per_lane * k
+
+
+@pytest.mark.parametrize("dtype, capability", TARGETS)
+@pytest.mark.parametrize("k", [2, 3])
+def test_backward_pairs(k, dtype, capability):
+    lanes = BACKWARD_PAIRS[k]
+    c = _compile(
+        backward_pairs_kernel, dtype, capability,
+        K=k, BITS=4, CHECK=False, ODD=False, WIDE=False, PORTABLE=False, LANES=lanes,
+    )  # fmt: skip
+    assert c.barriers == c.shared_bytes == 0
+    assert per_element(c, lanes * 8) <= BUDGET[dtype]
+    assert c.stores == lanes // 128 * 2, "four pixels of a row in one access"
+
+
+@pytest.mark.parametrize("dtype, capability", TARGETS)
+@pytest.mark.parametrize("k, p", [(2, 0), (3, 1)])
+def test_channels_last(k, p, dtype, capability):
+    v = VECTOR[dtype]
+    common = {"CHANNELS_LAST": True, "CHECK": p > 0, "WIDE": False, "V": v}
+    forward = _compile(
+        forward_kernel, dtype, capability,
+        RELU=True, UNROLL=True, LANES=FORWARD_OUTPUTS // v, **_windows(k, p), **CODES, **common,
+    )  # fmt: skip
+    assert per_element(forward, FORWARD_OUTPUTS * 4) <= FORWARD_BUDGET[k]
+    assert forward.loads == forward.loads_128 == FORWARD_OUTPUTS // 128 // v * k * k
+    backward = _compile(
+        backward_quads_kernel, dtype, capability,
+        BITS=4, ODD=False, PORTABLE=False, LANES=QUADS // v, **_windows(k, p, None), **common,
+    )  # fmt: skip
+    assert forward.barriers == backward.barriers == 0
+    assert per_element(backward, QUADS * 4) <= BUDGET[dtype]
+    assert backward.stores == backward.stores_128 == QUADS // 128 // v * 4
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("wide", [False, True])
+def test_general_kernels_compile_without_spills(wide, channels_last):
+    common = {"CHANNELS_LAST": channels_last, "WIDE": wide, "V": 1, "LANES": 1024}
+    windows = {**_windows(5, 2, 3), "DH": 2, "DW": 2}
+    codes = {"NONE": 255, "ZERO_CODE": True, "BITS": 8}
+    compile_ = {"dtype": "bf16", "capability": 90}
+    for unroll in (False, True):
+        _compile(forward_kernel, RELU=True, CHECK=True, UNROLL=unroll, **compile_, **windows, **codes, **common)
+    _compile(backward_kernel, BITS=8, PORTABLE=False, **compile_, **windows, **common)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_extents_of_one_become_constants(channels_last):
+    """Triton makes integer arguments equal to 1 compile-time constants: a plane of one pixel, a single group."""
+    ones = {"inner_groups": 1, "height": 1, "width": 1, "out_height": 1, "out_width": 1}
+    common = {"CHANNELS_LAST": channels_last, "WIDE": True, "V": 1, "LANES": 1024, "BITS": 4}
+    for wide in (False, True):
+        common["WIDE"] = wide
+        _compile(
+            forward_kernel, "bf16", 90,
+            RELU=True, CHECK=True, UNROLL=True, ZERO_CODE=True, NONE=15, **_windows(3, 1), **common, **ones,
+        )  # fmt: skip
+        _compile(backward_kernel, "bf16", 90, PORTABLE=False, **_windows(3, 1), **common, **ones)
+        _compile(
+            backward_quads_kernel, "bf16", 90,
+            PORTABLE=False, CHECK=True, ODD=True, quad_height=1, quad_width=1, **_windows(3, 1, None), **common, **ones,
+        )  # fmt: skip
+        for name, fn in (("forward", forward_pairs_kernel), ("backward", backward_pairs_kernel)):
+            pairs = {"row_pairs": 1, "out_height": 1, "K": 2, "CHECK": True, "WIDE": wide, "LANES": 512, "BITS": 4}
+            if name == "forward":
+                _compile(fn, "bf16", 90, P=0, RELU=True, ZERO_CODE=True, NONE=15, ALIGN=4, width=1, **pairs)
+            else:
+                _compile(fn, "bf16", 90, ODD=True, PORTABLE=False, quad_height=1, height=1, **pairs)

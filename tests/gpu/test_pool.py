@@ -1,0 +1,90 @@
+"""The max-pool kernels on the device: against plain PyTorch there, and against the oracle on the CPU."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+
+from gistkit.kernels import ops
+from gistkit.kernels.layout import is_channels_last
+from gistkit.kernels.reference import pool as reference
+from tests.pool_cases import COMMON_WINDOWS, DTYPES, PoolCase, assert_same_bits, pool_cases, values
+
+pytestmark = pytest.mark.gpu
+
+LAYOUTS = (torch.contiguous_format, torch.channels_last)
+LARGE_WINDOWS = (*COMMON_WINDOWS, ((3, 3), (1, 1), (1, 1), (1, 1)), ((5, 4), (3, 2), (2, 2), (1, 2)))
+
+
+def unsigned_zeros(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x == 0, 0.0, x)
+
+
+@settings(max_examples=60)
+@given(pool_cases(max_size=20))
+def test_device_equals_oracle(case):
+    y, codes = ops.maxpool_forward(case.x.cuda(), *case.forward_args[1:])
+    expected_y, expected_codes = reference.maxpool_forward(*case.forward_args)
+    assert_same_bits(y, unsigned_zeros(expected_y) if case.relu else expected_y)
+    assert torch.equal(codes.cpu(), expected_codes)
+    grad_y = case.gradient(expected_y)
+    grad_x = ops.maxpool_backward(*case.backward_args(grad_y.cuda(), codes))
+    # the device adds in fp32 and rounds once
+    expected = reference.maxpool_backward(*case.backward_args(grad_y.float(), expected_codes)).to(grad_y.dtype)
+    assert_same_bits(grad_x, expected)
+
+
+def _large(dtype, layout, windows, channels=96) -> PoolCase:
+    # no infinities: CUDA's channels_last kernel loses the gradient of a window of nothing but -inf
+    x = values((8, channels, 57, 60), dtype, 0.0, 7) + torch.randn(8, channels, 57, 60).mul(0.5).round().to(dtype)
+    x[torch.rand(x.shape) < 1e-4] = float("nan")
+    return PoolCase(x.contiguous(memory_format=layout).cuda(), windows, False, True, True, 8)
+
+
+@pytest.mark.parametrize("windows", LARGE_WINDOWS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_equal_to_plain_pytorch_on_the_device(dtype, layout, windows, bits):
+    if bits == 4 and windows[0][0] * windows[0][1] > 15:
+        pytest.skip("20 positions need 8 bits")
+    case = _large(dtype, layout, windows)
+    kernel, stride, padding, dilation = windows
+    leaf = case.x.clone(memory_format=torch.preserve_format).requires_grad_()
+    expected = F.max_pool2d(torch.relu(leaf), kernel, stride, padding, dilation)
+    y, codes = ops.maxpool_forward(case.x, *windows, False, True, True, bits)
+    assert_same_bits(unsigned_zeros(y), unsigned_zeros(expected.detach()))
+    grad_y = torch.randn_like(expected)
+    (expected_grad,) = torch.autograd.grad(expected, leaf, grad_y)
+    grad_x = ops.maxpool_backward(grad_y, codes, 57, 60, *windows, is_channels_last(case.x), True, bits)
+    assert_same_bits(unsigned_zeros(grad_x), unsigned_zeros(expected_grad))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pool_without_relu_equals_plain_pytorch(layout):
+    x = values((4, 24, 30, 44), torch.float32, 0.0, 9).contiguous(memory_format=layout).cuda()
+    x[0, :, 3, 3], x[1, :, 5, 8] = float("inf"), -float("inf")
+    leaf = x.clone(memory_format=torch.preserve_format).requires_grad_()
+    expected = F.max_pool2d(leaf, 3, 2, 1)
+    y, codes = ops.maxpool_forward(x, *COMMON_WINDOWS[2], False, False, False, 4)
+    assert_same_bits(y, expected.detach())
+    (expected_grad,) = torch.autograd.grad(expected, leaf, torch.ones_like(expected))
+    grad_x = ops.maxpool_backward(torch.ones_like(y), codes, 30, 44, *COMMON_WINDOWS[2], is_channels_last(x), False, 4)
+    assert torch.equal(grad_x, expected_grad)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_more_than_two_to_the_31_elements(layout):
+    """A plane's outputs and their codes end beyond 2**31 elements; checked on the last image."""
+    shape = (33, 64, 1024, 1024)
+    if torch.cuda.mem_get_info()[0] < 20 << 30:
+        pytest.skip("needs 20 GiB")
+    x = torch.empty(shape, dtype=torch.bfloat16, device="cuda", memory_format=layout)
+    x.normal_()
+    y, codes = ops.maxpool_forward(x, *COMMON_WINDOWS[0], False, False, True, 4)
+    last = x[-1:].clone(memory_format=torch.preserve_format).requires_grad_()
+    expected = F.max_pool2d(last, 2)
+    assert torch.equal(y[-1:], expected)
+    grad_x = ops.maxpool_backward(y, codes, 1024, 1024, *COMMON_WINDOWS[0], is_channels_last(x), True, 4)
+    (expected_grad,) = torch.autograd.grad(expected, last, torch.relu(expected))
+    assert torch.equal(grad_x[-1:], expected_grad)

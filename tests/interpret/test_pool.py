@@ -1,0 +1,111 @@
+"""The Triton max-pool kernels in the interpreter against the oracle, bit for bit.
+
+Two known differences are taken out of the oracle's side: its sums are made in fp32, as CUDA's and the kernels' are, and
+the zeros of a fused ReLU are made positive (tests/gpu compares with CUDA's own results).
+"""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gistkit.kernels import pool
+from gistkit.kernels.pool_tiles import divide, divisor
+from gistkit.kernels.reference import pool as reference
+from tests.pool_cases import COMMON_WINDOWS, PoolCase, assert_same_bits, pool_cases, values
+
+
+def check(case: PoolCase) -> None:
+    y, codes = pool.maxpool_forward(*case.forward_args)
+    expected_y, expected_codes = reference.maxpool_forward(*case.forward_args)
+    if case.relu:
+        expected_y = torch.where(expected_y == 0, 0.0, expected_y)
+    assert_same_bits(y, expected_y)
+    assert y.stride() == expected_y.stride()
+    assert torch.equal(codes, expected_codes)
+
+    grad_y = case.gradient(y)
+    grad_x = pool.maxpool_backward(*case.backward_args(grad_y, codes))
+    expected = reference.maxpool_backward(*case.backward_args(grad_y.float(), codes)).to(grad_y.dtype)
+    assert_same_bits(grad_x, expected)
+    assert grad_x.stride() == expected.stride()
+
+
+@given(pool_cases())
+def test_kernels_equal_the_oracle(case):
+    check(case)
+
+
+@settings(max_examples=20)
+@given(pool_cases(windows=st.sampled_from(COMMON_WINDOWS), max_size=20))
+def test_common_windows_equal_the_oracle(case):
+    check(case)
+
+
+@settings(max_examples=15)
+@given(pool_cases(max_size=8))
+def test_64_bit_addressing_equals_the_oracle(case):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "_wide", lambda *_: True)
+        check(case)
+
+
+def _case(
+    shape, windows, dtype=torch.bfloat16, layout=torch.contiguous_format, zero_code=True, bits=4, ceil_mode=False
+):
+    x = values(shape, dtype, 0.05, 3).contiguous(memory_format=layout)
+    return PoolCase(x, windows, ceil_mode, True, zero_code, bits)
+
+
+@pytest.mark.parametrize(
+    "case, kernels",
+    [
+        (_case((1, 2, 8, 8), COMMON_WINDOWS[0]), {"_launch_pairs", "_launch_backward_pairs"}),
+        (_case((1, 3, 9, 12), COMMON_WINDOWS[2], torch.float32), {"_launch_pairs", "_launch_backward_pairs"}),
+        (_case((1, 2, 13, 13), COMMON_WINDOWS[1]), {"_launch_pairs", "_launch_quads"}),
+        (_case((1, 2, 7, 8), COMMON_WINDOWS[0], ceil_mode=True), {"_launch_pairs", "_launch_backward_pairs"}),
+        (_case((2, 16, 6, 6), COMMON_WINDOWS[2], layout=torch.channels_last), {"_launch_forward", "_launch_quads"}),
+        (_case((1, 1, 9, 9), ((9, 9), (1, 1), (0, 0), (1, 1)), bits=8), {"_launch_forward", "_launch_backward"}),
+        (_case((1, 3, 33, 40), ((16, 15), (7, 9), (8, 7), (1, 2)), bits=8), {"_launch_forward", "_launch_backward"}),
+    ],
+)
+def test_each_kernel_runs_where_it_should(case, kernels, monkeypatch):
+    ran = set()
+    for name in ("_launch_pairs", "_launch_forward", "_launch_backward_pairs", "_launch_quads", "_launch_backward"):
+        launch = getattr(pool, name)
+        monkeypatch.setattr(pool, name, lambda *args, n=name, f=launch: (ran.add(n), f(*args))[1])
+    check(case)
+    assert ran == kernels
+
+
+@pytest.mark.parametrize("shape, windows", [((3, 5, 40, 40), COMMON_WINDOWS[0]), ((2, 24, 26, 26), COMMON_WINDOWS[2])])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_several_programs(shape, windows, layout):
+    check(_case(shape, windows, layout=layout))
+
+
+def test_nan_keeps_its_payload():
+    x = torch.zeros(1, 1, 2, 4, dtype=torch.bfloat16)
+    x.view(torch.int16)[0, 0, 1] = torch.tensor([0x7FA5, 0, -0x003B, 0], dtype=torch.int16)
+    y, _ = pool.maxpool_forward(x, *COMMON_WINDOWS[0], False, True, True, 4)
+    assert y.view(torch.int16).flatten().tolist() == [0x7FA5, -0x003B]
+
+
+@triton.jit
+def _divide_kernel(n_ptr, q_ptr, r_ptr, d, by, LANES: tl.constexpr):
+    offs = tl.arange(0, LANES)
+    quotient, remainder = divide(tl.load(n_ptr + offs), d, by)
+    tl.store(q_ptr + offs, quotient)
+    tl.store(r_ptr + offs, remainder)
+
+
+@given(st.integers(1, 2**31 - 1) | st.sampled_from([1, 2, 3, 7, 112, 2**30, 2**30 + 1]), st.integers(0, 2**20))
+def test_division_by_multiplication_is_exact(d, seed):
+    n = torch.randint(2**31 - 1, (64,), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
+    multiples = [m for k in (1, 2, (2**31 - 1) // d) for m in (k * d - 1, k * d) if m < 2**31]
+    n[: len(multiples) + 2] = torch.tensor([0, 2**31 - 1, *multiples])
+    quotient, remainder = torch.empty_like(n), torch.empty_like(n)
+    _divide_kernel[(1,)](n, quotient, remainder, d, divisor(d), LANES=64)
+    assert torch.equal(quotient, n // d) and torch.equal(remainder, n % d)

@@ -1,0 +1,99 @@
+"""Max-pools drawn by hypothesis: any window, both layouts, every dtype, values with ties, NaN, infinities, zeros."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from gistkit.kernels.layout import is_channels_last
+from gistkit.kernels.ops import pool_size
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SPECIALS = (float("nan"), -float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-7, -1e-7, 1e-40, 1.0, 1.0, -1.0)
+
+
+@dataclass(frozen=True)
+class PoolCase:
+    """One pool: its input and the arguments of both operators."""
+
+    x: torch.Tensor
+    windows: tuple
+    ceil_mode: bool
+    relu: bool
+    zero_code: bool
+    bits: int
+
+    @property
+    def forward_args(self) -> tuple:
+        return self.x, *self.windows, self.ceil_mode, self.relu, self.zero_code, self.bits
+
+    def backward_args(self, grad_y: torch.Tensor, codes: torch.Tensor) -> tuple:
+        shape = tuple(self.x.shape[2:])
+        return grad_y, codes, *shape, *self.windows, is_channels_last(self.x), self.zero_code, self.bits
+
+    def gradient(self, y: torch.Tensor) -> torch.Tensor:
+        """A gradient for y with zeros of both signs, in the other memory layout for half of the cases."""
+        grad = torch.randn(y.shape).to(y.dtype)
+        grad[torch.rand(y.shape) < 0.2] = -0.0
+        other = torch.channels_last if y.is_contiguous() else torch.contiguous_format
+        return grad.contiguous(memory_format=other) if y.numel() % 2 else grad
+
+
+def values(shape: tuple[int, ...], dtype: torch.dtype, special: float, seed: int) -> torch.Tensor:
+    """Small integers (many ties), of which a share is replaced by SPECIALS."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(-2, 3, shape, generator=generator).to(dtype)
+    picks = torch.tensor(SPECIALS).to(dtype)[torch.randint(len(SPECIALS), shape, generator=generator)]
+    return torch.where(torch.rand(shape, generator=generator) < special, picks, x)
+
+
+def _pair(least: int, most: int):
+    return st.tuples(st.integers(least, most), st.integers(least, most))
+
+
+@st.composite
+def any_windows(draw) -> tuple:
+    """(kernel, stride, padding, dilation) with padding of at most half the kernel."""
+    kernel = draw(_pair(1, 5))
+    padding = tuple(draw(st.integers(0, k // 2)) for k in kernel)
+    return kernel, draw(_pair(1, 4)), padding, draw(_pair(1, 3))
+
+
+COMMON_WINDOWS = tuple(
+    ((k, k), (2, 2), (p, p), (1, 1)) for k, p in ((2, 0), (3, 0), (3, 1))
+)  # those with kernels of their own
+
+
+@st.composite
+def pool_cases(draw, windows=None, max_size: int = 12) -> PoolCase:
+    """A pool with at least one output a plane and no window wholly in the padding; batches may be empty."""
+    drawn = draw(windows if windows is not None else any_windows() | st.sampled_from(COMMON_WINDOWS))
+    ceil_mode = draw(st.booleans())
+    height, width = draw(_pair(1, max_size))
+    sizes = [pool_size(size, *window, ceil_mode) for size, *window in zip((height, width), *drawn, strict=True)]
+    assume(min(sizes) >= 1)
+    assume(max(drawn[3]) <= min(height, width))
+    zero_code = draw(st.booleans())
+    positions = drawn[0][0] * drawn[0][1]
+    bits = draw(st.sampled_from((4, 8))) if positions <= 16 - zero_code else 8
+    shape = (draw(st.integers(0, 3)), draw(st.sampled_from((1, 2, 3, 4, 8))), height, width)
+    layout = draw(st.sampled_from((torch.contiguous_format, torch.channels_last)))
+    special = draw(st.sampled_from((0.0, 0.1, 1.0)))
+    x = values(shape, draw(st.sampled_from(DTYPES)), special, draw(st.integers(0, 2**20)))
+    return PoolCase(x.contiguous(memory_format=layout), drawn, ceil_mode, draw(st.booleans()), zero_code, bits)
+
+
+def bits_of(x: torch.Tensor) -> torch.Tensor:
+    """x's bit patterns with every NaN made the same one: payloads are not part of any contract here."""
+    x = torch.where(x.isnan(), torch.full_like(x, float("nan")), x)
+    return x.contiguous().view(torch.int32 if x.element_size() == 4 else torch.int16)
+
+
+def assert_same_bits(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Shape, dtype and every bit equal, zeros' signs included, NaN payloads not."""
+    assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
+    same = bits_of(actual.detach().cpu()) == bits_of(expected.detach().cpu())
+    assert same.all(), f"{int((~same).sum())} of {same.numel()} values differ"
