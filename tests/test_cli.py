@@ -2,9 +2,8 @@
 
 import json
 import re
-import subprocess
-import sys
 from functools import partial
+from importlib.metadata import entry_points
 
 import pytest
 from PIL import Image
@@ -91,12 +90,18 @@ def test_an_unreadable_image_is_wrong_input_too(pictures, capsys):
     assert "bee/3.png cannot be read as an image" in capsys.readouterr().err
 
 
-def test_the_console_script_and_its_help():
-    done = subprocess.run(
-        [sys.executable, "-m", "gistkit.cli", "train", "-h"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0
+def test_help_and_no_command(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["train", "-h"])
+    assert exit_.value.code == 0
+    shown = capsys.readouterr().out
     for option in ("--data", "--steps", "--batch", "--lossy", "--image-size", "--device", "--seed", "--lr", "--json"):
-        assert option in done.stdout
-    done = subprocess.run([sys.executable, "-m", "gistkit.cli"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "COMMAND" in done.stderr
+        assert option in shown
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([])
+    assert exit_.value.code == 2 and "COMMAND" in capsys.readouterr().err
+
+
+def test_the_console_script_is_this_function():
+    (script,) = entry_points(group="console_scripts", name="gistkit")
+    assert script.load() is cli.main
