@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gistkit.formats import CSR_COLUMNS, SCALINGS, ZVC_SLOT, ZVC_WORDS, ceil_div
+from gistkit.formats import CSR_COLUMNS, SCALINGS, ZVC_SLOT, ZVC_WORDS, ceil_div, scale_count
 from gistkit.kernels.checks import check_dtype, check_flat, check_length, check_values
 
 SPARSE_FORMATS = ("raw", "fp16", "fp10", "fp8")
@@ -65,7 +65,9 @@ def _check_values(op: str, values: torch.Tensor, slot_items: int, dtype: torch.d
         check_length(op, "values", values, slot_items, "the counts, one slot each (packed=False)")
 
 
-def _check_scaling(op: str, exponents: torch.Tensor, fmt: str, scaling: str, packed: bool) -> None:
+def _check_scaling(
+    op: str, values: torch.Tensor, exponents: torch.Tensor, fmt: str, scaling: str, packed: bool
+) -> None:
     if scaling not in SCALINGS:
         raise ValueError(f"{op}: scaling must be one of {', '.join(SCALINGS)}, got {scaling!r}; choose one of these")
     if scaling == "none":
@@ -77,6 +79,14 @@ def _check_scaling(op: str, exponents: torch.Tensor, fmt: str, scaling: str, pac
         )
     check_dtype(op, "exponents", exponents.dtype, (torch.uint8,))
     check_flat(op, "exponents", exponents)
+    # the last word of packed fp10 may hold one code only
+    codes = max(3 * values.numel() - 2, 0) if fmt == "fp10" else values.numel()
+    needed = scale_count(codes, scaling)
+    if exponents.numel() < needed:
+        raise ValueError(
+            f"{op}: exponents must have {needed} elements to match {codes} {fmt} codes scaled per {scaling}, "
+            f"got {exponents.numel()}; pass the ones encoded with them"
+        )
 
 
 def check_zvc(
@@ -99,7 +109,7 @@ def check_zvc(
     check_length(op, "words", words, slots * ZVC_WORDS, f"{n} elements")
     check_length(op, "counts", counts, slots, f"{n} elements")
     _check_values(op, values, slots * ZVC_SLOT, dtype, fmt, packed)
-    _check_scaling(op, exponents, fmt, scaling, packed)
+    _check_scaling(op, values, exponents, fmt, scaling, packed)
 
 
 def check_csr(
@@ -125,4 +135,4 @@ def check_csr(
     else:
         check_length(op, "columns", columns, rows * CSR_COLUMNS, f"{n} elements (packed=False)")
     _check_values(op, values, rows * CSR_COLUMNS, dtype, fmt, packed)
-    _check_scaling(op, exponents, fmt, scaling, packed)
+    _check_scaling(op, values, exponents, fmt, scaling, packed)

@@ -1,0 +1,134 @@
+"""zvc and csr on a CUDA device against the oracle on CPU tensors, bit for bit; large, odd, empty, unaligned."""
+
+import pytest
+import torch
+
+from gistkit.kernels import ops
+from gistkit.kernels.reference import sparse as reference
+from tests.sparse_cases import EMPTY, PAYLOADS, SCALED, UNSCALED, SparseCase, decoded, relu_gradient
+from tests.tensors import FLOATS, bits, float_values, same_bits
+
+pytestmark = pytest.mark.gpu
+
+LENGTHS = (1, 31, 256, 1023, 1025, 3 * 1024, 1_000_003)
+
+
+def on_device(payload: tuple) -> tuple:
+    return tuple(p.cuda() if isinstance(p, torch.Tensor) else p for p in payload)
+
+
+def device_case(case: SparseCase) -> SparseCase:
+    return SparseCase(case.x.cuda(), case.grad.cuda(), case.fmt, case.scaling)
+
+
+def make_case(n: int, dtype: torch.dtype, fmt: str, scaling: str, zeros: float = 0.5) -> SparseCase:
+    return SparseCase(float_values(n, dtype, 2, zeros, False), float_values(n, dtype, 4, 0.1, False), fmt, scaling)
+
+
+@pytest.mark.parametrize("codec", PAYLOADS)
+@pytest.mark.parametrize("fmt", ("raw", "fp16", "fp10", "fp8"))
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("n", LENGTHS)
+def test_encoding_equals_the_oracle(codec, fmt, dtype, n):
+    case = make_case(n, dtype, fmt, "none")
+    stride = 1024 if codec == "zvc" else 256
+    made = getattr(ops, f"{codec}_encode")(case.x.cuda(), fmt)
+    expected = getattr(reference, f"{codec}_encode")(case.x, fmt)
+    counts = expected[1] if codec == "zvc" else expected[0]
+    total = int(counts.sum())
+    for a, b in zip(made, expected, strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        if b.numel() == stride * counts.numel():
+            a, b = ops.compact(a, counts.cuda(), stride, total), reference.compact(b, counts, stride, total)
+        assert same_bits(a.cpu(), b)
+
+
+@pytest.mark.parametrize("codec", PAYLOADS)
+@pytest.mark.parametrize("fmt, scaling", UNSCALED + SCALED)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("n", LENGTHS)
+def test_decoding_and_relu_backward_equal_the_oracle(codec, fmt, scaling, dtype, n):
+    case = make_case(n, dtype, fmt, scaling)
+    for payload in PAYLOADS[codec](reference, case):
+        there = on_device(payload)
+        assert same_bits(decoded(ops, device_case(case), there, codec).cpu(), decoded(reference, case, payload, codec))
+        gradient = relu_gradient(ops, device_case(case), there, codec)
+        assert same_bits(gradient.cpu(), relu_gradient(reference, case, payload, codec))
+
+
+@pytest.mark.parametrize("codec", PAYLOADS)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("zeros", (0.0, 0.1, 0.5, 0.9, 0.99, 1.0))
+def test_raw_round_trip_of_many_elements(codec, dtype, zeros):
+    x = float_values(20_000_003, dtype, 6, zeros, False).cuda()
+    case = SparseCase(x, x, "raw", "none")
+    for payload in PAYLOADS[codec](ops, case):
+        assert same_bits(decoded(ops, case, payload, codec), x)
+        passes = (bits(x) != 0) & ~((x == 0) & x.signbit())
+        assert same_bits(relu_gradient(ops, case, payload, codec), torch.where(passes, x, 0))
+
+
+@pytest.mark.parametrize("codec", PAYLOADS)
+def test_every_pattern_of_16_bits(codec):
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).cuda()
+    case = SparseCase(x, x, "raw", "none")
+    for payload in PAYLOADS[codec](ops, case):
+        assert same_bits(decoded(ops, case, payload, codec), x)
+
+
+@pytest.mark.parametrize("codec", PAYLOADS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_values_need_not_be_aligned(codec, dtype):
+    x = float_values(5001, dtype, 0, 0.5, False).cuda()[1:]
+    case = SparseCase(x, x, "raw", "none")
+    for payload in PAYLOADS[codec](ops, case):
+        assert same_bits(decoded(ops, case, payload, codec), x)
+
+
+@pytest.mark.parametrize("codec", PAYLOADS)
+def test_more_elements_than_31_bits_count(codec):
+    """2**31 + 5000 elements of bf16 (4 GiB): addresses, offsets and the packed arrays all pass 2**31."""
+    x = torch.zeros(2**31 + 5000, dtype=torch.bfloat16, device="cuda")
+    x[::7] = 1.5
+    x[-1] = -0.0
+    payload_of = ops.zvc_encode if codec == "zvc" else ops.csr_encode
+    payload = (*payload_of(x, "raw"), EMPTY.cuda())
+    decode = ops.zvc_decode if codec == "zvc" else ops.csr_decode
+    assert torch.equal(
+        decode(*payload, x.numel(), x.dtype, "raw", "none", False).view(torch.int16), x.view(torch.int16)
+    )
+    x.fill_(-2.5)
+    words_or_counts, second, third = payload_of(x, "raw")
+    counts = second if codec == "zvc" else words_or_counts
+    stride = 1024 if codec == "zvc" else 256
+    third = ops.compact(third, counts, stride, x.numel())
+    if codec == "csr":
+        second = ops.compact(second, counts, stride, x.numel())
+    again = decode(words_or_counts, second, third, EMPTY.cuda(), x.numel(), x.dtype, "raw", "none", True)
+    assert torch.equal(again, x)
+
+
+@pytest.mark.parametrize("codec", PAYLOADS)
+def test_nothing_waits_for_the_device(codec):
+    x = float_values(100_000, torch.float32, 0, 0.5, False).cuda()
+    none = EMPTY.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        encoded = getattr(ops, f"{codec}_encode")(x, "raw")
+        getattr(ops, f"{codec}_decode")(*encoded, none, x.numel(), x.dtype, "raw", "none", False)
+        getattr(ops, f"{codec}_relu_backward")(x, *encoded, none, "raw", "none", False)
+        counts = encoded[1] if codec == "zvc" else encoded[0]
+        ops.compact(encoded[2], counts, 1024 if codec == "zvc" else 256, x.numel())
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_device_that_is_not_the_current_one():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two devices")
+    x = float_values(5000, torch.float32, 0, 0.5, False).to("cuda:1")
+    case = SparseCase(x, x, "raw", "none")
+    for codec, payloads in PAYLOADS.items():
+        for payload in payloads(ops, case):
+            moved = tuple(p.to("cuda:1") if isinstance(p, torch.Tensor) else p for p in payload)
+            assert same_bits(decoded(ops, case, moved, codec), x)

@@ -1,0 +1,96 @@
+"""The Triton kernels of zvc and csr in the interpreter against the oracle, bit for bit.
+
+The interpreter takes 0.1 s a slot here: it rewrites every jitted helper at each call, and a slot is 32 rows. Hence few
+and short inputs; tests/test_sparse.py holds the oracle to the definition on many more.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from gistkit.kernels import sparse as kernels
+from gistkit.kernels.reference import sparse as reference
+from tests.sparse_cases import PAYLOADS, SCALED, UNSCALED, SparseCase, decoded, relu_gradient, sparse_cases
+from tests.tensors import FLOATS, float_values, same_bits
+
+# a scaled product past the largest float is infinite, quietly on a GPU, and clamped next; numpy warns
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in multiply:RuntimeWarning")
+
+STRIDES = {"zvc": 1024, "csr": 256}
+
+
+def check_encode(case: SparseCase, codec: str) -> None:
+    """Structure equal; values and columns equal as far as the counts go."""
+    made = getattr(kernels, f"{codec}_encode")(case.x, case.fmt)
+    expected = getattr(reference, f"{codec}_encode")(case.x, case.fmt)
+    stride = STRIDES[codec]
+    counts = made[1] if codec == "zvc" else made[0]
+    for a, b in zip(made, expected, strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        if a.numel() == stride * counts.numel():
+            total = int(counts.sum())
+            a, b = kernels.compact(a, counts, stride, total), reference.compact(b, counts, stride, total)
+        assert same_bits(a, b)
+
+
+def check_decode(case: SparseCase, codec: str, payloads) -> None:
+    for payload in payloads:
+        assert same_bits(decoded(kernels, case, payload, codec), decoded(reference, case, payload, codec))
+        gradients = (relu_gradient(k, case, payload, codec) for k in (kernels, reference))
+        assert same_bits(*gradients)
+
+
+@pytest.mark.parametrize("codec", STRIDES)
+@given(case=sparse_cases(longest=1100, formats=UNSCALED))
+@settings(max_examples=10)
+def test_encoding_equals_the_oracle(codec, case):
+    check_encode(case, codec)
+
+
+@pytest.mark.parametrize("codec", STRIDES)
+@given(case=sparse_cases(longest=1100))
+@settings(max_examples=10)
+def test_decoding_and_relu_backward_equal_the_oracle(codec, case):
+    check_decode(case, codec, PAYLOADS[codec](reference, case))
+
+
+@pytest.mark.parametrize("fmt, scaling", UNSCALED + SCALED)
+@pytest.mark.parametrize("codec", STRIDES)
+def test_every_format(codec, fmt, scaling):
+    dtype = FLOATS[len(fmt + scaling) % 3]
+    case = SparseCase(float_values(1025, dtype, 2, 0.5, False), torch.ones(1025, dtype=dtype), fmt, scaling)
+    check_decode(case, codec, PAYLOADS[codec](reference, case)[:1])
+    if scaling == "none":
+        check_encode(case, codec)
+
+
+@pytest.mark.parametrize("codec", STRIDES)
+def test_packed_planes_that_end_inside_a_slot(codec):
+    """Of 1500 fp10 codes plane 1 starts at 500 and plane 2 at 1000: inside the first slot, and in mid-row."""
+    x = float_values(1500, torch.float32, 1, 0.0, False)
+    case = SparseCase(x, x, "fp10", "none")
+    check_decode(case, codec, PAYLOADS[codec](reference, case)[:1])
+
+
+@pytest.mark.parametrize("codec", STRIDES)
+def test_the_values_need_not_be_aligned(codec):
+    x = float_values(700, torch.bfloat16, 0, 0.5, False)[1:]
+    check_encode(SparseCase(x, x, "raw", "none"), codec)
+
+
+def test_compact_never_writes_past_the_total():
+    scratch = torch.arange(2048, dtype=torch.int32)
+    counts = torch.tensor([1000, 1000], dtype=torch.int16)
+    room = torch.full((2048,), -1, dtype=torch.int32)
+    kernels.compact_kernel[(2,)](scratch, counts, counts.cumsum(0), room, 1500, STRIDE=1024, CHUNK=256, num_warps=1)
+    expected = torch.cat((scratch[:1000], scratch[1024:1524]))
+    assert torch.equal(room[:1500], expected) and bool((room[1500:] == -1).all())
+
+
+def test_nothing_to_do():
+    x = torch.empty((0,))
+    words, counts, values = kernels.zvc_encode(x, "raw")
+    assert words.numel() == counts.numel() == values.numel() == kernels.compact(values, counts, 1024, 0).numel() == 0
+    none = torch.empty((0,), dtype=torch.uint8)
+    assert kernels.zvc_decode(words, counts, values, none, 0, x.dtype, "raw", "none", True).shape == (0,)
+    assert kernels.csr_decode(*kernels.csr_encode(x, "raw"), none, 0, x.dtype, "raw", "none", False).shape == (0,)
