@@ -14,6 +14,11 @@ from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.stats import Row, StepStats
 
 MIB = 2**20
+SHOWN = 40
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / MIB:.2f}"
 
 
 @dataclass(frozen=True)
@@ -49,13 +54,19 @@ class Report:
     @staticmethod
     def _table(rows: tuple[Row, ...]) -> Table:
         table = Table(title="kept for backward, largest first")
-        for name, justify in (("module", "left"), ("op", "left"), ("shape", "left"), ("codec", "left"),
-                              ("plain MiB", "right"), ("kept MiB", "right"), ("why", "left")):  # fmt: skip
-            table.add_column(name, justify=justify)  # type: ignore[arg-type]
-        for r in sorted(rows, key=lambda r: -max(r.plain_bytes, r.kept_bytes)):
+        for name in ("module", "op", "shape", "codec"):
+            table.add_column(name)
+        for name in ("plain MiB", "kept MiB"):
+            table.add_column(name, justify="right")
+        table.add_column("why")
+        ordered = sorted(rows, key=lambda r: -max(r.plain_bytes, r.kept_bytes))
+        for r in ordered[:SHOWN]:
             shape = "x".join(map(str, r.shape))
-            plain, kept = f"{r.plain_bytes / MIB:.2f}", f"{r.kept_bytes / MIB:.2f}"
-            table.add_row(r.module, r.op, shape, r.codec, plain, kept, r.reason)
+            table.add_row(r.module, r.op, shape, r.codec, _mib(r.plain_bytes), _mib(r.kept_bytes), r.reason)
+        rest = ordered[SHOWN:]
+        if rest:
+            plain, kept = sum(r.plain_bytes for r in rest), sum(r.kept_bytes for r in rest)
+            table.add_row(f"{len(rest)} smaller ones", "", "", "", _mib(plain), _mib(kept), "all in report.stats.rows")
         return table
 
     def _totals(self, stats: StepStats) -> str:
