@@ -207,6 +207,7 @@ def test_checkpoints_keep_their_input_only_and_run_once(reentrant):
 
 def test_custom_functions_are_found_by_their_nodes():
     graph = captured(lambda m, x: F.max_pool2d(Double.apply(F.relu(m[0](x))), 2), conv())
+    assert ops(graph) == ["conv2d", "relu", "Double", "mul", "max_pool2d"]
     relu, hidden = output_of(graph, "relu"), the(graph, "Double")
     assert hidden.covered == -1 and hidden.reads == (relu,)
     assert (relu, "saved_tensors", True) in [(s.storage, s.field, s.read) for s in hidden.saves]
@@ -277,6 +278,15 @@ def test_what_the_model_puts_away_escapes():
     assert graph.storages[output_of(graph, "relu")].escapes
     assert model.kept is None, "the copy's attribute, not the user's"
     assert not graph.storages[output_of(graph, "conv2d")].escapes
+
+
+def test_garbage_in_a_reference_cycle_does_not_escape():
+    def forward(m, x):
+        cycle = [F.relu(m[0](x))]
+        cycle.append(cycle)
+        return m[0](cycle[0]).sum()
+
+    assert not captured(forward, conv()).storages[output_of(captured(forward, conv()), "relu")].escapes
 
 
 def test_views_and_concatenations():

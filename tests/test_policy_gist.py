@@ -245,7 +245,7 @@ def test_a_plain_skip_without_batch_norm_is_rebuilt_from_two_stashes_or_stored()
 
 NOT_REBUILT = {
     "alpha": lambda n, c, y: torch.add(n, y, alpha=2),
-    "broadcast": lambda n, c, y: n + (F.relu(y.mean((2, 3), keepdim=True)) ** 2),
+    "broadcast": lambda n, c, y: n + F.relu(y.mean((2, 3), keepdim=True)),
     "a part": lambda n, c, y: n + y[:, :1],
     "a term that nobody keeps": lambda n, c, y: n + c,
     "another dtype": lambda n, c, y: n + y.double(),
@@ -347,6 +347,12 @@ def test_small_inputs_integers_doubles_and_parts_stay_dense():
     assert decision(graph, "relu").reason == "no codec for float64"
     parts = captured(lambda m, x: m[1](m[0](x)[:, :4]), conv(), nn.Conv2d(4, 8, 1))
     assert decision(parts, "conv2d").reason == "saved in parts, or as something else than one whole value"
+
+
+def test_a_storage_saved_before_and_after_a_write_is_left_alone():
+    graph = captured(lambda m, x: (y := m[0](x), a := y * y, y.add_(1), (a + y * y).sum())[-1], conv())
+    found = decision(graph, "conv2d", lossy="fp8")
+    assert (found.codec, found.reason) == ("dense", "saved in parts, or as something else than one whole value")
 
 
 def test_relus_run_in_place_where_their_input_has_no_other_use():

@@ -39,12 +39,12 @@ def assemble(notes: Notes, out: Any) -> SavedGraph:
     packs = _living([ref for call in notes.calls for ref in call.packs] + notes.loose)
     names = _names_of_packs(notes, nodes, packs)
     ordered = sorted([*notes.calls, *_hidden_calls(notes, nodes)], key=lambda c: (c.lo, isinstance(c.number, tuple)))
-    producers = _Producers(ordered)
+    index = {call.number: i for i, call in enumerate(ordered)}
     calls = tuple(_freeze(i, call, names) for i, call in enumerate(ordered))
     if notes.source == "real":
         _measure(notes.ledger, packs)
-    values = tuple(replace(v, producer=producers[v.producer]) for v in notes.ledger.values)
-    return SavedGraph(calls, notes.ledger.frozen_storages(producers), notes.source, values)
+    values = tuple(replace(v, producer=index.get(v.producer, NO_PRODUCER)) for v in notes.ledger.values)
+    return SavedGraph(calls, notes.ledger.frozen_storages(index), notes.source, values)
 
 
 def _living(refs: list[weakref.ref[Packed]]) -> list[Packed]:
@@ -118,21 +118,6 @@ def _read_edges(call: OpenCall, node: Any, notes: Notes) -> None:
         if value is not None:
             call.operands.append(value)
             call.add_read(notes.ledger.values[value].storage)
-
-
-class _Producers:
-    """Final call indices by provisional number; a node's number finds the call that made the node."""
-
-    def __init__(self, ordered: list[OpenCall]) -> None:
-        self._index = {call.number: i for i, call in enumerate(ordered)}
-        self._spans = [(call.lo, call.hi, i) for i, call in enumerate(ordered) if call.hi > call.lo]
-        self._starts = [lo for lo, _, _ in self._spans]
-
-    def __getitem__(self, number: Any) -> int:
-        if number in self._index or not isinstance(number, tuple):
-            return self._index.get(number, NO_PRODUCER)
-        at = bisect_right(self._starts, number[1]) - 1
-        return self._spans[at][2] if at >= 0 and number[1] < self._spans[at][1] else NO_PRODUCER
 
 
 def _freeze(index: int, call: OpenCall, names: dict[int, tuple[str, str]]) -> Call:

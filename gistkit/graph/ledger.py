@@ -111,7 +111,7 @@ class Ledger:
         """Watched tensor objects that are still alive."""
         return [t for t in (ref() for ref in self._alive.values()) if t is not None]
 
-    def frozen_storages(self, call_index: Any) -> tuple[SavedStorage, ...]:
+    def frozen_storages(self, call_index: dict) -> tuple[SavedStorage, ...]:
         """The storages as plain data; ``call_index`` maps provisional call numbers to final ones."""
         return tuple(
             SavedStorage(
@@ -120,7 +120,7 @@ class Ledger:
                 dtype=dtype_name(s.dtype),
                 shape=s.shape,
                 kind=s.kind,
-                producer=call_index[s.producer],
+                producer=call_index.get(s.producer, NO_PRODUCER),
                 escapes=s.escapes,
                 density=s.density,
             )
