@@ -38,7 +38,8 @@ PAIRS = 512
 BACKWARD_PAIRS = {2: 512, 3: 1024}
 PIXELS = 1024
 QUADS = 1024
-UNROLLED_POSITIONS = 25
+UNROLLED_POSITIONS = 9
+QUADS_POSITIONS = 25
 
 
 def maxpool_forward(
@@ -100,7 +101,7 @@ def maxpool_backward(
     with _device(grad_y):
         if _runs_in_pairs_backward(g, channels_last):
             _launch_backward_pairs(grad_y, codes, grad_x, g, bits)
-        elif g.stride == (2, 2) and g.positions <= UNROLLED_POSITIONS:
+        elif g.stride == (2, 2) and g.positions <= QUADS_POSITIONS:
             _launch_quads(grad_y, codes, grad_x, g, channels_last, bits)
         else:
             _launch_backward(grad_y, codes, grad_x, g, channels_last, bits)
