@@ -6,6 +6,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gistkit.graph.capture import capture
+from gistkit.plan.plan import CallChoice
+from gistkit.plan.policies.gist import gist
 
 
 def conv(channels=8, **options):
@@ -99,3 +101,20 @@ class Functional(nn.Module):
         c = torch.cat((a.relu(), torch.relu(b)), 1)
         d = self.relu(F.dropout(self.c(c), 0.3))
         return {"head": d.flatten(1), "maps": [torch.max_pool2d(d, 2), F.max_pool2d(d, 3, 2)]}
+
+
+N = 4 * 8 * 16 * 16  # elements of what captured() hands to its function
+
+
+def decisions(graph, **options):
+    return {d.storage: d for d in gist(graph, **options).decisions}
+
+
+def decision(graph, op, nth=0, **options):
+    """The decision for what the nth call of an op returned."""
+    return decisions(graph, **options).get(output_of(graph, op, nth))
+
+
+def choice(graph, op, nth=0, **options):
+    covered = the(graph, op, nth).covered
+    return next((c for c in gist(graph, **options).choices if c.covered == covered), CallChoice(covered, op))
