@@ -37,7 +37,7 @@ from gistkit.kernels.tiling import launch, launch_tiles, span, tile
 
 CODE_DTYPES = {"fp16": torch.int16, "fp10": torch.int32, "fp8": torch.uint8}
 AMAX_PROGRAMS = 1024
-AMAX_BLOCK = 4096
+AMAX_BLOCK = 2048
 BLOCK_ROWS = 32
 
 

@@ -1,0 +1,88 @@
+"""Mask kernels in machine code: no spills, 16-byte accesses, instructions within what memory speed leaves."""
+
+import pytest
+
+from gistkit.kernels import mask as kernels
+from gistkit.kernels.tiling import NUM_WARPS, ROWS
+from tests.aot.harness import CAPABILITIES, Compiled, compile_kernel, per_element
+
+# An H200 moves 4.3 TB/s and issues instructions for about 6.8 of them per byte moved (docs: 28 an fp32 mask element).
+INSTRUCTIONS_PER_BYTE = 6.8
+ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "u8": 1}
+floats = pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+# every dtype on sm_90, and the one with the tightest budget on the others
+targets = pytest.mark.parametrize(
+    ("capability", "dtype"), [(90, "fp32"), (90, "bf16"), (90, "fp16")] + [(c, "bf16") for c in CAPABILITIES if c != 90]
+)
+
+
+def build(kernel, dtype: str, capability: int, aligned: bool = True, **constexprs) -> tuple[Compiled, float]:
+    """The kernel for tensors of dtype, and its instructions an element."""
+    rows = ROWS[ITEM_BYTES[dtype]]
+    types = {"x_ptr": "*" + dtype, "y_ptr": "*" + dtype, "grad_ptr": "*" + dtype, "out_ptr": "*" + dtype}
+    types |= {"mask_ptr": "*u8", "scale": "fp32", "n": "i32"}
+    signature = {name: types[name] for name in kernel.arg_names if name in types}
+    constexprs |= {"ROWS": rows, "ALIGNED": aligned}
+    compiled = compile_kernel(kernel, signature, constexprs, capability, NUM_WARPS)
+    return compiled, per_element(compiled, rows * 8, NUM_WARPS)
+
+
+def assert_lean(compiled: Compiled, instructions: float, bytes_moved: float) -> None:
+    assert compiled.spills == 0 and compiled.stack_bytes == 0
+    assert instructions <= INSTRUCTIONS_PER_BYTE * bytes_moved
+
+
+@targets
+def test_encode(capability, dtype):
+    compiled, instructions = build(kernels._pack_kernel, dtype, capability, RELU=False)
+    assert_lean(compiled, instructions, ITEM_BYTES[dtype] + 1 / 8)
+    assert compiled.loads == compiled.loads_128 == 4, "64 bytes a lane in 16-byte loads"
+
+
+@targets
+def test_relu(capability, dtype):
+    compiled, instructions = build(kernels._pack_kernel, dtype, capability, RELU=True)
+    assert_lean(compiled, instructions, 2 * ITEM_BYTES[dtype] + 1 / 8)
+    assert compiled.loads == compiled.loads_128 == compiled.stores_128 == 4
+
+
+@targets
+def test_backward(capability, dtype):
+    compiled, instructions = build(kernels._select_kernel, dtype, capability)
+    assert_lean(compiled, instructions, 2 * ITEM_BYTES[dtype] + 1 / 8)
+    assert compiled.loads_128 == compiled.stores_128 == 4
+    assert compiled.count("FMUL") == 0, "a gradient is selected, never multiplied"
+
+
+@targets
+def test_dropout_backward(capability, dtype):
+    compiled, instructions = build(kernels._scale_kernel, dtype, capability)
+    assert_lean(compiled, instructions, 2 * ITEM_BYTES[dtype] + 1 / 8)
+    assert compiled.loads_128 == compiled.stores_128 == 4
+    assert compiled.count("FFMA") == 0, "the product is rounded by itself"
+    assert not any(".FTZ" in line for line in compiled.sass_lines), "subnormal gradients survive"
+
+
+@targets
+def test_decode(capability, dtype):
+    compiled, instructions = build(kernels._unpack_kernel, dtype, capability)
+    assert_lean(compiled, instructions, ITEM_BYTES[dtype] + 1 / 8)
+
+
+def test_flags():
+    for kernel, constexprs in ((kernels._pack_kernel, {"RELU": False}), (kernels._unpack_kernel, {})):
+        compiled, instructions = build(kernel, "u8", 90, **constexprs)
+        assert_lean(compiled, instructions, 1 + 1 / 8)
+
+
+@pytest.mark.parametrize("kernel", ["_select_kernel", "_scale_kernel", "_unpack_kernel"])
+@floats
+def test_odd_lengths_spill_nothing_either(kernel, dtype):
+    compiled, _ = build(getattr(kernels, kernel), dtype, 90, aligned=False)
+    assert compiled.spills == 0
+
+
+def test_addresses_are_64_bit():
+    # the program's first element is pid * 2048 in 64 bits: a 32-bit product would wrap past 2**31 elements
+    compiled, _ = build(kernels._select_kernel, "fp32", 90)
+    assert "mul.wide" in compiled.ptx or "mul.lo.s64" in compiled.ptx or "shl.b64" in compiled.ptx

@@ -1,0 +1,88 @@
+"""Mask kernels on a CUDA device: against PyTorch there, and against the oracle on CPU tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from gistkit.kernels import ops
+from tests.tensors import FLOATS, bits, plain_nan, same_bits, values_of
+
+pytestmark = pytest.mark.gpu
+SIZES = (0, 1, 7, 8, 1000, 2**20, 2**20 + 8, 2**22 + 5)
+dtypes = pytest.mark.parametrize("dtype", FLOATS, ids=str)
+sizes = pytest.mark.parametrize("n", SIZES)
+
+
+@dtypes
+@sizes
+def test_kernels_equal_the_oracle(dtype, n):
+    x, grad = values_of(n, dtype, 0, 0.3, False), values_of(n, dtype, 2, 0.1, False)
+    y, mask = ops.relu_mask1(x)
+    device_y, device_mask = ops.relu_mask1(x.cuda())
+    assert torch.equal(device_mask.cpu(), mask) and same_bits(plain_nan(device_y.cpu()), plain_nan(y))
+    assert torch.equal(ops.mask1_encode(x.cuda()).cpu(), mask)
+    z = x.cuda()
+    assert torch.equal(ops.relu_mask1_(z), device_mask) and same_bits(z, device_y)
+    assert same_bits(ops.mask1_decode(device_mask, n, dtype).cpu(), ops.mask1_decode(mask, n, dtype))
+    got = ops.mask1_backward(grad.cuda(), device_mask).cpu()
+    assert same_bits(plain_nan(got), plain_nan(ops.mask1_backward(grad, mask)))
+    got = ops.dropout_backward(grad.cuda(), device_mask, 1.4285714).cpu()
+    assert same_bits(plain_nan(got), plain_nan(ops.dropout_backward(grad, mask, 1.4285714)))
+    flags = x > 0
+    device_flags = ops.bits_encode(flags.cuda())
+    assert torch.equal(device_flags.cpu(), ops.bits_encode(flags))
+    assert torch.equal(ops.bits_decode(device_flags, n).cpu(), flags)
+
+
+@dtypes
+def test_relu_and_backward_are_pytorchs_on_the_device(dtype):
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int32)
+    x = ((x << 16).view(torch.float32) if dtype == torch.float32 else x.to(torch.int16).view(dtype)).cuda()
+    grad = x.flip(0).clone()
+    theirs = torch.relu(x)
+    y, mask = ops.relu_mask1(x)
+    # PyTorch's CUDA relu turned -0.0 into +0.0 before it returned equal values as they are: versions differ in that bit
+    zero = x == 0
+    assert torch.equal(bits(y)[~zero], bits(theirs)[~zero]) and torch.equal(y[zero], theirs[zero])
+    expected = torch.ops.aten.threshold_backward(grad, theirs, 0)
+    assert torch.equal(bits(ops.mask1_backward(grad, mask)), bits(expected))
+
+
+@dtypes
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.7])
+def test_dropout_backward_is_pytorchs_on_the_device(dtype, p):
+    x = torch.ones(2**20 + 3, dtype=dtype, device="cuda", requires_grad=True)
+    y = F.dropout(x, p)
+    grad = torch.randn(x.shape, dtype=dtype, device="cuda")
+    (expected,) = torch.autograd.grad(y, x, grad)
+    # CUDA's own backward multiplies by the fp32 scale, not rounded to the dtype
+    got = ops.dropout_backward(grad, ops.bits_encode(y.detach() != 0), 1 / (1 - p))
+    assert torch.equal(got, expected)
+
+
+def test_the_host_never_waits():
+    x = torch.randn(2**20, device="cuda")
+    ops.mask1_backward(x, ops.relu_mask1(x)[1])
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        y, mask = ops.relu_mask1(x)
+        ops.mask1_backward(y, mask)
+        ops.dropout_backward(y, mask, 2.0)
+        ops.bits_decode(mask, x.numel())
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def test_more_than_two_to_the_31_elements():
+    n = 2**31 + 4096 + 3
+    if torch.cuda.mem_get_info()[0] < 4 * n:
+        pytest.skip("needs 9 GB of device memory")
+    flags = torch.zeros(n, dtype=torch.bool, device="cuda")
+    flags[-2:] = True
+    flags[::1_000_003] = True
+    mask = ops.bits_encode(flags)
+    assert mask[:8].tolist() == [1, 0, 0, 0, 0, 0, 0, 0] and mask[-1].item() == 0b110
+    assert torch.equal(ops.bits_decode(mask, n), flags)
