@@ -64,6 +64,25 @@ def test_every_format(codec, fmt, scaling):
         check_encode(case, codec)
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("codec", STRIDES)
+def test_negative_zeros_stop_a_gradient(codec, dtype):
+    x = torch.tensor([1.0, -0.0, 0.0, torch.nan, -torch.nan, 3.0], dtype=dtype)
+    case = SparseCase(x, torch.full((6,), 7.0, dtype=dtype), "raw", "none")
+    payload = PAYLOADS[codec](reference, case)[0]
+    assert relu_gradient(kernels, case, payload, codec).tolist() == [7, 0, 0, 7, 7, 7]
+
+
+@pytest.mark.parametrize("codec", STRIDES)
+def test_block_exponents_go_by_packed_places(codec):
+    """Values that double every 40 elements: every block of 128 has its own exponent, and slots start inside blocks."""
+    x = float_values(1100, torch.float32, 1, 0.4, False) * torch.exp2(torch.arange(1100) // 40)
+    case = SparseCase(x, x, "fp8", "block")
+    payload = PAYLOADS[codec](reference, case)[0]
+    assert len(set(payload[3].tolist())) == payload[3].numel()
+    assert same_bits(decoded(kernels, case, payload, codec), decoded(reference, case, payload, codec))
+
+
 @pytest.mark.parametrize("codec", STRIDES)
 def test_packed_planes_that_end_inside_a_slot(codec):
     """Of 1500 fp10 codes plane 1 starts at 500 and plane 2 at 1000: inside the first slot, and in mid-row."""
