@@ -4,6 +4,8 @@ Two known differences are taken out of the oracle's side: its sums are made in f
 the zeros of a fused ReLU are made positive (tests/gpu compares with CUDA's own results).
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 import triton
@@ -78,6 +80,13 @@ def test_each_kernel_runs_where_it_should(case, kernels, monkeypatch):
         monkeypatch.setattr(pool, name, lambda *args, n=name, f=launch: (ran.add(n), f(*args))[1])
     check(case)
     assert ran == kernels
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_window_of_zeros_names_its_first_position_inside(layout):
+    # with a dilation of 3 the first positions inside are 1, and padding offers 0 to a kernel that looks no further
+    case = _case((2, 4, 9, 10), ((3, 3), (1, 2), (1, 1), (3, 3)), layout=layout, zero_code=False)
+    check(replace(case, x=-case.x.abs()))
 
 
 @pytest.mark.parametrize("shape, windows", [((3, 5, 40, 40), COMMON_WINDOWS[0]), ((2, 24, 26, 26), COMMON_WINDOWS[2])])
