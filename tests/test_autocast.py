@@ -87,6 +87,7 @@ def test_a_weight_used_twice_is_cast_once(enabled):
 
 def test_what_the_cache_takes():
     leaf, frozen = planted((4, 4)).requires_grad_(), planted((4, 4))
+    half = planted((4, 4), torch.float16).requires_grad_()
     cache = {}
     with torch.autocast("cpu", torch.bfloat16):
         first = cast("linear", "cpu", leaf * 1, leaf, frozen, leaf.view(4, 4), None, cache=cache)
@@ -94,6 +95,9 @@ def test_what_the_cache_takes():
         with torch.no_grad():
             (unrecorded,) = cast("linear", "cpu", leaf, cache=cache)
         ints = cast("linear", "cpu", torch.ones(2).long(), torch.ones(2).double(), torch.ones(2, device="meta"))
+        cast("linear", "cpu", half, cache=cache)
+    # the leaf with gradients on, and with gradients off; nothing else
+    assert [held is leaf for held, _ in cache.values()] == [True, True]
     assert second[0] is first[1] and second[1] is not first[2] and first[4] is None
     assert unrecorded is not second[0] and not unrecorded.requires_grad
     assert [t.dtype for t in first[:4]] == [torch.bfloat16] * 4

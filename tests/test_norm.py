@@ -8,7 +8,7 @@ from gistkit import functional
 from gistkit.nn.keep import keep_coded
 from tests.nn_cases import DTYPES, LAYOUTS, assert_same, laid_out, planted, same_bits
 
-SHAPES = [(4, 6, 5, 7), (4, 40, 3, 3), (9, 6), (3, 6, 8), (2, 3, 2, 3, 2)]
+SHAPES = [(4, 6, 5, 7), (4, 16, 3, 3), (4, 40, 3, 3), (9, 6), (3, 6, 8), (2, 3, 2, 3, 2)]
 
 
 def _batch_norm(f, buffers=None, **options):

@@ -14,7 +14,7 @@ from gistkit.nn.eligible import covered, demand_floating, hooked, recorded
 from gistkit.nn.keep import Keep, Kept, hold, keep_dense, take
 from gistkit.nn.pool import Pair, Size, pair
 from gistkit.nn.slices import demand_slices, row_slices, summed
-from gistkit.nn.standin import Geometry, Memory, StandIn
+from gistkit.nn.standin import Geometry, StandIn
 
 
 class _Conv2d(torch.autograd.Function):
@@ -45,10 +45,8 @@ class _Conv2d(torch.autograd.Function):
         if needs_x and stand_in.needs_input:
             x = kept.dense() if x is None else x
         elif needs_x:
-            memory = None if x is None else Memory(x)
             x = kept = None
-            x = memory and memory.tensor()
-            x = stand_in.tensor(weight, geometry) if x is None else x
+            x = stand_in.tensor(weight, geometry)
         if needs_x:
             grad_x = geometry.backward(grad, x, weight, (True, False, False))[0]
         return grad_x, grad_weight, grad_bias, None, None, None

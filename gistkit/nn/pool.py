@@ -112,7 +112,7 @@ def _applicable(x: torch.Tensor, windows: _Windows, ceil_mode: bool, zero_code: 
         forward_geometry(batch, *windows, ceil_mode, zero_code, bits)
     except (ValueError, TypeError):
         return False
-    return all(2 * p <= k for p, k in zip(windows.padding, windows.kernel, strict=True))
+    return True
 
 
 def _pool(x: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool, relu: bool, zero: bool):

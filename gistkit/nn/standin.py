@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from gistkit.nn.eligible import strides_of
 
@@ -75,23 +74,16 @@ class StandIn:
         if self.strides is not None:
             empty = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
             empty.untyped_storage().resize_(0)
-            # PyTorch's settings may have changed since forward; a backend that copies must not be given this
-            if geometry.backend(empty, weight) in _NEVER_COPIED:
+            if _never_read(empty, weight, geometry):
                 return empty
         return torch.empty((), dtype=self.dtype, device=self.device).expand(self.shape)
 
 
-class Memory:
-    """A weak hold on a tensor's memory: while others keep it alive, the tensor can be had back."""
-
-    def __init__(self, x: torch.Tensor) -> None:
-        self._storage = StorageWeakRef(x.untyped_storage())
-        self._geometry = (x.storage_offset(), x.shape, x.stride())
-        self._dtype, self._device = x.dtype, x.device
-
-    def tensor(self) -> torch.Tensor | None:
-        """The tensor, or None where its memory is gone."""
-        storage = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)  # type: ignore[attr-defined]
-        if storage is None:
-            return None
-        return torch.empty((0,), dtype=self._dtype, device=self._device).set_(storage, *self._geometry)
+def _never_read(empty: torch.Tensor, weight: torch.Tensor, geometry: Geometry) -> bool:
+    """Whether the backend takes this tensor as it is. Asked of the stand-in itself, because a copy of it reads memory
+    that is not there, and PyTorch's settings may have changed since forward."""
+    backend = geometry.backend(empty, weight)
+    if backend not in _NEVER_COPIED:
+        return False
+    layout = torch._C._conv_determine_backend_memory_format(empty, weight, backend)
+    return empty.stride() == strides_of(empty.shape, layout)
