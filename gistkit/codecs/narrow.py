@@ -33,5 +33,16 @@ class Narrow(Codec):
         values = DECODERS[self.fmt.name](codes, exponents, encoded.numel, encoded.dtype, self.scaling)
         return restored(values, encoded)
 
+    def decode_range(self, encoded: Encoded, start: int, stop: int) -> torch.Tensor:
+        if self.fmt.codes_per_word == 3:  # planes: neighbours lie in different words
+            return super().decode_range(encoded, start, stop)
+        codes, exponents = encoded.payload
+        first = start - start % formats.SCALE_BLOCK
+        if self.scaling == "block":
+            exponents = exponents[first // formats.SCALE_BLOCK : formats.ceil_div(stop, formats.SCALE_BLOCK)]
+        decode = DECODERS[self.fmt.name]
+        values = decode(codes[first:stop], exponents, stop - first, encoded.dtype, self.scaling)
+        return values[start - first :]
+
     def predicted_bytes(self, n: int, dtype: torch.dtype, density: float | None = None) -> int:
         return formats.narrow_bytes(self.fmt, self.scaling, n)

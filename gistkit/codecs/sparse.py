@@ -75,6 +75,16 @@ class Sparse(Codec):
             values = self._decode(self._rounded(payload, n, dtype), n, dtype, "raw", "none", True)
         return restored(values, encoded)
 
+    def decode_range(self, encoded: Encoded, start: int, stop: int) -> torch.Tensor:
+        payload, pending = encoded.state()
+        if start >= stop or (pending and self.scaling != "none"):
+            return super().decode_range(encoded, start, stop)
+        fmt = self._scratch_format if pending else self.value_format
+        first = start // self.slot
+        n = min(formats.ceil_div(stop, self.slot) * self.slot, encoded.numel) - first * self.slot
+        values = self._decode_groups(payload, first, n, encoded.dtype, fmt, not pending)
+        return values[start - first * self.slot : stop - first * self.slot]
+
     def relu_backward(self, encoded: Encoded, grad: torch.Tensor) -> torch.Tensor:
         payload, pending = encoded.state()
         flat_grad = aligned(grad, encoded)
@@ -146,6 +156,12 @@ class Sparse(Codec):
     ) -> torch.Tensor: ...
 
     @abstractmethod
+    def _decode_groups(
+        self, payload: Payload, first: int, n: int, dtype: torch.dtype, fmt: str, packed: bool
+    ) -> torch.Tensor:
+        """n elements from slot ``first`` on."""
+
+    @abstractmethod
     def _relu_backward(
         self, grad: torch.Tensor, payload: Payload, fmt: str, scaling: str, packed: bool
     ) -> torch.Tensor: ...
@@ -175,6 +191,9 @@ class Zvc(Sparse):
     def _decode(self, payload, n, dtype, fmt, scaling, packed):
         return ops.zvc_decode(*payload, n, dtype, fmt, scaling, packed)
 
+    def _decode_groups(self, payload, first, n, dtype, fmt, packed):
+        return ops.zvc_decode_slots(*payload, first, n, dtype, fmt, self.scaling if packed else "none", packed)
+
     def _relu_backward(self, grad, payload, fmt, scaling, packed):
         return ops.zvc_relu_backward(grad, *payload, fmt, scaling, packed)
 
@@ -201,6 +220,11 @@ class Csr(Sparse):
     def _decode(self, payload, n, dtype, fmt, scaling, packed):
         columns, counts, values, exponents = payload
         return ops.csr_decode(counts, columns, values, exponents, n, dtype, fmt, scaling, packed)
+
+    def _decode_groups(self, payload, first, n, dtype, fmt, packed):
+        columns, counts, values, exponents = payload
+        scaling = self.scaling if packed else "none"
+        return ops.csr_decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, scaling, packed)
 
     def _relu_backward(self, grad, payload, fmt, scaling, packed):
         columns, counts, values, exponents = payload

@@ -152,6 +152,24 @@ def csr_decode(counts, columns, values, exponents, n, dtype, fmt, scaling, packe
 
 
 @operator(
+    "ranges",
+    "zvc_decode_slots(Tensor words, Tensor counts, Tensor values, Tensor exponents, int first, int n, "
+    "ScalarType dtype, str fmt, str scaling, bool packed) -> Tensor",
+)
+def zvc_decode_slots(words, counts, values, exponents, first, n, dtype, fmt, scaling, packed):
+    return values.new_empty((n,), dtype=dtype)
+
+
+@operator(
+    "ranges",
+    "csr_decode_rows(Tensor counts, Tensor columns, Tensor values, Tensor exponents, int first, int n, "
+    "ScalarType dtype, str fmt, str scaling, bool packed) -> Tensor",
+)
+def csr_decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, scaling, packed):
+    return values.new_empty((n,), dtype=dtype)
+
+
+@operator(
     "sparse",
     "zvc_relu_backward(Tensor grad, Tensor words, Tensor counts, Tensor values, Tensor exponents, str fmt, "
     "str scaling, bool packed) -> Tensor",

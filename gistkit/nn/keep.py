@@ -59,6 +59,16 @@ class Alias:
         return torch.ops.aten.threshold_backward(grad, self.dense(), 0)
 
 
+def rows_from(
+    dense_range: Callable[[int, int], torch.Tensor], size: torch.Size, stride: tuple[int, ...], start: int, stop: int
+) -> torch.Tensor | None:
+    """Rows start..stop of a tensor from its elements in storage order; None unless rows lie one behind the other."""
+    if stride[0] * size[0] != size.numel():
+        return None
+    values = dense_range(start * stride[0], stop * stride[0])
+    return values.as_strided((stop - start, *size[1:]), stride)
+
+
 class Coded:
     """A payload of one codec, decoded for each use."""
 
@@ -67,6 +77,15 @@ class Coded:
 
     def dense(self) -> torch.Tensor:
         return CODECS[self.encoded.codec].decode(self.encoded)
+
+    def dense_range(self, start: int, stop: int) -> torch.Tensor:
+        """Elements start..stop in storage order."""
+        return CODECS[self.encoded.codec].decode_range(self.encoded, start, stop)
+
+    def dense_rows(self, start: int, stop: int) -> torch.Tensor:
+        """Rows start..stop of the tensor, decoding no more than them where they lie one behind the other."""
+        rows = rows_from(self.dense_range, self.encoded.shape, self.encoded.stride, start, stop)
+        return self.dense()[start:stop] if rows is None else rows
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
         return CODECS[self.encoded.codec].relu_backward(self.encoded, grad)

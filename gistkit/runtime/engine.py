@@ -21,7 +21,7 @@ from gistkit.graph.capture import Recorder, capture
 from gistkit.graph.saved import SavedGraph
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.gist import gist
-from gistkit.runtime.exact import ExactPacker
+from gistkit.runtime.exact import ExactPacker, Ticket
 from gistkit.runtime.interpose import Interposer
 from gistkit.runtime.program import Program
 from gistkit.runtime.region import Region, Settings, hooks
@@ -70,6 +70,7 @@ class Engine:
         self._densities: dict[tuple, dict[int, float]] = {}
         self._verified: dict = {}
         self._packer = ExactPacker(lag=LAG, bounded=True)
+        self._probes: list[tuple[tuple, int, int, Ticket]] = []
         self._lock = threading.RLock()
 
     def run(self, model: torch.nn.Module, forward: Callable, args: tuple, kwargs: dict) -> Any:
@@ -143,10 +144,23 @@ class Engine:
             replan, self.steps = self._replans_next(), self.steps + 1
             densities = self._densities.setdefault(key, {})
             densities.update(region.measured())
+            self._probes.extend((key, *probe) for probe in region.probes)
+            self._read_probes()
             if region.diverged:
                 self._programs.pop(key, None)
             elif replan and self._programs.get(key) is program:
                 self._install(key, program.graph)
+
+    def _read_probes(self) -> None:
+        """Take in the counts that have arrived, from this step or an earlier one."""
+        left = []
+        for key, storage, n, ticket in self._probes:
+            count = ticket.ready()
+            if count is None:
+                left.append((key, storage, n, ticket))
+            else:
+                self._densities.setdefault(key, {})[storage] = count / max(n, 1)
+        self._probes = left
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

@@ -24,6 +24,8 @@ from typing import Protocol
 import torch
 
 from gistkit.codecs import Codec, Encoded, Sparse, codec
+from gistkit.kernels.layout import flat
+from gistkit.kernels.sparse_args import bits_of
 
 PINNED_SLOTS = 64
 
@@ -38,6 +40,19 @@ class Ticket(Protocol):
     def wait(self) -> int:
         """The count, after waiting for it."""
         ...
+
+
+class _Known:
+    """A count that the host has."""
+
+    def __init__(self, value: int) -> None:
+        self._value = value
+
+    def ready(self) -> int:
+        return self._value
+
+    def wait(self) -> int:
+        return self._value
 
 
 class CountTransport(Protocol):
@@ -153,6 +168,14 @@ class ExactPacker:
                 ticket = self._way(stream).send(chosen.total(encoded))
                 self._waiting.append(_Waiting(weakref.ref(encoded), chosen, ticket, stream, self._sent))
         return encoded
+
+    def count(self, x: torch.Tensor) -> Ticket:
+        """The number of elements of a dense x whose bit pattern is not zero, on its way to the host; never waits."""
+        total = torch.count_nonzero(bits_of(flat(x)))
+        if self._transport is None and not x.is_cuda:
+            return _Known(int(total))
+        with self._lock:
+            return self._way(_stream_of(x)).send(total)
 
     def poll(self) -> int:
         """Settle every encoding of the current stream whose count has arrived, whatever its age; how many there were.

@@ -96,7 +96,9 @@ def _stash_rebuilt(region: Region, step: Step, decision: Decision, y: torch.Tens
         build = builder(term, y)
         if _verified(region, step, y, build):
             plain = y.numel() * y.element_size()
-            stash = Stash(RebuiltBody(build), decision.storage, "rebuild", plain, decision.reason)
+            stash = Stash(
+                RebuiltBody(build, y.numel() // y.shape[0]), decision.storage, "rebuild", plain, decision.reason
+            )
             region.table.add(y, stash)
             return
     region.notes[decision.storage] = "cannot be rebuilt bit for bit on this device"
@@ -110,7 +112,7 @@ def _verified(region: Region, step: Step, y: torch.Tensor, build: Any) -> bool:
     key = ("relu", step.index, y.dtype, y.device, tuple(y.shape), y.stride())
     if key not in region.verified:
         with torch.no_grad():
-            region.verified[key] = same_bits(build(), y.detach())
+            region.verified[key] = same_bits(build(None), y.detach())
     return region.verified[key]
 
 

@@ -17,7 +17,7 @@ import torch
 
 from gistkit.nn.keep import Alias, Kept
 from gistkit.nn.norm import rebuild_candidates
-from gistkit.runtime.stash import aligned
+from gistkit.runtime.stash import Rows, aligned, rows_of
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -31,11 +31,18 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 class Term(Protocol):
-    """A part of a recipe bound to kept tensors; ``fresh`` says that dense() gives memory that may be overwritten."""
+    """A part of a recipe bound to kept tensors; ``fresh`` says that dense() gives memory that may be overwritten.
+
+    ``rows`` (start, stop) restricts it to a part of the batch: every operator of a recipe works row by row.
+    """
 
     fresh: bool
 
-    def dense(self) -> torch.Tensor: ...
+    def dense(self, rows: Rows = None) -> torch.Tensor: ...
+
+
+def _values(kept: Kept, rows: Rows) -> torch.Tensor:
+    return kept.dense() if rows is None else rows_of(kept, *rows)
 
 
 @dataclass
@@ -50,10 +57,10 @@ class BatchNormTerm:
     apply: Callable[..., torch.Tensor]
     fresh = True
 
-    def dense(self) -> torch.Tensor:
+    def dense(self, rows: Rows = None) -> torch.Tensor:
         weight = None if self.weight is None else self.weight.dense()
         bias = None if self.bias is None else self.bias.dense()
-        return self.apply(self.kept.dense(), self.mean, self.invstd, weight, bias)
+        return self.apply(_values(self.kept, rows), self.mean, self.invstd, weight, bias)
 
 
 @dataclass
@@ -63,8 +70,8 @@ class KeptTerm:
     kept: Kept
     fresh: bool
 
-    def dense(self) -> torch.Tensor:
-        return self.kept.dense()
+    def dense(self, rows: Rows = None) -> torch.Tensor:
+        return _values(self.kept, rows)
 
 
 @dataclass
@@ -75,8 +82,8 @@ class AddTerm:
     b: Term
     fresh = True
 
-    def dense(self) -> torch.Tensor:
-        a, b = self.a.dense(), self.b.dense()
+    def dense(self, rows: Rows = None) -> torch.Tensor:
+        a, b = self.a.dense(rows), self.b.dense(rows)
         if self.a.fresh:
             return torch.add(a, b, out=a)
         return torch.add(a, b, out=b) if self.b.fresh else torch.add(a, b)
@@ -89,8 +96,8 @@ class ReluTerm:
     a: Term
     fresh = True
 
-    def dense(self) -> torch.Tensor:
-        a = self.a.dense()
+    def dense(self, rows: Rows = None) -> torch.Tensor:
+        a = self.a.dense(rows)
         return a.relu_() if self.a.fresh else a.relu()
 
 
@@ -108,10 +115,10 @@ def resolve(recipe: tuple, norms: Mapping[int, BatchNormTerm], kept: Callable[[i
     return AddTerm(*parts) if kind == "add" else ReluTerm(*parts)
 
 
-def builder(term: Term, y: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """A function that rebuilds y (its values, its strides) from the term; it does not hold y."""
+def builder(term: Term, y: torch.Tensor) -> Callable[[Rows], torch.Tensor]:
+    """A function that rebuilds y or rows of it (its values, its strides) from the term; it does not hold y."""
     stride = y.stride()
-    return lambda: aligned(term.dense(), stride)
+    return lambda rows: aligned(term.dense(rows), stride)
 
 
 def matching_candidate(

@@ -19,7 +19,7 @@ from gistkit.errors import PlanMismatchError
 from gistkit.graph.weights import is_weight
 from gistkit.nn.keep import Alias, Kept
 from gistkit.plan.plan import CallChoice, Decision
-from gistkit.runtime.exact import ExactPacker
+from gistkit.runtime.exact import ExactPacker, Ticket
 from gistkit.runtime.program import Program, Step
 from gistkit.runtime.promise import Watch
 from gistkit.runtime.rebuild import BatchNormTerm
@@ -85,7 +85,7 @@ class Region:
     probing: bool = False
     diverged: str = ""
     aliases: dict[int, Kept] = field(default_factory=dict)
-    probes: list = field(default_factory=list)
+    probes: list[tuple[int, int, Ticket]] = field(default_factory=list)
 
     def next_step(self, op: str) -> Step:
         """The plan's word on the covered call that comes now; a blank one without a plan."""
@@ -152,18 +152,14 @@ class Region:
         if decision.storage >= 0:
             self.aliases[decision.storage] = kept
             if self.probing and self.table.tagged(x):
-                self._probe(decision.storage, x)
+                # Kept dense although zeros are likely: count them now and then, as that may have changed.
+                self.probes.append((decision.storage, x.numel(), self.packer.count(x.detach())))
         return kept
 
-    def _probe(self, storage: int, x: torch.Tensor) -> None:
-        """Learn the density of what is kept dense although zeros are likely; now and then, as it may have changed."""
-        encoded = self.packer.encode(CODECS["zvc"], x.detach())
-        self.probes.append((storage, encoded))
-
     def measured(self) -> dict[int, float]:
-        """Density by planned storage id: what this step's sparse stashes and probes say."""
+        """Density by planned storage id, as this step's sparse stashes say."""
         encodings = [(s.storage, s.body.encoded) for s in self.table.stashes() if isinstance(s.body, CodedBody)]
-        known = {i: e.nonzeros / e.numel for i, e in encodings + self.probes if i >= 0 and e.nonzeros and e.numel}
+        known = {i: e.nonzeros / e.numel for i, e in encodings if i >= 0 and e.nonzeros is not None and e.numel}
         return self.densities | known
 
     def finish(self) -> None:
@@ -209,7 +205,6 @@ class Region:
         self.aliases.clear()
         self.own.clear()
         self.held.clear()
-        self.probes.clear()
 
 
 @dataclass
@@ -220,6 +215,9 @@ class _Whole:
 
     def dense(self) -> torch.Tensor:
         return self.stash.body.dense()
+
+    def dense_rows(self, start: int, stop: int) -> torch.Tensor:
+        return self.stash.body.dense()[start:stop]
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
         return self.stash.body.relu_backward(grad)

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from gistkit.codecs import CODECS, Encoded
-from gistkit.kernels.layout import is_dense
+from gistkit.kernels.layout import flat, is_dense
+from gistkit.nn.keep import Coded, Kept, rows_from
+
+Rows = tuple[int, int] | None
 
 
 def covers(x: torch.Tensor) -> bool:
@@ -33,21 +36,33 @@ def aligned(grad: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     return torch.empty_strided(grad.size(), stride, dtype=grad.dtype, device=grad.device).copy_(grad)
 
 
-class CodedBody:
-    """A codec's payload of a dense tensor."""
+def rows_of(kept: Kept, start: int, stop: int) -> torch.Tensor:
+    """Rows start..stop of a kept tensor's first dimension, decoding no more than them where the hold can."""
+    dense_rows = getattr(kept, "dense_rows", None)
+    return kept.dense()[start:stop] if dense_rows is None else dense_rows(start, stop)
 
-    def __init__(self, encoded: Encoded) -> None:
-        self.encoded = encoded
+
+class Body(Protocol):
+    """What a stash holds in place of its storage."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def dense(self) -> torch.Tensor: ...
+
+    def dense_range(self, start: int, stop: int) -> torch.Tensor:
+        """Elements start..stop in storage order."""
+        ...
+
+    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor: ...
+
+
+class CodedBody(Coded):
+    """A codec's payload of a dense tensor."""
 
     @property
     def nbytes(self) -> int:
         return self.encoded.nbytes
-
-    def dense(self) -> torch.Tensor:
-        return CODECS[self.encoded.codec].decode(self.encoded)
-
-    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        return CODECS[self.encoded.codec].relu_backward(self.encoded, grad)
 
 
 class RebuiltBody:
@@ -55,21 +70,27 @@ class RebuiltBody:
 
     nbytes = 0
 
-    def __init__(self, build: Callable[[], torch.Tensor]) -> None:
+    def __init__(self, build: Callable[[Rows], torch.Tensor], row_elements: int) -> None:
         self._build = build
+        self._row_elements = row_elements
 
     def dense(self) -> torch.Tensor:
-        return self._build()
+        return self._build(None)
+
+    def dense_range(self, start: int, stop: int) -> torch.Tensor:
+        per_row = self._row_elements
+        first, last = start // per_row, -(-stop // per_row)
+        return flat(self._build((first, last)))[start - first * per_row : stop - first * per_row]
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        return torch.ops.aten.threshold_backward(grad, self._build(), 0)
+        return torch.ops.aten.threshold_backward(grad, self._build(None), 0)
 
 
 @dataclass(eq=False)
 class Stash:
     """The stand-in for one storage: its body, and what the report says of it."""
 
-    body: CodedBody | RebuiltBody
+    body: Body
     storage: int
     codec: str
     plain_bytes: int
@@ -95,6 +116,12 @@ class Reader:
         if base.size() == size and base.stride() == stride:
             return base
         return base.as_strided(size, stride, offset)
+
+    def dense_rows(self, start: int, stop: int) -> torch.Tensor:
+        """Rows start..stop of the saved tensor; only they are decoded where its first dimension is its outermost."""
+        size, stride, offset = self._geometry
+        rows = None if offset else rows_from(self.stash.body.dense_range, size, stride, start, stop)
+        return self.dense()[start:stop] if rows is None else rows
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
         """ReLU's input gradient; the stash is that of the ReLU's whole output."""
