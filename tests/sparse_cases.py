@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from gistkit.kernels import ops
-from tests.tensors import FLOATS, float_values
+from tests.tensors import FLOATS, float_values, plain_nan
 
 EMPTY = torch.empty((0,), dtype=torch.uint8)
 EDGES = (0, 1, 255, 256, 257, 1023, 1024, 1025, 2047, 2049, 3000)
@@ -32,6 +32,11 @@ class SparseCase:
         return SparseCase(x, self.grad, self.fmt, self.scaling)
 
 
+def sparse_case(x: torch.Tensor, grad: torch.Tensor, fmt: str, scaling: str) -> SparseCase:
+    """Narrow formats get one NaN for all: PyTorch's CPU conversions rewrite others, vectors otherwise than tails."""
+    return SparseCase(x if fmt == "raw" else plain_nan(x), grad, fmt, scaling)
+
+
 @st.composite
 def sparse_cases(draw: st.DrawFn, longest: int = 3000, formats=UNSCALED + SCALED) -> SparseCase:
     n = draw(st.one_of(st.sampled_from([e for e in EDGES if e <= longest]), st.integers(0, longest)))
@@ -41,7 +46,7 @@ def sparse_cases(draw: st.DrawFn, longest: int = 3000, formats=UNSCALED + SCALED
     x = float_values(n, dtype, seed, zeros, draw(st.booleans()))
     grad = float_values(n, dtype, seed + 1, 0.1, False)
     fmt, scaling = draw(st.sampled_from(formats))
-    return SparseCase(x, grad, fmt, scaling)
+    return sparse_case(x, grad, fmt, scaling)
 
 
 def packed_values(kernels: ModuleType, case: SparseCase, scratch, counts, stride: int):

@@ -5,7 +5,7 @@ import torch
 
 from gistkit.kernels import ops
 from gistkit.kernels.reference import sparse as reference
-from tests.sparse_cases import EMPTY, PAYLOADS, SCALED, UNSCALED, SparseCase, decoded, relu_gradient
+from tests.sparse_cases import EMPTY, PAYLOADS, SCALED, UNSCALED, SparseCase, decoded, relu_gradient, sparse_case
 from tests.tensors import FLOATS, bits, float_values, same_bits
 
 pytestmark = pytest.mark.gpu
@@ -22,7 +22,7 @@ def device_case(case: SparseCase) -> SparseCase:
 
 
 def make_case(n: int, dtype: torch.dtype, fmt: str, scaling: str, zeros: float = 0.5) -> SparseCase:
-    return SparseCase(float_values(n, dtype, 2, zeros, False), float_values(n, dtype, 4, 0.1, False), fmt, scaling)
+    return sparse_case(float_values(n, dtype, 2, zeros, False), float_values(n, dtype, 4, 0.1, False), fmt, scaling)
 
 
 @pytest.mark.parametrize("codec", PAYLOADS)

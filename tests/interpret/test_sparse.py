@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from gistkit.kernels import sparse as kernels
 from gistkit.kernels.reference import sparse as reference
-from tests.sparse_cases import PAYLOADS, SCALED, UNSCALED, SparseCase, decoded, relu_gradient, sparse_cases
+from tests.sparse_cases import PAYLOADS, SCALED, UNSCALED, SparseCase, decoded, relu_gradient, sparse_case, sparse_cases
 from tests.tensors import FLOATS, float_values, same_bits
 
 # a scaled product past the largest float is infinite, quietly on a GPU, and clamped next; numpy warns
@@ -58,7 +58,7 @@ def test_decoding_and_relu_backward_equal_the_oracle(codec, case):
 @pytest.mark.parametrize("codec", STRIDES)
 def test_every_format(codec, fmt, scaling):
     dtype = FLOATS[len(fmt + scaling) % 3]
-    case = SparseCase(float_values(1025, dtype, 2, 0.5, False), torch.ones(1025, dtype=dtype), fmt, scaling)
+    case = sparse_case(float_values(1025, dtype, 2, 0.5, False), torch.ones(1025, dtype=dtype), fmt, scaling)
     check_decode(case, codec, PAYLOADS[codec](reference, case)[:1])
     if scaling == "none":
         check_encode(case, codec)
@@ -87,7 +87,7 @@ def test_block_exponents_go_by_packed_places(codec):
 def test_packed_planes_that_end_inside_a_slot(codec):
     """Of 1500 fp10 codes plane 1 starts at 500 and plane 2 at 1000: inside the first slot, and in mid-row."""
     x = float_values(1500, torch.float32, 1, 0.0, False)
-    case = SparseCase(x, x, "fp10", "none")
+    case = sparse_case(x, x, "fp10", "none")
     check_decode(case, codec, PAYLOADS[codec](reference, case)[:1])
 
 
