@@ -118,10 +118,12 @@ def _amax_kernel(x_ptr, amax_ptr, n, BLOCK: tl.constexpr):
     """Largest finite magnitude pattern of every grid-stride stretch of x."""
     best = tl.zeros((BLOCK,), tl.uint32)
     offs = tl.arange(0, BLOCK)
-    stride = tl.num_programs(0).to(tl.int64) * BLOCK
-    for first in range(tl.program_id(0).to(tl.int64) * BLOCK, n, stride):
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    # while, not range: the interpreter of Triton 3.6 cannot take a loop's bounds from tensors
+    while first < n:
         mask = offs < tl.minimum(n - first, BLOCK).to(tl.int32)
         best = tl.maximum(best, finite_key(tl.load(x_ptr + first + offs, mask, other=0)))
+        first += tl.num_programs(0).to(tl.int64) * BLOCK
     tl.store(amax_ptr + tl.program_id(0), finite_amax(tl.max(best, axis=0)))
 
 
