@@ -38,12 +38,13 @@ def mark_rows(rows, first: tl.constexpr, done, ROWS: tl.constexpr, ASM: tl.const
     for r in tl.static_range(ROWS):
         bits = (rows[first + r] != 0).to(tl.int32)
         if ASM:
+            # not pure: the compiler must not move a warp's vote into a branch that only some lanes take
             word = tl.inline_asm_elementwise(
                 "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }",
                 "=r,r",
                 [bits],
                 dtype=tl.int32,
-                is_pure=True,
+                is_pure=False,
                 pack=1,
             )
             places += (done + popcount(word & ((1 << lane) - 1)),)
@@ -69,7 +70,7 @@ def marked_rows(words, first: tl.constexpr, done, ROWS: tl.constexpr, ASM: tl.co
                 "=r,r,r",
                 [words, first + r],
                 dtype=tl.int32,
-                is_pure=True,
+                is_pure=False,
                 pack=1,
             )
             flags += ((word & (1 << lane)) != 0,)
