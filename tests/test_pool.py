@@ -98,6 +98,20 @@ def test_padding_never_wins():
     assert y.item() == -float("inf") and codes.tolist() == [4]
 
 
+def test_codes_without_gradient_index_inside_the_plane(monkeypatch):
+    """PyTorch's backward writes wherever an index points, even if it adds nothing there."""
+    seen, scatter = [], reference._scatter
+
+    def spy(grad, indices, *rest):
+        seen.append(indices)
+        return scatter(grad, indices, *rest)
+
+    monkeypatch.setattr(reference, "_scatter", spy)
+    _, codes = ops.maxpool_forward(torch.zeros(1, 1, 4, 4), *WINDOWS_2X2, False, False, True, 8)
+    ops.maxpool_backward(torch.ones(1, 1, 2, 2), codes, 4, 4, *WINDOWS_2X2, False, True, 8)
+    assert codes.tolist() == [255] * 4 and seen[0].min() >= 0 and seen[0].max() < 16
+
+
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("images", [1, 2, 7])
 def test_slices_of_the_batch_join_seamlessly(images, layout, monkeypatch):
