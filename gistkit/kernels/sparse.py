@@ -138,6 +138,56 @@ def compact(scratch: torch.Tensor, counts: torch.Tensor, stride: int, total: int
     return packed
 
 
+def decode_slots(words, counts, values, exponents, first, n, dtype, fmt, scaling, packed) -> torch.Tensor:
+    """dtype[n] from slot ``first`` of a checked zvc payload on. Does not synchronise."""
+    x = torch.empty((n,), dtype=dtype, device=values.device)
+    slots = slice(first, first + ceil_div(n, ZVC_SLOT))
+    _launch(
+        zvc_decode_kernel,
+        ceil_div(n, ZVC_SLOT),
+        x,
+        _item_view(x, fmt),
+        words[first * ZVC_WORDS :],
+        counts[slots],
+        _ends(counts)[slots] if packed else counts[slots],
+        bits_of(values if packed else values[first * ZVC_SLOT :]),
+        exponents,
+        n,
+        values.numel(),
+        FMT=fmt,
+        SCALING=scaling,
+        PACKED=packed,
+        AHEAD=AHEAD[x.element_size()],
+        ASM=x.is_cuda,
+    )
+    return x
+
+
+def decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, scaling, packed) -> torch.Tensor:
+    """dtype[n] from row ``first`` of a checked csr payload on. Does not synchronise."""
+    x = torch.empty((n,), dtype=dtype, device=values.device)
+    rows = slice(first, first + ceil_div(n, CSR_COLUMNS))
+    skipped = 0 if packed else first * CSR_COLUMNS
+    _launch(
+        csr_decode_kernel,
+        ceil_div(ceil_div(n, CSR_COLUMNS), CSR_ROWS),
+        x,
+        _item_view(x, fmt),
+        counts[rows],
+        _ends(counts)[rows] if packed else counts[rows],
+        columns[skipped:],
+        bits_of(values[skipped:]),
+        exponents,
+        n,
+        values.numel(),
+        FMT=fmt,
+        SCALING=scaling,
+        PACKED=packed,
+        ROWS=CSR_ROWS,
+    )
+    return x
+
+
 def zvc_decode(
     words: torch.Tensor,
     counts: torch.Tensor,
@@ -154,26 +204,7 @@ def zvc_decode(
     Does not synchronise.
     """
     check_zvc("zvc_decode", words, counts, values, exponents, n, dtype, fmt, scaling, packed)
-    x = torch.empty((n,), dtype=dtype, device=values.device)
-    _launch(
-        zvc_decode_kernel,
-        counts.numel(),
-        x,
-        _item_view(x, fmt),
-        words,
-        counts,
-        _ends(counts) if packed else counts,
-        bits_of(values),
-        exponents,
-        n,
-        values.numel(),
-        FMT=fmt,
-        SCALING=scaling,
-        PACKED=packed,
-        AHEAD=AHEAD[x.element_size()],
-        ASM=x.is_cuda,
-    )
-    return x
+    return decode_slots(words, counts, values, exponents, 0, n, dtype, fmt, scaling, packed)
 
 
 def csr_decode(
@@ -192,25 +223,7 @@ def csr_decode(
     Does not synchronise.
     """
     check_csr("csr_decode", counts, columns, values, exponents, n, dtype, fmt, scaling, packed)
-    x = torch.empty((n,), dtype=dtype, device=values.device)
-    _launch(
-        csr_decode_kernel,
-        ceil_div(counts.numel(), CSR_ROWS),
-        x,
-        _item_view(x, fmt),
-        counts,
-        _ends(counts) if packed else counts,
-        columns,
-        bits_of(values),
-        exponents,
-        n,
-        values.numel(),
-        FMT=fmt,
-        SCALING=scaling,
-        PACKED=packed,
-        ROWS=CSR_ROWS,
-    )
-    return x
+    return decode_rows(counts, columns, values, exponents, 0, n, dtype, fmt, scaling, packed)
 
 
 def zvc_relu_backward(
