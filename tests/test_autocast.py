@@ -69,40 +69,46 @@ def test_a_weight_used_twice_is_cast_once(enabled):
             return F.linear(F.linear(F.linear(x, weight), weight), weight)
 
     def own(x, weight):
-        cache = {}
         with torch.autocast("cpu", torch.bfloat16, cache_enabled=enabled):
-            for _ in range(3):
-                x = functional.linear(*cast("linear", "cpu", x, weight, None, cache=cache))
-        assert len(cache) == 2 * enabled  # the weight, and the input, a leaf too
-        return x
+            # the second use is PyTorch's own: both find the same cast
+            return functional.linear(F.linear(functional.linear(x, weight), weight), weight)
 
     assert_same(own, plain, [x, weight], special=False)
     # the cache decides: in bf16 the sum of three gradients rounds otherwise than in fp32
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
         uncached = functional.linear(functional.linear(functional.linear(x, weight), weight), weight)
     grad = torch.ones_like(uncached)
     differs = torch.autograd.grad(plain(x, weight), weight, grad)[0] != torch.autograd.grad(uncached, weight, grad)[0]
     assert differs.any() == enabled
 
 
-def test_what_the_cache_takes():
+@pytest.mark.parametrize("shape", [(4,), (4, 4), (4, 4, 3), (4, 4, 3, 3), (4, 4, 3, 3, 3)])
+def test_a_leaf_is_cast_once_a_region(shape):
+    leaf = planted(shape, special=False).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        first, second = cast("linear", "cpu", leaf, leaf)
+        (third,) = cast("linear", "cpu", leaf)
+    with torch.autocast("cpu", torch.bfloat16):
+        (other,) = cast("linear", "cpu", leaf)
+    assert first is second is third is not other
+    assert first.shape == leaf.shape and first.stride() == leaf.stride() and first.requires_grad
+    assert torch.equal(first, leaf.bfloat16())
+
+
+def test_what_is_cast_and_what_the_cache_takes():
     leaf, frozen = planted((4, 4)).requires_grad_(), planted((4, 4))
     half = planted((4, 4), torch.float16).requires_grad_()
-    cache = {}
+    operands = (leaf * 1, leaf, frozen, leaf.view(4, 4), half, None)
     with torch.autocast("cpu", torch.bfloat16):
-        first = cast("linear", "cpu", leaf * 1, leaf, frozen, leaf.view(4, 4), None, cache=cache)
-        second = cast("linear", "cpu", leaf, frozen, cache=cache)
+        first, second = cast("linear", "cpu", *operands), cast("linear", "cpu", *operands)
         with torch.no_grad():
-            (unrecorded,) = cast("linear", "cpu", leaf, cache=cache)
+            (unrecorded,) = cast("linear", "cpu", leaf)
         ints = cast("linear", "cpu", torch.ones(2).long(), torch.ones(2).double(), torch.ones(2, device="meta"))
-        cast("linear", "cpu", half, cache=cache)
-    # the leaf with gradients on, and with gradients off; nothing else
-    assert [held is leaf for held, _ in cache.values()] == [True, True]
-    assert second[0] is first[1] and second[1] is not first[2] and first[4] is None
-    assert unrecorded is not second[0] and not unrecorded.requires_grad
-    assert [t.dtype for t in first[:4]] == [torch.bfloat16] * 4
+    assert [a is b for a, b in zip(first, second, strict=True)] == [False, True, False, False, False, True]
+    assert unrecorded is not first[1] and not unrecorded.requires_grad
+    assert [t.dtype for t in first[:5]] == [torch.bfloat16] * 5
     assert [t.dtype for t in ints] == [torch.int64, torch.float64, torch.float32]
-    assert cast("linear", "cpu", leaf, cache=cache) == (leaf,)
+    assert cast("linear", "cpu", leaf) == (leaf,)
     with torch.autocast("cpu", torch.bfloat16):
         assert cast("relu", "cpu", leaf) == (leaf,)
 

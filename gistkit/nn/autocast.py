@@ -7,7 +7,7 @@ its operands cast before. ``conv2d`` and ``linear`` run in the lower precision; 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,38 +16,49 @@ import torch
 LOWERED = frozenset({"conv2d", "linear"})
 """Covered ops that autocast runs in the lower precision."""
 
-Cache = MutableMapping[Any, tuple[torch.Tensor, torch.Tensor]]
+_CONVOLUTIONS = {3: torch.conv1d, 4: torch.conv2d, 5: torch.conv3d}
 
 
-def cast(op: str, device_type: str, *tensors: torch.Tensor | None, cache: Cache | None = None) -> tuple[Any, ...]:
+def cast(op: str, device_type: str, *tensors: torch.Tensor | None) -> tuple[Any, ...]:
     """The operands of ``op`` as torch.autocast would hand them to it; unchanged outside autocast.
 
     Casts floating-point tensors of that device, float64 left alone, to the autocast dtype, differentiably; None stays.
-    ``cache``, a dict that lives as long as one autocast region, holds the casts of fp32 leaves that require gradients,
-    as PyTorch's own cache does: a weight used twice is cast once, and its two gradients are added in the lower
-    precision. Does not synchronise.
+    A fp32 leaf that requires gradients is cast once an autocast region, whoever uses it, for the cast comes from
+    PyTorch's own cache: the gradients of its uses are added in the lower precision. Does not synchronise.
     """
     if op not in LOWERED or not torch.is_autocast_enabled(device_type):
         return tensors
     dtype = torch.get_autocast_dtype(device_type)
-    return tuple(_cast(x, dtype, device_type, cache) for x in tensors)
+    return tuple(_cast(x, dtype, device_type) for x in tensors)
 
 
-def _cast(x: torch.Tensor | None, dtype: torch.dtype, device_type: str, cache: Cache | None) -> torch.Tensor | None:
+def _cast(x: torch.Tensor | None, dtype: torch.dtype, device_type: str) -> torch.Tensor | None:
     if x is None or not x.is_floating_point() or x.dtype in (dtype, torch.float64) or x.device.type != device_type:
         return x
-    if cache is None or not _cacheable(x):
-        return x.to(dtype)
-    key = (id(x), dtype, torch.is_grad_enabled())
-    if key not in cache:
-        # x rides along so that its id stays its own
-        cache[key] = (x, x.to(dtype))
-    return cache[key][1]
+    shared = _shared_cast(x, dtype) if _cacheable(x) else None
+    return x.to(dtype) if shared is None else shared
 
 
 def _cacheable(x: torch.Tensor) -> bool:
     leaf = x.dtype == torch.float32 and x.requires_grad and x.is_leaf and not x._is_view()
-    return leaf and torch.is_autocast_cache_enabled()
+    return leaf and torch.is_grad_enabled() and torch.is_autocast_cache_enabled()
+
+
+def _shared_cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+    """The cast of x in PyTorch's autocast cache, made where it is not there yet; None where no op gives it away.
+
+    No function hands it out, but an op that autocast lowers saves its lowered operand for backward: here a product with
+    an empty partner (for a vector, one of its own length), whose result is dropped.
+    """
+    saved: list[torch.Tensor] = []
+    shape = {1: x.shape, 2: (x.shape[-1], 0)}.get(x.dim(), (0, *x.shape[1:]))
+    partner = torch.empty(shape, dtype=dtype, device=x.device, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        if x.dim() in _CONVOLUTIONS:
+            _CONVOLUTIONS[x.dim()](partner, x)
+        elif x.dim() in (1, 2):
+            torch.matmul(x, partner)
+    return next((t for t in saved if t is not partner and t.shape == x.shape and t.dtype == dtype), None)
 
 
 @contextmanager

@@ -114,9 +114,8 @@ def conv2d(
     callable tensor -> Kept. Nothing of x is kept where neither weight nor bias needs a gradient. Backward decodes x,
     takes the weight and bias gradients, lets go of it, then takes the input gradient. ``slices`` > 1 takes the weight
     gradient in that many batch slices, which sums in another order. Under torch.autocast the operands are cast as
-    PyTorch casts them, each call for itself (the runtime shares casts, see :func:`gistkit.nn.autocast.cast`). Raises
-    TypeError for integer and complex tensors, ValueError for slices < 1, and what ``torch.conv2d`` raises. Does not
-    synchronise.
+    PyTorch casts them (:func:`gistkit.nn.autocast.cast`). Raises TypeError for integer and complex tensors, ValueError
+    for slices < 1, and what ``torch.conv2d`` raises. Does not synchronise.
     """
     demand_floating("conv2d", x=x, weight=weight, bias=bias)
     demand_slices("conv2d", slices)

@@ -14,7 +14,6 @@ import torch
 from gistkit.graph.calls import BatchNorm, Bound, Conv2d, Dropout, Linear, MaxPool2d, Relu, operands
 from gistkit.kernels.layout import is_dense
 from gistkit.nn import functional
-from gistkit.nn.autocast import cast
 from gistkit.nn.keep import Alias, Kept
 from gistkit.nn.overwrite import overwrite_relu
 from gistkit.plan.plan import Decision
@@ -134,18 +133,16 @@ def max_pool2d(region: Region, step: Step, b: MaxPool2d) -> torch.Tensor:
 
 def conv2d(region: Region, step: Step, b: Conv2d) -> torch.Tensor:
     """Convolution: its input under the decision for that storage."""
-    x, weight, bias = cast("conv2d", b.x.device.type, b.x, b.weight, b.bias, cache=region.casts)
     return functional.conv2d(
-        x, weight, bias, b.stride, b.padding, b.dilation, b.groups,
+        b.x, b.weight, b.bias, b.stride, b.padding, b.dilation, b.groups,
         keep=lambda t: region.keep(t, step.input), slices=region.settings.slices,
     )  # fmt: skip
 
 
 def linear(region: Region, step: Step, b: Linear) -> torch.Tensor:
     """Linear: its input under the decision for that storage."""
-    x, weight, bias = cast("linear", b.x.device.type, b.x, b.weight, b.bias, cache=region.casts)
     keep = lambda t: region.keep(t, step.input)  # noqa: E731
-    return functional.linear(x, weight, bias, keep=keep, slices=region.settings.slices)
+    return functional.linear(b.x, b.weight, b.bias, keep=keep, slices=region.settings.slices)
 
 
 def batch_norm(region: Region, step: Step, b: BatchNorm) -> torch.Tensor:

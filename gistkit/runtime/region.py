@@ -75,7 +75,6 @@ class Region:
     table: StashTable = field(default_factory=StashTable)
     watch: Watch = field(default_factory=Watch)
     norms: dict[int, BatchNormTerm] = field(default_factory=dict)
-    casts: dict = field(default_factory=dict)
     densities: dict[int, float] = field(default_factory=dict)
     held: dict[int, Held] = field(default_factory=dict)
     own: list[tuple[int, str, Any]] = field(default_factory=list)
@@ -201,7 +200,6 @@ class Region:
         """Let go of everything; called however the forward ended."""
         self.table.clear()
         self.norms.clear()
-        self.casts.clear()
         self.aliases.clear()
         self.own.clear()
         self.held.clear()

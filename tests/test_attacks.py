@@ -1,0 +1,65 @@
+"""Ways of use that once broke the promise that a compressed model is plain PyTorch, bit for bit."""
+
+import copy
+
+import torch
+from torch import nn
+
+import gistkit
+from gistkit.runtime.rebuild import same_bits
+
+
+def network(channels=16):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, channels, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(channels, channels, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(channels, channels, 3, padding=1),
+    )
+
+
+def images(batch=4):
+    return torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def assert_same_gradients(model, run, steps=1):
+    """``run(model, step)`` gives a loss; after each step the gradients of a compressed copy are the model's own."""
+    twin = gistkit.compress(copy.deepcopy(model))
+    for step in range(steps):
+        for m in (model, twin):
+            m.zero_grad()
+            torch.manual_seed(step)
+            run(m, step).backward()
+        for (name, a), b in zip(model.named_parameters(), twin.parameters(), strict=True):
+            assert (a.grad is None) == (b.grad is None), (step, name)
+            assert a.grad is None or same_bits(a.grad, b.grad), (step, name)
+    return twin
+
+
+def test_two_forwards_in_one_autocast_region_share_the_casts_of_weights():
+    def run(model, step):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(images()).float().sum() + model(images() * 2).float().mean()
+
+    assert_same_gradients(network(), run, steps=2)
+
+
+class OwnRegions(nn.Module):
+    """Uses a weight in two autocast regions of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.conv = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x):
+        for weight in (self.stem, self.conv, self.conv):
+            with torch.autocast("cpu", torch.bfloat16):
+                x = torch.relu(weight(x)).float()
+        return x
+
+
+def test_casts_of_weights_end_with_an_autocast_region_inside_the_forward():
+    assert_same_gradients(OwnRegions(), lambda model, step: model(images()).sum(), steps=2)
