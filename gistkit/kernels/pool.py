@@ -35,7 +35,6 @@ from gistkit.kernels.pool_tiles import divisor
 NUM_WARPS = 4
 FORWARD_OUTPUTS = 1024
 PAIRS = 512
-BACKWARD_PAIRS = {2: 512, 3: 1024}
 PIXELS = 1024
 QUADS = 1024
 UNROLLED_POSITIONS = 9
@@ -183,13 +182,12 @@ def _runs_in_pairs_backward(g: PoolGeometry, channels_last: bool) -> bool:
 def _launch_backward_pairs(grad_y, codes, grad_x, g: PoolGeometry, bits: int) -> None:
     quad_height, row_pairs = formats.ceil_div(g.height, 2), g.out_width // 2
     pairs = grad_x.shape[0] * grad_x.shape[1] * quad_height * row_pairs
-    lanes = BACKWARD_PAIRS[g.kernel[0]]
-    backward_pairs_kernel[(formats.ceil_div(pairs, lanes),)](
+    backward_pairs_kernel[(formats.ceil_div(pairs, PAIRS),)](
         grad_y, codes, grad_x, pairs, row_pairs, g.height, g.out_height, quad_height,
         divisor(row_pairs), divisor(quad_height),
         K=g.kernel[0], BITS=bits, CHECK=quad_height > g.out_height, ODD=g.height % 2 == 1,
-        PORTABLE=not grad_x.is_cuda, LANES=lanes,
-        WIDE=_wide(pairs, lanes, (row_pairs, quad_height), 2 * quad_height * g.width), num_warps=NUM_WARPS,
+        PORTABLE=not grad_x.is_cuda, LANES=PAIRS,
+        WIDE=_wide(pairs, PAIRS, (row_pairs, quad_height), 2 * quad_height * g.width), num_warps=NUM_WARPS,
     )  # fmt: skip
 
 

@@ -106,7 +106,7 @@ def forward_kernel(
     first_code = tl.zeros((LANES, V), tl.int32)
     if PH > 0 or PW > 0:
         first_code += _first_inside(rows, DH) * KW + _first_inside(columns, DW)
-    best = _comparable(tl.full((LANES, V), float("-inf"), x_ptr.dtype.element_ty))
+    best = tl.full((LANES, V), float("-inf"), tl.float32)
     code = first_code
     if UNROLL:
         for i in tl.static_range(KH):
@@ -167,7 +167,7 @@ def forward_pairs_kernel(
     if P > 0:
         high_first += tl.where(row < 0, K, 0)
         low_first = high_first + tl.where(pair == 0, 1, 0)
-    low = _comparable(tl.full((LANES,), float("-inf"), x_ptr.dtype.element_ty))
+    low = tl.full((LANES,), float("-inf"), tl.float32)
     high = low
     low_code, high_code = low_first, high_first
     for i in tl.static_range(K):

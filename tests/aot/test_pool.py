@@ -4,12 +4,13 @@ Budgets: 18 instructions per element keep a bf16 copy memory-bound on an H200, 3
 copy per input element (2.6 bytes of bf16 against 4), so these bound what it may cost and promise no speed.
 
 The 3x3 forward misses 18: 2.25 comparisons an element take 4 instructions each (greater? NaN? value, code), and in some
-variants ptxas moves NaN predicates to registers and back (P2R): 17 to 20 without, up to 24 with them.
+variants ptxas moves NaN predicates to registers and back (P2R): 17 to 20 without, up to 24 with them. The 3x3 backward
+in NCHW takes 18 (fp32) to 21 (bf16): more lanes a program bring it to 17 under Triton 3.9 and make it worse under 3.6.
 """
 
 import pytest
 
-from gistkit.kernels.pool import BACKWARD_PAIRS, FORWARD_OUTPUTS, PAIRS, QUADS
+from gistkit.kernels.pool import FORWARD_OUTPUTS, PAIRS, QUADS
 from gistkit.kernels.pool_backward import backward_kernel, backward_quads_kernel
 from gistkit.kernels.pool_backward_pairs import backward_pairs_kernel
 from gistkit.kernels.pool_forward import forward_kernel, forward_pairs_kernel
@@ -19,6 +20,7 @@ POINTERS = {"fp32": "*fp32", "bf16": "*bf16", "fp16": "*fp16"}
 BUDGET = {"fp32": 36, "bf16": 18, "fp16": 18}
 VECTOR = {"fp32": 4, "bf16": 8, "fp16": 8}
 FORWARD_BUDGET = {2: 12, 3: 24}
+BACKWARD_BUDGET = {2: 12, 3: 21}
 TARGETS = [*((dtype, c) for dtype in ("fp32", "bf16") for c in CAPABILITIES), ("fp16", 90)]
 
 
@@ -62,14 +64,13 @@ def test_forward_pairs(k, p, dtype, capability):
 @pytest.mark.parametrize("dtype, capability", TARGETS)
 @pytest.mark.parametrize("k", [2, 3])
 def test_backward_pairs(k, dtype, capability):
-    lanes = BACKWARD_PAIRS[k]
     c = _compile(
         backward_pairs_kernel, dtype, capability,
-        K=k, BITS=4, CHECK=False, ODD=False, WIDE=False, PORTABLE=False, LANES=lanes,
+        K=k, BITS=4, CHECK=False, ODD=False, WIDE=False, PORTABLE=False, LANES=PAIRS,
     )  # fmt: skip
     assert c.barriers == c.shared_bytes == 0
-    assert per_element(c, lanes * 8) <= BUDGET[dtype]
-    assert c.stores == lanes // 128 * 2, "four pixels of a row in one access"
+    assert per_element(c, PAIRS * 8) <= BACKWARD_BUDGET[k]
+    assert c.stores == PAIRS // 128 * 2, "four pixels of a row in one access"
 
 
 @pytest.mark.parametrize("dtype, capability", TARGETS)
