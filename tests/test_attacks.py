@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
@@ -63,3 +64,17 @@ class OwnRegions(nn.Module):
 
 def test_casts_of_weights_end_with_an_autocast_region_inside_the_forward():
     assert_same_gradients(OwnRegions(), lambda model, step: model(images()).sum(), steps=2)
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 16, 3), nn.BatchNorm2d(3), nn.Linear(32, 4)]
+)
+def test_a_gradient_penalty_is_refused_and_no_constant(layer):
+    # the gradient that comes in is that of a sum: it requires none itself
+    model, x = gistkit.compress(nn.Sequential(layer)), images().requires_grad_()
+    for scaled in (model(x).sum(), (2 * model(x)).sum()):
+        (grad,) = torch.autograd.grad(scaled, x, create_graph=True)
+        with pytest.raises(RuntimeError, match=r"differentiate twice .* call gistkit\.restore\(model\)"):
+            (1 + grad.norm()).backward()
+    model(x).sum().backward(create_graph=False)
+    assert not x.grad.requires_grad

@@ -103,9 +103,7 @@ def test_backward_from_another_thread(ops):
 def test_double_backward_raises_a_clear_error(ops):
     x = _input()
     (grad,) = torch.autograd.grad(ops[0](x).pow(2).sum(), x, create_graph=True)
-    with pytest.raises(
-        RuntimeError, match="trying to differentiate twice a function that was marked with @once_differ"
-    ):
+    with pytest.raises(RuntimeError, match=r"differentiate twice through an operation of gistkit.*once_differ"):
         grad.sum().backward()
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.autograd.function import once_differentiable
 
 from gistkit.kernels import ops
 from gistkit.kernels.layout import flat, like
 from gistkit.nn.eligible import covered, demand_floating, overwritable, recorded
 from gistkit.nn.keep import hold, take
+from gistkit.nn.once import once_differentiable
 
 
 @lru_cache(maxsize=64)

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 from gistkit.kernels.layout import is_dense
 from gistkit.nn.autocast import cast, disabled
 from gistkit.nn.eligible import covered, demand_floating, hooked, recorded
 from gistkit.nn.keep import Keep, Kept, hold, keep_dense, take
+from gistkit.nn.once import once_differentiable
 from gistkit.nn.slices import demand_slices, row_slices, summed
 
 

@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 from gistkit.kernels.layout import is_dense
 from gistkit.nn.eligible import covered, demand_floating, hooked, recorded
 from gistkit.nn.keep import Keep, hold, keep_dense, take
+from gistkit.nn.once import once_differentiable
 
 Statistics = Callable[[torch.Tensor, torch.Tensor], None]
 Vector = torch.Tensor | None

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from gistkit.codecs import Encoded
 from gistkit.kernels import ops
 from gistkit.kernels.layout import flat
 from gistkit.nn.keep import Coded, Keep, hold, take
+from gistkit.nn.once import once_differentiable
 
 
 class _OverwritingReLU(torch.autograd.Function):

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 from gistkit import formats
 from gistkit.kernels import ops
@@ -14,6 +13,7 @@ from gistkit.kernels.layout import is_channels_last
 from gistkit.kernels.pool_geometry import forward_geometry
 from gistkit.nn.eligible import covered, demand_floating, memory_format_of, recorded, strides_of
 from gistkit.nn.keep import hold, take
+from gistkit.nn.once import once_differentiable
 
 Pair = tuple[int, int]
 Size = int | tuple[int, ...] | list[int]
