@@ -104,7 +104,9 @@ def csr_decode_kernel(
     tl.debug_barrier()
     factor = tensor_factor(exponents_ptr, FMT, SCALING)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
-    for first in range(0, most, LANES):
+    # while, not range: the interpreter of Triton 3.6 cannot take a loop's bounds from tensors
+    first = tl.full((), 0, tl.int32)
+    while first < most:
         columns = ()
         values = ()
         for r in tl.static_range(ROWS):
@@ -119,6 +121,7 @@ def csr_decode_kernel(
         for r in tl.static_range(ROWS):
             offs = columns[r] + r * COLUMNS
             tl.store(x_ptr + first_row * COLUMNS + offs, values[r], first + lane < counts[r])
+        first += LANES
 
 
 @triton.jit(do_not_specialize=["n", "plane"])
@@ -141,7 +144,8 @@ def csr_backward_kernel(
     counts, starts, most = _row_places(first_row, n, counts_ptr, ends_ptr, ROWS, PACKED)
     _fill_zero(out_ptr + first_row * COLUMNS, n - first_row * COLUMNS, ROWS * COLUMNS)
     tl.debug_barrier()
-    for first in range(0, most, LANES):
+    first = tl.full((), 0, tl.int32)
+    while first < most:
         columns = ()
         passing = ()
         for r in tl.static_range(ROWS):
@@ -157,3 +161,4 @@ def csr_backward_kernel(
         for r in tl.static_range(ROWS):
             offs = first_row * COLUMNS + r * COLUMNS + columns[r]
             tl.store(out_ptr + offs, grads[r], passing[r])
+        first += LANES

@@ -36,10 +36,13 @@ def compact_kernel(scratch_ptr, counts_ptr, ends_ptr, packed_ptr, total, STRIDE:
     stored = tl.load(counts_ptr + slot).to(tl.int64)
     start = tl.load(ends_ptr + slot) - stored
     count = tl.minimum(stored, total - start).to(tl.int32)
-    for first in range(0, count, CHUNK):
+    first = tl.full((), 0, tl.int32)
+    # while, not range: the interpreter of Triton 3.6 cannot take a loop's bounds from tensors
+    while first < count:
         items = first + tl.arange(0, CHUNK)
         x = tl.load(scratch_ptr + slot * STRIDE + items, items < count)
         tl.store(packed_ptr + start + items, x, items < count)
+        first += CHUNK
 
 
 def _launch(kernel, programs: int, x: torch.Tensor, *args, **constexprs) -> None:
