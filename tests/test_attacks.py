@@ -76,5 +76,11 @@ def test_a_gradient_penalty_is_refused_and_no_constant(layer):
         (grad,) = torch.autograd.grad(scaled, x, create_graph=True)
         with pytest.raises(RuntimeError, match=r"differentiate twice .* call gistkit\.restore\(model\)"):
             (1 + grad.norm()).backward()
-    model(x).sum().backward(create_graph=False)
+        (grad,) = torch.autograd.grad(scaled, x, create_graph=True)
+        with pytest.raises(RuntimeError, match=r"differentiate twice .* call gistkit\.restore\(model\)"):
+            torch.autograd.grad(grad.norm(), x, allow_unused=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        torch.autograd.functional.hessian(lambda t: model(t).sum() ** 2, torch.rand(1, 3, 4, 32))
+    x.grad = None
+    model(x).sum().backward()
     assert not x.grad.requires_grad

@@ -2,7 +2,9 @@
 
 ``torch.autograd.function.once_differentiable`` says so only where the gradient that comes in requires one. The gradient
 of a plain sum does not, and the penalty of ``autograd.grad(model(x).sum(), x, create_graph=True)`` would be a constant:
-a wrong gradient without a word. Here every result of a backward with ``create_graph=True`` refuses.
+a wrong gradient without a word. Nor does its refusal lie on the way to any leaf, so that ``autograd.grad`` towards one
+passes it by, and ``autograd.functional.hessian`` returns zeros. Here every result of a backward with
+``create_graph=True`` refuses, whichever leaf behind the operation is asked for.
 """
 
 from __future__ import annotations
@@ -30,7 +32,22 @@ def once_differentiable(backward: Callable[..., tuple]) -> Callable[..., tuple]:
             results = backward(ctx, *grads)
         if not again:
             return results
-        refuse = torch._C._functions.DelayedError(TWICE.encode(), len(results))  # type: ignore[attr-defined]
-        return refuse(*(None if r is None else r.detach().requires_grad_() for r in results))
+        behind = [t for t in (*grads, *_leaves(ctx)) if t is not None]
+        refuse = torch._C._functions.DelayedError(TWICE.encode(), len(results) + len(behind))  # type: ignore[attr-defined]
+        return refuse(*(None if r is None else r.detach() for r in results), *behind)[: len(results)]
 
     return run
+
+
+def _leaves(node: Any) -> list[torch.Tensor]:
+    """The leaves that a node's gradients flow to."""
+    stack, seen, leaves = [node], {node}, []
+    while stack:
+        for edge, _ in stack.pop().next_functions:
+            if edge is None or edge in seen:
+                continue
+            seen.add(edge)
+            stack.append(edge)
+            if isinstance(getattr(edge, "variable", None), torch.Tensor):
+                leaves.append(edge.variable)
+    return leaves
