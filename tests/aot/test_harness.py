@@ -26,7 +26,7 @@ def _sum_rows(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 @triton.jit
 def _reverse(x_ptr, y_ptr, BLOCK: tl.constexpr):
     offs = tl.arange(0, BLOCK)
-    tl.store(y_ptr + offs, tl.flip(tl.load(x_ptr + offs)))
+    tl.store(y_ptr + offs, tl.flip(tl.load(x_ptr + offs), 0))
 
 
 def _compiled_copy(capability: int, **options) -> Compiled:
