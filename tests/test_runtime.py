@@ -323,7 +323,7 @@ def test_a_late_reader_of_an_overwritten_tensor_is_refused():
     model, x = gistkit.compress(Changing()), torch.randn(4, 3, 32, 32)
     model(x).sum().backward()
     model.way = 3
-    with pytest.raises(PlanMismatchError, match=r"no reader of the input of ReLU 1.*restore\(model\)"):
+    with pytest.raises(PlanMismatchError, match=r"no reader of the input of ReLU 1.*run the step again"):
         model(x)
 
 

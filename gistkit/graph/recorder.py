@@ -99,7 +99,7 @@ class Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if self._busy or _is_metadata(func):
+        if self._busy or is_metadata(func):
             return func(*args, **kwargs)
         call = self._begin(func, args, kwargs)
         self._current = call
@@ -229,7 +229,7 @@ def call_name(func: Callable) -> str:
     return name.rstrip("_") or name
 
 
-def _is_metadata(func: Callable) -> bool:
+def is_metadata(func: Callable) -> bool:
     """Whether a function tells only a tensor's geometry, type or flags."""
     name = getattr(func, "__name__", "")
     if name == "__get__":

@@ -40,7 +40,10 @@ class _OverwritingReLU(torch.autograd.Function):
 def overwrite_relu(x: torch.Tensor, *, keep: Keep | None = None) -> torch.Tensor:
     """relu(x) in x's memory; x must be dense, of a kernel's dtype, part of a recorded graph, and never read again.
 
-    The result is a new tensor with a version counter of its own. ``keep`` as in :func:`gistkit.functional.relu`.
-    Does not synchronise.
+    The result is a new tensor with a version counter of its own. ``keep`` as in :func:`gistkit.functional.relu`. x lets
+    go of its memory and reads as NaN afterwards, so that a reader nobody foresaw cannot go unnoticed. Does not
+    synchronise.
     """
-    return _OverwritingReLU.apply(x, keep)
+    y = _OverwritingReLU.apply(x, keep)
+    x.data = torch.full((), float("nan"), dtype=x.dtype, device=x.device).expand(x.shape)
+    return y

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils._pytree import tree_flatten
 
 from gistkit.errors import CaptureError, PlanMismatchError
@@ -57,6 +58,15 @@ def _describe(leaf: Any) -> Any:
     return leaf if isinstance(leaf, (bool, int, float, str, type(None))) else type(leaf)
 
 
+def _foreign() -> str:
+    """What is in force here that leaves no room for a region's own hooks; empty where nothing is."""
+    if torch._C._are_functorch_transforms_active():
+        return "a function transform (torch.func) was active"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation was active"
+    return "other saved-tensor hooks were active" if hooks_are_active() else ""
+
+
 class Engine:
     """Plans, regions and statistics of one compressed model; ``plan`` is None where it makes its own."""
 
@@ -72,13 +82,15 @@ class Engine:
         self._packer = ExactPacker(lag=LAG, bounded=True)
         self._probes: list[tuple[tuple, int, int, Ticket]] = []
         self._lock = threading.RLock()
+        self._overwrites = True
 
     def run(self, model: torch.nn.Module, forward: Callable, args: tuple, kwargs: dict) -> Any:
         """One forward of the model: compressed in training with gradients on, untouched otherwise."""
         if not (torch.is_grad_enabled() and model.training):
             return forward(*args, **kwargs)
-        if hooks_are_active():
-            self._note("other saved-tensor hooks were active around a forward: it ran as plain PyTorch")
+        foreign = _foreign()
+        if foreign:
+            self._note(f"{foreign} around a forward: it ran as plain PyTorch")
             return forward(*args, **kwargs)
         key = signature(model, args, kwargs)
         with self._lock:
@@ -123,7 +135,7 @@ class Engine:
 
     def _compressed(self, key: tuple, program: Program, forward: Callable, args: tuple, kwargs: dict) -> Any:
         region = Region(self.settings, self._packer, program, self.plan is not None, self._verified)
-        region.probing = self._replans_next()
+        region.probing, region.overwrites = self._replans_next(), self._overwrites
         try:
             out = run_inside(region, forward, args, kwargs)
             region.finish()
@@ -132,6 +144,7 @@ class Engine:
             self._learn(key, program, region)
             return out
         finally:
+            self._overwrites &= not region.watch.broken
             region.clear()
 
     def _replans_next(self) -> bool:

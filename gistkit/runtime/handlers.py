@@ -57,7 +57,7 @@ def relu(region: Region, step: Step, b: Relu) -> torch.Tensor:
 
 def _run_relu(region: Region, step: Step, b: Relu, keep: Any) -> torch.Tensor:
     x = b.x
-    if b.inplace or not step.choice.inplace or not _overwritable(region, x):
+    if b.inplace or not (step.choice.inplace and region.overwrites) or not _overwritable(region, x):
         return functional.relu(x, b.inplace, keep=keep)
     y = overwrite_relu(x, keep=keep)
     region.watch.overwritten(x, f"ReLU {step.index}")
@@ -123,8 +123,9 @@ def max_pool2d(region: Region, step: Step, b: MaxPool2d) -> torch.Tensor:
         promise.settle(b.x)
     y = functional.max_pool2d(b.x, b.kernel_size, b.stride, b.padding, b.dilation, b.ceil_mode, zero_code=carries)
     if promise is not None and carries:
-        promise.carried = bool(getattr(getattr(y.grad_fn, "kept", None), "zero_code", False))
-        if not promise.carried:
+        if getattr(getattr(y.grad_fn, "kept", None), "zero_code", False):
+            promise.carry(y.grad_fn)
+        else:
             promise.settle(b.x)
     if region.table.tagged(b.x):
         region.mark_sparse(y)

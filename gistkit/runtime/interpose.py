@@ -13,6 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gistkit.graph.calls import COVERED, MaxPool2d, bind, is_counted, region_is_open
+from gistkit.graph.recorder import call_name, is_metadata
 from gistkit.runtime.handlers import HANDLERS, runs
 from gistkit.runtime.region import Region
 
@@ -44,8 +45,8 @@ class Interposer(TorchFunctionMode):
         bound = None
         if op is not None and region_is_open(self._pack):
             bound = bind(op, func, args, kwargs)
-        if region.watch and not isinstance(bound, MaxPool2d):
-            region.watch.touch(getattr(func, "__name__", str(func)), args, kwargs)
+        if region.watch and not isinstance(bound, MaxPool2d) and not is_metadata(func):
+            region.watch.touch(call_name(func), args, kwargs)
         if op is None or bound is None or not is_counted(bound):
             return self._uncovered(func, args, kwargs)
         step, handler = region.next_step(op), HANDLERS.get(op)

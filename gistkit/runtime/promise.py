@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -18,17 +19,20 @@ from gistkit.kernels import ops
 from gistkit.kernels.layout import flat, like
 from gistkit.runtime.stash import aligned
 
-HARMLESS = frozenset(
-    "__get__ size dim ndimension stride numel nelement element_size is_contiguous is_floating_point is_complex "
-    "storage_offset __len__ untyped_storage type __hash__ __repr__ __format__ get_device is_pinned".split()
+REMEDY = (
+    "the model's control flow changed since it was captured: run the step again, no ReLU of this model overwrites its "
+    "input any more"
 )
+BEHIND = ("grad_fn", "grad")
+"""Properties that lead to a tensor's gradient, not to its values."""
 
 
 class Promise:
-    """A ReLU's hold that is empty as long as a pool carries its mask."""
+    """A ReLU's hold that is empty as long as a pool carries its mask, and the pool's gradient is all that arrives."""
 
     def __init__(self) -> None:
         self.carried = False
+        self._masked: torch.Tensor | None = None
         self._mask: torch.Tensor | None = None
         self._stride: tuple[int, ...] = ()
 
@@ -42,11 +46,27 @@ class Promise:
             y = y.detach()
             self._mask, self._stride = ops.mask1_encode(flat(y)), y.stride()
 
+    def carry(self, pool: Any) -> None:
+        """The pool's backward node masks the gradient from now on; the very tensor that it makes is remembered, for a
+        reader that no function mode sees (scripted code) would add to it what needs a mask."""
+        self.carried = True
+        pool.register_hook(self._expect)
+
+    def _expect(self, grads: tuple, _: tuple) -> None:
+        self._masked = grads[0]
+
     def dense(self) -> torch.Tensor:
         raise GistError("a ReLU whose mask rides in a pool's map keeps no values; nothing should ask it for them")
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
+        masked, self._masked = self._masked, None
         if self._mask is None and self.carried:
+            if masked is not grad:
+                raise GistError(
+                    "a ReLU's output was used by something besides the max-pool after it that the model's first "
+                    "forward did not show (scripted code, a hook on a backward node), and the ReLU kept no mask for "
+                    "it; call gistkit.restore(model), or compress the model's other parts only"
+                )
             return grad
         if self._mask is None:
             raise GistError(
@@ -65,9 +85,10 @@ class _Watched:
 
 
 class Watch:
-    """The tensors of one region that must meet no unplanned reader."""
+    """The tensors of one region that must meet no unplanned reader; ``broken`` once an overwritten one did."""
 
     def __init__(self) -> None:
+        self.broken = False
         self._items: dict[int, _Watched] = {}
 
     def __bool__(self) -> bool:
@@ -89,9 +110,7 @@ class Watch:
         return item.promise
 
     def touch(self, name: str, args: tuple, kwargs: dict) -> None:
-        """Called before every function call of the region that is not the planned pool."""
-        if name in HARMLESS:
-            return
+        """Called before every function call of the region that is not the planned pool and reads more than metadata."""
         for x in (*args, *kwargs.values()):
             if isinstance(x, (list, tuple)):
                 self.touch(name, tuple(x), {})
@@ -100,14 +119,11 @@ class Watch:
 
     def _meet(self, x: torch.Tensor, name: str) -> None:
         item = self._items.get(id(x))
-        if item is None or item.tensor() is not x:
+        if item is None or item.tensor() is not x or (item.promise is None and name in BEHIND):
             return
         if item.promise is None:
-            raise PlanMismatchError(
-                f"no reader of the input of {item.what} after it",
-                f"a call of {name}",
-                "the model's control flow changed since it was captured: gistkit.restore(model) and compress it again",
-            )
+            self.broken = True
+            raise PlanMismatchError(f"no reader of the input of {item.what} after it", f"a call of {name}", REMEDY)
         del self._items[id(x)]
         item.promise.settle(x)
 
@@ -125,9 +141,10 @@ class Watch:
         self.settle_all()
         for item in self._items.values():
             if item.tensor() is not None:
+                self.broken = True
                 raise PlanMismatchError(
                     f"the input of {item.what} to be gone when the forward ends",
                     "a reference to it that is still alive",
-                    "do not keep it, or run gistkit.restore(model) and compress it again",
+                    REMEDY,
                 )
         self._items.clear()

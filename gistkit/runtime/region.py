@@ -82,6 +82,7 @@ class Region:
     calls: int = 0
     unread: bool = False
     probing: bool = False
+    overwrites: bool = True
     diverged: str = ""
     aliases: dict[int, Kept] = field(default_factory=dict)
     probes: list[tuple[int, int, Ticket]] = field(default_factory=list)

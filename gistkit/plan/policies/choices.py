@@ -27,7 +27,8 @@ def map_bits(pool: Call, reading: Reading, carries_mask: bool) -> int | None:
 def mask_carrier(relu: Call, reading: Reading) -> Call | None:
     """The max-pool whose map can carry a ReLU's mask: the ReLU output's only reader, whatever the reader wants.
 
-    A hook, a view, a second branch: each may ask for the ReLU's own gradient. (So may whoever holds an output of the
+    A hook, a view, a second branch: each may ask for the ReLU's own gradient; who asks for the pool's node may hang a
+    hook on it, and its gradient need no longer be zero where the map says so. (So may whoever holds an output of the
     model; escaping storages are decided before this is asked.)
     """
     value = reading.graph.values[relu.results[0]]
@@ -37,11 +38,19 @@ def mask_carrier(relu: Call, reading: Reading) -> Call | None:
     pool = readers[0]
     if pool.op != "max_pool2d" or pool.operands[0] != value.id or not value.whole:
         return None
+    pooled = [reading.graph.values[i].storage for i in pool.results]
+    if any(c.op == "grad_fn" for storage in pooled for c in reading.readers_after(pool, storage)):
+        return None
     return pool if map_bits(pool, reading, carries_mask=True) is not None else None
 
 
 def may_overwrite(relu: Call, reading: Reading) -> bool:
-    """Whether a ReLU may write its output over its input: nobody else ever reads it, nothing keeps it (Gist III-C)."""
+    """Whether a ReLU may write its output over its input: nobody else ever reads it, nothing keeps it (Gist III-C).
+
+    Not where a real step was recorded: what scripted code reads without gradients goes unseen there.
+    """
+    if reading.graph.source != "fake":
+        return False
     value = reading.operand(relu)
     storage = reading.graph.storages[value.storage]
     if relu.inplace or storage.escapes or storage.kind != "activation" or not value.whole:
