@@ -135,7 +135,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def _address(t: torch.Tensor) -> int | None:
     """The identity of a tensor's storage; None for tensors without one (sparse, transformed, not yet initialised)."""
-    if t.layout != torch.strided:
+    if t.layout != torch.strided or t.is_nested:
         return None
     try:
         return t.untyped_storage()._cdata

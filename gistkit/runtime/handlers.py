@@ -29,7 +29,11 @@ Stats = tuple[torch.Tensor, torch.Tensor]
 
 def runs(bound: Bound) -> bool:
     """True where gistkit's own op can take these operands; else PyTorch's runs, its saved tensors under the hooks."""
-    return all(type(t) in _PLAIN and t.dtype in FLOATS for t in operands(bound))
+    return all(_is_plain(t) for t in operands(bound))
+
+
+def _is_plain(t: torch.Tensor) -> bool:
+    return type(t) in _PLAIN and t.dtype in FLOATS and t.layout == torch.strided and not t.is_nested
 
 
 def relu(region: Region, step: Step, b: Relu) -> torch.Tensor:

@@ -175,9 +175,9 @@ class Region:
 
     def pack(self, x: torch.Tensor) -> Kept | Shape:
         """Saved-tensor hook of every op that gistkit does not cover."""
-        if self.unread and x.dtype in FLOATS:
+        if self.unread and x.dtype in FLOATS and x.layout == torch.strided and not x.is_nested:
             return Shape(x)
-        if is_weight(x):
+        if is_weight(x) or x.layout != torch.strided or x.is_nested:
             return Alias(x)
         planned = None if self.program is None else self.program.uncovered(self.calls, x)
         return self.keep(x, planned)

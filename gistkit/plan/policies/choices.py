@@ -63,7 +63,7 @@ def call_choices(reading: Reading, decisions: Mapping[int, Decision]) -> tuple[C
     """The choices that differ from a call's plain way, in call order."""
     choices: dict[int, dict] = {}
     for call in reading.graph.calls:
-        if call.op != "relu" or call.covered < 0:
+        if call.op != "relu" or call.covered < 0 or not (call.operands and call.results):
             continue
         if may_overwrite(call, reading):
             choices.setdefault(call.covered, {"op": "relu"})["inplace"] = True

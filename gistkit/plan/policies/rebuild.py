@@ -40,7 +40,7 @@ def _term(value: Value, reading: Reading, decide: Callable) -> Recipe | None:
         return None
     if call.op == "batch_norm":
         return _norm(call, reading, decide)
-    if call.op != "add" or call.options is None or call.options["alpha"] != 1:
+    if call.op != "add" or len(call.operands) != 2 or call.options is None or call.options["alpha"] != 1:
         return None
     terms = []
     for operand in (reading.operand(call, 0), reading.operand(call, 1)):
