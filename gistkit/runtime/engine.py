@@ -34,6 +34,10 @@ REPLAN_EVERY = 1000
 # bound, a host that enqueues a whole forward at once would leave every scratch of that forward alive, and nothing
 # would be saved.
 LAG = 4
+# How many plans a model may have before numbers and texts among its arguments no longer tell signatures apart.
+PLANS = 16
+# How many rebuilds may be known to be exact, one a layer and size, before all are forgotten and checked anew.
+CHECKS = 4096
 
 
 def run_inside(region: Region, forward: Callable, args: tuple, kwargs: dict) -> Any:
@@ -43,19 +47,23 @@ def run_inside(region: Region, forward: Callable, args: tuple, kwargs: dict) -> 
         return forward(*args, **kwargs)
 
 
-def signature(model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple:
-    """What a plan depends on besides the model's code: everything but sizes."""
+def signature(model: torch.nn.Module, args: tuple, kwargs: dict, by_value: tuple = (int, str)) -> tuple:
+    """What a plan depends on besides the model's code: everything but sizes.
+
+    Arguments of the types ``by_value`` count with their values, as flags do; other numbers with their type. A forward
+    that takes another way because of one leaves its plan and stays exact.
+    """
     leaves, spec = tree_flatten((args, kwargs))
-    described = tuple(_describe(leaf) for leaf in leaves)
+    described = tuple(_describe(leaf, by_value) for leaf in leaves)
     trainable = tuple(p.requires_grad for p in model.parameters())
     autocast = tuple((d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d))
     return described, str(spec), trainable, autocast
 
 
-def _describe(leaf: Any) -> Any:
+def _describe(leaf: Any, by_value: tuple) -> Any:
     if isinstance(leaf, torch.Tensor):
         return leaf.dtype, leaf.dim(), leaf.device, leaf.requires_grad
-    return leaf if isinstance(leaf, (bool, int, float, str, type(None))) else type(leaf)
+    return leaf if isinstance(leaf, (bool, type(None), *by_value)) else type(leaf)
 
 
 def _foreign() -> str:
@@ -92,12 +100,16 @@ class Engine:
         if foreign:
             self._note(f"{foreign} around a forward: it ran as plain PyTorch")
             return forward(*args, **kwargs)
-        key = signature(model, args, kwargs)
+        key = self._key(model, args, kwargs)
         with self._lock:
             program = self._programs.get(key) or self._planned(key, model, args, kwargs)
         if program is None:
             return self._recorded(key, model, forward, args, kwargs)
         return self._compressed(key, program, forward, args, kwargs)
+
+    def _key(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple:
+        key = signature(model, args, kwargs)
+        return key if key in self._programs or len(self._programs) < PLANS else signature(model, args, kwargs, ())
 
     def _planned(self, key: tuple, model: torch.nn.Module, args: tuple, kwargs: dict) -> Program | None:
         try:
@@ -134,6 +146,8 @@ class Engine:
         return out
 
     def _compressed(self, key: tuple, program: Program, forward: Callable, args: tuple, kwargs: dict) -> Any:
+        if len(self._verified) > CHECKS:
+            self._verified.clear()
         region = Region(self.settings, self._packer, program, self.plan is not None, self._verified)
         region.probing, region.overwrites = self._replans_next(), self._overwrites
         try:
