@@ -100,7 +100,7 @@ def environment(device: str) -> dict[str, Any]:
     except ImportError:
         triton_version = ""
     return {
-        "commit": _output("git", "describe", "--always", "--dirty") or os.environ.get("GISTKIT_COMMIT", "unknown"),
+        "commit": os.environ.get("GISTKIT_COMMIT") or _output("git", "describe", "--always", "--dirty") or "unknown",
         "device": device,
         "gpu": torch.cuda.get_device_name(device) if on_gpu else "",
         "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if on_gpu else "",
@@ -116,4 +116,4 @@ def _output(*command: str) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout.strip().splitlines()[0]
+    return done.stdout.strip().partition("\n")[0]
