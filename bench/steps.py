@@ -196,6 +196,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--dtypes", default="fp32", help="fp32, amp (bfloat16 autocast), or both, comma-separated")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--max-s", type=float, default=float("inf"), help="start no variant after this many seconds")
     args = parser.parse_args(argv)
     unknown = [v for v in args.variants.split(",") if v not in VARIANTS]
     if unknown:
@@ -207,6 +208,8 @@ def main(argv: list[str] | None = None) -> int:
     """The command line; exit status 1 where a variant failed or a bitwise one changed the loss."""
     args = arguments(argv)
     results = []
+    deadline = time.monotonic() + args.max_s
+    late = []
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with open(args.out, "w", encoding="utf-8") as file:
         for model in args.models.split(","):
@@ -214,6 +217,9 @@ def main(argv: list[str] | None = None) -> int:
                 c = Config(model, args.device, args.batch, args.image, args.steps, dtype == "amp", args.seed)
                 plain = None
                 for name in args.variants.split(","):
+                    if time.monotonic() > deadline:
+                        late.append(f"{model} {dtype} {name}")
+                        continue
                     row = measure(c, VARIANTS[name])
                     plain = row if name == "plain" else plain
                     results.append(with_plain(row, plain))
@@ -223,6 +229,8 @@ def main(argv: list[str] | None = None) -> int:
     for r in results:
         if "error" in r:
             print(f"{r['model']} {r['dtype']} {r['variant']}: {r['error']}", file=sys.stderr)
+    if late:
+        print(f"bench.steps: {args.max_s:.0f} s are over; not run: {', '.join(late)}", file=sys.stderr)
     broken = [r for r in results if VARIANTS[r["variant"]].bitwise and r.get("loss_equals_plain") is False]
     for r in broken:
         print(f"{r['model']} {r['dtype']} {r['variant']}: the loss differs from plain PyTorch's", file=sys.stderr)

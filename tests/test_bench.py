@@ -160,6 +160,14 @@ def test_steps_set_variants_beside_plain(tmp_path):
     assert checkpointed["kept_bytes"] < ours["kept_bytes"] < plain["kept_bytes"]
 
 
+def test_steps_start_nothing_when_their_time_is_over(tmp_path, capsys):
+    out = tmp_path / "steps.jsonl"
+    args = ["--device", "cpu", "--out", str(out), "--models", "vgg16", "--variants", "plain,gistkit", "--max-s", "0"]
+    assert steps.main(args) == 0
+    assert out.read_text() == ""
+    assert "not run: vgg16 fp32 plain, vgg16 fp32 gistkit" in capsys.readouterr().err
+
+
 def test_unknown_variant_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         steps.main(["--out", str(tmp_path / "x"), "--variants", "magic"])
