@@ -8,6 +8,7 @@ from torch import nn
 
 import gistkit
 from gistkit.errors import GistError, PlanMismatchError
+from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.rebuild import same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
@@ -213,3 +214,38 @@ def test_function_transforms_run_plain():
 
     assert all(same_bits(a, b) for a, b in zip(results(model), results(twin), strict=True))
     assert_same_gradients(model, lambda m, step: m(images()).sum())
+
+
+def test_steps_between_forward_and_backward():
+    def run(model, step):
+        loss = model(images()).square().mean()
+        norm = model[1]
+        if step == 1:
+            with torch.no_grad():
+                norm.bias.add_(1)
+        if step == 2:
+            norm.weight.data.mul_(0.5)
+        return loss
+
+    layers = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3)
+    assert_same_gradients(nn.Sequential(*layers), run, steps=4)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_compiled_around_and_inside():
+    plain = network()
+    twin = copy.deepcopy(plain)
+    twin[2] = torch.compile(twin[2], backend="eager")
+    gistkit.compress(twin)
+    around = torch.compile(twin, backend="eager")
+    for _ in range(2):
+        for model in (plain, around):
+            model.zero_grad()
+            model(images()).sum().backward()
+        for a, b in zip(plain.parameters(), twin.parameters(), strict=True):
+            assert same_bits(a.grad, b.grad)
+    assert compressed_forward(twin).engine.stats is not None
+    torch.compiler.reset()
+    whole = torch.compile(twin, backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match=r"gistkit\.compress runs this model's forward eagerly"):
+        whole(images())

@@ -99,7 +99,7 @@ class Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if self._busy or is_metadata(func):
+        if torch.compiler.is_compiling() or self._busy or is_metadata(func):
             return func(*args, **kwargs)
         call = self._begin(func, args, kwargs)
         self._current = call

@@ -24,6 +24,8 @@ class CompressedForward:
         self.model = model
         self.engine = Engine(settings, plan)
         self.previous = previous
+        # A compiler that traced the runtime's own code would follow its hooks and modes without end.
+        self._run = torch.compiler.disable(self.engine.run, reason="gistkit.compress runs this model's forward eagerly")
 
     @property
     def gistkit_original(self) -> Any:
@@ -32,7 +34,7 @@ class CompressedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         forward = self.previous or type(self.model).forward.__get__(self.model)
-        return self.engine.run(self.model, forward, args, kwargs)
+        return self._run(self.model, forward, args, kwargs)  # type: ignore[call-arg]
 
     def __deepcopy__(self, memo: dict) -> CompressedForward:
         import copy

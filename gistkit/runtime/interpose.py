@@ -41,6 +41,8 @@ class Interposer(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
+        if torch.compiler.is_compiling():  # a compiled part of the model: its graph is the compiler's
+            return func(*args, **kwargs)
         region, op = self._region, COVERED.get(func)
         bound = None
         if op is not None and region_is_open(self._pack):
