@@ -175,7 +175,9 @@ def _remember_norm(region: Region, step: Step, b: BatchNorm, y: torch.Tensor, ke
             region.verified[key] = matching_candidate(b.x.detach(), y.detach(), *stats, b.weight, b.bias)
     apply = region.verified[key]
     if apply is not None:
-        weight, bias = (None if t is None else Alias(t) for t in (b.weight, b.bias))
+        # Copies: an optimiser may step between forward and backward, and PyTorch's batch norm reads no bias there.
+        weight, bias = (None if t is None else Alias(t.detach().clone()) for t in (b.weight, b.bias))
+        region.own.append((step.index, step.op, (weight, bias)))
         region.norms[step.index] = BatchNormTerm(kept, *stats, weight, bias, apply)
 
 
