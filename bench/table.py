@@ -25,18 +25,20 @@ def markdown(header: list[str], lines: list[list[str]], left: int) -> str:
 
 
 def step_table(rows: list[Row]) -> str:
-    """Kept bytes, peak and time of a training step, and each against plain PyTorch."""
-    lines = []
-    for r in rows:
-        if "error" in r:
-            lines.append([r["model"], r["dtype"], r["variant"], "failed", "", "", ""])
-            continue
-        kept, peak = (_against(r[f"{k}_bytes"] / MIB, r.get(f"{k}_ratio")) for k in ("kept", "peak"))
-        same = {True: "yes", False: "no", None: ""}[r.get("loss_equals_plain")]
-        lines.append([r["model"], r["dtype"], r["variant"], kept, peak, _time(r), same])
-    header = ["network", "dtype", "step", "kept, MiB", "peak, MiB", "time, ms", "loss bit-equal"]
+    """Kept bytes and peak of a training step, each against plain PyTorch; times too where a GPU was timed."""
+    timed = all(r.get("gpu") for r in rows)
+    header = ["network", "dtype", "step", "kept, MiB", "peak, MiB", *(["time, ms"] if timed else []), "loss bit-equal"]
+    lines = [_step_line(r, timed, len(header)) for r in rows]
     r = rows[0]
     return f"{markdown(header, lines, 3)}\n\n{conditions(rows)}, batch {r['batch']}, {r['image']}² images."
+
+
+def _step_line(r: Row, timed: bool, width: int) -> list[str]:
+    cells = [r["model"], r["dtype"], r["variant"]]
+    if "error" in r:
+        return [*cells, "failed", *[""] * (width - 4)]
+    cells += [_against(r[f"{k}_bytes"] / MIB, r.get(f"{k}_ratio")) for k in ("kept", "peak")]
+    return [*cells, *([_time(r)] if timed else []), {True: "yes", False: "no", None: ""}[r.get("loss_equals_plain")]]
 
 
 def _against(value: float, ratio: float | None) -> str:

@@ -129,6 +129,8 @@ def test_table_fills_its_markers_and_nothing_else():
     assert "| compile | failed |" in done and "old" not in done
     assert "H200, torch 2.11, triton 3.6, 2026-11-20, commit a, batch 64, 224² images." in done
     assert table.filled(done, rows) == done
+    on_cpu = table.filled(text, [_step("plain", gpu="", cpu="x86_64"), _step("gistkit", gpu="", cpu="x86_64", **ours)])
+    assert "time" not in on_cpu and "| vgg16 | float32 | gistkit | 256.0 (3.30x less) | 2,048.0 | yes |" in on_cpu
 
 
 @pytest.mark.parametrize("text", ["no marker", "<!-- bench:step --> without an end"])
