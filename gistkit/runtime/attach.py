@@ -25,7 +25,7 @@ class CompressedForward:
         self.engine = Engine(settings, plan)
         self.previous = previous
         # A compiler that traced the runtime's own code would follow its hooks and modes without end.
-        self._run = torch.compiler.disable(self.engine.run, reason="gistkit.compress runs this model's forward eagerly")
+        self._run = torch.compiler.disable(_run_eagerly, reason="gistkit.compress runs this model's forward eagerly")
 
     @property
     def gistkit_original(self) -> Any:
@@ -33,8 +33,7 @@ class CompressedForward:
         return self.previous
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        forward = self.previous or type(self.model).forward.__get__(self.model)
-        return self._run(self.model, forward, args, kwargs)  # type: ignore[call-arg]
+        return self._run(self.engine, self.model, self.previous, args, kwargs)  # type: ignore[call-arg]
 
     def __deepcopy__(self, memo: dict) -> CompressedForward:
         import copy
@@ -45,6 +44,11 @@ class CompressedForward:
 
     def __reduce__(self) -> tuple:
         return CompressedForward, (self.model, self.engine.settings, self.engine.plan, self.previous)
+
+
+def _run_eagerly(engine: Engine, model: torch.nn.Module, previous: Any, args: tuple, kwargs: dict) -> Any:
+    # the lookup is here because PyTorch 2.11 cannot trace it, and would say only that
+    return engine.run(model, previous or type(model).forward.__get__(model), args, kwargs)
 
 
 def compressed_forward(model: torch.nn.Module) -> CompressedForward | None:
