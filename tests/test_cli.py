@@ -63,7 +63,7 @@ def test_trains_on_a_folder(pictures, capsys):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["vgg61"], "model must be one of vgg16, .*; did you mean 'vgg16'"),
+        (["vgg_16"], "model must be one of vgg16, .*; did you mean 'vgg16'"),
         (["nowhere.models:net"], "module 'nowhere.models' cannot be imported"),
         (["vgg16", "--data", "/nowhere"], "data directory /nowhere does not exist"),
         (["vgg16", "--steps", "1"], "steps must be at least 3"),

@@ -1,24 +1,39 @@
 """The papers' networks, in plain ``torch.nn``: ``zoo.vgg16(num_classes=1000)``.
 
 Structure, parameter names, initialisation and the in-place ReLUs follow torchvision's models, so its weights load into
-VGG-16, AlexNet and the ResNets. NiN, which torchvision does not have, follows Caffe's ``nin_imagenet``.
+VGG, AlexNet and the ResNets. NiN, which torchvision does not have, follows Caffe's ``nin_imagenet``.
 
 Every network takes ``image_size``. Up to 64 it is built in its small-image form:
 
 | network | parameters | small-image form (32 and up), with 10 classes | parameters |
 |---|---|---|---|
 | vgg16 | 138,357,544 | pooled to 1x1 before a classifier of 512 units | 14,982,474 |
+| vgg19 | 143,667,240 | likewise | 20,292,170 |
 | alexnet | 61,100,840 | padded stem, 2x2 pools, pooled to 1x1, one linear layer | 2,472,266 |
 | nin | 7,595,176 | the CIFAR-10 network of the NiN paper | 966,986 |
 | resnet18 | 11,689,512 | 3x3 stem of stride 1, no max-pool | 11,173,962 |
 | resnet34 | 21,797,672 | likewise | 21,282,122 |
 | resnet50 | 25,557,032 | likewise | 23,520,842 |
+| resnet101 | 44,549,160 | likewise | 42,512,970 |
+| resnet152 | 60,192,808 | likewise | 58,156,618 |
 """
 
 from __future__ import annotations
 
-from gistkit.zoo.chains import alexnet, nin, vgg16
+from gistkit.zoo.chains import alexnet, nin, vgg16, vgg19
 from gistkit.zoo.loading import MODELS, load
-from gistkit.zoo.resnet import resnet18, resnet34, resnet50
+from gistkit.zoo.resnet import resnet18, resnet34, resnet50, resnet101, resnet152
 
-__all__ = ["MODELS", "alexnet", "load", "nin", "resnet18", "resnet34", "resnet50", "vgg16"]
+__all__ = [
+    "MODELS",
+    "alexnet",
+    "load",
+    "nin",
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+    "vgg16",
+    "vgg19",
+]

@@ -1,4 +1,4 @@
-"""Networks without branches: VGG-16, AlexNet, NiN."""
+"""Networks without branches: VGG, AlexNet, NiN."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from gistkit.zoo.common import is_small, kaiming, relu
 
 def vgg16(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
     """VGG-16 (Simonyan and Zisserman, 2015; configuration D, no batch norm). Input (N, 3, image_size, image_size)."""
-    small = is_small(image_size)
-    return _VGG16(num_classes, *((1, 512) if small else (7, 4096)))
+    return _VGG((2, 2, 3, 3, 3), num_classes, is_small(image_size))
+
+
+def vgg19(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
+    """VGG-19 (Simonyan and Zisserman, 2015; configuration E, no batch norm). Input (N, 3, image_size, image_size)."""
+    return _VGG((2, 2, 4, 4, 4), num_classes, is_small(image_size))
 
 
 def alexnet(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
@@ -29,12 +33,13 @@ def nin(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
     return model
 
 
-class _VGG16(nn.Module):
-    def __init__(self, num_classes: int, pooled: int, units: int) -> None:
+class _VGG(nn.Module):
+    def __init__(self, depths: tuple[int, ...], num_classes: int, small: bool) -> None:
         super().__init__()
+        pooled, units = (1, 512) if small else (7, 4096)
         layers: list[nn.Module] = []
         channels = 3
-        for width, depth in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        for width, depth in zip((64, 128, 256, 512, 512), depths, strict=True):
             for _ in range(depth):
                 layers += [nn.Conv2d(channels, width, 3, padding=1), relu()]
                 channels = width

@@ -9,16 +9,19 @@ from collections.abc import Callable
 
 from torch import nn
 
-from gistkit.zoo.chains import alexnet, nin, vgg16
-from gistkit.zoo.resnet import resnet18, resnet34, resnet50
+from gistkit.zoo.chains import alexnet, nin, vgg16, vgg19
+from gistkit.zoo.resnet import resnet18, resnet34, resnet50, resnet101, resnet152
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "vgg16": vgg16,
+    "vgg19": vgg19,
     "alexnet": alexnet,
     "nin": nin,
     "resnet18": resnet18,
     "resnet34": resnet34,
     "resnet50": resnet50,
+    "resnet101": resnet101,
+    "resnet152": resnet152,
 }
 
 

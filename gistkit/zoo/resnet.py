@@ -1,4 +1,4 @@
-"""Residual networks: ResNet-18, -34, -50."""
+"""Residual networks: ResNet-18, -34, -50, -101, -152."""
 
 from __future__ import annotations
 
@@ -21,6 +21,16 @@ def resnet34(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
 def resnet50(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
     """ResNet-50 with the stride in the 3x3 convolution, as torchvision. Input (N, 3, image_size, image_size)."""
     return _ResNet(_Bottleneck, (3, 4, 6, 3), num_classes, is_small(image_size))
+
+
+def resnet101(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
+    """ResNet-101 (He et al., 2016), strides as in resnet50. Input (N, 3, image_size, image_size)."""
+    return _ResNet(_Bottleneck, (3, 4, 23, 3), num_classes, is_small(image_size))
+
+
+def resnet152(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
+    """ResNet-152 (He et al., 2016), strides as in resnet50. Input (N, 3, image_size, image_size)."""
+    return _ResNet(_Bottleneck, (3, 8, 36, 3), num_classes, is_small(image_size))
 
 
 def _shortcut(width_in: int, width_out: int, stride: int) -> nn.Module | None:
