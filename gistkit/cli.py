@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         help="train a network plain, lossless and lossy, and compare memory, time and loss",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    train.add_argument("model", metavar="MODEL", help="of gistkit.zoo (vgg16, resnet50, ...), or package.module:factory")
+    train.add_argument("model", metavar="MODEL", help="of gistkit.zoo (vgg16, resnet50, ...) or package.module:factory")
     train.add_argument("--data", metavar="DIR", default=default["data"], help="one folder a class, or 'digits'")
     for name, text in (
         ("steps", "optimiser steps of each training"),

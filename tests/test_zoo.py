@@ -19,6 +19,7 @@ PARAMETERS = {
     "resnet50": 25_557_032,
     "resnet101": 44_549_160,
     "resnet152": 60_192_808,
+    "squeezenet": 1_248_424,
     "nin": 7_595_176,
 }
 SMALL_PARAMETERS = {
@@ -30,6 +31,7 @@ SMALL_PARAMETERS = {
     "resnet50": 23_520_842,
     "resnet101": 42_512_970,
     "resnet152": 58_156_618,
+    "squeezenet": 729_034,
     "nin": 966_986,
 }
 
@@ -45,7 +47,7 @@ def test_nin_count_by_hand():
 
 
 # One of each family and size class is enough where the numbers are real: the deep ones only repeat its blocks.
-TRAINED = ("vgg16", "alexnet", "nin", "resnet18", "resnet34", "resnet50")
+TRAINED = ("vgg16", "alexnet", "nin", "resnet18", "resnet34", "resnet50", "squeezenet")
 
 
 @pytest.mark.parametrize("name", zoo.MODELS)
@@ -77,9 +79,10 @@ def test_a_seed_fixes_the_parameters_and_gradients_reach_the_first_layer(name):
 
 def test_names_are_torchvisions():
     with FakeTensorMode():
-        vgg, alex, res = zoo.vgg16(), zoo.alexnet(), zoo.resnet50()
+        vgg, alex, res, squeeze = zoo.vgg16(), zoo.alexnet(), zoo.resnet50(), zoo.squeezenet()
     assert {"features.28.weight", "classifier.6.bias"} <= set(vgg.state_dict())
     assert {"features.10.weight", "classifier.1.weight", "classifier.6.bias"} <= set(alex.state_dict())
+    assert {"features.3.squeeze.bias", "features.12.expand3x3.weight", "classifier.1.bias"} <= set(squeeze.state_dict())
     keys = {"conv1.weight", "bn1.running_var", "layer1.0.downsample.1.bias", "layer4.2.conv3.weight", "fc.bias"}
     assert keys <= set(res.state_dict())
     assert len(vgg.state_dict()) == 32 and len(alex.state_dict()) == 16 and len(res.state_dict()) == 320

@@ -1,7 +1,7 @@
 """The papers' networks, in plain ``torch.nn``: ``zoo.vgg16(num_classes=1000)``.
 
 Structure, parameter names, initialisation and the in-place ReLUs follow torchvision's models, so its weights load into
-VGG, AlexNet and the ResNets. NiN, which torchvision does not have, follows Caffe's ``nin_imagenet``.
+VGG, AlexNet, SqueezeNet and the ResNets. NiN, which torchvision does not have, follows Caffe's ``nin_imagenet``.
 
 Every network takes ``image_size``. Up to 64 it is built in its small-image form:
 
@@ -16,11 +16,13 @@ Every network takes ``image_size``. Up to 64 it is built in its small-image form
 | resnet50 | 25,557,032 | likewise | 23,520,842 |
 | resnet101 | 44,549,160 | likewise | 42,512,970 |
 | resnet152 | 60,192,808 | likewise | 58,156,618 |
+| squeezenet | 1,248,424 | 3x3 stem of stride 1 | 729,034 |
 """
 
 from __future__ import annotations
 
 from gistkit.zoo.chains import alexnet, nin, vgg16, vgg19
+from gistkit.zoo.concat import squeezenet
 from gistkit.zoo.loading import MODELS, load
 from gistkit.zoo.resnet import resnet18, resnet34, resnet50, resnet101, resnet152
 
@@ -34,6 +36,7 @@ __all__ = [
     "resnet50",
     "resnet101",
     "resnet152",
+    "squeezenet",
     "vgg16",
     "vgg19",
 ]

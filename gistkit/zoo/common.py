@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import nn
 
 SMALL_IMAGE = 64
@@ -15,11 +17,11 @@ def is_small(image_size: int) -> bool:
     return image_size <= SMALL_IMAGE
 
 
-def kaiming(model: nn.Module, linear_std: float | None = None) -> None:
-    """He et al. (2015) as torchvision applies it: fan_out for convolutions, zero biases, unit batch norm."""
+def kaiming(model: nn.Module, linear_std: float | None = None, mode: Literal["fan_in", "fan_out"] = "fan_out") -> None:
+    """He et al. (2015) as torchvision applies it: convolutions by ``mode``, zero biases, unit batch norm."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.BatchNorm2d):
