@@ -11,23 +11,39 @@ from gistkit.kernels.rounding import widen
 
 
 @triton.jit
-def _spread(pixels, grads, codes, ROW: tl.constexpr, K: tl.constexpr):
-    """Add a row of outputs to the four pixels of a lane that lie in row ROW of their windows."""
+def _tags(codes, DTYPE: tl.constexpr):
+    """The codes to compare: beside 16-bit gradients as fp32 2**23 + code, in bits 0x4B000000 | code.
+
+    LLVM packs the results of integer comparisons there into bit fields and back: 2 instructions an element.
+    """
+    if DTYPE == tl.float32:
+        return codes
+    else:
+        return (codes | 0x4B000000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _spread(pixels, grads, tags, ROW: tl.constexpr, K: tl.constexpr):
+    """Add a row of outputs to the four pixels of a lane that lie in row ROW of their windows.
+
+    A sum kept is a sum + 0: sums start at +0 and cannot become -0.
+    """
     p, q, r, s = pixels
     a, b, c = grads
-    a_code, b_code, c_code = codes
+    a_tag, b_tag, c_tag = tags
+    FIRST: tl.constexpr = ROW * K + (0 if a_tag.dtype == tl.int32 else 1 << 23)
     if K == 2:
-        p += tl.where(a_code == ROW * 2, a, 0.0)
-        q += tl.where(a_code == ROW * 2 + 1, a, 0.0)
-        r += tl.where(b_code == ROW * 2, b, 0.0)
-        s += tl.where(b_code == ROW * 2 + 1, b, 0.0)
+        p = tl.where(a_tag == FIRST, p + a, p)
+        q = tl.where(a_tag == FIRST + 1, q + a, q)
+        r = tl.where(b_tag == FIRST, r + b, r)
+        s = tl.where(b_tag == FIRST + 1, s + b, s)
     else:
-        p += tl.where(a_code == ROW * 3 + 1, a, 0.0)
-        q += tl.where(a_code == ROW * 3 + 2, a, 0.0)
-        q += tl.where(b_code == ROW * 3, b, 0.0)
-        r += tl.where(b_code == ROW * 3 + 1, b, 0.0)
-        s += tl.where(b_code == ROW * 3 + 2, b, 0.0)
-        s += tl.where(c_code == ROW * 3, c, 0.0)
+        p = tl.where(a_tag == FIRST + 1, p + a, p)
+        q = tl.where(a_tag == FIRST + 2, q + a, q)
+        q = tl.where(b_tag == FIRST, q + b, q)
+        r = tl.where(b_tag == FIRST + 1, r + b, r)
+        s = tl.where(b_tag == FIRST + 2, s + b, s)
+        s = tl.where(c_tag == FIRST, s + c, s)
     return p, q, r, s
 
 
@@ -35,7 +51,8 @@ def _spread(pixels, grads, codes, ROW: tl.constexpr, K: tl.constexpr):
 def _outputs_of_row(
     grad_ptrs, codes_ptrs, exists, has_third, K: tl.constexpr, MASKED: tl.constexpr, BITS: tl.constexpr
 ):
-    """Gradients and codes of two outputs a lane and (K = 3) the one after them; gradients are 0 where none exist."""
+    """Gradients and tags of two outputs a lane and (K = 3) the one after them; gradients are 0 where none exist."""
+    DTYPE: tl.constexpr = grad_ptrs.dtype.element_ty
     tile = tl.arange(0, 2)[None, :]
     grad_tile, codes_tile = grad_ptrs[:, None] + tile, codes_ptrs[:, None] + tl.arange(0, BITS // 4)[None, :]
     if MASKED:
@@ -47,13 +64,14 @@ def _outputs_of_row(
     if BITS == 4:
         codes = tl.join(codes & 15, codes >> 4).reshape(codes.shape[0], 2)
     a, b = tl.split(widen(grads))
-    a_code, b_code = tl.split(codes)
-    c, c_code = b, b_code
+    a_tag, b_tag = tl.split(_tags(codes, DTYPE))
+    c, c_tag = b, b_tag
     if K == 3:
         present = exists & has_third
         c = widen(tl.load(grad_ptrs + 2, present, 0.0))
         c_code = tl.load(codes_ptrs + BITS // 4, present, 0).to(tl.int32) & (2**BITS - 1)
-    return (a, b, c), (a_code, b_code, c_code)
+        c_tag = _tags(c_code, DTYPE)
+    return (a, b, c), (a_tag, b_tag, c_tag)
 
 
 @triton.jit
@@ -92,13 +110,13 @@ def backward_pairs_kernel(
     has_third = pair + 1 < row_pairs
 
     zero = tl.zeros((LANES,), tl.float32)
-    grads, codes = _outputs_of_row(grad_ptrs, codes_ptrs, q < out_height, has_third, K, CHECK, BITS)
-    top = _spread((zero, zero, zero, zero), grads, codes, K - 2, K)
-    bottom = _spread((zero, zero, zero, zero), grads, codes, K - 1, K)
+    grads, tags = _outputs_of_row(grad_ptrs, codes_ptrs, q < out_height, has_third, K, CHECK, BITS)
+    top = _spread((zero, zero, zero, zero), grads, tags, K - 2, K)
+    bottom = _spread((zero, zero, zero, zero), grads, tags, K - 1, K)
     if K == 3:
         grad_ptrs, codes_ptrs = grad_ptrs + row_pairs * 2, codes_ptrs + row_pairs * (BITS // 4)
-        grads, codes = _outputs_of_row(grad_ptrs, codes_ptrs, q + 1 < out_height, has_third, K, True, BITS)
-        bottom = _spread(bottom, grads, codes, 0, K)
+        grads, tags = _outputs_of_row(grad_ptrs, codes_ptrs, q + 1 < out_height, has_third, K, True, BITS)
+        bottom = _spread(bottom, grads, tags, 0, K)
     ptr = grad_x_ptr + base * height * width + ((outer * height + q * 2) * width + pair * 4)
     _store_four(ptr, top, inside, PORTABLE, LANES)
     if ODD:
