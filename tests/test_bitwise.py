@@ -8,7 +8,9 @@ from gistkit import zoo
 from tests.training import assert_same_training, batches
 
 
-@pytest.mark.parametrize("name", ["alexnet", "nin", "resnet18", "resnet34", "resnet50", "squeezenet", "vgg16"])
+@pytest.mark.parametrize(
+    "name", ["alexnet", "googlenet", "nin", "resnet18", "resnet34", "resnet50", "squeezenet", "vgg16"]
+)
 def test_twenty_steps_of_zoo_networks(name):
     torch.manual_seed(0)
     assert_same_training(zoo.MODELS[name](num_classes=10, image_size=32), batches(20, 2, 32))

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gistkit import zoo
 
-# torchvision's documentation gives the counts; NiN's is Caffe's nin_imagenet, summed by hand below.
+# torchvision's documentation gives the counts; those of NiN (Caffe's nin_imagenet) and GoogLeNet are summed by hand.
 PARAMETERS = {
     "vgg16": 138_357_544,
     "vgg19": 143_667_240,
@@ -20,6 +20,7 @@ PARAMETERS = {
     "resnet101": 44_549_160,
     "resnet152": 60_192_808,
     "squeezenet": 1_248_424,
+    "googlenet": 6_998_552,
     "nin": 7_595_176,
 }
 SMALL_PARAMETERS = {
@@ -32,6 +33,7 @@ SMALL_PARAMETERS = {
     "resnet101": 42_512_970,
     "resnet152": 58_156_618,
     "squeezenet": 729_034,
+    "googlenet": 5_976_122,
     "nin": 966_986,
 }
 
@@ -46,8 +48,26 @@ def test_nin_count_by_hand():
     assert sum(o * (i * k * k + 1) for i, o, k in layers) == PARAMETERS["nin"]
 
 
+def test_googlenet_count_by_hand():
+    """Weights of Table 1 of the paper, block by block, then the biases: one an output channel."""
+    stem = 3 * 64 * 49 + 64 * 64 + 64 * 192 * 9
+    three = 192 * (64 + 96 + 16 + 32) + 96 * 128 * 9 + 16 * 32 * 25
+    three += 256 * (128 + 128 + 32 + 64) + 128 * 192 * 9 + 32 * 96 * 25
+    four = 480 * (192 + 96 + 16 + 64) + 96 * 208 * 9 + 16 * 48 * 25
+    four += 512 * (160 + 112 + 24 + 64) + 112 * 224 * 9 + 24 * 64 * 25
+    four += 512 * (128 + 128 + 24 + 64) + 128 * 256 * 9 + 24 * 64 * 25
+    four += 512 * (112 + 144 + 32 + 64) + 144 * 288 * 9 + 32 * 64 * 25
+    four += 528 * (256 + 160 + 32 + 128) + 160 * 320 * 9 + 32 * 128 * 25
+    five = 832 * (256 + 160 + 32 + 128) + 160 * 320 * 9 + 32 * 128 * 25
+    five += 832 * (384 + 192 + 48 + 128) + 192 * 384 * 9 + 48 * 128 * 25
+    outputs = 256 + 480 + 512 + 512 + 512 + 528 + 832 + 832 + 1024
+    reductions = (96 + 16) + (128 + 32) + (96 + 16) + (112 + 24) + (128 + 24) + (144 + 32) + 2 * (160 + 32) + (192 + 48)
+    biases = (64 + 64 + 192) + outputs + reductions + 1000
+    assert stem + three + four + five + 1024 * 1000 + biases == PARAMETERS["googlenet"]
+
+
 # One of each family and size class is enough where the numbers are real: the deep ones only repeat its blocks.
-TRAINED = ("vgg16", "alexnet", "nin", "resnet18", "resnet34", "resnet50", "squeezenet")
+TRAINED = ("vgg16", "alexnet", "nin", "resnet18", "resnet34", "resnet50", "squeezenet", "googlenet")
 
 
 @pytest.mark.parametrize("name", zoo.MODELS)

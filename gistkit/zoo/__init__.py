@@ -1,7 +1,8 @@
 """The papers' networks, in plain ``torch.nn``: ``zoo.vgg16(num_classes=1000)``.
 
 Structure, parameter names, initialisation and the in-place ReLUs follow torchvision's models, so its weights load into
-VGG, AlexNet, SqueezeNet and the ResNets. NiN, which torchvision does not have, follows Caffe's ``nin_imagenet``.
+VGG, AlexNet, SqueezeNet and the ResNets. NiN, which torchvision does not have, follows Caffe's ``nin_imagenet``;
+GoogLeNet follows its paper, not torchvision.
 
 Every network takes ``image_size``. Up to 64 it is built in its small-image form:
 
@@ -17,18 +18,20 @@ Every network takes ``image_size``. Up to 64 it is built in its small-image form
 | resnet101 | 44,549,160 | likewise | 42,512,970 |
 | resnet152 | 60,192,808 | likewise | 58,156,618 |
 | squeezenet | 1,248,424 | 3x3 stem of stride 1 | 729,034 |
+| googlenet | 6,998,552 | 3x3 stem of stride 1, no max-pool behind it | 5,976,122 |
 """
 
 from __future__ import annotations
 
 from gistkit.zoo.chains import alexnet, nin, vgg16, vgg19
-from gistkit.zoo.concat import squeezenet
+from gistkit.zoo.concat import googlenet, squeezenet
 from gistkit.zoo.loading import MODELS, load
 from gistkit.zoo.resnet import resnet18, resnet34, resnet50, resnet101, resnet152
 
 __all__ = [
     "MODELS",
     "alexnet",
+    "googlenet",
     "load",
     "nin",
     "resnet18",

@@ -109,5 +109,7 @@ class _ResNet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        # one name for all stages: a name of its own would hold the stem's output until the last stage is done
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            x = stage(x)
         return self.fc(torch.flatten(self.avgpool(x), 1))
