@@ -9,7 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gistkit import zoo
 
-# torchvision's documentation gives the counts; those of NiN (Caffe's nin_imagenet) and GoogLeNet are summed by hand.
+# torchvision's documentation gives the counts; those summed by hand below are of NiN (Caffe's
+# nin_imagenet), GoogLeNet and OverFeat.
 PARAMETERS = {
     "vgg16": 138_357_544,
     "vgg19": 143_667_240,
@@ -21,6 +22,7 @@ PARAMETERS = {
     "resnet152": 60_192_808,
     "squeezenet": 1_248_424,
     "googlenet": 6_998_552,
+    "overfeat": 145_920_872,
     "nin": 7_595_176,
 }
 SMALL_PARAMETERS = {
@@ -46,6 +48,22 @@ def test_nin_count_by_hand():
     layers = [(3, 96, 11), (96, 96, 1), (96, 96, 1), (96, 256, 5), (256, 256, 1), (256, 256, 1)]
     layers += [(256, 384, 3), (384, 384, 1), (384, 384, 1), (384, 1024, 3), (1024, 1024, 1), (1024, 1000, 1)]
     assert sum(o * (i * k * k + 1) for i, o, k in layers) == PARAMETERS["nin"]
+
+
+def test_overfeat_count_by_hand():
+    layers = [(3, 96, 11), (96, 256, 5), (256, 512, 3), (512, 1024, 3), (1024, 1024, 3)]
+    layers += [(1024, 3072, 6), (3072, 4096, 1), (4096, 1000, 1)]
+    assert sum(o * (i * k * k + 1) for i, o, k in layers) == PARAMETERS["overfeat"]
+
+
+def test_overfeat_reads_6x6_at_231_and_refuses_what_its_pools_would_empty():
+    with FakeTensorMode():
+        assert zoo.overfeat().get_submodule("features")(torch.empty(1, 3, 231, 231)).shape == (1, 1024, 6, 6)
+        assert zoo.overfeat(10, 71)(torch.empty(1, 3, 71, 71)).shape == (1, 10)
+        with pytest.raises(RuntimeError, match="too small"):
+            zoo.overfeat(10, 71)(torch.empty(1, 3, 70, 70))
+    with pytest.raises(ValueError, match="image_size must be at least 71 for overfeat, got 70; resize the images"):
+        zoo.overfeat(image_size=70)
 
 
 def test_googlenet_count_by_hand():
@@ -76,7 +94,7 @@ def test_parameter_counts_and_output_shapes(name):
         model = zoo.MODELS[name]()
         assert parameters(model) == PARAMETERS[name]
         assert model(torch.empty(2, 3, 224, 224)).shape == (2, 1000)
-        for size in (32, 33, 64):
+        for size in (32, 33, 64) if name in SMALL_PARAMETERS else ():
             model = zoo.MODELS[name](num_classes=10, image_size=size)
             assert parameters(model) == SMALL_PARAMETERS[name]
             assert model(torch.empty(2, 3, size, size)).shape == (2, 10)

@@ -2,9 +2,9 @@
 
 Structure, parameter names, initialisation and the in-place ReLUs follow torchvision's models, so its weights load into
 VGG, AlexNet, SqueezeNet and the ResNets. NiN, which torchvision does not have, follows Caffe's ``nin_imagenet``;
-GoogLeNet follows its paper, not torchvision.
+GoogLeNet and OverFeat follow their papers.
 
-Every network takes ``image_size``. Up to 64 it is built in its small-image form:
+Every network takes ``image_size``. Up to 64 it is built in its small-image form, where it has one:
 
 | network | parameters | small-image form (32 and up), with 10 classes | parameters |
 |---|---|---|---|
@@ -19,11 +19,12 @@ Every network takes ``image_size``. Up to 64 it is built in its small-image form
 | resnet152 | 60,192,808 | likewise | 58,156,618 |
 | squeezenet | 1,248,424 | 3x3 stem of stride 1 | 729,034 |
 | googlenet | 6,998,552 | 3x3 stem of stride 1, no max-pool behind it | 5,976,122 |
+| overfeat | 145,920,872 | none: images of 71 and up | |
 """
 
 from __future__ import annotations
 
-from gistkit.zoo.chains import alexnet, nin, vgg16, vgg19
+from gistkit.zoo.chains import alexnet, nin, overfeat, vgg16, vgg19
 from gistkit.zoo.concat import googlenet, squeezenet
 from gistkit.zoo.loading import MODELS, load
 from gistkit.zoo.resnet import resnet18, resnet34, resnet50, resnet101, resnet152
@@ -34,6 +35,7 @@ __all__ = [
     "googlenet",
     "load",
     "nin",
+    "overfeat",
     "resnet18",
     "resnet34",
     "resnet50",

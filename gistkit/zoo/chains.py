@@ -1,4 +1,4 @@
-"""Networks without branches: VGG, AlexNet, NiN."""
+"""Networks without branches: VGG, AlexNet, NiN, OverFeat."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import itertools
 import torch
 from torch import nn
 
-from gistkit.zoo.common import is_small, kaiming, relu
+from gistkit.zoo.common import is_small, kaiming, relu, require
+
+OVERFEAT_LEAST_IMAGE = 71
 
 
 def vgg16(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
@@ -31,6 +33,16 @@ def nin(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     kaiming(model)
     return model
+
+
+def overfeat(num_classes: int = 1000, image_size: int = 231) -> nn.Module:
+    """OverFeat's fast model (Sermanet et al., 2014, Table 1). Input (N, 3, image_size, image_size), 231 in the paper.
+
+    It has no small-image form: ValueError below 71, where its pools leave nothing. Other sizes than 231 are pooled to
+    the 6x6 that the classifier reads.
+    """
+    require(image_size, OVERFEAT_LEAST_IMAGE, "overfeat")
+    return _OverFeat(num_classes)
 
 
 class _VGG(nn.Module):
@@ -85,6 +97,28 @@ class _AlexNet(nn.Module):
                 *(nn.Dropout(), nn.Linear(4096, 4096), relu()),
                 nn.Linear(4096, num_classes),
             )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))
+
+
+class _OverFeat(nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            *(nn.Conv2d(3, 96, 11, stride=4), relu(), nn.MaxPool2d(2, 2)),
+            *(nn.Conv2d(96, 256, 5), relu(), nn.MaxPool2d(2, 2)),
+            *(nn.Conv2d(256, 512, 3, padding=1), relu()),
+            *(nn.Conv2d(512, 1024, 3, padding=1), relu()),
+            *(nn.Conv2d(1024, 1024, 3, padding=1), relu(), nn.MaxPool2d(2, 2)),
+        )
+        self.avgpool = nn.AdaptiveAvgPool2d(6)
+        self.classifier = nn.Sequential(
+            *(nn.Dropout(), nn.Linear(1024 * 36, 3072), relu()),
+            *(nn.Dropout(), nn.Linear(3072, 4096), relu()),
+            nn.Linear(4096, num_classes),
+        )
+        kaiming(self, linear_std=0.01)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))

@@ -12,9 +12,15 @@ LEAST_IMAGE = 32
 
 def is_small(image_size: int) -> bool:
     """Whether a network for this image size takes its small-image form; ValueError below 32."""
-    if image_size < LEAST_IMAGE:
-        raise ValueError(f"image_size must be at least {LEAST_IMAGE}, got {image_size}; resize the images")
+    require(image_size, LEAST_IMAGE)
     return image_size <= SMALL_IMAGE
+
+
+def require(image_size: int, least: int, name: str = "") -> None:
+    """ValueError where ``image_size`` is below ``least``, that of the network ``name`` if it has its own."""
+    if image_size < least:
+        whose = f" for {name}" if name else ""
+        raise ValueError(f"image_size must be at least {least}{whose}, got {image_size}; resize the images")
 
 
 def kaiming(model: nn.Module, linear_std: float | None = None, mode: Literal["fan_in", "fan_out"] = "fan_out") -> None:

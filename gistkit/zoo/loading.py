@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from gistkit.zoo.chains import alexnet, nin, vgg16, vgg19
+from gistkit.zoo.chains import alexnet, nin, overfeat, vgg16, vgg19
 from gistkit.zoo.concat import googlenet, squeezenet
 from gistkit.zoo.resnet import resnet18, resnet34, resnet50, resnet101, resnet152
 
@@ -25,6 +25,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet152": resnet152,
     "squeezenet": squeezenet,
     "googlenet": googlenet,
+    "overfeat": overfeat,
 }
 
 
