@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from gistkit import zoo
+from gistkit.zoo.resnet import CifarResNet
 from tests.training import assert_same_training, batches
 
 
@@ -14,6 +15,12 @@ from tests.training import assert_same_training, batches
 def test_twenty_steps_of_zoo_networks(name):
     torch.manual_seed(0)
     assert_same_training(zoo.MODELS[name](num_classes=10, image_size=32), batches(20, 2, 32))
+
+
+def test_zero_padded_shortcuts():
+    """The blocks of resnet1202, three of them."""
+    torch.manual_seed(0)
+    assert_same_training(CifarResNet(1, 10), batches(10, 2, 32))
 
 
 @pytest.mark.parametrize("name", ["vgg16", "resnet18"])

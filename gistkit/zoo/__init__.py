@@ -20,6 +20,7 @@ Every network takes ``image_size``. Up to 64 it is built in its small-image form
 | squeezenet | 1,248,424 | 3x3 stem of stride 1 | 729,034 |
 | googlenet | 6,998,552 | 3x3 stem of stride 1, no max-pool behind it | 5,976,122 |
 | overfeat | 145,920,872 | none: images of 71 and up | |
+| resnet1202 | 19,485,624 | the CIFAR-10 network of the ResNet paper, at every size | 19,421,274 |
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from __future__ import annotations
 from gistkit.zoo.chains import alexnet, nin, overfeat, vgg16, vgg19
 from gistkit.zoo.concat import googlenet, squeezenet
 from gistkit.zoo.loading import MODELS, load
-from gistkit.zoo.resnet import resnet18, resnet34, resnet50, resnet101, resnet152
+from gistkit.zoo.resnet import resnet18, resnet34, resnet50, resnet101, resnet152, resnet1202
 
 __all__ = [
     "MODELS",
@@ -41,6 +42,7 @@ __all__ = [
     "resnet50",
     "resnet101",
     "resnet152",
+    "resnet1202",
     "squeezenet",
     "vgg16",
     "vgg19",

@@ -11,7 +11,7 @@ from torch import nn
 
 from gistkit.zoo.chains import alexnet, nin, overfeat, vgg16, vgg19
 from gistkit.zoo.concat import googlenet, squeezenet
-from gistkit.zoo.resnet import resnet18, resnet34, resnet50, resnet101, resnet152
+from gistkit.zoo.resnet import resnet18, resnet34, resnet50, resnet101, resnet152, resnet1202
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "vgg16": vgg16,
@@ -26,6 +26,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "squeezenet": squeezenet,
     "googlenet": googlenet,
     "overfeat": overfeat,
+    "resnet1202": resnet1202,
 }
 
 
