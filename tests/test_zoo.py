@@ -11,7 +11,7 @@ from gistkit import zoo
 from gistkit.zoo.resnet import CifarResNet
 
 # torchvision's documentation gives the counts; those summed by hand below are of NiN (Caffe's
-# nin_imagenet), GoogLeNet and OverFeat.
+# nin_imagenet), GoogLeNet, OverFeat and the deep VGGs.
 PARAMETERS = {
     "vgg16": 138_357_544,
     "vgg19": 143_667_240,
@@ -24,6 +24,10 @@ PARAMETERS = {
     "squeezenet": 1_248_424,
     "googlenet": 6_998_552,
     "overfeat": 145_920_872,
+    "vgg116": 248_241_704,
+    "vgg216": 358_125_864,
+    "vgg316": 468_010_024,
+    "vgg416": 577_894_184,
     "nin": 7_595_176,
 }
 SMALL_PARAMETERS = {
@@ -37,6 +41,10 @@ SMALL_PARAMETERS = {
     "resnet152": 58_156_618,
     "squeezenet": 729_034,
     "googlenet": 5_976_122,
+    "vgg116": 124_866_634,
+    "vgg216": 234_750_794,
+    "vgg316": 344_634_954,
+    "vgg416": 454_519_114,
     "nin": 966_986,
 }
 
@@ -88,6 +96,16 @@ def test_overfeat_reads_6x6_at_231_and_refuses_what_its_pools_would_empty():
         zoo.overfeat(image_size=70)
 
 
+def test_deep_vgg_counts_by_hand():
+    """vDNN: each 100 convolutions more are 20 in every group, as wide as the group."""
+    added = 20 * sum(width * (width * 9 + 1) for width in (64, 128, 256, 512, 512))
+    for hundreds, name in enumerate(("vgg116", "vgg216", "vgg316", "vgg416"), 1):
+        assert PARAMETERS[name] == PARAMETERS["vgg16"] + hundreds * added
+        with torch.device("meta"):
+            modules = list(zoo.MODELS[name]().modules())
+        assert sum(isinstance(m, nn.Conv2d | nn.Linear) for m in modules) == 16 + 100 * hundreds
+
+
 def test_googlenet_count_by_hand():
     """Weights of Table 1 of the paper, block by block, then the biases: one an output channel."""
     stem = 3 * 64 * 49 + 64 * 64 + 64 * 192 * 9
@@ -112,7 +130,7 @@ TRAINED = ("vgg16", "alexnet", "nin", "resnet18", "resnet34", "resnet50", "squee
 
 @pytest.mark.parametrize("name", sorted(set(zoo.MODELS) - {"resnet1202"}))
 def test_parameter_counts_and_output_shapes(name):
-    with FakeTensorMode():
+    with torch.device("meta"):
         model = zoo.MODELS[name]()
         assert parameters(model) == PARAMETERS[name]
         assert model(torch.empty(2, 3, 224, 224)).shape == (2, 1000)

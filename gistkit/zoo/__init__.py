@@ -21,11 +21,15 @@ Every network takes ``image_size``. Up to 64 it is built in its small-image form
 | googlenet | 6,998,552 | 3x3 stem of stride 1, no max-pool behind it | 5,976,122 |
 | overfeat | 145,920,872 | none: images of 71 and up | |
 | resnet1202 | 19,485,624 | the CIFAR-10 network of the ResNet paper, at every size | 19,421,274 |
+| vgg116 | 248,241,704 | as vgg16 | 124,866,634 |
+| vgg216 | 358,125,864 | as vgg16 | 234,750,794 |
+| vgg316 | 468,010,024 | as vgg16 | 344,634,954 |
+| vgg416 | 577,894,184 | as vgg16 | 454,519,114 |
 """
 
 from __future__ import annotations
 
-from gistkit.zoo.chains import alexnet, nin, overfeat, vgg16, vgg19
+from gistkit.zoo.chains import alexnet, nin, overfeat, vgg16, vgg19, vgg116, vgg216, vgg316, vgg416
 from gistkit.zoo.concat import googlenet, squeezenet
 from gistkit.zoo.loading import MODELS, load
 from gistkit.zoo.resnet import resnet18, resnet34, resnet50, resnet101, resnet152, resnet1202
@@ -46,4 +50,8 @@ __all__ = [
     "squeezenet",
     "vgg16",
     "vgg19",
+    "vgg116",
+    "vgg216",
+    "vgg316",
+    "vgg416",
 ]

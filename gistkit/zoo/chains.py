@@ -1,4 +1,4 @@
-"""Networks without branches: VGG, AlexNet, NiN, OverFeat."""
+"""Networks without branches: VGG (also as deep as vDNN makes it: Rhu et al., 2016), AlexNet, NiN, OverFeat."""
 
 from __future__ import annotations
 
@@ -20,6 +20,26 @@ def vgg16(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
 def vgg19(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
     """VGG-19 (Simonyan and Zisserman, 2015; configuration E, no batch norm). Input (N, 3, image_size, image_size)."""
     return _VGG((2, 2, 4, 4, 4), num_classes, is_small(image_size))
+
+
+def vgg116(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
+    """VGG-16 with 20 more convolutions in each of its five groups (vDNN). Input (N, 3, image_size, image_size)."""
+    return _VGG((22, 22, 23, 23, 23), num_classes, is_small(image_size))
+
+
+def vgg216(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
+    """VGG-16 with 40 more convolutions in each of its five groups (vDNN). Input (N, 3, image_size, image_size)."""
+    return _VGG((42, 42, 43, 43, 43), num_classes, is_small(image_size))
+
+
+def vgg316(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
+    """VGG-16 with 60 more convolutions in each of its five groups (vDNN). Input (N, 3, image_size, image_size)."""
+    return _VGG((62, 62, 63, 63, 63), num_classes, is_small(image_size))
+
+
+def vgg416(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
+    """VGG-16 with 80 more convolutions in each of its five groups (vDNN). Input (N, 3, image_size, image_size)."""
+    return _VGG((82, 82, 83, 83, 83), num_classes, is_small(image_size))
 
 
 def alexnet(num_classes: int = 1000, image_size: int = 224) -> nn.Module:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from gistkit.zoo.chains import alexnet, nin, overfeat, vgg16, vgg19
+from gistkit.zoo.chains import alexnet, nin, overfeat, vgg16, vgg19, vgg116, vgg216, vgg316, vgg416
 from gistkit.zoo.concat import googlenet, squeezenet
 from gistkit.zoo.resnet import resnet18, resnet34, resnet50, resnet101, resnet152, resnet1202
 
@@ -27,6 +27,10 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "googlenet": googlenet,
     "overfeat": overfeat,
     "resnet1202": resnet1202,
+    "vgg116": vgg116,
+    "vgg216": vgg216,
+    "vgg316": vgg316,
+    "vgg416": vgg416,
 }
 
 
