@@ -17,7 +17,7 @@ import triton.language as tl
 def widen(x):
     """fp32 from fp32/bf16/fp16, exact, subnormals included. A NaN's payload and sign are not to be relied on."""
     if x.dtype == tl.bfloat16:
-        return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+        return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
     else:
         return x.to(tl.float32)
 
@@ -62,13 +62,16 @@ def to_code(x, FMT: tl.constexpr):
     """int32 unscaled codes (0 <= code < 2**bits) of x fp32/bf16/fp16; FMT is ``fp16``, ``fp10`` or ``fp8``."""
     M: tl.constexpr = 3 if FMT == "fp8" else (4 if FMT == "fp10" else 10)
     BIAS: tl.constexpr = 7 if FMT == "fp8" else 15
-    MAX: tl.constexpr = 0x7E if FMT == "fp8" else (0x1EF if FMT == "fp10" else 0x7BFF)
+    LARGEST: tl.constexpr = 448.0 if FMT == "fp8" else (63488.0 if FMT == "fp10" else 65504.0)
     NAN: tl.constexpr = 0x7F if FMT == "fp8" else (0x1F8 if FMT == "fp10" else 0x7E00)
     BITS: tl.constexpr = 8 if FMT == "fp8" else (10 if FMT == "fp10" else 16)
-    magnitude = widen(x).to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    code = _round_mantissa(magnitude, M, BIAS)
-    code = tl.minimum(tl.where(code < (1 << M), 0, code), MAX)
-    return _place_sign(tl.where(magnitude > 0x7F800000, NAN, code), x, BITS)
+    # clamped before it is rounded, which gives the same: the limit is on the grid; NaN stays NaN, above every code
+    clamped = tl.minimum(tl.abs(widen(x)), LARGEST, propagate_nan=tl.PropagateNan.ALL).to(tl.int32, bitcast=True)
+    if FMT == "fp16" and x.dtype == tl.bfloat16:
+        # bits that bf16 and the limit do not have: the compiler sees that nothing is rounded
+        clamped = clamped & 0x7FFFE000
+    code = tl.minimum(_round_mantissa(clamped, M, BIAS), NAN)
+    return _place_sign(tl.where(code < (1 << M), 0, code), x, BITS)
 
 
 @triton.jit
@@ -136,14 +139,17 @@ def decoding_factor(b, FMT: tl.constexpr):
 
 
 @triton.jit
-def _magnitude_value(code, FMT: tl.constexpr):
-    """fp32 value of a sign-less code, through fp16, of which every narrow float is a part; not for fp8's NaN."""
-    if FMT == "fp16":
-        return code.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+def _magnitude_value(code, FMT: tl.constexpr, DOWN: tl.constexpr):
+    """fp32 value of a sign-less code times 2**-DOWN (0 or 16), exact; not for fp8's NaN.
+
+    The wider formats go through fp16, of which they are a part. fp8 is read as fp32: the exponent is 120 too small.
+    """
+    if FMT == "fp8":
+        return (code << 20).to(tl.float32, bitcast=True) * (2.0 ** (120 - DOWN))
     elif FMT == "fp10":
-        return (code << 6).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        return (code << 6).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * (2.0**-DOWN)
     else:
-        return (code << 7).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+        return code.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
@@ -154,15 +160,17 @@ def from_code(code, factor, FMT: tl.constexpr, SCALED: tl.constexpr, dtype: tl.c
     """
     BITS: tl.constexpr = 8 if FMT == "fp8" else (10 if FMT == "fp10" else 16)
     FIRST_NAN: tl.constexpr = 0x7F if FMT == "fp8" else (0x1F1 if FMT == "fp10" else 0x7C01)
+    # bf16 has room for the mantissas of fp8 and fp10 and rounds subnormals only; 2**16 below, fp32's own are as coarse
+    DOWN: tl.constexpr = 16 if SCALED and dtype == tl.bfloat16 and FMT != "fp16" else 0
     magnitude = code & ((1 << (BITS - 1)) - 1)
-    value = _magnitude_value(magnitude, FMT)
+    value = _magnitude_value(magnitude, FMT, DOWN)
     if SCALED:
         LARGEST: tl.constexpr = (
             65504.0
             if dtype == tl.float16
             else (3.3895313892515355e38 if dtype == tl.bfloat16 else 3.4028234663852886e38)
         )
-        value = tl.minimum(value * factor, LARGEST)
+        value = tl.minimum(value * factor * (2.0**DOWN), LARGEST)
     is_nan = magnitude >= FIRST_NAN
     if dtype == tl.float32:
         bits = tl.where(is_nan, 0x7FC00000, value.to(tl.int32, bitcast=True))
@@ -170,7 +178,7 @@ def from_code(code, factor, FMT: tl.constexpr, SCALED: tl.constexpr, dtype: tl.c
     else:
         if dtype == tl.float16:
             bits = tl.where(is_nan, 0x7E00, value.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32))
-        elif SCALED or FMT == "fp16":
+        elif FMT == "fp16":
             bits = tl.where(is_nan, 0x7FC0, _bf16_bits(value))
         else:
             bits = tl.where(is_nan, 0x7FC0, value.to(tl.int32, bitcast=True) >> 16)

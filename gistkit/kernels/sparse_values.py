@@ -14,6 +14,7 @@ from gistkit.formats import SCALE_BLOCK, ZVC_SLOT
 from gistkit.kernels.rounding import decoding_factor, from_code
 
 BLOCK = tl.constexpr(SCALE_BLOCK)
+BLOCK_SHIFT = tl.constexpr(SCALE_BLOCK.bit_length() - 1)
 LONGEST_SLOT = tl.constexpr(ZVC_SLOT)
 
 
@@ -88,7 +89,8 @@ def load_values(
         return items
     else:
         if SCALING == "block":
-            blocks = ((start % BLOCK).to(tl.int32) + places) // BLOCK
-            exponents = tl.load(exponents_ptr + start // BLOCK + blocks, mask, other=127)
+            # shifts: a division of what may be negative for all the compiler knows costs three instructions more
+            blocks = ((start & (BLOCK - 1)).to(tl.int32) + places) >> BLOCK_SHIFT
+            exponents = tl.load(exponents_ptr + (start >> BLOCK_SHIFT) + blocks, mask, other=127)
             factor = decoding_factor(exponents.to(tl.int32), FMT)
         return from_code(items.to(tl.int32), factor, FMT, SCALING != "none", dtype)

@@ -77,6 +77,17 @@ def test_every_pattern_of_16_bits(codec):
 
 
 @pytest.mark.parametrize("codec", PAYLOADS)
+@pytest.mark.parametrize("fmt", ("fp16", "fp10", "fp8"))
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_every_pattern_of_16_bits_becomes_the_oracles_code(codec, fmt, dtype):
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int32)
+    x = (x << 16).view(torch.float32) if dtype == torch.float32 else x.to(torch.int16).view(dtype)
+    case = SparseCase(x, x, fmt, "none")
+    for made, expected in zip(PAYLOADS[codec](ops, device_case(case)), PAYLOADS[codec](reference, case), strict=True):
+        assert same_bits(decoded(ops, device_case(case), made, codec).cpu(), decoded(reference, case, expected, codec))
+
+
+@pytest.mark.parametrize("codec", PAYLOADS)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_values_need_not_be_aligned(codec, dtype):
     x = float_values(5001, dtype, 0, 0.5, False).cuda()[1:]
