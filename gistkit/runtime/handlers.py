@@ -14,13 +14,14 @@ import torch
 from gistkit.graph.calls import BatchNorm, Bound, Conv2d, Dropout, Linear, MaxPool2d, Relu, operands
 from gistkit.kernels.layout import is_dense
 from gistkit.nn import functional
+from gistkit.nn.eligible import KERNEL_DTYPES
 from gistkit.nn.keep import Alias, Kept
 from gistkit.nn.overwrite import overwrite_relu
 from gistkit.plan.plan import Decision
 from gistkit.runtime.program import Step
 from gistkit.runtime.promise import Promise
 from gistkit.runtime.rebuild import BatchNormTerm, ReluTerm, builder, matching_candidate, resolve, same_bits
-from gistkit.runtime.region import FLOATS, Region
+from gistkit.runtime.region import Region
 from gistkit.runtime.stash import Reader, RebuiltBody, Stash, covers
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -33,7 +34,7 @@ def runs(bound: Bound) -> bool:
 
 
 def _is_plain(t: torch.Tensor) -> bool:
-    return type(t) in _PLAIN and t.dtype in FLOATS and t.layout == torch.strided and not t.is_nested
+    return type(t) in _PLAIN and t.dtype in KERNEL_DTYPES and t.layout == torch.strided and not t.is_nested
 
 
 def relu(region: Region, step: Step, b: Relu) -> torch.Tensor:

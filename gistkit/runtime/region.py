@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from gistkit.codecs import CODECS
 from gistkit.errors import PlanMismatchError
 from gistkit.graph.weights import is_weight
+from gistkit.nn.eligible import KERNEL_DTYPES
 from gistkit.nn.keep import Alias, Kept
 from gistkit.plan.plan import CallChoice, Decision
 from gistkit.runtime.exact import ExactPacker, Ticket
@@ -25,7 +26,6 @@ from gistkit.runtime.promise import Watch
 from gistkit.runtime.rebuild import BatchNormTerm
 from gistkit.runtime.stash import CodedBody, Reader, Shape, Stash, StashTable, covers
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 SMALL_BYTES = 4096
 PAYS = 0.95
 OWNERS = ("relu", "max_pool2d", "dropout", "batch_norm")
@@ -55,7 +55,7 @@ def ad_hoc(x: torch.Tensor, sparse: bool, settings: Settings) -> Decision:
     """The decision for a tensor that no plan speaks of."""
     if x.dtype == torch.bool:
         return Decision(-1, "bits", reason="a mask of 1 bit an element")
-    if x.dtype not in FLOATS or x.numel() * x.element_size() < SMALL_BYTES:
+    if x.dtype not in KERNEL_DTYPES or x.numel() * x.element_size() < SMALL_BYTES:
         return KEEP_DENSE
     suffix = "" if settings.lossy is None else "+" + settings.lossy
     if sparse:
@@ -171,11 +171,11 @@ class Region:
     def kept(self, storage: int) -> Kept | None:
         """The hold on a planned storage's values, for recipes."""
         stash = self.table.named(storage)
-        return self.aliases.get(storage) if stash is None else _Whole(stash)
+        return self.aliases.get(storage) if stash is None else stash.body
 
     def pack(self, x: torch.Tensor) -> Kept | Shape:
         """Saved-tensor hook of every op that gistkit does not cover."""
-        if self.unread and x.dtype in FLOATS and x.layout == torch.strided and not x.is_nested:
+        if self.unread and x.dtype in KERNEL_DTYPES and x.layout == torch.strided and not x.is_nested:
             return Shape(x)
         if is_weight(x) or x.layout != torch.strided or x.is_nested:
             return Alias(x)
@@ -204,22 +204,6 @@ class Region:
         self.aliases.clear()
         self.own.clear()
         self.held.clear()
-
-
-@dataclass
-class _Whole:
-    """A stash as the tensor that was encoded."""
-
-    stash: Stash
-
-    def dense(self) -> torch.Tensor:
-        return self.stash.body.dense()
-
-    def dense_rows(self, start: int, stop: int) -> torch.Tensor:
-        return self.stash.body.dense()[start:stop]
-
-    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        return self.stash.body.relu_backward(grad)
 
 
 def hooks(region: Region) -> tuple[Callable, Callable]:
