@@ -14,6 +14,8 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
+from gistkit.graph.tasks import Block, ConvShape, Task, Use
+
 KINDS = ("input", "parameter", "buffer", "activation")
 
 
@@ -95,12 +97,19 @@ class SavedStorage:
 
 @dataclass(frozen=True)
 class SavedGraph:
-    """All calls, storages and values of one training forward; see the module docstring."""
+    """All calls, storages and values of one training forward; see the module docstring.
+
+    ``tasks`` and ``blocks`` (:mod:`gistkit.graph.tasks`) are those of the whole step, backward included, where it was
+    captured with ``backward=True``, else empty. ``batch`` is the size of the inputs' first dimension, 0 if unknown.
+    """
 
     calls: tuple[Call, ...]
     storages: tuple[SavedStorage, ...]
     source: str = "fake"
     values: tuple[Value, ...] = ()
+    tasks: tuple[Task, ...] = ()
+    blocks: tuple[Block, ...] = ()
+    batch: int = 0
 
     @cached_property
     def _readers(self) -> dict[int, list[Call]]:
@@ -156,10 +165,23 @@ class SavedGraph:
         calls = tuple(_call(c) for c in raw["calls"])
         storages = tuple(SavedStorage(**{**s, "shape": tuple(s["shape"])}) for s in raw["storages"])
         values = tuple(Value(**{**v, "shape": tuple(v["shape"])}) for v in raw["values"])
-        return SavedGraph(calls, storages, raw["source"], values)
+        tasks = tuple(_task(t) for t in raw.get("tasks", ()))
+        blocks = tuple(_block(b) for b in raw.get("blocks", ()))
+        return SavedGraph(calls, storages, raw["source"], values, tasks, blocks, raw.get("batch", 0))
 
 
 def _call(raw: dict) -> Call:
     saves = tuple(Save(**{**s, "shape": tuple(s["shape"])}) for s in raw["saves"])
     ids = {name: tuple(raw[name]) for name in ("reads", "writes", "operands", "results")}
     return Call(**{**raw, **ids, "saves": saves})
+
+
+def _task(raw: dict) -> Task:
+    conv = raw["conv"]
+    if conv is not None:
+        conv = ConvShape(**{**conv, **{k: tuple(conv[k]) for k in ("kernel", "stride", "dilation")}})
+    return Task(**{**raw, "reads": tuple(raw["reads"]), "writes": tuple(raw["writes"]), "conv": conv})
+
+
+def _block(raw: dict) -> Block:
+    return Block(**{**raw, "uses": tuple(Use(**u) for u in raw["uses"])})

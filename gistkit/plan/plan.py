@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-PLACES = ("device", "nowhere")
+PLACES = ("device", "host", "nowhere")
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,11 @@ class Decision:
     """How one storage spends the time between its two uses.
 
     ``codec`` is a name of CODECS, ``dense`` (the tensor itself is kept), ``rebuild`` (recomputed from the storages in
-    ``sources`` by the ops that made it, place ``nowhere``) or ``drop`` (nobody reads its values). ``mask`` says that
+    ``sources`` by the ops that made it, place ``nowhere``), ``recompute`` (the forward runs anew from the storages in
+    ``sources``, as a checkpoint does; for comparison, the runtime refuses it) or ``drop`` (nobody reads its values).
+    With place ``host`` the codec's payload (``dense``: the raw bytes) crosses the link: its device memory is let go of
+    before task ``release`` begins, which waits for the transfer, and comes back from the start of task ``prefetch`` on.
+    ``mask`` says that
     the ReLU that made it keeps a 1-bit mask of its own beside it. ``recipe`` says how a rebuilt storage comes about, as
     nested tuples: ``("bn", covered call)``, ``("stash", storage)``, ``("add", a, b)``, ``("relu", a)``. ``reason`` is
     shown by the report.
@@ -27,23 +31,36 @@ class Decision:
     sources: tuple[int, ...] = ()
     reason: str = ""
     recipe: tuple = ()
+    release: int = -1
+    prefetch: int = -1
 
 
 @dataclass(frozen=True)
 class CallChoice:
     """How one covered call runs: ``inplace`` for a ReLU that may overwrite its input, ``zero_code`` for a max-pool
-    whose map also carries the ReLU's mask, ``passes`` for that ReLU (its backward is the identity)."""
+    whose map also carries the ReLU's mask, ``passes`` for that ReLU (its backward is the identity), ``slices`` for the
+    batch slices in which a weight gradient is taken, ``algorithm`` for a convolution's (planner data)."""
 
     covered: int
     op: str
     inplace: bool = False
     zero_code: bool = False
     passes: bool = False
+    slices: int = 1
+    algorithm: str = ""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All decisions of one step, by storage and by covered call, with the predicted bytes kept for backward."""
+    """All decisions of one step, by storage and by covered call, with what was predicted of it.
+
+    ``plain_bytes`` and ``kept_bytes`` are what plain PyTorch and the plan keep for backward. Where a budget was planned
+    for: ``peak_bytes`` is the most that the device holds during forward and backward (parameters, buffers, gradients,
+    inputs, activations, stashes, decoded copies, workspace, reserve), ``step_s`` the seconds of forward and backward,
+    ``lower_bound_bytes`` the least peak that the allowed moves can reach, ``gap`` how far ``step_s`` may be above the
+    least possible (0.0: proven optimal; None: the policy proves nothing), ``sub_batches`` the parts in which the batch
+    is taken. ``fidelity`` is ``bitwise``, ``reassociated`` or ``lossy``: the class of the moves really used.
+    """
 
     policy: str
     fingerprint: str
@@ -52,6 +69,14 @@ class Plan:
     plain_bytes: int = 0
     kept_bytes: int = 0
     settings: dict = field(default_factory=dict)
+    budget_bytes: int | None = None
+    peak_bytes: int = 0
+    step_s: float = 0.0
+    lower_bound_bytes: int = 0
+    gap: float | None = None
+    sub_batches: int = 1
+    fidelity: str = "bitwise"
+    hardware: str = ""
 
     def to_json(self) -> str:
         """The plan as JSON text."""
