@@ -21,6 +21,22 @@ class PlanMismatchError(GistError):
         self.expected, self.got, self.remedy = expected, got, remedy
 
 
+class BudgetError(GistError):
+    """No allowed plan fits the budget; says the budget, the least one of each fidelity class, what to do.
+
+    ``least_bytes`` maps ``bitwise``, ``reassociated``, ``lossy`` to the least peak that moves of the class can reach, for
+    the classes that were looked at.
+    """
+
+    def __init__(self, budget_bytes: int, least_bytes: dict[str, int], remedy: str) -> None:
+        least = ", ".join(f"{name} {value} bytes ({value / 2**20:.1f} MiB)" for name, value in least_bytes.items())
+        super().__init__(
+            f"the budget must be at least what the step needs, by the class of moves: {least}; "
+            f"got {budget_bytes} bytes ({budget_bytes / 2**20:.1f} MiB): {remedy}"
+        )
+        self.budget_bytes, self.least_bytes, self.remedy = budget_bytes, dict(least_bytes), remedy
+
+
 class DataError(GistError):
     """A data set on disk cannot be read: names the path, what was expected there and what to do."""
 
