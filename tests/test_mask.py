@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from gistkit.kernels import ops
 from gistkit.kernels.reference import mask as reference
+from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 from tests.tensors import FLOATS, same_bits, values_of
 
 LENGTHS = st.one_of(st.integers(0, 40), st.integers(0, 2600))
@@ -33,6 +34,23 @@ def test_relu_and_its_mask_on_every_bit_pattern(dtype):
     assert torch.equal(ops.bits_decode(mask, x.numel()), ~(x <= 0))
     assert torch.equal(ops.mask1_encode(x), mask)
     assert torch.equal(ops.mask1_encode(y), mask), "the output has the mask of its input"
+
+
+@dtypes
+def test_relu_of_negative_zero_is_positive_zero_where_asked(dtype):
+    x = every_pattern(dtype)
+    y, mask = reference.relu_mask1(x, positive_zero=True)
+    z = x.clone()
+    assert torch.equal(reference.relu_mask1_(z, positive_zero=True), mask) and same_bits(z, y)
+    assert torch.equal(mask, reference.mask1_encode(x)) and not y[x <= 0].signbit().any()
+    passing = ~(x <= 0)
+    assert same_bits(y[passing], torch.relu(x)[passing])
+
+
+def test_what_relu_makes_of_negative_zero_is_asked():
+    for dtype in FLOATS:
+        x = torch.tensor([-0.0], dtype=dtype)
+        assert relu_keeps_negative_zero(x) is bool(torch.relu(x).signbit())
 
 
 @dtypes

@@ -14,20 +14,27 @@ import triton.language as tl
 
 from gistkit.formats import mask1_bytes
 from gistkit.kernels.checks import check_dtype, check_flat, check_mask, check_values
-from gistkit.kernels.rounding import round_to, widen
+from gistkit.kernels.rounding import not_positive, rounded, widen
+from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 from gistkit.kernels.tiling import launch_tiles, tile
 
 
 @triton.jit
-def _pack_kernel(x_ptr, y_ptr, mask_ptr, n, RELU: tl.constexpr, ROWS: tl.constexpr, ALIGNED: tl.constexpr):
-    """mask of x (fp32/bf16/fp16, or uint8 flags); with RELU also y = relu(x), which keeps NaN payloads and -0.0."""
+def _pack_kernel(
+    x_ptr, y_ptr, mask_ptr, n, RELU: tl.constexpr, KEEP_ZERO: tl.constexpr, ROWS: tl.constexpr, ALIGNED: tl.constexpr
+):
+    """mask of x (fp32/bf16/fp16, or uint8 flags); with RELU also y = relu(x), which keeps NaN payloads.
+
+    relu(-0.0) is -0.0 where KEEP_ZERO, else +0.
+    """
     first, rows, row_mask, offs, mask = tile(n, ROWS, ALIGNED)
     x = tl.load(x_ptr + first + offs, mask, other=0)
     # 16-bit floats are compared as fp32, which is exact; only the comparison's result is used, so NaN payloads survive
-    wide = x.to(tl.int32) if x.dtype == tl.uint8 else widen(x)
+    closed = x == 0 if x.dtype == tl.uint8 else not_positive(widen(x))
     if RELU:
-        tl.store(y_ptr + first + offs, tl.where(wide < 0, 0.0, x), mask)
-    octets = tl.sum(tl.where(wide <= 0, 0, 1 << tl.arange(0, 8)[None, :]), axis=1)
+        y = tl.where(widen(x) < 0 if KEEP_ZERO else closed, 0.0, x)
+        tl.store(y_ptr + first + offs, y, mask)
+    octets = tl.sum(tl.where(closed, 0, 1 << tl.arange(0, 8)[None, :]), axis=1)
     tl.store(mask_ptr + first // 8 + rows, octets.to(tl.uint8), row_mask)
 
 
@@ -58,24 +65,26 @@ def _select_kernel(grad_ptr, mask_ptr, out_ptr, n, ROWS: tl.constexpr, ALIGNED: 
 
 
 @triton.jit
-def _scale_kernel(grad_ptr, mask_ptr, out_ptr, scale, n, ROWS: tl.constexpr, ALIGNED: tl.constexpr):
-    """grad * (scale or 0) in fp32, rounded once."""
+def _scale_kernel(
+    grad_ptr, mask_ptr, out_ptr, scale, n, PORTABLE: tl.constexpr, ROWS: tl.constexpr, ALIGNED: tl.constexpr
+):
+    """grad * (scale or 0) in fp32, rounded once; by the hardware, whose NaN is PyTorch's, unless PORTABLE."""
     first, rows, row_mask, offs, mask = tile(n, ROWS, ALIGNED)
     grad = tl.load(grad_ptr + first + offs, mask, other=0)
     noise = tl.where(_bits(mask_ptr, first, rows, row_mask) != 0, scale, 0.0)
-    tl.store(out_ptr + first + offs, round_to(widen(grad) * noise, grad.dtype), mask)
+    tl.store(out_ptr + first + offs, rounded(widen(grad) * noise, grad.dtype, PORTABLE), mask)
 
 
-def _pack(x: torch.Tensor, y: torch.Tensor, relu: bool) -> torch.Tensor:
+def _pack(x: torch.Tensor, y: torch.Tensor, relu: bool = False, keep_zero: bool = False) -> torch.Tensor:
     mask = torch.empty((mask1_bytes(x.numel()),), dtype=torch.uint8, device=x.device)
-    launch_tiles(_pack_kernel, x, x, y, mask, RELU=relu)
+    launch_tiles(_pack_kernel, x, x, y, mask, RELU=relu, KEEP_ZERO=keep_zero)
     return mask
 
 
 def mask1_encode(x: torch.Tensor) -> torch.Tensor:
     """uint8[ceil(n/8)] of not (x <= 0), for x fp32/bf16/fp16[n]. Does not synchronise."""
     check_values("mask1_encode", "x", x)
-    return _pack(x, x, False)
+    return _pack(x, x)
 
 
 def mask1_decode(mask: torch.Tensor, n: int, dtype: torch.dtype) -> torch.Tensor:
@@ -88,16 +97,27 @@ def mask1_decode(mask: torch.Tensor, n: int, dtype: torch.dtype) -> torch.Tensor
 
 
 def relu_mask1(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(relu(x), its mask) in one pass. NaN payloads and -0.0 stay as they are. Does not synchronise."""
+    """(relu(x), its mask) in one pass. NaN payloads stay, a -0.0 becomes what ``torch.relu`` makes of it on x's device.
+
+    Does not synchronise but for asking that once (:mod:`gistkit.kernels.signed_zero`).
+    """
     check_values("relu_mask1", "x", x)
+    keep_zero = relu_keeps_negative_zero(x)
+    if keep_zero is None:
+        y = torch.relu(x)
+        return y, _pack(y, y)
     y = torch.empty_like(x)
-    return y, _pack(x, y, True)
+    return y, _pack(x, y, True, keep_zero)
 
 
 def relu_mask1_(x: torch.Tensor) -> torch.Tensor:
-    """The mask of relu(x); x is overwritten by relu(x) in the same pass. Does not synchronise."""
+    """The mask of relu(x); x is overwritten by relu(x) in the same pass. Zeros and waiting as :func:`relu_mask1`."""
     check_values("relu_mask1_", "x", x)
-    return _pack(x, x, True)
+    keep_zero = relu_keeps_negative_zero(x)
+    if keep_zero is None:
+        torch.relu_(x)
+        return _pack(x, x)
+    return _pack(x, x, True, keep_zero)
 
 
 def mask1_backward(grad: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -114,7 +134,7 @@ def bits_encode(b: torch.Tensor) -> torch.Tensor:
     check_flat("bits_encode", "b", b)
     check_dtype("bits_encode", "b", b.dtype, (torch.bool,))
     flags = b.view(torch.uint8)
-    return _pack(flags, flags, False)
+    return _pack(flags, flags)
 
 
 def bits_decode(mask: torch.Tensor, n: int) -> torch.Tensor:
@@ -133,5 +153,5 @@ def dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> to
     check_values("dropout_backward", "grad", grad)
     check_mask("dropout_backward", mask, grad.numel())
     grad_x = torch.empty_like(grad)
-    launch_tiles(_scale_kernel, grad, grad, mask, grad_x, scale)
+    launch_tiles(_scale_kernel, grad, grad, mask, grad_x, scale, PORTABLE=not grad.is_cuda)
     return grad_x

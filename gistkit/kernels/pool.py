@@ -9,8 +9,8 @@
 | backward | `backward_kernel` | everything else |
 
 Where PyTorch's own kernels differ, these follow CUDA's. Known differences from those:
-- the fused ReLU turns -0.0 into +0 (CUDA's ReLU does up to torch 2.12, the CPU's keeps -0.0); a zero gradient is always
-  +0 (CUDA's channels_last kernel keeps -0.0 where one window alone covers a pixel). ``torch.equal`` sees neither.
+- a zero gradient is always +0 (CUDA's channels_last kernel keeps -0.0 where one window alone covers a pixel), which
+  ``torch.equal`` does not see.
 - a channels_last window of nothing but -inf passes its gradient to its first position, as in NCHW and on the CPU;
   CUDA's kernel names element 0 of the plane there, and the gradient is lost.
 """
@@ -31,6 +31,7 @@ from gistkit.kernels.pool_backward_pairs import backward_pairs_kernel
 from gistkit.kernels.pool_forward import forward_kernel, forward_pairs_kernel
 from gistkit.kernels.pool_geometry import PoolGeometry, backward_geometry, forward_geometry, none_code
 from gistkit.kernels.pool_tiles import divisor
+from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 
 NUM_WARPS = 4
 FORWARD_OUTPUTS = 1024
@@ -54,9 +55,13 @@ def maxpool_forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Max-pool of x (or of relu(x), in one pass) and one code per output: as :func:`..reference.pool.maxpool_forward`.
 
-    Does not synchronise.
+    The fused ReLU makes of -0.0 what ``torch.relu`` makes of it on x's device. Does not synchronise but for asking that
+    once (:mod:`gistkit.kernels.signed_zero`).
     """
     g = forward_geometry(x, kernel, stride, padding, dilation, ceil_mode, zero_code, bits)
+    keep_zero = relu_keeps_negative_zero(x) if relu else False
+    if keep_zero is None:
+        x, relu, keep_zero = torch.relu(x), False, False
     channels_last = is_channels_last(x)
     n, c = x.shape[:2]
     layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -64,7 +69,7 @@ def maxpool_forward(
     codes = torch.empty((formats.argmax_bytes(y.numel(), bits),), dtype=torch.uint8, device=x.device)
     if y.numel() == 0:
         return y, codes
-    flags = {"RELU": relu, "ZERO_CODE": zero_code, "NONE": none_code(bits), "BITS": bits}
+    flags = {"RELU": relu, "KEEP_ZERO": keep_zero, "ZERO_CODE": zero_code, "NONE": none_code(bits), "BITS": bits}
     with _device(x):
         if _runs_in_pairs(g, channels_last):
             _launch_pairs(x, y, codes, g, flags)

@@ -7,7 +7,8 @@ CUDA for bf16 and fp16. Sums start at +0, so a gradient of -0.0 alone becomes +0
 import triton
 import triton.language as tl
 
-from gistkit.kernels.pool_tiles import load_codes, locate, locate_channels, program_start, rounded
+from gistkit.kernels.pool_tiles import load_codes, locate, locate_channels, program_start
+from gistkit.kernels.rounding import rounded
 from gistkit.kernels.rounding import widen
 
 

@@ -6,7 +6,8 @@ Half the instructions of :mod:`gistkit.kernels.pool_backward`, whose rules hold 
 import triton
 import triton.language as tl
 
-from gistkit.kernels.pool_tiles import locate, program_start, rounded
+from gistkit.kernels.pool_tiles import locate, program_start
+from gistkit.kernels.rounding import rounded
 from gistkit.kernels.rounding import widen
 
 

@@ -3,12 +3,14 @@
 PyTorch's rules: strict > (the first maximum wins), NaN wins and the last NaN of a window stays, padding never wins, and
 a window of nothing but -inf names its first position inside the input. A ReLU in front commutes with the maximum, so it
 is applied to the result; where that is zero so are all values of the window, and the first position holds the maximum.
+KEEP_ZERO is for a ReLU that gives -0.0 for -0.0: a zero maximum then has the sign of that first position's zero.
 """
 
 import triton
 import triton.language as tl
 
 from gistkit.kernels.pool_tiles import locate, locate_channels, program_start, store_codes
+from gistkit.kernels.rounding import not_positive
 
 
 @triton.jit
@@ -38,15 +40,22 @@ def _take(best, code, values, position):
 
 
 @triton.jit
-def _finish(best, code, first_code, RELU: tl.constexpr, ZERO_CODE: tl.constexpr, NONE: tl.constexpr):
-    """Apply the ReLU to the maxima and mark those that pass no gradient back."""
-    not_positive = best <= 0.0
+def _rectified_zero(values):
+    """relu(values) where they are not positive: zeros keep their sign."""
+    values = _comparable(values)
+    return tl.where(values == 0.0, values, 0.0)
+
+
+@triton.jit
+def _finish(best, code, zero, first_code, RELU: tl.constexpr, ZERO_CODE: tl.constexpr, NONE: tl.constexpr):
+    """Apply the ReLU to the maxima and mark those that pass no gradient back; zero: what those are that the ReLU stops."""
+    stopped = not_positive(best)
     if RELU:
-        best = tl.where(not_positive, 0.0, best)
+        best = tl.where(stopped, zero, best)
     if ZERO_CODE:
-        code = tl.where(not_positive, NONE, code)
+        code = tl.where(stopped, NONE, code)
     elif RELU:
-        code = tl.where(not_positive, first_code, code)
+        code = tl.where(stopped, first_code, code)
     return best, code
 
 
@@ -72,9 +81,9 @@ def forward_kernel(
     x_ptr, y_ptr, codes_ptr, groups, inner_groups, height, width, out_height, out_width,
     by_inner, by_width, by_height,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    DH: tl.constexpr, DW: tl.constexpr, CHANNELS_LAST: tl.constexpr, RELU: tl.constexpr, ZERO_CODE: tl.constexpr,
-    NONE: tl.constexpr, BITS: tl.constexpr, CHECK: tl.constexpr, UNROLL: tl.constexpr, WIDE: tl.constexpr,
-    V: tl.constexpr, LANES: tl.constexpr,
+    DH: tl.constexpr, DW: tl.constexpr, CHANNELS_LAST: tl.constexpr, RELU: tl.constexpr, KEEP_ZERO: tl.constexpr,
+    ZERO_CODE: tl.constexpr, NONE: tl.constexpr, BITS: tl.constexpr, CHECK: tl.constexpr, UNROLL: tl.constexpr,
+    WIDE: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Any window in either layout: V outputs a lane along the channels (channels_last) or along a row.
 
@@ -120,7 +129,12 @@ def forward_kernel(
                 best, code = _visit(
                     best, code, window_ptr, rows, columns, inside, i, j, height, width, step, KW, DH, DW, CHECK
                 )
-    best, code = _finish(best, code, first_code, RELU, ZERO_CODE, NONE)
+    zero = 0.0
+    if KEEP_ZERO:
+        i, j = _first_inside(rows, DH), _first_inside(columns, DW)
+        present = inside & (rows + i * DH < height) & (columns + j * DW < width)
+        zero = _rectified_zero(tl.load(window_ptr + (i * DH * width + j * DW) * step, present, 0.0))
+    best, code = _finish(best, code, zero, first_code, RELU, ZERO_CODE, NONE)
     tl.store(y_ptr + first + tile, _stored(best, y_ptr.dtype.element_ty), inside)
     store_codes(codes_ptr, first, code, inside, BITS)
 
@@ -142,8 +156,9 @@ def _load_four(ptr, inside, MASKED: tl.constexpr, LANES: tl.constexpr):
 @triton.jit(do_not_specialize=["by_pairs", "by_height"])
 def forward_pairs_kernel(
     x_ptr, y_ptr, codes_ptr, pairs, row_pairs, height, width, out_height, by_pairs, by_height,
-    K: tl.constexpr, P: tl.constexpr, RELU: tl.constexpr, ZERO_CODE: tl.constexpr, NONE: tl.constexpr,
-    BITS: tl.constexpr, CHECK: tl.constexpr, ALIGN: tl.constexpr, WIDE: tl.constexpr, LANES: tl.constexpr,
+    K: tl.constexpr, P: tl.constexpr, RELU: tl.constexpr, KEEP_ZERO: tl.constexpr, ZERO_CODE: tl.constexpr,
+    NONE: tl.constexpr, BITS: tl.constexpr, CHECK: tl.constexpr, ALIGN: tl.constexpr, WIDE: tl.constexpr,
+    LANES: tl.constexpr,
 ):  # fmt: skip
     """2x2 (P = 0) and 3x3 (P = 0 or 1) windows of stride 2 in NCHW with an even out_width: two outputs of a row a lane.
 
@@ -186,8 +201,13 @@ def forward_pairs_kernel(
             right = tl.load(row_ptr + 4, present & (pair * 4 + 4 < width), float("-inf"))
             low, low_code = _take(low, low_code, c, i * K + 2)
             high, high_code = _take(high, high_code, right, i * K + 2)
-    low, low_code = _finish(low, low_code, low_first, RELU, ZERO_CODE, NONE)
-    high, high_code = _finish(high, high_code, high_first, RELU, ZERO_CODE, NONE)
+    low_zero, high_zero = 0.0, 0.0
+    if KEEP_ZERO:
+        first_row_ptr = ptr + tl.where(row < 0, width, 0)
+        low_zero = _rectified_zero(tl.load(first_row_ptr - tl.where(pair == 0, 0, P)))
+        high_zero = _rectified_zero(tl.load(first_row_ptr + 2 - P))
+    low, low_code = _finish(low, low_code, low_zero, low_first, RELU, ZERO_CODE, NONE)
+    high, high_code = _finish(high, high_code, high_zero, high_first, RELU, ZERO_CODE, NONE)
     first = (start.to(tl.int64) + lanes)[:, None] * 2
     y = _stored(tl.join(low, high), y_ptr.dtype.element_ty)
     tl.store(y_ptr + first + tl.arange(0, 2)[None, :], y, inside[:, None])

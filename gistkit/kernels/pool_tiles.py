@@ -4,7 +4,6 @@ import triton
 import triton.language as tl
 
 from gistkit.formats import ceil_div
-from gistkit.kernels.rounding import round_to
 
 
 def divisor(d: int) -> int:
@@ -98,12 +97,3 @@ def load_codes(codes_ptr, first, inside, V: tl.constexpr, BITS: tl.constexpr):
     else:
         pairs = tl.load(codes_ptr + (first >> 1) + tl.arange(0, V // 2)[None, :], inside, 0).to(tl.int32)
         return tl.reshape(tl.join(pairs & 15, pairs >> 4), (LANES, V))
-
-
-@triton.jit
-def rounded(x, DTYPE: tl.constexpr, PORTABLE: tl.constexpr):
-    """fp32 x to nearest even: by the hardware's conversion, or by integers where the interpreter's loses bits."""
-    if PORTABLE:
-        return round_to(x, DTYPE)
-    else:
-        return x.to(DTYPE)

@@ -39,6 +39,24 @@ def round_to(x, dtype: tl.constexpr):
 
 
 @triton.jit
+def rounded(x, dtype: tl.constexpr, PORTABLE: tl.constexpr):
+    """fp32 x to nearest even: by the hardware's conversion, or by integers where the interpreter's loses bits."""
+    if PORTABLE:
+        return round_to(x, dtype)
+    else:
+        return x.to(dtype)
+
+
+@triton.jit
+def not_positive(x):
+    """x <= 0 of fp32, false for NaN; written as x < the least subnormal.
+
+    ptxas makes an instruction of ``x <= 0 ? 0 : x`` that rewrites the payload of a NaN, and does not know this form.
+    """
+    return x < 1.401298464324817e-45
+
+
+@triton.jit
 def _place_sign(code, x, BITS: tl.constexpr):
     """code with x's sign bit as bit BITS - 1; fp16's is read before widening, in which a NaN may lose its sign."""
     if x.dtype == tl.float16:

@@ -34,14 +34,16 @@ def assert_lean(compiled: Compiled, instructions: float, bytes_moved: float) -> 
 
 @targets
 def test_encode(capability, dtype):
-    compiled, instructions = build(kernels._pack_kernel, dtype, capability, RELU=False)
+    compiled, instructions = build(kernels._pack_kernel, dtype, capability, RELU=False, KEEP_ZERO=False)
     assert_lean(compiled, instructions, ITEM_BYTES[dtype] + 1 / 8)
     assert compiled.loads == compiled.loads_128 == 4, "64 bytes a lane in 16-byte loads"
 
 
 @targets
-def test_relu(capability, dtype):
-    compiled, instructions = build(kernels._pack_kernel, dtype, capability, RELU=True)
+@pytest.mark.parametrize("keep_zero", [False, True])
+def test_relu(capability, dtype, keep_zero):
+    compiled, instructions = build(kernels._pack_kernel, dtype, capability, RELU=True, KEEP_ZERO=keep_zero)
+    assert compiled.count("FMNMX") == 0, "a maximum would rewrite the payload of a NaN"
     assert_lean(compiled, instructions, 2 * ITEM_BYTES[dtype] + 1 / 8)
     assert compiled.loads == compiled.loads_128 == compiled.stores_128 == 4
 
@@ -56,10 +58,11 @@ def test_backward(capability, dtype):
 
 @targets
 def test_dropout_backward(capability, dtype):
-    compiled, instructions = build(kernels._scale_kernel, dtype, capability)
+    compiled, instructions = build(kernels._scale_kernel, dtype, capability, PORTABLE=False)
     assert_lean(compiled, instructions, 2 * ITEM_BYTES[dtype] + 1 / 8)
     assert compiled.loads_128 == compiled.stores_128 == 4
     assert compiled.count("FFMA") == 0, "the product is rounded by itself"
+    assert dtype != "bf16" or "cvt.rn.bf16" in compiled.ptx, "the conversion that PyTorch uses, NaN and all"
     assert not any(".FTZ" in line for line in compiled.sass_lines), "subnormal gradients survive"
 
 
@@ -70,7 +73,10 @@ def test_decode(capability, dtype):
 
 
 def test_flags():
-    for kernel, constexprs in ((kernels._pack_kernel, {"RELU": False}), (kernels._unpack_kernel, {})):
+    for kernel, constexprs in (
+        (kernels._pack_kernel, {"RELU": False, "KEEP_ZERO": False}),
+        (kernels._unpack_kernel, {}),
+    ):
         compiled, instructions = build(kernel, "u8", 90, **constexprs)
         assert_lean(compiled, instructions, 1 + 1 / 8)
 
@@ -78,7 +84,8 @@ def test_flags():
 @pytest.mark.parametrize("kernel", ["_select_kernel", "_scale_kernel", "_unpack_kernel"])
 @floats
 def test_odd_lengths_spill_nothing_either(kernel, dtype):
-    compiled, _ = build(getattr(kernels, kernel), dtype, 90, aligned=False)
+    constexprs = {"PORTABLE": False} if kernel == "_scale_kernel" else {}
+    compiled, _ = build(getattr(kernels, kernel), dtype, 90, aligned=False, **constexprs)
     assert compiled.spills == 0
 
 

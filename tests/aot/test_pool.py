@@ -19,6 +19,7 @@ POINTERS = {"fp32": "*fp32", "bf16": "*bf16", "fp16": "*fp16"}
 BUDGET = {"fp32": 36, "bf16": 18, "fp16": 18}
 VECTOR = {"fp32": 4, "bf16": 8, "fp16": 8}
 FORWARD_BUDGET = {2: 12, 3: 24}
+KEEP_ZERO_BUDGET = {2: 15, 3: 28}
 BACKWARD_BUDGET = {2: 12, 3: 18}
 TARGETS = [*((dtype, c) for dtype in ("fp32", "bf16") for c in CAPABILITIES), ("fp16", 90)]
 
@@ -43,20 +44,22 @@ def _windows(k: int, p: int, stride: int | None = 2) -> dict[str, int]:
     return windows if stride is None else {**windows, "SH": stride, "SW": stride}
 
 
-CODES = {"ZERO_CODE": True, "NONE": 15, "BITS": 4}
+CODES = {"ZERO_CODE": True, "NONE": 15, "BITS": 4, "KEEP_ZERO": False}
 
 
 @pytest.mark.parametrize("dtype, capability", TARGETS)
 @pytest.mark.parametrize("k, p", [(2, 0), (3, 0), (3, 1)])
-def test_forward_pairs(k, p, dtype, capability):
+@pytest.mark.parametrize("keep_zero", [False, True])
+def test_forward_pairs(k, p, dtype, capability, keep_zero):
     c = _compile(
         forward_pairs_kernel, dtype, capability,
-        K=k, P=p, RELU=True, CHECK=False, ALIGN=4, WIDE=False, LANES=PAIRS, **CODES,
+        K=k, P=p, RELU=True, CHECK=False, ALIGN=4, WIDE=False, LANES=PAIRS, **{**CODES, "KEEP_ZERO": keep_zero},
     )  # fmt: skip
-    assert c.barriers == c.shared_bytes == 0
-    assert per_element(c, PAIRS * 8) <= FORWARD_BUDGET[k]
+    assert c.barriers == c.shared_bytes == c.count("FMNMX") == 0, "a maximum would rewrite the payload of a NaN"
+    assert per_element(c, PAIRS * 8) <= (KEEP_ZERO_BUDGET if keep_zero else FORWARD_BUDGET)[k]
     per_lane = PAIRS // 128
-    assert c.loads == per_lane * (2 if k == 2 else 6), "four columns in one access, and the odd one"
+    loads = (2 if k == 2 else 6) + (2 if keep_zero else 0)
+    assert c.loads == per_lane * loads, "four columns in one access, the odd one, and with KEEP_ZERO two first ones"
     assert dtype != "fp32" or c.loads_128 == per_lane * k
 
 
@@ -87,7 +90,7 @@ def test_channels_last(k, p, dtype, capability):
         backward_quads_kernel, dtype, capability,
         BITS=4, ODD=False, PORTABLE=False, LANES=QUADS // v, **_windows(k, p, None), **common,
     )  # fmt: skip
-    assert forward.barriers == backward.barriers == 0
+    assert forward.barriers == backward.barriers == forward.count("FMNMX") == 0
     assert per_element(backward, QUADS * 4) <= BUDGET[dtype]
     assert backward.stores == backward.stores_128 == QUADS // 128 // v * 4
 
@@ -97,7 +100,7 @@ def test_channels_last(k, p, dtype, capability):
 def test_general_kernels_compile_without_spills(wide, channels_last):
     common = {"CHANNELS_LAST": channels_last, "WIDE": wide, "V": 1, "LANES": 1024}
     windows = {**_windows(5, 2, 3), "DH": 2, "DW": 2}
-    codes = {"NONE": 255, "ZERO_CODE": True, "BITS": 8}
+    codes = {"NONE": 255, "ZERO_CODE": True, "BITS": 8, "KEEP_ZERO": wide}
     compile_ = {"dtype": "bf16", "capability": 90}
     _compile(forward_kernel, RELU=True, CHECK=True, UNROLL=False, **compile_, **windows, **codes, **common)
     _compile(forward_kernel, RELU=True, CHECK=True, UNROLL=True, **compile_, **_windows(3, 1), **codes, **common)
@@ -113,7 +116,8 @@ def test_extents_of_one_become_constants(channels_last):
         common["WIDE"] = wide
         _compile(
             forward_kernel, "bf16", 90,
-            RELU=True, CHECK=True, UNROLL=True, ZERO_CODE=True, NONE=15, **_windows(3, 1), **common, **ones,
+            RELU=True, KEEP_ZERO=True, CHECK=True, UNROLL=True, ZERO_CODE=True, NONE=15, **_windows(3, 1),
+            **common, **ones,
         )  # fmt: skip
         _compile(backward_kernel, "bf16", 90, PORTABLE=False, **_windows(3, 1), **common, **ones)
         _compile(
@@ -123,6 +127,7 @@ def test_extents_of_one_become_constants(channels_last):
         for name, fn in (("forward", forward_pairs_kernel), ("backward", backward_pairs_kernel)):
             pairs = {"row_pairs": 1, "out_height": 1, "K": 2, "CHECK": True, "WIDE": wide, "LANES": 512, "BITS": 4}
             if name == "forward":
-                _compile(fn, "bf16", 90, P=0, RELU=True, ZERO_CODE=True, NONE=15, ALIGN=4, width=1, **pairs)
+                codes = {"RELU": True, "KEEP_ZERO": True, "ZERO_CODE": True, "NONE": 15}
+                _compile(fn, "bf16", 90, P=0, ALIGN=4, width=1, **codes, **pairs)
             else:
                 _compile(fn, "bf16", 90, ODD=True, PORTABLE=False, quad_height=1, height=1, **pairs)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -17,6 +20,14 @@ LENGTHS = st.one_of(st.integers(0, 40), st.integers(0, 9000))
 dtypes = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 
 
+@contextmanager
+def negative_zeros(keep: bool | None) -> Iterator[None]:
+    """PyTorch's ReLU of -0.0 taken to be -0.0, +0, or unknown."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "relu_keeps_negative_zero", lambda x: keep)
+        yield
+
+
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal bits, all NaN being one: the CPU oracle rewrites NaN payloads of 16-bit dtypes, the kernels keep them."""
     return same_bits(plain_nan(a), plain_nan(b))
@@ -30,9 +41,11 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 @example(n=4097, seed=2)
 def test_kernels_equal_the_oracle(dtype, n, seed):
     x, grad = values_of(n, dtype, seed, 0.3, seed % 3 == 0), values_of(n, dtype, seed + 1, 0.1, seed % 3 == 1)
-    y, mask = kernels.relu_mask1(x)
-    expected_y, expected_mask = reference.relu_mask1(x)
-    assert torch.equal(mask, expected_mask) and same(y, expected_y)
+    for keep_zero in (False, True):
+        with negative_zeros(keep_zero):
+            y, mask = kernels.relu_mask1(x)
+        expected_y, expected_mask = reference.relu_mask1(x, positive_zero=not keep_zero)
+        assert torch.equal(mask, expected_mask) and same(y, expected_y)
     assert torch.equal(kernels.mask1_encode(x), mask)
     assert same_bits(kernels.mask1_decode(mask, n, dtype), reference.mask1_decode(mask, n, dtype))
     assert same(kernels.mask1_backward(grad, mask), reference.mask1_backward(grad, mask))
@@ -50,14 +63,27 @@ def test_flags(n, seed):
 
 
 @dtypes
-def test_in_place_relu_and_nan_payloads(dtype):
+@pytest.mark.parametrize("keep_zero", [False, True])
+def test_in_place_relu_and_nan_payloads(dtype, keep_zero):
     x = values_of(700, dtype, 3, 0.1, True)
+    x[5:300:7] = -0.0
     y = x.clone()
-    mask = kernels.relu_mask1_(y)
+    with negative_zeros(keep_zero):
+        mask = kernels.relu_mask1_(y)
     assert torch.equal(mask, reference.mask1_encode(x))
-    kept = (~(x < 0)).nonzero()[:, 0]
-    assert same_bits(y[kept], x[kept]), "NaN with their payloads and -0.0 pass as they are"
-    assert not y[x < 0].any() and not torch.signbit(y[x < 0]).any()
+    kept = ~(x < 0) if keep_zero else ~(x <= 0)
+    assert same_bits(y[kept], x[kept]), "NaN pass with their payloads, and -0.0 where it is kept"
+    assert not y[~kept].any() and not torch.signbit(y[~kept]).any()
+
+
+@dtypes
+def test_relu_is_pytorchs_own_while_the_device_cannot_be_asked(dtype):
+    x = values_of(700, dtype, 2, 0.3, False)
+    with negative_zeros(None):
+        y, mask = kernels.relu_mask1(x)
+        z = x.clone()
+        assert torch.equal(kernels.relu_mask1_(z), mask)
+    assert same_bits(y, torch.relu(x)) and same_bits(z, y) and torch.equal(mask, reference.mask1_encode(x))
 
 
 def test_bad_arguments():

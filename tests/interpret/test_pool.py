@@ -1,7 +1,7 @@
 """The Triton max-pool kernels in the interpreter against the oracle, bit for bit.
 
-Two known differences are taken out of the oracle's side: its sums are made in fp32, as CUDA's and the kernels' are, and
-the zeros of a fused ReLU are made positive (tests/gpu compares with CUDA's own results).
+One known difference is taken out of the oracle's side: its sums are made in fp32, as CUDA's and the kernels' are
+(tests/gpu compares with CUDA's own results).
 """
 
 from dataclasses import replace
@@ -20,13 +20,15 @@ from tests.pool_cases import COMMON_WINDOWS, PoolCase, assert_same_bits, pool_ca
 
 
 def check(case: PoolCase) -> None:
-    y, codes = pool.maxpool_forward(*case.forward_args)
-    expected_y, expected_codes = reference.maxpool_forward(*case.forward_args)
-    if case.relu:
-        expected_y = torch.where(expected_y == 0, 0.0, expected_y)
-    assert_same_bits(y, expected_y)
-    assert y.stride() == expected_y.stride()
-    assert torch.equal(codes, expected_codes)
+    # a ReLU that gives +0 for -0.0, one that keeps it, and PyTorch's own where the device cannot be asked
+    for keep_zero in (False, True, None) if case.relu else (False,):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pool, "relu_keeps_negative_zero", lambda x, answer=keep_zero: answer)
+            y, codes = pool.maxpool_forward(*case.forward_args)
+        expected_y, expected_codes = reference.maxpool_forward(*case.forward_args, positive_zero=keep_zero is False)
+        assert_same_bits(y, expected_y)
+        assert y.stride() == expected_y.stride()
+        assert torch.equal(codes, expected_codes)
 
     grad_y = case.gradient(y)
     grad_x = pool.maxpool_backward(*case.backward_args(grad_y, codes))

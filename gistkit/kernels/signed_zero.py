@@ -1,0 +1,54 @@
+"""What PyTorch's own ReLU makes of -0.0 on a device: it depends on the release, so the device is asked.
+
+The CPU's gives -0.0. CUDA's gave +0 (``max``) up to a change of 2026 (``std::max``, pull request 185354), -0.0 since.
+Kernels that fuse a ReLU take the answer as a compile-time constant.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+_BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
+
+
+class _Capturing(Exception):
+    """The device cannot be asked while a CUDA graph is captured; not cached, as an answer would be."""
+
+
+def relu_keeps_negative_zero(x: torch.Tensor) -> bool | None:
+    """True where ``torch.relu`` of -0.0 is -0.0 on the device and in the dtype of x, False where it is +0.
+
+    The first call for a device and dtype waits until the current stream has run one element through; none later does.
+    None where that first call falls into the capture of a CUDA graph: a caller then runs PyTorch's own ReLU instead of
+    fusing it.
+    """
+    try:
+        return _ask(x.device, x.dtype)
+    except _Capturing:
+        return None
+
+
+@cache
+def _ask(device: torch.device, dtype: torch.dtype) -> bool:
+    # Whatever watches the caller's PyTorch functions has nothing to see here.
+    with torch._C.DisableTorchFunction():
+        if device.type != "cuda":
+            return bool(_relu_of_negative_zero(device, dtype))
+        with torch.cuda.device(device):
+            if torch.cuda.is_current_stream_capturing():
+                raise _Capturing
+            # By an event and pinned memory: .item() would raise under torch.cuda.set_sync_debug_mode("error").
+            answer = torch.empty((1,), dtype=_BITS[dtype], device="cpu", pin_memory=True)
+            answer.copy_(_relu_of_negative_zero(device, dtype), non_blocking=True)
+            done = torch.cuda.Event()
+            done.record()
+            done.synchronize()
+            return bool(answer)
+
+
+def _relu_of_negative_zero(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """The bits of relu(-0.0), one element: 0 for +0. Built from bits, as a fill with -0.0 may lose the sign."""
+    negative_zero = torch.full((1,), torch.iinfo(_BITS[dtype]).min, dtype=_BITS[dtype], device=device).view(dtype)
+    return torch.relu(negative_zero).view(_BITS[dtype])
