@@ -1,0 +1,232 @@
+"""CostTable: seconds and workspace of a task, seconds and bytes of a codec, seconds of a transfer. Pure data.
+
+Seconds of a task are those of the roofline: the larger of operations / rate and traffic / bandwidth, at least one
+launch (vDNN and moDNN profile instead: give ``measured_s``). Seconds of codecs come from a measured table
+(:mod:`gistkit.plan.codec_costs`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from gistkit.codecs import codec as find_codec
+from gistkit.graph.saved import SavedGraph
+from gistkit.graph.tasks import Task
+from gistkit.plan.algorithms import Algorithm, arithmetic_rate, conv_algorithms
+from gistkit.plan.codec_costs import MAXPOOL_EFFICIENCY, RELU_BACKWARD_PASSES, passes
+from gistkit.plan.hardware import Hardware
+from gistkit.plan.policies.density import Densities
+from gistkit.plan.policies.reading import Reading, dtype_of
+
+BY_THE_OP = ("argmax4", "argmax8", "bits")
+"""Codecs of maps that an operator makes by itself, in place of an index or a mask of PyTorch's."""
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """What everything costs on one device.
+
+    ``algorithms[task]`` holds at least one entry; the first is what PyTorch is taken to run. ``densities`` are by
+    storage of the SavedGraph, for those that may hold zeros.
+    """
+
+    hardware: Hardware
+    algorithms: tuple[tuple[Algorithm, ...], ...]
+    densities: Mapping[int, float]
+
+    def task_s(self, task: int, algorithm: str = "") -> float:
+        """Seconds of a task, by default under its first algorithm. Raises ValueError for an algorithm it has not."""
+        return self._algorithm(task, algorithm).seconds
+
+    def workspace_bytes(self, task: int, algorithm: str = "") -> int:
+        """Workspace of a task, by default under its first algorithm. Raises ValueError for one it has not."""
+        return self._algorithm(task, algorithm).workspace_bytes
+
+    def memory_optimal(self, task: int) -> str:
+        """The name of the algorithm with the least workspace, the fastest of these: vDNN's (m)."""
+        return min(self.algorithms[task], key=lambda a: (a.workspace_bytes, a.seconds)).name
+
+    def performance_optimal(self, task: int) -> str:
+        """The name of the fastest algorithm, of equals the one with the least workspace: vDNN's (p)."""
+        return min(self.algorithms[task], key=lambda a: (a.seconds, a.workspace_bytes)).name
+
+    def _algorithm(self, task: int, name: str) -> Algorithm:
+        known = self.algorithms[task]
+        if not name:
+            return known[0]
+        for algorithm in known:
+            if algorithm.name == name:
+                return algorithm
+        raise ValueError(
+            f"algorithm of task {task} must be one of {', '.join(repr(a.name) for a in known)}, got {name!r}; "
+            "leave it '' for the default"
+        )
+
+    def payload_bytes(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> int:
+        """Bytes of a tensor of ``nbytes`` bytes of ``dtype`` under a codec; density None: no zeros. Raises ValueError
+        for an unknown codec."""
+        return _payload_bytes(codec, nbytes, dtype, density)
+
+    def encode_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> float:
+        """Seconds that encoding adds to the step (``nbytes`` of ``dtype`` before it).
+
+        A ReLU writes its ``mask1`` in the same kernel, so only the mask's bytes are added; a pool that writes its map
+        instead of an int64 index saves time, and the result is negative (only the index's own traffic is credited).
+        """
+        if codec == "dense":
+            return 0.0
+        payload = _payload_bytes(codec, nbytes, dtype, density)
+        if codec == "mask1":
+            return self._traffic_s(payload)
+        if codec in BY_THE_OP:
+            return self._own_map_s(nbytes, payload, dtype, "forward")
+        cost = passes(codec, dtype_of(dtype).itemsize, density)
+        if cost is None:
+            return self._traffic_s(nbytes + payload) + self.hardware.launch_s
+        pack = cost.pack if self.hardware.async_counts else 0.0
+        return self._passes_s(cost.encode + pack, nbytes) + (2 if pack else 1) * self.hardware.launch_s
+
+    def decode_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None, *, slices: int = 1) -> float:
+        """Seconds that one decoding adds: all of the tensor, in ``slices`` launches. ``mask1`` and the maps are not
+        decoded, their readers run on them: what is added there is negative."""
+        if codec == "dense":
+            return 0.0
+        if codec == "mask1":
+            return self.relu_backward_s(codec, nbytes, dtype, density)
+        payload = _payload_bytes(codec, nbytes, dtype, density)
+        if codec in BY_THE_OP:
+            return self._own_map_s(nbytes, payload, dtype, "backward")
+        cost = passes(codec, dtype_of(dtype).itemsize, density)
+        launches = max(1, slices) * self.hardware.launch_s
+        if cost is None:
+            return self._traffic_s(nbytes + payload) + launches
+        return self._passes_s(cost.decode, nbytes) + launches
+
+    def relu_backward_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> float:
+        """Seconds that a ReLU's backward takes more (less: negative) when it reads the payload, not its output."""
+        cost = passes(codec, dtype_of(dtype).itemsize, density)
+        if cost is None or cost.relu_backward == 0.0:
+            return 0.0
+        extra = cost.relu_backward * self.hardware.codec_slowdown - RELU_BACKWARD_PASSES
+        return extra * nbytes / (self.hardware.memory_gbps * 1e9)
+
+    def copy_s(self, nbytes: int) -> float:
+        """Seconds of an elementwise kernel that reads and writes ``nbytes`` in all."""
+        return self._traffic_s(nbytes) + self.hardware.launch_s
+
+    def d2h_s(self, nbytes: int) -> float:
+        """Seconds of a copy to the host with the link to itself; infinite where there is no link."""
+        return self._link_s(nbytes, self.hardware.d2h_gbps)
+
+    def h2d_s(self, nbytes: int) -> float:
+        """Seconds of a copy from the host with the link to itself; infinite where there is no link."""
+        return self._link_s(nbytes, self.hardware.h2d_gbps)
+
+    def _traffic_s(self, nbytes: float) -> float:
+        return nbytes / (self.hardware.memory_gbps * 1e9)
+
+    def _passes_s(self, count: float, nbytes: int) -> float:
+        return self._traffic_s(count * nbytes) * self.hardware.codec_slowdown
+
+    def _link_s(self, nbytes: int, gbps: float) -> float:
+        if nbytes == 0:
+            return 0.0
+        return nbytes / (gbps * 1e9) + self.hardware.launch_s if gbps else math.inf
+
+    def _own_map_s(self, nbytes: int, payload: int, dtype: str, phase: str) -> float:
+        """A map in place of PyTorch's own tensor: the traffic of one against that of the other, same kernel."""
+        efficiency = MAXPOOL_EFFICIENCY[phase] if dtype == "int64" and self.hardware.async_counts else 1.0
+        return self._traffic_s(payload) - self._traffic_s(nbytes) / efficiency
+
+
+@lru_cache(maxsize=65536)
+def _payload_bytes(codec: str, nbytes: int, dtype: str, density: float | None) -> int:
+    kind = dtype_of(dtype)
+    return find_codec(codec).predicted_bytes(nbytes // kind.itemsize, kind, density)
+
+
+def cost_table(
+    graph: SavedGraph,
+    hardware: Hardware,
+    *,
+    density: float | Mapping[int, float] | None = None,
+    measured_s: Mapping[int, float] | None = None,
+) -> CostTable:
+    """The costs of a captured step (``capture(..., backward=True)``) on a device.
+
+    ``density`` None: as recorded, else as the operators lead us to expect; a number: of every storage that may hold
+    zeros; a mapping: by storage, the others as with None. ``measured_s`` are seconds by task, of its default algorithm;
+    the others keep their ratio to it. Raises ValueError for a density outside [0, 1], a storage or task that the graph
+    has not, seconds that are not above 0.
+    """
+    _check(graph, density, measured_s or {})
+    algorithms = []
+    for task in graph.tasks:
+        known = _task_algorithms(task, hardware)
+        if measured_s and task.index in measured_s:
+            known = _scaled(known, measured_s[task.index])
+        algorithms.append(known)
+    return CostTable(hardware, tuple(algorithms), _densities(graph, density))
+
+
+def _task_algorithms(task: Task, hardware: Hardware) -> tuple[Algorithm, ...]:
+    if task.conv is not None:
+        return conv_algorithms(task, hardware)
+    rate = arithmetic_rate(hardware, task.dtype)
+    efficiency = 1.0
+    if task.op.startswith("max_pool") and hardware.async_counts:
+        efficiency = MAXPOOL_EFFICIENCY[task.phase]
+    moved_s = task.moved_bytes / (hardware.memory_gbps * 1e9 * efficiency)
+    # What moves nothing and computes nothing (a view, a reshape) launches nothing.
+    launch_s = hardware.launch_s if task.moved_bytes or task.flops else 0.0
+    return (Algorithm("", max(task.flops / rate, moved_s, launch_s), 0),)
+
+
+def _scaled(known: tuple[Algorithm, ...], seconds: float) -> tuple[Algorithm, ...]:
+    if known[0].seconds == 0.0:
+        return tuple(Algorithm(a.name, seconds, a.workspace_bytes) for a in known)
+    return tuple(Algorithm(a.name, a.seconds * seconds / known[0].seconds, a.workspace_bytes) for a in known)
+
+
+def _densities(graph: SavedGraph, density: float | Mapping[int, float] | None) -> dict[int, float]:
+    """By storage: the given ones, else those recorded or expected of what backward finds in it."""
+    given = density if isinstance(density, Mapping) else {}
+    reading = Reading(graph)
+    guess = Densities(reading, given)
+    found: dict[int, float] = {}
+    for storage in graph.storages:
+        value = reading.saved(storage.id)
+        share = given.get(storage.id) if value is None else guess.of(storage.id, value.version)
+        if share is not None:
+            found[storage.id] = float(density) if isinstance(density, int | float) else share
+    return found
+
+
+def _check(graph: SavedGraph, density: float | Mapping[int, float] | None, measured_s: Mapping[int, float]) -> None:
+    if isinstance(density, Mapping):
+        for storage, share in density.items():
+            _check_id("density", "storages", storage, len(graph.storages))
+            _check_share(f"density[{storage}]", share)
+    elif density is not None:
+        _check_share("density", density)
+    for task, seconds in measured_s.items():
+        _check_id("measured_s", "tasks", task, len(graph.tasks))
+        if not 0 < seconds < math.inf:
+            raise ValueError(f"measured_s[{task}] must be seconds above 0, got {seconds!r}; leave the task out")
+
+
+def _check_share(where: str, share: object) -> None:
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise ValueError(
+            f"{where} must be a share from 0 to 1, got {share!r}; give None for what was recorded or is expected"
+        )
+
+
+def _check_id(argument: str, what: str, key: int, count: int) -> None:
+    if not 0 <= key < count:
+        raise ValueError(
+            f"{argument} must name {what} 0 to {count - 1} of the graph, got {key}; take it from the same capture"
+        )

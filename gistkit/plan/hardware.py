@@ -1,0 +1,215 @@
+"""Hardware: what a device can do, as numbers, and presets of the papers' cards and of the ones we measured. Pure data.
+
+A preset's rates are *sustained* figures: what a copy or a large product really reaches, so that seconds are bytes or
+operations divided by a rate. A file written by ``gistkit calibrate`` takes a preset's place anywhere.
+
+titanx: Maxwell, 7 TFLOP/s, 336 GB/s, 12 GB, PCIe gen3 of 16 GB/s (vDNN section IV-B; Gist's card too). Sustained: DMA
+12.8 GB/s (vDNN section II-C); 64 % and 75 % of arithmetic and memory, assumed: convolutions as products, and copies.
+k40m: Kepler, 4.29 TFLOP/s, 288 GB/s, 12 GB, PCIe gen3 (moDNN section V names the card). Sustained: 70 % and, with ECC,
+65 %, assumed; DMA as above.
+h200: 140 GiB, PCIe gen5. Copy and TF32 convolutions measured (docs/log.md), bf16 products 790 TFLOP/s measured; the
+link's figures are published ones.
+cpu: one or two cores of a server, orders of magnitude: to be replaced by ``gistkit calibrate``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+GIB = 2**30
+_POSITIVE = ("memory_gbps", "codec_slowdown")
+_NOT_NEGATIVE = ("d2h_gbps", "h2d_gbps", "both_gbps", "launch_s")
+_LIMITS = {"memory_gbps": 1e6, "d2h_gbps": 1e5, "h2d_gbps": 1e5, "both_gbps": 2e5, "launch_s": 1.0}
+_MOST_FLOPS = 1e18
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One device with its link to the host.
+
+    ``memory_bytes`` is the capacity. ``memory_gbps`` is the bandwidth of a device copy in GB/s (1e9), bytes read and
+    written both counted. ``d2h_gbps`` and ``h2d_gbps`` are the link's in each direction alone, ``both_gbps`` the sum of
+    both while both are busy; all three 0: there is no link. ``flops`` are sustained operations per second by dtype name
+    (a multiplication and an addition are two); ``tf32``, where given, is what convolutions of fp32 tensors run at,
+    PyTorch's default. ``launch_s`` is the least time of one kernel. ``async_counts``: the sizes of sparse encodings
+    reach the host late, so scratches live on for a while (CUDA). ``codec_slowdown`` multiplies the codecs' times, which
+    are those of the Triton kernels. ``lacks`` names convolution algorithms that its library has not.
+
+    Raises ValueError for what no device can be: argument, demand, value, remedy.
+    """
+
+    name: str
+    memory_bytes: int
+    memory_gbps: float
+    d2h_gbps: float
+    h2d_gbps: float
+    both_gbps: float
+    flops: dict[str, float]
+    launch_s: float
+    async_counts: bool
+    codec_slowdown: float = 1.0
+    lacks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            _refuse("name", "a text that is not empty", self.name)
+        if type(self.memory_bytes) is not int or not 0 < self.memory_bytes < 2**50:
+            _refuse("memory_bytes", "a whole number of bytes above 0 and below 2**50", self.memory_bytes)
+        for field in (*_POSITIVE, *_NOT_NEGATIVE):
+            _check_number(field, getattr(self, field), field in _POSITIVE)
+        if type(self.async_counts) is not bool:
+            _refuse("async_counts", "true or false", self.async_counts)
+        if not all(isinstance(name, str) for name in self.lacks):
+            _refuse("lacks", "names of convolution algorithms", self.lacks)
+        self._check_link()
+        self._check_flops()
+
+    @property
+    def has_link(self) -> bool:
+        """Whether anything can be moved to the host."""
+        return self.both_gbps > 0
+
+    def _check_link(self) -> None:
+        rates = (self.d2h_gbps, self.h2d_gbps, self.both_gbps)
+        if any(rates) and not all(rates):
+            _refuse("d2h_gbps, h2d_gbps and both_gbps", "all above 0, or all 0 where there is no link", rates)
+        if self.both_gbps > 1.05 * (self.d2h_gbps + self.h2d_gbps):
+            _refuse("both_gbps", "at most the sum of both directions", self.both_gbps)
+
+    def _check_flops(self) -> None:
+        if not isinstance(self.flops, dict) or "float32" not in self.flops:
+            _refuse("flops", "a mapping of dtype names to rates with 'float32' among them", self.flops)
+        for dtype, rate in self.flops.items():
+            _check_number(f"flops[{dtype!r}]", rate, True, _MOST_FLOPS)
+
+    def to_json(self) -> str:
+        """The hardware as JSON text."""
+        return json.dumps(asdict(self), indent=2)
+
+    @staticmethod
+    def from_json(text: str) -> Hardware:
+        """The hardware of :meth:`to_json`'s text. Raises ValueError for text that is no JSON, lacks a field, has one
+        too many, or holds an absurd value."""
+        try:
+            raw = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"hardware: not JSON ({error}); write it anew with `gistkit calibrate`") from error
+        if not isinstance(raw, dict):
+            raise ValueError(f"hardware: must be a JSON object, got {type(raw).__name__}; see `gistkit calibrate`")
+        known = {field.name for field in fields(Hardware)}
+        missing, extra = sorted(known - {"codec_slowdown", "lacks"} - set(raw)), sorted(set(raw) - known)
+        if missing or extra:
+            wrong = " and ".join(
+                f"{what} {', '.join(names)}" for what, names in (("lacks", missing), ("has unknown", extra)) if names
+            )
+            raise ValueError(f"hardware: {wrong}; write it anew with `gistkit calibrate`")
+        lacks = raw.pop("lacks", [])
+        if not isinstance(lacks, list):
+            _refuse("lacks", "a list of convolution algorithms", lacks)
+        return Hardware(**raw, lacks=tuple(lacks))
+
+
+def _refuse(field: str, demand: str, value: object) -> None:
+    raise ValueError(
+        f"hardware: {field} must be {demand}, got {value!r}; take a preset ({', '.join(PRESETS)}) or run "
+        "`gistkit calibrate`"
+    )
+
+
+def _check_number(field: str, value: object, positive: bool, limit: float | None = None) -> None:
+    limit = _LIMITS.get(field, 1e6) if limit is None else limit
+    demand = f"a number {'above 0' if positive else 'of at least 0'} and at most {limit:g}"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return _refuse(field, demand, value)
+    if not math.isfinite(value) or value < 0 or value > limit or (positive and value == 0):
+        _refuse(field, demand, value)
+
+
+PRESETS: dict[str, Hardware] = {}
+PRESETS |= {
+    preset.name: preset
+    for preset in (
+        Hardware(
+            name="titanx",
+            memory_bytes=12 * GIB,
+            memory_gbps=252.0,
+            d2h_gbps=12.8,
+            h2d_gbps=12.8,
+            both_gbps=25.6,
+            flops={"float32": 4.5e12, "float16": 4.5e12, "bfloat16": 4.5e12},
+            launch_s=8e-6,
+            async_counts=True,
+            lacks=("winograd",),  # came with cuDNN 5; vDNN had cuDNN 4
+        ),
+        Hardware(
+            name="k40m",
+            memory_bytes=12 * GIB,
+            memory_gbps=187.0,
+            d2h_gbps=12.8,
+            h2d_gbps=12.8,
+            both_gbps=25.6,
+            flops={"float32": 3.0e12, "float16": 3.0e12, "bfloat16": 3.0e12},
+            launch_s=8e-6,
+            async_counts=True,
+        ),
+        Hardware(
+            name="h200",
+            memory_bytes=150_754_820_096,  # 140.4 GiB, as the driver reports it
+            memory_gbps=4200.0,
+            d2h_gbps=55.0,
+            h2d_gbps=55.0,
+            both_gbps=83.0,  # "both directions at once can halve one"
+            flops={"float32": 5.0e13, "tf32": 1.6e14, "bfloat16": 7.9e14, "float16": 7.9e14},
+            launch_s=8e-6,
+            async_counts=True,
+        ),
+        Hardware(
+            name="cpu",
+            memory_bytes=64 * GIB,
+            memory_gbps=10.0,
+            d2h_gbps=0.0,
+            h2d_gbps=0.0,
+            both_gbps=0.0,
+            flops={"float32": 5e10, "bfloat16": 2e10, "float16": 1e10},
+            launch_s=5e-6,
+            async_counts=False,
+            codec_slowdown=20.0,
+        ),
+    )
+}
+
+
+def hardware(which: Hardware | str | Path | None = None) -> Hardware:
+    """A :class:`Hardware` as it is, a preset by name, or the one in a file that ``gistkit calibrate`` wrote.
+
+    None is the ``cpu`` preset. Raises TypeError for anything else; ValueError for a name that is neither a preset nor a
+    file, and for a file that cannot be read or holds no hardware.
+    """
+    if which is None:
+        return PRESETS["cpu"]
+    if isinstance(which, Hardware):
+        return which
+    if not isinstance(which, str | Path):
+        raise TypeError(
+            f"hardware must be a preset's name ({', '.join(PRESETS)}), the path of a file or a Hardware, "
+            f"got {type(which).__name__}; pass one of these"
+        )
+    if str(which) in PRESETS:
+        return PRESETS[str(which)]
+    path = Path(which)
+    if not path.is_file():
+        near = difflib.get_close_matches(str(which).lower(), PRESETS, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else "measure one with `gistkit calibrate --out FILE`"
+        raise ValueError(
+            f"hardware must be one of {', '.join(PRESETS)} or the path of a calibrated file, got {str(which)!r}; {hint}"
+        )
+    try:
+        return Hardware.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"hardware file {path} cannot be read ({error}); `gistkit calibrate` writes one") from error
+    except ValueError as error:
+        raise ValueError(f"hardware file {path}: {str(error).removeprefix('hardware: ')}") from error
