@@ -10,13 +10,14 @@ import gc
 import weakref
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from gistkit.graph.ledger import NO_PRODUCER, Ledger, dtype_name, tensors_in
-from gistkit.graph.notes import Notes, OpenCall, Packed
+from gistkit.graph.notes import Hold, Notes, OpenCall, Packed
 from gistkit.graph.saved import Call, Save, SavedGraph
 from gistkit.graph.walk import backward_reads, function_name, is_accumulator, nodes_from, saved_fields
 from gistkit.kernels.layout import flat, is_dense
@@ -41,6 +42,8 @@ def assemble(notes: Notes, out: Any) -> SavedGraph:
     ordered = sorted([*notes.calls, *_hidden_calls(notes, nodes)], key=lambda c: (c.lo, isinstance(c.number, tuple)))
     index = {call.number: i for i, call in enumerate(ordered)}
     calls = tuple(_freeze(i, call, names) for i, call in enumerate(ordered))
+    notes.index.update(index)
+    notes.holds.extend(h for frozen, call in zip(calls, ordered, strict=True) for h in _holds(frozen, call))
     if notes.source == "real":
         _measure(notes.ledger, packs)
     values = tuple(replace(v, producer=index.get(v.producer, NO_PRODUCER)) for v in notes.ledger.values)
@@ -118,6 +121,11 @@ def _read_edges(call: OpenCall, node: Any, notes: Notes) -> None:
         if value is not None:
             call.operands.append(value)
             call.add_read(notes.ledger.values[value].storage)
+
+
+def _holds(frozen: Call, call: OpenCall) -> Iterator[Hold]:
+    packs = [p for p in _living(call.packs) if p.storage is not None]
+    yield from (Hold(frozen.index, p.node, save) for p, save in zip(packs, frozen.saves, strict=True))
 
 
 def _freeze(index: int, call: OpenCall, names: dict[int, tuple[str, str]]) -> Call:

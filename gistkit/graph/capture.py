@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map_only
 from gistkit.errors import CaptureError
 from gistkit.graph.recorder import Recorder
 from gistkit.graph.saved import SavedGraph
+from gistkit.graph.traced import traced_step
 
 ORIGINAL_FORWARD = "gistkit_original"
 """An object in ``module.__dict__["forward"]`` with this attribute is a wrapper that the copy does without: the
@@ -29,7 +30,14 @@ attribute holds what was in ``__dict__`` before, or None."""
 
 
 def capture(
-    model: torch.nn.Module, args: tuple, kwargs: dict[str, Any] | None = None, *, fake: bool = True
+    model: torch.nn.Module,
+    args: tuple,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    fake: bool = True,
+    backward: bool = False,
+    loss_fn: Callable[..., torch.Tensor] | None = None,
+    targets: tuple = (),
 ) -> SavedGraph:
     """The calls and saved storages of ``model(*args, **kwargs)`` in its present mode.
 
@@ -37,15 +45,25 @@ def capture(
     every random state stay as they are. With ``fake=False`` the copy really runs, which also measures densities (and
     synchronises once). Gradients are on during the run, autocast as the caller has it.
 
+    ``backward`` runs the whole step on fake tensors, on the CPU's operators whatever device the model is on (also
+    ``meta``, so model and batch may be far larger than the machine), and fills in the graph's ``tasks`` and ``blocks``.
+    Its loss is ``loss_fn(output, *targets)``, without a ``loss_fn`` the output itself, its ``loss``, or the sum of all
+    that it holds.
+
     Raises :class:`CaptureError`, its cause chained, where the copy cannot be made or fake tensors cannot go (values
     that decide the control flow, operators without a fake implementation, user hooks on modules).
     """
+    if backward and not fake:
+        raise ValueError("capture: backward=True needs fake=True, got fake=False; a real step is recorded forward only")
     _refuse(model)
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     try:
         with _untouched_random_states(), torch.enable_grad(), _no_autocast_cache():
-            twin = _twin(model, mode)
-            inputs = _inputs((tuple(args), dict(kwargs or {})), mode)
+            twin = _twin(model, mode, backward)
+            inputs = _inputs((tuple(args), dict(kwargs or {}), tuple(targets)), mode, backward)
+            if mode is not None and backward:
+                with mode:
+                    return traced_step(twin, *inputs, loss_fn=loss_fn)
             return _record(twin, inputs[0], inputs[1], mode)
     except Exception as error:
         raise CaptureError(
@@ -78,7 +96,7 @@ def _refuse(model: torch.nn.Module) -> None:
             )
 
 
-def _twin(model: torch.nn.Module, mode: FakeTensorMode | None) -> torch.nn.Module:
+def _twin(model: torch.nn.Module, mode: FakeTensorMode | None, on_cpu: bool = False) -> torch.nn.Module:
     """A deep copy, its parameters and buffers fake where there is a mode; ties and aliases stay."""
     memo: dict[int, Any] = {}
     wrapped: list[tuple[str, Any]] = []
@@ -89,7 +107,7 @@ def _twin(model: torch.nn.Module, mode: FakeTensorMode | None) -> torch.nn.Modul
             memo[id(forward)] = forward
         if mode is not None:
             for t in _tensors_of(module):
-                memo[id(t)] = mode.from_tensor(t)
+                memo[id(t)] = _on_cpu(t, mode) if on_cpu else mode.from_tensor(t)
     twin = copy.deepcopy(model, memo)
     for name, original in wrapped:
         module = twin.get_submodule(name)
@@ -105,13 +123,24 @@ def _tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
         yield from (t for t in table.values() if isinstance(t, torch.Tensor))
 
 
-def _inputs(item: Any, mode: FakeTensorMode | None) -> Any:
+def _on_cpu(t: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """A fake CPU tensor like t, wherever t is."""
+    if t.device.type == "cpu" and not isinstance(t, FakeTensor):
+        return mode.from_tensor(t)
+    with mode, torch.no_grad():
+        fake = torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="cpu")
+    if isinstance(t, torch.nn.Parameter):
+        return torch.nn.Parameter(fake, t.requires_grad)
+    return fake.requires_grad_(t.requires_grad)
+
+
+def _inputs(item: Any, mode: FakeTensorMode | None, on_cpu: bool = False) -> Any:
     """Nested arguments with their tensors as fake ones of the mode; one tensor given twice stays one."""
     made: dict[int, torch.Tensor] = {}
 
     def fake(t: torch.Tensor) -> torch.Tensor:
         if id(t) not in made:
-            made[id(t)] = t if mode is None else _input(t, mode)
+            made[id(t)] = t if mode is None else _on_cpu(t.detach(), mode) if on_cpu else _input(t, mode)
         return made[id(t)]
 
     return tree_map_only(torch.Tensor, fake, item)

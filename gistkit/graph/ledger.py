@@ -70,6 +70,10 @@ class Ledger:
         address = _address(t)
         return None if address is None else self._by_address.get(address)
 
+    def known(self, identity: int) -> StorageEntry | None:
+        """The entry of a storage identity, which stays unique as long as the ledger is there."""
+        return self._by_address.get(identity)
+
     def storage_of(self, t: torch.Tensor, kind: str, producer: Any) -> StorageEntry | None:
         """The entry of a tensor's storage, new ones with the given kind and producer; None for a tensor without one."""
         address = _address(t)

@@ -8,29 +8,60 @@ from dataclasses import dataclass, field
 import torch
 
 from gistkit.graph.ledger import Ledger, StorageEntry
+from gistkit.graph.saved import Save
 
 
 class Packed:
-    """What the recorder's hook keeps of a saved tensor: itself, its version and value, its node's sequence number."""
+    """What the recorder's hook keeps of a saved tensor: itself, its version and value, its node's sequence number.
 
-    __slots__ = ("__weakref__", "node", "storage", "tensor", "value", "version")
+    :meth:`lighten` lets go of the tensor: from then on unwritten memory of its geometry stands in for it, made anew at
+    each look. That is for fake tensors, where it shows how long a storage lives that nothing keeps for backward.
+    """
+
+    __slots__ = ("__weakref__", "_like", "_tensor", "node", "storage", "value", "version")
 
     def __init__(self, tensor: torch.Tensor, node: int, storage: int | None) -> None:
-        self.tensor = tensor.detach()
+        self._tensor: torch.Tensor | None = tensor.detach()
+        self._like: tuple | None = None
         self.version = tensor._version
         self.node = node
         self.storage = storage
         self.value = -1
 
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The saved tensor, or what stands in for it."""
+        if self._tensor is not None:
+            return self._tensor
+        assert self._like is not None
+        size, stride, dtype, device = self._like
+        return torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+    def lighten(self) -> None:
+        """Let go of the tensor."""
+        if self._tensor is not None:
+            t, self._tensor = self._tensor, None
+            self._like = (t.size(), t.stride(), t.dtype, t.device)
+
     def checked(self) -> torch.Tensor:
         """The tensor; PyTorch's own error if it was written to in between."""
-        if self.tensor._version != self.version:
+        tensor = self.tensor
+        if self._tensor is not None and tensor._version != self.version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"[{self.tensor.type()} {list(self.tensor.shape)}] is at version {self.tensor._version}; expected "
+                f"[{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; expected "
                 f"version {self.version} instead."
             )
-        return self.tensor
+        return tensor
+
+
+@dataclass(frozen=True)
+class Hold:
+    """One saved tensor after the forward: the call that saved it, the sequence number of the node that holds it."""
+
+    call: int
+    node: int
+    save: Save
 
 
 @dataclass
@@ -70,7 +101,8 @@ class Notes:
     """One forward as it was seen.
 
     ``loose`` are packs made outside of any call, ``by_node`` the value behind each (sequence number, output number),
-    ``opened`` the packs that the unpack hook saw during the walk.
+    ``opened`` the packs that the unpack hook saw during the walk. ``holds`` and ``index`` (final number by provisional
+    one) are there once the graph is assembled.
     """
 
     source: str
@@ -80,6 +112,8 @@ class Notes:
     by_node: dict[tuple[int, int], int] = field(default_factory=dict)
     first_node: int = 0
     opened: list[Packed] = field(default_factory=list)
+    holds: list[Hold] = field(default_factory=list)
+    index: dict[int | tuple[str, int], int] = field(default_factory=dict)
 
     def take_opened(self) -> list[Packed]:
         """The packs unpacked since the last time."""

@@ -36,12 +36,17 @@ class Recorder(TorchFunctionMode):
     """Records one forward: ``with Recorder(model) as rec: out = model(x)``, then ``rec.finish(out)``.
 
     ``source`` is ``real`` or ``fake``; real recordings measure densities when they finish (one host synchronisation).
-    A recorder serves one forward on one thread. Raises :class:`CaptureError` where it is used twice.
+    With ``light`` saved tensors are let go of at the end of their call and unwritten memory stands in for them, so that
+    the lives of fake tensors can be watched (graph.trace). A recorder serves one forward on one thread. Raises
+    :class:`CaptureError` where it is used twice.
     """
 
-    def __init__(self, model: torch.nn.Module | None = None, *, source: str = "real") -> None:
+    def __init__(self, model: torch.nn.Module | None = None, *, source: str = "real", light: bool = False) -> None:
         super().__init__()
         self._notes = Notes(source)
+        self._light = light
+        self.unpacked: Callable[[Callable[[], torch.Tensor], int | None], torch.Tensor] | None = None
+        """Makes the stand-ins that backward unpacks, given a function that makes one and the storage it stands for."""
         self._walk: Notes | None = None
         self._current: OpenCall | None = None
         self._busy = False
@@ -152,6 +157,8 @@ class Recorder(TorchFunctionMode):
         written = {entry.id: entry for t, entry, before in call.versions if _version(t) != before}
         for ref in call.packs:
             self._value_of_pack(ref(), call, written)
+            if self._light:
+                self._lighten(ref)
         for entry in written.values():
             entry.version += 1
             call.add_write(entry.id)
@@ -193,15 +200,35 @@ class Recorder(TorchFunctionMode):
             (notes.loose if call is None else call.packs).append(weakref.ref(packed))
             if call is None and entry is not None:
                 packed.value = notes.ledger.value_of(packed.tensor, entry, origin)
+            if call is None and self._light:
+                packed.lighten()
             return packed
         finally:
             self._busy = busy
+
+    @staticmethod
+    def _lighten(ref: weakref.ref[Packed]) -> None:
+        packed = ref()
+        if packed is not None:
+            packed.lighten()
+
+    @property
+    def notes(self) -> Notes:
+        """What was written down so far; empty again after :meth:`finish`."""
+        return self._notes
+
+    @property
+    def current(self) -> int | None:
+        """The provisional number of the call that runs now."""
+        return None if self._current is None else self._current.number  # type: ignore[return-value]
 
     def _unpack(self, packed: Packed) -> torch.Tensor:
         if self._walk is not None:
             self._walk.opened.append(packed)
             return packed.tensor
-        return packed.checked()
+        if self.unpacked is None:
+            return packed.checked()
+        return self.unpacked(packed.checked, packed.storage)
 
     def finish(self, out: Any) -> SavedGraph:
         """The graph of the recorded forward, whose result was ``out``; the recorder lets go of everything.

@@ -1,9 +1,9 @@
 """The tasks of one training step and the blocks of memory they work on: the dataflow that planners read. Pure data.
 
 A *task* is what runs as a whole: one call of the forward, or one node of the backward; a convolution's or a linear's
-backward is two tasks, the weight gradient (``part="weight"``), then the input gradient (``part="input"``), as in moDNN's
-task dataflow graph (section II-2). A *block* is one storage that the step needs: parameters, inputs, activations,
-gradient maps, weight gradients. Ids are dense: ``tasks[i].index == i``, ``blocks[i].id == i``.
+backward is two tasks, the weight gradient (``part="weight"``), then the input gradient (``part="input"``), as in
+moDNN's task dataflow graph (section II-2). A *block* is one storage that the step needs: parameters, inputs,
+activations, gradient maps, weight gradients. Ids are dense: ``tasks[i].index == i``, ``blocks[i].id == i``.
 
 Times of life are in task indices. A block is there *during* a task when the task's operators have run and what they
 made and read is still there: that moment is the task's memory.
@@ -38,7 +38,7 @@ class ConvShape:
 
 @dataclass(frozen=True)
 class Task:
-    """One task: phase ``forward`` or ``backward``; the SavedGraph call it belongs to (-1: none); blocks it reads, makes.
+    """One task: phase ``forward`` or ``backward``; the SavedGraph call it belongs to (-1: none); the blocks it reads.
 
     ``writes`` holds what it makes or overwrites. ``flops`` counts a multiplication and an addition as two.
     ``moved_bytes`` is the device-memory traffic of PyTorch's own operators. ``transient_bytes`` is what it makes and

@@ -1,0 +1,216 @@
+"""From a traced step to the tasks and blocks of a SavedGraph."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+
+from gistkit.graph.notes import Notes
+from gistkit.graph.saved import SavedGraph
+from gistkit.graph.tasks import BACKWARD, BEFORE, FORWARD, Block, ConvShape, Task, Use
+from gistkit.graph.trace import ACCUMULATE, Seen, Span, Tracer
+
+_KINDS = {"parameter": "weight", "buffer": "buffer", "input": "input"}
+_SPLIT = ("conv2d", "linear")
+
+
+def with_step(
+    graph: SavedGraph, notes: Notes, tracer: Tracer, gradients: Iterable[torch.Tensor], batch: int
+) -> SavedGraph:
+    """The graph with the tasks and blocks of the traced step; ``gradients`` are the parameters' own."""
+    return _Builder(graph, notes, tracer, gradients).build(batch)
+
+
+class _Builder:
+    def __init__(self, graph: SavedGraph, notes: Notes, tracer: Tracer, gradients: Iterable[torch.Tensor]) -> None:
+        self.graph, self.notes, self.tracer = graph, notes, tracer
+        self.gradients = {t.untyped_storage()._cdata for t in gradients}
+        ordered = sorted((c.lo, c.hi, c.number) for c in notes.calls)
+        self._starts = [lo for lo, _, _ in ordered]
+        self._ranges = ordered
+        self.tasks: list[Task] = []
+        self.first_task: list[int] = []  # by span: its first task, that of the span before where it has none
+        self.last_task: list[int] = []
+        self.block_of: dict[int, int] = {}  # by Seen.id
+
+    def build(self, batch: int) -> SavedGraph:
+        for span in self.tracer.spans:
+            self._tasks_of(span)
+        self.blocks = self._blocks()
+        self._storages = {b.storage: b.id for b in self.blocks if b.storage >= 0}
+        self._saves()
+        self._link()
+        return replace(self.graph, tasks=tuple(self.tasks), blocks=tuple(self.blocks), batch=batch)
+
+    def _call_of(self, span: Span) -> int:
+        phase, number, _ = span.key
+        if number is None or phase == "loss":
+            return -1
+        if phase == FORWARD:
+            return self.notes.index.get(number, -1)
+        if ("node", number) in self.notes.index:
+            return self.notes.index["node", number]
+        at = bisect_right(self._starts, number) - 1
+        if at < 0:
+            return -1
+        # several calls may begin at one number, those without a node of their own first
+        lo, hi, owner = self._ranges[at]
+        return self.notes.index.get(owner, -1) if lo <= number < hi else -1
+
+    def _tasks_of(self, span: Span) -> None:
+        start = len(self.tasks)
+        if span.writes:
+            call = self._call_of(span)
+            phase = BACKWARD if span.key[0] == BACKWARD else FORWARD
+            op = self.graph.calls[call].op if call >= 0 else _plain_name(span)
+            module = self.graph.calls[call].module if call >= 0 else ""
+            task = Task(
+                start, phase, op, call, module, (), (), span.flops, span.moved_bytes, span.dtype, conv=_conv(span)
+            )
+            split = phase == BACKWARD and op in _SPLIT and self.graph.calls[call].covered >= 0
+            self.tasks.extend(self._halves(task, span) if split else [task])
+        self.first_task.append(min(start, len(self.tasks) - 1) if len(self.tasks) > start else max(0, start - 1))
+        self.last_task.append(max(0, len(self.tasks) - 1))
+
+    def _halves(self, task: Task, span: Span) -> list[Task]:
+        """The weight gradient and the input gradient of a convolution's or linear's backward, as far as both exist."""
+        made = [self.tracer.seen[i] for i in span.writes]
+        weights = [s for s in made if s.ref.cdata in self.gradients]
+        others = [s for s in made if s.ref.cdata not in self.gradients]
+        if not weights or not others:
+            return [replace(task, part="weight" if weights else "input")]
+        forward = next((t.conv for t in self.tasks if t.call == task.call and t.phase == FORWARD), None)
+        half = replace(task, flops=task.flops // 2, moved_bytes=task.moved_bytes // 2, conv=forward)
+        return [replace(half, part="weight"), replace(half, index=task.index + 1, part="input")]
+
+    def _blocks(self) -> list[Block]:
+        blocks: list[Block] = []
+        for item in self.tracer.seen:
+            if item.stand_in is not None or item.nbytes == 0 or (item.first >= 0 and item.last < 0):
+                continue
+            entry = self.notes.ledger.known(item.ref.cdata)
+            self.block_of[item.id] = len(blocks)
+            first, last = self._life(item)
+            blocks.append(
+                Block(
+                    id=len(blocks),
+                    kind=self._kind(item, None if entry is None else entry.kind),
+                    nbytes=item.nbytes,
+                    storage=-1 if entry is None else entry.id,
+                    first=first,
+                    last=last,
+                    dtype=item.dtype,
+                    name=self.tasks[first].module or self.tasks[first].op if first >= 0 else "",
+                )
+            )
+        return blocks
+
+    def _life(self, item: Seen) -> tuple[int, int]:
+        end = len(self.tasks)
+        if item.first < 0:
+            return BEFORE, end
+        outlives = item.ref.cdata in self.gradients or not item.ref.expired()
+        first = self.first_task[item.first]
+        span = self.tracer.spans[item.first]
+        if self.last_task[item.first] > first and item.ref.cdata not in self.gradients and item.id in span.writes:
+            first = self.last_task[item.first]  # the input gradient comes second
+        return first, end if outlives else max(first, self.last_task[item.last])
+
+    def _kind(self, item: Seen, kind: str | None) -> str:
+        if item.first < 0:
+            return _KINDS.get(kind or "input", "input")
+        if item.ref.cdata in self.gradients:
+            return "weight_gradient"
+        return "gradient" if self.tracer.spans[item.first].key[0] == BACKWARD else "activation"
+
+    def _saves(self) -> None:
+        """Give the saved blocks their uses."""
+        of_node: dict[int, int] = {}
+        for span, first in zip(self.tracer.spans, self.first_task, strict=True):
+            if span.key[0] == BACKWARD and span.key[1] is not None and span.writes:
+                of_node.setdefault(span.key[1], first)
+        forward = {t.call: t.index for t in self.tasks if t.phase == FORWARD}
+        uses: dict[int, dict[int, bool]] = defaultdict(dict)
+        for hold in self.notes.holds:
+            block, task = self._storages.get(hold.save.storage), of_node.get(hold.node)
+            if block is None or self.blocks[block].kind not in ("activation", "input"):
+                continue
+            old = self.blocks[block]
+            since = forward.get(hold.call, max(0, old.first))
+            saved = since if old.saved < 0 else min(old.saved, since)
+            holder = old.holder if task is None else max(old.holder, task)
+            self.blocks[block] = replace(old, saved=saved, holder=holder)
+            if task is not None and hold.save.read:
+                own = self.graph.calls[hold.call].op == "relu" and hold.save.field == "result"
+                uses[block][task] = uses[block].get(task, False) or not own
+        for block, tasks in uses.items():
+            found = tuple(Use(task, values) for task, values in sorted(tasks.items()))
+            self.blocks[block] = replace(self.blocks[block], uses=found)
+
+    def _link(self) -> None:
+        """Reads, writes and transients of the tasks, now that blocks have numbers."""
+        counted = self._counted()
+        for number, span in enumerate(self.tracer.spans):
+            if not span.writes:
+                continue
+            first, last = self.first_task[number], self.last_task[number]
+            reads = self._ids(i for i in span.reads if self.tracer.seen[i].first != number)
+            writes = self._ids(span.writes)
+            for index in range(first, last + 1):
+                task = self.tasks[index]
+                mine = writes
+                if first != last:
+                    mine = tuple(
+                        b for b in writes if (self.blocks[b].kind == "weight_gradient") == (task.part == "weight")
+                    )
+                read = reads
+                if task.part == "input":
+                    read = tuple(b for b in reads if self.blocks[b].kind not in ("activation", "input"))
+                transient = max(0, span.peak_bytes - counted[number]) if index == last else 0
+                self.tasks[index] = replace(task, reads=read, writes=mine, transient_bytes=transient)
+
+    def _ids(self, seen: Iterable[int]) -> tuple[int, ...]:
+        found = []
+        for i in seen:
+            stand_in = self.tracer.seen[i].stand_in
+            block = self._storages.get(stand_in) if stand_in is not None else self.block_of.get(i)
+            if block is not None:
+                found.append(block)
+        return tuple(dict.fromkeys(found))
+
+    def _counted(self) -> list[int]:
+        """By span: bytes of the blocks that the tracer counted as living during it."""
+        spans = len(self.tracer.spans)
+        change = [0] * (spans + 1)
+        for item in self.tracer.seen:
+            if item.id in self.block_of and item.first >= 0:
+                change[item.first] += item.nbytes
+                change[min(spans, item.last + 1)] -= item.nbytes
+        total, counted = 0, []
+        for delta in change[:spans]:
+            total += delta
+            counted.append(total)
+        return counted
+
+
+def _plain_name(span: Span) -> str:
+    if span.key[0] == "loss" or span.key[2] == ACCUMULATE:
+        return "loss" if span.key[0] == "loss" else "accumulate"
+    name = span.key[2] or next((op for op in span.ops if op.startswith("aten::")), "")
+    return name.removeprefix("aten::")
+
+
+def _conv(span: Span) -> ConvShape | None:
+    """The shape of a two-dimensional convolution; None for anything else."""
+    if span.conv is None or len(span.conv[0]) != 4:
+        return None
+    (n, c, h, w), (k, _, *kernel), (_, _, out_h, out_w), stride, _, dilation, groups = span.conv
+    return ConvShape(n, c, h, w, k, out_h, out_w, _pair(kernel), _pair(stride), _pair(dilation), groups)
+
+
+def _pair(sizes: Sequence[int]) -> tuple[int, int]:
+    return sizes[0], sizes[-1]

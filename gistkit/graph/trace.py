@@ -1,0 +1,183 @@
+"""Tracer: which storages exist during every operator of one step on fake tensors, forward and backward.
+
+Saved tensors are held by light stand-ins (``Recorder(light=True)``), so a storage is seen to die where it would if
+backward kept nothing of it, and what backward makes is seen to live as long as it really does. What runs between two
+changes of the forward call or the backward node is one *span*; :mod:`gistkit.graph.step` makes tasks of spans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from gistkit.graph.recorder import Recorder
+
+_autograd = torch._C._autograd  # type: ignore[attr-defined]
+ACCUMULATE = "torch::autograd::AccumulateGrad"
+Key = tuple[str, int | None, str]
+
+
+@dataclass
+class Seen:
+    """One storage: made in span ``first`` (-1: from before), there until the end of span ``last``."""
+
+    id: int
+    ref: StorageWeakRef
+    nbytes: int
+    dtype: str
+    first: int
+    last: int = -1
+    stand_in: int | None = None
+
+
+@dataclass
+class Span:
+    """Operators that ran one after the other for one forward call or one backward node.
+
+    ``key``: (phase, provisional call number or node sequence number, node name).
+    """
+
+    key: Key
+    ops: list[str] = field(default_factory=list)
+    reads: dict[int, None] = field(default_factory=dict)
+    writes: dict[int, None] = field(default_factory=dict)
+    flops: int = 0
+    moved_bytes: int = 0
+    peak_bytes: int = 0
+    dtype: str = ""
+    conv: tuple | None = None
+
+
+class Tracer(TorchDispatchMode):
+    """Watches one step; entered inside FakeTensorMode, paused while ``active`` is False."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+        self.phase = "forward"
+        self.active = True
+        self.spans: list[Span] = []
+        self.seen: list[Seen] = []
+        self._known: dict[int, Seen] = {}
+        self._live: dict[int, Seen] = {}
+        self._leaf: torch.Tensor | None = None
+
+    def outside(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Storages from before the step."""
+        for t in tensors:
+            self._note(t, first=-1)
+
+    def _settle(self) -> None:
+        """The gradient of the parameter that was accumulated last outlives the step: no longer asked about."""
+        leaf, self._leaf = self._leaf, None
+        if leaf is not None and leaf.grad is not None:
+            item = self._live.pop(leaf.grad.untyped_storage()._cdata, None)
+            if item is not None:
+                item.last = len(self.spans) - 1
+
+    def stand_in(self, make: Callable[[], torch.Tensor], storage: int | None) -> torch.Tensor:
+        """A tensor that stands for a saved one of the given SavedGraph storage; not counted as memory."""
+        active, self.active = self.active, False
+        try:
+            t = make()
+        finally:
+            self.active = active
+        if t.untyped_storage()._cdata not in self._known:
+            self._note(t, first=-1).stand_in = -1 if storage is None else storage
+        return t
+
+    def finish(self) -> None:
+        """Close the last span."""
+        self._poll()
+
+    def _key(self) -> Key:
+        node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
+        if self.phase != "backward":
+            return self.phase, self._recorder.current if self.phase == "forward" else None, ""
+        if node is None:
+            return "backward", None, ""
+        name = node.name()
+        if name == ACCUMULATE:
+            self._leaf = node.variable  # type: ignore[attr-defined]
+        return "backward", node._sequence_nr(), name
+
+    def _span(self) -> Span:
+        key = self._key()
+        if not self.spans or self.spans[-1].key != key:
+            self._settle()
+            self._poll()  # what died between the spans was there during the last one
+            self.spans.append(Span(key))
+        return self.spans[-1]
+
+    def _note(self, t: torch.Tensor, first: int) -> Seen:
+        storage = t.untyped_storage()
+        known = self._known.get(storage._cdata)
+        if known is None:
+            known = Seen(len(self.seen), StorageWeakRef(storage), storage.nbytes(), _name(t.dtype), first)
+            self.seen.append(known)
+            self._known[known.ref.cdata] = known
+            if first >= 0:
+                self._live[known.ref.cdata] = known
+        return known
+
+    def _poll(self) -> int:
+        """Bytes of what lives now; what has died lived until the end of the present span."""
+        total, now = 0, len(self.spans) - 1
+        for cdata, item in list(self._live.items()):
+            if item.ref.expired():
+                del self._live[cdata]
+            else:
+                item.last = now
+                total += item.nbytes
+        return total
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if not self.active:
+            return func(*args, **kwargs)
+        span = self._span()
+        inputs = list(_tensors((args, kwargs)))
+        read = {self._note(t, first=-1).id: t for t in inputs}
+        out = func(*args, **kwargs)
+        outputs = list(_tensors(out))
+        made = {self._note(t, first=len(self.spans) - 1).id: t for t in outputs}
+        self._write_down(span, func, args, kwargs, out, read, made)
+        span.peak_bytes = max(span.peak_bytes, self._poll())
+        return out
+
+    def _write_down(self, span: Span, func: Any, args: tuple, kwargs: dict, out: Any, read: dict, made: dict) -> None:
+        span.ops.append(func._schema.name)
+        span.reads.update(dict.fromkeys(read))
+        fresh = {i: t for i, t in made.items() if i not in read}
+        changed = fresh if not func._schema.is_mutable else made
+        span.writes.update(dict.fromkeys(changed))
+        if not changed:
+            return
+        span.moved_bytes += sum(t.numel() * t.element_size() for t in (*read.values(), *changed.values()))
+        span.dtype = span.dtype or next((_name(t.dtype) for t in changed.values() if t.is_floating_point()), "")
+        count = flop_registry.get(func._overloadpacket)
+        if count is not None:
+            span.flops += int(count(*args, **kwargs, out_val=out))
+        if func is torch.ops.aten.convolution.default:
+            span.conv = (*(tuple(t.shape) for t in args[:2]), tuple(out.shape), *args[3:6], args[8])
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        if value.layout == torch.strided:
+            yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))

@@ -1,0 +1,72 @@
+"""One whole step of a model on fake tensors, watched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gistkit.errors import CaptureError
+from gistkit.graph.ledger import tensors_in
+from gistkit.graph.recorder import Recorder
+from gistkit.graph.saved import SavedGraph
+from gistkit.graph.step import with_step
+from gistkit.graph.trace import Tracer
+
+
+def traced_step(
+    model: torch.nn.Module,
+    args: tuple,
+    kwargs: dict,
+    targets: tuple,
+    *,
+    loss_fn: Callable[..., torch.Tensor] | None = None,
+) -> SavedGraph:
+    """The graph of forward and backward of a model whose tensors, like all arguments, are fake ones on the CPU.
+
+    To be called inside their FakeTensorMode. Raises :class:`CaptureError` where the loss needs no gradient.
+    """
+    recorder = Recorder(model, source="fake", light=True)
+    tracer = Tracer(recorder)
+    notes = recorder.notes
+    given = list(tensors_in((args, kwargs, targets)))
+    tracer.outside([*model.parameters(), *model.buffers(), *given])
+    with tracer:
+        with recorder:
+            out = model(*args, **kwargs)
+        tracer.active = False
+        graph = recorder.finish(out)
+        recorder.unpacked = tracer.stand_in
+        tracer.active, tracer.phase = True, "loss"
+        loss = loss_of(out, targets, loss_fn)
+        del out
+        if not loss.requires_grad:
+            raise CaptureError(
+                "the loss needs no gradient: no parameter requires one, or the loss does not depend on any"
+            )
+        tracer.phase = "backward"
+        loss.backward()
+        tracer.finish()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    batch = next((t.shape[0] for t in given if t.dim() > 0), 0)
+    return with_step(graph, notes, tracer, gradients, batch)
+
+
+def loss_of(out: Any, targets: tuple, loss_fn: Callable[..., torch.Tensor] | None) -> torch.Tensor:
+    """The scalar that backward starts from: see :func:`gistkit.graph.capture.capture`."""
+    if loss_fn is not None:
+        loss = loss_fn(out, *targets)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            what = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise ValueError(f"loss_fn must return a tensor with one element, got {what}; take the mean or the sum")
+        return loss
+    found = getattr(out, "loss", None)
+    if isinstance(found, torch.Tensor) and found.numel() == 1:
+        return found
+    if isinstance(out, torch.Tensor) and out.numel() == 1:
+        return out
+    parts = [t.sum() for t in tensors_in(out) if t.is_floating_point() and t.requires_grad]
+    if not parts:
+        raise CaptureError("the model returned nothing that needs a gradient; give a loss_fn, or train a parameter")
+    return sum(parts[1:], parts[0])

@@ -1,0 +1,54 @@
+"""Small networks of kinds that the zoo lacks."""
+
+import torch
+from torch import nn
+
+
+class DenseNet(nn.Module):
+    """Each layer reads the concatenation of all before it."""
+
+    def __init__(self, classes: int = 10, layers: int = 5, growth: int = 8, width: int = 12) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, padding=1)
+        widths = [width + i * growth for i in range(layers)]
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.BatchNorm2d(w), nn.ReLU(), nn.Conv2d(w, growth, 3, padding=1)) for w in widths
+        )
+        self.classifier = nn.Linear(width + layers * growth, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for layer in self.layers:
+            x = torch.cat([x, layer(x)], 1)
+        return self.classifier(x.mean((2, 3)))
+
+
+def _double(inside: int, out: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inside, out, 3, padding=1), nn.BatchNorm2d(out), nn.ReLU(inplace=True),
+        nn.Conv2d(out, out, 3, padding=1), nn.BatchNorm2d(out), nn.ReLU(inplace=True),
+    )  # fmt: skip
+
+
+class UNet(nn.Module):
+    """Down, up, and a skip connection at each height; classes per pixel."""
+
+    def __init__(self, classes: int = 4, width: int = 8) -> None:
+        super().__init__()
+        self.down1, self.down2, self.bottom = (
+            _double(3, width),
+            _double(width, 2 * width),
+            _double(2 * width, 4 * width),
+        )
+        self.pool = nn.MaxPool2d(2)
+        self.up2, self.up1 = nn.ConvTranspose2d(4 * width, 2 * width, 2, 2), nn.ConvTranspose2d(2 * width, width, 2, 2)
+        self.merge2, self.merge1 = _double(4 * width, 2 * width), _double(2 * width, width)
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.down1(x)
+        second = self.down2(self.pool(first))
+        x = self.up2(self.bottom(self.pool(second)))
+        x = self.merge2(torch.cat([x, second], 1))
+        x = self.merge1(torch.cat([self.up1(x), first], 1))
+        return self.head(x)
