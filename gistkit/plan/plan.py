@@ -18,7 +18,7 @@ class Decision:
     ``sources``, as a checkpoint does; for comparison, the runtime refuses it) or ``drop`` (nobody reads its values).
     With place ``host`` the codec's payload (``dense``: the raw bytes) crosses the link: its device memory is let go of
     before task ``release`` begins, which waits for the transfer, and comes back from the start of task ``prefetch`` on;
-    task ``ready`` (-1: its first use) waits until it is back. A ``recompute`` runs at the start of task ``prefetch``.
+    task ``ready`` (-1: its first use) waits until it is back.
     ``mask`` says that the ReLU that made it keeps a 1-bit mask of its own beside it. ``recipe`` says how a rebuilt
     storage comes about, as nested tuples: ``("bn", covered call)``, ``("stash", storage)``, ``("add", a, b)``,
     ``("relu", a)``. ``reason`` is shown by the report.
