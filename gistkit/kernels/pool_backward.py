@@ -8,8 +8,7 @@ import triton
 import triton.language as tl
 
 from gistkit.kernels.pool_tiles import load_codes, locate, locate_channels, program_start
-from gistkit.kernels.rounding import rounded
-from gistkit.kernels.rounding import widen
+from gistkit.kernels.rounding import rounded, widen
 
 
 @triton.jit

@@ -7,8 +7,7 @@ import triton
 import triton.language as tl
 
 from gistkit.kernels.pool_tiles import locate, program_start
-from gistkit.kernels.rounding import rounded
-from gistkit.kernels.rounding import widen
+from gistkit.kernels.rounding import rounded, widen
 
 
 @triton.jit

@@ -48,7 +48,7 @@ def _rectified_zero(values):
 
 @triton.jit
 def _finish(best, code, zero, first_code, RELU: tl.constexpr, ZERO_CODE: tl.constexpr, NONE: tl.constexpr):
-    """Apply the ReLU to the maxima and mark those that pass no gradient back; zero: what those are that the ReLU stops."""
+    """Apply the ReLU to the maxima, where it stops them: zero; mark those that pass no gradient back."""
     stopped = not_positive(best)
     if RELU:
         best = tl.where(stopped, zero, best)

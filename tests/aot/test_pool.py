@@ -19,7 +19,7 @@ POINTERS = {"fp32": "*fp32", "bf16": "*bf16", "fp16": "*fp16"}
 BUDGET = {"fp32": 36, "bf16": 18, "fp16": 18}
 VECTOR = {"fp32": 4, "bf16": 8, "fp16": 8}
 FORWARD_BUDGET = {2: 12, 3: 24}
-KEEP_ZERO_BUDGET = {2: 15, 3: 28}
+KEEP_ZERO_BUDGET = {2: 15, 3: 30}
 BACKWARD_BUDGET = {2: 12, 3: 18}
 TARGETS = [*((dtype, c) for dtype in ("fp32", "bf16") for c in CAPABILITIES), ("fp16", 90)]
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 
 from gistkit.codecs import CODECS, Sparse
 from gistkit.codecs.narrow import Narrow
 from gistkit.runtime.exact import ExactPacker
+from tests.gpu.waiting import no_synchronisation
 from tests.tensors import FLOATS, plain_nan, same_bits, values_of
 
 pytestmark = pytest.mark.gpu
@@ -28,18 +25,6 @@ def host_values(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> to
     n = int(torch.tensor(shape).prod())
     x = values_of(n, dtype, seed, 0.6, False).view(shape)
     return torch.where(x.isnan(), 1.0, x) if dtype in FLOATS else x
-
-
-@contextmanager
-def no_synchronisation() -> Iterator[None]:
-    """Every operation that makes the host wait raises."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("name, dtype", CASES)

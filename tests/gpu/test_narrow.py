@@ -8,6 +8,7 @@ import torch
 from gistkit.formats import FLOAT_FORMATS, SCALINGS
 from gistkit.kernels import ops
 from gistkit.kernels.reference import narrow as reference
+from tests.gpu.waiting import no_synchronisation
 from tests.narrow_values import boundaries
 from tests.tensors import FLOATS, same_bits, values_of
 
@@ -79,12 +80,8 @@ def test_fp10_pack(n):
 def test_the_host_never_waits(fmt, scaling):
     x = torch.randn(2**20, device="cuda")
     DECODE[fmt](*ENCODE[fmt](x, scaling), x.numel(), x.dtype, scaling)
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         DECODE[fmt](*ENCODE[fmt](x, scaling), x.numel(), x.dtype, scaling)
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
 
 
 @pytest.mark.parametrize("scaling", ["none", "block"])

@@ -5,6 +5,7 @@ import torch
 
 from gistkit.kernels import ops
 from gistkit.kernels.reference import sparse as reference
+from tests.gpu.waiting import no_synchronisation
 from tests.sparse_cases import EMPTY, PAYLOADS, SCALED, UNSCALED, SparseCase, decoded, relu_gradient, sparse_case
 from tests.tensors import FLOATS, bits, float_values, same_bits
 
@@ -123,15 +124,12 @@ def test_more_elements_than_31_bits_count(codec):
 def test_nothing_waits_for_the_device(codec):
     x = float_values(100_000, torch.float32, 0, 0.5, False).cuda()
     none = EMPTY.cuda()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         encoded = getattr(ops, f"{codec}_encode")(x, "raw")
         getattr(ops, f"{codec}_decode")(*encoded, none, x.numel(), x.dtype, "raw", "none", False)
         getattr(ops, f"{codec}_relu_backward")(x, *encoded, none, "raw", "none", False)
         counts = encoded[1] if codec == "zvc" else encoded[0]
         ops.compact(encoded[2], counts, 1024 if codec == "zvc" else 256, x.numel())
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_device_that_is_not_the_current_one():
