@@ -16,9 +16,10 @@ class Decision:
     ``codec`` is a name of CODECS, ``dense`` (the tensor itself is kept), ``rebuild`` (recomputed from the storages in
     ``sources`` by the ops that made it, place ``nowhere``), ``recompute`` (the forward runs anew from the storages in
     ``sources``, as a checkpoint does; for comparison, the runtime refuses it) or ``drop`` (nobody reads its values).
-    With place ``host`` the codec's payload (``dense``: the raw bytes) crosses the link: its device memory is let go of
-    before task ``release`` begins, which waits for the transfer, and comes back from the start of task ``prefetch`` on;
-    task ``ready`` (-1: its first use) waits until it is back.
+    With place ``host`` the codec's payload (``dense``: the raw bytes) crosses the link: from the start of task
+    ``offload`` on (-1: as soon as it is there), its device memory is let go of before task ``release`` begins, which
+    waits for the transfer, and comes back from the start of task ``prefetch`` on; task ``ready`` (-1: its first use)
+    waits until it is back.
     ``mask`` says that the ReLU that made it keeps a 1-bit mask of its own beside it. ``recipe`` says how a rebuilt
     storage comes about, as nested tuples: ``("bn", covered call)``, ``("stash", storage)``, ``("add", a, b)``,
     ``("relu", a)``. ``reason`` is shown by the report.
@@ -34,6 +35,7 @@ class Decision:
     release: int = -1
     prefetch: int = -1
     ready: int = -1
+    offload: int = -1
 
 
 @dataclass(frozen=True)
