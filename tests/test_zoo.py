@@ -24,6 +24,7 @@ PARAMETERS = {
     "squeezenet": 1_248_424,
     "googlenet": 6_998_552,
     "overfeat": 145_920_872,
+    "vgg101": 236_294_184,
     "vgg116": 248_241_704,
     "vgg216": 358_125_864,
     "vgg316": 468_010_024,
@@ -41,6 +42,7 @@ SMALL_PARAMETERS = {
     "resnet152": 58_156_618,
     "squeezenet": 729_034,
     "googlenet": 5_976_122,
+    "vgg101": 112_919_114,
     "vgg116": 124_866_634,
     "vgg216": 234_750_794,
     "vgg316": 344_634_954,
@@ -73,6 +75,45 @@ def test_resnet1202_count_and_output_shape():
         zoo.resnet1202(image_size=31)
 
 
+def test_bottleneck_cifar_networks_count_by_hand():
+    """3 convolutions a block, each with a batch norm's two parameters a channel, and two layers at the ends."""
+
+    def block(width_in, width):
+        return width_in * width + 9 * width * width + 4 * width * width + 2 * (width + width + 4 * width)
+
+    for name, depths in (("resnet509", (56, 57, 56)), ("resnet851", (94, 95, 94))):
+        assert 3 * sum(depths) + 2 == int(name.removeprefix("resnet"))
+        count = 3 * 16 * 9 + 2 * 16 + 256 * 10 + 10
+        for width_in, width, depth in zip((16, 64, 128), (16, 32, 64), depths, strict=True):
+            count += block(width_in, width) + (depth - 1) * block(4 * width, width)
+        with torch.device("meta"):
+            model = zoo.MODELS[name](num_classes=10)
+            layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+            assert parameters(model) == count and len(layers) == 3 * sum(depths) + 2
+            assert model(torch.empty(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_fcn_count_and_shape():
+    """The paper gives 134 M for FCN-VGG16: VGG's convolutions, its first two linear layers as such, and the scores."""
+    convolutions = 138_357_544 - (25088 + 1) * 4096 - (4096 + 1) * 4096 - (4096 + 1) * 1000
+    count = convolutions + (25088 + 1) * 4096 + (4096 + 1) * 4096 + (4096 + 1) * 21
+    assert count // 10**6 == 134
+    with torch.device("meta"):
+        model = zoo.fcn()
+        assert parameters(model) == count + 21 * 21 * 64 * 64
+        for height, width in ((500, 375), (32, 33)):
+            assert model(torch.empty(2, 3, height, width)).shape == (2, 21, height, width)
+    with pytest.raises(ValueError, match="image_size must be at least 32 for fcn, got 31; resize the images"):
+        zoo.fcn(image_size=31)
+
+
+def test_fcn_interpolates_between_scores():
+    weight = zoo.fcn(num_classes=2, image_size=32).get_parameter("upscore.weight")
+    assert weight[0, 1].count_nonzero() == 0
+    scores = torch.nn.functional.conv_transpose2d(torch.ones(1, 2, 4, 4), weight, stride=32)
+    assert torch.allclose(scores[..., 32:-32, 32:-32], torch.ones(1), atol=1e-6)  # the weights of 4 neighbours add to 1
+
+
 def test_option_a_shortcut_takes_every_second_pixel_and_pads_with_zeros():
     x = torch.arange(2 * 16 * 5 * 5.0).reshape(2, 16, 5, 5)
     y = CifarResNet(1, 10).get_submodule("layer2.0.downsample")(x)
@@ -99,6 +140,10 @@ def test_overfeat_reads_6x6_at_231_and_refuses_what_its_pools_would_empty():
 def test_deep_vgg_counts_by_hand():
     """vDNN: each 100 convolutions more are 20 in every group, as wide as the group."""
     added = 20 * sum(width * (width * 9 + 1) for width in (64, 128, 256, 512, 512))
+    assert PARAMETERS["vgg101"] == PARAMETERS["vgg19"] + sum(
+        more * width * (width * 9 + 1)
+        for more, width in zip((16, 16, 16, 17, 17), (64, 128, 256, 512, 512), strict=True)
+    )
     for hundreds, name in enumerate(("vgg116", "vgg216", "vgg316", "vgg416"), 1):
         assert PARAMETERS[name] == PARAMETERS["vgg16"] + hundreds * added
         with torch.device("meta"):
@@ -128,7 +173,7 @@ def test_googlenet_count_by_hand():
 TRAINED = ("vgg16", "alexnet", "nin", "resnet18", "resnet34", "resnet50", "squeezenet", "googlenet")
 
 
-@pytest.mark.parametrize("name", sorted(set(zoo.MODELS) - {"resnet1202"}))
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_parameter_counts_and_output_shapes(name):
     with torch.device("meta"):
         model = zoo.MODELS[name]()

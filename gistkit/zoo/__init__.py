@@ -2,7 +2,7 @@
 
 Structure, parameter names, initialisation and the in-place ReLUs follow torchvision's models, so its weights load into
 VGG, AlexNet, SqueezeNet and the ResNets. NiN, which torchvision does not have, follows Caffe's ``nin_imagenet``;
-GoogLeNet and OverFeat follow their papers.
+GoogLeNet, OverFeat and FCN follow their papers.
 
 Every network takes ``image_size``. Up to 64 it is built in its small-image form, where it has one:
 
@@ -20,7 +20,11 @@ Every network takes ``image_size``. Up to 64 it is built in its small-image form
 | squeezenet | 1,248,424 | 3x3 stem of stride 1 | 729,034 |
 | googlenet | 6,998,552 | 3x3 stem of stride 1, no max-pool behind it | 5,976,122 |
 | overfeat | 145,920,872 | none: images of 71 and up | |
+| fcn | 136,152,917 (21 classes; 500 pixels) | none: a label for every pixel | |
 | resnet1202 | 19,485,624 | the CIFAR-10 network of the ResNet paper, at every size | 19,421,274 |
+| resnet509 | 5,457,464 | likewise, bottlenecks (the structure is our reading of Gist) | 5,203,034 |
+| resnet851 | 8,981,432 | likewise | 8,727,002 |
+| vgg101 | 236,294,184 | as vgg16 (the structure is our reading of moDNN) | 112,919,114 |
 | vgg116 | 248,241,704 | as vgg16 | 124,866,634 |
 | vgg216 | 358,125,864 | as vgg16 | 234,750,794 |
 | vgg316 | 468,010,024 | as vgg16 | 344,634,954 |
@@ -29,14 +33,16 @@ Every network takes ``image_size``. Up to 64 it is built in its small-image form
 
 from __future__ import annotations
 
-from gistkit.zoo.chains import alexnet, nin, overfeat, vgg16, vgg19, vgg116, vgg216, vgg316, vgg416
+from gistkit.zoo.chains import alexnet, nin, overfeat, vgg16, vgg19, vgg101, vgg116, vgg216, vgg316, vgg416
 from gistkit.zoo.concat import googlenet, squeezenet
+from gistkit.zoo.fcn import fcn
 from gistkit.zoo.loading import MODELS, load
-from gistkit.zoo.resnet import resnet18, resnet34, resnet50, resnet101, resnet152, resnet1202
+from gistkit.zoo.resnet import resnet18, resnet34, resnet50, resnet101, resnet152, resnet509, resnet851, resnet1202
 
 __all__ = [
     "MODELS",
     "alexnet",
+    "fcn",
     "googlenet",
     "load",
     "nin",
@@ -46,10 +52,13 @@ __all__ = [
     "resnet50",
     "resnet101",
     "resnet152",
+    "resnet509",
+    "resnet851",
     "resnet1202",
     "squeezenet",
     "vgg16",
     "vgg19",
+    "vgg101",
     "vgg116",
     "vgg216",
     "vgg316",

@@ -22,6 +22,15 @@ def vgg19(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
     return _VGG((2, 2, 4, 4, 4), num_classes, is_small(image_size))
 
 
+def vgg101(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
+    """VGG-19 with 82 more convolutions (moDNN, section V). Input (N, 3, image_size, image_size).
+
+    moDNN says only that it increased the convolutions of VGG-19; here the new ones are spread over the five groups as
+    evenly as they go, the two that are left over in the last groups.
+    """
+    return _VGG((18, 18, 20, 21, 21), num_classes, is_small(image_size))
+
+
 def vgg116(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
     """VGG-16 with 20 more convolutions in each of its five groups (vDNN). Input (N, 3, image_size, image_size)."""
     return _VGG((22, 22, 23, 23, 23), num_classes, is_small(image_size))

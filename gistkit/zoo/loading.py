@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 from torch import nn
 
-from gistkit.zoo.chains import alexnet, nin, overfeat, vgg16, vgg19, vgg116, vgg216, vgg316, vgg416
+from gistkit.zoo.chains import alexnet, nin, overfeat, vgg16, vgg19, vgg101, vgg116, vgg216, vgg316, vgg416
 from gistkit.zoo.concat import googlenet, squeezenet
-from gistkit.zoo.resnet import resnet18, resnet34, resnet50, resnet101, resnet152, resnet1202
+from gistkit.zoo.fcn import fcn
+from gistkit.zoo.resnet import resnet18, resnet34, resnet50, resnet101, resnet152, resnet509, resnet851, resnet1202
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "vgg16": vgg16,
@@ -26,7 +27,11 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "squeezenet": squeezenet,
     "googlenet": googlenet,
     "overfeat": overfeat,
+    "resnet509": resnet509,
+    "resnet851": resnet851,
     "resnet1202": resnet1202,
+    "fcn": fcn,
+    "vgg101": vgg101,
     "vgg116": vgg116,
     "vgg216": vgg216,
     "vgg316": vgg316,

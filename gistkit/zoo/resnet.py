@@ -1,4 +1,4 @@
-"""Residual networks: ResNet-18, -34, -50, -101, -152, and the CIFAR form with 1202 layers."""
+"""Residual networks: ResNet-18, -34, -50, -101, -152, and the CIFAR forms with 509, 851 and 1202 layers."""
 
 from __future__ import annotations
 
@@ -34,6 +34,25 @@ def resnet101(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
 def resnet152(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
     """ResNet-152 (He et al., 2016), strides as in resnet50. Input (N, 3, image_size, image_size)."""
     return _ResNet(_Bottleneck, (3, 8, 36, 3), num_classes, is_small(image_size))
+
+
+def resnet509(num_classes: int = 1000, image_size: int = 32) -> nn.Module:
+    """ResNet with 509 layers for CIFAR-10 (Gist, section V-G). Input (N, 3, image_size, image_size).
+
+    Gist gives the number of layers only, and 509 is not 6n + 2, as two convolutions a block would make it. It is
+    3 * 169 + 2: bottlenecks of three convolutions, 56, 57 and 56 in the three stages.
+    """
+    require(image_size, LEAST_IMAGE)
+    return CifarBottleneckResNet((56, 57, 56), num_classes)
+
+
+def resnet851(num_classes: int = 1000, image_size: int = 32) -> nn.Module:
+    """ResNet with 851 layers for CIFAR-10 (Gist, section V-G), bottlenecks as in resnet509: 94, 95 and 94.
+
+    Input (N, 3, image_size, image_size).
+    """
+    require(image_size, LEAST_IMAGE)
+    return CifarBottleneckResNet((94, 95, 94), num_classes)
 
 
 def resnet1202(num_classes: int = 1000, image_size: int = 32) -> nn.Module:
@@ -92,7 +111,7 @@ class _BasicBlock(nn.Module):
 class _Bottleneck(nn.Module):
     expansion = 4
 
-    def __init__(self, width_in: int, width: int, stride: int) -> None:
+    def __init__(self, width_in: int, width: int, stride: int, shortcut: Shortcut = _shortcut) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(width_in, width, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
@@ -101,7 +120,7 @@ class _Bottleneck(nn.Module):
         self.conv3 = nn.Conv2d(width, width * 4, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(width * 4)
         self.relu = relu()
-        self.downsample = _shortcut(width_in, width * 4, stride)
+        self.downsample = shortcut(width_in, width * 4, stride)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         identity = x if self.downsample is None else self.downsample(x)
@@ -115,9 +134,11 @@ class _Bottleneck(nn.Module):
 Block = type[_BasicBlock] | type[_Bottleneck]
 
 
-def _stage(block: Block, width_in: int, width: int, depth: int, stride: int) -> nn.Sequential:
-    first = block(width_in, width, stride)
-    return nn.Sequential(first, *(block(width * block.expansion, width, 1) for _ in range(depth - 1)))
+def _stage(
+    block: Block, width_in: int, width: int, depth: int, stride: int, shortcut: Shortcut = _shortcut
+) -> nn.Sequential:
+    first = block(width_in, width, stride, shortcut)
+    return nn.Sequential(first, *(block(width * block.expansion, width, 1, shortcut) for _ in range(depth - 1)))
 
 
 class _ResNet(nn.Module):
@@ -153,9 +174,9 @@ class CifarResNet(nn.Module):
         self.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(16)
         self.relu = relu()
-        self.layer1 = _option_a_stage(16, 16, depth, stride=1)
-        self.layer2 = _option_a_stage(16, 32, depth, stride=2)
-        self.layer3 = _option_a_stage(32, 64, depth, stride=2)
+        self.layer1 = _stage(_BasicBlock, 16, 16, depth, 1, _zero_padded_shortcut)
+        self.layer2 = _stage(_BasicBlock, 16, 32, depth, 2, _zero_padded_shortcut)
+        self.layer3 = _stage(_BasicBlock, 32, 64, depth, 2, _zero_padded_shortcut)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(64, num_classes)
         kaiming(self)
@@ -166,6 +187,22 @@ class CifarResNet(nn.Module):
         return self.fc(torch.flatten(self.avgpool(x), 1))
 
 
-def _option_a_stage(width_in: int, width: int, depth: int, stride: int) -> nn.Sequential:
-    first = _BasicBlock(width_in, width, stride, _zero_padded_shortcut)
-    return nn.Sequential(first, *(_BasicBlock(width, width, 1, _zero_padded_shortcut) for _ in range(depth - 1)))
+class CifarBottleneckResNet(nn.Module):
+    """He et al. (2016), section 4.2, with bottlenecks: three stages, 3 * sum(depths) + 2 layers, option A."""
+
+    def __init__(self, depths: tuple[int, int, int], num_classes: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(16)
+        self.relu = relu()
+        self.layer1 = _stage(_Bottleneck, 16, 16, depths[0], 1, _zero_padded_shortcut)
+        self.layer2 = _stage(_Bottleneck, 64, 32, depths[1], 2, _zero_padded_shortcut)
+        self.layer3 = _stage(_Bottleneck, 128, 64, depths[2], 2, _zero_padded_shortcut)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(256, num_classes)
+        kaiming(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.relu(self.bn1(self.conv1(x)))
+        x = self.layer3(self.layer2(self.layer1(x)))
+        return self.fc(torch.flatten(self.avgpool(x), 1))
