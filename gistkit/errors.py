@@ -21,6 +21,10 @@ class PlanMismatchError(GistError):
         self.expected, self.got, self.remedy = expected, got, remedy
 
 
+class PlanError(GistError, ValueError):
+    """A plan contradicts itself or the step that it is for: names the storage, what was decided and what to do."""
+
+
 class BudgetError(GistError):
     """No allowed plan fits the budget; says the budget, the least one of each fidelity class, what to do.
 

@@ -1,0 +1,260 @@
+"""What one storage's decision does to memory, time and link: the part of the planner that knows what decisions mean.
+
+| decision | memory | seconds |
+|---|---|---|
+| none, ``dense`` | dense from its making to its last use | |
+| value codecs | dense in forward; payload from the save on; decoded while a reader needs values | encode, decode |
+| ``mask1`` | dense in forward; payload from the save on | its own traffic |
+| pool maps, dropout masks | payload: they are made in this form | its own traffic |
+| ``rebuild`` | dense in forward; decoded while a reader needs values | the chain of its recipe |
+| ``recompute`` | dense in forward; again from its segment's rerun on | the segment's (:mod:`gistkit.plan.segments`) |
+| ``drop`` | dense in forward | |
+| place ``host`` | payload until ``release``, again from ``prefetch`` on | encode, decode; the link's |
+
+Gist Fig. 2 (three lifetimes: dense, encoded, decoded); vDNN section III-B (release after the offload, prefetch).
+"""
+
+from __future__ import annotations
+
+from gistkit.codecs import VALUE_FORMS
+from gistkit.errors import PlanError
+from gistkit.formats import ceil_div
+from gistkit.graph.saved import SavedGraph
+from gistkit.graph.tasks import Block
+from gistkit.plan.context import Context, is_sparse
+from gistkit.plan.cost import CostTable
+from gistkit.plan.intervals import Effects, Interval, Transfer
+from gistkit.plan.plan import Decision
+
+_WHAT = {"activation": "dense", "gradient": "gradient", "weight_gradient": "gradient"}
+_FOR_SIGNS = ("mask1", "drop")
+
+
+def block_effects(
+    graph: SavedGraph, costs: CostTable, decision: Decision | None, block: Block, context: Context | None = None
+) -> Effects:
+    """The effects of one block's decision, None for none. All blocks' effects add up to the step's.
+
+    ``context`` is the rest of the plan (:meth:`Context.of`); without it :meth:`Context.alone` is taken. Raises
+    PlanError, which names the storage, for a decision that makes no sense: release before the last forward use,
+    prefetch after the first use, values wanted of a form that keeps none, no link to the host.
+    """
+    context = context or Context.alone(graph, costs)
+    if decision is None:
+        return _dense(block, context)
+    if decision.place not in ("device", "host", "nowhere"):
+        raise _wrong(block, decision, "place must be device, host or nowhere", "take one of these")
+    if decision.codec == "dense" and decision.place != "host" and not decision.mask:
+        return _dense(block, context)
+    if block.saved < 0 or block.kind not in ("activation", "input"):
+        raise _wrong(block, decision, f"it is a {block.kind} that backward does not keep", "leave it undecided")
+    return _Case(graph, costs, decision, block, context).effects()
+
+
+def _wrong(block: Block, decision: Decision, what: str, remedy: str) -> PlanError:
+    name = f" ({block.name})" if block.name else ""
+    return PlanError(f"storage {block.storage}{name}: {decision.codec!r} on {decision.place}: {what}; {remedy}")
+
+
+def _forward_last(block: Block, context: Context) -> int:
+    return block.last - (block.id in context.ends_early and block.last > block.first)
+
+
+def _value_tasks(block: Block, context: Context, *, signs_too: bool) -> list[int]:
+    """Tasks during which the values must be there: readers in backward, and what is made of it anew."""
+    tasks = {u.task for u in block.uses if u.values or signs_too}
+    if context.also:
+        tasks |= context.also.get(block.id, frozenset())
+    return sorted(tasks)
+
+
+def _held_until(block: Block, tasks: list[int], context: Context) -> int:
+    """The last of some tasks; where PyTorch's own operators run, a convolution's backward is one operator."""
+    if context.plain:
+        later = context.index.input_part
+        tasks = [later.get(t, t) for t in tasks] + [block.holder]
+    return max(tasks, default=-1)
+
+
+def _dense(block: Block, context: Context) -> Effects:
+    needed = _held_until(block, _value_tasks(block, context, signs_too=True), context)
+    last = max(_forward_last(block, context), needed)
+    return Effects((Interval(block.first, last, block.nbytes, block.id, _WHAT.get(block.kind, "static")),))
+
+
+class _Case:
+    """One decision other than dense on the device."""
+
+    def __init__(self, graph: SavedGraph, costs: CostTable, decision: Decision, block: Block, context: Context) -> None:
+        self.graph, self.costs, self.decision, self.block, self.context = graph, costs, decision, block, context
+        self.density = costs.densities.get(block.storage)
+        signs = [u.task for u in block.uses if not u.values]
+        self.signs_on_mask = signs if decision.mask else []
+        self.signs_on_payload = [] if decision.mask else signs
+        self.values = _value_tasks(block, context, signs_too=False)
+        self.needs = sorted({*self.values, *self.signs_on_payload})
+        self.intervals: list[Interval] = []
+        self.extra: list[tuple[int, float]] = []
+        self.transfers: list[Transfer] = []
+
+    def effects(self) -> Effects:
+        decision, block = self.decision, self.block
+        if decision.codec in ("argmax4", "argmax8") or (decision.codec == "bits" and _made_by_its_op(block)):
+            self._own_map()
+        else:
+            if decision.codec != "dense":
+                self._add(block.first, _forward_last(block, self.context), block.nbytes, "dense")
+            self._mask()
+            self._form()
+        return Effects(tuple(self.intervals), tuple(self.extra), tuple(self.transfers))
+
+    def _add(self, first: int, last: int, nbytes: int, what: str) -> None:
+        if last >= first and nbytes:
+            self.intervals.append(Interval(first, last, nbytes, self.block.id, what))
+
+    def _payload_bytes(self, codec: str, density: float | None) -> int:
+        return self.costs.payload_bytes(codec, self.block.nbytes, self.block.dtype, density)
+
+    def _own_map(self) -> None:
+        block, codec = self.block, self.decision.codec
+        measures = (codec, block.nbytes, block.dtype, None)
+        self._place(block.first, [u.task for u in block.uses], self._payload_bytes(codec, None), "payload")
+        self.extra.append((block.first, self.costs.encode_s(*measures)))
+        self.extra += [(u.task, self.costs.decode_s(*measures)) for u in block.uses]
+
+    def _mask(self) -> None:
+        if not self.signs_on_mask:
+            return
+        block = self.block
+        nbytes = self._payload_bytes("mask1", None)
+        self._add(block.saved, self.signs_on_mask[-1], nbytes, "mask")
+        self.extra.append((block.saved, self.costs.encode_s("mask1", block.nbytes, block.dtype, None)))
+        saved_s = self.costs.relu_backward_s("mask1", block.nbytes, block.dtype, None)
+        self.extra += [(t, saved_s) for t in self.signs_on_mask]
+
+    def _form(self) -> None:
+        codec = self.decision.codec
+        if codec == "dense":
+            self._place(self.block.first, self.needs, self.block.nbytes, "dense")
+        elif codec in _FOR_SIGNS:
+            self._sign_only()
+        elif codec == "rebuild":
+            self._rebuilt()
+        elif codec == "recompute":
+            self._again()
+        else:
+            self._coded()
+
+    def _sign_only(self) -> None:
+        if self.values:
+            what = f"task {self.values[0]} needs its values, which are not kept"
+            raise _wrong(self.block, self.decision, what, "keep them in a form that gives them back")
+        if self.decision.codec == "mask1":
+            self.values = []
+            self._coded()
+
+    def _rebuilt(self) -> None:
+        block, recipe = self.block, self.decision.recipe
+        traffic, launches = _chain(recipe) if recipe else (2 + len(self.decision.sources), 1)
+        seconds = self.costs.copy_s(traffic * block.nbytes) + (launches - 1) * self.costs.copy_s(0)
+        for task in self.needs:
+            self._add(task, task, _held(recipe) * self._decoded_bytes(task), "decoded")
+            self.extra.append((task, seconds))
+
+    def _again(self) -> None:
+        start = (self.context.restart or {}).get(self.block.id)
+        if start is None:
+            start = min(self.needs, default=self.block.holder)
+        last = _held_until(self.block, self.needs, self.context)
+        self._add(start, last, self.block.nbytes, "decoded")
+
+    def _coded(self) -> None:
+        block, codec = self.block, self.decision.codec
+        if self.signs_on_payload and codec in VALUE_FORMS:
+            what = f"task {self.signs_on_payload[0]} needs its signs, of which narrow floats lose some"
+            raise _wrong(block, self.decision, what, "add mask=True")
+        measures = (codec, block.nbytes, block.dtype, self.density)
+        nbytes = self._payload_bytes(codec, self.density)
+        self._place(block.saved, self.needs, nbytes, "payload")
+        self.extra.append((block.saved, self.costs.encode_s(*measures)))
+        for task in self.values:
+            self._add(task, task, self._decoded_bytes(task), "decoded")
+            self.extra.append((task, self.costs.decode_s(*measures)))
+        self.extra += [(t, self.costs.relu_backward_s(*measures)) for t in self.signs_on_payload]
+
+    def _decoded_bytes(self, task: int) -> int:
+        """Bytes of the dense form while a task reads it: of two batch slices at a time where the task is cut."""
+        slices = (self.context.slices or {}).get(task, 1)
+        if self.graph.batch:
+            slices = min(slices, self.graph.batch)
+        nbytes = self.block.nbytes
+        return nbytes if slices == 1 else min(nbytes, 2 * ceil_div(nbytes, slices))
+
+    def _place(self, first: int, needs: list[int], nbytes: int, what: str) -> None:
+        """The payload on the device from ``first`` to the last need, or with a stay on the host in between."""
+        block, decision = self.block, self.decision
+        if decision.place != "host":
+            last = _held_until(block, needs, self.context) if needs else first
+            if what == "dense":
+                last = max(last, _forward_last(block, self.context))
+            return self._pending(first, last, nbytes, what)
+        self._check_host(needs)
+        last = _held_until(block, needs, self.context)
+        self._pending(first, decision.release - 1, nbytes, what)
+        self._add(decision.prefetch, last, nbytes, what)
+        written = max(self.context.index.written.get(block.id, -1), block.saved - 1 if what == "dense" else block.saved)
+        issue = max(block.saved, written + 1)
+        self.transfers.append(Transfer(block.storage, nbytes, "d2h", issue, decision.release))
+        self.transfers.append(Transfer(block.storage, nbytes, "h2d", decision.prefetch, needs[0]))
+
+    def _pending(self, first: int, last: int, nbytes: int, what: str) -> None:
+        """A payload; of a sparse one on CUDA the worst-case scratch until its size is known (runtime.exact)."""
+        if not (is_sparse(self.decision.codec) and self.costs.hardware.async_counts):
+            return self._add(first, last, nbytes, what)
+        settled = self.context.scratch_end(first)
+        end = last if settled is None else min(settled, last)
+        self._add(first, end, self._payload_bytes(self.decision.codec, None), "scratch")
+        if settled is not None:
+            self._add(settled, last, nbytes, what)
+
+    def _check_host(self, needs: list[int]) -> None:
+        block, decision = self.block, self.decision
+        if not self.costs.hardware.has_link:
+            raise _wrong(block, decision, f"{self.costs.hardware.name} has no link", "keep it on the device")
+        if not needs:
+            raise _wrong(block, decision, "no backward task needs it", "drop it or keep a mask")
+        gone = max(_forward_last(block, self.context), block.saved)
+        if decision.release <= gone:
+            what = f"release must be after task {gone}, its last use in forward, got {decision.release}"
+            raise _wrong(block, decision, what, f"release it at task {gone + 1} or later")
+        if not decision.release <= decision.prefetch <= needs[0]:
+            what = (
+                f"prefetch must lie between release {decision.release} and task {needs[0]}, its first use in backward"
+            )
+            raise _wrong(block, decision, f"{what}, got {decision.prefetch}", "move it there")
+
+
+def _made_by_its_op(block: Block) -> bool:
+    """Whether a block is made and kept by one call and read by no other: a dropout's mask."""
+    return block.first == block.last == block.saved
+
+
+def _chain(recipe: tuple) -> tuple[int, int]:
+    """(tensors read and written, kernels) of a recipe."""
+    if recipe[0] == "stash":
+        return 0, 0
+    parts = [_chain(r) for r in recipe[1:] if isinstance(r, tuple)]
+    moved = 3 if recipe[0] == "add" else 2
+    return moved + sum(p[0] for p in parts), 1 + sum(p[1] for p in parts)
+
+
+def _held(recipe: tuple) -> int:
+    """Tensors that a recipe over dense sources holds at its worst moment; additions and ReLUs run in place."""
+    if not recipe or recipe[0] == "bn":
+        return 1
+    if recipe[0] == "stash":
+        return 0
+    parts = [r for r in recipe[1:] if isinstance(r, tuple)]
+    if recipe[0] == "add" and all(p[0] != "stash" for p in parts):
+        return max(_held(parts[0]), 1 + _held(parts[1]))
+    return max([1, *(_held(p) for p in parts)])

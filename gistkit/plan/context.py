@@ -1,0 +1,195 @@
+"""What the effects of one storage's decision depend on beyond that decision: the rest of the plan, read once.
+
+``StepIndex`` holds what follows from the graph alone, ``Context`` what follows from a plan. Both are made once and
+looked into many times.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gistkit.errors import PlanError
+from gistkit.graph.saved import SavedGraph
+from gistkit.graph.tasks import BACKWARD, FORWARD, Block
+from gistkit.plan.cost import CostTable
+from gistkit.plan.plan import CallChoice, Decision, Plan
+from gistkit.plan.segments import Segment, segments
+
+PLAIN_POLICIES = ("plain", "checkpoint")
+"""Policies whose steps PyTorch's own operators run; see docs/design.md, "plain and the runtime differ"."""
+LAG = 4
+"""How many later encodings a CUDA scratch lives on for, at most (``runtime.exact``)."""
+NO_VALUES = ("mask1", "drop", "argmax4", "argmax8")
+
+
+class StepIndex:
+    """Look-ups over a captured step's tasks and blocks."""
+
+    def __init__(self, graph: SavedGraph) -> None:
+        if not graph.tasks:
+            raise PlanError("graph must hold the tasks of a whole step, got one without; capture it with backward=True")
+        self.graph = graph
+        self.by_storage: dict[int, Block] = {b.storage: b for b in graph.blocks if b.storage >= 0}
+        self.written: dict[int, int] = {}
+        self.makers: dict[int, list[int]] = defaultdict(list)
+        self.of_call: dict[int, list[int]] = defaultdict(list)
+        self.input_part: dict[int, int] = {}
+        self._read_tasks()
+
+    def _read_tasks(self) -> None:
+        weight_part: dict[int, int] = {}
+        for task in self.graph.tasks:
+            self.of_call[task.call].append(task.index)
+            if task.phase == FORWARD:
+                for block in task.writes:
+                    self.written[block] = task.index
+                    self.makers[block].append(task.index)
+            elif task.part == "weight":
+                weight_part[task.call] = task.index
+            elif task.part == "input" and task.call in weight_part:
+                self.input_part[weight_part[task.call]] = task.index
+
+    def backward_of(self, call: int) -> list[int]:
+        """The backward tasks of a call."""
+        return [t for t in self.of_call[call] if self.graph.tasks[t].phase == BACKWARD]
+
+    def block(self, storage: int) -> Block:
+        """The block of a storage. Raises PlanError for one that the step has not."""
+        if storage not in self.by_storage:
+            raise PlanError(
+                f"decision for storage {storage}: the step knows no such storage (it has "
+                f"{len(self.by_storage)}); plan the graph that is run"
+            )
+        return self.by_storage[storage]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What one block's effects read of the plan around it.
+
+    ``plain``: PyTorch's own operators run. ``slices``: batch slices by task. ``ends_early``: blocks whose memory an
+    in-place ReLU takes over. ``also``: tasks, by block, at which something that is rebuilt or run anew needs its
+    values. ``encodings``: forward tasks that make a sparse encoding, in order. ``restart``: the task, by block, at
+    which its segment runs anew. ``segments``: those segments.
+    """
+
+    index: StepIndex
+    plain: bool = False
+    slices: Mapping[int, int] | None = None
+    ends_early: frozenset[int] = frozenset()
+    also: Mapping[int, frozenset[int]] | None = None
+    encodings: tuple[int, ...] = ()
+    restart: Mapping[int, int] | None = None
+    segments: tuple[Segment, ...] = ()
+
+    @staticmethod
+    def alone(graph: SavedGraph, costs: CostTable, index: StepIndex | None = None) -> Context:
+        """The context of a decision of which nothing else is known: all storages that may hold zeros are taken to be
+        encoded too, nothing is rebuilt from it, nothing is cut."""
+        index = index or StepIndex(graph)
+        saved = sorted(index.by_storage[s].saved for s in costs.densities if s in index.by_storage)
+        return Context(index, encodings=tuple(t for t in saved if t >= 0))
+
+    @staticmethod
+    def of(plan: Plan, index: StepIndex) -> Context:
+        """The context that a plan gives. Raises PlanError for decisions that contradict each other."""
+        decided = {index.block(d.storage).id: d for d in plan.decisions}
+        if len(decided) < len(plan.decisions):
+            raise PlanError("plan.decisions must hold one decision a storage, got two for one; drop one of them")
+        also: dict[int, set[int]] = defaultdict(set)
+        again = [d for d in plan.decisions if d.codec == "recompute"]
+        parts = segments(again, index, decided) if again else ()
+        for part in parts:
+            for block in part.needs:
+                also[block].add(part.start)
+        _spread(decided, index, also)
+        return Context(
+            index,
+            plan.policy in PLAIN_POLICIES,
+            _slices(plan.choices, index),
+            _overwritten(plan.choices, index),
+            {b: frozenset(tasks) for b, tasks in also.items()},
+            _encodings(decided, index),
+            {b: part.start for part in parts for b in part.blocks},
+            parts,
+        )
+
+    def scratch_end(self, task: int) -> int | None:
+        """The task at which a scratch made at ``task`` is settled; None where no later encoding makes it so."""
+        following = bisect_right(self.encodings, task) + LAG - 1
+        return self.encodings[following] if following < len(self.encodings) else None
+
+
+def is_sparse(codec: str) -> bool:
+    """Whether the size of a codec's payload is known to the device alone."""
+    return codec.startswith(("zvc", "csr"))
+
+
+def _encodings(decided: Mapping[int, Decision], index: StepIndex) -> tuple[int, ...]:
+    return tuple(sorted(index.graph.blocks[b].saved for b, d in decided.items() if is_sparse(d.codec)))
+
+
+def covered_calls(index: StepIndex) -> dict[int, int]:
+    """Call index by covered number."""
+    return {c.covered: c.index for c in index.graph.calls if c.covered >= 0}
+
+
+def _slices(choices: tuple[CallChoice, ...], index: StepIndex) -> dict[int, int]:
+    """Slices of every weight-gradient task that is cut."""
+    cut = [c for c in choices if c.slices > 1]
+    calls = covered_calls(index) if cut else {}
+    tasks = index.graph.tasks
+    return {
+        t: choice.slices
+        for choice in cut
+        for t in index.backward_of(calls.get(choice.covered, -1))
+        if tasks[t].part == "weight"
+    }
+
+
+def _overwritten(choices: tuple[CallChoice, ...], index: StepIndex) -> frozenset[int]:
+    """Blocks whose memory becomes the output of a ReLU that the plan runs in place."""
+    chosen = [c.covered for c in choices if c.inplace]
+    calls = covered_calls(index) if chosen else {}
+    graph, found = index.graph, set()
+    for covered in chosen:
+        call = graph.calls[calls[covered]] if covered in calls else None
+        if call is not None and not call.inplace:
+            block = index.by_storage.get(graph.values[call.operands[0]].storage)
+            if block is not None and block.last == call_task(index, call.index):
+                found.add(block.id)
+    return frozenset(found)
+
+
+def call_task(index: StepIndex, call: int) -> int:
+    """The forward task of a call, -1 if it has none."""
+    return next((t for t in index.of_call[call] if index.graph.tasks[t].phase == FORWARD), -1)
+
+
+def _spread(decided: Mapping[int, Decision], index: StepIndex, also: dict[int, set[int]]) -> None:
+    """Tell the sources of rebuilt storages when they are needed, through chains of them. Raises PlanError where a
+    source keeps no values or a storage would be rebuilt from itself."""
+    work = [b for b, d in decided.items() if d.codec == "rebuild"]
+    turns = (len(work) + 1) ** 2
+    while work:
+        block = index.graph.blocks[work.pop()]
+        decision = decided[block.id]
+        tasks = also[block.id] | {u.task for u in block.uses if u.values or not decision.mask}
+        turns -= 1
+        for storage in decision.sources:
+            source = index.block(storage)
+            kept = decided.get(source.id)
+            if turns < 0 or source.id == block.id:
+                raise PlanError(f"storage {block.storage}: rebuilt from itself through {storage}; break the circle")
+            if kept is not None and kept.codec in NO_VALUES:
+                raise PlanError(
+                    f"storage {block.storage} is rebuilt from storage {storage}, whose values {kept.codec!r} does not "
+                    "keep; keep them in another form"
+                )
+            if not tasks <= also[source.id]:
+                also[source.id] |= tasks
+                if kept is not None and kept.codec == "rebuild":
+                    work.append(source.id)

@@ -1,0 +1,185 @@
+"""What a whole plan does, as additive parts: memory by interval, extra seconds by task, transfers.
+
+Memory during a task is the sum of the intervals that hold it, so it follows from the plan alone and not from the clock
+(docs/design.md, "Planner"). ``Composer`` takes a graph apart once and then puts together one plan after the other; it
+remembers what every (block, decision) did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gistkit.errors import PlanError
+from gistkit.graph.saved import SavedGraph
+from gistkit.graph.scale import scaled
+from gistkit.graph.tasks import BEFORE, FORWARD, Block
+from gistkit.plan.block_effects import block_effects
+from gistkit.plan.context import Context, StepIndex, call_task, covered_calls
+from gistkit.plan.cost import CostTable
+from gistkit.plan.intervals import WHAT, Effects, Interval, Transfer
+from gistkit.plan.plan import Decision, Plan
+from gistkit.plan.segments import Segment
+from gistkit.plan.sub_batches import scaled_costs
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A step under a plan, of one sub-batch where the plan has several: the number of tasks, all intervals, seconds by
+    task (``task_s`` by themselves, ``extra_s`` what the plan adds to them), transfers in the order of issue."""
+
+    tasks: int
+    intervals: tuple[Interval, ...]
+    extra_s: tuple[float, ...]
+    task_s: tuple[float, ...]
+    transfers: tuple[Transfer, ...]
+
+
+class Composer:
+    """One graph on one device, ready for many plans. Raises PlanError for a graph without tasks."""
+
+    def __init__(self, graph: SavedGraph, costs: CostTable, *, accumulates: bool = False) -> None:
+        if len(costs.algorithms) != len(graph.tasks):
+            raise PlanError(
+                f"costs must be those of the graph's {len(graph.tasks)} tasks, got {len(costs.algorithms)}; "
+                "make them by cost_table(graph, hardware)"
+            )
+        self.graph, self.costs, self.index = graph, costs, StepIndex(graph)
+        self.task_s = tuple(costs.task_s(t.index) for t in graph.tasks)
+        self._choosable = [b for b in graph.blocks if b.kind in ("activation", "input")]
+        self._fixed = tuple(self._fixed_intervals(accumulates))
+        self._parts: dict[int, Composer] = {}
+        self._memory: dict[tuple, Effects] = {}
+
+    def part(self, parts: int) -> Composer:
+        """The composer of one of ``parts`` sub-batches; itself for 1."""
+        if parts == 1:
+            return self
+        if parts not in self._parts:
+            small = scaled(self.graph, parts)
+            costs = scaled_costs(self.costs, self.graph, small)
+            self._parts[parts] = Composer(small, costs, accumulates=True)
+        return self._parts[parts]
+
+    def profile(self, plan: Plan) -> Profile:
+        """The step under a plan. Raises PlanError for decisions that make no sense, each named."""
+        if plan.sub_batches != 1 and not self.graph.batch:
+            raise PlanError("plan.sub_batches must be 1 where the graph knows no batch size; capture with a batch")
+        return self.part(plan.sub_batches)._profile(plan)
+
+    def _profile(self, plan: Plan) -> Profile:
+        context = Context.of(plan, self.index)
+        task_s, algorithms = self._seconds(plan)
+        extra = [0.0] * len(task_s)
+        passed = self._passed(plan)
+        intervals = [i for i in self._fixed if i.block not in passed] if passed else list(self._fixed)
+        transfers: list[Transfer] = []
+        parts = [self._of_block(b, d, context) for b, d in self._decided(plan)]
+        parts += [self._of_segment(s) for s in context.segments]
+        parts += [self._of_slices(context), *(self._of_passed(b, t) for b, t in passed.items())]
+        for part in parts:
+            intervals += part.intervals
+            transfers += part.transfers
+            for task, seconds in part.extra_s:
+                extra[task] += seconds
+        intervals += self._workspaces(algorithms)
+        transfers.sort(key=lambda t: (t.issue, t.due))
+        return Profile(len(task_s), tuple(intervals), tuple(extra), tuple(task_s), tuple(transfers))
+
+    def _decided(self, plan: Plan) -> Iterator[tuple[Block, Decision | None]]:
+        decisions = {self.index.block(d.storage).id: d for d in plan.decisions}
+        for block in self._choosable:
+            yield block, decisions.pop(block.id, None)
+        for block, decision in decisions.items():
+            yield self.graph.blocks[block], decision
+
+    def _of_block(self, block: Block, decision: Decision | None, context: Context) -> Effects:
+        """block_effects, remembered by what it depends on."""
+        also = context.also.get(block.id) if context.also else None
+        key = (block.id, decision, context.plain, block.id in context.ends_early, also)
+        if decision is not None and decision.codec != "dense":
+            cut = tuple((context.slices or {}).get(u.task, 1) for u in block.uses) if context.slices else ()
+            late = context.scratch_end(block.saved) if self.costs.hardware.async_counts else None
+            key += (cut, late, (context.restart or {}).get(block.id))
+        found = self._memory.get(key)
+        if found is None:
+            found = self._memory[key] = block_effects(self.graph, self.costs, decision, block, context)
+        return found
+
+    def _of_segment(self, segment: Segment) -> Effects:
+        seconds = sum(self.task_s[t] for t in segment.tasks)
+        passing = Interval(segment.start, segment.start, segment.passing_bytes, -1, "transient")
+        return Effects((passing,), ((segment.start, seconds),))
+
+    def _of_slices(self, context: Context) -> Effects:
+        """A weight gradient that is summed over slices: the sum and one part of it are there at once."""
+        intervals = []
+        for task in context.slices or ():
+            blocks = (self.graph.blocks[b] for b in self.graph.tasks[task].writes)
+            nbytes = sum(b.nbytes for b in blocks if b.kind == "weight_gradient")
+            intervals.append(Interval(task, task, nbytes, -1, "transient"))
+        return Effects(tuple(intervals))
+
+    def _passed(self, plan: Plan) -> dict[int, int]:
+        """Gradients, by block with the task, that ReLUs whose mask a pool's map carries hand on as they are."""
+        chosen = [c.covered for c in plan.choices if c.passes]
+        calls, found = covered_calls(self.index) if chosen else {}, {}
+        for covered in chosen:
+            for task in self.index.backward_of(calls.get(covered, -1)):
+                for block in self.graph.tasks[task].writes:
+                    if self.graph.blocks[block].kind == "gradient" and self.graph.blocks[block].first == task:
+                        found[block] = task
+        return found
+
+    def _of_passed(self, block: int, task: int) -> Effects:
+        """The gradient takes over the memory of the one that came in: nothing of its own during the ReLU's task."""
+        b = self.graph.blocks[block]
+        lives = (Interval(task + 1, b.last, b.nbytes, block, "gradient"),) if b.last > task else ()
+        return Effects(lives, ((task, -self.task_s[task]),))
+
+    def _seconds(self, plan: Plan) -> tuple[list[float], dict[int, str]]:
+        """Seconds by task and the algorithms that the plan chose, by task."""
+        chosen = {c.covered: c.algorithm for c in plan.choices if c.algorithm}
+        calls = covered_calls(self.index) if chosen else {}
+        algorithms: dict[int, str] = {}
+        for covered, name in chosen.items():
+            for task in self.index.of_call[calls.get(covered, -1)]:
+                if any(a.name == name for a in self.costs.algorithms[task]):
+                    algorithms[task] = name
+        seconds = list(self.task_s)
+        for task, name in algorithms.items():
+            seconds[task] = self.costs.task_s(task, name)
+        return seconds, algorithms
+
+    def _workspaces(self, algorithms: dict[int, str]) -> Iterator[Interval]:
+        for task in range(len(self.task_s)):
+            nbytes = self.costs.workspace_bytes(task, algorithms.get(task, ""))
+            if nbytes:
+                yield Interval(task, task, nbytes, -1, "workspace")
+
+    def _fixed_intervals(self, accumulates: bool) -> Iterator[Interval]:
+        """What no decision changes. Where gradients accumulate over sub-batches, those of the parameters are there
+        from the second one's start, and every new one beside its sum until it is added."""
+        for block in self.graph.blocks:
+            if block.kind in ("activation", "input"):
+                continue
+            what = "static" if block.kind in ("weight", "buffer") else "gradient"
+            first = block.first
+            if accumulates and block.kind == "weight_gradient":
+                yield Interval(first, first, block.nbytes, -1, "transient")
+                first = BEFORE
+            yield Interval(first, block.last, block.nbytes, block.id, what)
+        for task in self.graph.tasks:
+            if task.transient_bytes:
+                yield Interval(task.index, task.index, task.transient_bytes, -1, "transient")
+
+
+def profile(graph: SavedGraph, plan: Plan, costs: CostTable) -> Profile:
+    """The step under a plan, as intervals, seconds and transfers. Raises PlanError as :func:`block_effects` does."""
+    return Composer(graph, costs).profile(plan)
+
+
+__all__ = [
+    "FORWARD", "WHAT", "Composer", "Context", "Effects", "Interval", "Profile", "StepIndex", "Transfer",
+    "block_effects", "call_task", "profile",
+]  # fmt: skip

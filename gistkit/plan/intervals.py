@@ -1,0 +1,46 @@
+"""What a plan does, as additive parts: intervals of memory, extra seconds by task, transfers. Pure data.
+
+The two small ones are named tuples, as thousands of them are made for every plan that a search looks at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+WHAT = ("static", "dense", "payload", "mask", "decoded", "scratch", "gradient", "transient", "workspace")
+
+
+class Interval(NamedTuple):
+    """``nbytes`` of memory during the tasks ``first`` to ``last``, both counted (-1: from before the step; the number
+    of tasks: beyond it), for a block (-1: of the task's own). ``what`` is one of :data:`WHAT`."""
+
+    first: int
+    last: int
+    nbytes: int
+    block: int
+    what: str
+
+
+class Transfer(NamedTuple):
+    """A storage's payload on the link, direction ``d2h`` or ``h2d``.
+
+    A ``d2h`` may start once task ``issue`` has started (so it overlaps the last forward reader itself, vDNN section
+    III-A), an ``h2d`` is issued when task ``issue`` starts; either is done before task ``due`` begins. Where both are
+    the same task, the transfer is issued when the task before it ends.
+    """
+
+    storage: int
+    nbytes: int
+    direction: str
+    issue: int
+    due: int
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What one decision, or one task, does: its intervals, (task, extra seconds), transfers."""
+
+    intervals: tuple[Interval, ...] = ()
+    extra_s: tuple[tuple[int, float], ...] = ()
+    transfers: tuple[Transfer, ...] = ()

@@ -1,0 +1,125 @@
+"""The simulator: a step under a plan, task by task: bytes, seconds, stalls.
+
+One compute stream runs the tasks in order; the link has a queue for each direction, and a transfer may span many tasks.
+A task begins when the one before it has ended and every transfer due before it is done; that wait is a stall.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+
+from gistkit.graph.saved import SavedGraph
+from gistkit.plan.cost import CostTable
+from gistkit.plan.effects import Composer, Profile, profile
+from gistkit.plan.intervals import Interval, Transfer
+from gistkit.plan.link import Link
+from gistkit.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What a step holds and takes.
+
+    ``memory_bytes`` by task, the reserve in it; ``peak_bytes`` their maximum, first reached at ``peak_task``.
+    ``step_s`` is compute (``compute_s``), what the plan adds to it (``extra_s``) and waiting for the link
+    (``stall_s``); ``start_s`` by task. ``d2h_bytes`` and ``h2d_bytes`` cross the link. Seconds and bytes on the link
+    are those of all sub-batches; ``memory_bytes`` and ``start_s`` those of one.
+    """
+
+    peak_bytes: int
+    peak_task: int
+    memory_bytes: tuple[int, ...]
+    step_s: float
+    compute_s: float
+    extra_s: float
+    stall_s: float
+    d2h_bytes: int
+    h2d_bytes: int
+    start_s: tuple[float, ...]
+
+
+class Simulator:
+    """One graph on one device, for many plans: what does not change is computed once, what every (block, decision)
+    does is remembered. Raises PlanError for a graph without tasks."""
+
+    def __init__(self, graph: SavedGraph, costs: CostTable) -> None:
+        self._composer = Composer(graph, costs)
+
+    def profile(self, plan: Plan) -> Profile:
+        """As :func:`gistkit.plan.effects.profile`."""
+        return self._composer.profile(plan)
+
+    def run(self, plan: Plan, *, reserve: int = 0) -> Simulation:
+        """As :func:`simulate`."""
+        if type(reserve) is not int or reserve < 0:
+            raise ValueError(f"reserve must be a number of bytes of at least 0, got {reserve!r}; leave it out for none")
+        composed = self._composer.profile(plan)
+        memory = memory_bytes(composed.intervals, composed.tasks, reserve)
+        peak = max(memory)
+        start_s, stall_s, link = _clock(composed, self._composer.part(plan.sub_batches).costs)
+        times = plan.sub_batches
+        compute_s, extra_s = sum(composed.task_s), sum(composed.extra_s)
+        return Simulation(
+            peak_bytes=peak,
+            peak_task=memory.index(peak),
+            memory_bytes=tuple(memory),
+            step_s=times * (compute_s + extra_s + stall_s),
+            compute_s=times * compute_s,
+            extra_s=times * extra_s,
+            stall_s=times * stall_s,
+            d2h_bytes=times * link.carried_bytes["d2h"],
+            h2d_bytes=times * link.carried_bytes["h2d"],
+            start_s=start_s,
+        )
+
+
+def simulate(graph: SavedGraph, plan: Plan, costs: CostTable, *, reserve: int = 0) -> Simulation:
+    """Simulate one step. ``reserve`` bytes are there all the time. :class:`Simulator` is this for many plans.
+
+    Raises PlanError (a ValueError) for a graph without tasks and for decisions that make no sense, ValueError for a
+    reserve that is no number of bytes.
+    """
+    return Simulator(graph, costs).run(plan, reserve=reserve)
+
+
+def memory_bytes(intervals: Iterable[Interval], tasks: int, reserve: int = 0) -> list[int]:
+    """The sum of the intervals during every task, plus ``reserve``."""
+    change = [0] * (tasks + 1)
+    for first, last, nbytes, _, _ in intervals:
+        if first < tasks and last >= first:
+            change[first if first > 0 else 0] += nbytes
+            if last < tasks:
+                change[last + 1] -= nbytes
+    change[0] += reserve
+    return list(accumulate(change[:tasks]))
+
+
+def _clock(composed: Profile, costs: CostTable) -> tuple[tuple[float, ...], float, Link]:
+    """Start of every task, seconds waited, and the link when all is done."""
+    link = Link(costs)
+    issued: dict[int, list[Transfer]] = defaultdict(list)
+    due: dict[int, list[Transfer]] = defaultdict(list)
+    for transfer in composed.transfers:
+        issued[transfer.issue].append(transfer)
+        due[transfer.due].append(transfer)
+    numbers: dict[Transfer, int] = {}
+    starts, now, stall_s = [], 0.0, 0.0
+    for task, (seconds, extra) in enumerate(zip(composed.task_s, composed.extra_s, strict=True)):
+        waits = due.get(task)
+        coming = issued.get(task)
+        if waits or coming:
+            link.advance(now)
+            numbers |= {t: link.issue(t) for t in coming or () if t.due == task}
+            ready = max((link.finish(t.direction, numbers[t]) for t in waits or ()), default=now)
+            stall_s += ready - now
+            now = ready
+            numbers |= {t: link.issue(t) for t in coming or () if t.due != task}
+        starts.append(now)
+        now += seconds + extra
+    return tuple(starts), stall_s, link
+
+
+__all__ = ["Profile", "Simulation", "Simulator", "memory_bytes", "profile", "simulate"]

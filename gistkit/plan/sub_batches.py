@@ -1,0 +1,34 @@
+"""The costs of one sub-batch of a step, from those of the whole batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gistkit.graph.saved import SavedGraph
+from gistkit.plan.algorithms import Algorithm
+from gistkit.plan.cost import CostTable, cost_table
+
+
+def scaled_costs(costs: CostTable, graph: SavedGraph, part: SavedGraph) -> CostTable:
+    """The costs of ``part``, one of a graph's sub-batches (:func:`gistkit.graph.scale.scaled`).
+
+    A task's seconds keep their ratio to what the roofline says of it, so measured seconds carry over. Densities stay.
+    """
+    whole = cost_table(graph, costs.hardware, density=dict(costs.densities))
+    small = cost_table(part, costs.hardware, density=dict(costs.densities))
+    tables = zip(costs.algorithms, whole.algorithms, small.algorithms, strict=True)
+    return replace(costs, algorithms=tuple(_scaled(*table) for table in tables))
+
+
+def _scaled(
+    given: tuple[Algorithm, ...], whole: tuple[Algorithm, ...], small: tuple[Algorithm, ...]
+) -> tuple[Algorithm, ...]:
+    roofline = {a.name: a.seconds for a in whole}
+    known = {a.name: a for a in small}
+    out = []
+    for algorithm in given:
+        like = known.get(algorithm.name, small[0])
+        base = roofline.get(algorithm.name, whole[0].seconds)
+        ratio = algorithm.seconds / base if base else 1.0
+        out.append(Algorithm(algorithm.name, like.seconds * ratio, like.workspace_bytes))
+    return tuple(out)
