@@ -12,8 +12,9 @@ from gistkit.report import Report, report
 from gistkit.runtime.attach import compress, restore
 from gistkit.runtime.context import saving
 from gistkit.runtime.live import LiveBytes
+from gistkit.version import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "CallChoice",

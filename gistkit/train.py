@@ -20,7 +20,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ import torch.nn.functional as F
 from gistkit.data import ImageSet, batches, inputs, open_images
 from gistkit.runtime.attach import compress
 from gistkit.runtime.live import LiveBytes, LiveEvent
+from gistkit.version import VERSION
 from gistkit.zoo import load
 
 LEAST_STEPS = 3
@@ -283,7 +283,7 @@ def _deterministic(device: str) -> Iterator[None]:
 def _environment(device: str) -> dict[str, Any]:
     name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
     return {
-        "gistkit": version("gistkit"),
+        "gistkit": VERSION,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": name,

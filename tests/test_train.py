@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import gistkit
 from gistkit.data import batches, open_images
 from gistkit.errors import DataError
 from gistkit.plots import step_curve
@@ -112,6 +113,7 @@ def test_json_is_strict_and_has_every_bit():
     text = train(TINY, same).to_json()
     raw = json.loads(text, parse_constant=pytest.fail)
     assert raw["settings"]["model"] == TINY.model and raw["environment"]["torch"] == torch.__version__
+    assert raw["environment"]["gistkit"] == gistkit.__version__
     assert [run["name"] for run in raw["runs"]] == ["plain", "lossless", "fp8"]
     assert {"op", "bytes"} & set(raw["runs"][0]) == set() and raw["runs"][0]["memory"][0][1] > 0
     odd = json.loads(result_of((math.inf, 0.1), (math.inf, 0.1)).to_json(), parse_constant=pytest.fail)
