@@ -86,14 +86,20 @@ def test_decoding_gives_the_same_bits_before_and_after_settling(name, x):
 
 @pytest.mark.parametrize("name", [name for name in SPARSE if CODECS[name].scaling != "none"])
 def test_what_lies_past_the_values_changes_no_scale(name, monkeypatch):
-    compact = sparse.ops.compact
+    compact, csr_compact = sparse.ops.compact, sparse.ops.csr_compact
 
     def dirty(scratch, counts, stride, total):
         packed = compact(scratch, counts, stride, total)
         packed[int(counts.sum()) :] = 200
         return packed
 
+    def dirty_csr(columns, values, counts, total):
+        columns, values = csr_compact(columns, values, counts, total)
+        columns[int(counts.sum()) :] = values[int(counts.sum()) :] = 200
+        return columns, values
+
     monkeypatch.setattr(sparse.ops, "compact", dirty)
+    monkeypatch.setattr(sparse.ops, "csr_compact", dirty_csr)
     x = sparse_tensor(1) / 64
     encoded, at_once = packer()[0].encode(name, x), CODECS[name].encode(x)
     assert encoded.pending and same_bits(CODECS[name].decode(encoded), CODECS[name].decode(at_once))

@@ -195,6 +195,7 @@ OPERATOR_CASES = [
     ("zvc_encode", lambda x: (x, "raw")),
     ("csr_encode", lambda x: (x, "fp8")),
     ("compact", lambda x: (x.new_zeros(2048), torch.tensor([1024, 3], dtype=torch.int16), SLOT, 1027)),
+    ("csr_compact", lambda x: (x[:512].byte(), x[:512], torch.tensor([256, 9], dtype=torch.int16), 265)),
     ("zvc_decode", lambda x: (*ops.zvc_encode(x, "raw"), EMPTY, x.numel(), x.dtype, "raw", "none", False)),
     ("csr_decode", lambda x: (*ops.csr_encode(x, "raw"), EMPTY, x.numel(), x.dtype, "raw", "none", False)),
     ("zvc_relu_backward", lambda x: (x, *ops.zvc_encode(x, "raw"), EMPTY, "raw", "none", False)),
@@ -227,6 +228,11 @@ REFUSALS = [
         lambda: ops.compact(VALUES, COUNTS, SLOT, 1025),
     ),
     (ValueError, r"compact: total must be at least .*, 3, got 2", lambda: ops.compact(VALUES, COUNTS, SLOT, 2)),
+    (
+        ValueError,
+        r"compact: scratch must have 256 elements to match 1 slots of 256",
+        lambda: ops.csr_compact(X.byte(), VALUES[:256], COUNTS, 3),
+    ),
     (
         TypeError,
         r"compact: scratch must have items of 1, 2 or 4 bytes",

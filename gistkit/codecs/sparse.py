@@ -115,8 +115,8 @@ class Sparse(Codec):
 
     def _packed(self, payload: Payload, total: int) -> Payload:
         index, counts, scratch, exponents = payload
-        values = ops.compact(scratch, counts, self.slot, total)
-        return self._narrowed((self._packed_index(index, counts, total), counts, values, exponents))
+        index, values = self._compacted(index, counts, scratch, total)
+        return self._narrowed((index, counts, values, exponents))
 
     def _narrowed(self, payload: Payload) -> Payload:
         """The payload with packed values of the scratch's format in the codec's own."""
@@ -133,11 +133,11 @@ class Sparse(Codec):
         payload."""
         assert self.fmt is not None
         index, counts, scratch, exponents = payload
-        values = ops.compact(scratch, counts, self.slot, n)
+        index, values = self._compacted(index, counts, scratch, n)
         values.masked_fill_(torch.arange(n, device=values.device) >= counts.sum(dtype=torch.int64), 0)
         codes, scales = ENCODERS[self.fmt.name](values, self.scaling)
         values = DECODERS[self.fmt.name](codes, scales, n, dtype, self.scaling)
-        return self._packed_index(index, counts, n), counts, values, exponents
+        return index, counts, values, exponents
 
     @abstractmethod
     def _pack(self, x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -148,7 +148,10 @@ class Sparse(Codec):
         """(index, counts, values) of a flat tensor, one slot of values a count."""
 
     @abstractmethod
-    def _packed_index(self, index: torch.Tensor, counts: torch.Tensor, total: int) -> torch.Tensor: ...
+    def _compacted(
+        self, index: torch.Tensor, counts: torch.Tensor, scratch: torch.Tensor, total: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(index, values) of a scratch, close together; total may be more than there is."""
 
     @abstractmethod
     def _decode(
@@ -185,8 +188,8 @@ class Zvc(Sparse):
     def _scratch(self, x, fmt):
         return ops.zvc_encode(x, fmt)
 
-    def _packed_index(self, index, counts, total):
-        return index
+    def _compacted(self, index, counts, scratch, total):
+        return index, ops.compact(scratch, counts, self.slot, total)
 
     def _decode(self, payload, n, dtype, fmt, scaling, packed):
         return ops.zvc_decode(*payload, n, dtype, fmt, scaling, packed)
@@ -214,8 +217,8 @@ class Csr(Sparse):
         counts, columns, values = ops.csr_encode(x, fmt)
         return columns, counts, values
 
-    def _packed_index(self, index, counts, total):
-        return ops.compact(index, counts, self.slot, total)
+    def _compacted(self, index, counts, scratch, total):
+        return ops.csr_compact(index, scratch, counts, total)
 
     def _decode(self, payload, n, dtype, fmt, scaling, packed):
         columns, counts, values, exponents = payload

@@ -13,16 +13,48 @@ runs (it has no inline assembly). Both need ``num_warps=1``.
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 
 LANES = tl.constexpr(32)
+_SCAN = tl.constexpr(
+    "{ .reg .pred p; .reg .b32 below; mov.b32 $0, $1; "
+    + " ".join(
+        f"shfl.sync.up.b32 below|p, $0, {step}, 0, 0xffffffff; @p add.u32 $0, $0, below;" for step in (1, 2, 4, 8, 16)
+    )
+    + " }"
+)
 
 
 @triton.jit
 def popcount(words):
     """Bits set in each element of int32 words; one PTX instruction."""
     return tl.inline_asm_elementwise("popc.b32 $0, $1;", "=r,r", [words], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def sum_upto(x, ASM: tl.constexpr):
+    """Sums of int32[LANES] up to each lane, its own included."""
+    if ASM:
+        return tl.inline_asm_elementwise(_SCAN, "=&r,r", [x], dtype=tl.int32, is_pure=False, pack=1)
+    else:
+        return tl.cumsum(x, 0)
+
+
+@triton.jit
+def last_lane(x, ASM: tl.constexpr):
+    """The last lane's element of int32[LANES], in every lane."""
+    if ASM:
+        return tl.inline_asm_elementwise(
+            "shfl.sync.idx.b32 $0, $1, 31, 31, 0xffffffff;", "=r,r", [x], dtype=tl.int32, is_pure=False, pack=1
+        )
+    else:
+        lane = tl.arange(0, LANES)
+        return tl.sum(tl.where(lane == LANES - 1, x, 0)) + lane * 0
 
 
 @triton.jit
@@ -92,3 +124,10 @@ def load_rows(x_ptr, first: tl.constexpr, left, ROWS: tl.constexpr):
         offs = tl.arange(0, LANES) + (first + r * LANES)
         rows += (tl.load(x_ptr + offs, offs < left, other=0),)
     return rows
+
+
+def launch_warps(kernel: Any, programs: int, x: torch.Tensor, *args: Any, **constexprs: Any) -> None:
+    """Run one-warp programs on x's device; none for 0 programs. Products are never fused into additions."""
+    if programs:
+        with torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext():
+            kernel[(programs,)](*args, num_warps=1, enable_fp_fusion=False, **constexprs)

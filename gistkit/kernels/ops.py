@@ -133,6 +133,11 @@ def compact(scratch, counts, stride, total):
     return scratch.new_empty((total,))
 
 
+@operator("sparse", "csr_compact(Tensor columns, Tensor values, Tensor counts, int total) -> (Tensor, Tensor)")
+def csr_compact(columns, values, counts, total):
+    return columns.new_empty((total,)), values.new_empty((total,))
+
+
 @operator(
     "sparse",
     "zvc_decode(Tensor words, Tensor counts, Tensor values, Tensor exponents, int n, ScalarType dtype, str fmt, "

@@ -10,52 +10,34 @@ packed arrays, where fp10 is int32 words in planes. A payload's ``exponents`` ar
 
 from __future__ import annotations
 
-import contextlib
-
 import torch
-import triton
 import triton.language as tl
 
 from gistkit.formats import CSR_COLUMNS, ZVC_SLOT, ZVC_WORDS, ceil_div
 from gistkit.kernels.checks import check_values
+from gistkit.kernels.compact import compact, csr_compact, ends
 from gistkit.kernels.csr_kernels import csr_backward_kernel, csr_decode_kernel, csr_encode_kernel
-from gistkit.kernels.sparse_args import bits_of, check_compact, check_csr, check_encode, check_zvc, value_dtype
+from gistkit.kernels.lanes import launch_warps
+from gistkit.kernels.sparse_args import bits_of, check_csr, check_encode, check_zvc, value_dtype
 from gistkit.kernels.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel
 
 # rows of 32 elements loaded before the first is used, by item size: 1 KiB a warp in flight, 32 KiB an SM
 AHEAD = {2: 16, 4: 8}
 TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 CSR_ROWS = 4  # rows a program
-COMPACT_BYTES = 1024  # bytes that a program of compact has in flight
-
-
-@triton.jit(do_not_specialize=["total"])
-def compact_kernel(scratch_ptr, counts_ptr, ends_ptr, packed_ptr, total, STRIDE: tl.constexpr, CHUNK: tl.constexpr):
-    """One slot's items to their place in packed; never past total."""
-    slot = tl.program_id(0).to(tl.int64)
-    stored = tl.load(counts_ptr + slot).to(tl.int64)
-    start = tl.load(ends_ptr + slot) - stored
-    count = tl.minimum(stored, total - start).to(tl.int32)
-    first = tl.full((), 0, tl.int32)
-    # while, not range: the interpreter of Triton 3.6 cannot take a loop's bounds from tensors
-    while first < count:
-        items = first + tl.arange(0, CHUNK)
-        x = tl.load(scratch_ptr + slot * STRIDE + items, items < count)
-        tl.store(packed_ptr + start + items, x, items < count)
-        first += CHUNK
-
-
-def _launch(kernel, programs: int, x: torch.Tensor, *args, **constexprs) -> None:
-    """Run one-warp programs on x's device."""
-    if programs == 0:
-        return
-    with torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext():
-        kernel[(programs,)](*args, num_warps=1, enable_fp_fusion=False, **constexprs)
-
-
-def _ends(counts: torch.Tensor) -> torch.Tensor:
-    """int64: where each slot's values end in a packed array."""
-    return counts.cumsum(0, dtype=torch.int64)
+CSR_PIECES = 2  # of 32 stored elements of each row that a decoder reads at a time
+__all__ = [
+    "compact",
+    "csr_compact",
+    "csr_decode",
+    "csr_encode",
+    "csr_relu_backward",
+    "decode_rows",
+    "decode_slots",
+    "zvc_decode",
+    "zvc_encode",
+    "zvc_relu_backward",
+]
 
 
 def _item_view(x: torch.Tensor, fmt: str) -> torch.Tensor:
@@ -73,7 +55,7 @@ def zvc_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, t
     words = torch.empty((slots * ZVC_WORDS,), dtype=torch.int32, device=x.device)
     counts = torch.empty((slots,), dtype=torch.int16, device=x.device)
     values = torch.empty((slots * ZVC_SLOT,), dtype=value_dtype(fmt, x.dtype), device=x.device)
-    _launch(
+    launch_warps(
         zvc_encode_kernel,
         slots,
         x,
@@ -97,14 +79,15 @@ def csr_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, t
     """
     check_encode("csr_encode", x, fmt)
     rows = ceil_div(x.numel(), CSR_COLUMNS)
+    wide = x.data_ptr() % 8 == 0 and x.nbytes % 8 == 0
     counts = torch.empty((rows,), dtype=torch.int16, device=x.device)
     columns = torch.empty((rows * CSR_COLUMNS,), dtype=torch.uint8, device=x.device)
     values = torch.empty((rows * CSR_COLUMNS,), dtype=value_dtype(fmt, x.dtype), device=x.device)
-    _launch(
+    launch_warps(
         csr_encode_kernel,
         ceil_div(rows, CSR_ROWS),
         x,
-        bits_of(x),
+        x.view(torch.int64) if wide else bits_of(x),
         counts,
         columns,
         bits_of(values),
@@ -112,47 +95,24 @@ def csr_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, t
         FMT=fmt,
         DTYPE=TRITON_DTYPES[x.dtype],
         ROWS=CSR_ROWS,
-        AHEAD=AHEAD[x.element_size()] * 32 // CSR_COLUMNS,
+        WIDE=wide,
         ASM=x.is_cuda,
     )
     return counts, columns, values
-
-
-def compact(scratch: torch.Tensor, counts: torch.Tensor, stride: int, total: int) -> torch.Tensor:
-    """The first counts[i] items of every stride-long slot of scratch, close together.
-
-    scratch: any dtype of 1, 2 or 4 bytes, [stride * slots]; counts: int16[slots]; total: the sum of counts, or more
-    (the items past the sum are undefined). Returns scratch's dtype, [total]. Does not synchronise.
-    """
-    check_compact(scratch, counts, stride, total)
-    packed = torch.empty((total,), dtype=scratch.dtype, device=scratch.device)
-    _launch(
-        compact_kernel,
-        counts.numel(),
-        scratch,
-        bits_of(scratch),
-        counts,
-        _ends(counts),
-        bits_of(packed),
-        total,
-        STRIDE=stride,
-        CHUNK=min(stride, COMPACT_BYTES // scratch.element_size()),
-    )
-    return packed
 
 
 def decode_slots(words, counts, values, exponents, first, n, dtype, fmt, scaling, packed) -> torch.Tensor:
     """dtype[n] from slot ``first`` of a checked zvc payload on. Does not synchronise."""
     x = torch.empty((n,), dtype=dtype, device=values.device)
     slots = slice(first, first + ceil_div(n, ZVC_SLOT))
-    _launch(
+    launch_warps(
         zvc_decode_kernel,
         ceil_div(n, ZVC_SLOT),
         x,
         _item_view(x, fmt),
         words[first * ZVC_WORDS :],
         counts[slots],
-        _ends(counts)[slots] if packed else counts[slots],
+        ends(counts)[slots] if packed else counts[slots],
         bits_of(values if packed else values[first * ZVC_SLOT :]),
         exponents,
         n,
@@ -171,13 +131,13 @@ def decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, scalin
     x = torch.empty((n,), dtype=dtype, device=values.device)
     rows = slice(first, first + ceil_div(n, CSR_COLUMNS))
     skipped = 0 if packed else first * CSR_COLUMNS
-    _launch(
+    launch_warps(
         csr_decode_kernel,
         ceil_div(ceil_div(n, CSR_COLUMNS), CSR_ROWS),
         x,
         _item_view(x, fmt),
         counts[rows],
-        _ends(counts)[rows] if packed else counts[rows],
+        ends(counts)[rows] if packed else counts[rows],
         columns[skipped:],
         bits_of(values[skipped:]),
         exponents,
@@ -187,6 +147,8 @@ def decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, scalin
         SCALING=scaling,
         PACKED=packed,
         ROWS=CSR_ROWS,
+        PIECES=CSR_PIECES,
+        ASM=x.is_cuda,
     )
     return x
 
@@ -248,7 +210,7 @@ def zvc_relu_backward(
     check_values("zvc_relu_backward", "grad", grad)
     check_zvc("zvc_relu_backward", words, counts, values, exponents, n, dtype, fmt, scaling, packed)
     grad_x = torch.empty_like(grad)
-    _launch(
+    launch_warps(
         zvc_backward_kernel,
         counts.numel(),
         grad,
@@ -256,7 +218,7 @@ def zvc_relu_backward(
         bits_of(grad),
         words,
         counts,
-        _ends(counts) if packed else counts,
+        ends(counts) if packed else counts,
         bits_of(values),
         n,
         values.numel(),
@@ -283,14 +245,14 @@ def csr_relu_backward(
     check_values("csr_relu_backward", "grad", grad)
     check_csr("csr_relu_backward", counts, columns, values, exponents, n, dtype, fmt, scaling, packed)
     grad_x = torch.empty_like(grad)
-    _launch(
+    launch_warps(
         csr_backward_kernel,
         ceil_div(counts.numel(), CSR_ROWS),
         grad,
         bits_of(grad_x),
         bits_of(grad),
         counts,
-        _ends(counts) if packed else counts,
+        ends(counts) if packed else counts,
         columns,
         bits_of(values),
         n,

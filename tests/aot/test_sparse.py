@@ -10,8 +10,9 @@ import re
 import pytest
 import triton.language as tl
 
+from gistkit.kernels.compact import CSR_SHAPE, ZVC_SHAPE, compact_kernel, compact_pair_kernel
 from gistkit.kernels.csr_kernels import csr_backward_kernel, csr_decode_kernel, csr_encode_kernel
-from gistkit.kernels.sparse import AHEAD, COMPACT_BYTES, CSR_ROWS, compact_kernel
+from gistkit.kernels.sparse import AHEAD, CSR_PIECES, CSR_ROWS
 from gistkit.kernels.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel
 from tests.aot.harness import CAPABILITIES, Compiled, compile_kernel, loop_body, per_element
 
@@ -32,9 +33,10 @@ def _compiled(kernel, item_bytes: int, capability: int = 90, fmt="raw", scaling=
         **{"ends_ptr": "*i64" if packed else "*i16", "exponents_ptr": "*u8", "n": "i32", "plane": "i32"},
         **dict.fromkeys(("grad_ptr", "out_ptr"), BITS[item_bytes]),
     }
-    ahead = AHEAD[item_bytes] // (8 if "csr" in name else 1)
+    if kernel is csr_encode_kernel:
+        kinds["x_ptr"] = "*i64"
     settings = {"FMT": fmt, "SCALING": scaling, "PACKED": packed, "DTYPE": DTYPE[item_bytes], "ASM": True}
-    settings |= {"AHEAD": ahead, "ROWS": CSR_ROWS}
+    settings |= {"AHEAD": AHEAD[item_bytes], "ROWS": CSR_ROWS, "PIECES": CSR_PIECES, "WIDE": True}
     constexprs = {a: settings[a] for a in kernel.arg_names if a in settings}
     signature = {a: kinds[a] for a in kernel.arg_names if a not in settings}
     compiled = compile_kernel(kernel, signature, constexprs, capability, num_warps=1)
@@ -45,7 +47,7 @@ def _compiled(kernel, item_bytes: int, capability: int = 90, fmt="raw", scaling=
 @pytest.mark.parametrize("item_bytes, budget", [(4, 36), (2, 21)])
 @pytest.mark.parametrize(
     "kernel",
-    (zvc_encode_kernel, zvc_decode_kernel, zvc_backward_kernel, csr_encode_kernel),
+    (zvc_encode_kernel, zvc_decode_kernel, zvc_backward_kernel),
     ids=lambda k: k.fn.__name__,
 )
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -64,11 +66,33 @@ def test_rows_are_loaded_ahead_of_their_use(item_bytes):
     assert sum("LDG" in line for line in c.sass_lines[:first_store]) >= AHEAD[item_bytes]
 
 
-@pytest.mark.parametrize("item_bytes, budget", [(4, 36), (2, 21)])
-@pytest.mark.parametrize("kernel", (csr_decode_kernel, csr_backward_kernel), ids=lambda k: k.fn.__name__)
+@pytest.mark.parametrize("item_bytes, budget", [(4, 20), (2, 20)])
 @pytest.mark.parametrize("capability", CAPABILITIES)
-def test_raw_csr_scatters_over_wide_zeros(capability, kernel, item_bytes, budget):
-    c = _compiled(kernel, item_bytes, capability)
+def test_csr_encode_stores_whole_words(capability, item_bytes, budget):
+    c = _compiled(csr_encode_kernel, item_bytes, capability)
+    assert per_element(c, PROGRAM, 1) <= budget
+    row_words = item_bytes * 32 + 32
+    assert c.stores == CSR_ROWS * row_words // 32 + 1, "8 bytes a lane, and the counts"
+    assert c.loads == CSR_ROWS * item_bytes, "8 bytes a lane"
+    first_store = next(i for i, line in enumerate(c.sass_lines) if "STG" in line)
+    assert sum("LDG" in line for line in c.sass_lines[:first_store]) == c.loads
+
+
+@pytest.mark.parametrize("item_bytes, budget", [(4, 18), (2, 18)])
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_raw_csr_decode_gathers_in_shared_memory(capability, item_bytes, budget):
+    c = _compiled(csr_decode_kernel, item_bytes, capability)
+    assert c.barriers == 0
+    # for a density of up to a quarter the loop runs once; a part of the listing is the last program's
+    assert per_element(c, PROGRAM, 1) <= budget
+    assert c.registers <= 64
+    assert per_element(loop_body(c), 32 * CSR_ROWS * CSR_PIECES, 1) <= 18
+
+
+@pytest.mark.parametrize("item_bytes, budget", [(4, 36), (2, 21)])
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_raw_csr_backward_scatters_over_wide_zeros(capability, item_bytes, budget):
+    c = _compiled(csr_backward_kernel, item_bytes, capability)
     assert c.barriers == 1
     assert c.stores_128 >= PROGRAM * item_bytes // 512
     # fill and, for a density of up to an eighth, one round of the loop; the rest of the listing is the last program's
@@ -96,13 +120,25 @@ def test_reading_a_scratch_costs_no_more(kernel, item_bytes):
     assert per_element(_compiled(kernel, item_bytes, packed=False), PROGRAM, 1) <= 21
 
 
-@pytest.mark.parametrize("kind, item_bytes", [("*i32", 4), ("*i16", 2), ("*u8", 1)])
-def test_compact(kind, item_bytes):
-    chunk = COMPACT_BYTES // item_bytes
-    kinds = {"scratch_ptr": kind, "packed_ptr": kind, "counts_ptr": "*i16", "ends_ptr": "*i64", "total": "i32"}
-    c = compile_kernel(compact_kernel, kinds, {"STRIDE": 1024, "CHUNK": chunk}, 90, num_warps=1)
-    assert c.spills == 0
-    assert per_element(loop_body(c), chunk, 1) <= 14
+@pytest.mark.parametrize("kind", ("*i32", "*i16", "*u8"))
+def test_compact(kind):
+    slots, pieces = ZVC_SHAPE
+    kinds = {"scratch_ptr": kind, "packed_ptr": kind, "counts_ptr": "*i16", "ends_ptr": "*i64"}
+    constexprs = {"STRIDE": 1024, "SLOTS": slots, "PIECES": pieces}
+    c = compile_kernel(compact_kernel, kinds | {"total": "i32", "slots": "i32"}, constexprs, 90, num_warps=1)
+    assert (c.spills, c.barriers) == (0, 0)
+    assert per_element(loop_body(c), 32 * slots * pieces, 1) <= 8
+
+
+@pytest.mark.parametrize("kind", ("*i32", "*i16", "*u8"))
+def test_csr_compact(kind):
+    slots, pieces = CSR_SHAPE
+    kinds = {"columns_ptr": "*u8", "values_ptr": kind, "counts_ptr": "*i16", "ends_ptr": "*i64", "total": "i32"}
+    kinds |= {"packed_columns_ptr": "*u8", "packed_values_ptr": kind, "slots": "i32"}
+    constexprs = {"STRIDE": 256, "SLOTS": slots, "PIECES": pieces}
+    c = compile_kernel(compact_pair_kernel, kinds, constexprs, 90, num_warps=1)
+    assert (c.spills, c.barriers) == (0, 0)
+    assert per_element(loop_body(c), 32 * slots * pieces, 1) <= 15
 
 
 @pytest.mark.parametrize("kernel", VOTING.values(), ids=VOTING)

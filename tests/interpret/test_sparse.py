@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 
 from gistkit.kernels import sparse as kernels
+from gistkit.kernels.compact import compact_kernel
 from gistkit.kernels.reference import sparse as reference
 from tests.sparse_cases import PAYLOADS, SCALED, UNSCALED, SparseCase, decoded, relu_gradient, sparse_case, sparse_cases
 from tests.tensors import FLOATS, float_values, same_bits
@@ -97,13 +98,41 @@ def test_the_values_need_not_be_aligned(codec):
     check_encode(SparseCase(x, x, "raw", "none"), codec)
 
 
-def test_compact_never_writes_past_the_total():
+@pytest.mark.parametrize("slots, pieces", [(1, 8), (4, 2)])
+def test_compact_never_writes_past_the_total(slots, pieces):
     scratch = torch.arange(2048, dtype=torch.int32)
     counts = torch.tensor([1000, 1000], dtype=torch.int16)
     room = torch.full((2048,), -1, dtype=torch.int32)
-    kernels.compact_kernel[(2,)](scratch, counts, counts.cumsum(0), room, 1500, STRIDE=1024, CHUNK=256, num_warps=1)
+    arguments = (scratch, counts, counts.cumsum(0), room, 1500, 2)
+    compact_kernel[(2 // slots or 1,)](*arguments, STRIDE=1024, SLOTS=slots, PIECES=pieces, num_warps=1)
     expected = torch.cat((scratch[:1000], scratch[1024:1524]))
     assert torch.equal(room[:1500], expected) and bool((room[1500:] == -1).all())
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.uint8))
+@pytest.mark.parametrize("missing", (0, 70))
+def test_csr_compact_equals_the_oracle(dtype, missing):
+    """Eleven rows, full, empty and odd ones, in programs of eight; a total short of the end writes no further."""
+    counts = torch.tensor([256, 0, 1, 31, 32, 33, 64, 65, 0, 255, 100], dtype=torch.int16)
+    columns = torch.randint(0, 256, (11 * 256,), dtype=torch.uint8)
+    values = torch.randint(0, 256, (11 * 256,)).to(dtype)
+    total = int(counts.sum())
+    expected = reference.csr_compact(columns, values, counts, total)
+    made = kernels.csr_compact(columns, values, counts, total - missing)
+    for a, b in zip(made, expected, strict=True):
+        assert torch.equal(a, b[: total - missing])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_csr_of_full_empty_and_short_rows(dtype):
+    """Rows of 256, 0 and 3 stored elements; lengths in whole 8-byte words and not, so that both kinds of loads run."""
+    for n in (600, 601):
+        x = float_values(n, dtype, 5, 0.0, False)
+        x[256:512] = 0
+        x[515:] = 0
+        case = SparseCase(x, x, "raw", "none")
+        check_encode(case, "csr")
+        check_decode(case, "csr", PAYLOADS["csr"](reference, case))
 
 
 def test_nothing_to_do():

@@ -112,6 +112,13 @@ def compact(scratch: torch.Tensor, counts: torch.Tensor, stride: int, total: int
     return packed
 
 
+def csr_compact(
+    columns: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, total: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(columns, values) of csr_encode, each compacted as by :func:`compact`."""
+    return compact(columns, counts, CSR_COLUMNS, total), compact(values, counts, CSR_COLUMNS, total)
+
+
 def zvc_pack(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """zvc of x with the values packed: (words int32[32*slots], counts int16[slots], values[total]).
 
