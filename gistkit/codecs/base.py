@@ -176,6 +176,8 @@ def check_grad(grad: torch.Tensor, encoded: Encoded) -> None:
 def aligned(grad: torch.Tensor, encoded: Encoded) -> torch.Tensor:
     """A gradient in the encoded tensor's storage order, flat; copied only where its strides differ."""
     check_grad(grad, encoded)
+    if grad.stride() == encoded.stride:
+        return flat(grad)
     strides = zip(grad.shape, grad.stride(), encoded.stride, strict=True)
     if grad.numel() and any(size > 1 and got != want for size, got, want in strides):
         grad = torch.empty_strided(encoded.shape, encoded.stride, dtype=grad.dtype, device=grad.device).copy_(grad)

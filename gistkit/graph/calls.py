@@ -94,6 +94,8 @@ Bound = Relu | MaxPool2d | Conv2d | Linear | BatchNorm | Dropout | Add
 
 
 def _pair(value: Any) -> Pair:
+    if type(value) is tuple and len(value) == 2:
+        return value
     if isinstance(value, int):
         return (value, value)
     return (value[0], value[-1])

@@ -7,7 +7,7 @@ import torch
 
 def is_dense(x: torch.Tensor) -> bool:
     """True where x's elements fill one block of memory without gaps or overlaps, in any order of dimensions."""
-    return x.layout == torch.strided and torch.ops.aten.is_non_overlapping_and_dense(x)
+    return x.layout == torch.strided and (x.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(x))
 
 
 def flat(x: torch.Tensor) -> torch.Tensor:

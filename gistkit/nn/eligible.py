@@ -32,7 +32,11 @@ def demand_floating(op: str, **tensors: Any) -> None:
 
 def recorded(*tensors: Any) -> bool:
     """Whether autograd records an op over these tensors (None and non-tensors are skipped)."""
-    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in tensors)
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if isinstance(x, torch.Tensor) and x.requires_grad:
+                return True
+    return False
 
 
 def hooked() -> bool:
@@ -47,7 +51,10 @@ def covered(*tensors: Any) -> bool:
     bf16 or fp16, on a CPU or a CUDA device, no function transform, no forward-mode differentiation."""
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return False
-    return all(x is None or _plain(x) for x in tensors)
+    for x in tensors:
+        if x is not None and not _plain(x):
+            return False
+    return True
 
 
 def _plain(x: Any) -> bool:

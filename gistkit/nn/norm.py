@@ -18,6 +18,7 @@ else bias - mean * alpha with both rounded to fp32.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ class _BatchNorm(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         running_mean, running_var, momentum, eps = options
         y, mean, invstd, reserve, implementation = torch._batch_norm_impl_index(
-            x, weight, bias, running_mean, running_var, True, momentum, eps, torch.backends.cudnn.enabled
+            x, weight, bias, running_mean, running_var, True, momentum, eps, torch._C._get_cudnn_enabled()
         )
         if on_stats is not None:
             on_stats(mean, invstd)
@@ -100,13 +101,22 @@ def _over_channels(vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 def _fused(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> torch.Tensor:
     """fma(x, alpha, beta): PyTorch's addcmul fuses on the CPU, as its batch norm's compiled loops do."""
+    return _multiply_add(*_factors(x, mean, invstd, weight, bias), x)
+
+
+def _factors(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> Any:
+    """alpha and beta in fp32, to be broadcast over x."""
     alpha = invstd.float() if weight is None else weight.float() * invstd.float()
     constant = torch.zeros_like(alpha) if bias is None else bias.float()
     if mean.dtype == torch.float32:
         beta = torch.addcmul(constant, mean, alpha, value=-1)
     else:
         beta = constant - mean.float() * alpha
-    return torch.addcmul(_over_channels(beta, x), x.float(), _over_channels(alpha, x)).to(x.dtype)
+    return _over_channels(alpha, x), _over_channels(beta, x)
+
+
+def _multiply_add(alpha: torch.Tensor, beta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.addcmul(beta, x.float(), alpha).to(x.dtype)
 
 
 def _stepwise(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> torch.Tensor:
@@ -153,6 +163,27 @@ def rebuild_candidates(x: torch.Tensor) -> list[Rebuild]:
         return [_elementwise_kernel, _centred, _normalised, _fused, _stepwise]
     channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
     return [_fused, _stepwise] if x.is_contiguous() or channels_last else [_stepwise]
+
+
+def bound(
+    rebuild: Rebuild, x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector
+) -> tuple[Callable[[torch.Tensor], torch.Tensor], tuple[torch.Tensor, ...]]:
+    """(x or rows of it -> batch norm's output, the tensors it holds besides the statistics).
+
+    It holds nothing of weight and bias themselves, which may change: an optimiser may step between forward and
+    backward, and PyTorch's batch norm reads no bias there. What depends on no x is computed here, once.
+    """
+    with torch.no_grad():
+        if rebuild is _fused:
+            alpha, beta = _factors(x, mean, invstd, weight, bias)
+            return partial(_multiply_add, alpha, beta), (beta,) if weight is None else (alpha, beta)
+        weight, bias = (None if t is None else t.clone() for t in (weight, bias))
+    own = tuple(t for t in (weight, bias) if t is not None)
+    return partial(_apply, rebuild, (mean, invstd, weight, bias)), own
+
+
+def _apply(rebuild: Rebuild, constants: tuple, x: torch.Tensor) -> torch.Tensor:
+    return rebuild(x, *constants)
 
 
 def bn_apply(

@@ -27,11 +27,10 @@ def once_differentiable(backward: Callable[..., tuple]) -> Callable[..., tuple]:
 
     @functools.wraps(backward)
     def run(ctx: Any, *grads: torch.Tensor | None) -> tuple:
-        again = torch.is_grad_enabled()
+        if not torch.is_grad_enabled():
+            return backward(ctx, *grads)
         with torch.no_grad():
             results = backward(ctx, *grads)
-        if not again:
-            return results
         behind = [t for t in (*grads, *_leaves(ctx)) if t is not None]
         refuse = torch._C._functions.DelayedError(TWICE.encode(), len(results) + len(behind))  # type: ignore[attr-defined]
         return refuse(*(None if r is None else r.detach() for r in results), *behind)[: len(results)]

@@ -37,13 +37,18 @@ class _OverwritingReLU(torch.autograd.Function):
         return None if grad is None else kept.relu_backward(grad), None
 
 
-def overwrite_relu(x: torch.Tensor, *, keep: Keep | None = None) -> torch.Tensor:
+def not_a_number(x: torch.Tensor) -> torch.Tensor:
+    """A 0-d NaN of x's dtype and device."""
+    return torch.full((), float("nan"), dtype=x.dtype, device=x.device)
+
+
+def overwrite_relu(x: torch.Tensor, *, keep: Keep | None = None, nan: torch.Tensor | None = None) -> torch.Tensor:
     """relu(x) in x's memory; x must be dense, of a kernel's dtype, part of a recorded graph, and never read again.
 
     The result is a new tensor with a version counter of its own. ``keep`` as in :func:`gistkit.functional.relu`. x lets
-    go of its memory and reads as NaN afterwards, so that a reader nobody foresaw cannot go unnoticed. Does not
-    synchronise.
+    go of its memory and reads as NaN afterwards, so that a reader nobody foresaw cannot go unnoticed. ``nan``: a 0-d
+    NaN of x's dtype and device that several calls may share. Does not synchronise.
     """
     y = _OverwritingReLU.apply(x, keep)
-    x.data = torch.full((), float("nan"), dtype=x.dtype, device=x.device).expand(x.shape)
+    x.data = (not_a_number(x) if nan is None else nan).expand(x.shape)
     return y

@@ -77,6 +77,8 @@ class _MaxPool2d(torch.autograd.Function):
 
 def pair(value: Any) -> Pair | None:
     """An int or a sequence of one or two as a pair (vertical, horizontal); None for anything else."""
+    if type(value) is tuple and len(value) == 2 and type(value[0]) is int and type(value[1]) is int:
+        return value
     if isinstance(value, int) and not isinstance(value, bool):
         return (value, value)
     if isinstance(value, (tuple, list)) and len(value) in (1, 2) and all(type(v) is int for v in value):

@@ -48,15 +48,33 @@ class Geometry(NamedTuple):
         return torch._C._select_conv_backend(x, weight, None, *where)
 
 
-@dataclass(frozen=True)
+def settings() -> tuple:
+    """PyTorch's switches that :meth:`Geometry.backend` and the memory format of a convolution depend on."""
+    return (
+        torch._C._get_cudnn_enabled(),
+        torch._C._get_cudnn_benchmark(),
+        torch._C._get_cudnn_deterministic(),
+        torch._C._get_deterministic_algorithms(),
+        torch._C._get_mkldnn_enabled(),
+        torch._C._get_nnpack_enabled(),  # type: ignore[attr-defined]
+        torch.get_num_threads(),
+    )
+
+
+@dataclass
 class StandIn:
-    """A recipe, made while the input is at hand; holds no memory. ``needs_input``: there is no stand-in."""
+    """A recipe, made while the input is at hand; holds no memory. ``needs_input``: there is no stand-in.
+
+    It serves every call of the same geometry under the same settings, and remembers the tensor that it made and the
+    settings and the kind of weight for which the backend was asked about it.
+    """
 
     needs_input: bool
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
     strides: tuple[int, ...] | None = None
+    _made: tuple[tuple, torch.Tensor] | None = None
 
     @staticmethod
     def of(x: torch.Tensor, weight: torch.Tensor, geometry: Geometry) -> StandIn:
@@ -70,7 +88,14 @@ class StandIn:
         return StandIn(False, x.shape, x.dtype, x.device, strides_of(x.shape, layout))
 
     def tensor(self, weight: torch.Tensor, geometry: Geometry) -> torch.Tensor:
-        """The stand-in; takes its memory for a moment only, once the input has gone."""
+        """The stand-in; takes its memory for a moment only, once the input has gone, and the first time only."""
+        asked = (settings(), weight.stride(), weight.dtype)
+        made = self._made
+        if made is None or made[0] != asked:
+            self._made = made = (asked, self._make(weight, geometry))
+        return made[1]
+
+    def _make(self, weight: torch.Tensor, geometry: Geometry) -> torch.Tensor:
         if self.strides is not None:
             empty = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
             empty.untyped_storage().resize_(0)

@@ -13,7 +13,7 @@ from gistkit.plan.policies.gist import check_lossy
 from gistkit.runtime.exact import ExactPacker
 from gistkit.runtime.interpose import Interposer
 from gistkit.runtime.region import Region, Settings, hooks
-from gistkit.runtime.stats import StepStats, collect
+from gistkit.runtime.stats import StepStats, observe
 
 
 class Saved:
@@ -44,6 +44,6 @@ def saving(lossy: str | None = None) -> Iterator[Saved]:
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack), Interposer(region, pack):
             yield saved
         region.finish()
-        saved.stats = collect(region, None)
+        saved.stats = observe(region).stats()
     finally:
         region.clear()

@@ -26,7 +26,7 @@ from gistkit.runtime.exact import ExactPacker, Ticket
 from gistkit.runtime.interpose import Interposer
 from gistkit.runtime.program import Program
 from gistkit.runtime.region import Region, Settings, hooks
-from gistkit.runtime.stats import StepStats, collect
+from gistkit.runtime.stats import Observed, StepStats, observe
 
 REPLAN_AFTER = frozenset((1, 2, 5, 10, 20, 50, 100, 200))
 REPLAN_EVERY = 1000
@@ -55,9 +55,22 @@ def signature(model: torch.nn.Module, args: tuple, kwargs: dict, by_value: tuple
     """
     leaves, spec = tree_flatten((args, kwargs))
     described = tuple(_describe(leaf, by_value) for leaf in leaves)
-    trainable = tuple(p.requires_grad for p in model.parameters())
+    trainable = _trainable(model)
     autocast = tuple((d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d))
     return described, str(spec), trainable, autocast
+
+
+def _trainable(model: torch.nn.Module) -> tuple[bool, ...]:
+    """Which parameters need gradients, a module at a time; ``Module.parameters()`` takes ten times as long, as it
+    builds their names."""
+    found, seen, pending = [], set(), [model]
+    while pending:
+        module = pending.pop()
+        if module not in seen:
+            seen.add(module)
+            found.extend([p.requires_grad for p in module._parameters.values() if p is not None])
+            pending.extend([child for child in module._modules.values() if child is not None])
+    return tuple(found)
 
 
 def _describe(leaf: Any, by_value: tuple) -> Any:
@@ -81,7 +94,7 @@ class Engine:
     def __init__(self, settings: Settings, plan: Plan | None = None) -> None:
         self.settings = settings
         self.plan = plan
-        self.stats: StepStats | None = None
+        self._stats: StepStats | Observed | None = None
         self.steps = 0
         self.notes: list[str] = []
         self._programs: dict[tuple, Program] = {}
@@ -91,6 +104,13 @@ class Engine:
         self._probes: list[tuple[tuple, int, int, Ticket]] = []
         self._lock = threading.RLock()
         self._overwrites = True
+
+    @property
+    def stats(self) -> StepStats | None:
+        """What the last step kept; None before the first."""
+        if isinstance(self._stats, Observed):
+            self._stats = self._stats.stats()
+        return self._stats
 
     def run(self, model: torch.nn.Module, forward: Callable, args: tuple, kwargs: dict) -> Any:
         """One forward of the model: compressed in training with gradients on, untouched otherwise."""
@@ -141,8 +161,8 @@ class Engine:
             known = {s.id: s.density for s in graph.storages if s.density is not None}
             self._densities.setdefault(key, {}).update(known)
             program = self._install(key, graph)
-        plain = graph.kept_bytes
-        self.stats = StepStats((), plain, program.plan.kept_bytes, plain, ("recorded: this step ran as plain PyTorch",))
+        plain, notes = graph.kept_bytes, ("recorded: this step ran as plain PyTorch",)
+        self._stats = StepStats((), plain, program.plan.kept_bytes, plain, notes)
         return out
 
     def _compressed(self, key: tuple, program: Program, forward: Callable, args: tuple, kwargs: dict) -> Any:
@@ -154,7 +174,7 @@ class Engine:
             out = run_inside(region, forward, args, kwargs)
             region.finish()
             self._packer.poll()
-            self.stats = collect(region, region.program)
+            self._stats = observe(region)
             self._learn(key, program, region)
             return out
         finally:

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from gistkit.graph.calls import BatchNorm, Bound, Conv2d, Dropout, Linear, MaxPool2d, Relu, operands
+from gistkit.graph.calls import BatchNorm, Bound, Conv2d, Dropout, Linear, MaxPool2d, Relu
 from gistkit.kernels.layout import is_dense
-from gistkit.nn import functional
+from gistkit.nn import functional, norm
 from gistkit.nn.eligible import KERNEL_DTYPES
 from gistkit.nn.keep import Alias, Kept
 from gistkit.nn.overwrite import overwrite_relu
@@ -30,11 +30,13 @@ Stats = tuple[torch.Tensor, torch.Tensor]
 
 def runs(bound: Bound) -> bool:
     """True where gistkit's own op can take these operands; else PyTorch's runs, its saved tensors under the hooks."""
-    return all(_is_plain(t) for t in operands(bound))
-
-
-def _is_plain(t: torch.Tensor) -> bool:
-    return type(t) in _PLAIN and t.dtype in KERNEL_DTYPES and t.layout == torch.strided and not t.is_nested
+    for t in bound:
+        if type(t) in _PLAIN:
+            if t.dtype not in KERNEL_DTYPES or t.layout != torch.strided or t.is_nested:
+                return False
+        elif isinstance(t, torch.Tensor):
+            return False
+    return True
 
 
 def relu(region: Region, step: Step, b: Relu) -> torch.Tensor:
@@ -64,7 +66,7 @@ def _run_relu(region: Region, step: Step, b: Relu, keep: Any) -> torch.Tensor:
     x = b.x
     if b.inplace or not (step.choice.inplace and region.overwrites) or not _overwritable(region, x):
         return functional.relu(x, b.inplace, keep=keep)
-    y = overwrite_relu(x, keep=keep)
+    y = overwrite_relu(x, keep=keep, nan=region.nan(x))
     region.watch.overwritten(x, f"ReLU {step.index}")
     return y
 
@@ -141,7 +143,7 @@ def conv2d(region: Region, step: Step, b: Conv2d) -> torch.Tensor:
     """Convolution: its input under the decision for that storage."""
     return functional.conv2d(
         b.x, b.weight, b.bias, b.stride, b.padding, b.dilation, b.groups,
-        keep=lambda t: region.keep(t, step.input), slices=region.settings.slices,
+        keep=lambda t: region.keep(t, step.input), slices=region.settings.slices, memo=step.memo,
     )  # fmt: skip
 
 
@@ -174,12 +176,11 @@ def _remember_norm(region: Region, step: Step, b: BatchNorm, y: torch.Tensor, ke
     if key not in region.verified:
         with torch.no_grad():
             region.verified[key] = matching_candidate(b.x.detach(), y.detach(), *stats, b.weight, b.bias)
-    apply = region.verified[key]
-    if apply is not None:
-        # Copies: an optimiser may step between forward and backward, and PyTorch's batch norm reads no bias there.
-        weight, bias = (None if t is None else Alias(t.detach().clone()) for t in (b.weight, b.bias))
-        region.own.append((step.index, step.op, (weight, bias)))
-        region.norms[step.index] = BatchNormTerm(kept, *stats, weight, bias, apply)
+    rebuild = region.verified[key]
+    if rebuild is not None:
+        apply, own = norm.bound(rebuild, b.x, *stats, b.weight, b.bias)
+        region.own.append((step.index, step.op, own))
+        region.norms[step.index] = BatchNormTerm(kept, apply)
 
 
 def dropout(region: Region, step: Step, b: Dropout) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gistkit.graph.calls import COVERED, MaxPool2d, bind, is_counted, region_is_open
-from gistkit.graph.recorder import call_name, is_metadata
+from gistkit.graph.recorder import is_metadata
 from gistkit.runtime.handlers import HANDLERS, runs
 from gistkit.runtime.region import Region
 
@@ -40,23 +40,28 @@ class Interposer(TorchFunctionMode):
         self._pack = pack
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs = {} if kwargs is None else kwargs
         if torch.compiler.is_compiling():  # a compiled part of the model: its graph is the compiler's
             return func(*args, **kwargs)
         region, op = self._region, COVERED.get(func)
         bound = None
-        if op is not None and region_is_open(self._pack):
+        if op is None:
+            if is_metadata(func):
+                return self._uncovered(func, args, kwargs)
+        elif region_is_open(self._pack):
             bound = bind(op, func, args, kwargs)
-        if region.watch and not isinstance(bound, MaxPool2d) and not is_metadata(func):
-            region.watch.touch(call_name(func), args, kwargs)
+        is_pool = type(bound) is MaxPool2d  # the one reader that a promise waits for
+        if not is_pool:
+            region.watch.touch(func, args, kwargs)
         if op is None or bound is None or not is_counted(bound):
             return self._uncovered(func, args, kwargs)
         step, handler = region.next_step(op), HANDLERS.get(op)
         if handler is None or not runs(bound):
-            region.watch.touch(op, args, kwargs)
+            if is_pool:
+                region.watch.touch(func, args, kwargs)
             return self._uncovered(func, args, kwargs)
         result = handler(region, step, bound)
-        region.account(step, result.grad_fn)
+        region.account(step, result)
         return result
 
     def _uncovered(self, func: Any, args: tuple, kwargs: dict) -> Any:

@@ -4,7 +4,7 @@ saves."""
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -16,7 +16,8 @@ from gistkit.plan.plan import CallChoice, Decision, Plan
 class Step:
     """The plan's word on one covered call: its choice, the decisions for its output's and its saved input's storage.
 
-    ``feeds_recipe`` says that a rebuild starts from this batch norm.
+    ``feeds_recipe`` says that a rebuild starts from this batch norm. ``memo`` is what the call's op remembers of the
+    geometries that it has seen.
     """
 
     index: int
@@ -25,6 +26,7 @@ class Step:
     output: Decision | None
     input: Decision | None
     feeds_recipe: bool = False
+    memo: dict = field(default_factory=dict, compare=False)
 
 
 class Program:

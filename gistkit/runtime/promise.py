@@ -9,12 +9,14 @@ error.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from gistkit.errors import GistError, PlanMismatchError
+from gistkit.graph.recorder import call_name
 from gistkit.kernels import ops
 from gistkit.kernels.layout import flat, like
 from gistkit.runtime.stash import aligned
@@ -109,16 +111,20 @@ class Watch:
             return None
         return item.promise
 
-    def touch(self, name: str, args: tuple, kwargs: dict) -> None:
+    def touch(self, func: Callable, args: Iterable, kwargs: Mapping) -> None:
         """Called before every function call of the region that is not the planned pool and reads more than metadata."""
-        for x in (*args, *kwargs.values()):
-            if isinstance(x, (list, tuple)):
-                self.touch(name, tuple(x), {})
-            elif id(x) in self._items:
-                self._meet(x, name)
+        items = self._items
+        for x in args:
+            if id(x) in items:
+                self._meet(x, func)
+            elif isinstance(x, (list, tuple)):
+                self.touch(func, x, {})
+        if kwargs:
+            self.touch(func, kwargs.values(), {})
 
-    def _meet(self, x: torch.Tensor, name: str) -> None:
+    def _meet(self, x: torch.Tensor, func: Callable) -> None:
         item = self._items.get(id(x))
+        name = call_name(func)
         if item is None or item.tensor() is not x or (item.promise is None and name in BEHIND):
             return
         if item.promise is None:

@@ -47,20 +47,14 @@ def _values(kept: Kept, rows: Rows) -> torch.Tensor:
 
 @dataclass
 class BatchNormTerm:
-    """BN(x) from the kept x and the statistics that the forward saved."""
+    """BN(x) from the kept x, by what :func:`gistkit.nn.norm.bound` made of the statistics that the forward saved."""
 
     kept: Kept
-    mean: torch.Tensor
-    invstd: torch.Tensor
-    weight: Kept | None
-    bias: Kept | None
-    apply: Callable[..., torch.Tensor]
+    apply: Callable[[torch.Tensor], torch.Tensor]
     fresh = True
 
     def dense(self, rows: Rows = None) -> torch.Tensor:
-        weight = None if self.weight is None else self.weight.dense()
-        bias = None if self.bias is None else self.bias.dense()
-        return self.apply(_values(self.kept, rows), self.mean, self.invstd, weight, bias)
+        return self.apply(_values(self.kept, rows))
 
 
 @dataclass

@@ -19,6 +19,7 @@ from gistkit.errors import PlanMismatchError
 from gistkit.graph.weights import is_weight
 from gistkit.nn.eligible import KERNEL_DTYPES
 from gistkit.nn.keep import Alias, Kept
+from gistkit.nn.overwrite import not_a_number
 from gistkit.plan.plan import CallChoice, Decision
 from gistkit.runtime.exact import ExactPacker, Ticket
 from gistkit.runtime.program import Program, Step
@@ -29,6 +30,8 @@ from gistkit.runtime.stash import CodedBody, Reader, Shape, Stash, StashTable, c
 SMALL_BYTES = 4096
 PAYS = 0.95
 OWNERS = ("relu", "max_pool2d", "dropout", "batch_norm")
+SHARED = frozenset((Reader, Alias, int, float, bool, type(None)))
+"""Parts of a node's hold that are counted elsewhere or are no tensors."""
 KEEP_DENSE = Decision(-1, "dense", reason="kept as it is")
 
 
@@ -86,6 +89,7 @@ class Region:
     diverged: str = ""
     aliases: dict[int, Kept] = field(default_factory=dict)
     probes: list[tuple[int, int, Ticket]] = field(default_factory=list)
+    nans: dict[tuple, torch.Tensor] = field(default_factory=dict)
 
     def next_step(self, op: str) -> Step:
         """The plan's word on the covered call that comes now; a blank one without a plan."""
@@ -187,15 +191,21 @@ class Region:
         """The other half of the hook."""
         return kept.dense()
 
-    def account(self, step: Step, node: Any) -> None:
+    def account(self, step: Step, y: torch.Tensor) -> None:
         """Remember what a covered call's node holds of its own (masks, maps, statistics), for the report."""
         if step.op not in OWNERS:
             return
-        kept = getattr(node, "kept", None)
-        parts = kept if type(kept) is tuple else (kept,)
-        self.own.extend(
-            (step.index, step.op, p) for p in parts if not isinstance(p, (Reader, Alias, int, float, type(None)))
-        )
+        kept = getattr(y.grad_fn, "kept", None)
+        for part in kept if type(kept) is tuple else (kept,):
+            if type(part) not in SHARED:
+                self.own.append((step.index, step.op, part))
+
+    def nan(self, x: torch.Tensor) -> torch.Tensor:
+        """A 0-d NaN of x's dtype and device, one for all overwritten tensors of the forward."""
+        key = (x.dtype, x.device)
+        if key not in self.nans:
+            self.nans[key] = not_a_number(x)
+        return self.nans[key]
 
     def clear(self) -> None:
         """Let go of everything; called however the forward ended."""
@@ -204,6 +214,7 @@ class Region:
         self.aliases.clear()
         self.own.clear()
         self.held.clear()
+        self.nans.clear()
 
 
 def hooks(region: Region) -> tuple[Callable, Callable]:

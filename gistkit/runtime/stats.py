@@ -1,4 +1,8 @@
-"""What one step really kept: pure data, made when a compressed forward ends."""
+"""What one step really kept: pure data.
+
+When a compressed forward ends only the bytes are read (:func:`observe`), for they change later; names and reasons are
+looked up when somebody asks for the stats.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +53,8 @@ class StepStats:
 
 def payload_bytes(kept: Any) -> int:
     """Bytes that a node's own hold really keeps: the distinct storages of its tensors."""
+    if isinstance(kept, torch.Tensor):
+        return kept.untyped_storage().nbytes()
     encoded = getattr(kept, "encoded", None)
     if encoded is not None:
         return int(encoded.nbytes)
@@ -66,28 +72,45 @@ def payload_bytes(kept: Any) -> int:
     return sum(found.values())
 
 
-def collect(region: Region, program: Program | None) -> StepStats:
-    """The stats of a forward that has just ended; the region is not yet cleared."""
-    rows = [
-        _row(program, s.storage, s.codec, s.plain_bytes, s.nbytes, region.notes.get(s.storage, s.reason))
+@dataclass(frozen=True)
+class Observed:
+    """The bytes of a forward that has just ended; ``storages``: (planned id, codec, plain bytes, kept bytes, reason),
+    ``own``: (covered call, op, bytes)."""
+
+    program: Program | None
+    storages: tuple[tuple[int, str, int, int, str], ...]
+    own: tuple[tuple[int, str, int], ...]
+    diverged: str = ""
+
+    def stats(self) -> StepStats:
+        """The same with names, as a report shows it."""
+        program, plan = self.program, None if self.program is None else self.program.plan
+        rows = [_row(program, *storage) for storage in self.storages]
+        for index, op, nbytes in self.own:
+            if nbytes:
+                module = program.module(index) if program else ""
+                rows.append(Row(-1, op, module, (), OWN_CODECS[op], 0, nbytes, "what its own backward needs"))
+        return StepStats(
+            tuple(rows),
+            None if plan is None else plan.plain_bytes,
+            None if plan is None else plan.kept_bytes,
+            sum(r.kept_bytes for r in rows),
+            (f"the forward left its plan: {self.diverged}",) if self.diverged else (),
+        )
+
+
+def observe(region: Region) -> Observed:
+    """What a forward that has just ended keeps; the region is not yet cleared. Holds no tensors."""
+    notes = region.notes
+    storages = [
+        (s.storage, s.codec, s.plain_bytes, s.body.nbytes, notes.get(s.storage, s.reason))
         for s in region.table.stashes()
     ]
-    for held in region.held.values():
-        if not held.ref.expired():
-            rows.append(_row(program, held.storage, "dense", held.nbytes, held.nbytes, held.reason))
-    for index, op, kept in region.own:
-        module, nbytes = program.module(index) if program else "", payload_bytes(kept)
-        if nbytes:
-            rows.append(Row(-1, op, module, (), OWN_CODECS[op], 0, nbytes, "what its own backward needs"))
-    known = program is not None
-    notes = (f"the forward left its plan: {region.diverged}",) if region.diverged else ()
-    return StepStats(
-        tuple(rows),
-        program.plan.plain_bytes if known else None,
-        program.plan.kept_bytes if known else None,
-        sum(r.kept_bytes for r in rows),
-        notes,
-    )
+    storages += [
+        (h.storage, "dense", h.nbytes, h.nbytes, h.reason) for h in region.held.values() if not h.ref.expired()
+    ]
+    own = [(index, op, payload_bytes(kept)) for index, op, kept in region.own]
+    return Observed(region.program, tuple(storages), tuple(own), region.diverged)
 
 
 def _row(program: Program | None, storage: int, codec: str, plain: int, kept: int, reason: str) -> Row:
