@@ -36,6 +36,7 @@ from gistkit.runtime.live import LiveBytes
 CLASSES = 1000
 DETERMINISTIC_STEPS = 3
 WARMUP_STEPS_ON_GPU = 2
+NOTHING_BYTES = 4096  # a loss and the allocator's rounding
 
 
 @dataclass(frozen=True)
@@ -151,9 +152,18 @@ def with_plain(row: dict[str, Any], plain: dict[str, Any] | None) -> dict[str, A
     """The row with its comparison to the plain one of the same configuration."""
     if plain is None or "error" in row or "error" in plain:
         return row
-    ratios = {f"{k}_ratio": plain[f"{k}_bytes"] / row[f"{k}_bytes"] for k in ("kept", "peak")}
+    ratios = {f"{k}_ratio": _ratio(plain[f"{k}_bytes"], row[f"{k}_bytes"]) for k in ("kept", "peak")}
     slowdown = row["median_s"] / plain["median_s"]
     return {**row, **ratios, "slowdown": slowdown, "loss_equals_plain": row["losses"] == plain["losses"]}
+
+
+def _ratio(plain_bytes: int, ours_bytes: int) -> float | None:
+    """None where next to nothing is left on the device: all of it went elsewhere (save_on_cpu keeps only the loss)."""
+    return None if ours_bytes < NOTHING_BYTES else plain_bytes / ours_bytes
+
+
+def _shown_ratio(r: dict[str, Any], key: str) -> str:
+    return "" if key not in r else "all" if r[key] is None else f"{r[key]:.2f}"
 
 
 def table(results: list[dict[str, Any]]) -> Table:
@@ -178,7 +188,7 @@ def table(results: list[dict[str, Any]]) -> Table:
             shown.add_row(*head, "[red]failed[/red]")
             continue
         numbers = (f"{r['kept_bytes'] / MIB:.1f}", f"{r['peak_bytes'] / MIB:.1f}", f"{1e3 * r['median_s']:.1f}")
-        ratios = [f"{r[k]:.2f}" if k in r else "" for k in ("kept_ratio", "peak_ratio", "slowdown")]
+        ratios = [_shown_ratio(r, k) for k in ("kept_ratio", "peak_ratio", "slowdown")]
         shown.add_row(*head, *numbers, *ratios, "yes" if r.get("loss_equals_plain") else "no")
     return shown
 

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from bench import compare, measure, run, steps, table
+from bench import compare, measure, run, steps, summary, table
 from bench.cases import Case, Setting, Workload, codec_cases
 from bench.operators import operator_cases
 from bench.rows import read
@@ -174,3 +174,38 @@ def test_unknown_variant_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         steps.main(["--out", str(tmp_path / "x"), "--variants", "magic"])
     assert "--variants must be of plain, compile, checkpoint" in capsys.readouterr().err
+
+
+def test_a_step_that_keeps_nothing_on_the_device_has_no_ratio():
+    plain = _step("plain", losses=[1.0])
+    row = steps.with_plain(_step("save_on_cpu", losses=[1.0], kept_bytes=512), plain)
+    assert row["kept_ratio"] is None and row["peak_ratio"] == 1.0 and row["loss_equals_plain"]
+    columns = {c.header: list(c.cells) for c in steps.table([plain, row]).columns}
+    assert columns["kept x"] == ["", "all"] and columns["peak x"] == ["", "1.00"]
+
+
+_FAILED = """<failure message="x">def test_a():\nE   assert 1 == 2\nE    + where\n\nt.py:1</failure>"""
+REPORT = f"""<testsuites><testsuite tests="5">
+<testcase name="test_a[1]">{_FAILED}</testcase><testcase name="test_a[2]">{_FAILED}</testcase>
+<testcase name="test_b"><error message="no fixture"/></testcase>
+<testcase name="test_c"/><testcase name="test_d"><skipped/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_summary_groups_what_failed(tmp_path, capsys):
+    (tmp_path / "test_x.xml").write_text(REPORT)
+    (tmp_path / "test_x.log").write_text("")
+    (tmp_path / "test_y.log").write_text("collecting\nKilled\n\n")
+    rows = tmp_path / "layers.jsonl"
+    failed = [_row(1.0, 1.0, 1.0, error="differs", size_mib=size) for size in (64, 256, 512, 1024)]
+    rows.write_text("".join(json.dumps(r) + "\n" for r in [_row(1.0, 1.1, 1.2), *failed]))
+    assert summary.main([str(tmp_path), str(rows), str(tmp_path / "never.jsonl")]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "test_x: 1 passed, 3 failed, 1 skipped",
+        "  test_a (2): assert 1 == 2 / + where",
+        "  test_b (1): no fixture",
+        "test_y: no report, it was cut or never began: Killed",
+        "layers.jsonl",
+        "5 rows, 4 failed",
+        "  differs (4): zvc encode float32 64 0.5; zvc encode float32 256 0.5; zvc encode float32 512 0.5 and 1 more",
+    ]
