@@ -18,6 +18,7 @@ from gistkit.plan.block_effects import block_effects
 from gistkit.plan.context import Context, StepIndex, call_task, covered_calls
 from gistkit.plan.cost import CostTable
 from gistkit.plan.intervals import WHAT, Effects, Interval, Transfer
+from gistkit.plan.part_algorithms import of_part
 from gistkit.plan.plan import Decision, Plan
 from gistkit.plan.segments import Segment
 from gistkit.plan.sub_batches import scaled_costs
@@ -142,8 +143,10 @@ class Composer:
         chosen = {c.covered: c.algorithm for c in plan.choices if c.algorithm}
         calls = covered_calls(self.index) if chosen else {}
         algorithms: dict[int, str] = {}
-        for covered, name in chosen.items():
+        for covered, names in chosen.items():
             for task in self.index.of_call[calls.get(covered, -1)]:
+                seen = self.graph.tasks[task]
+                name = of_part(names, seen.part or seen.phase)
                 if any(a.name == name for a in self.costs.algorithms[task]):
                     algorithms[task] = name
         seconds = list(self.task_s)
