@@ -1,7 +1,7 @@
 """The operators ``gistkit::*``: schemas and shapes. docs/design.md says what each computes.
 
 Flat, contiguous 1-D tensors in storage order, except for the pool operators (4-D, NCHW or channels_last). No operator
-synchronises with the host.
+synchronises with the host, but for the first ReLU of a device (:mod:`gistkit.kernels.signed_zero`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def dropout_backward(grad, mask, scale):
 
 def _narrow(x, fmt, scaling):
     n = x.numel()
-    length = formats.ceil_div(n, 3) if fmt == "fp10" else n
+    length = formats.fp10_words(n) if fmt == "fp10" else n
     codes = x.new_empty((length,), dtype=CODE_DTYPES[fmt])
     return codes, x.new_empty((formats.scale_count(n, scaling),), dtype=torch.uint8)
 
@@ -106,7 +106,7 @@ def fp8_decode(codes, exponents, n, dtype, scaling):
 
 @operator("narrow", "fp10_pack(Tensor codes) -> Tensor")
 def fp10_pack(codes):
-    return codes.new_empty((formats.ceil_div(codes.numel(), 3),), dtype=torch.int32)
+    return codes.new_empty((formats.fp10_words(codes.numel()),), dtype=torch.int32)
 
 
 # --- sparse storage --------------------------------------------------------------------------------------------------
