@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gistkit.errors import PlanError
+from gistkit.graph.library import SOURCE
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import BACKWARD, FORWARD, Block
 from gistkit.plan.cost import CostTable
@@ -70,10 +71,10 @@ class StepIndex:
 class Context:
     """What one block's effects read of the plan around it.
 
-    ``plain``: PyTorch's own operators run. ``slices``: batch slices by task. ``ends_early``: blocks whose memory an
-    in-place ReLU takes over. ``also``: tasks, by block, at which something that is rebuilt or run anew needs its
-    values. ``encodings``: forward tasks that make a sparse encoding, in order. ``restart``: the task, by block, at
-    which its segment runs anew. ``segments``: those segments.
+    ``plain``: PyTorch's own operators run, or a library's (graph.library). ``slices``: batch slices by task.
+    ``ends_early``: blocks whose memory an in-place ReLU takes over. ``also``: tasks, by block, at which something
+    that is rebuilt or run anew needs its values. ``encodings``: forward tasks that make a sparse encoding, in order.
+    ``restart``: the task, by block, at which its segment runs anew. ``segments``: those segments.
     """
 
     index: StepIndex
@@ -91,7 +92,7 @@ class Context:
         encoded too, nothing is rebuilt from it, nothing is cut."""
         index = index or StepIndex(graph)
         saved = sorted(index.by_storage[s].saved for s in costs.densities if s in index.by_storage)
-        return Context(index, encodings=tuple(t for t in saved if t >= 0))
+        return Context(index, graph.source == SOURCE, encodings=tuple(t for t in saved if t >= 0))
 
     @staticmethod
     def of(plan: Plan, index: StepIndex) -> Context:
@@ -108,7 +109,7 @@ class Context:
         _spread(decided, index, also)
         return Context(
             index,
-            plan.policy in PLAIN_POLICIES,
+            plan.policy in PLAIN_POLICIES or index.graph.source == SOURCE,
             _slices(plan.choices, index),
             _overwritten(plan.choices, index),
             {b: frozenset(tasks) for b, tasks in also.items()},

@@ -32,15 +32,21 @@ def check_lossy(lossy: str | None) -> None:
         )
 
 
-def gist(graph: SavedGraph, *, lossy: str | None = None, densities: Mapping[int, float] | None = None) -> Plan:
+def gist(
+    graph: SavedGraph,
+    *,
+    lossy: str | None = None,
+    densities: Mapping[int, float] | None = None,
+    rebuild: bool = True,
+) -> Plan:
     """The Gist policy's plan for one step.
 
     ``lossy`` names the format of delayed precision reduction, None plans bit-exact moves only. ``densities`` maps
     storage ids to measured shares of non-zero elements; unmeasured storages are planned by what their producers
-    suggest. Raises ValueError for an unknown format.
+    suggest. ``rebuild`` False leaves rebuilding out, as the paper does. Raises ValueError for an unknown format.
     """
     check_lossy(lossy)
-    planner = Planner(graph, lossy, densities)
+    planner = Planner(graph, lossy, densities, rebuild=rebuild)
     decisions = tuple(d for d in (planner.decide(s.id) for s in graph.kept()) if d is not None)
     return Plan(
         policy="gist",

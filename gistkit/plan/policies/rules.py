@@ -22,11 +22,14 @@ PAYS = 0.95
 class Planner:
     """Decides every kept storage of one graph, each once."""
 
-    def __init__(self, graph: SavedGraph, lossy: str | None, densities: Mapping[int, float] | None) -> None:
+    def __init__(
+        self, graph: SavedGraph, lossy: str | None, densities: Mapping[int, float] | None, *, rebuild: bool = True
+    ) -> None:
         self.reading = Reading(graph)
         self.densities = Densities(self.reading, densities)
         self._graph = graph
         self._lossy = lossy
+        self._rebuilds = rebuild
         self._kept = {s.id for s in graph.kept()}
         self._decided: dict[int, Decision] = {}
 
@@ -116,7 +119,7 @@ class Planner:
         return best
 
     def _rebuilt(self, s: SavedStorage, relu: Call) -> Decision | None:
-        recipe = recipe_of(relu, self.reading, self.decide)
+        recipe = recipe_of(relu, self.reading, self.decide) if self._rebuilds else None
         if recipe is None:
             return None
         made = Decision(

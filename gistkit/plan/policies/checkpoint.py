@@ -1,0 +1,112 @@
+"""checkpoint: segments of the forward run anew in backward (Chen et al., "Training deep nets with sublinear memory
+cost", 2016). For comparison: the runtime refuses such plans, ``torch.utils.checkpoint`` carries them out.
+
+The forward is cut where a single feature map connects what is before to what is after. With n such places about sqrt(n)
+segments keep the sum of boundaries and of one segment's insides least. Only the boundaries are kept; the last segment
+is kept whole, as ``torch.utils.checkpoint.checkpoint_sequential`` does, since its backward comes at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isqrt
+
+from gistkit.graph.saved import SavedGraph
+from gistkit.graph.tasks import FORWARD
+from gistkit.plan.cost import CostTable
+from gistkit.plan.plan import Decision, Plan
+from gistkit.plan.policies.predicted import held, make_plan
+
+
+_AROUND_ROOT = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A place between two forward tasks: the task before it, and the one block that is read across it."""
+
+    task: int
+    block: int
+
+
+def checkpoint(
+    graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None, *, segments: int | None = None
+) -> Plan:
+    """The plan that keeps the boundaries of ``segments`` segments, which hold about equally many bytes.
+
+    By default the count with the least peak is searched for around sqrt(n), as the paper's Algorithm 3 searches over
+    budgets. Raises ValueError for fewer than one; more than the network can be cut into are as many as it can.
+    """
+    if segments is not None and segments < 1:
+        raise ValueError(f"segments must be 1 (nothing runs anew) or more, got {segments}; leave it out for sqrt(n)")
+    places = cuts(graph)
+    root = isqrt(len(places) + 1)
+    counts = [segments] if segments is not None else sorted({max(1, round(root * f)) for f in _AROUND_ROOT})
+    plans = (_plan(graph, costs, budget_bytes, _even(graph, places, count)) for count in counts)
+    return min(plans, key=lambda p: (p.peak_bytes, p.step_s))
+
+
+def _plan(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, chosen: list[Cut]) -> Plan:
+    settings = {"segments": len(chosen) + 1}
+    return make_plan("checkpoint", graph, costs, budget_bytes, _decisions(graph, chosen), settings=settings)
+
+
+def cuts(graph: SavedGraph) -> tuple[Cut, ...]:
+    """The places where one block alone is read across, in order; the last of those with the same block."""
+    tasks = [t for t in graph.tasks if t.phase == FORWARD]
+    maps = {b.id for b in graph.blocks if b.kind in ("activation", "input")}
+    made: dict[int, int] = {}
+    last_read: dict[int, int] = {}
+    for task in tasks:
+        for block in maps.intersection(task.reads):
+            last_read[block] = task.index
+            made.setdefault(block, -1)
+        for block in maps.intersection(task.writes):
+            made.setdefault(block, task.index)
+    found: dict[int, Cut] = {}
+    for task in tasks[:-1]:
+        across = [b for b, last in last_read.items() if made[b] <= task.index < last]
+        if len(across) == 1 and made[across[0]] >= 0:
+            found[across[0]] = Cut(task.index, across[0])
+    return tuple(found.values())
+
+
+def _even(graph: SavedGraph, places: tuple[Cut, ...], segments: int) -> list[Cut]:
+    """Cuts into segments that hold about equally many bytes for backward; a smaller boundary is worth as many bytes of
+    unevenness."""
+    kept = held(graph)
+    total = sum(b.nbytes for b in kept)
+    before = {c: sum(b.nbytes for b in kept if b.first <= c.task) for c in places}
+    chosen: set[Cut] = set()
+    for i in range(1, min(segments, len(places) + 1)):
+        target = total * i / segments
+        score = {c: abs(before[c] - target) + graph.blocks[c.block].nbytes for c in places}
+        chosen.add(min(places, key=lambda c, score=score: score[c]))
+    return sorted(chosen, key=lambda c: c.task)
+
+
+def _decisions(graph: SavedGraph, chosen: list[Cut]) -> list[Decision]:
+    """What the segments before the last cut keep for backward runs anew, from each segment's own boundary."""
+    boundaries = {c.block for c in chosen}
+    starts = [-1, *(c.task for c in chosen)]
+    sources = [_inputs(graph), *((graph.blocks[c.block].storage,) for c in chosen)]
+    made: list[Decision] = []
+    for block in held(graph):
+        segment = sum(block.first > start for start in starts) - 1
+        inside = block.first >= 0 and segment < len(chosen) and block.id not in boundaries
+        if inside and block.storage >= 0 and block.last < len(graph.tasks):
+            made.append(
+                Decision(
+                    block.storage,
+                    "recompute",
+                    place="nowhere",
+                    sources=sources[segment],
+                    reason=f"segment {segment} runs anew",
+                )
+            )
+    return made
+
+
+def _inputs(graph: SavedGraph) -> tuple[int, ...]:
+    read = {b for t in graph.tasks if t.phase == FORWARD for b in t.reads}
+    return tuple(b.storage for b in graph.blocks if b.kind == "input" and b.id in read and b.storage >= 0)
