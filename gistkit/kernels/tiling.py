@@ -8,7 +8,7 @@ A lane then holds 8 neighbours in registers: one 16-byte access of a 16-bit type
 
 from __future__ import annotations
 
-import contextlib
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -49,14 +49,59 @@ def tile(n, ROWS: tl.constexpr, ALIGNED: tl.constexpr):
     return first, rows, row_mask, offs, mask
 
 
-def launch(kernel: Any, programs: int, x: torch.Tensor, *args: Any, **constexprs: Any) -> None:
+def launch(
+    kernel: Any, programs: int, x: torch.Tensor, *args: Any, num_warps: int = NUM_WARPS, **constexprs: Any
+) -> None:
     """Run kernel on x's device; not at all for 0 programs.
 
     Products are never contracted into fused multiply-adds, so that they round as written.
     """
-    if programs:
-        with torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext():
-            kernel[(programs,)](*args, num_warps=NUM_WARPS, enable_fp_fusion=False, **constexprs)
+    if not programs:
+        return
+    if not x.is_cuda:  # the interpreter
+        kernel[(programs,)](*args, num_warps=num_warps, enable_fp_fusion=False, **constexprs)
+    elif x.get_device() == torch.cuda.current_device():
+        launch_here(kernel, programs, x.get_device(), num_warps, args, constexprs)
+    else:
+        with torch.cuda.device(x.device):
+            launch_here(kernel, programs, x.get_device(), num_warps, args, constexprs)
+
+
+def launch_here(
+    kernel: Any, programs: int, device: int, num_warps: int, args: tuple, constexprs: dict[str, Any]
+) -> None:
+    """Run kernel on the current device ``device``.
+
+    At every launch Triton binds and specialises the arguments, looks the compiled kernel up and asks for its hooks: 20
+    to 30 us of the host's time, several times that of the launch itself. The compiled kernel that the first launch of
+    a kind gives back is called directly afterwards, as compiled PyTorch calls it; Triton's launch hooks do not see that.
+    """
+    found = _compiled(kernel, device, num_warps, tuple([_kind(a) for a in args]), tuple(constexprs.items()))
+    if found:
+        run, function, metadata, constants = found
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        run(programs, 1, 1, stream, function, metadata, None, None, None, *args, *constants)
+        return
+    compiled = kernel[(programs,)](*args, num_warps=num_warps, enable_fp_fusion=False, **constexprs)
+    constants = tuple([constexprs[name] for name in kernel.arg_names[len(args) :]])
+    found.extend((compiled.run, compiled.function, compiled.packed_metadata, constants))
+
+
+@lru_cache(maxsize=1024)
+def _compiled(kernel: Any, device: int, num_warps: int, kinds: tuple, constexprs: tuple) -> list:
+    """[launcher, handle, metadata, constants in the order of the parameters] of the compiled kernel; empty until the
+    first launch has filled it."""
+    return []
+
+
+def _kind(argument: Any) -> Any:
+    """What Triton specialises a kernel on: an address's type and alignment; an integer's width, whether it is 1, and
+    whether 16 divides it; any other number's type."""
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype, argument.data_ptr() % 16 == 0
+    if type(argument) is int:
+        return argument == 1, argument % 16 == 0, -(2**31) <= argument < 2**31, argument < 2**63
+    return None if argument is None else type(argument)
 
 
 def launch_tiles(kernel: Any, x: torch.Tensor, *args: Any, **constexprs: Any) -> None:
