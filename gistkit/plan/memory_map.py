@@ -1,7 +1,7 @@
 """A memory map with virtual allocations: moDNN's linked list of occupied and free segments (DATE 2018, section IV-B1).
 
-Addresses are bytes from the start of the map. An allocation takes the first free segment that is large enough, so memory
-fragments as it does on a device; :meth:`MemoryMap.defragment` moves what is occupied together.
+Addresses are bytes from the start of the map. An allocation takes the first free segment that is large enough, so
+memory fragments as it does on a device; :meth:`MemoryMap.defragment` moves what is occupied together.
 """
 
 from __future__ import annotations

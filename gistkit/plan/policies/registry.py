@@ -8,9 +8,11 @@ from gistkit.plan.plan import Plan
 from gistkit.plan.policies.cdma import cdma
 from gistkit.plan.policies.checkpoint import checkpoint
 from gistkit.plan.policies.gist_budget import gist_budget
+from gistkit.plan.policies.modnn import modnn
 from gistkit.plan.policies.plain import plain
 from gistkit.plan.policies.vdnn import vdnn_all, vdnn_conv
 from gistkit.plan.policies.vdnn_dyn import vdnn_dyn
+from gistkit.plan.policies.vdnn_plus import vdnn_plus
 
 POLICIES: dict[str, Callable[..., Plan]] = {
     "plain": plain,
@@ -18,6 +20,8 @@ POLICIES: dict[str, Callable[..., Plan]] = {
     "vdnn-all": vdnn_all,
     "vdnn-conv": vdnn_conv,
     "vdnn-dyn": vdnn_dyn,
+    "vdnn+": vdnn_plus,
+    "modnn": modnn,
     "cdma": cdma,
     "checkpoint": checkpoint,
 }

@@ -1,0 +1,182 @@
+"""When each block of a step must be on the device: moDNN's task and data flow graph (DATE 2018, section II-2).
+
+moDNN's tasks are the graph's tasks, its data blocks the graph's blocks. Weights and weight gradients always reside on
+the device (II-2), and so does an input batch that outlives the step. Everything else has *stays*: runs of tasks during
+which it must be on the device; between two stays it may be in host memory. Two rules give the stays:
+
+- ``PAPER``: a block stays for the tasks that read or make it, and may leave between any two of them: the paper's rule.
+- ``PLAN``: what gistkit's runtime can carry out. A storage that backward saves leaves at most once, after its last
+  forward reader, and then stays from its first use in backward to the last one. A block that autograd does not save,
+  gradient maps among them, has no stash that could go to the host, so it stays on the device all its life; so do the
+  maps that pools and dropouts make by themselves.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from gistkit.graph.saved import SavedGraph
+from gistkit.graph.tasks import FORWARD, Block, Task
+
+RESIDENT = ("weight", "buffer", "weight_gradient")
+PAPER, PLAN = "paper", "plan"
+
+
+@dataclass(frozen=True)
+class Life:
+    """One block that is not resident: its stays (first task, last task) in order, disjoint; dead after the last one.
+
+    ``writes`` are the tasks that write to it. ``idle``: no forward task reads it after it was made, or it was there
+    before the step.
+    """
+
+    block: int
+    nbytes: int
+    stays: tuple[tuple[int, int], ...]
+    writes: tuple[int, ...]
+    idle: bool
+
+    def stays_at(self, task: int) -> bool:
+        """Whether the block must be on the device during the task."""
+        return any(first <= task <= last for first, last in self.stays)
+
+    def next_stay(self, task: int) -> int | None:
+        """First task of the first stay that begins at or after a task; None where there is none."""
+        return next((first for first, _ in self.stays if first >= task), None)
+
+    @property
+    def end(self) -> int:
+        """The task after which the block is dead."""
+        return self.stays[-1][1]
+
+
+@dataclass(frozen=True)
+class Lives:
+    """The lives of a step under one rule; ``needed[t]``: the blocks that must be there during task t, I(t) and O(t)."""
+
+    rule: str
+    resident_bytes: int
+    lives: dict[int, Life]
+    needed: tuple[tuple[int, ...], ...]
+    transient_bytes: tuple[int, ...]
+
+    def demand_bytes(self, task: int, workspace_bytes: int = 0) -> int:
+        """Mmin(t, b) of eq. (1): inputs, output and workspace of a task, without the resident blocks.
+
+        Under ``PLAN`` blocks that cannot leave count too. What the task's own operators make and free counts as
+        workspace.
+        """
+        held = sum(self.lives[b].nbytes for b in self.needed[task])
+        return held + self.transient_bytes[task] + workspace_bytes
+
+
+def lives(
+    graph: SavedGraph,
+    rule: str = PLAN,
+    *,
+    inplace: Collection[int] = (),
+    forms: Mapping[int, int] | None = None,
+    link: bool = True,
+    accumulates: bool = False,
+) -> Lives:
+    """The lives of a graph's blocks.
+
+    ``inplace`` holds covered numbers of ReLUs that overwrite their input: that ends one task earlier, its memory is the
+    output's. ``forms`` maps storages of which the runtime keeps a small form by itself to its bytes (0: nothing).
+    Without a ``link`` to the host no block can leave: each has one stay. ``accumulates``: gradients are summed over
+    sub-batches, and a task makes its weight gradient beside the sum (moDNN's adds to it; PyTorch's operators do not).
+    """
+    taken, forms, end = _overwritten(graph, inplace), forms or {}, len(graph.tasks)
+    readers, writers = _accesses(graph)
+    made = {}
+    for block in graph.blocks:
+        if resident(graph, block):
+            continue
+        small = forms.get(block.storage)
+        seen = replace(block, uses=()) if small == 0 else block
+        read = [t for t in readers[block.id] if small != 0 or graph.tasks[t].phase == FORWARD or t <= block.last]
+        stays = (_paper if rule == PAPER else _plan)(seen, read, writers[block.id], end)
+        if block.id in taken:
+            stays = _cut(stays, taken[block.id])
+        if stays and (small is not None or not link):
+            stays = ((stays[0][0], stays[-1][1]),)
+        if stays and block.nbytes:
+            idle = block.first < 0 or _idle(graph, block, read)
+            made[block.id] = Life(block.id, small or block.nbytes, stays, tuple(writers[block.id]), idle)
+    resident_bytes = sum(b.nbytes for b in graph.blocks if resident(graph, b))
+    return Lives(rule, resident_bytes, made, _needed(made, end), _transient(graph, accumulates))
+
+
+def resident(graph: SavedGraph, block: Block) -> bool:
+    """Whether a block is on the device all the time."""
+    return block.kind in RESIDENT or (block.kind == "input" and block.last >= len(graph.tasks))
+
+
+def _transient(graph: SavedGraph, accumulates: bool) -> tuple[int, ...]:
+    found = [t.transient_bytes for t in graph.tasks]
+    for block in graph.blocks:
+        if accumulates and block.kind == "weight_gradient" and block.first >= 0:
+            found[block.first] += block.nbytes
+    return tuple(found)
+
+
+def _needed(made: Mapping[int, Life], end: int) -> tuple[tuple[int, ...], ...]:
+    needed: list[list[int]] = [[] for _ in range(end)]
+    for life in made.values():
+        for first, last in life.stays:
+            for task in range(first, min(last, end - 1) + 1):
+                needed[task].append(life.block)
+    return tuple(tuple(n) for n in needed)
+
+
+def _accesses(graph: SavedGraph) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """Tasks that read and that write each block, in order; a saved block's uses are reads."""
+    readers, writers = defaultdict(set), defaultdict(set)
+    for task in graph.tasks:
+        for block in task.reads:
+            readers[block].add(task.index)
+        for block in task.writes:
+            writers[block].add(task.index)
+    for block in graph.blocks:
+        readers[block.id].update(use.task for use in block.uses)
+        if block.first >= 0:
+            writers[block.id].add(block.first)
+    return defaultdict(list, {b: sorted(r) for b, r in readers.items()}), {
+        b.id: sorted(writers[b.id]) for b in graph.blocks
+    }
+
+
+def _idle(graph: SavedGraph, block: Block, readers: list[int]) -> bool:
+    """Whether backward needs the block and no forward task reads it after it was made."""
+    forward = [t for t in readers if graph.tasks[t].phase == FORWARD]
+    return block.saved >= 0 and (not forward or forward[-1] <= block.first)
+
+
+def _paper(block: Block, readers: list[int], writers: list[int], end: int) -> tuple[tuple[int, int], ...]:
+    if block.last >= end:
+        return ((max(block.first, 0), end),)
+    return tuple((t, t) for t in sorted({*readers, *writers}))
+
+
+def _plan(block: Block, readers: list[int], writers: list[int], end: int) -> tuple[tuple[int, int], ...]:
+    first, last = max(block.first, 0), block.last
+    if not block.uses or last >= end:
+        return ((first, max([first, last, *(u.task for u in block.uses)])),)
+    held, use, final = max(last, block.saved, first), block.uses[0].task, block.uses[-1].task
+    if block.storage < 0 or block.saved < 0 or use <= held + 1:
+        return ((first, max(held, final)),)
+    return ((first, held), (use, final))
+
+
+def _cut(stays: tuple[tuple[int, int], ...], task: int) -> tuple[tuple[int, int], ...]:
+    """Stays up to the task before the given one."""
+    return tuple((first, min(last, task - 1)) for first, last in stays if first < task)
+
+
+def _overwritten(graph: SavedGraph, inplace: Collection[int]) -> dict[int, int]:
+    """Block -> forward task that overwrites it, for the inputs of in-place ReLUs."""
+    covered = {c.index for c in graph.calls if c.covered in set(inplace) and c.covered >= 0}
+    tasks: list[Task] = [t for t in graph.tasks if t.phase == "forward" and t.call in covered]
+    return {block: t.index for t in tasks for block in t.reads if block not in t.writes}

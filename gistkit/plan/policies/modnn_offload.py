@@ -1,0 +1,82 @@
+"""moDNN's search for what to offload (DATE 2018, section IV-B1, Fig. 3 and 4).
+
+A failed allocation needs contiguous space: every segment of the memory map may be the first of a run of free segments
+and of blocks that may leave; segments at subsequent addresses are added until the run is large enough. Of all runs the
+one is taken that delays the next task least. A block whose bytes are in host memory already is let go of without a
+transfer.
+
+Delay (Fig. 3): transfers run one after the other on their own stream, beside the computation. The schedule is made
+before anything runs, so a transfer starts as soon as the block was written and the stream is free, both of which may be
+in the past by now; only what of it lies after the present moment delays the next task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol
+
+
+class Segment(Protocol):
+    """A segment of the memory map: bytes, and the block that lies there (None: free)."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def block(self) -> int | None: ...
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """Blocks at neighbouring addresses that leave together, and by how much that delays the next task."""
+
+    blocks: tuple[int, ...]
+    delay_s: float
+
+
+def transfers_end_s(transfers: Iterable[tuple[float, float]], link_free_s: float) -> float:
+    """When (ready, seconds) transfers are over that run one after the other, each not before it is ready."""
+    end = link_free_s
+    for ready, seconds in sorted(transfers):
+        end = max(end, ready) + seconds
+    return end
+
+
+def offload_delay_s(transfers: Iterable[tuple[float, float]], link_free_s: float, now_s: float) -> float:
+    """Fig. 3's delay of the task that would start now: what the (ready, seconds) transfers reach beyond that; 0.0 where
+    there are none."""
+    listed = list(transfers)
+    return max(0.0, transfers_end_s(listed, link_free_s) - now_s) if listed else 0.0
+
+
+def runs(segments: Iterable[Segment], nbytes: int, may_leave: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
+    """Blocks of every run of segments that is at least ``nbytes`` large, one run for each first segment (Fig. 4)."""
+    listed = [(s.nbytes, s.block, s.block is None or may_leave(s.block)) for s in segments]
+    for first in range(len(listed)):
+        total, blocks = 0, []
+        for size, block, leaves in islice(listed, first, None):
+            if not leaves:
+                break
+            if block is not None:
+                blocks.append(block)
+            total += size
+            if total >= nbytes:
+                yield tuple(blocks)
+                break
+
+
+def best_scheme(
+    segments: Iterable[Segment],
+    nbytes: int,
+    may_leave: Callable[[int], bool],
+    delay_s: Callable[[tuple[int, ...]], float],
+    moved_bytes: Callable[[tuple[int, ...]], int],
+) -> Scheme | None:
+    """The run with the least delay, of equals the one that moves the fewest bytes, then the first; None: no run."""
+    found = [(delay_s(r), moved_bytes(r), i, r) for i, r in enumerate(runs(segments, nbytes, may_leave))]
+    if not found:
+        return None
+    delay, _, _, blocks = min(found)
+    return Scheme(blocks, delay)

@@ -1,0 +1,251 @@
+"""moDNN's schedule of transfers and algorithms: Algorithm 1 of DATE 2018, section IV-B, line by line.
+
+The clock T is simulated. Before each task its inputs and output are allocated (lines 3-8), a convolution's algorithm is
+chosen (9-14), and what future tasks need is fetched if now is the time (15-27); then the task runs and dead blocks go
+(28-31). Where an allocation fails, blocks leave for the host (:mod:`gistkit.plan.policies.modnn_offload`); where no run
+of them gives room, the memory is defragmented.
+
+What the paper leaves open, and how it is settled here:
+- Eq. (4) counts from the end of task t; if StrmD is busy beyond that, from when it is free.
+- EST(s) takes the tasks in between at their fastest.
+- Eq. (5)'s T_pre is the transfer time of the blocks of s that find no room because of the workspace; it counts where
+  by (4) they would have to be fetched now, else nothing is delayed.
+- Line 16's prediction runs the tasks up to s on a copy of the memory map, without workspaces, offloading the run of
+  blocks that moves the fewest bytes; it fails where that finds none. It is asked after (4): both failures end the loop.
+- Defragmentation offloads everything and fetches what the task needs (``PAPER``); under ``PLAN`` what the task needs,
+  and what cannot leave, stays and is moved together on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gistkit.plan.algorithms import Algorithm
+from gistkit.plan.memory_map import MemoryMap
+from gistkit.plan.policies.modnn_bounds import Part
+from gistkit.plan.policies.modnn_lives import PAPER
+from gistkit.plan.policies.modnn_offload import offload_delay_s
+from gistkit.plan.policies.modnn_result import Absence, Move, Schedule, gain_s, start_prefetch_now
+from gistkit.plan.policies.modnn_state import TRANSIENT, WORKSPACE, Places, Streams
+
+
+def schedule(part: Part, memory_bytes: int) -> Schedule:
+    """Algorithm 1 for one part of a step in ``memory_bytes``, at least ``lower_bound(part).nbytes``."""
+    run = _Run(part, memory_bytes)
+    for task in range(len(part.lives.needed)):
+        run.task(task)
+    return run.result()
+
+
+class _Run:
+    """Algorithm 1 at work."""
+
+    def __init__(self, part: Part, memory_bytes: int) -> None:
+        self.lives, self.costs = part.lives, part.costs
+        self.places = Places(part.lives, MemoryMap(memory_bytes - part.lives.resident_bytes))
+        self.streams = Streams()
+        self.fastest_s = [min(a.seconds for a in known) for known in self.costs.algorithms]
+        self.made: set[int] = set()
+        self.log: list[tuple[float, float, float, str, int]] = []
+        self.moves: list[Move] = []
+        self.absences: list[list[int]] = []
+        self.defragmented: list[int] = []
+
+    def task(self, t: int) -> None:
+        """Lines 2 to 31 for one task."""
+        finished = self.streams.now_s
+        self.made = set()
+        self.prepare(t)
+        algorithm = self.choose(t)
+        start = self.streams.now_s
+        self.prefetch(t, algorithm.seconds)
+        held = self.places.map.used_bytes
+        self.streams.now_s += algorithm.seconds
+        for block in self.lives.needed[t]:
+            if block in self.made or t in self.lives.lives[block].writes:
+                self.streams.ready_s[block] = self.streams.now_s
+        self.places.retire(t, self.made)
+        self.log.append((start, self.streams.now_s, start - finished, algorithm.name, held + self.lives.resident_bytes))
+
+    # Lines 3-8
+
+    def prepare(self, t: int) -> None:
+        """Room for the inputs and outputs of a task, its inputs fetched; waits until all are there."""
+        if not self.allocate(t):
+            self.defragment(t)
+            if not self.allocate(t):
+                raise AssertionError(f"task {t} does not fit into defragmented memory of its own lower bound")
+        arrived = max((self.streams.ready_s.get(b, 0.0) for b in self.lives.needed[t]), default=0.0)
+        self.streams.wait(arrived)
+
+    def allocate(self, t: int) -> bool:
+        """Lines 3-6; False where an allocation fails and no offloading scheme is found."""
+        wanted = [(b, self.places.nbytes(b)) for b in self.places.missing(t)]
+        if self.lives.transient_bytes[t] and TRANSIENT not in self.places.map:
+            wanted.append((TRANSIENT, self.lives.transient_bytes[t]))
+        fetched = []
+        for block, nbytes in wanted:
+            scheme = self.places.scheme(nbytes, t, self.delay_s)
+            if scheme is None:
+                for taken in fetched:
+                    self.places.leave(taken)
+                return False
+            self.streams.wait(self.vacate(scheme, t))
+            self.places.enter(block, nbytes)
+            if block in self.places.host:
+                fetched.append(block)
+            elif block >= 0:
+                self.made.add(block)
+        self.fetch(fetched, t)
+        return True
+
+    def fetch(self, blocks: Iterable[int], t: int) -> None:
+        """Transfers from the host into memory that is allocated."""
+        for block in blocks:
+            nbytes = self.places.nbytes(block)
+            start, finish = self.streams.transfer(self.streams.now_s, self.costs.h2d_s(nbytes))
+            self.moves.append(Move(block, nbytes, "h2d", t, start, finish))
+            self.streams.ready_s[block] = finish
+            absence = next(a for a in reversed(self.absences) if a[0] == block)
+            absence[2] = t
+
+    def vacate(self, blocks: Sequence[int], t: int) -> float:
+        """Offload blocks before a task, those with a host copy without a transfer; when their memory is free."""
+        free_s = 0.0
+        for block in sorted(blocks, key=self.ready):
+            if block in self.places.fresh and block in self.places.host:
+                # Fetched in vain: the absence goes on. Its fetch must be over before the memory has another owner.
+                next(a for a in reversed(self.absences) if a[0] == block)[2] = -1
+                free_s = max(free_s, self.ready(block))
+            else:
+                self.absences.append([block, t, -1])
+            if block not in self.places.host:
+                nbytes = self.places.nbytes(block)
+                start, finish = self.streams.transfer(self.ready(block), self.costs.d2h_s(nbytes))
+                self.moves.append(Move(block, nbytes, "d2h", t, start, finish))
+                free_s = max(free_s, finish)
+            self.places.leave(block)
+        return free_s
+
+    def ready(self, block: int) -> float:
+        return self.streams.ready_s.get(block, 0.0)
+
+    def delay_s(self, blocks: Iterable[int]) -> float:
+        """Fig. 3 for the blocks of a scheme."""
+        leaving = [b for b in blocks if b not in self.places.host]
+        transfers = [(self.ready(b), self.costs.d2h_s(self.places.nbytes(b))) for b in leaving]
+        return offload_delay_s(transfers, self.streams.link_s, self.streams.now_s)
+
+    def defragment(self, t: int) -> None:
+        """Everything that may be on the host goes there, and what stays is moved together (IV-B1)."""
+        self.defragmented.append(t)
+        paper, needed = self.lives.rule == PAPER, set(self.lives.needed[t])
+        movable = [b for b in self.places.here if len(self.lives.lives[b].stays) > 1 and b not in self.made]
+        self.streams.wait(self.vacate([b for b in movable if paper or b not in needed], t))
+        moved = self.places.map.defragment()
+        if moved:
+            self.streams.wait(self.streams.now_s + self.costs.copy_s(2 * moved))
+
+    # Lines 9-14
+
+    def choose(self, t: int) -> Algorithm:
+        """The algorithm of maximum gain, its workspace allocated; T becomes the start of the task."""
+        options = [(a, self.places.scheme(a.workspace_bytes, t, self.delay_s)) for a in self.costs.algorithms[t]]
+        base = min(self.costs.algorithms[t], key=lambda a: (a.workspace_bytes, a.seconds))
+        found = [(a, s) for a, s in options if a.workspace_bytes == 0 or s is not None]
+        if not found:
+            self.defragment(t)
+            self.prepare(t)
+            found = [(base, self.places.scheme(base.workspace_bytes, t, self.delay_s))]
+        gains = [self.gain(t, base, a, s or ()) for a, s in found]
+        algorithm, scheme = found[gains.index(max(gains))]
+        if algorithm.workspace_bytes:
+            self.streams.wait(self.vacate(scheme or (), t))
+            self.places.enter(WORKSPACE, algorithm.workspace_bytes)
+        return algorithm
+
+    def gain(self, t: int, base: Algorithm, algorithm: Algorithm, scheme: tuple[int, ...]) -> float:
+        """Eq. (5) for one algorithm of a task, with a look at the nearest task that needs to fetch."""
+        held_up = self.held_up_s(t, algorithm, scheme) if algorithm.workspace_bytes else 0.0
+        return gain_s(base.seconds, algorithm.seconds, self.delay_s(scheme), held_up)
+
+    def held_up_s(self, t: int, algorithm: Algorithm, scheme: tuple[int, ...]) -> float:
+        """T_pre,alg(s): transfer time of what s has to fetch now and finds no room for beside the workspace."""
+        s = self.next_fetch(t)
+        if s is None or not self.is_time(t, s, algorithm.seconds):
+            return 0.0
+        trial = self.places.copy()
+        for block in scheme:
+            trial.leave(block)
+        trial.enter(WORKSPACE, algorithm.workspace_bytes)
+        blocks = self.places.missing(s)
+        without, beside = self.fitting(self.places.copy(), blocks, t), self.fitting(trial, blocks, t)
+        return sum(self.costs.h2d_s(self.places.nbytes(b)) for b in without - beside)
+
+    def fitting(self, places: Places, blocks: Iterable[int], t: int) -> set[int]:
+        """Which of a task's host blocks find room before task t."""
+        return {b for b in blocks if b in places.host and _enter(places, b, places.nbytes(b), t)}
+
+    # Lines 15-27
+
+    def prefetch(self, t: int, task_s: float) -> None:
+        """Fetch what future tasks need, the nearest first, as long as it is time and there is room."""
+        s = self.next_fetch(t)
+        while s is not None and self.is_time(t, s, task_s) and self.foreseen(t, s):
+            for block in [b for b in self.places.missing(s) if b in self.places.host]:
+                scheme = self.places.scheme(self.places.nbytes(block), t, self.delay_s)
+                if scheme is None:
+                    return
+                free_s = self.vacate(scheme, t)
+                self.streams.link_s = max(self.streams.link_s, free_s)
+                self.places.enter(block, self.places.nbytes(block))
+                self.fetch([block], t)
+            s = self.next_fetch(s)
+
+    def next_fetch(self, t: int) -> int | None:
+        """The first task after t that needs a block that is in host memory only."""
+        away = (b for b in self.places.host if b not in self.places.here)
+        stays = (self.lives.lives[b].next_stay(t + 1) for b in away)
+        return min((s for s in stays if s is not None), default=None)
+
+    def is_time(self, t: int, s: int, task_s: float) -> bool:
+        """Line 19: eq. (4), from the end of task t or from when StrmD is free."""
+        missing = [b for b in self.places.missing(s) if b in self.places.host]
+        transfers = [self.costs.h2d_s(self.places.nbytes(b)) for b in missing]
+        expected = self.streams.now_s + task_s + sum(self.fastest_s[t + 1 : s])
+        return start_prefetch_now(max(self.streams.now_s, self.streams.link_s - task_s), task_s, transfers, expected)
+
+    def foreseen(self, t: int, s: int) -> bool:
+        """Line 16: whether inputs and output of s will find room without defragmentation, by a guess: what s needs is
+        fetched now, then the tasks up to s run."""
+        guess = self.places.copy()
+        fetched = [b for b in guess.missing(s) if b in guess.host]
+        if not all(_enter(guess, block, guess.nbytes(block), t) for block in fetched):
+            return False  # line 25: neither room nor a scheme
+        guess.retire(t, self.made)
+        for u in range(t + 1, s + 1):
+            born = {b for b in guess.missing(u) if b not in guess.host}
+            wanted = [(b, guess.nbytes(b)) for b in guess.missing(u)]
+            if self.lives.transient_bytes[u]:
+                wanted.append((TRANSIENT, self.lives.transient_bytes[u]))
+            if not all(_enter(guess, block, nbytes, u) for block, nbytes in wanted):
+                return False
+            guess.retire(u, born)
+        return True
+
+    def result(self) -> Schedule:
+        """The schedule, once all tasks have run."""
+        starts, ends, delays, names, memory = zip(*self.log, strict=True) if self.log else ((),) * 5
+        absences = tuple(Absence(*a) for a in self.absences)
+        return Schedule(starts, ends, delays, names, memory, tuple(self.moves), absences, tuple(self.defragmented))
+
+
+def _enter(places: Places, block: int, nbytes: int, task: int) -> bool:
+    """Take room for a block on a copy of the places, offloading what moves the fewest bytes; False: no way."""
+    scheme = places.scheme(nbytes, task, lambda _: 0.0)
+    if scheme is None:
+        return False
+    for other in scheme:
+        places.leave(other)
+    places.enter(block, nbytes)
+    return True

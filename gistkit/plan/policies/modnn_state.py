@@ -1,0 +1,111 @@
+"""What is where while moDNN's schedule is made: the memory map with its virtual allocations, host copies, two clocks.
+
+``Places`` is the memory half, which predictions copy. ``Streams`` is the time half: StrmC's clock, and StrmD, on which
+transfers run one after the other in the order in which they were decided (DATE 2018, section IV-B1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from gistkit.plan.memory_map import MemoryMap
+from gistkit.plan.policies.modnn_lives import Lives
+from gistkit.plan.policies.modnn_offload import best_scheme
+
+TRANSIENT, WORKSPACE = -1, -2
+"""Names in the memory map of what a task makes and frees itself, and of its algorithm's workspace."""
+
+
+@dataclass
+class Places:
+    """The memory map, and of every block: on the device (``here``), in host memory (``host``), not used since it was
+    made or fetched (``fresh``)."""
+
+    lives: Lives
+    map: MemoryMap
+    here: set[int] = field(default_factory=set)
+    host: set[int] = field(default_factory=set)
+    fresh: set[int] = field(default_factory=set)
+
+    def copy(self) -> Places:
+        """The same places, to try something on."""
+        return Places(self.lives, self.map.copy(), set(self.here), set(self.host), set(self.fresh))
+
+    def missing(self, task: int) -> list[int]:
+        """Blocks that a task needs and that are not on the device: inputs in host memory first, then outputs."""
+        return sorted((b for b in self.lives.needed[task] if b not in self.here), key=lambda b: (b not in self.host, b))
+
+    def may_leave(self, task: int) -> Callable[[int], bool]:
+        """Which blocks may be offloaded just before a task: not (a) what it needs, not (b) what was not used since it
+        was made or fetched."""
+        needed = set(self.lives.needed[task])
+        return lambda b: b in self.here and b not in needed and b not in self.fresh
+
+    def nbytes(self, block: int) -> int:
+        """Size of a block."""
+        return self.lives.lives[block].nbytes
+
+    def unsaved_bytes(self, blocks: Iterable[int]) -> int:
+        """Bytes of those blocks that have no copy in host memory: only they cross the link when they leave."""
+        return sum(self.nbytes(b) for b in blocks if b not in self.host)
+
+    def scheme(self, nbytes: int, task: int, delay_s: Callable[[tuple[int, ...]], float]) -> tuple[int, ...] | None:
+        """Blocks to vacate so that an allocation succeeds: () where it does at once, None where there is no way."""
+        segments = tuple(self.map.segments())
+        if any(s.block is None and s.nbytes >= nbytes for s in segments):
+            return ()
+        found = best_scheme(segments, nbytes, self.may_leave(task), delay_s, self.unsaved_bytes)
+        return None if found is None else found.blocks
+
+    def leave(self, block: int) -> None:
+        """The block's memory is free; its bytes are in host memory."""
+        self.map.free(block)
+        self.here.discard(block)
+        self.host.add(block)
+        self.fresh.discard(block)
+
+    def enter(self, block: int, nbytes: int) -> None:
+        """The block's memory is taken. What no forward task reads again counts as used."""
+        if not self.map.alloc(block, nbytes):
+            raise AssertionError(f"no room for {nbytes} bytes that a scheme has just made room for")
+        if block >= 0:
+            self.here.add(block)
+            if block in self.host or not self.lives.lives[block].idle:
+                self.fresh.add(block)
+
+    def retire(self, task: int, made: Iterable[int] = ()) -> None:
+        """A task has run: its workspace goes, what it read is used, what it wrote has no host copy, the dead go."""
+        born = set(made)
+        for block in self.lives.needed[task]:
+            life = self.lives.lives[block]
+            if block not in born:
+                self.fresh.discard(block)
+            if task in life.writes:
+                self.host.discard(block)
+            if life.end == task:
+                self.map.free(block)
+                self.here.discard(block)
+                self.fresh.discard(block)
+        for name in (TRANSIENT, WORKSPACE):
+            if name in self.map:
+                self.map.free(name)
+
+
+@dataclass
+class Streams:
+    """StrmC's present moment, the moment from which StrmD is free, and when each block was written or fetched."""
+
+    now_s: float = 0.0
+    link_s: float = 0.0
+    ready_s: dict[int, float] = field(default_factory=dict)
+
+    def wait(self, until_s: float) -> None:
+        """StrmC waits."""
+        self.now_s = max(self.now_s, until_s)
+
+    def transfer(self, earliest_s: float, seconds: float) -> tuple[float, float]:
+        """(start, finish) of the next transfer on StrmD."""
+        start = max(self.link_s, earliest_s)
+        self.link_s = start + seconds
+        return start, self.link_s

@@ -1,0 +1,49 @@
+"""Hand-made lives, costs and parts for moDNN's tests: no network behind them."""
+
+from gistkit.plan.algorithms import Algorithm
+from gistkit.plan.cost import CostTable
+from gistkit.plan.hardware import Hardware
+from gistkit.plan.policies.modnn_bounds import Part
+from gistkit.plan.policies.modnn_lives import PAPER, Life, Lives
+
+SECOND_BYTES = 10**9
+"""The hand-made link moves this in one second, in either direction."""
+
+
+def link(launch_s=0.0):
+    """A device whose link moves SECOND_BYTES a second."""
+    return Hardware(
+        name="hand-made",
+        memory_bytes=2**40,
+        memory_gbps=1000.0,
+        d2h_gbps=SECOND_BYTES / 1e9,
+        h2d_gbps=SECOND_BYTES / 1e9,
+        both_gbps=2 * SECOND_BYTES / 1e9,
+        flops={"float32": 1e12},
+        launch_s=launch_s,
+        async_counts=True,
+    )
+
+
+def costs(seconds, algorithms=None):
+    """Costs of tasks that take the given seconds; algorithms: {task: ((name, seconds, workspace), ...)} instead."""
+    algorithms = algorithms or {}
+    known = [tuple(Algorithm(*a) for a in algorithms.get(t, (("", s, 0),))) for t, s in enumerate(seconds)]
+    return CostTable(link(), tuple(known), {})
+
+
+def life(block, nbytes, *stays, writes=None, idle=False):
+    """A block that stays during the given tasks: task numbers, or (first, last) pairs; made by the first."""
+    pairs = tuple(s if isinstance(s, tuple) else (s, s) for s in stays)
+    return Life(block, nbytes, pairs, tuple(writes or (pairs[0][0],)), idle)
+
+
+def lives(tasks, *found, resident=0, transient=None, rule=PAPER):
+    """Lives over so many tasks."""
+    needed = tuple(tuple(one.block for one in found if one.stays_at(t)) for t in range(tasks))
+    return Lives(rule, resident, {one.block: one for one in found}, needed, tuple(transient or [0] * tasks))
+
+
+def part(alive, table, size=1, parts=1):
+    """A part of a step."""
+    return Part(parts, size, alive, table)

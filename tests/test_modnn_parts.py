@@ -1,0 +1,180 @@
+"""moDNN's equations, Fig. 3's delay and Fig. 4's search on cases that are computed by hand."""
+
+import pytest
+
+from gistkit.plan.memory_map import MemoryMap
+from gistkit.plan.part_algorithms import by_part, of_part
+from gistkit.plan.policies.modnn_bounds import lower_bound, next_size, sub_batch
+from gistkit.plan.policies.modnn_lives import PAPER, PLAN
+from gistkit.plan.policies.modnn_lives import lives as lives_of
+from gistkit.plan.policies.modnn_offload import best_scheme, offload_delay_s, runs
+from gistkit.plan.policies.modnn_result import gain_s, start_prefetch_now
+from tests import modnn_cases as hand
+from tests.step_graphs import chain, forked, pooled
+
+
+def figure_4():
+    """Six segments as in Fig. 4: blocks 1 to 6 of 2, 2, 1, 2, 3 and 1 bytes. Block 3 is too small to reach 4 before the
+    pinned block 4 comes."""
+    memory = MemoryMap(11)
+    for block, nbytes in ((1, 2), (2, 2), (3, 1), (4, 2), (5, 3), (6, 1)):
+        assert memory.alloc(block, nbytes)
+    return memory
+
+
+def test_figure_4_finds_two_runs_around_the_block_that_may_not_leave():
+    # From block 2: 2 + 1 = 3 bytes, then the pinned block 4.
+    assert list(runs(figure_4().segments(), 4, lambda b: b != 4)) == [(1, 2), (5, 6)]
+
+
+@pytest.mark.parametrize(("slow", "taken"), [({1, 2}, (5, 6)), ({5, 6}, (1, 2))])
+def test_figure_4_takes_the_run_with_the_lower_delay(slow, taken):
+    found = best_scheme(
+        figure_4().segments(), 4, lambda b: b != 4, lambda run: 1.0 if slow & set(run) else 0.5, lambda run: 0
+    )
+    assert found is not None and (found.blocks, found.delay_s) == (taken, 0.5)
+
+
+def test_runs_of_equal_delay_move_the_fewest_bytes_then_lie_lowest():
+    moved = {(1, 2): 4, (5, 6): 3}
+    found = best_scheme(figure_4().segments(), 4, lambda b: b != 4, lambda run: 0.0, lambda run: moved[run])
+    assert found is not None and found.blocks == (5, 6)
+    found = best_scheme(figure_4().segments(), 4, lambda b: b != 4, lambda run: 0.0, lambda run: 0)
+    assert found is not None and found.blocks == (1, 2)
+
+
+def test_free_segments_are_part_of_a_run():
+    memory = figure_4()
+    memory.free(2)
+    assert list(runs(memory.segments(), 4, lambda b: b == 1)) == [(1,)]
+    assert list(runs(memory.segments(), 3, lambda b: b == 3)) == [(3,)]
+
+
+def test_no_run_is_no_scheme():
+    assert best_scheme(figure_4().segments(), 4, lambda b: b % 2 == 0, lambda r: 0.0, lambda r: 0) is None
+    assert best_scheme(figure_4().segments(), 12, lambda b: True, lambda r: 0.0, lambda r: 0) is None
+
+
+def test_figure_3_delay():
+    # (a) made at 2 s, 4 s of transfer, next task at 5 s: it waits until 6 s. (b) made at 1 s: over by then.
+    assert offload_delay_s([(2.0, 4.0)], 0.0, 5.0) == 1.0
+    assert offload_delay_s([(1.0, 4.0)], 0.0, 5.0) == 0.0
+    # The stream is busy until 3 s; two transfers run one after the other, the one that is ready first first.
+    assert offload_delay_s([(1.0, 4.0)], 3.0, 5.0) == 2.0
+    assert offload_delay_s([(4.0, 1.0), (0.0, 1.0)], 0.0, 5.0) == 0.0
+    assert offload_delay_s([], 9.0, 5.0) == 0.0
+
+
+def test_equation_4_prefetch_criterion():
+    # T = 10, the task takes 2, transfers 3 and 4: fetched after it, the data are there at 19.
+    assert start_prefetch_now(10.0, 2.0, [3.0, 4.0], 18.9)
+    assert not start_prefetch_now(10.0, 2.0, [3.0, 4.0], 19.0)
+    assert not start_prefetch_now(10.0, 2.0, [3.0, 4.0], 30.0)
+
+
+def test_equation_5_gain():
+    assert gain_s(10.0, 4.0, 2.0, 3.0) == 1.0
+    assert gain_s(10.0, 10.0, 0.0, 0.0) == 0.0
+
+
+def test_equation_1_counts_inputs_output_and_workspace():
+    alive = hand.lives(3, hand.life(0, 10, 0, 1), hand.life(1, 5, 1, 2), resident=100, transient=[0, 7, 0])
+    assert [alive.demand_bytes(t, 3) for t in range(3)] == [13, 25, 8]
+
+
+def test_equation_2_takes_the_largest_task_without_workspace():
+    alive = hand.lives(3, hand.life(0, 10, 0, 1), hand.life(1, 5, 1, 2), resident=100)
+    table = hand.costs([1, 1, 1], {1: (("fast", 0.5, 1000), ("implicit_gemm", 1.0, 0))})
+    bound = lower_bound(hand.part(alive, table))
+    assert (bound.task, bound.nbytes) == (1, 115)
+
+
+def growing(workspace=0, resident=100, sample=10):
+    """at(parts) of a batch of 16: one task that needs ``sample`` bytes a sample, and a workspace at its fastest."""
+
+    def at(parts):
+        size = -(-16 // parts)
+        alive = hand.lives(1, hand.life(0, sample * size, 0), resident=resident)
+        table = hand.costs([1], {0: (("implicit_gemm", 1.0, 0), ("fast", 0.5, workspace))})
+        return hand.part(alive, table, size, parts)
+
+    return at
+
+
+def test_equation_3_converges():
+    # 16 samples need 160 of 60 free bytes: b = floor(16 * 60 / 160) = 6, which is 3 parts of at most 6; 6 stays.
+    found = sub_batch(growing(), 16, 160)
+    assert (found.sizes, found.part.parts, found.part.size) == ((16, 6), 3, 6)
+
+
+def test_equation_3_leaves_room_for_the_workspace_of_the_fastest_algorithm():
+    # b = floor(16 * 60 / 190) = 5, 4 parts of 4; 40 + 30 of 60: b = 3, 6 parts of 3; 30 + 30 of 60: 3 stays.
+    found = sub_batch(growing(workspace=30), 16, 160)
+    assert (found.sizes, found.part.size, found.part.parts) == ((16, 4, 3), 3, 6)
+    assert next_size(growing(workspace=30)(4), 16, 160) == 3
+
+
+def test_equation_3_takes_the_whole_batch_where_it_fits_and_one_sample_where_it_must():
+    assert sub_batch(growing(), 16, 1000).sizes == (16,)
+    # 10 bytes are free, the workspace never fits: the size goes down to 1, whose baseline algorithm fits.
+    assert sub_batch(growing(workspace=500), 16, 110).part.size == 1
+
+
+def test_equation_3_in_a_cycle_takes_its_largest_size_that_fits():
+    # Workspace at size 16 only: 16 -> 4 -> 16 -> ...; the baseline fits at 16.
+    def at(parts):
+        size = -(-16 // parts)
+        alive = hand.lives(1, hand.life(0, 10 * size, 0))
+        table = hand.costs([1], {0: (("implicit_gemm", 1.0, 0), ("fast", 0.5, 480 if size == 16 else 0))})
+        return hand.part(alive, table, size, parts)
+
+    found = sub_batch(at, 16, 160)
+    assert found.part.size == 16 and set(found.sizes) == {16, 4}
+
+
+def test_sub_batch_below_the_bound_is_an_error():
+    with pytest.raises(ValueError, match=r"at least eq. \(2\)'s bound, got 105"):
+        sub_batch(growing(), 16, 105)
+
+
+def test_lives_of_a_chain_under_both_rules():
+    # conv0 relu1 conv2 relu3 mean4 | mean5 relu6 conv2.weight7 conv2.input8 relu9 conv0.weight10
+    graph = chain(layers=2)
+    block = next(b for b in graph.blocks if b.first == 1)
+    plan, paper = lives_of(graph, PLAN), lives_of(graph, PAPER)
+    assert plan.lives[block.id].stays == ((1, 2), (7, 9))
+    assert paper.lives[block.id].stays == ((1, 1), (2, 2), (7, 7), (9, 9))
+    resident = sum(b.nbytes for b in graph.blocks if b.kind in ("weight", "weight_gradient", "buffer", "input"))
+    assert plan.resident_bytes == paper.resident_bytes == resident
+
+
+def test_gradient_maps_leave_under_the_papers_rule_only():
+    graph = forked()
+    gradients = {b.id for b in graph.blocks if b.kind == "gradient"}
+    plan, paper = lives_of(graph, PLAN), lives_of(graph, PAPER)
+    assert all(len(plan.lives[b].stays) == 1 for b in gradients)
+    assert any(len(paper.lives[b].stays) > 1 for b in gradients)
+
+
+def test_what_the_runtime_keeps_small_stays_and_what_runs_in_place_ends_early():
+    graph = pooled()
+    index = next(b for b in graph.blocks if b.dtype == "int64")
+    made = lives_of(graph, PLAN, forms={index.storage: 17}).lives[index.id]
+    assert (made.nbytes, made.stays) == (17, ((index.first, index.uses[-1].task),))
+    gone = lives_of(graph, PLAN, forms={index.storage: 0}).lives[index.id]
+    assert gone.stays == ((index.first, index.last),)
+    graph = chain(layers=2)
+    first = next(b for b in graph.blocks if b.first == 0 and b.kind == "activation")
+    assert lives_of(graph, PLAN).lives[first.id].stays == ((0, 1),)
+    assert lives_of(graph, PLAN, inplace=[1]).lives[first.id].stays == ((0, 0),)
+
+
+def test_without_a_link_nothing_leaves():
+    assert all(len(one.stays) == 1 for one in lives_of(forked(), PAPER, link=False).lives.values())
+
+
+def test_algorithms_by_part_in_one_text():
+    assert by_part({"forward": "fft", "weight": "fft"}) == "fft"
+    text = by_part({"forward": "fft", "weight": "gemm"})
+    assert (of_part(text, "forward"), of_part(text, "weight"), of_part(text, "input")) == ("fft", "gemm", "")
+    assert of_part("fft", "weight") == "fft" and of_part("", "weight") == ""
