@@ -56,6 +56,16 @@ def arithmetic_rate(hardware: Hardware, dtype: str, *, conv: bool = False) -> fl
     return rates.get(dtype, rates["float32"] * (0.5 if dtype == "float64" else 1.0))
 
 
+def layout_s(task: Task, hardware: Hardware) -> float:
+    """Seconds in which a convolution's maps are brought into NHWC for the tensor cores and back, as cuDNN does around
+    each of its kernels for NCHW tensors: two passes over each map. 0 where the device has no ``tf32``."""
+    shape = task.conv
+    if shape is None or "tf32" not in hardware.flops or task.dtype == "float64":
+        return 0.0
+    elements = shape.n * (shape.c * shape.h * shape.w + shape.k * shape.out_h * shape.out_w)
+    return 2 * elements * _ITEMSIZE.get(task.dtype, 4) / (hardware.memory_gbps * 1e9)
+
+
 def conv_algorithms(task: Task, hardware: Hardware) -> tuple[Algorithm, ...]:
     """The algorithms of a convolution's task (forward, ``weight`` or ``input``), the default first. A device without
     asynchronous counts (a CPU) has ``direct`` alone, without workspace."""
@@ -70,14 +80,15 @@ def conv_algorithms(task: Task, hardware: Hardware) -> tuple[Algorithm, ...]:
     plain_s = task.flops / rate
     if not hardware.async_counts:
         return (Algorithm("direct", roofline(plain_s, task.moved_bytes), 0),)
+    converted_s = layout_s(task, hardware)
     found = [
-        Algorithm(DEFAULT, roofline(plain_s, task.moved_bytes), _offsets_bytes(shape)),
-        Algorithm("implicit_gemm", roofline(plain_s / IMPLICIT_GEMM_RATE, task.moved_bytes), 0),
+        Algorithm(DEFAULT, converted_s + roofline(plain_s, task.moved_bytes), _offsets_bytes(shape)),
+        Algorithm("implicit_gemm", converted_s + roofline(plain_s / IMPLICIT_GEMM_RATE, task.moved_bytes), 0),
     ]
     unrolled_bytes = _unrolled_bytes(shape, task.dtype)
     if unrolled_bytes:
         moved_bytes = task.moved_bytes + 2 * shape.n * unrolled_bytes
-        found.append(Algorithm("gemm", roofline(plain_s, moved_bytes), unrolled_bytes))
+        found.append(Algorithm("gemm", converted_s + roofline(plain_s, moved_bytes), unrolled_bytes))
     simt = hardware.flops["float32"]
     if _winograd_fits(shape):
         seconds = task.flops / WINOGRAD_SAVING / (simt * WINOGRAD_RATE)

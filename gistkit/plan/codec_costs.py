@@ -16,9 +16,6 @@ from dataclasses import dataclass
 MEASURED_DENSITY = 0.5
 RELU_BACKWARD_PASSES = 3.0
 """PyTorch's ``threshold_backward``: output and gradient read, gradient written; 103 % of a copy's speed."""
-MAXPOOL_EFFICIENCY = {"forward": 0.45, "backward": 0.17}
-"""Share of the copy bandwidth that PyTorch's max-pools with int64 indices reach: 0.57 and 0.43 forward, 0.17 and 0.14
-backward (2x2 and 3x3 of stride 2, fp32)."""
 
 
 @dataclass(frozen=True)
