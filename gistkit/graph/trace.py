@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from gistkit.graph.recorder import Recorder
 
@@ -58,8 +57,11 @@ class Tracer(TorchDispatchMode):
     """Watches one step; entered inside FakeTensorMode, paused while ``active`` is False."""
 
     def __init__(self, recorder: Recorder) -> None:
+        from torch.utils.flop_counter import flop_registry  # here, as it imports Triton
+
         super().__init__()
         self._recorder = recorder
+        self._flops = flop_registry
         self.phase = "forward"
         self.active = True
         self.spans: list[Span] = []
@@ -161,7 +163,7 @@ class Tracer(TorchDispatchMode):
             return
         span.moved_bytes += sum(t.numel() * t.element_size() for t in (*read.values(), *changed.values()))
         span.dtype = span.dtype or next((_name(t.dtype) for t in changed.values() if t.is_floating_point()), "")
-        count = flop_registry.get(func._overloadpacket)
+        count = self._flops.get(func._overloadpacket)
         if count is not None:
             span.flops += int(count(*args, **kwargs, out_val=out))
         if func is torch.ops.aten.convolution.default:
