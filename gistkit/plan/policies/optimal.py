@@ -1,0 +1,220 @@
+"""`optimal`: the fastest step within a budget among all moves of a class, with its optimality gap.
+
+A mixed-integer program over every storage's decisions (:mod:`.options`), convolution algorithms, batch slices and, where
+order of summation may change, sub-batches; bytes are exact at every task, the link's stalls bounded from below, and the
+simulator has the last word (:mod:`.optimal_refine`). Plans of other policies may be given as ``seeds``: what they do is
+offered too, so the result is never slower than any of them that fits and is of the class.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gistkit.errors import BudgetError
+from gistkit.graph.saved import SavedGraph
+from gistkit.plan.cost import CostTable
+from gistkit.plan.plan import Plan
+from gistkit.plan.policies.optimal_attempt import Attempt
+from gistkit.plan.policies.optimal_build import Options, trains_batch_norm
+from gistkit.plan.policies.optimal_peak import Least, least_peak
+from gistkit.plan.policies.optimal_reasons import reasoned
+from gistkit.plan.policies.optimal_refine import WHOLE_SIZE, Outcome, Refinement
+from gistkit.plan.policies.options import check_fidelity
+from gistkit.plan.policies.predicted import held, kept_bytes
+from gistkit.plan.simulate import Simulator
+
+TIME_LIMIT_S = 8.0
+PEAK_SHARE = 0.2
+"""Share of the time for the least peak, which every plan reports."""
+REMEDIES = {
+    "bitwise": 'raise the budget, allow fidelity="reassociated" (slices, sub-batches) or lossy="fp8", or take a smaller '
+    "batch",
+    "reassociated": 'raise the budget, allow lossy="fp8", or take a smaller batch',
+    "lossy": "raise the budget or take a smaller batch",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the caller allows: class of moves, narrow format, sub-batches under batch norm, reserve, seconds."""
+
+    fidelity: str
+    lossy: str | None
+    batch_norm: bool
+    reserve: int
+    time_limit_s: float
+
+
+def optimal(
+    graph: SavedGraph,
+    costs: CostTable,
+    budget_bytes: int | None = None,
+    *,
+    fidelity: str = "bitwise",
+    lossy: str | None = None,
+    reserve: int = 0,
+    seeds: Sequence[Plan] = (),
+    batch_norm: bool = False,
+    time_limit_s: float = TIME_LIMIT_S,
+    options: Options | None = None,
+) -> Plan:
+    """The fastest plan within ``budget_bytes`` (None: any peak), ``reserve`` bytes of which are left free.
+
+    ``fidelity`` and ``lossy`` name the class of moves (:mod:`.options`). ``batch_norm`` accepts sub-batches for a
+    network whose batch norms would then see other statistics. ``options`` restricts the decisions by storage. After
+    about ``time_limit_s`` seconds the best plan found is returned; ``Plan.gap`` is (step - bound) / step. Raises
+    BudgetError, with the least peak of the class, where nothing fits; ValueError for an unknown class or format or a
+    graph without tasks.
+    """
+    check_fidelity(fidelity, lossy)
+    settings = Settings(fidelity, lossy, batch_norm, reserve, time_limit_s)
+    room = None if budget_bytes is None else budget_bytes - reserve
+    planning = _Planning(graph, costs, settings, seeds, options)
+    best, least = planning.run(room)
+    if best is None:
+        assert budget_bytes is not None
+        raise BudgetError(budget_bytes, {fidelity: least.peak_bytes + reserve}, REMEDIES[fidelity])
+    attempt, outcome, bound_s = best
+    plan = reasoned(attempt, outcome.taken or ())
+    return _figures(graph, costs, plan, planning.simulator, settings, budget_bytes, least, bound_s)
+
+
+def minimise_peak(
+    graph: SavedGraph,
+    costs: CostTable,
+    fidelity: str = "bitwise",
+    *,
+    lossy: str | None = None,
+    batch_norm: bool = False,
+    time_limit_s: float = TIME_LIMIT_S,
+    options: Options | None = None,
+) -> int:
+    """Bytes below which no plan of the class has its peak. Arguments and errors as :func:`optimal`."""
+    check_fidelity(fidelity, lossy)
+    settings = Settings(fidelity, lossy, batch_norm, 0, time_limit_s)
+    return _Planning(graph, costs, settings, (), options).least(time.monotonic() + time_limit_s).bound_bytes
+
+
+def part_counts(graph: SavedGraph, settings: Settings, seeds: Iterable[Plan] = ()) -> list[int]:
+    """Numbers of sub-batches to look at: 1, powers of two up to the batch, those of the seeds, the batch itself."""
+    if settings.fidelity == "bitwise" or graph.batch < 2 or (trains_batch_norm(graph) and not settings.batch_norm):
+        return [1]
+    powers = {2**i for i in range(graph.batch.bit_length()) if 2**i <= graph.batch}
+    return sorted(powers | {graph.batch} | {s.sub_batches for s in seeds if 1 <= s.sub_batches <= graph.batch})
+
+
+class _Planning:
+    """One call of `optimal`: attempts by number of sub-batches, made when they are first looked at."""
+
+    def __init__(
+        self, graph: SavedGraph, costs: CostTable, settings: Settings, seeds: Sequence[Plan], options: Options | None
+    ) -> None:
+        self._graph, self._costs, self._settings = graph, costs, settings
+        self._seeds, self._options = seeds, options
+        self.simulator = Simulator(graph, costs)
+        self._counts = part_counts(graph, settings, seeds)
+        self._attempts: dict[int, Attempt] = {}
+
+    def run(self, budget_bytes: int | None) -> tuple[tuple[Attempt, Outcome, float] | None, Least]:
+        """The best attempt with its outcome and the bound over all numbers of sub-batches (seconds); least peak."""
+        begun = time.monotonic()
+        limit = self._settings.time_limit_s
+        least = self.least(begun + PEAK_SHARE * limit)
+        deadline = max(begun + limit, time.monotonic() + 0.5 * limit)
+        best: tuple[Attempt, Outcome] | None = None
+        bound_s = np.inf
+        for parts in self._counts:
+            attempt = self._attempt(parts)
+            floor = parts * self._floor_s(attempt)
+            if best is not None and floor >= best[0].parts * best[1].seconds:
+                bound_s = min(bound_s, floor)
+                continue
+            share = 1.0 if parts == self._counts[-1] else 0.6
+            until = time.monotonic() + share * max(deadline - time.monotonic(), 0.02 * limit)
+            outcome = _search(attempt, budget_bytes, until, least)
+            bound_s = min(bound_s, parts * outcome.bound_s)
+            if outcome.taken is not None and (
+                best is None or parts * outcome.seconds < best[0].parts * best[1].seconds
+            ):
+                best = (attempt, outcome)
+        return (None if best is None else (*best, bound_s)), least
+
+    def least(self, deadline: float) -> Least:
+        """The least peak over all numbers of sub-batches."""
+        found: list[Least] = []
+        for parts in self._counts:
+            attempt = self._attempt(parts)
+            left = max(deadline - time.monotonic(), 0.1 * self._settings.time_limit_s)
+            found.append(least_peak(attempt, left, relaxed=attempt.problem.size > WHOLE_SIZE))
+        best = min(found, key=lambda one: one.peak_bytes)
+        return replace(best, bound_bytes=min(one.bound_bytes for one in found))
+
+    def _attempt(self, parts: int) -> Attempt:
+        if parts not in self._attempts:
+            s = self._settings
+            self._attempts[parts] = Attempt(
+                self._graph, self._costs, self.simulator, s.fidelity, s.lossy,
+                parts=parts, seeds=self._seeds, found=self._options,
+            )  # fmt: skip
+        return self._attempts[parts]
+
+    def _floor_s(self, attempt: Attempt) -> float:
+        """Seconds that one sub-batch takes whatever is chosen."""
+        problem = attempt.problem
+        fastest = sum(min(m.part.seconds for m in group) for group in problem.groups)
+        return float(problem.base_s.sum()) + fastest + sum(min(0.0, j.part.seconds) for j in problem.joints)
+
+
+def _search(attempt: Attempt, budget_bytes: int | None, deadline: float, least: Least) -> Outcome:
+    """The fastest choice of one number of sub-batches."""
+    seeds = [*attempt.seeds()]
+    if len(least.taken) == len(attempt.problem.groups):
+        seeds.append(least.taken)
+    late = attempt.counts_late and budget_bytes is not None
+    first_deadline = time.monotonic() + (deadline - time.monotonic()) * (0.6 if late else 1.0)
+    outcome = Refinement(attempt.problem, attempt.search, budget_bytes, first_deadline).run(seeds)
+    while late and outcome.taken is not None and time.monotonic() < deadline:
+        again = attempt.again(outcome.taken)
+        found = Refinement(again.problem, again, budget_bytes, deadline, prove=False).run([outcome.taken])
+        if found.taken is None or found.seconds >= outcome.seconds:
+            break
+        outcome = replace(outcome, taken=found.taken, seconds=found.seconds)
+    return outcome
+
+
+def _figures(
+    graph: SavedGraph,
+    costs: CostTable,
+    plan: Plan,
+    simulator: Simulator,
+    settings: Settings,
+    budget_bytes: int | None,
+    least: Least,
+    bound_s: float,
+) -> Plan:
+    run = simulator.run(plan, reserve=settings.reserve)
+    kept = held(graph)
+    decided = {d.storage: d for d in plan.decisions}
+    gap = max(0.0, (run.step_s - bound_s) / run.step_s) if run.step_s > 0 else 0.0
+    return replace(
+        plan,
+        plain_bytes=sum(b.nbytes for b in kept),
+        kept_bytes=sum(kept_bytes(b, decided.get(b.storage), costs) for b in kept),
+        settings={
+            "fidelity": settings.fidelity,
+            "lossy": settings.lossy,
+            "reserve": settings.reserve,
+            "batch_norm": settings.batch_norm,
+            "time_limit_s": settings.time_limit_s,
+        },
+        budget_bytes=budget_bytes,
+        peak_bytes=run.peak_bytes,
+        step_s=run.step_s,
+        lower_bound_bytes=least.bound_bytes + settings.reserve,
+        gap=0.0 if gap < 1e-5 else gap,
+        hardware=costs.hardware.name,
+    )

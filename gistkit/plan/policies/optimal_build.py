@@ -1,0 +1,210 @@
+"""From a graph to `optimal`'s problem, and from the moves that it takes to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from gistkit.codecs import CODECS
+from gistkit.errors import PlanError
+from gistkit.graph.saved import SavedGraph
+from gistkit.graph.tasks import BACKWARD, Block
+from gistkit.plan.context import Context, StepIndex
+from gistkit.plan.cost import CostTable
+from gistkit.plan.plan import CallChoice, Decision, Plan
+from gistkit.plan.policies.choices import call_choices
+from gistkit.plan.policies.optimal_parts import Parts, Way
+from gistkit.plan.policies.optimal_problem import Key, Link, Move, Part, Problem, spread
+from gistkit.plan.policies.options import options, slice_counts
+from gistkit.plan.policies.reading import Reading
+from gistkit.plan.policies.rebuild import MAX_DEPTH
+from gistkit.plan.simulate import Profile
+
+Options = Mapping[int, Sequence[Decision]]
+
+
+class Build:
+    """The problem of one graph (of one sub-batch, where the batch is cut) and its plans.
+
+    ``found`` are the options by storage; ``seeds`` are plans whose decisions, algorithms and slices are offered too,
+    as far as the class allows them.
+    """
+
+    def __init__(
+        self,
+        graph: SavedGraph,
+        costs: CostTable,
+        fidelity: str,
+        lossy: str | None,
+        seeds: Sequence[Plan] = (),
+        found: Options | None = None,
+    ) -> None:
+        self.graph, self.costs, self.fidelity = graph, costs, fidelity
+        self.index = StepIndex(graph)
+        found = options(graph, costs, fidelity, lossy) if found is None else found
+        self.options = {s: _offered(s, listed, seeds, fidelity) for s, listed in found.items()}
+        free = {s: listed[0] for s, listed in self.options.items() if listed[0].codec == "drop"}
+        self.choices = call_choices(Reading(graph), free)
+
+    def bare(self) -> Plan:
+        """The plan that decides nothing and runs calls as every plan of this build does."""
+        return Plan("optimal", self.graph.fingerprint, (), self.choices, fidelity=self.fidelity)
+
+    def problem(self, bare: Profile, encodings: Sequence[int] | None = None) -> Problem:
+        """The problem; ``bare`` is the profile of :meth:`bare`. ``encodings``: the tasks at which sparse encodings are
+        taken to be made, which settle each other's scratches on CUDA; by default all that may be, the least memory."""
+        context = Context.of(self.bare(), self.index)
+        able = Context.alone(self.graph, self.costs, self.index).encodings
+        context = replace(context, encodings=able if encodings is None else tuple(encodings))
+        parts = Parts(self.costs, self.index, context)
+        blocks = {self.index.by_storage[s].id for s in self.options if s in self.index.by_storage}
+        groups, ways, demands = [], {}, []
+        for storage in self.options:
+            block = self.index.by_storage.get(storage)
+            if block is None:
+                continue
+            number = len(groups)
+            moves, taken = self._moves(parts, block)
+            ways[block.id] = [((number, m), way) for m, way in enumerate(taken)]
+            demands += [parts.demands(k, block, w) for k, w in ways[block.id] if w.decision.codec == "rebuild"]
+            groups.append(moves)
+        joints, conflicts = parts.together(ways, demands, MAX_DEPTH)
+        groups += [g for g in (self._algorithms(c) for c in self._convolutions()) if len(g) > 1]
+        rest = ((i.first, i.last, i.nbytes) for i in bare.intervals if i.block not in blocks)
+        base = spread([Part(tuple(rest))], np.zeros(bare.tasks, dtype=np.int64))
+        seconds = np.array(bare.task_s) + np.array(bare.extra_s)
+        return Problem(base, seconds, tuple(groups), tuple(joints), tuple(conflicts), self._link())
+
+    def _link(self) -> Link:
+        rates = self.costs.hardware
+        alone = rates.d2h_gbps + rates.h2d_gbps
+        shared = min(1.0, rates.both_gbps / alone) if alone else 1.0
+        return Link(rates.d2h_gbps, rates.h2d_gbps, rates.launch_s, shared)
+
+    def _moves(self, parts: Parts, block: Block) -> tuple[tuple[Move, ...], list[Way]]:
+        moves, ways = [], []
+        for decision in self.options[block.storage]:
+            for count in self._cuts(block, decision):
+                way = Way(decision, tuple((t, count) for t in self._weight_tasks(block)) if count > 1 else ())
+                try:
+                    part = parts.of(block, way)
+                except PlanError:
+                    continue  # a seed's decision that leans on its own policy's way of running
+                moves.append(Move(part, decision=decision, slices=count))
+                ways.append(way)
+        if not moves:
+            way = Way(Decision(block.storage, "dense", reason="kept: nothing else is allowed"))
+            moves, ways = [Move(parts.of(block, way), decision=way.decision)], [way]
+        return tuple(moves), ways
+
+    def _cuts(self, block: Block, decision: Decision) -> tuple[int, ...]:
+        """Slices that make a difference: what is kept as it is cannot be decoded in parts."""
+        if decision.codec in ("dense", "drop", "mask1", "bits", "argmax4", "argmax8"):
+            return (1,)
+        allowed = slice_counts(self.fidelity)
+        return tuple(n for n in allowed if n == 1 or n <= self.graph.batch) if self._weight_tasks(block) else (1,)
+
+    def _weight_tasks(self, block: Block) -> list[int]:
+        tasks, calls = self.graph.tasks, self.graph.calls
+        return [
+            u.task for u in block.uses if u.values and tasks[u.task].part == "weight" and calls[tasks[u.task].call].covered >= 0
+        ]  # fmt: skip
+
+    def _convolutions(self) -> list[int]:
+        return [c.index for c in self.graph.calls if c.covered >= 0 and c.op == "conv2d"]
+
+    def _algorithms(self, call: int) -> tuple[Move, ...]:
+        """A convolution's algorithms, all its tasks under one name where they have it."""
+        tasks, costs = self.index.of_call[call], self.costs
+        names = dict.fromkeys(a.name for t in tasks for a in costs.algorithms[t][1:])
+        moves = [Move(Part())]
+        for name in names:
+            known = [t for t in tasks if any(a.name == name for a in costs.algorithms[t])]
+            more = [(t, t, costs.workspace_bytes(t, name) - costs.workspace_bytes(t)) for t in known]
+            extra = [(t, costs.task_s(t, name) - costs.task_s(t)) for t in known]
+            part = Part(tuple(m for m in more if m[2]), tuple(e for e in extra if e[1]))
+            chosen = CallChoice(self.graph.calls[call].covered, self.graph.calls[call].op, algorithm=name)
+            if part != Part():
+                moves.append(Move(part, choice=chosen))
+        return tuple(moves)
+
+    def plan(self, problem: Problem, taken: Sequence[int]) -> Plan:
+        """The plan of the moves taken, without its figures."""
+        moves = [problem.groups[g][m] for g, m in enumerate(taken)]
+        decisions = tuple(m.decision for m in moves if m.decision is not None)
+        choices = {c.covered: c for c in self.choices}
+        for choice in (*(m.choice for m in moves if m.choice is not None), *self._sliced(moves)):
+            old = choices.get(choice.covered, CallChoice(choice.covered, choice.op))
+            choices[choice.covered] = replace(
+                old, slices=max(old.slices, choice.slices), algorithm=choice.algorithm or old.algorithm
+            )
+        ordered = tuple(choices[c] for c in sorted(choices))
+        return Plan("optimal", self.graph.fingerprint, decisions, ordered, fidelity=self._class(moves))
+
+    def _sliced(self, moves: Iterable[Move]) -> Iterable[CallChoice]:
+        for move in moves:
+            if move.slices > 1 and move.decision is not None:
+                for task in self._weight_tasks(self.index.by_storage[move.decision.storage]):
+                    call = self.graph.calls[self.graph.tasks[task].call]
+                    yield CallChoice(call.covered, call.op, slices=move.slices)
+
+    def _class(self, moves: Iterable[Move]) -> str:
+        """The class of the moves really used."""
+        moves = tuple(moves)
+        if any(m.decision is not None and _lossy(m.decision) for m in moves):
+            return "lossy"
+        return "reassociated" if any(m.slices > 1 for m in moves) else "bitwise"
+
+    def seed(self, problem: Problem, plan: Plan) -> tuple[int, ...]:
+        """The moves nearest to another policy's plan: the same decision, else the group's first."""
+        decided = {d.storage: _bare(d) for d in plan.decisions}
+        algorithms = {c.covered: c.algorithm for c in plan.choices if c.algorithm}
+        taken = []
+        for group in problem.groups:
+            first = group[0].decision
+            if first is not None:
+                wanted = decided.get(first.storage, Decision(first.storage, "dense"))
+                match = (m for m, move in enumerate(group) if move.decision and _bare(move.decision) == wanted)
+            else:
+                covered = next((m.choice.covered for m in group if m.choice), -1)
+                name = algorithms.get(covered, "")
+                match = (m for m, move in enumerate(group) if (move.choice.algorithm if move.choice else "") == name)
+            taken.append(next(match, 0))
+        return tuple(taken)
+
+
+def encodings_of(problem: Problem, taken: Sequence[int], index: StepIndex) -> tuple[int, ...]:
+    """The tasks at which a choice makes sparse encodings."""
+    chosen = (problem.groups[g][m].decision for g, m in enumerate(taken))
+    return tuple(sorted(index.by_storage[d.storage].saved for d in chosen if d and d.codec.startswith(("zvc", "csr"))))
+
+
+def trains_batch_norm(graph: SavedGraph) -> bool:
+    """Whether the statistics of a batch norm in training mode depend on which rows are taken together."""
+    norms = (c for c in graph.calls if c.op == "batch_norm")
+    backward = any(t.phase == BACKWARD and "BatchNorm" in t.op for t in graph.tasks)
+    return backward or any((c.options or {}).get("training", True) for c in norms)
+
+
+def _bare(decision: Decision) -> Decision:
+    return replace(decision, reason="")
+
+
+def _lossy(decision: Decision) -> bool:
+    return decision.codec in CODECS and CODECS[decision.codec].error_bound is not None
+
+
+def _offered(storage: int, listed: Sequence[Decision], seeds: Sequence[Plan], fidelity: str) -> tuple[Decision, ...]:
+    """The options and what the seeds do beyond them."""
+    found = {_bare(d): d for d in listed}
+    for plan in seeds:
+        for decision in plan.decisions:
+            allowed = decision.codec != "recompute" and (fidelity == "lossy" or not _lossy(decision))
+            if decision.storage == storage and allowed and len(listed) > 1:
+                found.setdefault(_bare(decision), decision)
+    return tuple(found.values())
+
+
+__all__ = ["Build", "Key", "encodings_of", "trains_batch_norm"]

@@ -1,0 +1,187 @@
+"""What single decisions and what rebuilds with their sources add, computed by the planner's own effects.
+
+A move's part is :func:`gistkit.plan.block_effects.block_effects` of it. A rebuild needs its sources at its own uses, and
+through a rebuilt source that one's sources as well: what that adds to a source is the difference of the source's
+effects with and without these tasks. A source that cannot serve them (it is still on the host, it keeps no values)
+makes a conflict.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from gistkit.errors import PlanError
+from gistkit.graph.tasks import Block
+from gistkit.plan.block_effects import block_effects
+from gistkit.plan.context import Context, StepIndex
+from gistkit.plan.cost import CostTable
+from gistkit.plan.intervals import Effects, Interval
+from gistkit.plan.plan import Decision
+from gistkit.plan.policies.optimal_problem import Joint, Key, Part
+
+Slices = Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A storage's decision with the batch slices, by task, of the weight gradients that read it."""
+
+    decision: Decision
+    slices: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Demand:
+    """A rebuild: its key, its block, the tasks at which it needs its sources, how it is cut, its sources' blocks."""
+
+    key: Key
+    block: int
+    tasks: frozenset[int]
+    slices: tuple[tuple[int, int], ...]
+    sources: tuple[int, ...]
+
+
+class Parts:
+    """Parts of moves, joint parts and conflicts of one graph under one context."""
+
+    def __init__(self, costs: CostTable, index: StepIndex, context: Context) -> None:
+        self._costs, self._index, self._context = costs, index, context
+        self._tasks = len(index.graph.tasks)
+
+    def of(self, block: Block, way: Way) -> Part:
+        """What a way of treating a block adds by itself. Raises PlanError where it makes no sense."""
+        return self._part(((1, self._effects(block, way)), (1, self._sums(way))))
+
+    def demands(self, key: Key, block: Block, way: Way) -> Demand:
+        """The demand of a rebuild."""
+        tasks = frozenset(u.task for u in block.uses if u.values or not way.decision.mask)
+        sources = tuple(self._index.block(s).id for s in way.decision.sources)
+        return Demand(key, block.id, tasks, way.slices, sources)
+
+    def together(
+        self, ways: Mapping[int, Sequence[tuple[Key, Way]]], demands: Sequence[Demand], depth: int
+    ) -> tuple[list[Joint], list[tuple[Key, ...]]]:
+        """Joint parts and conflicts; ``ways`` by block: the moves of what may be a source. Chains of more than
+        ``depth`` rebuilt storages are conflicts."""
+        by_source: dict[int, list[Demand]] = defaultdict(list)
+        for demand in demands:
+            for source in demand.sources:
+                by_source[source].append(demand)
+        joints: list[Joint] = []
+        conflicts: list[tuple[Key, ...]] = [c for d in demands for c in _chains((d,), by_source, depth)]
+        for block, moves in ways.items():
+            for key, way in moves:
+                found, barred = self._serving(self._index.graph.blocks[block], key, way, by_source)
+                joints += found
+                conflicts += barred
+        return joints, conflicts
+
+    def _serving(
+        self, block: Block, key: Key, way: Way, by_source: Mapping[int, list[Demand]]
+    ) -> tuple[list[Joint], list[tuple[Key, ...]]]:
+        """What a source adds for the rebuilds that start from it, alone, in chains and two at a time."""
+        direct = by_source.get(block.id, [])
+        joints, conflicts, known = [], [], {(): self._effects(block, way)}
+        for demand in direct:
+            effects = known[(demand.key,)] = self._serves(block, way, (demand,))
+            if effects is None:
+                conflicts.append((demand.key, key))
+            else:
+                joints.append(Joint((demand.key, key), self._part(((1, effects), (-1, known[()])))))
+        for demand in direct:
+            for further in by_source.get(demand.block, ()):
+                if known[(demand.key,)] is None or known.get((further.key,), 0) is None:
+                    continue
+                effects = self._serves(block, way, (demand, further))
+                keys = (further.key, demand.key, key)
+                terms = [(1, effects), (-1, known[(demand.key,)])]
+                if (further.key,) in known:
+                    terms += [(-1, known[(further.key,)]), (1, known[()])]
+                if effects is None:
+                    conflicts.append(keys)
+                else:
+                    joints.append(Joint(keys, self._part(terms)))
+        joints += self._overlaps(block, key, way, direct, known)
+        return [j for j in joints if j.part != Part()], conflicts
+
+    def _overlaps(self, block: Block, key: Key, way: Way, direct: Sequence[Demand], known: dict) -> Iterator[Joint]:
+        """Two rebuilds of one source that are not one behind the other: what both want is there but once."""
+        for a, b in combinations(direct, 2):
+            if a.block == b.block or a.block in b.sources or b.block in a.sources:
+                continue
+            if known[(a.key,)] is None or known[(b.key,)] is None:
+                continue
+            both = self._serves(block, way, (a, b))
+            if both is not None:
+                terms = ((1, both), (-1, known[(a.key,)]), (-1, known[(b.key,)]), (1, known[()]))
+                yield Joint((a.key, b.key, key), self._part(terms))
+
+    def _serves(self, block: Block, way: Way, demands: Sequence[Demand]) -> Effects | None:
+        """A source's effects while it serves some rebuilds, None where it cannot."""
+        tasks = frozenset().union(*(d.tasks for d in demands))
+        slices = [item for d in demands for item in d.slices]
+        try:
+            return self._effects(block, way, tasks, slices)
+        except PlanError:
+            return None
+
+    def _effects(
+        self, block: Block, way: Way, also: frozenset[int] = frozenset(), more: Iterable[tuple[int, int]] = ()
+    ) -> Effects:
+        slices = dict((*way.slices, *more))
+        context = self._context
+        if slices or also:
+            context = replace(context, slices=slices, also={block.id: also} if also else None)
+        return block_effects(self._index.graph, self._costs, way.decision, block, context)
+
+    def _sums(self, way: Way) -> Effects:
+        """A weight gradient in slices: the sum and one part of it are there at once."""
+        graph = self._index.graph
+        found = []
+        for task, _ in way.slices:
+            blocks = (graph.blocks[b] for b in graph.tasks[task].writes)
+            nbytes = sum(b.nbytes for b in blocks if b.kind == "weight_gradient")
+            found.append(Interval(task, task, nbytes, -1, "transient"))
+        return Effects(tuple(found))
+
+    def _part(self, terms: Iterable[tuple[int, Effects]]) -> Part:
+        """A sum of effects with signs; transfers are those of the first with any, where the sum has one left."""
+        steps: dict[int, int] = defaultdict(int)
+        extra: dict[int, float] = defaultdict(float)
+        transfers, count = (), 0
+        for sign, effects in terms:
+            for i in effects.intervals:
+                if i.last >= 0 and i.first < self._tasks:
+                    steps[max(i.first, 0)] += sign * i.nbytes
+                    steps[min(i.last, self._tasks - 1) + 1] -= sign * i.nbytes
+            for task, seconds in effects.extra_s:
+                extra[task] += sign * seconds
+            transfers, count = transfers or effects.transfers, count + sign * len(effects.transfers)
+        seconds = tuple((t, s) for t, s in sorted(extra.items()) if abs(s) > 1e-15)
+        return Part(_levels(steps), seconds, transfers if count > 0 else ())
+
+
+def _levels(steps: Mapping[int, int]) -> tuple[tuple[int, int, int], ...]:
+    """(first, last, bytes) of the runs in which a sum of steps is not zero."""
+    found, level, before = [], 0, 0
+    for task in sorted(steps):
+        if steps[task] == 0:
+            continue
+        if level:
+            found.append((before, task - 1, level))
+        level, before = level + steps[task], task
+    return tuple(found)
+
+
+def _chains(
+    chain: tuple[Demand, ...], by_source: Mapping[int, list[Demand]], depth: int
+) -> Iterator[tuple[Key, ...]]:
+    """The chains of depth + 1 rebuilds that begin so."""
+    if len(chain) > depth:
+        yield tuple(d.key for d in chain)
+        return
+    for further in by_source.get(chain[-1].block, ()):
+        yield from _chains((*chain, further), by_source, depth)

@@ -1,0 +1,135 @@
+"""The choice that `optimal` makes, as data: groups of moves with what each adds to memory, seconds and link.
+
+Every kept storage is a *group*, and so is every convolution with several algorithms; a plan takes one *move* of each.
+What moves add is a sum (:mod:`gistkit.plan.effects`), but for a rebuild, whose sources have to live and to be decoded
+for it: that is a *joint* part, added where all its moves are taken. *Conflicts* are moves that never go together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from gistkit.plan.intervals import Transfer
+from gistkit.plan.plan import CallChoice, Decision
+
+Key = tuple[int, int]
+"""(group, move)."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one choice adds: ``memory`` as (first task, last task, bytes), ``extra`` as (task, seconds), transfers."""
+
+    memory: tuple[tuple[int, int, int], ...] = ()
+    extra: tuple[tuple[int, float], ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of compute, stalls not counted."""
+        return sum(s for _, s in self.extra)
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether it takes anything away: bytes or seconds below zero."""
+        return any(n < 0 for _, _, n in self.memory) or any(s < 0 for _, s in self.extra)
+
+
+@dataclass(frozen=True)
+class Move:
+    """One way to treat a storage (``decision``; weight gradients that read it run in ``slices``) or a convolution
+    (``choice``)."""
+
+    part: Part
+    decision: Decision | None = None
+    choice: CallChoice | None = None
+    slices: int = 1
+
+
+@dataclass(frozen=True)
+class Joint:
+    """What two or three moves of different groups add together, beyond what fewer of them add. May be negative."""
+
+    keys: tuple[Key, ...]
+    part: Part
+
+
+@dataclass(frozen=True)
+class Link:
+    """The link to the host. ``shared`` is the rate of either direction while both are busy, as a share of its own."""
+
+    d2h_gbps: float
+    h2d_gbps: float
+    launch_s: float
+    shared: float = 1.0
+
+    def seconds(self, transfer: Transfer) -> float:
+        """Seconds of one transfer that has the link to itself."""
+        rate = self.d2h_gbps if transfer.direction == "d2h" else self.h2d_gbps
+        return transfer.nbytes / (rate * 1e9) + self.launch_s if transfer.nbytes else 0.0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All choices of one step. ``base_bytes`` and ``base_s`` (one entry a task) are what no choice changes."""
+
+    base_bytes: np.ndarray
+    base_s: np.ndarray
+    groups: tuple[tuple[Move, ...], ...]
+    joints: tuple[Joint, ...]
+    conflicts: tuple[tuple[Key, ...], ...]
+    link: Link
+
+    @property
+    def tasks(self) -> int:
+        """Tasks of the step."""
+        return len(self.base_s)
+
+    @property
+    def size(self) -> int:
+        """Moves in all groups that leave a choice."""
+        return sum(len(g) for g in self.groups if len(g) > 1)
+
+    @cached_property
+    def joint(self) -> dict[Key, tuple[Joint, ...]]:
+        """By move the joint parts that it is in."""
+        table: dict[Key, list[Joint]] = {}
+        for joint in self.joints:
+            for key in joint.keys:
+                table.setdefault(key, []).append(joint)
+        return {key: tuple(found) for key, found in table.items()}
+
+    @cached_property
+    def barred(self) -> dict[Key, tuple[tuple[Key, ...], ...]]:
+        """By move the conflicts that it is in."""
+        table: dict[Key, list[tuple[Key, ...]]] = {}
+        for conflict in self.conflicts:
+            for key in conflict:
+                table.setdefault(key, []).append(conflict)
+        return {key: tuple(found) for key, found in table.items()}
+
+    def parts(self, taken: Sequence[int]) -> Iterable[Part]:
+        """What the moves ``taken`` (one index a group) add."""
+        for group, move in enumerate(taken):
+            yield self.groups[group][move].part
+        for joint in self.joints:
+            if all(taken[g] == m for g, m in joint.keys):
+                yield joint.part
+
+    def allowed(self, taken: Sequence[int]) -> bool:
+        """Whether no conflict is met."""
+        return not any(all(taken[g] == m for g, m in conflict) for conflict in self.conflicts)
+
+
+def spread(parts: Iterable[Part], base_bytes: np.ndarray) -> np.ndarray:
+    """Bytes by task of ``base_bytes`` and the parts."""
+    steps = np.zeros(len(base_bytes) + 1, dtype=np.int64)
+    for part in parts:
+        for first, last, nbytes in part.memory:
+            steps[max(first, 0)] += nbytes
+            steps[min(last, len(base_bytes) - 1) + 1] -= nbytes
+    return base_bytes + np.cumsum(steps)[:-1]

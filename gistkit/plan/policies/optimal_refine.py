@@ -1,0 +1,158 @@
+"""From the program to a proven plan: solve, simulate, learn, solve again (logic-based Benders decomposition).
+
+The program bounds the step from below (stalls as a fluid, pairs of rebuilds but no triples); the simulator says what a
+choice really takes. Every solution that the simulator finds slower, or over the budget, becomes a cut. Where the
+program's bound meets the best simulated step, that step is optimal. Large problems get the bound of the relaxation first,
+its solution made whole, and the program with what the relaxation is sure of fixed; their gap is what is left at the limit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gistkit.plan.policies.optimal_problem import Part, Problem
+from gistkit.plan.policies.optimal_program import TOLERANCE, Cuts, Program, Solved
+from gistkit.plan.policies.optimal_search import Search
+
+WHOLE_SIZE = 4000
+"""Up to so many moves the whole program is solved, beyond only what the relaxation leaves open."""
+SURE = 0.999
+MENDS = 6
+UNFIT = 25
+"""Solutions that turn out not to fit, after which a problem of more than so many moves is left as it is."""
+SMALL = 200
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The best choice found (None: none fits), its simulated seconds, and what no choice goes below."""
+
+    taken: tuple[int, ...] | None
+    seconds: float
+    bound_s: float
+
+
+class Refinement:
+    """One search for the fastest choice within a budget (None: any)."""
+
+    def __init__(
+        self, problem: Problem, search: Search, budget_bytes: int | None, deadline: float, *, prove: bool = True
+    ) -> None:
+        self._problem, self._search, self._proves = problem, search, prove
+        self._budget, self._deadline = budget_bytes, deadline
+        self._program = Program(problem)
+        self._cuts = Cuts()
+        self._best: tuple[int, ...] | None = None
+        self._best_s, self._bound_s = np.inf, -np.inf
+
+    def run(self, seeds: Sequence[Sequence[int]]) -> Outcome:
+        """Best of the seeds, of the greedy choice and of what the program finds."""
+        for seed in (*seeds, self._search.fastest()):
+            self._try(seed, mend=True)
+        if self._problem.size == 0 or self._meets():
+            return self._outcome()
+        relaxed = self._program.least_time(self._budget, self._cuts, self._left(0.5), relaxed=True)
+        self._bound_s = max(self._bound_s, relaxed.bound)
+        if relaxed.bound == np.inf:
+            return self._outcome()
+        if relaxed.taken is not None:
+            self._try(relaxed.taken, mend=True)
+        if self._problem.size > WHOLE_SIZE:
+            self._partial(relaxed)
+        self._polish(0.3)
+        if self._problem.size <= WHOLE_SIZE and self._proves:
+            self._prove()
+            self._polish(1.0)
+        return self._outcome()
+
+    def _outcome(self) -> Outcome:
+        return Outcome(self._best, self._best_s, min(self._bound_s, self._best_s))
+
+    def _left(self, share: float = 1.0) -> float:
+        return max(0.0, self._deadline - time.monotonic()) * share
+
+    def _meets(self) -> bool:
+        """Whether bound and best step are equal to the program's tolerance."""
+        room = 2 * TOLERANCE * float(self._problem.base_s.sum())
+        return self._best_s <= self._bound_s + room
+
+    def _fits(self, taken: Sequence[int], limit: float) -> bool:
+        return self._problem.allowed(taken) and int(self._search.bytes_by_task(taken).max(initial=0)) <= limit
+
+    def _try(self, taken: Sequence[int], mend: bool = False) -> float:
+        """Simulate a choice and keep it if it is the best that fits: its seconds, infinite where it does not fit.
+
+        ``mend`` repairs it first. Where the simulator finds more bytes than the problem knows of (scratches on CUDA),
+        it is repaired to a limit so much lower.
+        """
+        budget = limit = np.inf if self._budget is None else self._budget
+        for _ in range(MENDS):
+            if not self._fits(taken, limit):
+                mended = None
+                if mend and self._problem.allowed(taken):
+                    mended = self._search.repair(taken, int(limit), self._deadline)
+                if mended is None:
+                    return np.inf
+                taken = mended
+            seconds, peak = self._search.clock(taken)
+            if peak <= budget:
+                if seconds < self._best_s:
+                    self._best, self._best_s = tuple(taken), seconds
+                return seconds
+            if not mend:
+                return np.inf
+            limit = int(self._search.bytes_by_task(taken).max(initial=0)) - (peak - budget)
+        return np.inf
+
+    def _polish(self, share: float) -> None:
+        if self._best is not None and not self._meets():
+            until = time.monotonic() + self._left(share)
+            self._best, self._best_s = self._search.improve(self._best, self._best_s, self._budget, until)
+
+    def _partial(self, relaxed: Solved) -> None:
+        """The program with the groups fixed of which the relaxation takes one move whole."""
+        if relaxed.taken is None:
+            return
+        offset, fixed = 0, []
+        for group, move in zip(self._problem.groups, relaxed.taken, strict=True):
+            fixed.append(move if relaxed.shares[offset + move] > SURE else -1)
+            offset += len(group)
+        solved = self._program.least_time(self._budget, self._cuts, self._left(0.6), fixed=fixed, gap=1e-4)
+        if solved.taken is not None:
+            self._try(solved.taken, mend=True)
+
+    def _prove(self) -> None:
+        """Solve and learn until bound and best meet, or time is up."""
+        while not self._meets() and self._left() > 0.05:
+            if self._problem.size > SMALL and len(self._cuts.never) > UNFIT:
+                return
+            solved = self._program.least_time(self._budget, self._cuts, self._left())
+            self._bound_s = max(self._bound_s, solved.bound)
+            if solved.taken is None:
+                return
+            seconds = self._try(solved.taken)
+            if self._meets():
+                return
+            self._learn(solved, seconds)
+
+    def _learn(self, solved: Solved, seconds: float) -> None:
+        """Cut off a solution that is not what the program took it for."""
+        taken = solved.taken
+        assert taken is not None
+        keys = tuple((g, m) for g, m in enumerate(taken) if len(self._problem.groups[g]) > 1)
+        if seconds == np.inf:
+            self._cuts.never.append(keys)
+            return
+        parts: list[Part] = list(self._problem.parts(taken))
+        windows = [w for w in self._program.link.missed(parts, solved.stalls) if w not in self._cuts.windows]
+        self._cuts.windows += windows
+        moved = tuple(k for k in keys if self._problem.groups[k[0]][k[1]].part.transfers)
+        stalled = self._search.stalls(moved) if moved else 0.0
+        if stalled > 0 and (moved, stalled) not in self._cuts.stalls_s:
+            self._cuts.stalls_s.append((moved, stalled))
+        if not windows:
+            self._cuts.at_least_s.append((keys, seconds))

@@ -1,0 +1,170 @@
+"""Search for `optimal`: a plan that fits from any plan (repair), and a faster one from one that fits (improve).
+
+Both go one move at a time on exact bytes by task. Repair takes the move that frees most of what is too much a second
+it costs; its scores for all moves come from one running sum over the tasks. Improve takes any move that the simulator
+finds faster and that still fits, the most promising first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from gistkit.plan.policies.optimal_link import least_stalls
+from gistkit.plan.policies.optimal_problem import Key, Part, Problem, spread
+
+Clock = Callable[[Sequence[int]], tuple[float, int]]
+"""(seconds, peak bytes) of the step with the moves taken, by simulation."""
+LINK_WEIGHT = 0.05
+"""What a second of transfer counts for in a score: most of it is hidden, yet the link is no free good."""
+
+
+class Search:
+    """Moves of one problem as flat arrays, for scores of all of them at once."""
+
+    def __init__(self, problem: Problem, clock: Clock) -> None:
+        self.problem, self.clock = problem, clock
+        self._keys = [(g, m) for g, group in enumerate(problem.groups) for m in range(len(group))]
+        self._offsets = np.concatenate(([0], np.cumsum([len(g) for g in problem.groups]))).astype(int)
+        flat = [
+            (index, first, last + 1, nbytes)
+            for index, (g, m) in enumerate(self._keys)
+            for first, last, nbytes in problem.groups[g][m].part.memory
+        ]
+        self._move, self._first, self._end, self._bytes = np.array(flat, dtype=np.int64).reshape(-1, 4).T
+        self._cost_s = np.array([self._price(problem.groups[g][m].part) for g, m in self._keys])
+
+    def _price(self, part: Part) -> float:
+        return part.seconds + LINK_WEIGHT * sum(self.problem.link.seconds(t) for t in part.transfers)
+
+    def fastest(self) -> tuple[int, ...]:
+        """The move of every group that costs least by itself."""
+        split = np.split(self._cost_s, self._offsets[1:-1])
+        return tuple(int(np.argmin(costs)) for costs in split)
+
+    def smallest(self) -> tuple[int, ...]:
+        """The move of every group that holds least over the whole step."""
+        held = np.bincount(self._move, self._bytes * (self._end - self._first), len(self._keys))
+        return tuple(int(np.argmin(b)) for b in np.split(held, self._offsets[1:-1]))
+
+    def bytes_by_task(self, taken: Sequence[int]) -> np.ndarray:
+        """Memory during every task."""
+        return spread(self.problem.parts(taken), self.problem.base_bytes)
+
+    def stalls(self, moves: Sequence[Key]) -> float:
+        """Seconds for which every choice with these moves stalls: theirs alone, all else giving them most to hide
+        behind."""
+        seconds = self.problem.base_s.copy()
+        groups = {g: m for g, m in moves}
+        for g, group in enumerate(self.problem.groups):
+            candidates = [group[groups[g]]] if g in groups else group
+            most: dict[int, float] = {}
+            for move in candidates:
+                for task, extra in move.part.extra:
+                    most[task] = max(most.get(task, 0.0 if len(candidates) > 1 else -np.inf), extra)
+            for task, extra in most.items():
+                seconds[task] += extra
+        for joint in self.problem.joints:
+            for task, extra in joint.part.extra:
+                seconds[task] += max(0.0, extra)
+        transfers = [t for g, m in moves for t in self.problem.groups[g][m].part.transfers]
+        return least_stalls(seconds.tolist(), self.problem.link, transfers)
+
+    def repair(self, taken: Sequence[int], budget_bytes: int, deadline: float) -> tuple[int, ...] | None:
+        """A choice near ``taken`` whose memory fits; None where the moves that free something give out."""
+        now = list(taken)
+        level = self.bytes_by_task(now)
+        barred: set[int] = set()
+        while (level > budget_bytes).any():
+            if time.monotonic() > deadline:
+                return None
+            index = self._best(now, level, budget_bytes, barred)
+            if index is None:
+                return None
+            group, move = self._keys[index]
+            barred.add(int(self._offsets[group]) + now[group])
+            trial = [*now[:group], move, *now[group + 1 :]]
+            changed = level + self._difference(now, trial, group)
+            if self._allowed(trial, group) and _over(changed, budget_bytes) < _over(level, budget_bytes):
+                now, level = trial, changed
+            else:
+                barred.add(index)
+        return tuple(now)
+
+    def _best(self, now: Sequence[int], level: np.ndarray, budget_bytes: int, barred: set[int]) -> int | None:
+        """The move that frees most of the surplus a second; None if none frees any."""
+        over = np.maximum(level - budget_bytes, 0) > 0
+        running = np.concatenate(([0], np.cumsum(over)))
+        end = np.minimum(self._end, len(level))
+        held = self._bytes * (running[end] - running[np.maximum(self._first, 0)])
+        weight = np.bincount(self._move, held, len(self._keys))
+        current = self._offsets[:-1] + np.array(now)
+        sizes = np.diff(self._offsets)
+        freed = np.repeat(weight[current], sizes) - weight
+        freed[list(barred)] = 0
+        if not (freed > 0).any():
+            return None
+        dearer = np.maximum(self._cost_s - np.repeat(self._cost_s[current], sizes), 0)
+        floor = 1e-9 * max(float(self.problem.base_s.sum()), 1e-12)
+        return int(np.argmax(np.where(freed > 0, freed / (dearer + floor), -1.0)))
+
+    def _difference(self, old: Sequence[int], new: Sequence[int], group: int) -> np.ndarray:
+        zero = np.zeros_like(self.problem.base_bytes)
+        return spread(self._touching(new, group), zero) - spread(self._touching(old, group), zero)
+
+    def _touching(self, taken: Sequence[int], group: int) -> Iterable[Part]:
+        """The part of a group's move, and the joint parts that it is in."""
+        key = (group, taken[group])
+        yield self.problem.groups[group][taken[group]].part
+        for joint in self.problem.joint.get(key, ()):
+            if all(taken[g] == m for g, m in joint.keys):
+                yield joint.part
+
+    def _allowed(self, taken: Sequence[int], group: int) -> bool:
+        barred = self.problem.barred.get((group, taken[group]), ())
+        return not any(all(taken[g] == m for g, m in conflict) for conflict in barred)
+
+    def improve(
+        self, taken: Sequence[int], seconds: float, budget_bytes: int | None, deadline: float
+    ) -> tuple[tuple[int, ...], float]:
+        """A choice at least as fast that fits, by single moves, until none helps or time is up."""
+        now, best = list(taken), seconds
+        limit = np.iinfo(np.int64).max if budget_bytes is None else budget_bytes
+        level = self.bytes_by_task(now)
+        found = True
+        while found and time.monotonic() < deadline:
+            found = False
+            for index in self._promising(now):
+                if time.monotonic() > deadline:
+                    break
+                group, move = self._keys[index]
+                if now[group] == move:
+                    continue
+                trial = [*now[:group], move, *now[group + 1 :]]
+                if not self._allowed(trial, group):
+                    continue
+                changed = level + self._difference(now, trial, group)
+                if changed.max(initial=0) > limit:
+                    continue
+                took, peak = self.clock(trial)
+                if took < best * (1 - 1e-12) and peak <= limit:
+                    now, best, level, found = trial, took, changed, True
+        return tuple(now), best
+
+    def _promising(self, now: Sequence[int]) -> list[int]:
+        """Moves that may be faster than those taken: of less compute, or over the link at another time."""
+        found = []
+        for group, moves in enumerate(self.problem.groups):
+            mine = moves[now[group]].part
+            for move, other in enumerate(moves):
+                waits = bool(mine.transfers)
+                gain = mine.seconds - other.part.seconds
+                if move != now[group] and (gain > 0 or waits):
+                    found.append((gain, int(self._offsets[group]) + move))
+        return [index for _, index in sorted(found, reverse=True)]
+
+
+def _over(level: np.ndarray, budget_bytes: int) -> int:
+    return int(np.maximum(level - budget_bytes, 0).sum())
