@@ -202,10 +202,16 @@ class _Case:
         last = _held_until(block, needs, self.context)
         self._pending(first, decision.release - 1, nbytes, what)
         self._add(decision.prefetch, last, nbytes, what)
-        written = max(self.context.index.written.get(block.id, -1), block.saved - 1 if what == "dense" else block.saved)
-        issue = max(block.saved, written + 1)
+        earliest = self._written(what) + 1
+        issue = max(decision.offload, block.saved, earliest)
+        due = needs[0] if decision.ready < 0 else decision.ready
         self.transfers.append(Transfer(block.storage, nbytes, "d2h", issue, decision.release))
-        self.transfers.append(Transfer(block.storage, nbytes, "h2d", decision.prefetch, needs[0]))
+        self.transfers.append(Transfer(block.storage, nbytes, "h2d", decision.prefetch, due))
+
+    def _written(self, what: str) -> int:
+        """The task that makes the payload complete. The dense form may leave while its reader runs."""
+        payload = -1 if what == "dense" else self.block.saved
+        return max(payload, self.context.index.written.get(self.block.id, -1))
 
     def _pending(self, first: int, last: int, nbytes: int, what: str) -> None:
         """A payload; of a sparse one on CUDA the worst-case scratch until its size is known (runtime.exact)."""
@@ -227,11 +233,17 @@ class _Case:
         if decision.release <= gone:
             what = f"release must be after task {gone}, its last use in forward, got {decision.release}"
             raise _wrong(block, decision, what, f"release it at task {gone + 1} or later")
+        if decision.offload > decision.release:
+            what = f"offload must be at most release {decision.release}, got {decision.offload}"
+            raise _wrong(block, decision, what, "leave it -1 for as soon as it is there")
         if not decision.release <= decision.prefetch <= needs[0]:
             what = (
                 f"prefetch must lie between release {decision.release} and task {needs[0]}, its first use in backward"
             )
             raise _wrong(block, decision, f"{what}, got {decision.prefetch}", "move it there")
+        if decision.ready >= 0 and not decision.prefetch <= decision.ready <= needs[0]:
+            what = f"ready must lie between prefetch {decision.prefetch} and task {needs[0]}, its first use in backward"
+            raise _wrong(block, decision, f"{what}, got {decision.ready}", "leave it -1 for the first use")
 
 
 def _made_by_its_op(block: Block) -> bool:

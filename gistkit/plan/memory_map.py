@@ -1,131 +1,153 @@
-"""A memory map with virtual allocations: moDNN's linked list of occupied and free segments (DATE 2018, section IV-B1).
+"""moDNN's memory map: one address space as a linked list of occupied and free segments (sections III-B and IV-B1).
 
-Addresses are bytes from the start of the map. An allocation takes the first free segment that is large enough, so
-memory fragments as it does on a device; :meth:`MemoryMap.defragment` moves what is occupied together.
+Virtual allocation for planners: nothing is allocated. A segment is split by an allocation and merged with free
+neighbours when it is freed. Free memory in pieces is *fragmentation*; *defragmentation* moves all blocks together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
+
+FITS = ("first", "best")
 
 
-@dataclass(frozen=True)
-class Segment:
-    """``nbytes`` bytes from address ``start``, occupied by a block or free (None)."""
+class Segment(NamedTuple):
+    """``nbytes`` from address ``start``, occupied by ``key`` (None: free)."""
 
     start: int
     nbytes: int
-    block: int | None
+    key: Hashable | None
 
 
+@dataclass(eq=False)
 class _Node:
-    """One element of the list."""
-
-    __slots__ = ("block", "following", "nbytes", "previous", "start")
-
-    def __init__(self, start: int, nbytes: int, block: int | None = None) -> None:
-        self.start, self.nbytes, self.block = start, nbytes, block
-        self.previous: _Node | None = None
-        self.following: _Node | None = None
+    start: int
+    nbytes: int
+    key: Hashable | None
+    before: _Node | None = None
+    after: _Node | None = None
 
 
 class MemoryMap:
-    """``capacity`` bytes, all of them free at first."""
+    """An address space of ``capacity_bytes``. Raises ValueError for a capacity below 1."""
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self._head = _Node(0, capacity)
-        self._nodes: dict[int, _Node] = {}
+    def __init__(self, capacity_bytes: int) -> None:
+        if capacity_bytes < 1:
+            raise ValueError(f"capacity_bytes must be at least 1, got {capacity_bytes}; give the device's memory")
+        self.capacity_bytes = capacity_bytes
+        self._head = _Node(0, capacity_bytes, None)
+        self._nodes: dict[Hashable, _Node] = {}
 
-    def alloc(self, block: int, nbytes: int) -> bool:
-        """Occupy the first free segment of at least ``nbytes`` (above 0); False where there is none. Raises ValueError
-        for a block that is there already."""
-        if block in self._nodes:
-            raise ValueError(f"block must not be in the map yet, got {block}; free it first")
-        node: _Node | None = self._head
-        while node is not None and (node.block is not None or node.nbytes < nbytes):
-            node = node.following
-        if node is None:
-            return False
-        if node.nbytes > nbytes:
-            rest = _Node(node.start + nbytes, node.nbytes - nbytes)
-            _link(rest, node.following)
-            _link(node, rest)
-            node.nbytes = nbytes
-        node.block = block
-        self._nodes[block] = node
-        return True
-
-    def free(self, block: int) -> None:
-        """Free a block's segment, merged with free neighbours. Raises ValueError for a block that is not there."""
-        if block not in self._nodes:
-            raise ValueError(f"block must be in the map, got {block}; allocate it first")
-        node = self._nodes.pop(block)
-        node.block = None
-        _merge(node, node.following)
-        _merge(node.previous, node)
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._nodes
 
     def segments(self) -> Iterator[Segment]:
-        """All segments by address."""
-        node: _Node | None = self._head
-        while node is not None:
-            if node.nbytes:
-                yield Segment(node.start, node.nbytes, node.block)
-            node = node.following
+        """All segments by address; two free ones never touch."""
+        for node in self._walk():
+            yield Segment(node.start, node.nbytes, node.key)
+
+    def allocate(self, key: Hashable, nbytes: int, fit: str = "first") -> int | None:
+        """The address of a new segment: in the first free one that is large enough, or in the smallest (``best``).
+
+        None where no free segment is large enough, though their sum may be. Raises ValueError for a key that is there,
+        a size below 1, another fit.
+        """
+        if key is None or key in self._nodes or nbytes < 1 or fit not in FITS:
+            raise ValueError(
+                f"allocate: key must be new and not None, nbytes at least 1, fit one of {', '.join(FITS)}; "
+                f"got key {key!r}, nbytes {nbytes!r}, fit {fit!r}"
+            )
+        large = (n for n in self._walk() if n.key is None and n.nbytes >= nbytes)
+        node = next(large, None) if fit == "first" else min(large, key=lambda n: n.nbytes, default=None)
+        if node is None:
+            return None
+        if node.nbytes > nbytes:
+            rest = _Node(node.start + nbytes, node.nbytes - nbytes, None, node, node.after)
+            if node.after is not None:
+                node.after.before = rest
+            node.after = rest
+        node.nbytes, node.key = nbytes, key
+        self._nodes[key] = node
+        return node.start
+
+    def free(self, key: Hashable) -> None:
+        """Free a segment and merge it with free neighbours. Raises ValueError for a key that is not there."""
+        node = self._nodes.pop(key, None)
+        if node is None:
+            raise ValueError(f"free: no segment {key!r} is allocated; it was freed before or never was there")
+        node.key = None
+        for first in (node, node.before):
+            if first is not None and first.key is None:
+                self._merge_after(first)
 
     def defragment(self) -> int:
-        """Move the occupied segments together, at the lowest addresses, in their order; bytes that had to move."""
-        moved, start, tail = 0, 0, None
-        node: _Node | None = self._head
-        while node is not None:
-            if node.block is not None:
-                moved += node.nbytes if node.start != start else 0
-                node.start = start
-                start += node.nbytes
-                self._append(tail, node)
-                tail = node
-            node = node.following
-        rest = _Node(start, self.capacity - start)
-        self._append(tail, rest)
-        rest.following = None
+        """Move all blocks to the lowest addresses, in their order; the bytes that moved."""
+        moved = at = 0
+        occupied = [n for n in self._walk() if n.key is not None]
+        last: _Node | None = None
+        for node in occupied:
+            moved += node.nbytes if node.start != at else 0
+            node.start, node.before, node.after = at, last, None
+            if last is not None:
+                last.after = node
+            at, last = at + node.nbytes, node
+        rest = _Node(at, self.capacity_bytes - at, None, last) if at < self.capacity_bytes else None
+        if last is not None:
+            last.after = rest
+        head = occupied[0] if occupied else rest
+        assert head is not None  # the capacity is at least 1
+        self._head = head
         return moved
 
-    def copy(self) -> MemoryMap:
-        """The same map, to try something on."""
-        twin, tail = MemoryMap(self.capacity), None
-        for segment in self.segments():
-            node = _Node(segment.start, segment.nbytes, segment.block)
-            twin._append(tail, node)
-            tail = node
-            if segment.block is not None:
-                twin._nodes[segment.block] = node
-        return twin
+    @property
+    def free_bytes(self) -> int:
+        """All free bytes."""
+        return sum(n.nbytes for n in self._walk() if n.key is None)
 
     @property
-    def used_bytes(self) -> int:
-        """Bytes of all occupied segments."""
-        return sum(node.nbytes for node in self._nodes.values())
+    def largest_free_bytes(self) -> int:
+        """The largest allocation that works without moving anything."""
+        return max((n.nbytes for n in self._walk() if n.key is None), default=0)
 
-    def __contains__(self, block: int) -> bool:
-        return block in self._nodes
+    @property
+    def extent_bytes(self) -> int:
+        """The end of the last occupied segment."""
+        return max((n.start + n.nbytes for n in self._nodes.values()), default=0)
 
-    def _append(self, tail: _Node | None, node: _Node) -> None:
-        if tail is None:
-            self._head = node
-            node.previous = None
-        else:
-            tail.following, node.previous = node, tail
+    @property
+    def fragmentation(self) -> float:
+        """The share of the free bytes outside the largest free segment: 0 where they are in one piece."""
+        free = self.free_bytes
+        return 1 - self.largest_free_bytes / free if free else 0.0
 
+    def runs(self, nbytes: int, movable: Callable[[Hashable], bool]) -> Iterator[tuple[Hashable, ...]]:
+        """moDNN's offloading schemes (section IV-B1, Fig. 4): the blocks of the shortest runs of neighbouring segments,
+        free ones and blocks that may be moved away, that holds ``nbytes``; one run for each block or free segment that
+        it may begin with. Equal sets of blocks are given once."""
+        seen: set[tuple[Hashable, ...]] = set()
+        for first in self._walk():
+            total, keys, node = 0, [], first
+            while node is not None and total < nbytes and (node.key is None or movable(node.key)):
+                total += node.nbytes
+                if node.key is not None:
+                    keys.append(node.key)
+                node = node.after
+            if total >= nbytes and tuple(keys) not in seen:
+                seen.add(tuple(keys))
+                yield tuple(keys)
 
-def _link(left: _Node, right: _Node | None) -> None:
-    left.following = right
-    if right is not None:
-        right.previous = left
+    def _walk(self) -> Iterator[_Node]:
+        node: _Node | None = self._head
+        while node is not None:
+            yield node
+            node = node.after
 
-
-def _merge(left: _Node | None, right: _Node | None) -> None:
-    """Make one free segment of two free neighbours."""
-    if left is not None and right is not None and left.block is None and right.block is None:
-        left.nbytes += right.nbytes
-        _link(left, right.following)
+    def _merge_after(self, node: _Node) -> None:
+        gone = node.after
+        if gone is not None and gone.key is None:
+            node.nbytes += gone.nbytes
+            node.after = gone.after
+            if gone.after is not None:
+                gone.after.before = node
