@@ -156,7 +156,10 @@ def test_memory_map_is_a_partition(moves, fit):
         else:
             room = space.largest_free_bytes
             assert (space.allocate(key, nbytes, fit) is not None) == (nbytes <= room)
-        found = list(space.segments())
+        found, twin = list(space.segments()), space.copy()
+        assert list(twin.segments()) == found
+        twin.defragment()
+        assert list(space.segments()) == found
         assert [s.start for s in found] == [sum(s.nbytes for s in found[:i]) for i in range(len(found))]
         assert sum(s.nbytes for s in found) == 24
         assert not any(a.key is None and b.key is None for a, b in pairwise(found))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gistkit.errors import PlanError
@@ -133,35 +133,36 @@ def _encodings(decided: Mapping[int, Decision], index: StepIndex) -> tuple[int, 
     return tuple(sorted(index.graph.blocks[b].saved for b, d in decided.items() if is_sparse(d.codec)))
 
 
-def covered_calls(index: StepIndex) -> dict[int, int]:
-    """Call index by covered number."""
-    return {c.covered: c.index for c in index.graph.calls if c.covered >= 0}
+def chosen_calls(choices: Iterable[CallChoice], index: StepIndex) -> list[tuple[CallChoice, int]]:
+    """The given choices with the indices of their calls. Raises PlanError for a covered call that the step has not."""
+    choices = list(choices)
+    if not choices:
+        return []
+    calls = {c.covered: c.index for c in index.graph.calls if c.covered >= 0}
+    for choice in choices:
+        if choice.covered not in calls:
+            raise PlanError(
+                f"choice for covered call {choice.covered} ({choice.op}): the step knows {len(calls)} such calls; "
+                "plan the graph that is run"
+            )
+    return [(choice, calls[choice.covered]) for choice in choices]
 
 
 def _slices(choices: tuple[CallChoice, ...], index: StepIndex) -> dict[int, int]:
     """Slices of every weight-gradient task that is cut."""
-    cut = [c for c in choices if c.slices > 1]
-    calls = covered_calls(index) if cut else {}
+    cut = chosen_calls((c for c in choices if c.slices > 1), index)
     tasks = index.graph.tasks
-    return {
-        t: choice.slices
-        for choice in cut
-        for t in index.backward_of(calls.get(choice.covered, -1))
-        if tasks[t].part == "weight"
-    }
+    return {t: c.slices for c, call in cut for t in index.backward_of(call) if tasks[t].part == "weight"}
 
 
 def _overwritten(choices: tuple[CallChoice, ...], index: StepIndex) -> frozenset[int]:
     """Blocks whose memory becomes the output of a ReLU that the plan runs in place."""
-    chosen = [c.covered for c in choices if c.inplace]
-    calls = covered_calls(index) if chosen else {}
     graph, found = index.graph, set()
-    for covered in chosen:
-        call = graph.calls[calls[covered]] if covered in calls else None
-        if call is not None and not call.inplace:
-            block = index.by_storage.get(graph.values[call.operands[0]].storage)
-            if block is not None and block.last == call_task(index, call.index):
-                found.add(block.id)
+    for _, call in chosen_calls((c for c in choices if c.inplace), index):
+        relu = graph.calls[call]
+        block = index.by_storage.get(graph.values[relu.operands[0]].storage)
+        if not relu.inplace and block is not None and block.last == call_task(index, call):
+            found.add(block.id)
     return frozenset(found)
 
 

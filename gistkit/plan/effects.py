@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from gistkit.errors import PlanError
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.scale import scaled
-from gistkit.graph.tasks import BEFORE, FORWARD, Block
+from gistkit.graph.tasks import BEFORE, Block
 from gistkit.plan.block_effects import block_effects
-from gistkit.plan.context import Context, StepIndex, call_task, covered_calls
+from gistkit.plan.context import Context, StepIndex, chosen_calls
 from gistkit.plan.cost import CostTable
 from gistkit.plan.intervals import WHAT, Effects, Interval, Transfer
 from gistkit.plan.part_algorithms import of_part
@@ -123,10 +123,9 @@ class Composer:
 
     def _passed(self, plan: Plan) -> dict[int, int]:
         """Gradients, by block with the task, that ReLUs whose mask a pool's map carries hand on as they are."""
-        chosen = [c.covered for c in plan.choices if c.passes]
-        calls, found = covered_calls(self.index) if chosen else {}, {}
-        for covered in chosen:
-            for task in self.index.backward_of(calls.get(covered, -1)):
+        found = {}
+        for _, call in chosen_calls((c for c in plan.choices if c.passes), self.index):
+            for task in self.index.backward_of(call):
                 for block in self.graph.tasks[task].writes:
                     if self.graph.blocks[block].kind == "gradient" and self.graph.blocks[block].first == task:
                         found[block] = task
@@ -140,15 +139,18 @@ class Composer:
 
     def _seconds(self, plan: Plan) -> tuple[list[float], dict[int, str]]:
         """Seconds by task and the algorithms that the plan chose, by task."""
-        chosen = {c.covered: c.algorithm for c in plan.choices if c.algorithm}
-        calls = covered_calls(self.index) if chosen else {}
         algorithms: dict[int, str] = {}
-        for covered, names in chosen.items():
-            for task in self.index.of_call[calls.get(covered, -1)]:
-                seen = self.graph.tasks[task]
-                name = of_part(names, seen.part or seen.phase)
-                if any(a.name == name for a in self.costs.algorithms[task]):
-                    algorithms[task] = name
+        for choice, call in chosen_calls((c for c in plan.choices if c.algorithm), self.index):
+            known = {t: {a.name for a in self.costs.algorithms[t]} for t in self.index.of_call[call]}
+            parts = {t: self.graph.tasks[t].part or self.graph.tasks[t].phase for t in known}
+            wanted = {t: of_part(choice.algorithm, part) for t, part in parts.items()}
+            found = {t: name for t, name in wanted.items() if name in known[t]}
+            if not found:
+                raise PlanError(
+                    f"choice for covered call {choice.covered} ({choice.op}): no algorithm {choice.algorithm!r}; there "
+                    f"are {', '.join(sorted(set().union(*known.values())))}; take one of these or leave it ''"
+                )
+            algorithms |= found
         seconds = list(self.task_s)
         for task, name in algorithms.items():
             seconds[task] = self.costs.task_s(task, name)
@@ -183,6 +185,6 @@ def profile(graph: SavedGraph, plan: Plan, costs: CostTable) -> Profile:
 
 
 __all__ = [
-    "FORWARD", "WHAT", "Composer", "Context", "Effects", "Interval", "Profile", "StepIndex", "Transfer",
-    "block_effects", "call_task", "profile",
+    "WHAT", "Composer", "Context", "Effects", "Interval", "Profile", "StepIndex", "Transfer",
+    "block_effects", "profile",
 ]  # fmt: skip

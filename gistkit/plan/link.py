@@ -12,7 +12,7 @@ from collections import deque
 from gistkit.plan.cost import CostTable
 from gistkit.plan.intervals import Transfer
 
-DIRECTIONS = ("d2h", "h2d")
+DIRECTIONS: tuple[str, ...] = ("d2h", "h2d")
 
 
 class Link:

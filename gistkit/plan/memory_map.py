@@ -101,6 +101,21 @@ class MemoryMap:
         self._head = head
         return moved
 
+    def copy(self) -> MemoryMap:
+        """The same map, to try something on."""
+        made = MemoryMap(self.capacity_bytes)
+        last: _Node | None = None
+        for start, nbytes, key in self.segments():
+            node = _Node(start, nbytes, key, last)
+            if last is None:
+                made._head = node
+            else:
+                last.after = node
+            if key is not None:
+                made._nodes[key] = node
+            last = node
+        return made
+
     @property
     def free_bytes(self) -> int:
         """All free bytes."""
