@@ -26,7 +26,7 @@ KINDS = {
     CONCAT: ("cat", "concat"),
     ADD: ("add",),
     DROPOUT: ("dropout", "dropout2d", "feature_dropout"),
-    LOSS: ("cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
+    LOSS: ("loss", "cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
 }
 _KIND_OF = {op: kind for kind, ops in KINDS.items() for op in ops}
 _MAPS = ("activation", "input")

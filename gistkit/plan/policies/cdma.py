@@ -74,7 +74,7 @@ def cdma(
     priced = with_engine(costs) if engine else costs
     found = ConvAlgorithms(graph, priced)
     by_call = found.of(algorithms)
-    names = {t: by_call[call] for call, tasks in found.tasks.items() for t in tasks}
+    names = {t: by_call.get(call, "") for call, tasks in found.tasks.items() for t in tasks}
     sent = [_decision(graph, priced, names, o) for o in offloads(graph, offload, prefetch)]
     settings = {"offload": offload, "algorithms": algorithms if isinstance(algorithms, str) else "by layer"}
     return make_plan(

@@ -17,7 +17,6 @@ from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import Decision, Plan
 from gistkit.plan.policies.predicted import held, make_plan
 
-
 _AROUND_ROOT = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8)
 
 

@@ -6,7 +6,8 @@
    until its tasks fit, down to the memory-optimal one. If neither fits, phase 1's configuration.
 
 A pass is a simulation here. Workspace is the only memory that an algorithm changes, and only while its own tasks run,
-so a layer's choice is seen at that layer's tasks.
+so a layer's choice is seen at that layer's tasks. So phase 3 with vDNN_all cannot fail where phase 1 did not: at worst
+every layer ends at its memory-optimal algorithm, which is phase 1's configuration.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ def vdnn_dyn(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = Non
         plan = vdnn(graph, costs, budget_bytes, offload=offload, algorithms=PERFORMANCE, prefetch=prefetch)
         if _fits(plan, limit):
             return _named(plan, 2)
-    for offload in (CONVS, ALL):
-        by_call = downgraded(graph, costs, limit, offload, prefetch)
-        plan = vdnn(graph, costs, budget_bytes, offload=offload, algorithms=by_call, prefetch=prefetch)
-        if _fits(plan, limit):
-            return _named(plan, 3)
-    return _named(smallest, 3)
+    by_call = downgraded(graph, costs, limit, CONVS, prefetch)
+    plan = vdnn(graph, costs, budget_bytes, offload=CONVS, algorithms=by_call, prefetch=prefetch)
+    if not _fits(plan, limit):
+        by_call = downgraded(graph, costs, limit, ALL, prefetch)
+        plan = vdnn(graph, costs, budget_bytes, offload=ALL, algorithms=by_call, prefetch=prefetch)
+    return _named(plan, 3)
 
 
 def downgraded(
