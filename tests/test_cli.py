@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from gistkit import cli
+from gistkit.commands import train
 from gistkit.train import Comparison
 from tests.test_train import nudge
 
@@ -39,7 +40,7 @@ def test_a_table_fits_eighty_columns(capsys, monkeypatch):
 
 
 def test_a_differing_bit_fails(capsys, monkeypatch):
-    monkeypatch.setattr(cli, "Comparison", partial(Comparison, compress=nudge))
+    monkeypatch.setattr(train, "Comparison", partial(Comparison, compress=nudge))
     assert cli.main(TINY) == 1
     shown = capsys.readouterr()
     assert "the lossless loss differs from the plain one" in shown.err and "in step 3;" in shown.err

@@ -1,0 +1,2 @@
+"""The commands of ``gistkit``, one file each: ``add(subparsers)`` declares the arguments, ``run(options)`` returns the
+exit status and raises :class:`gistkit.commands.wrong.InputError` for wrong input."""

@@ -1,0 +1,59 @@
+"""``gistkit calibrate``: measure the device at hand and write what the planner wants to know of it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from gistkit.commands.wrong import InputError
+from gistkit.plan.hardware import GIB, Hardware
+from gistkit.runtime.calibrate import calibrate
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "calibrate",
+        help="measure this device for the planner: bandwidth, link, arithmetic",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", metavar="DEVICE", default=here, help="cpu, cuda or cuda:N")
+    parser.add_argument("--out", metavar="FILE.json", type=Path, help="write the figures; --hardware takes the file")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, show, write; 0."""
+    try:
+        if options.out:
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.touch()
+        found = calibrate(options.device)
+    except (ValueError, OSError) as error:
+        raise InputError(error) from error
+    Console().print(hardware_table(found))
+    if options.out:
+        options.out.write_text(found.to_json() + "\n", encoding="utf-8")
+    return 0
+
+
+def hardware_table(hardware: Hardware) -> Table:
+    """The figures of a device as a table, a row a figure."""
+    table = Table(title=hardware.name)
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    table.add_row("memory GiB", f"{hardware.memory_bytes / GIB:.1f}")
+    table.add_row("copy GB/s, read and written", f"{hardware.memory_gbps:.1f}")
+    if hardware.has_link:
+        table.add_row("device to host GB/s", f"{hardware.d2h_gbps:.1f}")
+        table.add_row("host to device GB/s", f"{hardware.h2d_gbps:.1f}")
+        table.add_row("both at once GB/s", f"{hardware.both_gbps:.1f}")
+    for dtype, rate in hardware.flops.items():
+        table.add_row(f"{dtype} TFLOP/s", f"{rate / 1e12:.3f}")
+    table.add_row("launch us", f"{hardware.launch_s * 1e6:.2f}")
+    table.add_row("codecs, times the H200's passes", f"{hardware.codec_slowdown:.2f}")
+    return table

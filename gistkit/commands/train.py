@@ -1,0 +1,134 @@
+"""``gistkit train MODEL``: plain, lossless and lossy training compared."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from gistkit.commands.wrong import InputError
+from gistkit.errors import DataError
+from gistkit.plots import check_plot, plot_memory
+from gistkit.train import Comparison, RunResult, TrainResult, TrainSettings
+
+MIB = 2**20
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Declare the command."""
+    default = {field.name: field.default for field in fields(TrainSettings)}
+    train = commands.add_parser(
+        "train",
+        help="train a network plain, lossless and lossy, and compare memory, time and loss",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    train.add_argument("model", metavar="MODEL", help="of gistkit.zoo (vgg16, resnet50, ...) or package.module:factory")
+    train.add_argument("--data", metavar="DIR", default=default["data"], help="one folder a class, or 'digits'")
+    for name, text in (
+        ("steps", "optimiser steps of each training"),
+        ("batch", "images a step"),
+        ("image-size", "height and width the images are brought to"),
+        ("seed", "of parameters, order and dropout"),
+    ):
+        train.add_argument(f"--{name}", type=int, metavar="N", default=default[name.replace("-", "_")], help=text)
+    train.add_argument("--lr", type=float, metavar="RATE", default=default["lr"], help="learning rate of SGD")
+    train.add_argument("--lossy", metavar="FORMAT", default=default["lossy"], help="of the lossy training; or 'none'")
+    train.add_argument("--device", choices=("cpu", "cuda"), default=default["device"], help="where to train")
+    train.add_argument("--json", metavar="FILE", type=Path, help="write the result, every loss and the memory curves")
+    train.add_argument("--plot", metavar="FILE.png", type=Path, help="draw the memory over one step")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train, show, write; 1 where the lossless loss differs from the plain one."""
+    comparison = _prepare(options)
+    result = _with_progress(comparison, options.steps)
+    Console().print(result_table(result))
+    if options.json:
+        options.json.write_text(result.to_json(), encoding="utf-8")
+    if options.plot:
+        plot_memory(result, options.plot)
+    step = result.first_difference
+    if step is not None:
+        plain, lossless = (run.losses[step] for run in result.runs[:2])
+        print(
+            f"gistkit: the lossless loss differs from the plain one: {lossless!r} and {plain!r} in step {step + 1}; "
+            "lossless training must be bit-exact, please report this",
+            file=sys.stderr,
+        )
+        return 1
+    print(f"the lossless loss equals the plain one bit for bit in all {options.steps} steps")
+    return 0
+
+
+def _prepare(options: argparse.Namespace) -> Comparison:
+    """Check everything that can be wrong before the first step."""
+    given = vars(options)
+    values = {field.name: given[field.name] for field in fields(TrainSettings) if field.name in given}
+    if options.lossy == "none":
+        values["lossy"] = None
+    try:
+        if options.plot:
+            check_plot(options.plot)
+        comparison = Comparison(TrainSettings(**values))
+        for path in filter(None, (options.json, options.plot)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        return comparison
+    except (ValueError, TypeError, OSError, DataError) as error:
+        raise InputError(error) from error
+
+
+def _with_progress(comparison: Comparison, steps: int) -> TrainResult:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        tasks = {name: progress.add_task(f"{name:>10}", total=steps, start=False) for name in comparison.names}
+
+        def on_step(name: str, done: int) -> None:
+            if done == 0:
+                progress.start_task(tasks[name])
+            progress.update(tasks[name], completed=done)
+
+        try:
+            return comparison.run(on_step)
+        except DataError as error:
+            raise InputError(error) from error
+
+
+def result_table(result: TrainResult) -> Table:
+    """The comparison as a table, a row a run."""
+    settings, environment = result.settings, result.environment
+    size = settings.image_size
+    table = Table(
+        title=f"{settings.model} on {settings.data}, batch {settings.batch}, {size}x{size}, {settings.steps} steps",
+        caption=f"{environment['device']}, {environment['threads']} threads, torch {environment['torch']}; "
+        "memory without parameters, gradients, optimiser state and batch",
+    )
+    table.add_column("training", no_wrap=True)
+    peak = "peak device MiB" if settings.device == "cuda" else "peak live MiB"
+    for name in ("kept MiB", peak, "ms/step", "last loss", "accuracy"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for run in result.runs:
+        table.add_row(*_row(run, result.runs[0]))
+    return table
+
+
+def _row(run: RunResult, plain: RunResult) -> tuple[str, ...]:
+    def mib(name: str) -> str:
+        nbytes, plain_bytes = getattr(run, name), getattr(plain, name)
+        ratio = "" if run is plain else f" ({plain_bytes / nbytes:.2f}x)"
+        return f"{nbytes / MIB:.2f}{ratio}"
+
+    accuracy = "-" if run.accuracy is None else f"{run.accuracy:.1%}"
+    times = f"{run.step_s * 1e3:.0f}"
+    return run.name, mib("kept_bytes"), mib("shown_peak_bytes"), times, f"{run.losses[-1]:.6f}", accuracy

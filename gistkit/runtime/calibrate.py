@@ -1,0 +1,180 @@
+"""What the device at hand can do, measured: a :class:`gistkit.plan.hardware.Hardware` for the planner.
+
+Every figure is the best of a few timings of PyTorch's own operators, the device drained before and after: what others
+do on the machine only adds to a timing. A copy is a ``clone``: as in a training step, it writes memory that was just
+asked for, which costs a CPU the pages.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from gistkit.codecs import CODECS
+from gistkit.plan.codec_costs import MEASURED_DENSITY, passes
+from gistkit.plan.hardware import Hardware
+
+MIB = 2**20
+REPEATS = 5
+CODECS_TIMED = ("mask1", "zvc", "fp8s")
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """How much work one timing is: bytes of a copy and of a codec, side of a product, shape of a convolution, times a
+    call is repeated within one timing."""
+
+    copy_bytes: int
+    codec_bytes: int
+    side: int
+    conv: tuple[int, int, int]
+    inner: int
+
+
+_CPU = _Sizes(64 * MIB, 4 * MIB, 384, (1, 32, 28), 1)
+_CUDA = _Sizes(512 * MIB, 256 * MIB, 8192, (64, 256, 56), 10)
+
+
+def calibrate(device: str | torch.device = "cuda") -> Hardware:
+    """Measure a device: copy bandwidth, link each way and both ways at once, arithmetic by dtype, launch, codecs.
+
+    ``device``: ``cpu``, ``cuda`` or ``cuda:N``. A CPU has no link. Needs about 2 GiB of device memory and 0.5 GiB of
+    pinned host memory on CUDA, 0.2 GiB on a CPU, and a few seconds; synchronises. Raises ValueError for a device that
+    is neither or is not there.
+    """
+    place = _checked(device)
+    on_gpu = place.type == "cuda"
+    sizes = _CUDA if on_gpu else _CPU
+    with torch.no_grad():
+        memory_gbps = _copy_gbps(place, sizes)
+        d2h_gbps, h2d_gbps, both_gbps = _link_gbps(place, sizes) if on_gpu else (0.0, 0.0, 0.0)
+        return Hardware(
+            name=torch.cuda.get_device_name(place)
+            if on_gpu
+            else f"{platform.machine()} {torch.get_num_threads()} threads",
+            memory_bytes=_capacity(place),
+            memory_gbps=memory_gbps,
+            d2h_gbps=d2h_gbps,
+            h2d_gbps=h2d_gbps,
+            both_gbps=both_gbps,
+            flops=_rates(place, sizes),
+            launch_s=_launch_s(place),
+            async_counts=on_gpu,
+            codec_slowdown=_codec_slowdown(place, sizes, memory_gbps),
+        )
+
+
+def _checked(device: str | torch.device) -> torch.device:
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"calibrate: device must be cpu, cuda or cuda:N, got {device!r}; name one of these") from error
+    if place.type not in ("cpu", "cuda"):
+        raise ValueError(f"calibrate: device must be cpu, cuda or cuda:N, got {str(device)!r}; name one of these")
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"calibrate: device must be there, got {str(device)!r}, but torch sees {torch.cuda.device_count()} CUDA "
+            "devices; use 'cpu' or one of these"
+        )
+    return place
+
+
+def seconds(run: Callable[[], Any], device: torch.device, inner: int = 1) -> float:
+    """Seconds of one call: the best of a few timings of ``inner`` calls each, after a warm-up. Synchronises."""
+    drain = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
+    found = []
+    for _ in range(REPEATS + 1):
+        drain()
+        start = time.perf_counter()
+        for _ in range(inner):
+            run()
+        drain()
+        found.append((time.perf_counter() - start) / inner)
+    return min(found[1:])
+
+
+def _capacity(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _copy_gbps(device: torch.device, sizes: _Sizes) -> float:
+    source = torch.ones(sizes.copy_bytes // 4, device=device)
+    return _rounded(2 * sizes.copy_bytes / seconds(source.clone, device, sizes.inner) / 1e9)
+
+
+def _link_gbps(device: torch.device, sizes: _Sizes) -> tuple[float, float, float]:
+    """(to the host, from it, sum of both at once), between pinned memory and the device on streams of their own."""
+    nbytes = sizes.copy_bytes // 2
+    hosts = [torch.zeros(nbytes, dtype=torch.uint8).pin_memory(device) for _ in range(2)]
+    devices = [torch.zeros(nbytes, dtype=torch.uint8, device=device) for _ in range(2)]
+    streams = [torch.cuda.Stream(device) for _ in range(2)]
+
+    def d2h() -> None:
+        with torch.cuda.stream(streams[0]):
+            hosts[0].copy_(devices[0], non_blocking=True)
+
+    def h2d() -> None:
+        with torch.cuda.stream(streams[1]):
+            devices[1].copy_(hosts[1], non_blocking=True)
+
+    def both() -> None:
+        d2h()
+        h2d()
+
+    out_gbps, in_gbps = (nbytes / seconds(run, device, sizes.inner) / 1e9 for run in (d2h, h2d))
+    both_gbps = 2 * nbytes / seconds(both, device, sizes.inner) / 1e9
+    return _rounded(out_gbps), _rounded(in_gbps), _rounded(min(both_gbps, out_gbps + in_gbps))
+
+
+def _rates(device: torch.device, sizes: _Sizes) -> dict[str, float]:
+    """Operations per second of square products, and of fp32 convolutions where these run on TF32."""
+    rates = {}
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        a = torch.ones(sizes.side, sizes.side, dtype=dtype, device=device)
+        rates[str(dtype).removeprefix("torch.")] = _rounded(2 * sizes.side**3 / seconds(lambda a=a: a @ a, device))
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
+        rates["tf32"] = _conv_rate(device, sizes)
+    return rates
+
+
+def _conv_rate(device: torch.device, sizes: _Sizes) -> float:
+    n, channels, side = sizes.conv
+    x = torch.ones(n, channels, side, side, device=device).contiguous(memory_format=torch.channels_last)
+    weight = torch.ones(channels, channels, 3, 3, device=device).contiguous(memory_format=torch.channels_last)
+    taken_s = seconds(lambda: F.conv2d(x, weight, padding=1), device, sizes.inner)
+    return _rounded(2 * n * channels * channels * 9 * side * side / taken_s)
+
+
+def _launch_s(device: torch.device) -> float:
+    """Seconds of an operator that has nothing to do, many in a row."""
+    x = torch.zeros(1, device=device)
+    return _rounded(seconds(lambda: x.add_(1), device, inner=1000))
+
+
+def _codec_slowdown(device: torch.device, sizes: _Sizes, memory_gbps: float) -> float:
+    """How many times longer codecs take than the measured table says of this bandwidth: the median of a few."""
+    x = torch.relu(torch.randn(sizes.codec_bytes // 4, device=device))
+    pass_s = x.nbytes / (memory_gbps * 1e9)
+    found = []
+    for name in CODECS_TIMED:
+        codec, cost = CODECS[name], passes(name, 4, MEASURED_DENSITY)
+        assert cost is not None
+        encoded = codec.encode(x)
+        found.append(seconds(lambda c=codec: c.encode(x), device) / (cost.encode * pass_s))
+        found.append(seconds(lambda c=codec, e=encoded: c.decode(e), device) / (cost.decode * pass_s))
+    return _rounded(statistics.median(found))
+
+
+def _rounded(value: float) -> float:
+    """Four digits: no more is reproducible."""
+    return float(f"{value:.4g}")
