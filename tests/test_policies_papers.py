@@ -68,7 +68,7 @@ def test_a_checkpoint_runs_its_segments_anew():
 
 
 def test_checkpoints_grow_with_the_root_of_the_depth():
-    """4 and 16 times the layers: boundaries and one segment grow as sqrt(n), 2 and 4 times, where plain grows with n. The
+    """4 and 16 times the layers: boundaries and one segment grow as sqrt(n), 2 and 4 times, plain grows with n. The
     count of segments is rounded and tried in steps of 1.4 around the root: up to 1.5 times more."""
     peaks = {}
     for layers in (8, 32, 128):

@@ -50,8 +50,8 @@ def test_the_current_layer_itself_is_not_searched():
 
 
 def test_each_layer_is_fetched_once_one_layer_ahead():
-    """Backward over C A C A P: the pool's own X is on demand, the second CONV's comes with the pool, then its ACTV finds
-    that CONV prefetched and stops, so the first CONV's waits for the second CONV."""
+    """Backward over C A C A P: the pool's own X is on demand, the second CONV's comes with the pool. Then the ACTV
+    finds that CONV prefetched and stops, so the first CONV's X waits for the second CONV."""
     assert prefetches(layers("C+AC+AP+")) == {2: 4, 0: 2}
 
 

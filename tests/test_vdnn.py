@@ -123,7 +123,7 @@ def test_a_prefetch_overlaps_a_later_layer_and_is_ready_before_the_next():
 
 
 def test_ready_comes_before_the_first_use_where_layers_lie_between():
-    """conv, relu, pool, conv: the last CONV's search takes the pool, the pool's takes the first CONV, an ACTV between."""
+    """conv, relu, pool, conv: the last CONV fetches for the pool, the pool for the first CONV, an ACTV lies between."""
     step = Step()
     x = step.max_pool(step.relu(step.conv(step.input(3, 16, 16), 4), inplace=True))
     graph = library_view(step.finish(step.conv(x, 4)))
