@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,27 +12,45 @@ from gistkit.kernels.layout import is_dense
 from gistkit.nn.autocast import cast, disabled
 from gistkit.nn.eligible import covered, demand_floating, hooked, recorded
 from gistkit.nn.keep import Keep, Kept, hold, keep_dense, take
-from gistkit.nn.once import once_differentiable
+from gistkit.nn.once import apply, once_differentiable
 from gistkit.nn.pool import Pair, Size, pair
 from gistkit.nn.slices import demand_slices, row_slices, summed
 from gistkit.nn.standin import Geometry, StandIn, settings
 
-Memo = dict[Any, StandIn] | None
+Memo = dict[Any, Any] | None
 # How many geometries one call is remembered in before all are forgotten.
 GEOMETRIES = 16
 
 
+@dataclass
+class _Call:
+    """What one call comes to for operands of one kind: how it runs, what to pad the input with before where that is
+    uneven, and the stand-in for its input."""
+
+    geometry: Geometry
+    uneven: tuple[int, int, int, int] | None
+    stand_in: StandIn | None = None
+
+    def stand_in_for(self, x: torch.Tensor, weight: torch.Tensor) -> StandIn:
+        if self.stand_in is None:
+            self.stand_in = StandIn.of(x, weight, self.geometry)
+        return self.stand_in
+
+
 class _Conv2d(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Any, weight: Any, bias: Any, geometry: Any, keep: Keep, slices: int, memo: Memo) -> Any:
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, call: _Call, keep: Keep, slices: int) -> torch.Tensor:
         ctx.set_materialize_grads(False)
-        with disabled(x.device.type):
-            y = torch.conv2d(x, weight, bias, *geometry)
+        if torch.is_autocast_enabled(x.device.type):
+            with disabled(x.device.type):
+                y = torch.conv2d(x, weight, bias, *call.geometry)
+        else:
+            y = torch.conv2d(x, weight, bias, *call.geometry)
         ctx.save_for_backward(weight)
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        stand_in = _stand_in(x, weight, geometry, memo) if needs_x else None
+        stand_in = call.stand_in_for(x, weight) if needs_x else None
         read = needs_weight or needs_bias or (stand_in is not None and stand_in.needs_input)
-        hold(ctx, (keep(x) if read else None, stand_in, geometry, slices))
+        hold(ctx, (keep(x) if read else None, stand_in, call.geometry, slices))
         return y
 
     @staticmethod
@@ -42,7 +61,7 @@ class _Conv2d(torch.autograd.Function):
         (grad,) = grads
         needs_x, *needs = ctx.needs_input_grad[:3]
         if grad is None:
-            return (None,) * 7
+            return (None,) * 6
         x = grad_x = grad_weight = grad_bias = None
         if any(needs):
             grad_weight, grad_bias, x = _parameter_gradients(kept, grad, weight, geometry, needs, slices)
@@ -53,20 +72,7 @@ class _Conv2d(torch.autograd.Function):
             x = stand_in.tensor(weight, geometry)
         if needs_x:
             grad_x = geometry.backward(grad, x, weight, (True, False, False))[0]
-        return grad_x, grad_weight, grad_bias, None, None, None, None
-
-
-def _stand_in(x: torch.Tensor, weight: torch.Tensor, geometry: Geometry, memo: Memo) -> StandIn:
-    """The stand-in of x, taken from the memo where a call like this one left it there."""
-    if memo is None:
-        return StandIn.of(x, weight, geometry)
-    key = (x.shape, x.stride(), x.dtype, x.device, weight.shape, weight.stride(), weight.dtype, geometry, settings())
-    found = memo.get(key)
-    if found is None:
-        if len(memo) >= GEOMETRIES:
-            memo.clear()
-        memo[key] = found = StandIn.of(x, weight, geometry)
-    return found
+        return grad_x, grad_weight, grad_bias, None, None, None
 
 
 def _parameter_gradients(
@@ -82,10 +88,10 @@ def _parameter_gradients(
     return weights, biases, None
 
 
-def _same_padding(kernel: tuple[int, ...], dilation: Pair) -> tuple[Pair, tuple[int, int, int, int] | None]:
+def _same_padding(weight: torch.Tensor, dilation: Pair) -> tuple[Pair, tuple[int, int, int, int] | None]:
     """``padding="same"`` as symmetric padding, and what PyTorch pads the input with before where that is uneven:
     (left, right, top, bottom)."""
-    total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
     uneven = (0, total[1] % 2, 0, total[0] % 2)
     return (total[0] // 2, total[1] // 2), uneven if any(uneven) else None
 
@@ -98,17 +104,63 @@ def _geometry(stride: Any, padding: Any, dilation: Any, groups: Any) -> Geometry
     return Geometry(step, around, spread, groups)
 
 
-def _resolved(kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: Any) -> Any:
-    """(geometry with padding in numbers, what to pad the input with before), or None where PyTorch's own conv2d must
-    take the call."""
+def _resolved(weight: torch.Tensor, stride: Any, padding: Any, dilation: Any, groups: Any) -> _Call | None:
+    """The call with padding in numbers, or None where PyTorch's own conv2d must take it."""
     uneven = None
     if isinstance(padding, str):
         spread = pair(dilation)
         if padding not in ("same", "valid") or spread is None or (padding == "same" and pair(stride) != (1, 1)):
             return None
-        padding, uneven = _same_padding(kernel, spread) if padding == "same" else ((0, 0), None)
+        padding, uneven = _same_padding(weight, spread) if padding == "same" else ((0, 0), None)
     geometry = _geometry(stride, padding, dilation, groups)
-    return None if geometry is None else (geometry, uneven)
+    return None if geometry is None else _Call(geometry, uneven)
+
+
+def _kind(x: torch.Tensor, weight: torch.Tensor, options: tuple) -> tuple:
+    """All that :func:`_decided` and a stand-in depend on."""
+    device_type = x.device.type
+    lowered = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+    shapes = (x.shape, x.stride(), x.dtype, weight.shape, weight.stride(), weight.dtype)
+    return (*shapes, x.device, weight.device, lowered, settings(), options)
+
+
+def _decided(x: torch.Tensor, weight: torch.Tensor, options: tuple) -> _Call | None:
+    if x.dim() not in (3, 4) or weight.dim() != 4 or x.numel() == 0 or not is_dense(x):
+        return None
+    return _resolved(weight, *options)
+
+
+def _remembered(memo: dict, x: torch.Tensor, weight: torch.Tensor, options: tuple) -> _Call | None:
+    kind = _kind(x, weight, options)
+    if kind not in memo:
+        if len(memo) >= GEOMETRIES:
+            memo.clear()
+        memo[kind] = _decided(x, weight, options)
+    return memo[kind]
+
+
+def run(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    options: tuple,
+    keep: Keep,
+    slices: int = 1,
+    memo: Memo = None,
+) -> torch.Tensor:
+    """:func:`conv2d` for operands that are covered (:func:`gistkit.nn.eligible.covered`), with ``options`` (stride,
+    padding, dilation, groups). ``memo``: a dict that the caller keeps from step to step for this call, for what depends
+    on sizes, strides and settings alone; the options must be hashable then."""
+    call = None
+    if recorded(x, weight, bias):
+        call = _decided(x, weight, options) if memo is None else _remembered(memo, x, weight, options)
+    if call is None:
+        return F.conv2d(x, weight, bias, *options)
+    x, weight, bias = cast("conv2d", x.device.type, x, weight, bias)
+    x = x if call.uneven is None else F.pad(x, call.uneven)
+    batch = x if x.dim() == 4 else x.unsqueeze(0)
+    y = apply(_Conv2d, batch, weight, bias, call, keep, slices)
+    return y if x.dim() == 4 else y.squeeze(0)
 
 
 def conv2d(
@@ -122,7 +174,6 @@ def conv2d(
     *,
     keep: Keep | None = None,
     slices: int = 1,
-    memo: Memo = None,
 ) -> torch.Tensor:
     """``torch.nn.functional.conv2d``, bit for bit, that keeps its input as ``keep`` makes it (default: the tensor,
     or whatever the saved-tensor hooks in force make of it).
@@ -130,24 +181,13 @@ def conv2d(
     x: [N, C, H, W] or [C, H, W]; weight: [O, C/groups, KH, KW]; bias: [O] or None; fp32, bf16 or fp16. ``keep``: a
     callable tensor -> Kept. Nothing of x is kept where neither weight nor bias needs a gradient. Backward decodes x,
     takes the weight and bias gradients, lets go of it, then takes the input gradient. ``slices`` > 1 takes the weight
-    gradient in that many batch slices, which sums in another order. ``memo``: a dict that the caller keeps from step to
-    step for this call, for what depends on sizes, strides and settings alone. Under torch.autocast the operands are
-    cast as PyTorch casts them (:func:`gistkit.nn.autocast.cast`). Raises TypeError for integer and complex tensors,
+    gradient in that many batch slices, which sums in another order. Under torch.autocast the operands are cast as
+    PyTorch casts them (:func:`gistkit.nn.autocast.cast`). Raises TypeError for integer and complex tensors,
     ValueError for slices < 1, and what ``torch.conv2d`` raises. Does not synchronise.
     """
     demand_floating("conv2d", x=x, weight=weight, bias=bias)
     demand_slices("conv2d", slices)
-    own: Any = (x, weight, bias, stride, padding, dilation, groups)
-    if not recorded(x, weight, bias) or not covered(x, weight, bias) or (keep is None and hooked()):
-        return F.conv2d(*own)
-    if x.dim() not in (3, 4) or weight.dim() != 4 or x.numel() == 0 or not is_dense(x):
-        return F.conv2d(*own)
-    x, weight, bias = cast("conv2d", x.device.type, x, weight, bias)
-    resolved = _resolved(weight.shape[2:], stride, padding, dilation, groups)
-    if resolved is None:
-        return F.conv2d(*own)
-    geometry, uneven = resolved
-    x = x if uneven is None else F.pad(x, uneven)
-    batch = x if x.dim() == 4 else x.unsqueeze(0)
-    y = _Conv2d.apply(batch, weight, bias, geometry, keep or keep_dense, slices, memo)
-    return y if x.dim() == 4 else y.squeeze(0)
+    options = (stride, padding, dilation, groups)
+    if not covered(x, weight, bias) or (keep is None and hooked()):
+        return F.conv2d(x, weight, bias, *options)  # type: ignore[arg-type]
+    return run(x, weight, bias, options, keep or keep_dense, slices)

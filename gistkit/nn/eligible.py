@@ -14,6 +14,9 @@ from torch.autograd import forward_ad
 
 from gistkit.kernels.layout import is_channels_last
 
+is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+"""True of a tensor that belongs to a function transform, also after its end."""
+
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 KERNEL_DEVICES = ("cpu", "cuda")
 EXACT_TYPES = (torch.Tensor, torch.nn.Parameter, FakeTensor)
@@ -46,10 +49,15 @@ def hooked() -> bool:
     return hooks is not None
 
 
+def transformed() -> bool:
+    """Whether a function transform or forward-mode differentiation is in force here."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
 def covered(*tensors: Any) -> bool:
     """Whether gistkit has an implementation for these operands (None is skipped): exact tensor types, strided, fp32,
     bf16 or fp16, on a CPU or a CUDA device, no function transform, no forward-mode differentiation."""
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if transformed():
         return False
     for x in tensors:
         if x is not None and not _plain(x):
@@ -64,6 +72,7 @@ def _plain(x: Any) -> bool:
         and x.dtype in KERNEL_DTYPES
         and x.device.type in KERNEL_DEVICES
         and not x.is_neg()
+        and not is_wrapped(x)
     )
 
 

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from gistkit.kernels.layout import is_dense
 from gistkit.nn.eligible import covered, demand_floating, hooked, recorded
 from gistkit.nn.keep import Keep, hold, keep_dense, take
-from gistkit.nn.once import once_differentiable
+from gistkit.nn.once import apply, once_differentiable
 
 Statistics = Callable[[torch.Tensor, torch.Tensor], None]
 Vector = torch.Tensor | None
@@ -86,13 +86,29 @@ def batch_norm(
     Raises TypeError for integer and complex tensors and what PyTorch raises. Does not synchronise.
     """
     demand_floating("batch_norm", x=x, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
-    operands = (x, weight, bias, running_mean, running_var)
-    own = training and recorded(x, weight, bias) and covered(*operands) and not (keep is None and hooked())
-    if not own or x.dim() < 2 or x.numel() == 0 or not is_dense(x):
+    if not covered(x, weight, bias, running_mean, running_var) or (keep is None and hooked()):
+        return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+    return run(x, running_mean, running_var, weight, bias, training, momentum, eps, keep or keep_dense, on_stats)
+
+
+def run(
+    x: torch.Tensor,
+    running_mean: Vector,
+    running_var: Vector,
+    weight: Vector,
+    bias: Vector,
+    training: bool,
+    momentum: float,
+    eps: float,
+    keep: Keep,
+    on_stats: Statistics | None = None,
+) -> torch.Tensor:
+    """:func:`batch_norm` for operands that are covered (:func:`gistkit.nn.eligible.covered`)."""
+    if not (training and recorded(x, weight, bias)) or x.dim() < 2 or x.numel() == 0 or not is_dense(x):
         return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
     F._verify_batch_size(x.shape)  # type: ignore[attr-defined]
     options = (running_mean, running_var, momentum, eps)
-    return _BatchNorm.apply(x, weight, bias, options, keep or keep_dense, on_stats)
+    return apply(_BatchNorm, x, weight, bias, options, keep, on_stats)
 
 
 def _over_channels(vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -116,6 +132,8 @@ def _factors(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: 
 
 
 def _multiply_add(alpha: torch.Tensor, beta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    if x.dtype == torch.float32:
+        return torch.addcmul(beta, x, alpha)
     return torch.addcmul(beta, x.float(), alpha).to(x.dtype)
 
 
@@ -173,11 +191,11 @@ def bound(
     It holds nothing of weight and bias themselves, which may change: an optimiser may step between forward and
     backward, and PyTorch's batch norm reads no bias there. What depends on no x is computed here, once.
     """
-    with torch.no_grad():
-        if rebuild is _fused:
-            alpha, beta = _factors(x, mean, invstd, weight, bias)
-            return partial(_multiply_add, alpha, beta), (beta,) if weight is None else (alpha, beta)
-        weight, bias = (None if t is None else t.clone() for t in (weight, bias))
+    weight, bias = None if weight is None else weight.detach(), None if bias is None else bias.detach()
+    if rebuild is _fused:
+        alpha, beta = _factors(x, mean, invstd, weight, bias)
+        return partial(_multiply_add, alpha, beta), (beta,) if weight is None else (alpha, beta)
+    weight, bias = None if weight is None else weight.clone(), None if bias is None else bias.clone()
     own = tuple(t for t in (weight, bias) if t is not None)
     return partial(_apply, rebuild, (mean, invstd, weight, bias)), own
 

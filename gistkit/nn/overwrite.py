@@ -15,7 +15,7 @@ from gistkit.codecs import Encoded
 from gistkit.kernels import ops
 from gistkit.kernels.layout import flat
 from gistkit.nn.keep import Coded, Keep, hold, take
-from gistkit.nn.once import once_differentiable
+from gistkit.nn.once import apply, once_differentiable
 
 
 class _OverwritingReLU(torch.autograd.Function):
@@ -49,6 +49,6 @@ def overwrite_relu(x: torch.Tensor, *, keep: Keep | None = None, nan: torch.Tens
     go of its memory and reads as NaN afterwards, so that a reader nobody foresaw cannot go unnoticed. ``nan``: a 0-d
     NaN of x's dtype and device that several calls may share. Does not synchronise.
     """
-    y = _OverwritingReLU.apply(x, keep)
+    y = apply(_OverwritingReLU, x, keep)
     x.data = (not_a_number(x) if nan is None else nan).expand(x.shape)
     return y

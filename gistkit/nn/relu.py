@@ -11,7 +11,7 @@ from gistkit.kernels import ops
 from gistkit.kernels.layout import flat, is_dense, like
 from gistkit.nn.eligible import covered, demand_floating, overwritable, recorded
 from gistkit.nn.keep import Coded, Keep, hold, take
-from gistkit.nn.once import once_differentiable
+from gistkit.nn.once import apply, once_differentiable
 
 
 class _Passes:
@@ -67,10 +67,17 @@ def relu(x: torch.Tensor, inplace: bool = False, *, keep: Keep | None = None, pa
     Raises TypeError for integer and complex tensors. Does not synchronise. Gist (ISCA 2018) section III-A, Binarize.
     """
     demand_floating("relu", x=x)
-    direct = recorded(x) and covered(x) and x.numel() > 0
+    if not covered(x):
+        return torch.relu_(x) if inplace else torch.relu(x)
+    return run(x, inplace, keep, passes)
+
+
+def run(x: torch.Tensor, inplace: bool, keep: Keep | None = None, passes: bool = False) -> torch.Tensor:
+    """:func:`relu` for an x that is covered (:func:`gistkit.nn.eligible.covered`)."""
+    direct = recorded(x) and x.numel() > 0
     if not direct or (inplace and not (overwritable(x) and is_dense(x))):
         return torch.relu_(x) if inplace else torch.relu(x)
-    y = _ReLU.apply(x, inplace, keep, passes)
+    y = apply(_ReLU, x, inplace, keep, passes)
     if inplace and keep is not None:
         # only now: autograd counts one more version of x when an in-place Function returns
         with torch.no_grad():

@@ -13,8 +13,9 @@ import torch
 
 from gistkit.graph.calls import BatchNorm, Bound, Conv2d, Dropout, Linear, MaxPool2d, Relu
 from gistkit.kernels.layout import is_dense
-from gistkit.nn import functional, norm
-from gistkit.nn.eligible import KERNEL_DTYPES
+from gistkit.nn import conv, functional, norm
+from gistkit.nn import relu as relu_op
+from gistkit.nn.eligible import KERNEL_DTYPES, is_wrapped, transformed
 from gistkit.nn.keep import Alias, Kept
 from gistkit.nn.overwrite import overwrite_relu
 from gistkit.plan.plan import Decision
@@ -30,9 +31,13 @@ Stats = tuple[torch.Tensor, torch.Tensor]
 
 def runs(bound: Bound) -> bool:
     """True where gistkit's own op can take these operands; else PyTorch's runs, its saved tensors under the hooks."""
+    if transformed():
+        return False
     for t in bound:
         if type(t) in _PLAIN:
-            if t.dtype not in KERNEL_DTYPES or t.layout != torch.strided or t.is_nested:
+            if t.dtype not in KERNEL_DTYPES or t.layout is not torch.strided or t.is_nested or t.is_neg():
+                return False
+            if not (t.is_cuda or t.is_cpu) or is_wrapped(t):
                 return False
         elif isinstance(t, torch.Tensor):
             return False
@@ -43,7 +48,7 @@ def relu(region: Region, step: Step, b: Relu) -> torch.Tensor:
     """ReLU: a mask of its own, the stash that its readers share, or nothing where a pool's map carries the mask."""
     x, decision = b.x, step.output
     if not x.requires_grad:
-        return functional.relu(x, b.inplace)
+        return relu_op.run(x, b.inplace)
     if decision is not None and decision.codec == "drop" and step.choice.passes and is_dense(x):
         promise = Promise()
         y = _run_relu(region, step, b, lambda _: promise)
@@ -65,9 +70,9 @@ def relu(region: Region, step: Step, b: Relu) -> torch.Tensor:
 def _run_relu(region: Region, step: Step, b: Relu, keep: Any) -> torch.Tensor:
     x = b.x
     if b.inplace or not (step.choice.inplace and region.overwrites) or not _overwritable(region, x):
-        return functional.relu(x, b.inplace, keep=keep)
+        return relu_op.run(x, b.inplace, keep)
     y = overwrite_relu(x, keep=keep, nan=region.nan(x))
-    region.watch.overwritten(x, f"ReLU {step.index}")
+    region.watch.overwritten(x, step.index)
     return y
 
 
@@ -141,10 +146,8 @@ def max_pool2d(region: Region, step: Step, b: MaxPool2d) -> torch.Tensor:
 
 def conv2d(region: Region, step: Step, b: Conv2d) -> torch.Tensor:
     """Convolution: its input under the decision for that storage."""
-    return functional.conv2d(
-        b.x, b.weight, b.bias, b.stride, b.padding, b.dilation, b.groups,
-        keep=lambda t: region.keep(t, step.input), slices=region.settings.slices, memo=step.memo,
-    )  # fmt: skip
+    keep = lambda t: region.keep(t, step.input)  # noqa: E731
+    return conv.run(b.x, b.weight, b.bias, b[3:], keep, region.settings.slices, step.memo)
 
 
 def linear(region: Region, step: Step, b: Linear) -> torch.Tensor:
@@ -162,10 +165,7 @@ def batch_norm(region: Region, step: Step, b: BatchNorm) -> torch.Tensor:
         kept.append(region.keep(t, step.input))
         return kept[0]
 
-    y = functional.batch_norm(
-        b.x, b.running_mean, b.running_var, b.weight, b.bias, b.training, b.momentum, b.eps,
-        keep=keep, on_stats=lambda mean, invstd: found.append((mean, invstd)),
-    )  # fmt: skip
+    y = norm.run(*b, keep, lambda mean, invstd: found.append((mean, invstd)))
     if step.feeds_recipe and kept and found:
         _remember_norm(region, step, b, y, kept[0], found[0])
     return y

@@ -83,7 +83,7 @@ class _Watched:
     tensor: weakref.ref
     promise: Promise | None
     version: int
-    what: str
+    call: int
 
 
 class Watch:
@@ -98,11 +98,11 @@ class Watch:
 
     def promise(self, y: torch.Tensor, promise: Promise) -> None:
         """Watch the output of a ReLU that keeps nothing."""
-        self._items[id(y)] = _Watched(weakref.ref(y), promise, y._version, "")
+        self._items[id(y)] = _Watched(weakref.ref(y), promise, y._version, -1)
 
-    def overwritten(self, x: torch.Tensor, what: str) -> None:
-        """Watch a tensor whose memory a ReLU took over."""
-        self._items[id(x)] = _Watched(weakref.ref(x), None, x._version, what)
+    def overwritten(self, x: torch.Tensor, call: int) -> None:
+        """Watch a tensor whose memory the ReLU of that number took over."""
+        self._items[id(x)] = _Watched(weakref.ref(x), None, x._version, call)
 
     def find(self, y: torch.Tensor) -> Promise | None:
         """The promise that hangs on y as the ReLU left it; None where there is none."""
@@ -114,6 +114,8 @@ class Watch:
     def touch(self, func: Callable, args: Iterable, kwargs: Mapping) -> None:
         """Called before every function call of the region that is not the planned pool and reads more than metadata."""
         items = self._items
+        if not items:
+            return
         for x in args:
             if id(x) in items:
                 self._meet(x, func)
@@ -129,7 +131,7 @@ class Watch:
             return
         if item.promise is None:
             self.broken = True
-            raise PlanMismatchError(f"no reader of the input of {item.what} after it", f"a call of {name}", REMEDY)
+            raise PlanMismatchError(f"no reader of the input of ReLU {item.call} after it", f"a call of {name}", REMEDY)
         del self._items[id(x)]
         item.promise.settle(x)
 
@@ -149,7 +151,7 @@ class Watch:
             if item.tensor() is not None:
                 self.broken = True
                 raise PlanMismatchError(
-                    f"the input of {item.what} to be gone when the forward ends",
+                    f"the input of ReLU {item.call} to be gone when the forward ends",
                     "a reference to it that is still alive",
                     REMEDY,
                 )
