@@ -74,7 +74,7 @@ def launch_here(
 
     At every launch Triton binds and specialises the arguments, looks the compiled kernel up and asks for its hooks: 20
     to 30 us of the host's time, several times that of the launch itself. The compiled kernel that the first launch of
-    a kind gives back is called directly afterwards, as compiled PyTorch calls it; Triton's launch hooks do not see that.
+    a kind gives back is called directly afterwards, as compiled PyTorch calls it; Triton's launch hooks do not see it.
     """
     found = _compiled(kernel, device, num_warps, tuple([_kind(a) for a in args]), tuple(constexprs.items()))
     if found:
