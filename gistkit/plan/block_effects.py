@@ -47,7 +47,7 @@ def block_effects(
     if decision.codec == "dense" and decision.place != "host" and not decision.mask:
         return _dense(block, context)
     if block.saved < 0 or block.kind not in ("activation", "input"):
-        raise _wrong(block, decision, f"it is a {block.kind} that backward does not keep", "leave it undecided")
+        raise _wrong(block, decision, f"backward keeps nothing of this {block.kind}", "leave it undecided")
     return _Case(graph, costs, decision, block, context).effects()
 
 

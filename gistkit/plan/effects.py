@@ -47,6 +47,8 @@ class Composer:
             )
         self.graph, self.costs, self.index = graph, costs, StepIndex(graph)
         self.task_s = tuple(costs.task_s(t.index) for t in graph.tasks)
+        sizes = ((t.index, costs.workspace_bytes(t.index)) for t in graph.tasks)
+        self._workspace = {task: nbytes for task, nbytes in sizes if nbytes}
         self._choosable = [b for b in graph.blocks if b.kind in ("activation", "input")]
         self._fixed = tuple(self._fixed_intervals(accumulates))
         self._parts: dict[int, Composer] = {}
@@ -157,8 +159,8 @@ class Composer:
         return seconds, algorithms
 
     def _workspaces(self, algorithms: dict[int, str]) -> Iterator[Interval]:
-        for task in range(len(self.task_s)):
-            nbytes = self.costs.workspace_bytes(task, algorithms.get(task, ""))
+        chosen = {t: self.costs.workspace_bytes(t, name) for t, name in algorithms.items()}
+        for task, nbytes in ({**self._workspace, **chosen} if chosen else self._workspace).items():
             if nbytes:
                 yield Interval(task, task, nbytes, -1, "workspace")
 

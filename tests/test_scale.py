@@ -1,0 +1,57 @@
+"""Sub-batches of a captured step against a second capture at the smaller batch."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import gistkit
+from gistkit.graph.scale import scaled
+from tests.step_graphs import forked, pooled
+
+
+@pytest.mark.parametrize("build", [pooled, forked])
+def test_scaled_is_the_smaller_step(build):
+    whole, small = scaled(build(batch=8), 4), build(batch=2)
+    assert whole.batch == 2 and whole.fingerprint == small.fingerprint
+    images = {s.id for s in small.storages if s.kind == "input"}
+    for a, b in zip(whole.blocks, small.blocks, strict=True):
+        assert a.storage in images or a == (replace(b, nbytes=a.nbytes) if b.nbytes == 4 else b)
+    assert [s for s in whole.storages if s.id not in images] == [s for s in small.storages if s.id not in images]
+    assert [v for v in whole.values if v.storage not in images] == [v for v in small.values if v.storage not in images]
+    for a, b in zip(whole.tasks, small.tasks, strict=True):
+        assert (a.flops, a.conv) == (b.flops, b.conv)
+        # reads of the whole input batch and of single numbers are no share of theirs
+        assert a.moved_bytes == b.moved_bytes or a.op in ("mean", "conv2d", "batch_norm")
+
+
+def test_sizes_round_up():
+    graph = pooled(batch=5)
+    part = scaled(graph, 2)
+    assert part.batch == 3 and scaled(graph, 1) is graph and scaled(graph, 5).batch == 1
+    block = next(b for b in graph.blocks if b.kind == "activation")
+    assert part.blocks[block.id].nbytes == block.nbytes * 3 // 5
+    static = [b for b in graph.blocks if b.kind in ("weight", "buffer", "weight_gradient", "input")]
+    assert all(part.blocks[b.id] == b for b in static)
+
+
+def test_a_captured_network():
+    def captured(batch):
+        with torch.device("meta"):
+            net, x = gistkit.zoo.load("resnet18", num_classes=10, image_size=32), torch.empty(batch, 3, 32, 32)
+        return gistkit.capture(net.train(), (x,), backward=True)
+
+    part, small = scaled(captured(12), 3), captured(4)
+    assert len(part.blocks) == len(small.blocks)
+    kept = [(a, b) for a, b in zip(part.blocks, small.blocks, strict=True) if b.kind != "input" and b.nbytes > 4096]
+    assert kept and all(a == b for a, b in kept)
+    assert sum(t.flops for t in part.tasks) == sum(t.flops for t in small.tasks)
+    moved = [sum(t.moved_bytes for t in g.tasks) for g in (part, small)]
+    assert moved[0] == pytest.approx(moved[1], rel=0.05)  # weights read by both halves of a backward count once here
+
+
+def test_parts_are_checked():
+    graph = pooled(batch=4)
+    for wrong in (0, 5, 2.0, -1):
+        with pytest.raises(ValueError, match="parts must be an int from 1 to the batch size 4, got"):
+            scaled(graph, wrong)
