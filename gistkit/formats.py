@@ -14,7 +14,8 @@ shape and the (dense, non-overlapping) strides say.
 | `…s`, `…t` | scaled by a power of two per 128 elements / per tensor, one exponent byte each, subnormals kept |
 
 fp10 packs three codes to a 32-bit word in *planes*: with W words, word i holds elements i (bits 0-9), i+W (bits 10-19)
-and i+2W (bits 20-29). "Non-zero" in `csr` and `zvc` is by bit pattern: -0.0 and NaN are values.
+and i+2W (bits 20-29). W is rounded up to a multiple of 128, so that planes start at aligned addresses and at blocks
+of a scale: up to 508 bytes a tensor more. "Non-zero" in `csr` and `zvc` is by bit pattern: -0.0 and NaN are values.
 
 Source: Gist (Jain et al., ISCA 2018) section
 IV-A; zero-value compression from cDMA (Rhu et al., HPCA 2018); what the papers leave open is fixed in docs/design.md.
@@ -37,6 +38,11 @@ ARGMAX8_NONE = 255
 def ceil_div(a: int, b: int) -> int:
     """The least integer not below a / b (a >= 0, b > 0)."""
     return -(-a // b)
+
+
+def fp10_words(n: int) -> int:
+    """32-bit words of n fp10 codes, three to a word: a plane is a whole number of scale blocks."""
+    return ceil_div(n, 3 * SCALE_BLOCK) * SCALE_BLOCK
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ class FloatFormat:
 
     def packed_bytes(self, n: int) -> int:
         """Bytes of n codes."""
-        return ceil_div(n, 3) * 4 if self.codes_per_word == 3 else n * self.bits // 8
+        return fp10_words(n) * 4 if self.codes_per_word == 3 else n * self.bits // 8
 
 
 FP16 = FloatFormat("fp16", 5, 10, 15, 65504.0, 2)

@@ -238,8 +238,8 @@ def test_bad_arguments():
         reference.fp8_decode(codes, exponents, 13, torch.float32, "block")
     with pytest.raises(ValueError, match="exponents must have 0 elements to match 12 codes with scaling 'none', got 1"):
         reference.fp8_decode(codes, exponents, 12, torch.float32, "none")
-    with pytest.raises(ValueError, match=r"fp10_decode: codes must have 5 elements to match 13 values, three a word"):
-        reference.fp10_decode(words, none, 13, torch.float32, "none")
+    with pytest.raises(ValueError, match=r"fp10_decode: codes must have 256 elements to match 385 values, three"):
+        reference.fp10_decode(words, none, 385, torch.float32, "none")
     with pytest.raises(TypeError, match=r"fp16_decode: codes must be of dtype torch.int16, got torch.uint8"):
         reference.fp16_decode(codes, none, 12, torch.float32, "none")
     with pytest.raises(TypeError, match=r"fp8_decode: dtype must be of dtype .* got torch.float64"):

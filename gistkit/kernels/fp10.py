@@ -1,8 +1,8 @@
 """Three ``fp10`` codes to a 32-bit word, in planes: of W words, word i holds elements i, i+W and i+2W.
 
-A word's elements are W apart, so every access is to consecutive elements. W is seldom a multiple of 16 elements, so the
-second and third plane mostly start at odd addresses. The kernels therefore never assume aligned pointers: all accesses
-are one element a lane, neighbours in neighbouring lanes, and no value changes lanes between plane and word.
+W is a whole number of scale blocks (:func:`gistkit.formats.fp10_words`). So every plane starts at an aligned address,
+where accesses are 16 bytes a lane, and with a scale per block the elements of a tile of words are whole blocks: one
+pass finds their exponents and codes them.
 """
 
 # Triton's constexprs are plain numbers while a kernel is traced.
@@ -14,88 +14,103 @@ import torch
 import triton
 import triton.language as tl
 
-from gistkit.formats import ceil_div
-from gistkit.kernels.rounding import decoding_factor, encoding_factor, from_code, to_code, to_scaled_code
-from gistkit.kernels.tiling import launch, span
+from gistkit.formats import SCALE_BLOCK, ceil_div, fp10_words
+from gistkit.kernels.rounding import (
+    decoding_factor,
+    encoding_factor,
+    exponent_byte,
+    finite_amax,
+    finite_key,
+    from_code,
+    to_code,
+    to_scaled_code,
+)
+from gistkit.kernels.tiling import launch
 
-WORDS = 1024
-
-
-@triton.jit
-def _plane(n, words, first, count, PLANE: tl.constexpr):
-    """(first element of this program's words in a plane, how many of them are in bounds)."""
-    start = first + words * PLANE
-    return start, tl.minimum(n - start, count).to(tl.int32)
-
-
-@triton.jit
-def _plane_exponents(exponents_ptr, start, offs, mask, SCALING: tl.constexpr):
-    if SCALING == "block":
-        blocks = (offs + (start % 128).to(tl.int32)) // 128
-        return tl.load(exponents_ptr + start // 128 + blocks, mask, other=127).to(tl.int32)
-    else:
-        return tl.load(exponents_ptr).to(tl.int32)
+ROWS = 8  # blocks of words a program
+LINE = tl.constexpr(SCALE_BLOCK)
 
 
 @triton.jit
-def _plane_code(
-    x_ptr, exponents_ptr, n, words, first, count, PLANE: tl.constexpr, SCALING: tl.constexpr, BLOCK: tl.constexpr
-):
-    """One plane's part of this program's words; int16 x are codes already."""
-    start, inside = _plane(n, words, first, count, PLANE)
-    offs = tl.arange(0, BLOCK)
-    mask = offs < inside
-    x = tl.load(x_ptr + start + offs, mask, other=0)
+def _plane(n, words, plane: tl.constexpr, ROWS: tl.constexpr):
+    """(first element of this program's words in a plane, its blocks, those in bounds, elements, those in bounds)."""
+    first_word = tl.program_id(0).to(tl.int64) * (ROWS * LINE)
+    first = first_word + words.to(tl.int64) * plane
+    # the last program's tile may reach past the plane
+    inside = tl.minimum(tl.minimum(words - first_word, n - first), ROWS * LINE).to(tl.int32)
+    rows = tl.arange(0, ROWS)
+    offs = rows[:, None] * LINE + tl.arange(0, LINE)[None, :]
+    return first, rows, rows * LINE < inside, offs, offs < inside
+
+
+@triton.jit
+def _plane_code(x_ptr, exponents_ptr, n, words, plane: tl.constexpr, SCALING: tl.constexpr, ROWS: tl.constexpr):
+    """One plane's part of this program's words, and its exponent bytes per block; int16 x are codes already."""
+    first, rows, row_mask, offs, mask = _plane(n, words, plane, ROWS)
+    x = tl.load(x_ptr + first + offs, mask, other=0)
     if x.dtype == tl.int16:
         code = x.to(tl.int32) & 0x3FF
     elif SCALING == "none":
         code = to_code(x, "fp10")
+    elif SCALING == "tensor":
+        code = to_scaled_code(x, encoding_factor(tl.load(exponents_ptr).to(tl.int32), "fp10"), "fp10")
     else:
-        b = _plane_exponents(exponents_ptr, start, offs, mask, SCALING)
-        code = to_scaled_code(x, encoding_factor(b, "fp10"), "fp10")
-    return code << (10 * PLANE)
+        b = exponent_byte(finite_amax(tl.max(finite_key(x), axis=1)), "fp10")
+        tl.store(exponents_ptr + first // LINE + rows, b.to(tl.uint8), row_mask)
+        code = to_scaled_code(x, encoding_factor(b, "fp10")[:, None], "fp10")
+    return code << (10 * plane)
 
 
-@triton.jit(do_not_specialize_on_alignment=["x_ptr", "words_ptr"])
-def _pack10_kernel(x_ptr, words_ptr, exponents_ptr, n, words, SCALING: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit
+def _word_tile(words, ROWS: tl.constexpr):
+    first, _, row_mask, offs, _ = _plane(words, words, 0, ROWS)
+    return first, offs, tl.broadcast_to(row_mask[:, None], (ROWS, LINE))
+
+
+@triton.jit
+def _pack10_kernel(x_ptr, words_ptr, exponents_ptr, n, words, SCALING: tl.constexpr, ROWS: tl.constexpr):
     """fp10 words of x (values, or int16 codes)."""
-    first, count = span(words, BLOCK)
-    word = _plane_code(x_ptr, exponents_ptr, n, words, first, count, 0, SCALING, BLOCK)
-    word |= _plane_code(x_ptr, exponents_ptr, n, words, first, count, 1, SCALING, BLOCK)
-    word |= _plane_code(x_ptr, exponents_ptr, n, words, first, count, 2, SCALING, BLOCK)
-    offs = tl.arange(0, BLOCK)
-    tl.store(words_ptr + first + offs, word, offs < count)
+    word = _plane_code(x_ptr, exponents_ptr, n, words, 0, SCALING, ROWS)
+    word |= _plane_code(x_ptr, exponents_ptr, n, words, 1, SCALING, ROWS)
+    word |= _plane_code(x_ptr, exponents_ptr, n, words, 2, SCALING, ROWS)
+    first, offs, mask = _word_tile(words, ROWS)
+    tl.store(words_ptr + first + offs, word, mask)
 
 
-@triton.jit(do_not_specialize_on_alignment=["x_ptr", "words_ptr"])
-def _unpack10_kernel(words_ptr, exponents_ptr, x_ptr, n, words, SCALING: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit
+def _unpack10_kernel(words_ptr, exponents_ptr, x_ptr, n, words, SCALING: tl.constexpr, ROWS: tl.constexpr):
     """x of fp10 words."""
-    first, count = span(words, BLOCK)
-    offs = tl.arange(0, BLOCK)
-    word = tl.load(words_ptr + first + offs, offs < count, other=0)
+    first, offs, mask = _word_tile(words, ROWS)
+    word = tl.load(words_ptr + first + offs, mask, other=0)
     for plane in tl.static_range(3):
-        start, inside = _plane(n, words, first, count, plane)
-        mask = offs < inside
+        first, rows, row_mask, offs, mask = _plane(n, words, plane, ROWS)
+        code = word >> (10 * plane)
         if SCALING == "none":
-            x = from_code(word >> (10 * plane), 1.0, "fp10", False, x_ptr.dtype.element_ty)
+            x = from_code(code, 1.0, "fp10", False, x_ptr.dtype.element_ty)
+        elif SCALING == "tensor":
+            factor = decoding_factor(tl.load(exponents_ptr).to(tl.int32), "fp10")
+            x = from_code(code, factor, "fp10", True, x_ptr.dtype.element_ty)
         else:
-            factor = decoding_factor(_plane_exponents(exponents_ptr, start, offs, mask, SCALING), "fp10")
-            x = from_code(word >> (10 * plane), factor, "fp10", True, x_ptr.dtype.element_ty)
-        tl.store(x_ptr + start + offs, x, mask)
+            b = tl.load(exponents_ptr + first // LINE + rows, row_mask, other=127).to(tl.int32)
+            x = from_code(code, decoding_factor(b, "fp10")[:, None], "fp10", True, x_ptr.dtype.element_ty)
+        tl.store(x_ptr + first + offs, x, mask)
 
 
 def pack10(x: torch.Tensor, exponents: torch.Tensor, scaling: str) -> torch.Tensor:
-    """int32[ceil(n/3)] words of x fp32/bf16/fp16[n] under its exponent bytes, or of int16[n] codes."""
-    length = ceil_div(x.numel(), 3)
+    """int32[fp10_words(n)] words of x fp32/bf16/fp16[n], or of int16[n] codes.
+
+    exponents are read where scaling is ``tensor`` and written where it is ``block``.
+    """
+    length = fp10_words(x.numel())
     words = torch.empty((length,), dtype=torch.int32, device=x.device)
-    programs = ceil_div(length, WORDS)
-    launch(_pack10_kernel, programs, x, x, words, exponents, x.numel(), length, SCALING=scaling, BLOCK=WORDS)
+    programs = ceil_div(length, ROWS * SCALE_BLOCK)
+    launch(_pack10_kernel, programs, x, x, words, exponents, x.numel(), length, SCALING=scaling, ROWS=ROWS)
     return words
 
 
 def unpack10(words: torch.Tensor, exponents: torch.Tensor, n: int, dtype: torch.dtype, scaling: str) -> torch.Tensor:
     """dtype[n] of the words that :func:`pack10` made of values."""
     x = torch.empty((n,), dtype=dtype, device=words.device)
-    programs = ceil_div(words.numel(), WORDS)
-    launch(_unpack10_kernel, programs, x, words, exponents, x, n, words.numel(), SCALING=scaling, BLOCK=WORDS)
+    programs = ceil_div(words.numel(), ROWS * SCALE_BLOCK)
+    launch(_unpack10_kernel, programs, x, words, exponents, x, n, words.numel(), SCALING=scaling, ROWS=ROWS)
     return x

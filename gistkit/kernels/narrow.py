@@ -6,8 +6,7 @@ in :mod:`gistkit.kernels.rounding`, the three-to-a-word layout of ``fp10`` in :m
 | form | launches |
 |---|---|
 | unscaled | one |
-| per 128 elements, fp16 and fp8 | one: a row of the tile is a block |
-| per 128 elements, fp10 | two, exponents and codes: the three elements of a word lie in three blocks |
+| per 128 elements | one: a row of the tile is a block |
 | per tensor | three: maxima of at most 1024 stretches, the exponent byte (one program), codes; no host wait |
 """
 
@@ -20,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gistkit.formats import SCALE_BLOCK, ceil_div, scale_count
+from gistkit.formats import SCALE_BLOCK, ceil_div, fp10_words, scale_count
 from gistkit.kernels.checks import check_dtype, check_exponents, check_flat, check_length, check_scaling, check_values
 from gistkit.kernels.fp10 import pack10, unpack10
 from gistkit.kernels.rounding import (
@@ -90,17 +89,14 @@ def _block_tile(n, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _block_encode_kernel(
-    x_ptr, codes_ptr, exponents_ptr, n, FMT: tl.constexpr, CODES: tl.constexpr, ROWS: tl.constexpr
-):
-    """Exponent bytes of blocks of 128 elements and, with CODES, the codes under them."""
+def _block_encode_kernel(x_ptr, codes_ptr, exponents_ptr, n, FMT: tl.constexpr, ROWS: tl.constexpr):
+    """Exponent bytes of blocks of 128 elements and the codes under them."""
     first, blocks, block_mask, offs, mask = _block_tile(n, ROWS)
     x = tl.load(x_ptr + first + offs, mask, other=0)
     b = exponent_byte(finite_amax(tl.max(finite_key(x), axis=1)), FMT)
     tl.store(exponents_ptr + first // 128 + blocks, b.to(tl.uint8), block_mask)
-    if CODES:
-        code = to_scaled_code(x, encoding_factor(b, FMT)[:, None], FMT)
-        tl.store(codes_ptr + first + offs, code.to(codes_ptr.dtype.element_ty), mask)
+    code = to_scaled_code(x, encoding_factor(b, FMT)[:, None], FMT)
+    tl.store(codes_ptr + first + offs, code.to(codes_ptr.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -154,7 +150,7 @@ def _encode(x: torch.Tensor, fmt: str, scaling: str) -> tuple[torch.Tensor, torc
     codes = torch.empty((x.numel(),), dtype=CODE_DTYPES[fmt], device=x.device)
     if scaling == "block":
         programs = ceil_div(x.numel(), SCALE_BLOCK * BLOCK_ROWS)
-        launch(_block_encode_kernel, programs, x, x, codes, exponents, x.numel(), FMT=fmt, CODES=True, ROWS=BLOCK_ROWS)
+        launch(_block_encode_kernel, programs, x, x, codes, exponents, x.numel(), FMT=fmt, ROWS=BLOCK_ROWS)
         return codes, exponents
     if scaling == "tensor":
         _tensor_exponent(x, exponents, fmt)
@@ -190,19 +186,15 @@ def fp8_encode(x: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tenso
 
 
 def fp10_encode(x: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """(int32[ceil(n/3)] words, uint8[scale_count(n, scaling)] exponent bytes) of x[n]. Does not synchronise."""
-    n = x.numel()
+    """(int32[fp10_words(n)] words, uint8[scale_count(n, scaling)] exponent bytes) of x[n]. Does not synchronise."""
     exponents = _new_exponents("fp10_encode", x, scaling)
-    if scaling == "block":
-        programs = ceil_div(n, SCALE_BLOCK * BLOCK_ROWS)
-        launch(_block_encode_kernel, programs, x, x, exponents, exponents, n, FMT="fp10", CODES=False, ROWS=BLOCK_ROWS)
-    elif scaling == "tensor":
+    if scaling == "tensor":
         _tensor_exponent(x, exponents, "fp10")
     return pack10(x, exponents, scaling), exponents
 
 
 def fp10_pack(codes: torch.Tensor) -> torch.Tensor:
-    """int32[ceil(n/3)] words in plane layout from unpacked int16[n] codes. Does not synchronise."""
+    """int32[fp10_words(n)] words in plane layout from unpacked int16[n] codes. Does not synchronise."""
     check_flat("fp10_pack", "codes", codes)
     check_dtype("fp10_pack", "codes", codes.dtype, (torch.int16,))
     return pack10(codes, codes, "none")
@@ -222,6 +214,6 @@ def fp10_decode(codes: torch.Tensor, exponents: torch.Tensor, n: int, dtype: tor
     """dtype[n] from what fp10_encode made with the same scaling. Does not synchronise."""
     check_dtype("fp10_decode", "dtype", dtype)
     check_dtype("fp10_decode", "codes", codes.dtype, (torch.int32,))
-    check_length("fp10_decode", "codes", codes, ceil_div(n, 3), f"{n} values, three a word")
+    check_length("fp10_decode", "codes", codes, fp10_words(n), f"{n} values, three a word")
     check_exponents("fp10_decode", exponents, n, scaling)
     return unpack10(codes, exponents, n, dtype, scaling)

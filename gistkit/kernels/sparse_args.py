@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gistkit.formats import CSR_COLUMNS, SCALINGS, ZVC_SLOT, ZVC_WORDS, ceil_div, scale_count
+from gistkit.formats import CSR_COLUMNS, SCALE_BLOCK, SCALINGS, ZVC_SLOT, ZVC_WORDS, ceil_div, scale_count
 from gistkit.kernels.checks import check_dtype, check_flat, check_length, check_values
 
 SPARSE_FORMATS = ("raw", "fp16", "fp10", "fp8")
@@ -79,8 +79,8 @@ def _check_scaling(
         )
     check_dtype(op, "exponents", exponents.dtype, (torch.uint8,))
     check_flat(op, "exponents", exponents)
-    # the last word of packed fp10 may hold one code only
-    codes = max(3 * values.numel() - 2, 0) if fmt == "fp10" else values.numel()
+    # packed fp10 fills up its planes: as many words hold 3 * SCALE_BLOCK different numbers of codes, this the least
+    codes = max(3 * (values.numel() - SCALE_BLOCK) + 1, 0) if fmt == "fp10" else values.numel()
     needed = scale_count(codes, scaling)
     if exponents.numel() < needed:
         raise ValueError(

@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 import torch
 
-from gistkit.formats import FLOAT_FORMATS, SCALE_BLOCK, FloatFormat, ceil_div, scale_count
+from gistkit.formats import FLOAT_FORMATS, SCALE_BLOCK, FloatFormat, ceil_div, fp10_words, scale_count
 from gistkit.kernels.checks import check_dtype, check_exponents, check_flat, check_length, check_scaling, check_values
 
 # a multiple of SCALE_BLOCK; a handful of int32 temporaries of this length live at a time
@@ -219,11 +219,11 @@ def fp8_encode(x: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tenso
 
 
 def fp10_encode(x: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """(int32[ceil(n/3)] words, uint8[scale_count(n, scaling)] exponent bytes) of x fp32/bf16/fp16[n]."""
+    """(int32[fp10_words(n)] words, uint8[scale_count(n, scaling)] exponent bytes) of x fp32/bf16/fp16[n]."""
     check_values("fp10_encode", "x", x)
     check_scaling("fp10_encode", scaling)
     exponents = scale_exponents(x, "fp10", scaling)
-    words = x.new_zeros((ceil_div(x.numel(), 3),), dtype=torch.int32)
+    words = x.new_zeros((fp10_words(x.numel()),), dtype=torch.int32)
     for plane, first, start, stop in _plane_blocks(x.numel()):
         codes = _codes(x, exponents, "fp10", scaling, start, stop).to(torch.int32)
         words[start - first : stop - first].bitwise_or_(codes.bitwise_left_shift_(10 * plane))
@@ -244,7 +244,7 @@ def fp10_decode(codes: torch.Tensor, exponents: torch.Tensor, n: int, dtype: tor
     """dtype[n] from what fp10_encode made with the same scaling."""
     check_dtype("fp10_decode", "dtype", dtype)
     check_dtype("fp10_decode", "codes", codes.dtype, (torch.int32,))
-    check_length("fp10_decode", "codes", codes, ceil_div(n, 3), f"{n} values, three a word")
+    check_length("fp10_decode", "codes", codes, fp10_words(n), f"{n} values, three a word")
     check_exponents("fp10_decode", exponents, n, scaling)
     x = codes.new_empty((n,), dtype=dtype)
     for plane, first, start, stop in _plane_blocks(n):
@@ -256,7 +256,7 @@ def fp10_decode(codes: torch.Tensor, exponents: torch.Tensor, n: int, dtype: tor
 
 def _plane_blocks(n: int) -> Iterator[tuple[int, int, int, int]]:
     """(plane, its first element, start, stop) of every plane's blocks: element i of a plane lies in word i - first."""
-    words = ceil_div(n, 3)
+    words = fp10_words(n)
     for plane in range(3):
         first = plane * words
         for start, stop in _blocks(first, min(first + words, n)):
@@ -264,10 +264,10 @@ def _plane_blocks(n: int) -> Iterator[tuple[int, int, int, int]]:
 
 
 def fp10_pack(codes: torch.Tensor) -> torch.Tensor:
-    """int32[ceil(n/3)] words in plane layout from unpacked int16[n] codes."""
+    """int32[fp10_words(n)] words in plane layout from unpacked int16[n] codes."""
     check_flat("fp10_pack", "codes", codes)
     check_dtype("fp10_pack", "codes", codes.dtype, (torch.int16,))
-    words = codes.new_zeros((ceil_div(codes.numel(), 3),), dtype=torch.int32)
+    words = codes.new_zeros((fp10_words(codes.numel()),), dtype=torch.int32)
     for plane, first, start, stop in _plane_blocks(codes.numel()):
         wide = codes[start:stop].to(torch.int32).bitwise_left_shift_(10 * plane)
         words[start - first : stop - first].bitwise_or_(wide)
