@@ -7,8 +7,9 @@ from gistkit.plan.part_algorithms import by_part, of_part
 from gistkit.plan.policies.modnn_bounds import lower_bound, next_size, sub_batch
 from gistkit.plan.policies.modnn_lives import PAPER, PLAN
 from gistkit.plan.policies.modnn_lives import lives as lives_of
-from gistkit.plan.policies.modnn_offload import best_scheme, offload_delay_s, runs
+from gistkit.plan.policies.modnn_offload import best_scheme, offload_delay_s
 from gistkit.plan.policies.modnn_result import gain_s, start_prefetch_now
+from gistkit.plan.policies.modnn_state import twin
 from tests import modnn_cases as hand
 from tests.step_graphs import chain, forked, pooled
 
@@ -18,41 +19,41 @@ def figure_4():
     pinned block 4 comes."""
     memory = MemoryMap(11)
     for block, nbytes in ((1, 2), (2, 2), (3, 1), (4, 2), (5, 3), (6, 1)):
-        assert memory.alloc(block, nbytes)
+        assert memory.allocate(block, nbytes) is not None
     return memory
 
 
-def test_figure_4_finds_two_runs_around_the_block_that_may_not_leave():
-    # From block 2: 2 + 1 = 3 bytes, then the pinned block 4.
-    assert list(runs(figure_4().segments(), 4, lambda b: b != 4)) == [(1, 2), (5, 6)]
+def scheme(delay_s, regret=lambda run: (0,), nbytes=4, may_leave=lambda b: b != 4):
+    """The blocks of the scheme that is chosen in Fig. 4's memory."""
+    found = best_scheme(figure_4().runs(nbytes, may_leave), delay_s, regret)
+    return None if found is None else (found.blocks, found.delay_s)
 
 
 @pytest.mark.parametrize(("slow", "taken"), [({1, 2}, (5, 6)), ({5, 6}, (1, 2))])
 def test_figure_4_takes_the_run_with_the_lower_delay(slow, taken):
-    found = best_scheme(
-        figure_4().segments(), 4, lambda b: b != 4, lambda run: 1.0 if slow & set(run) else 0.5, lambda run: 0
-    )
-    assert found is not None and (found.blocks, found.delay_s) == (taken, 0.5)
+    # Two runs, around the block that may not leave; from block 2 it is 2 + 1 = 3 bytes, then the pinned block.
+    assert list(figure_4().runs(4, lambda b: b != 4)) == [(1, 2), (5, 6)]
+    assert scheme(lambda run: 1.0 if slow & set(run) else 0.5) == (taken, 0.5)
 
 
-def test_runs_of_equal_delay_move_the_fewest_bytes_then_lie_lowest():
-    moved = {(1, 2): 4, (5, 6): 3}
-    found = best_scheme(figure_4().segments(), 4, lambda b: b != 4, lambda run: 0.0, lambda run: moved[run])
-    assert found is not None and found.blocks == (5, 6)
-    found = best_scheme(figure_4().segments(), 4, lambda b: b != 4, lambda run: 0.0, lambda run: 0)
-    assert found is not None and found.blocks == (1, 2)
-
-
-def test_free_segments_are_part_of_a_run():
-    memory = figure_4()
-    memory.free(2)
-    assert list(runs(memory.segments(), 4, lambda b: b == 1)) == [(1,)]
-    assert list(runs(memory.segments(), 3, lambda b: b == 3)) == [(3,)]
+def test_of_runs_of_equal_delay_the_one_least_regretted_goes_then_the_lowest():
+    assert scheme(lambda run: 0.0, lambda run: {(1, 2): (-3, 4), (5, 6): (-5, 9)}[run]) == ((5, 6), 0.0)
+    assert scheme(lambda run: 0.0) == ((1, 2), 0.0)
 
 
 def test_no_run_is_no_scheme():
-    assert best_scheme(figure_4().segments(), 4, lambda b: b % 2 == 0, lambda r: 0.0, lambda r: 0) is None
-    assert best_scheme(figure_4().segments(), 12, lambda b: True, lambda r: 0.0, lambda r: 0) is None
+    assert scheme(lambda run: 0.0, may_leave=lambda b: b % 2 == 0) is None
+    assert scheme(lambda run: 0.0, nbytes=12, may_leave=lambda b: True) is None
+
+
+def test_a_twin_of_a_map_is_the_same_map_and_another():
+    memory = figure_4()
+    memory.free(2)
+    memory.free(6)
+    copied = twin(memory)
+    assert list(copied.segments()) == list(memory.segments())
+    copied.free(1)
+    assert 1 in memory and copied.largest_free_bytes == 4
 
 
 def test_figure_3_delay():

@@ -12,27 +12,17 @@ in the past by now; only what of it lies after the present moment delays the nex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import islice
-from typing import Protocol
 
-
-class Segment(Protocol):
-    """A segment of the memory map: bytes, and the block that lies there (None: free)."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    @property
-    def block(self) -> int | None: ...
+Run = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Scheme:
     """Blocks at neighbouring addresses that leave together, and by how much that delays the next task."""
 
-    blocks: tuple[int, ...]
+    blocks: Run
     delay_s: float
 
 
@@ -51,31 +41,14 @@ def offload_delay_s(transfers: Iterable[tuple[float, float]], link_free_s: float
     return max(0.0, transfers_end_s(listed, link_free_s) - now_s) if listed else 0.0
 
 
-def runs(segments: Iterable[Segment], nbytes: int, may_leave: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
-    """Blocks of every run of segments that is at least ``nbytes`` large, one run for each first segment (Fig. 4)."""
-    listed = [(s.nbytes, s.block, s.block is None or may_leave(s.block)) for s in segments]
-    for first in range(len(listed)):
-        total, blocks = 0, []
-        for size, block, leaves in islice(listed, first, None):
-            if not leaves:
-                break
-            if block is not None:
-                blocks.append(block)
-            total += size
-            if total >= nbytes:
-                yield tuple(blocks)
-                break
-
-
 def best_scheme(
-    segments: Iterable[Segment],
-    nbytes: int,
-    may_leave: Callable[[int], bool],
-    delay_s: Callable[[tuple[int, ...]], float],
-    moved_bytes: Callable[[tuple[int, ...]], int],
+    runs: Iterable[Run], delay_s: Callable[[Run], float], regret: Callable[[Run], tuple[int, ...]]
 ) -> Scheme | None:
-    """The run with the least delay, of equals the one that moves the fewest bytes, then the first; None: no run."""
-    found = [(delay_s(r), moved_bytes(r), i, r) for i, r in enumerate(runs(segments, nbytes, may_leave))]
+    """The run with the least delay, of equals the one with the least ``regret``, then the first; None: no run.
+
+    ``runs`` are those of :meth:`gistkit.plan.memory_map.MemoryMap.runs`: one for each first segment (Fig. 4).
+    """
+    found = [(delay_s(r), regret(r), i, r) for i, r in enumerate(runs)]
     if not found:
         return None
     delay, _, _, blocks = min(found)

@@ -10,8 +10,11 @@ What the paper leaves open, and how it is settled here:
 - EST(s) takes the tasks in between at their fastest.
 - Eq. (5)'s T_pre is the transfer time of the blocks of s that find no room because of the workspace; it counts where
   by (4) they would have to be fetched now, else nothing is delayed.
-- Line 16's prediction runs the tasks up to s on a copy of the memory map, without workspaces, offloading the run of
-  blocks that moves the fewest bytes; it fails where that finds none. It is asked after (4): both failures end the loop.
+- Line 16's prediction fetches what s needs and runs the tasks up to s on a copy of the memory map, without workspaces
+  and as if no offload caused delay; it fails where an allocation does. It is asked after (4): either ends the loop.
+- Of offloading schemes of equal delay the one is taken whose blocks are needed last, then the one that moves the fewest
+  bytes. Nothing leaves to make room for a prefetch for s that is itself needed before s.
+- Allocations take the smallest free segment that is large enough.
 - Defragmentation offloads everything and fetches what the task needs (``PAPER``); under ``PLAN`` what the task needs,
   and what cannot leave, stays and is moved together on the device.
 """
@@ -42,7 +45,7 @@ class _Run:
 
     def __init__(self, part: Part, memory_bytes: int) -> None:
         self.lives, self.costs = part.lives, part.costs
-        self.places = Places(part.lives, MemoryMap(memory_bytes - part.lives.resident_bytes))
+        self.places = Places(part.lives, MemoryMap(max(1, memory_bytes - part.lives.resident_bytes)))
         self.streams = Streams()
         self.fastest_s = [min(a.seconds for a in known) for known in self.costs.algorithms]
         self.made: set[int] = set()
@@ -59,7 +62,7 @@ class _Run:
         algorithm = self.choose(t)
         start = self.streams.now_s
         self.prefetch(t, algorithm.seconds)
-        held = self.places.map.used_bytes
+        held = self.places.map.capacity_bytes - self.places.map.free_bytes
         self.streams.now_s += algorithm.seconds
         for block in self.lives.needed[t]:
             if block in self.made or t in self.lives.lives[block].writes:
@@ -179,12 +182,12 @@ class _Run:
             trial.leave(block)
         trial.enter(WORKSPACE, algorithm.workspace_bytes)
         blocks = self.places.missing(s)
-        without, beside = self.fitting(self.places.copy(), blocks, t), self.fitting(trial, blocks, t)
+        without, beside = self.fitting(self.places.copy(), blocks, t, s), self.fitting(trial, blocks, t, s)
         return sum(self.costs.h2d_s(self.places.nbytes(b)) for b in without - beside)
 
-    def fitting(self, places: Places, blocks: Iterable[int], t: int) -> set[int]:
-        """Which of a task's host blocks find room before task t."""
-        return {b for b in blocks if b in places.host and _enter(places, b, places.nbytes(b), t)}
+    def fitting(self, places: Places, blocks: Iterable[int], t: int, s: int) -> set[int]:
+        """Which of the blocks that task s fetches find room before task t."""
+        return {b for b in blocks if b in places.host and _enter(places, b, places.nbytes(b), t, s)}
 
     # Lines 15-27
 
@@ -193,7 +196,7 @@ class _Run:
         s = self.next_fetch(t)
         while s is not None and self.is_time(t, s, task_s) and self.foreseen(t, s):
             for block in [b for b in self.places.missing(s) if b in self.places.host]:
-                scheme = self.places.scheme(self.places.nbytes(block), t, self.delay_s)
+                scheme = self.places.scheme(self.places.nbytes(block), t, self.delay_s, s)
                 if scheme is None:
                     return
                 free_s = self.vacate(scheme, t)
@@ -220,7 +223,7 @@ class _Run:
         fetched now, then the tasks up to s run."""
         guess = self.places.copy()
         fetched = [b for b in guess.missing(s) if b in guess.host]
-        if not all(_enter(guess, block, guess.nbytes(block), t) for block in fetched):
+        if not all(_enter(guess, block, guess.nbytes(block), t, s) for block in fetched):
             return False  # line 25: neither room nor a scheme
         guess.retire(t, self.made)
         for u in range(t + 1, s + 1):
@@ -240,9 +243,9 @@ class _Run:
         return Schedule(starts, ends, delays, names, memory, tuple(self.moves), absences, tuple(self.defragmented))
 
 
-def _enter(places: Places, block: int, nbytes: int, task: int) -> bool:
-    """Take room for a block on a copy of the places, offloading what moves the fewest bytes; False: no way."""
-    scheme = places.scheme(nbytes, task, lambda _: 0.0)
+def _enter(places: Places, block: int, nbytes: int, task: int, until: int = -1) -> bool:
+    """Take room for a block on a copy of the places, as if no offload caused delay; False: no way."""
+    scheme = places.scheme(nbytes, task, lambda _: 0.0, until)
     if scheme is None:
         return False
     for other in scheme:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 from gistkit.plan.memory_map import MemoryMap
 from gistkit.plan.policies.modnn_lives import Lives
@@ -30,32 +31,50 @@ class Places:
 
     def copy(self) -> Places:
         """The same places, to try something on."""
-        return Places(self.lives, self.map.copy(), set(self.here), set(self.host), set(self.fresh))
+        return Places(self.lives, twin(self.map), set(self.here), set(self.host), set(self.fresh))
 
     def missing(self, task: int) -> list[int]:
         """Blocks that a task needs and that are not on the device: inputs in host memory first, then outputs."""
         return sorted((b for b in self.lives.needed[task] if b not in self.here), key=lambda b: (b not in self.host, b))
 
-    def may_leave(self, task: int) -> Callable[[int], bool]:
+    def may_leave(self, task: int, until: int) -> Callable[[int], bool]:
         """Which blocks may be offloaded just before a task: not (a) what it needs, not (b) what was not used since it
-        was made or fetched."""
-        needed = set(self.lives.needed[task])
-        return lambda b: b in self.here and b not in needed and b not in self.fresh
+        was made or fetched. To fetch for a later task ``until``, nothing leaves that is needed before that."""
+
+        def leaves(block: int) -> bool:
+            if block not in self.here or block in self.fresh:
+                return False
+            one = self.lives.lives[block]
+            return not one.stays_at(task) and self.next_need(block, task) > until
+
+        return leaves
+
+    def next_need(self, block: int, task: int) -> int:
+        """The first task after the given one that needs the block."""
+        return self.lives.lives[block].next_stay(task + 1) or len(self.lives.needed)
 
     def nbytes(self, block: int) -> int:
         """Size of a block."""
         return self.lives.lives[block].nbytes
 
+    def regret(self, blocks: tuple[int, ...], task: int) -> tuple[int, int]:
+        """What tells runs of equal delay apart: how soon one of them is needed, then the bytes that they move."""
+        soonest = min((self.next_need(b, task) for b in blocks), default=len(self.lives.needed))
+        return -soonest, self.unsaved_bytes(blocks)
+
     def unsaved_bytes(self, blocks: Iterable[int]) -> int:
         """Bytes of those blocks that have no copy in host memory: only they cross the link when they leave."""
         return sum(self.nbytes(b) for b in blocks if b not in self.host)
 
-    def scheme(self, nbytes: int, task: int, delay_s: Callable[[tuple[int, ...]], float]) -> tuple[int, ...] | None:
-        """Blocks to vacate so that an allocation succeeds: () where it does at once, None where there is no way."""
-        segments = tuple(self.map.segments())
-        if any(s.block is None and s.nbytes >= nbytes for s in segments):
+    def scheme(
+        self, nbytes: int, task: int, delay_s: Callable[[tuple[int, ...]], float], until: int = -1
+    ) -> tuple[int, ...] | None:
+        """Blocks to vacate so that an allocation succeeds: () where it does at once, None where there is no way. Of
+        runs of equal delay the one that is needed last goes, then the one that moves the fewest bytes."""
+        if self.map.largest_free_bytes >= nbytes:
             return ()
-        found = best_scheme(segments, nbytes, self.may_leave(task), delay_s, self.unsaved_bytes)
+        runs = cast("Iterable[tuple[int, ...]]", self.map.runs(nbytes, cast("Any", self.may_leave(task, until))))
+        found = best_scheme(runs, delay_s, lambda run: self.regret(run, task))
         return None if found is None else found.blocks
 
     def leave(self, block: int) -> None:
@@ -67,7 +86,7 @@ class Places:
 
     def enter(self, block: int, nbytes: int) -> None:
         """The block's memory is taken. What no forward task reads again counts as used."""
-        if not self.map.alloc(block, nbytes):
+        if self.map.allocate(block, nbytes, "best") is None:
             raise AssertionError(f"no room for {nbytes} bytes that a scheme has just made room for")
         if block >= 0:
             self.here.add(block)
@@ -90,6 +109,19 @@ class Places:
         for name in (TRANSIENT, WORKSPACE):
             if name in self.map:
                 self.map.free(name)
+
+
+def twin(memory: MemoryMap) -> MemoryMap:
+    """The same map, to try something on."""
+    made, gaps = MemoryMap(memory.capacity_bytes), []
+    for segment in memory.segments():
+        key = ("gap", segment.start) if segment.key is None else segment.key
+        made.allocate(key, segment.nbytes)
+        if segment.key is None:
+            gaps.append(key)
+    for key in gaps:
+        made.free(key)
+    return made
 
 
 @dataclass
