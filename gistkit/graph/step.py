@@ -25,6 +25,18 @@ def with_step(
     return _Builder(graph, notes, tracer, gradients).build(batch)
 
 
+def tasks_with_spans(
+    graph: SavedGraph, notes: Notes, tracer: Tracer, gradients: Iterable[torch.Tensor]
+) -> list[tuple[Task, Span]]:
+    """The tasks of a traced step in order, without their blocks, each with the span that it is, or is half of."""
+    builder, found = _Builder(graph, notes, tracer, gradients), []
+    for span in tracer.spans:
+        start = len(builder.tasks)
+        builder._tasks_of(span)
+        found += [(task, span) for task in builder.tasks[start:]]
+    return found
+
+
 class _Builder:
     def __init__(self, graph: SavedGraph, notes: Notes, tracer: Tracer, gradients: Iterable[torch.Tensor]) -> None:
         self.graph, self.notes, self.tracer = graph, notes, tracer

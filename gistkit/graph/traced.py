@@ -25,8 +25,10 @@ def traced_step(
 ) -> SavedGraph:
     """The graph of forward and backward of a model whose tensors, like all arguments, are fake ones on the CPU.
 
-    To be called inside their FakeTensorMode. Raises :class:`CaptureError` where the loss needs no gradient.
+    To be called inside their FakeTensorMode. The step starts without gradients, whatever the model holds. Raises
+    :class:`CaptureError` where the loss needs no gradient.
     """
+    model.zero_grad(set_to_none=True)
     recorder = Recorder(model, source="fake", light=True)
     tracer = Tracer(recorder)
     notes = recorder.notes
