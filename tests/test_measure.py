@@ -76,6 +76,7 @@ def test_an_operator_goes_to_the_task_that_ran_it(ticking):
     by_op = {(t.op, t.phase, t.part): taken[t.index] for t in graph.tasks}
     # One operator each. The convolution's backward is one, with the sum of both gradients of its input two, for two
     # tasks; the stem's has one task.
+    assert all(t.conv is not None for t in graph.tasks if t.op == "conv2d")
     assert by_op["conv2d", "forward", ""] == by_op["batch_norm", "backward", ""] == 1.0
     assert [taken[t.index] for t in graph.tasks if t.op == "conv2d" and t.part] == [1.0, 1.0, 1.0]
     # Dropout on the CPU: an empty tensor, its noise, the division and the product.

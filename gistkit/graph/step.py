@@ -93,9 +93,9 @@ class _Builder:
         made = [self.tracer.seen[i] for i in span.writes]
         weights = [s for s in made if s.ref.cdata in self.gradients]
         others = [s for s in made if s.ref.cdata not in self.gradients]
-        if not weights or not others:
-            return [replace(task, part="weight" if weights else "input")]
         forward = next((t.conv for t in self.tasks if t.call == task.call and t.phase == FORWARD), None)
+        if not weights or not others:
+            return [replace(task, part="weight" if weights else "input", conv=forward)]
         half = replace(task, flops=task.flops // 2, moved_bytes=task.moved_bytes // 2, conv=forward)
         return [replace(half, part="weight"), replace(half, index=task.index + 1, part="input")]
 
