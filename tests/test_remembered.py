@@ -1,0 +1,84 @@
+"""What the runtime remembers from call to call is made anew when what it rests on changes."""
+
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+import gistkit
+from gistkit.nn import conv
+from gistkit.nn.standin import Geometry, StandIn
+from gistkit.runtime.attach import compressed_forward
+from gistkit.runtime.engine import signature
+
+POINT = Geometry((1, 1), (0, 0), (1, 1), 1)
+OPTIONS = tuple(POINT)
+
+
+@contextmanager
+def _without_onednn():
+    """``torch.backends.mkldnn.flags`` warns of TF32 on every entry."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+def _operands(channels=4, size=8):
+    x = torch.randn(16, channels, size, size)
+    return x, torch.randn(3, channels, 1, 1, requires_grad=True)
+
+
+def test_a_stand_in_asks_again_under_other_settings():
+    x, weight = _operands()
+    stand_in = StandIn.of(x, weight, POINT)
+    first = stand_in.tensor(weight, POINT)
+    assert stand_in.tensor(weight, POINT) is first
+    with _without_onednn():
+        other = stand_in.tensor(weight, POINT)
+        assert other is not first and other.untyped_storage().nbytes() > 0  # a copy of it is harmless
+    assert stand_in.tensor(weight, POINT).shape == x.shape
+
+
+def test_a_call_is_remembered_by_kind():
+    memo = {}
+    for size in (8, 8, 6):
+        x, weight = _operands(size=size)
+        conv.run(x, weight, None, OPTIONS, gistkit.functional.keep_dense, 1, memo)
+    assert len(memo) == 2
+    with _without_onednn():
+        conv.run(x, weight, None, OPTIONS, gistkit.functional.keep_dense, 1, memo)
+    assert len(memo) == 3
+    conv.run(x.to(memory_format=torch.channels_last), weight, None, OPTIONS, gistkit.functional.keep_dense, 1, memo)
+    assert len(memo) == 4
+
+
+def test_what_is_remembered_has_a_bound():
+    memo = {}
+    for size in range(1, 2 * conv.GEOMETRIES):
+        x, weight = _operands(size=size)
+        conv.run(x, weight, None, OPTIONS, gistkit.functional.keep_dense, 1, memo)
+        assert len(memo) <= conv.GEOMETRIES
+
+
+def test_the_signature_sees_a_frozen_parameter():
+    inner = nn.Linear(3, 3)
+    model = nn.Sequential(inner, nn.BatchNorm1d(3), inner)
+    before = signature(model, (torch.ones(2, 3),), {})
+    model[1].bias.requires_grad_(False)
+    assert signature(model, (torch.ones(2, 3),), {}) != before
+    model[1].bias.requires_grad_(True)
+    assert signature(model, (torch.ones(2, 3),), {}) == before
+
+
+def test_stats_are_those_of_the_forwards_end():
+    model = gistkit.compress(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).train())
+    y = model(torch.randn(4, 3, 16, 16))
+    held = compressed_forward(model)
+    y.sum().backward()
+    del y
+    first = held.engine.stats
+    assert first is held.engine.stats and first.kept_bytes > 0
+    assert {r.module for r in first.rows if r.op} >= {"1"}
