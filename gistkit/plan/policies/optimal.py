@@ -40,13 +40,15 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What the caller allows: class of moves, narrow format, sub-batches under batch norm, reserve, seconds."""
+    """What the caller allows: class of moves, narrow format, sub-batches under batch norm, reserve, seconds, choice of
+    algorithms."""
 
     fidelity: str
     lossy: str | None
     batch_norm: bool
     reserve: int
     time_limit_s: float
+    algorithms: bool
 
 
 def optimal(
@@ -59,19 +61,21 @@ def optimal(
     reserve: int = 0,
     seeds: Sequence[Plan] = (),
     batch_norm: bool = False,
+    algorithms: bool = True,
     time_limit_s: float = TIME_LIMIT_S,
     options: Options | None = None,
 ) -> Plan:
     """The fastest plan within ``budget_bytes`` (None: any peak), ``reserve`` bytes of which are left free.
 
     ``fidelity`` and ``lossy`` name the class of moves (:mod:`.options`). ``batch_norm`` accepts sub-batches for a
-    network whose batch norms would then see other statistics. ``options`` restricts the decisions by storage. After
+    network whose batch norms would then see other statistics. ``algorithms``: a convolution's algorithm is chosen too,
+    where the costs know several, which PyTorch cannot be told; False leaves its default. ``options`` restricts the decisions by storage. After
     about ``time_limit_s`` seconds the best plan found is returned; ``Plan.gap`` is (step - bound) / step. Raises
     BudgetError, with the least peak of the class, where nothing fits; ValueError for an unknown class or format or a
     graph without tasks.
     """
     check_fidelity(fidelity, lossy)
-    settings = Settings(fidelity, lossy, batch_norm, reserve, time_limit_s)
+    settings = Settings(fidelity, lossy, batch_norm, reserve, time_limit_s, algorithms)
     room = None if budget_bytes is None else budget_bytes - reserve
     planning = _Planning(graph, costs, settings, seeds, options)
     best, least = planning.run(room)
@@ -90,12 +94,13 @@ def minimise_peak(
     *,
     lossy: str | None = None,
     batch_norm: bool = False,
+    algorithms: bool = True,
     time_limit_s: float = TIME_LIMIT_S,
     options: Options | None = None,
 ) -> int:
     """Bytes below which no plan of the class has its peak. Arguments and errors as :func:`optimal`."""
     check_fidelity(fidelity, lossy)
-    settings = Settings(fidelity, lossy, batch_norm, 0, time_limit_s)
+    settings = Settings(fidelity, lossy, batch_norm, 0, time_limit_s, algorithms)
     return _Planning(graph, costs, settings, (), options).least(time.monotonic() + time_limit_s).bound_bytes
 
 
@@ -158,7 +163,7 @@ class _Planning:
             s = self._settings
             self._attempts[parts] = Attempt(
                 self._graph, self._costs, self.simulator, s.fidelity, s.lossy,
-                parts=parts, seeds=self._seeds, found=self._options,
+                parts=parts, seeds=self._seeds, found=self._options, algorithms=s.algorithms,
             )  # fmt: skip
         return self._attempts[parts]
 
@@ -209,6 +214,7 @@ def _figures(
             "lossy": settings.lossy,
             "reserve": settings.reserve,
             "batch_norm": settings.batch_norm,
+            "algorithms": settings.algorithms,
             "time_limit_s": settings.time_limit_s,
         },
         budget_bytes=budget_bytes,

@@ -30,12 +30,13 @@ class Attempt:
         parts: int = 1,
         seeds: Sequence[Plan] = (),
         found: Options | None = None,
+        algorithms: bool = True,
     ) -> None:
         self.parts, self._simulator = parts, simulator
         small = scaled(graph, parts)
         mine = costs if parts == 1 else scaled_costs(costs, graph, small)
         self._seeds = [s for s in seeds if s.sub_batches == parts]
-        self._build = Build(small, mine, fidelity, lossy, self._seeds, found)
+        self._build = Build(small, mine, fidelity, lossy, self._seeds, found, algorithms)
         self._bare = simulator.profile(replace(self._build.bare(), sub_batches=parts))
         self.problem = self._build.problem(self._bare)
         self.counts_late = costs.hardware.async_counts

@@ -29,7 +29,7 @@ class Build:
     """The problem of one graph (of one sub-batch, where the batch is cut) and its plans.
 
     ``found`` are the options by storage; ``seeds`` are plans whose decisions, algorithms and slices are offered too,
-    as far as the class allows them.
+    as far as the class allows them. ``algorithms``: convolutions choose theirs.
     """
 
     def __init__(
@@ -40,8 +40,9 @@ class Build:
         lossy: str | None,
         seeds: Sequence[Plan] = (),
         found: Options | None = None,
+        algorithms: bool = True,
     ) -> None:
-        self.graph, self.costs, self.fidelity = graph, costs, fidelity
+        self.graph, self.costs, self.fidelity, self._chooses = graph, costs, fidelity, algorithms
         self.index = StepIndex(graph)
         found = options(graph, costs, fidelity, lossy) if found is None else found
         self.options = {s: _offered(s, listed, seeds, fidelity) for s, listed in found.items()}
@@ -113,7 +114,7 @@ class Build:
         ]  # fmt: skip
 
     def _convolutions(self) -> list[int]:
-        return [c.index for c in self.graph.calls if c.covered >= 0 and c.op == "conv2d"]
+        return [c.index for c in self.graph.calls if self._chooses and c.covered >= 0 and c.op == "conv2d"]
 
     def _algorithms(self, call: int) -> tuple[Move, ...]:
         """A convolution's algorithms, all its tasks under one name where they have it."""

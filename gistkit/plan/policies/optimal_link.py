@@ -6,12 +6,14 @@ for no longer than passes: compute seconds, what the choices add to them, and th
     y_k <= seconds from event k - 1 to k;  waiting_k = waiting_(k-1) + issued at k - 1 - y_k >= 0;
     ahead_k = ahead_(k-1) + y_k - due at k >= 0
 
-That lets a transfer count for another's due time, so a *window* (direction, begin, end) may be added: whatever is issued
+With very many events only some are kept: a transfer then counts as issued at the one before and due at the one after,
+which bounds less, but validly. The fluid lets a transfer count for another's due time, so a *window* (direction, begin, end) may be added: whatever is issued
 in it and due in it is transferred in it. With all windows the bound is that of earliest-due-first service in parts.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,14 +29,17 @@ Window = tuple[str, int, int]
 class LinkRows:
     """The link's columns (from ``first`` on) and rows. Seconds are in units of 1 / ``unit``."""
 
-    def __init__(self, problem: Problem, parts: Sequence[Part], first: int, unit: float) -> None:
+    def __init__(self, problem: Problem, parts: Sequence[Part], first: int, unit: float, most: int) -> None:
         self._link, self._unit = problem.link, unit
         every = [(c, t) for c, part in enumerate(parts) for t in part.transfers]
         # Issued and due before the same task: all of it is a stall there, and none of it anything else.
         self._at_once = [(c, t) for c, t in every if t.issue == t.due]
         self._transfers = [(c, t) for c, t in every if t.issue != t.due]
         self.events = sorted({t for _, x in every for t in (x.issue, x.due)})
-        self._number = {event: k for k, event in enumerate(self.events)}
+        self.exact = len(self.events) <= most
+        if not self.exact:
+            picked = np.unique(np.linspace(0, len(self.events) - 1, most).astype(int))
+            self.events = [self.events[i] for i in picked]
         count = len(self.events)
         self.stall = first
         self._y = {d: first + count * (1 + 3 * i) for i, d in enumerate(DIRECTIONS)}
@@ -44,7 +49,7 @@ class LinkRows:
         self._extra: list[list[tuple[int, float]]] = [[] for _ in range(count + 1)]
         for column, part in enumerate(parts):
             for task, seconds in part.extra:
-                k = int(np.searchsorted(self.events, task, side="right"))
+                k = bisect_right(self.events, task)
                 if 0 < k < count:
                     self._extra[k].append((column, seconds * unit))
 
@@ -63,8 +68,8 @@ class LinkRows:
         issued, due = [[] for _ in range(count)], [[] for _ in range(count)]
         for column, t in self._transfers:
             if t.direction == direction:
-                issued[self._number[t.issue]].append((column, self._seconds(t)))
-                due[self._number[t.due]].append((column, self._seconds(t)))
+                issued[self._begins(t.issue)].append((column, self._seconds(t)))
+                due[self._ends(t.due)].append((column, self._seconds(t)))
         for k in range(count):
             begun = issued[k - 1] if k else []
             earlier = [(waiting + k - 1, -1.0)] if k else []
@@ -82,7 +87,7 @@ class LinkRows:
         by_event: dict[int, list[tuple[int, float]]] = {}
         for column, t in self._at_once:
             if t.direction == direction:
-                by_event.setdefault(self._number[t.due], []).append((column, self._seconds(t)))
+                by_event.setdefault(self._ends(t.due), []).append((column, self._seconds(t)))
         for k, terms in by_event.items():
             rows.add([*terms, (self.stall + k, -1.0)], high=0.0)
 
@@ -104,9 +109,17 @@ class LinkRows:
             for c, t in self._transfers
             if t.direction == direction and t.issue >= begin and t.due <= end
         ]
-        room = range(self._number[begin] + 1, self._number[end] + 1)
+        room = range(self._begins(begin) + 1, self._ends(end) + 1)
         passes = [term for k in room for term in self._passes(k)]
         rows.add([*inside, *passes], high=sum(self._compute[k] for k in room))
+
+    def _begins(self, task: int) -> int:
+        """The last event up to a task."""
+        return bisect_right(self.events, task) - 1
+
+    def _ends(self, task: int) -> int:
+        """The first event from a task on."""
+        return bisect_left(self.events, task)
 
     def _seconds(self, transfer: Transfer) -> float:
         return self._link.seconds(transfer) * self._unit
@@ -116,7 +129,7 @@ class LinkRows:
         passed = np.array(self._compute) + stalls
         for part in parts:
             for task, seconds in part.extra:
-                k = int(np.searchsorted(self.events, task, side="right"))
+                k = bisect_right(self.events, task)
                 if 0 < k < len(self.events):
                     passed[k] += seconds * self._unit
         clock = np.cumsum(passed)
@@ -128,7 +141,7 @@ class LinkRows:
                 work = 0.0
                 for t in inside:
                     work += self._seconds(t)
-                    over = work - float(clock[self._number[end]] - clock[self._number[t.issue]])
+                    over = work - float(clock[self._ends(end)] - clock[self._begins(t.issue)])
                     if over > 1e-6:
                         found.append((over, (direction, t.issue, end)))
         return [window for _, window in sorted(found, reverse=True)[:most]]

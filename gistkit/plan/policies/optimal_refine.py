@@ -16,9 +16,9 @@ import numpy as np
 
 from gistkit.plan.policies.optimal_problem import Part, Problem
 from gistkit.plan.policies.optimal_program import TOLERANCE, Cuts, Program, Solved
-from gistkit.plan.policies.optimal_search import Search
+from gistkit.plan.policies.optimal_search import LINK_WEIGHTS, Search
 
-WHOLE_SIZE = 4000
+WHOLE_SIZE = 1500
 """Up to so many moves the whole program is solved, beyond only what the relaxation leaves open."""
 SURE = 0.999
 MENDS = 6
@@ -52,7 +52,9 @@ class Refinement:
     def run(self, seeds: Sequence[Sequence[int]]) -> Outcome:
         """Best of the seeds, of the greedy choice and of what the program finds."""
         for seed in (*seeds, self._search.fastest()):
-            self._try(seed, mend=True)
+            self._mend(seed)
+        if self._problem.size == 0:
+            self._bound_s = self._best_s
         if self._problem.size == 0 or self._meets():
             return self._outcome()
         relaxed = self._program.least_time(self._budget, self._cuts, self._left(0.5), relaxed=True)
@@ -60,7 +62,7 @@ class Refinement:
         if relaxed.bound == np.inf:
             return self._outcome()
         if relaxed.taken is not None:
-            self._try(relaxed.taken, mend=True)
+            self._mend(self._search.settled(relaxed.shares))
         if self._problem.size > WHOLE_SIZE:
             self._partial(relaxed)
         self._polish(0.3)
@@ -83,18 +85,23 @@ class Refinement:
     def _fits(self, taken: Sequence[int], limit: float) -> bool:
         return self._problem.allowed(taken) and int(self._search.bytes_by_task(taken).max(initial=0)) <= limit
 
-    def _try(self, taken: Sequence[int], mend: bool = False) -> float:
+    def _mend(self, taken: Sequence[int]) -> None:
+        """Try a choice repaired, the link being dear and cheap."""
+        for weight in LINK_WEIGHTS:
+            self._try(taken, weight)
+
+    def _try(self, taken: Sequence[int], weight: float | None = None) -> float:
         """Simulate a choice and keep it if it is the best that fits: its seconds, infinite where it does not fit.
 
-        ``mend`` repairs it first. Where the simulator finds more bytes than the problem knows of (scratches on CUDA),
+        ``weight`` (of :meth:`Search.repair`) repairs it first. Where the simulator finds more bytes than the problem knows of (scratches on CUDA),
         it is repaired to a limit so much lower.
         """
         budget = limit = np.inf if self._budget is None else self._budget
         for _ in range(MENDS):
             if not self._fits(taken, limit):
                 mended = None
-                if mend and self._problem.allowed(taken):
-                    mended = self._search.repair(taken, int(limit), self._deadline)
+                if weight is not None and self._problem.allowed(taken):
+                    mended = self._search.repair(taken, int(limit), self._deadline, weight)
                 if mended is None:
                     return np.inf
                 taken = mended
@@ -103,7 +110,7 @@ class Refinement:
                 if seconds < self._best_s:
                     self._best, self._best_s = tuple(taken), seconds
                 return seconds
-            if not mend:
+            if weight is None:
                 return np.inf
             limit = int(self._search.bytes_by_task(taken).max(initial=0)) - (peak - budget)
         return np.inf
@@ -123,7 +130,7 @@ class Refinement:
             offset += len(group)
         solved = self._program.least_time(self._budget, self._cuts, self._left(0.6), fixed=fixed, gap=1e-4)
         if solved.taken is not None:
-            self._try(solved.taken, mend=True)
+            self._mend(solved.taken)
 
     def _prove(self) -> None:
         """Solve and learn until bound and best meet, or time is up."""
@@ -148,7 +155,8 @@ class Refinement:
             self._cuts.never.append(keys)
             return
         parts: list[Part] = list(self._problem.parts(taken))
-        windows = [w for w in self._program.link.missed(parts, solved.stalls) if w not in self._cuts.windows]
+        exact = self._program.link.exact
+        windows = [w for w in self._program.link.missed(parts, solved.stalls) if exact and w not in self._cuts.windows]
         self._cuts.windows += windows
         moved = tuple(k for k in keys if self._problem.groups[k[0]][k[1]].part.transfers)
         stalled = self._search.stalls(moved) if moved else 0.0

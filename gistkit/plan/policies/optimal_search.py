@@ -17,8 +17,8 @@ from gistkit.plan.policies.optimal_problem import Key, Part, Problem, spread
 
 Clock = Callable[[Sequence[int]], tuple[float, int]]
 """(seconds, peak bytes) of the step with the moves taken, by simulation."""
-LINK_WEIGHT = 0.05
-"""What a second of transfer counts for in a score: most of it is hidden, yet the link is no free good."""
+LINK_WEIGHTS = (0.3, 0.03)
+"""What a second of transfer counts for in a score: where the link is busy it is no free good, else it is hidden."""
 
 
 class Search:
@@ -34,14 +34,16 @@ class Search:
             for first, last, nbytes in problem.groups[g][m].part.memory
         ]
         self._move, self._first, self._end, self._bytes = np.array(flat, dtype=np.int64).reshape(-1, 4).T
-        self._cost_s = np.array([self._price(problem.groups[g][m].part) for g, m in self._keys])
+        own = [problem.groups[g][m].part for g, m in self._keys]
+        self._compute_s = np.array([part.seconds for part in own])
+        self._link_s = np.array([sum(problem.link.seconds(t) for t in part.transfers) for part in own])
 
-    def _price(self, part: Part) -> float:
-        return part.seconds + LINK_WEIGHT * sum(self.problem.link.seconds(t) for t in part.transfers)
+    def _cost_s(self, weight: float) -> np.ndarray:
+        return self._compute_s + weight * self._link_s
 
     def fastest(self) -> tuple[int, ...]:
         """The move of every group that costs least by itself."""
-        split = np.split(self._cost_s, self._offsets[1:-1])
+        split = np.split(self._cost_s(LINK_WEIGHTS[0]), self._offsets[1:-1])
         return tuple(int(np.argmin(costs)) for costs in split)
 
     def smallest(self) -> tuple[int, ...]:
@@ -72,15 +74,33 @@ class Search:
         transfers = [t for g, m in moves for t in self.problem.groups[g][m].part.transfers]
         return least_stalls(seconds.tolist(), self.problem.link, transfers)
 
-    def repair(self, taken: Sequence[int], budget_bytes: int, deadline: float) -> tuple[int, ...] | None:
-        """A choice near ``taken`` whose memory fits; None where the moves that free something give out."""
+    def settled(self, shares: np.ndarray) -> tuple[int, ...]:
+        """The move of every group with the largest share, or the next that no conflict bars: sure groups first."""
+        split = np.split(shares, self._offsets[1:-1])
+        taken = [int(np.argmax(s)) for s in split]
+        fixed: set[int] = set()
+        for group in sorted(range(len(split)), key=lambda g: -float(split[g].max())):
+            fixed.add(group)
+            for move in map(int, np.argsort(-split[group], kind="stable")):
+                taken[group] = move
+                barred = self.problem.barred.get((group, move), ())
+                if not any(all(g in fixed and taken[g] == m for g, m in conflict) for conflict in barred):
+                    break
+        return tuple(taken)
+
+    def repair(
+        self, taken: Sequence[int], budget_bytes: int, deadline: float, weight: float = LINK_WEIGHTS[0]
+    ) -> tuple[int, ...] | None:
+        """A choice near ``taken`` whose memory fits; None where the moves that free something give out. ``weight``: of
+        a second of transfer against one of compute."""
+        cost_s = self._cost_s(weight)
         now = list(taken)
         level = self.bytes_by_task(now)
         barred: set[int] = set()
         while (level > budget_bytes).any():
             if time.monotonic() > deadline:
                 return None
-            index = self._best(now, level, budget_bytes, barred)
+            index = self._best(now, level, budget_bytes, barred, cost_s)
             if index is None:
                 return None
             group, move = self._keys[index]
@@ -93,7 +113,9 @@ class Search:
                 barred.add(index)
         return tuple(now)
 
-    def _best(self, now: Sequence[int], level: np.ndarray, budget_bytes: int, barred: set[int]) -> int | None:
+    def _best(
+        self, now: Sequence[int], level: np.ndarray, budget_bytes: int, barred: set[int], cost_s: np.ndarray
+    ) -> int | None:
         """The move that frees most of the surplus a second; None if none frees any."""
         over = np.maximum(level - budget_bytes, 0) > 0
         running = np.concatenate(([0], np.cumsum(over)))
@@ -106,7 +128,7 @@ class Search:
         freed[list(barred)] = 0
         if not (freed > 0).any():
             return None
-        dearer = np.maximum(self._cost_s - np.repeat(self._cost_s[current], sizes), 0)
+        dearer = np.maximum(cost_s - np.repeat(cost_s[current], sizes), 0)
         floor = 1e-9 * max(float(self.problem.base_s.sum()), 1e-12)
         return int(np.argmax(np.where(freed > 0, freed / (dearer + floor), -1.0)))
 

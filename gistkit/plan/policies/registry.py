@@ -9,6 +9,7 @@ from gistkit.plan.policies.cdma import cdma
 from gistkit.plan.policies.checkpoint import checkpoint
 from gistkit.plan.policies.gist_budget import gist_budget
 from gistkit.plan.policies.modnn import modnn
+from gistkit.plan.policies.optimal import optimal
 from gistkit.plan.policies.plain import plain
 from gistkit.plan.policies.vdnn import vdnn_all, vdnn_conv
 from gistkit.plan.policies.vdnn_dyn import vdnn_dyn
@@ -24,4 +25,5 @@ POLICIES: dict[str, Callable[..., Plan]] = {
     "modnn": modnn,
     "cdma": cdma,
     "checkpoint": checkpoint,
+    "optimal": optimal,
 }
