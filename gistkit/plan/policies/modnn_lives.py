@@ -13,9 +13,11 @@ which it must be on the device; between two stays it may be in host memory. Two 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import FORWARD, Block, Task
@@ -44,7 +46,12 @@ class Life:
 
     def next_stay(self, task: int) -> int | None:
         """First task of the first stay that begins at or after a task; None where there is none."""
-        return next((first for first, _ in self.stays if first >= task), None)
+        at = bisect_left(self._starts, task)
+        return self._starts[at] if at < len(self._starts) else None
+
+    @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        return tuple(first for first, _ in self.stays)
 
     @property
     def end(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 from gistkit.plan.memory_map import MemoryMap
 from gistkit.plan.policies.modnn_lives import Lives
@@ -31,23 +31,17 @@ class Places:
 
     def copy(self) -> Places:
         """The same places, to try something on."""
-        return Places(self.lives, twin(self.map), set(self.here), set(self.host), set(self.fresh))
+        return Places(self.lives, self.map.copy(), set(self.here), set(self.host), set(self.fresh))
 
     def missing(self, task: int) -> list[int]:
         """Blocks that a task needs and that are not on the device: inputs in host memory first, then outputs."""
         return sorted((b for b in self.lives.needed[task] if b not in self.here), key=lambda b: (b not in self.host, b))
 
-    def may_leave(self, task: int, until: int) -> Callable[[int], bool]:
-        """Which blocks may be offloaded just before a task: not (a) what it needs, not (b) what was not used since it
+    def may_leave(self, task: int, until: int) -> set[int]:
+        """Blocks that may be offloaded just before a task: not (a) what it needs, not (b) what was not used since it
         was made or fetched. To fetch for a later task ``until``, nothing leaves that is needed before that."""
-
-        def leaves(block: int) -> bool:
-            if block not in self.here or block in self.fresh:
-                return False
-            one = self.lives.lives[block]
-            return not one.stays_at(task) and self.next_need(block, task) > until
-
-        return leaves
+        free = self.here.difference(self.fresh, self.lives.needed[task])
+        return free if until < 0 else {b for b in free if self.next_need(b, task) > until}
 
     def next_need(self, block: int, task: int) -> int:
         """The first task after the given one that needs the block."""
@@ -73,7 +67,8 @@ class Places:
         runs of equal delay the one that is needed last goes, then the one that moves the fewest bytes."""
         if self.map.largest_free_bytes >= nbytes:
             return ()
-        runs = cast("Iterable[tuple[int, ...]]", self.map.runs(nbytes, cast("Any", self.may_leave(task, until))))
+        leaving = self.may_leave(task, until)
+        runs = cast("Iterable[tuple[int, ...]]", self.map.runs(nbytes, leaving.__contains__)) if leaving else ()
         found = best_scheme(runs, delay_s, lambda run: self.regret(run, task))
         return None if found is None else found.blocks
 
@@ -109,19 +104,6 @@ class Places:
         for name in (TRANSIENT, WORKSPACE):
             if name in self.map:
                 self.map.free(name)
-
-
-def twin(memory: MemoryMap) -> MemoryMap:
-    """The same map, to try something on."""
-    made, gaps = MemoryMap(memory.capacity_bytes), []
-    for segment in memory.segments():
-        key = ("gap", segment.start) if segment.key is None else segment.key
-        made.allocate(key, segment.nbytes)
-        if segment.key is None:
-            gaps.append(key)
-    for key in gaps:
-        made.free(key)
-    return made
 
 
 @dataclass
