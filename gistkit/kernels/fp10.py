@@ -27,7 +27,7 @@ from gistkit.kernels.rounding import (
 )
 from gistkit.kernels.tiling import launch
 
-ROWS = 8  # blocks of words a program
+ENCODE_ROWS, DECODE_ROWS = 16, 8  # blocks of words a program; 16 takes bf16 encodes from 90 to 95 % of copy on an H200
 LINE = tl.constexpr(SCALE_BLOCK)
 
 
@@ -103,14 +103,14 @@ def pack10(x: torch.Tensor, exponents: torch.Tensor, scaling: str) -> torch.Tens
     """
     length = fp10_words(x.numel())
     words = torch.empty((length,), dtype=torch.int32, device=x.device)
-    programs = ceil_div(length, ROWS * SCALE_BLOCK)
-    launch(_pack10_kernel, programs, x, x, words, exponents, x.numel(), length, SCALING=scaling, ROWS=ROWS)
+    programs = ceil_div(length, ENCODE_ROWS * SCALE_BLOCK)
+    launch(_pack10_kernel, programs, x, x, words, exponents, x.numel(), length, SCALING=scaling, ROWS=ENCODE_ROWS)
     return words
 
 
 def unpack10(words: torch.Tensor, exponents: torch.Tensor, n: int, dtype: torch.dtype, scaling: str) -> torch.Tensor:
     """dtype[n] of the words that :func:`pack10` made of values."""
     x = torch.empty((n,), dtype=dtype, device=words.device)
-    programs = ceil_div(words.numel(), ROWS * SCALE_BLOCK)
-    launch(_unpack10_kernel, programs, x, words, exponents, x, n, words.numel(), SCALING=scaling, ROWS=ROWS)
+    programs = ceil_div(words.numel(), DECODE_ROWS * SCALE_BLOCK)
+    launch(_unpack10_kernel, programs, x, words, exponents, x, n, words.numel(), SCALING=scaling, ROWS=DECODE_ROWS)
     return x

@@ -78,10 +78,11 @@ def test_maxima(capability, dtype):
 @pytest.mark.parametrize("scaling", ["none", "tensor", "block"])
 def test_fp10(capability, dtype, scaling):
     size = ITEM_BYTES[dtype]
-    constexprs, elements = {"SCALING": scaling, "ROWS": fp10.ROWS}, 3 * 128 * fp10.ROWS
-    encode = build(fp10._pack10_kernel, dtype, "fp10", capability, **constexprs)
+    encode = build(fp10._pack10_kernel, dtype, "fp10", capability, SCALING=scaling, ROWS=fp10.ENCODE_ROWS)
+    elements = 3 * 128 * fp10.ENCODE_ROWS
     assert_lean(encode, per_element(encode, elements, NUM_WARPS), size + 4 / 3, OVER.get(("enc10", size, scaling), 1.0))
-    decode = build(fp10._unpack10_kernel, dtype, "fp10", capability, **constexprs)
+    decode = build(fp10._unpack10_kernel, dtype, "fp10", capability, SCALING=scaling, ROWS=fp10.DECODE_ROWS)
+    elements = 3 * 128 * fp10.DECODE_ROWS
     assert_lean(decode, per_element(decode, elements, NUM_WARPS), size + 4 / 3)
     assert encode.loads - (scaling == "tensor") == encode.loads_128, "one pass over the values, 16 bytes a lane"
     assert decode.stores == decode.stores_128
