@@ -27,7 +27,9 @@ def test_scaled_is_the_smaller_step(build):
 
 def test_sizes_round_up():
     graph = pooled(batch=5)
+    graph = replace(graph, tasks=(replace(graph.tasks[0], transient_bytes=7), *graph.tasks[1:]))
     part = scaled(graph, 2)
+    assert part.tasks[0].transient_bytes == 5
     assert part.batch == 3 and scaled(graph, 1) is graph and scaled(graph, 5).batch == 1
     block = next(b for b in graph.blocks if b.kind == "activation")
     assert part.blocks[block.id].nbytes == block.nbytes * 3 // 5

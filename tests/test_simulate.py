@@ -143,11 +143,13 @@ def hosted(graph, draw):
             )
 
 
-def test_one_simulator_for_many_plans_is_as_good_as_new():
-    graph = forked(3)
-    costs = cost_table(graph, hardware("titanx"))
+@pytest.mark.parametrize("build", [pooled, lambda: forked(3), lambda: chain(7)])
+def test_one_simulator_for_many_plans_is_as_good_as_new(build):
+    graph = build()
+    costs = cost_table(graph, hardware("titanx"), density=0.4)
     simulator = Simulator(graph, costs)
     plans = [plan_of(graph), plan_of(graph, policy="plain"), gist(graph), gist(graph, lossy="fp8")]
+    plans += [replace(plans[2], decisions=plans[2].decisions[:n], choices=()) for n in (1, 3, 5)]
     plans += [replace(plans[0], sub_batches=2), *plans]
     for plan in plans:
         assert simulator.run(plan, reserve=7) == simulate(graph, plan, costs, reserve=7)
@@ -166,6 +168,9 @@ def test_sub_batches():
         later = sum(g.nbytes for g in gradients if g.first > task)
         assert a - b == later + sum(g.nbytes for g in gradients if g.first == task)
     assert parts.peak_bytes < whole.peak_bytes
+    measured_s = {t: 2 * costs.task_s(t) for t in range(len(graph.tasks)) if costs.task_s(t) > 0}
+    slow = simulate(graph, plan_of(graph, sub_batches=4), cost_table(graph, hardware("h200"), measured_s=measured_s))
+    assert slow.step_s == pytest.approx(2 * parts.step_s)
 
 
 def test_reserve_is_checked():
