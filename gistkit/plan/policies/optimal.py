@@ -120,27 +120,28 @@ class _Planning:
     ) -> None:
         self._graph, self._costs, self._settings = graph, costs, settings
         self._seeds, self._options = seeds, options
+        self._begun = time.monotonic()
         self.simulator = Simulator(graph, costs)
         self._counts = part_counts(graph, settings, seeds)
         self._attempts: dict[int, Attempt] = {}
+        self._least: dict[int, Least] = {}
 
     def run(self, budget_bytes: int | None) -> tuple[tuple[Attempt, Outcome, float] | None, Least]:
         """The best attempt with its outcome and the bound over all numbers of sub-batches (seconds); least peak."""
-        begun = time.monotonic()
         limit = self._settings.time_limit_s
-        least = self.least(begun + PEAK_SHARE * limit)
-        deadline = max(begun + limit, time.monotonic() + 0.5 * limit)
+        least = self.least(self._begun + PEAK_SHARE * limit)
+        deadline = self._begun + limit
         best: tuple[Attempt, Outcome] | None = None
         bound_s = np.inf
         for parts in self._counts:
             attempt = self._attempt(parts)
-            floor = parts * self._floor_s(attempt)
+            floor = parts * attempt.problem.floor_s
             if best is not None and floor >= best[0].parts * best[1].seconds:
                 bound_s = min(bound_s, floor)
                 continue
             share = 1.0 if parts == self._counts[-1] else 0.6
             until = time.monotonic() + share * max(deadline - time.monotonic(), 0.02 * limit)
-            outcome = _search(attempt, budget_bytes, until, least)
+            outcome = _search(attempt, budget_bytes, until, self._least[parts])
             bound_s = min(bound_s, parts * outcome.bound_s)
             if outcome.taken is not None and (
                 best is None or parts * outcome.seconds < best[0].parts * best[1].seconds
@@ -150,11 +151,11 @@ class _Planning:
 
     def least(self, deadline: float) -> Least:
         """The least peak over all numbers of sub-batches."""
-        found: list[Least] = []
         for parts in self._counts:
             attempt = self._attempt(parts)
             left = max(deadline - time.monotonic(), 0.1 * self._settings.time_limit_s)
-            found.append(least_peak(attempt, left, relaxed=attempt.problem.size > WHOLE_SIZE))
+            self._least[parts] = least_peak(attempt, left, relaxed=attempt.problem.size > WHOLE_SIZE)
+        found = self._least.values()
         best = min(found, key=lambda one: one.peak_bytes)
         return replace(best, bound_bytes=min(one.bound_bytes for one in found))
 
@@ -167,18 +168,10 @@ class _Planning:
             )  # fmt: skip
         return self._attempts[parts]
 
-    def _floor_s(self, attempt: Attempt) -> float:
-        """Seconds that one sub-batch takes whatever is chosen."""
-        problem = attempt.problem
-        fastest = sum(min(m.part.seconds for m in group) for group in problem.groups)
-        return float(problem.base_s.sum()) + fastest + sum(min(0.0, j.part.seconds) for j in problem.joints)
-
 
 def _search(attempt: Attempt, budget_bytes: int | None, deadline: float, least: Least) -> Outcome:
     """The fastest choice of one number of sub-batches."""
-    seeds = [*attempt.seeds()]
-    if len(least.taken) == len(attempt.problem.groups):
-        seeds.append(least.taken)
+    seeds = [*attempt.seeds(), least.taken]
     late = attempt.counts_late and budget_bytes is not None
     first_deadline = time.monotonic() + (deadline - time.monotonic()) * (0.6 if late else 1.0)
     outcome = Refinement(attempt.problem, attempt.search, budget_bytes, first_deadline).run(seeds)

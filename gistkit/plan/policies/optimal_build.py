@@ -44,6 +44,7 @@ class Build:
     ) -> None:
         self.graph, self.costs, self.fidelity, self._chooses = graph, costs, fidelity, algorithms
         self.index = StepIndex(graph)
+        self._known: dict = {}
         found = options(graph, costs, fidelity, lossy) if found is None else found
         self.options = {s: _offered(s, listed, seeds, fidelity) for s, listed in found.items()}
         free = {s: listed[0] for s, listed in self.options.items() if listed[0].codec == "drop"}
@@ -59,7 +60,7 @@ class Build:
         context = Context.of(self.bare(), self.index)
         able = Context.alone(self.graph, self.costs, self.index).encodings
         context = replace(context, encodings=able if encodings is None else tuple(encodings))
-        parts = Parts(self.costs, self.index, context)
+        parts = Parts(self.costs, self.index, context, self._known)
         blocks = {self.index.by_storage[s].id for s in self.options if s in self.index.by_storage}
         groups, ways, demands = [], {}, []
         for storage in self.options:

@@ -16,7 +16,7 @@ from itertools import combinations
 from gistkit.errors import PlanError
 from gistkit.graph.tasks import Block
 from gistkit.plan.block_effects import block_effects
-from gistkit.plan.context import Context, StepIndex
+from gistkit.plan.context import Context, StepIndex, is_sparse
 from gistkit.plan.cost import CostTable
 from gistkit.plan.intervals import Effects, Interval
 from gistkit.plan.plan import Decision
@@ -45,10 +45,11 @@ class Demand:
 
 
 class Parts:
-    """Parts of moves, joint parts and conflicts of one graph under one context."""
+    """Parts of moves, joint parts and conflicts of one graph under one context. ``known`` remembers effects, for all
+    contexts that differ in their encodings only."""
 
-    def __init__(self, costs: CostTable, index: StepIndex, context: Context) -> None:
-        self._costs, self._index, self._context = costs, index, context
+    def __init__(self, costs: CostTable, index: StepIndex, context: Context, known: dict) -> None:
+        self._costs, self._index, self._context, self._known = costs, index, context, known
         self._tasks = len(index.graph.tasks)
 
     def of(self, block: Block, way: Way) -> Part:
@@ -132,10 +133,15 @@ class Parts:
         self, block: Block, way: Way, also: frozenset[int] = frozenset(), more: Iterable[tuple[int, int]] = ()
     ) -> Effects:
         slices = dict((*way.slices, *more))
-        context = self._context
-        if slices or also:
-            context = replace(context, slices=slices, also={block.id: also} if also else None)
-        return block_effects(self._index.graph, self._costs, way.decision, block, context)
+        late = self._context.scratch_end(block.saved) if is_sparse(way.decision.codec) else None
+        key = (block.id, way.decision, also, tuple(sorted(slices.items())), late)
+        found = self._known.get(key)
+        if found is None:
+            context = self._context
+            if slices or also:
+                context = replace(context, slices=slices, also={block.id: also} if also else None)
+            found = self._known[key] = block_effects(self._index.graph, self._costs, way.decision, block, context)
+        return found
 
     def _sums(self, way: Way) -> Effects:
         """A weight gradient in slices: the sum and one part of it are there at once."""

@@ -89,6 +89,12 @@ class Problem:
         """Tasks of the step."""
         return len(self.base_s)
 
+    @cached_property
+    def floor_s(self) -> float:
+        """Seconds that every choice takes: the fastest move of every group, and joint parts where they help."""
+        fastest = sum(min(m.part.seconds for m in group) for group in self.groups)
+        return float(self.base_s.sum()) + fastest + sum(min(0.0, j.part.seconds) for j in self.joints)
+
     @property
     def size(self) -> int:
         """Moves in all groups that leave a choice."""

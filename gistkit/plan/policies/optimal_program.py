@@ -155,7 +155,7 @@ class Program:
 
     def _learnt(self, rows: Rows, moves: Sequence[Key], seconds: float, cost: np.ndarray) -> None:
         """Seconds of a solution with all of ``moves``; a solution without one of them only has to take some time."""
-        least = seconds - self._floor
+        least = seconds - self.problem.floor_s
         terms = [(int(c), float(cost[c])) for c in np.flatnonzero(cost)]
         terms += [(self.column(k), -least * self._unit) for k in moves]
         rows.add(terms, low=(seconds - self._base_s - least * len(moves)) * self._unit)
@@ -166,12 +166,6 @@ class Program:
         terms = [(c, 1.0) for c in (*stalls, self._found)]
         terms += [(self.column(k), -seconds * self._unit) for k in moves]
         rows.add(terms, low=seconds * (1 - len(moves)) * self._unit)
-
-    @property
-    def _floor(self) -> float:
-        """Seconds that every solution takes: the fastest move of every group, and joint parts where they help."""
-        fastest = sum(min(m.part.seconds for m in group) for group in self.problem.groups)
-        return self._base_s + fastest + sum(min(0.0, j.part.seconds) for j in self.problem.joints)
 
     def _solve(
         self,

@@ -47,7 +47,7 @@ class Refinement:
         self._program = Program(problem)
         self._cuts = Cuts()
         self._best: tuple[int, ...] | None = None
-        self._best_s, self._bound_s = np.inf, -np.inf
+        self._best_s, self._bound_s = np.inf, problem.floor_s * (1 - TOLERANCE)
 
     def run(self, seeds: Sequence[Sequence[int]]) -> Outcome:
         """Best of the seeds, of the greedy choice and of what the program finds."""
@@ -57,7 +57,7 @@ class Refinement:
             self._bound_s = self._best_s
         if self._problem.size == 0 or self._meets():
             return self._outcome()
-        relaxed = self._program.least_time(self._budget, self._cuts, self._left(0.5), relaxed=True)
+        relaxed = self._program.least_time(self._budget, self._cuts, self._left(0.7), relaxed=True)
         self._bound_s = max(self._bound_s, relaxed.bound)
         if relaxed.bound == np.inf:
             return self._outcome()

@@ -31,8 +31,8 @@ from gistkit.plan.policies.rules import SMALL_BYTES, Planner
 
 MAPS = ("argmax4", "argmax8")
 FIDELITIES = ("bitwise", "reassociated", "lossy")
-ROOM = (0.0, 1.0, 2.0, 4.0)
-"""A transfer is given this many times its own seconds of compute; 0: at once, or at the use itself."""
+ROOM = (1.0, 4.0)
+"""A transfer is given this many times its own seconds of compute, where it is given any."""
 SLICES = (4, 16)
 """Batch slices of a weight gradient: two of them are alive at a time, so a half and an eighth of the input."""
 
@@ -111,7 +111,7 @@ class _Listing:
         readers = reading.value_readers(s.id, relu)
         density = self._costs.densities.get(s.id)
         narrow = self._lossy if self._lossy and all(may_narrow(c, r) for c, r in readers) else None
-        sparse = () if density is None else ("zvc", "csr")
+        sparse = () if density is None else self._sparse(s)
         names = [*sparse, *(f"{c}+{narrow}" for c in sparse if narrow), *((narrow,) if narrow else ())]
         found = [Decision(s.id, n, mask=relu is not None and n == narrow) for n in names]
         found = [d for d in found if self._payload(s, d.codec) < s.nbytes]
@@ -120,6 +120,10 @@ class _Listing:
             rebuilt = Decision(s.id, "rebuild", "nowhere", True, recipe.sources, recipe=recipe.steps)
             found.append(rebuilt)
         return found
+
+    def _sparse(self, s: SavedStorage) -> tuple[str, ...]:
+        """zvc; csr, which is slower, only where it is smaller."""
+        return ("zvc", "csr") if self._payload(s, "csr") < self._payload(s, "zvc") else ("zvc",)
 
     def _may_have_values(self, storage: int) -> Decision | None:
         """Stands in for the decision of a rebuild's source, which is still open."""
@@ -145,16 +149,15 @@ class _Listing:
                 yield replace(at_home, place="host", release=release, prefetch=prefetch)
 
     def _points(self, block: Block, nbytes: int) -> Iterable[tuple[int, int]]:
-        """(release, prefetch) pairs: both hurried, both with room, and leaving at once but coming back early."""
+        """(release, prefetch) pairs: both hurried, leaving at once but coming back early, both with room."""
         gone, need = max(block.last, block.saved) + 1, block.uses[0].task
         out_s, back_s = self._costs.d2h_s(nbytes), self._costs.h2d_s(nbytes)
         late: Callable[[float], int] = lambda room: self._after(gone, out_s * room)  # noqa: E731
         early: Callable[[float], int] = lambda room: self._before(need, back_s * room)  # noqa: E731
         yield gone, need
-        for room in ROOM[1:]:
+        yield gone, early(1.0)
+        for room in ROOM:
             yield late(room), early(room)
-            yield gone, early(room)
-        yield late(1.0), need
 
     def _after(self, task: int, seconds: float) -> int:
         """The first task from ``task`` on that begins ``seconds`` after the task before it began."""
