@@ -156,6 +156,8 @@ def test_a_cpu_packs_at_once_and_runs_the_slow_oracles():
     expected = CPU.codec_slowdown * row.encode * pass_s + CPU.launch_s
     assert costs.encode_s("zvc", BIG, "float32", 0.5) == pytest.approx(expected)
     assert costs.encode_s("mask1", BIG, "float32") > pass_s
+    slow = CPU.codec_slowdown * row.relu_backward - 3
+    assert costs.relu_backward_s("zvc", BIG, "float32", 0.5) == pytest.approx(slow * pass_s)
 
 
 @pytest.mark.parametrize("name", CODECS)
