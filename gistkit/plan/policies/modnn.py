@@ -191,8 +191,12 @@ def _forms(graph: SavedGraph, costs: CostTable, own: Iterable[Decision]) -> dict
     for decision in own:
         block = blocks[decision.storage]
         small = decision.codec.startswith("argmax") or block.first == block.last == block.saved
-        nbytes = costs.payload_bytes(decision.codec, block.nbytes, block.dtype) if small else block.nbytes
-        found[decision.storage] = 0 if decision.codec == "drop" else nbytes
+        if decision.codec == "drop":
+            found[decision.storage] = 0
+        elif small:
+            found[decision.storage] = costs.payload_bytes(decision.codec, block.nbytes, block.dtype)
+        else:
+            found[decision.storage] = block.nbytes
     return found
 
 
