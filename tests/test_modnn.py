@@ -206,6 +206,9 @@ def test_reserve_is_left_free():
     budget = budget_between(graph, costs, 0.3)
     plan = modnn(graph, costs, budget, reserve=50_000)
     assert simulate(graph, plan, costs).peak_bytes + 50_000 == plan.peak_bytes <= budget
+    least = least_bytes(graph, costs)["bitwise"]
+    whole = modnn_schedule(graph, costs, least + 50_000, fidelity="bitwise", reserve=50_000)
+    assert whole.schedule.peak_bytes <= least and whole.moved_bytes("d2h") > 0
 
 
 def test_a_device_without_a_link_gets_sub_batches_alone():

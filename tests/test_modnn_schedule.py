@@ -134,3 +134,18 @@ def test_a_prefetch_that_would_be_lost_again_is_not_begun():
 def test_what_a_task_makes_and_frees_itself_is_in_the_map():
     found = run(1.5, [1] * 4, hand.life(A, S, 0, 1, 3), transient=[0, 0, S, 0])
     assert found.memory_bytes == (S, S, S, S) and moves(found)[0][:3] == (A, "d2h", 2)
+
+
+def test_of_blocks_that_leave_without_delay_the_one_needed_last_goes():
+    found = run(2.5, [1] * 9, hand.life(A, S, 0, 2, 6), hand.life(B, S, 1, 2, 8), hand.life(C, S, 4))
+    assert moves(found)[0] == (B, "d2h", 4, 2.0, 3.0)
+    assert {m.block for m in found.moves} == {B}
+
+
+def test_nothing_that_is_needed_sooner_leaves_for_a_prefetch():
+    # A, due at task 6, has to be fetched before task 4. B could leave without delay but is needed at task 5; C, written
+    # until 4 s, is needed at task 8: C leaves.
+    blocks = (hand.life(A, S, 0, 1, 6), hand.life(B, S, 2, 3, 5), hand.life(C, S, 2, 3, 8, writes=(2, 3)))
+    found = run(2.5, [1, 1, 1, 1, 0.5, 0.5, 1, 1, 1], *blocks)
+    assert moves(found)[1:3] == [(C, "d2h", 4, 4.0, 5.0), (A, "h2d", 4, 5.0, 6.0)]
+    assert B not in {m.block for m in found.moves}
