@@ -19,6 +19,8 @@ from gistkit.graph.recorder import Recorder
 
 _autograd = torch._C._autograd  # type: ignore[attr-defined]
 ACCUMULATE = "torch::autograd::AccumulateGrad"
+GRADIENT_SUM = "add"
+_SUMS = (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
 Key = tuple[str, int | None, str]
 
 
@@ -109,13 +111,26 @@ class Tracer(TorchDispatchMode):
             self._leaf = node.variable  # type: ignore[attr-defined]
         return "backward", node._sequence_nr(), name
 
-    def _span(self) -> Span:
-        key = self._key()
+    def _span(self, key: Key) -> Span:
         if not self.spans or self.spans[-1].key != key:
             self._settle()
             self._poll()  # what died between the spans was there during the last one
             self.spans.append(Span(key))
         return self.spans[-1]
+
+    def _is_sum(self, func: Any, inputs: list[torch.Tensor], key: Key) -> bool:
+        """Whether autograd adds a node's result to what another branch sent: it runs after the node, under its name.
+
+        One term was made by the node, the other neither made nor read by it.
+        """
+        if func not in _SUMS or key[0] != "backward" or not self.spans or self.spans[-1].key != key:
+            return False
+        span, now = self.spans[-1], len(self.spans) - 1
+        terms = [self._known.get(t.untyped_storage()._cdata) for t in inputs]
+        if len(terms) != 2 or terms[0] is None or terms[1] is None:
+            return False
+        made = [t.first == now for t in terms if t is not None]
+        return sum(made) == 1 and not any(t.id in span.reads for t in terms if t is not None and t.first != now)
 
     def _note(self, t: torch.Tensor, first: int) -> Seen:
         storage = t.untyped_storage()
@@ -143,8 +158,9 @@ class Tracer(TorchDispatchMode):
         kwargs = kwargs or {}
         if not self.active:
             return func(*args, **kwargs)
-        span = self._span()
         inputs = list(_tensors((args, kwargs)))
+        key = self._key()
+        span = self._span((key[0], None, GRADIENT_SUM) if self._is_sum(func, inputs, key) else key)
         read = {self._note(t, first=-1).id: t for t in inputs}
         out = self.run(span, func, args, kwargs)
         outputs = list(_tensors(out))
