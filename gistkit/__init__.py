@@ -3,29 +3,52 @@
 ``model = gistkit.compress(model)`` is bit-exact; ``lossy="fp8"`` adds delayed precision reduction. See README.md.
 """
 
+import sys
+from typing import TYPE_CHECKING
+
 from gistkit import functional, nn, policies, zoo
-from gistkit.errors import CaptureError, CompressError, DataError, GistError, KernelError, PlanMismatchError
+from gistkit.errors import (
+    BudgetError,
+    CaptureError,
+    CompressError,
+    DataError,
+    GistError,
+    KernelError,
+    PlanError,
+    PlanMismatchError,
+)
 from gistkit.graph.capture import capture
 from gistkit.graph.saved import SavedGraph
+from gistkit.plan.hardware import Hardware
 from gistkit.plan.plan import CallChoice, Decision, Plan
+from gistkit.planning import PlanPackage
 from gistkit.report import Report, report
 from gistkit.runtime.attach import compress, restore
 from gistkit.runtime.context import saving
 from gistkit.runtime.live import LiveBytes
+from gistkit.runtime.step import step
 from gistkit.version import VERSION
+
+if TYPE_CHECKING:
+    from gistkit.planning import plan
+else:
+    sys.modules["gistkit.plan"].__class__ = PlanPackage  # the package and the function share the name
 
 __version__ = VERSION
 
 __all__ = [
+    "BudgetError",
     "CallChoice",
     "CaptureError",
     "CompressError",
     "DataError",
     "Decision",
     "GistError",
+    "Hardware",
     "KernelError",
     "LiveBytes",
     "Plan",
+    "PlanError",
     "PlanMismatchError",
     "Report",
     "SavedGraph",
@@ -33,9 +56,11 @@ __all__ = [
     "compress",
     "functional",
     "nn",
+    "plan",
     "policies",
     "report",
     "restore",
     "saving",
+    "step",
     "zoo",
 ]

@@ -1,7 +1,7 @@
-"""The command ``gistkit``: ``gistkit train MODEL``, ``gistkit calibrate``; one file a command in ``gistkit.commands``.
+"""The command ``gistkit``: ``profile``, ``plan``, ``train``, ``calibrate``; one file a command in ``gistkit.commands``.
 
-Exit status: 0 where all went well; 1 where the lossless loss differs from the plain one; 2 for wrong input, with one
-line on the standard error.
+Exit status: 0 where all went well; 1 where the lossless loss differs from the plain one, or no plan fits the budget; 2
+for wrong input, with one line on the standard error.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from gistkit.commands import calibrate, train
+from gistkit.commands import calibrate, plan, profile, train
 from gistkit.commands.wrong import InputError
 
-COMMANDS = {"train": train, "calibrate": calibrate}
+COMMANDS = {"profile": profile, "plan": plan, "train": train, "calibrate": calibrate}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

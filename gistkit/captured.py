@@ -1,0 +1,85 @@
+"""What `plan` and `profile` start from: the captured step of a model on a batch, and the device that is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from gistkit.graph.capture import capture
+from gistkit.graph.saved import SavedGraph
+from gistkit.plan.hardware import PRESETS, Hardware
+from gistkit.plan.hardware import hardware as find_hardware
+from gistkit.runtime.inputs import spread
+
+CARDS = {"H200": "h200", "TITAN X": "titanx", "K40": "k40m"}
+"""Parts of CUDA device names with the preset of the card."""
+UNKNOWN_CARD = "h200"
+"""Whose rates a card without a preset is given, with its own memory."""
+
+
+def step_graph(caller: str, model: torch.nn.Module, batch: tuple, loss_fn: Callable | None) -> SavedGraph:
+    """The whole step of ``model`` on ``batch``, captured without arithmetic.
+
+    With a ``loss_fn`` the first item of the batch is the model's input (:func:`gistkit.runtime.inputs.spread`) and the
+    others are the loss's: ``loss_fn(model(batch[0]), *batch[1:])``; without one the step is that of ``model(*batch)``.
+    Raises TypeError, ValueError and CaptureError in the name of ``caller``.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(
+            f"{caller}: model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself"
+        )
+    if loss_fn is not None and not callable(loss_fn):
+        raise TypeError(
+            f"{caller}: loss_fn must be callable, got {type(loss_fn).__name__}; pass a function of the model's output "
+            "and the rest of the batch"
+        )
+    if not any(isinstance(leaf, torch.Tensor) for leaf in tree_flatten(batch)[0]):
+        raise ValueError(
+            f"{caller}: batch must hold the model's inputs, got no tensor; pass them after the model, real, fake or on "
+            'the meta device: torch.empty(64, 3, 224, 224, device="meta")'
+        )
+    if loss_fn is None:
+        return capture(model, batch, backward=True)
+    args, kwargs = spread(batch[0])
+    return capture(model, args, kwargs, backward=True, loss_fn=loss_fn, targets=batch[1:])
+
+
+def hardware_of(
+    caller: str, model: torch.nn.Module, batch: tuple, which: Hardware | str | Path | None = None
+) -> Hardware:
+    """The given hardware, or that of the device that the model (without parameters: the batch) is on.
+
+    A CUDA card without a preset of its own has the rates of an H200 and its own memory, and a name that says so. Raises
+    ValueError for what is on the meta device or on one without a preset, as no device is meant then.
+    """
+    if which is not None:
+        return find_hardware(which)
+    tensors = [*model.parameters(), *model.buffers()]
+    tensors += [t for t in tree_flatten(batch)[0] if isinstance(t, torch.Tensor)]
+    device = tensors[0].device
+    if device.type == "cpu":
+        return PRESETS["cpu"]
+    if device.type == "cuda" and torch.cuda.is_available():
+        found = torch.cuda.get_device_properties(device)
+        return card(found.name, found.total_memory)
+    raise ValueError(
+        f"{caller}: hardware must be given for a model on device {str(device)!r}, which says nothing of the machine it "
+        f"will train on; pass hardware={UNKNOWN_CARD!r}, another of {', '.join(PRESETS)}, or a file of "
+        "`gistkit calibrate`"
+    )
+
+
+def card(name: str, memory_bytes: int) -> Hardware:
+    """The hardware of a CUDA card by its name, with the memory that it really has."""
+    preset = next((p for part, p in CARDS.items() if part in name.upper()), None)
+    if preset is not None:
+        return replace(PRESETS[preset], memory_bytes=memory_bytes)
+    guessed = f"{name} at the rates of {UNKNOWN_CARD} (measure it with `gistkit calibrate`)"
+    return replace(PRESETS[UNKNOWN_CARD], name=guessed, memory_bytes=memory_bytes)
+
+
+__all__ = ["card", "hardware_of", "step_graph"]

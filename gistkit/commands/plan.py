@@ -1,0 +1,166 @@
+"""``gistkit plan MODEL``: what a policy does with every tensor under a budget, beside every other policy."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from gistkit.commands.images import add_images, image_step, prepare
+from gistkit.commands.wrong import InputError
+from gistkit.errors import BudgetError
+from gistkit.graph.saved import SavedGraph
+from gistkit.graph.tasks import BACKWARD
+from gistkit.plan.budget import check_budget, parse_budget, parse_bytes
+from gistkit.plan.cost import CostTable, cost_table
+from gistkit.plan.plan import Plan
+from gistkit.plan.policies.optimal_build import trains_batch_norm
+from gistkit.plan.policies.registry import POLICIES
+from gistkit.plan.simulate import simulate
+from gistkit.plan_view import Row, compare, decisions_table, least_table, policies_table
+from gistkit.planner_plots import plot_plan
+from gistkit.planning import EXAMPLE_FORMAT, check_words, least_bytes, remedy
+from gistkit.tables import mib, milliseconds
+
+WIDE = 110
+"""Columns from which the reasons of the decisions are shown too."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything that the command shows."""
+
+    graph: SavedGraph
+    costs: CostTable
+    budget_bytes: int | None
+    rows: list[Row]
+    least: dict[str, int]
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "plan",
+        help="plan a training step within a memory budget, and compare all policies",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add_images(parser)
+    parser.add_argument("--budget", metavar="BYTES", help="12GiB, 800MB, or 60%% of what plain PyTorch needs")
+    parser.add_argument("--policy", metavar="NAME", default="optimal", help=f"one of {', '.join(POLICIES)}")
+    parser.add_argument("--fidelity", metavar="CLASS", default="bitwise", help="bitwise or reassociated")
+    parser.add_argument("--lossy", metavar="FORMAT", help="allow rounded activations: fp16, fp10, fp8, fp8s, ...")
+    parser.add_argument("--density", type=float, metavar="SHARE", help="of elements that are not zero after a ReLU")
+    parser.add_argument("--reserve", metavar="BYTES", default="0", help="for optimiser state and the like")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Plan, show, write; 1 where the policy has no plan within the budget."""
+    device = prepare(options)
+    try:
+        check_words(options.policy, options.fidelity, options.lossy, options.density)
+        check_budget(options.budget)
+        parse_bytes(options.reserve)
+    except (ValueError, TypeError) as error:
+        raise InputError(error) from error
+    console = Console(stderr=True)
+    with console.status("recording a step"):
+        graph = image_step(options)
+        costs = cost_table(graph, device, density=options.density)
+    found = _find(graph, costs, options, console)
+    chosen = next(row for row in found.rows if row.policy == options.policy)
+    _show(found, chosen, options)
+    if options.json:
+        options.json.write_text(_as_json(found, chosen, options) + "\n", encoding="utf-8")
+    if options.plot:
+        _plot(found, chosen, options)
+    if chosen.fits:
+        return 0
+    print(f"gistkit: no plan by policy {chosen.policy!r}: {_why(found, chosen, options)}", file=sys.stderr)
+    return 1
+
+
+def _find(graph: SavedGraph, costs: CostTable, options: argparse.Namespace, console: Console) -> Findings:
+    reserve = parse_bytes(options.reserve)
+    plain = POLICIES["plain"](graph, costs)
+    try:
+        budget_bytes = parse_budget(options.budget, plain.peak_bytes + reserve)
+    except ValueError as error:
+        raise InputError(error) from error
+    words = {"fidelity": options.fidelity, "lossy": options.lossy, "reserve": reserve}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("planning", total=len(POLICIES) + 1)
+        rows = compare(graph, costs, budget_bytes, words, lambda _: progress.advance(task))
+        progress.update(task, description="the least budget")
+        least = least_bytes(graph, costs, lossy=options.lossy, reserve=reserve)
+        progress.advance(task)
+    return Findings(graph, costs, budget_bytes, rows, least)
+
+
+def _show(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
+    console = Console()
+    if chosen.plan is not None:
+        console.print(decisions_table(found.graph, found.costs, chosen.plan, console.width >= WIDE))
+    console.print(policies_table(found.rows, found.budget_bytes, trains_batch_norm(found.graph)))
+    plain = next(row.plan for row in found.rows if row.policy == "plain")
+    assert plain is not None
+    console.print(least_table(found.least, options.lossy or EXAMPLE_FORMAT, plain.peak_bytes))
+    if chosen.plan is not None:
+        console.print(_summary(chosen.plan, plain))
+
+
+def _summary(made: Plan, plain: Plan) -> str:
+    gap = "" if made.gap is None else f", at most {made.gap:.2%} above the least possible time"
+    parts = "" if made.sub_batches == 1 else f", in {made.sub_batches} sub-batches"
+    return (
+        f"{made.policy} on {made.hardware}: peak {mib(made.peak_bytes)} MiB (plain {mib(plain.peak_bytes)}), step "
+        f"{milliseconds(made.step_s)} ms (plain {milliseconds(plain.step_s)}), moves {made.fidelity}{parts}{gap}"
+    )
+
+
+def _why(found: Findings, chosen: Row, options: argparse.Namespace) -> str:
+    """Which classes of moves would do, in the words of the error that ``gistkit.plan`` raises."""
+    assert found.budget_bytes is not None
+    peak = "" if chosen.plan is None else f"it needs {mib(chosen.plan.peak_bytes)} MiB; "
+    asked = "lossy" if options.lossy else options.fidelity
+    todo = remedy(found.budget_bytes, found.least, asked, options.lossy or EXAMPLE_FORMAT)
+    return peak + str(BudgetError(found.budget_bytes, found.least, todo))
+
+
+def _as_json(found: Findings, chosen: Row, options: argparse.Namespace) -> str:
+    rows = [{"policy": r.policy, "fits": r.fits, "note": r.note, **_figures(r.plan)} for r in found.rows]
+    return json.dumps(
+        {
+            "model": options.model,
+            "batch": options.batch,
+            "image_size": options.image_size,
+            "hardware": asdict(found.costs.hardware),
+            "budget_bytes": found.budget_bytes,
+            "least_bytes": found.least,
+            "policies": rows,
+            "plan": None if chosen.plan is None else asdict(chosen.plan),
+        }
+    )
+
+
+def _figures(made: Plan | None) -> dict:
+    if made is None:
+        return {}
+    names = ("peak_bytes", "step_s", "kept_bytes", "fidelity", "sub_batches", "gap", "lower_bound_bytes")
+    return {name: getattr(made, name) for name in names}
+
+
+def _plot(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
+    graph, costs = found.graph, found.costs
+    reserve = parse_bytes(options.reserve)
+    plain = next(row.plan for row in found.rows if row.policy == "plain")
+    assert plain is not None
+    made = chosen.plan or plain
+    before, after = (simulate(graph, p, costs, reserve=reserve).memory_bytes for p in (plain, made))
+    backward = next((t.index for t in graph.tasks if t.phase == BACKWARD), len(graph.tasks))
+    title = f"{options.model}, batch {options.batch}, {costs.hardware.name}: policy {made.policy}"
+    plot_plan(title, before, after, found.budget_bytes, backward, options.plot, made.sub_batches)

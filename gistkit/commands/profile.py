@@ -1,0 +1,38 @@
+"""``gistkit profile MODEL``: where the memory and the time of a training step go."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+
+from gistkit.commands.images import add_images, image_step, prepare
+from gistkit.plan.cost import cost_table
+from gistkit.planner_plots import plot_profile
+from gistkit.profile_tables import profile_tables
+from gistkit.profiling import profile_graph
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "profile",
+        help="where the memory and the time of a training step go, by class and by layer",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add_images(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Capture, show, write; 0."""
+    device = prepare(options)
+    with Console(stderr=True).status("recording a step"):
+        graph = image_step(options)
+    found = profile_graph(graph, cost_table(graph, device), options.model)
+    for table in profile_tables(found):
+        Console().print(table)
+    if options.json:
+        options.json.write_text(found.to_json() + "\n", encoding="utf-8")
+    if options.plot:
+        plot_profile(found, options.plot)
+    return 0

@@ -1,0 +1,79 @@
+"""Amounts of memory as callers write them: bytes, ``"12GiB"``, ``"800 MB"``, and for budgets ``"60%"``. Pure data.
+
+KiB, MiB, GiB, TiB are powers of 1024, kB, MB, GB, TB of 1000; case does not matter, decimal numbers are fine, a bare
+number in a text counts bytes. A share is of the peak of plain PyTorch. What does not come out as whole bytes is rounded
+down, so a budget is never exceeded by rounding.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+UNITS = {"b": 1} | {
+    f"{letter}{ending}": base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for ending, base in (("b", 1000), ("ib", 1024))
+}
+_AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%|[A-Za-z]*)\s*")
+_LARGEST = 2**60
+FORMS = 'bytes as an int, "12GiB", "800MB"'
+
+
+def parse_bytes(amount: int | str, argument: str = "reserve") -> int:
+    """The bytes of an int or of a text with a unit, 0 or more.
+
+    Raises TypeError for other types, ValueError for what is no amount: argument, demand, value, remedy.
+    """
+    number = _number(amount, argument, FORMS)
+    if isinstance(number, tuple):
+        raise ValueError(f'{argument} must be {FORMS}, got {amount!r}: a share of what? Write bytes, as "1.5GiB"')
+    return number
+
+
+def parse_budget(budget: int | str | None, plain_peak_bytes: int) -> int | None:
+    """The bytes of a budget; ``"60%"`` is that share of ``plain_peak_bytes``. None stays None: no budget.
+
+    Raises TypeError for other types, ValueError for what is no budget (0 and less, nonsense).
+    """
+    if budget is None:
+        return None
+    forms = f'{FORMS} or "60%" of the plain peak'
+    number = _number(budget, "budget", forms)
+    nbytes = int(plain_peak_bytes * number[0] / 100) if isinstance(number, tuple) else number
+    if nbytes < 1:
+        raise ValueError(f"budget must be more than 0, got {budget!r}; write {forms}, or None for no budget")
+    return nbytes
+
+
+def check_budget(budget: int | str | None) -> None:
+    """Raise what :func:`parse_budget` raises, before a plain peak is known."""
+    parse_budget(budget, _LARGEST)
+
+
+def _number(amount: int | str, argument: str, forms: str) -> int | tuple[Decimal]:
+    """Bytes, or a 1-tuple with a percentage."""
+    if isinstance(amount, bool) or not isinstance(amount, int | str):
+        raise TypeError(f"{argument} must be {forms}, got {type(amount).__name__} {amount!r}; write one of these")
+    if isinstance(amount, int):
+        if not 0 <= amount <= _LARGEST:
+            raise ValueError(f"{argument} must be {forms}, from 0 to 2**60 bytes, got {amount}; check the number")
+        return amount
+    found = _AMOUNT.fullmatch(amount)
+    if found is None:
+        raise ValueError(f'{argument} must be {forms}, got {amount!r}; write a number and a unit, as "1.5GiB"')
+    number, unit = Decimal(found[1]), found[2].lower()
+    if unit == "%":
+        if number > 1000:
+            raise ValueError(f"{argument} must be at most 1000%, got {amount!r}; 100% is what plain PyTorch needs")
+        return (number,)
+    if unit and unit not in UNITS:
+        known = "B, kB, MB, GB, TB, KiB, MiB, GiB, TiB or %"
+        raise ValueError(f"{argument} must be {forms}, got {amount!r}: the unit {found[2]!r} is none of {known}")
+    nbytes = int(number * UNITS[unit or "b"])
+    if nbytes > _LARGEST:
+        raise ValueError(f"{argument} must be {forms}, from 0 to 2**60 bytes, got {amount!r}; check the unit")
+    return nbytes
+
+
+__all__ = ["check_budget", "parse_budget", "parse_bytes"]

@@ -1,0 +1,33 @@
+"""Rich tables as text, and numbers as tables show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console, RenderableType
+
+MIB = 2**20
+
+
+def rendered(parts: Iterable[RenderableType], width: int = 120) -> str:
+    """Tables and texts one below the other, as plain text."""
+    console = Console(width=width)
+    with console.capture() as captured:
+        for part in parts:
+            console.print(part)
+    return captured.get()
+
+
+def mib(nbytes: float) -> str:
+    """MiB with one digit, two below 10."""
+    value = nbytes / MIB
+    return f"{value:,.2f}" if abs(value) < 10 else f"{value:,.1f}"
+
+
+def milliseconds(seconds: float) -> str:
+    """Milliseconds, with so many digits that a small number still says something."""
+    value = seconds * 1e3
+    return f"{value:,.3f}" if value < 1 else f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
+
+
+__all__ = ["MIB", "mib", "milliseconds", "rendered"]

@@ -1,0 +1,308 @@
+"""step: sub-batches add up to the whole batch; cutting, weighting, refusals.
+
+Bound: a float32 sum of m terms in any order differs from the exact one by at most gamma(m) times the sum of the terms'
+absolute values, gamma(m) = m u / (1 - m u), u = 2**-24 (Higham, section 3.1); two orders differ by at most twice that.
+"""
+
+import copy
+from collections import UserDict, namedtuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gistkit
+from gistkit.plan.plan import Plan
+from gistkit.runtime.inputs import spread
+
+ROUNDING = 2.0**-24
+
+
+def gamma(terms):
+    return terms * ROUNDING / (1 - terms * ROUNDING)
+
+
+def net(width=6):
+    return nn.Sequential(
+        nn.Conv2d(3, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(width, 5, 3), nn.ReLU(), nn.Flatten(),
+        nn.Linear(5 * 4, 4),
+    )  # fmt: skip
+
+
+def gradients(model):
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def stepped(model, *args, **kwargs):
+    model.zero_grad()
+    loss = gistkit.step(model, *args, **kwargs)
+    return loss, gradients(model)
+
+
+def plain(model, loss_fn, x, t):
+    model.zero_grad()
+    loss = loss_fn(model(x), t)
+    loss.backward()
+    return loss.detach(), gradients(model)
+
+
+def batch(n=7):
+    torch.manual_seed(0)
+    return torch.randn(n, 3, 8, 8), torch.randint(4, (n,))
+
+
+def integers(model):
+    """Small whole numbers: every sum is exact in float32, so that no order of summation matters."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randint(-2, 3, p.shape))
+    return model
+
+
+def weighted(out, t):
+    return (out * t).sum()
+
+
+def test_one_sub_batch_is_the_plain_loop_bit_for_bit():
+    torch.manual_seed(0)
+    model, (x, t) = net(), batch()
+    (loss, got), (want_loss, want) = stepped(model, F.cross_entropy, x, t), plain(model, F.cross_entropy, x, t)
+    assert torch.equal(loss, want_loss) and not loss.requires_grad
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("parts", [2, 3, 7, 100])
+def test_sub_batches_sum_the_same_terms(parts):
+    model, x = integers(net()), torch.randint(-2, 3, (7, 3, 8, 8)).float()
+    t = torch.randint(-2, 3, (7, 4)).float()
+    loss, got = stepped(model, weighted, x, t, sub_batches=parts, reduction="sum")
+    want_loss, want = plain(model, weighted, x, t)
+    assert torch.equal(loss, want_loss)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("parts", [2, 3, 7])
+def test_means_are_weighted_by_rows(parts):
+    # Of a mean that is linear in the output, a weight's gradient is a sum over rows and pixels of terms c x / count,
+    # which the cut leaves alone. A term is rounded three times more: in its product, by the count and by the part's weight.
+    torch.manual_seed(0)
+    n, model = 7, nn.Conv2d(3, 5, 1, bias=False)
+    x, c = torch.randn(n, 3, 6, 6), torch.randn(n, 5, 6, 6)
+
+    def loss_fn(out, c):
+        return (out * c).mean()
+
+    loss, (got,) = stepped(model, loss_fn, x, c, sub_batches=parts)
+    want_loss, (want,) = plain(model, loss_fn, x, c)
+    terms = n * 6 * 6
+    magnitude = torch.einsum("nohw,nihw->oi", c.double().abs(), x.double().abs())[..., None, None] / c.numel()
+    assert ((got - want).abs().double() <= 2 * gamma(terms + 3) * magnitude).all()
+    # The loss: sums of c.numel() terms, each of them 3 products and sums over the channels.
+    size = (F.conv2d(x.double().abs(), model.weight.double().abs()) * c.double().abs()).mean()
+    assert (loss - want_loss).abs() <= 2 * gamma(c.numel() + 3 + 3) * size
+
+
+def test_an_unweighted_mean_would_be_seen():
+    # Parts of 4 and 3 rows: halves instead of sevenths miss by far more than the bound.
+    torch.manual_seed(0)
+    model, (x, t) = net(), batch()
+    want = plain(model, F.cross_entropy, x, t)[0]
+    halves = sum(F.cross_entropy(model(x[rows]), t[rows]) for rows in (slice(3), slice(3, 7))) / 2
+    got = gistkit.step(model, F.cross_entropy, x, t, sub_batches=2)
+    assert (got - want).abs() < 1e-6 < (halves - want).abs()
+
+
+def test_gradients_accumulate_over_steps():
+    model, x, t = integers(net()), torch.ones(4, 3, 8, 8), torch.ones(4, 4)
+    _, once = stepped(model, weighted, x, t, sub_batches=2, reduction="sum")
+    gistkit.step(model, weighted, x, t, sub_batches=2, reduction="sum")
+    assert all(torch.equal(a, 2 * b) for a, b in zip(gradients(model), once, strict=True))
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+class Several(nn.Module):
+    """Takes inputs of many shapes, and notes the rows that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.rows = nn.Linear(3, 2), []
+
+    def forward(self, a, b=None, *, more=None, scale=1.0):
+        self.rows.append(a.shape[0])
+        return self.linear(a + (b if b is not None else 0) + (more.left + more.right[0] if more else 0)) * scale
+
+
+def nested(n=5):
+    a, b, c, d = (torch.randint(-2, 3, (n, 3)).float() for _ in range(4))
+    return {"a": a, "b": b, "more": Pair(c, [d]), "scale": torch.tensor(2.0)}
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_nested_inputs_and_targets(parts):
+    torch.manual_seed(0)
+    model, inputs, targets = integers(Several()), nested(), {"y": torch.ones(5, 2), "power": 2}
+
+    def loss_fn(out, t):
+        return ((out - t["y"]) ** t["power"]).sum()
+
+    for given in (inputs, UserDict(inputs)):
+        loss, got = stepped(model, loss_fn, given, targets, sub_batches=parts, reduction="sum")
+    want_loss, want = _by_hand(model, loss_fn, inputs, targets)
+    assert torch.equal(loss, want_loss) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    assert model.rows == 2 * {1: [5], 2: [2, 3], 5: [1] * 5}[parts] + [5]
+
+
+def _by_hand(model, loss_fn, inputs, targets):
+    model.zero_grad()
+    loss = loss_fn(model(**inputs), targets)
+    loss.backward()
+    return loss.detach(), gradients(model)
+
+
+def test_spread():
+    x = torch.zeros(1)
+    assert spread(x) == ((x,), {}) and spread((x, 1)) == ((x, 1), {}) and spread([x]) == ((x,), {})
+    assert spread({"a": x}) == ((), {"a": x}) and spread({0: x}) == (({0: x},), {})
+
+
+def test_gradients_of_the_inputs_are_whole():
+    model, (x, t) = integers(net()), batch(4)
+    x = x.round().requires_grad_()
+    gistkit.step(model, weighted, x, F.one_hot(t, 4).float(), sub_batches=3, reduction="sum")
+    got, x.grad = x.grad, None
+    weighted(model(x), F.one_hot(t, 4).float()).backward()
+    assert torch.equal(got, x.grad)
+
+
+def compressed(model, parts, planned):
+    graph = gistkit.capture(model, (torch.randn(planned, 3, 8, 8),))
+    made = gistkit.policies.gist(graph)
+    settings = {**made.settings, "batch": planned}
+    return gistkit.compress(model, Plan(**{**vars(made), "sub_batches": parts, "settings": settings}))
+
+
+@pytest.mark.parametrize(
+    ("rows", "calls"), [(8, [2, 2, 2, 2]), (7, [1, 2, 2, 2]), (2, [2]), (13, [1, 2, 2, 2, 2, 2, 2])]
+)
+def test_the_plans_sub_batches_never_exceed_the_planned_rows(rows, calls):
+    model = integers(net())
+    twin = compressed(copy.deepcopy(model), parts=4, planned=8)
+    seen = []
+    twin[0].register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[0]))
+    x, t = torch.randint(-2, 3, (rows, 3, 8, 8)).float(), torch.randint(-2, 3, (rows, 4)).float()
+    loss, got = stepped(twin, weighted, x, t, reduction="sum")
+    want_loss, want = plain(model, weighted, x, t)
+    assert seen == calls
+    assert torch.equal(loss, want_loss) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_a_compressed_model_without_sub_batches_is_exact():
+    torch.manual_seed(0)
+    model, (x, t) = net(), batch()
+    twin = gistkit.compress(copy.deepcopy(model))
+    (loss, got), (want_loss, want) = stepped(twin, F.cross_entropy, x, t), plain(model, F.cross_entropy, x, t)
+    assert torch.equal(loss, want_loss) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def normed():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 4))
+
+
+def test_batch_norm_in_training_is_refused():
+    model, (x, t) = normed(), batch()
+    with pytest.raises(ValueError) as raised:
+        gistkit.step(model, F.cross_entropy, x, t, sub_batches=2)
+    assert str(raised.value) == (
+        "step: a batch norm must see the whole batch, and '1' in training mode would see 2 sub-batches, each with its "
+        "own statistics; accept that with batch_statistics='per_sub_batch', or pass sub_batches=1, or plan without "
+        'sub-batches (fidelity="bitwise"), or put it into eval mode'
+    )
+    assert all(p.grad is None for p in model.parameters()) and model[1].num_batches_tracked == 0
+    gistkit.step(model, F.cross_entropy, x, t)
+    assert model[1].num_batches_tracked == 1
+    gistkit.step(model, F.cross_entropy, x, t, sub_batches=2, batch_statistics="per_sub_batch")
+    assert model[1].num_batches_tracked == 3
+    model[1].eval()
+    gistkit.step(model, F.cross_entropy, x, t, sub_batches=2)
+    assert model[1].num_batches_tracked == 3
+
+
+def test_batch_statistics_in_eval_mode_are_refused_too():
+    model, (x, t) = normed(), batch()
+    model[1] = nn.BatchNorm2d(4, track_running_stats=False).eval()
+    with pytest.raises(ValueError, match="'1' in training mode would see 7 sub-batches"):
+        gistkit.step(model, F.cross_entropy, x, t, sub_batches=7)
+
+
+X, T = torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "kind", "text"),
+    [
+        (
+            (F.relu, F.cross_entropy, X, T),
+            {},
+            TypeError,
+            r"step: model must be a torch.nn.Module, got .*; pass the module",
+        ),
+        (
+            (None, X, T, F.cross_entropy),
+            {},
+            TypeError,
+            r"loss_fn must be callable, got Tensor; the order is step\(model, ",
+        ),
+        (
+            (None, F.cross_entropy, X, T),
+            {"sub_batches": 0},
+            ValueError,
+            r"sub_batches must be None \(as planned\) or an int",
+        ),
+        ((None, F.cross_entropy, X, T), {"sub_batches": 2.0}, ValueError, r"got 2.0; leave it out"),
+        (
+            (None, F.cross_entropy, X, T),
+            {"reduction": "none"},
+            ValueError,
+            r"reduction must be 'mean' or 'sum', got 'none'",
+        ),
+        (
+            (None, F.cross_entropy, X, T),
+            {"batch_statistics": True},
+            ValueError,
+            r"must be None or 'per_sub_batch', got True",
+        ),
+        (
+            (None, F.cross_entropy, X, T[:3]),
+            {"sub_batches": 2},
+            ValueError,
+            r"tensor of targets must have the batch's 4 rows to be cut up, got shape \(3,\); expand it along the batch",
+        ),
+        (
+            (None, F.cross_entropy, (X, torch.zeros(8, 8)), T),
+            {"sub_batches": 2},
+            ValueError,
+            r"every tensor of inputs must have the batch's 4 rows",
+        ),
+        (
+            (None, F.cross_entropy, X, UserDict(t=T)),
+            {"sub_batches": 2},
+            TypeError,
+            r"targets must hold tensors, numbers and texts in tuples, lists and dicts .* got a UserDict; convert it",
+        ),
+        (
+            (None, lambda out, t: out, X, T),
+            {},
+            ValueError,
+            r"loss_fn must return a tensor with one element, got shape \(4, 4\); take its mean or sum",
+        ),
+        ((None, lambda out, t: 1.0, X, T), {}, ValueError, r"with one element, got float"),
+    ],
+)
+def test_wrong_arguments(arguments, options, kind, text):
+    model, *rest = arguments
+    with pytest.raises(kind, match=text):
+        gistkit.step(net() if model is None else model, *rest, **options)
