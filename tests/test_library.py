@@ -11,9 +11,9 @@ from gistkit.graph.layers import layers
 from gistkit.graph.library import library_view
 from gistkit.graph.saved import SavedGraph
 from gistkit.plan.cost import cost_table
+from gistkit.plan.effects import profile
 from gistkit.plan.hardware import hardware
 from gistkit.plan.plan import Decision, Plan
-from gistkit.plan.simulate import simulate
 from tests.step_graphs import Step, chain, forked, pooled
 
 
@@ -81,11 +81,20 @@ def test_activations_run_in_place_both_ways():
     assert layers(apart)[1].x != layers(apart)[1].y
 
 
-def test_an_x_that_backward_needs_is_not_overwritten():
+@pytest.mark.parametrize("norm_first", (True, False))
+def test_an_x_that_backward_needs_is_not_overwritten(norm_first):
     step = Step()
     x = step.batch_norm(step.conv(step.input(3, 8, 8), 4))
-    graph = step.finish(step.add(step.relu(x), step.batch_norm(x)))  # the norm keeps its input, the ReLU's input
+    ops = [step.batch_norm, step.relu] if norm_first else [step.relu, step.batch_norm]
+    graph = step.finish(step.add(*[op(x) for op in ops]))  # the norm keeps its input, the ReLU's input
     relu = next(layer for layer in layers(library_view(graph)) if layer.kind == "ACTV")
+    assert relu.x != relu.y
+
+
+def test_an_x_that_somebody_reads_later_is_not_overwritten():
+    step = Step()
+    x = step.conv(step.input(3, 8, 8), 4)
+    relu = next(layer for layer in layers(library_view(step.finish(step.add(step.relu(x), x)))) if layer.kind == "ACTV")
     assert relu.x != relu.y
 
 
@@ -103,17 +112,20 @@ def test_the_batch_goes_after_its_last_reader():
     assert next(b for b in graph.blocks if b.kind == "input").last == len(graph.tasks)
 
 
-def test_x_stays_through_both_halves_of_a_convolutions_backward():
-    graph = library_view(chain(layers=2))
-    conv = layers(graph)[2]
+@pytest.mark.parametrize("codec", ("dense", "zvc"))
+def test_x_stays_through_both_halves_of_a_convolutions_backward(codec):
+    """And is decoded once: no second use."""
+    step = Step()
+    graph = library_view(step.finish(step.conv(step.conv(step.input(3, 8, 8), 4), 4)))
+    conv = layers(graph)[1]
     x = graph.blocks[conv.x[0]]
-    coded = Plan("", graph.fingerprint, (Decision(x.storage, "zvc"),), ())
-    costs = cost_table(graph, replace(hardware("titanx"), async_counts=False), density=0.1)
-    plain, less = (simulate(graph, p, costs).memory_bytes for p in (Plan("gist", "", (), ()), coded))
     weight, gradient = conv.backward
-    payload = costs.payload_bytes("zvc", x.nbytes, "float32", 0.1)
-    assert plain[weight] - less[weight] == -payload  # decoded, the payload beside it
-    assert plain[gradient] - less[gradient] == x.nbytes - payload  # kept, the whole layer long
+    assert [u.task for u in x.uses] == [weight]
+    plan = Plan("gist", graph.fingerprint, (Decision(x.storage, codec),), ())
+    costs = cost_table(graph, replace(hardware("titanx"), async_counts=False), density=0.1)
+    mine = [i for i in profile(graph, plan, costs).intervals if i.block == x.id]
+    assert max(i.last for i in mine) == gradient
+    assert [i.first for i in mine if i.what == "decoded"] == ([weight] if codec == "zvc" else [])
 
 
 def test_local_response_norm_is_one_kernel_each_way():

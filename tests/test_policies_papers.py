@@ -48,7 +48,8 @@ def test_cuts_are_where_one_map_is_read_across():
     x = step.relu(step.conv(step.input(3, 16, 16), 4))
     y = step.add(step.conv(step.relu(step.conv(x, 4)), 4), x)  # x is read across all of the block
     graph = step.finish(step.conv(y, 4))
-    assert [graph.blocks[c.block].name for c in cuts(graph)] == [f"activation{i}" for i in (3, 4, 12, 15)]
+    found = [(graph.blocks[c.block].name, c.task) for c in cuts(graph)]
+    assert found == [("activation3", 0), ("activation4", 1), ("activation12", 5), ("activation15", 6)]
 
 
 def test_a_checkpoint_runs_its_segments_anew():
@@ -122,10 +123,10 @@ def test_without_pool_maps_a_pools_input_keeps_its_values():
 
 def test_the_paper_rebuilds_nothing():
     graph = forked()
-    costs = cost_table(graph, hardware("titanx"))
+    costs = cost_table(graph, hardware("titanx"), density=0.2)
     ours, papers = (gist_budget(graph, costs, **k) for k in ({}, {"encodings": ("binarize", "ssdc", "inplace")}))
-    assert "rebuild" in {d.codec for d in ours.decisions}
-    assert "rebuild" not in {d.codec for d in papers.decisions}
+    rebuilt = {d.storage for d in ours.decisions if d.codec == "rebuild"}
+    assert rebuilt and {d.codec for d in papers.decisions if d.storage in rebuilt} == {"zvc"}
     assert papers.kept_bytes > ours.kept_bytes
 
 

@@ -88,12 +88,12 @@ class _View:
     def _reads_x_and_y(self, layer: Layer) -> None:
         """One kernel each way: backward reads X, Y, dY and writes dX; what the parts kept and made is gone."""
         end = layer.backward[-1]
-        inside = set(layer.backward)
+        inside = self._inside(layer)
         for block in layer.own:
             self.gone[block] = None
         dys: dict[int, None] = {}
         dxs: dict[int, None] = {}
-        for task in layer.backward:
+        for task in sorted(inside):
             dys.update(
                 dict.fromkeys(b for b in self._gradients(self.tasks[task].reads) if self.blocks[b].first not in inside)
             )
@@ -105,9 +105,6 @@ class _View:
             self._empty(task)
         for b in dys:
             self.blocks[b] = replace(self.blocks[b], last=max(self.blocks[b].last, end))
-        for b in dxs:
-            if self.blocks[b].first in inside:
-                self.blocks[b] = replace(self.blocks[b], first=end)
         maps = [self._now(b) for b in (*layer.x, *layer.y)]
         for b in maps:
             kept = tuple(u for u in self.blocks[b].uses if u.task not in inside)
@@ -115,6 +112,15 @@ class _View:
             self._use(b, end)
         self._one_kernel(layer.forward, layer.x, layer.y)
         self._one_kernel(end, (*maps, *dys), tuple(dxs))
+
+    def _inside(self, layer: Layer) -> set[int]:
+        """A layer's backward tasks and, between them, the sums of gradients that they made."""
+        inside = set(layer.backward)
+        for task in self.tasks[layer.backward[0] : layer.backward[-1]]:
+            made = [self.graph.blocks[b].first in inside for b in task.reads]
+            if task.call < 0 and made and all(made):
+                inside.add(task.index)
+        return inside
 
     def _byte_masks(self, layer: Layer) -> None:
         for b in layer.own:
