@@ -27,7 +27,11 @@ from gistkit.plan.policies.options import check_fidelity
 from gistkit.plan.policies.predicted import held, kept_bytes
 from gistkit.plan.simulate import Simulator
 
-TIME_LIMIT_S = 8.0
+TIME_LIMIT_S, LARGE_LIMIT_S = 8.0, 45.0
+LARGE_TASKS = 3000
+"""Steps of more tasks (ResNet-152 has 1,290, ResNet-1202 10,222) get the longer limit by default."""
+ENOUGH = 1e-4
+"""A gap, or what another round gains, that is worth no more time: relative to the step."""
 PEAK_SHARE = 0.2
 """Share of the time for the least peak, which every plan reports."""
 REMEDIES = {
@@ -62,7 +66,7 @@ def optimal(
     seeds: Sequence[Plan] = (),
     batch_norm: bool = False,
     algorithms: bool = True,
-    time_limit_s: float = TIME_LIMIT_S,
+    time_limit_s: float | None = None,
     options: Options | None = None,
 ) -> Plan:
     """The fastest plan within ``budget_bytes`` (None: any peak), ``reserve`` bytes of which are left free.
@@ -70,12 +74,12 @@ def optimal(
     ``fidelity`` and ``lossy`` name the class of moves (:mod:`.options`). ``batch_norm`` accepts sub-batches for a
     network whose batch norms would then see other statistics. ``algorithms``: a convolution's algorithm is chosen too,
     where the costs know several, which PyTorch cannot be told; False leaves its default. ``options`` restricts the decisions by storage. After
-    about ``time_limit_s`` seconds the best plan found is returned; ``Plan.gap`` is (step - bound) / step. Raises
+    about ``time_limit_s`` seconds (None: by the size of the step) the best plan found is returned; ``Plan.gap`` is (step - bound) / step. Raises
     BudgetError, with the least peak of the class, where nothing fits; ValueError for an unknown class or format or a
     graph without tasks.
     """
     check_fidelity(fidelity, lossy)
-    settings = Settings(fidelity, lossy, batch_norm, reserve, time_limit_s, algorithms)
+    settings = Settings(fidelity, lossy, batch_norm, reserve, _limit(graph, time_limit_s), algorithms)
     room = None if budget_bytes is None else budget_bytes - reserve
     planning = _Planning(graph, costs, settings, seeds, options)
     best, least = planning.run(room)
@@ -95,13 +99,19 @@ def minimise_peak(
     lossy: str | None = None,
     batch_norm: bool = False,
     algorithms: bool = True,
-    time_limit_s: float = TIME_LIMIT_S,
+    time_limit_s: float | None = None,
     options: Options | None = None,
 ) -> int:
     """Bytes below which no plan of the class has its peak. Arguments and errors as :func:`optimal`."""
     check_fidelity(fidelity, lossy)
-    settings = Settings(fidelity, lossy, batch_norm, 0, time_limit_s, algorithms)
-    return _Planning(graph, costs, settings, (), options).least(time.monotonic() + time_limit_s).bound_bytes
+    settings = Settings(fidelity, lossy, batch_norm, 0, _limit(graph, time_limit_s), algorithms)
+    return _Planning(graph, costs, settings, (), options).least(time.monotonic() + settings.time_limit_s).bound_bytes
+
+
+def _limit(graph: SavedGraph, time_limit_s: float | None) -> float:
+    if time_limit_s is None:
+        return LARGE_LIMIT_S if len(graph.tasks) > LARGE_TASKS else TIME_LIMIT_S
+    return time_limit_s
 
 
 def part_counts(graph: SavedGraph, settings: Settings, seeds: Iterable[Plan] = ()) -> list[int]:
@@ -141,7 +151,7 @@ class _Planning:
                 continue
             share = 1.0 if parts == self._counts[-1] else 0.6
             until = time.monotonic() + share * max(deadline - time.monotonic(), 0.02 * limit)
-            outcome = _search(attempt, budget_bytes, until, self._least[parts])
+            attempt, outcome = _search(attempt, budget_bytes, until, self._least[parts], self._options is not None)
             bound_s = min(bound_s, parts * outcome.bound_s)
             if outcome.taken is not None and (
                 best is None or parts * outcome.seconds < best[0].parts * best[1].seconds
@@ -154,7 +164,7 @@ class _Planning:
         for parts in self._counts:
             attempt = self._attempt(parts)
             left = max(deadline - time.monotonic(), 0.1 * self._settings.time_limit_s)
-            self._least[parts] = least_peak(attempt, left, relaxed=attempt.problem.size > WHOLE_SIZE)
+            self._least[parts] = least_peak(attempt, left, quick=attempt.problem.size > WHOLE_SIZE)
         found = self._least.values()
         best = min(found, key=lambda one: one.peak_bytes)
         return replace(best, bound_bytes=min(one.bound_bytes for one in found))
@@ -169,9 +179,32 @@ class _Planning:
         return self._attempts[parts]
 
 
-def _search(attempt: Attempt, budget_bytes: int | None, deadline: float, least: Least) -> Outcome:
-    """The fastest choice of one number of sub-batches."""
-    seeds = [*attempt.seeds(), least.taken]
+def _search(
+    attempt: Attempt, budget_bytes: int | None, deadline: float, least: Least, restricted: bool
+) -> tuple[Attempt, Outcome]:
+    """The fastest choice of one number of sub-batches, and the attempt that it is of: the one given, or where the
+    options are not ``restricted`` one with better moments for what is shipped."""
+    large = not restricted and attempt.problem.size > WHOLE_SIZE
+    first = time.monotonic() + (deadline - time.monotonic()) * (0.5 if large else 1.0)
+    outcome = _round(attempt, budget_bytes, first, [*attempt.seeds(), least.taken])
+    while outcome.taken is not None and not restricted and outcome.gap > ENOUGH and time.monotonic() < deadline:
+        further = attempt.retimed(outcome.taken)
+        if further is None:
+            break
+        found = _round(further[0], budget_bytes, deadline, [further[1]])
+        if not found.bounded:
+            break  # a plan among more options than the bound knows of would claim too small a gap
+        if found.taken is None or found.seconds >= outcome.seconds * (1 - ENOUGH):
+            outcome = replace(outcome, bound_s=min(outcome.bound_s, found.bound_s))
+            break
+        attempt, outcome = further[0], found
+    return attempt, outcome
+
+
+def _round(
+    attempt: Attempt, budget_bytes: int | None, deadline: float, seeds: Sequence[Sequence[int]]
+) -> Outcome:
+    """The fastest choice of one attempt."""
     late = attempt.counts_late and budget_bytes is not None
     first_deadline = time.monotonic() + (deadline - time.monotonic()) * (0.6 if late else 1.0)
     outcome = Refinement(attempt.problem, attempt.search, budget_bytes, first_deadline).run(seeds)

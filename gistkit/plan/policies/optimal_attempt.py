@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 
 from gistkit.graph.saved import SavedGraph
@@ -11,6 +12,7 @@ from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.optimal_build import Build, Options, encodings_of
 from gistkit.plan.policies.optimal_problem import Problem
+from gistkit.plan.policies.optimal_retime import retimed
 from gistkit.plan.policies.optimal_search import Search
 from gistkit.plan.simulate import Simulator
 from gistkit.plan.sub_batches import scaled_costs
@@ -36,11 +38,27 @@ class Attempt:
         small = scaled(graph, parts)
         mine = costs if parts == 1 else scaled_costs(costs, graph, small)
         self._seeds = [s for s in seeds if s.sub_batches == parts]
-        self._build = Build(small, mine, fidelity, lossy, self._seeds, found, algorithms)
-        self._bare = simulator.profile(replace(self._build.bare(), sub_batches=parts))
-        self.problem = self._build.problem(self._bare)
         self.counts_late = costs.hardware.async_counts
+        self._open(Build(small, mine, fidelity, lossy, self._seeds, found, algorithms))
+
+    def _open(self, build: Build) -> None:
+        self._build = build
+        self._bare = self._simulator.profile(replace(build.bare(), sub_batches=self.parts))
+        self.problem = build.problem(self._bare)
         self.search = Search(self.problem, self.clock)
+
+    def retimed(self, taken: Sequence[int]) -> tuple[Attempt, tuple[int, ...]] | None:
+        """The attempt in which what ``taken`` ships may also leave and come back when the link has time, and the same
+        choice in it; None where there is nothing new."""
+        plan = self.plan(taken)
+        composed, run = self._simulator.profile(plan), self._simulator.run(plan)
+        new = retimed(plan.decisions, composed.transfers, run.start_s, self.problem.link)
+        offered = {s: tuple(dict.fromkeys((*old, *new.get(s, ())))) for s, old in self._build.options.items()}
+        if offered == self._build.options:
+            return None
+        other = copy(self)
+        other._open(self._build.offering(offered))
+        return other, other._build.seed(other.problem, plan)
 
     def seeds(self) -> list[tuple[int, ...]]:
         """The moves of the seeds of as many sub-batches."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -44,11 +45,17 @@ class Build:
     ) -> None:
         self.graph, self.costs, self.fidelity, self._chooses = graph, costs, fidelity, algorithms
         self.index = StepIndex(graph)
-        self._known: dict = {}
+        self.known: dict = {}
         found = options(graph, costs, fidelity, lossy) if found is None else found
         self.options = {s: _offered(s, listed, seeds, fidelity) for s, listed in found.items()}
         free = {s: listed[0] for s, listed in self.options.items() if listed[0].codec == "drop"}
         self.choices = call_choices(Reading(graph), free)
+
+    def offering(self, options: Mapping[int, tuple[Decision, ...]]) -> Build:
+        """The same build with other options; what effects are known stays known."""
+        other = copy(self)
+        other.options = dict(options)
+        return other
 
     def bare(self) -> Plan:
         """The plan that decides nothing and runs calls as every plan of this build does."""
@@ -60,7 +67,7 @@ class Build:
         context = Context.of(self.bare(), self.index)
         able = Context.alone(self.graph, self.costs, self.index).encodings
         context = replace(context, encodings=able if encodings is None else tuple(encodings))
-        parts = Parts(self.costs, self.index, context, self._known)
+        parts = Parts(self.costs, self.index, context, self.known)
         blocks = {self.index.by_storage[s].id for s in self.options if s in self.index.by_storage}
         groups, ways, demands = [], {}, []
         for storage in self.options:

@@ -10,6 +10,8 @@ from gistkit.plan.policies.optimal_attempt import Attempt
 from gistkit.plan.policies.optimal_program import Program
 
 ROUNDS = 4
+NEAR = 1.05
+"""A choice within a twentieth of the bound is near enough for a large problem."""
 
 
 @dataclass(frozen=True)
@@ -21,24 +23,27 @@ class Least:
     peak_bytes: int
 
 
-def least_peak(attempt: Attempt, limit_s: float, *, relaxed: bool = False) -> Least:
-    """The least peak of one number of sub-batches, within ``limit_s`` seconds.
+def least_peak(attempt: Attempt, limit_s: float, *, quick: bool = False) -> Least:
+    """The least peak of one number of sub-batches, within about ``limit_s`` seconds.
 
-    ``relaxed`` takes the bound of the linear relaxation and makes its solution whole.
+    ``quick`` takes the sum of what every storage holds at least for the bound where a choice comes near it, and solves
+    no more than the linear relaxation where not.
     """
     deadline = time.monotonic() + limit_s
-    program = Program(attempt.problem)
-    solved = program.least_peak(limit_s, relaxed=relaxed, gap=1e-6)
-    bound = max(0, int(solved.bound)) if solved.bound > 0 else 0
-    tried: list[Sequence[int]] = [attempt.search.smallest()]
+    smallest = _peak(attempt, attempt.search.smallest())
+    floor = attempt.problem.floor_bytes
+    if smallest[1] == floor or (quick and smallest[1] <= NEAR * floor):
+        return Least(floor, *smallest)
+    solved = Program(attempt.problem).least_peak(limit_s, relaxed=quick, gap=1e-6)
+    bound = max(floor, int(solved.bound) if solved.bound > 0 else 0)
+    reached = smallest
     if solved.taken is not None:
-        tried.insert(0, attempt.search.settled(solved.shares))
-    reached = min((_peak(attempt, t) for t in tried), key=lambda r: r[1])
+        reached = min(smallest, _peak(attempt, attempt.search.settled(solved.shares)), key=lambda r: r[1])
     for _ in range(ROUNDS):
         # On CUDA the scratches of a choice depend on what else it encodes: look again with that known.
         if not attempt.counts_late or reached[1] <= bound or time.monotonic() > deadline:
             break
-        again = Program(attempt.problem_of(reached[0])).least_peak(deadline - time.monotonic(), relaxed=relaxed)
+        again = Program(attempt.problem_of(reached[0])).least_peak(deadline - time.monotonic(), relaxed=quick)
         if again.taken is None:
             break
         better = _peak(attempt, attempt.search.settled(again.shares))

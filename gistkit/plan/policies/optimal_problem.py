@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 
 import numpy as np
 
@@ -95,6 +95,22 @@ class Problem:
         fastest = sum(min(m.part.seconds for m in group) for group in self.groups)
         return float(self.base_s.sum()) + fastest + sum(min(0.0, j.part.seconds) for j in self.joints)
 
+    @cached_property
+    def floor_bytes(self) -> int:
+        """Bytes that every choice holds at its worst task: of every group what holds least during the task."""
+        total = self.base_bytes.copy()
+        for group in self.groups:
+            spans = [(f, e) for move in group for f, e, _ in move.part.memory]
+            if spans:
+                first, end = min(f for f, _ in spans), max(e for _, e in spans) + 1
+                none = np.zeros(end - first, dtype=np.int64)
+                levels = (spread([_moved(move.part, first)], none) for move in group)
+                total[first:end] += reduce(np.minimum, levels)
+        for joint in self.joints:
+            for first, last, nbytes in joint.part.memory:
+                total[first : last + 1] += min(0, nbytes)
+        return int(total.max(initial=0))
+
     @property
     def size(self) -> int:
         """Moves in all groups that leave a choice."""
@@ -129,6 +145,11 @@ class Problem:
     def allowed(self, taken: Sequence[int]) -> bool:
         """Whether no conflict is met."""
         return not any(all(taken[g] == m for g, m in conflict) for conflict in self.conflicts)
+
+
+def _moved(part: Part, by: int) -> Part:
+    """The memory of a part, counted from a task on."""
+    return Part(tuple((f - by, e - by, n) for f, e, n in part.memory))
 
 
 def spread(parts: Iterable[Part], base_bytes: np.ndarray) -> np.ndarray:

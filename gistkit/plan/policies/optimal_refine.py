@@ -22,6 +22,8 @@ WHOLE_SIZE = 1500
 """Up to so many moves the whole program is solved, beyond only what the relaxation leaves open."""
 SURE = 0.999
 MENDS = 6
+GRACE_S = 2.0
+"""Time for a repair although time is up: without one there may be no plan at all."""
 UNFIT = 25
 """Solutions that turn out not to fit, after which a problem of more than so many moves is left as it is."""
 SMALL = 200
@@ -29,11 +31,18 @@ SMALL = 200
 
 @dataclass(frozen=True)
 class Outcome:
-    """The best choice found (None: none fits), its simulated seconds, and what no choice goes below."""
+    """The best choice found (None: none fits), its simulated seconds, what no choice goes below, and whether that is
+    the program's word rather than the sum of the fastest moves."""
 
     taken: tuple[int, ...] | None
     seconds: float
     bound_s: float
+    bounded: bool
+
+    @property
+    def gap(self) -> float:
+        """How far the choice may be from the best, relative to it."""
+        return max(0.0, (self.seconds - self.bound_s) / self.seconds) if 0 < self.seconds < np.inf else 0.0
 
 
 class Refinement:
@@ -47,22 +56,27 @@ class Refinement:
         self._program = Program(problem)
         self._cuts = Cuts()
         self._best: tuple[int, ...] | None = None
-        self._best_s, self._bound_s = np.inf, problem.floor_s * (1 - TOLERANCE)
+        self._best_s, self._floor_s = np.inf, problem.floor_s * (1 - TOLERANCE)
+        self._bound_s = self._floor_s
 
     def run(self, seeds: Sequence[Sequence[int]]) -> Outcome:
         """Best of the seeds, of the greedy choice and of what the program finds."""
-        for seed in (*seeds, self._search.fastest()):
-            self._mend(seed)
+        start = [*seeds, self._search.fastest()]
+        for seed in start:
+            self._try(seed)
         if self._problem.size == 0:
             self._bound_s = self._best_s
         if self._problem.size == 0 or self._meets():
             return self._outcome()
-        relaxed = self._program.least_time(self._budget, self._cuts, self._left(0.7), relaxed=True)
+        relaxed = self._program.least_time(self._budget, self._cuts, self._left(0.8), relaxed=True)
         self._bound_s = max(self._bound_s, relaxed.bound)
         if relaxed.bound == np.inf:
             return self._outcome()
         if relaxed.taken is not None:
             self._mend(self._search.settled(relaxed.shares))
+        for seed in start:
+            if self._best is None:
+                self._mend(seed)
         if self._problem.size > WHOLE_SIZE:
             self._partial(relaxed)
         self._polish(0.3)
@@ -72,7 +86,8 @@ class Refinement:
         return self._outcome()
 
     def _outcome(self) -> Outcome:
-        return Outcome(self._best, self._best_s, min(self._bound_s, self._best_s))
+        bounded = self._bound_s > self._floor_s or self._meets()
+        return Outcome(self._best, self._best_s, min(self._bound_s, self._best_s), bounded)
 
     def _left(self, share: float = 1.0) -> float:
         return max(0.0, self._deadline - time.monotonic()) * share
@@ -88,7 +103,8 @@ class Refinement:
     def _mend(self, taken: Sequence[int]) -> None:
         """Try a choice repaired, the link being dear and cheap."""
         for weight in LINK_WEIGHTS:
-            self._try(taken, weight)
+            if self._best is None or self._left():
+                self._try(taken, weight)
 
     def _try(self, taken: Sequence[int], weight: float | None = None) -> float:
         """Simulate a choice and keep it if it is the best that fits: its seconds, infinite where it does not fit.
@@ -101,7 +117,8 @@ class Refinement:
             if not self._fits(taken, limit):
                 mended = None
                 if weight is not None and self._problem.allowed(taken):
-                    mended = self._search.repair(taken, int(limit), self._deadline, weight)
+                    until = max(self._deadline, time.monotonic() + GRACE_S)
+                    mended = self._search.repair(taken, int(limit), until, weight)
                 if mended is None:
                     return np.inf
                 taken = mended

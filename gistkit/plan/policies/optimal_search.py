@@ -47,9 +47,9 @@ class Search:
         return tuple(int(np.argmin(costs)) for costs in split)
 
     def smallest(self) -> tuple[int, ...]:
-        """The move of every group that holds least over the whole step."""
+        """The move of every group that holds least over the whole step, as far as conflicts allow."""
         held = np.bincount(self._move, self._bytes * (self._end - self._first), len(self._keys))
-        return tuple(int(np.argmin(b)) for b in np.split(held, self._offsets[1:-1]))
+        return self.settled(1.0 / (1.0 + held))
 
     def bytes_by_task(self, taken: Sequence[int]) -> np.ndarray:
         """Memory during every task."""
