@@ -76,6 +76,15 @@ class Encoded:
         storages = {s._cdata: s.nbytes() for s in (t.untyped_storage() for t in self.payload)}
         return sum(storages.values())
 
+    def over(self, payload: tuple[torch.Tensor, ...], extra: tuple[int, ...] | None = None) -> Encoded:
+        """The same encoding over another payload: copies of its tensors, or none for its geometry alone."""
+        made = Encoded.__new__(Encoded)
+        for name in ("codec", "shape", "stride", "dtype", "numel", "nonzeros"):
+            setattr(made, name, getattr(self, name))
+        made.extra = self.extra if extra is None else extra
+        made._state = (payload, False)
+        return made
+
     def __repr__(self) -> str:
         state = "pending, " if self.pending else ""
         return f"Encoded({self.codec}, {state}{tuple(self.shape)}, {self.dtype}, {self.nbytes} bytes)"

@@ -36,6 +36,7 @@ def capture(
     *,
     fake: bool = True,
     backward: bool = False,
+    on_cpu: bool = False,
     loss_fn: Callable[..., torch.Tensor] | None = None,
     targets: tuple = (),
 ) -> SavedGraph:
@@ -50,17 +51,22 @@ def capture(
     Its loss is ``loss_fn(output, *targets)``, without a ``loss_fn`` the output itself, its ``loss``, or the sum of all
     that it holds.
 
+    ``on_cpu`` records the forward alone with the CPU's operators too, which on another device may keep other tensors:
+    the graph is that of ``backward=True`` without tasks and blocks.
+
     Raises :class:`CaptureError`, its cause chained, where the copy cannot be made or fake tensors cannot go (values
     that decide the control flow, operators without a fake implementation, user hooks on modules).
     """
     if backward and not fake:
         raise ValueError("capture: backward=True needs fake=True, got fake=False; a real step is recorded forward only")
+    if on_cpu and not fake:
+        raise ValueError("capture: on_cpu=True needs fake=True, got fake=False; a real step runs where the model is")
     _refuse(model)
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     try:
         with _untouched_random_states(), torch.enable_grad(), _no_autocast_cache():
-            twin = _twin(model, mode, backward)
-            inputs = _inputs((tuple(args), dict(kwargs or {}), tuple(targets)), mode, backward)
+            twin = _twin(model, mode, backward or on_cpu)
+            inputs = _inputs((tuple(args), dict(kwargs or {}), tuple(targets)), mode, backward or on_cpu)
             if mode is not None and backward:
                 with mode:
                     return traced_step(twin, *inputs, loss_fn=loss_fn)

@@ -7,6 +7,7 @@ users of the functional face get :func:`keep_dense` or :func:`keep_coded`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -105,6 +106,14 @@ def _coded(codec: str, x: torch.Tensor) -> Kept:
     return Coded(CODECS[codec].encode(x))
 
 
+class Away(ABC):
+    """A node's hold whose tensors lie elsewhere until the node runs."""
+
+    @abstractmethod
+    def back(self) -> Any:
+        """The hold as the node knows it."""
+
+
 def hold(ctx: Any, kept: Any) -> None:
     """Give a node its hold."""
     ctx.kept = kept
@@ -117,7 +126,7 @@ def take(ctx: Any) -> Any:
         raise RuntimeError(USED_TWICE)
     if not torch._C._autograd._get_current_graph_task_keep_graph():  # type: ignore[attr-defined]
         ctx.kept = None
-    return kept
+    return kept.back() if isinstance(kept, Away) else kept
 
 
-__all__ = ["Alias", "Coded", "Keep", "Kept", "hold", "keep_coded", "keep_dense", "take"]
+__all__ = ["Alias", "Away", "Coded", "Keep", "Kept", "hold", "keep_coded", "keep_dense", "take"]

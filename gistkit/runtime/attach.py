@@ -10,6 +10,7 @@ from gistkit.errors import CompressError
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.gist import check_lossy
 from gistkit.runtime.engine import Engine
+from gistkit.runtime.given import check_plan
 from gistkit.runtime.region import Settings
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -64,11 +65,13 @@ def compress(model: Model, plan: Plan | None = None, *, lossy: str | None = None
     gradients, buffers and parameters equal plain PyTorch's bit for bit under deterministic algorithms). ``lossy`` adds
     delayed precision reduction in a format of ``fp16``, ``fp10``, ``fp8`` (unscaled, the paper's) or those with ``s``
     (a scale per 128 elements) or ``t`` (per tensor). ``fidelity="reassociated"`` lets weight gradients be summed in
-    batch slices. Parameters, state-dict keys and classes stay as they are; ``eval()`` and ``no_grad`` run untouched
+    batch slices. Under a ``plan`` of :func:`gistkit.plan` every decision is the plan's, its format and its slices too,
+    and a step that is not the planned one is a :class:`PlanMismatchError`: another dataflow, or more rows than a budget
+    was planned for. What a plan with a budget decides is carried out or refused with a :class:`PlanError`. Parameters, state-dict keys and classes stay as they are; ``eval()`` and ``no_grad`` run untouched
     code.
 
-    Raises TypeError for what is not a module or a plan, ValueError for an unknown format or fidelity, CompressError
-    where the model or a part of it is compressed already. Paper: Gist (Jain et al., ISCA 2018).
+    Raises TypeError for what is not a module or a plan, ValueError for an unknown format or fidelity, PlanError for a
+    plan that recomputes, CompressError where the model or a part of it is compressed already. Paper: Gist (Jain et al., ISCA 2018).
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(
@@ -84,6 +87,8 @@ def compress(model: Model, plan: Plan | None = None, *, lossy: str | None = None
             what = f"its submodule {name!r} is" if name else "it is"
             raise CompressError(f"compress: the model cannot be compressed: {what} compressed already; "
                                 "call gistkit.restore on that first")  # fmt: skip
+    if plan is not None:
+        lossy = check_plan(plan, lossy)
     slices = SLICES if fidelity == "reassociated" else 1
     stand_in = CompressedForward(model, Settings(lossy, fidelity, slices), plan, vars(model).get("forward"))
     model.forward = stand_in  # type: ignore[method-assign]

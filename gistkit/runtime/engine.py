@@ -16,13 +16,14 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_flatten
 
-from gistkit.errors import CaptureError, PlanMismatchError
+from gistkit.errors import CaptureError
 from gistkit.graph.calls import hooks_are_active
 from gistkit.graph.capture import Recorder, capture
 from gistkit.graph.saved import SavedGraph
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.gist import gist
 from gistkit.runtime.exact import ExactPacker, Ticket
+from gistkit.runtime.given import check_rows, given_program
 from gistkit.runtime.interpose import Interposer
 from gistkit.runtime.program import Program
 from gistkit.runtime.region import Region, Settings, hooks
@@ -120,6 +121,8 @@ class Engine:
         if foreign:
             self._note(f"{foreign} around a forward: it ran as plain PyTorch")
             return forward(*args, **kwargs)
+        if self.plan is not None:
+            check_rows(self.plan, args, kwargs)
         key = self._key(model, args, kwargs)
         with self._lock:
             program = self._programs.get(key) or self._planned(key, model, args, kwargs)
@@ -132,6 +135,9 @@ class Engine:
         return key if key in self._programs or len(self._programs) < PLANS else signature(model, args, kwargs, ())
 
     def _planned(self, key: tuple, model: torch.nn.Module, args: tuple, kwargs: dict) -> Program | None:
+        if self.plan is not None:
+            self._programs[key] = program = given_program(self.plan, model, args, kwargs)
+            return program
         try:
             graph = capture(model, args, kwargs)
         except CaptureError as error:
@@ -140,16 +146,8 @@ class Engine:
         return self._install(key, graph)
 
     def _install(self, key: tuple, graph: SavedGraph) -> Program:
-        plan = self.plan
-        if plan is None:
-            densities = self._densities.setdefault(key, {})
-            plan = gist(graph, lossy=self.settings.lossy, densities=densities)
-        elif plan.fingerprint != graph.fingerprint:
-            raise PlanMismatchError(
-                f"a forward with fingerprint {plan.fingerprint}",
-                f"one with fingerprint {graph.fingerprint}",
-                "make the plan from this model with a batch of this kind",
-            )
+        densities = self._densities.setdefault(key, {})
+        plan = gist(graph, lossy=self.settings.lossy, densities=densities)
         self._programs[key] = program = Program(graph, plan)
         return program
 
@@ -170,6 +168,7 @@ class Engine:
             self._verified.clear()
         region = Region(self.settings, self._packer, program, self.plan is not None, self._verified)
         region.probing, region.overwrites = self._replans_next(), self._overwrites
+        region.bound = self.plan is not None and self.plan.budget_bytes is not None
         try:
             out = run_inside(region, forward, args, kwargs)
             region.finish()

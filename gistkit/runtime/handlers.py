@@ -19,6 +19,7 @@ from gistkit.nn.eligible import KERNEL_DTYPES, is_wrapped, transformed
 from gistkit.nn.keep import Alias, Kept
 from gistkit.nn.overwrite import overwrite_relu
 from gistkit.plan.plan import Decision
+from gistkit.runtime.host import AwayOnHost
 from gistkit.runtime.program import Step
 from gistkit.runtime.promise import Promise
 from gistkit.runtime.rebuild import BatchNormTerm, ReluTerm, builder, matching_candidate, resolve, same_bits
@@ -33,7 +34,8 @@ def runs(bound: Bound) -> bool:
     """True where gistkit's own op can take these operands; else PyTorch's runs, its saved tensors under the hooks."""
     if transformed():
         return False
-    for t in bound:
+    values: Any = bound
+    for t in values:
         if type(t) in _PLAIN:
             if t.dtype not in KERNEL_DTYPES or t.layout is not torch.strided or t.is_nested or t.is_neg():
                 return False
@@ -62,14 +64,31 @@ def relu(region: Region, step: Step, b: Relu) -> torch.Tensor:
     elif decision is not None and decision.codec not in ("mask1", "drop"):
         y = _shared_relu(region, step, b, decision)
     else:
+        if decision is not None and step.choice.passes:
+            region.cannot(decision, "the tensor has gaps, and the ReLU keeps a mask of its own")
         y = _run_relu(region, step, b, None)
+        _place_own(region, decision, y)
     region.mark_sparse(y)
     return y
 
 
+def _place_own(region: Region, decision: Decision | None, y: torch.Tensor) -> None:
+    """Bring what the op keeps for itself to where the plan wants it."""
+    if decision is None or decision.codec in ("dense", "drop"):
+        return
+    kept = getattr(y.grad_fn, "kept", None)
+    if kept is None:
+        region.cannot(decision, "PyTorch's own op ran, for these operands are not ones that gistkit's takes")
+    elif decision.place == "host":
+        y.grad_fn.kept = AwayOnHost(kept)  # type: ignore[union-attr]
+
+
 def _run_relu(region: Region, step: Step, b: Relu, keep: Any) -> torch.Tensor:
     x = b.x
-    if b.inplace or not (step.choice.inplace and region.overwrites) or not _overwritable(region, x):
+    if b.inplace or not step.choice.inplace:
+        return relu_op.run(x, b.inplace, keep)
+    if not (region.overwrites and _overwritable(region, x)):
+        region.cannot_run(step, "in the memory of its input", "somebody else may read that input")
         return relu_op.run(x, b.inplace, keep)
     y = overwrite_relu(x, keep=keep, nan=region.nan(x))
     region.watch.overwritten(x, step.index)
@@ -112,7 +131,7 @@ def _stash_rebuilt(region: Region, step: Step, decision: Decision, y: torch.Tens
             )
             region.table.add(y, stash)
             return
-    region.notes[decision.storage] = "cannot be rebuilt bit for bit on this device"
+    region.cannot(decision, "it cannot be rebuilt bit for bit on this device")
     fallback = "zvc" if region.settings.lossy is None else "zvc+" + region.settings.lossy
     region.encode(y, Decision(decision.storage, fallback, reason="stored: the rebuild was not exact here"))
 
@@ -139,6 +158,8 @@ def max_pool2d(region: Region, step: Step, b: MaxPool2d) -> torch.Tensor:
             promise.carry(y.grad_fn)
         else:
             promise.settle(b.x)
+    if b.x.requires_grad:
+        _place_own(region, step.own, y)
     if region.table.tagged(b.x):
         region.mark_sparse(y)
     return y
@@ -147,13 +168,13 @@ def max_pool2d(region: Region, step: Step, b: MaxPool2d) -> torch.Tensor:
 def conv2d(region: Region, step: Step, b: Conv2d) -> torch.Tensor:
     """Convolution: its input under the decision for that storage."""
     keep = lambda t: region.keep(t, step.input)  # noqa: E731
-    return conv.run(b.x, b.weight, b.bias, b[3:], keep, region.settings.slices, step.memo)
+    return conv.run(b.x, b.weight, b.bias, b[3:], keep, region.slices(step), step.memo)
 
 
 def linear(region: Region, step: Step, b: Linear) -> torch.Tensor:
     """Linear: its input under the decision for that storage."""
     keep = lambda t: region.keep(t, step.input)  # noqa: E731
-    return functional.linear(b.x, b.weight, b.bias, keep=keep, slices=region.settings.slices)
+    return functional.linear(b.x, b.weight, b.bias, keep=keep, slices=region.slices(step))
 
 
 def batch_norm(region: Region, step: Step, b: BatchNorm) -> torch.Tensor:
@@ -186,6 +207,8 @@ def _remember_norm(region: Region, step: Step, b: BatchNorm, y: torch.Tensor, ke
 def dropout(region: Region, step: Step, b: Dropout) -> torch.Tensor:
     """Dropout: a mask of 1 bit an element."""
     y = functional.dropout(b.x, b.p, b.training, b.inplace)
+    if b.training and b.x.requires_grad:
+        _place_own(region, step.own, y)
     if b.training and region.table.tagged(b.x):
         region.mark_sparse(y)
     return y

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from gistkit.graph.calls import COVERED, MaxPool2d, bind, is_counted, region_is_open
 from gistkit.graph.recorder import is_metadata
 from gistkit.runtime.handlers import HANDLERS, runs
+from gistkit.runtime.program import Step
 from gistkit.runtime.region import Region
 
 _F = torch.nn.functional
@@ -59,10 +60,18 @@ class Interposer(TorchFunctionMode):
         if handler is None or not runs(bound):
             if is_pool:
                 region.watch.touch(func, args, kwargs)
-            return self._uncovered(func, args, kwargs)
+            return self._instead(step, func, args, kwargs)
         result = handler(region, step, bound)
         region.account(step, result)
         return result
+
+    def _instead(self, step: Step, func: Any, args: tuple, kwargs: dict) -> Any:
+        """PyTorch's own op in place of a covered call, what it saves as planned for that call."""
+        self._region.instead = step.index
+        try:
+            return self._uncovered(func, args, kwargs)
+        finally:
+            self._region.instead = -1
 
     def _uncovered(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if func not in UNREAD:

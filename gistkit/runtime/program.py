@@ -14,7 +14,8 @@ from gistkit.plan.plan import CallChoice, Decision, Plan
 
 @dataclass(frozen=True)
 class Step:
-    """The plan's word on one covered call: its choice, the decisions for its output's and its saved input's storage.
+    """The plan's word on one covered call: its choice, the decisions for its output's and its saved input's storage,
+    and for the one that its op makes for itself (``own``: a pool's map, a dropout's mask).
 
     ``feeds_recipe`` says that a rebuild starts from this batch norm. ``memo`` is what the call's op remembers of the
     geometries that it has seen.
@@ -25,21 +26,32 @@ class Step:
     choice: CallChoice
     output: Decision | None
     input: Decision | None
+    own: Decision | None = None
     feeds_recipe: bool = False
     memo: dict = field(default_factory=dict, compare=False)
 
 
-class Program:
-    """One plan over one graph, indexed by the running number of the covered call."""
+Key = tuple[int, str, tuple[int, ...]]
+OPEN = "kept: the plan leaves it open"
+OWN_MAPS = ("max_pool2d", "dropout")
 
-    def __init__(self, graph: SavedGraph, plan: Plan) -> None:
+
+class Program:
+    """One plan over one graph, indexed by the running number of the covered call.
+
+    ``given``: the plan is the caller's. What it leaves open is kept as it is then, as its predictions have it.
+    """
+
+    def __init__(self, graph: SavedGraph, plan: Plan, given: bool = False) -> None:
         self.graph, self.plan = graph, plan
         self._decisions = {d.storage: d for d in plan.decisions}
+        if given:
+            self._decisions = {s.id: Decision(s.id, "dense", reason=OPEN) for s in graph.kept()} | self._decisions
         self._choices = {c.covered: c for c in plan.choices}
         self._in_recipes = {n for d in plan.decisions for n in _batch_norms(d.recipe)}
         self._calls = [c for c in graph.calls if c.covered >= 0]
         self._steps = [self._step(c) for c in self._calls]
-        self._gaps = self._saves_between()
+        self._gaps, self._within = self._saves()
 
     @property
     def length(self) -> int:
@@ -50,9 +62,14 @@ class Program:
         """The step of a covered call, None past the end."""
         return self._steps[index] if index < len(self._steps) else None
 
-    def uncovered(self, calls: int, x: torch.Tensor) -> Decision | None:
-        """Decision for what an uncovered op saves after ``calls`` covered ones; None where none fits it."""
-        return self._gaps.get((calls, str(x.dtype).removeprefix("torch."), tuple(x.shape)))
+    def uncovered(self, key: Key) -> tuple[Decision | None, ...]:
+        """Decisions for what uncovered ops save after so many covered calls, in that dtype and shape: one for each
+        storage, in the order of the saves."""
+        return self._gaps.get(key, ())
+
+    def within(self, key: Key) -> tuple[Decision | None, ...]:
+        """The same for what PyTorch's own op saves in place of a covered call of that number."""
+        return self._within.get(key, ())
 
     def module(self, index: int) -> str:
         """The module that made a covered call."""
@@ -69,7 +86,16 @@ class Program:
     def _step(self, call: Call) -> Step:
         choice = self._choices.get(call.covered) or CallChoice(call.covered, call.op)
         output = self._decisions.get(self.graph.values[call.results[0]].storage) if call.results else None
-        return Step(call.covered, call.op, choice, output, self._input(call), call.covered in self._in_recipes)
+        feeds = call.covered in self._in_recipes
+        return Step(call.covered, call.op, choice, output, self._input(call), self._own(call), feeds)
+
+    def _own(self, call: Call) -> Decision | None:
+        """The decision for a map or mask that a covered op makes and keeps for itself."""
+        if call.op not in OWN_MAPS:
+            return None
+        results = {self.graph.values[i].storage for i in call.results}
+        made = [s.storage for s in call.saves if self.graph.storages[s.storage].producer == call.index]
+        return next((self._decisions[s] for s in made if s in self._decisions and s not in results), None)
 
     def _input(self, call: Call) -> Decision | None:
         saved = [s.storage for s in call.saves if s.storage in self._decisions]
@@ -77,18 +103,22 @@ class Program:
         found = own if own in saved else next(iter(saved), None)
         return None if found is None else self._decisions[found]
 
-    def _saves_between(self) -> dict[tuple, Decision]:
-        """Decisions for what uncovered calls save, by (covered calls so far, dtype, shape); ambiguous ones left out."""
-        found: dict[tuple, set[int]] = defaultdict(set)
+    def _saves(self) -> tuple[dict[Key, tuple], dict[Key, tuple]]:
+        """Decisions for what uncovered calls save, by covered calls so far; for what covered ones do, by their number."""
+        gaps: dict[Key, dict[int, None]] = defaultdict(dict)
+        within: dict[Key, dict[int, None]] = defaultdict(dict)
         done = 0
         for call in self.graph.calls:
+            found, number = (gaps, done) if call.covered < 0 else (within, call.covered)
             if call.covered >= 0:
                 done = call.covered + 1
-                continue
             for save in call.saves:
-                if save.storage in self._decisions:
-                    found[(done, save.dtype.removeprefix("torch."), save.shape)].add(save.storage)
-        return {key: self._decisions[s.pop()] for key, s in found.items() if len(s) == 1}
+                if self.graph.storages[save.storage].kind in ("input", "activation"):
+                    found[number, save.dtype.removeprefix("torch."), save.shape][save.storage] = None
+        return self._decided(gaps), self._decided(within)
+
+    def _decided(self, found: dict[Key, dict[int, None]]) -> dict[Key, tuple]:
+        return {key: tuple(self._decisions.get(s) for s in storages) for key, storages in found.items()}
 
 
 def _batch_norms(recipe: tuple) -> set[int]:

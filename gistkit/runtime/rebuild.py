@@ -102,7 +102,7 @@ def resolve(recipe: tuple, norms: Mapping[int, BatchNormTerm], kept: Callable[[i
         return norms.get(recipe[1])
     if kind == "stash":
         found = kept(recipe[1])
-        return None if found is None else KeptTerm(found, fresh=not isinstance(found, Alias))
+        return None if found is None else KeptTerm(found, getattr(found, "fresh", not isinstance(found, Alias)))
     parts: list[Any] = [resolve(r, norms, kept) for r in recipe[1:]]
     if any(p is None for p in parts):
         return None

@@ -8,28 +8,30 @@ call has its decisions; without one, or after the forward left its plan, decisio
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gistkit.codecs import CODECS
-from gistkit.errors import PlanMismatchError
+from gistkit.errors import PlanError, PlanMismatchError
 from gistkit.graph.weights import is_weight
 from gistkit.nn.eligible import KERNEL_DTYPES
 from gistkit.nn.keep import Alias, Kept
 from gistkit.nn.overwrite import not_a_number
 from gistkit.plan.plan import CallChoice, Decision
 from gistkit.runtime.exact import ExactPacker, Ticket
-from gistkit.runtime.program import Program, Step
+from gistkit.runtime.host import HostBody
+from gistkit.runtime.program import Key, Program, Step
 from gistkit.runtime.promise import Watch
 from gistkit.runtime.rebuild import BatchNormTerm
-from gistkit.runtime.stash import CodedBody, Reader, Shape, Stash, StashTable, covers
+from gistkit.runtime.stash import Body, CodedBody, Reader, Shape, Stash, StashTable, covers, whole
 
 SMALL_BYTES = 4096
 PAYS = 0.95
 OWNERS = ("relu", "max_pool2d", "dropout", "batch_norm")
+WITHOUT_VALUES = ("rebuild", "mask1", "drop")
 SHARED = frozenset((Reader, Alias, int, float, bool, type(None)))
 """Parts of a node's hold that are counted elsewhere or are no tensors."""
 KEEP_DENSE = Decision(-1, "dense", reason="kept as it is")
@@ -68,7 +70,11 @@ def ad_hoc(x: torch.Tensor, sparse: bool, settings: Settings) -> Decision:
 
 @dataclass
 class Region:
-    """The state of one forward; cleared when it ends, so that only backward nodes hold on to anything."""
+    """The state of one forward; cleared when it ends, so that only backward nodes hold on to anything.
+
+    ``strict``: the plan is the caller's; ``bound``: and promises a budget. ``instead`` is the covered call in whose
+    place PyTorch's own op runs (-1: none).
+    """
 
     settings: Settings
     packer: ExactPacker
@@ -84,6 +90,9 @@ class Region:
     notes: dict[int, str] = field(default_factory=dict)
     calls: int = 0
     unread: bool = False
+    bound: bool = False
+    instead: int = -1
+    turns: dict[Key, int] = field(default_factory=dict)
     probing: bool = False
     overwrites: bool = True
     diverged: str = ""
@@ -109,6 +118,10 @@ class Region:
         self.program = None
         self.watch.settle_all()
 
+    def slices(self, step: Step) -> int:
+        """Batch slices of a call's weight gradient: the plan's where the caller gave one."""
+        return step.choice.slices if self.strict else self.settings.slices
+
     def mark_sparse(self, y: torch.Tensor) -> None:
         """Remember that y is worth zero-value compression (a ReLU's output, or a pool's or dropout's after one)."""
         self.table.tag(y)
@@ -119,31 +132,66 @@ class Region:
         if stash is not None:
             return Reader(stash, x)
         decision = decision or ad_hoc(x, self.table.tagged(x), self.settings)
-        if decision.codec in ("rebuild", "mask1", "drop"):
-            decision = ad_hoc(x, self.table.tagged(x), self.settings)
+        if decision.codec in WITHOUT_VALUES:
+            self.cannot(decision, "a backward needs its values")
+            decision = KEEP_DENSE if self.strict else ad_hoc(x, self.table.tagged(x), self.settings)
         made = self.encode(x, decision)
         return self.alias(x, decision) if made is None else Reader(made, x)
 
     def encode(self, x: torch.Tensor, decision: Decision) -> Stash | None:
         """Stash x's storage under the decision's codec; None (and a note) where that is impossible or does not pay."""
-        codec = CODECS.get(decision.codec)
-        if codec is None or decision.codec == "dense":
+        codec, to_host = CODECS.get(decision.codec), decision.place == "host"
+        if codec is None or (decision.codec == "dense" and not to_host):
             return None
-        why = "a view of a part of a storage" if not covers(x) else codec.accepts(x)
+        why = (
+            None
+            if decision.codec == "dense"
+            else "a view of a part of a storage"
+            if not covers(x)
+            else codec.accepts(x)
+        )
         if why:
-            self.notes[decision.storage] = why
+            self.cannot(decision, why)
             return None
-        encoded = self.packer.encode(codec, x.detach())
-        plain = x.numel() * x.element_size()
+        x = x.detach()
+        if decision.codec == "dense":
+            return self._stash(x, HostBody(CODECS["dense"].encode(whole(x))), decision)
+        # what goes to the host goes in its exact size, for which a GPU is waited for
+        encoded = codec.encode(x) if to_host else self.packer.encode(codec, x)
         if not encoded.pending:
             if encoded.nonzeros is not None and decision.storage >= 0:
                 self.densities[decision.storage] = encoded.nonzeros / max(encoded.numel, 1)
-            if encoded.nbytes > PAYS * plain:
+            if encoded.nbytes > PAYS * x.numel() * x.element_size():
                 self.notes[decision.storage] = "too dense for sparse storage to pay"
-                return None
-        stash = Stash(CodedBody(encoded), decision.storage, decision.codec, plain, decision.reason)
+                return self.encode(x, replace(decision, codec="dense")) if to_host else None
+        return self._stash(x, HostBody(encoded) if to_host else CodedBody(encoded), decision)
+
+    def _stash(self, x: torch.Tensor, body: Body, decision: Decision) -> Stash:
+        plain = x.untyped_storage().nbytes()
+        stash = Stash(body, decision.storage, decision.codec, plain, decision.reason)
         self.table.add(x, stash)
         return stash
+
+    def cannot(self, decision: Decision, why: str) -> None:
+        """A decision that is not carried out: noted for the report, an error where the plan promises a budget."""
+        if decision.storage < 0:
+            return
+        self.notes[decision.storage] = f"not {decision.codec}{_at(decision)} as planned: {why}"
+        if self.bound:
+            op, module, shape = self.program.origin(decision.storage) if self.program else ("", "", ())
+            raise PlanError(
+                f"the plan's budget cannot be kept: storage {decision.storage} ({op} of {module or 'the model'}, shape "
+                f"{shape}) was to be {decision.codec!r}{_at(decision)}, and {why}; plan with another policy or class of "
+                "moves, or without a budget"
+            )
+
+    def cannot_run(self, step: Step, how: str, why: str) -> None:
+        """A call that cannot run as planned: an error where the plan promises a budget."""
+        if self.bound:
+            raise PlanError(
+                f"the plan's budget cannot be kept: {step.op}, covered call {step.index}, was to run {how}, and {why}; "
+                "plan again, or without a budget"
+            )
 
     def alias(self, x: torch.Tensor, decision: Decision) -> Kept:
         """Keep the tensor itself, with PyTorch's check against writes; remembered for the report."""
@@ -183,8 +231,25 @@ class Region:
             return Shape(x)
         if is_weight(x) or x.layout != torch.strided or x.is_nested:
             return Alias(x)
-        planned = None if self.program is None else self.program.uncovered(self.calls, x)
-        return self.keep(x, planned)
+        return self.keep(x, self._planned(x))
+
+    def _planned(self, x: torch.Tensor) -> Decision | None:
+        """The plan's decision for what PyTorch's own op saves; of several that fit, the one whose turn it is."""
+        if self.program is None:
+            return None
+        number = self.calls if self.instead < 0 else self.instead
+        key = (number, str(x.dtype).removeprefix("torch."), tuple(x.shape))
+        found = self.program.uncovered(key) if self.instead < 0 else self.program.within(key)
+        open_choice = KEEP_DENSE if self.strict else None
+        if len(found) < 2:
+            return (found[0] if found else None) or open_choice
+        held = self.held.get(x.untyped_storage()._cdata)
+        if held is not None and not held.ref.expired():
+            return KEEP_DENSE
+        if self.table.find(x) is not None:
+            return None
+        turn = self.turns[key] = self.turns.get(key, -1) + 1
+        return (found[turn] if turn < len(found) else None) or open_choice
 
     @staticmethod
     def unpack(kept: Kept | Shape) -> torch.Tensor:
@@ -215,6 +280,10 @@ class Region:
         self.own.clear()
         self.held.clear()
         self.nans.clear()
+
+
+def _at(decision: Decision) -> str:
+    return " on the host" if decision.place == "host" else ""
 
 
 def hooks(region: Region) -> tuple[Callable, Callable]:

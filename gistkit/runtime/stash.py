@@ -29,6 +29,13 @@ def covers(x: torch.Tensor) -> bool:
     return is_dense(x) and x.storage_offset() == 0 and x.untyped_storage().nbytes() == nbytes
 
 
+def whole(x: torch.Tensor) -> torch.Tensor:
+    """x where it covers its storage, else the flat run of all that the storage holds."""
+    if covers(x):
+        return x
+    return x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
+
+
 def aligned(grad: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     """grad with the given dense strides; itself where it has them."""
     if grad.stride() == stride:

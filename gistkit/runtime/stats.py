@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from gistkit.nn.keep import Away
 from gistkit.runtime.program import Program
 from gistkit.runtime.region import Region
 
@@ -55,6 +56,8 @@ def payload_bytes(kept: Any) -> int:
     """Bytes that a node's own hold really keeps: the distinct storages of its tensors."""
     if isinstance(kept, torch.Tensor):
         return kept.untyped_storage().nbytes()
+    if isinstance(kept, Away):
+        return 0
     encoded = getattr(kept, "encoded", None)
     if encoded is not None:
         return int(encoded.nbytes)

@@ -1,0 +1,78 @@
+"""What is asked of a plan that the caller gave: that it can be carried out, and that the step is the planned one."""
+
+from __future__ import annotations
+
+import torch
+
+from gistkit.codecs import VALUE_FORMS
+from gistkit.errors import CaptureError, PlanError, PlanMismatchError
+from gistkit.graph.capture import capture
+from gistkit.graph.saved import SavedGraph
+from gistkit.plan.plan import Plan
+from gistkit.runtime.inputs import batch_size
+from gistkit.runtime.program import Program
+
+AGAIN = "make the plan from this model, in this mode, with a batch of this kind"
+
+
+def check_plan(plan: Plan, lossy: str | None = None) -> str | None:
+    """The narrow format that the plan's decisions use, None for none.
+
+    Raises PlanError for decisions that the runtime does not carry out, ValueError where ``lossy`` names another format.
+    """
+    for decision in plan.decisions:
+        if decision.codec == "recompute":
+            raise PlanError(
+                f"compress: a plan's decisions must be ones that the runtime carries out, got 'recompute' for storage "
+                f"{decision.storage} (policy {plan.policy!r}, which is there to be compared with); use "
+                "torch.utils.checkpoint in the model's forward, or another policy"
+            )
+    formats = {part for d in plan.decisions for part in d.codec.split("+") if part in VALUE_FORMS}
+    planned = next(iter(sorted(formats)), None)
+    if lossy is not None and lossy not in formats and planned is not None:
+        raise ValueError(
+            f"compress: lossy must be None or the plan's own format {planned!r}, got {lossy!r}; leave it out, or plan "
+            f"with lossy={lossy!r}"
+        )
+    return planned
+
+
+def check_rows(plan: Plan, args: tuple, kwargs: dict) -> None:
+    """Raise PlanMismatchError for a forward of more rows than the plan is for; fewer are fine.
+
+    A plan with a budget is for ``settings["batch"]`` rows, in as many sub-batches as it says.
+    """
+    planned = plan.settings.get("batch")
+    if not planned or (plan.budget_bytes is None and plan.sub_batches == 1):
+        return
+    most, rows = -(-planned // plan.sub_batches), batch_size((args, kwargs))
+    if rows <= most:
+        return
+    parts = "" if plan.sub_batches == 1 else f" (a batch of {planned} in {plan.sub_batches} sub-batches)"
+    remedy = f"plan for a batch of {rows}"
+    if plan.sub_batches > 1:
+        remedy = f"call gistkit.step(model, loss_fn, inputs, targets), which cuts the batch up, or {remedy}"
+    raise PlanMismatchError(f"a forward of at most {most} rows{parts}", f"one of {rows} rows", remedy)
+
+
+def given_program(plan: Plan, model: torch.nn.Module, args: tuple, kwargs: dict) -> Program:
+    """The plan compiled for a model's forward.
+
+    A plan is made from the CPU's operators wherever the model is, so these are what the forward is captured with; one
+    that was made from the device's own is known by its fingerprint. Raises PlanMismatchError where neither fits.
+    """
+    found: list[SavedGraph] = []
+    for on_cpu in (True, False):
+        try:
+            graph = capture(model, args, kwargs, on_cpu=on_cpu)
+        except CaptureError as error:
+            raise PlanMismatchError("a forward that can be captured, as for the plan", str(error), AGAIN) from error
+        if graph.fingerprint == plan.fingerprint:
+            return Program(graph, plan, given=True)
+        found.append(graph)
+    raise PlanMismatchError(
+        f"a forward with fingerprint {plan.fingerprint}", f"one with fingerprint {found[0].fingerprint}", AGAIN
+    )
+
+
+__all__ = ["check_plan", "check_rows", "given_program"]
