@@ -22,6 +22,7 @@ from gistkit.graph.saved import SavedGraph
 from gistkit.plan.hardware import Hardware
 from gistkit.plan.plan import CallChoice, Decision, Plan
 from gistkit.planning import PlanPackage
+from gistkit.profiling import Profile, profile
 from gistkit.report import Report, report
 from gistkit.runtime.attach import compress, restore
 from gistkit.runtime.context import saving
@@ -50,6 +51,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "PlanMismatchError",
+    "Profile",
     "Report",
     "SavedGraph",
     "capture",
@@ -58,6 +60,7 @@ __all__ = [
     "nn",
     "plan",
     "policies",
+    "profile",
     "report",
     "restore",
     "saving",

@@ -21,13 +21,28 @@ UNKNOWN_CARD = "h200"
 """Whose rates a card without a preset is given, with its own memory."""
 
 
-def step_graph(caller: str, model: torch.nn.Module, batch: tuple, loss_fn: Callable | None) -> SavedGraph:
-    """The whole step of ``model`` on ``batch``, captured without arithmetic.
+def step_on(
+    caller: str,
+    model: torch.nn.Module,
+    batch: tuple,
+    loss_fn: Callable | None,
+    which: Hardware | str | Path | None = None,
+) -> tuple[SavedGraph, Hardware]:
+    """The whole step of ``model`` on ``batch``, captured without arithmetic, and the hardware (:func:`hardware_of`).
 
     With a ``loss_fn`` the first item of the batch is the model's input (:func:`gistkit.runtime.inputs.spread`) and the
     others are the loss's: ``loss_fn(model(batch[0]), *batch[1:])``; without one the step is that of ``model(*batch)``.
     Raises TypeError, ValueError and CaptureError in the name of ``caller``.
     """
+    _check(caller, model, batch, loss_fn)
+    hardware = hardware_of(caller, model, batch, which)
+    if loss_fn is None:
+        return capture(model, batch, backward=True), hardware
+    args, kwargs = spread(batch[0])
+    return capture(model, args, kwargs, backward=True, loss_fn=loss_fn, targets=batch[1:]), hardware
+
+
+def _check(caller: str, model: torch.nn.Module, batch: tuple, loss_fn: Callable | None) -> None:
     if not isinstance(model, torch.nn.Module):
         raise TypeError(
             f"{caller}: model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself"
@@ -42,10 +57,6 @@ def step_graph(caller: str, model: torch.nn.Module, batch: tuple, loss_fn: Calla
             f"{caller}: batch must hold the model's inputs, got no tensor; pass them after the model, real, fake or on "
             'the meta device: torch.empty(64, 3, 224, 224, device="meta")'
         )
-    if loss_fn is None:
-        return capture(model, batch, backward=True)
-    args, kwargs = spread(batch[0])
-    return capture(model, args, kwargs, backward=True, loss_fn=loss_fn, targets=batch[1:])
 
 
 def hardware_of(
@@ -82,4 +93,4 @@ def card(name: str, memory_bytes: int) -> Hardware:
     return replace(PRESETS[UNKNOWN_CARD], name=guessed, memory_bytes=memory_bytes)
 
 
-__all__ = ["card", "hardware_of", "step_graph"]
+__all__ = ["card", "hardware_of", "step_on"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from gistkit.errors import BudgetError
+from gistkit.errors import BudgetError, PlanError
 from gistkit.graph.saved import SavedGraph
 from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import Decision, Plan
@@ -55,6 +55,10 @@ def _row(name: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | Non
     except BudgetError as error:
         least = min(error.least_bytes.values(), default=0)
         return Row(name, None, False, f"needs {mib(least)}" if least else "refused")
+    except PlanError:
+        if costs.hardware.has_link:
+            raise
+        return Row(name, None, False, "needs a link")
     fits = budget_bytes is None or made.peak_bytes <= budget_bytes
     return Row(name, made, fits, "" if fits else "above the budget")
 

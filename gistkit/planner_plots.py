@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gistkit.profile_tables import TITLES
-from gistkit.profiling import Profile
+from gistkit.profile_view import TITLES, Profile
 
 GIB = 2**30
 PLAIN, PLANNED, BUDGET = "#3b4252", "#0072b2", "#d55e00"

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from gistkit.captured import hardware_of, step_graph
-from gistkit.errors import BudgetError
+from gistkit.captured import step_on
+from gistkit.errors import BudgetError, PlanError
 from gistkit.graph.saved import SavedGraph
 from gistkit.plan.budget import check_budget, parse_budget, parse_bytes
 from gistkit.plan.cost import CostTable, cost_table
@@ -74,9 +74,7 @@ def plan(
     check_words(policy, fidelity, lossy, density)
     check_budget(budget)
     parse_bytes(reserve)
-    step = None if hardware is None else hardware_of("plan", model, batch, hardware)
-    graph = step_graph("plan", model, batch, loss_fn)
-    device = step or hardware_of("plan", model, batch)
+    graph, device = step_on("plan", model, batch, loss_fn, hardware)
     costs = cost_table(graph, device, density=density)
     made = plan_graph(graph, costs, budget=budget, policy=policy, fidelity=fidelity, lossy=lossy, reserve=reserve)
     told = density if density is None or isinstance(density, int | float) else "by storage"
@@ -161,17 +159,28 @@ def _least_of(
 
 def _made(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: dict) -> Plan:
     """The policy's plan; a policy that knows no reserve plans for what the reserve leaves."""
-    make = POLICIES[policy]
     given = {name: value for name, value in words.items() if accepts(policy, name)}
     if accepts(policy, "seeds"):
         given["seeds"] = seeds(graph, costs, budget_bytes, words)
     if accepts(policy, "reserve") or not words["reserve"]:
-        return make(graph, costs, budget_bytes, **given)
+        return _by_policy(policy, graph, costs, budget_bytes, given)
     reserve = words["reserve"]
     room = None if budget_bytes is None else max(1, budget_bytes - reserve)
-    made = make(graph, costs, room, **given)
+    made = _by_policy(policy, graph, costs, room, given)
     bound = made.lower_bound_bytes + reserve if made.lower_bound_bytes else 0
     return replace(made, peak_bytes=made.peak_bytes + reserve, lower_bound_bytes=bound)
+
+
+def _by_policy(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, given: dict) -> Plan:
+    try:
+        return POLICIES[policy](graph, costs, budget_bytes, **given)
+    except PlanError as error:
+        if costs.hardware.has_link:
+            raise
+        raise PlanError(
+            f'policy="{policy}" moves tensors to the host, and hardware {costs.hardware.name!r} has no link to one; '
+            'take policy="optimal" or "gist", or other hardware'
+        ) from error
 
 
 def seeds(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping[str, Any]) -> list[Plan]:
@@ -185,6 +194,9 @@ def seeds(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: 
             found.append(_made(name, graph, costs, budget_bytes, dict(words)))
         except BudgetError:
             continue
+        except PlanError:
+            if costs.hardware.has_link:
+                raise
     return found
 
 
@@ -204,7 +216,8 @@ def _unfit(graph: SavedGraph, costs: CostTable, budget_bytes: int, words: Mappin
     text = f'policy="{made.policy}" needs {made.peak_bytes} bytes ({made.peak_bytes / 2**20:.1f} MiB)'
     if least[words["fidelity"]] <= budget_bytes:
         return BudgetError(budget_bytes, least, f'{text}; policy="optimal" fits')
-    return BudgetError(budget_bytes, least, f"{text}; {remedy(budget_bytes, least, words['fidelity'], narrow)}")
+    todo = remedy(budget_bytes, least, words["fidelity"], narrow)
+    return BudgetError(budget_bytes, least, f'{text}; with policy="optimal" {todo}')
 
 
 def remedy(budget_bytes: int, least: Mapping[str, int], asked: str, narrow: str) -> str:

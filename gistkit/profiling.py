@@ -17,16 +17,14 @@ framework did not have; ``other``.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gistkit.captured import hardware_of, step_graph
+from gistkit.captured import step_on
 from gistkit.graph.layers import layers
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import FORWARD, Block
@@ -35,7 +33,7 @@ from gistkit.plan.effects import Interval
 from gistkit.plan.hardware import Hardware
 from gistkit.plan.policies.registry import POLICIES
 from gistkit.plan.simulate import Simulator, memory_bytes
-from gistkit.profile_tables import profile_text
+from gistkit.profile_view import LayerProfile, Profile
 
 CLASSES = ("weights", "weight_gradients", "inputs", "stashed", "immediate", "gradient_maps", "workspace")
 STASHES = ("relu_pool", "relu_conv", "pool_index", "other")
@@ -50,59 +48,6 @@ _CONVS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", 
 _POOLS = ("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d")
 
 
-@dataclass(frozen=True)
-class LayerProfile:
-    """One layer of the forward (vDNN, Fig. 5 and 6).
-
-    Bytes of its input and output feature maps (an in-place layer's are the same), of its weights and of its forward's
-    workspace; seconds of forward and backward. ``reuse_s`` is the reuse distance of its input: from the end of its
-    forward to the start of its backward; None where it has no backward.
-    """
-
-    module: str
-    kind: str
-    op: str
-    x_bytes: int
-    y_bytes: int
-    workspace_bytes: int
-    weight_bytes: int
-    forward_s: float
-    backward_s: float
-    reuse_s: float | None
-
-
-@dataclass(frozen=True)
-class Profile:
-    """A step of plain PyTorch; ``str()`` gives tables, :meth:`to_json` all of it.
-
-    By class (see the module): ``total_bytes``, every storage once; ``most_bytes``, the most of the class at one
-    moment; ``peak_class_bytes``, at the moment of the step's peak; ``memory_bytes``, by task, for pictures.
-    ``stashed_bytes`` are the stashed ones by what makes and reads them. Workspace is reused, so its total is its most.
-    ``backward_task`` is the first task of the backward.
-    """
-
-    model: str
-    hardware: str
-    batch: int
-    peak_bytes: int
-    peak_task: int
-    step_s: float
-    backward_task: int
-    total_bytes: dict[str, int]
-    most_bytes: dict[str, int]
-    peak_class_bytes: dict[str, int]
-    stashed_bytes: dict[str, int]
-    memory_bytes: dict[str, tuple[int, ...]]
-    layers: tuple[LayerProfile, ...]
-
-    def to_json(self) -> str:
-        """The profile as JSON text."""
-        return json.dumps(asdict(self))
-
-    def __str__(self) -> str:
-        return profile_text(self)
-
-
 def profile(
     model: torch.nn.Module,
     *batch: Any,
@@ -115,9 +60,7 @@ def profile(
     seconds are predictions for the hardware. Raises CaptureError where the step cannot be captured, ValueError or
     TypeError for an argument that makes no sense.
     """
-    given = None if hardware is None else hardware_of("profile", model, batch, hardware)
-    graph = step_graph("profile", model, batch, loss_fn)
-    device = given or hardware_of("profile", model, batch)
+    graph, device = step_on("profile", model, batch, loss_fn, hardware)
     return profile_graph(graph, cost_table(graph, device), type(model).__name__)
 
 

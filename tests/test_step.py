@@ -86,7 +86,7 @@ def test_sub_batches_sum_the_same_terms(parts):
 @pytest.mark.parametrize("parts", [2, 3, 7])
 def test_means_are_weighted_by_rows(parts):
     # Of a mean that is linear in the output, a weight's gradient is a sum over rows and pixels of terms c x / count,
-    # which the cut leaves alone. A term is rounded three times more: in its product, by the count and by the part's weight.
+    # which the cut leaves alone. A term is rounded three times more: its product, by the count, by the part's weight.
     torch.manual_seed(0)
     n, model = 7, nn.Conv2d(3, 5, 1, bias=False)
     x, c = torch.randn(n, 3, 6, 6), torch.randn(n, 5, 6, 6)

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gistkit.captured import card, step_graph
+from gistkit.captured import card, step_on
 from gistkit.commands.wrong import InputError
 from gistkit.errors import CaptureError
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.traced import loss_of
-from gistkit.plan.hardware import PRESETS, Hardware, hardware
+from gistkit.plan.hardware import PRESETS, Hardware
+from gistkit.plan.hardware import hardware as find_hardware
 from gistkit.plots import check_plot
 from gistkit.zoo import load
 
@@ -45,7 +46,7 @@ def prepare(options: argparse.Namespace) -> Hardware:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
         if "hardware" in options:
-            return hardware(options.hardware)
+            return find_hardware(options.hardware)
     except (ValueError, OSError) as error:
         raise InputError(error) from error
     if torch.cuda.is_available():
@@ -54,12 +55,12 @@ def prepare(options: argparse.Namespace) -> Hardware:
     return PRESETS[DEFAULT_CARD]
 
 
-def image_step(options: argparse.Namespace) -> SavedGraph:
+def image_step(options: argparse.Namespace, hardware: Hardware) -> SavedGraph:
     """The captured step of the model on a batch of images, its loss the cross entropy of labels."""
     size = options.image_size
     images = torch.empty(options.batch, 3, size, size, device="meta")
     try:
-        return step_graph(options.command, _network(options.model, size), (images,), _loss)
+        return step_on(options.command, _network(options.model, size), (images,), _loss, hardware)[0]
     except (ValueError, TypeError, CaptureError) as error:
         raise InputError(error) from error
 

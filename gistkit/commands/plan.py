@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
         raise InputError(error) from error
     console = Console(stderr=True)
     with console.status("recording a step"):
-        graph = image_step(options)
+        graph = image_step(options, device)
         costs = cost_table(graph, device, density=options.density)
     found = _find(graph, costs, options, console)
     chosen = next(row for row in found.rows if row.policy == options.policy)

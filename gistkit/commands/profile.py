@@ -9,7 +9,7 @@ from rich.console import Console
 from gistkit.commands.images import add_images, image_step, prepare
 from gistkit.plan.cost import cost_table
 from gistkit.planner_plots import plot_profile
-from gistkit.profile_tables import profile_tables
+from gistkit.profile_view import profile_tables
 from gistkit.profiling import profile_graph
 
 
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     """Capture, show, write; 0."""
     device = prepare(options)
     with Console(stderr=True).status("recording a step"):
-        graph = image_step(options)
+        graph = image_step(options, device)
     found = profile_graph(graph, cost_table(graph, device), options.model)
     for table in profile_tables(found):
         Console().print(table)

@@ -1,15 +1,13 @@
-"""The tables of a profile: classes of memory, kinds of stashed maps, layers."""
+"""A profile as data and as tables: classes of memory, kinds of stashed maps, layers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from dataclasses import asdict, dataclass
 
 from rich.table import Table
 
 from gistkit.tables import mib, milliseconds, rendered
-
-if TYPE_CHECKING:
-    from gistkit.profiling import Profile
 
 SHOWN = 40
 TITLES = {
@@ -25,6 +23,59 @@ TITLES = {
     "pool_index": "int64 indices of pools",
     "other": "other",
 }
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """One layer of the forward (vDNN, Fig. 5 and 6).
+
+    Bytes of its input and output feature maps (an in-place layer's are the same), of its weights and of its forward's
+    workspace; seconds of forward and backward. ``reuse_s`` is the reuse distance of its input: from the end of its
+    forward to the start of its backward; None where it has no backward.
+    """
+
+    module: str
+    kind: str
+    op: str
+    x_bytes: int
+    y_bytes: int
+    workspace_bytes: int
+    weight_bytes: int
+    forward_s: float
+    backward_s: float
+    reuse_s: float | None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A step of plain PyTorch; ``str()`` gives tables, :meth:`to_json` all of it.
+
+    By class (:mod:`gistkit.profiling`): ``total_bytes``, every storage once; ``most_bytes``, the most of the class at
+    one moment; ``peak_class_bytes``, at the moment of the step's peak; ``memory_bytes``, by task, for pictures.
+    ``stashed_bytes`` are the stashed ones by what makes and reads them. Workspace is reused, so its total is its most.
+    ``backward_task`` is the first task of the backward.
+    """
+
+    model: str
+    hardware: str
+    batch: int
+    peak_bytes: int
+    peak_task: int
+    step_s: float
+    backward_task: int
+    total_bytes: dict[str, int]
+    most_bytes: dict[str, int]
+    peak_class_bytes: dict[str, int]
+    stashed_bytes: dict[str, int]
+    memory_bytes: dict[str, tuple[int, ...]]
+    layers: tuple[LayerProfile, ...]
+
+    def to_json(self) -> str:
+        """The profile as JSON text."""
+        return json.dumps(asdict(self))
+
+    def __str__(self) -> str:
+        return profile_text(self)
 
 
 def profile_text(profile: Profile) -> str:
@@ -84,4 +135,4 @@ def _layers(profile: Profile) -> Table:
     return table
 
 
-__all__ = ["TITLES", "profile_tables", "profile_text"]
+__all__ = ["TITLES", "LayerProfile", "Profile", "profile_tables", "profile_text"]
