@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from gistkit.kernels.layout import is_channels_last
 
-is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined]
 """True of a tensor that belongs to a function transform, also after its end."""
 
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -117,7 +117,8 @@ def _over_channels(vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 def _fused(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> torch.Tensor:
     """fma(x, alpha, beta): PyTorch's addcmul fuses on the CPU, as its batch norm's compiled loops do."""
-    return _multiply_add(*_factors(x, mean, invstd, weight, bias), x)
+    alpha, beta = _factors(x, mean, invstd, weight, bias)
+    return _multiply_add(alpha, beta, x)
 
 
 def _factors(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> Any:
