@@ -192,11 +192,28 @@ def test_the_plans_sub_batches_never_exceed_the_planned_rows(rows, calls):
     model = integers(net())
     twin = compressed(copy.deepcopy(model), parts=4, planned=8)
     seen = []
-    twin[0].register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[0]))
+
+    def loss_fn(out, t):
+        seen.append(out.shape[0])
+        return weighted(out, t)
+
     x, t = torch.randint(-2, 3, (rows, 3, 8, 8)).float(), torch.randint(-2, 3, (rows, 4)).float()
-    loss, got = stepped(twin, weighted, x, t, reduction="sum")
+    loss, got = stepped(twin, loss_fn, x, t, reduction="sum")
     want_loss, want = plain(model, weighted, x, t)
     assert seen == calls
+    assert torch.equal(loss, want_loss) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_a_plan_of_sub_batches_from_budget_to_gradients():
+    model = integers(net(16))
+    x, t = torch.randint(-2, 3, (8, 3, 8, 8)).float(), torch.randint(-2, 3, (8, 4)).float()
+    words = {"loss_fn": weighted, "fidelity": "reassociated"}
+    with pytest.raises(gistkit.BudgetError) as raised:
+        gistkit.plan(model, x, t, budget=1, **words)
+    plan = gistkit.plan(model, x, t, budget=raised.value.least_bytes["reassociated"], **words)
+    assert plan.sub_batches > 1
+    want_loss, want = plain(model, weighted, x, t)
+    loss, got = stepped(gistkit.compress(model, plan), weighted, x, t, reduction="sum")
     assert torch.equal(loss, want_loss) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
