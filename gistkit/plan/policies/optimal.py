@@ -1,9 +1,9 @@
 """`optimal`: the fastest step within a budget among all moves of a class, with its optimality gap.
 
-A mixed-integer program over every storage's decisions (:mod:`.options`), convolution algorithms, batch slices and, where
-order of summation may change, sub-batches; bytes are exact at every task, the link's stalls bounded from below, and the
-simulator has the last word (:mod:`.optimal_refine`). Plans of other policies may be given as ``seeds``: what they do is
-offered too, so the result is never slower than any of them that fits and is of the class.
+A mixed-integer program over every storage's decisions (:mod:`.options`), convolution algorithms, batch slices and,
+where order of summation may change, sub-batches; bytes are exact at every task, the link's stalls bounded from below,
+and the simulator has the last word (:mod:`.optimal_refine`). Plans of other policies may be given as ``seeds``: what
+they do is offered too, so the result is never slower than any of them that fits and is of the class.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ ENOUGH = 1e-4
 PEAK_SHARE = 0.2
 """Share of the time for the least peak, which every plan reports."""
 REMEDIES = {
-    "bitwise": 'raise the budget, allow fidelity="reassociated" (slices, sub-batches) or lossy="fp8", or take a smaller '
-    "batch",
+    "bitwise": 'raise the budget, allow fidelity="reassociated" (slices, sub-batches) or lossy="fp8", or take a '
+    "smaller batch",
     "reassociated": 'raise the budget, allow lossy="fp8", or take a smaller batch',
     "lossy": "raise the budget or take a smaller batch",
 }
@@ -73,10 +73,10 @@ def optimal(
 
     ``fidelity`` and ``lossy`` name the class of moves (:mod:`.options`). ``batch_norm`` accepts sub-batches for a
     network whose batch norms would then see other statistics. ``algorithms``: a convolution's algorithm is chosen too,
-    where the costs know several, which PyTorch cannot be told; False leaves its default. ``options`` restricts the decisions by storage. After
-    about ``time_limit_s`` seconds (None: by the size of the step) the best plan found is returned; ``Plan.gap`` is (step - bound) / step. Raises
-    BudgetError, with the least peak of the class, where nothing fits; ValueError for an unknown class or format or a
-    graph without tasks.
+    where the costs know several, which PyTorch cannot be told; False leaves its default. ``options`` restricts the
+    decisions by storage. After about ``time_limit_s`` seconds (None: by the size of the step) the best plan found is
+    returned; ``Plan.gap`` is (step - bound) / step. Raises BudgetError, with the least peak of the class, where nothing
+    fits; ValueError for an unknown class or format or a graph without tasks.
     """
     check_fidelity(fidelity, lossy)
     settings = Settings(fidelity, lossy, batch_norm, reserve, _limit(graph, time_limit_s), algorithms)
@@ -201,9 +201,7 @@ def _search(
     return attempt, outcome
 
 
-def _round(
-    attempt: Attempt, budget_bytes: int | None, deadline: float, seeds: Sequence[Sequence[int]]
-) -> Outcome:
+def _round(attempt: Attempt, budget_bytes: int | None, deadline: float, seeds: Sequence[Sequence[int]]) -> Outcome:
     """The fastest choice of one attempt."""
     late = attempt.counts_late and budget_bytes is not None
     first_deadline = time.monotonic() + (deadline - time.monotonic()) * (0.6 if late else 1.0)

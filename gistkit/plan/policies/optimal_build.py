@@ -116,10 +116,11 @@ class Build:
         return tuple(n for n in allowed if n == 1 or n <= self.graph.batch) if self._weight_tasks(block) else (1,)
 
     def _weight_tasks(self, block: Block) -> list[int]:
-        tasks, calls = self.graph.tasks, self.graph.calls
-        return [
-            u.task for u in block.uses if u.values and tasks[u.task].part == "weight" and calls[tasks[u.task].call].covered >= 0
-        ]  # fmt: skip
+        return [u.task for u in block.uses if u.values and self._may_be_cut(u.task)]
+
+    def _may_be_cut(self, task: int) -> bool:
+        found = self.graph.tasks[task]
+        return found.part == "weight" and self.graph.calls[found.call].covered >= 0
 
     def _convolutions(self) -> list[int]:
         return [c.index for c in self.graph.calls if self._chooses and c.covered >= 0 and c.op == "conv2d"]

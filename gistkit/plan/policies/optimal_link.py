@@ -1,14 +1,16 @@
 """The link in the program of `optimal`: how much a choice of transfers stalls the step at least.
 
-*Events* are the tasks at which a transfer may begin or must have ended. Between two events a direction of the link works
-for no longer than passes: compute seconds, what the choices add to them, and the stalls, which are columns. As a fluid:
+*Events* are the tasks at which a transfer may begin or must have ended. Between two events a direction of the link
+works for no longer than passes: compute seconds, what the choices add to them, and the stalls, which are columns. As a
+fluid:
 
     y_k <= seconds from event k - 1 to k;  waiting_k = waiting_(k-1) + issued at k - 1 - y_k >= 0;
     ahead_k = ahead_(k-1) + y_k - due at k >= 0
 
 With very many events only some are kept: a transfer then counts as issued at the one before and due at the one after,
-which bounds less, but validly. The fluid lets a transfer count for another's due time, so a *window* (direction, begin, end) may be added: whatever is issued
-in it and due in it is transferred in it. With all windows the bound is that of earliest-due-first service in parts.
+which bounds less, but validly. The fluid lets a transfer count for another's due time, so a *window* (direction, begin,
+end) may be added: whatever is issued in it and due in it is transferred in it. With all windows the bound is that of
+earliest-due-first service in parts.
 """
 
 from __future__ import annotations
@@ -155,7 +157,7 @@ def least_stalls(seconds: Sequence[float], link: Link, transfers: Sequence[Trans
     for t in sorted(transfers, key=lambda t: (t.issue, t.due)):
         issued.setdefault(t.issue, []).append(t)
         due.setdefault(t.due, []).append(t)
-    free = dict.fromkeys(DIRECTIONS, 0.0)
+    free: dict[str, float] = {d: 0.0 for d in DIRECTIONS}
     ends: dict[Transfer, float] = {}
     now = stalls = 0.0
     for task, span in enumerate(seconds):

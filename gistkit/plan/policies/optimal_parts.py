@@ -1,7 +1,7 @@
 """What single decisions and what rebuilds with their sources add, computed by the planner's own effects.
 
-A move's part is :func:`gistkit.plan.block_effects.block_effects` of it. A rebuild needs its sources at its own uses, and
-through a rebuilt source that one's sources as well: what that adds to a source is the difference of the source's
+A move's part is :func:`gistkit.plan.block_effects.block_effects` of it. A rebuild needs its sources at its own uses,
+and through a rebuilt source that one's sources as well: what that adds to a source is the difference of the source's
 effects with and without these tasks. A source that cannot serve them (it is still on the host, it keeps no values)
 makes a conflict.
 """
@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
 from gistkit.errors import PlanError
 from gistkit.graph.tasks import Block
@@ -85,26 +86,29 @@ class Parts:
     ) -> tuple[list[Joint], list[tuple[Key, ...]]]:
         """What a source adds for the rebuilds that start from it, alone, in chains and two at a time."""
         direct = by_source.get(block.id, [])
-        joints, conflicts, known = [], [], {(): self._effects(block, way)}
+        joints: list[Joint] = []
+        conflicts: list[tuple[Key, ...]] = []
+        alone = self._effects(block, way)
+        known: dict[tuple[Key, ...], Any] = {(): alone}
         for demand in direct:
             effects = known[(demand.key,)] = self._serves(block, way, (demand,))
             if effects is None:
                 conflicts.append((demand.key, key))
             else:
-                joints.append(Joint((demand.key, key), self._part(((1, effects), (-1, known[()])))))
+                joints.append(Joint((demand.key, key), self._part(((1, effects), (-1, alone)))))
         for demand in direct:
             for further in by_source.get(demand.block, ()):
                 if known[(demand.key,)] is None or known.get((further.key,), 0) is None:
                     continue
                 effects = self._serves(block, way, (demand, further))
                 keys = (further.key, demand.key, key)
-                terms = [(1, effects), (-1, known[(demand.key,)])]
-                if (further.key,) in known:
-                    terms += [(-1, known[(further.key,)]), (1, known[()])]
                 if effects is None:
                     conflicts.append(keys)
-                else:
-                    joints.append(Joint(keys, self._part(terms)))
+                    continue
+                terms = [(1, effects), (-1, known[(demand.key,)])]
+                if (further.key,) in known:
+                    terms += [(-1, known[(further.key,)]), (1, alone)]
+                joints.append(Joint(keys, self._part(terms)))
         joints += self._overlaps(block, key, way, direct, known)
         return [j for j in joints if j.part != Part()], conflicts
 
@@ -182,9 +186,7 @@ def _levels(steps: Mapping[int, int]) -> tuple[tuple[int, int, int], ...]:
     return tuple(found)
 
 
-def _chains(
-    chain: tuple[Demand, ...], by_source: Mapping[int, list[Demand]], depth: int
-) -> Iterator[tuple[Key, ...]]:
+def _chains(chain: tuple[Demand, ...], by_source: Mapping[int, list[Demand]], depth: int) -> Iterator[tuple[Key, ...]]:
     """The chains of depth + 1 rebuilds that begin so."""
     if len(chain) > depth:
         yield tuple(d.key for d in chain)

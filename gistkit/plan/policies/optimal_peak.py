@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gistkit.plan.policies.optimal_attempt import Attempt
-from gistkit.plan.policies.optimal_program import Program
+from gistkit.plan.policies.optimal_program import TOLERANCE, Program
 
 ROUNDS = 4
 NEAR = 1.05
@@ -50,6 +50,8 @@ def least_peak(attempt: Attempt, limit_s: float, *, quick: bool = False) -> Leas
         if better[1] >= reached[1]:
             break
         reached = better
+    if reached[1] <= bound * (1 + 2 * TOLERANCE) + 1:
+        bound = reached[1]  # equal, as far as the program can tell
     return Least(min(bound, reached[1]), *reached)
 
 

@@ -1,10 +1,10 @@
 """The mixed-integer program of `optimal`, for HiGHS: least seconds under a budget, or least peak.
 
-Columns: x (1 where a move is taken), w (1 where all moves of a joint part are), the link's (:mod:`.optimal_link`), e for what
-the simulator found beyond the program's figure, P for the peak, and the level of memory at every task that can be the
-worst. Rows: one move a group; w >= x_a + x_b - 1 and the like; conflicts; levels, each from the one before, so that a long life
-costs two coefficients; the link; :class:`Cuts`, what the simulator taught (logic-based Benders decomposition, Hooker
-and Ottosson, 2003).
+Columns: x (1 where a move is taken), w (1 where all moves of a joint part are), the link's (:mod:`.optimal_link`), e
+for what the simulator found beyond the program's figure, P for the peak, and the level of memory at every task that can
+be the worst. Rows: one move a group; w >= x_a + x_b - 1 and the like; conflicts; levels, each from the one before, so
+that a long life costs two coefficients; the link; :class:`Cuts`, what the simulator taught (logic-based Benders
+decomposition, Hooker and Ottosson, 2003).
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Cuts:
 
 @dataclass(frozen=True)
 class Solved:
-    """``taken``: one move a group, None where none was found. ``shares``: the columns x. ``bound``: no solution is below
+    """``taken``: one move a group, None where none was found. ``shares``: the columns x. ``bound``: no solution is
+    below
     it (seconds or bytes; infinite: there is none). ``stalls``: the link's stall columns."""
 
     taken: tuple[int, ...] | None
@@ -191,11 +192,12 @@ class Program:
             if move >= 0:
                 high[self._offsets[group] : self._offsets[group + 1]] = 0.0
                 low[self._offsets[group] + move] = high[self._offsets[group] + move] = 1.0
+        bounds: Any = (low, high)  # scipy's stubs know no arrays here
         whole = np.zeros(self._all)
         whole[: self._choices] = 0 if relaxed else 1
         options = {"time_limit": max(limit_s, 0.05), "mip_rel_gap": gap}
         found = milp(
-            cost, integrality=whole, bounds=Bounds(low, high), constraints=rows.constraint(self._all), options=options
+            cost, integrality=whole, bounds=Bounds(*bounds), constraints=rows.constraint(self._all), options=options
         )
         return self._read(found, relaxed, unit)
 

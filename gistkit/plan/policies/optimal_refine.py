@@ -2,8 +2,9 @@
 
 The program bounds the step from below (stalls as a fluid, pairs of rebuilds but no triples); the simulator says what a
 choice really takes. Every solution that the simulator finds slower, or over the budget, becomes a cut. Where the
-program's bound meets the best simulated step, that step is optimal. Large problems get the bound of the relaxation first,
-its solution made whole, and the program with what the relaxation is sure of fixed; their gap is what is left at the limit.
+program's bound meets the best simulated step, that step is optimal. Large problems get the bound of the relaxation
+first, its solution made whole, and the program with what the relaxation is sure of fixed; their gap is what is left at
+the limit.
 """
 
 from __future__ import annotations
@@ -109,8 +110,8 @@ class Refinement:
     def _try(self, taken: Sequence[int], weight: float | None = None) -> float:
         """Simulate a choice and keep it if it is the best that fits: its seconds, infinite where it does not fit.
 
-        ``weight`` (of :meth:`Search.repair`) repairs it first. Where the simulator finds more bytes than the problem knows of (scratches on CUDA),
-        it is repaired to a limit so much lower.
+        ``weight`` (of :meth:`Search.repair`) repairs it first. Where the simulator finds more bytes than the problem
+        knows of (scratches on CUDA), it is repaired to a limit so much lower.
         """
         budget = limit = np.inf if self._budget is None else self._budget
         for _ in range(MENDS):

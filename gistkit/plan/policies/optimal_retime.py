@@ -1,9 +1,9 @@
 """New moments to leave and to come back for what a choice ships: those at which the link really has time.
 
-The options know the link as if it were free. A simulated choice says when its queues are: a storage may leave the device
-as soon as its transfer has ended behind those before it, and has to be fetched early enough for those after it. These
-moments are offered beside the old ones, and the program is solved anew (column generation, with the simulator in the
-place of the pricing problem).
+The options know the link as if it were free. A simulated choice says when its queues are: a storage may leave the
+device as soon as its transfer has ended behind those before it, and has to be fetched early enough for those after it.
+These moments are offered beside the old ones, and the program is solved anew (column generation, with the simulator in
+the place of the pricing problem).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from scipy.optimize import LinearConstraint
@@ -32,7 +33,8 @@ class Rows:
     def constraint(self, columns: int) -> LinearConstraint:
         """All rows over that many columns."""
         matrix = csr_array((self._value, (self._row, self._column)), shape=(len(self._low), columns))
-        return LinearConstraint(matrix, np.array(self._low), np.array(self._high))
+        sides: Any = (np.array(self._low), np.array(self._high))  # scipy's stubs know no arrays here
+        return LinearConstraint(matrix, *sides)
 
 
 def worst_tasks(base: np.ndarray, intervals: Iterable[tuple[int, int, int]]) -> np.ndarray:

@@ -88,7 +88,8 @@ class _Listing:
             return (ruled,)
         at_home = (dense, *self._at_home(s, ruled))
         if ruled is not None and ruled.codec in WITHOUT_VALUES + MAPS:
-            at_home = (ruled,) if self._made_by_its_op(s) else (ruled, dense)
+            own = ruled.codec != "mask1" and self._made_by_its_op(s)
+            at_home = (ruled,) if own else (ruled, dense)
         return at_home + tuple(o for d in at_home for o in self._shipped(block, s, d))
 
     def _at_home(self, s: SavedStorage, ruled: Decision | None) -> Iterable[Decision]:
