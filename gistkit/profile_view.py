@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gistkit.tables import mib, milliseconds, rendered
@@ -78,25 +79,28 @@ class Profile:
         return profile_text(self)
 
 
+_SHORT = {"workspace": "work", "forward": "fwd", "backward": "bwd"}
+
+
 def profile_text(profile: Profile) -> str:
     """All tables as text."""
     return rendered(profile_tables(profile))
 
 
-def profile_tables(profile: Profile) -> list[Table]:
-    """Memory by class, stashed maps by kind, layers."""
-    return [_classes(profile), _stashes(profile), _layers(profile)]
+def profile_tables(profile: Profile, wide: bool = True) -> list[Table]:
+    """Memory by class, stashed maps by kind, layers; not ``wide``: for 80 columns, without the layers' kinds."""
+    return [_classes(profile), _stashes(profile), _layers(profile, wide)]
 
 
 def _classes(profile: Profile) -> Table:
     named = f"{profile.model}, batch {profile.batch}" if profile.model else f"batch {profile.batch}"
     table = Table(
-        title=f"memory of a step of plain PyTorch: {named}, {profile.hardware}",
+        title=f"plain PyTorch: {named}, {profile.hardware}",
         caption=f"peak {mib(profile.peak_bytes)} MiB, step {milliseconds(profile.step_s)} ms",
     )
-    table.add_column("class")
-    for name in ("total MiB", "most at once", "at the peak", "share of peak"):
-        table.add_column(name, justify="right")
+    table.add_column("class", no_wrap=True)
+    for name in ("total MiB", "most at once", "at peak", "share"):
+        table.add_column(name, justify="right", no_wrap=True)
     for name, total in profile.total_bytes.items():
         at_peak = profile.peak_class_bytes[name]
         share = f"{at_peak / max(1, profile.peak_bytes):.1%}"
@@ -105,8 +109,8 @@ def _classes(profile: Profile) -> Table:
 
 
 def _stashes(profile: Profile) -> Table:
-    table = Table(title="stashed feature maps, by what makes and reads them")
-    table.add_column("kind")
+    table = Table(title="stashed feature maps, by maker and reader")
+    table.add_column("kind", no_wrap=True)
     table.add_column("MiB", justify="right")
     table.add_column("share", justify="right")
     total = max(1, sum(profile.stashed_bytes.values()))
@@ -115,23 +119,28 @@ def _stashes(profile: Profile) -> Table:
     return table
 
 
-def _layers(profile: Profile) -> Table:
+def _layers(profile: Profile, wide: bool) -> Table:
     table = Table(
-        title="layers: memory of the forward, time, reuse distance of the input",
-        caption="MiB and ms; reuse distance: from the end of a layer's forward to the start of its backward",
+        title="layers: MiB of the forward, ms, reuse distance of the input",
+        caption="reuse: ms from the end of a layer's forward to the start of its backward",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
     )
-    table.add_column("layer")
-    table.add_column("kind")
+    table.add_column("layer", no_wrap=True)
+    if wide:
+        table.add_column("kind", no_wrap=True)
     for name in ("X", "Y", "workspace", "weights", "forward", "backward", "reuse"):
-        table.add_column(name, justify="right", no_wrap=True)
+        shown = name if wide else _SHORT.get(name, name)
+        table.add_column(shown, justify="right", no_wrap=True)
     for layer in profile.layers[:SHOWN]:
+        kind = (layer.kind,) if wide else ()
         reuse = "-" if layer.reuse_s is None else milliseconds(layer.reuse_s)
         sizes = (layer.x_bytes, layer.y_bytes, layer.workspace_bytes, layer.weight_bytes)
         times = (milliseconds(layer.forward_s), milliseconds(layer.backward_s), reuse)
-        table.add_row(layer.module or layer.op, layer.kind, *map(mib, sizes), *times)
+        table.add_row(layer.module or layer.op, *kind, *map(mib, sizes), *times)
     rest = profile.layers[SHOWN:]
     if rest:
-        table.add_row(f"{len(rest)} more", "", *[""] * 6, "--json")
+        table.add_row(f"{len(rest)} more: --json")
     return table
 
 

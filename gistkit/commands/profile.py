@@ -12,6 +12,9 @@ from gistkit.planner_plots import plot_profile
 from gistkit.profile_view import profile_tables
 from gistkit.profiling import profile_graph
 
+WIDE = 100
+"""Columns from which the layers' kinds are shown too."""
+
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Declare the command."""
@@ -29,8 +32,9 @@ def run(options: argparse.Namespace) -> int:
     with Console(stderr=True).status("recording a step"):
         graph = image_step(options, device)
     found = profile_graph(graph, cost_table(graph, device), options.model)
-    for table in profile_tables(found):
-        Console().print(table)
+    console = Console()
+    for table in profile_tables(found, console.width >= WIDE):
+        console.print(table)
     if options.json:
         options.json.write_text(found.to_json() + "\n", encoding="utf-8")
     if options.plot:

@@ -1,0 +1,192 @@
+"""``gistkit profile`` and ``gistkit plan`` as a user meets them: tables, files, pictures, exit status, one line for
+wrong input."""
+
+import json
+import re
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from gistkit import cli
+from gistkit.plan.hardware import PRESETS
+from gistkit.plan.plan import Plan
+from gistkit.plan.policies.registry import POLICIES
+from gistkit.planner_plots import BUDGET, CLASS_COLOURS, PLAIN, PLANNED
+
+NET = "tests.test_cli_plan:small"
+SMALL = [NET, "--batch", "4", "--image-size", "32", "--hardware", "h200"]
+
+
+def small(image_size=32):
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(),
+        nn.Flatten(), nn.Linear(image_size**2 * 4, 10),
+    )  # fmt: skip
+
+
+def normed():
+    return nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 4, 3))
+
+
+def rgb(colour):
+    return tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5))
+
+
+def colours_of(picture):
+    with Image.open(picture) as image:
+        assert image.size == (1350, 840)
+        return {colour for _, colour in image.convert("RGB").getcolors(1 << 24)}
+
+
+def test_profile(tmp_path, capsys):
+    picture, numbers = tmp_path / "new" / "memory.png", tmp_path / "new" / "profile.json"
+    assert cli.main(["profile", *SMALL, "--plot", str(picture), "--json", str(numbers)]) == 0
+    shown = capsys.readouterr()
+    for text in (
+        "stashed feature maps",
+        "ReLU -> pool",
+        "gradient maps",
+        "workspace",
+        "reuse",
+        f"{NET}, batch 4, h200",
+    ):
+        assert text in shown.out
+    raw = json.loads(numbers.read_text())
+    assert raw["batch"] == 4 and raw["stashed_bytes"]["relu_pool"] == 4 * 16 * 32 * 32 * 4
+    assert {rgb(CLASS_COLOURS[name]) for name in ("weights", "stashed", "gradient_maps")} <= colours_of(picture)
+
+
+def test_plan(tmp_path, capsys):
+    picture, numbers = tmp_path / "new" / "plan.png", tmp_path / "new" / "plan.json"
+    arguments = ["plan", *SMALL, "--budget", "90%", "--plot", str(picture), "--json", str(numbers)]
+    assert cli.main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert all(policy in shown for policy in POLICIES)
+    for text in (
+        "what becomes of the tensors",
+        "kept MiB",
+        "least feasible budget",
+        "lossy (fp8)",
+        "optimal on h200: peak",
+    ):
+        assert text in shown
+    raw = json.loads(numbers.read_text())
+    assert [row["policy"] for row in raw["policies"]] == list(POLICIES)
+    assert list(raw["least_bytes"]) == ["bitwise", "reassociated", "lossy"]
+    plan = Plan.from_json(json.dumps(raw["plan"]))
+    assert plan.policy == "optimal" and plan.peak_bytes <= raw["budget_bytes"] == plan.budget_bytes
+    plain = raw["policies"][0]
+    assert not plain["fits"] and raw["budget_bytes"] == int(0.9 * plain["peak_bytes"])
+    assert {rgb(c) for c in (PLAIN, PLANNED, BUDGET)} <= colours_of(picture)
+
+
+def test_tables_fit_eighty_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert (
+        cli.main(["plan", "vgg16", "--batch", "2", "--hardware", "cpu", "--policy", "gist", "--image-size", "64"]) == 0
+    )
+    out = capsys.readouterr().out
+    assert "…" not in out and " why" not in out and max(map(len, out.splitlines())) <= 80
+    assert "needs a link" in out
+    assert cli.main(["profile", "vgg16", "--batch", "256", "--hardware", "titanx"]) == 0
+    out = capsys.readouterr().out
+    assert "…" not in out and "CONV" not in out and max(map(len, out.splitlines())) <= 80
+    monkeypatch.setenv("COLUMNS", "140")
+    assert cli.main(["plan", *SMALL, "--policy", "gist"]) == cli.main(["profile", *SMALL]) == 0
+    out = capsys.readouterr().out
+    assert " why" in out and "CONV" in out
+
+
+def test_a_budget_that_is_not_met(capsys):
+    assert cli.main(["plan", *SMALL, "--budget", "10kB"]) == 1
+    shown = capsys.readouterr()
+    assert "least feasible budget" in shown.out and "needs" in shown.out
+    assert shown.err.splitlines()[-1].startswith(
+        "gistkit: no plan by policy 'optimal': the budget must be at least what the step needs, by the class of moves: "
+    )
+    assert "no class of moves would do; raise the budget to" in shown.err
+    assert cli.main(["plan", *SMALL, "--budget", "90%", "--policy", "plain"]) == 1
+    assert "gistkit: no plan by policy 'plain': it needs" in capsys.readouterr().err
+
+
+def test_other_statistics_are_marked(capsys):
+    arguments = ["tests.test_cli_plan:normed", "--batch", "8", "--image-size", "32", "--hardware", "titanx"]
+    cli.main(["plan", *arguments, "--budget", "50%", "--fidelity", "reassociated", "--policy", "modnn"])
+    out = capsys.readouterr().out
+    words = " ".join(out.split())  # a caption may be wrapped
+    assert re.search(r"reassociated /\d\*", words) and "* with other statistics of the batch norms" in words
+
+
+def test_settings_reach_the_plan(tmp_path, capsys):
+    numbers = tmp_path / "plan.json"
+    words = ["--lossy", "fp8", "--density", "0.2", "--reserve", "1MiB", "--policy", "gist", "--json", str(numbers)]
+    assert cli.main(["plan", *SMALL, *words]) == 0
+    plan = json.loads(numbers.read_text())["plan"]
+    assert plan["fidelity"] == "lossy" and plan["settings"]["lossy"] == "fp8" and plan["settings"]["reserve"] == 2**20
+    assert "20%" in str([d["reason"] for d in plan["decisions"]]) or "80%" in str(
+        [d["reason"] for d in plan["decisions"]]
+    )
+
+
+def test_a_file_of_hardware_and_what_is_here_by_default(tmp_path, capsys):
+    file = tmp_path / "mine.json"
+    file.write_text(PRESETS["k40m"].to_json().replace("k40m", "my card"))
+    assert cli.main(["profile", NET, "--batch", "2", "--image-size", "32", "--hardware", str(file)]) == 0
+    assert "my card" in capsys.readouterr().out
+    if not torch.cuda.is_available():
+        assert cli.main(["profile", NET, "--batch", "2", "--image-size", "32"]) == 0
+        assert "h200" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["plan", "profile"])
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["vgg_16"], "model must be one of vgg16, .*; did you mean 'vgg16'"),
+        (["nowhere.models:net"], "module 'nowhere.models' cannot be imported"),
+        ([NET, "--batch", "0"], "batch must be at least 1, got 0"),
+        (["vgg16", "--image-size", "16"], "image_size must be at least 32, got 16"),
+        ([NET, "--hardware", "h20"], "hardware must be one of titanx, .* did you mean 'h200'"),
+        ([NET, "--plot", "memory.txt"], "plot file must end in .png, .svg or .pdf"),
+        ([NET, "--json", "/proc/none/x.json"], "No such file or directory|Permission"),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_two(command, arguments, text, capsys):
+    assert cli.main([command, *arguments]) == 2
+    _one_line(capsys, text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--budget", "lots"], r"budget must be .*, got 'lots'; write a number and a unit"),
+        (["--reserve", "5%"], r"reserve must be .*, got '5%': a share of what"),
+        (["--policy", "optimum"], r"policy must be one of .*; did you mean 'optimal'"),
+        (["--fidelity", "exact"], r"fidelity must be one of bitwise, reassociated, lossy, got 'exact'"),
+        (["--lossy", "fp7"], r"lossy must be None or one of .*fp7"),
+        (["--density", "2"], r"density must be a share of elements from 0 to 1 .*, got 2.0"),
+    ],
+)
+def test_wrong_words_of_plan(arguments, text, capsys):
+    assert cli.main(["plan", *SMALL, *arguments]) == 2
+    _one_line(capsys, text)
+
+
+def _one_line(capsys, text):
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.count("\n") == 1
+    assert shown.err.startswith("gistkit: error: ")
+    assert re.search(text, shown.err), shown.err
+
+
+@pytest.mark.parametrize("command", ["plan", "profile"])
+def test_help(command, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([command, "-h"])
+    assert exit_.value.code == 0
+    shown = capsys.readouterr().out
+    options = ["--batch", "--image-size", "--hardware", "--json", "--plot"]
+    options += ["--budget", "--policy", "--fidelity", "--lossy", "--density", "--reserve"] if command == "plan" else []
+    assert all(option in shown for option in options)
