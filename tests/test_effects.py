@@ -186,7 +186,8 @@ def test_rebuild_of_a_sum_of_two_norms_holds_both_terms():
     terms = ("relu", ("add", ("bn", norm.covered), ("bn", norm.covered)))
     block = replace(block, uses=(replace(block.uses[0], values=True),))
     made = effects(graph, block, Decision(block.storage, "rebuild", "nowhere", sources=(source.storage,), recipe=terms))
-    assert short(made)[1:] == [(12, 12, 2 * BYTES, "decoded")]
+    # the norm's two factors of 4 channels live from its forward on (one norm here, in both terms)
+    assert short(made)[1:] == [(7, 12, 2 * 4 * 4, "payload"), (12, 12, 2 * BYTES, "decoded")]
 
 
 def test_slices_hold_two_at_a_time_and_one_more_gradient():

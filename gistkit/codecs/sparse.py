@@ -24,7 +24,6 @@ from gistkit.codecs.narrow import DECODERS, ENCODERS
 from gistkit.errors import GistError
 from gistkit.kernels import ops
 from gistkit.kernels.layout import flat
-from gistkit.kernels.reference.sparse import csr_pack, zvc_pack
 
 Payload = tuple[torch.Tensor, ...]
 
@@ -183,7 +182,7 @@ class Zvc(Sparse):
     slot = formats.ZVC_SLOT
 
     def _pack(self, x, fmt):
-        return zvc_pack(x, fmt)
+        return ops.zvc_pack(x, fmt)
 
     def _scratch(self, x, fmt):
         return ops.zvc_encode(x, fmt)
@@ -210,7 +209,7 @@ class Csr(Sparse):
     slot = formats.CSR_COLUMNS
 
     def _pack(self, x, fmt):
-        counts, columns, values = csr_pack(x, fmt)
+        counts, columns, values = ops.csr_pack(x, fmt)
         return columns, counts, values
 
     def _scratch(self, x, fmt):

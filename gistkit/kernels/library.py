@@ -41,3 +41,12 @@ def operator(family: str, schema: str) -> Callable[[Callable], Callable]:
         return getattr(torch.ops.gistkit, name).default
 
     return bind
+
+
+def host_operator(family: str, schema: str) -> Callable:
+    """Define ``gistkit::name`` for CPU tensors alone, ``kernels.reference.<family>.name``: where sizes depend on
+    values, there is no launcher and no fake implementation."""
+    name = schema[: schema.index("(")]
+    LIBRARY.define(schema)
+    LIBRARY.impl(name, _lazy(f"gistkit.kernels.reference.{family}", name), "CPU")
+    return getattr(torch.ops.gistkit, name).default

@@ -10,7 +10,7 @@ import torch
 
 from gistkit import formats
 from gistkit.kernels.layout import is_channels_last
-from gistkit.kernels.library import operator
+from gistkit.kernels.library import host_operator, operator
 
 VALUE_DTYPES = {"fp16": torch.int16, "fp10": torch.int16, "fp8": torch.uint8}
 CODE_DTYPES = {"fp16": torch.int16, "fp10": torch.int32, "fp8": torch.uint8}
@@ -118,6 +118,10 @@ def zvc_encode(x, fmt):
     words = x.new_empty((slots * formats.ZVC_WORDS,), dtype=torch.int32)
     counts = x.new_empty((slots,), dtype=torch.int16)
     return words, counts, x.new_empty((slots * formats.ZVC_SLOT,), dtype=value_dtype(fmt, x.dtype))
+
+
+zvc_pack = host_operator("sparse", "zvc_pack(Tensor x, str fmt) -> (Tensor, Tensor, Tensor)")
+csr_pack = host_operator("sparse", "csr_pack(Tensor x, str fmt) -> (Tensor, Tensor, Tensor)")
 
 
 @operator("sparse", "csr_encode(Tensor x, str fmt) -> (Tensor, Tensor, Tensor)")

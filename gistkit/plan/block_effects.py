@@ -6,7 +6,7 @@
 | value codecs | dense in forward; payload from the save on; decoded while a reader needs values | encode, decode |
 | ``mask1`` | dense in forward; payload from the save on | its own traffic |
 | pool maps, dropout masks | payload: they are made in this form | its own traffic |
-| ``rebuild`` | dense in forward; decoded while a reader needs values | the chain of its recipe |
+| ``rebuild`` | dense in forward; decoded while a reader needs values; its norms' factors | the chain of its recipe |
 | ``recompute`` | dense in forward; again from its segment's rerun on | the segment's (:mod:`gistkit.plan.segments`) |
 | ``drop`` | dense in forward | |
 | place ``host`` | payload until ``release``, again from ``prefetch`` on | encode, decode; the link's |
@@ -21,12 +21,13 @@ from gistkit.errors import PlanError
 from gistkit.formats import ceil_div
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import Block
-from gistkit.plan.context import Context, is_sparse
+from gistkit.plan.context import Context, call_task, is_sparse
 from gistkit.plan.cost import CostTable
 from gistkit.plan.intervals import Effects, Interval, Transfer
 from gistkit.plan.plan import Decision
 
 _WHAT = {"activation": "dense", "gradient": "gradient", "weight_gradient": "gradient"}
+_FACTOR_BYTES = 4
 _FOR_SIGNS = ("mask1", "drop")
 
 
@@ -157,9 +158,19 @@ class _Case:
         block, recipe = self.block, self.decision.recipe
         traffic, launches = _chain(recipe) if recipe else (2 + len(self.decision.sources), 1)
         seconds = self.costs.copy_s(traffic * block.nbytes) + (launches - 1) * self.costs.copy_s(0)
+        for norm in _norms(recipe) if self.needs else ():
+            self._factors(norm)
         for task in self.needs:
             self._add(task, task, _held(recipe) * self._decoded_bytes(task), "decoded")
             self.extra.append((task, seconds))
+
+    def _factors(self, norm: int) -> None:
+        """What a batch norm's output is made of anew besides its input: two vectors, of its own until the last need
+        (nn.norm.bound)."""
+        call = self.context.index.covered.get(norm)
+        if call is not None:
+            nbytes = 2 * _FACTOR_BYTES * self.graph.values[call.operands[0]].shape[1]
+            self._add(call_task(self.context.index, call.index), self.needs[-1], nbytes, "payload")
 
     def _again(self) -> None:
         start = (self.context.restart or {}).get(self.block.id)
@@ -249,6 +260,13 @@ class _Case:
 def _made_by_its_op(block: Block) -> bool:
     """Whether a block is made and kept by one call and read by no other: a dropout's mask."""
     return block.first == block.last == block.saved
+
+
+def _norms(recipe: tuple) -> set[int]:
+    """The covered batch norms in a recipe."""
+    if not recipe or recipe[0] == "stash":
+        return set()
+    return {recipe[1]} if recipe[0] == "bn" else set().union(*(_norms(r) for r in recipe[1:]))
 
 
 def _chain(recipe: tuple) -> tuple[int, int]:

@@ -33,6 +33,7 @@ class StepIndex:
         if not graph.tasks:
             raise PlanError("graph must hold the tasks of a whole step, got one without; capture it with backward=True")
         self.graph = graph
+        self.covered = {c.covered: c for c in graph.calls if c.covered >= 0}
         self.by_storage: dict[int, Block] = {b.storage: b for b in graph.blocks if b.storage >= 0}
         self.written: dict[int, int] = {}
         self.makers: dict[int, list[int]] = defaultdict(list)

@@ -7,6 +7,7 @@ else's saved-tensor hooks (a checkpoint inside the model) and calls without grad
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import torch
@@ -32,6 +33,20 @@ UNREAD = frozenset(
 ) | {torch.avg_pool1d, torch.adaptive_avg_pool1d, torch.max_pool1d, torch.max_pool3d}
 
 
+def _opened(function: Any) -> Any:
+    """A Python function of torch.nn.functional that runs its body whatever modes are on, where the function itself
+    would hand the whole call over to them."""
+    checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    names = {**function.__globals__, **dict.fromkeys(checks, lambda *_: False)}
+    opened = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+    opened.__kwdefaults__ = function.__kwdefaults__
+    return opened
+
+
+# Functions with such a pool inside, which PyTorch would not show.
+COMPOSED = {f: _opened(f) for f in (_F.local_response_norm, _F.lp_pool1d, _F.lp_pool2d) if hasattr(f, "__code__")}
+
+
 class Interposer(TorchFunctionMode):
     """Hands covered calls of the running forward to their handlers."""
 
@@ -40,7 +55,7 @@ class Interposer(TorchFunctionMode):
         self._region = region
         self._pack = pack
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(self, func: Any, _: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = {} if kwargs is None else kwargs
         if torch.compiler.is_compiling():  # a compiled part of the model: its graph is the compiler's
             return func(*args, **kwargs)
@@ -74,6 +89,9 @@ class Interposer(TorchFunctionMode):
             self._region.instead = -1
 
     def _uncovered(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        if func in COMPOSED:
+            with _Inside(self):
+                return COMPOSED[func](*args, **kwargs)
         if func not in UNREAD:
             return func(*args, **kwargs)
         self._region.unread = True
@@ -81,3 +99,14 @@ class Interposer(TorchFunctionMode):
             return func(*args, **kwargs)
         finally:
             self._region.unread = False
+
+
+class _Inside(TorchFunctionMode):
+    """The calls that a function of :data:`COMPOSED` makes: none of them is a covered call of the model."""
+
+    def __init__(self, outer: Interposer) -> None:
+        super().__init__()
+        self._outer = outer
+
+    def __torch_function__(self, func: Any, _: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        return self._outer._uncovered(func, args, kwargs or {})

@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-import torch
-
 from gistkit.graph.saved import Call, SavedGraph
 from gistkit.plan.plan import CallChoice, Decision, Plan
 
@@ -104,7 +102,7 @@ class Program:
         return None if found is None else self._decisions[found]
 
     def _saves(self) -> tuple[dict[Key, tuple], dict[Key, tuple]]:
-        """Decisions for what uncovered calls save, by covered calls so far; for what covered ones do, by their number."""
+        """Decisions for what uncovered calls save, by covered calls so far, and covered ones, by their number."""
         gaps: dict[Key, dict[int, None]] = defaultdict(dict)
         within: dict[Key, dict[int, None]] = defaultdict(dict)
         done = 0

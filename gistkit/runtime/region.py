@@ -143,25 +143,20 @@ class Region:
         codec, to_host = CODECS.get(decision.codec), decision.place == "host"
         if codec is None or (decision.codec == "dense" and not to_host):
             return None
-        why = (
-            None
-            if decision.codec == "dense"
-            else "a view of a part of a storage"
-            if not covers(x)
-            else codec.accepts(x)
-        )
+        if decision.codec == "dense":
+            return self._stash(x, HostBody(codec.encode(whole(x.detach()))), decision)
+        why = "a view of a part of a storage" if not covers(x) else codec.accepts(x)
         if why:
             self.cannot(decision, why)
             return None
         x = x.detach()
-        if decision.codec == "dense":
-            return self._stash(x, HostBody(CODECS["dense"].encode(whole(x))), decision)
         # what goes to the host goes in its exact size, for which a GPU is waited for
         encoded = codec.encode(x) if to_host else self.packer.encode(codec, x)
         if not encoded.pending:
             if encoded.nonzeros is not None and decision.storage >= 0:
                 self.densities[decision.storage] = encoded.nonzeros / max(encoded.numel, 1)
-            if encoded.nbytes > PAYS * x.numel() * x.element_size():
+            # a plan of the caller's counts on what little it saves
+            if encoded.nbytes > (1.0 if self.strict else PAYS) * x.numel() * x.element_size():
                 self.notes[decision.storage] = "too dense for sparse storage to pay"
                 return self.encode(x, replace(decision, codec="dense")) if to_host else None
         return self._stash(x, HostBody(encoded) if to_host else CodedBody(encoded), decision)
@@ -181,8 +176,8 @@ class Region:
             op, module, shape = self.program.origin(decision.storage) if self.program else ("", "", ())
             raise PlanError(
                 f"the plan's budget cannot be kept: storage {decision.storage} ({op} of {module or 'the model'}, shape "
-                f"{shape}) was to be {decision.codec!r}{_at(decision)}, and {why}; plan with another policy or class of "
-                "moves, or without a budget"
+                f"{shape}) was to be {decision.codec!r}{_at(decision)}, and {why}; take another policy or "
+                "class of moves, or no budget"
             )
 
     def cannot_run(self, step: Step, how: str, why: str) -> None:
