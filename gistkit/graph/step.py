@@ -105,6 +105,8 @@ class _Builder:
             if item.stand_in is not None or item.nbytes == 0 or (item.first >= 0 and item.last < 0):
                 continue
             entry = self.notes.ledger.known(item.ref.cdata)
+            if entry is None and self._passes(item):
+                continue
             self.block_of[item.id] = len(blocks)
             first, last = self._life(item)
             blocks.append(
@@ -120,6 +122,10 @@ class _Builder:
                 )
             )
         return blocks
+
+    def _passes(self, item: Seen) -> bool:
+        """Made and gone within one span: part of its transient bytes, which are those of its worst moment."""
+        return item.first == item.last and item.first >= 0 and item.ref.expired()
 
     def _life(self, item: Seen) -> tuple[int, int]:
         end = len(self.tasks)
