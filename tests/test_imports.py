@@ -12,7 +12,7 @@ import pytest
 import gistkit
 
 LAZY = ("triton", "matplotlib", "PIL", "sklearn")
-PUBLIC = ("compress", "restore", "report", "functional", "nn", "zoo")
+PUBLIC = ("compress", "restore", "report", "plan", "profile", "step", "functional", "nn", "zoo")
 MODULES = sorted(m.name for m in pkgutil.walk_packages(gistkit.__path__, "gistkit.") if not m.name.endswith("__main__"))
 
 

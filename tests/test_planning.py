@@ -144,6 +144,18 @@ def test_the_reserve_is_part_of_the_budget(step):
         planning.plan_graph(graph, costs, budget=room, reserve=10_000)
 
 
+def test_a_policy_that_knows_no_reserve_plans_for_the_rest(step):
+    graph, costs = step
+    whole = planning.plan_graph(graph, costs, policy="plain").peak_bytes
+
+    def dyn(budget, reserve):
+        return planning.plan_graph(
+            graph, costs, policy="vdnn-dyn", budget=budget, reserve=reserve, refuse=False
+        ).decisions
+
+    assert dyn(2 * whole, whole + 1000) == dyn(whole - 1000, 0) != dyn(2 * whole, 0)
+
+
 def test_shares_count_the_reserve(step):
     graph, costs = step
     plain = planning.plan_graph(graph, costs, policy="plain").peak_bytes

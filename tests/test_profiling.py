@@ -110,6 +110,8 @@ def test_reuse_distance_by_hand():
     layer = found.layers[0]
     first = next(t.index for t in graph.tasks if t.phase == "backward" and t.call == 0)
     assert layer.reuse_s == pytest.approx(sum(seconds[1:first]), rel=1e-12)
+    last, parts = found.layers[2], [t.index for t in graph.tasks if t.phase == "backward" and t.call == 2]
+    assert len(parts) == 2 and last.reuse_s == pytest.approx(sum(seconds[3 : parts[0]]), rel=1e-12)
     assert layer.forward_s == seconds[0] and layer.backward_s == pytest.approx(sum(seconds[first:]), rel=1e-12)
 
 
