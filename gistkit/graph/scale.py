@@ -11,6 +11,8 @@ from dataclasses import replace
 from gistkit.graph.saved import Call, Save, SavedGraph, Value
 from gistkit.graph.tasks import Block, Task
 
+_SCALAR_BYTES = 8
+"""A single number at most, such as the loss and its gradient: no rows."""
 _STAYS = ("weight", "buffer", "weight_gradient", "input")
 
 
@@ -76,6 +78,8 @@ class _Scaling:
 
     def _block(self, block: Block) -> Block:
         if block.kind in _STAYS or (block.storage >= 0 and block.storage not in self._shrinks):
+            return block
+        if block.nbytes <= _SCALAR_BYTES:
             return block
         return replace(block, nbytes=self._part(block.nbytes))
 

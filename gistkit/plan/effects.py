@@ -24,6 +24,10 @@ from gistkit.plan.segments import Segment
 from gistkit.plan.sub_batches import scaled_costs
 
 
+LOSS_BYTES = 16
+"""Of a step in sub-batches: the sum of the parts' losses, and a part's weighted share of it."""
+
+
 @dataclass(frozen=True)
 class Profile:
     """A step under a plan, of one sub-batch where the plan has several: the number of tasks, all intervals, seconds by
@@ -166,16 +170,18 @@ class Composer:
 
     def _fixed_intervals(self, accumulates: bool) -> Iterator[Interval]:
         """What no decision changes. Where gradients accumulate over sub-batches, those of the parameters are there
-        from the second one's start, and every new one beside its sum until it is added."""
+        from the second one's start, and every new one beside its sum until it is added, when its node has ended."""
         for block in self.graph.blocks:
             if block.kind in ("activation", "input"):
                 continue
             what = "static" if block.kind in ("weight", "buffer") else "gradient"
             first = block.first
             if accumulates and block.kind == "weight_gradient":
-                yield Interval(first, first, block.nbytes, -1, "transient")
+                yield Interval(first, self.index.input_part.get(first, first), block.nbytes, -1, "transient")
                 first = BEFORE
             yield Interval(first, block.last, block.nbytes, block.id, what)
+        if accumulates:
+            yield Interval(BEFORE, len(self.graph.tasks), LOSS_BYTES, -1, "transient")
         for task in self.graph.tasks:
             if task.transient_bytes:
                 yield Interval(task.index, task.index, task.transient_bytes, -1, "transient")
