@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from gistkit.graph.layers import layers
 from gistkit.graph.saved import SavedGraph
-from gistkit.graph.tasks import Block
+from gistkit.graph.tasks import BACKWARD, Block
 from gistkit.plan.cost import CostTable
 from gistkit.plan.simulate import Simulation
 
@@ -41,7 +41,7 @@ def network_wide(
     ``improved`` False gives every gradient map its own memory.
     """
     named = algorithms or {}
-    gradients = [b for b in graph.blocks if b.kind == "gradient"]
+    gradients = gradient_maps(graph)
     own = sum(b.nbytes for b in gradients)
     reused = most_at_once(gradients) * max((b.nbytes for b in gradients), default=0)
     return NetworkWide(
@@ -50,6 +50,16 @@ def network_wide(
         gradient_map_bytes=min(own, reused) if improved else own,
         workspace_bytes=max((costs.workspace_bytes(t.index, named.get(t.index, "")) for t in graph.tasks), default=0),
     )
+
+
+def gradient_maps(graph: SavedGraph) -> list[Block]:
+    """dX and dY of all layers. The one that autograd starts from, the loss's own gradient of 1, is there all through
+    backward and is no layer's: as a buffer of the largest map's size it would count as much as a dY."""
+    seeds: set[int] = set()
+    first = next((t for t in graph.tasks if t.phase == BACKWARD), None)
+    if first is not None and first.call < 0:
+        seeds = set(first.writes)
+    return [b for b in graph.blocks if b.kind == "gradient" and b.id not in seeds]
 
 
 def most_at_once(blocks: Iterable[Block]) -> int:
