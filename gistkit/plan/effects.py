@@ -21,11 +21,7 @@ from gistkit.plan.intervals import WHAT, Effects, Interval, Transfer
 from gistkit.plan.part_algorithms import of_part
 from gistkit.plan.plan import Decision, Plan
 from gistkit.plan.segments import Segment
-from gistkit.plan.sub_batches import scaled_costs
-
-
-LOSS_BYTES = 16
-"""Of a step in sub-batches: the sum of the parts' losses, and a part's weighted share of it."""
+from gistkit.plan.sub_batches import passing, scaled_costs
 
 
 @dataclass(frozen=True)
@@ -170,18 +166,18 @@ class Composer:
 
     def _fixed_intervals(self, accumulates: bool) -> Iterator[Interval]:
         """What no decision changes. Where gradients accumulate over sub-batches, those of the parameters are there
-        from the second one's start, and every new one beside its sum until it is added, when its node has ended."""
+        from the second one's start (:func:`passing`)."""
         for block in self.graph.blocks:
             if block.kind in ("activation", "input"):
                 continue
             what = "static" if block.kind in ("weight", "buffer") else "gradient"
             first = block.first
             if accumulates and block.kind == "weight_gradient":
-                yield Interval(first, self.index.input_part.get(first, first), block.nbytes, -1, "transient")
                 first = BEFORE
             yield Interval(first, block.last, block.nbytes, block.id, what)
         if accumulates:
-            yield Interval(BEFORE, len(self.graph.tasks), LOSS_BYTES, -1, "transient")
+            for start, last, nbytes in passing(self.graph):
+                yield Interval(start, last, nbytes, -1, "transient")
         for task in self.graph.tasks:
             if task.transient_bytes:
                 yield Interval(task.index, task.index, task.transient_bytes, -1, "transient")

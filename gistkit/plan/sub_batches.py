@@ -1,12 +1,29 @@
-"""The costs of one sub-batch of a step, from those of the whole batch."""
+"""One sub-batch of a step: its costs, from those of the whole batch, and what the sum over sub-batches holds."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from gistkit.graph.saved import SavedGraph
 from gistkit.plan.algorithms import Algorithm
 from gistkit.plan.cost import CostTable, cost_table
+
+LOSS_BYTES = 16
+"""The sum of the sub-batches' losses, and a sub-batch's weighted share of it."""
+
+
+def passing(graph: SavedGraph) -> Iterator[tuple[int, int, int]]:
+    """(first task, last task, bytes) of what is there in passing because gradients are summed over sub-batches: each
+    new weight gradient beside its sum, until its node has ended; the losses."""
+    tasks = graph.tasks
+    yield 0, len(tasks) - 1, LOSS_BYTES
+    for block in graph.blocks:
+        if block.kind == "weight_gradient" and block.first >= 0:
+            last, after = block.first, block.first + 1
+            if tasks[last].part == "weight" and after < len(tasks) and tasks[after].call == tasks[last].call:
+                last += tasks[after].part == "input"
+            yield block.first, last, block.nbytes
 
 
 def scaled_costs(costs: CostTable, graph: SavedGraph, part: SavedGraph) -> CostTable:

@@ -21,6 +21,7 @@ from functools import cached_property
 
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import FORWARD, Block, Task
+from gistkit.plan.sub_batches import passing
 
 RESIDENT = ("weight", "buffer", "weight_gradient")
 PAPER, PLAN = "paper", "plan"
@@ -123,9 +124,9 @@ def resident(graph: SavedGraph, block: Block) -> bool:
 
 def _transient(graph: SavedGraph, accumulates: bool) -> tuple[int, ...]:
     found = [t.transient_bytes for t in graph.tasks]
-    for block in graph.blocks:
-        if accumulates and block.kind == "weight_gradient" and block.first >= 0:
-            found[block.first] += block.nbytes
+    for first, last, nbytes in passing(graph) if accumulates else ():
+        for task in range(first, last + 1):
+            found[task] += nbytes
     return tuple(found)
 
 
