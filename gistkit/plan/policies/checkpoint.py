@@ -1,9 +1,10 @@
 """checkpoint: segments of the forward run anew in backward (Chen et al., "Training deep nets with sublinear memory
-cost", 2016). For comparison: the runtime refuses such plans, ``torch.utils.checkpoint`` carries them out.
+cost", 2016). The runtime carries such plans out (:mod:`gistkit.runtime.recompute`).
 
 The forward is cut where a single feature map connects what is before to what is after. With n such places about sqrt(n)
 segments keep the sum of boundaries and of one segment's insides least. Only the boundaries are kept; the last segment
-is kept whole, as ``torch.utils.checkpoint.checkpoint_sequential`` does, since its backward comes at once.
+is kept whole, as ``torch.utils.checkpoint.checkpoint_sequential`` does, since its backward comes at once. What an op
+keeps for itself (a pool's map, a dropout's mask, a norm's statistics) is small and stays.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import FORWARD
 from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import Decision, Plan
-from gistkit.plan.policies.predicted import held, make_plan
+from gistkit.plan.policies.predicted import held, kept_by_ops, make_plan, own_decisions
 
 _AROUND_ROOT = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8)
 
@@ -41,13 +42,16 @@ def checkpoint(
     places = cuts(graph)
     root = isqrt(len(places) + 1)
     counts = [segments] if segments is not None else sorted({max(1, round(root * f)) for f in _AROUND_ROOT})
-    plans = (_plan(graph, costs, budget_bytes, _even(graph, places, count)) for count in counts)
+    plans = (_plan(graph, costs, budget_bytes, evenly(graph, places, count)) for count in counts)
     return min(plans, key=lambda p: (p.peak_bytes, p.step_s))
 
 
 def _plan(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, chosen: list[Cut]) -> Plan:
     settings = {"segments": len(chosen) + 1}
-    return make_plan("checkpoint", graph, costs, budget_bytes, _decisions(graph, chosen), settings=settings)
+    own = own_decisions(graph)
+    silent = {d.storage for d in own} | kept_by_ops(graph)
+    decisions = (*own, *_decisions(graph, chosen, silent))
+    return make_plan("checkpoint", graph, costs, budget_bytes, decisions, settings=settings)
 
 
 def cuts(graph: SavedGraph) -> tuple[Cut, ...]:
@@ -70,7 +74,7 @@ def cuts(graph: SavedGraph) -> tuple[Cut, ...]:
     return tuple(found.values())
 
 
-def _even(graph: SavedGraph, places: tuple[Cut, ...], segments: int) -> list[Cut]:
+def evenly(graph: SavedGraph, places: tuple[Cut, ...], segments: int) -> list[Cut]:
     """Cuts into segments that hold about equally many bytes for backward; a smaller boundary is worth as many bytes of
     unevenness."""
     kept = held(graph)
@@ -84,8 +88,9 @@ def _even(graph: SavedGraph, places: tuple[Cut, ...], segments: int) -> list[Cut
     return sorted(chosen, key=lambda c: c.task)
 
 
-def _decisions(graph: SavedGraph, chosen: list[Cut]) -> list[Decision]:
-    """What the segments before the last cut keep for backward runs anew, from each segment's own boundary."""
+def _decisions(graph: SavedGraph, chosen: list[Cut], silent: set[int]) -> list[Decision]:
+    """What the segments before the last cut keep for backward runs anew, from each segment's own boundary, but for the
+    ``silent`` storages."""
     boundaries = {c.block for c in chosen}
     starts = [-1, *(c.task for c in chosen)]
     sources = [_inputs(graph), *((graph.blocks[c.block].storage,) for c in chosen)]
@@ -93,7 +98,7 @@ def _decisions(graph: SavedGraph, chosen: list[Cut]) -> list[Decision]:
     for block in held(graph):
         segment = sum(block.first > start for start in starts) - 1
         inside = block.first >= 0 and segment < len(chosen) and block.id not in boundaries
-        if inside and block.storage >= 0 and block.last < len(graph.tasks):
+        if inside and block.storage >= 0 and block.last < len(graph.tasks) and block.storage not in silent:
             made.append(
                 Decision(
                     block.storage,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 
@@ -17,7 +19,8 @@ from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import CallChoice, Decision, Plan
 from gistkit.plan.policies.choices import call_choices
 from gistkit.plan.policies.optimal_parts import Parts, Way
-from gistkit.plan.policies.optimal_problem import Key, Link, Move, Part, Problem, spread
+from gistkit.plan.policies.optimal_problem import Key, Link, Move, Part, Problem, Tie, spread
+from gistkit.plan.policies.optimal_segments import Candidate, candidates
 from gistkit.plan.policies.options import options, slice_counts
 from gistkit.plan.policies.reading import Reading
 from gistkit.plan.policies.rebuild import MAX_DEPTH
@@ -30,7 +33,7 @@ class Build:
     """The problem of one graph (of one sub-batch, where the batch is cut) and its plans.
 
     ``found`` are the options by storage; ``seeds`` are plans whose decisions, algorithms and slices are offered too,
-    as far as the class allows them. ``algorithms``: convolutions choose theirs.
+    as far as the class allows them. ``algorithms``: convolutions choose theirs. ``recompute``: segments may run anew.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Build:
         seeds: Sequence[Plan] = (),
         found: Options | None = None,
         algorithms: bool = True,
+        recompute: bool = True,
     ) -> None:
         self.graph, self.costs, self.fidelity, self._chooses = graph, costs, fidelity, algorithms
         self.index = StepIndex(graph)
@@ -50,6 +54,7 @@ class Build:
         self.options = {s: _offered(s, listed, seeds, fidelity) for s, listed in found.items()}
         free = {s: listed[0] for s, listed in self.options.items() if listed[0].codec == "drop"}
         self.choices = call_choices(Reading(graph), free)
+        self.segments = candidates(self.index, self.options, seeds) if recompute else ()
 
     def offering(self, options: Mapping[int, tuple[Decision, ...]]) -> Build:
         """The same build with other options; what effects are known stays known."""
@@ -69,22 +74,33 @@ class Build:
         context = replace(context, encodings=able if encodings is None else tuple(encodings))
         parts = Parts(self.costs, self.index, context, self.known)
         blocks = {self.index.by_storage[s].id for s in self.options if s in self.index.by_storage}
-        groups, ways, demands = [], {}, []
+        again = self._again()
+        groups, ways, demands, members = [], {}, [], defaultdict(list)
         for storage in self.options:
             block = self.index.by_storage.get(storage)
             if block is None:
                 continue
             number = len(groups)
             moves, taken = self._moves(parts, block)
+            for s, candidate, way in again.get(storage, ()):
+                members[s].append((number, len(moves)))
+                moves.append(Move(parts.of(block, way), decision=way.decision))
+                taken.append(way)
             ways[block.id] = [((number, m), way) for m, way in enumerate(taken)]
             demands += [parts.demands(k, block, w) for k, w in ways[block.id] if w.decision.codec == "rebuild"]
-            groups.append(moves)
+            groups.append(tuple(moves))
+        ties = []
+        for s, candidate in enumerate(self.segments):
+            ties.append(Tie((len(groups), 1), tuple(members[s])))
+            groups.append((Move(Part()), Move(parts.segment(candidate))))
+            demands.append(parts.rerun(ties[-1].on, candidate))
         joints, conflicts = parts.together(ways, demands, MAX_DEPTH)
+        conflicts += _of_same_sources(self.segments, ties)
         groups += [g for g in (self._algorithms(c) for c in self._convolutions()) if len(g) > 1]
         rest = ((i.first, i.last, i.nbytes) for i in bare.intervals if i.block not in blocks)
         base = spread([Part(tuple(rest))], np.zeros(bare.tasks, dtype=np.int64))
         seconds = np.array(bare.task_s) + np.array(bare.extra_s)
-        return Problem(base, seconds, tuple(groups), tuple(joints), tuple(conflicts), self._link())
+        return Problem(base, seconds, tuple(groups), tuple(joints), tuple(conflicts), self._link(), tuple(ties))
 
     def _link(self) -> Link:
         rates = self.costs.hardware
@@ -92,7 +108,16 @@ class Build:
         shared = min(1.0, rates.both_gbps / alone) if alone else 1.0
         return Link(rates.d2h_gbps, rates.h2d_gbps, rates.launch_s, shared)
 
-    def _moves(self, parts: Parts, block: Block) -> tuple[tuple[Move, ...], list[Way]]:
+    def _again(self) -> dict[int, list[tuple[int, Candidate, Way]]]:
+        """By storage the segments that it may come back with."""
+        found = defaultdict(list)
+        for s, candidate in enumerate(self.segments):
+            for storage in candidate.storages:
+                way = Way(candidate.decision(storage), restart=candidate.segment.start)
+                found[storage].append((s, candidate, way))
+        return found
+
+    def _moves(self, parts: Parts, block: Block) -> tuple[list[Move], list[Way]]:
         moves, ways = [], []
         for decision in self.options[block.storage]:
             for count in self._cuts(block, decision):
@@ -106,7 +131,7 @@ class Build:
         if not moves:
             way = Way(Decision(block.storage, "dense", reason="kept: nothing else is allowed"))
             moves, ways = [Move(parts.of(block, way), decision=way.decision)], [way]
-        return tuple(moves), ways
+        return moves, ways
 
     def _cuts(self, block: Block, decision: Decision) -> tuple[int, ...]:
         """Slices that make a difference: what is kept as it is cannot be decoded in parts."""
@@ -175,6 +200,8 @@ class Build:
         for group in problem.groups:
             first = group[0].decision
             if first is not None:
+                if decided.get(first.storage, first).codec == "recompute":
+                    decided.pop(first.storage)  # with its whole segment or not at all: see below
                 wanted = decided.get(first.storage, Decision(first.storage, "dense"))
                 match = (m for m, move in enumerate(group) if move.decision and _bare(move.decision) == wanted)
             else:
@@ -182,6 +209,19 @@ class Build:
                 name = algorithms.get(covered, "")
                 match = (m for m, move in enumerate(group) if (move.choice.algorithm if move.choice else "") == name)
             taken.append(next(match, 0))
+        return self._with_segments(problem, taken, plan)
+
+    def _with_segments(self, problem: Problem, taken: list[int], plan: Plan) -> tuple[int, ...]:
+        """The segments of a plan turned on of which all storages that may come back are the candidate's."""
+        returned: dict[tuple[int, ...], set[int]] = defaultdict(set)
+        for decision in plan.decisions:
+            if decision.codec == "recompute":
+                returned[decision.sources].add(decision.storage)
+        able = {s for c in self.segments for s in c.storages}
+        for candidate, tie in zip(self.segments, problem.ties, strict=True):
+            if returned.get(candidate.sources, set()) & able == set(candidate.storages):
+                for group, move in (tie.on, *tie.members):
+                    taken[group] = move
         return tuple(taken)
 
 
@@ -196,6 +236,14 @@ def trains_batch_norm(graph: SavedGraph) -> bool:
     norms = (c for c in graph.calls if c.op == "batch_norm")
     backward = any(t.phase == BACKWARD and "BatchNorm" in t.op for t in graph.tasks)
     return backward or any((c.options or {}).get("training", True) for c in norms)
+
+
+def _of_same_sources(found: Sequence[Candidate], ties: Sequence[Tie]) -> list[tuple[Key, ...]]:
+    """Two segments from the same sources would be one to the plan."""
+    by_sources: dict[tuple[int, ...], list[Key]] = defaultdict(list)
+    for candidate, tie in zip(found, ties, strict=True):
+        by_sources[candidate.sources].append(tie.on)
+    return [pair for keys in by_sources.values() for pair in combinations(keys, 2)]
 
 
 def _bare(decision: Decision) -> Decision:

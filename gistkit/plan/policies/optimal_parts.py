@@ -22,21 +22,25 @@ from gistkit.plan.cost import CostTable
 from gistkit.plan.intervals import Effects, Interval
 from gistkit.plan.plan import Decision
 from gistkit.plan.policies.optimal_problem import Joint, Key, Part
+from gistkit.plan.policies.optimal_segments import Candidate
 
 Slices = Mapping[int, int]
 
 
 @dataclass(frozen=True)
 class Way:
-    """A storage's decision with the batch slices, by task, of the weight gradients that read it."""
+    """A storage's decision with the batch slices, by task, of the weight gradients that read it, and the task before
+    which its segment runs anew (-1: it has none)."""
 
     decision: Decision
     slices: tuple[tuple[int, int], ...] = ()
+    restart: int = -1
 
 
 @dataclass(frozen=True)
 class Demand:
-    """A rebuild: its key, its block, the tasks at which it needs its sources, how it is cut, its sources' blocks."""
+    """A rebuild: its key, its block, the tasks at which it needs its sources, how it is cut, its sources' blocks. Or a
+    segment that runs anew, whose block is -1."""
 
     key: Key
     block: int
@@ -63,6 +67,17 @@ class Parts:
         sources = tuple(self._index.block(s).id for s in way.decision.sources)
         return Demand(key, block.id, tasks, way.slices, sources)
 
+    def segment(self, candidate: Candidate) -> Part:
+        """What the rerun of a segment adds, its storages' lives apart."""
+        segment = candidate.segment
+        seconds = sum(self._costs.task_s(t) for t in segment.tasks)
+        passing = Interval(segment.start, segment.start, segment.passing_bytes, -1, "transient")
+        return self._part(((1, Effects((passing,), ((segment.start, seconds),))),))
+
+    def rerun(self, key: Key, candidate: Candidate) -> Demand:
+        """The demand of a segment: what it starts from has its values when it runs anew."""
+        return Demand(key, -1, frozenset((candidate.segment.start,)), (), candidate.segment.needs)
+
     def together(
         self, ways: Mapping[int, Sequence[tuple[Key, Way]]], demands: Sequence[Demand], depth: int
     ) -> tuple[list[Joint], list[tuple[Key, ...]]]:
@@ -73,7 +88,9 @@ class Parts:
             for source in demand.sources:
                 by_source[source].append(demand)
         joints: list[Joint] = []
-        conflicts: list[tuple[Key, ...]] = [c for d in demands for c in _chains((d,), by_source, depth)]
+        chained = {b: [d for d in found if d.block >= 0] for b, found in by_source.items()}
+        starts = [d for d in demands if d.block >= 0]
+        conflicts: list[tuple[Key, ...]] = [c for d in starts for c in _chains((d,), chained, depth)]
         for block, moves in ways.items():
             for key, way in moves:
                 found, barred = self._serving(self._index.graph.blocks[block], key, way, by_source)
@@ -97,7 +114,7 @@ class Parts:
             else:
                 joints.append(Joint((demand.key, key), self._part(((1, effects), (-1, alone)))))
         for demand in direct:
-            for further in by_source.get(demand.block, ()):
+            for further in by_source.get(demand.block, ()) if demand.block >= 0 else ():
                 if known[(demand.key,)] is None or known.get((further.key,), 0) is None:
                     continue
                 effects = self._serves(block, way, (demand, further))
@@ -115,7 +132,7 @@ class Parts:
     def _overlaps(self, block: Block, key: Key, way: Way, direct: Sequence[Demand], known: dict) -> Iterator[Joint]:
         """Two rebuilds of one source that are not one behind the other: what both want is there but once."""
         for a, b in combinations(direct, 2):
-            if a.block == b.block or a.block in b.sources or b.block in a.sources:
+            if a.block in b.sources or b.block in a.sources or _never_both(a, b):
                 continue
             if known[(a.key,)] is None or known[(b.key,)] is None:
                 continue
@@ -125,7 +142,9 @@ class Parts:
                 yield Joint((a.key, b.key, key), self._part(terms))
 
     def _serves(self, block: Block, way: Way, demands: Sequence[Demand]) -> Effects | None:
-        """A source's effects while it serves some rebuilds, None where it cannot."""
+        """A source's effects while it serves some rebuilds and reruns, None where it cannot."""
+        if way.decision.codec == "recompute":
+            return None
         tasks = frozenset().union(*(d.tasks for d in demands))
         slices = [item for d in demands for item in d.slices]
         try:
@@ -138,12 +157,13 @@ class Parts:
     ) -> Effects:
         slices = dict((*way.slices, *more))
         late = self._context.scratch_end(block.saved) if is_sparse(way.decision.codec) else None
-        key = (block.id, way.decision, also, tuple(sorted(slices.items())), late)
+        key = (block.id, way.decision, also, tuple(sorted(slices.items())), late, way.restart)
         found = self._known.get(key)
         if found is None:
             context = self._context
-            if slices or also:
-                context = replace(context, slices=slices, also={block.id: also} if also else None)
+            if slices or also or way.restart >= 0:
+                restart = {block.id: way.restart} if way.restart >= 0 else None
+                context = replace(context, slices=slices, also={block.id: also} if also else None, restart=restart)
             found = self._known[key] = block_effects(self._index.graph, self._costs, way.decision, block, context)
         return found
 
@@ -172,6 +192,11 @@ class Parts:
             transfers, count = transfers or effects.transfers, count + sign * len(effects.transfers)
         seconds = tuple((t, s) for t, s in sorted(extra.items()) if abs(s) > 1e-15)
         return Part(_levels(steps), seconds, transfers if count > 0 else ())
+
+
+def _never_both(a: Demand, b: Demand) -> bool:
+    """Two ways of one storage; two segments that start from the same sources are one to the plan."""
+    return a.block == b.block if a.block >= 0 else b.block < 0 and a.sources == b.sources
 
 
 def _levels(steps: Mapping[int, int]) -> tuple[tuple[int, int, int], ...]:

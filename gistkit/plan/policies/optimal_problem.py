@@ -2,7 +2,8 @@
 
 Every kept storage is a *group*, and so is every convolution with several algorithms; a plan takes one *move* of each.
 What moves add is a sum (:mod:`gistkit.plan.effects`), but for a rebuild, whose sources have to live and to be decoded
-for it: that is a *joint* part, added where all its moves are taken. *Conflicts* are moves that never go together.
+for it: that is a *joint* part, added where all its moves are taken. *Conflicts* are moves that never go together. A
+segment that may run anew is a group of two moves, off and on; *ties* say which moves of others go with on, and only so.
 """
 
 from __future__ import annotations
@@ -59,6 +60,14 @@ class Joint:
 
 
 @dataclass(frozen=True)
+class Tie:
+    """A segment's move on, and the moves of its storages that are taken if it is, and only then."""
+
+    on: Key
+    members: tuple[Key, ...]
+
+
+@dataclass(frozen=True)
 class Link:
     """The link to the host. ``shared`` is the rate of either direction while both are busy, as a share of its own."""
 
@@ -83,6 +92,7 @@ class Problem:
     joints: tuple[Joint, ...]
     conflicts: tuple[tuple[Key, ...], ...]
     link: Link
+    ties: tuple[Tie, ...] = ()
 
     @property
     def tasks(self) -> int:
@@ -143,8 +153,9 @@ class Problem:
                 yield joint.part
 
     def allowed(self, taken: Sequence[int]) -> bool:
-        """Whether no conflict is met."""
-        return not any(all(taken[g] == m for g, m in conflict) for conflict in self.conflicts)
+        """Whether no conflict is met and no segment runs anew in parts."""
+        torn = any((taken[t.on[0]] == t.on[1]) != (taken[g] == m) for t in self.ties for g, m in t.members)
+        return not torn and not any(all(taken[g] == m for g, m in conflict) for conflict in self.conflicts)
 
 
 def _moved(part: Part, by: int) -> Part:

@@ -119,6 +119,9 @@ class Program:
         self._joined(rows)
         for conflict in (*self.problem.conflicts, *cuts.never):
             rows.add(((self.column(k), 1.0) for k in conflict), high=len(conflict) - 1.0)
+        for tie in self.problem.ties:
+            for key in tie.members:
+                rows.add([(self.column(key), 1.0), (self.column(tie.on), -1.0)], 0.0, 0.0)
         if unit_bytes is not None:
             self._memory(rows, unit_bytes)
         return rows

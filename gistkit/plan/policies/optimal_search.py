@@ -8,12 +8,14 @@ finds faster and that still fits, the most promising first.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from gistkit.errors import PlanError
 from gistkit.plan.policies.optimal_link import least_stalls
 from gistkit.plan.policies.optimal_problem import Key, Part, Problem, spread
+from gistkit.plan.policies.optimal_steps import Steps
 
 Clock = Callable[[Sequence[int]], tuple[float, int]]
 """(seconds, peak bytes) of the step with the moves taken, by simulation."""
@@ -34,6 +36,7 @@ class Search:
             for first, last, nbytes in problem.groups[g][m].part.memory
         ]
         self._move, self._first, self._end, self._bytes = np.array(flat, dtype=np.int64).reshape(-1, 4).T
+        self.steps = Steps(problem, self._offsets)
         own = [problem.groups[g][m].part for g, m in self._keys]
         self._compute_s = np.array([part.seconds for part in own])
         self._link_s = np.array([sum(problem.link.seconds(t) for t in part.transfers) for part in own])
@@ -43,13 +46,18 @@ class Search:
 
     def fastest(self) -> tuple[int, ...]:
         """The move of every group that costs least by itself."""
-        split = np.split(self._cost_s(LINK_WEIGHTS[0]), self._offsets[1:-1])
+        costs = self._cost_s(LINK_WEIGHTS[0])
+        costs[self.steps.tied] = np.inf
+        split = np.split(costs, self._offsets[1:-1])
         return tuple(int(np.argmin(costs)) for costs in split)
 
     def smallest(self) -> tuple[int, ...]:
         """The move of every group that holds least over the whole step, as far as conflicts allow."""
         held = np.bincount(self._move, self._bytes * (self._end - self._first), len(self._keys))
-        return self.settled(1.0 / (1.0 + held))
+        shares = 1.0 / (1.0 + held)
+        for tie in self.problem.ties:
+            shares[self._offsets[tie.on[0]] + tie.on[1]] = 0.0
+        return self.settled(shares)
 
     def bytes_by_task(self, taken: Sequence[int]) -> np.ndarray:
         """Memory during every task."""
@@ -75,11 +83,23 @@ class Search:
         return least_stalls(seconds.tolist(), self.problem.link, transfers)
 
     def settled(self, shares: np.ndarray) -> tuple[int, ...]:
-        """The move of every group with the largest share, or the next that no conflict bars: sure groups first."""
-        split = np.split(shares, self._offsets[1:-1])
+        """The move of every group with the largest share, or the next that no conflict bars: sure groups first.
+        Segments before all others: those that run anew by more than half."""
+        left = shares.copy()
+        left[self.steps.tied] = -1.0
+        split = np.split(left, self._offsets[1:-1])
         taken = [int(np.argmax(s)) for s in split]
         fixed: set[int] = set()
+        for tie in sorted(self.problem.ties, key=lambda t: -shares[self._offsets[t.on[0]] + t.on[1]]):
+            on = shares[self._offsets[tie.on[0]] + tie.on[1]] > 0.5 and fixed.isdisjoint(g for g, _ in tie.members)
+            taken[tie.on[0]] = tie.on[1] if on else 0
+            fixed.add(tie.on[0])
+            for group, move in tie.members if on else ():
+                taken[group] = move
+                fixed.add(group)
         for group in sorted(range(len(split)), key=lambda g: -float(split[g].max())):
+            if group in fixed:
+                continue
             fixed.add(group)
             for move in map(int, np.argsort(-split[group], kind="stable")):
                 taken[group] = move
@@ -89,14 +109,19 @@ class Search:
         return tuple(taken)
 
     def repair(
-        self, taken: Sequence[int], budget_bytes: int, deadline: float, weight: float = LINK_WEIGHTS[0]
+        self,
+        taken: Sequence[int],
+        budget_bytes: int,
+        deadline: float,
+        weight: float,
+        spare: Iterable[int] = (),
     ) -> tuple[int, ...] | None:
-        """A choice near ``taken`` whose memory fits; None where the moves that free something give out. ``weight``: of
-        a second of transfer against one of compute."""
+        """A choice within the budget from any one, None where single steps do not get there. ``weight``: of a second of
+        transfer against one of compute. ``spare``: groups that are left as they are."""
         cost_s = self._cost_s(weight)
         now = list(taken)
         level = self.bytes_by_task(now)
-        barred: set[int] = set()
+        barred = {int(i) for g in spare for i in range(self._offsets[g], self._offsets[g + 1])}
         while (level > budget_bytes).any():
             if time.monotonic() > deadline:
                 return None
@@ -104,13 +129,15 @@ class Search:
             if index is None:
                 return None
             group, move = self._keys[index]
-            barred.add(int(self._offsets[group]) + now[group])
-            trial = [*now[:group], move, *now[group + 1 :]]
-            changed = level + self._difference(now, trial, group)
-            if self._allowed(trial, group) and _over(changed, budget_bytes) < _over(level, budget_bytes):
+            barred.add(index)
+            changes = self.steps.changes(now, group, move)
+            if changes is None:
+                continue
+            trial = _changed(now, changes)
+            changed = level + self._difference(now, trial, changes)
+            if _over(changed, budget_bytes) < _over(level, budget_bytes):
+                barred.add(int(self._offsets[group]) + now[group])
                 now, level = trial, changed
-            else:
-                barred.add(index)
         return tuple(now)
 
     def _best(
@@ -125,33 +152,51 @@ class Search:
         current = self._offsets[:-1] + np.array(now)
         sizes = np.diff(self._offsets)
         freed = np.repeat(weight[current], sizes) - weight
+        dearer = cost_s - np.repeat(cost_s[current], sizes)
+        tied, owners = self.steps.tied, self.steps.of_tied
+        if len(tied):
+            freed += np.bincount(owners, freed[tied], len(freed))
+            dearer += np.bincount(owners, dearer[tied], len(freed))
+            freed[tied] = 0
         freed[list(barred)] = 0
         if not (freed > 0).any():
             return None
-        dearer = np.maximum(cost_s - np.repeat(cost_s[current], sizes), 0)
         floor = 1e-9 * max(float(self.problem.base_s.sum()), 1e-12)
-        return int(np.argmax(np.where(freed > 0, freed / (dearer + floor), -1.0)))
+        return int(np.argmax(np.where(freed > 0, freed / (np.maximum(dearer, 0) + floor), -1.0)))
 
-    def _difference(self, old: Sequence[int], new: Sequence[int], group: int) -> np.ndarray:
-        zero = np.zeros_like(self.problem.base_bytes)
-        return spread(self._touching(new, group), zero) - spread(self._touching(old, group), zero)
+    def _difference(self, old: Sequence[int], new: Sequence[int], groups: Iterable[int]) -> np.ndarray:
+        zero, groups = np.zeros_like(self.problem.base_bytes), tuple(groups)
+        return spread(self._touching(new, groups), zero) - spread(self._touching(old, groups), zero)
 
-    def _touching(self, taken: Sequence[int], group: int) -> Iterable[Part]:
-        """The part of a group's move, and the joint parts that it is in."""
-        key = (group, taken[group])
-        yield self.problem.groups[group][taken[group]].part
-        for joint in self.problem.joint.get(key, ()):
-            if all(taken[g] == m for g, m in joint.keys):
-                yield joint.part
-
-    def _allowed(self, taken: Sequence[int], group: int) -> bool:
-        barred = self.problem.barred.get((group, taken[group]), ())
-        return not any(all(taken[g] == m for g, m in conflict) for conflict in barred)
+    def _touching(self, taken: Sequence[int], groups: Iterable[int]) -> Iterable[Part]:
+        """The parts of some groups' moves, and the joint parts that they are in."""
+        seen: set[int] = set()
+        for group in groups:
+            key = (group, taken[group])
+            yield self.problem.groups[group][taken[group]].part
+            for joint in self.problem.joint.get(key, ()):
+                if id(joint) not in seen and all(taken[g] == m for g, m in joint.keys):
+                    seen.add(id(joint))
+                    yield joint.part
 
     def improve(
         self, taken: Sequence[int], seconds: float, budget_bytes: int | None, deadline: float
     ) -> tuple[tuple[int, ...], float]:
-        """A choice at least as fast that fits, by single moves, until none helps or time is up."""
+        """A choice at least as fast that fits, by single steps, and by steps that others make room for, until none
+        helps or time is up."""
+        now, best = tuple(taken), seconds
+        while time.monotonic() < deadline:
+            before = best
+            now, best = self._single(now, best, budget_bytes, deadline)
+            if budget_bytes is not None:
+                now, best = self._exchanged(now, best, budget_bytes, deadline)
+            if best >= before:
+                break
+        return now, best
+
+    def _single(
+        self, taken: Sequence[int], seconds: float, budget_bytes: int | None, deadline: float
+    ) -> tuple[tuple[int, ...], float]:
         now, best = list(taken), seconds
         limit = np.iinfo(np.int64).max if budget_bytes is None else budget_bytes
         level = self.bytes_by_task(now)
@@ -161,19 +206,38 @@ class Search:
             for index in self._promising(now):
                 if time.monotonic() > deadline:
                     break
-                group, move = self._keys[index]
-                if now[group] == move:
+                changes = self.steps.changes(now, *self._keys[index])
+                if changes is None:
                     continue
-                trial = [*now[:group], move, *now[group + 1 :]]
-                if not self._allowed(trial, group):
-                    continue
-                changed = level + self._difference(now, trial, group)
+                trial = _changed(now, changes)
+                changed = level + self._difference(now, trial, changes)
                 if changed.max(initial=0) > limit:
                     continue
                 took, peak = self.clock(trial)
                 if took < best * (1 - 1e-12) and peak <= limit:
                     now, best, level, found = trial, took, changed, True
         return tuple(now), best
+
+    def _exchanged(
+        self, taken: tuple[int, ...], seconds: float, budget_bytes: int, deadline: float
+    ) -> tuple[tuple[int, ...], float]:
+        """Steps that are faster and do not fit, with what they need repaired elsewhere."""
+        now, best = taken, seconds
+        for index in self._promising(now):
+            if time.monotonic() > deadline:
+                break
+            changes = self.steps.changes(now, *self._keys[index])
+            if changes is None:
+                continue
+            for weight in LINK_WEIGHTS:
+                trial = self.repair(_changed(now, changes), budget_bytes, deadline, weight, changes)
+                if trial is None:
+                    break
+                took, peak = self.clock(trial)
+                if took < best * (1 - 1e-12) and peak <= budget_bytes:
+                    now, best = trial, took
+                    break
+        return now, best
 
     def _promising(self, now: Sequence[int]) -> list[int]:
         """Moves that may be faster than those taken: of less compute, or over the link at another time."""
@@ -185,7 +249,15 @@ class Search:
                 gain = mine.seconds - other.part.seconds
                 if move != now[group] and (gain > 0 or waits):
                     found.append((gain, int(self._offsets[group]) + move))
-        return [index for _, index in sorted(found, reverse=True)]
+        tied = set(self.steps.tied.tolist())
+        return [index for _, index in sorted(found, reverse=True) if index not in tied]
+
+
+def _changed(taken: Sequence[int], changes: Mapping[int, int]) -> list[int]:
+    found = list(taken)
+    for group, move in changes.items():
+        found[group] = move
+    return found
 
 
 def _over(level: np.ndarray, budget_bytes: int) -> int:

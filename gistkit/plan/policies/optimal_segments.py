@@ -1,0 +1,143 @@
+"""Segments of the forward that `optimal` may run anew in backward: checkpointing as a move among others.
+
+A candidate names the storages that come back and the sources that it starts from; its seconds, its passing memory and
+what else it needs are those of :mod:`gistkit.plan.segments`. Candidates are the segments of other policies' plans
+(Chen et al.'s, of several counts), runs of one or more of the network's parts between two places where a single feature
+map is read across (a residual block, an inception block, a layer of a chain), and single convolutions with the cheap
+operations behind them, of which the wide output comes back from a narrower input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import isqrt
+
+from gistkit.errors import PlanError
+from gistkit.graph.saved import SavedGraph
+from gistkit.graph.tasks import FORWARD, Block
+from gistkit.plan.context import NO_VALUES, StepIndex
+from gistkit.plan.plan import Decision, Plan
+from gistkit.plan.policies.checkpoint import Cut, cuts, evenly
+from gistkit.plan.policies.predicted import held
+from gistkit.plan.policies.rules import SMALL_BYTES
+from gistkit.plan.segments import Segment, segments
+
+COUNTS = (0.5, 0.7, 1.0, 1.4, 2.0)
+"""Numbers of even segments, in units of the square root of the number of places."""
+RUNS = (1, 2, 3, 4, 6)
+MANY_PLACES = 150
+"""With more places than that, runs of one and two parts and the even segments are candidates."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """``storages`` come back from ``sources`` as ``segment`` says."""
+
+    sources: tuple[int, ...]
+    storages: tuple[int, ...]
+    segment: Segment
+
+    def decision(self, storage: int) -> Decision:
+        """What a storage of it is decided to do."""
+        reason = f"runs anew in backward with {len(self.storages) - 1} others"
+        return Decision(storage, "recompute", "nowhere", sources=self.sources, reason=reason)
+
+
+def candidates(
+    index: StepIndex, options: Mapping[int, Sequence[Decision]], seeds: Iterable[Plan]
+) -> tuple[Candidate, ...]:
+    """The segments that may run anew, each once. ``options`` by storage say what may come back at all: what may also be
+    kept as it is and is made in the forward."""
+    graph = index.graph
+    able = {s for s, listed in options.items() if _may_return(index, s, listed)}
+    silent = {index.by_storage[s].id: d[0] for s, d in options.items() if _silent(d) and s in index.by_storage}
+    made: dict[tuple, Candidate] = {}
+    for sources, storages in (*_of_seeds(seeds), *_between(graph), *_behind_convolutions(index)):
+        members = tuple(sorted(able.intersection(storages)))
+        key = (sources, members)
+        if key in made or sum(index.by_storage[s].nbytes for s in members) < SMALL_BYTES:
+            continue
+        found = _candidate(index, sources, members, silent)
+        if found is not None and all(graph.blocks[b].storage in options for b in found.segment.needs):
+            made[key] = found
+    return tuple(made.values())
+
+
+def _may_return(index: StepIndex, storage: int, listed: Sequence[Decision]) -> bool:
+    block = index.by_storage.get(storage)
+    if block is None or block.kind != "activation" or block.last >= len(index.graph.tasks) or block.first < 0:
+        return False
+    kept = any(d.codec == "dense" and d.place == "device" for d in listed)
+    return kept and len(listed) > 1 and bool(index.makers[block.id]) and (bool(block.uses) or block.holder >= 0)
+
+
+def _silent(listed: Sequence[Decision]) -> bool:
+    """Nothing of its values is ever kept, so what is run anew goes through it."""
+    return all(d.codec in NO_VALUES for d in listed)
+
+
+def _candidate(
+    index: StepIndex, sources: tuple[int, ...], members: tuple[int, ...], silent: Mapping[int, Decision]
+) -> Candidate | None:
+    decisions = [Decision(s, "recompute", "nowhere", sources=sources) for s in members]
+    decided = {**silent, **{index.block(d.storage).id: d for d in decisions}}
+    try:
+        (segment,) = segments(decisions, index, decided)
+    except PlanError:
+        return None
+    return None if silent.keys() & set(segment.needs) else Candidate(sources, members, segment)
+
+
+def _of_seeds(seeds: Iterable[Plan]) -> Iterator[tuple[tuple[int, ...], set[int]]]:
+    for plan in seeds:
+        groups: dict[tuple[int, ...], set[int]] = {}
+        for d in plan.decisions:
+            if d.codec == "recompute":
+                groups.setdefault(d.sources, set()).add(d.storage)
+        yield from groups.items()
+
+
+def _between(graph: SavedGraph) -> Iterator[tuple[tuple[int, ...], set[int]]]:
+    """Even segments of several counts, and runs of neighbouring parts."""
+    places = cuts(graph)
+    kept = held(graph)
+    root = isqrt(len(places) + 1)
+    for count in sorted({max(2, round(root * share)) for share in COUNTS}):
+        chosen = evenly(graph, places, count)
+        for begin, end in pairwise(chosen):
+            yield _part(graph, kept, begin, end)
+    for length in RUNS if len(places) <= MANY_PLACES else RUNS[:2]:
+        step = 1 if len(places) * length <= MANY_PLACES else length
+        for i in range(0, len(places) - length, step):
+            yield _part(graph, kept, places[i], places[i + length])
+
+
+def _part(graph: SavedGraph, kept: Sequence[Block], begin: Cut, end: Cut) -> tuple[tuple[int, ...], set[int]]:
+    """What is made between two places, from the map that is read across the first."""
+    inside = {b.storage for b in kept if begin.task < b.first <= end.task and b.id != end.block}
+    return (graph.blocks[begin.block].storage,), inside
+
+
+def _behind_convolutions(index: StepIndex) -> Iterator[tuple[tuple[int, ...], set[int]]]:
+    """Every convolution's output with what cheap operations make of it alone, from the convolution's input."""
+    graph = index.graph
+    forward = [t for t in graph.tasks if t.phase == FORWARD]
+    maps = {b.id for b in graph.blocks if b.kind in ("activation", "input")}
+    for position, task in enumerate(forward):
+        read = maps.intersection(task.reads)
+        if task.conv is None or len(read) != 1:
+            continue
+        made, known = set(task.writes), set(task.writes) | read
+        for later in forward[position + 1 :]:
+            if later.conv is not None:
+                break
+            if made.intersection(later.reads) and maps.intersection(later.reads) <= known:
+                made.update(later.writes)
+                known.update(later.writes)
+        (source,) = read
+        yield (graph.blocks[source].storage,), {graph.blocks[b].storage for b in made if b not in read}
+
+
+__all__ = ["Candidate", "candidates"]
