@@ -19,7 +19,7 @@ from gistkit.kernels.sparse_args import bits_of, check_compact
 
 # (slots a program, vectors of LANES items of each in flight): small pieces, as the mask of a slot's end leaves no wide
 # loads, and a vector of more than LANES items would give neighbours to one lane
-ZVC_SHAPE = (4, 4)
+ZVC_SHAPE = (2, 8)
 CSR_SHAPE = (8, 2)
 
 
