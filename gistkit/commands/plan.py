@@ -142,7 +142,7 @@ def _as_json(found: Findings, chosen: Row, options: argparse.Namespace) -> str:
             "budget_bytes": found.budget_bytes,
             "least_bytes": found.least,
             "policies": rows,
-            "plan": None if chosen.plan is None else asdict(chosen.plan),
+            "plan": None if chosen.plan is None else json.loads(chosen.plan.to_json()),
         }
     )
 

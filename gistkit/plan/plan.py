@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from gistkit.errors import PlanError
 
 PLACES = ("device", "host", "nowhere")
+FORMAT, VERSION = "gistkit.plan", 1
+TUPLES = ("sources", "recipe")
+ASKED = "Plan.from_json: text must be that of Plan.to_json"
+REMEDY = "give the whole file as to_json wrote it, or plan again"
 
 
 @dataclass(frozen=True)
@@ -83,17 +90,63 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as JSON text."""
-        return json.dumps(asdict(self))
+        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)})
 
     @staticmethod
     def from_json(text: str) -> Plan:
-        """The plan of :meth:`to_json`'s text."""
-        raw = json.loads(text)
-        raw["decisions"] = tuple(
-            Decision(**{**d, "sources": tuple(d["sources"]), "recipe": _tuples(d["recipe"])}) for d in raw["decisions"]
-        )
-        raw["choices"] = tuple(CallChoice(**c) for c in raw["choices"])
-        return Plan(**raw)
+        """The plan of :meth:`to_json`'s text. Raises PlanError for text that is not one: what is wrong with it."""
+        try:
+            raw = json.loads(text)
+        except (ValueError, TypeError) as error:
+            raise PlanError(f"{ASKED}, got text that is no JSON ({error}); {REMEDY}") from error
+        if not isinstance(raw, dict) or raw.pop("format", None) != FORMAT:
+            raise PlanError(f'{ASKED}, got {_summary(raw)} without "format": {FORMAT!r}; {REMEDY}')
+        version = raw.pop("version", None)
+        if version != VERSION:
+            raise PlanError(f"{ASKED} of version {VERSION}, got version {version!r}; plan again with this gistkit")
+        return _read(Plan, {**raw, "decisions": _each(Decision, raw), "choices": _each(CallChoice, raw)}, "plan")
+
+
+def _summary(raw: Any) -> str:
+    if isinstance(raw, dict):
+        return f"an object with {', '.join(map(repr, list(raw)[:4]))}" if raw else "an empty object"
+    return f"a {type(raw).__name__}"
+
+
+def _each(kind: type, raw: dict) -> tuple:
+    """The decisions or choices of a plan."""
+    name = "decisions" if kind is Decision else "choices"
+    items = raw.get(name)
+    if not isinstance(items, list):
+        raise PlanError(f"{ASKED}, got {name} that are {_summary(items)} and not a list; {REMEDY}")
+    return tuple(_read(kind, item, f"{name}[{i}]") for i, item in enumerate(items))
+
+
+def _read(kind: type, raw: Any, where: str) -> Any:
+    """A dataclass from its fields, each of the type that it is declared with."""
+    if not isinstance(raw, dict):
+        raise PlanError(f"{ASKED}, got {where} that is {_summary(raw)} and not an object; {REMEDY}")
+    hints = get_type_hints(kind)
+    strange = sorted(set(raw) - set(hints))
+    missing = sorted(f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING)
+    missing = [name for name in missing if name not in raw]
+    if strange or missing:
+        what = [f"the unknown field {name!r}" for name in strange] + [f"no {name!r}" for name in missing]
+        raise PlanError(f"{ASKED}, got {where} with {', '.join(what)}; {REMEDY}")
+    values = {name: _tuples(value) if name in TUPLES else value for name, value in raw.items()}
+    for name, value in values.items():
+        if not _is(value, hints[name]):
+            raise PlanError(f"{ASKED}, got {where}.{name} = {value!r}; {REMEDY}")
+    return kind(**values)
+
+
+def _is(value: Any, hint: Any) -> bool:
+    """Whether a value is of a field's type; no bool counts as a number."""
+    allowed = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    plain = tuple(get_origin(a) or a for a in allowed)
+    if isinstance(value, bool) and bool not in plain:
+        return False
+    return isinstance(value, plain) or (float in plain and isinstance(value, int))
 
 
 def _tuples(item: Any) -> Any:
