@@ -20,6 +20,7 @@ from gistkit.captured import step_on
 from gistkit.errors import BudgetError, PlanError
 from gistkit.graph.saved import SavedGraph
 from gistkit.plan.budget import check_budget, parse_budget, parse_bytes
+from gistkit.plan.context import is_sparse
 from gistkit.plan.cost import CostTable, cost_table
 from gistkit.plan.hardware import Hardware
 from gistkit.plan.plan import Plan
@@ -113,7 +114,14 @@ def plan_graph(
     if refuse and budget_bytes is not None and made.peak_bytes > budget_bytes:
         raise _unfit(graph, costs, budget_bytes, words, made)
     settings = {"batch": graph.batch, "plain_peak_bytes": plain_peak_bytes, "plain_step_s": plain.step_s}
+    settings["densities"] = densities(made, costs)
     return replace(made, budget_bytes=budget_bytes, settings={**made.settings, **words, **settings})
+
+
+def densities(plan: Plan, costs: CostTable) -> dict[str, float]:
+    """The densities that a plan's sparse payloads were counted with, by storage id (as a text, as JSON has it)."""
+    coded = (d.storage for d in plan.decisions if is_sparse(d.codec))
+    return {str(s): costs.densities[s] for s in coded if s in costs.densities}
 
 
 def accepts(policy: str, word: str) -> bool:

@@ -3,13 +3,16 @@ reasons."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from gistkit.errors import CompressError
+from gistkit.plan.plan import Plan
 from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.stats import Row, StepStats
 
@@ -22,14 +25,49 @@ def _mib(nbytes: int) -> str:
 
 
 @dataclass(frozen=True)
+class BudgetReport:
+    """What a plan promises of a step's peak, and what is known of the real one; all in bytes, everything counted.
+
+    ``measured_bytes`` is the most that the CUDA allocator has handed out since ``torch.cuda.reset_peak_memory_stats``,
+    of this model or not; None on a CPU, which counts nothing by itself (``gistkit.LiveBytes`` does). ``denser`` holds,
+    by storage, the density planned and measured where the step had more non-zeros than planned for; ``excess_bytes``
+    is what their payloads take more, and the budget may be exceeded by that.
+    """
+
+    budget_bytes: int
+    predicted_bytes: int
+    measured_bytes: int | None = None
+    denser: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    excess_bytes: int = 0
+
+    def lines(self) -> list[str]:
+        """The same in words."""
+        measured = "" if self.measured_bytes is None else f", measured {_mib(self.measured_bytes)} MiB"
+        lines = [f"budget {_mib(self.budget_bytes)} MiB, predicted peak {_mib(self.predicted_bytes)} MiB{measured}"]
+        if self.denser:
+            worst = max(self.denser, key=lambda s: self.denser[s][1] - self.denser[s][0])
+            planned, found = self.denser[worst]
+            lines.append(
+                f"{len(self.denser)} storages have fewer zeros than planned for (storage {worst}: density {found:.3f}, "
+                f"planned {planned:.3f}): their payloads take up to {self.excess_bytes} bytes more than planned, by "
+                "which the budget may be exceeded; plan again with density=gistkit.report(model).densities"
+            )
+        return lines
+
+
+@dataclass(frozen=True)
 class Report:
     """The last training forward of a compressed model. ``str()`` gives tables; ``stats`` the data behind them.
 
-    ``stats`` is None before the first training forward.
+    ``stats`` is None before the first training forward. ``densities`` are the shares of non-zero elements that its
+    steps measured, by storage: what :func:`gistkit.plan` takes as ``density``. ``budget`` is there under a plan with a
+    budget.
     """
 
     stats: StepStats | None
     notes: tuple[str, ...] = ()
+    densities: Mapping[int, float] = field(default_factory=dict)
+    budget: BudgetReport | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -47,9 +85,10 @@ class Report:
         return captured.get()
 
     def _parts(self) -> list:
+        promise = [] if self.budget is None else self.budget.lines()
         if self.stats is None:
-            return ["no training forward yet", *self.notes]
-        return [self._table(self.stats.rows), self._totals(self.stats), *self.stats.notes, *self.notes]
+            return ["no training forward yet", *promise, *self.notes]
+        return [self._table(self.stats.rows), self._totals(self.stats), *promise, *self.stats.notes, *self.notes]
 
     @staticmethod
     def _table(rows: tuple[Row, ...]) -> Table:
@@ -92,7 +131,23 @@ def report(model: torch.nn.Module) -> Report:
     if stand_in is None:
         raise CompressError("report: the model is not compressed; call gistkit.compress(model) first")
     engine = stand_in.engine
-    return Report(engine.stats, tuple(engine.notes))
+    densities = engine.densities
+    budget = None if engine.plan is None else _budget(model, engine.plan, densities, engine.sizes)
+    return Report(engine.stats, tuple(engine.notes), densities, budget)
 
 
-__all__ = ["Report", "report"]
+def _budget(
+    model: torch.nn.Module, plan: Plan, densities: Mapping[int, float], sizes: Mapping[int, int]
+) -> BudgetReport | None:
+    """The promise of a plan and what is known of it; None for a plan without a budget."""
+    if plan.budget_bytes is None:
+        return None
+    planned = {int(s): share for s, share in plan.settings.get("densities", {}).items()}
+    denser = {s: (planned[s], densities[s]) for s in planned if densities.get(s, 0.0) > planned[s]}
+    excess = sum(ceil((found - share) * sizes.get(s, 0)) for s, (share, found) in denser.items())
+    device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    measured = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    return BudgetReport(plan.budget_bytes, plan.peak_bytes, measured, denser, excess)
+
+
+__all__ = ["BudgetReport", "Report", "report"]

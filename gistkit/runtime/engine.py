@@ -113,6 +113,16 @@ class Engine:
             self._stats = self._stats.stats()
         return self._stats
 
+    @property
+    def densities(self) -> dict[int, float]:
+        """Shares of non-zero elements that the steps so far have measured, the last figure of each storage."""
+        return {s: share for found in self._densities.values() for s, share in found.items()}
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Bytes of every storage as it was captured."""
+        return {s.id: s.nbytes for program in self._programs.values() for s in program.graph.storages}
+
     def run(self, model: torch.nn.Module, forward: Callable, args: tuple, kwargs: dict) -> Any:
         """One forward of the model: compressed in training with gradients on, untouched otherwise."""
         if not (torch.is_grad_enabled() and model.training):
