@@ -134,7 +134,8 @@ class Region:
         decision = decision or ad_hoc(x, self.table.tagged(x), self.settings)
         if decision.codec in WITHOUT_VALUES:
             self.cannot(decision, "a backward needs its values")
-            decision = KEEP_DENSE if self.strict else ad_hoc(x, self.table.tagged(x), self.settings)
+            other = KEEP_DENSE if self.strict else ad_hoc(x, self.table.tagged(x), self.settings)
+            decision = replace(other, storage=decision.storage)
         made = self.encode(x, decision)
         return self.alias(x, decision) if made is None else Reader(made, x)
 
