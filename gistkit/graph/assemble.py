@@ -142,6 +142,7 @@ def _freeze(index: int, call: OpenCall, names: dict[int, tuple[str, str]]) -> Ca
         options=call.options,
         operands=tuple(call.operands),
         results=tuple(call.results),
+        hidden=isinstance(call.number, tuple),
     )
 
 

@@ -62,6 +62,7 @@ class Call:
     its decision by it. ``inplace`` is True where the call overwrote its first operand. ``module`` is the qualified name
     of the module whose forward made the call ('' at the root). ``operands`` and ``results`` are value ids, a covered
     call's operands in the order of its named arguments. ``options`` are a covered call's arguments that are no tensors.
+    ``hidden``: no torch function call, but known by its backward node or by what it saved (a custom autograd Function).
     """
 
     index: int
@@ -75,6 +76,7 @@ class Call:
     options: dict | None = None
     operands: tuple[int, ...] = ()
     results: tuple[int, ...] = ()
+    hidden: bool = False
 
 
 @dataclass(frozen=True)

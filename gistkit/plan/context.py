@@ -19,7 +19,7 @@ from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import CallChoice, Decision, Plan
 from gistkit.plan.segments import Segment, segments
 
-PLAIN_POLICIES = ("plain", "checkpoint")
+PLAIN_POLICIES = ("plain",)
 """Policies whose steps PyTorch's own operators run; see docs/design.md, "plain and the runtime differ"."""
 LAG = 4
 """How many later encodings a CUDA scratch lives on for, at most (``runtime.exact``)."""

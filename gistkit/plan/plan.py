@@ -22,7 +22,8 @@ class Decision:
 
     ``codec`` is a name of CODECS, ``dense`` (the tensor itself is kept), ``rebuild`` (recomputed from the storages in
     ``sources`` by the ops that made it, place ``nowhere``), ``recompute`` (the forward runs anew from the storages in
-    ``sources``, as a checkpoint does; for comparison, the runtime refuses it) or ``drop`` (nobody reads its values).
+    ``sources``, as a checkpoint does, at the first use of any storage with the same sources) or ``drop`` (nobody reads
+    its values).
     With place ``host`` the codec's payload (``dense``: the raw bytes) crosses the link: from the start of task
     ``offload`` on (-1: as soon as it is there), its device memory is let go of before task ``release`` begins, which
     waits for the transfer, and comes back from the start of task ``prefetch`` on; task ``ready`` (-1: its first use)

@@ -18,12 +18,19 @@ if TYPE_CHECKING:
     from gistkit.plan.context import StepIndex
 
 STATIC = ("weight", "buffer", "input")
+_WITHOUT_VALUES = ("mask1", "drop", "argmax4", "argmax8", "recompute")
+
+
+def valued(decision: Decision | None) -> bool:
+    """Whether a storage under this decision (None: none) is there in backward with its values of its own accord."""
+    return decision is None or decision.codec not in _WITHOUT_VALUES
 
 
 @dataclass(frozen=True)
 class Segment:
     """``blocks`` come back before task ``start`` through the forward ``tasks``; ``needs`` are others whose values
-    must be there then; ``passing_bytes`` is what the rerun holds at its worst moment beyond ``blocks``."""
+    must be there then; ``passing_bytes`` is what the rerun holds at its worst moment beyond ``blocks`` and beyond what
+    task ``start`` makes afterwards."""
 
     start: int
     blocks: tuple[int, ...]
@@ -48,8 +55,24 @@ def _segment(blocks: list[int], sources: tuple[int, ...], index: StepIndex, deci
     if not wanted:
         names = [graph.blocks[b].storage for b in blocks]
         raise PlanError(f"storages {names}: recompute, but no backward task needs them; leave them out")
-    tasks, needs = _closure(blocks, {index.block(s).id for s in sources}, index, decided)
-    return Segment(min(wanted), tuple(blocks), tuple(tasks), tuple(sorted(needs)), _passing(tasks, set(blocks), index))
+    starts = {index.block(s).id for s in sources}
+    for source in starts:
+        if not valued(decided.get(source)):
+            raise PlanError(
+                f"storages {[graph.blocks[b].storage for b in blocks]}: recompute from storage "
+                f"{graph.blocks[source].storage}, which {decided[source].codec!r} does not keep with its values; keep "
+                "the source"
+            )
+    tasks, needs = _closure(blocks, starts, index, decided)
+    start = min(wanted)
+    passing = _passing(tasks, set(blocks), index) - _made_during(start, index)
+    return Segment(start, tuple(blocks), tuple(tasks), tuple(sorted(needs)), max(0, passing))
+
+
+def _made_during(task: int, index: StepIndex) -> int:
+    """Bytes that a task makes itself, gradients above all: not yet there while the segment runs."""
+    made = sum(b.nbytes for b in index.graph.blocks if b.first == task)
+    return made + index.graph.tasks[task].transient_bytes
 
 
 def _closure(
@@ -70,8 +93,7 @@ def _closure(
                 if read in seen or other.kind in STATIC:
                     continue
                 seen.add(read)
-                again = read in decided and decided[read].codec == "recompute"
-                if read in sources or (other.saved >= 0 and not again):
+                if read in sources or (other.saved >= 0 and valued(decided.get(read))):
                     needs.add(read)
                 else:
                     work.append(read)
@@ -79,19 +101,22 @@ def _closure(
 
 
 def _passing(tasks: list[int], kept: set[int], index: StepIndex) -> int:
-    """Bytes beyond ``kept`` at the rerun's worst moment, everything of ``kept`` counted as there all the time."""
+    """Bytes at the rerun's worst moment, beyond those of ``kept`` when all of it is there."""
     graph = index.graph
     last: dict[int, int] = {}
     for position, task in enumerate(tasks):
         for block in (*graph.tasks[task].reads, *graph.tasks[task].writes):
             last[block] = position
     made: set[int] = set()
-    worst = total = 0
+    total = -sum(graph.blocks[b].nbytes for b in kept)
+    came: set[int] = set()
+    worst = 0
     for position, task in enumerate(tasks):
         for block in graph.tasks[task].writes:
-            if block not in kept and block not in made:
-                made.add(block)
-                total += graph.blocks[block].nbytes
+            if block in made or block in came or graph.blocks[block].kind in STATIC:
+                continue
+            (came if block in kept else made).add(block)
+            total += graph.blocks[block].nbytes
         worst = max(worst, total + graph.tasks[task].transient_bytes)
         for block in [b for b in made if last[b] == position]:
             made.discard(block)

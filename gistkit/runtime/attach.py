@@ -70,9 +70,8 @@ def compress(model: Model, plan: Plan | None = None, *, lossy: str | None = None
     was planned for. What a plan with a budget decides is carried out or refused with a :class:`PlanError`. Parameters,
     state-dict keys and classes stay as they are; ``eval()`` and ``no_grad`` run untouched code.
 
-    Raises TypeError for what is not a module or a plan, ValueError for an unknown format or fidelity, PlanError for a
-    plan that recomputes, CompressError where the model or a part of it is compressed already. Paper: Gist (Jain et al.,
-    ISCA 2018).
+    Raises TypeError for what is not a module or a plan, ValueError for an unknown format or fidelity, CompressError
+    where the model or a part of it is compressed already. Paper: Gist (Jain et al., ISCA 2018).
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gistkit.codecs import VALUE_FORMS
-from gistkit.errors import CaptureError, PlanError, PlanMismatchError
+from gistkit.errors import CaptureError, PlanMismatchError
 from gistkit.graph.capture import capture
 from gistkit.graph.saved import SavedGraph
 from gistkit.plan.plan import Plan
@@ -18,15 +18,8 @@ AGAIN = "make the plan from this model, in this mode, with a batch of this kind"
 def check_plan(plan: Plan, lossy: str | None = None) -> str | None:
     """The narrow format that the plan's decisions use, None for none.
 
-    Raises PlanError for decisions that the runtime does not carry out, ValueError where ``lossy`` names another format.
+    Raises ValueError where ``lossy`` names another format.
     """
-    for decision in plan.decisions:
-        if decision.codec == "recompute":
-            raise PlanError(
-                f"compress: a plan's decisions must be ones that the runtime carries out, got 'recompute' for storage "
-                f"{decision.storage} (policy {plan.policy!r}, which is there to be compared with); use "
-                "torch.utils.checkpoint in the model's forward, or another policy"
-            )
     formats = {part for d in plan.decisions for part in d.codec.split("+") if part in VALUE_FORMS}
     planned = next(iter(sorted(formats)), None)
     if lossy is not None and lossy not in formats and planned is not None:

@@ -59,6 +59,15 @@ class Interposer(TorchFunctionMode):
         kwargs = {} if kwargs is None else kwargs
         if torch.compiler.is_compiling():  # a compiled part of the model: its graph is the compiler's
             return func(*args, **kwargs)
+        tape = self._region.tape
+        if tape is None or is_metadata(func):
+            return self._call(func, args, kwargs)
+        tape.begin(func, args, kwargs)
+        result = self._call(func, args, kwargs)
+        tape.end(result)
+        return result
+
+    def _call(self, func: Any, args: tuple, kwargs: dict) -> Any:
         region, op = self._region, COVERED.get(func)
         bound = None
         if op is None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from gistkit.graph.saved import Call, SavedGraph
 from gistkit.plan.plan import CallChoice, Decision, Plan
+from gistkit.runtime.recompute_plan import recompute_plan
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Program:
         self._decisions = {d.storage: d for d in plan.decisions}
         if given:
             self._decisions = {s.id: Decision(s.id, "dense", reason=OPEN) for s in graph.kept()} | self._decisions
+        self.again = recompute_plan(graph, self._decisions)
         self._choices = {c.covered: c for c in plan.choices}
         self._in_recipes = {n for d in plan.decisions for n in _batch_norms(d.recipe)}
         self._calls = [c for c in graph.calls if c.covered >= 0]
@@ -59,6 +61,10 @@ class Program:
     def step(self, index: int) -> Step | None:
         """The step of a covered call, None past the end."""
         return self._steps[index] if index < len(self._steps) else None
+
+    def decision(self, storage: int) -> Decision | None:
+        """The decision for a storage."""
+        return self._decisions.get(storage)
 
     def uncovered(self, key: Key) -> tuple[Decision | None, ...]:
         """Decisions for what uncovered ops save after so many covered calls, in that dtype and shape: one for each

@@ -26,12 +26,14 @@ from gistkit.runtime.host import HostBody
 from gistkit.runtime.program import Key, Program, Step
 from gistkit.runtime.promise import Watch
 from gistkit.runtime.rebuild import BatchNormTerm
+from gistkit.runtime.recompute_tape import Tape
 from gistkit.runtime.stash import Body, CodedBody, Reader, Shape, Stash, StashTable, covers, whole
 
 SMALL_BYTES = 4096
 PAYS = 0.95
 OWNERS = ("relu", "max_pool2d", "dropout", "batch_norm")
 WITHOUT_VALUES = ("rebuild", "mask1", "drop")
+AGAIN = "a segment that runs anew in backward starts from it"
 SHARED = frozenset((Reader, Alias, int, float, bool, type(None)))
 """Parts of a node's hold that are counted elsewhere or are no tensors."""
 KEEP_DENSE = Decision(-1, "dense", reason="kept as it is")
@@ -93,12 +95,19 @@ class Region:
     bound: bool = False
     instead: int = -1
     turns: dict[Key, int] = field(default_factory=dict)
+    met: set[int] = field(default_factory=set)
     probing: bool = False
     overwrites: bool = True
     diverged: str = ""
     aliases: dict[int, Kept] = field(default_factory=dict)
     probes: list[tuple[int, int, Ticket]] = field(default_factory=list)
     nans: dict[tuple, torch.Tensor] = field(default_factory=dict)
+    tape: Tape | None = None
+
+    def __post_init__(self) -> None:
+        again = None if self.program is None else self.program.again
+        if again is not None:
+            self.tape = Tape(again, self._outside, self._not_again, self.verified)
 
     def next_step(self, op: str) -> Step:
         """The plan's word on the covered call that comes now; a blank one without a plan."""
@@ -141,6 +150,8 @@ class Region:
 
     def encode(self, x: torch.Tensor, decision: Decision) -> Stash | None:
         """Stash x's storage under the decision's codec; None (and a note) where that is impossible or does not pay."""
+        if decision.codec == "recompute":
+            return self._recomputed(x, decision)
         codec, to_host = CODECS.get(decision.codec), decision.place == "host"
         if codec is None or (decision.codec == "dense" and not to_host):
             return None
@@ -161,6 +172,24 @@ class Region:
                 self.notes[decision.storage] = "too dense for sparse storage to pay"
                 return self.encode(x, replace(decision, codec="dense")) if to_host else None
         return self._stash(x, HostBody(encoded) if to_host else CodedBody(encoded), decision)
+
+    def _recomputed(self, x: torch.Tensor, decision: Decision) -> Stash | None:
+        body = "its forward is not written down" if self.tape is None else self.tape.body(x, decision)
+        if isinstance(body, str):
+            self.cannot(decision, body)
+            return None
+        return self._stash(x, body, decision)
+
+    def _outside(self, x: torch.Tensor, storage: int) -> Kept:
+        """A hold for a segment on what it starts from."""
+        if self.program is None or storage < 0 or self.program.graph.storages[storage].kind != "activation":
+            return Alias(x)
+        return self.keep(x, self.program.decision(storage) or replace(KEEP_DENSE, storage=storage, reason=AGAIN))
+
+    def _not_again(self, storage: int, why: str) -> None:
+        decision = None if self.program is None else self.program.decision(storage)
+        if decision is not None:
+            self.cannot(decision, why)
 
     def _stash(self, x: torch.Tensor, body: Body, decision: Decision) -> Stash:
         plain = x.untyped_storage().nbytes()
@@ -215,6 +244,8 @@ class Region:
         if self.program is not None and self.calls != self.program.length:
             self.diverge(f"{self.program.length} covered calls", f"{self.calls}")
         self.watch.close()
+        if self.tape is not None:
+            self.tape.close()
 
     def kept(self, storage: int) -> Kept | None:
         """The hold on a planned storage's values, for recipes."""
@@ -223,6 +254,9 @@ class Region:
 
     def pack(self, x: torch.Tensor) -> Kept | Shape:
         """Saved-tensor hook of every op that gistkit does not cover."""
+        return self._pack(x) if self.tape is None else self.tape.saving(self._pack, x)
+
+    def _pack(self, x: torch.Tensor) -> Kept | Shape:
         if self.unread and x.dtype in KERNEL_DTYPES and x.layout == torch.strided and not x.is_nested:
             return Shape(x)
         if is_weight(x) or x.layout != torch.strided or x.is_nested:
@@ -244,8 +278,16 @@ class Region:
             return KEEP_DENSE
         if self.table.find(x) is not None:
             return None
+        if self.strict:
+            decision = next((d for d in found if d is not None and not self._met(d.storage)), KEEP_DENSE)
+            self.met.add(decision.storage)
+            return decision
         turn = self.turns[key] = self.turns.get(key, -1) + 1
         return (found[turn] if turn < len(found) else None) or open_choice
+
+    def _met(self, storage: int) -> bool:
+        """Whether a planned storage has come by already, so that this tensor, which is not known, is another."""
+        return storage in self.met or storage in self.aliases or self.table.named(storage) is not None
 
     @staticmethod
     def unpack(kept: Kept | Shape) -> torch.Tensor:
@@ -276,6 +318,8 @@ class Region:
         self.own.clear()
         self.held.clear()
         self.nans.clear()
+        if self.tape is not None:
+            self.tape.clear()
 
 
 def _at(decision: Decision) -> str:

@@ -50,7 +50,7 @@ def _plan(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, chosen:
     settings = {"segments": len(chosen) + 1}
     own = own_decisions(graph)
     silent = {d.storage for d in own} | kept_by_ops(graph)
-    decisions = (*own, *_decisions(graph, chosen, silent))
+    decisions = (*own, *rerun_between(graph, chosen, silent))
     return make_plan("checkpoint", graph, costs, budget_bytes, decisions, settings=settings)
 
 
@@ -68,8 +68,9 @@ def cuts(graph: SavedGraph) -> tuple[Cut, ...]:
             made.setdefault(block, task.index)
     found: dict[int, Cut] = {}
     for task in tasks[:-1]:
-        across = [b for b, last in last_read.items() if made[b] <= task.index < last]
-        if len(across) == 1 and made[across[0]] >= 0:
+        # inputs and targets are there whatever is cut
+        across = [b for b, last in last_read.items() if 0 <= made[b] <= task.index < last]
+        if len(across) == 1:
             found[across[0]] = Cut(task.index, across[0])
     return tuple(found.values())
 
@@ -88,7 +89,7 @@ def evenly(graph: SavedGraph, places: tuple[Cut, ...], segments: int) -> list[Cu
     return sorted(chosen, key=lambda c: c.task)
 
 
-def _decisions(graph: SavedGraph, chosen: list[Cut], silent: set[int]) -> list[Decision]:
+def rerun_between(graph: SavedGraph, chosen: list[Cut], silent: set[int]) -> list[Decision]:
     """What the segments before the last cut keep for backward runs anew, from each segment's own boundary, but for the
     ``silent`` storages."""
     boundaries = {c.block for c in chosen}

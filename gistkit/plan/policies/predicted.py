@@ -15,6 +15,8 @@ from gistkit.plan.policies.reading import dtype_of
 from gistkit.plan.policies.rules import CARRIED, Planner
 from gistkit.plan.simulate import simulate
 
+KEEPERS = ("max_pool2d", "dropout", "batch_norm")
+"""Covered ops that keep for themselves what they make besides their result."""
 WITHOUT_BYTES = ("rebuild", "recompute", "drop")
 
 
@@ -80,6 +82,20 @@ def own_decisions(graph: SavedGraph) -> tuple[Decision, ...]:
     planner = Planner(graph, None, None)
     found = (planner.decide(b.storage) for b in held(graph) if b.storage >= 0)
     return tuple(d for d in found if d is not None and _by_itself(d))
+
+
+def kept_by_ops(graph: SavedGraph) -> set[int]:
+    """Storages that the runtime's operators make and keep for themselves besides their results: statistics, maps,
+    masks. Nothing in a library's view."""
+    if graph.source == SOURCE:
+        return set()
+    found: set[int] = set()
+    for call in graph.calls:
+        if call.covered >= 0 and call.op in KEEPERS:
+            results = {graph.values[v].storage for v in call.results}
+            made = {s.storage for s in call.saves if graph.storages[s.storage].producer == call.index}
+            found |= made - results
+    return found
 
 
 def _by_itself(decision: Decision) -> bool:

@@ -1,0 +1,172 @@
+"""What a plan's ``recompute`` decisions ask of a forward: which calls to write down, which storages to hold for them.
+
+A segment is all decisions with equal sources, as in :mod:`gistkit.plan.segments`. Its calls are those that make its
+storages, and what these are made of, back to storages that are kept with their values, inputs, parameters and buffers.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gistkit.errors import PlanError
+from gistkit.graph.saved import Call, SavedGraph
+from gistkit.plan.plan import Decision
+from gistkit.plan.policies.predicted import kept_by_ops
+from gistkit.plan.segments import valued
+
+OUTSIDE = ("input", "parameter", "buffer")
+
+
+@dataclass(frozen=True)
+class SegmentPlan:
+    """``storages`` come back through ``calls``, which make the storages ``inside`` anew; ``end`` is the last call that
+    makes or saves one of ``storages``."""
+
+    index: int
+    storages: frozenset[int]
+    inside: frozenset[int]
+    calls: frozenset[int]
+    end: int
+
+
+@dataclass(frozen=True)
+class RecomputePlan:
+    """All segments of a plan over one graph; ``order`` holds the calls that a function mode sees, in order."""
+
+    graph: SavedGraph
+    order: tuple[int, ...]
+    segments: tuple[SegmentPlan, ...]
+    of_call: Mapping[int, tuple[SegmentPlan, ...]]
+    of_storage: Mapping[int, SegmentPlan]
+    watched: frozenset[int]
+
+
+def recompute_plan(graph: SavedGraph, decisions: Mapping[int, Decision]) -> RecomputePlan | None:
+    """The segments of the decisions, by storage; None where nothing is recomputed.
+
+    Raises PlanError, which names storage and call, for what cannot be run anew: calls that write to what outlives them,
+    calls that no function mode sees, what an op keeps for itself, sources that are overwritten or not kept.
+    """
+    groups: dict[tuple[int, ...], set[int]] = defaultdict(set)
+    for decision in decisions.values():
+        if decision.codec == "recompute":
+            groups[decision.sources].add(decision.storage)
+    if not groups:
+        return None
+    reader = _Reader(graph, decisions)
+    found = tuple(reader.segment(i, wanted, sources) for i, (sources, wanted) in enumerate(groups.items()))
+    of_call: dict[int, list[SegmentPlan]] = defaultdict(list)
+    for segment in found:
+        for call in segment.calls:
+            of_call[call].append(segment)
+    of_storage = {s: segment for segment in found for s in segment.storages}
+    savers = {c.index for s in of_storage for c, _ in graph.savers(s)}
+    order = tuple(c.index for c in graph.calls if not c.hidden)
+    return RecomputePlan(
+        graph, order, found, {c: tuple(s) for c, s in of_call.items()}, of_storage, frozenset(of_call) | savers
+    )
+
+
+class _Reader:
+    def __init__(self, graph: SavedGraph, decisions: Mapping[int, Decision]) -> None:
+        self.graph, self.decisions = graph, decisions
+        self.writers: dict[int, list[Call]] = defaultdict(list)
+        for call in graph.calls:
+            for storage in call.writes:
+                self.writers[storage].append(call)
+        self.saved = {s.id for s in graph.kept()}
+        self.own = kept_by_ops(graph)
+
+    def segment(self, index: int, wanted: set[int], sources: Iterable[int]) -> SegmentPlan:
+        for storage in wanted:
+            self._check_wanted(storage)
+        stops = set(sources)
+        for source in stops:
+            if not valued(self.decisions.get(source)):
+                codec = self.decisions[source].codec
+                raise PlanError(
+                    f"storage {min(wanted)}: recompute from storage {source}, which {codec!r} does not keep with its "
+                    "values; keep the source"
+                )
+        inside, calls = self._closure(wanted, stops)
+        for call in calls.values():
+            self._check_call(call, inside, min(wanted))
+        self._check_sources(calls, inside, min(wanted))
+        savers = (c.index for s in wanted for c, _ in self.graph.savers(s))
+        return SegmentPlan(index, frozenset(wanted), frozenset(inside), frozenset(calls), max((*savers, *calls)))
+
+    def _closure(self, wanted: set[int], stops: set[int]) -> tuple[set[int], dict[int, Call]]:
+        inside, work, calls = set(wanted), list(wanted), {}
+        while work:
+            storage = work.pop()
+            for call in self.writers[storage]:
+                calls[call.index] = call
+                for read in call.reads:
+                    if read in inside or read in stops or self._stays(read):
+                        continue
+                    inside.add(read)
+                    work.append(read)
+        return inside, calls
+
+    def _stays(self, storage: int) -> bool:
+        """Whether a storage is there in backward, with its values, whatever this segment does."""
+        if self.graph.storages[storage].kind in OUTSIDE or not self.writers[storage]:
+            return True
+        decision = self.decisions.get(storage)
+        return storage in self.saved and valued(decision)
+
+    def _name(self, storage: int) -> str:
+        return f"storage {storage}, shape {self.graph.storages[storage].shape}"
+
+    def _check_wanted(self, storage: int) -> None:
+        known = self.graph.storages[storage]
+        if known.kind != "activation" or not self.writers[storage]:
+            raise PlanError(f"{self._name(storage)}: recompute, but no call of the forward makes it; keep it")
+        if storage in self.own:
+            maker = self.graph.calls[known.producer]
+            raise PlanError(
+                f"{self._name(storage)}: recompute, but {maker.op} of {maker.module or 'the model'} keeps it for "
+                "itself; leave it undecided"
+            )
+
+    def _check_call(self, call: Call, inside: set[int], wanted: int) -> None:
+        module = call.module or "the model"
+        what = f"{self._name(wanted)}: recompute runs {call.op} of {module} (call {call.index}) anew"
+        if call.hidden:
+            raise PlanError(
+                f"{what}, which is no call of a torch function (a custom autograd Function, scripted code); keep what "
+                "it makes, or cut the segment behind it"
+            )
+        statistics = {s for s in call.writes if self.graph.storages[s].kind == "buffer"} if _is_norm(call) else set()
+        beyond = [s for s in call.writes if s not in inside and s not in statistics and self._outlives(s, call)]
+        if beyond:
+            kind = self.graph.storages[beyond[0]].kind
+            raise PlanError(
+                f"{what}, which writes to storage {beyond[0]} ({kind}) that outlives it, once more in backward; keep "
+                "what it makes, or cut the segment behind it"
+            )
+
+    def _outlives(self, storage: int, call: Call) -> bool:
+        """Not what the call makes for itself alone: masks, maps, statistics."""
+        return self.graph.storages[storage].producer != call.index
+
+    def _check_sources(self, calls: Mapping[int, Call], inside: set[int], wanted: int) -> None:
+        for call in calls.values():
+            for read in call.reads:
+                if read in inside or self.graph.storages[read].kind in OUTSIDE:
+                    continue
+                later = next((w for w in self.writers[read] if w.index > call.index), None)
+                if later is not None:
+                    raise PlanError(
+                        f"{self._name(wanted)}: recompute reads storage {read} as {call.op} (call {call.index}) found "
+                        f"it, but {later.op} (call {later.index}) overwrites it; cut the segment elsewhere"
+                    )
+
+
+def _is_norm(call: Call) -> bool:
+    return call.op == "batch_norm" and call.covered >= 0
+
+
+__all__ = ["RecomputePlan", "SegmentPlan", "recompute_plan"]
