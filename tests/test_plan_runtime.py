@@ -17,7 +17,7 @@ from gistkit.plan.plan import CallChoice, Decision, Plan
 from gistkit.plan.policies.choices import call_choices
 from gistkit.plan.policies.gist import gist
 from gistkit.plan.policies.options import options
-from gistkit.plan.policies.predicted import own_decisions
+from gistkit.plan.policies.predicted import held, own_decisions
 from gistkit.plan.policies.reading import Reading
 from gistkit.plan.simulate import simulate
 from gistkit.runtime import host
@@ -338,12 +338,30 @@ def test_other_models_and_larger_batches_are_refused():
     step(gistkit.compress(copy.deepcopy(model), replace(plan, budget_bytes=None)), torch.cat([x, x]), torch.cat([y, y]))
     twin.eval()
     twin(torch.cat([x, x]))
+    with torch.autograd.graph.save_on_cpu(), pytest.raises(PlanMismatchError, match=r"by itself, .* other saved"):
+        gistkit.compress(copy.deepcopy(model), plan)(x)
     hooked = copy.deepcopy(model)
     hooked.pool.register_forward_hook(lambda *_: None)
     with pytest.raises(
         PlanMismatchError, match=r"a forward that can be captured, as for the plan, got .* forward hooks"
     ):
         gistkit.compress(hooked, plan)(x)
+
+
+def test_larger_images_are_refused_however_often_smaller_ones_came():
+    model, (x, y) = UNet().train(), data()
+    graph, _ = captured(model, x, y)
+    plan = replace(gist(graph), budget_bytes=2**40, settings={"batch": BATCH})
+    assert plan.plain_bytes == graph.kept_bytes == sum(b.nbytes for b in held(graph))
+    twin = gistkit.compress(copy.deepcopy(model), plan)
+    for size in (8, 16, 12, 16):
+        step(twin, x[..., :size, :size], y)
+    large, _ = data(32)
+    text = rf"saves at most {plan.plain_bytes} bytes in plain PyTorch, .*, got one that saves \d+; plan for inputs of"
+    for rows in (4, 4, 2):  # four times the pixels: two rows save more than was planned for four
+        with pytest.raises(PlanMismatchError, match=text):
+            twin(large[:rows])
+        step(twin, large[:1], y[:1])
 
 
 def test_sub_batches_are_taken_by_step():

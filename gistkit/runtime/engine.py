@@ -16,14 +16,14 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_flatten
 
-from gistkit.errors import CaptureError
+from gistkit.errors import CaptureError, PlanMismatchError
 from gistkit.graph.calls import hooks_are_active
 from gistkit.graph.capture import Recorder, capture
 from gistkit.graph.saved import SavedGraph
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.gist import gist
 from gistkit.runtime.exact import ExactPacker, Ticket
-from gistkit.runtime.given import check_rows, given_program
+from gistkit.runtime.given import check_rows, elements, given_program
 from gistkit.runtime.interpose import Interposer
 from gistkit.runtime.program import Program
 from gistkit.runtime.region import Region, Settings, hooks
@@ -105,6 +105,7 @@ class Engine:
         self._probes: list[tuple[tuple, int, int, Ticket]] = []
         self._lock = threading.RLock()
         self._overwrites = True
+        self._largest = 0
 
     @property
     def stats(self) -> StepStats | None:
@@ -128,17 +129,28 @@ class Engine:
         if not (torch.is_grad_enabled() and model.training):
             return forward(*args, **kwargs)
         foreign = _foreign()
+        if foreign and self.plan is not None and self.plan.budget_bytes is not None:
+            remedy = "leave that first: around a forward it would run as plain PyTorch, whatever the budget"
+            raise PlanMismatchError("a forward by itself, for the plan's budget", foreign, remedy)
         if foreign:
             self._note(f"{foreign} around a forward: it ran as plain PyTorch")
             return forward(*args, **kwargs)
         if self.plan is not None:
             check_rows(self.plan, args, kwargs)
+            self._check_growth(args, kwargs)
         key = self._key(model, args, kwargs)
         with self._lock:
             program = self._programs.get(key) or self._planned(key, model, args, kwargs)
         if program is None:
             return self._recorded(key, model, forward, args, kwargs)
         return self._compressed(key, program, forward, args, kwargs)
+
+    def _check_growth(self, args: tuple, kwargs: dict) -> None:
+        """Forget the programs when a forward is larger than all before it: the next capture asks whether it may be."""
+        if self.plan is not None and self.plan.budget_bytes is not None:
+            with self._lock:
+                if elements(args, kwargs) > self._largest:
+                    self._programs.clear()
 
     def _key(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple:
         key = signature(model, args, kwargs)
@@ -147,6 +159,7 @@ class Engine:
     def _planned(self, key: tuple, model: torch.nn.Module, args: tuple, kwargs: dict) -> Program | None:
         if self.plan is not None:
             self._programs[key] = program = given_program(self.plan, model, args, kwargs)
+            self._largest = max(self._largest, elements(args, kwargs))
             return program
         try:
             graph = capture(model, args, kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.utils._pytree import tree_flatten
 
 from gistkit.codecs import VALUE_FORMS
 from gistkit.errors import CaptureError, PlanMismatchError
@@ -48,11 +49,28 @@ def check_rows(plan: Plan, args: tuple, kwargs: dict) -> None:
     raise PlanMismatchError(f"a forward of at most {most} rows{parts}", f"one of {rows} rows", remedy)
 
 
+def elements(args: tuple, kwargs: dict) -> int:
+    """How many elements the tensors of a forward's arguments have."""
+    return sum(leaf.numel() for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor))
+
+
+def check_bytes(plan: Plan, graph: SavedGraph) -> None:
+    """Raise PlanMismatchError where a forward saves more than the one that a budget was planned for: larger images,
+    longer texts. ``graph`` is the captured one."""
+    if plan.budget_bytes is not None and plan.plain_bytes and graph.kept_bytes > plan.plain_bytes:
+        raise PlanMismatchError(
+            f"a forward that saves at most {plan.plain_bytes} bytes in plain PyTorch, for the plan's budget",
+            f"one that saves {graph.kept_bytes}",
+            "plan for inputs of these sizes",
+        )
+
+
 def given_program(plan: Plan, model: torch.nn.Module, args: tuple, kwargs: dict) -> Program:
     """The plan compiled for a model's forward.
 
     A plan is made from the CPU's operators wherever the model is, so these are what the forward is captured with; one
-    that was made from the device's own is known by its fingerprint. Raises PlanMismatchError where neither fits.
+    that was made from the device's own is known by its fingerprint. Raises PlanMismatchError where neither fits, and as
+    :func:`check_bytes`.
     """
     found: list[SavedGraph] = []
     for on_cpu in (True, False):
@@ -61,6 +79,7 @@ def given_program(plan: Plan, model: torch.nn.Module, args: tuple, kwargs: dict)
         except CaptureError as error:
             raise PlanMismatchError("a forward that can be captured, as for the plan", str(error), AGAIN) from error
         if graph.fingerprint == plan.fingerprint:
+            check_bytes(plan, graph)
             return Program(graph, plan, given=True)
         found.append(graph)
     raise PlanMismatchError(
@@ -68,4 +87,4 @@ def given_program(plan: Plan, model: torch.nn.Module, args: tuple, kwargs: dict)
     )
 
 
-__all__ = ["check_plan", "check_rows", "given_program"]
+__all__ = ["check_bytes", "check_plan", "check_rows", "elements", "given_program"]
