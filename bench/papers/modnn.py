@@ -151,7 +151,7 @@ def _memory(sheet: Sheet, cases: dict[str, Case], of_zoo: Case) -> Iterator[Row]
 
 def _time(sheet: Sheet, cases: dict[str, Case]) -> Iterator[Row]:
     slower = {n: 100 * (c.modnn.step_s / c.ideal_s - 1) for n, c in cases.items()}
-    told = ", ".join(f"{TITLES[n]} {s:.1f} % in {cases[n].modnn.parts} parts" for n, s in slower.items())
+    told = ", ".join(f"{TITLES[n]} {s:.1f} % (sub-batches: {cases[n].modnn.parts})" for n, s in slower.items())
     note = f"by network: {told}. The cost model knows no loss of efficiency in smaller batches but launches"
     yield sheet.row(
         "V-B, Fig. 7",

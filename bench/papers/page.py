@@ -40,7 +40,7 @@ left out, as are accuracies and power, which a planner does not have.
 
 A row with a tick is within {tolerance} of the paper's number, or on the right side of a bound. A row with a dash takes
 an assumption from the very number that it shows and counts for nothing but the arithmetic. Every other row says why.
-"Likely" marks a reason that is not established. GB is 1e9 bytes.
+"Likely" marks a reason that is not established. GB is 1e9 bytes. The plots leave out what has another sign.
 
 `scripts/table_gist`, `scripts/table_vdnn`, `scripts/table_modnn` and `scripts/table_cdma` make the rows anew.
 """
@@ -108,7 +108,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     from matplotlib.figure import Figure
 
     shown = [r for r in rows if r.ratio > 0]
-    figure = Figure(figsize=(8.6, 1.1 + 0.2 * len(shown)), dpi=80, layout="constrained")
+    figure = Figure(figsize=(8.6, 1.1 + 0.2 * len(shown)), dpi=75, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     axes.axvspan(1 - TOLERANCE, 1 + TOLERANCE, color="#e5e9f0")
@@ -119,9 +119,13 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     axes.set_yticks(range(len(shown)), [_label(r) for r in reversed(shown)], fontsize=7)
     axes.set_ylim(-0.7, len(shown) - 0.3)
     _ratio_axis(axes, [r.ratio for r in shown])
-    axes.set_title(f"{NAMES[rows[0].paper][0]}: blue agrees, orange says why not in its note", fontsize=9, loc="left")
+    axes.set_title(
+        f"{NAMES[rows[0].paper][0]}: blue agrees, orange says why not in its note, grey is implied",
+        fontsize=9,
+        loc="left",
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Software": None})
+    figure.savefig(path, metadata={"Software": None}, pil_kwargs={"optimize": True})
 
 
 def _ratio_axis(axes, ratios: Sequence[float]) -> None:
