@@ -40,6 +40,8 @@ class Hardware:
     PyTorch's default. ``launch_s`` is the least time of one kernel. ``async_counts``: the sizes of sparse encodings
     reach the host late, so scratches live on for a while (CUDA). ``codec_slowdown`` multiplies the codecs' times, which
     are those of the Triton kernels. ``lacks`` names convolution algorithms that its library has not.
+    ``tells_algorithms``: a step's convolutions may each be told their algorithm, as in the frameworks of the papers;
+    through PyTorch they cannot.
 
     Raises ValueError for what no device can be: argument, demand, value, remedy.
     """
@@ -55,6 +57,7 @@ class Hardware:
     async_counts: bool
     codec_slowdown: float = 1.0
     lacks: tuple[str, ...] = ()
+    tells_algorithms: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -65,6 +68,8 @@ class Hardware:
             _check_number(field, getattr(self, field), field in _POSITIVE)
         if type(self.async_counts) is not bool:
             _refuse("async_counts", "true or false", self.async_counts)
+        if type(self.tells_algorithms) is not bool:
+            _refuse("tells_algorithms", "true or false", self.tells_algorithms)
         if not all(isinstance(name, str) for name in self.lacks):
             _refuse("lacks", "names of convolution algorithms", self.lacks)
         self._check_link()
@@ -103,7 +108,10 @@ class Hardware:
         if not isinstance(raw, dict):
             raise ValueError(f"hardware: must be a JSON object, got {type(raw).__name__}; see `gistkit calibrate`")
         known = {field.name for field in fields(Hardware)}
-        missing, extra = sorted(known - {"codec_slowdown", "lacks"} - set(raw)), sorted(set(raw) - known)
+        missing, extra = (
+            sorted(known - {"codec_slowdown", "lacks", "tells_algorithms"} - set(raw)),
+            sorted(set(raw) - known),
+        )
         if missing or extra:
             wrong = " and ".join(
                 f"{what} {', '.join(names)}" for what, names in (("lacks", missing), ("has unknown", extra)) if names
@@ -146,6 +154,7 @@ PRESETS |= {
             launch_s=8e-6,
             async_counts=True,
             lacks=("winograd",),  # came with cuDNN 5; vDNN had cuDNN 4
+            tells_algorithms=True,
         ),
         Hardware(
             name="k40m",
@@ -157,6 +166,7 @@ PRESETS |= {
             flops={"float32": 3.0e12, "float16": 3.0e12, "bfloat16": 3.0e12},
             launch_s=8e-6,
             async_counts=True,
+            tells_algorithms=True,
         ),
         Hardware(
             name="h200",

@@ -99,7 +99,9 @@ def rerun_between(graph: SavedGraph, chosen: list[Cut], silent: set[int]) -> lis
     for block in held(graph):
         segment = sum(block.first > start for start in starts) - 1
         inside = block.first >= 0 and segment < len(chosen) and block.id not in boundaries
-        if inside and block.storage >= 0 and block.last < len(graph.tasks) and block.storage not in silent:
+        goes = block.storage >= 0 and block.last < len(graph.tasks) and block.storage not in silent
+        # of kind parameter: what autocast made of one
+        if inside and goes and graph.storages[block.storage].kind == "activation":
             made.append(
                 Decision(
                     block.storage,

@@ -1,9 +1,10 @@
 """`optimal`: the fastest step within a budget among all moves of a class, with its optimality gap.
 
 A mixed-integer program over every storage's decisions (:mod:`.options`), convolution algorithms, batch slices and,
-where order of summation may change, sub-batches; bytes are exact at every task, the link's stalls bounded from below,
-and the simulator has the last word (:mod:`.optimal_refine`). Plans of other policies may be given as ``seeds``: what
-they do is offered too, so the result is never slower than any of them that fits and is of the class.
+where order of summation may change, sub-batches; segments of the forward may run anew (:mod:`.optimal_segments`). Bytes
+are exact at every task, the link's stalls bounded from below, and the simulator has the last word
+(:mod:`.optimal_refine`). Plans of other policies may be given as ``seeds``: what they do is offered too, and each
+competes whole (:mod:`.optimal_whole`), so the result is never slower than any of them that fits and is of the class.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from gistkit.plan.policies.optimal_build import Options, trains_batch_norm
 from gistkit.plan.policies.optimal_peak import Least, least_peak
 from gistkit.plan.policies.optimal_reasons import reasoned
 from gistkit.plan.policies.optimal_refine import WHOLE_SIZE, Outcome, Refinement
+from gistkit.plan.policies.optimal_whole import Allowed, fastest_whole
 from gistkit.plan.policies.options import check_fidelity
 from gistkit.plan.policies.predicted import held, kept_bytes
 from gistkit.plan.simulate import Simulator
@@ -45,7 +47,7 @@ REMEDIES = {
 @dataclass(frozen=True)
 class Settings:
     """What the caller allows: class of moves, narrow format, sub-batches under batch norm, reserve, seconds, choice of
-    algorithms."""
+    algorithms, segments that run anew."""
 
     fidelity: str
     lossy: str | None
@@ -53,6 +55,12 @@ class Settings:
     reserve: int
     time_limit_s: float
     algorithms: bool
+    recompute: bool = True
+
+    @property
+    def allowed(self) -> Allowed:
+        """The class of moves, for whole plans."""
+        return Allowed(self.fidelity, self.batch_norm, self.algorithms, self.recompute)
 
 
 def optimal(
@@ -65,29 +73,37 @@ def optimal(
     reserve: int = 0,
     seeds: Sequence[Plan] = (),
     batch_norm: bool = False,
-    algorithms: bool = True,
+    algorithms: bool | None = None,
+    recompute: bool = True,
     time_limit_s: float | None = None,
     options: Options | None = None,
 ) -> Plan:
     """The fastest plan within ``budget_bytes`` (None: any peak), ``reserve`` bytes of which are left free.
 
     ``fidelity`` and ``lossy`` name the class of moves (:mod:`.options`). ``batch_norm`` accepts sub-batches for a
-    network whose batch norms would then see other statistics. ``algorithms``: a convolution's algorithm is chosen too,
-    where the costs know several, which PyTorch cannot be told; False leaves its default. ``options`` restricts the
-    decisions by storage. After about ``time_limit_s`` seconds (None: by the size of the step) the best plan found is
+    network whose batch norms would then see other statistics. ``algorithms``: a convolution's algorithm is chosen too;
+    None asks the hardware (``Hardware.tells_algorithms``: the papers' cards under their own frameworks), as PyTorch
+    cannot be told. ``recompute``: segments may run anew. ``options`` restricts the decisions by storage, and segments
+    and whole seeds are left out. After about ``time_limit_s`` seconds (None: by the size of the step) the best plan found is
     returned; ``Plan.gap`` is (step - bound) / step. Raises BudgetError, with the least peak of the class, where nothing
     fits; ValueError for an unknown class or format or a graph without tasks.
     """
     check_fidelity(fidelity, lossy)
-    settings = Settings(fidelity, lossy, batch_norm, reserve, _limit(graph, time_limit_s), algorithms)
+    told = costs.hardware.tells_algorithms if algorithms is None else algorithms
+    settings = Settings(fidelity, lossy, batch_norm, reserve, _limit(graph, time_limit_s), told, recompute)
     room = None if budget_bytes is None else budget_bytes - reserve
     planning = _Planning(graph, costs, settings, seeds, options)
     best, least = planning.run(room)
-    if best is None:
+    given = () if options is not None else seeds
+    whole = fastest_whole(given, graph, planning.simulator, settings.allowed, room)
+    if whole is not None and (best is None or whole.step_s < best[0].parts * best[1].seconds * (1 - 1e-9)):
+        plan, bound_s = whole, planning.floor_s
+    elif best is not None:
+        attempt, outcome, bound_s = best
+        plan = reasoned(attempt, outcome.taken or ())
+    else:
         assert budget_bytes is not None
         raise BudgetError(budget_bytes, {fidelity: least.peak_bytes + reserve}, REMEDIES[fidelity])
-    attempt, outcome, bound_s = best
-    plan = reasoned(attempt, outcome.taken or ())
     return _figures(graph, costs, plan, planning.simulator, settings, budget_bytes, least, bound_s)
 
 
@@ -98,13 +114,15 @@ def minimise_peak(
     *,
     lossy: str | None = None,
     batch_norm: bool = False,
-    algorithms: bool = True,
+    algorithms: bool | None = None,
+    recompute: bool = True,
     time_limit_s: float | None = None,
     options: Options | None = None,
 ) -> int:
     """Bytes below which no plan of the class has its peak. Arguments and errors as :func:`optimal`."""
     check_fidelity(fidelity, lossy)
-    settings = Settings(fidelity, lossy, batch_norm, 0, _limit(graph, time_limit_s), algorithms)
+    told = costs.hardware.tells_algorithms if algorithms is None else algorithms
+    settings = Settings(fidelity, lossy, batch_norm, 0, _limit(graph, time_limit_s), told, recompute)
     return _Planning(graph, costs, settings, (), options).least(time.monotonic() + settings.time_limit_s).bound_bytes
 
 
@@ -159,6 +177,11 @@ class _Planning:
                 best = (attempt, outcome)
         return (None if best is None else (*best, bound_s)), least
 
+    @property
+    def floor_s(self) -> float:
+        """Seconds that every plan takes, by the sum of what is fastest: below any plan, whoever made it."""
+        return min(parts * attempt.problem.floor_s for parts, attempt in self._attempts.items())
+
     def least(self, deadline: float) -> Least:
         """The least peak over all numbers of sub-batches."""
         for parts in self._counts:
@@ -175,6 +198,7 @@ class _Planning:
             self._attempts[parts] = Attempt(
                 self._graph, self._costs, self.simulator, s.fidelity, s.lossy,
                 parts=parts, seeds=self._seeds, found=self._options, algorithms=s.algorithms,
+                recompute=s.recompute,
             )  # fmt: skip
         return self._attempts[parts]
 
@@ -185,7 +209,7 @@ def _search(
     """The fastest choice of one number of sub-batches, and the attempt that it is of: the one given, or where the
     options are not ``restricted`` one with better moments for what is shipped."""
     large = not restricted and attempt.problem.size > WHOLE_SIZE
-    first = time.monotonic() + (deadline - time.monotonic()) * (0.5 if large else 1.0)
+    first = time.monotonic() + (deadline - time.monotonic()) * (0.7 if large else 1.0)
     outcome = _round(attempt, budget_bytes, first, [*attempt.seeds(), least.taken])
     while outcome.taken is not None and not restricted and outcome.gap > ENOUGH and time.monotonic() < deadline:
         further = attempt.retimed(outcome.taken)
@@ -203,12 +227,12 @@ def _search(
 
 def _round(attempt: Attempt, budget_bytes: int | None, deadline: float, seeds: Sequence[Sequence[int]]) -> Outcome:
     """The fastest choice of one attempt."""
-    late = attempt.counts_late and budget_bytes is not None
+    late = attempt.counts_late and budget_bytes is not None and attempt.problem.size <= WHOLE_SIZE
     first_deadline = time.monotonic() + (deadline - time.monotonic()) * (0.6 if late else 1.0)
-    outcome = Refinement(attempt.problem, attempt.search, budget_bytes, first_deadline).run(seeds)
+    outcome = Refinement(attempt.problem, attempt.search, budget_bytes, first_deadline).run(seeds, attempt.frames())
     while late and outcome.taken is not None and time.monotonic() < deadline:
         again = attempt.again(outcome.taken)
-        found = Refinement(again.problem, again, budget_bytes, deadline, prove=False).run([outcome.taken])
+        found = Refinement(again.problem, again, budget_bytes, deadline, prove=False).run([outcome.taken], ())
         if found.taken is None or found.seconds >= outcome.seconds:
             break
         outcome = replace(outcome, taken=found.taken, seconds=found.seconds)
@@ -234,11 +258,13 @@ def _figures(
         plain_bytes=sum(b.nbytes for b in kept),
         kept_bytes=sum(kept_bytes(b, decided.get(b.storage), costs) for b in kept),
         settings={
+            **plan.settings,
             "fidelity": settings.fidelity,
             "lossy": settings.lossy,
             "reserve": settings.reserve,
             "batch_norm": settings.batch_norm,
             "algorithms": settings.algorithms,
+            "recompute": settings.recompute,
             "time_limit_s": settings.time_limit_s,
         },
         budget_bytes=budget_bytes,

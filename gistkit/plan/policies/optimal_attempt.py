@@ -65,6 +65,16 @@ class Attempt:
         """The moves of the seeds of as many sub-batches."""
         return [self._build.seed(self.problem, s) for s in self._seeds]
 
+    def frames(self) -> list[tuple[int, ...]]:
+        """Choices to repair: nothing but what is fastest, and even segments that run anew."""
+        fastest = self.search.fastest()
+        found = [fastest]
+        for frame in self._build.frames:
+            taken = self._build.seed(self.problem, frame)
+            on = {g for tie in self.problem.ties if taken[tie.on[0]] == tie.on[1] for g, _ in (tie.on, *tie.members)}
+            found.append(tuple(taken[g] if g in on else m for g, m in enumerate(fastest)))
+        return [f for f in dict.fromkeys(found) if self.problem.allowed(f)]
+
     def plan(self, taken: Sequence[int]) -> Plan:
         """The plan of the moves taken, without its figures."""
         plan = self._build.plan(self.problem, taken)

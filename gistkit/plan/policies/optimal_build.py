@@ -20,8 +20,8 @@ from gistkit.plan.plan import CallChoice, Decision, Plan
 from gistkit.plan.policies.choices import call_choices
 from gistkit.plan.policies.optimal_parts import Parts, Way
 from gistkit.plan.policies.optimal_problem import Key, Link, Move, Part, Problem, Tie, spread
-from gistkit.plan.policies.optimal_segments import Candidate, candidates
-from gistkit.plan.policies.options import options, slice_counts
+from gistkit.plan.policies.optimal_segments import Candidate, candidates, even_plans
+from gistkit.plan.policies.options import options, shipped_until, slice_counts
 from gistkit.plan.policies.reading import Reading
 from gistkit.plan.policies.rebuild import MAX_DEPTH
 from gistkit.plan.simulate import Profile
@@ -51,10 +51,22 @@ class Build:
         self.index = StepIndex(graph)
         self.known: dict = {}
         found = options(graph, costs, fidelity, lossy) if found is None else found
-        self.options = {s: _offered(s, listed, seeds, fidelity) for s, listed in found.items()}
+        self.options = _offered(found, seeds, fidelity)
         free = {s: listed[0] for s, listed in self.options.items() if listed[0].codec == "drop"}
         self.choices = call_choices(Reading(graph), free)
-        self.segments = candidates(self.index, self.options, seeds) if recompute else ()
+        self.frames = even_plans(graph) if recompute else ()
+        self.segments = candidates(self.index, self.options, (*seeds, *self.frames)) if recompute else ()
+        self._offer_early(lossy)
+
+    def _offer_early(self, lossy: str | None) -> None:
+        """What a segment starts from may come back from the host for it, before its own first use."""
+        starts: dict[int, set[int]] = defaultdict(set)
+        for candidate in self.segments:
+            for storage in candidate.sources:
+                if len(self.options.get(storage, ())) > 1:
+                    starts[storage].add(candidate.segment.start)
+        for storage, more in shipped_until(self.graph, self.costs, starts, lossy).items():
+            self.options[storage] = tuple(dict.fromkeys((*self.options[storage], *more)))
 
     def offering(self, options: Mapping[int, tuple[Decision, ...]]) -> Build:
         """The same build with other options; what effects are known stays known."""
@@ -82,7 +94,7 @@ class Build:
                 continue
             number = len(groups)
             moves, taken = self._moves(parts, block)
-            for s, candidate, way in again.get(storage, ()):
+            for s, way in again.get(storage, ()):
                 members[s].append((number, len(moves)))
                 moves.append(Move(parts.of(block, way), decision=way.decision))
                 taken.append(way)
@@ -108,13 +120,13 @@ class Build:
         shared = min(1.0, rates.both_gbps / alone) if alone else 1.0
         return Link(rates.d2h_gbps, rates.h2d_gbps, rates.launch_s, shared)
 
-    def _again(self) -> dict[int, list[tuple[int, Candidate, Way]]]:
+    def _again(self) -> dict[int, list[tuple[int, Way]]]:
         """By storage the segments that it may come back with."""
         found = defaultdict(list)
         for s, candidate in enumerate(self.segments):
             for storage in candidate.storages:
                 way = Way(candidate.decision(storage), restart=candidate.segment.start)
-                found[storage].append((s, candidate, way))
+                found[storage].append((s, way))
         return found
 
     def _moves(self, parts: Parts, block: Block) -> tuple[list[Move], list[Way]]:
@@ -254,15 +266,14 @@ def _lossy(decision: Decision) -> bool:
     return decision.codec in CODECS and CODECS[decision.codec].error_bound is not None
 
 
-def _offered(storage: int, listed: Sequence[Decision], seeds: Sequence[Plan], fidelity: str) -> tuple[Decision, ...]:
+def _offered(found: Options, seeds: Sequence[Plan], fidelity: str) -> dict[int, tuple[Decision, ...]]:
     """The options and what the seeds do beyond them."""
-    found = {_bare(d): d for d in listed}
-    for plan in seeds:
-        for decision in plan.decisions:
-            allowed = decision.codec != "recompute" and (fidelity == "lossy" or not _lossy(decision))
-            if decision.storage == storage and allowed and len(listed) > 1:
-                found.setdefault(_bare(decision), decision)
-    return tuple(found.values())
+    offered = {s: {_bare(d): d for d in listed} for s, listed in found.items()}
+    for decision in (d for plan in seeds for d in plan.decisions):
+        allowed = decision.codec != "recompute" and (fidelity == "lossy" or not _lossy(decision))
+        if allowed and len(found.get(decision.storage, ())) > 1:
+            offered[decision.storage].setdefault(_bare(decision), decision)
+    return {s: tuple(listed.values()) for s, listed in offered.items()}
 
 
 __all__ = ["Build", "Key", "encodings_of", "trains_batch_norm"]

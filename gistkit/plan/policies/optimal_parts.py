@@ -17,7 +17,7 @@ from typing import Any
 from gistkit.errors import PlanError
 from gistkit.graph.tasks import Block
 from gistkit.plan.block_effects import block_effects
-from gistkit.plan.context import Context, StepIndex, is_sparse
+from gistkit.plan.context import NO_VALUES, Context, StepIndex, is_sparse
 from gistkit.plan.cost import CostTable
 from gistkit.plan.intervals import Effects, Interval
 from gistkit.plan.plan import Decision
@@ -40,7 +40,8 @@ class Way:
 @dataclass(frozen=True)
 class Demand:
     """A rebuild: its key, its block, the tasks at which it needs its sources, how it is cut, its sources' blocks. Or a
-    segment that runs anew, whose block is -1."""
+    segment that runs anew: its block is negative, the same for all that start from one storage, as two of them would
+    be one to the plan."""
 
     key: Key
     block: int
@@ -76,7 +77,9 @@ class Parts:
 
     def rerun(self, key: Key, candidate: Candidate) -> Demand:
         """The demand of a segment: what it starts from has its values when it runs anew."""
-        return Demand(key, -1, frozenset((candidate.segment.start,)), (), candidate.segment.needs)
+        return Demand(
+            key, -1 - min(candidate.sources), frozenset((candidate.segment.start,)), (), candidate.segment.needs
+        )
 
     def together(
         self, ways: Mapping[int, Sequence[tuple[Key, Way]]], demands: Sequence[Demand], depth: int
@@ -132,7 +135,7 @@ class Parts:
     def _overlaps(self, block: Block, key: Key, way: Way, direct: Sequence[Demand], known: dict) -> Iterator[Joint]:
         """Two rebuilds of one source that are not one behind the other: what both want is there but once."""
         for a, b in combinations(direct, 2):
-            if a.block in b.sources or b.block in a.sources or _never_both(a, b):
+            if a.block == b.block or a.block in b.sources or b.block in a.sources:
                 continue
             if known[(a.key,)] is None or known[(b.key,)] is None:
                 continue
@@ -143,9 +146,10 @@ class Parts:
 
     def _serves(self, block: Block, way: Way, demands: Sequence[Demand]) -> Effects | None:
         """A source's effects while it serves some rebuilds and reruns, None where it cannot."""
-        if way.decision.codec == "recompute":
-            return None
         tasks = frozenset().union(*(d.tasks for d in demands))
+        away = way.decision.place == "host" and min(tasks) < way.decision.prefetch
+        if away or way.decision.codec in ("recompute", *NO_VALUES):
+            return None
         slices = [item for d in demands for item in d.slices]
         try:
             return self._effects(block, way, tasks, slices)
@@ -192,11 +196,6 @@ class Parts:
             transfers, count = transfers or effects.transfers, count + sign * len(effects.transfers)
         seconds = tuple((t, s) for t, s in sorted(extra.items()) if abs(s) > 1e-15)
         return Part(_levels(steps), seconds, transfers if count > 0 else ())
-
-
-def _never_both(a: Demand, b: Demand) -> bool:
-    """Two ways of one storage; two segments that start from the same sources are one to the plan."""
-    return a.block == b.block if a.block >= 0 else b.block < 0 and a.sources == b.sources
 
 
 def _levels(steps: Mapping[int, int]) -> tuple[tuple[int, int, int], ...]:

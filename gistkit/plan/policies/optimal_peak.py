@@ -26,7 +26,7 @@ class Least:
 def least_peak(attempt: Attempt, limit_s: float, *, quick: bool = False) -> Least:
     """The least peak of one number of sub-batches, within about ``limit_s`` seconds.
 
-    ``quick`` takes the sum of what every storage holds at least for the bound where a choice comes near it, and solves
+    ``quick`` (for large problems) takes the sum of what every storage holds at least for the bound where a choice comes near it, and solves
     no more than the linear relaxation where not.
     """
     deadline = time.monotonic() + limit_s
@@ -41,7 +41,7 @@ def least_peak(attempt: Attempt, limit_s: float, *, quick: bool = False) -> Leas
         reached = min(smallest, _peak(attempt, attempt.search.settled(solved.shares)), key=lambda r: r[1])
     for _ in range(ROUNDS):
         # On CUDA the scratches of a choice depend on what else it encodes: look again with that known.
-        if not attempt.counts_late or reached[1] <= bound or time.monotonic() > deadline:
+        if quick or not attempt.counts_late or reached[1] <= bound or time.monotonic() > deadline:
             break
         again = Program(attempt.problem_of(reached[0])).least_peak(deadline - time.monotonic(), relaxed=quick)
         if again.taken is None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gistkit.plan.policies.optimal_improve import improve
 from gistkit.plan.policies.optimal_problem import Part, Problem
 from gistkit.plan.policies.optimal_program import TOLERANCE, Cuts, Program, Solved
 from gistkit.plan.policies.optimal_search import LINK_WEIGHTS, Search
@@ -59,9 +60,10 @@ class Refinement:
         self._best: tuple[int, ...] | None = None
         self._best_s, self._floor_s = np.inf, problem.floor_s * (1 - TOLERANCE)
         self._bound_s = self._floor_s
+        self._limit_s = self._left()
 
-    def run(self, seeds: Sequence[Sequence[int]]) -> Outcome:
-        """Best of the seeds, of the greedy choice and of what the program finds."""
+    def run(self, seeds: Sequence[Sequence[int]], frames: Sequence[Sequence[int]]) -> Outcome:
+        """Best of the seeds, of the frames repaired and of what the program finds."""
         start = [*seeds, self._search.fastest()]
         for seed in start:
             self._try(seed)
@@ -69,6 +71,8 @@ class Refinement:
             self._bound_s = self._best_s
         if self._problem.size == 0 or self._meets():
             return self._outcome()
+        if self._problem.size > SMALL:
+            self._begin(frames)
         relaxed = self._program.least_time(self._budget, self._cuts, self._left(0.8), relaxed=True)
         self._bound_s = max(self._bound_s, relaxed.bound)
         if relaxed.bound == np.inf:
@@ -79,11 +83,12 @@ class Refinement:
             if self._best is None:
                 self._mend(seed)
         if self._problem.size > WHOLE_SIZE:
+            self._polish(0.5)
             self._partial(relaxed)
         self._polish(0.3)
         if self._problem.size <= WHOLE_SIZE and self._proves:
             self._prove()
-            self._polish(1.0)
+        self._polish(1.0)
         return self._outcome()
 
     def _outcome(self) -> Outcome:
@@ -100,6 +105,15 @@ class Refinement:
 
     def _fits(self, taken: Sequence[int], limit: float) -> bool:
         return self._problem.allowed(taken) and int(self._search.bytes_by_task(taken).max(initial=0)) <= limit
+
+    def _begin(self, frames: Sequence[Sequence[int]]) -> None:
+        """Every frame repaired, by moves over the link only where nothing else fits."""
+        for weight in LINK_WEIGHTS:
+            for frame in frames:
+                if self._best is None or self._left(0.6) > 0.3 * self._limit_s:
+                    self._try(frame, weight)
+            if self._best is not None:
+                return
 
     def _mend(self, taken: Sequence[int]) -> None:
         """Try a choice repaired, the link being dear and cheap."""
@@ -136,11 +150,12 @@ class Refinement:
     def _polish(self, share: float) -> None:
         if self._best is not None and not self._meets():
             until = time.monotonic() + self._left(share)
-            self._best, self._best_s = self._search.improve(self._best, self._best_s, self._budget, until)
+            self._best, self._best_s = improve(self._search, self._best, self._best_s, self._budget, until)
 
     def _partial(self, relaxed: Solved) -> None:
-        """The program with the groups fixed of which the relaxation takes one move whole."""
-        if relaxed.taken is None:
+        """The program with the groups fixed of which the relaxation takes one move whole. With a link its figure is too
+        far from the simulator's for a solution to be worth the time."""
+        if relaxed.taken is None or any(p.transfers for group in self._problem.groups for p in (m.part for m in group)):
             return
         offset, fixed = 0, []
         for group, move in zip(self._problem.groups, relaxed.taken, strict=True):

@@ -1,24 +1,24 @@
-"""Search for `optimal`: a plan that fits from any plan (repair), and a faster one from one that fits (improve).
+"""Search for `optimal`: a plan that fits from any plan, one step after the other on exact bytes by task.
 
-Both go one move at a time on exact bytes by task. Repair takes the move that frees most of what is too much a second
-it costs; its scores for all moves come from one running sum over the tasks. Improve takes any move that the simulator
-finds faster and that still fits, the most promising first.
+Repair takes the move that frees most of what is too much a second it costs; its scores for all moves come from one
+running sum over the tasks. What fits is made faster by :mod:`.optimal_improve`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from gistkit.errors import PlanError
 from gistkit.plan.policies.optimal_link import least_stalls
 from gistkit.plan.policies.optimal_problem import Key, Part, Problem, spread
 from gistkit.plan.policies.optimal_steps import Steps
 
 Clock = Callable[[Sequence[int]], tuple[float, int]]
 """(seconds, peak bytes) of the step with the moves taken, by simulation."""
+MOST_VAIN = 30
+"""Steps that free nothing in a row, after which a repair gives up."""
 LINK_WEIGHTS = (0.3, 0.03)
 """What a second of transfer counts for in a score: where the link is busy it is no free good, else it is hidden."""
 
@@ -28,16 +28,16 @@ class Search:
 
     def __init__(self, problem: Problem, clock: Clock) -> None:
         self.problem, self.clock = problem, clock
-        self._keys = [(g, m) for g, group in enumerate(problem.groups) for m in range(len(group))]
-        self._offsets = np.concatenate(([0], np.cumsum([len(g) for g in problem.groups]))).astype(int)
+        self.keys = [(g, m) for g, group in enumerate(problem.groups) for m in range(len(group))]
+        self.offsets = np.concatenate(([0], np.cumsum([len(g) for g in problem.groups]))).astype(int)
         flat = [
             (index, first, last + 1, nbytes)
-            for index, (g, m) in enumerate(self._keys)
+            for index, (g, m) in enumerate(self.keys)
             for first, last, nbytes in problem.groups[g][m].part.memory
         ]
         self._move, self._first, self._end, self._bytes = np.array(flat, dtype=np.int64).reshape(-1, 4).T
-        self.steps = Steps(problem, self._offsets)
-        own = [problem.groups[g][m].part for g, m in self._keys]
+        self.steps = Steps(problem, self.offsets)
+        own = [problem.groups[g][m].part for g, m in self.keys]
         self._compute_s = np.array([part.seconds for part in own])
         self._link_s = np.array([sum(problem.link.seconds(t) for t in part.transfers) for part in own])
 
@@ -48,15 +48,15 @@ class Search:
         """The move of every group that costs least by itself."""
         costs = self._cost_s(LINK_WEIGHTS[0])
         costs[self.steps.tied] = np.inf
-        split = np.split(costs, self._offsets[1:-1])
+        split = np.split(costs, self.offsets[1:-1])
         return tuple(int(np.argmin(costs)) for costs in split)
 
     def smallest(self) -> tuple[int, ...]:
         """The move of every group that holds least over the whole step, as far as conflicts allow."""
-        held = np.bincount(self._move, self._bytes * (self._end - self._first), len(self._keys))
+        held = np.bincount(self._move, self._bytes * (self._end - self._first), len(self.keys))
         shares = 1.0 / (1.0 + held)
         for tie in self.problem.ties:
-            shares[self._offsets[tie.on[0]] + tie.on[1]] = 0.0
+            shares[self.offsets[tie.on[0]] + tie.on[1]] = 0.0
         return self.settled(shares)
 
     def bytes_by_task(self, taken: Sequence[int]) -> np.ndarray:
@@ -87,11 +87,11 @@ class Search:
         Segments before all others: those that run anew by more than half."""
         left = shares.copy()
         left[self.steps.tied] = -1.0
-        split = np.split(left, self._offsets[1:-1])
+        split = np.split(left, self.offsets[1:-1])
         taken = [int(np.argmax(s)) for s in split]
         fixed: set[int] = set()
-        for tie in sorted(self.problem.ties, key=lambda t: -shares[self._offsets[t.on[0]] + t.on[1]]):
-            on = shares[self._offsets[tie.on[0]] + tie.on[1]] > 0.5 and fixed.isdisjoint(g for g, _ in tie.members)
+        for tie in sorted(self.problem.ties, key=lambda t: -shares[self.offsets[t.on[0]] + t.on[1]]):
+            on = shares[self.offsets[tie.on[0]] + tie.on[1]] > 0.5 and fixed.isdisjoint(g for g, _ in tie.members)
             taken[tie.on[0]] = tie.on[1] if on else 0
             fixed.add(tie.on[0])
             for group, move in tie.members if on else ():
@@ -121,23 +121,25 @@ class Search:
         cost_s = self._cost_s(weight)
         now = list(taken)
         level = self.bytes_by_task(now)
-        barred = {int(i) for g in spare for i in range(self._offsets[g], self._offsets[g + 1])}
+        barred = {int(i) for g in spare for i in range(self.offsets[g], self.offsets[g + 1])}
+        vain = 0
         while (level > budget_bytes).any():
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or vain > MOST_VAIN:
                 return None
             index = self._best(now, level, budget_bytes, barred, cost_s)
             if index is None:
                 return None
-            group, move = self._keys[index]
+            group, move = self.keys[index]
             barred.add(index)
             changes = self.steps.changes(now, group, move)
+            vain += 1
             if changes is None:
                 continue
-            trial = _changed(now, changes)
-            changed = level + self._difference(now, trial, changes)
+            trial = self.steps.changed(now, changes)
+            changed = level + self.difference(now, trial, changes)
             if _over(changed, budget_bytes) < _over(level, budget_bytes):
-                barred.add(int(self._offsets[group]) + now[group])
-                now, level = trial, changed
+                barred.add(int(self.offsets[group]) + now[group])
+                now, level, vain = trial, changed, 0
         return tuple(now)
 
     def _best(
@@ -148,9 +150,9 @@ class Search:
         running = np.concatenate(([0], np.cumsum(over)))
         end = np.minimum(self._end, len(level))
         held = self._bytes * (running[end] - running[np.maximum(self._first, 0)])
-        weight = np.bincount(self._move, held, len(self._keys))
-        current = self._offsets[:-1] + np.array(now)
-        sizes = np.diff(self._offsets)
+        weight = np.bincount(self._move, held, len(self.keys))
+        current = self.offsets[:-1] + np.array(now)
+        sizes = np.diff(self.offsets)
         freed = np.repeat(weight[current], sizes) - weight
         dearer = cost_s - np.repeat(cost_s[current], sizes)
         tied, owners = self.steps.tied, self.steps.of_tied
@@ -164,11 +166,12 @@ class Search:
         floor = 1e-9 * max(float(self.problem.base_s.sum()), 1e-12)
         return int(np.argmax(np.where(freed > 0, freed / (np.maximum(dearer, 0) + floor), -1.0)))
 
-    def _difference(self, old: Sequence[int], new: Sequence[int], groups: Iterable[int]) -> np.ndarray:
+    def difference(self, old: Sequence[int], new: Sequence[int], groups: Iterable[int]) -> np.ndarray:
+        """Bytes by task that one choice holds more than another, of which ``groups`` differ."""
         zero, groups = np.zeros_like(self.problem.base_bytes), tuple(groups)
-        return spread(self._touching(new, groups), zero) - spread(self._touching(old, groups), zero)
+        return spread(self.touching(new, groups), zero) - spread(self.touching(old, groups), zero)
 
-    def _touching(self, taken: Sequence[int], groups: Iterable[int]) -> Iterable[Part]:
+    def touching(self, taken: Sequence[int], groups: Iterable[int]) -> Iterable[Part]:
         """The parts of some groups' moves, and the joint parts that they are in."""
         seen: set[int] = set()
         for group in groups:
@@ -178,86 +181,6 @@ class Search:
                 if id(joint) not in seen and all(taken[g] == m for g, m in joint.keys):
                     seen.add(id(joint))
                     yield joint.part
-
-    def improve(
-        self, taken: Sequence[int], seconds: float, budget_bytes: int | None, deadline: float
-    ) -> tuple[tuple[int, ...], float]:
-        """A choice at least as fast that fits, by single steps, and by steps that others make room for, until none
-        helps or time is up."""
-        now, best = tuple(taken), seconds
-        while time.monotonic() < deadline:
-            before = best
-            now, best = self._single(now, best, budget_bytes, deadline)
-            if budget_bytes is not None:
-                now, best = self._exchanged(now, best, budget_bytes, deadline)
-            if best >= before:
-                break
-        return now, best
-
-    def _single(
-        self, taken: Sequence[int], seconds: float, budget_bytes: int | None, deadline: float
-    ) -> tuple[tuple[int, ...], float]:
-        now, best = list(taken), seconds
-        limit = np.iinfo(np.int64).max if budget_bytes is None else budget_bytes
-        level = self.bytes_by_task(now)
-        found = True
-        while found and time.monotonic() < deadline:
-            found = False
-            for index in self._promising(now):
-                if time.monotonic() > deadline:
-                    break
-                changes = self.steps.changes(now, *self._keys[index])
-                if changes is None:
-                    continue
-                trial = _changed(now, changes)
-                changed = level + self._difference(now, trial, changes)
-                if changed.max(initial=0) > limit:
-                    continue
-                took, peak = self.clock(trial)
-                if took < best * (1 - 1e-12) and peak <= limit:
-                    now, best, level, found = trial, took, changed, True
-        return tuple(now), best
-
-    def _exchanged(
-        self, taken: tuple[int, ...], seconds: float, budget_bytes: int, deadline: float
-    ) -> tuple[tuple[int, ...], float]:
-        """Steps that are faster and do not fit, with what they need repaired elsewhere."""
-        now, best = taken, seconds
-        for index in self._promising(now):
-            if time.monotonic() > deadline:
-                break
-            changes = self.steps.changes(now, *self._keys[index])
-            if changes is None:
-                continue
-            for weight in LINK_WEIGHTS:
-                trial = self.repair(_changed(now, changes), budget_bytes, deadline, weight, changes)
-                if trial is None:
-                    break
-                took, peak = self.clock(trial)
-                if took < best * (1 - 1e-12) and peak <= budget_bytes:
-                    now, best = trial, took
-                    break
-        return now, best
-
-    def _promising(self, now: Sequence[int]) -> list[int]:
-        """Moves that may be faster than those taken: of less compute, or over the link at another time."""
-        found = []
-        for group, moves in enumerate(self.problem.groups):
-            mine = moves[now[group]].part
-            for move, other in enumerate(moves):
-                waits = bool(mine.transfers)
-                gain = mine.seconds - other.part.seconds
-                if move != now[group] and (gain > 0 or waits):
-                    found.append((gain, int(self._offsets[group]) + move))
-        tied = set(self.steps.tied.tolist())
-        return [index for _, index in sorted(found, reverse=True) if index not in tied]
-
-
-def _changed(taken: Sequence[int], changes: Mapping[int, int]) -> list[int]:
-    found = list(taken)
-    for group, move in changes.items():
-        found[group] = move
-    return found
 
 
 def _over(level: np.ndarray, budget_bytes: int) -> int:

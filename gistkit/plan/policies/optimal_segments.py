@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import isqrt
 
 from gistkit.errors import PlanError
@@ -19,7 +18,7 @@ from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import FORWARD, Block
 from gistkit.plan.context import NO_VALUES, StepIndex
 from gistkit.plan.plan import Decision, Plan
-from gistkit.plan.policies.checkpoint import Cut, cuts, evenly
+from gistkit.plan.policies.checkpoint import Cut, cuts, evenly, rerun_between
 from gistkit.plan.policies.predicted import held
 from gistkit.plan.policies.rules import SMALL_BYTES
 from gistkit.plan.segments import Segment, segments
@@ -27,6 +26,9 @@ from gistkit.plan.segments import Segment, segments
 COUNTS = (0.5, 0.7, 1.0, 1.4, 2.0)
 """Numbers of even segments, in units of the square root of the number of places."""
 RUNS = (1, 2, 3, 4, 6)
+FRAMES = (1, 2, 3)
+FEW_PLACES = 40
+"""Up to so many places a run may begin at any of them, beyond only behind another of its length."""
 MANY_PLACES = 150
 """With more places than that, runs of one and two parts and the even segments are candidates."""
 
@@ -65,6 +67,16 @@ def candidates(
     return tuple(made.values())
 
 
+def even_plans(graph: SavedGraph) -> tuple[Plan, ...]:
+    """Checkpoint plans of several counts of segments, and of as many as there may be, to start from."""
+    places = cuts(graph)
+    root = isqrt(len(places) + 1)
+    counts = sorted({min(len(places) + 1, max(2, round(root * share))) for share in COUNTS})
+    chosen = [list(places[::length]) for length in FRAMES] + [evenly(graph, places, count) for count in counts]
+    made = (tuple(rerun_between(graph, found, set())) for found in chosen if found)
+    return tuple(Plan("optimal", graph.fingerprint, decisions, ()) for decisions in made)
+
+
 def _may_return(index: StepIndex, storage: int, listed: Sequence[Decision]) -> bool:
     block = index.by_storage.get(storage)
     if block is None or block.kind != "activation" or block.last >= len(index.graph.tasks) or block.first < 0:
@@ -100,16 +112,11 @@ def _of_seeds(seeds: Iterable[Plan]) -> Iterator[tuple[tuple[int, ...], set[int]
 
 
 def _between(graph: SavedGraph) -> Iterator[tuple[tuple[int, ...], set[int]]]:
-    """Even segments of several counts, and runs of neighbouring parts."""
+    """Runs of neighbouring parts."""
     places = cuts(graph)
     kept = held(graph)
-    root = isqrt(len(places) + 1)
-    for count in sorted({max(2, round(root * share)) for share in COUNTS}):
-        chosen = evenly(graph, places, count)
-        for begin, end in pairwise(chosen):
-            yield _part(graph, kept, begin, end)
     for length in RUNS if len(places) <= MANY_PLACES else RUNS[:2]:
-        step = 1 if len(places) * length <= MANY_PLACES else length
+        step = 1 if len(places) <= FEW_PLACES else length
         for i in range(0, len(places) - length, step):
             yield _part(graph, kept, places[i], places[i + length])
 

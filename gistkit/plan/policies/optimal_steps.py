@@ -35,13 +35,13 @@ class Steps:
         plain = (i for i, m in enumerate(moves) if m.decision and m.decision.codec == "dense")
         return next((i for i in plain if moves[i].decision.place == "device"), 0)  # type: ignore[union-attr]
 
-    def running(self, taken: Sequence[int]) -> list[int]:
-        """The groups of the segments that run anew."""
-        return [g for g in self._members if taken[g] == 1]
-
-    def members(self, segment: int) -> tuple[tuple[int, int], ...]:
-        """The moves that go with a segment."""
-        return self._members[segment]
+    @staticmethod
+    def changed(taken: Sequence[int], changes: Mapping[int, int]) -> list[int]:
+        """The choice with the changes."""
+        found = list(taken)
+        for group, move in changes.items():
+            found[group] = move
+        return found
 
     def changes(self, taken: Sequence[int], group: int, move: int) -> dict[int, int] | None:
         """All that changes, by group, where a move is taken; None where it cannot be."""

@@ -14,7 +14,7 @@ early enough that the compute in between hides the transfer, with some room.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -33,6 +33,8 @@ MAPS = ("argmax4", "argmax8")
 FIDELITIES = ("bitwise", "reassociated", "lossy")
 ROOM = (1.0, 4.0)
 """A transfer is given this many times its own seconds of compute, where it is given any."""
+MANY = 300
+"""With more kept storages than that a transfer has half as many points to begin and end."""
 SLICES = (4, 16)
 """Batch slices of a weight gradient: two of them are alive at a time, so a half and an eighth of the input."""
 
@@ -68,6 +70,16 @@ def options(
     return {b.storage: listing.of(b) for b in held}
 
 
+def shipped_until(
+    graph: SavedGraph, costs: CostTable, needs: Mapping[int, Iterable[int]], lossy: str | None = None
+) -> dict[int, tuple[Decision, ...]]:
+    """Per storage of ``needs`` raw and packed bytes over the link that are back for the given tasks, which are earlier
+    than its own first use: a segment runs anew from it."""
+    listing = _Listing(graph, costs, lossy)
+    blocks = {b.storage: b for b in graph.blocks if b.storage in needs and b.uses}
+    return {s: tuple(listing.back_for(b, sorted(set(needs[s])))) for s, b in blocks.items()}
+
+
 class _Listing:
     """Lists the decisions of one graph's storages."""
 
@@ -76,6 +88,7 @@ class _Listing:
         self._graph, self._costs, self._lossy = graph, costs, lossy
         seconds = [costs.task_s(t.index) for t in graph.tasks]
         self._start_s = np.concatenate(([0.0], np.cumsum(seconds)))
+        self._many = sum(b.saved >= 0 for b in graph.blocks) > MANY
         self._backward = next((t.index for t in graph.tasks if t.phase == BACKWARD), len(graph.tasks))
 
     def of(self, block: Block) -> tuple[Decision, ...]:
@@ -91,6 +104,18 @@ class _Listing:
             own = ruled.codec != "mask1" and self._made_by_its_op(s)
             at_home = (ruled,) if own else (ruled, dense)
         return at_home + tuple(o for d in at_home for o in self._shipped(block, s, d))
+
+    def back_for(self, block: Block, needs: Iterable[int]) -> Iterable[Decision]:
+        """The block's dense and packed form on the host, back for one of the tasks each."""
+        s = self._graph.storages[block.storage]
+        sparse = self._costs.densities.get(s.id) is not None and s.dtype in KERNEL_DTYPES and not s.escapes
+        sparse = sparse and not self._many
+        names = ("dense", "zvc") if sparse and self._payload(s, "zvc") < s.nbytes and s.kind != "input" else ("dense",)
+        needs = list(needs)
+        for task in needs[:1] if self._many else needs:
+            earlier = replace(block, uses=(replace(block.uses[0], task=task),))
+            for name in names:
+                yield from self._shipped(earlier, s, Decision(s.id, name))
 
     def _at_home(self, s: SavedStorage, ruled: Decision | None) -> Iterable[Decision]:
         """Forms on the device other than the tensor itself, of what is read by value."""
@@ -155,9 +180,10 @@ class _Listing:
         out_s, back_s = self._costs.d2h_s(nbytes), self._costs.h2d_s(nbytes)
         late: Callable[[float], int] = lambda room: self._after(gone, out_s * room)  # noqa: E731
         early: Callable[[float], int] = lambda room: self._before(need, back_s * room)  # noqa: E731
-        yield gone, need
+        if not self._many:
+            yield gone, need
         yield gone, early(1.0)
-        for room in ROOM:
+        for room in ROOM[:1] if self._many else ROOM:
             yield late(room), early(room)
 
     def _after(self, task: int, seconds: float) -> int:

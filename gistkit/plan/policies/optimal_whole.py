@@ -1,0 +1,70 @@
+"""Other policies' plans taken over as they are, where nothing that `optimal` found itself is as fast.
+
+Their decisions are offered to the program one by one; some are worth more together with what the program does not
+choose (calls in place, slices of single gradients), so every plan that is of the allowed class competes whole as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from gistkit.errors import PlanError
+from gistkit.graph.saved import SavedGraph
+from gistkit.plan.plan import Plan
+from gistkit.plan.policies.optimal_build import trains_batch_norm
+from gistkit.plan.policies.options import FIDELITIES
+from gistkit.plan.policies.predicted import own_decisions
+from gistkit.plan.simulate import Simulator
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """The class of moves: its name, sub-batches under batch norm, choice of algorithms, segments that run anew."""
+
+    fidelity: str
+    batch_norm: bool
+    algorithms: bool
+    recompute: bool
+
+    def admits(self, plan: Plan, graph: SavedGraph) -> bool:
+        """Whether all of a plan's moves are of the class; algorithms apart, which can be left out."""
+        if FIDELITIES.index(plan.fidelity) > FIDELITIES.index(self.fidelity):
+            return False
+        if plan.sub_batches > 1 and (self.fidelity == "bitwise" or (trains_batch_norm(graph) and not self.batch_norm)):
+            return False
+        return self.recompute or all(d.codec != "recompute" for d in plan.decisions)
+
+
+def fastest_whole(
+    seeds: Iterable[Plan], graph: SavedGraph, simulator: Simulator, allowed: Allowed, room_bytes: int | None
+) -> Plan | None:
+    """The fastest of the plans within ``room_bytes`` that the class admits, as a plan of `optimal` with its seconds;
+    None where there is none. Without a choice of algorithms each convolution keeps its default."""
+    best: Plan | None = None
+    for plan in _whole(seeds, graph, allowed):
+        try:
+            run = simulator.run(plan)
+        except PlanError:
+            continue  # it leans on its own policy's way of running
+        fits = room_bytes is None or run.peak_bytes <= room_bytes
+        if fits and (best is None or run.step_s < best.step_s):
+            best = replace(plan, peak_bytes=run.peak_bytes, step_s=run.step_s)
+    return best
+
+
+def _whole(seeds: Iterable[Plan], graph: SavedGraph, allowed: Allowed) -> Iterator[Plan]:
+    own = own_decisions(graph)
+    for seed in seeds:
+        if not allowed.admits(seed, graph):
+            continue
+        decided = {d.storage for d in seed.decisions}
+        choices = seed.choices
+        if not allowed.algorithms:
+            choices = tuple(replace(c, algorithm="") for c in choices)
+        settings = {"taken_from": seed.policy}
+        yield replace(seed, policy="optimal", choices=choices, settings=settings)
+        more = tuple(d for d in own if d.storage not in decided)
+        if more:
+            decisions = (*seed.decisions, *more)
+            yield replace(seed, policy="optimal", decisions=decisions, choices=choices, settings=settings)
