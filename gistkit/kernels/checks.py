@@ -7,6 +7,8 @@ import torch
 from gistkit.formats import SCALINGS, mask1_bytes, scale_count
 
 VALUE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FORMS = ("scaled", "fused", "split", "centred", "normalised")
+"""Arithmetics of a batch norm's elementwise half (:mod:`gistkit.kernels.rebuild`)."""
 
 
 def check_flat(op: str, name: str, x: torch.Tensor) -> None:
@@ -57,3 +59,22 @@ def check_exponents(op: str, exponents: torch.Tensor, n: int, scaling: str) -> N
     check_scaling(op, scaling)
     check_dtype(op, "exponents", exponents.dtype, (torch.uint8,))
     check_length(op, "exponents", exponents, scale_count(n, scaling), f"{n} codes with scaling {scaling!r}")
+
+
+def check_norm(op: str, name: str, norm: list[torch.Tensor], form: str, n: int, plane: int) -> None:
+    """Raise unless norm is a batch norm's (mean [C], 1/std [C], weight and bias [2C]) in fp32, form one of FORMS, and
+    n elements are whole images of C planes."""
+    if form not in FORMS:
+        raise ValueError(f"{op}: {name}'s form must be one of {', '.join(FORMS)}, got {form!r}; pick one of them")
+    if len(norm) != 3:
+        raise ValueError(f"{op}: {name} must be mean, 1/std, weight and bias as one, got {len(norm)} tensors; pass 3")
+    channels = norm[0].numel()
+    for part, vector, length in zip(
+        ("mean", "1/std", "weight and bias"), norm, (channels, channels, 2 * channels), strict=True
+    ):
+        check_dtype(op, f"{name}'s {part}", vector.dtype, (torch.float32,))
+        check_length(op, f"{name}'s {part}", vector, length, f"{channels} channels")
+    if plane < 1 or not channels or n % (channels * plane):
+        raise ValueError(
+            f"{op}: x must be whole images of {channels} channels of {plane} elements, got {n} elements; pass all of it"
+        )

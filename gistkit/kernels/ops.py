@@ -196,6 +196,18 @@ def csr_relu_backward(grad, counts, columns, values, exponents, fmt, scaling, pa
     return torch.empty_like(grad)
 
 
+# --- rebuilds --------------------------------------------------------------------------------------------------------
+
+
+@operator(
+    "rebuild",
+    "bn_rebuild(Tensor x, Tensor[] norm, str form, int plane, Tensor? other, Tensor[] other_norm, str other_form, "
+    "bool relu, Tensor(a!) out) -> ()",
+)
+def bn_rebuild(x, norm, form, plane, other, other_norm, other_form, relu, out):
+    return None
+
+
 # --- max-pool --------------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,9 @@ reproduces a real forward bit for bit on the device in use. With alpha = weight 
 | CUDA, PyTorch's kernel | weight * (x - mean) * invstd + bias: ``aten::batch_norm_elemt`` |
 | CUDA, cuDNN | not documented; also tried: fma(x - mean, alpha, bias), fma((x - mean) * invstd, weight, bias) |
 
+On CUDA gistkit's own kernel does all but the last of them in one pass (:class:`Factors`,
+:mod:`gistkit.kernels.rebuild`); it is asked first, and PyTorch's operators where it does not match.
+
 There beta = fma(-mean, alpha, bias) where the statistics are fp32 (that is, unless the parameters are bf16 or fp16),
 else bias - mean * alpha with both rounded to fp32.
 """
@@ -18,13 +21,17 @@ else bias - mean * alpha with both rounded to fp32.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from gistkit.kernels.layout import is_dense
+from gistkit.kernels import ops
+from gistkit.kernels.checks import FORMS
+from gistkit.kernels.layout import flat, is_channels_last, is_dense
 from gistkit.nn.eligible import covered, demand_floating, hooked, recorded
 from gistkit.nn.keep import Keep, hold, keep_dense, take
 from gistkit.nn.once import apply, once_differentiable
@@ -173,13 +180,57 @@ def _elementwise_kernel(
     return torch.ops.aten.batch_norm_elemt(x, weight, bias, mean, invstd, 0.0)
 
 
+@dataclass(frozen=True)
+class Factors:
+    """A batch norm's output from its input by gistkit's own kernel: mean [C], 1/std [C], weight and bias [2C], fp32,
+    and the arithmetic, one of :data:`gistkit.kernels.checks.FORMS`."""
+
+    mean: torch.Tensor
+    invstd: torch.Tensor
+    affine: torch.Tensor
+    form: str
+
+    @classmethod
+    def of(cls, form: str, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> Factors:
+        """The factors with a copy of weight and bias."""
+        if weight is not None and bias is not None and weight.dtype == bias.dtype:
+            affine = torch.cat((weight, bias)).float()
+        else:
+            scale = torch.ones_like(mean) if weight is None else weight
+            affine = torch.cat((scale.float(), torch.zeros_like(mean).float() if bias is None else bias.float()))
+        return cls(mean.float(), invstd.float(), affine, form)
+
+    @property
+    def vectors(self) -> list[torch.Tensor]:
+        return [self.mean, self.invstd, self.affine]
+
+    def plane(self, x: torch.Tensor) -> int:
+        """Elements of one channel of x that lie together."""
+        return 1 if is_channels_last(x) else prod(x.shape[2:])
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """BN(x) for dense x [N, C, ...], contiguous or channels_last."""
+        y = torch.empty_like(x)
+        ops.bn_rebuild(flat(x), self.vectors, self.form, self.plane(x), None, [], "", False, flat(y))
+        return y
+
+
+def _by_kernel(form: str, x: torch.Tensor, *constants: Any) -> torch.Tensor:
+    return Factors.of(form, *constants)(x)
+
+
+KERNEL_CANDIDATES: tuple[Rebuild, ...] = tuple(partial(_by_kernel, form) for form in FORMS)
+"""gistkit's own kernel in every arithmetic that it knows."""
+
+
 def rebuild_candidates(x: torch.Tensor) -> list[Rebuild]:
     """Functions (x, mean, invstd, weight, bias) -> batch norm's output, the likeliest for x's device and layout first.
 
     None of them is to be relied on before it has reproduced a real forward bit for bit.
     """
     if x.device.type == "cuda":
-        return [_elementwise_kernel, _centred, _normalised, _fused, _stepwise]
+        own = KERNEL_CANDIDATES if x.is_contiguous() or is_channels_last(x) else ()
+        return [*own, _elementwise_kernel, _centred, _normalised, _fused, _stepwise]
     channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
     return [_fused, _stepwise] if x.is_contiguous() or channels_last else [_stepwise]
 
@@ -193,6 +244,9 @@ def bound(
     backward, and PyTorch's batch norm reads no bias there. What depends on no x is computed here, once.
     """
     weight, bias = None if weight is None else weight.detach(), None if bias is None else bias.detach()
+    if rebuild in KERNEL_CANDIDATES:
+        factors = Factors.of(rebuild.args[0], mean, invstd, weight, bias)  # type: ignore[attr-defined]
+        return factors, (factors.affine,)
     if rebuild is _fused:
         alpha, beta = _factors(x, mean, invstd, weight, bias)
         return partial(_multiply_add, alpha, beta), (beta,) if weight is None else (alpha, beta)

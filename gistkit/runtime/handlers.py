@@ -7,6 +7,7 @@ returned. It may assume that the first operand is a plain floating tensor (:func
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,9 +23,9 @@ from gistkit.plan.plan import Decision
 from gistkit.runtime.host import AwayOnHost
 from gistkit.runtime.program import Step
 from gistkit.runtime.promise import Promise
-from gistkit.runtime.rebuild import BatchNormTerm, ReluTerm, builder, matching_candidate, resolve, same_bits
+from gistkit.runtime.rebuild import BatchNormTerm, FusedTerm, ReluTerm, builder, matching_candidate, resolve, same_bits
 from gistkit.runtime.region import Region
-from gistkit.runtime.stash import Reader, RebuiltBody, Stash, covers
+from gistkit.runtime.stash import Reader, RebuiltBody, Rows, Stash, covers
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 Stats = tuple[torch.Tensor, torch.Tensor]
@@ -123,8 +124,8 @@ def _stash_rebuilt(region: Region, step: Step, decision: Decision, y: torch.Tens
     term = resolve(decision.recipe, region.norms, region.kept) if covers(y) else None
     if term is not None:
         assert isinstance(term, ReluTerm)
-        build = builder(term, y)
-        if _verified(region, step, y, build):
+        build = _exact(region, step, y, term)
+        if build is not None:
             plain = y.numel() * y.element_size()
             stash = Stash(
                 RebuiltBody(build, y.numel() // y.shape[0]), decision.storage, "rebuild", plain, decision.reason
@@ -136,14 +137,19 @@ def _stash_rebuilt(region: Region, step: Step, decision: Decision, y: torch.Tens
     region.encode(y, Decision(decision.storage, fallback, reason="stored: the rebuild was not exact here"))
 
 
-def _verified(region: Region, step: Step, y: torch.Tensor, build: Any) -> bool:
-    if region.settings.lossy is not None:
-        return True
+def _exact(region: Region, step: Step, y: torch.Tensor, term: ReluTerm) -> Callable[[Rows], torch.Tensor] | None:
+    """What rebuilds y: in one pass where that gives its bits, else operator by operator, else None."""
     key = ("relu", step.index, y.dtype, y.device, tuple(y.shape), y.stride())
+    fused = FusedTerm.of(term)
+    ways = [builder(t, y) for t in (fused, term) if t is not None]
+    if region.settings.lossy is not None:
+        return ways[0]
     if key not in region.verified:
         with torch.no_grad():
-            region.verified[key] = same_bits(build(None), y.detach())
-    return region.verified[key]
+            exact = [same_bits(build(None), y.detach()) for build in ways]
+        region.verified[key] = exact.index(True) if any(exact) else None
+    found = region.verified[key]
+    return None if found is None else ways[found]
 
 
 def max_pool2d(region: Region, step: Step, b: MaxPool2d) -> torch.Tensor:

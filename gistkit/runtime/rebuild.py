@@ -15,8 +15,10 @@ from typing import Any, Protocol
 
 import torch
 
+from gistkit.kernels import ops
+from gistkit.kernels.layout import flat
 from gistkit.nn.keep import Alias, Kept
-from gistkit.nn.norm import rebuild_candidates
+from gistkit.nn.norm import Factors, rebuild_candidates
 from gistkit.runtime.stash import Rows, aligned, rows_of
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -93,6 +95,65 @@ class ReluTerm:
     def dense(self, rows: Rows = None) -> torch.Tensor:
         a = self.a.dense(rows)
         return a.relu_() if self.a.fresh else a.relu()
+
+
+@dataclass
+class FusedTerm:
+    """relu(BN(x)), relu(BN(x) + other) or relu(BN(x) + BN(other)) in one pass (:mod:`gistkit.kernels.rebuild`), in
+    other's own memory where that is free to use; ``parts`` does the same operator by operator."""
+
+    factors: Factors
+    x: KeptTerm
+    other_factors: Factors | None
+    other: Term | None
+    parts: ReluTerm
+    fresh = True
+
+    @property
+    def other_is_free(self) -> bool:
+        return self.other is not None and self.other.fresh
+
+    @classmethod
+    def of(cls, term: ReluTerm) -> FusedTerm | None:
+        """The term in one pass, or None where the kernel has no such pass."""
+        a, b = (term.a.a, term.a.b) if isinstance(term.a, AddTerm) else (term.a, None)
+        if _factors(a) is None:  # addition commutes, but for which NaN it hands on: CUDA's has one NaN only
+            a, b = b, a
+        factors, other_factors = _factors(a), _factors(b)
+        if factors is None:
+            return None
+        other = _operand(b) if other_factors is not None else b
+        return cls(factors, _operand(a), other_factors, other, term)
+
+    def dense(self, rows: Rows = None) -> torch.Tensor:
+        x = self.x.dense(rows)
+        other = None if self.other is None else self.other.dense(rows)
+        if other is not None and (other.dtype, other.shape, other.stride()) != (x.dtype, x.shape, x.stride()):
+            return self.parts.dense(rows)
+        y = torch.empty_like(x) if other is None or not self.other_is_free else other
+        norm, second = self.factors, self.other_factors
+        ops.bn_rebuild(
+            flat(x),
+            norm.vectors,
+            norm.form,
+            norm.plane(x),
+            None if other is None else flat(other),
+            [] if second is None else second.vectors,
+            "" if second is None else second.form,
+            True,
+            flat(y),
+        )
+        return y
+
+
+def _factors(term: Term | None) -> Factors | None:
+    found = term.apply if isinstance(term, BatchNormTerm) else None
+    return found if isinstance(found, Factors) else None
+
+
+def _operand(term: Any) -> KeptTerm:
+    """A batch norm's input; not fresh, for who else reads it is unknown here."""
+    return KeptTerm(term.kept, False)
 
 
 def resolve(recipe: tuple, norms: Mapping[int, BatchNormTerm], kept: Callable[[int], Kept | None]) -> Term | None:

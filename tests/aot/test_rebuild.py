@@ -1,0 +1,79 @@
+"""The rebuild kernel in machine code: no spills, wide accesses, instructions within what memory speed leaves."""
+
+import pytest
+
+from gistkit.kernels import rebuild as kernels
+from gistkit.kernels.checks import FORMS
+from gistkit.kernels.tiling import NUM_WARPS
+from tests.aot.harness import CAPABILITIES, Compiled, compile_kernel, opcode_of, per_element
+
+# as in test_mask: what an H200 issues for each byte moved at memory speed
+INSTRUCTIONS_PER_BYTE = 6.8
+ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+# channels and elements of a plane (1: channels_last) as ResNet-50 has them
+NCHW = [(64, 12544), (256, 3136), (512, 784), (1024, 196), (2048, 49)]
+NHWC = [(64, 1), (2048, 1)]
+targets = pytest.mark.parametrize(
+    ("capability", "dtype"), [(90, "fp32"), (90, "bf16"), (90, "fp16")] + [(c, "bf16") for c in CAPABILITIES if c != 90]
+)
+
+
+def build(dtype: str, capability: int, channels: int, plane: int, form="scaled", other="") -> tuple[Compiled, float]:
+    """The kernel for a batch of 64, and its instructions an element."""
+    n = 64 * channels * plane
+    outer, inner, step, rows, columns = kernels.shape_of(n, channels, plane, ITEM_BYTES[dtype])
+    values = {"x_ptr", "other_ptr", "y_ptr"}
+    names = [a for a in kernels._rebuild_kernel.arg_names if a.endswith("_ptr")]
+    signature = {a: "*" + (dtype if a in values else "fp32") for a in names}
+    signature |= {"outer": "i32", "inner_steps": "i32", "channels": "i32"}
+    constexprs = {"FORM": form, "OTHER": other, "RELU": True, "KEEP_ZERO": False, "CHANNELS_INNER": plane == 1}
+    constexprs |= {"STEP": step, "OUTER": rows, "INNER": columns, "WRAPS": channels % rows != 0, "PORTABLE": False}
+    whole = {"outer": outer, "inner_steps": inner // step, "channels": channels}
+    divisible = [*names, *(a for a, value in whole.items() if value % 16 == 0)]
+    compiled = compile_kernel(kernels._rebuild_kernel, signature, constexprs, capability, NUM_WARPS, divisible)
+    return compiled, per_element(compiled, rows * columns, NUM_WARPS)
+
+
+def lean(compiled: Compiled, instructions: float, dtype: str, channels: int, plane: int, tensors: int) -> float:
+    """Instructions an element over the budget, lanes past a row's end counted as idle."""
+    assert compiled.spills == 0 and compiled.stack_bytes == 0
+    arithmetic = [o for o in map(opcode_of, compiled.sass_lines) if o.startswith(("FADD", "FMUL", "FFMA"))]
+    assert arithmetic and not any(".FTZ" in o for o in arithmetic), "subnormals survive"
+    _, inner, _, _, columns = kernels.shape_of(64 * channels * plane, channels, plane, ITEM_BYTES[dtype])
+    busy = inner / (-(-inner // columns) * columns)
+    return instructions / busy / (INSTRUCTIONS_PER_BYTE * ITEM_BYTES[dtype] * tensors)
+
+
+@targets
+@pytest.mark.parametrize("other", ["", "values", "scaled"])
+def test_memory_speed(capability, dtype, other):
+    for channels, plane in [(256, 3136), (1024, 196), (2048, 1)] if capability == 90 else [(256, 3136)]:
+        compiled, instructions = build(dtype, capability, channels, plane, other=other)
+        assert lean(compiled, instructions, dtype, channels, plane, 3 if other else 2) <= 1
+
+
+@pytest.mark.parametrize(("channels", "plane"), NCHW + NHWC)
+def test_wide_accesses(channels, plane):
+    compiled, instructions = build("fp32", 90, channels, plane)
+    assert lean(compiled, instructions, "fp32", channels, plane, 2) <= 1
+    assert compiled.stores_128 == (0 if plane == 49 else 4), "64 bytes a lane in 16-byte stores"
+
+
+@pytest.mark.parametrize("other", ["", "values", "scaled"])
+def test_odd_planes_are_twice_over_budget_in_16_bits(other):
+    compiled, instructions = build("bf16", 90, 2048, 49, other=other)
+    assert lean(compiled, instructions, "bf16", 2048, 49, 3 if other else 2) <= 2.05
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_multiply_adds_are_fused_where_written(form):
+    compiled, _ = build("fp32", 90, 256, 3136, form)
+    elements = 16  # a lane
+    assert compiled.count("FFMA") == elements + (form == "fused")
+    products = {"scaled": elements, "normalised": elements, "split": 2}.get(form, 1)
+    assert compiled.count("FMUL") == products
+
+
+def test_addresses_are_64_bit():
+    compiled, _ = build("fp32", 90, 256, 3136)
+    assert "mul.wide" in compiled.ptx or "mul.lo.s64" in compiled.ptx

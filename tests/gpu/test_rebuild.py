@@ -1,0 +1,98 @@
+"""The rebuild kernel on a CUDA device: against the oracle, PyTorch's operators there, and real batch norms."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gistkit.kernels import ops
+from gistkit.kernels.checks import FORMS
+from gistkit.kernels.layout import flat
+from gistkit.kernels.reference import rebuild as reference
+from gistkit.kernels.signed_zero import relu_keeps_negative_zero
+from gistkit.nn import norm as bn
+from gistkit.runtime.rebuild import matching_candidate
+from tests.gpu.waiting import no_synchronisation
+from tests.rebuild_cases import SIZES, factors, operands
+from tests.tensors import FLOATS, plain_nan, same_bits
+
+pytestmark = pytest.mark.gpu
+dtypes = pytest.mark.parametrize("dtype", FLOATS, ids=str)
+# ResNet-50's planes, whole and odd numbers of 16-byte accesses
+PLANES = [(64, 112), (256, 56), (512, 28), (1024, 14), (2048, 7)]
+
+
+@dtypes
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_kernel_equals_the_oracle(dtype, size, form):
+    x, other, norm, second = operands(size, dtype, sum(size))
+    for relu in (False, True):
+        for more in ((None, [], ""), (other, [], ""), (other, second, "scaled")):
+            want, out = torch.empty_like(x), torch.empty_like(x, device="cuda")
+            zero = not relu_keeps_negative_zero(out)
+            reference.bn_rebuild(x, norm, form, size[2], *more, relu, want, positive_zero=zero)
+            there = [None if more[0] is None else other.cuda(), [v.cuda() for v in more[1]], more[2]]
+            ops.bn_rebuild(x.cuda(), [v.cuda() for v in norm], form, size[2], *there, relu, out)
+            assert same_bits(plain_nan(out.cpu()), plain_nan(want))
+
+
+def image(channels: int, size: int, dtype: torch.dtype, channels_last: bool, seed: int) -> torch.Tensor:
+    g = torch.Generator("cuda").manual_seed(seed)
+    x = torch.randn(4, channels, size, size, generator=g, device="cuda").to(dtype)
+    return x.contiguous(memory_format=torch.channels_last) if channels_last else x
+
+
+def _factors(channels: int) -> bn.Factors:
+    mean, invstd, affine = (v.cuda() for v in factors(channels, 3))
+    return bn.Factors(mean, invstd, affine, "scaled")
+
+
+@dtypes
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(("channels", "size"), PLANES)
+def test_one_pass_has_the_bits_of_pytorchs_kernels(dtype, channels_last, channels, size):
+    x, other = (image(channels, size, dtype, channels_last, seed) for seed in (1, 2))
+    there = _factors(channels)
+    weight, bias = there.affine[:channels], there.affine[channels:]
+    want = torch.ops.aten.batch_norm_elemt(x, weight, bias, there.mean, there.invstd, 0.0)
+    assert same_bits(there(x), want)
+    y = torch.empty_like(x)
+    args = (flat(other), [], "", True, flat(y))
+    ops.bn_rebuild(flat(x), there.vectors, "scaled", there.plane(x), *args)
+    assert same_bits(y, torch.relu(want + other))
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("channels", "size"), PLANES)
+def test_a_form_matches_the_forward(dtype, channels_last, channels, size):
+    x = image(channels, size, dtype, channels_last, 1)
+    weight, bias = (torch.randn(channels, device="cuda") for _ in range(2))
+    running = (torch.zeros(channels, device="cuda"), torch.ones(channels, device="cuda"))
+    y, mean, invstd, _, _ = torch._batch_norm_impl_index(x, weight, bias, *running, True, 0.1, 1e-5, True)
+    assert same_bits(y, F.batch_norm(x, None, None, weight, bias, True))
+    assert matching_candidate(x, y, mean, invstd, weight, bias) in bn.KERNEL_CANDIDATES
+
+
+def test_the_host_never_waits():
+    x = image(64, 14, torch.float32, False, 1)
+    there = _factors(64)
+    relu_keeps_negative_zero(x)
+    there(x)
+    with no_synchronisation():
+        there(x)
+        ops.bn_rebuild(flat(x), there.vectors, "scaled", 196, flat(x), [], "", True, torch.empty_like(flat(x)))
+
+
+def test_more_than_two_to_the_31_elements():
+    n = 2**31 + 4096
+    if torch.cuda.mem_get_info()[0] < 6 * n:
+        pytest.skip("needs 13 GB of device memory")
+    x = torch.zeros(n, dtype=torch.bfloat16, device="cuda")
+    x[-5:] = torch.arange(5, device="cuda")
+    mean, invstd, affine = (torch.full((k,), v, device="cuda") for k, v in ((2, 1.0), (2, 2.0), (4, 3.0)))
+    there = bn.Factors(mean, invstd, affine, "scaled")
+    ops.bn_rebuild(x, there.vectors, "scaled", 1024, None, [], "", True, x)
+    assert x[:3].tolist() == [0.0] * 3 and x[-5:].tolist() == [0.0, 3.0, 9.0, 15.0, 21.0]

@@ -1,0 +1,85 @@
+"""The rebuild kernel under Triton's interpreter, bit for bit against the oracle."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gistkit.kernels import rebuild as kernels
+from gistkit.kernels.checks import FORMS
+from gistkit.kernels.reference import rebuild as reference
+from tests.rebuild_cases import SIZES, operands
+from tests.tensors import FLOATS, plain_nan, same_bits
+
+# infinities minus infinities and products beyond the range: numpy reports what is meant to happen
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
+dtypes = pytest.mark.parametrize("dtype", FLOATS, ids=str)
+
+
+def rebuilt(call, x, *args, **options):
+    out = torch.empty_like(x)
+    call(x, *args, out, **options)
+    return plain_nan(out)
+
+
+@dtypes
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("keep_zero", [False, True])
+def test_kernel_equals_the_oracle(dtype, size, keep_zero, monkeypatch):
+    monkeypatch.setattr(kernels, "relu_keeps_negative_zero", lambda x: keep_zero)
+    x, other, norm, second = operands(size, dtype, sum(size))
+    plane = size[2]
+    for relu in (False, True):
+        for more in ((None, [], ""), (other, [], ""), (other, second, "fused")):
+            args = (norm, "scaled", plane, *more, relu)
+            want = rebuilt(reference.bn_rebuild, x, *args, positive_zero=not keep_zero)
+            assert same_bits(rebuilt(kernels.bn_rebuild, x, *args), want)
+
+
+@dtypes
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_rounds_as_written(dtype, form):
+    x, other, norm, second = operands((2, 24, 96), dtype, 5)
+    for more in ((None, [], ""), (other, second, form)):
+        args = (norm, form, 96, *more, False)
+        assert same_bits(rebuilt(kernels.bn_rebuild, x, *args), rebuilt(reference.bn_rebuild, x, *args))
+
+
+def test_the_forms_differ():
+    x, _, norm, _ = operands((2, 24, 96), torch.float32, 5)
+    found = [rebuilt(kernels.bn_rebuild, x, norm, f, 96, None, [], "", False) for f in FORMS]
+    assert not any(same_bits(a, b) for i, a in enumerate(found) for b in found[:i])
+
+
+@dtypes
+@pytest.mark.parametrize("into", ["x", "other"])
+def test_the_result_may_lie_in_an_operand(dtype, into):
+    x, other, norm, _ = operands((2, 5, 49), dtype, 3)
+    args = (norm, "scaled", 49, other, [], "", True)
+    want = rebuilt(reference.bn_rebuild, x, *args)
+    x, other = x.clone(), other.clone()
+    out = x if into == "x" else other
+    kernels.bn_rebuild(x, norm, "scaled", 49, other, [], "", True, out)
+    assert same_bits(plain_nan(out), want)
+
+
+def test_relu_is_pytorchs_own_while_the_device_cannot_be_asked(monkeypatch):
+    monkeypatch.setattr(kernels, "relu_keeps_negative_zero", lambda x: None)
+    x, other, norm, _ = operands((2, 5, 49), torch.float32, 3)
+    args = (norm, "scaled", 49, other, [], "", True)
+    assert same_bits(rebuilt(kernels.bn_rebuild, x, *args), rebuilt(reference.bn_rebuild, x, *args))
+
+
+@pytest.mark.parametrize("call", [kernels.bn_rebuild, reference.bn_rebuild], ids=["kernel", "oracle"])
+def test_bad_arguments(call):
+    x, other, norm, _ = operands((2, 5, 49), torch.float32, 3)
+    with pytest.raises(ValueError, match=r"norm's form must be one of scaled, fused, .* got 'exact'"):
+        call(x, norm, "exact", 49, None, [], "", True, x)
+    with pytest.raises(ValueError, match="x must be whole images of 5 channels of 48 elements, got 490 elements"):
+        call(x, norm, "scaled", 48, None, [], "", True, x)
+    with pytest.raises(ValueError, match="norm's weight and bias must have 10 elements to match 5 channels, got 5"):
+        call(x, [*norm[:2], norm[0]], "scaled", 49, None, [], "", True, x)
+    with pytest.raises(ValueError, match="other must have 490 elements to match x of 490 elements, got 489"):
+        call(x, norm, "scaled", 49, other[1:], [], "", True, x)
+    with pytest.raises(TypeError, match=r"norm's mean must be of dtype torch\.float32, got torch\.float64"):
+        call(x, [norm[0].double(), *norm[1:]], "scaled", 49, None, [], "", True, x)
