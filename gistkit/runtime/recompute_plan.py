@@ -17,6 +17,8 @@ from gistkit.plan.policies.predicted import kept_by_ops
 from gistkit.plan.segments import valued
 
 OUTSIDE = ("input", "parameter", "buffer")
+OBSERVERS = frozenset(("untyped_storage", "device.default"))
+"""Calls that do not count: those who watch operators ask tensors so."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def recompute_plan(graph: SavedGraph, decisions: Mapping[int, Decision]) -> Reco
             of_call[call].append(segment)
     of_storage = {s: segment for segment in found for s in segment.storages}
     savers = {c.index for s in of_storage for c, _ in graph.savers(s)}
-    order = tuple(c.index for c in graph.calls if not c.hidden)
+    order = tuple(c.index for c in graph.calls if not c.hidden and c.op not in OBSERVERS)
     return RecomputePlan(
         graph, order, found, {c: tuple(s) for c, s in of_call.items()}, of_storage, frozenset(of_call) | savers
     )

@@ -36,7 +36,7 @@ from gistkit.runtime.recompute import (
     random_state,
     run_anew,
 )
-from gistkit.runtime.recompute_plan import RecomputePlan, SegmentPlan
+from gistkit.runtime.recompute_plan import OBSERVERS, RecomputePlan, SegmentPlan
 from gistkit.runtime.stash import whole
 
 Hold = Callable[[torch.Tensor, int], Kept]
@@ -76,16 +76,19 @@ class Tape:
 
     def begin(self, func: Callable, args: tuple, kwargs: dict) -> None:
         """A call is about to run."""
+        op = COVERED.get(func) or call_name(func)
+        if op in OBSERVERS:
+            self._now = _Open(-1, op)
+            return
         order = self._plan.order
         number = order[self._at] if self._at < len(order) else -1
         self._at += 1
-        self._now = now = _Open(number, "")
+        self._now = now = _Open(number, op)
         if self._unchecked:
             self._check(number)
         if number not in self._plan.watched:
             return
         call = self._plan.graph.calls[number]
-        now.op = COVERED.get(func) or call_name(func)
         if now.op != call.op:
             raise PlanMismatchError(f"call {number} to be {call.op}", now.op, AGAIN)
         found = self._operands(func, args, kwargs)
