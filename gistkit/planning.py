@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,8 +30,11 @@ from gistkit.plan.policies.optimal import optimal
 from gistkit.plan.policies.options import FIDELITIES
 from gistkit.plan.policies.registry import POLICIES
 
-SEEDS = ("plain", "gist", "vdnn-all", "vdnn-conv", "vdnn-dyn", "vdnn+", "modnn", "cdma")
-"""Policies whose plans `optimal` is given to start from, so that it is never slower than one of them."""
+SEEDS = ("plain", "checkpoint", "gist", "vdnn-all", "vdnn-conv", "cdma", "vdnn-dyn", "vdnn+", "modnn")
+"""Policies whose plans `optimal` is given to start from, so that it is never slower than one of them: the slowest to
+plan last."""
+SEEDS_S = 2.0
+"""Seconds after which no more of them are made: modnn takes 4 s for ResNet-152, and more than linearly longer."""
 LEAST_S = 3.0
 """Seconds for the least peak of one class of moves, where a budget is refused."""
 EXAMPLE_FORMAT = "fp8"
@@ -192,12 +196,15 @@ def _by_policy(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: i
 
 
 def seeds(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping[str, Any]) -> list[Plan]:
-    """The plans of the other policies under the same budget, without those that refuse it.
+    """The plans of the other policies under the same budget, without those that refuse it, as many as there is time.
 
     ``words`` are the settings ``fidelity``, ``lossy`` and ``reserve``, of which each policy takes what it knows.
     """
-    found = []
+    found: list[Plan] = []
+    begun = time.monotonic()
     for name in SEEDS:
+        if time.monotonic() - begun > SEEDS_S:
+            break
         try:
             found.append(_made(name, graph, costs, budget_bytes, dict(words)))
         except BudgetError:

@@ -83,10 +83,11 @@ def optimal(
     ``fidelity`` and ``lossy`` name the class of moves (:mod:`.options`). ``batch_norm`` accepts sub-batches for a
     network whose batch norms would then see other statistics. ``algorithms``: a convolution's algorithm is chosen too;
     None asks the hardware (``Hardware.tells_algorithms``: the papers' cards under their own frameworks), as PyTorch
-    cannot be told. ``recompute``: segments may run anew. ``options`` restricts the decisions by storage, and segments
-    and whole seeds are left out. After about ``time_limit_s`` seconds (None: by the size of the step) the best plan found is
-    returned; ``Plan.gap`` is (step - bound) / step. Raises BudgetError, with the least peak of the class, where nothing
-    fits; ValueError for an unknown class or format or a graph without tasks.
+    cannot be told. ``recompute``: segments may run anew. ``options`` restricts the decisions by storage, without
+    segments and whole seeds. After about ``time_limit_s`` seconds (None: by the size of the step) the best plan found
+    is returned; ``Plan.gap`` is (step - bound) / step, the bound over all that is offered. Raises BudgetError, with the
+    least peak found for the class, where nothing fits; ValueError for an unknown class or format or a graph without
+    tasks.
     """
     check_fidelity(fidelity, lossy)
     told = costs.hardware.tells_algorithms if algorithms is None else algorithms

@@ -26,8 +26,8 @@ class Least:
 def least_peak(attempt: Attempt, limit_s: float, *, quick: bool = False) -> Least:
     """The least peak of one number of sub-batches, within about ``limit_s`` seconds.
 
-    ``quick`` (for large problems) takes the sum of what every storage holds at least for the bound where a choice comes near it, and solves
-    no more than the linear relaxation where not.
+    ``quick`` (for large problems) takes the sum of what every storage holds at least for the bound where a choice comes
+    near it, and solves no more than the linear relaxation where not.
     """
     deadline = time.monotonic() + limit_s
     smallest = _peak(attempt, attempt.search.smallest())
