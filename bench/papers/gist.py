@@ -145,7 +145,8 @@ def _ladder(sheet: Sheet, captures: Captures, alexnet: Case) -> Iterator[Row]:
         "the text cites the AlexNet of 2012, with norms, but not where CNTK has them. In-place there shrinks "
         "immediately consumed maps 1.4 times and the whole from 1/1.35 to 1/1.56, so about 0.39 of the footprint is "
         f"still stashed under both encodings; in the zoo's {rest / base.investigation:.2f}. Norm outputs stay dense; a "
-        "norm before the pool takes the ReLU-pool pair away. But for SSDC alone, the paper's is between the two with norms"
+        "norm before the pool takes the ReLU-pool pair away. But for SSDC alone, the paper's is between "
+        "the two with norms"
     )
     for network, case in nets.items():
         for name, encodings, paper in LADDER:
