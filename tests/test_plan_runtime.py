@@ -199,11 +199,51 @@ class Parts(nn.Module):
         return self.second(a) * self.second(b)
 
 
-def test_halves_of_a_storage_come_back_in_their_places():
+class Own(nn.Module):
+    """A ReLU that only a mean reads, a pool and a dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.pool, self.drop, self.head = (
+            nn.Conv2d(3, 8, 1),
+            nn.MaxPool2d(2),
+            nn.Dropout(),
+            nn.Conv2d(8, 4, 1),
+        )
+
+    def forward(self, x):
+        return self.head(self.drop(self.pool(F.avg_pool2d(self.first(x).relu(), 2))))
+
+
+def test_halves_of_a_storage_come_back_in_their_places(monkeypatch):
     model, (x, y) = Parts().train(), data()
     graph, _ = captured(model, x, y)
+    sent = []
+    real = host.sent
+    monkeypatch.setattr(host, "sent", lambda t: sent.append(t.numel()) or real(t))
     twin = gistkit.compress(copy.deepcopy(model), made(graph, [hosted(graph, "conv2d")]))
     assert same(step(twin, x, y), step(model, x, y))
+    assert sent == [4 * 8 * 14 * 14]  # all of the storage, once
+
+
+def test_what_ops_keep_for_themselves_goes_to_the_host_too():
+    """A ReLU's mask, a pool's map and a dropout's bits, none of which a value lies in."""
+    model, (x, y) = Own().train(), data(32)
+    graph, _ = captured(model, x, y)
+    own = [d for d in gist(graph).decisions if d.codec in ("mask1", "argmax4", "bits")]
+    assert [d.codec for d in own] == ["mask1", "argmax4", "bits"]
+    results, kept = [], []
+    for place in ("device", "host"):
+        decisions = [replace(d, place=place, release=9, prefetch=12) for d in own]
+        twin = gistkit.compress(copy.deepcopy(model), made(graph, decisions))
+        results.append(step(twin, x, y))
+        rows = [
+            r for r in gistkit.report(twin).stats.rows if r.op in ("relu", "max_pool2d", "dropout") and r.storage < 0
+        ]
+        kept.append(sum(r.kept_bytes for r in rows))
+    pooled = 4 * 8 * 8 * 8
+    assert kept == [4 * pooled // 8 * 4 + pooled // 2 + pooled // 8, 0]
+    assert same(*results) and same(results[0], step(model, x, y))
 
 
 class Alike(nn.Module):

@@ -158,7 +158,9 @@ def max_pool2d(region: Region, step: Step, b: MaxPool2d) -> torch.Tensor:
     carries = promise is not None and step.choice.zero_code
     if promise is not None and not carries:
         promise.settle(b.x)
+    region.unread = not carries  # PyTorch's own pool, should it run, reads only the shape of what it saves of x
     y = functional.max_pool2d(b.x, b.kernel_size, b.stride, b.padding, b.dilation, b.ceil_mode, zero_code=carries)
+    region.unread = False
     if promise is not None and carries:
         if getattr(getattr(y.grad_fn, "kept", None), "zero_code", False):
             promise.carry(y.grad_fn)

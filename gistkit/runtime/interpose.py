@@ -8,6 +8,7 @@ else's saved-tensor hooks (a checkpoint inside the model) and calls without grad
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -84,16 +85,16 @@ class Interposer(TorchFunctionMode):
         if handler is None or not runs(bound):
             if is_pool:
                 region.watch.touch(func, args, kwargs)
-            return self._instead(step, func, args, kwargs)
-        result = handler(region, step, bound)
+            return self._within(step, self._uncovered, func, args, kwargs)
+        result = self._within(step, handler, region, step, bound)
         region.account(step, result)
         return result
 
-    def _instead(self, step: Step, func: Any, args: tuple, kwargs: dict) -> Any:
-        """PyTorch's own op in place of a covered call, what it saves as planned for that call."""
+    def _within(self, step: Step, run: Callable, *args: Any) -> Any:
+        """One covered call. What PyTorch's own op saves where it runs in its place is as planned for that call."""
         self._region.instead = step.index
         try:
-            return self._uncovered(func, args, kwargs)
+            return run(*args)
         finally:
             self._region.instead = -1
 
