@@ -45,6 +45,19 @@ def test_every_form_rounds_as_written(dtype, form):
         assert same_bits(rebuilt(kernels.bn_rebuild, x, *args), rebuilt(reference.bn_rebuild, x, *args))
 
 
+@dtypes
+@pytest.mark.parametrize("keep_zero", [False, True])
+def test_negative_zeros_are_what_relu_makes_of_them(dtype, keep_zero, monkeypatch):
+    monkeypatch.setattr(kernels, "relu_keeps_negative_zero", lambda x: keep_zero)
+    # x is the mean, the weight negative, the bias -0.0: fma(-0.0, 1/std, -0.0)
+    norm = [torch.ones(4), torch.ones(4), torch.tensor([-1.0] * 4 + [-0.0] * 4)]
+    x, zeros = torch.ones(96, dtype=dtype), torch.full((96,), -0.0, dtype=dtype)
+    assert rebuilt(kernels.bn_rebuild, x, norm, "scaled", 8, None, [], "", False).signbit().all()
+    for other in (None, zeros):
+        y = rebuilt(kernels.bn_rebuild, x, norm, "scaled", 8, other, [], "", True)
+        assert not y.any() and y.signbit().all() == keep_zero
+
+
 def test_the_forms_differ():
     x, _, norm, _ = operands((2, 24, 96), torch.float32, 5)
     found = [rebuilt(kernels.bn_rebuild, x, norm, f, 96, None, [], "", False) for f in FORMS]
