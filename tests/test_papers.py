@@ -130,6 +130,7 @@ def test_vdnns_savings_are_of_the_managed_part(managed):
         recorded("vdnn", "AlexNet", "all(m): reduction of the average memory"), rel=1e-3
     )
     assert managed.saved("all(p)")[0] < managed.saved("all(p)", workspace=False)[0]
+    assert managed.saved_of_all("all(m)")[1] < average  # nothing of the classifier goes
     assert managed.loss("all(m)") > managed.loss("all(p)") > managed.loss("dyn") >= -1e-9
     assert managed.on_host("dyn") == 0.0 < managed.on_host("all(m)") < 1
 

@@ -9,7 +9,7 @@ from gistkit.graph.layers import CONV, Layer, layers
 from gistkit.graph.library import library_view
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import Block
-from gistkit.plan.baselines import gradient_maps, network_wide, oracular_s
+from gistkit.plan.baselines import average_bytes, gradient_maps, network_wide, oracular_s
 from gistkit.plan.cost import CostTable, cost_table
 from gistkit.plan.effects import Profile
 from gistkit.plan.hardware import hardware
@@ -106,6 +106,12 @@ class Case:
         ends = (*run.start_s[1:], run.step_s)
         area = sum(m * (end - start) for m, start, end in zip(memory, run.start_s, ends, strict=True))
         return 1 - max(memory) / base, 1 - area / run.step_s / base
+
+    def saved_of_all(self, policy: str) -> tuple[float, float]:
+        """As :meth:`saved`, of everything on the device: classifier and weight gradients too."""
+        base = network_wide(self.graph, self.costs, self._algorithms("p")).total_bytes
+        run = self.runs[policy]
+        return 1 - run.peak_bytes / base, 1 - average_bytes(run) / base
 
     def loss(self, policy: str) -> float:
         """Throughput lost against the oracular baseline, feature extraction layers alone."""
