@@ -101,13 +101,7 @@ class Context:
         decided = {index.block(d.storage).id: d for d in plan.decisions}
         if len(decided) < len(plan.decisions):
             raise PlanError("plan.decisions must hold one decision a storage, got two for one; drop one of them")
-        also: dict[int, set[int]] = defaultdict(set)
-        again = [d for d in plan.decisions if d.codec == "recompute"]
-        parts = segments(again, index, decided) if again else ()
-        for part in parts:
-            for block in part.needs:
-                also[block].add(part.start)
-        _spread(decided, index, also)
+        parts, also = _needs(decided, index)
         return Context(
             index,
             plan.policy in PLAIN_POLICIES or index.graph.source == SOURCE,
@@ -123,6 +117,29 @@ class Context:
         """The task at which a scratch made at ``task`` is settled; None where no later encoding makes it so."""
         following = bisect_right(self.encodings, task) + LAG - 1
         return self.encodings[following] if following < len(self.encodings) else None
+
+
+def _needs(decided: Mapping[int, Decision], index: StepIndex) -> tuple[tuple[Segment, ...], dict[int, set[int]]]:
+    """The segments that run anew, and the tasks, by block, at which they and what is rebuilt need values.
+
+    Where something is rebuilt from what runs anew, starts are moved forward until they stay.
+    """
+    again = {b: d for b, d in decided.items() if d.codec == "recompute"}
+    rebuilt = (d for d in decided.values() if d.codec == "rebuild") if again else ()
+    chained = any(index.block(s).id in again for d in rebuilt for s in d.sources)
+    parts = () if chained else segments(tuple(again.values()), index, decided)
+    while True:
+        also: dict[int, set[int]] = defaultdict(set)
+        for part in parts:
+            for block in part.needs:
+                also[block].add(part.start)
+        _spread(decided, index, also)
+        if not chained:
+            return parts, also
+        found = segments(tuple(again.values()), index, decided, also)
+        if [f.start for f in found] == [p.start for p in parts]:
+            return found, also
+        parts = found
 
 
 def is_sparse(codec: str) -> bool:

@@ -7,7 +7,7 @@ at its first use in backward its forward runs anew from ``sources``. Decisions w
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,9 +21,15 @@ STATIC = ("weight", "buffer", "input")
 _WITHOUT_VALUES = ("mask1", "drop", "argmax4", "argmax8", "recompute")
 
 
-def valued(decision: Decision | None) -> bool:
-    """Whether a storage under this decision (None: none) is there in backward with its values of its own accord."""
-    return decision is None or decision.codec not in _WITHOUT_VALUES
+def valued(storage: int, decided: Callable[[int], Decision | None], above: tuple[int, ...] = ()) -> bool:
+    """Whether a storage is there in backward with its values whatever runs anew: kept in some form, or rebuilt from
+    storages that are. ``decided`` gives a storage's decision, None for none; ``above``: what is rebuilt from it."""
+    decision = decided(storage)
+    if decision is None or decision.codec not in (*_WITHOUT_VALUES, "rebuild"):
+        return True
+    if decision.codec != "rebuild" or storage in above:
+        return False
+    return all(valued(s, decided, (*above, storage)) for s in decision.sources)
 
 
 @dataclass(frozen=True)
@@ -39,25 +45,40 @@ class Segment:
     passing_bytes: int
 
 
-def segments(decisions: Sequence[Decision], index: StepIndex, decided: Mapping[int, Decision]) -> tuple[Segment, ...]:
-    """The segments of a plan's ``recompute`` decisions. Raises PlanError for a storage that backward does not need, and
-    for one that no task of the step makes."""
+def segments(
+    decisions: Sequence[Decision],
+    index: StepIndex,
+    decided: Mapping[int, Decision],
+    also: Mapping[int, Iterable[int]] | None = None,
+) -> tuple[Segment, ...]:
+    """The segments of a plan's ``recompute`` decisions; ``also``: tasks, by block, that need values besides the block's
+    own uses. Raises PlanError for a storage that backward does not need, for one that no task of the step makes, and
+    for sources that are not kept."""
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for decision in decisions:
         groups[decision.sources].append(index.block(decision.storage).id)
-    return tuple(_segment(sorted(blocks), sources, index, decided) for sources, blocks in groups.items())
+    return tuple(_segment(sorted(blocks), sources, index, decided, also or {}) for sources, blocks in groups.items())
 
 
-def _segment(blocks: list[int], sources: tuple[int, ...], index: StepIndex, decided: Mapping[int, Decision]) -> Segment:
+def _segment(
+    blocks: list[int],
+    sources: tuple[int, ...],
+    index: StepIndex,
+    decided: Mapping[int, Decision],
+    also: Mapping[int, Iterable[int]],
+) -> Segment:
     graph = index.graph
-    held = [[*(u.task for u in graph.blocks[b].uses), graph.blocks[b].holder] for b in blocks]
-    wanted = [t for tasks in held for t in tasks if t >= 0]
+    wanted = [t for b in blocks for t in also.get(b, ())]
+    for b in blocks:
+        masked = b in decided and decided[b].mask
+        wanted += [u.task for u in graph.blocks[b].uses if u.values or not masked]
+    wanted = wanted or [graph.blocks[b].holder for b in blocks if graph.blocks[b].holder >= 0]
     if not wanted:
         names = [graph.blocks[b].storage for b in blocks]
         raise PlanError(f"storages {names}: recompute, but no backward task needs them; leave them out")
     starts = {index.block(s).id for s in sources}
     for source in starts:
-        if not valued(decided.get(source)):
+        if not _valued(source, index, decided):
             raise PlanError(
                 f"storages {[graph.blocks[b].storage for b in blocks]}: recompute from storage "
                 f"{graph.blocks[source].storage}, which {decided[source].codec!r} does not keep with its values; keep "
@@ -67,6 +88,11 @@ def _segment(blocks: list[int], sources: tuple[int, ...], index: StepIndex, deci
     start = min(wanted)
     passing = _passing(tasks, set(blocks), index) - _made_during(start, index)
     return Segment(start, tuple(blocks), tuple(tasks), tuple(sorted(needs)), max(0, passing))
+
+
+def _valued(block: int, index: StepIndex, decided: Mapping[int, Decision]) -> bool:
+    storage = index.graph.blocks[block].storage
+    return storage < 0 or valued(storage, lambda s: decided.get(index.block(s).id))
 
 
 def _made_during(task: int, index: StepIndex) -> int:
@@ -93,7 +119,7 @@ def _closure(
                 if read in seen or other.kind in STATIC:
                     continue
                 seen.add(read)
-                if read in sources or (other.saved >= 0 and valued(decided.get(read))):
+                if read in sources or (other.saved >= 0 and _valued(read, index, decided)):
                     needs.add(read)
                 else:
                     work.append(read)

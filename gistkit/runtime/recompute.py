@@ -112,8 +112,11 @@ class AgainBody:
 
     def dense(self) -> torch.Tensor:
         """The whole storage; replays the segment where that has not happened."""
-        if self._values is None:
-            self._segment.replay()
+        if self._values is not None:
+            return self._values
+        if not self._segment.complete:
+            return self._segment.now(self)
+        self._segment.replay()
         if self._values is None:
             raise ReplayError(f"storage {self.storage} did not come back when its segment ran anew")
         return self._values
@@ -134,6 +137,8 @@ class Segment:
         self.index = index
         self.calls: list[Written] = []
         self.holds: list[Kept] = []
+        self.complete = False
+        """Whether the forward has returned, so that nothing more is written down."""
         self.done = False
         self._bodies: list[weakref.ref[AgainBody]] = []
         self._lock = threading.RLock()
@@ -147,6 +152,13 @@ class Segment:
     def living(self) -> list[AgainBody]:
         """The stand-ins that somebody still holds."""
         return [b for b in (ref() for ref in self._bodies) if b is not None]
+
+    def now(self, body: AgainBody) -> torch.Tensor:
+        """The values of one stand-in while the forward still runs; it does not keep them."""
+        given: list[torch.Tensor] = []
+        with self._lock:
+            run_anew(self.calls, self.holds, [body], lambda _, values: given.append(values))
+        return given[0]
 
     def replay(self) -> None:
         """Give every living stand-in its values; once, then calls and holds are let go of."""

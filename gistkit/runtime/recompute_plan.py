@@ -86,7 +86,7 @@ class _Reader:
             self._check_wanted(storage)
         stops = set(sources)
         for source in stops:
-            if not valued(self.decisions.get(source)):
+            if not valued(source, self.decisions.get):
                 codec = self.decisions[source].codec
                 raise PlanError(
                     f"storage {min(wanted)}: recompute from storage {source}, which {codec!r} does not keep with its "
@@ -116,8 +116,7 @@ class _Reader:
         """Whether a storage is there in backward, with its values, whatever this segment does."""
         if self.graph.storages[storage].kind in OUTSIDE or not self.writers[storage]:
             return True
-        decision = self.decisions.get(storage)
-        return storage in self.saved and valued(decision)
+        return storage in self.saved and valued(storage, self.decisions.get)
 
     def _name(self, storage: int) -> str:
         return f"storage {storage}, shape {self.graph.storages[storage].shape}"

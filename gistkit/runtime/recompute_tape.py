@@ -64,9 +64,9 @@ class _Open:
 
 class Tape:
     """Writes down one forward. ``hold(x, storage)`` gives a hold on a kept storage, ``refuse(storage, why)`` notes that
-    one stays dense; ``verified`` is what is known of storages by shape and device."""
+    one stays dense; ``verified`` is what is known of storages by shape and device, None where nothing is checked."""
 
-    def __init__(self, plan: RecomputePlan, hold: Hold, refuse: Refuse, verified: dict) -> None:
+    def __init__(self, plan: RecomputePlan, hold: Hold, refuse: Refuse, verified: dict | None) -> None:
         self._plan, self._hold, self._refuse, self._verified = plan, hold, refuse, verified
         self._segments = [Segment(s.index) for s in plan.segments]
         self._at = 0
@@ -132,7 +132,7 @@ class Tape:
             return why
         after = storage not in now.versions or x._version > now.versions[storage]
         key = ("recompute", storage, now.number, x.shape, x.stride(), x.dtype, x.device, autocast_now(), settings())
-        known = self._verified.get(key)
+        known = True if self._verified is None else self._verified.get(key)
         if known is False:
             return DIFFERS
         body = self._segments[plan.index].body(storage, 2 * now.number + after, x)
@@ -146,6 +146,8 @@ class Tape:
     def close(self) -> None:
         """The forward returned."""
         self._check(None)
+        for segment in self._segments:
+            segment.complete = True
 
     def clear(self) -> None:
         """Let go of everything; stand-ins keep what they hold."""
@@ -250,6 +252,7 @@ class Tape:
                 run_anew(segment.calls, segment.holds, [b for b, _, _ in pending], compare)
             except ReplayError:
                 same.clear()
+            assert self._verified is not None
             for body, key, storage in pending:
                 self._verified[key] = same.get(id(body), False)
                 if not self._verified[key]:

@@ -107,7 +107,9 @@ class Region:
     def __post_init__(self) -> None:
         again = None if self.program is None else self.program.again
         if again is not None:
-            self.tape = Tape(again, self._outside, self._not_again, self.verified)
+            # as with rebuilds: what starts from rounded values does not give the forward's bits
+            verified = None if self.settings.lossy is not None else self.verified
+            self.tape = Tape(again, self._outside, self._not_again, verified)
 
     def next_step(self, op: str) -> Step:
         """The plan's word on the covered call that comes now; a blank one without a plan."""
