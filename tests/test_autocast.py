@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from gistkit import functional
-from gistkit.nn.autocast import cast, disabled
+from gistkit.nn.autocast import _viewed, cast, disabled
 from tests.nn_cases import assert_same, planted
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -93,6 +93,15 @@ def test_a_leaf_is_cast_once_a_region(shape):
     assert first is second is third is not other
     assert first.shape == leaf.shape and first.stride() == leaf.stride() and first.requires_grad
     assert torch.equal(first, leaf.bfloat16())
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 4), (4, 4, 3), (4, 4, 3, 3), (4, 4, 3, 3, 3)])
+def test_einsum_gives_its_only_operand_away(shape):
+    leaf = planted(shape, special=False).requires_grad_()
+    lowered = leaf.bfloat16()
+    assert _viewed(lowered) is lowered and _viewed(leaf) is leaf
+    last = planted((4, 4, 3, 3), special=False).contiguous(memory_format=torch.channels_last).requires_grad_()
+    assert _viewed(last) is last
 
 
 def test_what_is_cast_and_what_the_cache_takes():
