@@ -48,7 +48,8 @@ def checkpoint(
 
 def _plan(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, chosen: list[Cut]) -> Plan:
     settings = {"segments": len(chosen) + 1}
-    own = own_decisions(graph)
+    boundaries = {graph.blocks[c.block].storage for c in chosen}
+    own = tuple(d for d in own_decisions(graph) if d.storage not in boundaries)
     silent = {d.storage for d in own} | kept_by_ops(graph)
     decisions = (*own, *rerun_between(graph, chosen, silent))
     return make_plan("checkpoint", graph, costs, budget_bytes, decisions, settings=settings)

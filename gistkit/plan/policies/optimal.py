@@ -158,7 +158,7 @@ class _Planning:
     def run(self, budget_bytes: int | None) -> tuple[tuple[Attempt, Outcome, float] | None, Least]:
         """The best attempt with its outcome and the bound over all numbers of sub-batches (seconds); least peak."""
         limit = self._settings.time_limit_s
-        least = self.least(self._begun + PEAK_SHARE * limit)
+        least = self.least(self._begun + PEAK_SHARE * limit, budget_bytes)
         deadline = self._begun + limit
         best: tuple[Attempt, Outcome] | None = None
         bound_s = np.inf
@@ -183,12 +183,13 @@ class _Planning:
         """Seconds that every plan takes, by the sum of what is fastest: below any plan, whoever made it."""
         return min(parts * attempt.problem.floor_s for parts, attempt in self._attempts.items())
 
-    def least(self, deadline: float) -> Least:
-        """The least peak over all numbers of sub-batches."""
+    def least(self, deadline: float, room_bytes: int | None = 0) -> Least:
+        """The least peak over all numbers of sub-batches. For a large problem no more than what fits into
+        ``room_bytes`` (None: anything does)."""
         for parts in self._counts:
             attempt = self._attempt(parts)
             left = max(deadline - time.monotonic(), 0.1 * self._settings.time_limit_s)
-            self._least[parts] = least_peak(attempt, left, quick=attempt.problem.size > WHOLE_SIZE)
+            self._least[parts] = least_peak(attempt, left, room_bytes, quick=attempt.problem.size > WHOLE_SIZE)
         found = self._least.values()
         best = min(found, key=lambda one: one.peak_bytes)
         return replace(best, bound_bytes=min(one.bound_bytes for one in found))

@@ -23,16 +23,16 @@ class Least:
     peak_bytes: int
 
 
-def least_peak(attempt: Attempt, limit_s: float, *, quick: bool = False) -> Least:
+def least_peak(attempt: Attempt, limit_s: float, room_bytes: int | None = 0, *, quick: bool = False) -> Least:
     """The least peak of one number of sub-batches, within about ``limit_s`` seconds.
 
     ``quick`` (for large problems) takes the sum of what every storage holds at least for the bound where a choice comes
-    near it, and solves no more than the linear relaxation where not.
+    near it or fits into ``room_bytes`` (None: any does), and solves no more than the linear relaxation where not.
     """
     deadline = time.monotonic() + limit_s
     smallest = _peak(attempt, attempt.search.smallest())
     floor = attempt.problem.floor_bytes
-    if smallest[1] == floor or (quick and smallest[1] <= NEAR * floor):
+    if smallest[1] == floor or (quick and (room_bytes is None or smallest[1] <= max(NEAR * floor, room_bytes))):
         return Least(floor, *smallest)
     solved = Program(attempt.problem).least_peak(limit_s, relaxed=quick, gap=1e-6)
     bound = max(floor, int(solved.bound) if solved.bound > 0 else 0)

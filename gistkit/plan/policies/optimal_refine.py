@@ -109,10 +109,11 @@ class Refinement:
     def _begin(self, frames: Sequence[Sequence[int]]) -> None:
         """Every frame repaired, by moves over the link only where nothing else fits."""
         for weight in LINK_WEIGHTS:
+            found = np.inf
             for frame in frames:
-                if self._best is None or self._left(0.6) > 0.3 * self._limit_s:
-                    self._try(frame, weight)
-            if self._best is not None:
+                if self._best is None or self._left() > 0.5 * self._limit_s:
+                    found = min(found, self._try(frame, weight))
+            if found < np.inf:
                 return
 
     def _mend(self, taken: Sequence[int]) -> None:

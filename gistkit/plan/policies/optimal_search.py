@@ -17,7 +17,7 @@ from gistkit.plan.policies.optimal_steps import Steps
 
 Clock = Callable[[Sequence[int]], tuple[float, int]]
 """(seconds, peak bytes) of the step with the moves taken, by simulation."""
-MOST_VAIN = 30
+MOST_VAIN = 120
 """Steps that free nothing in a row, after which a repair gives up."""
 LINK_WEIGHTS = (0.3, 0.03)
 """What a second of transfer counts for in a score: where the link is busy it is no free good, else it is hidden."""

@@ -73,22 +73,22 @@ def options(
 def shipped_until(
     graph: SavedGraph, costs: CostTable, needs: Mapping[int, Iterable[int]], lossy: str | None = None
 ) -> dict[int, tuple[Decision, ...]]:
-    """Per storage of ``needs`` raw and packed bytes over the link that are back for the given tasks, which are earlier
-    than its own first use: a segment runs anew from it."""
-    listing = _Listing(graph, costs, lossy)
+    """Per storage of ``needs`` its bytes over the link, back for the earliest of the given tasks, which come before its
+    own first use: segments run anew from it."""
+    listing = _Listing(graph, costs, lossy, few=True)
     blocks = {b.storage: b for b in graph.blocks if b.storage in needs and b.uses}
-    return {s: tuple(listing.back_for(b, sorted(set(needs[s])))) for s, b in blocks.items()}
+    return {s: tuple(listing.back_for(b, min(needs[s]))) for s, b in blocks.items()}
 
 
 class _Listing:
     """Lists the decisions of one graph's storages."""
 
-    def __init__(self, graph: SavedGraph, costs: CostTable, lossy: str | None) -> None:
+    def __init__(self, graph: SavedGraph, costs: CostTable, lossy: str | None, *, few: bool = False) -> None:
         self._planner = Planner(graph, lossy, costs.densities)
         self._graph, self._costs, self._lossy = graph, costs, lossy
         seconds = [costs.task_s(t.index) for t in graph.tasks]
         self._start_s = np.concatenate(([0.0], np.cumsum(seconds)))
-        self._many = sum(b.saved >= 0 for b in graph.blocks) > MANY
+        self._many = few or sum(b.saved >= 0 for b in graph.blocks) > MANY
         self._backward = next((t.index for t in graph.tasks if t.phase == BACKWARD), len(graph.tasks))
 
     def of(self, block: Block) -> tuple[Decision, ...]:
@@ -105,17 +105,10 @@ class _Listing:
             at_home = (ruled,) if own else (ruled, dense)
         return at_home + tuple(o for d in at_home for o in self._shipped(block, s, d))
 
-    def back_for(self, block: Block, needs: Iterable[int]) -> Iterable[Decision]:
-        """The block's dense and packed form on the host, back for one of the tasks each."""
-        s = self._graph.storages[block.storage]
-        sparse = self._costs.densities.get(s.id) is not None and s.dtype in KERNEL_DTYPES and not s.escapes
-        sparse = sparse and not self._many
-        names = ("dense", "zvc") if sparse and self._payload(s, "zvc") < s.nbytes and s.kind != "input" else ("dense",)
-        needs = list(needs)
-        for task in needs[:1] if self._many else needs:
-            earlier = replace(block, uses=(replace(block.uses[0], task=task),))
-            for name in names:
-                yield from self._shipped(earlier, s, Decision(s.id, name))
+    def back_for(self, block: Block, need: int) -> Iterable[Decision]:
+        """The block itself on the host, back for a task."""
+        earlier = replace(block, uses=(replace(block.uses[0], task=need),))
+        return self._shipped(earlier, self._graph.storages[block.storage], Decision(block.storage, "dense"))
 
     def _at_home(self, s: SavedStorage, ruled: Decision | None) -> Iterable[Decision]:
         """Forms on the device other than the tensor itself, of what is read by value."""

@@ -1,0 +1,186 @@
+"""`optimal` against the other policies, segments that run anew, whole plans of others, what a refused budget names."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+
+from bench.optimal import line, main, rows, wrong
+from gistkit import zoo
+from gistkit.errors import BudgetError, PlanError
+from gistkit.graph.capture import capture
+from gistkit.plan.cost import cost_table
+from gistkit.plan.hardware import Hardware, hardware
+from gistkit.plan.plan import Decision, Plan
+from gistkit.plan.policies.checkpoint import checkpoint
+from gistkit.plan.policies.optimal import minimise_peak, optimal
+from gistkit.plan.policies.optimal_attempt import Attempt
+from gistkit.plan.policies.optimal_problem import Tie
+from gistkit.plan.policies.optimal_program import Cuts, Program
+from gistkit.plan.policies.optimal_whole import Allowed, fastest_whole
+from gistkit.plan.policies.registry import POLICIES
+from gistkit.plan.simulate import Simulator, simulate
+from tests.step_graphs import chain
+
+CPU = hardware("cpu")
+BITWISE = Allowed("bitwise", False, False, True)
+
+
+def captured(name, batch=8, size=32):
+    with torch.device("meta"):
+        model = getattr(zoo, name)(num_classes=10, image_size=size)
+        return capture(model, (torch.empty(batch, 3, size, size),), backward=True)
+
+
+@pytest.mark.parametrize(("name", "device"), [("nin", "h200"), ("vgg16", "titanx")])
+def test_never_slower_than_a_policy_that_fits(name, device):
+    graph = captured(name, 32)
+    found = list(rows(name, graph, cost_table(graph, hardware(device)), 3))
+    assert len(found) == 3
+    assert [wrong(row) for row in found] == ["", "", ""]
+    assert any(p["fits"] for p in found[-1]["policies"].values())
+    assert name in line(found[0])
+
+
+def test_the_harness_sees_what_is_wrong():
+    fits = {"step_s": 1.0, "peak_bytes": 9, "fits": True}
+    row = {"policies": {"plain": fits}, "budget_bytes": 10, "optimal": {"step_s": 1.1, "peak_bytes": 10}}
+    assert "plain 1000.000 ms" in wrong(row)
+    assert wrong({**row, "optimal": {"step_s": 1.0, "peak_bytes": 10}}) == ""
+    assert "above the budget" in wrong({**row, "optimal": {"step_s": 0.5, "peak_bytes": 11}})
+    assert "plain has one" in wrong({**row, "optimal": None})
+    assert wrong({**row, "policies": {"plain": {**fits, "fits": False}}}) == ""
+
+
+def test_the_harness_refuses_to_run_without_networks(capsys):
+    with pytest.raises(SystemExit):
+        main([])
+    assert "--networks" in capsys.readouterr().err
+
+
+def chained(device=CPU):
+    """A chain whose maps shrink in none of its layers: segments pay."""
+    graph = chain(6, 8, 32, 4)
+    return graph, cost_table(graph, device)
+
+
+def test_segments_run_anew_where_nothing_else_is_left():
+    graph, costs = chained()
+    kept = minimise_peak(graph, costs, recompute=False, time_limit_s=4)
+    least = minimise_peak(graph, costs, time_limit_s=4)
+    assert least < kept
+    plan = optimal(graph, costs, (least + kept) // 2, time_limit_s=6)
+    assert any(d.codec == "recompute" for d in plan.decisions)
+    assert plan.fidelity == "bitwise" and all(d.reason for d in plan.decisions)
+    run = simulate(graph, plan, costs)
+    assert run.peak_bytes == plan.peak_bytes <= (least + kept) // 2 and run.step_s == plan.step_s
+    with pytest.raises(BudgetError):
+        optimal(graph, costs, (least + kept) // 2, recompute=False, time_limit_s=2)
+
+
+@pytest.mark.parametrize("device", [CPU, replace(CPU, d2h_gbps=6.0, h2d_gbps=8.0, both_gbps=14.0)], ids=["cpu", "link"])
+def test_segments_equal_brute_force(device):
+    """Every choice of the problem through the simulator: bytes and seconds are the sums that the problem says."""
+    graph = chain(3, 4, 16, 2)
+    costs = cost_table(graph, device)
+    attempt = Attempt(graph, costs, Simulator(graph, costs), "bitwise", None, algorithms=False)
+    problem = attempt.problem
+    assert problem.ties
+    groups = [
+        range(min(len(g), 3)) if not _tied(problem, i) else _thinned(problem, i) for i, g in enumerate(problem.groups)
+    ]
+    runs = []
+    for taken in product(*groups):
+        if not problem.allowed(taken):
+            continue
+        seconds, peak = attempt.clock(taken)
+        assert attempt.search.bytes_by_task(taken).max() == peak
+        runs.append((peak, seconds, taken))
+    on = {tie.on for tie in problem.ties}
+    assert any((g, m) in on for _, _, taken in runs for g, m in enumerate(taken))
+    budget = sorted(p for p, _, _ in runs)[len(runs) // 3]
+    best = min(s for p, s, _ in runs if p <= budget)
+    solved = Program(problem).least_time(budget, Cuts(), 20)
+    assert solved.bound <= best * (1 + 1e-9)
+    plan = optimal(graph, costs, budget, algorithms=False, time_limit_s=10)
+    assert plan.step_s <= best * (1 + 4e-6)
+
+
+def _tied(problem, group):
+    return any(g == group for tie in problem.ties for g, _ in (tie.on, *tie.members))
+
+
+def _thinned(problem, group):
+    tied = [m for tie in problem.ties for g, m in (tie.on, *tie.members) if g == group]
+    return sorted({0, *tied})
+
+
+def test_a_segment_is_taken_whole_or_not_at_all():
+    graph, costs = chained()
+    attempt = Attempt(graph, costs, Simulator(graph, costs), "bitwise", None)
+    problem, steps = attempt.problem, attempt.search.steps
+    start = attempt.search.fastest()
+    tie = max(problem.ties, key=lambda t: len(t.members))
+    assert isinstance(tie, Tie) and problem.allowed(start)
+    group, move = tie.members[0]
+    assert steps.changes(start, group, move) is None
+    changes = steps.changes(start, *tie.on)
+    assert changes is not None and set(tie.members) <= set(changes.items())
+    running = steps.changed(start, changes)
+    assert problem.allowed(running)
+    assert not problem.allowed(steps.changed(running, {group: 0}))
+    left = steps.changes(running, group, 0)
+    assert left is not None and left[tie.on[0]] == 0
+    assert problem.allowed(steps.changed(running, left))
+
+
+def test_checkpoints_are_a_seed_like_any_other():
+    graph = captured("resnet18", 32)
+    costs = cost_table(graph, hardware("h200"))
+    seed = checkpoint(graph, costs)
+    plan = optimal(graph, costs, seed.peak_bytes, seeds=[seed], time_limit_s=3)
+    assert plan.peak_bytes <= seed.peak_bytes and plan.step_s <= seed.step_s * (1 + 1e-9)
+
+
+def test_a_whole_plan_of_the_class_is_taken_over():
+    graph, costs = chained()
+    simulator = Simulator(graph, costs)
+    plain, seed = POLICIES["plain"](graph, costs), checkpoint(graph, costs, segments=3)
+    assert fastest_whole([seed], graph, simulator, BITWISE, None).settings == {"taken_from": "checkpoint"}
+    assert fastest_whole([seed, plain], graph, simulator, BITWISE, None).settings == {"taken_from": "plain"}
+    assert fastest_whole([plain], graph, simulator, BITWISE, 1) is None
+    kept = Allowed("bitwise", False, False, False)
+    assert fastest_whole([seed], graph, simulator, kept, None) is None
+    for other in (replace(plain, fidelity="lossy"), replace(plain, sub_batches=2, fidelity="bitwise")):
+        assert not BITWISE.admits(other, graph)
+    nonsense = replace(plain, decisions=(Decision(10_000, "dense"),))
+    with pytest.raises(PlanError):
+        simulator.run(nonsense)
+    assert fastest_whole([nonsense], graph, simulator, BITWISE, None) is None
+
+
+def test_algorithms_are_chosen_only_where_the_hardware_can_be_told():
+    graph = captured("alexnet", 32, 224)
+    for device, chosen in (("titanx", True), ("h200", False)):
+        costs = cost_table(graph, hardware(device))
+        told = hardware(device).tells_algorithms
+        assert told is chosen
+        seeds = [POLICIES["vdnn-all"](graph, costs)]
+        plan = optimal(graph, costs, None, seeds=seeds, time_limit_s=2)
+        assert any(c.algorithm for c in plan.choices) is chosen
+        assert plan.settings["algorithms"] is chosen
+    with pytest.raises(ValueError, match="tells_algorithms must be true or false"):
+        replace(hardware("h200"), tells_algorithms=1)
+    assert Hardware.from_json(hardware("titanx").to_json()) == hardware("titanx")
+
+
+@pytest.mark.parametrize("name", ["resnet18", "alexnet"])
+def test_the_least_peak_that_is_named_can_be_planned_for(name):
+    graph = captured(name)
+    costs = cost_table(graph, hardware("h200"))
+    with pytest.raises(BudgetError) as refused:
+        optimal(graph, costs, 1, time_limit_s=3)
+    least = refused.value.least_bytes["bitwise"]
+    plan = optimal(graph, costs, least, time_limit_s=3)
+    assert isinstance(plan, Plan) and plan.lower_bound_bytes <= plan.peak_bytes <= least
