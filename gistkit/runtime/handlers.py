@@ -176,7 +176,7 @@ def max_pool2d(region: Region, step: Step, b: MaxPool2d) -> torch.Tensor:
 def conv2d(region: Region, step: Step, b: Conv2d) -> torch.Tensor:
     """Convolution: its input under the decision for that storage."""
     keep = lambda t: region.keep(t, step.input)  # noqa: E731
-    return conv.run(b.x, b.weight, b.bias, b[3:], keep, region.slices(step), step.memo)
+    return conv.run(b.x, b.weight, b.bias, b[3:], keep, region.slices(step), step.memo, joint=not region.strict)
 
 
 def linear(region: Region, step: Step, b: Linear) -> torch.Tensor:
@@ -204,7 +204,7 @@ def _remember_norm(region: Region, step: Step, b: BatchNorm, y: torch.Tensor, ke
     key = ("bn", step.index, y.dtype, y.device, tuple(y.shape), y.stride())
     if key not in region.verified:
         with torch.no_grad():
-            region.verified[key] = matching_candidate(b.x.detach(), y.detach(), *stats, b.weight, b.bias)
+            region.verified[key] = matching_candidate(b.x.detach(), y.detach(), *stats, b.weight, b.bias, b.eps)
     rebuild = region.verified[key]
     if rebuild is not None:
         apply, own = norm.bound(rebuild, b.x, *stats, b.weight, b.bias)

@@ -177,10 +177,31 @@ def builder(term: Term, y: torch.Tensor) -> Callable[[Rows], torch.Tensor]:
 
 
 def matching_candidate(
-    x: torch.Tensor, y: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Any, bias: Any
+    x: torch.Tensor, y: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Any, bias: Any, eps: float
 ) -> Callable[..., torch.Tensor] | None:
-    """The arithmetic that gives BN's output y from its input bit for bit on this device, or None. Synchronises."""
+    """The arithmetic that gives BN's output y from its input bit for bit on this device, or None. Synchronises.
+
+    A network begins with unit weights and zero biases, under which every arithmetic gives the same bits. So the
+    forward is also run once with weights and biases drawn at random, and the arithmetic has to give that as well.
+    """
+    drawn = _drawn_forward(x, weight, bias, eps)
     for candidate in rebuild_candidates(x):
-        if same_bits(candidate(x, mean, invstd, weight, bias), y):
+        same = same_bits(candidate(x, mean, invstd, weight, bias), y)
+        if same and same_bits(candidate(x, *drawn[1:]), drawn[0]):
             return candidate
     return None
+
+
+def _drawn_forward(x: torch.Tensor, weight: Any, bias: Any, eps: float) -> tuple:
+    """(output, mean, invstd, weight, bias) of PyTorch's training batch norm of x with affine parameters like the given
+    ones drawn at random, the caller's random states untouched."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(like: Any) -> Any:
+        return None if like is None else torch.randn(like.shape, generator=generator).to(like)
+
+    affine = drawn(weight), drawn(bias)
+    y, mean, invstd, _, _ = torch._batch_norm_impl_index(
+        x, *affine, None, None, True, 0.0, eps, torch._C._get_cudnn_enabled()
+    )
+    return y, mean, invstd, *affine
