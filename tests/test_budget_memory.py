@@ -24,6 +24,8 @@ from gistkit.runtime.live import LiveBytes
 from tests.models import DenseNet, UNet
 
 BATCH = 4
+# Segments that run anew have tests of their own (test_recompute.py).
+LIMITS = {"time_limit_s": 0.6, "recompute": False}
 SHARES = (0.05, 0.3, 0.5, 0.7, 0.95)
 NETS = {
     "vgg16": (lambda: zoo.load("vgg16", num_classes=10, image_size=32), 32),
@@ -77,7 +79,7 @@ def case(name):
 def least(name, fidelity, lossy=None):
     """The least peak of a class of moves."""
     with pytest.raises(BudgetError) as refused:
-        optimal(case(name).graph, case(name).costs, 1, fidelity=fidelity, lossy=lossy, time_limit_s=1.0)
+        optimal(case(name).graph, case(name).costs, 1, fidelity=fidelity, lossy=lossy, **LIMITS)
     return refused.value.least_bytes[fidelity]
 
 
@@ -86,7 +88,7 @@ def planned(name, share, fidelity="bitwise", lossy=None):
     c = case(name)
     low = least(name, fidelity, lossy)
     budget = int(low + share * (c.plain_bytes - low))
-    made = optimal(c.graph, c.costs, budget, fidelity=fidelity, lossy=lossy, time_limit_s=1.0)
+    made = optimal(c.graph, c.costs, budget, fidelity=fidelity, lossy=lossy, **LIMITS)
     return replace(made, settings={**made.settings, "batch": BATCH})
 
 
@@ -119,7 +121,7 @@ def test_reassociated_plans_keep_the_budget(name, share):
 
 
 @pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("share", [0.05, 0.5])
+@pytest.mark.parametrize("share", [0.1])
 def test_lossy_plans_keep_the_budget(name, share):
     c, plan = case(name), planned(name, share, "lossy", "fp8")
     _, _, peak = run(gistkit.compress(copy.deepcopy(c.model), plan), c.x, c.y)
