@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,10 +22,10 @@ from gistkit.errors import GistError
 from gistkit.graph.ledger import tensors_in
 from gistkit.kernels.layout import flat
 from gistkit.nn.keep import Kept
+from gistkit.runtime.recompute_state import AutocastState, RandomState, autocast, random_states_back, set_random
 from gistkit.runtime.stash import whole
 
 Geometry = tuple[torch.Size, tuple[int, ...], int]
-AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
 class ReplayError(GistError):
@@ -35,7 +34,7 @@ class ReplayError(GistError):
 
 def geometry(x: torch.Tensor) -> Geometry:
     """Size, stride and offset of x in its storage."""
-    return x.size(), x.stride(), x.storage_offset()
+    return x.size(), x.stride(), int(x.storage_offset())
 
 
 @dataclass(frozen=True)
@@ -64,12 +63,12 @@ class Written:
     func: Callable
     leaves: list[Any]
     spec: Any
-    autocast: tuple[tuple[bool, torch.dtype], ...]
+    autocast: AutocastState
     makes: tuple[tuple[int, int, Geometry], ...] = ()
     changes: tuple[int, ...] = ()
     packs: dict[int, int] = field(default_factory=dict)
     casts: dict[int, torch.dtype] = field(default_factory=dict)
-    random: tuple[tuple[str, int, bytes], ...] = ()
+    random: tuple[RandomState, ...] = ()
 
     def operands(self) -> Iterator[Operand]:
         """Its tensors."""
@@ -139,7 +138,6 @@ class Segment:
         self.holds: list[Kept] = []
         self.complete = False
         """Whether the forward has returned, so that nothing more is written down."""
-        self.done = False
         self._bodies: list[weakref.ref[AgainBody]] = []
         self._lock = threading.RLock()
 
@@ -161,16 +159,13 @@ class Segment:
         return given[0]
 
     def replay(self) -> None:
-        """Give every living stand-in its values; once, then calls and holds are let go of."""
+        """Give every living stand-in its values, then let go of calls and holds."""
         with self._lock:
-            if self.done:
-                return
             wanted = [b for b in self.living() if b.values is None]
             given: list[tuple[AgainBody, torch.Tensor]] = []
             run_anew(self.calls, self.holds, wanted, lambda body, values: given.append((body, values)))
             for body, values in given:
                 body.settle(values)
-            self.done = True
             self.calls, self.holds, self._bodies = [], [], []
 
 
@@ -181,7 +176,7 @@ def run_anew(calls: list[Written], holds: list[Kept], wanted: list[AgainBody], g
     """Run the calls that ``wanted`` depends on and give each of them its values as soon as they are there."""
     needed = _needed(calls, wanted)
     states = [s for c in needed for s in c.random]
-    with torch.no_grad(), torch._C.DisableTorchFunction(), _random_states_back(states):
+    with torch.no_grad(), torch._C.DisableTorchFunction(), random_states_back(states):
         _Replay(needed, holds, wanted, give).run()
 
 
@@ -246,8 +241,8 @@ class _Replay:
             self._given.discard(storage)
         leaves = [self._tensor(leaf) if isinstance(leaf, Operand) else leaf for leaf in call.leaves]
         if call.random:
-            _set_random(call.random)
-        with _autocast(call.autocast):
+            set_random(call.random)
+        with autocast(call.autocast):
             result, packed = _with_packs(call, leaves) if call.packs else (_call(call, leaves), {})
         first = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), None)
         del leaves
@@ -293,6 +288,10 @@ def _call(call: Written, leaves: list[Any]) -> Any:
     return call.func(*args, **kwargs)
 
 
+def _never(_: None) -> torch.Tensor:
+    raise ReplayError("the graph of a call that ran anew has no backward")
+
+
 def _with_packs(call: Written, leaves: list[Any]) -> tuple[Any, dict[int, torch.Tensor]]:
     """The call with gradients on, so that PyTorch shows what it would save: that is how one gets at what a call makes
     inside. The graph made on the way holds none of it."""
@@ -309,48 +308,8 @@ def _with_packs(call: Written, leaves: list[Any]) -> tuple[Any, dict[int, torch.
         leaf.detach().requires_grad_(known.requires_grad) if isinstance(known, Operand) else leaf
         for leaf, known in zip(leaves, call.leaves, strict=True)
     ]
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda _: None):
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, _never):
         return _call(call, live), packed
 
 
-@contextmanager
-def _autocast(states: tuple[tuple[bool, torch.dtype], ...]) -> Iterator[None]:
-    """Autocast as it was in forward, without its cache of casts."""
-    with ExitStack() as stack:
-        for device, (enabled, dtype) in zip(AUTOCAST_DEVICES, states, strict=True):
-            if enabled or torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False))
-        yield
-
-
-def autocast_now() -> tuple[tuple[bool, torch.dtype], ...]:
-    """Autocast's state by device type."""
-    return tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in AUTOCAST_DEVICES)
-
-
-def random_state(device: str, index: int) -> bytes:
-    """The state of a device's default generator, on the host."""
-    state = torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state(index)
-    return state.numpy().tobytes()
-
-
-def _set_random(states: Any) -> None:
-    for device, index, state in states:
-        packed = torch.frombuffer(bytearray(state), dtype=torch.uint8)
-        torch.set_rng_state(packed) if device == "cpu" else torch.cuda.set_rng_state(packed, index)
-
-
-@contextmanager
-def _random_states_back(states: list[tuple[str, int, bytes]]) -> Iterator[None]:
-    """The random states as they are now, put back afterwards."""
-    now = [(device, index, random_state(device, index)) for device, index in {s[:2] for s in states}]
-    try:
-        yield
-    finally:
-        _set_random(now)
-
-
-__all__ = [
-    "AgainBody", "Geometry", "Operand", "ReplayError", "Segment", "Written", "autocast_now", "geometry",
-    "random_state", "run_anew",
-]  # fmt: skip
+__all__ = ["AgainBody", "Geometry", "Operand", "ReplayError", "Segment", "Written", "geometry", "run_anew"]

@@ -31,12 +31,11 @@ from gistkit.runtime.recompute import (
     ReplayError,
     Segment,
     Written,
-    autocast_now,
     geometry,
-    random_state,
     run_anew,
 )
 from gistkit.runtime.recompute_plan import OBSERVERS, RecomputePlan, SegmentPlan
+from gistkit.runtime.recompute_state import RandomState, autocast_now, random_state
 from gistkit.runtime.stash import whole
 
 Hold = Callable[[torch.Tensor, int], Kept]
@@ -259,7 +258,7 @@ class Tape:
                     self._refuse(storage, DIFFERS)
 
 
-def _random_states(found: list[tuple[torch.Tensor, int]]) -> tuple[tuple[str, int, bytes], ...]:
+def _random_states(found: list[tuple[torch.Tensor, int]]) -> tuple[RandomState, ...]:
     """The states of the generators that a call over these tensors may draw from."""
     devices = {("cpu", 0)} | {("cuda", t.device.index) for t, _ in found if t.is_cuda}
     return tuple((device, index, random_state(device, index)) for device, index in sorted(devices))
