@@ -24,16 +24,18 @@ from gistkit.plan.policies.optimal_build import Options, trains_batch_norm
 from gistkit.plan.policies.optimal_peak import Least, least_peak
 from gistkit.plan.policies.optimal_reasons import reasoned
 from gistkit.plan.policies.optimal_refine import WHOLE_SIZE, Outcome, Refinement
-from gistkit.plan.policies.optimal_whole import Allowed, fastest_whole
+from gistkit.plan.policies.optimal_whole import Allowed, fastest_whole, offered
 from gistkit.plan.policies.options import check_fidelity
 from gistkit.plan.policies.predicted import held, kept_bytes
 from gistkit.plan.simulate import Simulator
 
-TIME_LIMIT_S, LARGE_LIMIT_S = 8.0, 45.0
+TIME_LIMIT_S, LARGE_LIMIT_S = 7.5, 45.0
 LARGE_TASKS = 3000
 """Steps of more tasks (ResNet-152 has 1,290, ResNet-1202 10,222) get the longer limit by default."""
 ENOUGH = 1e-4
 """A gap, or what another round gains, that is worth no more time: relative to the step."""
+SEARCH_SHARE = 0.3
+"""Share of the time that a search gets at least, however long it took to get there."""
 PEAK_SHARE = 0.2
 """Share of the time for the least peak, which every plan reports."""
 REMEDIES = {
@@ -93,7 +95,7 @@ def optimal(
     told = costs.hardware.tells_algorithms if algorithms is None else algorithms
     settings = Settings(fidelity, lossy, batch_norm, reserve, _limit(graph, time_limit_s), told, recompute)
     room = None if budget_bytes is None else budget_bytes - reserve
-    planning = _Planning(graph, costs, settings, seeds, options)
+    planning = _Planning(graph, costs, settings, seeds, options, room)
     best, least = planning.run(room)
     given = () if options is not None else seeds
     whole = fastest_whole(given, graph, planning.simulator, settings.allowed, room)
@@ -145,13 +147,20 @@ class _Planning:
     """One call of `optimal`: attempts by number of sub-batches, made when they are first looked at."""
 
     def __init__(
-        self, graph: SavedGraph, costs: CostTable, settings: Settings, seeds: Sequence[Plan], options: Options | None
+        self,
+        graph: SavedGraph,
+        costs: CostTable,
+        settings: Settings,
+        seeds: Sequence[Plan],
+        options: Options | None,
+        room_bytes: int | None = None,
     ) -> None:
         self._graph, self._costs, self._settings = graph, costs, settings
-        self._seeds, self._options = seeds, options
+        self._options = options
         self._begun = time.monotonic()
         self.simulator = Simulator(graph, costs)
-        self._counts = part_counts(graph, settings, seeds)
+        self._seeds = offered(seeds, graph, self.simulator, room_bytes)
+        self._counts = part_counts(graph, settings, self._seeds)
         self._attempts: dict[int, Attempt] = {}
         self._least: dict[int, Least] = {}
 
@@ -169,7 +178,8 @@ class _Planning:
                 bound_s = min(bound_s, floor)
                 continue
             share = 1.0 if parts == self._counts[-1] else 0.6
-            until = time.monotonic() + share * max(deadline - time.monotonic(), 0.02 * limit)
+            left = SEARCH_SHARE if best is None else 0.02
+            until = time.monotonic() + share * max(deadline - time.monotonic(), left * limit)
             attempt, outcome = _search(attempt, budget_bytes, until, self._least[parts], self._options is not None)
             bound_s = min(bound_s, parts * outcome.bound_s)
             if outcome.taken is not None and (

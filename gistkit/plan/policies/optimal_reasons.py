@@ -36,6 +36,8 @@ def _reason(decision: Decision, move: Move, group: Sequence[Move]) -> str:
         how = f"{how} to the host, back from task {decision.prefetch}"
     elif decision.codec == "rebuild":
         how = "rebuilt from what is kept"
+    elif decision.codec == "recompute":
+        return f"{decision.reason}: saves {saved / MIB:.1f} MiB"  # the seconds are the segment's
     cut = f" in {move.slices} slices" if move.slices > 1 else ""
     price = f"for {cost_s * 1e3:.2f} ms" if cost_s > 5e-6 else "for nothing"
     return f"{how}{cut}: saves {saved / MIB:.1f} MiB {price}"

@@ -107,14 +107,17 @@ class Refinement:
         return self._problem.allowed(taken) and int(self._search.bytes_by_task(taken).max(initial=0)) <= limit
 
     def _begin(self, frames: Sequence[Sequence[int]]) -> None:
-        """Every frame repaired, by moves over the link only where nothing else fits."""
-        for weight in LINK_WEIGHTS:
-            found = np.inf
-            for frame in frames:
-                if self._best is None or self._left() > 0.5 * self._limit_s:
-                    found = min(found, self._try(frame, weight))
-            if found < np.inf:
-                return
+        """Every frame repaired, by moves over the link only where nothing else fits; after half of the time no more
+        than one that can be."""
+        found = np.inf
+        for frame in frames:
+            for weight in LINK_WEIGHTS:
+                if (found < np.inf and self._left() < 0.5 * self._limit_s) or not self._left():
+                    return
+                seconds = self._try(frame, weight)
+                found = min(found, seconds)
+                if seconds < np.inf:
+                    break
 
     def _mend(self, taken: Sequence[int]) -> None:
         """Try a choice repaired, the link being dear and cheap."""

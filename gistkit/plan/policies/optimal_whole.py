@@ -17,6 +17,8 @@ from gistkit.plan.policies.options import FIDELITIES
 from gistkit.plan.policies.predicted import own_decisions
 from gistkit.plan.simulate import Simulator
 
+MOST_OFFERED = 2
+
 
 @dataclass(frozen=True)
 class Allowed:
@@ -51,6 +53,23 @@ def fastest_whole(
         if fits and (best is None or run.step_s < best.step_s):
             best = replace(plan, peak_bytes=run.peak_bytes, step_s=run.step_s)
     return best
+
+
+def offered(seeds: Iterable[Plan], graph: SavedGraph, simulator: Simulator, room_bytes: int | None) -> list[Plan]:
+    """The plans whose single decisions are worth a place in the program: the fastest that fit, and those with segments
+    that run anew. Every further one would make it larger for decisions of which it has better ones."""
+    fitting, again = [], []
+    for plan in seeds:
+        try:
+            run = simulator.run(plan)
+        except PlanError:
+            continue
+        if room_bytes is None or run.peak_bytes <= room_bytes:
+            fitting.append((run.step_s, plan))
+        if any(d.codec == "recompute" for d in plan.decisions):
+            again.append(plan)
+    fastest = [plan for _, plan in sorted(fitting, key=lambda f: f[0])[:MOST_OFFERED]]
+    return [*fastest, *(p for p in again if p not in fastest)]
 
 
 def _whole(seeds: Iterable[Plan], graph: SavedGraph, allowed: Allowed) -> Iterator[Plan]:
