@@ -21,6 +21,8 @@ of all channels (channels_last), so a program reads a channel's four factors onc
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -112,6 +114,7 @@ def _rebuild_kernel(
     tl.store(y_ptr + first + offs, y, mask)
 
 
+@lru_cache(maxsize=256)
 def shape_of(n: int, channels: int, plane: int, item_bytes: int) -> tuple[int, int, int, int, int]:
     """(outer, inner, STEP, OUTER, INNER) for n elements."""
     inner = channels if plane == 1 else plane
