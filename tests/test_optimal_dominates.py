@@ -18,7 +18,7 @@ from gistkit.plan.policies.optimal import minimise_peak, optimal
 from gistkit.plan.policies.optimal_attempt import Attempt
 from gistkit.plan.policies.optimal_problem import Tie
 from gistkit.plan.policies.optimal_program import Cuts, Program
-from gistkit.plan.policies.optimal_whole import Allowed, fastest_whole
+from gistkit.plan.policies.optimal_whole import Allowed, fastest_whole, offered
 from gistkit.plan.policies.registry import POLICIES
 from gistkit.plan.simulate import Simulator, simulate
 from tests.step_graphs import chain
@@ -184,3 +184,15 @@ def test_the_least_peak_that_is_named_can_be_planned_for(name):
     least = refused.value.least_bytes["bitwise"]
     plan = optimal(graph, costs, least, time_limit_s=3)
     assert isinstance(plan, Plan) and plan.lower_bound_bytes <= plan.peak_bytes <= least
+
+
+def test_the_fastest_that_fit_and_segments_are_offered_by_the_move():
+    graph, costs = chained()
+    simulator = Simulator(graph, costs)
+    plain, gist, again = (POLICIES[n](graph, costs) for n in ("plain", "gist", "checkpoint"))
+    assert len({plain.step_s, gist.step_s, again.step_s}) >= 2
+    found = offered([plain, gist, again, again], simulator, None)
+    assert found[:2] == sorted([plain, gist, again], key=lambda p: simulator.run(p).step_s)[:2]
+    assert again in found
+    assert offered([plain, again], simulator, 1) == [again]
+    assert offered([replace(plain, decisions=(Decision(10_000, "dense"),))], simulator, None) == []

@@ -159,7 +159,7 @@ class _Planning:
         self._options = options
         self._begun = time.monotonic()
         self.simulator = Simulator(graph, costs)
-        self._seeds = offered(seeds, graph, self.simulator, room_bytes)
+        self._seeds = offered(seeds, self.simulator, room_bytes)
         self._counts = part_counts(graph, settings, self._seeds)
         self._attempts: dict[int, Attempt] = {}
         self._least: dict[int, Least] = {}

@@ -55,7 +55,7 @@ def fastest_whole(
     return best
 
 
-def offered(seeds: Iterable[Plan], graph: SavedGraph, simulator: Simulator, room_bytes: int | None) -> list[Plan]:
+def offered(seeds: Iterable[Plan], simulator: Simulator, room_bytes: int | None) -> list[Plan]:
     """The plans whose single decisions are worth a place in the program: the fastest that fit, and those with segments
     that run anew. Every further one would make it larger for decisions of which it has better ones."""
     fitting, again = [], []
