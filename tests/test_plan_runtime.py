@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
+from gistkit.codecs import Sparse
 from gistkit.errors import PlanError, PlanMismatchError
 from gistkit.plan.cost import cost_table
 from gistkit.plan.hardware import hardware
@@ -163,6 +164,22 @@ def test_a_payload_crosses_once_each_way_whoever_reads_it(codec, monkeypatch):
     assert same(found, step(model, x, y))
     parts = 1 if codec == "dense" else 4  # a bitmap, counts, values and no exponents
     assert len(out) == parts and out == back
+
+
+@pytest.mark.parametrize("codec", ["zvc", "csr", "zvc+fp8s"])
+def test_a_size_that_only_the_device_knows_is_waited_for(codec, monkeypatch):
+    """As on CUDA, where a sparse encoding begins as a scratch of worst-case size."""
+    model, (x, y) = Shared().train(), data()
+    graph, _ = captured(model, x, y)
+    plan = made(graph, [hosted(graph, "relu", codec)])
+    at_once = step(gistkit.compress(copy.deepcopy(model), plan), x, y)
+    monkeypatch.setattr(Sparse, "_encode", lambda self, t: self._begun(t))
+    numels = []
+    sent = host.sent
+    monkeypatch.setattr(host, "sent", lambda t: numels.append(t.numel()) or sent(t))
+    assert same(at_once, step(gistkit.compress(copy.deepcopy(model), plan), x, y))
+    stored = int((F.conv2d(x, model.first.weight, model.first.bias) > 0).sum())
+    assert numels[2] == stored
 
 
 def test_what_is_on_the_host_is_not_on_the_device_and_goes_with_its_last_reader():

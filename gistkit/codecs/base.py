@@ -82,7 +82,7 @@ class Encoded:
         for name in ("codec", "shape", "stride", "dtype", "numel", "nonzeros"):
             setattr(made, name, getattr(self, name))
         made.extra = self.extra if extra is None else extra
-        made._state = (payload, False)
+        made._state = (payload, self.pending)
         return made
 
     def __repr__(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from gistkit.codecs import CODECS
+from gistkit.codecs import CODECS, Codec, Encoded, Sparse
 from gistkit.errors import PlanError, PlanMismatchError
 from gistkit.graph.weights import is_weight
 from gistkit.nn.eligible import KERNEL_DTYPES
@@ -68,6 +68,14 @@ def ad_hoc(x: torch.Tensor, sparse: bool, settings: Settings) -> Decision:
     if sparse:
         return Decision(-1, "zvc" + suffix, reason="a ReLU's output, zeros left out")
     return KEEP_DENSE if settings.lossy is None else Decision(-1, settings.lossy, reason="delayed precision reduction")
+
+
+def _settled(codec: Codec, x: torch.Tensor) -> Encoded:
+    """The encoding of x in its exact size; waits for the device where only that knows it."""
+    encoded = codec.encode(x)
+    if encoded.pending and isinstance(codec, Sparse):
+        codec.settle(encoded, int(codec.total(encoded)))
+    return encoded
 
 
 @dataclass
@@ -165,7 +173,7 @@ class Region:
             return None
         x = x.detach()
         # what goes to the host goes in its exact size, for which a GPU is waited for
-        encoded = codec.encode(x) if to_host else self.packer.encode(codec, x)
+        encoded = _settled(codec, x) if to_host else self.packer.encode(codec, x)
         if not encoded.pending:
             if encoded.nonzeros is not None and decision.storage >= 0:
                 self.densities[decision.storage] = encoded.nonzeros / max(encoded.numel, 1)
