@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gistkit.graph.tasks import ConvShape, Task
-from gistkit.plan.algorithms import DEFAULT, arithmetic_rate, conv_algorithms, layout_s
+from gistkit.plan.algorithms import DEFAULT, arithmetic_rate, conv_algorithms, layout_bytes, layout_s
 from gistkit.plan.hardware import PRESETS
 
 CUDNN4 = ["implicit_precomp_gemm", "implicit_gemm", "gemm", "fft", "fft_tiling"]
@@ -86,6 +86,41 @@ def test_tensor_cores_convert_layouts_and_leave_winograd_behind():
     found = by_name(task, "h200")
     assert found[DEFAULT].seconds == pytest.approx(task.flops / h200.flops["tf32"] + layout_s(task, h200))
     assert min(found.values(), key=lambda a: a.seconds).name == DEFAULT
+
+
+@pytest.mark.parametrize("part", ["", "weight", "input"])
+def test_the_default_holds_nhwc_copies_of_both_maps(part):
+    # VGG-16's conv1_2 at batch 64: maps of 64 x 64 x 224 x 224 fp32, 784 MiB each; offsets as on every device.
+    task = conv_task(64, 64, 64, 224, part=part)
+    offsets_bytes = 4 * (64 * 9 + 224 * 224)
+    found = by_name(task, "h200")
+    assert layout_bytes(task, PRESETS["h200"]) == 2 * 784 * 2**20
+    assert found[DEFAULT].workspace_bytes == 2 * 784 * 2**20 + offsets_bytes
+    assert found["implicit_gemm"].workspace_bytes == 0
+    # Input and output differ: 8 images, 3 maps of 64x64 in, 32 of 32x32 out, in bf16 half the bytes.
+    strided = conv_task(8, 3, 32, 64, stride=2, part=part)
+    assert layout_bytes(strided, PRESETS["h200"]) == 4 * 8 * (3 * 64 * 64 + 32 * 32 * 32)
+    half = replace(strided, dtype="bfloat16")
+    assert layout_bytes(half, PRESETS["h200"]) == 2 * 8 * (3 * 64 * 64 + 32 * 32 * 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "converts"),
+    [
+        ("h200", "float32", True),
+        ("h200", "bfloat16", True),
+        ("h200", "float64", False),
+        ("titanx", "float32", False),
+        ("k40m", "float16", False),
+        ("cpu", "float32", False),
+    ],
+)
+def test_copies_take_memory_exactly_where_they_take_time(name, dtype, converts):
+    task = replace(conv_task(8, 64, 128, 28), dtype=dtype)
+    assert (layout_bytes(task, PRESETS[name]) > 0) == (layout_s(task, PRESETS[name]) > 0) == converts
+    default = conv_algorithms(task, PRESETS[name])[0]
+    offsets_bytes = 0 if name == "cpu" else 4 * (64 * 9 + 28 * 28)
+    assert default.workspace_bytes == offsets_bytes + layout_bytes(task, PRESETS[name])
 
 
 def test_rates_by_dtype():
