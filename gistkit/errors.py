@@ -28,8 +28,8 @@ class PlanError(GistError, ValueError):
 class BudgetError(GistError):
     """No allowed plan fits the budget; says the budget, the least one of each fidelity class, what to do.
 
-    ``least_bytes`` maps ``bitwise``, ``reassociated``, ``lossy`` to the least peak that moves of the class can reach, for
-    the classes that were looked at.
+    ``least_bytes`` maps ``bitwise``, ``reassociated``, ``lossy`` to the least peak that moves of the class can reach,
+    for the classes that were looked at.
     """
 
     def __init__(self, budget_bytes: int, least_bytes: dict[str, int], remedy: str) -> None:
