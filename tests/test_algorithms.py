@@ -159,6 +159,7 @@ def test_laws(shape, part, name):
     assert all(type(a.workspace_bytes) is int for a in found)
     assert min(a.workspace_bytes for a in found) == 0
     # Twice the batch is at least as long and needs at least the workspace, under every algorithm.
+    assert task.conv is not None
     shape2 = replace(task.conv, n=2 * task.conv.n)
     twice = conv_algorithms(
         replace(task, conv=shape2, flops=2 * task.flops, moved_bytes=2 * task.moved_bytes), hardware

@@ -6,7 +6,7 @@ them (``cost_table(measured_s=...)``).
 
 | algorithm | time | workspace |
 |---|---|---|
-| implicit_precomp_gemm | the roofline; PyTorch's choice | 4 bytes a filter element and output pixel; NHWC copies |
+| implicit_precomp_gemm | the roofline; taken as PyTorch's | 4 bytes a filter element and output pixel; NHWC copies |
 | implicit_gemm | 1 / 0.7: offsets are computed for every tile | 0 |
 | gemm | unrolled input written and read besides | the unrolled input of one image |
 | winograd | F(2x2, 3x3): 2.25 times fewer products at 0.65 of the rate | filters; a weight gradient: both maps too |
@@ -15,9 +15,10 @@ them (``cost_table(measured_s=...)``).
 
 On tensor cores (a device with ``tf32``) cuDNN brings NCHW maps into NHWC and back. That takes time (:func:`layout_s`)
 and the default needs both maps a second time: X and Y forward, X and dY for a weight gradient, dY and dX for an input
-gradient. Measured on an H200 (torch 2.11, fp32 with TF32 convolutions, VGG-16, batch 64): the allocator's peak is
-5.33 GB, where a plan without these copies predicted 3.61 GB; conv1_2's two maps of 784 MiB are 1.64 GB of the
-difference. Without them ResNet-50 was predicted 2 % low and GoogLeNet 4.5 % low.
+gradient. Measured on an H200 (torch 2.11, fp32 with TF32 convolutions, batch 64), a plan's peak by the allocator:
+VGG-16 5.33 GB, predicted 3.61 GB without these copies (conv1_2's two maps of 784 MiB are 1.64 GB) and 5.26 GB with
+them; ResNet-50 4.61 GB, predicted 4.52 GB (2 % low) and 4.53 GB. GoogLeNet's peak lies at no such task: 1.67 GB,
+predicted 1.59 GB (4.5 % low) either way.
 
 Winograd, fft and fft_tiling need stride 1 and no dilation, winograd 3x3 filters. They run on the fp32 units: where
 convolutions run on tensor cores they are slower than the default, as they are in practice. The efficiencies 0.7, 0.65
