@@ -155,8 +155,12 @@ def test_gists_encodings_on_alexnet(encoded):
 
 def test_gists_overhead_is_what_decoding_once_adds(encoded):
     case = encoded["vgg16"]
-    assert case.overhead((BINARIZE,)) < 0 < case.overhead((DPR,), "fp16") < case.overhead((SSDC,))
-    assert case.overhead(ENCODINGS) < case.overhead((SSDC,))
+    rounded = [case.overhead((DPR,), f) for f in ("fp8", "fp10", "fp16")]
+    sparse = case.overhead((SSDC,))
+    assert case.overhead((BINARIZE,)) < 0 < rounded[0] < rounded[1] < rounded[2]
+    # CSR as measured at 659ed66: 5.0 passes a map at this density against fp16's 3.0, but it encodes fewer maps.
+    assert rounded[1] < sparse < rounded[2]
+    assert case.overhead(ENCODINGS) < sparse
 
 
 def test_the_largest_batch_grows_as_maps_shrink():
