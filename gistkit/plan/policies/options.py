@@ -25,6 +25,7 @@ from gistkit.graph.tasks import BACKWARD, Block
 from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import Decision
 from gistkit.plan.policies.lossy import may_narrow
+from gistkit.plan.policies.predicted import kept_by_ops
 from gistkit.plan.policies.reading import KERNEL_DTYPES
 from gistkit.plan.policies.rebuild import WITHOUT_VALUES, recipe_of
 from gistkit.plan.policies.rules import SMALL_BYTES, Planner
@@ -86,6 +87,7 @@ class _Listing:
     def __init__(self, graph: SavedGraph, costs: CostTable, lossy: str | None, *, few: bool = False) -> None:
         self._planner = Planner(graph, lossy, costs.densities)
         self._graph, self._costs, self._lossy = graph, costs, lossy
+        self._own = kept_by_ops(graph)
         seconds = [costs.task_s(t.index) for t in graph.tasks]
         self._start_s = np.concatenate(([0.0], np.cumsum(seconds)))
         self._many = few or sum(b.saved >= 0 for b in graph.blocks) > MANY
@@ -99,11 +101,20 @@ class _Listing:
         ruled = self._planner.decide(s.id)
         if ruled is not None and ruled.codec == "drop" and not any(u.values for u in block.uses):
             return (ruled,)
+        if s.id in self._own:
+            return self._of_its_op(block, s, ruled)
         at_home = (dense, *self._at_home(s, ruled))
         if ruled is not None and ruled.codec in WITHOUT_VALUES + MAPS:
             own = ruled.codec != "mask1" and self._made_by_its_op(s)
             at_home = (ruled,) if own else (ruled, dense)
         return at_home + tuple(o for d in at_home for o in self._shipped(block, s, d))
+
+    def _of_its_op(self, block: Block, s: SavedStorage, ruled: Decision | None) -> tuple[Decision, ...]:
+        """What a covered op makes and keeps for itself has one form: the map or mask, which may leave for the host, or
+        what it is (statistics, indices without a map), which the op holds on the device and nothing runs anew."""
+        if ruled is None or ruled.codec not in (*MAPS, "bits"):
+            return (Decision(s.id, "dense", reason="its op keeps it for itself"),)
+        return (ruled, *self._shipped(block, s, ruled))
 
     def back_for(self, block: Block, need: int) -> Iterable[Decision]:
         """The block itself on the host, back for a task."""
