@@ -19,6 +19,9 @@ CARDS = {"H200": "h200", "TITAN X": "titanx", "K40": "k40m"}
 """Parts of CUDA device names with the preset of the card."""
 UNKNOWN_CARD = "h200"
 """Whose rates a card without a preset is given, with its own memory."""
+LIBRARIES_BYTES = 96 * 2**20
+"""What cuBLAS and cuDNN hold for themselves under PyTorch: plans were measured 66 to 86 MiB above their prediction on
+an H200, plain steps 85 MiB (bench/results/2026-11-20-h200-plans.jsonl)."""
 
 
 def step_on(
@@ -85,12 +88,12 @@ def hardware_of(
 
 
 def card(name: str, memory_bytes: int) -> Hardware:
-    """The hardware of a CUDA card by its name, with the memory that it really has."""
+    """The hardware of a CUDA card by its name, with the memory that it really has and what PyTorch's libraries take."""
     preset = next((p for part, p in CARDS.items() if part in name.upper()), None)
     if preset is not None:
-        return replace(PRESETS[preset], memory_bytes=memory_bytes)
+        return replace(PRESETS[preset], memory_bytes=memory_bytes, libraries_bytes=LIBRARIES_BYTES)
     guessed = f"{name} at the rates of {UNKNOWN_CARD} (measure it with `gistkit calibrate`)"
-    return replace(PRESETS[UNKNOWN_CARD], name=guessed, memory_bytes=memory_bytes)
+    return replace(PRESETS[UNKNOWN_CARD], name=guessed, memory_bytes=memory_bytes, libraries_bytes=LIBRARIES_BYTES)
 
 
 __all__ = ["card", "hardware_of", "step_on"]

@@ -61,15 +61,15 @@ def plan(
     and backward from what it returns.
 
     ``budget`` counts everything on the device during forward and backward: parameters, buffers, gradients, inputs,
-    activations, stashes, decoded copies, workspace, and ``reserve`` for what the planner cannot see (optimiser state,
-    another model). Bytes or ``"12GiB"``, ``"800MB"``, or ``"60%"`` of what plain PyTorch needs, reserve included. None
-    sets no limit: the fastest step. ``policy`` is ``optimal`` or one of the papers' (``plain``, ``gist``,
-    ``vdnn-all``, ``vdnn-conv``, ``vdnn-dyn``, ``vdnn+``, ``modnn``, ``cdma``, ``checkpoint``). ``fidelity`` is the
-    class of moves that may be used: ``bitwise``, or ``reassociated`` (sums in another order); ``lossy="fp8"``
-    (``fp16``, ``fp10``, their scaled forms) implies the class ``lossy``. ``hardware`` is a preset (``titanx``,
-    ``k40m``, ``h200``, ``cpu``), a file of ``gistkit calibrate`` or a Hardware; None is the device that the model is
-    on. ``density`` is the share of elements that are not zero in what may hold zeros (default: by the producing op),
-    one number or by storage id.
+    activations, stashes, decoded copies, workspace, what the device's libraries hold (``Hardware.libraries_bytes``),
+    and ``reserve`` for what the planner cannot see (optimiser state, another model). Bytes or ``"12GiB"``,
+    ``"800MB"``, or ``"60%"`` of what plain PyTorch needs, reserve included. None sets no limit: the fastest step.
+    ``policy`` is ``optimal`` or one of the papers' (``plain``, ``gist``, ``vdnn-all``, ``vdnn-conv``, ``vdnn-dyn``,
+    ``vdnn+``, ``modnn``, ``cdma``, ``checkpoint``). ``fidelity`` is the class of moves that may be used: ``bitwise``,
+    or ``reassociated`` (sums in another order); ``lossy="fp8"`` (``fp16``, ``fp10``, their scaled forms) implies the
+    class ``lossy``. ``hardware`` is a preset (``titanx``, ``k40m``, ``h200``, ``cpu``), a file of ``gistkit
+    calibrate`` or a Hardware; None is the device that the model is on. ``density`` is the share of elements that are
+    not zero in what may hold zeros (default: by the producing op), one number or by storage id.
 
     The result has ``peak_bytes``, ``step_s``, ``lower_bound_bytes`` (0 where the policy gives none), ``gap``,
     ``sub_batches`` and, in ``settings``, what it was made for. Raises :class:`gistkit.BudgetError` where nothing
@@ -78,10 +78,11 @@ def plan(
     """
     check_words(policy, fidelity, lossy, density)
     check_budget(budget)
-    parse_bytes(reserve)
+    parse_bytes(reserve)  # before the capture
     graph, device = step_on("plan", model, batch, loss_fn, hardware)
     costs = cost_table(graph, device, density=density)
-    made = plan_graph(graph, costs, budget=budget, policy=policy, fidelity=fidelity, lossy=lossy, reserve=reserve)
+    kept_free = parse_bytes(reserve) + device.libraries_bytes
+    made = plan_graph(graph, costs, budget=budget, policy=policy, fidelity=fidelity, lossy=lossy, reserve=kept_free)
     told = density if density is None or isinstance(density, int | float) else "by storage"
     return replace(made, settings={**made.settings, "density": told})
 

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -144,6 +145,15 @@ def test_the_reserve_is_part_of_the_budget(step):
         planning.plan_graph(graph, costs, budget=room, reserve=10_000)
 
 
+def test_what_the_libraries_hold_is_kept_free():
+    model, x = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()), torch.randn(2, 3, 8, 8)
+    free = replace(PRESETS["h200"], libraries_bytes=12345)
+    peaks = [gistkit.plan(model, x, policy="plain", hardware=h, reserve=55).peak_bytes for h in ("h200", free)]
+    assert peaks[1] - peaks[0] == 12345
+    with pytest.raises(ValueError, match="libraries_bytes must be a whole number of bytes below memory_bytes, got -1"):
+        replace(free, libraries_bytes=-1)
+
+
 def test_a_policy_that_knows_no_reserve_plans_for_the_rest(step):
     graph, costs = step
     whole = planning.plan_graph(graph, costs, policy="plain").peak_bytes
@@ -257,6 +267,7 @@ def test_cards():
     assert card("NVIDIA H200", 100 * GIB).name == "h200" and card("NVIDIA H200", 100 * GIB).memory_bytes == 100 * GIB
     assert card("NVIDIA TITAN X (Pascal)", GIB).name == card("GeForce GTX TITAN X", GIB).name == "titanx"
     assert card("Tesla K40m", GIB).name == "k40m"
+    assert card("NVIDIA H200", 100 * GIB).libraries_bytes == 96 * 2**20
     unknown = card("NVIDIA A100-SXM4-80GB", 80 * GIB)
     assert unknown.name == "NVIDIA A100-SXM4-80GB at the rates of h200 (measure it with `gistkit calibrate`)"
     assert (unknown.memory_bytes, unknown.memory_gbps) == (80 * GIB, PRESETS["h200"].memory_gbps)

@@ -41,7 +41,8 @@ class Hardware:
     reach the host late, so scratches live on for a while (CUDA). ``codec_slowdown`` multiplies the codecs' times, which
     are those of the Triton kernels. ``lacks`` names convolution algorithms that its library has not.
     ``tells_algorithms``: a step's convolutions may each be told their algorithm, as in the frameworks of the papers;
-    through PyTorch they cannot.
+    through PyTorch they cannot. ``libraries_bytes`` is what the device's libraries hold for themselves as long as the
+    process lives (cuBLAS's workspace); :func:`gistkit.plan` keeps it free.
 
     Raises ValueError for what no device can be: argument, demand, value, remedy.
     """
@@ -58,12 +59,15 @@ class Hardware:
     codec_slowdown: float = 1.0
     lacks: tuple[str, ...] = ()
     tells_algorithms: bool = False
+    libraries_bytes: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             _refuse("name", "a text that is not empty", self.name)
         if type(self.memory_bytes) is not int or not 0 < self.memory_bytes < 2**50:
             _refuse("memory_bytes", "a whole number of bytes above 0 and below 2**50", self.memory_bytes)
+        if type(self.libraries_bytes) is not int or not 0 <= self.libraries_bytes < self.memory_bytes:
+            _refuse("libraries_bytes", "a whole number of bytes below memory_bytes", self.libraries_bytes)
         for field in (*_POSITIVE, *_NOT_NEGATIVE):
             _check_number(field, getattr(self, field), field in _POSITIVE)
         if type(self.async_counts) is not bool:
