@@ -21,7 +21,7 @@ UNKNOWN_CARD = "h200"
 """Whose rates a card without a preset is given, with its own memory."""
 LIBRARIES_BYTES = 96 * 2**20
 """What cuBLAS and cuDNN hold for themselves under PyTorch: plans were measured 66 to 86 MiB above their prediction on
-an H200, plain steps 85 MiB (bench/results/2026-11-20-h200-plans.jsonl)."""
+an H200, plain steps 85 MiB (docs/log.md, 2026-11-20)."""
 
 
 def step_on(
