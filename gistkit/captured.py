@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten
 
 from gistkit.graph.capture import capture
 from gistkit.graph.saved import SavedGraph
-from gistkit.plan.hardware import PRESETS, Hardware
+from gistkit.plan.hardware import CUDA_LIBRARIES_BYTES, PRESETS, Hardware
 from gistkit.plan.hardware import hardware as find_hardware
 from gistkit.runtime.inputs import spread
 
@@ -19,9 +19,6 @@ CARDS = {"H200": "h200", "TITAN X": "titanx", "K40": "k40m"}
 """Parts of CUDA device names with the preset of the card."""
 UNKNOWN_CARD = "h200"
 """Whose rates a card without a preset is given, with its own memory."""
-LIBRARIES_BYTES = 96 * 2**20
-"""What cuBLAS and cuDNN hold for themselves under PyTorch: plans were measured 66 to 86 MiB above their prediction on
-an H200, plain steps 85 MiB (docs/log.md, 2026-11-20)."""
 
 
 def step_on(
@@ -89,11 +86,12 @@ def hardware_of(
 
 def card(name: str, memory_bytes: int) -> Hardware:
     """The hardware of a CUDA card by its name, with the memory that it really has and what PyTorch's libraries take."""
+    own = {"memory_bytes": memory_bytes, "libraries_bytes": CUDA_LIBRARIES_BYTES}
     preset = next((p for part, p in CARDS.items() if part in name.upper()), None)
     if preset is not None:
-        return replace(PRESETS[preset], memory_bytes=memory_bytes, libraries_bytes=LIBRARIES_BYTES)
+        return replace(PRESETS[preset], **own)
     guessed = f"{name} at the rates of {UNKNOWN_CARD} (measure it with `gistkit calibrate`)"
-    return replace(PRESETS[UNKNOWN_CARD], name=guessed, memory_bytes=memory_bytes, libraries_bytes=LIBRARIES_BYTES)
+    return replace(PRESETS[UNKNOWN_CARD], name=guessed, **own)
 
 
 __all__ = ["card", "hardware_of", "step_on"]

@@ -15,7 +15,7 @@ import gistkit
 from gistkit import planning
 from gistkit.captured import card
 from gistkit.plan.cost import cost_table
-from gistkit.plan.hardware import PRESETS
+from gistkit.plan.hardware import PRESETS, Hardware
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.registry import POLICIES
 from gistkit.plan.simulate import simulate
@@ -147,11 +147,16 @@ def test_the_reserve_is_part_of_the_budget(step):
 
 def test_what_the_libraries_hold_is_kept_free():
     model, x = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()), torch.randn(2, 3, 8, 8)
-    free = replace(PRESETS["h200"], libraries_bytes=12345)
-    peaks = [gistkit.plan(model, x, policy="plain", hardware=h, reserve=55).peak_bytes for h in ("h200", free)]
-    assert peaks[1] - peaks[0] == 12345
+    held = replace(PRESETS["h200"], libraries_bytes=12345)
+    plans = [gistkit.plan(model, x, policy="plain", hardware=h, reserve=55) for h in ("h200", held)]
+    assert plans[1].peak_bytes - plans[0].peak_bytes == 12345
+    assert [p.settings["reserve"] for p in plans] == [55, 55]
+    raw = json.loads(held.to_json())
+    assert Hardware.from_json(json.dumps(raw)) == held
+    del raw["libraries_bytes"]  # as in files from before
+    assert Hardware.from_json(json.dumps(raw)) == replace(held, libraries_bytes=0)
     with pytest.raises(ValueError, match="libraries_bytes must be a whole number of bytes below memory_bytes, got -1"):
-        replace(free, libraries_bytes=-1)
+        replace(held, libraries_bytes=-1)
 
 
 def test_a_policy_that_knows_no_reserve_plans_for_the_rest(step):

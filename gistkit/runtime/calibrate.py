@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from gistkit.codecs import CODECS
 from gistkit.plan.codec_costs import MEASURED_DENSITY, passes
-from gistkit.plan.hardware import Hardware
+from gistkit.plan.hardware import CUDA_LIBRARIES_BYTES, Hardware
 
 MIB = 2**20
 REPEATS = 5
@@ -69,6 +69,7 @@ def calibrate(device: str | torch.device = "cuda") -> Hardware:
             launch_s=_launch_s(place),
             async_counts=on_gpu,
             codec_slowdown=_codec_slowdown(place, sizes, memory_gbps),
+            libraries_bytes=CUDA_LIBRARIES_BYTES if on_gpu else 0,
         )
 
 
