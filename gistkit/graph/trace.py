@@ -15,6 +15,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gistkit.graph.ledger import tensors_in
 from gistkit.graph.recorder import Recorder
 
 _autograd = torch._C._autograd  # type: ignore[attr-defined]
@@ -195,11 +196,4 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        if value.layout == torch.strided:
-            yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
+    return (t for t in tensors_in(value) if t.layout == torch.strided)

@@ -48,7 +48,7 @@ def _shared_cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
     """The cast of x in PyTorch's autocast cache, made where it is not there yet; None where no op gives it away.
 
     No function hands it out. On CUDA autocast lowers einsum, of which a single operand comes back as a view: its base
-    is the cast (13 us of the host's time, 35 us the other way). Elsewhere an op that autocast lowers saves its lowered
+    is the cast (measured on a CPU: 13 us, 35 us the other way). Elsewhere an op that autocast lowers saves its lowered
     operand for backward: here a product with an empty partner (for a vector, one of its own length), whose result is
     dropped.
     """
