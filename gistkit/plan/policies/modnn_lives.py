@@ -41,10 +41,6 @@ class Life:
     writes: tuple[int, ...]
     idle: bool
 
-    def stays_at(self, task: int) -> bool:
-        """Whether the block must be on the device during the task."""
-        return any(first <= task <= last for first, last in self.stays)
-
     def next_stay(self, task: int) -> int | None:
         """First task of the first stay that begins at or after a task; None where there is none."""
         at = bisect_left(self._starts, task)
