@@ -141,17 +141,22 @@ class MemoryMap:
         """moDNN's offloading schemes (section IV-B1, Fig. 4): the blocks of the shortest runs of neighbouring segments,
         free ones and blocks that may be moved away, that holds ``nbytes``; one run for each block or free segment that
         it may begin with. Equal sets of blocks are given once."""
+        nodes = list(self._walk())
         seen: set[tuple[Hashable, ...]] = set()
-        for first in self._walk():
-            total, keys, node = 0, [], first
-            while node is not None and total < nbytes and (node.key is None or movable(node.key)):
-                total += node.nbytes
-                if node.key is not None:
-                    keys.append(node.key)
-                node = node.after
-            if total >= nbytes and tuple(keys) not in seen:
-                seen.add(tuple(keys))
-                yield tuple(keys)
+        total = end = 0  # a window: nodes[first:end] hold `total` bytes
+        for first, node in enumerate(nodes):
+            if end < first:
+                total, end = 0, first
+            while total < nbytes and end < len(nodes) and (nodes[end].key is None or movable(nodes[end].key)):
+                total += nodes[end].nbytes
+                end += 1
+            if total >= nbytes:
+                keys = tuple(n.key for n in nodes[first:end] if n.key is not None)
+                if keys not in seen:
+                    seen.add(keys)
+                    yield keys
+            if end > first:
+                total -= node.nbytes
 
     def _walk(self) -> Iterator[_Node]:
         node: _Node | None = self._head

@@ -48,8 +48,8 @@ def best_scheme(
 
     ``runs`` are those of :meth:`gistkit.plan.memory_map.MemoryMap.runs`: one for each first segment (Fig. 4).
     """
-    found = [(delay_s(r), regret(r), i, r) for i, r in enumerate(runs)]
-    if not found:
+    delays = [(delay_s(r), r) for r in runs]
+    if not delays:
         return None
-    delay, _, _, blocks = min(found)
-    return Scheme(blocks, delay)
+    least = min(delay for delay, _ in delays)
+    return Scheme(min((r for delay, r in delays if delay == least), key=regret), least)

@@ -22,6 +22,8 @@ What the paper leaves open, and how it is settled here:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
+from math import inf
 
 from gistkit.plan.algorithms import Algorithm
 from gistkit.plan.memory_map import MemoryMap
@@ -48,6 +50,7 @@ class _Run:
         self.places = Places(part.lives, MemoryMap(max(1, memory_bytes - part.lives.resident_bytes)))
         self.streams = Streams()
         self.fastest_s = [min(a.seconds for a in known) for known in self.costs.algorithms]
+        self.offload_s = cache(lambda block: self.costs.d2h_s(self.places.nbytes(block)))
         self.made: set[int] = set()
         self.log: list[tuple[float, float, float, str, int]] = []
         self.moves: list[Move] = []
@@ -135,8 +138,8 @@ class _Run:
 
     def delay_s(self, blocks: Iterable[int]) -> float:
         """Fig. 3 for the blocks of a scheme."""
-        leaving = [b for b in blocks if b not in self.places.host]
-        transfers = [(self.ready(b), self.costs.d2h_s(self.places.nbytes(b))) for b in leaving]
+        ready, host = self.streams.ready_s, self.places.host
+        transfers = [(ready.get(b, 0.0), self.offload_s(b)) for b in blocks if b not in host]
         return offload_delay_s(transfers, self.streams.link_s, self.streams.now_s)
 
     def defragment(self, t: int) -> None:
@@ -153,19 +156,37 @@ class _Run:
 
     def choose(self, t: int) -> Algorithm:
         """The algorithm of maximum gain, its workspace allocated; T becomes the start of the task."""
-        options = [(a, self.places.scheme(a.workspace_bytes, t, self.delay_s)) for a in self.costs.algorithms[t]]
-        base = min(self.costs.algorithms[t], key=lambda a: (a.workspace_bytes, a.seconds))
-        found = [(a, s) for a, s in options if a.workspace_bytes == 0 or s is not None]
-        if not found:
+        found = self.most_gain(t)
+        if found is None:
             self.defragment(t)
             self.prepare(t)
-            found = [(base, self.places.scheme(base.workspace_bytes, t, self.delay_s))]
-        gains = [self.gain(t, base, a, s or ()) for a, s in found]
-        algorithm, scheme = found[gains.index(max(gains))]
+            base = self.base(t)
+            found = base, self.places.scheme(base.workspace_bytes, t, self.delay_s) or ()
+        algorithm, scheme = found
         if algorithm.workspace_bytes:
-            self.streams.wait(self.vacate(scheme or (), t))
+            self.streams.wait(self.vacate(scheme, t))
             self.places.enter(WORKSPACE, algorithm.workspace_bytes)
         return algorithm
+
+    def base(self, t: int) -> Algorithm:
+        """The algorithm with the smallest workspace, of equals the fastest."""
+        return min(self.costs.algorithms[t], key=lambda a: (a.workspace_bytes, a.seconds))
+
+    def most_gain(self, t: int) -> tuple[Algorithm, tuple[int, ...]] | None:
+        """The algorithm that gains most and what leaves for its workspace; None where none has room. Fastest first:
+        no gain is above the time saved, so the rest is not looked at once that is below the best gain."""
+        known, base = self.costs.algorithms[t], self.base(t)
+        best, found = -inf, None
+        for a in sorted(known, key=lambda a: a.seconds):
+            if base.seconds - a.seconds < best:
+                break
+            scheme = self.places.scheme(a.workspace_bytes, t, self.delay_s)
+            if scheme is None:
+                continue
+            gain = self.gain(t, base, a, scheme)
+            if gain > best:
+                best, found = gain, (a, scheme)
+        return found
 
     def gain(self, t: int, base: Algorithm, algorithm: Algorithm, scheme: tuple[int, ...]) -> float:
         """Eq. (5) for one algorithm of a task, with a look at the nearest task that needs to fetch."""

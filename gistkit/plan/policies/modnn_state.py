@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import cast
 
 from gistkit.plan.memory_map import MemoryMap
@@ -51,10 +52,10 @@ class Places:
         """Size of a block."""
         return self.lives.lives[block].nbytes
 
-    def regret(self, blocks: tuple[int, ...], task: int) -> tuple[int, int]:
+    def regret(self, task: int) -> Callable[[tuple[int, ...]], tuple[int, int]]:
         """What tells runs of equal delay apart: how soon one of them is needed, then the bytes that they move."""
-        soonest = min((self.next_need(b, task) for b in blocks), default=len(self.lives.needed))
-        return -soonest, self.unsaved_bytes(blocks)
+        need, end = cache(lambda block: self.next_need(block, task)), len(self.lives.needed)
+        return lambda blocks: (-min(map(need, blocks), default=end), self.unsaved_bytes(blocks))
 
     def unsaved_bytes(self, blocks: Iterable[int]) -> int:
         """Bytes of those blocks that have no copy in host memory: only they cross the link when they leave."""
@@ -69,7 +70,7 @@ class Places:
             return ()
         leaving = self.may_leave(task, until)
         runs = cast("Iterable[tuple[int, ...]]", self.map.runs(nbytes, leaving.__contains__)) if leaving else ()
-        found = best_scheme(runs, delay_s, lambda run: self.regret(run, task))
+        found = best_scheme(runs, delay_s, self.regret(task))
         return None if found is None else found.blocks
 
     def leave(self, block: int) -> None:
