@@ -11,7 +11,7 @@ import pytest
 
 import gistkit
 
-LAZY = ("triton", "matplotlib", "PIL", "sklearn")
+LAZY = ("triton", "scipy", "matplotlib", "PIL", "sklearn")
 PUBLIC = ("compress", "restore", "report", "plan", "profile", "step", "functional", "nn", "zoo")
 MODULES = sorted(m.name for m in pkgutil.walk_packages(gistkit.__path__, "gistkit.") if not m.name.endswith("__main__"))
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from scipy.optimize import Bounds, milp
 
 from gistkit.plan.policies.optimal_link import LinkRows, Window
 from gistkit.plan.policies.optimal_problem import Key, Part, Problem
@@ -45,8 +44,7 @@ class Cuts:
 @dataclass(frozen=True)
 class Solved:
     """``taken``: one move a group, None where none was found. ``shares``: the columns x. ``bound``: no solution is
-    below
-    it (seconds or bytes; infinite: there is none). ``stalls``: the link's stall columns."""
+    below it (seconds or bytes; infinite: there is none). ``stalls``: the link's stall columns."""
 
     taken: tuple[int, ...] | None
     shares: np.ndarray
@@ -183,6 +181,8 @@ class Program:
         unit: float,
         constant: float = 0.0,
     ) -> Solved:
+        from scipy.optimize import Bounds, milp  # a quarter of a second: for those who plan, not on import
+
         low, high = np.zeros(self._all), np.full(self._all, np.inf)
         high[: self._choices] = 1.0
         low[self._found + 1] = constant

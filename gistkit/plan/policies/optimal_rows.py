@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.optimize import LinearConstraint
-from scipy.sparse import csr_array
+
+if TYPE_CHECKING:
+    from scipy.optimize import LinearConstraint
 
 
 class Rows:
@@ -32,6 +33,9 @@ class Rows:
 
     def constraint(self, columns: int) -> LinearConstraint:
         """All rows over that many columns."""
+        from scipy.optimize import LinearConstraint  # a quarter of a second: for those who plan, not on import
+        from scipy.sparse import csr_array
+
         matrix = csr_array((self._value, (self._row, self._column)), shape=(len(self._low), columns))
         sides: Any = (np.array(self._low), np.array(self._high))  # scipy's stubs know no arrays here
         return LinearConstraint(matrix, *sides)
