@@ -13,12 +13,13 @@ runs (it has no inline assembly). Both need ``num_warps=1``.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+
+from gistkit.kernels.tiling import launch
 
 LANES = tl.constexpr(32)
 _SCAN = tl.constexpr(
@@ -128,6 +129,4 @@ def load_rows(x_ptr, first: tl.constexpr, left, ROWS: tl.constexpr):
 
 def launch_warps(kernel: Any, programs: int, x: torch.Tensor, *args: Any, **constexprs: Any) -> None:
     """Run one-warp programs on x's device; none for 0 programs. Products are never fused into additions."""
-    if programs:
-        with torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext():
-            kernel[(programs,)](*args, num_warps=1, enable_fp_fusion=False, **constexprs)
+    launch(kernel, programs, x, *args, num_warps=1, **constexprs)

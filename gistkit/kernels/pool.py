@@ -17,7 +17,6 @@ Where PyTorch's own kernels differ, these follow CUDA's. Known differences from 
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -32,8 +31,8 @@ from gistkit.kernels.pool_forward import forward_kernel, forward_pairs_kernel
 from gistkit.kernels.pool_geometry import PoolGeometry, backward_geometry, forward_geometry, none_code
 from gistkit.kernels.pool_tiles import divisor
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
+from gistkit.kernels.tiling import launch
 
-NUM_WARPS = 4
 FORWARD_OUTPUTS = 1024
 PAIRS = 512
 PIXELS = 1024
@@ -70,11 +69,10 @@ def maxpool_forward(
     if y.numel() == 0:
         return y, codes
     flags = {"RELU": relu, "KEEP_ZERO": keep_zero, "ZERO_CODE": zero_code, "NONE": none_code(bits), "BITS": bits}
-    with _device(x):
-        if _runs_in_pairs(g, channels_last):
-            _launch_pairs(x, y, codes, g, flags)
-        else:
-            _launch_forward(x, y, codes, g, channels_last, flags)
+    if _runs_in_pairs(g, channels_last):
+        _launch_pairs(x, y, codes, g, flags)
+    else:
+        _launch_forward(x, y, codes, g, channels_last, flags)
     return y, codes
 
 
@@ -102,18 +100,13 @@ def maxpool_backward(
     grad_x = torch.empty((n, c, height, width), dtype=grad_y.dtype, device=grad_y.device, memory_format=layout)
     if grad_x.numel() == 0:
         return grad_x
-    with _device(grad_y):
-        if _runs_in_pairs_backward(g, channels_last):
-            _launch_backward_pairs(grad_y, codes, grad_x, g, bits)
-        elif g.stride == (2, 2) and g.positions <= QUADS_POSITIONS:
-            _launch_quads(grad_y, codes, grad_x, g, channels_last, bits)
-        else:
-            _launch_backward(grad_y, codes, grad_x, g, channels_last, bits)
+    if _runs_in_pairs_backward(g, channels_last):
+        _launch_backward_pairs(grad_y, codes, grad_x, g, bits)
+    elif g.stride == (2, 2) and g.positions <= QUADS_POSITIONS:
+        _launch_quads(grad_y, codes, grad_x, g, channels_last, bits)
+    else:
+        _launch_backward(grad_y, codes, grad_x, g, channels_last, bits)
     return grad_x
-
-
-def _device(x: torch.Tensor):
-    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
 
 
 def _windows(g: PoolGeometry) -> dict[str, Any]:
@@ -150,11 +143,12 @@ def _runs_in_pairs(g: PoolGeometry, channels_last: bool) -> bool:
 def _launch_pairs(x, y, codes, g: PoolGeometry, flags: dict[str, Any]) -> None:
     pairs = y.numel() // 2
     align = math.gcd(g.width, 4)
-    forward_pairs_kernel[(formats.ceil_div(pairs, PAIRS),)](
+    launch(
+        forward_pairs_kernel, formats.ceil_div(pairs, PAIRS), x,
         x, y, codes, pairs, g.out_width // 2, g.height, g.width // align, g.out_height,
         divisor(g.out_width // 2), divisor(g.out_height),
         K=g.kernel[0], P=g.padding[0], CHECK=_last(g, 0) >= g.height, ALIGN=align, LANES=PAIRS,
-        **flags, WIDE=_wide(pairs, PAIRS, (g.out_width // 2, g.out_height), g.height * g.width), num_warps=NUM_WARPS,
+        **flags, WIDE=_wide(pairs, PAIRS, (g.out_width // 2, g.out_height), g.height * g.width),
     )  # fmt: skip
 
 
@@ -166,11 +160,12 @@ def _launch_forward(x, y, codes, g: PoolGeometry, channels_last: bool, flags: di
     step = inner if channels_last else 1
     extents = (inner // v, g.out_width, g.out_height) if channels_last else (inner // v, g.out_height)
     check = max(g.padding) > 0 or _last(g, 0) >= g.height or _last(g, 1) >= g.width
-    forward_kernel[(formats.ceil_div(groups, lanes),)](
+    launch(
+        forward_kernel, formats.ceil_div(groups, lanes), x,
         x, y, codes, groups, inner // v, g.height, g.width, g.out_height, g.out_width,
         divisor(inner // v), divisor(g.out_width), divisor(g.out_height),
         CHANNELS_LAST=channels_last, CHECK=check, UNROLL=g.positions <= UNROLLED_POSITIONS, V=v, LANES=lanes,
-        **_windows(g), **flags, WIDE=_wide(groups, lanes, extents, g.height * g.width * step), num_warps=NUM_WARPS,
+        **_windows(g), **flags, WIDE=_wide(groups, lanes, extents, g.height * g.width * step),
     )  # fmt: skip
 
 
@@ -187,12 +182,13 @@ def _runs_in_pairs_backward(g: PoolGeometry, channels_last: bool) -> bool:
 def _launch_backward_pairs(grad_y, codes, grad_x, g: PoolGeometry, bits: int) -> None:
     quad_height, row_pairs = formats.ceil_div(g.height, 2), g.out_width // 2
     pairs = grad_x.shape[0] * grad_x.shape[1] * quad_height * row_pairs
-    backward_pairs_kernel[(formats.ceil_div(pairs, PAIRS),)](
+    launch(
+        backward_pairs_kernel, formats.ceil_div(pairs, PAIRS), grad_y,
         grad_y, codes, grad_x, pairs, row_pairs, g.height, g.out_height, quad_height,
         divisor(row_pairs), divisor(quad_height),
         K=g.kernel[0], BITS=bits, CHECK=quad_height > g.out_height, ODD=g.height % 2 == 1,
         PORTABLE=not grad_x.is_cuda, LANES=PAIRS,
-        WIDE=_wide(pairs, PAIRS, (row_pairs, quad_height), 2 * quad_height * g.width), num_warps=NUM_WARPS,
+        WIDE=_wide(pairs, PAIRS, (row_pairs, quad_height), 2 * quad_height * g.width),
     )  # fmt: skip
 
 
@@ -205,13 +201,14 @@ def _launch_quads(grad_y, codes, grad_x, g: PoolGeometry, channels_last: bool, b
     step = c if channels_last else 1
     extents = (c // v, quad_width, quad_height) if channels_last else (quad_width, quad_height)
     windows = {name: value for name, value in _windows(g).items() if not name.startswith("S")}
-    backward_quads_kernel[(formats.ceil_div(groups, lanes),)](
+    launch(
+        backward_quads_kernel, formats.ceil_div(groups, lanes), grad_y,
         grad_y, codes, grad_x, groups, c // v, g.height, g.width, g.out_height, g.out_width, quad_height, quad_width,
         divisor(c // v), divisor(quad_width), divisor(quad_height),
         CHANNELS_LAST=channels_last, BITS=bits, PORTABLE=not grad_x.is_cuda,
         CHECK=_quads_need_check(g, quad_height, quad_width), ODD=g.height % 2 == 1 or g.width % 2 == 1,
         V=v, LANES=lanes,
-        **windows, WIDE=_wide(groups, lanes, extents, 4 * quad_height * quad_width * step), num_warps=NUM_WARPS,
+        **windows, WIDE=_wide(groups, lanes, extents, 4 * quad_height * quad_width * step),
     )  # fmt: skip
 
 
@@ -231,9 +228,10 @@ def _launch_backward(grad_y, codes, grad_x, g: PoolGeometry, channels_last: bool
     lanes = PIXELS // v
     step = c if channels_last else 1
     extents = (c // v, g.width, g.height) if channels_last else (g.width, g.height)
-    backward_kernel[(formats.ceil_div(groups, lanes),)](
+    launch(
+        backward_kernel, formats.ceil_div(groups, lanes), grad_y,
         grad_y, codes, grad_x, groups, c // v, g.height, g.width, g.out_height, g.out_width,
         divisor(c // v), divisor(g.width), divisor(g.height),
         CHANNELS_LAST=channels_last, BITS=bits, PORTABLE=not grad_x.is_cuda, V=v, LANES=lanes,
-        **_windows(g), WIDE=_wide(groups, lanes, extents, g.height * g.width * step), num_warps=NUM_WARPS,
+        **_windows(g), WIDE=_wide(groups, lanes, extents, g.height * g.width * step),
     )  # fmt: skip
