@@ -86,12 +86,11 @@ def hardware_of(
 
 def card(name: str, memory_bytes: int) -> Hardware:
     """The hardware of a CUDA card by its name, with the memory that it really has and what PyTorch's libraries take."""
-    own = {"memory_bytes": memory_bytes, "libraries_bytes": CUDA_LIBRARIES_BYTES}
     preset = next((p for part, p in CARDS.items() if part in name.upper()), None)
+    own = replace(PRESETS[preset or UNKNOWN_CARD], memory_bytes=memory_bytes, libraries_bytes=CUDA_LIBRARIES_BYTES)
     if preset is not None:
-        return replace(PRESETS[preset], **own)
-    guessed = f"{name} at the rates of {UNKNOWN_CARD} (measure it with `gistkit calibrate`)"
-    return replace(PRESETS[UNKNOWN_CARD], name=guessed, **own)
+        return own
+    return replace(own, name=f"{name} at the rates of {UNKNOWN_CARD} (measure it with `gistkit calibrate`)")
 
 
 __all__ = ["card", "hardware_of", "step_on"]

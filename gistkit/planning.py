@@ -78,13 +78,12 @@ def plan(
     """
     check_words(policy, fidelity, lossy, density)
     check_budget(budget)
-    reserve_bytes = parse_bytes(reserve)
+    parse_bytes(reserve)
     graph, device = step_on("plan", model, batch, loss_fn, hardware)
     costs = cost_table(graph, device, density=density)
-    kept_free = reserve_bytes + device.libraries_bytes
-    made = plan_graph(graph, costs, budget=budget, policy=policy, fidelity=fidelity, lossy=lossy, reserve=kept_free)
+    made = plan_graph(graph, costs, budget=budget, policy=policy, fidelity=fidelity, lossy=lossy, reserve=reserve)
     told = density if density is None or isinstance(density, int | float) else "by storage"
-    return replace(made, settings={**made.settings, "density": told, "reserve": reserve_bytes})
+    return replace(made, settings={**made.settings, "density": told})
 
 
 def plan_graph(

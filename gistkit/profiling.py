@@ -8,7 +8,7 @@
 | stashed | feature maps that the forward makes and backward keeps; the kept input batch |
 | immediate | feature maps that go within the forward |
 | gradient_maps | gradients of feature maps |
-| workspace | of convolutions, and what operators make and free within themselves |
+| workspace | of convolutions, what operators make and free within themselves, what the device's libraries hold |
 
 The stashed ones again (Gist, Fig. 3): ``relu_conv``, outputs of ReLUs that a convolution reads; ``relu_pool``, outputs
 of ReLUs that a pool reads and no convolution; ``pool_index``, PyTorch's int64 indices of max-pools, which the paper's

@@ -16,7 +16,7 @@ from gistkit.plan.policies.registry import POLICIES
 from gistkit.planner_plots import BUDGET, CLASS_COLOURS, PLAIN, PLANNED
 
 NET = "tests.test_cli_plan:small"
-SMALL = [NET, "--batch", "4", "--image-size", "32", "--hardware", "h200"]
+SMALL = [NET, "--batch", "4", "--image-size", "32", "--hardware", "titanx"]
 
 
 def small(image_size=32):
@@ -50,7 +50,7 @@ def test_profile(tmp_path, capsys):
         "gradient maps",
         "workspace",
         "reuse",
-        f"{NET}, batch 4, h200",
+        f"{NET}, batch 4, titanx",
     ):
         assert text in shown.out
     raw = json.loads(numbers.read_text())
@@ -69,7 +69,7 @@ def test_plan(tmp_path, capsys):
         "kept MiB",
         "least feasible budget",
         "lossy (fp8)",
-        "optimal on h200: peak",
+        "optimal on titanx: peak",
     ):
         assert text in shown
     raw = json.loads(numbers.read_text())

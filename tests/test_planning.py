@@ -21,6 +21,8 @@ from gistkit.plan.policies.registry import POLICIES
 from gistkit.plan.simulate import simulate
 
 GIB = 2**30
+H200 = replace(PRESETS["h200"], libraries_bytes=0)
+"""What the libraries hold is far more than these networks."""
 
 
 def net(batch_norm=False):
@@ -37,13 +39,13 @@ X, T = torch.randn(8, 3, 32, 32), torch.randint(10, (8,))
 
 
 def made(model=None, **words):
-    return gistkit.plan(model or net(), X, T, loss_fn=F.cross_entropy, **{"hardware": "h200", **words})
+    return gistkit.plan(model or net(), X, T, loss_fn=F.cross_entropy, **{"hardware": H200, **words})
 
 
 @pytest.fixture(scope="module")
 def step():
     graph = gistkit.capture(net(), (X,), backward=True, loss_fn=F.cross_entropy, targets=(T,))
-    return graph, cost_table(graph, PRESETS["h200"])
+    return graph, cost_table(graph, H200)
 
 
 def test_the_face():
@@ -93,11 +95,11 @@ def test_real_fake_and_meta_are_planned_alike():
     real = made(budget="75%")
     with torch.device("meta"):
         meta = net()
-    there = gistkit.plan(meta, X.to("meta"), T.to("meta"), loss_fn=F.cross_entropy, hardware="h200", budget="75%")
+    there = gistkit.plan(meta, X.to("meta"), T.to("meta"), loss_fn=F.cross_entropy, hardware=H200, budget="75%")
     with FakeTensorMode() as mode:
         fake = net()
         x, t = mode.from_tensor(X), mode.from_tensor(T)
-    faked = gistkit.plan(fake, x, t, loss_fn=F.cross_entropy, hardware="h200", budget="75%")
+    faked = gistkit.plan(fake, x, t, loss_fn=F.cross_entropy, hardware=H200, budget="75%")
     for other in (there, faked):
         assert (other.decisions, other.choices, other.peak_bytes) == (real.decisions, real.choices, real.peak_bytes)
 
@@ -145,12 +147,45 @@ def test_the_reserve_is_part_of_the_budget(step):
         planning.plan_graph(graph, costs, budget=room, reserve=10_000)
 
 
-def test_what_the_libraries_hold_is_kept_free():
-    model, x = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()), torch.randn(2, 3, 8, 8)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_the_libraries_hold_counts_everywhere(policy, step):
+    graph, costs = step
+    held = replace(costs, hardware=replace(H200, libraries_bytes=12345))
+    free, found = (planning.plan_graph(graph, c, policy=policy) for c in (costs, held))
+    assert found.peak_bytes - free.peak_bytes == 12345
+    assert found.lower_bound_bytes - free.lower_bound_bytes == (12345 if free.lower_bound_bytes else 0)
+    assert (found.decisions, found.choices, found.sub_batches) == (free.decisions, free.choices, free.sub_batches)
+    # a share is of a plain peak that has them too, and a budget that fits by a byte fits by that byte with them
+    assert found.settings["plain_peak_bytes"] - free.settings["plain_peak_bytes"] == 12345
+    at_most = planning.plan_graph(graph, held, policy=policy, budget=found.peak_bytes)
+    assert at_most.peak_bytes <= found.peak_bytes
+
+
+@pytest.mark.parametrize("policy", ["optimal", "modnn", "vdnn+"])
+def test_a_refusal_counts_what_the_libraries_hold(policy, step):
+    graph, costs = step
+    held = replace(costs, hardware=replace(H200, libraries_bytes=12345))
+    least = []
+    for table in (costs, held):
+        with pytest.raises(gistkit.BudgetError) as raised:
+            planning.plan_graph(graph, table, policy=policy, budget=12346, fidelity="reassociated", refuse=False)
+        least.append(raised.value.least_bytes)
+    assert least[0] and least[1] == {name: nbytes + 12345 for name, nbytes in least[0].items()}
+
+
+def test_the_preset_and_the_card_hold_the_same():
+    x = torch.randn(2, 3, 32, 32)
+    by_name, free = (gistkit.plan(net(), x, policy="plain", hardware=h, reserve=55) for h in ("h200", H200))
+    assert by_name.peak_bytes - free.peak_bytes == 96 * 2**20
+    assert (
+        gistkit.plan(net(), x, policy="plain", hardware=card("NVIDIA H200", GIB)).peak_bytes + 55 == by_name.peak_bytes
+    )
+    assert by_name.settings["reserve"] == free.settings["reserve"] == 55
+    assert [name for name, preset in PRESETS.items() if preset.libraries_bytes] == ["h200"]
+
+
+def test_hardware_files_say_what_the_libraries_hold():
     held = replace(PRESETS["h200"], libraries_bytes=12345)
-    plans = [gistkit.plan(model, x, policy="plain", hardware=h, reserve=55) for h in ("h200", held)]
-    assert plans[1].peak_bytes - plans[0].peak_bytes == 12345
-    assert [p.settings["reserve"] for p in plans] == [55, 55]
     raw = json.loads(held.to_json())
     assert Hardware.from_json(json.dumps(raw)) == held
     del raw["libraries_bytes"]  # as in files from before

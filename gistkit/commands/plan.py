@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _find(graph: SavedGraph, costs: CostTable, options: argparse.Namespace, console: Console) -> Findings:
-    reserve = parse_bytes(options.reserve) + costs.hardware.libraries_bytes
+    reserve = parse_bytes(options.reserve)
     plain = POLICIES["plain"](graph, costs)
     try:
         budget_bytes = parse_budget(options.budget, plain.peak_bytes + reserve)
@@ -156,7 +156,7 @@ def _figures(made: Plan | None) -> dict:
 
 def _plot(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
     graph, costs = found.graph, found.costs
-    reserve = parse_bytes(options.reserve) + costs.hardware.libraries_bytes
+    reserve = parse_bytes(options.reserve)
     plain = next(row.plan for row in found.rows if row.policy == "plain")
     assert plain is not None
     made = chosen.plan or plain

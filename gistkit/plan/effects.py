@@ -165,8 +165,10 @@ class Composer:
                 yield Interval(task, task, nbytes, -1, "workspace")
 
     def _fixed_intervals(self, accumulates: bool) -> Iterator[Interval]:
-        """What no decision changes. Where gradients accumulate over sub-batches, those of the parameters are there
-        from the second one's start (:func:`passing`)."""
+        """What no decision changes: what the libraries hold among it. Where gradients accumulate over sub-batches,
+        those of the parameters are there from the second one's start (:func:`passing`)."""
+        if self.costs.hardware.libraries_bytes:
+            yield Interval(BEFORE, len(self.graph.tasks), self.costs.hardware.libraries_bytes, -1, "libraries")
         for block in self.graph.blocks:
             if block.kind in ("activation", "input"):
                 continue

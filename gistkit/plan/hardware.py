@@ -45,7 +45,7 @@ class Hardware:
     are those of the Triton kernels. ``lacks`` names convolution algorithms that its library has not.
     ``tells_algorithms``: a step's convolutions may each be told their algorithm, as in the frameworks of the papers;
     through PyTorch they cannot. ``libraries_bytes`` is what the device's libraries hold for themselves as long as the
-    process lives (cuBLAS's workspace); :func:`gistkit.plan` keeps it free.
+    process lives (cuBLAS's workspaces): it counts in every peak and so in every budget, as on a real device.
 
     Raises ValueError for what no device can be: argument, demand, value, remedy.
     """
@@ -183,6 +183,7 @@ PRESETS |= {
             flops={"float32": 5.0e13, "tf32": 2.0e14, "bfloat16": 7.9e14, "float16": 7.9e14},
             launch_s=8e-6,
             async_counts=True,
+            libraries_bytes=CUDA_LIBRARIES_BYTES,
         ),
         Hardware(
             name="cpu",

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-WHAT = ("static", "dense", "payload", "mask", "decoded", "scratch", "gradient", "transient", "workspace")
+WHAT = ("static", "dense", "payload", "mask", "decoded", "scratch", "gradient", "transient", "workspace", "libraries")
 
 
 class Interval(NamedTuple):
     """``nbytes`` of memory during the tasks ``first`` to ``last``, both counted (-1: from before the step; the number
-    of tasks: beyond it), for a block (-1: of the task's own). ``what`` is one of :data:`WHAT`."""
+    of tasks: beyond it), for a block (-1: of no block). ``what`` is one of :data:`WHAT`."""
 
     first: int
     last: int

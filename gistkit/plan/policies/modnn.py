@@ -149,6 +149,7 @@ def parts_of(graph: SavedGraph, costs: CostTable, rule: str = PLAN) -> Callable[
             link=costs.hardware.has_link,
             accumulates=rule == PLAN and parts > 1,
         )
+        alive = replace(alive, resident_bytes=alive.resident_bytes + costs.hardware.libraries_bytes)
         bare = Plan("modnn", graph.fingerprint, own, inplace)
         return Part(
             parts, -(-max(graph.batch, 1) // parts), alive, _with_extra(table, profile(one, bare, table).extra_s)

@@ -25,8 +25,8 @@ MOST_ROUNDS = 64
 
 @dataclass(frozen=True)
 class Bound:
-    """A lower bound: resident bytes (weights, weight gradients, buffers, input batch), the task that needs most beside
-    them, and what that needs."""
+    """A lower bound: resident bytes (weights, weight gradients, buffers, input batch, the libraries' own), the task
+    that needs most beside them, and what that needs."""
 
     resident_bytes: int
     task: int
