@@ -23,6 +23,7 @@ from gistkit.graph.saved import SavedGraph
 from gistkit.plan.cost import CostTable, cost_table
 from gistkit.plan.hardware import hardware
 from gistkit.plan.plan import Plan
+from gistkit.plan.policies.optimal import minimise_peak
 from gistkit.plan.policies.optimal_whole import Allowed
 from gistkit.plan.policies.registry import POLICIES
 from gistkit.plan.simulate import Simulator
@@ -35,7 +36,7 @@ SLACK = 1e-9
 def rows(name: str, graph: SavedGraph, costs: CostTable, budgets: int, fidelity: str = "bitwise") -> Iterator[dict]:
     """One row a budget; ``budgets`` of them, or one where there is no room between least and plain peak."""
     plain = POLICIES["plain"](graph, costs).peak_bytes
-    least = least_peak(graph, costs, fidelity)
+    least = minimise_peak(graph, costs, fidelity).peak_bytes
     wanted = [least + (plain - least) * i // max(budgets - 1, 1) for i in range(budgets)]
     for budget in dict.fromkeys(wanted):
         begun = time.perf_counter()
@@ -55,14 +56,6 @@ def rows(name: str, graph: SavedGraph, costs: CostTable, budgets: int, fidelity:
             "optimal": _figures(graph, costs, made),
             "planning_s": round(seconds, 2),
         }
-
-
-def least_peak(graph: SavedGraph, costs: CostTable, fidelity: str) -> int:
-    """The least peak that `optimal` knows of: the budget that it names where it is given nothing."""
-    try:
-        return POLICIES["optimal"](graph, costs, 1, fidelity=fidelity).peak_bytes
-    except BudgetError as error:
-        return error.least_bytes[fidelity]
 
 
 def others(graph: SavedGraph, costs: CostTable, budget: int, fidelity: str) -> dict[str, dict]:

@@ -116,17 +116,26 @@ def minimise_peak(
     fidelity: str = "bitwise",
     *,
     lossy: str | None = None,
+    reserve: int = 0,
     batch_norm: bool = False,
     algorithms: bool | None = None,
     recompute: bool = True,
     time_limit_s: float | None = None,
     options: Options | None = None,
-) -> int:
-    """Bytes below which no plan of the class has its peak. Arguments and errors as :func:`optimal`."""
+) -> Plan:
+    """The plan of least peak, whatever its time; arguments and errors as :func:`optimal`, which names its
+    ``peak_bytes`` where it refuses a budget under the same time limit.
+
+    ``peak_bytes`` is a budget that can be met, ``lower_bound_bytes`` one below which no plan of the class is: where
+    both are equal there is no smaller peak. ``gap`` is None.
+    """
     check_fidelity(fidelity, lossy)
     told = costs.hardware.tells_algorithms if algorithms is None else algorithms
-    settings = Settings(fidelity, lossy, batch_norm, 0, _limit(graph, time_limit_s), told, recompute)
-    return _Planning(graph, costs, settings, (), options).least(time.monotonic() + settings.time_limit_s).bound_bytes
+    settings = Settings(fidelity, lossy, batch_norm, reserve, _limit(graph, time_limit_s), told, recompute)
+    planning = _Planning(graph, costs, settings, (), options)
+    least = planning.least(time.monotonic() + PEAK_SHARE * settings.time_limit_s)
+    plan = planning.smallest()
+    return replace(_figures(graph, costs, plan, planning.simulator, settings, None, least, 0.0), gap=None)
 
 
 def _limit(graph: SavedGraph, time_limit_s: float | None) -> float:
@@ -163,6 +172,7 @@ class _Planning:
         self._counts = part_counts(graph, settings, self._seeds)
         self._attempts: dict[int, Attempt] = {}
         self._least: dict[int, Least] = {}
+        self._fewest = 1
 
     def run(self, budget_bytes: int | None) -> tuple[tuple[Attempt, Outcome, float] | None, Least]:
         """The best attempt with its outcome and the bound over all numbers of sub-batches (seconds); least peak."""
@@ -200,9 +210,13 @@ class _Planning:
             attempt = self._attempt(parts)
             left = max(deadline - time.monotonic(), 0.1 * self._settings.time_limit_s)
             self._least[parts] = least_peak(attempt, left, room_bytes, quick=attempt.problem.size > WHOLE_SIZE)
-        found = self._least.values()
-        best = min(found, key=lambda one: one.peak_bytes)
-        return replace(best, bound_bytes=min(one.bound_bytes for one in found))
+        self._fewest = min(self._least, key=lambda parts: self._least[parts].peak_bytes)
+        bound = min(one.bound_bytes for one in self._least.values())
+        return replace(self._least[self._fewest], bound_bytes=bound)
+
+    def smallest(self) -> Plan:
+        """The plan of what :meth:`least` found, without its figures."""
+        return reasoned(self._attempts[self._fewest], self._least[self._fewest].taken)
 
     def _attempt(self, parts: int) -> Attempt:
         if parts not in self._attempts:

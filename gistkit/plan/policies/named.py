@@ -1,0 +1,113 @@
+"""Policies by name, each given those of the caller's settings that it knows."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from gistkit.errors import BudgetError, PlanError
+from gistkit.graph.saved import SavedGraph
+from gistkit.plan.cost import CostTable
+from gistkit.plan.plan import Plan
+from gistkit.plan.policies.gist import check_lossy
+from gistkit.plan.policies.options import FIDELITIES
+from gistkit.plan.policies.registry import POLICIES
+
+SEEDS = ("plain", "checkpoint", "gist", "vdnn-all", "vdnn-conv", "cdma", "vdnn-dyn", "vdnn+", "modnn")
+"""Policies whose plans `optimal` is given to start from, so that it is never slower than one of them: the slowest to
+plan last."""
+SEEDS_S = 2.0
+"""Seconds after which no more of them are made: modnn takes 4 s for ResNet-152, and more than linearly longer."""
+
+
+def accepts(policy: str, word: str) -> bool:
+    """Whether a policy takes a setting of that name (``lossy``, ``fidelity``, ``reserve``, ``seeds``)."""
+    return word in inspect.signature(POLICIES[policy]).parameters
+
+
+def made(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: dict) -> Plan:
+    """The policy's plan; a policy that knows no reserve plans for what the reserve leaves."""
+    given = {name: value for name, value in words.items() if accepts(policy, name)}
+    if accepts(policy, "seeds"):
+        given["seeds"] = seeds(graph, costs, budget_bytes, words)
+    if accepts(policy, "reserve") or not words["reserve"]:
+        return _by_policy(policy, graph, costs, budget_bytes, given)
+    reserve = words["reserve"]
+    room = None if budget_bytes is None else max(1, budget_bytes - reserve)
+    plan = _by_policy(policy, graph, costs, room, given)
+    bound = plan.lower_bound_bytes + reserve if plan.lower_bound_bytes else 0
+    return replace(plan, peak_bytes=plan.peak_bytes + reserve, lower_bound_bytes=bound)
+
+
+def _by_policy(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, given: dict) -> Plan:
+    try:
+        return POLICIES[policy](graph, costs, budget_bytes, **given)
+    except PlanError as error:
+        if costs.hardware.has_link:
+            raise
+        raise PlanError(
+            f'policy="{policy}" moves tensors to the host, and hardware {costs.hardware.name!r} has no link to one; '
+            'take policy="optimal" or "gist", or other hardware'
+        ) from error
+
+
+def seeds(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping[str, Any]) -> list[Plan]:
+    """The plans of the other policies under the same budget, without those that refuse it, as many as there is time.
+
+    ``words`` are the settings ``fidelity``, ``lossy`` and ``reserve``, of which each policy takes what it knows.
+    """
+    found: list[Plan] = []
+    begun = time.monotonic()
+    for name in SEEDS:
+        if time.monotonic() - begun > SEEDS_S:
+            break
+        try:
+            found.append(made(name, graph, costs, budget_bytes, dict(words)))
+        except BudgetError:
+            continue
+        except PlanError:
+            if costs.hardware.has_link:
+                raise
+    return found
+
+
+def check_words(
+    policy: str, fidelity: str, lossy: str | None, density: float | Mapping[int, float] | None = None
+) -> str:
+    """The class of moves that is allowed. Raises ValueError for words that mean nothing, alone or together."""
+    _check_density(density)
+    if policy not in POLICIES:
+        near = difflib.get_close_matches(str(policy), POLICIES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "take 'optimal'"
+        raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}; {hint}")
+    if fidelity not in FIDELITIES:
+        raise ValueError(
+            f"fidelity must be one of {', '.join(FIDELITIES)}, got {fidelity!r}; bitwise changes no bit of the result"
+        )
+    check_lossy(lossy)
+    if fidelity == "lossy" and lossy is None:
+        raise ValueError('fidelity="lossy" needs a format, got lossy=None; pass lossy="fp16", "fp10" or "fp8"')
+    if lossy is not None and not accepts(policy, "lossy"):
+        able = [name for name in POLICIES if accepts(name, "lossy")]
+        raise ValueError(
+            f'lossy must be None for policy="{policy}", which rounds nothing, got {lossy!r}; leave it out, or take '
+            f"{' or '.join(able)}"
+        )
+    return "lossy" if lossy is not None else fidelity
+
+
+def _check_density(density: float | Mapping[int, float] | None) -> None:
+    values = density.values() if isinstance(density, Mapping) else () if density is None else (density,)
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise ValueError(
+                f"density must be a share of elements from 0 to 1 (or a dict of them by storage id), got {value!r}; "
+                "leave it out for what the ops suggest"
+            )
+
+
+__all__ = ["SEEDS", "accepts", "check_words", "made", "seeds"]

@@ -1,0 +1,79 @@
+"""Budgets that are not met: what each class of moves needs at least, and which would do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gistkit.errors import BudgetError
+from gistkit.graph.saved import SavedGraph
+from gistkit.plan.cost import CostTable
+from gistkit.plan.plan import Plan
+from gistkit.plan.policies.optimal import minimise_peak
+from gistkit.plan.policies.options import FIDELITIES
+
+LEAST_S = 3.0
+"""The time limit of `optimal` that a class's least peak is found under, which takes a fifth of it."""
+EXAMPLE_FORMAT = "fp8"
+"""The lossy format that a refused budget is told of where the caller named none: the smallest."""
+
+
+def least_bytes(
+    graph: SavedGraph,
+    costs: CostTable,
+    *,
+    lossy: str | None = None,
+    reserve: int = 0,
+    known: Mapping[str, int] | None = None,
+) -> dict[str, int]:
+    """The least peak found for each class of moves, which is a budget that `optimal` can meet; each class has the moves
+    of those before it.
+
+    ``lossy`` names the format of that class (default fp8). ``known`` holds the classes that need not be looked at.
+    """
+    found: dict[str, int] = {}
+    best: int | None = None
+    for name in FIDELITIES:
+        own = (known or {}).get(name)
+        if own is None:
+            narrow = (lossy or EXAMPLE_FORMAT) if name == "lossy" else None
+            own = minimise_peak(graph, costs, name, lossy=narrow, reserve=reserve, time_limit_s=LEAST_S).peak_bytes
+        best = own if best is None else min(best, own)
+        found[name] = best
+    return found
+
+
+def refused(
+    graph: SavedGraph, costs: CostTable, budget_bytes: int, words: Mapping[str, Any], known: Mapping[str, int]
+) -> BudgetError:
+    """The error of a budget below what the allowed class needs, with what every class needs."""
+    narrow = words["lossy"] or EXAMPLE_FORMAT
+    least = least_bytes(graph, costs, lossy=narrow, reserve=words["reserve"], known=known)
+    return BudgetError(budget_bytes, least, remedy(budget_bytes, least, words["fidelity"], narrow))
+
+
+def unfit(graph: SavedGraph, costs: CostTable, budget_bytes: int, words: Mapping[str, Any], made: Plan) -> BudgetError:
+    """The error of a plan above its budget, by a policy that aims at none or cannot reach it."""
+    narrow = words["lossy"] or EXAMPLE_FORMAT
+    least = least_bytes(graph, costs, lossy=narrow, reserve=words["reserve"])
+    text = f'policy="{made.policy}" needs {made.peak_bytes} bytes ({made.peak_bytes / 2**20:.1f} MiB)'
+    if least[words["fidelity"]] <= budget_bytes:
+        return BudgetError(budget_bytes, least, f'{text}; policy="optimal" fits')
+    todo = remedy(budget_bytes, least, words["fidelity"], narrow)
+    return BudgetError(budget_bytes, least, f'{text}; with policy="optimal" {todo}')
+
+
+def remedy(budget_bytes: int, least: Mapping[str, int], asked: str, narrow: str) -> str:
+    """Which class of moves would do, of those beyond the one ``asked`` for; ``narrow`` is the format of ``lossy``."""
+    ways = {
+        "reassociated": 'fidelity="reassociated" (sums in another order: batch slices, sub-batches)',
+        "lossy": f'lossy="{narrow}" (rounded activations)',
+    }
+    beyond = FIDELITIES[FIDELITIES.index(asked) + 1 :]
+    enough = [ways[name] for name in beyond if least[name] <= budget_bytes]
+    if enough:
+        return f"{' or '.join(enough)} would do; or raise the budget, or take a smaller batch"
+    return f"no class of moves would do; raise the budget to {min(least.values())} bytes or take a smaller batch"
+
+
+__all__ = ["EXAMPLE_FORMAT", "least_bytes", "refused", "remedy", "unfit"]
