@@ -14,13 +14,16 @@ from gistkit.errors import (
     DataError,
     GistError,
     KernelError,
+    MeasureError,
     PlanError,
     PlanMismatchError,
 )
 from gistkit.graph.capture import capture
 from gistkit.graph.saved import SavedGraph
+from gistkit.measuring import measure
 from gistkit.plan.hardware import Hardware
 from gistkit.plan.plan import CallChoice, Decision, Plan
+from gistkit.plan.times import StepTimes
 from gistkit.planning import PlanPackage
 from gistkit.profiling import Profile, profile
 from gistkit.report import Report, report
@@ -48,15 +51,18 @@ __all__ = [
     "Hardware",
     "KernelError",
     "LiveBytes",
+    "MeasureError",
     "Plan",
     "PlanError",
     "PlanMismatchError",
     "Profile",
     "Report",
     "SavedGraph",
+    "StepTimes",
     "capture",
     "compress",
     "functional",
+    "measure",
     "nn",
     "plan",
     "policies",

@@ -41,6 +41,10 @@ class BudgetError(GistError):
         self.budget_bytes, self.least_bytes, self.remedy = budget_bytes, dict(least_bytes), remedy
 
 
+class MeasureError(GistError):
+    """The seconds of a step cannot be measured here: says what does not fit or does not run, and what to do."""
+
+
 class DataError(GistError):
     """A data set on disk cannot be read: names the path, what was expected there and what to do."""
 

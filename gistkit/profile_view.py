@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import asdict, dataclass
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from gistkit.plan.times import StepTimes
 from gistkit.tables import mib, milliseconds, rendered
 
 SHOWN = 40
@@ -48,13 +50,26 @@ class LayerProfile:
 
 
 @dataclass(frozen=True)
+class TaskProfile:
+    """One task of the step: its seconds, and those that arithmetic and bytes give it (``predicted_s``)."""
+
+    phase: str
+    op: str
+    part: str
+    module: str
+    seconds: float
+    predicted_s: float
+
+
+@dataclass(frozen=True)
 class Profile:
     """A step of plain PyTorch; ``str()`` gives tables, :meth:`to_json` all of it.
 
     By class (:mod:`gistkit.profiling`): ``total_bytes``, every storage once; ``most_bytes``, the most of the class at
     one moment; ``peak_class_bytes``, at the moment of the step's peak; ``memory_bytes``, by task, for pictures.
     ``stashed_bytes`` are the stashed ones by what makes and reads them. Workspace is reused, so its total is its most.
-    ``backward_task`` is the first task of the backward.
+    ``backward_task`` is the first task of the backward. ``tasks`` are all tasks in order. ``times`` are the measured
+    times that all seconds come from, None where they are predictions.
     """
 
     model: str
@@ -70,6 +85,8 @@ class Profile:
     stashed_bytes: dict[str, int]
     memory_bytes: dict[str, tuple[int, ...]]
     layers: tuple[LayerProfile, ...]
+    tasks: tuple[TaskProfile, ...] = ()
+    times: StepTimes | None = None
 
     def to_json(self) -> str:
         """The profile as JSON text."""
@@ -88,8 +105,10 @@ def profile_text(profile: Profile) -> str:
 
 
 def profile_tables(profile: Profile, wide: bool = True) -> list[Table]:
-    """Memory by class, stashed maps by kind, layers; not ``wide``: for 80 columns, without the layers' kinds."""
-    return [_classes(profile), _stashes(profile), _layers(profile, wide)]
+    """Memory by class, stashed maps by kind, seconds by op where they were measured, layers; not ``wide``: for 80
+    columns, without the layers' kinds."""
+    times = [] if profile.times is None else [_ops(profile, profile.times)]
+    return [_classes(profile), _stashes(profile), *times, _layers(profile, wide)]
 
 
 def _classes(profile: Profile) -> Table:
@@ -119,6 +138,34 @@ def _stashes(profile: Profile) -> Table:
     return table
 
 
+def _ops(profile: Profile, times: StepTimes) -> Table:
+    """Seconds by op and phase, measured and predicted, those with most time first."""
+    table = Table(title="ms by op, measured and predicted", caption=told(times), box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("op", "phase"):
+        table.add_column(name, no_wrap=True)
+    for name in ("tasks", "measured", "share", "predicted", "ratio"):
+        table.add_column(name, justify="right", no_wrap=True)
+    found: dict[tuple[str, str], list[TaskProfile]] = defaultdict(list)
+    for task in profile.tasks:
+        found[task.op, task.phase].append(task)
+    sums = {key: (sum(t.seconds for t in all_), sum(t.predicted_s for t in all_)) for key, all_ in found.items()}
+    total_s = sum(measured_s for measured_s, _ in sums.values())
+    for (op, phase), (measured_s, predicted_s) in sorted(sums.items(), key=lambda item: -item[1][0]):
+        ratio = f"{measured_s / predicted_s:.2f}" if predicted_s else "-"
+        shown = (milliseconds(measured_s), f"{measured_s / total_s:.1%}", milliseconds(predicted_s), ratio)
+        table.add_row(op, phase, str(len(found[op, phase])), *shown)
+    return table
+
+
+def told(times: StepTimes) -> str:
+    """Where times come from, in a line."""
+    rows = "" if times.rows == times.batch else f" of {times.rows} rows, scaled to {times.batch}"
+    return (
+        f"measured on {times.device}: a step{rows} took {milliseconds(times.step_s)} ms, all tasks"
+        f"{'' if not rows else ' of the batch'} add up to {milliseconds(times.total_s)} ms"
+    )
+
+
 def _layers(profile: Profile, wide: bool) -> Table:
     table = Table(
         title="layers: MiB of the forward, ms, reuse distance of the input",
@@ -144,4 +191,4 @@ def _layers(profile: Profile, wide: bool) -> Table:
     return table
 
 
-__all__ = ["TITLES", "LayerProfile", "Profile", "profile_tables", "profile_text"]
+__all__ = ["TITLES", "LayerProfile", "Profile", "TaskProfile", "profile_tables", "profile_text", "told"]

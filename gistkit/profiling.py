@@ -28,12 +28,14 @@ from gistkit.captured import step_on
 from gistkit.graph.layers import layers
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import FORWARD, Block
+from gistkit.measuring import Measure, check_measure, costs_of, times_for
 from gistkit.plan.cost import CostTable, cost_table
 from gistkit.plan.effects import Interval
 from gistkit.plan.hardware import Hardware
 from gistkit.plan.policies.registry import POLICIES
 from gistkit.plan.simulate import Simulator, memory_bytes
-from gistkit.profile_view import LayerProfile, Profile
+from gistkit.plan.times import StepTimes
+from gistkit.profile_view import LayerProfile, Profile, TaskProfile
 
 CLASSES = ("weights", "weight_gradients", "inputs", "stashed", "immediate", "gradient_maps", "workspace")
 STASHES = ("relu_pool", "relu_conv", "pool_index", "other")
@@ -53,19 +55,25 @@ def profile(
     *batch: Any,
     loss_fn: Callable[..., torch.Tensor] | None = None,
     hardware: Hardware | str | Path | None = None,
+    measure: Measure = False,
 ) -> Profile:
-    """Where the memory and the time of a training step of ``model`` on ``batch`` go, without running it.
+    """Where the memory and the time of a training step of ``model`` on ``batch`` go.
 
-    Model, batch, ``loss_fn`` and ``hardware`` as :func:`gistkit.plan` takes them: real, fake or on the meta device; the
-    seconds are predictions for the hardware. Raises CaptureError where the step cannot be captured, ValueError or
-    TypeError for an argument that makes no sense.
+    Model, batch, ``loss_fn``, ``hardware`` and ``measure`` as :func:`gistkit.plan` takes them: real, fake or on the
+    meta device. Nothing runs, and the seconds are predictions for the hardware; with ``measure`` they are measured ones
+    (vDNN, Fig. 6), by running a few steps or from a file. Raises CaptureError where the step cannot be captured,
+    MeasureError where it cannot be measured, ValueError or TypeError for an argument that makes no sense.
     """
+    check_measure("profile", measure, model, batch)
     graph, device = step_on("profile", model, batch, loss_fn, hardware)
-    return profile_graph(graph, cost_table(graph, device), type(model).__name__)
+    times = times_for("profile", measure, graph, device, model, batch, loss_fn)
+    return profile_graph(graph, costs_of(graph, device, times), type(model).__name__, times)
 
 
-def profile_graph(graph: SavedGraph, costs: CostTable, name: str = "") -> Profile:
-    """:func:`profile` of a step that is captured already (with its tasks), on given costs."""
+def profile_graph(graph: SavedGraph, costs: CostTable, name: str = "", times: StepTimes | None = None) -> Profile:
+    """:func:`profile` of a step that is captured already (with its tasks), on given costs; ``times``: the measured ones
+    that the costs were made with."""
+    predicted = costs if times is None else cost_table(graph, costs.hardware)
     plain = POLICIES["plain"](graph, costs)
     simulator = Simulator(graph, costs)
     run, step = simulator.run(plain), simulator.profile(plain)
@@ -93,6 +101,11 @@ def profile_graph(graph: SavedGraph, costs: CostTable, name: str = "") -> Profil
         stashed_bytes=stashed_bytes(graph),
         memory_bytes=memory,
         layers=_layers(graph, costs, run.start_s),
+        tasks=tuple(
+            TaskProfile(t.phase, t.op, t.part, t.module, costs.task_s(t.index), predicted.task_s(t.index))
+            for t in graph.tasks
+        ),
+        times=times,
     )
 
 
@@ -166,4 +179,14 @@ def _layers(graph: SavedGraph, costs: CostTable, start_s: tuple[float, ...]) -> 
     return tuple(found)
 
 
-__all__ = ["CLASSES", "STASHES", "LayerProfile", "Profile", "class_of", "profile", "profile_graph", "stashed_bytes"]
+__all__ = [
+    "CLASSES",
+    "STASHES",
+    "LayerProfile",
+    "Profile",
+    "TaskProfile",
+    "class_of",
+    "profile",
+    "profile_graph",
+    "stashed_bytes",
+]

@@ -57,8 +57,8 @@ def test_every_task_has_its_time_and_all_fit_into_the_step():
     wall_s = time.perf_counter() - start
     assert sorted(taken) == [t.index for t in graph.tasks]
     assert min(taken.values()) > 0
-    # Three steps ran, and the least of a task's times is at most that of any of them.
-    assert sum(taken.values()) < wall_s / 3
+    # Four steps ran, two of them watched, and the least of a task's times is at most that of either.
+    assert sum(taken.values()) < wall_s / 2
 
 
 @pytest.mark.parametrize("name", ["vgg16", "resnet18", "squeezenet"])
@@ -87,7 +87,7 @@ def test_an_operator_goes_to_the_task_that_ran_it(ticking):
 def test_the_least_of_the_repeats_counts(monkeypatch):
     model, x = step()
     graph = captured(model, x)
-    turns = iter([1.0, 9.0, 4.0, 7.0])
+    turns = iter([9.0, 4.0, 7.0])
     monkeypatch.setattr(measure, "_one_step", lambda *_: dict.fromkeys(range(3), next(turns)))
     assert measured_tasks(graph, model, (x,), repeats=3) == {0: 4.0, 1: 4.0, 2: 4.0}
 

@@ -1,4 +1,5 @@
-"""A network on a batch of images, as ``gistkit plan`` and ``gistkit profile`` take it: on the meta device."""
+"""A network on a batch of images, as ``gistkit plan`` and ``gistkit profile`` take it: on the meta device, and on the
+one at hand where a step is measured."""
 
 from __future__ import annotations
 
@@ -11,12 +12,15 @@ import torch.nn.functional as F
 
 from gistkit.captured import card, step_on
 from gistkit.commands.wrong import InputError
-from gistkit.errors import CaptureError
+from gistkit.errors import CaptureError, MeasureError
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.traced import loss_of
+from gistkit.measuring import Measure, check_present, read_times, times_for
 from gistkit.plan.hardware import PRESETS, Hardware
 from gistkit.plan.hardware import hardware as find_hardware
+from gistkit.plan.times import StepTimes
 from gistkit.plots import check_plot
+from gistkit.runtime.times import device_name, does_not_fit
 from gistkit.zoo import load
 
 DEFAULT_CARD = "h200"
@@ -30,6 +34,9 @@ def add_images(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--image-size", type=int, metavar="N", default=224, help="height and width of the images")
     known = f"{', '.join(PRESETS)} or a file of gistkit calibrate (default: this machine's GPU, else {DEFAULT_CARD})"
     parser.add_argument("--hardware", metavar="NAME", default=argparse.SUPPRESS, help=known)
+    parser.add_argument("--measure", action="store_true", help="seconds of a real step on this device, task by task")
+    text = "of measured times: written with --measure, read without"
+    parser.add_argument("--times", metavar="FILE.json", type=Path, help=text)
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything for machines")
     parser.add_argument("--plot", metavar="FILE.png", type=Path, help="draw the memory over one step")
 
@@ -42,27 +49,43 @@ def prepare(options: argparse.Namespace) -> Hardware:
     try:
         if options.plot:
             check_plot(options.plot)
-        for path in filter(None, (options.json, options.plot)):
+        written = options.times if options.measure else None
+        for path in filter(None, (options.json, options.plot, written)):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
         if "hardware" in options:
             return find_hardware(options.hardware)
     except (ValueError, OSError) as error:
         raise InputError(error) from error
+    if options.measure and not torch.cuda.is_available():
+        return PRESETS["cpu"]
     if torch.cuda.is_available():
         found = torch.cuda.get_device_properties(0)
         return card(found.name, found.total_memory)
     return PRESETS[DEFAULT_CARD]
 
 
-def image_step(options: argparse.Namespace, hardware: Hardware) -> SavedGraph:
-    """The captured step of the model on a batch of images, its loss the cross entropy of labels."""
+def image_step(options: argparse.Namespace, hardware: Hardware) -> tuple[SavedGraph, StepTimes | None]:
+    """The captured step of the model on a batch of images, its loss the cross entropy of labels; its measured times
+    where the options ask for them."""
     size = options.image_size
-    images = torch.empty(options.batch, 3, size, size, device="meta")
+    measure: Measure = True if options.measure else options.times or False
     try:
-        return step_on(options.command, _network(options.model, size), (images,), _loss, hardware)[0]
-    except (ValueError, TypeError, CaptureError) as error:
+        if options.measure:
+            check_present(options.command, hardware, device_name(torch.empty(0, device=_here())))
+        elif options.times:
+            read_times(options.command, options.times)
+        model, images = _network(options.model, size), torch.empty(options.batch, 3, size, size, device="meta")
+        graph = step_on(options.command, model, (images,), _loss, hardware)[0]
+        if options.measure:
+            model, images = _real(options)
+        times = times_for(options.command, measure, graph, hardware, model, (images,), _loss)
+    except (ValueError, TypeError, CaptureError, MeasureError) as error:
         raise InputError(error) from error
+    if options.measure and options.times:
+        assert times is not None
+        options.times.write_text(times.to_json() + "\n", encoding="utf-8")
+    return graph, times
 
 
 def _network(name: str, size: int) -> torch.nn.Module:
@@ -72,6 +95,25 @@ def _network(name: str, size: int) -> torch.nn.Module:
             return load(name, image_size=size)
     except (RuntimeError, NotImplementedError):
         return load(name, image_size=size)
+
+
+def _here() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _real(options: argparse.Namespace) -> tuple[torch.nn.Module, torch.Tensor]:
+    """The network and random images, with memory, on this machine's GPU, else on its CPU."""
+    size = options.image_size
+    try:
+        with torch.device(_here()):
+            return load(options.model, image_size=size).to(_here()), torch.randn(options.batch, 3, size, size)
+    except RuntimeError as error:
+        if does_not_fit(error):
+            raise MeasureError(
+                f"measure: the network and its batch must fit the device, and do not ({str(error)[:200]}); take a "
+                "smaller batch, or plan without measured times"
+            ) from error
+        raise
 
 
 def _loss(out: Any) -> torch.Tensor:

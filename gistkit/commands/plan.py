@@ -15,15 +15,18 @@ from gistkit.commands.wrong import InputError
 from gistkit.errors import BudgetError
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import BACKWARD
+from gistkit.measuring import costs_of, with_times
 from gistkit.plan.budget import check_budget, parse_budget, parse_bytes
-from gistkit.plan.cost import CostTable, cost_table
+from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.optimal_build import trains_batch_norm
 from gistkit.plan.policies.registry import POLICIES
 from gistkit.plan.simulate import simulate
+from gistkit.plan.times import StepTimes
 from gistkit.plan_view import Row, compare, decisions_table, least_table, policies_table
 from gistkit.planner_plots import plot_plan
 from gistkit.planning import EXAMPLE_FORMAT, check_words, least_bytes, remedy
+from gistkit.profile_view import told
 from gistkit.tables import mib, milliseconds
 
 WIDE = 110
@@ -36,6 +39,7 @@ class Findings:
 
     graph: SavedGraph
     costs: CostTable
+    times: StepTimes | None
     budget_bytes: int | None
     rows: list[Row]
     least: dict[str, int]
@@ -67,10 +71,9 @@ def run(options: argparse.Namespace) -> int:
     except (ValueError, TypeError) as error:
         raise InputError(error) from error
     console = Console(stderr=True)
-    with console.status("recording a step"):
-        graph = image_step(options, device)
-        costs = cost_table(graph, device, density=options.density)
-    found = _find(graph, costs, options, console)
+    with console.status("measuring a step" if options.measure else "recording a step"):
+        graph, times = image_step(options, device)
+    found = _find(graph, costs_of(graph, device, times, options.density), times, options, console)
     chosen = next(row for row in found.rows if row.policy == options.policy)
     _show(found, chosen, options)
     if options.json:
@@ -83,7 +86,9 @@ def run(options: argparse.Namespace) -> int:
     return 1
 
 
-def _find(graph: SavedGraph, costs: CostTable, options: argparse.Namespace, console: Console) -> Findings:
+def _find(
+    graph: SavedGraph, costs: CostTable, times: StepTimes | None, options: argparse.Namespace, console: Console
+) -> Findings:
     reserve = parse_bytes(options.reserve)
     plain = POLICIES["plain"](graph, costs)
     try:
@@ -98,7 +103,7 @@ def _find(graph: SavedGraph, costs: CostTable, options: argparse.Namespace, cons
         progress.update(task, description="the least budget")
         least = least_bytes(graph, costs, lossy=options.lossy, reserve=reserve)
         progress.advance(task)
-    return Findings(graph, costs, budget_bytes, rows, least)
+    return Findings(graph, costs, times, budget_bytes, rows, least)
 
 
 def _show(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
@@ -111,6 +116,8 @@ def _show(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
     console.print(least_table(found.least, options.lossy or EXAMPLE_FORMAT, plain.peak_bytes))
     if chosen.plan is not None:
         console.print(_summary(chosen.plan, plain))
+    if found.times is not None:
+        console.print(f"seconds {told(found.times)}")
 
 
 def _summary(made: Plan, plain: Plan) -> str:
@@ -141,8 +148,9 @@ def _as_json(found: Findings, chosen: Row, options: argparse.Namespace) -> str:
             "hardware": asdict(found.costs.hardware),
             "budget_bytes": found.budget_bytes,
             "least_bytes": found.least,
+            "times": None if found.times is None else asdict(found.times),
             "policies": rows,
-            "plan": None if chosen.plan is None else json.loads(chosen.plan.to_json()),
+            "plan": None if chosen.plan is None else json.loads(with_times(chosen.plan, found.times).to_json()),
         }
     )
 

@@ -7,7 +7,7 @@ import argparse
 from rich.console import Console
 
 from gistkit.commands.images import add_images, image_step, prepare
-from gistkit.plan.cost import cost_table
+from gistkit.measuring import costs_of
 from gistkit.planner_plots import plot_profile
 from gistkit.profile_view import profile_tables
 from gistkit.profiling import profile_graph
@@ -29,9 +29,9 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(options: argparse.Namespace) -> int:
     """Capture, show, write; 0."""
     device = prepare(options)
-    with Console(stderr=True).status("recording a step"):
-        graph = image_step(options, device)
-    found = profile_graph(graph, cost_table(graph, device), options.model)
+    with Console(stderr=True).status("measuring a step" if options.measure else "recording a step"):
+        graph, times = image_step(options, device)
+    found = profile_graph(graph, costs_of(graph, device, times), options.model, times)
     console = Console()
     for table in profile_tables(found, console.width >= WIDE):
         console.print(table)

@@ -64,7 +64,7 @@ def capture(
     _refuse(model)
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     try:
-        with _untouched_random_states(), torch.enable_grad(), _no_autocast_cache():
+        with untouched_random_states(), torch.enable_grad(), no_autocast_cache():
             twin = _twin(model, mode, backward or on_cpu)
             inputs = _inputs((tuple(args), dict(kwargs or {}), tuple(targets)), mode, backward or on_cpu)
             if mode is not None and backward:
@@ -166,7 +166,7 @@ def _input(t: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _no_autocast_cache() -> Iterator[None]:
+def no_autocast_cache() -> Iterator[None]:
     """Casts of fake weights must not enter the caller's autocast cache."""
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
@@ -177,7 +177,7 @@ def _no_autocast_cache() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _untouched_random_states() -> Iterator[None]:
+def untouched_random_states() -> Iterator[None]:
     """Puts the random states of torch, Python and NumPy back; a device's only where it is in use already."""
     restore: list[tuple[Callable, Any]] = [
         (random.setstate, random.getstate()),

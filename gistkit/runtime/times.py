@@ -1,0 +1,165 @@
+"""The seconds of every task of a step, measured on as many rows of the batch as fit the device.
+
+Who plans for a budget often has a step that plain PyTorch cannot run. So where the whole batch does not fit, half of
+its rows are taken, and so on; each task's time grows as the roofline says (:func:`gistkit.graph.scale.scaled`: work and
+traffic of activations in proportion, those of parameters not at all). Out of memory counts as not fitting, and so does
+a cuDNN that finds no engine: on a card without memory for a workspace it says that instead.
+"""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from gistkit.errors import GistError, MeasureError
+from gistkit.graph.ledger import tensors_in
+from gistkit.graph.saved import SavedGraph
+from gistkit.graph.scale import scaled
+from gistkit.plan.cost import cost_table
+from gistkit.plan.hardware import Hardware
+from gistkit.plan.policies.registry import POLICIES
+from gistkit.plan.times import StepTimes, step_fingerprint
+from gistkit.runtime.measure import Work, measured_step
+
+NOT_FITTING = (
+    "unable to find an engine",  # cuDNN, FIND or GET
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "out of memory",
+    "can't allocate memory",  # PyTorch's allocator of a CPU
+    "not enough memory",
+)
+"""Parts of the texts with which PyTorch says that something does not fit."""
+MEMORY_FILE = Path("/proc/meminfo")
+
+
+def step_times(
+    graph: SavedGraph, hardware: Hardware, model: torch.nn.Module, work: Work, *, repeats: int = 3
+) -> StepTimes:
+    """The measured times of the graph's step, which ``capture(..., backward=True)`` made of ``model`` and ``work``.
+
+    ``hardware`` is that of the device which model and arguments are on: what a step of fewer rows leaves open is
+    scaled by its rates. Nothing of the model, its gradients and the random states changes, as a deep copy runs.
+    Synchronises. Raises :class:`gistkit.MeasureError` where not even one row fits or a part of the batch does not run,
+    PlanMismatchError where the step has not the graph's tasks, and what the step itself raises.
+    """
+    parts = _first_parts(graph, hardware, work)
+    while True:
+        rows = -(-graph.batch // parts)
+        try:
+            seconds, step_s = measured_step(graph, model, _first_rows(work, graph.batch, rows), repeats=repeats)
+            break
+        except Exception as error:
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            if not does_not_fit(error):
+                if parts == 1 or isinstance(error, GistError):
+                    raise
+                raise MeasureError(_cannot_run(graph.batch, rows, text)) from error
+            if rows <= 1:
+                raise MeasureError(_never_fits(device_name(model, work.args, work.kwargs), text)) from error
+        _let_go()
+        parts = min(2 * parts, graph.batch)
+    return StepTimes(
+        fingerprint=step_fingerprint(graph),
+        device=device_name(model, work.args, work.kwargs),
+        batch=graph.batch,
+        rows=rows,
+        step_s=step_s,
+        seconds=_of_whole_batch(graph, hardware, parts, {t: s for t, s in seconds.items() if s > 0}),
+    )
+
+
+def does_not_fit(error: BaseException) -> bool:
+    """Whether an error says that the device has too little memory for something."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in NOT_FITTING)
+
+
+def device_name(*items: Any) -> str:
+    """``cpu``, or the name of the CUDA card that the first tensor of some models and nested items is on."""
+    device = next((t.device for t in all_tensors(*items)), torch.device("cpu"))
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def all_tensors(*items: Any) -> list[torch.Tensor]:
+    """All tensors of some models (parameters and buffers) and nested items."""
+    found: list[torch.Tensor] = []
+    for item in items:
+        if isinstance(item, torch.nn.Module):
+            found += [*item.parameters(), *item.buffers()]
+        else:
+            found += tensors_in(item)
+    return found
+
+
+def _first_parts(graph: SavedGraph, hardware: Hardware, work: Work) -> int:
+    """In how many parts to try first. A CUDA device refuses by itself what does not fit; a host swaps, or ends the
+    process: there plain PyTorch's predicted peak decides."""
+    if hardware.async_counts:
+        return 1
+    available_bytes, parts = _available_bytes(), 1
+    while available_bytes and 2 * parts <= graph.batch:
+        part = scaled(graph, parts)
+        if POLICIES["plain"](part, cost_table(part, hardware)).peak_bytes <= available_bytes:
+            break
+        parts *= 2
+    return parts
+
+
+def _available_bytes() -> int:
+    """Memory of the host that is to be had without swapping; 0 where the system does not say."""
+    try:
+        lines = MEMORY_FILE.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
+
+
+def _first_rows(work: Work, batch: int, rows: int) -> Work:
+    """The work on the first rows: of every tensor that has the batch's rows."""
+    if rows == batch:
+        return work
+
+    def cut(item: Any) -> Any:
+        has_rows = isinstance(item, torch.Tensor) and item.dim() > 0 and item.shape[0] == batch
+        return item[:rows] if has_rows else item
+
+    args, kwargs, targets = (tree_map(cut, item) for item in (work.args, work.kwargs, work.targets))
+    return Work(args, kwargs, targets, work.loss_fn)
+
+
+def _of_whole_batch(graph: SavedGraph, hardware: Hardware, parts: int, seconds: dict[int, float]) -> dict[int, float]:
+    if parts == 1:
+        return seconds
+    whole, part = (cost_table(g, hardware) for g in (graph, scaled(graph, parts)))
+    ratio = {t: whole.task_s(t) / part.task_s(t) if part.task_s(t) else 1.0 for t in seconds}
+    return {t: taken * ratio[t] for t, taken in seconds.items()}
+
+
+def _let_go() -> None:
+    """What the attempt held: its frames have ended, its cycles have not."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def _cannot_run(batch: int, rows: int, text: str) -> str:
+    return (
+        f"measure: a plain step on all {batch} rows does not fit, and on the first {rows} of them it fails ({text}); "
+        "measure with a batch that fits, or plan without measured times"
+    )
+
+
+def _never_fits(device: str, text: str) -> str:
+    return (
+        f"measure: a plain step must fit {device} with one row of the batch at least, and does not ({text}); free some "
+        "of its memory, measure on a larger device and pass the file, or plan without measured times"
+    )
+
+
+__all__ = ["NOT_FITTING", "all_tensors", "device_name", "does_not_fit", "step_times"]
