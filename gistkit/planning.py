@@ -17,9 +17,10 @@ import torch
 from gistkit.captured import step_on
 from gistkit.errors import BudgetError
 from gistkit.graph.saved import SavedGraph
+from gistkit.measuring import Measure, check_measure, costs_of, times_for, with_times
 from gistkit.plan.budget import check_budget, parse_budget, parse_bytes
 from gistkit.plan.context import is_sparse
-from gistkit.plan.cost import CostTable, cost_table
+from gistkit.plan.cost import CostTable
 from gistkit.plan.hardware import Hardware
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.named import accepts, check_words, seeds
@@ -39,10 +40,12 @@ def plan(
     density: float | Mapping[int, float] | None = None,
     reserve: int | str = 0,
     loss_fn: Callable[..., torch.Tensor] | None = None,
+    measure: Measure = False,
 ) -> Plan:
     """The plan of one training step (forward and backward) that fits ``budget`` and takes the least time.
 
-    ``model`` and ``batch`` may be real, fake or on the meta device, far larger than this machine; nothing is computed.
+    ``model`` and ``batch`` may be real, fake or on the meta device, far larger than this machine; nothing is computed
+    (but for ``measure=True``).
     With ``loss_fn`` the first item of the batch is the model's input (a tuple: several positional ones, a dict: named
     ones) and the rest go to the loss, ``loss_fn(model(batch[0]), *batch[1:])``; without, the step is ``model(*batch)``
     and backward from what it returns.
@@ -58,19 +61,27 @@ def plan(
     calibrate`` or a Hardware; None is the device that the model is on. ``density`` is the share of elements that are
     not zero in what may hold zeros (default: by the producing op), one number or by storage id.
 
+    ``measure`` says where the seconds of the step's tasks come from: False, arithmetic and bytes by the rates of the
+    hardware; True, a few plain steps that run now on the device that model and batch are on, which must be real (on
+    fewer rows where the batch does not fit; a copy runs, the model stays as it is to the bit); the path of a file, or
+    what :func:`gistkit.measure` returned: times measured before, of this very step. ``settings["measured"]`` tells.
+
     The result has ``peak_bytes``, ``step_s``, ``lower_bound_bytes`` (0 where the policy gives none), ``gap``,
     ``sub_batches`` and, in ``settings``, what it was made for. Raises :class:`gistkit.BudgetError` where nothing
-    allowed fits, with ``least_bytes`` by class; :class:`gistkit.CaptureError` where the step cannot be captured;
-    ValueError or TypeError for an argument that makes no sense.
+    allowed fits, with ``least_bytes`` by class; :class:`gistkit.CaptureError` where the step cannot be captured,
+    :class:`gistkit.MeasureError` where it cannot be measured; ValueError or TypeError for an argument that makes no
+    sense.
     """
     check_words(policy, fidelity, lossy, density)
     check_budget(budget)
     parse_bytes(reserve)
+    check_measure("plan", measure, model, batch)
     graph, device = step_on("plan", model, batch, loss_fn, hardware)
-    costs = cost_table(graph, device, density=density)
+    times = times_for("plan", measure, graph, device, model, batch, loss_fn)
+    costs = costs_of(graph, device, times, density)
     made = plan_graph(graph, costs, budget=budget, policy=policy, fidelity=fidelity, lossy=lossy, reserve=reserve)
     told = density if density is None or isinstance(density, int | float) else "by storage"
-    return replace(made, settings={**made.settings, "density": told})
+    return with_times(replace(made, settings={**made.settings, "density": told}), times)
 
 
 def plan_graph(
@@ -130,10 +141,11 @@ class PlanPackage(ModuleType):
         density: float | Mapping[int, float] | None = None,
         reserve: int | str = 0,
         loss_fn: Callable[..., torch.Tensor] | None = None,
+        measure: Measure = False,
     ) -> Plan:
         return plan(
             model, *batch, budget=budget, policy=policy, fidelity=fidelity, lossy=lossy, hardware=hardware,
-            density=density, reserve=reserve, loss_fn=loss_fn,
+            density=density, reserve=reserve, loss_fn=loss_fn, measure=measure,
         )  # fmt: skip
 
 
