@@ -94,26 +94,32 @@ def to_code(x, FMT: tl.constexpr):
 
 @triton.jit
 def to_scaled_code(x, factor, FMT: tl.constexpr):
-    """Codes of x * factor (fp32, a normal power of two), subnormals kept; see :func:`encoding_factor`.
+    """int32 codes (0 <= code < 2**bits) of x * factor (fp32, a normal power of two), subnormals kept.
 
-    int32; store 8 bits for fp8, 16 for fp16: bits above may be set.
+    See :func:`encoding_factor`. Rounded by one fused addition: with E the power of two at or below the value, or the
+    format's least normal, value + E * 2**(23 - M) is rounded to the grid there, E * 2**-M, and counts its steps in the
+    low bits of its pattern; E's own exponent, added above them, makes the code.
     """
     M: tl.constexpr = 3 if FMT == "fp8" else (4 if FMT == "fp10" else 10)
-    BIAS: tl.constexpr = 7 if FMT == "fp8" else 15
-    MAX: tl.constexpr = 0x7E if FMT == "fp8" else (0x1EF if FMT == "fp10" else 0x7BFF)
-    NAN: tl.constexpr = 0x7F if FMT == "fp8" else (0x1F8 if FMT == "fp10" else 0x7E00)
     BITS: tl.constexpr = 8 if FMT == "fp8" else (10 if FMT == "fp10" else 16)
-    # a float whose last bit is worth one subnormal step: what is added to it is rounded to steps, to nearest even
-    STEP: tl.constexpr = 16384.0 if FMT == "fp8" else (32.0 if FMT == "fp10" else 0.5)
-    scaled = tl.abs(widen(x)) * factor
-    magnitude = scaled.to(tl.int32, bitcast=True)
-    steps = (scaled + STEP).to(tl.int32, bitcast=True)
-    if FMT == "fp10":
-        # the other formats are stored 8 and 16 bits wide, where STEP's own pattern has no bits
-        steps = steps & 0x3FF
-    code = tl.minimum(_round_mantissa(magnitude, M, BIAS), MAX)
-    code = tl.where(magnitude < ((128 - BIAS) << 23), steps, code)
-    return _place_sign(tl.where(magnitude > 0x7F800000, NAN, code), x, BITS)
+    LARGEST: tl.constexpr = 448.0 if FMT == "fp8" else (63488.0 if FMT == "fp10" else 65504.0)
+    # fp32 patterns of the value that the NaN code would stand for, and of the least normal
+    NAN: tl.constexpr = 0x43F00000 if FMT == "fp8" else 0x47C00000
+    LEAST: tl.constexpr = (121 if FMT == "fp8" else 113) << 23
+    # 2**(23 - M), and as many steps more as make the code come out right modulo 2**(bits - 1): for E the least normal
+    # they and its exponent cancel
+    MAGIC: tl.constexpr = 1048583.0 if FMT == "fp8" else (524303.0 if FMT == "fp10" else 8207.0)
+    scaled = tl.minimum(tl.abs(widen(x)) * factor, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    magnitude = tl.minimum(scaled.to(tl.int32, bitcast=True), NAN)
+    exponent = tl.maximum(magnitude & 0x7F800000, LEAST)
+    # the product is exact, so it makes no difference where an addition that is not fused comes after it
+    steps = tl.fma(
+        exponent.to(tl.float32, bitcast=True),
+        tl.full(magnitude.shape, MAGIC, tl.float32),
+        magnitude.to(tl.float32, bitcast=True),
+    )
+    code = steps.to(tl.int32, bitcast=True) + (exponent >> (23 - M))
+    return _place_sign(code & ((1 << (BITS - 1)) - 1), x, BITS)
 
 
 @triton.jit
@@ -133,13 +139,14 @@ def finite_amax(key):
 
 @triton.jit
 def exponent_byte(amax, FMT: tl.constexpr):
-    """int32 exponent byte b from the fp32 pattern of the largest finite magnitude of a block."""
-    M: tl.constexpr = 3 if FMT == "fp8" else (4 if FMT == "fp10" else 10)
-    # fp8's largest finite mantissa is 6/8, not 7/8: one more raises the exponent where 7/8 would be needed
-    NO_ROOM: tl.constexpr = 1 if FMT == "fp8" else 0
+    """int32 exponent byte b from the fp32 pattern of the largest finite magnitude of a block.
+
+    What is added carries into the exponent where the mantissa, rounded, exceeds the largest finite value's: from
+    2 - 2**-(M + 1) on, a tie, which goes up; for fp8, whose largest is 1.75, past 1.8125, a tie, which goes down.
+    """
+    CARRY: tl.constexpr = 0x17FFFF if FMT == "fp8" else (0x40000 if FMT == "fp10" else 0x1000)
     LEAST: tl.constexpr = 9 if FMT == "fp8" else 16
-    b = tl.maximum((_round_mantissa(amax, M, 127) + NO_ROOM) >> M, LEAST)
-    return tl.where(amax == 0, 127, b)
+    return tl.where(amax == 0, 127, tl.maximum((amax + CARRY) >> 23, LEAST))
 
 
 @triton.jit
