@@ -22,8 +22,12 @@ def conv_task(n, c, k, size, kernel=3, stride=1, part="", groups=1, dilation=1, 
     return Task(0, phase, "conv2d", 0, "", (), (), flops, moved, dtype, part, conv=shape)
 
 
+TOLD = replace(PRESETS["h200"], name="a framework on an h200", tells_algorithms=True)
+
+
 def by_name(task, hardware):
-    return {a.name: a for a in conv_algorithms(task, PRESETS[hardware])}
+    found = PRESETS[hardware] if isinstance(hardware, str) else hardware
+    return {a.name: a for a in conv_algorithms(task, found)}
 
 
 def test_what_each_card_has():
@@ -31,6 +35,10 @@ def test_what_each_card_has():
     assert [a.name for a in conv_algorithms(task, PRESETS["titanx"])] == CUDNN4
     assert sorted(by_name(task, "k40m")) == sorted([*CUDNN4, "winograd"])
     assert [(a.name, a.workspace_bytes) for a in conv_algorithms(task, PRESETS["cpu"])] == [("direct", 0)]
+    # PyTorch cannot be told: what it runs by itself is all there is, with its workspace.
+    assert conv_algorithms(task, PRESETS["h200"]) == conv_algorithms(task, TOLD)[:1]
+    assert list(by_name(task, "h200")) == [DEFAULT] and by_name(task, "h200")[DEFAULT].workspace_bytes > 0
+    assert sorted(by_name(task, TOLD)) == sorted([*CUDNN4, "winograd"])
 
 
 def test_workspaces_by_hand():
@@ -83,9 +91,23 @@ def test_tensor_cores_convert_layouts_and_leave_winograd_behind():
     maps_bytes = 4 * 64 * 512 * 28 * 28
     assert layout_s(task, h200) == pytest.approx(2 * maps_bytes / (h200.memory_gbps * 1e9))
     assert layout_s(task, PRESETS["titanx"]) == 0.0
-    found = by_name(task, "h200")
+    found = by_name(task, TOLD)
     assert found[DEFAULT].seconds == pytest.approx(task.flops / h200.flops["tf32"] + layout_s(task, h200))
     assert min(found.values(), key=lambda a: a.seconds).name == DEFAULT
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_converts_nothing_runs_on_the_fp32_units(dtype):
+    task = replace(conv_task(64, 256, 256, 28), dtype=dtype)
+    found, rate = by_name(task, TOLD), TOLD.flops["float32"]
+    assert found["implicit_gemm"].workspace_bytes == 0
+    assert found["implicit_gemm"].seconds == pytest.approx(task.flops / rate / 0.7)
+    itemsize = 4 if dtype == "float32" else 2
+    assert found["gemm"].workspace_bytes == 256 * 9 * 28 * 28 * itemsize  # one image unrolled, no copy of a map
+    assert found["gemm"].seconds == pytest.approx(task.flops / rate)
+    # Without tensor cores every algorithm has the rate of the dtype.
+    k40m = by_name(task, replace(PRESETS["k40m"], flops={"float32": 3e12, "bfloat16": 6e12}))
+    assert k40m["gemm"].seconds == pytest.approx(task.flops / (3e12 if dtype == "float32" else 6e12))
 
 
 @pytest.mark.parametrize("part", ["", "weight", "input"])
@@ -93,7 +115,7 @@ def test_the_default_holds_nhwc_copies_of_both_maps(part):
     # VGG-16's conv1_2 at batch 64: maps of 64 x 64 x 224 x 224 fp32, 784 MiB each; offsets as on every device.
     task = conv_task(64, 64, 64, 224, part=part)
     offsets_bytes = 4 * (64 * 9 + 224 * 224)
-    found = by_name(task, "h200")
+    found = by_name(task, TOLD)
     assert layout_bytes(task, PRESETS["h200"]) == 2 * 784 * 2**20
     assert found[DEFAULT].workspace_bytes == 2 * 784 * 2**20 + offsets_bytes
     assert found["implicit_gemm"].workspace_bytes == 0
@@ -157,7 +179,7 @@ def test_laws(shape, part, name):
     assert len({a.name for a in found}) == len(found)
     assert all(a.seconds >= hardware.launch_s and a.workspace_bytes >= 0 for a in found)
     assert all(type(a.workspace_bytes) is int for a in found)
-    assert min(a.workspace_bytes for a in found) == 0
+    assert min(a.workspace_bytes for a in found) == 0 or not hardware.tells_algorithms
     # Twice the batch is at least as long and needs at least the workspace, under every algorithm.
     assert task.conv is not None
     shape2 = replace(task.conv, n=2 * task.conv.n)

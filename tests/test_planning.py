@@ -52,11 +52,12 @@ def test_the_face():
     parameters = inspect.signature(gistkit.plan).parameters
     assert list(parameters) == [
         "model", "batch", "budget", "policy", "fidelity", "lossy", "hardware", "density", "reserve", "loss_fn",
+        "measure",
     ]  # fmt: skip
     defaults = {n: p.default for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
     assert defaults == {
         "budget": None, "policy": "optimal", "fidelity": "bitwise", "lossy": None, "hardware": None, "density": None,
-        "reserve": 0, "loss_fn": None,
+        "reserve": 0, "loss_fn": None, "measure": False,
     }  # fmt: skip
     assert parameters["batch"].kind is inspect.Parameter.VAR_POSITIONAL
     assert inspect.signature(planning.plan) == inspect.signature(gistkit.plan)
@@ -155,10 +156,9 @@ def test_what_the_libraries_hold_counts_everywhere(policy, step):
     assert found.peak_bytes - free.peak_bytes == 12345
     assert found.lower_bound_bytes - free.lower_bound_bytes == (12345 if free.lower_bound_bytes else 0)
     assert (found.decisions, found.choices, found.sub_batches) == (free.decisions, free.choices, free.sub_batches)
-    # a share is of a plain peak that has them too, and a budget that fits by a byte fits by that byte with them
-    assert found.settings["plain_peak_bytes"] - free.settings["plain_peak_bytes"] == 12345
-    at_most = planning.plan_graph(graph, held, policy=policy, budget=found.peak_bytes)
-    assert at_most.peak_bytes <= found.peak_bytes
+    assert found.settings["plain_peak_bytes"] - free.settings["plain_peak_bytes"] == 12345  # what shares are of
+    if policy not in ("modnn", "vdnn+"):  # which refuse below a bound of their own
+        assert planning.plan_graph(graph, held, policy=policy, budget=found.peak_bytes).peak_bytes <= found.peak_bytes
 
 
 @pytest.mark.parametrize("policy", ["optimal", "modnn", "vdnn+"])
@@ -197,13 +197,14 @@ def test_hardware_files_say_what_the_libraries_hold():
 def test_a_policy_that_knows_no_reserve_plans_for_the_rest(step):
     graph, costs = step
     whole = planning.plan_graph(graph, costs, policy="plain").peak_bytes
+    short = planning.plan_graph(graph, costs, policy="vdnn-dyn").peak_bytes - 1
 
     def dyn(budget, reserve):
         return planning.plan_graph(
             graph, costs, policy="vdnn-dyn", budget=budget, reserve=reserve, refuse=False
         ).decisions
 
-    assert dyn(2 * whole, whole + 1000) == dyn(whole - 1000, 0) != dyn(2 * whole, 0)
+    assert dyn(2 * whole, 2 * whole - short) == dyn(short, 0) != dyn(2 * whole, 0)
 
 
 def test_shares_count_the_reserve(step):

@@ -2,7 +2,9 @@
 
 vDNN (section III-C, footnote 2) and moDNN (section IV-A) ask cuDNN for every algorithm's time and workspace; PyTorch
 lists no algorithms and picks none by layer, so here both come from theory, and a measured time of the default scales
-them (``cost_table(measured_s=...)``).
+them (``cost_table(measured_s=...)``). Where a step cannot be told its algorithms (``Hardware.tells_algorithms``) the
+default is all there is: a plan under another one would promise a peak that nothing can keep. On ``h200`` VGG-16 (batch
+64) under vdnn-all needs 5,109 MiB with PyTorch's choice; with implicit GEMM 4,324 MiB would have been promised.
 
 | algorithm | time | workspace |
 |---|---|---|
@@ -15,15 +17,25 @@ them (``cost_table(measured_s=...)``).
 
 On tensor cores (a device with ``tf32``) cuDNN brings NCHW maps into NHWC and back. That takes time (:func:`layout_s`)
 and the default needs both maps a second time: X and Y forward, X and dY for a weight gradient, dY and dX for an input
-gradient. Measured on an H200 (torch 2.11, fp32 with TF32 convolutions, batch 64), a plan's peak by the allocator:
-VGG-16 5.33 GB, predicted 3.61 GB without these copies (conv1_2's two maps of 784 MiB are 1.64 GB) and 5.26 GB with
-them; ResNet-50 4.61 GB, predicted 4.52 GB (2 % low) and 4.53 GB. GoogLeNet's peak lies at no such task: 1.67 GB,
-predicted 1.59 GB (4.5 % low) either way.
+gradient. Peaks by the allocator on an H200 (bench/results/2026-11-20-h200-plans.jsonl: torch 2.11, fp32 with TF32
+convolutions, batch 64), less all other bytes and what the libraries hold (69 to 72 MiB in the rows whose peak is at
+another op), leave for the copies:
 
-Winograd, fft and fft_tiling need stride 1 and no dilation, winograd 3x3 filters. They run on the fp32 units: where
-convolutions run on tensor cores they are slower than the default, as they are in practice. The efficiencies 0.7, 0.65
-and 0.8 are chosen, not measured by algorithm. With them the fastest algorithms take 92 ms for AlexNet and 462 ms for
-GoogLeNet (batch 128) on a Titan X, where cuDNN 4 took 81 and 470 ms (convnet-benchmarks).
+| task | both copies | measured |
+|---|---|---|
+| VGG-16 conv1_2, 3x3, 224 px, either gradient | 1,568 MiB | 1,563 to 1,568 |
+| ResNet-50 1x1, 512 to 2048, 7 px, input gradient | 31 MiB | 30 to 47 |
+| ResNet-50 1x1, 128 to 512, 28 px, input gradient (checkpoint) | 122 MiB | 74 at most |
+| ResNet-50 1x1, stride 2, 256 to 512, 56 px, input gradient (vdnn-all) | 294 MiB | 98 at most |
+
+So 3x3 filters have them, and some 1x1 filters on large maps do not, which cuDNN may multiply as they lie. Which ones,
+three rows do not tell; they are counted for all, which is too much by 3 to 12 % of such a peak and never too little.
+
+Of the other algorithms none runs on tensor cores here (of those listed, cuDNN's documentation has the default alone do
+so), so they convert nothing: their rate is that of the fp32 units, and they are slower than the default there, as they
+are in practice. Winograd, fft and fft_tiling need stride 1 and no dilation, winograd 3x3 filters. The efficiencies 0.7,
+0.65 and 0.8 are chosen, not measured by algorithm. With them the fastest algorithms take 92 ms for AlexNet and 462 ms
+for GoogLeNet (batch 128) on a Titan X, where cuDNN 4 took 81 and 470 ms (convnet-benchmarks).
 """
 
 from __future__ import annotations
@@ -80,8 +92,9 @@ def layout_bytes(task: Task, hardware: Hardware) -> int:
 
 
 def conv_algorithms(task: Task, hardware: Hardware) -> tuple[Algorithm, ...]:
-    """The algorithms of a convolution's task (forward, ``weight`` or ``input``), the default first. A device without
-    asynchronous counts (a CPU) has ``direct`` alone, without workspace."""
+    """The algorithms of a convolution's task (forward, ``weight`` or ``input``) that a step can be told, the default
+    first: it alone where the step cannot be told. A device without asynchronous counts (a CPU) has ``direct`` alone,
+    without workspace."""
     shape = task.conv
     assert shape is not None
     rate = arithmetic_rate(hardware, task.dtype, conv=True)
@@ -93,17 +106,17 @@ def conv_algorithms(task: Task, hardware: Hardware) -> tuple[Algorithm, ...]:
     plain_s = task.flops / rate
     if not hardware.async_counts:
         return (Algorithm("direct", roofline(plain_s, task.moved_bytes), 0),)
-    converted_s = layout_s(task, hardware)
-    default_bytes = _offsets_bytes(shape) + layout_bytes(task, hardware)
-    found = [
-        Algorithm(DEFAULT, converted_s + roofline(plain_s, task.moved_bytes), default_bytes),
-        Algorithm("implicit_gemm", converted_s + roofline(plain_s / IMPLICIT_GEMM_RATE, task.moved_bytes), 0),
-    ]
+    default_s = layout_s(task, hardware) + roofline(plain_s, task.moved_bytes)
+    default = Algorithm(DEFAULT, default_s, _offsets_bytes(shape) + layout_bytes(task, hardware))
+    if not hardware.tells_algorithms:
+        return (default,)
+    simt = hardware.flops["float32"]
+    simt_s = task.flops / simt if layout_bytes(task, hardware) else plain_s
+    found = [default, Algorithm("implicit_gemm", roofline(simt_s / IMPLICIT_GEMM_RATE, task.moved_bytes), 0)]
     unrolled_bytes = _unrolled_bytes(shape, task.dtype)
     if unrolled_bytes:
         moved_bytes = task.moved_bytes + 2 * shape.n * unrolled_bytes
-        found.append(Algorithm("gemm", converted_s + roofline(plain_s, moved_bytes), unrolled_bytes))
-    simt = hardware.flops["float32"]
+        found.append(Algorithm("gemm", roofline(simt_s, moved_bytes), unrolled_bytes))
     if _winograd_fits(shape):
         seconds = task.flops / WINOGRAD_SAVING / (simt * WINOGRAD_RATE)
         workspace_bytes = _winograd_bytes(shape, task.part)

@@ -44,8 +44,8 @@ class Hardware:
     reach the host late, so scratches live on for a while (CUDA). ``codec_slowdown`` multiplies the codecs' times, which
     are those of the Triton kernels. ``lacks`` names convolution algorithms that its library has not.
     ``tells_algorithms``: a step's convolutions may each be told their algorithm, as in the frameworks of the papers;
-    through PyTorch they cannot. ``libraries_bytes`` is what the device's libraries hold for themselves as long as the
-    process lives (cuBLAS's workspaces): it counts in every peak and so in every budget, as on a real device.
+    through PyTorch they cannot, and have the default alone. ``libraries_bytes`` is what the device's libraries hold for
+    themselves as long as the process lives (cuBLAS's workspaces): it counts in every peak and so in every budget.
 
     Raises ValueError for what no device can be: argument, demand, value, remedy.
     """

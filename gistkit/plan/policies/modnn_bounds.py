@@ -57,7 +57,7 @@ class SubBatch:
 
 
 def least_workspace(costs: CostTable, task: int) -> int:
-    """Workspace of a task's baseline algorithm: 0 for a convolution (implicit GEMM)."""
+    """Workspace of a task's baseline algorithm: 0 for a convolution that can be told to run as implicit GEMM."""
     return min(a.workspace_bytes for a in costs.algorithms[task])
 
 
