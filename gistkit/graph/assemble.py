@@ -75,8 +75,9 @@ def _names_of_packs(notes: Notes, nodes: dict[int, Any], packs: list[Packed]) ->
     names = {id(packed): (UNKNOWN, UNKNOWN) for packed in packs}
     for sequence in sorted({p.node for p in packs} & nodes.keys()):
         node = nodes[sequence]
-        for field, packed in saved_fields(node, notes.take_opened):
-            names[id(packed)] = (node.name(), field)
+        for field, packed in saved_fields(node, Packed):
+            if id(packed) in names:
+                names[id(packed)] = (node.name(), field)
     return names
 
 

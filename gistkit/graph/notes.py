@@ -100,9 +100,8 @@ class OpenCall:
 class Notes:
     """One forward as it was seen.
 
-    ``loose`` are packs made outside of any call, ``by_node`` the value behind each (sequence number, output number),
-    ``opened`` the packs that the unpack hook saw during the walk. ``holds`` and ``index`` (final number by provisional
-    one) are there once the graph is assembled.
+    ``loose`` are packs made outside of any call, ``by_node`` the value behind each (sequence number, output number).
+    ``holds`` and ``index`` (final number by provisional one) are there once the graph is assembled.
     """
 
     source: str
@@ -111,12 +110,5 @@ class Notes:
     loose: list[weakref.ref[Packed]] = field(default_factory=list)
     by_node: dict[tuple[int, int], int] = field(default_factory=dict)
     first_node: int = 0
-    opened: list[Packed] = field(default_factory=list)
     holds: list[Hold] = field(default_factory=list)
     index: dict[int | tuple[str, int], int] = field(default_factory=dict)
-
-    def take_opened(self) -> list[Packed]:
-        """The packs unpacked since the last time."""
-        taken = list(self.opened)
-        self.opened.clear()
-        return taken

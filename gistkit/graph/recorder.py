@@ -47,7 +47,6 @@ class Recorder(TorchFunctionMode):
         self._light = light
         self.unpacked: Callable[[Callable[[], torch.Tensor], int | None], torch.Tensor] | None = None
         """Makes the stand-ins that backward unpacks, given a function that makes one and the storage it stands for."""
-        self._walk: Notes | None = None
         self._current: OpenCall | None = None
         self._busy = False
         self._covered = 0
@@ -223,9 +222,6 @@ class Recorder(TorchFunctionMode):
         return None if self._current is None else self._current.number  # type: ignore[return-value]
 
     def _unpack(self, packed: Packed) -> torch.Tensor:
-        if self._walk is not None:
-            self._walk.opened.append(packed)
-            return packed.tensor
         if self.unpacked is None:
             return packed.checked()
         return self.unpacked(packed.checked, packed.storage)
@@ -239,11 +235,7 @@ class Recorder(TorchFunctionMode):
             raise CaptureError(f"Recorder: finish() needs one completed forward, this recorder is {self._state}")
         self._state = "finished"
         notes, self._notes = self._notes, Notes("finished")
-        self._walk = notes
-        try:
-            return assemble(notes, out)
-        finally:
-            self._walk = None
+        return assemble(notes, out)
 
 
 def call_name(func: Callable) -> str:

@@ -1,13 +1,13 @@
 """A walk over the autograd graph after a recorded forward: which node and field holds each saved tensor.
 
-Only nodes that saved something under the recorder's own hooks are asked for their fields: touching ``_saved_x`` unpacks
-it, which inside a checkpoint would start the recomputation.
+A field is read as what its pack hook gave (``_raw_saved_x``). Touching ``_saved_x`` would unpack it, which inside a
+checkpoint starts the recomputation.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -51,23 +51,21 @@ def function_name(node: Any) -> str:
     return "unknown" if node is None else re.sub(r"Backward\d*$", "", node.name())
 
 
-def saved_fields(node: Any, opened: Callable[[], list]) -> list[tuple[str, Any]]:
-    """(field, packed object) of every tensor that a node saved.
+def saved_fields(node: Any, kind: type) -> list[tuple[str, Any]]:
+    """(field, what the pack hook gave for it) of every tensor that a node saved under hooks that give a ``kind``.
 
-    ``opened`` empties and returns the list of objects that the unpack hook saw since it was last called.
+    Nothing is unpacked: that would start the recomputation of a checkpoint.
     """
-    opened()
     found = []
     for name in dir(node):
-        if name.startswith("_saved_") or name == "saved_tensors":
+        if name.startswith("_raw_saved_"):
             try:
-                getattr(node, name)
-            except (AttributeError, RuntimeError):
+                raw = getattr(node, name)
+            except (AttributeError, RuntimeError):  # a field without a tensor
                 continue
-            finally:
-                packed = opened()
-            field = name.removeprefix("_saved_")
-            found.extend((field, item) for item in packed)
+            field = "saved_tensors" if name == "_raw_saved_tensors" else name.removeprefix("_raw_saved_")
+            packed = (saved.data for saved in (raw if isinstance(raw, tuple) else (raw,)))
+            found.extend((field, item) for item in packed if isinstance(item, kind))
     return found
 
 

@@ -21,6 +21,8 @@ class _Linear(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         with disabled(x.device.type):
             y = F.linear(x, weight, bias)
+            if y._is_view():  # of three dimensions and more: in-place ops after this one must find no view
+                y = torch.ops.aten._unsafe_view(y, y.shape)
         ctx.save_for_backward(weight)
         hold(ctx, (keep(x) if ctx.needs_input_grad[1] else None, x.shape, _column_major(x), slices))
         return y

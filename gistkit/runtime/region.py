@@ -238,7 +238,7 @@ class Region:
                 self.held[storage._cdata] = Held(StorageWeakRef(storage), storage.nbytes(), decision.storage, reason)
         if decision.storage >= 0:
             self.aliases[decision.storage] = kept
-            if self.probing and self.table.tagged(x):
+            if self.probing and self.table.tagged(x) and x.dtype in KERNEL_DTYPES and covers(x):
                 # Kept dense although zeros are likely: count them now and then, as that may have changed.
                 self.probes.append((decision.storage, x.numel(), self.packer.count(x.detach())))
         return kept
