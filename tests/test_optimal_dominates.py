@@ -43,6 +43,17 @@ def test_never_slower_than_a_policy_that_fits(name, device):
     assert name in line(found[0])
 
 
+def test_the_floor_counts_savings_that_exclude_each_other_once():
+    """Cut or whole, two rebuilds share a source: of the joint parts that say so one is taken."""
+    graph = captured("resnet18")
+    costs = cost_table(graph, hardware("h200"))
+    problem = Attempt(graph, costs, Simulator(graph, costs), "reassociated", None, algorithms=False).problem
+    saved = [j for j in problem.joints if j.part.seconds < 0]
+    assert len({frozenset(g for g, _ in j.keys) for j in saved}) < len(saved) / 2
+    fastest = float(problem.base_s.sum()) + sum(min(m.part.seconds for m in group) for group in problem.groups)
+    assert fastest + sum(j.part.seconds for j in saved) < problem.floor_s <= fastest
+
+
 def test_the_harness_sees_what_is_wrong():
     fits = {"step_s": 1.0, "peak_bytes": 9, "fits": True}
     row = {"policies": {"plain": fits}, "budget_bytes": 10, "optimal": {"step_s": 1.1, "peak_bytes": 10}}

@@ -61,6 +61,19 @@ def test_the_link_is_bounded_from_below(data):
     assert tasks.sum() + stalls == pytest.approx(seconds, rel=1e-9)
 
 
+@settings(deadline=None, max_examples=30, derandomize=True)
+@given(data=st.data())
+def test_no_choice_is_below_the_floor(data):
+    graph = data.draw(step_graphs(8))
+    costs = cost_table(graph, LINKED)
+    fidelity = data.draw(st.sampled_from(("bitwise", "reassociated")))
+    attempt = Attempt(graph, costs, Simulator(graph, costs), fidelity, None, algorithms=False)
+    problem = attempt.problem
+    taken = [data.draw(st.integers(0, len(group) - 1)) for group in problem.groups]
+    seconds = float(problem.base_s.sum()) + sum(part.seconds for part in problem.parts(taken))
+    assert 0 < problem.floor_s <= seconds * (1 + 1e-12)
+
+
 def test_a_hurried_transfer_stalls_for_all_of_its_seconds():
     graph = chain(3, 8, 32, 4)
     costs = cost_table(graph, LINKED)

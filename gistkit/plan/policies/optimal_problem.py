@@ -8,6 +8,7 @@ segment that may run anew is a group of two moves, off and on; *ties* say which 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -101,9 +102,21 @@ class Problem:
 
     @cached_property
     def floor_s(self) -> float:
-        """Seconds that every choice takes: the fastest move of every group, and joint parts where they help."""
-        fastest = sum(min(m.part.seconds for m in group) for group in self.groups)
-        return float(self.base_s.sum()) + fastest + sum(min(0.0, j.part.seconds) for j in self.joints)
+        """Seconds that no choice goes below: of every group the fastest move, less what joint parts may save with it.
+
+        A joint part that saves is counted with its first move, and of those over the same groups only one: more than
+        one of them cannot be taken.
+        """
+        saves: dict[Key, dict[frozenset[int], float]] = defaultdict(dict)
+        for joint in self.joints:
+            if joint.part.seconds < 0:
+                groups, own = frozenset(g for g, _ in joint.keys), saves[joint.keys[0]]
+                own[groups] = min(own.get(groups, 0.0), joint.part.seconds)
+        fastest = sum(
+            min(m.part.seconds + sum(saves.get((g, i), {}).values()) for i, m in enumerate(group))
+            for g, group in enumerate(self.groups)
+        )
+        return float(self.base_s.sum()) + fastest
 
     @cached_property
     def floor_bytes(self) -> int:
