@@ -76,9 +76,14 @@ def costs_of(
     hardware: Hardware,
     times: StepTimes | None = None,
     density: float | Mapping[int, float] | None = None,
+    fidelity: str = "bitwise",
 ) -> CostTable:
-    """The costs of a captured step with the measured times where there are some, else as predicted."""
-    return cost_table(graph, hardware, density=density, measured_s=None if times is None else times.seconds)
+    """The costs of a captured step with the measured times where there are some, else as predicted. In every class of
+    moves but ``bitwise`` convolutions may choose among the switches of cuDNN that were measured."""
+    if times is None:
+        return cost_table(graph, hardware, density=density)
+    offered = times.offered(graph, fidelity)
+    return cost_table(graph, hardware, density=density, measured_s=times.seconds, convolutions=offered)
 
 
 def with_times(made: Plan, times: StepTimes | None) -> Plan:

@@ -72,13 +72,13 @@ def plan(
     :class:`gistkit.MeasureError` where it cannot be measured; ValueError or TypeError for an argument that makes no
     sense.
     """
-    check_words(policy, fidelity, lossy, density)
+    allowed = check_words(policy, fidelity, lossy, density)
     check_budget(budget)
     parse_bytes(reserve)
     check_measure("plan", measure, model, batch)
     graph, device = step_on("plan", model, batch, loss_fn, hardware)
     times = times_for("plan", measure, graph, device, model, batch, loss_fn)
-    costs = costs_of(graph, device, times, density)
+    costs = costs_of(graph, device, times, density, allowed)
     made = plan_graph(graph, costs, budget=budget, policy=policy, fidelity=fidelity, lossy=lossy, reserve=reserve)
     told = density if density is None or isinstance(density, int | float) else "by storage"
     return with_times(replace(made, settings={**made.settings, "density": told}), times)

@@ -19,7 +19,7 @@ from gistkit.plan.cost import cost_table
 from gistkit.plan.hardware import PRESETS
 from gistkit.plan.times import step_fingerprint
 from gistkit.runtime import times as runtime_times
-from gistkit.runtime.measure import Work
+from gistkit.runtime.measure import Measured, Work
 from gistkit.runtime.times import does_not_fit, step_times
 
 NET = "tests.test_measuring:network"
@@ -208,8 +208,24 @@ NONSENSE = {
     "step": (lambda t: changed(t, step_s=0), r"step_s must be seconds above 0, got 0"),
     "nan": (lambda t: changed(t, seconds={"0": float("nan")}), r"seconds must be seconds above 0 .*, got \{0: nan\}"),
     "text": (lambda t: changed(t, seconds={"0": "1"}), r"seconds must be seconds above 0 .*, got \{0: '1'\}"),
-    "key": (lambda t: changed(t, seconds={"conv": 1.0}), r"seconds must be an object with seconds by number of a task"),
-    "array": (lambda t: changed(t, seconds=[1.0]), r"seconds must be an object with seconds by number of a task"),
+    "key": (lambda t: changed(t, seconds={"conv": 1.0}), r"seconds must be an object by number of a task"),
+    "switches": (
+        lambda t: changed(t, convolutions={"fast": {}}),
+        r"convolutions must be by default, benchmark, .*'fast'",
+    ),
+    "pair": (
+        lambda t: changed(t, convolutions={"default": {"0": [1.0]}}),
+        r"convolutions must be \[seconds, bytes\] by",
+    ),
+    "bytes": (
+        lambda t: changed(t, convolutions={"default": {"0": [1.0, -1]}}),
+        r"convolutions must be \[seconds above 0, whole bytes\] by number of a task, got \{0: \[1.0, -1\]\}",
+    ),
+    "no object": (
+        lambda t: changed(t, convolutions=[]),
+        r"convolutions must be an object by switches of cuDNN, got \[\]",
+    ),
+    "array": (lambda t: changed(t, seconds=[1.0]), r"seconds must be an object by number of a task"),
 }
 
 
@@ -245,7 +261,7 @@ def limited(monkeypatch, most_rows, error):
         assert all(len(t) == tried[-1] for t in work.targets)
         if tried[-1] > most_rows:
             raise error
-        return dict.fromkeys(range(len(graph.tasks)), 1.0), 9.0
+        return Measured(dict.fromkeys(range(len(graph.tasks)), 1.0), {}, 9.0)
 
     monkeypatch.setattr(runtime_times, "measured_step", measured)
     return tried

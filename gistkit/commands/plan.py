@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     """Plan, show, write; 1 where the policy has no plan within the budget."""
     device = prepare(options)
     try:
-        check_words(options.policy, options.fidelity, options.lossy, options.density)
+        allowed = check_words(options.policy, options.fidelity, options.lossy, options.density)
         check_budget(options.budget)
         parse_bytes(options.reserve)
     except (ValueError, TypeError) as error:
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     console = Console(stderr=True)
     with console.status("measuring a step" if options.measure else "recording a step"):
         graph, times = image_step(options, device)
-    found = _find(graph, costs_of(graph, device, times, options.density), times, options, console)
+    found = _find(graph, costs_of(graph, device, times, options.density, allowed), times, options, console)
     chosen = next(row for row in found.rows if row.policy == options.policy)
     _show(found, chosen, options)
     if options.json:

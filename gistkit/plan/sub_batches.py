@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -34,11 +35,12 @@ def scaled_costs(costs: CostTable, graph: SavedGraph, part: SavedGraph) -> CostT
     whole = cost_table(graph, costs.hardware, density=dict(costs.densities))
     small = cost_table(part, costs.hardware, density=dict(costs.densities))
     tables = zip(costs.algorithms, whole.algorithms, small.algorithms, strict=True)
-    return replace(costs, algorithms=tuple(_scaled(*table) for table in tables))
+    share = part.batch / graph.batch if graph.batch else 1.0
+    return replace(costs, algorithms=tuple(_scaled(*table, share) for table in tables))
 
 
 def _scaled(
-    given: tuple[Algorithm, ...], whole: tuple[Algorithm, ...], small: tuple[Algorithm, ...]
+    given: tuple[Algorithm, ...], whole: tuple[Algorithm, ...], small: tuple[Algorithm, ...], share: float
 ) -> tuple[Algorithm, ...]:
     roofline = {a.name: a.seconds for a in whole}
     known = {a.name: a for a in small}
@@ -47,5 +49,7 @@ def _scaled(
         like = known.get(algorithm.name, small[0])
         base = roofline.get(algorithm.name, whole[0].seconds)
         ratio = algorithm.seconds / base if base else 1.0
-        out.append(Algorithm(algorithm.name, like.seconds * ratio, like.workspace_bytes))
+        measured = algorithm.name not in known  # under switches: most of it are copies of the maps
+        nbytes = math.ceil(algorithm.workspace_bytes * share) if measured else like.workspace_bytes
+        out.append(Algorithm(algorithm.name, like.seconds * ratio, nbytes))
     return tuple(out)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,9 @@ from gistkit.graph.trace import Span, Tracer
 from gistkit.graph.traced import loss_of
 from gistkit.runtime.attach import compressed_forward, restore
 
-Timing = tuple[Span, Any, Any]
+Timing = tuple[Span, str, Any, Any]
+_CONV_BACKWARD = torch.ops.aten.convolution_backward.default
+_CONVS = (torch.ops.aten.convolution.default, _CONV_BACKWARD)
 SLEEP_CYCLES = 400_000
 """Of the device before each operator, about 0.2 ms: the host needs 20 to 150 us to queue one."""
 
@@ -42,6 +44,16 @@ class Work:
     kwargs: dict[str, Any]
     targets: tuple = ()
     loss_fn: Callable[..., torch.Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A step as it was measured: seconds by task, bytes that a convolution's task took beside its operands and results
+    (on CUDA, by the allocator; else none), seconds of the whole step when nobody watched it."""
+
+    seconds: dict[int, float]
+    workspace_bytes: dict[int, int]
+    step_s: float
 
 
 def measured_tasks(
@@ -58,35 +70,35 @@ def measured_tasks(
 
     Runs ``repeats`` steps after one to warm up, on a deep copy of the model in plain PyTorch, on the device that model
     and arguments are on; each task's least time counts. Model, gradients and random states stay as they are. A
-    convolution's or linear's backward is one operator to PyTorch: its two tasks get half of the time each. Tasks of no
-    call that this step does not have are left out. Synchronises.
+    convolution's two gradients are taken one after the other, as the runtime takes them; a linear's two tasks get half
+    of its backward's time each. Tasks of no call that this step does not have are left out. Synchronises.
 
     Raises ValueError for ``repeats`` below 1 or a graph without tasks, PlanMismatchError where the step has not the
     graph's tasks.
     """
-    return measured_step(graph, model, Work(args, kwargs or {}, targets, loss_fn), repeats=repeats)[0]
+    return measured_step(graph, model, Work(args, kwargs or {}, targets, loss_fn), repeats=repeats).seconds
 
 
-def measured_step(
-    graph: SavedGraph, model: torch.nn.Module, work: Work, *, repeats: int = 3
-) -> tuple[dict[int, float], float]:
-    """:func:`measured_tasks`, and the seconds of the whole step when nobody watches it, until the device is done.
+def measured_step(graph: SavedGraph, model: torch.nn.Module, work: Work, *, repeats: int = 3) -> Measured:
+    """:func:`measured_tasks`, with the workspace of convolutions and the seconds of the whole step.
 
-    The steps that nobody watches come first, two of them, of which the faster one counts.
+    The steps that nobody watches come first, two of them, of which the faster one counts. On CUDA the allocator's peak
+    statistics begin anew.
     """
     if repeats < 1:
         raise ValueError(f"measured_tasks: repeats must be at least 1, got {repeats}; give 3")
     if not graph.tasks:
         raise ValueError("measured_tasks: graph must have tasks, got none; capture the model with backward=True")
     best: dict[int, float] = {}
+    workspace_bytes: dict[int, int] = {}
     with untouched_random_states(), torch.enable_grad(), no_autocast_cache():
         twin = _plain_twin(model)
         whole_s = min(_unwatched(twin, work) for _ in range(2))
         for _ in range(repeats):
             twin.zero_grad(set_to_none=True)
-            taken = _one_step(graph, twin, work)
+            taken, workspace_bytes = _one_step(graph, twin, work)
             best = {task: min(seconds, best.get(task, seconds)) for task, seconds in taken.items()}
-    return best, whole_s
+    return Measured(best, workspace_bytes, whole_s)
 
 
 def _plain_twin(model: torch.nn.Module) -> torch.nn.Module:
@@ -120,21 +132,33 @@ def _cards(*items: Any) -> set[torch.device]:
 
 
 class _Timer(Tracer):
-    """A tracer of a real step that notes when every operator began and ended."""
+    """A tracer of a real step that notes when every operator began and ended, by span and by part of it."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)
         self.timings: list[Timing] = []
+        self.workspace_bytes: dict[tuple[int, str], int] = {}
 
     def run(self, span: Span, func: Any, args: tuple, kwargs: dict) -> Any:
         if func.is_view:  # nothing runs; most are the recorder's own
             return func(*args, **kwargs)
+        if func is not _CONV_BACKWARD or kwargs:
+            return self._timed(span, "", func, args, kwargs)
+        *given, mask = args
+        if not mask[0] or not any(mask[1:]):
+            return self._timed(span, "input" if mask[0] else "weight", func, args, kwargs)
+        _, weight, bias = self._timed(span, "weight", func, (*given, [False, *mask[1:]]), kwargs)
+        return self._timed(span, "input", func, (*given, [True, False, False]), kwargs)[0], weight, bias
+
+    def _timed(self, span: Span, part: str, func: Any, args: tuple, kwargs: dict) -> Any:
         device = _card(args, kwargs)
         if device is None:
             start = time.perf_counter()
             out = func(*args, **kwargs)
-            self.timings.append((span, start, time.perf_counter()))
+            self.timings.append((span, part, start, time.perf_counter()))
             return out
+        if func in _CONVS:
+            torch.cuda.reset_peak_memory_stats(device)
         with torch.cuda.device(device):
             stream = torch.cuda.current_stream(device)
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -142,18 +166,22 @@ class _Timer(Tracer):
             begin.record(stream)
             out = func(*args, **kwargs)
             end.record(stream)
-        self.timings.append((span, begin, end))
+        self.timings.append((span, part, begin, end))
+        if func in _CONVS:
+            passing_bytes = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+            key = id(span), part
+            self.workspace_bytes[key] = max(passing_bytes, self.workspace_bytes.get(key, 0))
         return out
 
-    def seconds(self) -> dict[int, float]:
-        """Seconds by ``id`` of the span. Waits for the device."""
-        total: dict[int, float] = defaultdict(float)
-        for span, begin, end in self.timings:
+    def seconds(self) -> dict[tuple[int, str], float]:
+        """Seconds by ``id`` of the span and part of it. Waits for the device."""
+        total: dict[tuple[int, str], float] = defaultdict(float)
+        for span, part, begin, end in self.timings:
             if isinstance(begin, float):
-                total[id(span)] += end - begin
+                total[id(span), part] += end - begin
             else:
                 end.synchronize()
-                total[id(span)] += begin.elapsed_time(end) / 1e3
+                total[id(span), part] += begin.elapsed_time(end) / 1e3
         return total
 
 
@@ -164,7 +192,7 @@ def _card(args: tuple, kwargs: dict) -> torch.device | None:
     return next(devices, made if made.type == "cuda" else None)
 
 
-def _one_step(graph: SavedGraph, model: torch.nn.Module, work: Work) -> dict[int, float]:
+def _one_step(graph: SavedGraph, model: torch.nn.Module, work: Work) -> tuple[dict[int, float], dict[int, int]]:
     # "fake": a recording that calls itself real counts the zeros of all that is saved, which nobody asked for here.
     recorder = Recorder(model, source="fake")
     timer, notes = _Timer(recorder), recorder.notes
@@ -182,22 +210,32 @@ def _one_step(graph: SavedGraph, model: torch.nn.Module, work: Work) -> dict[int
         timer.finish()
     taken = timer.seconds()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    return _matched(graph, tasks_with_spans(forward, notes, timer, gradients), taken)
+    spans = _matched(graph, tasks_with_spans(forward, notes, timer, gradients))
+    seconds = {task: sum(taken.get((i, p), 0.0) * share for p, share in parts) for task, (i, parts) in spans.items()}
+    space = timer.workspace_bytes
+    workspace = {task: max((space.get((i, p), 0) for p, _ in parts), default=0) for task, (i, parts) in spans.items()}
+    return seconds, {task: nbytes for task, nbytes in workspace.items() if nbytes}
 
 
-def _matched(graph: SavedGraph, ran: list[tuple[Task, Span]], taken: Mapping[int, float]) -> dict[int, float]:
-    """Seconds by task of the graph; what ran beside its tasks (a gradient copied on its way to ``.grad``) is left
-    out."""
+Parts = tuple[int, tuple[tuple[str, float], ...]]
+"""The ``id`` of a span, and the parts of it that are a task's, each with the share that is."""
+
+
+def _matched(graph: SavedGraph, ran: list[tuple[Task, Span]]) -> dict[int, Parts]:
+    """What a task of the graph is of the spans; what ran beside its tasks (a gradient copied on its way to ``.grad``)
+    is left out."""
     shares: dict[int, int] = defaultdict(int)
     for _, span in ran:
         shares[id(span)] += 1
-    found: dict[tuple, deque[float]] = defaultdict(deque)
+    found: dict[tuple, deque[Parts]] = defaultdict(deque)
     for task, span in ran:
-        found[_key(task)].append(taken[id(span)] / shares[id(span)])
-    seconds = {}
+        whole = (("", 1.0), ("weight", 1.0), ("input", 1.0))
+        half = (("", 1 / shares[id(span)]), (task.part, 1.0))
+        found[_key(task)].append((id(span), whole if shares[id(span)] == 1 else half))
+    matched = {}
     for task in graph.tasks:
         if found[_key(task)]:
-            seconds[task.index] = found[_key(task)].popleft()
+            matched[task.index] = found[_key(task)].popleft()
         elif task.call >= 0:
             what = " ".join(filter(None, (task.phase, task.op, task.part)))
             raise PlanMismatchError(
@@ -205,7 +243,7 @@ def _matched(graph: SavedGraph, ran: list[tuple[Task, Span]], taken: Mapping[int
                 "a step without it",
                 "measure the model, batch and loss that the graph was captured from",
             )
-    return seconds
+    return matched
 
 
 def _key(task: Task) -> tuple:

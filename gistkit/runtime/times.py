@@ -19,11 +19,13 @@ from gistkit.errors import GistError, MeasureError
 from gistkit.graph.ledger import tensors_in
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.scale import scaled
+from gistkit.nn.switched import switched
 from gistkit.plan.cost import cost_table
 from gistkit.plan.hardware import Hardware
+from gistkit.plan.part_algorithms import DEFAULT, SWITCHES
 from gistkit.plan.policies.registry import POLICIES
 from gistkit.plan.times import StepTimes, step_fingerprint
-from gistkit.runtime.measure import Work, measured_step
+from gistkit.runtime.measure import Measured, Work, measured_step
 
 NOT_FITTING = (
     "unable to find an engine",  # cuDNN, FIND or GET
@@ -51,7 +53,8 @@ def step_times(
     while True:
         rows = -(-graph.batch // parts)
         try:
-            seconds, step_s = measured_step(graph, model, _first_rows(work, graph.batch, rows), repeats=repeats)
+            part = _first_rows(work, graph.batch, rows)
+            found = measured_step(graph, model, part, repeats=repeats)
             break
         except Exception as error:
             text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -68,9 +71,47 @@ def step_times(
         device=device_name(model, work.args, work.kwargs),
         batch=graph.batch,
         rows=rows,
-        step_s=step_s,
-        seconds=_of_whole_batch(graph, hardware, parts, {t: s for t, s in seconds.items() if s > 0}),
+        step_s=found.step_s,
+        seconds=_of_whole_batch(graph, hardware, parts, found),
+        convolutions=_convolutions(graph, hardware, parts, model, part, found, repeats),
     )
+
+
+def _convolutions(
+    graph: SavedGraph,
+    hardware: Hardware,
+    parts: int,
+    model: torch.nn.Module,
+    work: Work,
+    default: Measured,
+    repeats: int,
+) -> dict[str, dict[int, tuple[float, int]]]:
+    """Seconds and workspace of every convolution's tasks by switches of cuDNN; nothing where it does not run. Switches
+    under which the step does not fit are left out."""
+    on_cuda = hardware.async_counts and torch.backends.cudnn.is_available() and torch.backends.cudnn.enabled
+    if not on_cuda or all(t.conv is None for t in graph.tasks):
+        return {}
+    found = {DEFAULT: default}
+    for name in SWITCHES:
+        fits = True
+        try:
+            with switched(name):
+                found[name] = measured_step(graph, model, work, repeats=repeats)
+        except Exception as error:
+            fits = not does_not_fit(error)
+            if fits:
+                raise
+        if not fits:
+            _let_go()
+    return {name: _pairs(graph, hardware, parts, measured) for name, measured in found.items()}
+
+
+def _pairs(graph: SavedGraph, hardware: Hardware, parts: int, found: Measured) -> dict[int, tuple[float, int]]:
+    """(seconds, bytes) of the whole batch; workspace grows with the rows, as most of it are copies of the maps."""
+    seconds, rows = _of_whole_batch(graph, hardware, parts, found), -(-graph.batch // parts)
+    convs = [t.index for t in graph.tasks if t.conv is not None and t.index in seconds]
+    whole = graph.batch if rows else 1
+    return {t: (seconds[t], -(-found.workspace_bytes.get(t, 0) * whole // (rows or 1))) for t in convs}
 
 
 def does_not_fit(error: BaseException) -> bool:
@@ -133,7 +174,8 @@ def _first_rows(work: Work, batch: int, rows: int) -> Work:
     return Work(args, kwargs, targets, work.loss_fn)
 
 
-def _of_whole_batch(graph: SavedGraph, hardware: Hardware, parts: int, seconds: dict[int, float]) -> dict[int, float]:
+def _of_whole_batch(graph: SavedGraph, hardware: Hardware, parts: int, found: Measured) -> dict[int, float]:
+    seconds = {task: taken for task, taken in found.seconds.items() if taken > 0}
     if parts == 1:
         return seconds
     whole, part = (cost_table(g, hardware) for g in (graph, scaled(graph, parts)))

@@ -12,6 +12,7 @@ from typing import Any
 from gistkit.errors import BudgetError, PlanError
 from gistkit.graph.saved import SavedGraph
 from gistkit.plan.cost import CostTable
+from gistkit.plan.part_algorithms import is_switched
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.gist import check_lossy
 from gistkit.plan.policies.options import FIDELITIES
@@ -30,7 +31,15 @@ def accepts(policy: str, word: str) -> bool:
 
 
 def made(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: dict) -> Plan:
-    """The policy's plan; a policy that knows no reserve plans for what the reserve leaves."""
+    """The policy's plan; a policy that knows no reserve plans for what the reserve leaves. One that switches
+    convolutions sums in another order, whatever its paper calls it."""
+    plan = _reserving(policy, graph, costs, budget_bytes, words)
+    if plan.fidelity == "bitwise" and any(is_switched(c.algorithm) for c in plan.choices):
+        return replace(plan, fidelity="reassociated")
+    return plan
+
+
+def _reserving(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: dict) -> Plan:
     given = {name: value for name, value in words.items() if accepts(policy, name)}
     if accepts(policy, "seeds"):
         given["seeds"] = seeds(graph, costs, budget_bytes, words)

@@ -84,15 +84,15 @@ def optimal(
 
     ``fidelity`` and ``lossy`` name the class of moves (:mod:`.options`). ``batch_norm`` accepts sub-batches for a
     network whose batch norms would then see other statistics. ``algorithms``: a convolution's algorithm is chosen too;
-    None asks the hardware (``Hardware.tells_algorithms``: the papers' cards under their own frameworks), as PyTorch
-    cannot be told. ``recompute``: segments may run anew. ``options`` restricts the decisions by storage, without
-    segments and whole seeds. After about ``time_limit_s`` seconds (None: by the size of the step) the best plan found
-    is returned; ``Plan.gap`` is (step - bound) / step, the bound over all that is offered. Raises BudgetError, with the
-    least peak found for the class, where nothing fits; ValueError for an unknown class or format or a graph without
-    tasks.
+    None asks the costs (:meth:`.CostTable.tells_algorithms`: the papers' cards under their own frameworks, and switches
+    of cuDNN that were measured). ``recompute``: segments may run anew. ``options`` restricts the decisions by storage,
+    without segments and whole seeds. After about ``time_limit_s`` seconds (None: by the size of the step) the best plan
+    found is returned; ``Plan.gap`` is (step - bound) / step, the bound over all that is offered. Raises BudgetError,
+    with the least peak found for the class, where nothing fits; ValueError for an unknown class or format or a graph
+    without tasks.
     """
     check_fidelity(fidelity, lossy)
-    told = costs.hardware.tells_algorithms if algorithms is None else algorithms
+    told = costs.tells_algorithms(fidelity) if algorithms is None else algorithms
     settings = Settings(fidelity, lossy, batch_norm, reserve, _limit(graph, time_limit_s), told, recompute)
     room = None if budget_bytes is None else budget_bytes - reserve
     planning = _Planning(graph, costs, settings, seeds, options, room)
@@ -130,7 +130,7 @@ def minimise_peak(
     both are equal there is no smaller peak. ``gap`` is None.
     """
     check_fidelity(fidelity, lossy)
-    told = costs.hardware.tells_algorithms if algorithms is None else algorithms
+    told = costs.tells_algorithms(fidelity) if algorithms is None else algorithms
     settings = Settings(fidelity, lossy, batch_norm, reserve, _limit(graph, time_limit_s), told, recompute)
     planning = _Planning(graph, costs, settings, (), options)
     least = planning.least(time.monotonic() + PEAK_SHARE * settings.time_limit_s)

@@ -16,6 +16,7 @@ from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import BACKWARD, Block
 from gistkit.plan.context import Context, StepIndex
 from gistkit.plan.cost import CostTable
+from gistkit.plan.part_algorithms import is_switched
 from gistkit.plan.plan import CallChoice, Decision, Plan
 from gistkit.plan.policies.choices import call_choices
 from gistkit.plan.policies.optimal_parts import Parts, Way
@@ -202,7 +203,8 @@ class Build:
         moves = tuple(moves)
         if any(m.decision is not None and _lossy(m.decision) for m in moves):
             return "lossy"
-        return "reassociated" if any(m.slices > 1 for m in moves) else "bitwise"
+        switched = any(m.choice is not None and is_switched(m.choice.algorithm) for m in moves)
+        return "reassociated" if switched or any(m.slices > 1 for m in moves) else "bitwise"
 
     def seed(self, problem: Problem, plan: Plan) -> tuple[int, ...]:
         """The moves nearest to another policy's plan: the same decision, else the group's first."""

@@ -1,0 +1,167 @@
+"""Convolutions under cuDNN's switches: what a plan may choose of what was measured, and that the runtime does so."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import gistkit
+from gistkit import StepTimes, capture
+from gistkit.graph.scale import scaled
+from gistkit.measuring import costs_of
+from gistkit.nn.switched import switched
+from gistkit.plan.hardware import PRESETS
+from gistkit.plan.part_algorithms import DEFAULT, SWITCHES, by_part, is_switched, switches
+from gistkit.plan.sub_batches import scaled_costs
+from gistkit.plan.times import step_fingerprint
+from gistkit.runtime import times as runtime_times
+
+H200 = PRESETS["h200"]
+MIB = 2**20
+
+
+def now():
+    return torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
+
+
+def step():
+    return network(), torch.randn(4, 3, 16, 16)
+
+
+def made_up(graph, benchmark=(1.0, 0), deterministic=(1.0, 0), default=(1.0, 0)):
+    """Times as from an H200: (share of 1 ms, workspace) of every convolution's task."""
+    convs = [t.index for t in graph.tasks if t.conv is not None]
+    each = {DEFAULT: default, "benchmark": benchmark, "deterministic": deterministic}
+    return StepTimes(
+        step_fingerprint(graph),
+        "NVIDIA H200",
+        graph.batch,
+        graph.batch,
+        0.1,
+        {t.index: 1e-3 for t in graph.tasks},
+        {name: {t: (1e-3 * share, nbytes) for t in convs} for name, (share, nbytes) in each.items()},
+    )
+
+
+def test_names_by_part():
+    text = by_part({"forward": "benchmark", "weight": "implicit_gemm", "input": "deterministic"})
+    assert [switches(text, part) for part in ("forward", "weight", "input")] == ["benchmark", "", "deterministic"]
+    assert is_switched(text) and not is_switched("winograd") and not is_switched(DEFAULT)
+    assert switches("benchmark", "weight") == "benchmark" and switches("fft", "weight") == ""
+
+
+def test_switches_are_put_back():
+    before = now()
+    for name, wanted in SWITCHES.items():
+        with pytest.raises(KeyError), switched(name):
+            assert now() == wanted
+            raise KeyError
+        assert now() == before
+    with switched(""):
+        assert now() == before
+
+
+def test_only_what_is_worth_it_is_offered():
+    graph = capture(*_args(), backward=True)
+    convs = {t.index for t in graph.tasks if t.conv is not None}
+    times = made_up(graph, benchmark=(0.98, 0), deterministic=(2.0, MIB), default=(1.0, 2 * MIB))
+    assert {name: set(tasks) for name, tasks in times.offered(graph, "bitwise").items()} == {DEFAULT: convs}
+    found = times.offered(graph, "reassociated")
+    # 2 MiB less; as fast within the clock's noise, but 1 MiB less.
+    assert set(found["benchmark"]) == set(found["deterministic"]) == convs
+    times = made_up(graph, benchmark=(0.98, 0), deterministic=(0.96, 0))
+    found = times.offered(graph, "lossy")
+    assert found["benchmark"] == {} and set(found["deterministic"]) == convs
+
+
+def _args():
+    model, x = step()
+    return model, (x,)
+
+
+def test_costs_are_the_measured_ones():
+    graph = capture(*_args(), backward=True)
+    times = made_up(graph, benchmark=(0.5, 3 * MIB), default=(1.0, MIB))
+    task = next(t.index for t in graph.tasks if t.conv is not None)
+    costs = costs_of(graph, H200, times, None, "reassociated")
+    assert [(a.name, a.seconds, a.workspace_bytes) for a in costs.algorithms[task]] == [
+        (DEFAULT, 1e-3, MIB), ("benchmark", 5e-4, 3 * MIB), ("deterministic", 1e-3, 0),
+    ]  # fmt: skip
+    assert costs.tells_algorithms("reassociated") and not costs.tells_algorithms("bitwise")
+    bitwise = costs_of(graph, H200, times)
+    assert [a.name for a in bitwise.algorithms[task]] == [DEFAULT] and not bitwise.tells_algorithms("reassociated")
+    half = scaled_costs(costs, graph, scaled(graph, 2)).algorithms[task]
+    assert [(a.name, a.workspace_bytes) for a in half] == [
+        (DEFAULT, MIB // 2), ("benchmark", 3 * MIB // 2), ("deterministic", 0),
+    ]  # fmt: skip
+
+
+def test_a_plan_switches_what_is_faster():
+    model, x = step()
+    graph = capture(model, (x,), backward=True)
+    times = made_up(graph, benchmark=(0.5, 0))
+    fast = gistkit.plan(model, x, hardware="h200", measure=times, fidelity="reassociated")
+    assert {c.algorithm for c in fast.choices if c.op == "conv2d"} == {"benchmark"}
+    assert fast.fidelity == "reassociated"
+    slow = gistkit.plan(model, x, hardware="h200", measure=times)
+    assert not any(is_switched(c.algorithm) for c in slow.choices) and slow.fidelity == "bitwise"
+    convs = sum(t.conv is not None for t in graph.tasks)
+    assert slow.step_s - fast.step_s == pytest.approx(convs * 0.5e-3)
+    # vDNN's performance-optimal convolutions are the same, and no less another order of sums.
+    vdnn = gistkit.plan(model, x, hardware="h200", measure=times, fidelity="reassociated", policy="cdma")
+    assert {c.algorithm for c in vdnn.choices if c.op == "conv2d"} == {"benchmark"}
+    assert vdnn.fidelity == "reassociated"
+    assert gistkit.plan(model, x, hardware="h200", measure=times, policy="cdma").fidelity == "bitwise"
+
+
+def test_a_budget_may_ask_for_less_workspace():
+    model, x = step()
+    graph = capture(model, (x,), backward=True)
+    times = made_up(graph, (1.0, 64 * MIB), deterministic=(1.5, 0), default=(1.0, 64 * MIB))
+    free = gistkit.plan(model, x, hardware="h200", measure=times, fidelity="reassociated")
+    assert not any(is_switched(c.algorithm) for c in free.choices)
+    assert free.peak_bytes > 64 * MIB + H200.libraries_bytes
+    tight = gistkit.plan(model, x, hardware="h200", measure=times, fidelity="reassociated", budget="110MiB")
+    assert {c.algorithm for c in tight.choices if c.op == "conv2d"} == {"deterministic"}
+    with pytest.raises(gistkit.BudgetError) as raised:
+        gistkit.plan(model, x, hardware="h200", measure=times, budget="110MiB")
+    assert raised.value.least_bytes["bitwise"] > 110 * MIB
+
+
+def test_files_hold_them():
+    graph = capture(*_args(), backward=True)
+    times = made_up(graph, benchmark=(0.5, 7))
+    assert StepTimes.from_json(times.to_json()) == times
+    raw = json.loads(times.to_json())
+    assert raw["convolutions"]["benchmark"]["0"] == [5e-4, 7]
+
+
+def test_on_a_cpu_there_is_nothing_to_switch(monkeypatch):
+    model, x = step()
+    assert gistkit.measure(model, x).convolutions == {}
+    # As a CUDA build would: each switch measured, that which does not fit left out.
+    seen = []
+    original = runtime_times.measured_step
+
+    def measured(*args, **options):
+        seen.append(now())
+        if now() == SWITCHES["benchmark"]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(*args, **options)
+
+    monkeypatch.setattr(runtime_times, "measured_step", measured)
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+    monkeypatch.setattr(runtime_times, "device_name", lambda *_: "NVIDIA H200")
+    graph = capture(model, (x,), backward=True)
+    found = runtime_times.step_times(graph, H200, model, runtime_times.Work((x,), {}), repeats=1)
+    assert seen == [now(), SWITCHES["benchmark"], SWITCHES["deterministic"]] and now() == seen[0]
+    assert set(found.convolutions) == {DEFAULT, "deterministic"}
+    convs = {t.index for t in graph.tasks if t.conv is not None}
+    assert set(found.convolutions[DEFAULT]) == convs
+    assert all(pair == (found.seconds[t], 0) for t, pair in found.convolutions[DEFAULT].items())
