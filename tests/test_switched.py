@@ -1,15 +1,19 @@
 """Convolutions under cuDNN's switches: what a plan may choose of what was measured, and that the runtime does so."""
 
+import copy
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gistkit
-from gistkit import StepTimes, capture
+from gistkit import CallChoice, StepTimes, capture
 from gistkit.graph.scale import scaled
 from gistkit.measuring import costs_of
+from gistkit.nn import conv
 from gistkit.nn.switched import switched
 from gistkit.plan.hardware import PRESETS
 from gistkit.plan.part_algorithms import DEFAULT, SWITCHES, by_part, is_switched, switches
@@ -165,3 +169,88 @@ def test_on_a_cpu_there_is_nothing_to_switch(monkeypatch):
     convs = {t.index for t in graph.tasks if t.conv is not None}
     assert set(found.convolutions[DEFAULT]) == convs
     assert all(pair == (found.seconds[t], 0) for t, pair in found.convolutions[DEFAULT].items())
+
+
+class Seen(TorchDispatchMode):
+    """The switches under which every convolution and gradient ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.forward, self.weight, self.input = [], [], []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.convolution.default:
+            self.forward.append(now())
+        if func is torch.ops.aten.convolution_backward.default:
+            self.weight += [now()] * args[-1][1]
+            self.input += [now()] * args[-1][0]
+        return func(*args, **(kwargs or {}))
+
+
+def run(model, x):
+    seen = Seen()
+    with seen:
+        loss = model(x).square().mean()
+        between = now()
+        loss.backward()
+    return seen, between, [loss.detach(), *(p.grad for p in model.parameters())]
+
+
+@pytest.mark.parametrize("fidelity", ["bitwise", "reassociated"])
+def test_the_runtime_runs_under_the_planned_switches(fidelity):
+    model, x = step()
+    _, _, plain = run(copy.deepcopy(model), x)
+    times = made_up(capture(model, (x,), backward=True), benchmark=(0.5, 0))
+    plan = gistkit.plan(model, x, hardware="h200", measure=times, fidelity=fidelity)
+    before = now()
+    wanted = SWITCHES["benchmark"] if fidelity == "reassociated" else before
+    gistkit.compress(model, gistkit.Plan.from_json(plan.to_json()))
+    model(x)  # the first one is captured, by fake convolutions
+    seen, between, found = run(model, x)
+    assert seen.forward == [wanted] * 2 and seen.weight == [wanted] * 2 and seen.input == [wanted]
+    assert between == before == now()
+    # A CPU has nothing to switch: the same bits.
+    assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
+
+
+def test_each_part_has_its_own():
+    model, x = step()
+    plan = gistkit.plan(model, x, hardware="cpu", policy="gist")
+    told = by_part({"forward": "benchmark", "weight": "", "input": "deterministic"})
+    choices = [replace(c, algorithm=told) for c in plan.choices if c.op == "conv2d"]
+    choices += [CallChoice(n, "conv2d", algorithm=told) for n in (0, 2) if n not in {c.covered for c in choices}]
+    others = [c for c in plan.choices if c.op != "conv2d"]
+    gistkit.compress(model, replace(plan, choices=(*others, *choices)))
+    before = now()
+    model(x)
+    seen, _, _ = run(model, x)
+    assert seen.forward == [SWITCHES["benchmark"]] * 2 and seen.input == [SWITCHES["deterministic"]]
+    assert seen.weight == [before] * 2
+
+
+def test_planner_data_changes_nothing():
+    model, x = step()
+    seen = Seen()
+    with seen:
+        y = conv.run(x, model[0].weight, model[0].bias, (1, 1, 1, 1), conv.keep_dense, algorithm="winograd")
+        y.sum().backward()
+    assert seen.forward == seen.weight == [now()]
+
+
+def test_an_error_puts_them_back():
+    before = now()
+    x, weight = torch.randn(2, 3, 8, 8, requires_grad=True), torch.randn(4, 5, 3, 3)
+    with pytest.raises(RuntimeError, match=r"channels"):
+        conv.run(x, weight, None, (1, 1, 1, 1), conv.keep_dense, algorithm="benchmark")
+    assert now() == before
+
+
+def test_the_stand_in_is_chosen_under_the_switches_of_its_gradient(monkeypatch):
+    """cuDNN takes no dilated convolution under ``deterministic``: what runs then would read the stand-in."""
+    asked, original = [], torch._C._select_conv_backend
+    monkeypatch.setattr(torch._C, "_select_conv_backend", lambda *a, **k: (asked.append(now()), original(*a, **k))[1])
+    x, weight = torch.randn(2, 3, 8, 8, requires_grad=True), torch.randn(4, 3, 3, 3, requires_grad=True)
+    told = by_part({"forward": "benchmark", "weight": "benchmark", "input": "deterministic"})
+    y = conv.run(x, weight, None, (1, 1, 2, 1), conv.keep_dense, algorithm=told)
+    y.sum().backward()
+    assert asked and set(asked) == {SWITCHES["deterministic"]}

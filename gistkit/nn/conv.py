@@ -21,6 +21,8 @@ from gistkit.nn.once import apply, once_differentiable
 from gistkit.nn.pool import Pair, Size, pair
 from gistkit.nn.slices import demand_slices, row_slices, summed
 from gistkit.nn.standin import Geometry, StandIn, settings
+from gistkit.nn.switched import switched, under
+from gistkit.plan.part_algorithms import is_switched, switches
 
 Memo = dict[Any, Any] | None
 # How many geometries one call is remembered in before all are forgotten.
@@ -135,18 +137,21 @@ def _kind(x: torch.Tensor, weight: torch.Tensor, options: tuple) -> tuple:
     return (*shapes, x.device, weight.device, lowered, settings(), options)
 
 
-def _decided(x: torch.Tensor, weight: torch.Tensor, options: tuple) -> _Call | None:
+def _decided(x: torch.Tensor, weight: torch.Tensor, options: tuple, algorithm: str) -> _Call | None:
     if x.dim() not in (3, 4) or weight.dim() != 4 or x.numel() == 0 or not is_dense(x):
         return None
-    return _resolved(weight, *options)
+    call = _resolved(weight, *options)
+    if call is not None:
+        call.geometry = under(call.geometry, algorithm)
+    return call
 
 
-def _remembered(memo: dict, x: torch.Tensor, weight: torch.Tensor, options: tuple) -> _Call | None:
+def _remembered(memo: dict, x: torch.Tensor, weight: torch.Tensor, options: tuple, algorithm: str) -> _Call | None:
     kind = _kind(x, weight, options)
     if kind not in memo:
         if len(memo) >= GEOMETRIES:
             memo.clear()
-        memo[kind] = _decided(x, weight, options)
+        memo[kind] = _decided(x, weight, options, algorithm)
     return memo[kind]
 
 
@@ -159,14 +164,36 @@ def run(
     slices: int = 1,
     memo: Memo = None,
     joint: bool = False,
+    algorithm: str = "",
 ) -> torch.Tensor:
     """:func:`conv2d` for operands that are covered (:func:`gistkit.nn.eligible.covered`), with ``options`` (stride,
     padding, dilation, groups). ``memo``: a dict that the caller keeps from step to step for this call, for what depends
-    on sizes, strides and settings alone; the options must be hashable then. ``joint``: small inputs may take both
-    gradients in one call (``JOINT_BYTES``)."""
+    on sizes, strides and settings alone; the options and the algorithm must be hashable and the same then. ``joint``:
+    small inputs may take both gradients in one call (``JOINT_BYTES``). ``algorithm``: switches of cuDNN, by part
+    (:mod:`gistkit.plan.part_algorithms`); other names, which are planner data, are left to PyTorch."""
+    if not is_switched(algorithm):
+        return _run(x, weight, bias, options, keep, slices, memo, joint, "")
+    with switched(switches(algorithm, "forward")):
+        return _run(x, weight, bias, options, keep, slices, memo, False, algorithm)
+
+
+def _run(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    options: tuple,
+    keep: Keep,
+    slices: int,
+    memo: Memo,
+    joint: bool,
+    algorithm: str,
+) -> torch.Tensor:
     call = None
     if recorded(x, weight, bias):
-        call = _decided(x, weight, options) if memo is None else _remembered(memo, x, weight, options)
+        if memo is None:
+            call = _decided(x, weight, options, algorithm)
+        else:
+            call = _remembered(memo, x, weight, options, algorithm)
     if call is None:
         return F.conv2d(x, weight, bias, *options)
     x, weight, bias = cast("conv2d", x.device.type, x, weight, bias)

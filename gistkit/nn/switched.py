@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
-from gistkit.plan.part_algorithms import SWITCHES
+from gistkit.nn.standin import Geometry
+from gistkit.plan.part_algorithms import SWITCHES, is_switched, switches
 
 
 @contextmanager
@@ -33,4 +35,28 @@ def _switch(values: tuple[bool, bool]) -> None:
     torch._C._set_cudnn_deterministic(values[1])
 
 
-__all__ = ["switched"]
+class SwitchedGeometry(Geometry):
+    """A geometry whose gradients are taken under switches, the ones that ``algorithm`` names for each."""
+
+    algorithm: str
+
+    def backward(self, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, mask: tuple[bool, bool, bool]) -> Any:
+        with switched(switches(self.algorithm, "input" if mask[0] else "weight")):
+            return super().backward(grad, x, weight, mask)
+
+    def backend(self, x: torch.Tensor, weight: torch.Tensor) -> Any:
+        # asked for the input gradient's stand-in, and the switches are among what PyTorch picks by
+        with switched(switches(self.algorithm, "input")):
+            return super().backend(x, weight)
+
+
+def under(geometry: Geometry, algorithm: str) -> Geometry:
+    """The geometry under the switches that an algorithm names, as it is where it names none."""
+    if not is_switched(algorithm):
+        return geometry
+    made = SwitchedGeometry(*geometry)
+    made.algorithm = algorithm
+    return made
+
+
+__all__ = ["SwitchedGeometry", "switched", "under"]

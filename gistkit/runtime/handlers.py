@@ -176,7 +176,8 @@ def max_pool2d(region: Region, step: Step, b: MaxPool2d) -> torch.Tensor:
 def conv2d(region: Region, step: Step, b: Conv2d) -> torch.Tensor:
     """Convolution: its input under the decision for that storage."""
     keep = lambda t: region.keep(t, step.input)  # noqa: E731
-    return conv.run(b.x, b.weight, b.bias, b[3:], keep, region.slices(step), step.memo, joint=not region.strict)
+    told = step.choice.algorithm
+    return conv.run(b.x, b.weight, b.bias, b[3:], keep, region.slices(step), step.memo, not region.strict, told)
 
 
 def linear(region: Region, step: Step, b: Linear) -> torch.Tensor:
