@@ -50,7 +50,8 @@ class Decision:
 class CallChoice:
     """How one covered call runs: ``inplace`` for a ReLU that may overwrite its input, ``zero_code`` for a max-pool
     whose map also carries the ReLU's mask, ``passes`` for that ReLU (its backward is the identity), ``slices`` for the
-    batch slices in which a weight gradient is taken, ``algorithm`` for a convolution's (planner data)."""
+    batch slices in which a weight gradient is taken, ``algorithm`` for a convolution's: switches of cuDNN that the
+    runtime sets (:mod:`gistkit.plan.part_algorithms`), or a name that is planner data."""
 
     covered: int
     op: str
