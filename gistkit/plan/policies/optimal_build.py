@@ -19,6 +19,7 @@ from gistkit.plan.cost import CostTable
 from gistkit.plan.part_algorithms import is_switched
 from gistkit.plan.plan import CallChoice, Decision, Plan
 from gistkit.plan.policies.choices import call_choices
+from gistkit.plan.policies.optimal_algorithms import algorithm_moves, chosen, joined
 from gistkit.plan.policies.optimal_parts import Parts, Way
 from gistkit.plan.policies.optimal_problem import Key, Link, Move, Part, Problem, Tie, spread
 from gistkit.plan.policies.optimal_segments import Candidate, candidates, even_plans
@@ -109,7 +110,7 @@ class Build:
             demands.append(parts.rerun(ties[-1].on, candidate))
         joints, conflicts = parts.together(ways, demands, MAX_DEPTH)
         conflicts += _of_same_sources(self.segments, ties)
-        groups += [g for g in (self._algorithms(c) for c in self._convolutions()) if len(g) > 1]
+        groups += [g for g in (algorithm_moves(self.graph, self.costs, t) for t in self._convolutions()) if len(g) > 1]
         rest = ((i.first, i.last, i.nbytes) for i in bare.intervals if i.block not in blocks)
         base = spread([Part(tuple(rest))], np.zeros(bare.tasks, dtype=np.int64))
         seconds = np.array(bare.task_s) + np.array(bare.extra_s)
@@ -161,22 +162,9 @@ class Build:
         return found.part == "weight" and self.graph.calls[found.call].covered >= 0
 
     def _convolutions(self) -> list[int]:
-        return [c.index for c in self.graph.calls if self._chooses and c.covered >= 0 and c.op == "conv2d"]
-
-    def _algorithms(self, call: int) -> tuple[Move, ...]:
-        """A convolution's algorithms, all its tasks under one name where they have it."""
-        tasks, costs = self.index.of_call[call], self.costs
-        names = dict.fromkeys(a.name for t in tasks for a in costs.algorithms[t][1:])
-        moves = [Move(Part())]
-        for name in names:
-            known = [t for t in tasks if any(a.name == name for a in costs.algorithms[t])]
-            more = [(t, t, costs.workspace_bytes(t, name) - costs.workspace_bytes(t)) for t in known]
-            extra = [(t, costs.task_s(t, name) - costs.task_s(t)) for t in known]
-            part = Part(tuple(m for m in more if m[2]), tuple(e for e in extra if e[1]))
-            chosen = CallChoice(self.graph.calls[call].covered, self.graph.calls[call].op, algorithm=name)
-            if part != Part():
-                moves.append(Move(part, choice=chosen))
-        return tuple(moves)
+        """Tasks that choose an algorithm."""
+        calls = (c.index for c in self.graph.calls if self._chooses and c.covered >= 0 and c.op == "conv2d")
+        return [t for c in calls for t in self.index.of_call[c]]
 
     def plan(self, problem: Problem, taken: Sequence[int]) -> Plan:
         """The plan of the moves taken, without its figures."""
@@ -186,7 +174,7 @@ class Build:
         for choice in (*(m.choice for m in moves if m.choice is not None), *self._sliced(moves)):
             old = choices.get(choice.covered, CallChoice(choice.covered, choice.op))
             choices[choice.covered] = replace(
-                old, slices=max(old.slices, choice.slices), algorithm=choice.algorithm or old.algorithm
+                old, slices=max(old.slices, choice.slices), algorithm=joined((old.algorithm, choice.algorithm))
             )
         ordered = tuple(choices[c] for c in sorted(choices))
         return Plan("optimal", self.graph.fingerprint, decisions, ordered, fidelity=self._class(moves))
@@ -218,11 +206,9 @@ class Build:
                     decided.pop(first.storage)  # with its whole segment or not at all: see below
                 wanted = decided.get(first.storage, Decision(first.storage, "dense"))
                 match = (m for m, move in enumerate(group) if move.decision and _bare(move.decision) == wanted)
+                taken.append(next(match, 0))
             else:
-                covered = next((m.choice.covered for m in group if m.choice), -1)
-                name = algorithms.get(covered, "")
-                match = (m for m, move in enumerate(group) if (move.choice.algorithm if move.choice else "") == name)
-            taken.append(next(match, 0))
+                taken.append(chosen(group, algorithms))
         return self._with_segments(problem, taken, plan)
 
     def _with_segments(self, problem: Problem, taken: list[int], plan: Plan) -> tuple[int, ...]:
