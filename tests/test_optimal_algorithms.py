@@ -72,7 +72,10 @@ def test_what_another_beats_is_not_offered(problem):
 
 
 def test_choices_of_one_call_are_joined():
-    assert joined(("", "weight=fft")) == "weight=fft"
-    both = joined(("forward=winograd", "weight=fft"))
+    assert joined(("", "weight=fft"), PARTS) == "weight=fft"
+    assert joined(("", "fft"), PARTS) == "fft" and joined(("", ""), PARTS) == ""
+    assert joined(("forward=fft", "weight=fft"), ("forward", "weight")) == "fft"
+    assert joined(("forward=fft", "weight=fft"), PARTS) == "forward=fft,weight=fft"
+    both = joined(("forward=winograd", "weight=fft"), PARTS)
     assert (of_part(both, "forward"), of_part(both, "weight"), of_part(both, "input")) == ("winograd", "fft", "")
     assert CallChoice(0, "conv2d", algorithm=both).algorithm == both

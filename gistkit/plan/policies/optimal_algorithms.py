@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from gistkit.graph.saved import SavedGraph
 from gistkit.plan.algorithms import Algorithm
 from gistkit.plan.cost import CostTable
-from gistkit.plan.part_algorithms import of_part
+from gistkit.plan.part_algorithms import by_part, of_part
 from gistkit.plan.plan import CallChoice
 from gistkit.plan.policies.optimal_problem import Move, Part
 
@@ -17,7 +17,7 @@ def algorithm_moves(graph: SavedGraph, costs: CostTable, task: int) -> tuple[Mov
     no other beats or equals in both seconds and workspace."""
     known = costs.algorithms[task]
     default, call = known[0], graph.calls[graph.tasks[task].call]
-    name = graph.tasks[task].part or graph.tasks[task].phase
+    name = part_of(graph, task)
     moves = [Move(Part())]
     for number, a in enumerate(known):
         if any(_beats(b, a) for b in known) or any(_equal(b, a) for b in known[:number]):
@@ -29,9 +29,17 @@ def algorithm_moves(graph: SavedGraph, costs: CostTable, task: int) -> tuple[Mov
     return tuple(moves)
 
 
-def joined(algorithms: Iterable[str]) -> str:
-    """The text for what several moves of one call choose, each for a part of its own."""
-    return ",".join(a for a in algorithms if a)
+def part_of(graph: SavedGraph, task: int) -> str:
+    """The name of a task in the text for its call's algorithms."""
+    return graph.tasks[task].part or graph.tasks[task].phase
+
+
+def joined(algorithms: Iterable[str], parts: Sequence[str]) -> str:
+    """The text for what several moves of one call choose, each for a part of its own: one name where all ``parts`` of
+    the call choose the same."""
+    text = ",".join(a for a in algorithms if a)
+    names = {part: of_part(text, part) for part in parts}
+    return by_part(names) if text and all(names.values()) else text
 
 
 def chosen(group: tuple[Move, ...], algorithms: Mapping[int, str]) -> int:
