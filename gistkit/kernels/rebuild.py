@@ -14,6 +14,8 @@ forms, each rounded exactly as written, fused multiply-adds where the form says 
 All in fp32, rounded to x's dtype; the sum is one more fp32 addition of rounded values, rounded again, as PyTorch's
 operators do it one after the other. The tensor is seen as [outer, inner]: planes of one channel (NCHW), or pixels
 of all channels (channels_last), so a program reads a channel's four factors once for all its elements of that channel.
+Planes that are no whole number of 16-byte accesses, 7x7 for one, are taken in rows of 8 elements instead, each of which
+lies in one channel or two.
 """
 
 # Triton's constexprs are plain numbers while a kernel is traced.
@@ -37,6 +39,8 @@ from gistkit.kernels.tiling import launch
 TILE = {2: 4096, 4: 2048}
 # where rows have odd lengths, every element is an access of its own
 SMALL_TILE = 1024
+# rows of 8 elements a program where a plane is no whole number of 16-byte accesses; 512 take registers and gain nothing
+ACROSS_ROWS = 256
 # channels a program where they lie together: several pixels then share a lane's factors
 CHANNELS = 256
 
@@ -54,11 +58,11 @@ def _fma(a, b, c, PORTABLE: tl.constexpr):
 def _batch_norm(
     x, mean_ptr, invstd_ptr, affine_ptr, channel, mask, channels, FORM: tl.constexpr, PORTABLE: tl.constexpr
 ):
-    """BN(x), rounded to x's dtype; ``channel`` is shaped to be broadcast over x."""
-    mean = tl.broadcast_to(tl.load(mean_ptr + channel, mask, other=0.0), x.shape)
-    invstd = tl.broadcast_to(tl.load(invstd_ptr + channel, mask, other=0.0), x.shape)
-    weight = tl.broadcast_to(tl.load(affine_ptr + channel, mask, other=0.0), x.shape)
-    bias = tl.broadcast_to(tl.load(affine_ptr + channels + channel, mask, other=0.0), x.shape)
+    """BN(x) in fp32; ``channel`` is shaped to be broadcast over x."""
+    mean = tl.broadcast_to(tl.load(mean_ptr + channel, mask), x.shape)
+    invstd = tl.broadcast_to(tl.load(invstd_ptr + channel, mask), x.shape)
+    weight = tl.broadcast_to(tl.load(affine_ptr + channel, mask), x.shape)
+    bias = tl.broadcast_to(tl.load(affine_ptr + channels + channel, mask), x.shape)
     wide = widen(x)
     if FORM == "scaled":
         y = _fma(weight * (wide - mean), invstd, bias, PORTABLE)
@@ -70,7 +74,27 @@ def _batch_norm(
         alpha = weight * invstd
         beta = _fma(-mean, alpha, bias, PORTABLE) if FORM == "fused" else bias - mean * alpha
         y = _fma(wide, alpha, beta, PORTABLE)
-    return rounded(y, x.dtype, PORTABLE)
+    return y
+
+
+@triton.jit
+def _finish(
+    y, other, dtype: tl.constexpr, OTHER: tl.constexpr, RELU: tl.constexpr, KEEP_ZERO: tl.constexpr,
+    PORTABLE: tl.constexpr,
+):  # fmt: skip
+    """relu?(y [+ other]) of fp32, each rounded to dtype."""
+    if OTHER == "values":
+        y = widen(rounded(y, dtype, PORTABLE)) + widen(other)
+    elif OTHER != "":
+        y = widen(rounded(y, dtype, PORTABLE)) + widen(rounded(other, dtype, PORTABLE))
+    if RELU and KEEP_ZERO:
+        y = rounded(y, dtype, PORTABLE)
+        return tl.where(widen(y) < 0, 0.0, y)
+    elif RELU:
+        # before it is rounded, which changes no sign but a tiny value's, a zero then in either order; the NaN of a sum
+        # is the processor's own, which its maximum keeps
+        y = tl.where(not_positive(y), 0.0, y) if PORTABLE else tl.maximum(y, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return rounded(y, dtype, PORTABLE)
 
 
 @triton.jit
@@ -99,19 +123,73 @@ def _rebuild_kernel(
         channel, channel_mask = row % channels + rows, row_mask
         if WRAPS:
             channel = channel % channels
-    x = tl.load(x_ptr + first + offs, mask, other=0.0)
+    x = tl.load(x_ptr + first + offs, mask)
     y = _batch_norm(x, mean_ptr, invstd_ptr, affine_ptr, channel, channel_mask, channels, FORM, PORTABLE)
+    other = y
     if OTHER != "":
-        other = tl.load(other_ptr + first + offs, mask, other=0.0)
+        other = tl.load(other_ptr + first + offs, mask)
         if OTHER != "values":
             other = _batch_norm(
                 other, other_mean_ptr, other_invstd_ptr, other_affine_ptr, channel, channel_mask, channels,
                 OTHER, PORTABLE,
             )  # fmt: skip
-        y = rounded(widen(y) + widen(other), x.dtype, PORTABLE)
-    if RELU:
-        y = tl.where(widen(y) < 0 if KEEP_ZERO else not_positive(widen(y)), 0.0, y)
-    tl.store(y_ptr + first + offs, y, mask)
+    tl.store(y_ptr + first + offs, _finish(y, other, x.dtype, OTHER, RELU, KEEP_ZERO, PORTABLE), mask)
+
+
+@triton.jit
+def _either_norm(
+    x, mean_ptr, invstd_ptr, affine_ptr, left, in_left, channels, FORM: tl.constexpr, PORTABLE: tl.constexpr
+):
+    """BN(x) in fp32 of rows that begin in channel ``left`` and end there, or in the next from where in_left is not set.
+
+    Both are computed: to select the factors takes as many instructions, and from the slower half of the processor.
+    """
+    first = _batch_norm(x, mean_ptr, invstd_ptr, affine_ptr, left, None, channels, FORM, PORTABLE)
+    last = left < channels - 1
+    second = _batch_norm(x, mean_ptr + 1, invstd_ptr + 1, affine_ptr + 1, left, last, channels, FORM, PORTABLE)
+    return tl.where(in_left, first, second)
+
+
+@triton.jit
+def _across_kernel(
+    x_ptr, mean_ptr, invstd_ptr, affine_ptr, other_ptr, other_mean_ptr, other_invstd_ptr, other_affine_ptr, y_ptr,
+    planes, plane, reciprocal, channels,
+    FORM: tl.constexpr, OTHER: tl.constexpr, RELU: tl.constexpr, KEEP_ZERO: tl.constexpr,
+    PLANES: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr, PORTABLE: tl.constexpr,
+):  # fmt: skip
+    """As :func:`_rebuild_kernel`, for planes whose ends lie within rows of 8 elements: at least 8 long, and a multiple
+    of 8 channels, so that images end where rows do.
+
+    A program does PLANES planes, at most ``channels``, where WHOLE, else a part of them. The plane in which a row
+    begins is found by one product with ``reciprocal`` = 2**32 / plane, rounded up, which is at most one too large.
+    """
+    if WHOLE:
+        group, block = tl.program_id(0), 0
+    else:
+        blocks = tl.cdiv(PLANES * plane, ROWS * 8).to(tl.uint32)
+        program = tl.program_id(0).to(tl.uint32)
+        group, block = (program // blocks).to(tl.int32), (program % blocks).to(tl.int32)
+    plane_first = group * PLANES
+    first = plane_first.to(tl.int64) * plane
+    start = block * (ROWS * 8) + tl.arange(0, ROWS)[:, None] * 8
+    columns = tl.arange(0, 8)[None, :]
+    row_mask = start < tl.minimum(planes - plane_first, PLANES) * plane
+    offs, mask = start + columns, tl.broadcast_to(row_mask, (ROWS, 8))
+    number = tl.minimum(tl.umulhi(start.to(tl.uint32), reciprocal.to(tl.uint32)).to(tl.int32), PLANES - 1)
+    number = tl.where(number * plane > start, number - 1, number)
+    in_left = columns < (number + 1) * plane - start
+    left = (plane_first.to(tl.uint32) % channels.to(tl.uint32)).to(tl.int32) + number
+    left = tl.where(left < channels, left, left - channels)
+    x = tl.load(x_ptr + first + offs, mask)
+    y = _either_norm(x, mean_ptr, invstd_ptr, affine_ptr, left, in_left, channels, FORM, PORTABLE)
+    other = y
+    if OTHER != "":
+        other = tl.load(other_ptr + first + offs, mask)
+        if OTHER != "values":
+            other = _either_norm(
+                other, other_mean_ptr, other_invstd_ptr, other_affine_ptr, left, in_left, channels, OTHER, PORTABLE
+            )
+    tl.store(y_ptr + first + offs, _finish(y, other, x.dtype, OTHER, RELU, KEEP_ZERO, PORTABLE), mask)
 
 
 @lru_cache(maxsize=256)
@@ -122,6 +200,30 @@ def shape_of(n: int, channels: int, plane: int, item_bytes: int) -> tuple[int, i
     tile = TILE[item_bytes] if step > 1 else SMALL_TILE
     block = min(tile if plane > 1 else CHANNELS, triton.next_power_of_2(inner))
     return n // inner, inner, step, tile // block, block
+
+
+@lru_cache(maxsize=256)
+def planes_across(channels: int, plane: int, item_bytes: int) -> int:
+    """Planes a group of :func:`_across_kernel`, a multiple of 8; 0 where the other kernel is to run.
+
+    As many as fill one program, or several, best: 40 planes of 49 elements are 245 rows of 256.
+    """
+    if plane < 8 or channels % 8 or plane % (16 // item_bytes) == 0:
+        return 0
+    filled = {
+        k: k * plane / (ceil_div(k * plane, ACROSS_ROWS) * ACROSS_ROWS) for k in range(1, min(channels // 8, 32) + 1)
+    }
+    whole = min(ACROSS_ROWS // plane, channels // 8)
+    return 8 * (whole if whole and filled.get(whole, 0.0) > 0.9 else max(filled, key=lambda k: filled[k]))
+
+
+def _launch_across(x: torch.Tensor, tensors: tuple, plane: int, planes: int, channels: int, how: dict) -> None:
+    """Launch :func:`_across_kernel` in groups of ``planes`` planes."""
+    outer, blocks = x.numel() // plane, ceil_div(planes * plane, ACROSS_ROWS * 8)
+    launch(
+        _across_kernel, ceil_div(outer, planes) * blocks, x, *tensors, outer, plane, ceil_div(2**32, plane), channels,
+        **how, PLANES=planes, ROWS=ACROSS_ROWS, WHOLE=blocks == 1, PORTABLE=not x.is_cuda,
+    )  # fmt: skip
 
 
 def bn_rebuild(
@@ -156,13 +258,17 @@ def bn_rebuild(
     if not n:
         return
     keep_zero = relu_keeps_negative_zero(x) if relu else False
-    outer, inner, step, rows, columns = shape_of(n, channels, plane, x.element_size())
-    launch(
-        _rebuild_kernel, ceil_div(outer, rows) * ceil_div(inner, columns), x,
-        x, *norm, x if other is None else other, *(other_norm or norm), out, outer, inner // step, channels,
-        FORM=form, OTHER=how, RELU=relu and keep_zero is not None, KEEP_ZERO=bool(keep_zero),
-        CHANNELS_INNER=plane == 1, STEP=step, OUTER=rows, INNER=columns,
-        WRAPS=channels % rows != 0, PORTABLE=not x.is_cuda,
-    )  # fmt: skip
+    tensors = (x, *norm, x if other is None else other, *(other_norm or norm), out)
+    kinds = {"FORM": form, "OTHER": how, "RELU": relu and keep_zero is not None, "KEEP_ZERO": bool(keep_zero)}
+    planes = planes_across(channels, plane, x.element_size())
+    if planes:
+        _launch_across(x, tensors, plane, planes, channels, kinds)
+    else:
+        outer, inner, step, rows, columns = shape_of(n, channels, plane, x.element_size())
+        launch(
+            _rebuild_kernel, ceil_div(outer, rows) * ceil_div(inner, columns), x, *tensors,
+            outer, inner // step, channels, **kinds, CHANNELS_INNER=plane == 1, STEP=step, OUTER=rows, INNER=columns,
+            WRAPS=channels % rows != 0, PORTABLE=not x.is_cuda,
+        )  # fmt: skip
     if keep_zero is None:
         torch.relu_(out)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gistkit.kernels import rebuild as kernels
 from gistkit.kernels.checks import FORMS
@@ -37,11 +39,37 @@ def test_kernel_equals_the_oracle(dtype, size, keep_zero, monkeypatch):
 
 
 @dtypes
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(images=st.integers(1, 3), eights=st.integers(1, 9), plane=st.integers(8, 300))
+def test_planes_across_rows(dtype, images, eights, plane):
+    x, other, norm, second = operands((images, 8 * eights, plane), dtype, plane)
+    args = (norm, "scaled", plane, other, second, "scaled", False)
+    assert same_bits(rebuilt(kernels.bn_rebuild, x, *args), rebuilt(reference.bn_rebuild, x, *args))
+
+
+def test_the_reciprocal_of_a_long_plane_is_too_large():
+    # one row before the end of the seventh plane the product with 2**32 / plane, rounded up, says seven
+    plane = 25335
+    assert (7 * plane - 1) % 8 == 0 and (7 * plane - 1) * (2**32 // plane + 1) >> 32 == 7
+    x, _, norm, _ = operands((1, 8, plane), torch.bfloat16, 1)
+    args = (norm, "fused", plane, None, [], "", False)
+    assert same_bits(rebuilt(kernels.bn_rebuild, x, *args), rebuilt(reference.bn_rebuild, x, *args))
+
+
+def test_groups_of_planes():
+    for channels, plane, planes in ((2048, 49, 40), (64, 49, 40), (16, 49, 16), (256, 169, 24), (64, 2061, 64)):
+        assert kernels.planes_across(channels, plane, 2) == planes
+    for channels, plane, item_bytes in ((64, 7, 2), (60, 49, 2), (64, 196, 4), (64, 3136, 2)):
+        assert kernels.planes_across(channels, plane, item_bytes) == 0
+
+
+@dtypes
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_rounds_as_written(dtype, form):
-    x, other, norm, second = operands((2, 24, 96), dtype, 5)
+@pytest.mark.parametrize("plane", [96, 99])
+def test_every_form_rounds_as_written(dtype, form, plane):
+    x, other, norm, second = operands((2, 24, plane), dtype, 5)
     for more in ((None, [], ""), (other, second, form)):
-        args = (norm, form, 96, *more, False)
+        args = (norm, form, plane, *more, False)
         assert same_bits(rebuilt(kernels.bn_rebuild, x, *args), rebuilt(reference.bn_rebuild, x, *args))
 
 
