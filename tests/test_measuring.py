@@ -373,7 +373,7 @@ def test_commands(tmp_path, capsys):
     raw = json.loads(numbers.read_text())
     assert raw["times"]["seconds"] == {str(t): s for t, s in found.seconds.items()}
     assert raw["tasks"][0]["seconds"] == pytest.approx(found.seconds[0]) != raw["tasks"][0]["predicted_s"]
-    words = ["--times", str(times), "--hardware", "cpu", "--policy", "gist", "--json", str(numbers)]
+    words = ["--times", str(times), "--policy", "gist", "--json", str(numbers)]
     assert cli.main(["plan", *SMALL, *words]) == 0
     assert "seconds measured on cpu: a step took" in " ".join(capsys.readouterr().out.split())
     raw = json.loads(numbers.read_text())

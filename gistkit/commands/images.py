@@ -32,8 +32,9 @@ def add_images(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=what)
     parser.add_argument("--batch", type=int, metavar="N", default=64, help="images a step")
     parser.add_argument("--image-size", type=int, metavar="N", default=224, help="height and width of the images")
-    known = f"{', '.join(PRESETS)} or a file of gistkit calibrate (default: this machine's GPU, else {DEFAULT_CARD})"
-    parser.add_argument("--hardware", metavar="NAME", default=argparse.SUPPRESS, help=known)
+    known = f"{', '.join(PRESETS)} or a file of gistkit calibrate"
+    default = f"default: this machine's GPU, else {DEFAULT_CARD}; for measured times their device"
+    parser.add_argument("--hardware", metavar="NAME", default=argparse.SUPPRESS, help=f"{known} ({default})")
     parser.add_argument("--measure", action="store_true", help="seconds of a real step on this device, task by task")
     text = "of measured times: written with --measure, read without"
     parser.add_argument("--times", metavar="FILE.json", type=Path, help=text)
@@ -55,14 +56,21 @@ def prepare(options: argparse.Namespace) -> Hardware:
             path.touch()
         if "hardware" in options:
             return find_hardware(options.hardware)
+        if options.measure:
+            return _at_hand() or PRESETS["cpu"]
+        if options.times and read_times(options.command, options.times).device == "cpu":
+            return PRESETS["cpu"]
     except (ValueError, OSError) as error:
         raise InputError(error) from error
-    if options.measure and not torch.cuda.is_available():
-        return PRESETS["cpu"]
-    if torch.cuda.is_available():
-        found = torch.cuda.get_device_properties(0)
-        return card(found.name, found.total_memory)
-    return PRESETS[DEFAULT_CARD]
+    return _at_hand() or PRESETS[DEFAULT_CARD]
+
+
+def _at_hand() -> Hardware | None:
+    """This machine's GPU."""
+    if not torch.cuda.is_available():
+        return None
+    found = torch.cuda.get_device_properties(0)
+    return card(found.name, found.total_memory)
 
 
 def image_step(options: argparse.Namespace, hardware: Hardware) -> tuple[SavedGraph, StepTimes | None]:
