@@ -3,7 +3,8 @@
 Bit j of byte i is element 8i+j, set where not (x <= 0), so NaN passes as in PyTorch; bits past the last element are 0.
 
 A row of 8 elements is a mask byte, so a lane builds or reads whole bytes (:mod:`gistkit.kernels.tiling`). Where n is no
-multiple of 8 the kernels are correct but lose the wide accesses.
+multiple of 8 the kernels are correct but lose the wide accesses. Flags (torch.bool) go by kernels of their own where
+they are multiples of 16 (:mod:`gistkit.kernels.flags`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import triton.language as tl
 
 from gistkit.formats import mask1_bytes
 from gistkit.kernels.checks import check_dtype, check_flat, check_mask, check_values
+from gistkit.kernels.flags import fits, pack_flags, unpack_flags
 from gistkit.kernels.rounding import not_positive, rounded, widen
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 from gistkit.kernels.tiling import launch_tiles, tile
@@ -134,6 +136,10 @@ def bits_encode(b: torch.Tensor) -> torch.Tensor:
     check_flat("bits_encode", "b", b)
     check_dtype("bits_encode", "b", b.dtype, (torch.bool,))
     flags = b.view(torch.uint8)
+    mask = torch.empty((mask1_bytes(b.numel()),), dtype=torch.uint8, device=b.device)
+    if fits(flags, mask):
+        pack_flags(flags, mask)
+        return mask
     return _pack(flags, flags)
 
 
@@ -141,7 +147,10 @@ def bits_decode(mask: torch.Tensor, n: int) -> torch.Tensor:
     """bool[n] from a mask. Does not synchronise."""
     check_mask("bits_decode", mask, n)
     flags = torch.empty((n,), dtype=torch.uint8, device=mask.device)
-    launch_tiles(_unpack_kernel, flags, mask, flags)
+    if fits(flags, mask):
+        unpack_flags(mask, flags)
+    else:
+        launch_tiles(_unpack_kernel, flags, mask, flags)
     return flags.view(torch.bool)
 
 

@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gistkit.kernels import mask as kernels
+from gistkit.kernels.flags import pack_flags
 from gistkit.kernels.reference import mask as reference
 from tests.tensors import FLOATS, plain_nan, same_bits, values_of
 
@@ -60,6 +61,40 @@ def test_flags(n, seed):
     mask = kernels.bits_encode(flags)
     assert torch.equal(mask, reference.bits_encode(flags))
     assert torch.equal(kernels.bits_decode(mask, n), flags)
+
+
+@settings(max_examples=10)
+@given(rows=st.integers(1, 1200), seed=st.integers(0, 99))
+@example(rows=512, seed=0)
+@example(rows=513, seed=1)
+def test_flags_by_words(rows, seed):
+    flags = values_of(16 * rows, torch.bool, seed, 0.0, False)
+    mask = kernels.bits_encode(flags)
+    assert torch.equal(mask, reference.bits_encode(flags))
+    assert torch.equal(kernels.bits_decode(mask, 16 * rows), flags)
+    # not at an address for words: flag by flag
+    assert torch.equal(kernels.bits_encode(flags[1:]), reference.bits_encode(flags[1:]))
+    if rows > 1:
+        part = 16 * (rows - 1)
+        assert torch.equal(kernels.bits_encode(flags[8:-8]), reference.bits_encode(flags[8:-8]))
+        assert torch.equal(kernels.bits_encode(flags[1 : 1 + part]), reference.bits_encode(flags[1 : 1 + part]))
+        assert torch.equal(kernels.bits_decode(mask[1:-1], part), flags[8:-8])
+
+
+def test_every_byte_but_zero_is_a_set_flag():
+    # every byte at every place of a word, beside zeros and beside 255
+    for beside in (0, 255):
+        flags = torch.full((4, 256, 4), beside, dtype=torch.uint8)
+        flags[torch.arange(4), :, torch.arange(4)] = torch.arange(256).to(torch.uint8)
+        flags = flags.view(-1)
+        mask = torch.empty(flags.numel() // 8, dtype=torch.uint8)
+        pack_flags(flags, mask)
+        assert torch.equal(mask, reference.bits_encode(flags != 0))
+
+
+def test_every_halfword_decodes():
+    mask = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.uint8)
+    assert torch.equal(kernels.bits_decode(mask, 2**20), reference.bits_decode(mask, 2**20))
 
 
 @dtypes
