@@ -27,6 +27,7 @@ from gistkit.plan.policies.named import accepts, check_words, seeds
 from gistkit.plan.policies.named import made as by_name
 from gistkit.plan.policies.refusal import EXAMPLE_FORMAT, least_bytes, refused, remedy, unfit
 from gistkit.plan.policies.registry import POLICIES
+from gistkit.plan.simulate import Simulator
 
 
 def plan(
@@ -67,7 +68,8 @@ def plan(
     what :func:`gistkit.measure` returned: times measured before, of this very step. ``settings["measured"]`` tells.
 
     The result has ``peak_bytes``, ``step_s``, ``lower_bound_bytes`` (0 where the policy gives none), ``gap``,
-    ``sub_batches`` and, in ``settings``, what it was made for. Raises :class:`gistkit.BudgetError` where nothing
+    ``sub_batches`` and, in ``settings``, what it was made for. ``step_s`` is the device's time; ``settings["wall_s"]``
+    is the step with the host's share, where the hardware states it. Raises :class:`gistkit.BudgetError` where nothing
     allowed fits, with ``least_bytes`` by class; :class:`gistkit.CaptureError` where the step cannot be captured,
     :class:`gistkit.MeasureError` where it cannot be measured; ValueError or TypeError for an argument that makes no
     sense.
@@ -116,6 +118,8 @@ def plan_graph(
     if refuse and budget_bytes is not None and made.peak_bytes > budget_bytes:
         raise unfit(graph, costs, budget_bytes, words, made)
     settings = {"batch": graph.batch, "plain_peak_bytes": plain_peak_bytes, "plain_step_s": plain.step_s}
+    simulator = Simulator(graph, costs)
+    settings |= {"wall_s": simulator.wall_s(made), "plain_wall_s": simulator.wall_s(plain)}
     settings["densities"] = densities(made, costs)
     return replace(made, budget_bytes=budget_bytes, settings={**made.settings, **words, **settings})
 

@@ -1,12 +1,13 @@
 """Calibration on the CPU: figures within reason, the file as a hardware, the command."""
 
 import json
+import re
 import time
 
 import pytest
 import torch
 
-from gistkit import cli
+from gistkit import capture, cli
 from gistkit.plan.cost import cost_table
 from gistkit.plan.hardware import Hardware, hardware
 from gistkit.runtime import calibrate as module
@@ -34,6 +35,25 @@ def test_figures_are_possible_ones(measured):
     assert all(1e6 < rate < 1e15 for rate in measured.flops.values())
     assert 1e-8 < measured.launch_s < 1e-2
     assert 0.01 < measured.codec_slowdown < 10_000
+    assert measured.host_s == measured.runtime_host_s == 0.0  # a CPU is its own host
+
+
+def test_the_host_is_timed_by_whole_steps(monkeypatch):
+    monkeypatch.setattr(module, "BLOCKS", 2)
+    calls = []
+
+    def timing(run, device, inner):
+        calls.append(inner)
+        run()
+        return 0.11 * len(calls)
+
+    monkeypatch.setattr(module, "seconds", timing)
+    plain_s, runtime_s = module.host_task_s(CPU)
+    model, x = module.small_step(CPU)
+    tasks = len(capture(model, (x,), backward=True).tasks)
+    assert 12 <= tasks <= 20  # 6 forward; as many nodes backward, the convolutions' with two parts; the output's sum
+    assert plain_s == pytest.approx(0.11 / tasks, rel=1e-3) and runtime_s == pytest.approx(0.22 / tasks, rel=1e-3)
+    assert calls == [module.STEPS, module.STEPS]
 
 
 def test_the_planner_takes_it(measured, tmp_path):
@@ -94,6 +114,12 @@ def test_the_command(measured, tmp_path, capsys, monkeypatch):
     assert "host" not in shown
     assert Hardware.from_json(path.read_text()) == measured
     assert json.loads(path.read_text())["name"] == measured.name
+
+
+def test_the_command_shows_the_host(capsys, monkeypatch):
+    monkeypatch.setattr("gistkit.commands.calibrate.calibrate", lambda device: hardware("h200"))
+    assert cli.main(["calibrate"]) == 0
+    assert re.search(r"host us a task, plain and under gistkit\W+20.0, 107.0", capsys.readouterr().out)
 
 
 def test_the_command_shows_a_link(capsys, monkeypatch):

@@ -87,9 +87,25 @@ def test_a_plan_says_what_it_is_for():
         None,
     )
     assert (told["plain_peak_bytes"], told["plain_step_s"]) == (plain.peak_bytes, plain.step_s)
+    assert told["wall_s"] >= found.step_s and told["plain_wall_s"] >= plain.step_s
     assert Plan.from_json(found.to_json()) == found
     assert made(density=0.25).settings["density"] == 0.25
     assert made(density={0: 0.25}).settings["density"] == "by storage"
+
+
+def test_the_wall_has_the_hosts_share(step):
+    graph, costs = step
+    tasks = len(graph.tasks)
+    for each in (0.0, 1e-3):  # tasks of this network take microseconds
+        table = replace(costs, hardware=replace(H200, host_s=each, runtime_host_s=2 * each))
+        found, plain = (planning.plan_graph(graph, table, policy=name) for name in ("optimal", "plain"))
+        assert (found.decisions, found.step_s) == (planning.plan_graph(graph, costs).decisions, found.step_s)
+        walls = found.settings["wall_s"], found.settings["plain_wall_s"]
+        assert walls[1] == plain.settings["wall_s"] == plain.settings["plain_wall_s"]
+        if each == 0.0:
+            assert walls == pytest.approx((found.step_s, plain.step_s))
+        else:
+            assert walls == pytest.approx((2 * each * tasks, each * tasks), rel=0.01)
 
 
 def test_real_fake_and_meta_are_planned_alike():

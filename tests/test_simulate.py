@@ -18,6 +18,7 @@ from gistkit.plan.intervals import Transfer
 from gistkit.plan.link import Link
 from gistkit.plan.plan import Decision, Plan
 from gistkit.plan.policies.gist import gist
+from gistkit.plan.policies.registry import POLICIES
 from gistkit.plan.simulate import Simulator, memory_bytes, simulate
 from gistkit.runtime.live import LiveBytes
 from tests.models import UNet
@@ -221,3 +222,63 @@ def measured(model, x, y):
             F.cross_entropy(model(x), y).backward()
         peak = live.peak_bytes
     return peak
+
+
+def issuing(host_s, runtime_host_s):
+    return replace(link(2.0, 2.0), host_s=host_s, runtime_host_s=runtime_host_s)
+
+
+def wall_s(graph, plan, device, **words):
+    return Simulator(graph, cost_table(graph, device, **words)).wall_s(plan)
+
+
+def test_a_host_that_is_late_is_waited_for():
+    # 11 tasks of a second each; a host that needs half of one for each is ahead after the first.
+    assert wall_s(CHAIN, plan_of(CHAIN, policy="plain"), issuing(0.5, 0.9), measured_s=EVERY) == 0.5 + 11
+    assert wall_s(CHAIN, plan_of(CHAIN), issuing(0.5, 0.9), measured_s=EVERY) == pytest.approx(0.9 + 11)
+    assert wall_s(CHAIN, plan_of(CHAIN, policy="plain"), issuing(0.0, 0.9), measured_s=EVERY) == 11
+    # One that needs longer than the device is behind all through: the last task begins when it is issued.
+    last_is_long = {**dict.fromkeys(EVERY, 0.5), 10: 4.0}
+    assert wall_s(CHAIN, plan_of(CHAIN), issuing(0.0, 0.75), measured_s=last_is_long) == 11 * 0.75 + 4.0
+
+
+def test_the_host_and_the_link_are_waited_for_together():
+    # Task 4 waits for the link until 6 (issued when task 2 begins, at 3 under this host); what it comes back with is
+    # waited for as before.
+    host = Decision(RELU.storage, "dense", "host", release=4, prefetch=6)
+    alone = timed(4.0, 2.0)
+    device = replace(link(4.0, 2.0), runtime_host_s=0.25)
+    plan = plan_of(CHAIN, host)
+    assert alone.stall_s > 0
+    assert wall_s(CHAIN, plan, device, measured_s=EVERY) == alone.step_s + 0.25
+
+
+def test_segments_that_run_anew_are_issued_anew():
+    graph = chain(6, 8, 32, 4)
+    device = replace(hardware("titanx"), runtime_host_s=1.0)
+    costs = cost_table(graph, device)
+    simulator = Simulator(graph, costs)
+    kept, again = (POLICIES["checkpoint"](graph, costs, segments=n) for n in (1, 3))
+    rerun = {d.storage for d in again.decisions if d.codec == "recompute"}
+    assert rerun and simulator.wall_s(kept) == pytest.approx(len(graph.tasks), rel=1e-3)
+    # A convolution and its ReLU for every block that comes back but for each segment's boundary.
+    assert simulator.wall_s(again) >= len(graph.tasks) + len(rerun)
+
+
+@given(step_graphs(8), st.sampled_from((0.0, 1e-6, 1e-5, 1e-3)), st.sampled_from((1, 2)), st.booleans())
+@settings(deadline=None, max_examples=40, derandomize=True)
+def test_the_wall_is_never_before_device_or_host(graph, each_s, parts, plain):
+    device = replace(hardware("titanx"), host_s=each_s, runtime_host_s=3 * each_s)
+    simulator = Simulator(graph, cost_table(graph, device))
+    parts = min(parts, graph.batch)
+    plan = plan_of(graph, policy="plain" if plain else "test", sub_batches=parts)
+    run, taken, tasks = simulator.run(plan), simulator.wall_s(plan), len(graph.tasks)
+    mine = each_s if plain else 3 * each_s
+    seconds = [
+        s + e for s, e in zip(*(getattr(simulator.profile(plan), n) for n in ("task_s", "extra_s")), strict=True)
+    ]
+    # Without a link in use: some task begins when it is issued and nothing waits from there on, or none waits at all.
+    by_hand = max(0.0, *(mine * (t + 1) + sum(seconds[t:]) for t in range(tasks)))
+    assert taken == pytest.approx(parts * by_hand) and taken >= max(run.step_s, parts * mine * tasks) * (1 - 1e-9)
+    if each_s == 0.0:
+        assert taken == run.step_s or taken == pytest.approx(run.step_s)

@@ -55,5 +55,10 @@ def hardware_table(hardware: Hardware) -> Table:
     for dtype, rate in hardware.flops.items():
         table.add_row(f"{dtype} TFLOP/s", f"{rate / 1e12:.3f}")
     table.add_row("launch us", f"{hardware.launch_s * 1e6:.2f}")
+    if hardware.host_s or hardware.runtime_host_s:
+        table.add_row(
+            "host us a task, plain and under gistkit",
+            f"{hardware.host_s * 1e6:.1f}, {hardware.runtime_host_s * 1e6:.1f}",
+        )
     table.add_row("codecs, times the H200's passes", f"{hardware.codec_slowdown:.2f}")
     return table

@@ -70,6 +70,15 @@ class Composer:
             raise PlanError("plan.sub_batches must be 1 where the graph knows no batch size; capture with a batch")
         return self.part(plan.sub_batches)._profile(plan)
 
+    def issued(self, plan: Plan) -> list[int]:
+        """By task, how many tasks the host issues for it, in one sub-batch: itself, and those of a segment that runs
+        anew before it."""
+        composer = self.part(plan.sub_batches)
+        counts = [1] * len(composer.task_s)
+        for segment in Context.of(plan, composer.index).segments:
+            counts[segment.start] += len(segment.tasks)
+        return counts
+
     def _profile(self, plan: Plan) -> Profile:
         context = Context.of(plan, self.index)
         task_s, algorithms = self._seconds(plan)

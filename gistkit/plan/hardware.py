@@ -9,7 +9,9 @@ k40m: Kepler, 4.29 TFLOP/s, 288 GB/s, 12 GB, PCIe gen3 (moDNN section V names th
 65 %, assumed; DMA as above.
 h200: 140 GiB, PCIe gen5. Measured: the copy, bf16 products (790 TFLOP/s). TF32 convolutions are fitted: with 200
 TFLOP/s the plain fp32 step at batch 64 comes out at 48.4 ms for VGG-16 and 27.3 ms for ResNet-50, where 48.2 and
-32.3 ms were measured (SGD included on both sides). The link and fp32 products are published or assumed figures.
+32.3 ms were measured (SGD included on both sides). The link and fp32 products are published or assumed figures. The
+host: 4 and 5 ms for the 228 and 230 tasks of ResNet-50's forward and backward, 28 and 21 ms under gistkit (docs/log.md,
+"bound by the host"), on one host of several that differed by up to 1.7.
 cpu: one core of a server, orders of magnitude: to be replaced by ``gistkit calibrate``. A copy into memory in use goes
 at twice the 10 GB/s; a fresh tensor's pages cost as much again and more.
 """
@@ -24,8 +26,9 @@ from pathlib import Path
 
 GIB = 2**30
 _POSITIVE = ("memory_gbps", "codec_slowdown")
-_NOT_NEGATIVE = ("d2h_gbps", "h2d_gbps", "both_gbps", "launch_s")
-_LIMITS = {"memory_gbps": 1e6, "d2h_gbps": 1e5, "h2d_gbps": 1e5, "both_gbps": 2e5, "launch_s": 1.0}
+_NOT_NEGATIVE = ("d2h_gbps", "h2d_gbps", "both_gbps", "launch_s", "host_s", "runtime_host_s")
+_LIMITS = {"memory_gbps": 1e6, "d2h_gbps": 1e5, "h2d_gbps": 1e5, "both_gbps": 2e5}
+_LIMITS |= {"launch_s": 1.0, "host_s": 1.0, "runtime_host_s": 1.0}
 _MOST_FLOPS = 1e18
 CUDA_LIBRARIES_BYTES = 96 * 2**20
 """What cuBLAS and cuDNN hold for themselves under PyTorch: plans were measured 66 to 86 MiB above their prediction on
@@ -46,6 +49,8 @@ class Hardware:
     ``tells_algorithms``: a step's convolutions may each be told their algorithm, as in the frameworks of the papers;
     through PyTorch they cannot, and have the default alone. ``libraries_bytes`` is what the device's libraries hold for
     themselves as long as the process lives (cuBLAS's workspaces): it counts in every peak and so in every budget.
+    ``host_s`` is how long the host is busy with one task of a step (an op's forward, a node's backward) under plain
+    PyTorch, ``runtime_host_s`` the same where gistkit carries out a plan; 0: not known, or host and device are one.
 
     Raises ValueError for what no device can be: argument, demand, value, remedy.
     """
@@ -63,6 +68,8 @@ class Hardware:
     lacks: tuple[str, ...] = ()
     tells_algorithms: bool = False
     libraries_bytes: int = 0
+    host_s: float = 0.0
+    runtime_host_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -184,6 +191,8 @@ PRESETS |= {
             launch_s=8e-6,
             async_counts=True,
             libraries_bytes=CUDA_LIBRARIES_BYTES,
+            host_s=2.0e-5,
+            runtime_host_s=1.07e-4,
         ),
         Hardware(
             name="cpu",

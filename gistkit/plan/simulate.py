@@ -2,16 +2,21 @@
 
 One compute stream runs the tasks in order; the link has a queue for each direction, and a transfer may span many tasks.
 A task begins when the one before it has ended and every transfer due before it is done; that wait is a stall.
+
+All seconds of a :class:`Simulation`, which is what policies compare, are the device's. On the wall a step takes longer
+where the host is late: it issues one task after the other and runs ahead as far as it gets, and a task begins no sooner
+than it is issued (:meth:`Simulator.wall_s`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from gistkit.graph.saved import SavedGraph
+from gistkit.plan.context import PLAIN_POLICIES
 from gistkit.plan.cost import CostTable
 from gistkit.plan.effects import Composer, Profile, profile
 from gistkit.plan.intervals import Interval, Transfer
@@ -59,7 +64,7 @@ class Simulator:
         composed = self._composer.profile(plan)
         memory = memory_bytes(composed.intervals, composed.tasks, reserve)
         peak = max(memory)
-        start_s, stall_s, link = _clock(composed, self._composer.part(plan.sub_batches).costs)
+        start_s, stall_s, link, _ = _clock(composed, self._composer.costs)
         times = plan.sub_batches
         compute_s, extra_s = sum(composed.task_s), sum(composed.extra_s)
         return Simulation(
@@ -74,6 +79,14 @@ class Simulator:
             h2d_bytes=times * link.carried_bytes["h2d"],
             start_s=start_s,
         )
+
+    def wall_s(self, plan: Plan) -> float:
+        """Seconds of the step with the host's share (``Hardware.host_s``, ``runtime_host_s``): at least ``step_s``, at
+        least the host's own. Sub-batches follow each other, the host not ahead of the device between two."""
+        hardware = self._composer.costs.hardware
+        each_s = hardware.host_s if plan.policy in PLAIN_POLICIES else hardware.runtime_host_s
+        issued_s = [each_s * count for count in accumulate(self._composer.issued(plan))]
+        return plan.sub_batches * _clock(self._composer.profile(plan), self._composer.costs, issued_s)[3]
 
 
 def simulate(graph: SavedGraph, plan: Plan, costs: CostTable, *, reserve: int = 0) -> Simulation:
@@ -97,8 +110,11 @@ def memory_bytes(intervals: Iterable[Interval], tasks: int, reserve: int = 0) ->
     return list(accumulate(change[:tasks]))
 
 
-def _clock(composed: Profile, costs: CostTable) -> tuple[tuple[float, ...], float, Link]:
-    """Start of every task, seconds waited, and the link when all is done."""
+def _clock(
+    composed: Profile, costs: CostTable, issued_s: Sequence[float] | None = None
+) -> tuple[tuple[float, ...], float, Link, float]:
+    """Start of every task, seconds waited for the link, the link when all is done, the end; ``issued_s``: the moment,
+    by task, before which the host has not issued it (None: everything is issued at once)."""
     link = Link(costs)
     issued: dict[int, list[Transfer]] = defaultdict(list)
     due: dict[int, list[Transfer]] = defaultdict(list)
@@ -108,6 +124,8 @@ def _clock(composed: Profile, costs: CostTable) -> tuple[tuple[float, ...], floa
     numbers: dict[Transfer, int] = {}
     starts, now, stall_s = [], 0.0, 0.0
     for task, (seconds, extra) in enumerate(zip(composed.task_s, composed.extra_s, strict=True)):
+        if issued_s is not None:
+            now = max(now, issued_s[task])
         waits = due.get(task)
         coming = issued.get(task)
         if waits or coming:
@@ -119,7 +137,7 @@ def _clock(composed: Profile, costs: CostTable) -> tuple[tuple[float, ...], floa
             numbers |= {t: link.issue(t) for t in coming or () if t.due != task}
         starts.append(now)
         now += seconds + extra
-    return tuple(starts), stall_s, link
+    return tuple(starts), stall_s, link, now
 
 
 __all__ = ["Profile", "Simulation", "Simulator", "memory_bytes", "profile", "simulate"]

@@ -17,13 +17,18 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from gistkit.codecs import CODECS
+from gistkit.graph.capture import capture
 from gistkit.plan.codec_costs import MEASURED_DENSITY, passes
 from gistkit.plan.hardware import CUDA_LIBRARIES_BYTES, Hardware
+from gistkit.runtime.attach import compress
 
 MIB = 2**20
 REPEATS = 5
+BLOCKS, STEPS = 10, 5
+"""The network that the host is timed on, and steps in one timing."""
 CODECS_TIMED = ("mask1", "zvc", "fp8s")
 
 
@@ -44,15 +49,16 @@ _CUDA = _Sizes(512 * MIB, 256 * MIB, 8192, (64, 256, 56), 10)
 
 
 def calibrate(device: str | torch.device = "cuda") -> Hardware:
-    """Measure a device: copy bandwidth, link each way and both ways at once, arithmetic by dtype, launch, codecs.
+    """Measure a device: copy bandwidth, link each way and both ways at once, arithmetic by dtype, launch, codecs, host.
 
-    ``device``: ``cpu``, ``cuda`` or ``cuda:N``. A CPU has no link. Needs about 2 GiB of device memory and 0.5 GiB of
-    pinned host memory on CUDA, 0.2 GiB on a CPU, and a few seconds; synchronises. Raises ValueError for a device that
-    is neither or is not there.
+    ``device``: ``cpu``, ``cuda`` or ``cuda:N``. A CPU has no link, and is its own host. Needs about 2 GiB of device
+    memory and 0.5 GiB of pinned host memory on CUDA, 0.2 GiB on a CPU, and a few seconds; synchronises. Raises
+    ValueError for a device that is neither or is not there.
     """
     place = _checked(device)
     on_gpu = place.type == "cuda"
     sizes = _CUDA if on_gpu else _CPU
+    host_s, runtime_host_s = host_task_s(place) if on_gpu else (0.0, 0.0)
     with torch.no_grad():
         memory_gbps = _copy_gbps(place, sizes)
         d2h_gbps, h2d_gbps, both_gbps = _link_gbps(place, sizes) if on_gpu else (0.0, 0.0, 0.0)
@@ -70,6 +76,8 @@ def calibrate(device: str | torch.device = "cuda") -> Hardware:
             async_counts=on_gpu,
             codec_slowdown=_codec_slowdown(place, sizes, memory_gbps),
             libraries_bytes=CUDA_LIBRARIES_BYTES if on_gpu else 0,
+            host_s=host_s,
+            runtime_host_s=runtime_host_s,
         )
 
 
@@ -160,6 +168,27 @@ def _launch_s(device: torch.device) -> float:
     """Seconds of an operator that has nothing to do, many in a row."""
     x = torch.zeros(1, device=device)
     return _rounded(seconds(lambda: x.add_(1), device, inner=1000))
+
+
+def host_task_s(device: torch.device) -> tuple[float, float]:
+    """Seconds of the host for one task of a step, plain and under the runtime: whole steps of a small network whose
+    kernels take less time than the host takes to launch them, divided by its tasks. Synchronises."""
+    model, x = small_step(device)
+    tasks = len(capture(model, (x,), backward=True).tasks)
+
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        model(x).sum().backward()
+
+    plain_s = seconds(step, device, STEPS)
+    compress(model)
+    return _rounded(plain_s / tasks), _rounded(seconds(step, device, STEPS) / tasks)
+
+
+def small_step(device: torch.device) -> tuple[nn.Sequential, torch.Tensor]:
+    """The network that the host is timed on, and its input: convolutions, batch norms and ReLUs over 4 KiB."""
+    layers = (m for _ in range(BLOCKS) for m in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()))
+    return nn.Sequential(*layers).to(device).train(), torch.zeros(2, 8, 8, 8, device=device)
 
 
 def _codec_slowdown(device: torch.device, sizes: _Sizes, memory_gbps: float) -> float:
