@@ -86,10 +86,10 @@ def test_a_file_between_them(times, tmp_path):
     model, x = step()
     file = saved(tmp_path, times)
     assert StepTimes.from_json(file.read_text()) == times
-    plans = [gistkit.plan(model, x, budget="95%", measure=way) for way in (times, file, str(file))]
+    plans = [gistkit.plan(model, x, policy="gist", measure=way) for way in (times, file, str(file))]
     assert plans[0] == plans[1] == plans[2]
     # Times that are there already are also for a model that has no memory.
-    meta = gistkit.plan(model.to("meta"), x.to("meta"), budget="95%", measure=file, hardware="cpu")
+    meta = gistkit.plan(model.to("meta"), x.to("meta"), policy="gist", measure=file, hardware="cpu")
     assert meta.step_s == plans[0].step_s
 
 
