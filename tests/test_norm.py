@@ -5,9 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from gistkit import functional
+from gistkit.graph.calls import BatchNorm
 from gistkit.nn.keep import keep_coded
 from gistkit.nn.norm import rebuild_candidates
-from gistkit.runtime.rebuild import matching_candidate
+from gistkit.runtime.exactness import arithmetic, try_drawn
 from tests.nn_cases import DTYPES, LAYOUTS, assert_same, laid_out, planted, same_bits
 
 SHAPES = [(4, 6, 5, 7), (4, 16, 3, 3), (4, 40, 3, 3), (9, 6), (3, 6, 8), (2, 3, 2, 3, 2)]
@@ -145,10 +146,12 @@ def test_a_rebuild_that_is_right_for_unit_weights_alone_is_not_relied_on(monkeyp
     (right,) = [c for c in rebuild_candidates(x) if c.__name__ == "_fused"]
 
     def forgets(x, mean, invstd, weight, bias):
-        return right(x, mean, invstd, torch.ones(8), torch.zeros(8))
+        return right(x, mean, invstd, torch.ones_like(mean), torch.zeros_like(mean))
 
-    monkeypatch.setattr("gistkit.runtime.rebuild.rebuild_candidates", lambda x: [forgets, right])
+    monkeypatch.setattr("gistkit.runtime.exactness.rebuild_candidates", lambda x: [forgets, right])
     state = torch.get_rng_state()
     assert torch.equal(forgets(x, mean, invstd, weight, bias), y)
-    assert matching_candidate(x, y, mean, invstd, weight, bias, 1e-5) is right
+    verified, call = {}, BatchNorm(x, None, None, weight, bias, True, 0.1, 1e-5)
+    try_drawn(verified, 0, call)
+    assert arithmetic(verified, 0, call, y, (mean, invstd)) is right
     assert torch.equal(torch.get_rng_state(), state)

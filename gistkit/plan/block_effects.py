@@ -16,15 +16,19 @@ Gist Fig. 2 (three lifetimes: dense, encoded, decoded); vDNN section III-B (rele
 
 from __future__ import annotations
 
+from math import prod
+
 from gistkit.codecs import VALUE_FORMS
 from gistkit.errors import PlanError
 from gistkit.formats import ceil_div
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import Block
+from gistkit.plan.checks import digest_bytes, norm_bytes
 from gistkit.plan.context import Context, call_task, is_sparse
 from gistkit.plan.cost import CostTable
 from gistkit.plan.intervals import Effects, Interval, Transfer
 from gistkit.plan.plan import Decision
+from gistkit.plan.recipes import chain, held, norms
 
 _WHAT = {"activation": "dense", "gradient": "gradient", "weight_gradient": "gradient"}
 _FACTOR_BYTES = 4
@@ -156,21 +160,34 @@ class _Case:
 
     def _rebuilt(self) -> None:
         block, recipe = self.block, self.decision.recipe
-        traffic, launches = _chain(recipe) if recipe else (2 + len(self.decision.sources), 1)
+        traffic, launches = chain(recipe) if recipe else (2 + len(self.decision.sources), 1)
         seconds = self.costs.copy_s(traffic * block.nbytes) + (launches - 1) * self.costs.copy_s(0)
-        for norm in _norms(recipe) if self.needs else ():
+        for norm in norms(recipe) if self.needs else ():
             self._factors(norm)
+        self._checked(self.context.index.written.get(block.id, -1))
         for task in self.needs:
-            self._add(task, task, _held(recipe) * self._decoded_bytes(task), "decoded")
+            self._add(task, task, held(recipe) * self._decoded_bytes(task), "decoded")
             self.extra.append((task, seconds))
+            self._checked(task)
+
+    def _checked(self, task: int) -> None:
+        """Scratch for a digest, in forward or of what came back: before a backward task has made anything itself."""
+        shape = self.graph.storages[self.block.storage].shape
+        nbytes = digest_bytes(self.block.nbytes, shape[0] if shape else 1)
+        if task > self.block.saved:
+            written = (self.graph.blocks[b] for b in self.graph.tasks[task].writes)
+            nbytes -= sum(b.nbytes for b in written if b.first == task)
+        self._add(task, task, max(0, nbytes), "scratch")
 
     def _factors(self, norm: int) -> None:
         """What a batch norm's output is made of anew besides its input: two vectors, of its own until the last need
         (nn.norm.bound)."""
         call = self.context.index.covered.get(norm)
         if call is not None:
-            nbytes = 2 * _FACTOR_BYTES * self.graph.values[call.operands[0]].shape[1]
-            self._add(call_task(self.context.index, call.index), self.needs[-1], nbytes, "payload")
+            shape, task = self.graph.values[call.operands[0]].shape, call_task(self.context.index, call.index)
+            self._add(task, self.needs[-1], 2 * _FACTOR_BYTES * shape[1], "payload")
+            nbytes = self.block.nbytes
+            self._add(task, task, norm_bytes(nbytes, shape[1], max(1, nbytes // max(1, prod(shape)))), "scratch")
 
     def _again(self) -> None:
         start = (self.context.restart or {}).get(self.block.id)
@@ -178,6 +195,7 @@ class _Case:
             start = min(self.needs, default=self.block.holder)
         last = _held_until(self.block, self.needs, self.context)
         self._add(start, last, self.block.nbytes, "decoded")
+        self._checked(self.block.saved)
 
     def _coded(self) -> None:
         block, codec = self.block, self.decision.codec
@@ -260,31 +278,3 @@ class _Case:
 def _made_by_its_op(block: Block) -> bool:
     """Whether a block is made and kept by one call and read by no other: a dropout's mask."""
     return block.first == block.last == block.saved
-
-
-def _norms(recipe: tuple) -> set[int]:
-    """The covered batch norms in a recipe."""
-    if not recipe or recipe[0] == "stash":
-        return set()
-    return {recipe[1]} if recipe[0] == "bn" else set().union(*(_norms(r) for r in recipe[1:]))
-
-
-def _chain(recipe: tuple) -> tuple[int, int]:
-    """(tensors read and written, kernels) of a recipe."""
-    if recipe[0] == "stash":
-        return 0, 0
-    parts = [_chain(r) for r in recipe[1:] if isinstance(r, tuple)]
-    moved = 3 if recipe[0] == "add" else 2
-    return moved + sum(p[0] for p in parts), 1 + sum(p[1] for p in parts)
-
-
-def _held(recipe: tuple) -> int:
-    """Tensors that a recipe over dense sources holds at its worst moment; additions and ReLUs run in place."""
-    if not recipe or recipe[0] == "bn":
-        return 1
-    if recipe[0] == "stash":
-        return 0
-    parts = [r for r in recipe[1:] if isinstance(r, tuple)]
-    if recipe[0] == "add" and all(p[0] != "stash" for p in parts):
-        return max(_held(parts[0]), 1 + _held(parts[1]))
-    return max([1, *(_held(p) for p in parts)])

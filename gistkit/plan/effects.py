@@ -120,8 +120,7 @@ class Composer:
 
     def _of_segment(self, segment: Segment) -> Effects:
         seconds = sum(self.task_s[t] for t in segment.tasks)
-        passing = Interval(segment.start, segment.start, segment.passing_bytes, -1, "transient")
-        return Effects((passing,), ((segment.start, seconds),))
+        return Effects(segment.passing(), ((segment.start, seconds),))
 
     def _of_slices(self, context: Context) -> Effects:
         """A weight gradient that is summed over slices: the sum and one part of it are there at once."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gistkit.errors import PlanError
+from gistkit.plan.checks import digest_bytes
+from gistkit.plan.intervals import Interval
 from gistkit.plan.plan import Decision
 
 if TYPE_CHECKING:
@@ -36,13 +38,19 @@ def valued(storage: int, decided: Callable[[int], Decision | None], above: tuple
 class Segment:
     """``blocks`` come back before task ``start`` through the forward ``tasks``; ``needs`` are others whose values
     must be there then; ``passing_bytes`` is what the rerun holds at its worst moment beyond ``blocks`` and beyond what
-    task ``start`` makes afterwards."""
+    task ``start`` makes afterwards, ``compared_bytes`` what verifying it takes more (:mod:`gistkit.plan.checks`)."""
 
     start: int
     blocks: tuple[int, ...]
     tasks: tuple[int, ...]
     needs: tuple[int, ...]
     passing_bytes: int
+    compared_bytes: int = 0
+
+    def passing(self) -> tuple[Interval, ...]:
+        """What the rerun holds in passing, as intervals."""
+        found = ((self.passing_bytes, "transient"), (self.compared_bytes, "scratch"))
+        return tuple(Interval(self.start, self.start, nbytes, -1, what) for nbytes, what in found)
 
 
 def segments(
@@ -87,7 +95,15 @@ def _segment(
     tasks, needs = _closure(blocks, starts, index, decided)
     start = min(wanted)
     passing = _passing(tasks, set(blocks), index) - _made_during(start, index)
-    return Segment(start, tuple(blocks), tuple(tasks), tuple(sorted(needs)), max(0, passing))
+    # one block at a time
+    compared = max(digest_bytes(graph.blocks[b].nbytes, _rows(b, index)) for b in blocks)
+    compared_bytes = max(0, passing + compared) - max(0, passing)
+    return Segment(start, tuple(blocks), tuple(tasks), tuple(sorted(needs)), max(0, passing), compared_bytes)
+
+
+def _rows(block: int, index: StepIndex) -> int:
+    shape = index.graph.storages[index.graph.blocks[block].storage].shape
+    return shape[0] if shape else 1
 
 
 def _valued(block: int, index: StepIndex, decided: Mapping[int, Decision]) -> bool:

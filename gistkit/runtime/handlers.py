@@ -20,15 +20,18 @@ from gistkit.nn.eligible import KERNEL_DTYPES, is_wrapped, transformed
 from gistkit.nn.keep import Alias, Kept
 from gistkit.nn.overwrite import overwrite_relu
 from gistkit.plan.plan import Decision
+from gistkit.runtime.exactness import arithmetic, exact, try_drawn, ways
 from gistkit.runtime.host import AwayOnHost
 from gistkit.runtime.program import Step
 from gistkit.runtime.promise import Promise
-from gistkit.runtime.rebuild import BatchNormTerm, FusedTerm, ReluTerm, builder, matching_candidate, resolve, same_bits
+from gistkit.runtime.rebuild import BatchNormTerm, ReluTerm, builder, resolve
 from gistkit.runtime.region import Region
 from gistkit.runtime.stash import Reader, RebuiltBody, Rows, Stash, covers
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 Stats = tuple[torch.Tensor, torch.Tensor]
+Build = Callable[[Rows], torch.Tensor]
+NOT_EXACT = "it cannot be rebuilt bit for bit on this device"
 
 
 def runs(bound: Bound) -> bool:
@@ -124,7 +127,7 @@ def _stash_rebuilt(region: Region, step: Step, decision: Decision, y: torch.Tens
     term = resolve(decision.recipe, region.norms, region.kept) if covers(y) else None
     if term is not None:
         assert isinstance(term, ReluTerm)
-        build = _exact(region, step, y, term)
+        build = _exact(region, step, decision, y, term)
         if build is not None:
             plain = y.numel() * y.element_size()
             stash = Stash(
@@ -132,24 +135,17 @@ def _stash_rebuilt(region: Region, step: Step, decision: Decision, y: torch.Tens
             )
             region.table.add(y, stash)
             return
-    region.cannot(decision, "it cannot be rebuilt bit for bit on this device")
+    region.cannot(decision, NOT_EXACT)
     fallback = "zvc" if region.settings.lossy is None else "zvc+" + region.settings.lossy
     region.encode(y, Decision(decision.storage, fallback, reason="stored: the rebuild was not exact here"))
 
 
-def _exact(region: Region, step: Step, y: torch.Tensor, term: ReluTerm) -> Callable[[Rows], torch.Tensor] | None:
-    """What rebuilds y: in one pass where that gives its bits, else operator by operator, else None."""
-    key = ("relu", step.index, y.dtype, y.device, tuple(y.shape), y.stride())
-    fused = FusedTerm.of(term)
-    ways = [builder(t, y) for t in (fused, term) if t is not None]
+def _exact(region: Region, step: Step, decision: Decision, y: torch.Tensor, term: ReluTerm) -> Build | None:
+    """What rebuilds y exactly, or None; under a budget, where a second y has no room now, its first use finds out."""
     if region.settings.lossy is not None:
-        return ways[0]
-    if key not in region.verified:
-        with torch.no_grad():
-            exact = [same_bits(build(None), y.detach()) for build in ways]
-        region.verified[key] = exact.index(True) if any(exact) else None
-    found = region.verified[key]
-    return None if found is None else ways[found]
+        return builder(ways(term)[0], y)
+    later = (lambda: region.cannot(decision, NOT_EXACT)) if region.bound else None
+    return exact(region.verified, step.index, y, term, later)
 
 
 def max_pool2d(region: Region, step: Step, b: MaxPool2d) -> torch.Tensor:
@@ -195,6 +191,8 @@ def batch_norm(region: Region, step: Step, b: BatchNorm) -> torch.Tensor:
         kept.append(region.keep(t, step.input))
         return kept[0]
 
+    if step.feeds_recipe:
+        try_drawn(region.verified, step.index, b)
     y = norm.run(*b, keep, lambda mean, invstd: found.append((mean, invstd)))
     if step.feeds_recipe and kept and found:
         _remember_norm(region, step, b, y, kept[0], found[0])
@@ -202,11 +200,7 @@ def batch_norm(region: Region, step: Step, b: BatchNorm) -> torch.Tensor:
 
 
 def _remember_norm(region: Region, step: Step, b: BatchNorm, y: torch.Tensor, kept: Kept, stats: Stats) -> None:
-    key = ("bn", step.index, y.dtype, y.device, tuple(y.shape), y.stride())
-    if key not in region.verified:
-        with torch.no_grad():
-            region.verified[key] = matching_candidate(b.x.detach(), y.detach(), *stats, b.weight, b.bias, b.eps)
-    rebuild = region.verified[key]
+    rebuild = arithmetic(region.verified, step.index, b, y, stats)
     if rebuild is not None:
         apply, own = norm.bound(rebuild, b.x, *stats, b.weight, b.bias)
         region.own.append((step.index, step.op, own))

@@ -46,7 +46,7 @@ class Program:
         self._decisions = {d.storage: d for d in plan.decisions}
         if given:
             self._decisions = {s.id: Decision(s.id, "dense", reason=OPEN) for s in graph.kept()} | self._decisions
-        self.again = recompute_plan(graph, self._decisions)
+        self.again = recompute_plan(graph, self._decisions, plan.choices)
         self._choices = {c.covered: c for c in plan.choices}
         self._in_recipes = {n for d in plan.decisions for n in _batch_norms(d.recipe)}
         self._calls = [c for c in graph.calls if c.covered >= 0]

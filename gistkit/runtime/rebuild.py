@@ -3,8 +3,8 @@
 A recipe is nested tuples of data, as a plan holds it: ``("bn", covered call)``, ``("stash", storage)``,
 ``("add", a, b)``, ``("relu", a)``. ``resolve`` binds one to the kept tensors of the running step. Rebuilding uses the
 forward's own operators in the forward's operand order (which NaN an addition hands on depends on it), so the result is
-the forward's, bit for bit; ``same_bits`` checks that on the device before anybody relies on it. Sources: Gist section
-II-B (recomputing cheap layers is compatible with encodings), docs/design.md.
+the forward's, bit for bit; :mod:`gistkit.runtime.exactness` checks that before anybody relies on it. Sources: Gist
+section II-B (recomputing cheap layers is compatible with encodings), docs/design.md.
 """
 
 from __future__ import annotations
@@ -18,18 +18,9 @@ import torch
 from gistkit.kernels import ops
 from gistkit.kernels.layout import flat
 from gistkit.nn.keep import Alias, Kept
-from gistkit.nn.norm import Factors, rebuild_candidates
+from gistkit.nn.norm import Factors
 from gistkit.runtime.stash import Rows, aligned, rows_of
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """True where both hold the same bit patterns. Synchronises with the device."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    integer = _INTEGERS[a.element_size()]
-    return torch.equal(a.contiguous().view(integer), b.contiguous().view(integer))
+from gistkit.runtime.verify import same_bits
 
 
 class Term(Protocol):
@@ -176,32 +167,6 @@ def builder(term: Term, y: torch.Tensor) -> Callable[[Rows], torch.Tensor]:
     return lambda rows: aligned(term.dense(rows), stride)
 
 
-def matching_candidate(
-    x: torch.Tensor, y: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Any, bias: Any, eps: float
-) -> Callable[..., torch.Tensor] | None:
-    """The arithmetic that gives BN's output y from its input bit for bit on this device, or None. Synchronises.
-
-    A network begins with unit weights and zero biases, under which every arithmetic gives the same bits. So the
-    forward is also run once with weights and biases drawn at random, and the arithmetic has to give that as well.
-    """
-    drawn = _drawn_forward(x, weight, bias, eps)
-    for candidate in rebuild_candidates(x):
-        same = same_bits(candidate(x, mean, invstd, weight, bias), y)
-        if same and same_bits(candidate(x, *drawn[1:]), drawn[0]):
-            return candidate
-    return None
-
-
-def _drawn_forward(x: torch.Tensor, weight: Any, bias: Any, eps: float) -> tuple:
-    """(output, mean, invstd, weight, bias) of PyTorch's training batch norm of x with affine parameters like the given
-    ones drawn at random, the caller's random states untouched."""
-    generator = torch.Generator().manual_seed(0)
-
-    def drawn(like: Any) -> Any:
-        return None if like is None else torch.randn(like.shape, generator=generator).to(like)
-
-    affine = drawn(weight), drawn(bias)
-    y, mean, invstd, _, _ = torch._batch_norm_impl_index(
-        x, *affine, None, None, True, 0.0, eps, torch._C._get_cudnn_enabled()
-    )
-    return y, mean, invstd, *affine
+__all__ = [
+    "AddTerm", "BatchNormTerm", "FusedTerm", "KeptTerm", "ReluTerm", "Term", "builder", "resolve", "same_bits",
+]  # fmt: skip

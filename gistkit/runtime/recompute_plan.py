@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from gistkit.errors import PlanError
 from gistkit.graph.saved import Call, SavedGraph
-from gistkit.plan.plan import Decision
+from gistkit.plan.part_algorithms import switches
+from gistkit.plan.plan import CallChoice, Decision
 from gistkit.plan.policies.predicted import kept_by_ops
 from gistkit.plan.segments import valued
 
@@ -35,7 +36,8 @@ class SegmentPlan:
 
 @dataclass(frozen=True)
 class RecomputePlan:
-    """All segments of a plan over one graph; ``order`` holds the calls that a function mode sees, in order."""
+    """All segments of a plan over one graph; ``order`` holds the calls that a function mode sees, in order;
+    ``switches`` the names of the switches that convolutions are told to run forward under, by call."""
 
     graph: SavedGraph
     order: tuple[int, ...]
@@ -43,10 +45,13 @@ class RecomputePlan:
     of_call: Mapping[int, tuple[SegmentPlan, ...]]
     of_storage: Mapping[int, SegmentPlan]
     watched: frozenset[int]
+    switches: Mapping[int, str]
 
 
-def recompute_plan(graph: SavedGraph, decisions: Mapping[int, Decision]) -> RecomputePlan | None:
-    """The segments of the decisions, by storage; None where nothing is recomputed.
+def recompute_plan(
+    graph: SavedGraph, decisions: Mapping[int, Decision], choices: Iterable[CallChoice] = ()
+) -> RecomputePlan | None:
+    """The segments of the decisions, by storage; None where nothing is recomputed. ``choices`` are those of the plan.
 
     Raises PlanError, which names storage and call, for what cannot be run anew: calls that write to what outlives them,
     calls that no function mode sees, what an op keeps for itself, sources that are overwritten or not kept.
@@ -66,8 +71,15 @@ def recompute_plan(graph: SavedGraph, decisions: Mapping[int, Decision]) -> Reco
     of_storage = {s: segment for segment in found for s in segment.storages}
     savers = {c.index for s in of_storage for c, _ in graph.savers(s)}
     order = tuple(c.index for c in graph.calls if not c.hidden and c.op not in OBSERVERS)
+    told = {choice.covered: switches(choice.algorithm, "forward") for choice in choices}
     return RecomputePlan(
-        graph, order, found, {c: tuple(s) for c, s in of_call.items()}, of_storage, frozenset(of_call) | savers
+        graph,
+        order,
+        found,
+        {c: tuple(s) for c, s in of_call.items()},
+        of_storage,
+        frozenset(of_call) | savers,
+        {c.index: told[c.covered] for c in graph.calls if told.get(c.covered)},
     )
 
 

@@ -3,7 +3,7 @@
 Which call of the plan's graph runs now is known by counting the calls that the function mode sees, as the recorder
 did; a call that does not fit its place in the graph is a PlanMismatchError. A storage of a segment that has not come
 back yet in this shape on this device is kept as it is until the segment has passed; then the segment runs anew at once
-and what it gives is compared bit for bit.
+and what it gives is compared bit for bit. Under a budget that waits until backward runs the segment anew.
 """
 
 from __future__ import annotations
@@ -24,19 +24,13 @@ from gistkit.nn.autocast import LOWERED
 from gistkit.nn.keep import Kept
 from gistkit.nn.standin import settings
 from gistkit.plan.plan import Decision
-from gistkit.runtime.rebuild import same_bits
-from gistkit.runtime.recompute import (
-    AgainBody,
-    Operand,
-    ReplayError,
-    Segment,
-    Written,
-    geometry,
-    run_anew,
-)
+from gistkit.runtime.recompute import AgainBody, Segment
+from gistkit.runtime.recompute_calls import Operand, ReplayError, Written, geometry
 from gistkit.runtime.recompute_plan import OBSERVERS, RecomputePlan, SegmentPlan
+from gistkit.runtime.recompute_replay import run_anew
 from gistkit.runtime.recompute_state import RandomState, autocast_now, random_state
 from gistkit.runtime.stash import whole
+from gistkit.runtime.verify import Digest, same_bits
 
 Hold = Callable[[torch.Tensor, int], Kept]
 Refuse = Callable[[int, str], None]
@@ -63,10 +57,15 @@ class _Open:
 
 class Tape:
     """Writes down one forward. ``hold(x, storage)`` gives a hold on a kept storage, ``refuse(storage, why)`` notes that
-    one stays dense; ``verified`` is what is known of storages by shape and device, None where nothing is checked."""
+    one stays dense; ``verified`` is what is known of storages by shape and device, None where nothing is checked.
+    ``later()``: whether ``refuse`` raises, for a budget. A storage that has not come back yet is not kept then, it is
+    compared when backward runs its segment anew."""
 
-    def __init__(self, plan: RecomputePlan, hold: Hold, refuse: Refuse, verified: dict | None) -> None:
+    def __init__(
+        self, plan: RecomputePlan, hold: Hold, refuse: Refuse, verified: dict | None, later: Callable[[], bool]
+    ) -> None:
         self._plan, self._hold, self._refuse, self._verified = plan, hold, refuse, verified
+        self._later = later
         self._segments = [Segment(s.index) for s in plan.segments]
         self._at = 0
         self._now = _Open(-1, "")
@@ -135,12 +134,25 @@ class Tape:
         if known is False:
             return DIFFERS
         body = self._segments[plan.index].body(storage, 2 * now.number + after, x)
-        if known is None:
+        if known is None and self._later():
+            body.expect(self._check_later(Digest(whole(x.detach())), key, storage))
+        elif known is None:
             kept = x.detach()
             later = any(w.index > now.number for w in self._plan.graph.writers(storage))
             body.settle(whole(kept.clone() if later else kept))
             self._unchecked.setdefault(plan.index, []).append((body, key, storage))
         return body
+
+    def _check_later(self, digest: Digest, key: tuple, storage: int) -> Callable[[torch.Tensor], None]:
+        verified, refuse = self._verified, self._refuse
+        assert verified is not None
+
+        def check(values: torch.Tensor) -> None:
+            verified[key] = digest.matches(values)
+            if not verified[key]:
+                refuse(storage, DIFFERS)
+
+        return check
 
     def close(self) -> None:
         """The forward returned."""
@@ -213,7 +225,9 @@ class Tape:
                     "what it makes, or cut the segment behind it"
                 )
         changes = tuple(s for s in call.writes if s in plan.inside and s in call.reads)
-        return plan.index, Written(call.index, call.op, func, made, spec, autocast_now(), changes=changes), outside
+        switch = self._plan.switches.get(call.index, "")
+        written = Written(call.index, call.op, func, made, spec, autocast_now(), changes=changes, switch=switch)
+        return plan.index, written, outside
 
     def _check_live(self, x: torch.Tensor, storage: int, op: str) -> None:
         known = self._live.get(x.untyped_storage()._cdata)

@@ -117,7 +117,7 @@ class Region:
         if again is not None:
             # as with rebuilds: what starts from rounded values does not give the forward's bits
             verified = None if self.settings.lossy is not None else self.verified
-            self.tape = Tape(again, self._outside, self._not_again, verified)
+            self.tape = Tape(again, self._outside, self._not_again, verified, lambda: self.bound)
 
     def next_step(self, op: str) -> Step:
         """The plan's word on the covered call that comes now; a blank one without a plan."""

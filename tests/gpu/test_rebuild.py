@@ -6,13 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gistkit.graph.calls import BatchNorm
 from gistkit.kernels import ops
 from gistkit.kernels.checks import FORMS
 from gistkit.kernels.layout import flat
 from gistkit.kernels.reference import rebuild as reference
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 from gistkit.nn import norm as bn
-from gistkit.runtime.rebuild import matching_candidate
+from gistkit.runtime.exactness import arithmetic, try_drawn
 from tests.gpu.waiting import no_synchronisation
 from tests.rebuild_cases import SIZES, factors, operands
 from tests.tensors import FLOATS, plain_nan, same_bits
@@ -73,7 +74,9 @@ def test_a_form_matches_the_forward(dtype, channels_last, channels, size):
     running = (torch.zeros(channels, device="cuda"), torch.ones(channels, device="cuda"))
     y, mean, invstd, _, _ = torch._batch_norm_impl_index(x, weight, bias, *running, True, 0.1, 1e-5, True)
     assert same_bits(y, F.batch_norm(x, None, None, weight, bias, True))
-    assert matching_candidate(x, y, mean, invstd, weight, bias, 1e-5) in bn.KERNEL_CANDIDATES
+    verified, call = {}, BatchNorm(x, *running, weight, bias, True, 0.1, 1e-5)
+    try_drawn(verified, 0, call)
+    assert arithmetic(verified, 0, call, y, (mean, invstd)) in bn.KERNEL_CANDIDATES
 
 
 def test_the_host_never_waits():

@@ -72,8 +72,7 @@ class Parts:
         """What the rerun of a segment adds, its storages' lives apart."""
         segment = candidate.segment
         seconds = sum(self._costs.task_s(t) for t in segment.tasks)
-        passing = Interval(segment.start, segment.start, segment.passing_bytes, -1, "transient")
-        return self._part(((1, Effects((passing,), ((segment.start, seconds),))),))
+        return self._part(((1, Effects(segment.passing(), ((segment.start, seconds),))),))
 
     def rerun(self, key: Key, candidate: Candidate) -> Demand:
         """The demand of a segment: what it starts from has its values when it runs anew."""

@@ -1,0 +1,117 @@
+"""Rebuilds are believed only once they have given a forward's bits, in each shape, dtype and layout and on each device.
+
+A batch norm's arithmetic is found while the batch norm runs: before it, a forward with weights and biases drawn at
+random, in the memory that the output is about to take (a network's first ones are one and zero, under which every
+arithmetic gives the same bits); after it, the forward itself. Both are compared block by block. A whole recipe is
+compared with the forward's output at once, or under a budget, where no second such tensor has room, with a digest of it
+when backward rebuilds it first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gistkit.graph.calls import BatchNorm
+from gistkit.kernels.layout import is_dense
+from gistkit.nn.norm import rebuild_candidates
+from gistkit.plan.checks import part_bytes
+from gistkit.runtime.rebuild import FusedTerm, ReluTerm, Term, builder
+from gistkit.runtime.stash import Rows
+from gistkit.runtime.verify import Digest, Trial, blocks, same_bits
+
+Rebuild = Callable[..., torch.Tensor]
+
+
+@torch.no_grad()
+def try_drawn(verified: dict, call: int, b: BatchNorm) -> None:
+    """To be called before a batch norm, the covered call of that number, from which something is rebuilt: remembers in
+    ``verified`` the arithmetics that give a forward with random weights and biases. Synchronises where it is new."""
+    x = b.x.detach()
+    if not b.training or x.dim() < 2 or x.numel() == 0 or not is_dense(x):
+        return
+    key = _key(call, x)
+    if key in verified:
+        return
+    drawn = _drawn_forward(x, b.weight, b.bias, b.eps)
+    verified[("drawn", *key)] = [c for c in rebuild_candidates(x) if _gives(c, x, *drawn)]
+
+
+@torch.no_grad()
+def arithmetic(verified: dict, call: int, b: BatchNorm, y: torch.Tensor, stats: tuple) -> Rebuild | None:
+    """The arithmetic that gives the batch norm's output y, and gave the drawn forward, bit for bit on this device, or
+    None. ``stats``: mean and 1/std of the batch. Synchronises where it is new."""
+    x = b.x.detach()
+    key = _key(call, x)
+    if key not in verified:
+        able = verified.pop(("drawn", *key), ())
+        verified[key] = next((c for c in able if _gives(c, x, y.detach(), *stats, b.weight, b.bias)), None)
+    return verified[key]
+
+
+def _key(call: int, x: torch.Tensor) -> tuple:
+    return ("bn", call, x.dtype, x.device, tuple(x.shape), x.stride())
+
+
+def _gives(
+    candidate: Rebuild, x: torch.Tensor, y: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, *affine: Any
+) -> bool:
+    """Whether an arithmetic gives y from x, asked block by block."""
+    vectors = (mean, invstd, *affine)
+    for index in blocks(x, part_bytes(x.numel() * x.element_size())):
+        own = (None if v is None else v[index[1]] for v in vectors)
+        if not same_bits(candidate(x[index], *own), y[index]):
+            return False
+    return True
+
+
+def _drawn_forward(x: torch.Tensor, weight: Any, bias: Any, eps: float) -> tuple:
+    """(output, mean, invstd, weight, bias) of PyTorch's training batch norm of x with affine parameters like the given
+    ones drawn at random, the caller's random states untouched."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(like: Any) -> Any:
+        return None if like is None else torch.randn(like.shape, generator=generator).to(like)
+
+    affine = drawn(weight), drawn(bias)
+    y, mean, invstd, _, _ = torch._batch_norm_impl_index(
+        x, *affine, None, None, True, 0.0, eps, torch._C._get_cudnn_enabled()
+    )
+    return y, mean, invstd, *affine
+
+
+def exact(
+    verified: dict, call: int, y: torch.Tensor, term: ReluTerm, later: Callable[[], None] | None
+) -> Callable[[Rows], torch.Tensor] | None:
+    """What rebuilds y, the output of the covered call of that number: in one pass where that gives its bits, else
+    operator by operator, else None.
+
+    With ``later`` an unknown one is not tried now but at its first use; ``later()`` is called, and must raise, where no
+    way of it is exact then.
+    """
+    key = ("relu", call, y.dtype, y.device, tuple(y.shape), y.stride())
+    if key not in verified and later is not None:
+
+        def found(number: int | None) -> None:
+            verified[key] = number
+            if number is None:
+                later()
+
+        return Trial([builder(t, y) for t in ways(term)], Digest(y.detach()), found)
+    if key not in verified:
+        with torch.no_grad():
+            same = [same_bits(builder(t, y)(None), y.detach()) for t in ways(term)]
+        verified[key] = same.index(True) if any(same) else None
+    number = verified[key]
+    return None if number is None else builder(ways(term)[number], y)
+
+
+def ways(term: ReluTerm) -> list[Term]:
+    """The term in one pass, where there is one, and operator by operator."""
+    fused = FusedTerm.of(term)
+    return [term] if fused is None else [fused, term]
+
+
+__all__ = ["arithmetic", "exact", "try_drawn", "ways"]
