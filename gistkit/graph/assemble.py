@@ -10,7 +10,7 @@ import gc
 import weakref
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -71,13 +71,24 @@ def _roots(ledger: Ledger, out: Any) -> list[torch.Tensor]:
 
 
 def _names_of_packs(notes: Notes, nodes: dict[int, Any], packs: list[Packed]) -> dict[int, tuple[str, str]]:
-    """(node name, field) by the id of each pack; :data:`UNKNOWN` for what autograd does not tell."""
+    """(node name, field) by the id of each pack; :data:`UNKNOWN` for what autograd does not tell.
+
+    A pack is mostly held by the newest node of its time. Not where an in-place op saves a copy of what it overwrites:
+    the copy has a node of its own. Then every node of the call is asked, and the pack's node put right.
+    """
     names = {id(packed): (UNKNOWN, UNKNOWN) for packed in packs}
-    for sequence in sorted({p.node for p in packs} & nodes.keys()):
-        node = nodes[sequence]
-        for field, packed in saved_fields(node, Packed):
-            if id(packed) in names:
-                names[id(packed)] = (node.name(), field)
+
+    def ask(sequences: Iterable[int]) -> None:
+        for sequence in sorted(nodes.keys() & sequences):
+            for field, packed in saved_fields(nodes[sequence], Packed):
+                if id(packed) in names:
+                    names[id(packed)] = (nodes[sequence].name(), field)
+                    packed.node = sequence
+
+    ask({p.node for p in packs})
+    for call in notes.calls:
+        if any(names[id(p)][0] == UNKNOWN for p in _living(call.packs)):
+            ask(range(call.lo, call.hi))
     return names
 
 
