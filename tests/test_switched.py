@@ -254,3 +254,19 @@ def test_the_stand_in_is_chosen_under_the_switches_of_its_gradient(monkeypatch):
     y = conv.run(x, weight, None, (1, 1, 2, 1), conv.keep_dense, algorithm=told)
     y.sum().backward()
     assert asked and set(asked) == {SWITCHES["deterministic"]}
+
+
+def test_a_segment_runs_anew_under_the_switches_of_its_forward():
+    """With others its convolutions might give other bits than the forward did."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())))
+    x = torch.randn(4, 8, 16, 16)
+    plan = gistkit.plan(model, x, policy="checkpoint", hardware="cpu")
+    assert any(d.codec == "recompute" for d in plan.decisions)
+    told = by_part({"forward": "benchmark", "weight": "deterministic", "input": ""})
+    choices = tuple(CallChoice(2 * n, "conv2d", algorithm=told) for n in range(6))
+    gistkit.compress(model, replace(plan, choices=choices))
+    model(x).sum().backward()
+    seen, _, _ = run(model, x)
+    assert len(seen.forward) > 6 and set(seen.forward) == {SWITCHES["benchmark"]}
+    assert seen.weight == [SWITCHES["deterministic"]] * 6 and seen.input == [now()] * 5
