@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from gistkit import capture, cli
+from gistkit import capture, cli, compress
 from gistkit.plan.cost import cost_table
 from gistkit.plan.hardware import Hardware, hardware
 from gistkit.runtime import calibrate as module
@@ -40,10 +40,12 @@ def test_figures_are_possible_ones(measured):
 
 def test_the_host_is_timed_by_whole_steps(monkeypatch):
     monkeypatch.setattr(module, "BLOCKS", 2)
-    calls = []
+    calls, compressed = [], []
+    monkeypatch.setattr(module, "compress", lambda model: compressed.append(compress(model)))
 
     def timing(run, device, inner):
         calls.append(inner)
+        assert len(compressed) == len(calls) - 1  # plain first
         run()
         return 0.11 * len(calls)
 
