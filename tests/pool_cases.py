@@ -8,7 +8,7 @@ import torch
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from gistkit.kernels.layout import is_channels_last
+from gistkit.kernels.layout import flat, is_channels_last
 from gistkit.kernels.ops import pool_size
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -97,3 +97,28 @@ def assert_same_bits(actual: torch.Tensor, expected: torch.Tensor) -> None:
     assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
     same = bits_of(actual.detach().cpu()) == bits_of(expected.detach().cpu())
     assert same.all(), f"{int((~same).sum())} of {same.numel()} values differ"
+
+
+def any_bits(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """16-bit values of any bit pattern, NaN of every payload among them; half of them from eight patterns, for ties."""
+    generator = torch.Generator().manual_seed(seed)
+    bits = torch.randint(-(2**15), 2**15, shape, dtype=torch.int16, generator=generator)
+    few = torch.randint(-(2**15), 2**15, (8,), dtype=torch.int16, generator=generator)
+    few[:4] = torch.tensor([0, -(2**15), 0x7FFF, -0x40]).to(torch.int16)
+    picks = few[torch.randint(8, shape, generator=generator)]
+    return torch.where(torch.rand(shape, generator=generator) < 0.5, picks, bits).view(dtype)
+
+
+def bits_named(case: PoolCase, codes: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """int16 patterns of x (16-bit) at the positions that 8-bit codes name, in the shape of ``like``; 0 for code 255."""
+    (_, kw), (sh, sw), (ph, pw), (dh, dw) = case.windows
+    height, width = like.shape[2:]
+    position = torch.empty_like(like, dtype=torch.uint8, device="cpu")
+    flat(position).copy_(codes.cpu())
+    position = position.to(torch.int64)
+    rows = torch.arange(height)[:, None] * sh - ph + position // kw * dh
+    columns = torch.arange(width) * sw - pw + position % kw * dw
+    none = position == 255
+    indices = (rows * case.x.shape[3] + columns).masked_fill(none, 0)
+    bits = case.x.cpu().contiguous().view(torch.int16).flatten(2).gather(2, indices.flatten(2)).view(like.shape)
+    return bits.masked_fill(none, 0)

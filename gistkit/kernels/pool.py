@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,7 +28,8 @@ from gistkit import formats
 from gistkit.kernels.layout import is_channels_last
 from gistkit.kernels.pool_backward import backward_kernel, backward_quads_kernel
 from gistkit.kernels.pool_backward_pairs import backward_pairs_kernel
-from gistkit.kernels.pool_forward import forward_kernel, forward_pairs_kernel
+from gistkit.kernels.pool_forward import forward_kernel
+from gistkit.kernels.pool_forward_pairs import forward_pairs_kernel
 from gistkit.kernels.pool_geometry import PoolGeometry, backward_geometry, forward_geometry, none_code
 from gistkit.kernels.pool_tiles import divisor
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
@@ -69,6 +71,7 @@ def maxpool_forward(
     if y.numel() == 0:
         return y, codes
     flags = {"RELU": relu, "KEEP_ZERO": keep_zero, "ZERO_CODE": zero_code, "NONE": none_code(bits), "BITS": bits}
+    flags["ASM"] = _assembly_level(x.device)
     if _runs_in_pairs(g, channels_last):
         _launch_pairs(x, y, codes, g, flags)
     else:
@@ -107,6 +110,13 @@ def maxpool_backward(
     else:
         _launch_backward(grad_y, codes, grad_x, g, channels_last, bits)
     return grad_x
+
+
+@cache
+def _assembly_level(device: torch.device) -> int:
+    """Whose instructions a kernel's assembly may use: 90 for sm_90 and later, 80 for sm_80 to sm_89, 0 for none."""
+    major = torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
+    return min(major, 9) * 10 if major >= 8 else 0
 
 
 def _windows(g: PoolGeometry) -> dict[str, Any]:

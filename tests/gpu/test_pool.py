@@ -5,11 +5,20 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 
-from gistkit.kernels import ops
+from gistkit.kernels import ops, pool
 from gistkit.kernels.layout import is_channels_last
 from gistkit.kernels.reference import pool as reference
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
-from tests.pool_cases import COMMON_WINDOWS, DTYPES, PoolCase, assert_same_bits, pool_cases, values
+from tests.pool_cases import (
+    COMMON_WINDOWS,
+    DTYPES,
+    PoolCase,
+    any_bits,
+    assert_same_bits,
+    bits_named,
+    pool_cases,
+    values,
+)
 from tests.tensors import plain_nan, same_bits
 
 pytestmark = pytest.mark.gpu
@@ -63,6 +72,30 @@ def test_equal_to_plain_pytorch_on_the_device(dtype, layout, windows, bits):
     (expected_grad,) = torch.autograd.grad(expected, leaf, grad_y)
     grad_x = ops.maxpool_backward(grad_y, codes, 57, 60, *windows, is_channels_last(case.x), True, bits)
     assert_same_bits(unsigned_zeros(grad_x), unsigned_zeros(expected_grad))
+
+
+@pytest.mark.parametrize(
+    "layout, windows",
+    [*((LAYOUTS[0], windows) for windows in (*COMMON_WINDOWS[1:], LARGE_WINDOWS[3])), (LAYOUTS[1], COMMON_WINDOWS[2])],
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("relu, keep_zero", [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize("level", [80, 90])
+def test_16_bit_maxima_are_the_bits_of_the_input(level, relu, keep_zero, dtype, layout, windows, monkeypatch):
+    """Any bit pattern through the assembly for either generation: the oracle's codes, and the bits that they name."""
+    if level > 10 * torch.cuda.get_device_capability()[0]:
+        pytest.skip(f"needs sm_{level}")
+    monkeypatch.setattr(pool, "_assembly_level", lambda device: level)
+    monkeypatch.setattr(pool, "relu_keeps_negative_zero", lambda x: keep_zero)
+    x = any_bits((4, 16, 57, 60), dtype, 5).contiguous(memory_format=layout)
+    for bits, zero_code in ((8, relu), (4, not relu)):
+        case = PoolCase(x, windows, False, relu, zero_code, bits)
+        y, codes = pool.maxpool_forward(x.cuda(), *case.forward_args[1:])
+        expected, expected_codes = reference.maxpool_forward(*case.forward_args, positive_zero=not keep_zero)
+        assert torch.equal(codes.cpu(), expected_codes)
+        assert_same_bits(y, expected)
+        if bits == 8 and not keep_zero:
+            assert torch.equal(y.cpu().contiguous().view(torch.int16), bits_named(case, codes, y))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

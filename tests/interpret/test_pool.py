@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gistkit.kernels import pool
 from gistkit.kernels.pool_tiles import divide, divisor
 from gistkit.kernels.reference import pool as reference
-from tests.pool_cases import COMMON_WINDOWS, PoolCase, assert_same_bits, pool_cases, values
+from tests.pool_cases import COMMON_WINDOWS, PoolCase, any_bits, assert_same_bits, bits_named, pool_cases, values
 
 
 def check(case: PoolCase) -> None:
@@ -111,6 +111,25 @@ def test_nan_keeps_its_payload():
     x.view(torch.int16)[0, 0, 1] = torch.tensor([0x7FA5, 0, -0x003B, 0], dtype=torch.int16)
     y, _ = pool.maxpool_forward(x, *COMMON_WINDOWS[0], False, True, True, 4)
     assert y.view(torch.int16).flatten().tolist() == [0x7FA5, -0x003B]
+
+
+KEYED = (*COMMON_WINDOWS[1:], ((3, 3), (1, 2), (1, 1), (2, 1)), ((2, 3), (2, 2), (0, 1), (1, 1)))
+
+
+@pytest.mark.parametrize("windows", KEYED)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("relu", [False, True])
+def test_16_bit_maxima_are_the_bits_of_the_input(relu, dtype, layout, windows, monkeypatch):
+    """Windows compared by keys: the oracle's codes and, payloads and zeros' signs included, the bits that they name."""
+    monkeypatch.setattr(pool, "relu_keeps_negative_zero", lambda x: False)
+    x = any_bits((1, 8, 16, 24), dtype, 5).contiguous(memory_format=layout)
+    case = PoolCase(x, windows, False, relu, relu, 8)
+    y, codes = pool.maxpool_forward(*case.forward_args)
+    expected, expected_codes = reference.maxpool_forward(*case.forward_args, positive_zero=True)
+    assert torch.equal(codes, expected_codes)
+    assert_same_bits(y, expected)
+    assert torch.equal(y.contiguous().view(torch.int16), bits_named(case, codes, y))
 
 
 @triton.jit
