@@ -16,6 +16,7 @@ from gistkit.plan.plan import Decision, Plan
 from gistkit.plan.policies.checkpoint import checkpoint
 from gistkit.plan.policies.optimal import minimise_peak, optimal
 from gistkit.plan.policies.optimal_attempt import Attempt
+from gistkit.plan.policies.optimal_planning import Planning
 from gistkit.plan.policies.optimal_problem import Tie
 from gistkit.plan.policies.optimal_program import Cuts, Program
 from gistkit.plan.policies.optimal_whole import Allowed, fastest_whole, offered
@@ -41,6 +42,27 @@ def test_never_slower_than_a_policy_that_fits(name, device):
     assert [wrong(row) for row in found] == ["", "", ""]
     assert any(p["fits"] for p in found[-1]["policies"].values())
     assert name in line(found[0])
+
+
+@pytest.mark.parametrize("fidelity", ["reassociated", "lossy"])
+def test_a_wider_class_is_never_slower(fidelity, monkeypatch):
+    """Where its larger program finds nothing in its time, the bitwise plan is there."""
+    graph, costs = chained()
+    budget = int(POLICIES["plain"](graph, costs).peak_bytes * 0.8)
+    bitwise = optimal(graph, costs, budget)
+    run = Planning.run
+
+    def nothing(planning, budget_bytes):
+        best, least = run(planning, budget_bytes)
+        return (best if planning._settings.fidelity == "bitwise" else None), least
+
+    words = {"fidelity": fidelity, "lossy": "fp8" if fidelity == "lossy" else None}
+    wide = optimal(graph, costs, budget, **words)
+    assert wide.step_s <= bitwise.step_s * (1 + 1e-9)
+    monkeypatch.setattr(Planning, "run", nothing)
+    taken = optimal(graph, costs, budget, **words)
+    assert (taken.step_s, taken.decisions, taken.fidelity) == (bitwise.step_s, bitwise.decisions, "bitwise")
+    assert taken.peak_bytes <= budget and taken.settings["fidelity"] == fidelity and "taken_from" not in taken.settings
 
 
 def test_the_floor_counts_savings_that_exclude_each_other_once():

@@ -10,21 +10,18 @@ competes whole (:mod:`.optimal_whole`), so the result is never slower than any o
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
+from collections.abc import Sequence
+from dataclasses import replace
 
 from gistkit.errors import BudgetError
 from gistkit.graph.saved import SavedGraph
 from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import Plan
-from gistkit.plan.policies.optimal_attempt import Attempt
-from gistkit.plan.policies.optimal_build import Options, trains_batch_norm
-from gistkit.plan.policies.optimal_peak import Least, least_peak
+from gistkit.plan.policies.optimal_build import Options
+from gistkit.plan.policies.optimal_peak import Least
+from gistkit.plan.policies.optimal_planning import PEAK_SHARE, Planning, Settings
 from gistkit.plan.policies.optimal_reasons import reasoned
-from gistkit.plan.policies.optimal_refine import WHOLE_SIZE, Outcome, Refinement
-from gistkit.plan.policies.optimal_whole import Allowed, fastest_whole, offered
+from gistkit.plan.policies.optimal_whole import fastest_whole
 from gistkit.plan.policies.options import check_fidelity
 from gistkit.plan.policies.predicted import held, kept_bytes
 from gistkit.plan.simulate import Simulator
@@ -32,37 +29,14 @@ from gistkit.plan.simulate import Simulator
 TIME_LIMIT_S, LARGE_LIMIT_S = 3.5, 24.0
 LARGE_TASKS = 3000
 """Steps of more tasks (ResNet-152 has 1,290, ResNet-1202 10,222) get the longer limit by default."""
-ENOUGH = 1e-4
-"""A gap, or what another round gains, that is worth no more time: relative to the step."""
-SEARCH_SHARE = 0.3
-"""Share of the time that a search gets at least, however long it took to get there."""
-PEAK_SHARE = 0.2
-"""Share of the time for the least peak, which every plan reports."""
+NARROW_SHARE = 0.4
+"""Share of the time in which a wider class of moves is first planned without them."""
 REMEDIES = {
     "bitwise": 'raise the budget, allow fidelity="reassociated" (slices, sub-batches) or lossy="fp8", or take a '
     "smaller batch",
     "reassociated": 'raise the budget, allow lossy="fp8", or take a smaller batch',
     "lossy": "raise the budget or take a smaller batch",
 }
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the caller allows: class of moves, narrow format, sub-batches under batch norm, reserve, seconds, choice of
-    algorithms, segments that run anew."""
-
-    fidelity: str
-    lossy: str | None
-    batch_norm: bool
-    reserve: int
-    time_limit_s: float
-    algorithms: bool
-    recompute: bool = True
-
-    @property
-    def allowed(self) -> Allowed:
-        """The class of moves, for whole plans."""
-        return Allowed(self.fidelity, self.batch_norm, self.algorithms, self.recompute)
 
 
 def optimal(
@@ -93,21 +67,46 @@ def optimal(
     """
     check_fidelity(fidelity, lossy)
     told = costs.tells_algorithms(fidelity) if algorithms is None else algorithms
-    settings = Settings(fidelity, lossy, batch_norm, reserve, _limit(graph, time_limit_s), told, recompute)
+    limit_s = given_s = _limit(graph, time_limit_s)
+    if fidelity != "bitwise" and options is None:
+        begun = time.monotonic()
+        seeds = (*seeds, *_bitwise(graph, costs, budget_bytes, reserve, seeds, recompute, NARROW_SHARE * limit_s))
+        limit_s = max(limit_s - (time.monotonic() - begun), (1 - NARROW_SHARE) * limit_s)
+    settings = Settings(fidelity, lossy, batch_norm, reserve, limit_s, told, recompute)
     room = None if budget_bytes is None else budget_bytes - reserve
-    planning = _Planning(graph, costs, settings, seeds, options, room)
+    planning = Planning(graph, costs, settings, seeds, options, room)
     best, least = planning.run(room)
     given = () if options is not None else seeds
     whole = fastest_whole(given, graph, planning.simulator, settings.allowed, room)
     if whole is not None and (best is None or whole.step_s < best[0].parts * best[1].seconds * (1 - 1e-9)):
-        plan, bound_s = whole, planning.floor_s
+        plan, bound_s = whole, planning.floor_s if best is None else min(best[2], whole.step_s)
     elif best is not None:
         attempt, outcome, bound_s = best
         plan = reasoned(attempt, outcome.taken or ())
     else:
         assert budget_bytes is not None
         raise BudgetError(budget_bytes, {fidelity: least.peak_bytes + reserve}, REMEDIES[fidelity])
+    settings = replace(settings, time_limit_s=given_s)
     return _figures(graph, costs, plan, planning.simulator, settings, budget_bytes, least, bound_s)
+
+
+def _bitwise(
+    graph: SavedGraph,
+    costs: CostTable,
+    budget_bytes: int | None,
+    reserve: int,
+    seeds: Sequence[Plan],
+    recompute: bool,
+    limit_s: float,
+) -> list[Plan]:
+    """The plan of the narrowest class, which every wider one has too: its larger program alone may miss it in the time
+    that it gets. None where that class refuses the budget."""
+    try:
+        return [
+            optimal(graph, costs, budget_bytes, reserve=reserve, seeds=seeds, recompute=recompute, time_limit_s=limit_s)
+        ]
+    except BudgetError:
+        return []
 
 
 def minimise_peak(
@@ -132,7 +131,7 @@ def minimise_peak(
     check_fidelity(fidelity, lossy)
     told = costs.tells_algorithms(fidelity) if algorithms is None else algorithms
     settings = Settings(fidelity, lossy, batch_norm, reserve, _limit(graph, time_limit_s), told, recompute)
-    planning = _Planning(graph, costs, settings, (), options)
+    planning = Planning(graph, costs, settings, (), options)
     least = planning.least(time.monotonic() + PEAK_SHARE * settings.time_limit_s)
     plan = planning.smallest()
     return replace(_figures(graph, costs, plan, planning.simulator, settings, None, least, 0.0), gap=None)
@@ -142,127 +141,6 @@ def _limit(graph: SavedGraph, time_limit_s: float | None) -> float:
     if time_limit_s is None:
         return LARGE_LIMIT_S if len(graph.tasks) > LARGE_TASKS else TIME_LIMIT_S
     return time_limit_s
-
-
-def part_counts(graph: SavedGraph, settings: Settings, seeds: Iterable[Plan] = ()) -> list[int]:
-    """Numbers of sub-batches to look at: 1, powers of two up to the batch, those of the seeds, the batch itself."""
-    if settings.fidelity == "bitwise" or graph.batch < 2 or (trains_batch_norm(graph) and not settings.batch_norm):
-        return [1]
-    powers = {2**i for i in range(graph.batch.bit_length()) if 2**i <= graph.batch}
-    return sorted(powers | {graph.batch} | {s.sub_batches for s in seeds if 1 <= s.sub_batches <= graph.batch})
-
-
-class _Planning:
-    """One call of `optimal`: attempts by number of sub-batches, made when they are first looked at."""
-
-    def __init__(
-        self,
-        graph: SavedGraph,
-        costs: CostTable,
-        settings: Settings,
-        seeds: Sequence[Plan],
-        options: Options | None,
-        room_bytes: int | None = None,
-    ) -> None:
-        self._graph, self._costs, self._settings = graph, costs, settings
-        self._options = options
-        self._begun = time.monotonic()
-        self.simulator = Simulator(graph, costs)
-        self._seeds = offered(seeds, self.simulator, room_bytes)
-        self._counts = part_counts(graph, settings, self._seeds)
-        self._attempts: dict[int, Attempt] = {}
-        self._least: dict[int, Least] = {}
-        self._fewest = 1
-
-    def run(self, budget_bytes: int | None) -> tuple[tuple[Attempt, Outcome, float] | None, Least]:
-        """The best attempt with its outcome and the bound over all numbers of sub-batches (seconds); least peak."""
-        limit = self._settings.time_limit_s
-        least = self.least(self._begun + PEAK_SHARE * limit, budget_bytes)
-        deadline = self._begun + limit
-        best: tuple[Attempt, Outcome] | None = None
-        bound_s = np.inf
-        for parts in self._counts:
-            attempt = self._attempt(parts)
-            floor = parts * attempt.problem.floor_s
-            if best is not None and floor >= best[0].parts * best[1].seconds:
-                bound_s = min(bound_s, floor)
-                continue
-            share = 1.0 if parts == self._counts[-1] else 0.6
-            left = SEARCH_SHARE if best is None else 0.02
-            until = time.monotonic() + share * max(deadline - time.monotonic(), left * limit)
-            attempt, outcome = _search(attempt, budget_bytes, until, self._least[parts], self._options is not None)
-            bound_s = min(bound_s, parts * outcome.bound_s)
-            if outcome.taken is not None and (
-                best is None or parts * outcome.seconds < best[0].parts * best[1].seconds
-            ):
-                best = (attempt, outcome)
-        return (None if best is None else (*best, bound_s)), least
-
-    @property
-    def floor_s(self) -> float:
-        """Seconds that every plan takes, by the sum of what is fastest: below any plan, whoever made it."""
-        return min(parts * attempt.problem.floor_s for parts, attempt in self._attempts.items())
-
-    def least(self, deadline: float, room_bytes: int | None = 0) -> Least:
-        """The least peak over all numbers of sub-batches. For a large problem no more than what fits into
-        ``room_bytes`` (None: anything does)."""
-        for parts in self._counts:
-            attempt = self._attempt(parts)
-            left = max(deadline - time.monotonic(), 0.1 * self._settings.time_limit_s)
-            self._least[parts] = least_peak(attempt, left, room_bytes, quick=attempt.problem.size > WHOLE_SIZE)
-        self._fewest = min(self._least, key=lambda parts: self._least[parts].peak_bytes)
-        bound = min(one.bound_bytes for one in self._least.values())
-        return replace(self._least[self._fewest], bound_bytes=bound)
-
-    def smallest(self) -> Plan:
-        """The plan of what :meth:`least` found, without its figures."""
-        return reasoned(self._attempts[self._fewest], self._least[self._fewest].taken)
-
-    def _attempt(self, parts: int) -> Attempt:
-        if parts not in self._attempts:
-            s = self._settings
-            self._attempts[parts] = Attempt(
-                self._graph, self._costs, self.simulator, s.fidelity, s.lossy,
-                parts=parts, seeds=self._seeds, found=self._options, algorithms=s.algorithms,
-                recompute=s.recompute,
-            )  # fmt: skip
-        return self._attempts[parts]
-
-
-def _search(
-    attempt: Attempt, budget_bytes: int | None, deadline: float, least: Least, restricted: bool
-) -> tuple[Attempt, Outcome]:
-    """The fastest choice of one number of sub-batches, and the attempt that it is of: the one given, or where the
-    options are not ``restricted`` one with better moments for what is shipped."""
-    large = not restricted and attempt.problem.size > WHOLE_SIZE
-    first = time.monotonic() + (deadline - time.monotonic()) * (0.7 if large else 1.0)
-    outcome = _round(attempt, budget_bytes, first, [*attempt.seeds(), least.taken])
-    while outcome.taken is not None and not restricted and outcome.gap > ENOUGH and time.monotonic() < deadline:
-        further = attempt.retimed(outcome.taken)
-        if further is None:
-            break
-        found = _round(further[0], budget_bytes, deadline, [further[1]])
-        if not found.bounded:
-            break  # a plan among more options than the bound knows of would claim too small a gap
-        if found.taken is None or found.seconds >= outcome.seconds * (1 - ENOUGH):
-            outcome = replace(outcome, bound_s=min(outcome.bound_s, found.bound_s))
-            break
-        attempt, outcome = further[0], found
-    return attempt, outcome
-
-
-def _round(attempt: Attempt, budget_bytes: int | None, deadline: float, seeds: Sequence[Sequence[int]]) -> Outcome:
-    """The fastest choice of one attempt."""
-    late = attempt.counts_late and budget_bytes is not None and attempt.problem.size <= WHOLE_SIZE
-    first_deadline = time.monotonic() + (deadline - time.monotonic()) * (0.6 if late else 1.0)
-    outcome = Refinement(attempt.problem, attempt.search, budget_bytes, first_deadline).run(seeds, attempt.frames())
-    while late and outcome.taken is not None and time.monotonic() < deadline:
-        again = attempt.again(outcome.taken)
-        found = Refinement(again.problem, again, budget_bytes, deadline, prove=False).run([outcome.taken], ())
-        if found.taken is None or found.seconds >= outcome.seconds:
-            break
-        outcome = replace(outcome, taken=found.taken, seconds=found.seconds)
-    return outcome
 
 
 def _figures(

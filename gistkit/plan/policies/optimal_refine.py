@@ -107,10 +107,10 @@ class Refinement:
         return self._problem.allowed(taken) and int(self._search.bytes_by_task(taken).max(initial=0)) <= limit
 
     def _begin(self, frames: Sequence[Sequence[int]]) -> None:
-        """Every frame repaired, by moves over the link only where nothing else fits; after half of the time no more
-        than one that can be."""
+        """Every frame repaired, those with the least to repair first, by moves over the link only where nothing else
+        fits; after half of the time no more than one that can be."""
         found = np.inf
-        for frame in frames:
+        for frame in sorted(frames, key=lambda f: int(self._search.bytes_by_task(f).max(initial=0))):
             for weight in LINK_WEIGHTS:
                 if (found < np.inf and self._left() < 0.5 * self._limit_s) or not self._left():
                     return

@@ -81,7 +81,7 @@ def _whole(seeds: Iterable[Plan], graph: SavedGraph, allowed: Allowed) -> Iterat
         choices = seed.choices
         if not allowed.algorithms:
             choices = tuple(replace(c, algorithm="") for c in choices)
-        settings = {"taken_from": seed.policy}
+        settings = {} if seed.policy == "optimal" else {"taken_from": seed.policy}
         yield replace(seed, policy="optimal", choices=choices, settings=settings)
         more = tuple(d for d in own if d.storage not in decided)
         if more:
