@@ -25,6 +25,7 @@ from gistkit.kernels.rounding import (
     to_code,
     to_scaled_code,
 )
+from gistkit.kernels.tensor_scale import stretch_maxima, tensor_factor
 from gistkit.kernels.tiling import launch
 
 ENCODE_ROWS, DECODE_ROWS = 16, 8  # blocks of words a program; 16 takes bf16 encodes from 90 to 95 % of copy on an H200
@@ -44,7 +45,7 @@ def _plane(n, words, plane: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _plane_code(x_ptr, exponents_ptr, n, words, plane: tl.constexpr, SCALING: tl.constexpr, ROWS: tl.constexpr):
+def _plane_code(x_ptr, exponents_ptr, factor, n, words, plane: tl.constexpr, SCALING: tl.constexpr, ROWS: tl.constexpr):
     """One plane's part of this program's words, and its exponent bytes per block; int16 x are codes already."""
     first, rows, row_mask, offs, mask = _plane(n, words, plane, ROWS)
     x = tl.load(x_ptr + first + offs, mask, other=0)
@@ -53,7 +54,7 @@ def _plane_code(x_ptr, exponents_ptr, n, words, plane: tl.constexpr, SCALING: tl
     elif SCALING == "none":
         code = to_code(x, "fp10")
     elif SCALING == "tensor":
-        code = to_scaled_code(x, encoding_factor(tl.load(exponents_ptr).to(tl.int32), "fp10"), "fp10")
+        code = to_scaled_code(x, factor, "fp10")
     else:
         b = exponent_byte(finite_amax(tl.max(finite_key(x), axis=1)), "fp10")
         tl.store(exponents_ptr + first // LINE + rows, b.to(tl.uint8), row_mask)
@@ -68,11 +69,14 @@ def _word_tile(words, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _pack10_kernel(x_ptr, words_ptr, exponents_ptr, n, words, SCALING: tl.constexpr, ROWS: tl.constexpr):
-    """fp10 words of x (values, or int16 codes)."""
-    word = _plane_code(x_ptr, exponents_ptr, n, words, 0, SCALING, ROWS)
-    word |= _plane_code(x_ptr, exponents_ptr, n, words, 1, SCALING, ROWS)
-    word |= _plane_code(x_ptr, exponents_ptr, n, words, 2, SCALING, ROWS)
+def _pack10_kernel(
+    x_ptr, words_ptr, exponents_ptr, amax_ptr, stretches, n, words, SCALING: tl.constexpr, ROWS: tl.constexpr
+):
+    """fp10 words of x (values, or int16 codes); exponent bytes per block, or one of x's maxima per tensor."""
+    factor = tensor_factor(amax_ptr, stretches, exponents_ptr, "fp10") if SCALING == "tensor" else 1.0
+    word = _plane_code(x_ptr, exponents_ptr, factor, n, words, 0, SCALING, ROWS)
+    word |= _plane_code(x_ptr, exponents_ptr, factor, n, words, 1, SCALING, ROWS)
+    word |= _plane_code(x_ptr, exponents_ptr, factor, n, words, 2, SCALING, ROWS)
     first, offs, mask = _word_tile(words, ROWS)
     tl.store(words_ptr + first + offs, word, mask)
 
@@ -99,12 +103,16 @@ def _unpack10_kernel(words_ptr, exponents_ptr, x_ptr, n, words, SCALING: tl.cons
 def pack10(x: torch.Tensor, exponents: torch.Tensor, scaling: str) -> torch.Tensor:
     """int32[fp10_words(n)] words of x fp32/bf16/fp16[n], or of int16[n] codes.
 
-    exponents are read where scaling is ``tensor`` and written where it is ``block``.
+    exponents are written but where scaling is ``none``.
     """
     length = fp10_words(x.numel())
     words = torch.empty((length,), dtype=torch.int32, device=x.device)
     programs = ceil_div(length, ENCODE_ROWS * SCALE_BLOCK)
-    launch(_pack10_kernel, programs, x, x, words, exponents, x.numel(), length, SCALING=scaling, ROWS=ENCODE_ROWS)
+    amax = stretch_maxima(x) if scaling == "tensor" else words
+    launch(
+        _pack10_kernel, programs, x, x, words, exponents, amax, amax.numel(), x.numel(), length,
+        SCALING=scaling, ROWS=ENCODE_ROWS,
+    )  # fmt: skip
     return words
 
 

@@ -7,7 +7,7 @@ in :mod:`gistkit.kernels.rounding`, the three-to-a-word layout of ``fp10`` in :m
 |---|---|
 | unscaled | one |
 | per 128 elements | one: a row of the tile is a block |
-| per tensor | three: maxima of at most 1024 stretches, the exponent byte (one program), codes; no host wait |
+| per tensor | two: maxima of at most 1024 stretches, then the exponent byte and the codes; no host wait |
 """
 
 # Triton's constexprs are plain numbers while a kernel is traced.
@@ -32,32 +32,37 @@ from gistkit.kernels.rounding import (
     to_code,
     to_scaled_code,
 )
+from gistkit.kernels.tensor_scale import stretch_maxima, tensor_factor
 from gistkit.kernels.tiling import launch, launch_tiles, span, tile
 
 CODE_DTYPES = {"fp16": torch.int16, "fp10": torch.int32, "fp8": torch.uint8}
-AMAX_PROGRAMS = 1024
-AMAX_BLOCK = 2048
 BLOCK_ROWS = 32
 
 
 @triton.jit
-def _encode_kernel(
+def _encode_kernel(x_ptr, codes_ptr, n, FMT: tl.constexpr, ROWS: tl.constexpr, ALIGNED: tl.constexpr):
+    """Unscaled codes (int16/uint8) of x."""
+    first, _, _, offs, mask = tile(n, ROWS, ALIGNED)
+    code = to_code(tl.load(x_ptr + first + offs, mask, other=0), FMT)
+    tl.store(codes_ptr + first + offs, code.to(codes_ptr.dtype.element_ty), mask)
+
+
+@triton.jit
+def _tensor_encode_kernel(
     x_ptr,
     codes_ptr,
     exponent_ptr,
+    amax_ptr,
+    stretches,
     n,
     FMT: tl.constexpr,
-    SCALED: tl.constexpr,
     ROWS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """codes (int16/uint8) of x, unscaled or under the one exponent byte."""
+    """Codes (int16/uint8) of x under one exponent byte, which is written too, from x's maxima."""
     first, _, _, offs, mask = tile(n, ROWS, ALIGNED)
     x = tl.load(x_ptr + first + offs, mask, other=0)
-    if SCALED:
-        code = to_scaled_code(x, encoding_factor(tl.load(exponent_ptr).to(tl.int32), FMT), FMT)
-    else:
-        code = to_code(x, FMT)
+    code = to_scaled_code(x, tensor_factor(amax_ptr, stretches, exponent_ptr, FMT), FMT)
     tl.store(codes_ptr + first + offs, code.to(codes_ptr.dtype.element_ty), mask)
 
 
@@ -109,40 +114,12 @@ def _block_decode_kernel(codes_ptr, exponents_ptr, x_ptr, n, FMT: tl.constexpr, 
     tl.store(x_ptr + first + offs, x, mask)
 
 
-@triton.jit
-def _amax_kernel(x_ptr, amax_ptr, n, BLOCK: tl.constexpr):
-    """Largest finite magnitude pattern of every grid-stride stretch of x."""
-    best = tl.zeros((BLOCK,), tl.uint32)
-    offs = tl.arange(0, BLOCK)
-    first = tl.program_id(0).to(tl.int64) * BLOCK
-    # while, not range: the interpreter of Triton 3.6 cannot take a loop's bounds from tensors
-    while first < n:
-        mask = offs < tl.minimum(n - first, BLOCK).to(tl.int32)
-        best = tl.maximum(best, finite_key(tl.load(x_ptr + first + offs, mask, other=0)))
-        first += tl.num_programs(0).to(tl.int64) * BLOCK
-    tl.store(amax_ptr + tl.program_id(0), finite_amax(tl.max(best, axis=0)))
-
-
-@triton.jit
-def _exponent_kernel(amax_ptr, exponent_ptr, n, FMT: tl.constexpr, BLOCK: tl.constexpr):
-    """The exponent byte from n stretches' maxima."""
-    offs = tl.arange(0, BLOCK)
-    amax = tl.max(tl.load(amax_ptr + offs, offs < n, other=0), axis=0)
-    tl.store(exponent_ptr, exponent_byte(amax, FMT).to(tl.uint8))
-
-
-def _tensor_exponent(x: torch.Tensor, exponent: torch.Tensor, fmt: str) -> None:
-    """Write the exponent byte of the whole of x."""
-    programs = min(AMAX_PROGRAMS, ceil_div(x.numel(), AMAX_BLOCK))
-    amax = torch.empty((programs,), dtype=torch.int32, device=x.device)
-    launch(_amax_kernel, programs, x, x, amax, x.numel(), BLOCK=AMAX_BLOCK)
-    launch(_exponent_kernel, 1, x, amax, exponent, programs, FMT=fmt, BLOCK=AMAX_PROGRAMS)
-
-
 def _new_exponents(op: str, x: torch.Tensor, scaling: str) -> torch.Tensor:
     check_values(op, "x", x)
     check_scaling(op, scaling)
-    return torch.empty((scale_count(x.numel(), scaling),), dtype=torch.uint8, device=x.device)
+    exponents = torch.empty((scale_count(x.numel(), scaling),), dtype=torch.uint8, device=x.device)
+    # of no elements no program runs
+    return exponents if x.numel() else exponents.fill_(127)
 
 
 def _encode(x: torch.Tensor, fmt: str, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -153,8 +130,10 @@ def _encode(x: torch.Tensor, fmt: str, scaling: str) -> tuple[torch.Tensor, torc
         launch(_block_encode_kernel, programs, x, x, codes, exponents, x.numel(), FMT=fmt, ROWS=BLOCK_ROWS)
         return codes, exponents
     if scaling == "tensor":
-        _tensor_exponent(x, exponents, fmt)
-    launch_tiles(_encode_kernel, x, x, codes, exponents, FMT=fmt, SCALED=scaling == "tensor")
+        amax = stretch_maxima(x)
+        launch_tiles(_tensor_encode_kernel, x, x, codes, exponents, amax, amax.numel(), FMT=fmt)
+    else:
+        launch_tiles(_encode_kernel, x, x, codes, FMT=fmt)
     return codes, exponents
 
 
@@ -188,8 +167,6 @@ def fp8_encode(x: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tenso
 def fp10_encode(x: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
     """(int32[fp10_words(n)] words, uint8[scale_count(n, scaling)] exponent bytes) of x[n]. Does not synchronise."""
     exponents = _new_exponents("fp10_encode", x, scaling)
-    if scaling == "tensor":
-        _tensor_exponent(x, exponents, "fp10")
     return pack10(x, exponents, scaling), exponents
 
 

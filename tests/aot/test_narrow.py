@@ -2,8 +2,7 @@
 
 import pytest
 
-from gistkit.formats import FLOAT_FORMATS
-from gistkit.kernels import fp10
+from gistkit.kernels import fp10, tensor_scale
 from gistkit.kernels import narrow as kernels
 from gistkit.kernels.tiling import NUM_WARPS, ROWS
 from tests.aot.harness import CAPABILITIES, Compiled, compile_kernel, loop_body, per_element
@@ -21,10 +20,10 @@ formats = pytest.mark.parametrize("fmt", CODES)
 
 def build(kernel, dtype: str, fmt: str, capability: int, **constexprs) -> Compiled:
     types = {"x_ptr": "*" + dtype, "codes_ptr": CODES.get(fmt, ("*u8", 1))[0], "words_ptr": "*i32", "amax_ptr": "*i32"}
-    types |= {"exponent_ptr": "*u8", "exponents_ptr": "*u8", "n": "i32", "words": "i32"}
+    types |= {"exponent_ptr": "*u8", "exponents_ptr": "*u8", "n": "i32", "words": "i32", "stretches": "i32"}
     signature = {name: types[name] for name in kernel.arg_names if name in types}
     # as the launcher specialises: lengths of activations are multiples of 16, and fp10's planes always are
-    aligned = ("x_ptr", "codes_ptr", "words_ptr", "n", "words", "amax_ptr")
+    aligned = ("x_ptr", "codes_ptr", "words_ptr", "n", "words", "amax_ptr", "stretches")
     divisible = [name for name in aligned if name in signature]
     return compile_kernel(kernel, signature, constexprs, capability, NUM_WARPS, divisible)
 
@@ -41,10 +40,12 @@ def assert_lean(compiled: Compiled, instructions: float, bytes_moved: float) -> 
 def test_unscaled_and_per_tensor(capability, dtype, fmt, scaled):
     rows = ROWS[ITEM_BYTES[dtype]]
     moved = ITEM_BYTES[dtype] + CODES[fmt][1]
-    constexprs = {"FMT": fmt, "SCALED": scaled, "ROWS": rows, "ALIGNED": True}
-    encode = build(kernels._encode_kernel, dtype, fmt, capability, **constexprs)
+    constexprs = {"FMT": fmt, "ROWS": rows, "ALIGNED": True}
+    kernel = kernels._tensor_encode_kernel if scaled else kernels._encode_kernel
+    encode = build(kernel, dtype, fmt, capability, **constexprs)
     assert_lean(encode, per_element(encode, rows * 8, NUM_WARPS), moved)
-    assert encode.loads_128 == 4
+    assert encode.loads == encode.loads_128 == (6 if scaled else 4), "64 bytes a lane of values, and 32 of maxima"
+    constexprs |= {"SCALED": scaled}
     decode = build(kernels._decode_kernel, dtype, fmt, capability, **constexprs)
     assert_lean(decode, per_element(decode, rows * 8, NUM_WARPS), moved)
     assert decode.stores_128 == 4
@@ -64,9 +65,10 @@ def test_per_block(capability, dtype, fmt):
 
 @targets
 def test_maxima(capability, dtype):
-    compiled = build(kernels._amax_kernel, dtype, "", capability, BLOCK=kernels.AMAX_BLOCK)
-    assert_lean(compiled, per_element(loop_body(compiled), kernels.AMAX_BLOCK, NUM_WARPS), ITEM_BYTES[dtype])
-    assert compiled.loads == compiled.loads_128
+    block = tensor_scale.AMAX_BLOCK[ITEM_BYTES[dtype]]
+    compiled = build(tensor_scale._amax_kernel, dtype, "", capability, BLOCK=block)
+    assert_lean(compiled, per_element(loop_body(compiled), block, NUM_WARPS), ITEM_BYTES[dtype])
+    assert compiled.loads == compiled.loads_128 == 4
 
 
 @targets
@@ -79,12 +81,5 @@ def test_fp10(capability, dtype, scaling):
     decode = build(fp10._unpack10_kernel, dtype, "fp10", capability, SCALING=scaling, ROWS=fp10.DECODE_ROWS)
     elements = 3 * 128 * fp10.DECODE_ROWS
     assert_lean(decode, per_element(decode, elements, NUM_WARPS), size + 4 / 3)
-    assert encode.loads - (scaling == "tensor") == encode.loads_128, "one pass over the values, 16 bytes a lane"
+    assert encode.loads == encode.loads_128, "one pass over the values, 16 bytes a lane"
     assert decode.stores == decode.stores_128
-
-
-@pytest.mark.parametrize("fmt", FLOAT_FORMATS)
-def test_the_exponent_byte_is_one_program(fmt):
-    signature = {"amax_ptr": "*i32", "exponent_ptr": "*u8", "n": "i32"}
-    constexprs = {"FMT": fmt, "BLOCK": kernels.AMAX_PROGRAMS}
-    assert compile_kernel(kernels._exponent_kernel, signature, constexprs, 90, NUM_WARPS).spills == 0

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gistkit.formats import FLOAT_FORMATS, SCALINGS
 from gistkit.kernels import narrow as kernels
+from gistkit.kernels import tensor_scale
 from gistkit.kernels.reference import narrow as reference
 from tests.narrow_values import boundaries
 from tests.tensors import FLOATS, same_bits, values_of
@@ -84,11 +85,13 @@ def test_fp10_pack(n, seed):
 
 
 def test_more_stretches_than_one_loop(monkeypatch):
-    monkeypatch.setattr(kernels, "AMAX_PROGRAMS", 2)
-    for n in (3 * kernels.AMAX_BLOCK + 1, 4 * kernels.AMAX_BLOCK):
-        x = values_of(n, torch.float32, 1, 0.0, False)
-        x[-1] = 1e30  # in the last stretch of all
-        assert torch.equal(kernels.fp8_encode(x, "tensor")[1], reference.fp8_encode(x, "tensor")[1])
+    monkeypatch.setattr(tensor_scale, "AMAX_PROGRAMS", 2)
+    block = tensor_scale.AMAX_BLOCK[4]
+    for n in (3 * block + 1, 4 * block):
+        for largest in (0, block - 1, block, n - 1):
+            x = values_of(n, torch.float32, 1, 0.0, False)
+            x[largest] = 1e30
+            assert torch.equal(kernels.fp8_encode(x, "tensor")[1], reference.fp8_encode(x, "tensor")[1])
 
 
 def test_bad_arguments():
