@@ -18,6 +18,7 @@ from gistkit.graph.scale import scaled
 from gistkit.plan.cost import cost_table
 from gistkit.plan.hardware import PRESETS
 from gistkit.plan.times import step_fingerprint
+from gistkit.runtime import measure
 from gistkit.runtime import times as runtime_times
 from gistkit.runtime.measure import Measured, Work
 from gistkit.runtime.times import does_not_fit, step_times
@@ -115,10 +116,16 @@ def test_measuring_changes_no_bit_of_anything():
     assert all(p.grad is not None for p in model.parameters()) and x.grad is None
 
 
-def test_named_inputs_and_a_compressed_part():
+def test_named_inputs_and_a_compressed_part(monkeypatch):
     model, x = step()
     gistkit.compress(model.head)
+    original, seen = measure._one_step, []
+    monkeypatch.setattr(
+        measure, "_one_step", lambda graph, twin, work: (seen.append(twin), original(graph, twin, work))[1]
+    )
     found = gistkit.measure(model, {"x": x}, targets(), loss_fn=F.cross_entropy)
+    assert seen and not any("forward" in vars(m) for twin in seen for m in twin.modules())
+    assert "forward" in vars(model.head)
     model, x = step()
     assert found.fingerprint == gistkit.measure(model, x, targets(), loss_fn=F.cross_entropy).fingerprint
 
