@@ -1,8 +1,7 @@
 """Compressed sparse rows of 256 elements with one-byte columns (Gist's SSDC); a warp a program, some rows each.
 
-Rows are put together in shared memory (see stage.py) and leave it, or reach it, in whole 8-byte words. An encoder's
-lane holds eight elements of a row, in words of eight bytes, LANES words side by side; a scan over the lanes' counts,
-those of each word of a row in a byte of its own, gives the places. The interpreter scatters to global memory instead.
+Rows are put together in shared memory (see stage.py) and leave it, or reach it, in whole words. An encoder's lane holds
+eight neighbours of each of four rows (see octets.py). The interpreter scatters to global memory instead.
 """
 
 # tl.static_range is unrolled by the compiler: to a type checker it is no iterator
@@ -14,73 +13,24 @@ import triton
 import triton.language as tl
 
 from gistkit.formats import CSR_COLUMNS
-from gistkit.kernels.lanes import LANES, last_lane, load_rows, sum_upto
+from gistkit.kernels.lanes import LANES
+from gistkit.kernels.octet_codes import narrow_octet
+from gistkit.kernels.octets import CHUNKS, OCTET, item_of, load_octets, octet_marks, row_places, store_words
 from gistkit.kernels.rounding import to_code
 from gistkit.kernels.sparse_values import is_negative_zero, load_items, load_values, slot_start, tensor_factor
-from gistkit.kernels.stage import clear_stage, get_items, get_words, open_stage, put
+from gistkit.kernels.stage import (
+    clear_stage,
+    get_items,
+    get_words,
+    open_stage,
+    push_row,
+    put,
+    unstage_columns,
+    unstage_words,
+    warp_sync,
+)
 
 COLUMNS = tl.constexpr(CSR_COLUMNS)
-
-
-@triton.jit
-def _load_words(x_ptr, left, ROWS: tl.constexpr, XB: tl.constexpr, WIDE: tl.constexpr):
-    """ROWS rows as int64[LANES], COLUMNS * XB / 256 of them a row, 0 from element left on: all loads before any use.
-
-    XB: bytes an element. WIDE: x_ptr is one of int64, and left a whole number of its words.
-    """
-    PER_WORD: tl.constexpr = 8 // XB
-    WORDS: tl.constexpr = ROWS * XB
-    if WIDE:
-        return load_rows(x_ptr, 0, left // PER_WORD, WORDS)
-    else:
-        words = ()
-        for w in tl.static_range(WORDS):
-            word = tl.zeros((LANES,), tl.int64)
-            for i in tl.static_range(PER_WORD):
-                offs = (tl.arange(0, LANES) + w * LANES) * PER_WORD + i
-                item = tl.load(x_ptr + offs, offs < left, other=0).to(tl.int64)
-                word |= (item & ((1 << (8 * XB)) - 1)) << (8 * XB * i)
-            words += (word,)
-        return words
-
-
-@triton.jit
-def _items(words, first: tl.constexpr, XB: tl.constexpr):
-    """The eight elements a lane of the row whose words start at words[first]: int32 patterns, zero-extended."""
-    items = ()
-    for w in tl.static_range(XB):
-        for half in tl.static_range(2):
-            bits = (words[first + w] >> (32 * half)).to(tl.int32)
-            if XB == 4:
-                items += (bits,)
-            else:
-                items += (bits & 0xFFFF, (bits >> 16) & 0xFFFF)
-    return items
-
-
-@triton.jit
-def _row_starts(items, XB: tl.constexpr, ASM: tl.constexpr):
-    """(places, count) of a row: byte w of places is where the stored elements of the lane's word w start."""
-    mine = tl.zeros((LANES,), tl.int32)
-    for w in tl.static_range(XB):
-        for i in tl.static_range(8 // XB):
-            mine += (items[w * (8 // XB) + i] != 0).to(tl.int32) << (8 * w)
-    upto = sum_upto(mine, ASM)
-    total = last_lane(upto, ASM)
-    count = (total & 0xFF) + ((total >> 8) & 0xFF)
-    if XB == 4:
-        count += ((total >> 16) & 0xFF) + ((total >> 24) & 0xFF)
-    # the product adds up the bytes below each: no more than 192 where the byte is read
-    return upto - mine + total * 0x01010100, count
-
-
-@triton.jit
-def _flush(stage, out_ptr, count, ITEM_BYTES: tl.constexpr):
-    """The first count items of a row, and what fills up their last word, from the stage to out_ptr (8-byte aligned)."""
-    out = out_ptr.to(tl.pointer_type(tl.int64), bitcast=True)
-    for first in tl.static_range(0, COLUMNS * ITEM_BYTES // 8, LANES):
-        word = tl.arange(0, LANES) + first
-        tl.store(out + word, get_words(stage, word), word * (8 // ITEM_BYTES) < count)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -92,46 +42,78 @@ def csr_encode_kernel(
     n,
     FMT: tl.constexpr,
     DTYPE: tl.constexpr,
-    ROWS: tl.constexpr,
     WIDE: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Counts, columns and values of ROWS rows, those of row r from 256 * r on. x_ptr: int64 words where WIDE."""
+    """Counts, columns and values of CHUNKS rows, those of row r from 256 * r on.
+
+    WIDE: x_ptr is 16-byte aligned and n a multiple of 8.
+    """
     XB: tl.constexpr = DTYPE.primitive_bitwidth // 8
-    VB: tl.constexpr = values_ptr.dtype.element_ty.primitive_bitwidth // 8
-    PER_WORD: tl.constexpr = 8 // XB
-    first_row = tl.program_id(0).to(tl.int64) * ROWS
+    WORDS: tl.constexpr = 2 * XB
+    first_row = tl.program_id(0).to(tl.int64) * CHUNKS
     lane = tl.arange(0, LANES)
-    left = tl.minimum(n - first_row * COLUMNS, ROWS * COLUMNS).to(tl.int32)
-    words = _load_words(x_ptr + first_row * (COLUMNS // PER_WORD if WIDE else COLUMNS), left, ROWS, XB, WIDE)
-    counts = tl.zeros((LANES,), tl.int32)
-    for r in tl.static_range(ROWS):
-        items = _items(words, r * XB, XB)
-        starts, count = _row_starts(items, XB, ASM)
-        if ASM:
-            values = open_stage(lane, COLUMNS * VB)
-            columns = open_stage(lane, COLUMNS)
-        row = (first_row + r) * COLUMNS
-        for w in tl.static_range(XB):
-            place = (starts >> (8 * w)) & 0xFF
-            for i in tl.static_range(PER_WORD):
-                item = items[w * PER_WORD + i]
-                code = item
-                if FMT != "raw":
-                    code = to_code(item.to(tl.int32 if XB == 4 else tl.int16).to(DTYPE, bitcast=True), FMT)
-                column = (lane + w * LANES) * PER_WORD + i
-                if ASM:
-                    put(values, place, code, item, VB)
-                    put(columns, place, column, item, 1)
-                else:
-                    tl.store(values_ptr + row + place, code.to(values_ptr.dtype.element_ty), item != 0)
-                    tl.store(columns_ptr + row + place, column.to(tl.uint8), item != 0)
-                place += (item != 0).to(tl.int32)
-        if ASM:
-            _flush(values, values_ptr + row, count, VB)
-            _flush(columns, columns_ptr + row, count, 1)
-        counts = tl.where(lane == r, count, counts)
-    tl.store(counts_ptr + first_row + lane, counts.to(tl.int16), lane * COLUMNS < left)
+    left = tl.minimum(n - first_row * COLUMNS, CHUNKS * COLUMNS).to(tl.int32)
+    words = load_octets(x_ptr + first_row * COLUMNS, left, XB, WIDE)
+    marks = ()
+    for r in tl.static_range(CHUNKS):
+        marks += (octet_marks(words, r * WORDS, XB, ASM),)
+    places, counts = row_places(marks, ASM)
+    stored = tl.zeros((LANES,), tl.int32)
+    for r in tl.static_range(CHUNKS):
+        stored = tl.where(lane == r, counts[r], stored)
+    tl.store(counts_ptr + first_row + lane, stored.to(tl.int16), lane * COLUMNS < left)
+    columns_ptr += first_row * COLUMNS
+    values_ptr += first_row * COLUMNS
+    if ASM:
+        ROW_BYTES: tl.constexpr = 2 * COLUMNS * XB
+        STAGED: tl.constexpr = 4096 // ROW_BYTES  # rows that are in shared memory at a time
+        stage = open_stage(lane, 4096)
+        for first in tl.static_range(0, CHUNKS, STAGED):
+            if first:
+                stage = warp_sync(stage)
+            for r in tl.static_range(STAGED):
+                address = stage + r * ROW_BYTES + places[first + r] * XB
+                push_row(address, lane * OCTET, words, (first + r) * WORDS, XB)
+            stage = warp_sync(stage)
+            for r in tl.static_range(STAGED):
+                _flush_row(
+                    stage + r * ROW_BYTES,
+                    columns_ptr + (first + r) * COLUMNS,
+                    values_ptr + (first + r) * COLUMNS,
+                    lane * OCTET,
+                    counts[first + r],
+                    FMT,
+                    DTYPE,
+                    ASM,
+                )
+    else:
+        for r in tl.static_range(CHUNKS):
+            _scatter_row(columns_ptr + r * COLUMNS, values_ptr + r * COLUMNS, places[r], words, r * WORDS, FMT, DTYPE)
+
+
+@triton.jit
+def _flush_row(stage, columns_ptr, values_ptr, place, count, FMT: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr):
+    """A staged row's columns, and its patterns as values of FMT, with what fills up their last octet."""
+    XB: tl.constexpr = DTYPE.primitive_bitwidth // 8
+    words = unstage_words(stage + place * XB, 2 * XB)
+    columns = unstage_columns(stage + COLUMNS * XB + place * XB, XB)
+    store_words(values_ptr + place, narrow_octet(words, FMT, DTYPE, ASM), place < count)
+    store_words(columns_ptr + place, columns, place < count)
+
+
+@triton.jit
+def _scatter_row(columns_ptr, values_ptr, place, words, first: tl.constexpr, FMT: tl.constexpr, DTYPE: tl.constexpr):
+    """An octet's values and columns straight to global memory (interpreter)."""
+    for i in tl.static_range(OCTET):
+        item = item_of(words, first, i, DTYPE.primitive_bitwidth // 8)
+        code = item
+        if FMT != "raw":
+            code = to_code(item.to(DTYPE, bitcast=True), FMT)
+        column = tl.arange(0, LANES) * OCTET + i
+        tl.store(values_ptr + place, code.to(values_ptr.dtype.element_ty), item != 0)
+        tl.store(columns_ptr + place, column.to(tl.uint8), item != 0)
+        place += (item != 0).to(tl.int32)
 
 
 @triton.jit

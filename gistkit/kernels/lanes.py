@@ -4,8 +4,8 @@ A vector of LANES elements in a program of one warp lies one element a lane, in 
 word in the natural bit order, and a population count of the bits below a lane is its rank, with no shared memory and no
 barrier. A block-wide ``tl.cumsum`` costs 41.6 instructions a bf16 element for the same, over the budget of 21.
 
-With ASM the helpers are single PTX instructions; without, the same values in portable Triton, which the interpreter
-runs (it has no inline assembly). Both need ``num_warps=1``.
+With ASM (the device's compute capability, 90 for 9.0) the helpers are single PTX instructions; with 0, the same values
+in portable Triton, which the interpreter runs (it has no inline assembly). Both need ``num_warps=1``.
 """
 
 # tl.static_range is unrolled by the compiler: to a type checker it is no iterator
@@ -13,6 +13,7 @@ runs (it has no inline assembly). Both need ``num_warps=1``.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -59,38 +60,6 @@ def last_lane(x, ASM: tl.constexpr):
 
 
 @triton.jit
-def mark_rows(rows, first: tl.constexpr, done, ROWS: tl.constexpr, ASM: tl.constexpr):
-    """What is stored of the vectors rows[first : first + ROWS]: (mask words, places, done), tuples but for done.
-
-    Bit l of a word is "lane l is not 0". Places count on from done (int32[LANES], the same in every lane) through the
-    stored elements of all rows.
-    """
-    lane = tl.arange(0, LANES)
-    words = ()
-    places = ()
-    for r in tl.static_range(ROWS):
-        bits = (rows[first + r] != 0).to(tl.int32)
-        if ASM:
-            # not pure: the compiler must not move a warp's vote into a branch that only some lanes take
-            word = tl.inline_asm_elementwise(
-                "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }",
-                "=r,r",
-                [bits],
-                dtype=tl.int32,
-                is_pure=False,
-                pack=1,
-            )
-            places += (done + popcount(word & ((1 << lane) - 1)),)
-            done += popcount(word)
-        else:
-            word = tl.sum(bits << lane) + lane * 0
-            places += (done + tl.cumsum(bits, 0) - bits,)
-            done += tl.sum(bits)
-        words += (word,)
-    return words, places, done
-
-
-@triton.jit
 def marked_rows(words, first: tl.constexpr, done, ROWS: tl.constexpr, ASM: tl.constexpr):
     """(flags, places, done) of rows first to first + ROWS, from their mask words, int32[LANES], one a lane."""
     lane = tl.arange(0, LANES)
@@ -117,14 +86,15 @@ def marked_rows(words, first: tl.constexpr, done, ROWS: tl.constexpr, ASM: tl.co
     return flags, places, done
 
 
-@triton.jit
-def load_rows(x_ptr, first: tl.constexpr, left, ROWS: tl.constexpr):
-    """ROWS vectors of LANES elements from element first on, 0 from element left on: all loads before any use."""
-    rows = ()
-    for r in tl.static_range(ROWS):
-        offs = tl.arange(0, LANES) + (first + r * LANES)
-        rows += (tl.load(x_ptr + offs, offs < left, other=0),)
-    return rows
+@lru_cache(maxsize=64)
+def _capability(device: int) -> int:
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def asm_level(x: torch.Tensor) -> int:
+    """Kernels' ASM: the compute capability of x's device, 90 for 9.0; 0 on the CPU, where the interpreter runs them."""
+    return _capability(x.get_device()) if x.is_cuda else 0
 
 
 def launch_warps(kernel: Any, programs: int, x: torch.Tensor, *args: Any, **constexprs: Any) -> None:

@@ -17,11 +17,11 @@ from gistkit.formats import CSR_COLUMNS, ZVC_SLOT, ZVC_WORDS, ceil_div
 from gistkit.kernels.checks import check_values
 from gistkit.kernels.compact import compact, csr_compact, ends
 from gistkit.kernels.csr_kernels import csr_backward_kernel, csr_decode_kernel, csr_encode_kernel
-from gistkit.kernels.lanes import launch_warps
+from gistkit.kernels.lanes import asm_level, launch_warps
 from gistkit.kernels.sparse_args import bits_of, check_csr, check_encode, check_zvc, value_dtype
 from gistkit.kernels.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel
 
-# rows of 32 elements loaded before the first is used, by item size: 1 KiB a warp in flight, 32 KiB an SM
+# rows of 32 gradients loaded before the first is used, by item size: 1 KiB a warp in flight, 32 KiB an SM
 AHEAD = {2: 16, 4: 8}
 TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 CSR_ROWS = 4  # rows a program
@@ -45,6 +45,11 @@ def _item_view(x: torch.Tensor, fmt: str) -> torch.Tensor:
     return bits_of(x) if fmt == "raw" else x
 
 
+def _octets(x: torch.Tensor) -> bool:
+    """Whether eight neighbours of x can be loaded at once."""
+    return x.is_cuda and x.data_ptr() % 16 == 0 and x.numel() % 8 == 0
+
+
 def zvc_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(words int32[32*slots], counts int16[slots], values[1024*slots]) of x fp32/bf16/fp16[n]; slots = ceil(n/1024).
 
@@ -60,14 +65,14 @@ def zvc_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, t
         slots,
         x,
         bits_of(x),
-        words,
+        words.view(torch.uint8),
         counts,
         bits_of(values),
         x.numel(),
         FMT=fmt,
         DTYPE=TRITON_DTYPES[x.dtype],
-        AHEAD=AHEAD[x.element_size()],
-        ASM=x.is_cuda,
+        WIDE=_octets(x),
+        ASM=asm_level(x),
     )
     return words, counts, values
 
@@ -79,7 +84,6 @@ def csr_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, t
     """
     check_encode("csr_encode", x, fmt)
     rows = ceil_div(x.numel(), CSR_COLUMNS)
-    wide = x.data_ptr() % 8 == 0 and x.nbytes % 8 == 0
     counts = torch.empty((rows,), dtype=torch.int16, device=x.device)
     columns = torch.empty((rows * CSR_COLUMNS,), dtype=torch.uint8, device=x.device)
     values = torch.empty((rows * CSR_COLUMNS,), dtype=value_dtype(fmt, x.dtype), device=x.device)
@@ -87,16 +91,15 @@ def csr_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, t
         csr_encode_kernel,
         ceil_div(rows, CSR_ROWS),
         x,
-        x.view(torch.int64) if wide else bits_of(x),
+        bits_of(x),
         counts,
         columns,
         bits_of(values),
         x.numel(),
         FMT=fmt,
         DTYPE=TRITON_DTYPES[x.dtype],
-        ROWS=CSR_ROWS,
-        WIDE=wide,
-        ASM=x.is_cuda,
+        WIDE=_octets(x),
+        ASM=asm_level(x),
     )
     return counts, columns, values
 
@@ -105,23 +108,26 @@ def decode_slots(words, counts, values, exponents, first, n, dtype, fmt, scaling
     """dtype[n] from slot ``first`` of a checked zvc payload on. Does not synchronise."""
     x = torch.empty((n,), dtype=dtype, device=values.device)
     slots = slice(first, first + ceil_div(n, ZVC_SLOT))
+    items = values if packed else values[first * ZVC_SLOT :]
     launch_warps(
         zvc_decode_kernel,
         ceil_div(n, ZVC_SLOT),
         x,
         _item_view(x, fmt),
-        words[first * ZVC_WORDS :],
+        words[first * ZVC_WORDS :].view(torch.uint8),
         counts[slots],
         ends(counts)[slots] if packed else counts[slots],
-        bits_of(values if packed else values[first * ZVC_SLOT :]),
+        bits_of(items),
         exponents,
         n,
         values.numel(),
         FMT=fmt,
         SCALING=scaling,
         PACKED=packed,
-        AHEAD=AHEAD[x.element_size()],
-        ASM=x.is_cuda,
+        DTYPE=TRITON_DTYPES[dtype],
+        WIDE=items.data_ptr() % 16 == 0,
+        WHOLE=n % 8 == 0,
+        ASM=asm_level(x),
     )
     return x
 
@@ -148,7 +154,7 @@ def decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, scalin
         PACKED=packed,
         ROWS=CSR_ROWS,
         PIECES=CSR_PIECES,
-        ASM=x.is_cuda,
+        ASM=asm_level(x),
     )
     return x
 
@@ -225,7 +231,7 @@ def zvc_relu_backward(
         FMT=fmt,
         PACKED=packed,
         AHEAD=AHEAD[grad.element_size()],
-        ASM=grad.is_cuda,
+        ASM=asm_level(grad),
     )
     return grad_x
 

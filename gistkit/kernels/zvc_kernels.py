@@ -1,7 +1,11 @@
-"""Zero-value compression: a warp a slot of 1024 elements, 32 rows of 32, one element a lane (see lanes.py).
+"""Zero-value compression: a warp a slot of 1024 elements, eight neighbours a lane (see octets.py).
 
-The running count lives in a register. AHEAD rows are loaded before the first of them is used, so that a warp has enough
-bytes in flight; x and values are bit patterns (int32, int16) for the format ``raw``.
+Values go close together in shared memory between x and the array of values: both are read and written 16 bytes a lane,
+and a narrow format converts whole words of stored elements only. x and values are bit patterns (int32, int16), but for
+the x that a narrow format is decoded to.
+
+ReLU's backward only gathers: 32 rows of 32 elements, one a lane (see lanes.py), AHEAD rows loaded before the first is
+used, so that a warp has enough bytes in flight, and the running count in a register.
 """
 
 # tl.static_range is unrolled by the compiler: to a type checker it is no iterator
@@ -13,9 +17,29 @@ import triton
 import triton.language as tl
 
 from gistkit.formats import ZVC_SLOT, ZVC_WORDS
-from gistkit.kernels.lanes import LANES, load_rows, mark_rows, marked_rows
+from gistkit.kernels.lanes import LANES, marked_rows
+from gistkit.kernels.octet_codes import narrow_octet
+from gistkit.kernels.octets import (
+    CHUNK,
+    CHUNKS,
+    OCTET,
+    item_of,
+    load_octets,
+    octet_marks,
+    octet_places,
+    store_octet,
+    store_words,
+)
 from gistkit.kernels.rounding import to_code
-from gistkit.kernels.sparse_values import is_negative_zero, load_items, load_values, slot_start, tensor_factor
+from gistkit.kernels.sparse_values import (
+    is_negative_zero,
+    load_items,
+    load_values,
+    slot_start,
+    stage_values,
+    tensor_factor,
+)
+from gistkit.kernels.stage import open_stage, pull_octet, push_octet, unstage_words, warp_sync
 
 SLOT = tl.constexpr(ZVC_SLOT)
 ROWS = tl.constexpr(ZVC_WORDS)
@@ -24,38 +48,68 @@ ROWS = tl.constexpr(ZVC_WORDS)
 @triton.jit(do_not_specialize=["n"])
 def zvc_encode_kernel(
     x_ptr,
-    words_ptr,
+    marks_ptr,
     counts_ptr,
     values_ptr,
     n,
     FMT: tl.constexpr,
     DTYPE: tl.constexpr,
-    AHEAD: tl.constexpr,
+    WIDE: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Mask words, count and values of one slot, the values from 1024 * slot on."""
+    """Mask bytes, count and values of one slot, the values from 1024 * slot on."""
+    XB: tl.constexpr = DTYPE.primitive_bitwidth // 8
+    WORDS: tl.constexpr = 2 * XB
     slot = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, LANES)
     left = tl.minimum(n - slot * SLOT, SLOT).to(tl.int32)
-    words = tl.zeros((LANES,), tl.int32)
-    done = tl.zeros((LANES,), tl.int32)
-    for first in tl.static_range(0, ROWS, AHEAD):
-        rows = load_rows(x_ptr + slot * SLOT, first * LANES, left, AHEAD)
-        marks, places, done = mark_rows(rows, 0, done, AHEAD, ASM)
-        for r in tl.static_range(AHEAD):
-            item = rows[r]
-            if FMT != "raw":
-                item = to_code(item.to(DTYPE, bitcast=True), FMT).to(values_ptr.dtype.element_ty)
-            tl.store(values_ptr + slot * SLOT + places[r], item, rows[r] != 0)
-            words = tl.where(lane == first + r, marks[r], words)
-    tl.store(words_ptr + slot * ROWS + lane, words)
-    tl.store(counts_ptr + slot + lane, done.to(tl.int16), lane == 0)
+    words = load_octets(x_ptr + slot * SLOT, left, XB, WIDE)
+    marks = ()
+    for c in tl.static_range(CHUNKS):
+        marks += (octet_marks(words, c * WORDS, XB, ASM),)
+        tl.store(marks_ptr + slot * (SLOT // 8) + c * LANES + lane, marks[c].to(tl.uint8))
+    places, count = octet_places(marks, ASM)
+    tl.store(counts_ptr + slot + lane, count.to(tl.int16), lane == 0)
+    values_ptr += slot * SLOT
+    if ASM:
+        stage = open_stage(lane, (SLOT + OCTET) * XB)
+        for c in tl.static_range(CHUNKS):
+            push_octet(stage + places[c] * XB, words, c * WORDS, XB)
+        _flush(warp_sync(stage), values_ptr, lane, tl.max(count, 0), FMT, DTYPE, ASM)
+    else:
+        for c in tl.static_range(CHUNKS):
+            _scatter(values_ptr, places[c], words, c * WORDS, FMT, DTYPE)
+
+
+@triton.jit
+def _flush(stage, values_ptr, lane, count, FMT: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr):
+    """The stage's first count patterns, and what fills up their last octet, as values of FMT to values_ptr."""
+    XB: tl.constexpr = DTYPE.primitive_bitwidth // 8
+    # while, not range: the interpreter of Triton 3.6 cannot take a loop's bounds from tensors
+    first = tl.full((), 0, tl.int32)
+    while first < count:
+        place = first + lane * OCTET
+        words = unstage_words(stage + place * XB, 2 * XB)
+        store_words(values_ptr + place, narrow_octet(words, FMT, DTYPE, ASM), place < count)
+        first += CHUNK
+
+
+@triton.jit
+def _scatter(values_ptr, place, words, first: tl.constexpr, FMT: tl.constexpr, DTYPE: tl.constexpr):
+    """An octet's values straight to global memory (interpreter)."""
+    for i in tl.static_range(OCTET):
+        item = item_of(words, first, i, DTYPE.primitive_bitwidth // 8)
+        code = item
+        if FMT != "raw":
+            code = to_code(item.to(DTYPE, bitcast=True), FMT)
+        tl.store(values_ptr + place, code.to(values_ptr.dtype.element_ty), item != 0)
+        place += (item != 0).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=["n", "plane"])
 def zvc_decode_kernel(
     x_ptr,
-    words_ptr,
+    marks_ptr,
     counts_ptr,
     ends_ptr,
     values_ptr,
@@ -65,30 +119,73 @@ def zvc_decode_kernel(
     FMT: tl.constexpr,
     SCALING: tl.constexpr,
     PACKED: tl.constexpr,
-    AHEAD: tl.constexpr,
+    DTYPE: tl.constexpr,
+    WIDE: tl.constexpr,
+    WHOLE: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """One slot of x: an element's value stands at its rank among the set bits."""
+    """One slot of x: an element's value stands at its rank among the set bits.
+
+    WIDE: values_ptr is 16-byte aligned, WHOLE: n is a multiple of 8.
+    """
+    XB: tl.constexpr = DTYPE.primitive_bitwidth // 8
     slot = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, LANES)
     left = tl.minimum(n - slot * SLOT, SLOT).to(tl.int32)
-    words = tl.load(words_ptr + slot * ROWS + lane)
-    start = slot_start(slot, True, tl.load(counts_ptr + slot), ends_ptr, SLOT, PACKED)
-    done = tl.zeros((LANES,), tl.int32)
+    count = tl.load(counts_ptr + slot).to(tl.int32)
+    start = slot_start(slot, True, count, ends_ptr, SLOT, PACKED)
     factor = tensor_factor(exponents_ptr, FMT, SCALING)
-    dtype: tl.constexpr = x_ptr.dtype.element_ty
-    for first in tl.static_range(0, ROWS, AHEAD):
-        stored, places, done = marked_rows(words, first, done, AHEAD, ASM)
-        rows = ()
-        for r in tl.static_range(AHEAD):
-            rows += (
-                load_values(
-                    values_ptr, exponents_ptr, start, places[r], stored[r], plane, factor, FMT, SCALING, PACKED, dtype
-                ),
-            )
-        for r in tl.static_range(AHEAD):
-            offs = lane + (first + r) * LANES
-            tl.store(x_ptr + slot * SLOT + offs, rows[r], offs < left)
+    marks = ()
+    for c in tl.static_range(CHUNKS):
+        marks += (tl.load(marks_ptr + slot * (SLOT // 8) + c * LANES + lane).to(tl.int32),)
+    places, _ = octet_places(marks, ASM)
+    x_ptr += slot * SLOT
+    if ASM:
+        stage = open_stage(lane, (SLOT + OCTET) * XB)
+        # octets of values are aligned in the whole array, so they start inside the last slot's
+        skipped = (start & (OCTET - 1)).to(tl.int32)
+        stage_values(
+            stage,
+            values_ptr,
+            exponents_ptr,
+            start - skipped,
+            count + skipped,
+            plane,
+            factor,
+            lane,
+            FMT,
+            SCALING,
+            PACKED,
+            DTYPE,
+            WIDE,
+            CHUNKS + PACKED,
+            ASM,
+        )
+        stage = warp_sync(stage) + skipped * XB
+        for c in tl.static_range(CHUNKS):
+            words = pull_octet(stage + places[c] * XB, marks[c], XB)
+            store_octet(x_ptr, words, lane * OCTET + c * CHUNK, left, XB, WHOLE)
+    else:
+        for c in tl.static_range(CHUNKS):
+            place = places[c]
+            for i in tl.static_range(OCTET):
+                stored = ((marks[c] >> i) & 1) != 0
+                value = load_values(
+                    values_ptr,
+                    exponents_ptr,
+                    start,
+                    place,
+                    stored,
+                    plane,
+                    factor,
+                    FMT,
+                    SCALING,
+                    PACKED,
+                    x_ptr.dtype.element_ty,
+                )
+                offs = lane * OCTET + c * CHUNK + i
+                tl.store(x_ptr + offs, value, offs < left)
+                place += stored.to(tl.int32)
 
 
 @triton.jit(do_not_specialize=["n", "plane"])

@@ -77,15 +77,62 @@ def test_every_pattern_of_16_bits(codec):
         assert same_bits(decoded(ops, case, payload, codec), x)
 
 
+# below the upper 16 bits of an fp32: both sides of every tie of fp8 and fp10 (at 0), of fp16 (odd multiples of 0x1000)
+LOWER_HALVES = (0, 1, 0xFFF, 0x1000, 0x1001, 0x2FFF, 0x3000, 0x3001, 0x7FFF, 0x8000, 0xEFFF, 0xF000, 0xF001, 0xFFFF)
+
+
+def every_pattern(dtype: torch.dtype) -> torch.Tensor:
+    """Every pattern of 16 bits, for fp32 every upper half before LOWER_HALVES, in order and shuffled.
+
+    With ties, both ends of the range, the least value that is not flushed, infinities and NaN of both signs among them.
+    """
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int32)
+    if dtype == torch.float32:
+        x = torch.cat([(x << 16) | low for low in LOWER_HALVES])
+    x = torch.cat((x, x[torch.randperm(x.numel(), generator=torch.Generator().manual_seed(0))]))
+    return x.view(dtype) if dtype == torch.float32 else x.to(torch.int16).view(dtype)
+
+
 @pytest.mark.parametrize("codec", PAYLOADS)
 @pytest.mark.parametrize("fmt", ("fp16", "fp10", "fp8"))
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_every_pattern_of_16_bits_becomes_the_oracles_code(codec, fmt, dtype):
-    x = torch.arange(-(2**15), 2**15, dtype=torch.int32)
-    x = (x << 16).view(torch.float32) if dtype == torch.float32 else x.to(torch.int16).view(dtype)
-    case = SparseCase(x, x, fmt, "none")
-    for made, expected in zip(PAYLOADS[codec](ops, device_case(case)), PAYLOADS[codec](reference, case), strict=True):
-        assert same_bits(decoded(ops, device_case(case), made, codec).cpu(), decoded(reference, case, expected, codec))
+@pytest.mark.parametrize("unaligned", (0, 1))
+def test_every_pattern_becomes_the_oracles_code(codec, fmt, dtype, unaligned):
+    """In all places of a word; unaligned, a kernel that loads item by item."""
+    stride = 1024 if codec == "zvc" else 256
+    x = every_pattern(dtype)
+    there = torch.cat((x[:unaligned], x)).cuda()[unaligned:]
+    made, expected = getattr(ops, f"{codec}_encode")(there, fmt), getattr(reference, f"{codec}_encode")(x, fmt)
+    counts = expected[1] if codec == "zvc" else expected[0]
+    for a, b in zip(made, expected, strict=True):
+        if b.numel() == stride * counts.numel():
+            total = int(counts.sum())
+            a, b = ops.compact(a, counts.cuda(), stride, total), reference.compact(b, counts, stride, total)
+        assert torch.equal(a.cpu(), b)
+
+
+@pytest.mark.parametrize("codec", PAYLOADS)
+@pytest.mark.parametrize("fmt, bits", (("fp8", 8), ("fp10", 10), ("fp16", 16)))
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("scaling", ("none", "block"))
+@pytest.mark.parametrize("unaligned", (0, 1))
+def test_every_code_decodes_as_the_oracle_has_it(codec, fmt, bits, dtype, scaling, unaligned):
+    """Every code, NaN and infinities that no encoder writes too, under every exponent byte (fp16: some of them)."""
+    exponents = torch.arange(9 if fmt == "fp8" else 16, 256, 40 if fmt == "fp16" else 1)
+    codes = torch.arange(2**bits).repeat(exponents.numel()).to(torch.uint8 if fmt == "fp8" else torch.int16)
+    n, slot = codes.numel(), 1024 if codec == "zvc" else 256
+    counts = torch.full((n // slot,), slot, dtype=torch.int16)
+    n = counts.numel() * slot
+    values = ops.fp10_pack(codes[:n]) if fmt == "fp10" else codes[:n]
+    bytes_each = exponents.to(torch.uint8).repeat_interleave(2**bits // 128) if scaling == "block" else EMPTY
+    index = torch.full((n // 32,), -1, dtype=torch.int32) if codec == "zvc" else torch.arange(n).to(torch.uint8)
+    structure = (index, counts) if codec == "zvc" else (counts, index)
+    payload = (*structure, values, bytes_each)
+    moved = torch.cat((values[:unaligned], values)).cuda()[unaligned:]
+    there = (*on_device(structure), moved, bytes_each.cuda())
+    decode = f"{codec}_decode"
+    made = getattr(ops, decode)(*there, n, dtype, fmt, scaling, True)
+    assert same_bits(made.cpu(), getattr(reference, decode)(*payload, n, dtype, fmt, scaling, True))
 
 
 @pytest.mark.parametrize("codec", PAYLOADS)

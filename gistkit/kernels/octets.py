@@ -1,0 +1,200 @@
+"""Eight neighbouring elements a lane: 16-byte accesses, a byte of marks, and a warp's shared memory in between.
+
+A vote gives a warp its mask word from one element a lane, at the price of 2-byte accesses and of six instructions an
+element for marks and places. With eight neighbours in a lane their marks are a byte of their own, the places follow
+from a scan over the lanes' counts, and values that are close together in the warp's shared memory (see stage.py) reach
+global memory, and come from it, eight at a time: a narrow format converts only what is stored, in whole words.
+
+CHUNKS of 256 elements are a slot of zvc. Items are seen as 32-bit words: two elements of 16 bits or one of fp32. With
+ASM, the device's compute capability as in sm_90, the helpers are PTX; with 0, portable Triton for the interpreter.
+"""
+
+# tl.static_range is unrolled by the compiler: to a type checker it is no iterator
+# pyright: reportGeneralTypeIssues=false, reportReturnType=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from gistkit.kernels.lanes import LANES, last_lane, popcount, sum_upto
+
+OCTET = tl.constexpr(8)
+CHUNK = tl.constexpr(256)
+CHUNKS = tl.constexpr(4)
+
+_ZERO_4 = "mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0; "
+_LOAD_16 = tl.constexpr(
+    "{ .reg .pred p; setp.ne.b32 p, $5, 0; " + _ZERO_4 + "@p ld.global.v4.b32 {$0, $1, $2, $3}, [$4]; }"
+)
+_LOAD_8 = tl.constexpr(
+    "{ .reg .pred p; setp.ne.b32 p, $3, 0; mov.b32 $0, 0; mov.b32 $1, 0; @p ld.global.v2.b32 {$0, $1}, [$2]; }"
+)
+_STORE_16 = tl.constexpr(
+    "{ .reg .pred p; setp.ne.b32 p, $6, 0; @p st.global.v4.b32 [$1], {$2, $3, $4, $5}; mov.b32 $0, 0; }"
+)
+_STORE_8 = tl.constexpr("{ .reg .pred p; setp.ne.b32 p, $4, 0; @p st.global.v2.b32 [$1], {$2, $3}; mov.b32 $0, 0; }")
+
+
+@triton.jit
+def load_16(ptr, flag):
+    """Four int32 words of 16 bytes at ptr, 0 where the flag is not set."""
+    return tl.inline_asm_elementwise(
+        _LOAD_16,
+        "=&r,=&r,=&r,=&r,l,r",
+        [ptr.to(tl.int64), flag.to(tl.int32)],
+        dtype=(tl.int32,) * 4,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def load_8(ptr, flag):
+    """Two int32 words of 8 bytes at ptr, 0 where the flag is not set."""
+    return tl.inline_asm_elementwise(
+        _LOAD_8, "=&r,=&r,l,r", [ptr.to(tl.int64), flag.to(tl.int32)], dtype=(tl.int32,) * 2, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def store_words(ptr, words, flag):
+    """The 2, 4 or 8 words to ptr where the flag is set, 8 or 16 bytes at a time."""
+    address = ptr.to(tl.int64)
+    flag = flag.to(tl.int32)
+    if len(words) == 2:
+        tl.inline_asm_elementwise(
+            _STORE_8, "=r,l,r,r,r", [address, words[0], words[1], flag], dtype=tl.int32, is_pure=False, pack=1
+        )
+    else:
+        for first in tl.static_range(0, len(words), 4):
+            tl.inline_asm_elementwise(
+                _STORE_16,
+                "=r,l,r,r,r,r,r",
+                [address + 4 * first, words[first], words[first + 1], words[first + 2], words[first + 3], flag],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
+
+
+@triton.jit
+def rotate_right(words, places):
+    """int32 words rotated by places, taken modulo 32."""
+    return tl.inline_asm_elementwise(
+        "shf.r.wrap.b32 $0, $1, $1, $2;", "=r,r,r", [words, places], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def load_octets(x_ptr, left, XB: tl.constexpr, WIDE: tl.constexpr):
+    """A slot's words, 2 * XB a chunk, 0 from element left on: all loads before any use.
+
+    WIDE: x_ptr is 16-byte aligned and left a multiple of 8 (ASM only).
+    """
+    words = ()
+    for c in tl.static_range(CHUNKS):
+        offs = tl.arange(0, LANES) * OCTET + c * CHUNK
+        if WIDE:
+            for first in tl.static_range(0, OCTET, 16 // XB):
+                words += load_16(x_ptr + offs + first, offs < left)
+        else:
+            for i in tl.static_range(0, OCTET, 4 // XB):
+                word = tl.load(x_ptr + offs + i, offs + i < left, other=0).to(tl.int32)
+                if XB == 2:
+                    high = tl.load(x_ptr + offs + i + 1, offs + i + 1 < left, other=0).to(tl.int32)
+                    word = (word & 0xFFFF) | (high << 16)
+                words += (word,)
+    return words
+
+
+@triton.jit
+def item_of(words, first: tl.constexpr, i: tl.constexpr, XB: tl.constexpr):
+    """Item i of the octet whose words start at words[first]: int32 or int16 patterns."""
+    if XB == 4:
+        return words[first + i]
+    else:
+        return (words[first + i // 2] >> (16 * (i % 2))).to(tl.int16)
+
+
+@triton.jit
+def _halves_set(word, ASM: tl.constexpr):
+    """Bits 0 and 16: whether the lower and the upper half of a word are not 0."""
+    if ASM >= 90:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 one; mov.b32 one, 0x00010001; min.u16x2 $0, $1, one; }",
+            "=r,r",
+            [word],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        return ((((word & 0x7FFF7FFF) + 0x7FFF7FFF) | word) >> 15) & 0x00010001
+
+
+@triton.jit
+def octet_marks(words, first: tl.constexpr, XB: tl.constexpr, ASM: tl.constexpr):
+    """int32 0..255: bit i is "item i is not 0"."""
+    marks = tl.zeros((LANES,), tl.int32)
+    if XB == 2:
+        for w in tl.static_range(4):
+            marks += _halves_set(words[first + w], ASM) << (2 * w)
+        return (marks | (marks >> 15)) & 0xFF
+    else:
+        for w in tl.static_range(8):
+            marks += (words[first + w] != 0).to(tl.int32) << w
+        return marks
+
+
+@triton.jit
+def _ones(marks, ASM: tl.constexpr):
+    """Bits set in a byte."""
+    if ASM:
+        return popcount(marks)
+    else:
+        marks -= (marks >> 1) & 0x55
+        marks = (marks & 0x33) + ((marks >> 2) & 0x33)
+        return (marks & 0xF) + (marks >> 4)
+
+
+@triton.jit
+def _counted(marks, ASM: tl.constexpr):
+    """Marked items of each of the CHUNKS, two to a word: (those of the lanes below, a word a pair; of all lanes)."""
+    low = _ones(marks[0], ASM) | (_ones(marks[1], ASM) << 16)
+    high = _ones(marks[2], ASM) | (_ones(marks[3], ASM) << 16)
+    upto_low, upto_high = sum_upto(low, ASM), sum_upto(high, ASM)
+    return (upto_low - low, upto_high - high), (last_lane(upto_low, ASM), last_lane(upto_high, ASM))
+
+
+@triton.jit
+def octet_places(marks, ASM: tl.constexpr):
+    """(places, count): where the lane's marked items of each of the CHUNKS start in the slot, and the slot's number."""
+    below, total = _counted(marks, ASM)
+    half = (total[0] & 0xFFFF) + (total[0] >> 16)
+    low = below[0] + (total[0] << 16)
+    high = below[1] + (total[1] << 16) + half * 0x10001
+    count = half + (total[1] & 0xFFFF) + (total[1] >> 16)
+    return (low & 0xFFFF, low >> 16, high & 0xFFFF, high >> 16), count
+
+
+@triton.jit
+def row_places(marks, ASM: tl.constexpr):
+    """(places, counts): where the lane's marked items of each of the CHUNKS start in it, and the chunks' numbers."""
+    below, total = _counted(marks, ASM)
+    places = (below[0] & 0xFFFF, below[0] >> 16, below[1] & 0xFFFF, below[1] >> 16)
+    return places, (total[0] & 0xFFFF, total[0] >> 16, total[1] & 0xFFFF, total[1] >> 16)
+
+
+@triton.jit
+def store_octet(x_ptr, words, offs, left, XB: tl.constexpr, WHOLE: tl.constexpr):
+    """The octet's words to elements offs to offs + 7 of x_ptr (16-byte aligned), no further than element left.
+
+    WHOLE: left is a multiple of 8.
+    """
+    store_words(x_ptr + offs, words, offs + OCTET <= left)
+    if not WHOLE:
+        if left % OCTET != 0:
+            for i in tl.static_range(OCTET):
+                item = item_of(words, 0, i, XB).to(x_ptr.dtype.element_ty, bitcast=True)
+                tl.store(x_ptr + offs + i, item, (offs + i < left) & (offs + OCTET > left))
