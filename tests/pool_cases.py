@@ -100,13 +100,18 @@ def assert_same_bits(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def any_bits(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """16-bit values of any bit pattern, NaN of every payload among them; half of them from eight patterns, for ties."""
+    """16-bit values of any bit pattern, NaN of every payload among them; half of them from eight patterns, for ties.
+
+    The sign is set in half of the channels, so that there a ReLU often stops whole windows.
+    """
     generator = torch.Generator().manual_seed(seed)
     bits = torch.randint(-(2**15), 2**15, shape, dtype=torch.int16, generator=generator)
     few = torch.randint(-(2**15), 2**15, (8,), dtype=torch.int16, generator=generator)
     few[:4] = torch.tensor([0, -(2**15), 0x7FFF, -0x40]).to(torch.int16)
     picks = few[torch.randint(8, shape, generator=generator)]
-    return torch.where(torch.rand(shape, generator=generator) < 0.5, picks, bits).view(dtype)
+    bits = torch.where(torch.rand(shape, generator=generator) < 0.5, picks, bits)
+    bits[:, ::2] |= -(2**15)
+    return bits.view(dtype)
 
 
 def bits_named(case: PoolCase, codes: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
