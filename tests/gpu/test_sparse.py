@@ -11,7 +11,7 @@ from tests.tensors import FLOATS, bits, float_values, same_bits
 
 pytestmark = pytest.mark.gpu
 
-LENGTHS = (1, 31, 256, 1023, 1025, 3 * 1024, 1_000_003)
+LENGTHS = (1, 31, 256, 1000, 1023, 1025, 3 * 1024, 1_000_000, 1_000_003)
 
 
 def on_device(payload: tuple) -> tuple:
@@ -60,8 +60,9 @@ def test_decoding_and_relu_backward_equal_the_oracle(codec, fmt, scaling, dtype,
 @pytest.mark.parametrize("codec", PAYLOADS)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("zeros", (0.0, 0.1, 0.5, 0.9, 0.99, 1.0))
-def test_raw_round_trip_of_many_elements(codec, dtype, zeros):
-    x = float_values(20_000_003, dtype, 6, zeros, False).cuda()
+@pytest.mark.parametrize("n", (5_000_000, 20_000_003))
+def test_raw_round_trip_of_many_elements(n, codec, dtype, zeros):
+    x = float_values(n, dtype, 6, zeros, False).cuda()
     case = SparseCase(x, x, "raw", "none")
     for payload in PAYLOADS[codec](ops, case):
         assert same_bits(decoded(ops, case, payload, codec), x)

@@ -135,6 +135,15 @@ def test_csr_of_full_empty_and_short_rows(dtype):
         check_decode(case, "csr", PAYLOADS["csr"](reference, case))
 
 
+@pytest.mark.parametrize("codec", STRIDES)
+def test_everything_stored(codec):
+    """1024 of a slot, 256 of every row: the largest numbers that the scans' fields hold."""
+    x = torch.ones(1024, dtype=torch.bfloat16)
+    case = SparseCase(x, x, "raw", "none")
+    check_encode(case, codec)
+    check_decode(case, codec, PAYLOADS[codec](reference, case)[:1])
+
+
 def test_nothing_to_do():
     x = torch.empty((0,))
     words, counts, values = kernels.zvc_encode(x, "raw")
