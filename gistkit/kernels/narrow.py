@@ -21,7 +21,9 @@ import triton.language as tl
 
 from gistkit.formats import SCALE_BLOCK, ceil_div, fp10_words, scale_count
 from gistkit.kernels.checks import check_dtype, check_exponents, check_flat, check_length, check_scaling, check_values
+from gistkit.kernels.fp8_hardware import hardware_codes
 from gistkit.kernels.fp10 import pack10, unpack10
+from gistkit.kernels.lanes import asm_level
 from gistkit.kernels.rounding import (
     decoding_factor,
     encoding_factor,
@@ -40,10 +42,23 @@ BLOCK_ROWS = 32
 
 
 @triton.jit
-def _encode_kernel(x_ptr, codes_ptr, n, FMT: tl.constexpr, ROWS: tl.constexpr, ALIGNED: tl.constexpr):
+def _codes(x, factor, FMT: tl.constexpr, SCALED: tl.constexpr, ASM: tl.constexpr):
+    """Codes of x, by the hardware's conversion where there is one; factor is ignored unless SCALED."""
+    if FMT == "fp8" and ASM >= 90:
+        return hardware_codes(x, tl.broadcast_to(factor, x.shape) if SCALED else x, SCALED)
+    elif SCALED:
+        return to_scaled_code(x, factor, FMT)
+    else:
+        return to_code(x, FMT)
+
+
+@triton.jit
+def _encode_kernel(
+    x_ptr, codes_ptr, n, FMT: tl.constexpr, ASM: tl.constexpr, ROWS: tl.constexpr, ALIGNED: tl.constexpr
+):
     """Unscaled codes (int16/uint8) of x."""
     first, _, _, offs, mask = tile(n, ROWS, ALIGNED)
-    code = to_code(tl.load(x_ptr + first + offs, mask, other=0), FMT)
+    code = _codes(tl.load(x_ptr + first + offs, mask, other=0), 1.0, FMT, False, ASM)
     tl.store(codes_ptr + first + offs, code.to(codes_ptr.dtype.element_ty), mask)
 
 
@@ -56,13 +71,14 @@ def _tensor_encode_kernel(
     stretches,
     n,
     FMT: tl.constexpr,
+    ASM: tl.constexpr,
     ROWS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
     """Codes (int16/uint8) of x under one exponent byte, which is written too, from x's maxima."""
     first, _, _, offs, mask = tile(n, ROWS, ALIGNED)
     x = tl.load(x_ptr + first + offs, mask, other=0)
-    code = to_scaled_code(x, tensor_factor(amax_ptr, stretches, exponent_ptr, FMT), FMT)
+    code = _codes(x, tensor_factor(amax_ptr, stretches, exponent_ptr, FMT), FMT, True, ASM)
     tl.store(codes_ptr + first + offs, code.to(codes_ptr.dtype.element_ty), mask)
 
 
@@ -94,13 +110,13 @@ def _block_tile(n, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _block_encode_kernel(x_ptr, codes_ptr, exponents_ptr, n, FMT: tl.constexpr, ROWS: tl.constexpr):
+def _block_encode_kernel(x_ptr, codes_ptr, exponents_ptr, n, FMT: tl.constexpr, ASM: tl.constexpr, ROWS: tl.constexpr):
     """Exponent bytes of blocks of 128 elements and the codes under them."""
     first, blocks, block_mask, offs, mask = _block_tile(n, ROWS)
     x = tl.load(x_ptr + first + offs, mask, other=0)
     b = exponent_byte(finite_amax(tl.max(finite_key(x), axis=1)), FMT)
     tl.store(exponents_ptr + first // 128 + blocks, b.to(tl.uint8), block_mask)
-    code = to_scaled_code(x, encoding_factor(b, FMT)[:, None], FMT)
+    code = _codes(x, encoding_factor(b, FMT)[:, None], FMT, True, ASM)
     tl.store(codes_ptr + first + offs, code.to(codes_ptr.dtype.element_ty), mask)
 
 
@@ -127,13 +143,24 @@ def _encode(x: torch.Tensor, fmt: str, scaling: str) -> tuple[torch.Tensor, torc
     codes = torch.empty((x.numel(),), dtype=CODE_DTYPES[fmt], device=x.device)
     if scaling == "block":
         programs = ceil_div(x.numel(), SCALE_BLOCK * BLOCK_ROWS)
-        launch(_block_encode_kernel, programs, x, x, codes, exponents, x.numel(), FMT=fmt, ROWS=BLOCK_ROWS)
+        launch(
+            _block_encode_kernel,
+            programs,
+            x,
+            x,
+            codes,
+            exponents,
+            x.numel(),
+            FMT=fmt,
+            ASM=asm_level(x),
+            ROWS=BLOCK_ROWS,
+        )
         return codes, exponents
     if scaling == "tensor":
         amax = stretch_maxima(x)
-        launch_tiles(_tensor_encode_kernel, x, x, codes, exponents, amax, amax.numel(), FMT=fmt)
+        launch_tiles(_tensor_encode_kernel, x, x, codes, exponents, amax, amax.numel(), FMT=fmt, ASM=asm_level(x))
     else:
-        launch_tiles(_encode_kernel, x, x, codes, FMT=fmt)
+        launch_tiles(_encode_kernel, x, x, codes, FMT=fmt, ASM=asm_level(x))
     return codes, exponents
 
 

@@ -41,8 +41,9 @@ def test_unscaled_and_per_tensor(capability, dtype, fmt, scaled):
     rows = ROWS[ITEM_BYTES[dtype]]
     moved = ITEM_BYTES[dtype] + CODES[fmt][1]
     constexprs = {"FMT": fmt, "ROWS": rows, "ALIGNED": True}
+    level = {"ASM": capability}
     kernel = kernels._tensor_encode_kernel if scaled else kernels._encode_kernel
-    encode = build(kernel, dtype, fmt, capability, **constexprs)
+    encode = build(kernel, dtype, fmt, capability, **constexprs, **level)
     assert_lean(encode, per_element(encode, rows * 8, NUM_WARPS), moved)
     assert encode.loads == encode.loads_128 == (6 if scaled else 4), "64 bytes a lane of values, and 32 of maxima"
     constexprs |= {"SCALED": scaled}
@@ -56,7 +57,7 @@ def test_unscaled_and_per_tensor(capability, dtype, fmt, scaled):
 def test_per_block(capability, dtype, fmt):
     rows = kernels.BLOCK_ROWS
     moved = ITEM_BYTES[dtype] + CODES[fmt][1]
-    encode = build(kernels._block_encode_kernel, dtype, fmt, capability, FMT=fmt, ROWS=rows)
+    encode = build(kernels._block_encode_kernel, dtype, fmt, capability, FMT=fmt, ROWS=rows, ASM=capability)
     assert_lean(encode, per_element(encode, rows * 128, NUM_WARPS), moved)
     assert encode.loads == encode.loads_128, "one pass over the values, in 16-byte loads"
     decode = build(kernels._block_decode_kernel, dtype, fmt, capability, FMT=fmt, ROWS=rows)
@@ -83,3 +84,14 @@ def test_fp10(capability, dtype, scaling):
     assert_lean(decode, per_element(decode, elements, NUM_WARPS), size + 4 / 3)
     assert encode.loads == encode.loads_128, "one pass over the values, 16 bytes a lane"
     assert decode.stores == decode.stores_128
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("aligned", [False, True])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_fp8_by_the_hardware(dtype, aligned, scaled):
+    kernel = kernels._tensor_encode_kernel if scaled else kernels._encode_kernel
+    constexprs = {"FMT": "fp8", "ROWS": ROWS[ITEM_BYTES[dtype]], "ALIGNED": aligned, "ASM": 90}
+    compiled = build(kernel, dtype, "fp8", 90, **constexprs)
+    assert compiled.count("F2FP.SATFINITE.E4M3") == ROWS[ITEM_BYTES[dtype]] * 8 // (NUM_WARPS * 32) // 2
+    assert compiled.spills == 0 and (not aligned or per_element(compiled, constexprs["ROWS"] * 8, NUM_WARPS) <= 13)
