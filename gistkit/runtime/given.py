@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.utils._pytree import tree_flatten
 
-from gistkit.codecs import VALUE_FORMS
-from gistkit.errors import CaptureError, PlanMismatchError
+from gistkit.codecs import CODECS, VALUE_FORMS
+from gistkit.errors import CaptureError, PlanError, PlanMismatchError
 from gistkit.graph.capture import capture
 from gistkit.graph.saved import SavedGraph
-from gistkit.plan.plan import Plan
+from gistkit.plan.plan import PLACES, REMEDY, Plan
 from gistkit.runtime.inputs import batch_size
 from gistkit.runtime.program import Program
 
@@ -19,8 +21,9 @@ AGAIN = "make the plan from this model, in this mode, with a batch of this kind"
 def check_plan(plan: Plan, lossy: str | None = None) -> str | None:
     """The narrow format that the plan's decisions use, None for none.
 
-    Raises ValueError where ``lossy`` names another format.
+    Raises ValueError where ``lossy`` names another format, PlanError for a plan that means nothing.
     """
+    _check_words(plan)
     formats = {part for d in plan.decisions for part in d.codec.split("+") if part in VALUE_FORMS}
     planned = next(iter(sorted(formats)), None)
     if lossy is not None and lossy not in formats and planned is not None:
@@ -29,6 +32,51 @@ def check_plan(plan: Plan, lossy: str | None = None) -> str | None:
             f"with lossy={lossy!r}"
         )
     return planned
+
+
+def _check_words(plan: Plan) -> None:
+    """Raise PlanError for what no policy writes, as a damaged or edited file has it."""
+    known = (*CODECS, "dense", "rebuild", "recompute", "drop")
+    seen: set[int] = set()
+    for d in plan.decisions:
+        what = f"the decision for storage {d.storage}"
+        if d.storage < 0 or d.storage in seen:
+            _refuse(what, "one for each storage", "a second one" if d.storage >= 0 else "no storage")
+        seen.add(d.storage)
+        if d.codec not in known:
+            _refuse(f"{what}: codec", f"one of {', '.join(dict.fromkeys(known))}", repr(d.codec))
+        if d.place not in PLACES:
+            _refuse(f"{what}: place", f"one of {', '.join(PLACES)}", repr(d.place))
+        if d.codec == "rebuild" and not (d.recipe[:1] == ("relu",) and _is_recipe(d.recipe)):
+            _refuse(f"{what}: recipe", 'a ("relu", ...) of terms bn, stash, add and relu', repr(d.recipe))
+    if plan.sub_batches < 1 or any(c.slices < 1 for c in plan.choices):
+        _refuse("sub_batches and slices", "at least 1", str(min([plan.sub_batches, *(c.slices for c in plan.choices)])))
+
+
+def _is_recipe(term: Any) -> bool:
+    match term:
+        case ("bn" | "stash", int()):
+            return True
+        case ("relu", a):
+            return _is_recipe(a)
+        case ("add", a, b):
+            return _is_recipe(a) and _is_recipe(b)
+    return False
+
+
+def _check_calls(plan: Plan, graph: SavedGraph) -> None:
+    """Raise PlanError where the plan speaks of storages or covered calls that its step has not."""
+    for d in plan.decisions:
+        if d.storage >= len(graph.storages):
+            _refuse("decisions", f"about storages 0 to {len(graph.storages) - 1}", f"one about storage {d.storage}")
+    ops = {c.covered: c.op for c in graph.calls if c.covered >= 0}
+    for c in plan.choices:
+        if ops.get(c.covered) != c.op:
+            _refuse(f"the choice for covered call {c.covered}", f"for {ops.get(c.covered, 'a call that exists')}", c.op)
+
+
+def _refuse(what: str, demand: str, got: str) -> None:
+    raise PlanError(f"compress: plan is damaged: {what} must be {demand}, got {got}; {REMEDY}")
 
 
 def check_rows(plan: Plan, args: tuple, kwargs: dict) -> None:
@@ -79,6 +127,7 @@ def given_program(plan: Plan, model: torch.nn.Module, args: tuple, kwargs: dict)
         except CaptureError as error:
             raise PlanMismatchError("a forward that can be captured, as for the plan", str(error), AGAIN) from error
         if graph.fingerprint == plan.fingerprint:
+            _check_calls(plan, graph)
             check_bytes(plan, graph)
             return Program(graph, plan, given=True)
         found.append(graph)
