@@ -150,7 +150,7 @@ class SavedGraph:
         """Bytes that plain PyTorch keeps for backward, each storage once, parameters left out."""
         return sum(s.nbytes for s in self.kept())
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Hash of the covered calls and their dataflow, shapes left out: equal for every batch size."""
         flow = [(c.op, c.covered, c.reads, c.writes, c.inplace) for c in self.calls if c.covered >= 0]

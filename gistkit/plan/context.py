@@ -156,14 +156,14 @@ def chosen_calls(choices: Iterable[CallChoice], index: StepIndex) -> list[tuple[
     choices = list(choices)
     if not choices:
         return []
-    calls = {c.covered: c.index for c in index.graph.calls if c.covered >= 0}
+    calls = index.covered
     for choice in choices:
         if choice.covered not in calls:
             raise PlanError(
                 f"choice for covered call {choice.covered} ({choice.op}): the step knows {len(calls)} such calls; "
                 "plan the graph that is run"
             )
-    return [(choice, calls[choice.covered]) for choice in choices]
+    return [(choice, calls[choice.covered].index) for choice in choices]
 
 
 def _slices(choices: tuple[CallChoice, ...], index: StepIndex) -> dict[int, int]:

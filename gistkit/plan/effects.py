@@ -19,7 +19,7 @@ from gistkit.plan.context import Context, StepIndex, chosen_calls
 from gistkit.plan.cost import CostTable
 from gistkit.plan.intervals import WHAT, Effects, Interval, Transfer
 from gistkit.plan.part_algorithms import of_part
-from gistkit.plan.plan import Decision, Plan
+from gistkit.plan.plan import CallChoice, Decision, Plan
 from gistkit.plan.segments import Segment
 from gistkit.plan.sub_batches import passing, scaled_costs
 
@@ -53,6 +53,7 @@ class Composer:
         self._fixed = tuple(self._fixed_intervals(accumulates))
         self._parts: dict[int, Composer] = {}
         self._memory: dict[tuple, Effects] = {}
+        self._algorithms: dict[tuple[int, str], dict[int, str]] = {}
 
     def part(self, parts: int) -> Composer:
         """The composer of one of ``parts`` sub-batches; itself for 1."""
@@ -151,20 +152,27 @@ class Composer:
         """Seconds by task and the algorithms that the plan chose, by task."""
         algorithms: dict[int, str] = {}
         for choice, call in chosen_calls((c for c in plan.choices if c.algorithm), self.index):
-            known = {t: {a.name for a in self.costs.algorithms[t]} for t in self.index.of_call[call]}
-            parts = {t: self.graph.tasks[t].part or self.graph.tasks[t].phase for t in known}
-            wanted = {t: of_part(choice.algorithm, part) for t, part in parts.items()}
-            found = {t: name for t, name in wanted.items() if name in known[t]}
-            if not found:
-                raise PlanError(
-                    f"choice for covered call {choice.covered} ({choice.op}): no algorithm {choice.algorithm!r}; there "
-                    f"are {', '.join(sorted(set().union(*known.values())))}; take one of these or leave it ''"
-                )
-            algorithms |= found
+            key = (choice.covered, choice.algorithm)
+            if key not in self._algorithms:
+                self._algorithms[key] = self._of_call(choice, call)
+            algorithms |= self._algorithms[key]
         seconds = list(self.task_s)
         for task, name in algorithms.items():
             seconds[task] = self.costs.task_s(task, name)
         return seconds, algorithms
+
+    def _of_call(self, choice: CallChoice, call: int) -> dict[int, str]:
+        """The algorithms, by task, that a choice names for a call; of a task that has none of that name nothing."""
+        known = {t: {a.name for a in self.costs.algorithms[t]} for t in self.index.of_call[call]}
+        parts = {t: self.graph.tasks[t].part or self.graph.tasks[t].phase for t in known}
+        wanted = {t: of_part(choice.algorithm, part) for t, part in parts.items()}
+        found = {t: name for t, name in wanted.items() if name in known[t]}
+        if not found:
+            raise PlanError(
+                f"choice for covered call {choice.covered} ({choice.op}): no algorithm {choice.algorithm!r}; there "
+                f"are {', '.join(sorted(set().union(*known.values())))}; take one of these or leave it ''"
+            )
+        return found
 
     def _workspaces(self, algorithms: dict[int, str]) -> Iterator[Interval]:
         chosen = {t: self.costs.workspace_bytes(t, name) for t, name in algorithms.items()}

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import cache
 from itertools import combinations
 
 import numpy as np
@@ -23,7 +24,7 @@ from gistkit.plan.policies.optimal_algorithms import algorithm_moves, chosen, jo
 from gistkit.plan.policies.optimal_parts import Parts, Way
 from gistkit.plan.policies.optimal_problem import Key, Link, Move, Part, Problem, Tie, spread
 from gistkit.plan.policies.optimal_segments import Candidate, candidates, even_plans
-from gistkit.plan.policies.options import options, shipped_until, slice_counts
+from gistkit.plan.policies.options import FIDELITIES, options, shipped_until, slice_counts
 from gistkit.plan.policies.reading import Reading
 from gistkit.plan.policies.rebuild import MAX_DEPTH
 from gistkit.plan.simulate import Profile
@@ -52,6 +53,7 @@ class Build:
         self.graph, self.costs, self.fidelity, self._chooses = graph, costs, fidelity, algorithms
         self.index = StepIndex(graph)
         self.known: dict = {}
+        self._known_choices: dict[tuple[CallChoice, ...], CallChoice] = {}
         found = options(graph, costs, fidelity, lossy) if found is None else found
         self.options = _offered(found, seeds, fidelity)
         free = {s: listed[0] for s, listed in self.options.items() if listed[0].codec == "drop"}
@@ -172,13 +174,21 @@ class Build:
         """The plan of the moves taken, without its figures."""
         moves = [problem.groups[g][m] for g, m in enumerate(taken)]
         decisions = tuple(m.decision for m in moves if m.decision is not None)
-        choices = {c.covered: c for c in self.choices}
-        for choice in (*(m.choice for m in moves if m.choice is not None), *self._sliced(moves)):
-            old = choices.get(choice.covered, CallChoice(choice.covered, choice.op))
-            algorithm = joined((old.algorithm, choice.algorithm), self._parts_of[choice.covered])
-            choices[choice.covered] = replace(old, slices=max(old.slices, choice.slices), algorithm=algorithm)
-        ordered = tuple(choices[c] for c in sorted(choices))
+        told = defaultdict(list)
+        for choice in (*self.choices, *(m.choice for m in moves if m.choice is not None), *self._sliced(moves)):
+            told[choice.covered].append(choice)
+        ordered = tuple(self._merged(tuple(told[c])) for c in sorted(told))
         return Plan("optimal", self.graph.fingerprint, decisions, ordered, fidelity=self._class(moves))
+
+    def _merged(self, told: tuple[CallChoice, ...]) -> CallChoice:
+        """What several moves choose for one call, in one; remembered, as every plan asks for it."""
+        if len(told) == 1:
+            return told[0]
+        if told not in self._known_choices:
+            algorithm = joined((c.algorithm for c in told), self._parts_of[told[0].covered])
+            slices = max(c.slices for c in told)
+            self._known_choices[told] = replace(told[0], slices=slices, algorithm=algorithm)
+        return self._known_choices[told]
 
     def _sliced(self, moves: Iterable[Move]) -> Iterable[CallChoice]:
         for move in moves:
@@ -189,11 +199,8 @@ class Build:
 
     def _class(self, moves: Iterable[Move]) -> str:
         """The class of the moves really used."""
-        moves = tuple(moves)
-        if any(m.decision is not None and _lossy(m.decision) for m in moves):
-            return "lossy"
-        switched = any(m.choice is not None and is_switched(m.choice.algorithm) for m in moves)
-        return "reassociated" if switched or any(m.slices > 1 for m in moves) else "bitwise"
+        classes = {_class_of(m.decision.codec if m.decision else "", m.choice, m.slices) for m in moves}
+        return max(classes, key=FIDELITIES.index, default="bitwise")
 
     def seed(self, problem: Problem, plan: Plan) -> tuple[int, ...]:
         """The moves nearest to another policy's plan: the same decision, else the group's first."""
@@ -251,8 +258,16 @@ def _bare(decision: Decision) -> Decision:
     return replace(decision, reason="")
 
 
+@cache
+def _class_of(codec: str, choice: CallChoice | None, slices: int) -> str:
+    if codec in CODECS and CODECS[codec].error_bound is not None:
+        return "lossy"
+    switched = choice is not None and is_switched(choice.algorithm)
+    return "reassociated" if switched or slices > 1 else "bitwise"
+
+
 def _lossy(decision: Decision) -> bool:
-    return decision.codec in CODECS and CODECS[decision.codec].error_bound is not None
+    return _class_of(decision.codec, None, 1) == "lossy"
 
 
 def _offered(found: Options, seeds: Sequence[Plan], fidelity: str) -> dict[int, tuple[Decision, ...]]:

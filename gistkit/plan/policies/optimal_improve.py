@@ -73,7 +73,7 @@ def _seconds(parts: Iterable[Part]) -> float:
 
 def _simulated(search: Search, best: Choice, limit_bytes: int, deadline: float) -> Choice:
     now, seconds = list(best[0]), best[1]
-    level = search.bytes_by_task(now)
+    level, compute_s = search.bytes_by_task(now), search.compute_s(now)
     found = True
     while found and time.monotonic() < deadline:
         found = False
@@ -84,12 +84,16 @@ def _simulated(search: Search, best: Choice, limit_bytes: int, deadline: float) 
             if changes is None:
                 continue
             trial = search.steps.changed(now, changes)
+            more_s = _seconds(search.touching(trial, changes)) - _seconds(search.touching(now, changes))
+            if compute_s + more_s >= seconds:
+                continue  # slower even if it did not stall at all
             changed = level + search.difference(now, trial, changes)
             if changed.max(initial=0) > limit_bytes:
                 continue
             took, peak = search.clock(trial)
             if took < seconds * (1 - 1e-12) and peak <= limit_bytes:
                 now, seconds, level, found = trial, took, changed, True
+                compute_s += more_s
     return tuple(now), seconds
 
 

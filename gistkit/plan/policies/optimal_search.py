@@ -63,6 +63,10 @@ class Search:
         """Memory during every task."""
         return spread(self.problem.parts(taken), self.problem.base_bytes)
 
+    def compute_s(self, taken: Sequence[int]) -> float:
+        """Seconds of the step without stalls."""
+        return float(self.problem.base_s.sum()) + sum(part.seconds for part in self.problem.parts(taken))
+
     def stalls(self, moves: Sequence[Key]) -> float:
         """Seconds for which every choice with these moves stalls: theirs alone, all else giving them most to hide
         behind."""
