@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gistkit import functional, nn, policies, zoo
 from gistkit.errors import (
     BudgetError,
+    BudgetWarning,
     CaptureError,
     CompressError,
     DataError,
@@ -42,6 +43,7 @@ __version__ = VERSION
 
 __all__ = [
     "BudgetError",
+    "BudgetWarning",
     "CallChoice",
     "CaptureError",
     "CompressError",

@@ -41,6 +41,10 @@ class BudgetError(GistError):
         self.budget_bytes, self.least_bytes, self.remedy = budget_bytes, dict(least_bytes), remedy
 
 
+class BudgetWarning(UserWarning):
+    """A step may exceed its plan's budget: names the storages that are larger than planned, with their bytes."""
+
+
 class MeasureError(GistError):
     """The seconds of a step cannot be measured here: says what does not fit or does not run, and what to do."""
 

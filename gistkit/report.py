@@ -5,15 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import ceil
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from gistkit.errors import CompressError
+from gistkit.graph.saved import SavedStorage
 from gistkit.plan.plan import Plan
 from gistkit.runtime.attach import compressed_forward
+from gistkit.runtime.denser import denser
 from gistkit.runtime.stats import Row, StepStats
 
 MIB = 2**20
@@ -30,8 +31,8 @@ class BudgetReport:
 
     ``measured_bytes`` is the most that the CUDA allocator has handed out since ``torch.cuda.reset_peak_memory_stats``,
     of this model or not; None on a CPU, which counts nothing by itself (``gistkit.LiveBytes`` does). ``denser`` holds,
-    by storage, the density planned and measured where the step had more non-zeros than planned for; ``excess_bytes``
-    is what their payloads take more, and the budget may be exceeded by that.
+    by storage, the density planned and measured where a step had more non-zeros than planned for, ``payload_bytes``
+    what their payloads take at each; ``excess_bytes`` is how much more that is, and the budget may be exceeded by it.
     """
 
     budget_bytes: int
@@ -39,17 +40,19 @@ class BudgetReport:
     measured_bytes: int | None = None
     denser: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     excess_bytes: int = 0
+    payload_bytes: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
         """The same in words."""
         measured = "" if self.measured_bytes is None else f", measured {_mib(self.measured_bytes)} MiB"
         lines = [f"budget {_mib(self.budget_bytes)} MiB, predicted peak {_mib(self.predicted_bytes)} MiB{measured}"]
         if self.denser:
-            worst = max(self.denser, key=lambda s: self.denser[s][1] - self.denser[s][0])
-            planned, found = self.denser[worst]
+            worst, (planned, found) = next(iter(self.denser.items()))
+            planned_bytes, real_bytes = self.payload_bytes[worst]
             lines.append(
                 f"{len(self.denser)} storages have fewer zeros than planned for (storage {worst}: density {found:.3f}, "
-                f"planned {planned:.3f}): their payloads take up to {self.excess_bytes} bytes more than planned, by "
+                f"planned {planned:.3f}; {real_bytes} bytes, planned {planned_bytes}): their payloads take up to "
+                f"{self.excess_bytes} bytes more than planned, by "
                 "which the budget may be exceeded; plan again with density=gistkit.report(model).densities"
             )
         return lines
@@ -132,22 +135,27 @@ def report(model: torch.nn.Module) -> Report:
         raise CompressError("report: the model is not compressed; call gistkit.compress(model) first")
     engine = stand_in.engine
     densities = engine.densities
-    budget = None if engine.plan is None else _budget(model, engine.plan, densities, engine.sizes)
+    budget = None if engine.plan is None else _budget(model, engine.plan, densities, engine.storages)
     return Report(engine.stats, tuple(engine.notes), densities, budget)
 
 
 def _budget(
-    model: torch.nn.Module, plan: Plan, densities: Mapping[int, float], sizes: Mapping[int, int]
+    model: torch.nn.Module, plan: Plan, densities: Mapping[int, float], storages: Mapping[int, SavedStorage]
 ) -> BudgetReport | None:
     """The promise of a plan and what is known of it; None for a plan without a budget."""
     if plan.budget_bytes is None:
         return None
-    planned = {int(s): share for s, share in plan.settings.get("densities", {}).items()}
-    denser = {s: (planned[s], densities[s]) for s in planned if densities.get(s, 0.0) > planned[s]}
-    excess = sum(ceil((found - share) * sizes.get(s, 0)) for s, (share, found) in denser.items())
+    found = denser(plan, densities, storages)
     device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     measured = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    return BudgetReport(plan.budget_bytes, plan.peak_bytes, measured, denser, excess)
+    return BudgetReport(
+        plan.budget_bytes,
+        plan.peak_bytes,
+        measured,
+        {d.storage: (d.planned, d.measured) for d in found},
+        sum(d.excess_bytes for d in found),
+        {d.storage: (d.planned_bytes, d.measured_bytes) for d in found},
+    )
 
 
 __all__ = ["BudgetReport", "Report", "report"]

@@ -1,31 +1,34 @@
-"""A budget in bytes, kept: real steps on the CPU, every live byte counted, against the budget and the prediction.
+"""A budget in bytes, kept from the first step on: real steps on the CPU, every live byte counted, against budget and
+prediction.
 
 Densities are those of a recorded step, so that the prediction knows how many zeros there are; a step of the model that
-was captured has the very same. What remains between prediction and measurement is nothing (bitwise plans: to the byte)
-or the zeros that rounding moves (lossy ones).
+was captured has the very same. What remains between prediction and measurement is the scratch in which the first step
+verifies what comes back (bitwise plans: to the byte without it), or the zeros that rounding moves (lossy ones).
 """
 
 import copy
+import gc
 from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import gistkit
 from gistkit import zoo
 from gistkit.errors import BudgetError
-from gistkit.plan.cost import cost_table
+from gistkit.plan.cost import CostTable, cost_table
 from gistkit.plan.hardware import hardware
 from gistkit.plan.policies.optimal import optimal
 from gistkit.plan.policies.plain import plain
 from gistkit.runtime.live import LiveBytes
 from tests.models import DenseNet, UNet
+from tests.predicted import steady_peak_bytes
 
 BATCH = 4
-# Segments that run anew have tests of their own (test_recompute.py).
-LIMITS = {"time_limit_s": 0.6, "recompute": False}
+LIMITS = {"time_limit_s": 0.6}
 SHARES = (0.05, 0.3, 0.5, 0.7, 0.95)
 NETS = {
     "vgg16": (lambda: zoo.load("vgg16", num_classes=10, image_size=32), 32),
@@ -44,21 +47,25 @@ class Case:
     x: torch.Tensor
     y: torch.Tensor
     graph: gistkit.SavedGraph
-    costs: object
+    costs: CostTable
     loss: torch.Tensor
     grads: list
     plain_bytes: int
 
 
 def run(model, x, y):
-    """(loss, gradients, peak of live bytes) of the second of two steps, everything counted, gradients none at first."""
+    """(loss, gradients) of the second of two steps, the peaks of live bytes of both; everything counted, gradients none
+    at first."""
+    peaks = []
     for _ in range(2):
         torch.manual_seed(3)
         model.zero_grad(set_to_none=True)
+        gc.collect()
         with LiveBytes() as live:
             live.track(model, x, y)
             loss = gistkit.step(model, F.cross_entropy, x, y)
-    return loss, [p.grad for p in model.parameters()], live.peak_bytes
+        peaks.append(live.peak_bytes)
+    return loss, [p.grad for p in model.parameters()], peaks
 
 
 @cache
@@ -68,27 +75,42 @@ def case(name):
     model, x = make().train(), torch.randn(BATCH, 3, size, size)
     y = torch.arange(BATCH) if model(x).dim() == 2 else torch.randint(4, (BATCH, size, size))
     graph = gistkit.capture(model, (x,), backward=True, loss_fn=F.cross_entropy, targets=(y,))
+    costs = cost_table(graph, hardware("cpu"), density=densities(model, x))
+    loss, grads, peaks = run(copy.deepcopy(model), x, y)
+    return Case(model, x, y, graph, costs, loss, grads, peaks[-1])
+
+
+def densities(model, x):
     recorded = gistkit.capture(model, (x,), fake=False)
-    density = {s.id: s.density for s in recorded.storages if s.density is not None}
-    costs = cost_table(graph, hardware("cpu"), density=density)
-    loss, grads, peak = run(copy.deepcopy(model), x, y)
-    return Case(model, x, y, graph, costs, loss, grads, peak)
+    return {s.id: s.density for s in recorded.storages if s.density is not None}
 
 
 @cache
-def least(name, fidelity, lossy=None):
+def of_rows(name):
+    """The case with the densities of the densest row: none of its sub-batches is denser."""
+    c = case(name)
+    if any(isinstance(m, nn.BatchNorm2d) for m in c.model.modules()):
+        return c  # is not cut
+    found = [densities(c.model, c.x[i : i + 1]) for i in range(BATCH)]
+    densest = {s: max(d.get(s, 0.0) for d in found) for s in c.costs.densities}
+    return replace(c, costs=cost_table(c.graph, hardware("cpu"), density=densest))
+
+
+@cache
+def least(name, fidelity, lossy=None, recompute=True):
     """The least peak of a class of moves."""
+    c = of_rows(name) if fidelity == "reassociated" else case(name)
     with pytest.raises(BudgetError) as refused:
-        optimal(case(name).graph, case(name).costs, 1, fidelity=fidelity, lossy=lossy, **LIMITS)
+        optimal(c.graph, c.costs, 1, fidelity=fidelity, lossy=lossy, recompute=recompute, **LIMITS)
     return refused.value.least_bytes[fidelity]
 
 
-def planned(name, share, fidelity="bitwise", lossy=None):
+def planned(name, share, fidelity="bitwise", lossy=None, recompute=True):
     """A plan for a budget at a share of the way from the least peak to that of plain PyTorch."""
-    c = case(name)
-    low = least(name, fidelity, lossy)
+    c = of_rows(name) if fidelity == "reassociated" else case(name)
+    low = least(name, fidelity, lossy, recompute)
     budget = int(low + share * (c.plain_bytes - low))
-    made = optimal(c.graph, c.costs, budget, fidelity=fidelity, lossy=lossy, **LIMITS)
+    made = optimal(c.graph, c.costs, budget, fidelity=fidelity, lossy=lossy, recompute=recompute, **LIMITS)
     return replace(made, settings={**made.settings, "batch": BATCH})
 
 
@@ -97,35 +119,50 @@ def test_plain_is_predicted_to_the_byte(name):
     assert plain(case(name).graph, case(name).costs).peak_bytes == case(name).plain_bytes
 
 
-@pytest.mark.parametrize("name", NETS)
+# with segments that run anew, as gistkit.plan makes them, and where there are many rebuilds also without
+BITWISE = [(name, True) for name in NETS] + [("resnet50", False), ("dense", False), ("unet", False)]
+
+
+@pytest.mark.parametrize(("name", "recompute"), BITWISE)
 @pytest.mark.parametrize("share", SHARES)
-def test_bitwise_plans_keep_the_budget_and_every_bit(name, share):
-    c, plan = case(name), planned(name, share)
-    loss, grads, peak = run(gistkit.compress(copy.deepcopy(c.model), plan), c.x, c.y)
-    assert peak <= plan.budget_bytes < c.plain_bytes and plan.fidelity == "bitwise"
-    assert peak == plan.peak_bytes
+def test_bitwise_plans_keep_the_budget_and_every_bit(name, share, recompute):
+    c, plan = case(name), planned(name, share, recompute=recompute)
+    loss, grads, peaks = run(gistkit.compress(copy.deepcopy(c.model), plan), c.x, c.y)
+    assert max(peaks) <= plan.peak_bytes <= plan.budget_bytes < c.plain_bytes and plan.fidelity == "bitwise"
+    assert min(peaks) >= 0.95 * plan.peak_bytes
+    assert peaks[1] == steady_peak_bytes(c.graph, plan, c.costs)
     assert torch.equal(loss, c.loss)
     assert all(torch.equal(a, b) for a, b in zip(grads, c.grads, strict=True))
 
 
+def test_those_plans_have_all_kinds_of_what_comes_back():
+    found = {d.codec for name, recompute in BITWISE for d in planned(name, SHARES[0], recompute=recompute).decisions}
+    assert {"rebuild", "recompute", "zvc"} <= found
+
+
 @pytest.mark.parametrize(
     ("name", "share"),
-    [("vgg16", 0.05), ("resnet50", 0.3), ("googlenet", 0.05), ("googlenet", 0.5), ("dense", 0.05), ("unet", 0.05)],
-)
+    [
+        ("vgg16", 0.05), ("resnet50", 0.3), ("googlenet", 0.0), ("googlenet", 0.05), ("googlenet", 0.5),
+        ("dense", 0.05), ("unet", 0.05),
+    ],
+)  # fmt: skip
 def test_reassociated_plans_keep_the_budget(name, share):
-    c, plan = case(name), planned(name, share, "reassociated")
-    loss, _, peak = run(gistkit.compress(copy.deepcopy(c.model), plan), c.x, c.y)
-    assert peak <= plan.budget_bytes and plan.peak_bytes == pytest.approx(peak, rel=0.001)
+    c, plan = of_rows(name), planned(name, share, "reassociated")
+    loss, _, peaks = run(gistkit.compress(copy.deepcopy(c.model), plan), c.x, c.y)
+    assert 0.95 * plan.peak_bytes <= min(peaks) <= max(peaks) <= plan.peak_bytes <= plan.budget_bytes
     if plan.sub_batches == 1:
         assert torch.equal(loss, c.loss)  # slices only change the order in which weight gradients are summed
+    if name == "googlenet":
+        assert plan.sub_batches > 1 and any(d.codec == "zvc" for d in plan.decisions) == (share < 0.5)
 
 
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("share", [0.1])
 def test_lossy_plans_keep_the_budget(name, share):
     c, plan = case(name), planned(name, share, "lossy", "fp8")
-    _, _, peak = run(gistkit.compress(copy.deepcopy(c.model), plan), c.x, c.y)
-    assert peak <= plan.budget_bytes and plan.peak_bytes == pytest.approx(peak, rel=0.001)
+    _, _, peaks = run(gistkit.compress(copy.deepcopy(c.model), plan), c.x, c.y)
+    assert max(peaks) <= plan.budget_bytes and plan.peak_bytes == pytest.approx(peaks[1], rel=0.01)
 
 
 def test_classes_reach_further_down():

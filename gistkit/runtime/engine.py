@@ -19,9 +19,10 @@ from torch.utils._pytree import tree_flatten
 from gistkit.errors import CaptureError, PlanMismatchError
 from gistkit.graph.calls import hooks_are_active
 from gistkit.graph.capture import Recorder, capture
-from gistkit.graph.saved import SavedGraph
+from gistkit.graph.saved import SavedGraph, SavedStorage
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.gist import gist
+from gistkit.runtime.denser import remember, warn_of_denser
 from gistkit.runtime.exact import ExactPacker, Ticket
 from gistkit.runtime.given import check_rows, elements, given_program
 from gistkit.runtime.interpose import Interposer
@@ -106,6 +107,7 @@ class Engine:
         self._lock = threading.RLock()
         self._overwrites = True
         self._largest = 0
+        self._warned = False
 
     @property
     def stats(self) -> StepStats | None:
@@ -120,9 +122,9 @@ class Engine:
         return {s: share for found in self._densities.values() for s, share in found.items()}
 
     @property
-    def sizes(self) -> dict[int, int]:
-        """Bytes of every storage as it was captured."""
-        return {s.id: s.nbytes for program in self._programs.values() for s in program.graph.storages}
+    def storages(self) -> dict[int, SavedStorage]:
+        """Every storage as it was captured."""
+        return {s.id: s for program in self._programs.values() for s in program.graph.storages}
 
     def run(self, model: torch.nn.Module, forward: Callable, args: tuple, kwargs: dict) -> Any:
         """One forward of the model: compressed in training with gradients on, untouched otherwise."""
@@ -212,7 +214,9 @@ class Engine:
         with self._lock:
             replan, self.steps = self._replans_next(), self.steps + 1
             densities = self._densities.setdefault(key, {})
-            densities.update(region.measured())
+            remember(densities, region.measured(), self.plan)
+            if region.bound and not self._warned and self.plan is not None:
+                self._warned = warn_of_denser(self.plan, densities, self.storages)
             self._probes.extend((key, *probe) for probe in region.probes)
             self._read_probes()
             if region.diverged:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from gistkit.graph.saved import Call, SavedGraph
 from gistkit.plan.plan import CallChoice, Decision, Plan
-from gistkit.runtime.recompute_plan import recompute_plan
+from gistkit.plan.policies.recompute_plan import recompute_plan
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from gistkit.nn.autocast import LOWERED
 from gistkit.nn.keep import Kept
 from gistkit.nn.standin import settings
 from gistkit.plan.plan import Decision
+from gistkit.plan.policies.recompute_plan import OBSERVERS, RecomputePlan, SegmentPlan
 from gistkit.runtime.recompute import AgainBody, Segment
 from gistkit.runtime.recompute_calls import Operand, ReplayError, Written, geometry
-from gistkit.runtime.recompute_plan import OBSERVERS, RecomputePlan, SegmentPlan
 from gistkit.runtime.recompute_replay import run_anew
 from gistkit.runtime.recompute_state import RandomState, autocast_now, random_state
 from gistkit.runtime.stash import whole

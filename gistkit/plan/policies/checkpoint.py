@@ -4,7 +4,8 @@ cost", 2016). The runtime carries such plans out (:mod:`gistkit.runtime.recomput
 The forward is cut where a single feature map connects what is before to what is after. With n such places about sqrt(n)
 segments keep the sum of boundaries and of one segment's insides least. Only the boundaries are kept; the last segment
 is kept whole, as ``torch.utils.checkpoint.checkpoint_sequential`` does, since its backward comes at once. What an op
-keeps for itself (a pool's map, a dropout's mask, a norm's statistics) is small and stays.
+keeps for itself (a pool's map, a dropout's mask, a norm's statistics) is small and stays. A segment that cannot run
+anew (:mod:`gistkit.plan.policies.recompute_plan`) is kept.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from gistkit.graph.tasks import FORWARD
 from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import Decision, Plan
 from gistkit.plan.policies.predicted import held, kept_by_ops, make_plan, own_decisions
+from gistkit.plan.policies.recompute_plan import Replays
 
 _AROUND_ROOT = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8)
 
@@ -51,7 +53,7 @@ def _plan(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, chosen:
     boundaries = {graph.blocks[c.block].storage for c in chosen}
     own = tuple(d for d in own_decisions(graph) if d.storage not in boundaries)
     silent = {d.storage for d in own} | kept_by_ops(graph)
-    decisions = (*own, *rerun_between(graph, chosen, silent))
+    decisions = Replays(graph).able((*own, *rerun_between(graph, chosen, silent)))
     return make_plan("checkpoint", graph, costs, budget_bytes, decisions, settings=settings)
 
 

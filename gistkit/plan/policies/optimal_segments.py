@@ -20,6 +20,7 @@ from gistkit.plan.context import NO_VALUES, StepIndex
 from gistkit.plan.plan import Decision, Plan
 from gistkit.plan.policies.checkpoint import Cut, cuts, evenly, rerun_between
 from gistkit.plan.policies.predicted import held
+from gistkit.plan.policies.recompute_plan import Replays
 from gistkit.plan.policies.rules import SMALL_BYTES
 from gistkit.plan.segments import Segment, segments
 
@@ -55,13 +56,14 @@ def candidates(
     graph = index.graph
     able = {s for s, listed in options.items() if _may_return(index, s, listed)}
     silent = {index.by_storage[s].id: d[0] for s, d in options.items() if _silent(d) and s in index.by_storage}
+    replays = Replays(graph)
     made: dict[tuple, Candidate] = {}
     for sources, storages in (*_of_seeds(seeds), *_between(graph), *_behind_convolutions(index)):
         members = tuple(sorted(able.intersection(storages)))
         key = (sources, members)
         if key in made or sum(index.by_storage[s].nbytes for s in members) < SMALL_BYTES:
             continue
-        found = _candidate(index, sources, members, silent)
+        found = _candidate(index, replays, sources, members, silent)
         if found is not None and all(graph.blocks[b].storage in options for b in found.segment.needs):
             made[key] = found
     return tuple(made.values())
@@ -73,7 +75,8 @@ def even_plans(graph: SavedGraph) -> tuple[Plan, ...]:
     root = isqrt(len(places) + 1)
     counts = sorted({min(len(places) + 1, max(2, round(root * share))) for share in COUNTS})
     chosen = [list(places[::length]) for length in FRAMES] + [evenly(graph, places, count) for count in counts]
-    made = (tuple(rerun_between(graph, found, set())) for found in chosen if found)
+    replays = Replays(graph)
+    made = (tuple(replays.able(rerun_between(graph, found, set()))) for found in chosen if found)
     return tuple(Plan("optimal", graph.fingerprint, decisions, ()) for decisions in made)
 
 
@@ -91,7 +94,11 @@ def _silent(listed: Sequence[Decision]) -> bool:
 
 
 def _candidate(
-    index: StepIndex, sources: tuple[int, ...], members: tuple[int, ...], silent: Mapping[int, Decision]
+    index: StepIndex,
+    replays: Replays,
+    sources: tuple[int, ...],
+    members: tuple[int, ...],
+    silent: Mapping[int, Decision],
 ) -> Candidate | None:
     decisions = [Decision(s, "recompute", "nowhere", sources=sources) for s in members]
     decided = {**silent, **{index.block(d.storage).id: d for d in decisions}}
@@ -99,7 +106,11 @@ def _candidate(
         (segment,) = segments(decisions, index, decided)
     except PlanError:
         return None
-    return None if silent.keys() & set(segment.needs) else Candidate(sources, members, segment)
+    if silent.keys() & set(segment.needs):
+        return None
+    known = {index.graph.blocks[b].storage: d for b, d in decided.items()}
+    refused = replays.under(known).refuses(set(members), sources)
+    return None if refused else Candidate(sources, members, segment)
 
 
 def _of_seeds(seeds: Iterable[Plan]) -> Iterator[tuple[tuple[int, ...], set[int]]]:

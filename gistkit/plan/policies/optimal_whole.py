@@ -15,6 +15,7 @@ from gistkit.plan.plan import Plan
 from gistkit.plan.policies.optimal_build import trains_batch_norm
 from gistkit.plan.policies.options import FIDELITIES
 from gistkit.plan.policies.predicted import own_decisions
+from gistkit.plan.policies.recompute_plan import Replays
 from gistkit.plan.simulate import Simulator
 
 MOST_OFFERED = 2
@@ -73,9 +74,9 @@ def offered(seeds: Iterable[Plan], simulator: Simulator, room_bytes: int | None)
 
 
 def _whole(seeds: Iterable[Plan], graph: SavedGraph, allowed: Allowed) -> Iterator[Plan]:
-    own = own_decisions(graph)
+    own, replays = own_decisions(graph), Replays(graph)
     for seed in seeds:
-        if not allowed.admits(seed, graph):
+        if not allowed.admits(seed, graph) or len(replays.able(seed.decisions)) < len(seed.decisions):
             continue
         decided = {d.storage for d in seed.decisions}
         choices = seed.choices

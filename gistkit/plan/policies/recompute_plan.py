@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 
 from gistkit.errors import PlanError
@@ -56,13 +57,10 @@ def recompute_plan(
     Raises PlanError, which names storage and call, for what cannot be run anew: calls that write to what outlives them,
     calls that no function mode sees, what an op keeps for itself, sources that are overwritten or not kept.
     """
-    groups: dict[tuple[int, ...], set[int]] = defaultdict(set)
-    for decision in decisions.values():
-        if decision.codec == "recompute":
-            groups[decision.sources].add(decision.storage)
+    groups = _groups(decisions.values())
     if not groups:
         return None
-    reader = _Reader(graph, decisions)
+    reader = Replays(graph, decisions)
     found = tuple(reader.segment(i, wanted, sources) for i, (sources, wanted) in enumerate(groups.items()))
     of_call: dict[int, list[SegmentPlan]] = defaultdict(list)
     for segment in found:
@@ -83,9 +81,11 @@ def recompute_plan(
     )
 
 
-class _Reader:
-    def __init__(self, graph: SavedGraph, decisions: Mapping[int, Decision]) -> None:
-        self.graph, self.decisions = graph, decisions
+class Replays:
+    """Which storages of a graph the runtime can run anew, and through which calls, under a plan's decisions."""
+
+    def __init__(self, graph: SavedGraph, decisions: Mapping[int, Decision] | None = None) -> None:
+        self.graph, self.decisions = graph, decisions or {}
         self.writers: dict[int, list[Call]] = defaultdict(list)
         for call in graph.calls:
             for storage in call.writes:
@@ -93,7 +93,29 @@ class _Reader:
         self.saved = {s.id for s in graph.kept()}
         self.own = kept_by_ops(graph)
 
+    def under(self, decisions: Mapping[int, Decision]) -> Replays:
+        """The same graph under other decisions, by storage."""
+        other = copy(self)
+        other.decisions = decisions
+        return other
+
+    def able(self, decisions: Iterable[Decision]) -> list[Decision]:
+        """The decisions without the segments that the runtime would refuse to run anew."""
+        listed = list(decisions)
+        reader = self.under({d.storage: d for d in listed})
+        refused = {sources for sources, wanted in _groups(listed).items() if reader.refuses(wanted, sources)}
+        return [d for d in listed if d.codec != "recompute" or d.sources not in refused]
+
+    def refuses(self, wanted: set[int], sources: Iterable[int]) -> bool:
+        """Whether :meth:`segment` raises."""
+        try:
+            self.segment(0, wanted, sources)
+        except PlanError:
+            return True
+        return False
+
     def segment(self, index: int, wanted: set[int], sources: Iterable[int]) -> SegmentPlan:
+        """The segment of storages that come back from ``sources``. Raises PlanError as :func:`recompute_plan`."""
         for storage in wanted:
             self._check_wanted(storage)
         stops = set(sources)
@@ -178,8 +200,17 @@ class _Reader:
                     )
 
 
+def _groups(decisions: Iterable[Decision]) -> dict[tuple[int, ...], set[int]]:
+    """The storages of every segment, by its sources."""
+    groups: dict[tuple[int, ...], set[int]] = defaultdict(set)
+    for decision in decisions:
+        if decision.codec == "recompute":
+            groups[decision.sources].add(decision.storage)
+    return groups
+
+
 def _is_norm(call: Call) -> bool:
     return call.op == "batch_norm" and call.covered >= 0
 
 
-__all__ = ["RecomputePlan", "SegmentPlan", "recompute_plan"]
+__all__ = ["RecomputePlan", "Replays", "SegmentPlan", "recompute_plan"]
