@@ -10,6 +10,9 @@ from gistkit.graph.saved import Call
 from gistkit.plan.plan import CallChoice, Decision
 from gistkit.plan.policies.reading import KERNEL_DTYPES, Reading
 
+RETURN_VIEWS = ("instance_norm", "einsum", "tensordot")
+"""Ops that make their result inside and return a view of it, which nothing may take the memory of."""
+
 
 def map_bits(pool: Call, reading: Reading, carries_mask: bool) -> int | None:
     """Bits of one code of a covered max-pool's map: 4, 8, or None where PyTorch's own pool runs.
@@ -54,6 +57,8 @@ def may_overwrite(relu: Call, reading: Reading) -> bool:
     value = reading.operand(relu)
     storage = reading.graph.storages[value.storage]
     if relu.inplace or storage.escapes or storage.kind != "activation" or not value.whole:
+        return False
+    if value.producer >= 0 and reading.graph.calls[value.producer].op in RETURN_VIEWS:
         return False
     only_reader = [c.index for c in reading.graph.readers(value.storage)] == [relu.index]
     return only_reader and not reading.graph.savers(value.storage)
