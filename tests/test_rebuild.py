@@ -9,7 +9,7 @@ import gistkit
 from gistkit.kernels.checks import FORMS
 from gistkit.nn import norm
 from gistkit.nn.keep import Alias
-from gistkit.runtime import rebuild
+from gistkit.runtime import exactness, rebuild
 from gistkit.runtime.rebuild import AddTerm, BatchNormTerm, FusedTerm, KeptTerm, ReluTerm
 from tests.nn_cases import DTYPES, same_bits
 
@@ -125,7 +125,7 @@ def test_a_training_step_rebuilds_in_one_pass_where_that_is_exact(wrong, monkeyp
     model = nn.Sequential(nn.Conv2d(3, 8, 3), Block(True), Block(False), nn.Conv2d(8, 2, 1))
     x = torch.randn(4, 3, 34, 34)
     want = step(model, x)
-    monkeypatch.setattr(rebuild, "rebuild_candidates", lambda x: [*norm.KERNEL_CANDIDATES, norm._fused])
+    monkeypatch.setattr(exactness, "rebuild_candidates", lambda x: [*norm.KERNEL_CANDIDATES, norm._fused])
     calls = []
 
     def watched(*args):

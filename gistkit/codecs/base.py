@@ -73,7 +73,10 @@ class Encoded:
     @property
     def nbytes(self) -> int:
         """Bytes of the distinct storages that the payload holds; a view counts the whole storage behind it."""
-        storages = {s._cdata: s.nbytes() for s in (t.untyped_storage() for t in self.payload)}
+        payload = self._state[0]
+        if len(payload) == 1:
+            return payload[0].untyped_storage().nbytes()
+        storages = {s._cdata: s.nbytes() for s in (t.untyped_storage() for t in payload)}
         return sum(storages.values())
 
     def over(self, payload: tuple[torch.Tensor, ...], extra: tuple[int, ...] | None = None) -> Encoded:

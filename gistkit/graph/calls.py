@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-_autograd = torch._C._autograd  # type: ignore[attr-defined]
+_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
 
 Pair = tuple[int, int]
 
@@ -205,20 +205,20 @@ def is_counted(bound: Bound | None) -> bool:
     """Whether the operands make a bound call count; the other half of the rule is :func:`region_is_open`."""
     if bound is None or not isinstance(bound.x, torch.Tensor):
         return False
-    return not isinstance(bound, Add) or (_is_wide_float(bound.x) and _is_wide_float(bound.other))
+    return type(bound) is not Add or (_is_wide_float(bound.x) and _is_wide_float(bound.other))
 
 
 def region_is_open(pack: Callable) -> bool:
     """Whether gradients are on and this thread's innermost saved-tensor hooks are those that ``pack`` belongs to."""
     if not torch.is_grad_enabled():
         return False
-    top = _autograd._top_saved_tensors_default_hooks(False)
+    top = _top_hooks(False)
     return top is not None and top[0] is pack
 
 
 def hooks_are_active() -> bool:
     """Whether any saved-tensor hooks are in force on this thread."""
-    return _autograd._top_saved_tensors_default_hooks(False) is not None
+    return _top_hooks(False) is not None
 
 
 def _is_wide_float(value: Any) -> bool:

@@ -15,9 +15,14 @@ def is_weight(t: torch.Tensor) -> bool:
 
     The last catches autocast's narrow copies of weights. Reads no values and does not synchronise.
     """
-    if isinstance(t, torch.nn.Parameter) or (t._is_view() and isinstance(t._base, torch.nn.Parameter)):
+    if _is_parameter(t) or (t._is_view() and _is_parameter(t._base)):
         return True
     node = t.grad_fn
     while node is not None and node.name() in _GEOMETRY_AND_CASTS:
         node = node.next_functions[0][0]
-    return node is not None and isinstance(getattr(node, "variable", None), torch.nn.Parameter)
+    return node is not None and _is_parameter(getattr(node, "variable", None))
+
+
+def _is_parameter(t: torch.Tensor | None) -> bool:
+    """isinstance, which Parameter's metaclass makes slow, without it for what is most frequent."""
+    return t is not None and type(t) is not torch.Tensor and isinstance(t, torch.nn.Parameter)

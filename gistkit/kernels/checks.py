@@ -29,6 +29,8 @@ def check_dtype(op: str, name: str, dtype: torch.dtype, demanded: tuple[torch.dt
 
 def check_values(op: str, name: str, x: torch.Tensor) -> None:
     """Raise unless x is a flat tensor of fp32, bf16 or fp16 values."""
+    if x.dim() == 1 and x.is_contiguous() and x.dtype in VALUE_DTYPES:
+        return
     check_flat(op, name, x)
     check_dtype(op, name, x.dtype)
 
@@ -44,6 +46,8 @@ def check_length(op: str, name: str, x: torch.Tensor, length: int, why: str) -> 
 
 def check_mask(op: str, mask: torch.Tensor, n: int) -> None:
     """Raise unless mask is the bytes of an n-element 1-bit mask."""
+    if mask.dtype is torch.uint8 and mask.dim() == 1 and mask.is_contiguous() and mask.numel() == mask1_bytes(n):
+        return
     check_dtype(op, "mask", mask.dtype, (torch.uint8,))
     check_length(op, "mask", mask, mask1_bytes(n), f"{n} elements")
 
@@ -69,6 +73,8 @@ def check_norm(op: str, name: str, norm: list[torch.Tensor], form: str, n: int, 
     if len(norm) != 3:
         raise ValueError(f"{op}: {name} must be mean, 1/std, weight and bias as one, got {len(norm)} tensors; pass 3")
     channels = norm[0].numel()
+    if channels and plane > 0 and n % (channels * plane) == 0 and _are_vectors(norm, channels):
+        return
     for part, vector, length in zip(
         ("mean", "1/std", "weight and bias"), norm, (channels, channels, 2 * channels), strict=True
     ):
@@ -78,3 +84,19 @@ def check_norm(op: str, name: str, norm: list[torch.Tensor], form: str, n: int, 
         raise ValueError(
             f"{op}: x must be whole images of {channels} channels of {plane} elements, got {n} elements; pass all of it"
         )
+
+
+def _are_vectors(norm: list[torch.Tensor], channels: int) -> bool:
+    """Whether a batch norm's three vectors are as :func:`check_norm` wants them."""
+    mean, invstd, affine = norm
+    fp32 = mean.dtype is invstd.dtype is affine.dtype is torch.float32
+    flat = mean.dim() == invstd.dim() == affine.dim() == 1
+    return (
+        fp32
+        and flat
+        and invstd.numel() == channels
+        and affine.numel() == 2 * channels
+        and mean.is_contiguous()
+        and invstd.is_contiguous()
+        and affine.is_contiguous()
+    )

@@ -60,7 +60,7 @@ def launch(
         return
     if not x.is_cuda:  # the interpreter
         kernel[(programs,)](*args, num_warps=num_warps, enable_fp_fusion=False, **constexprs)
-    elif x.get_device() == torch.cuda.current_device():
+    elif x.get_device() == torch._C._cuda_getDevice():
         launch_here(kernel, programs, x.get_device(), num_warps, args, constexprs)
     else:
         with torch.cuda.device(x.device):
@@ -76,31 +76,33 @@ def launch_here(
     to 30 us of the host's time, several times that of the launch itself. The compiled kernel that the first launch of
     a kind gives back is called directly afterwards, as compiled PyTorch calls it; Triton's launch hooks do not see it.
     """
-    found = _compiled(kernel, device, num_warps, tuple([_kind(a) for a in args]), tuple(constexprs.items()))
+    # Kernels count by identity: Triton's own hash of one takes a lock, and is that of its source.
+    kinds = tuple([(a.dtype, not a.data_ptr() & 15) if type(a) is torch.Tensor else _kind(a) for a in args])
+    found = _compiled(id(kernel), device, num_warps, kinds, tuple(constexprs.items()))
     if found:
-        run, function, metadata, constants = found
+        _, run, function, metadata, constants = found
         stream = torch._C._cuda_getCurrentRawStream(device)
         run(programs, 1, 1, stream, function, metadata, None, None, None, *args, *constants)
         return
     compiled = kernel[(programs,)](*args, num_warps=num_warps, enable_fp_fusion=False, **constexprs)
     constants = tuple([constexprs[name] for name in kernel.arg_names[len(args) :]])
-    found.extend((compiled.run, compiled.function, compiled.packed_metadata, constants))
+    found.extend((kernel, compiled.run, compiled.function, compiled.packed_metadata, constants))
 
 
 @lru_cache(maxsize=1024)
-def _compiled(kernel: Any, device: int, num_warps: int, kinds: tuple, constexprs: tuple) -> list:
-    """[launcher, handle, metadata, constants in the order of the parameters] of the compiled kernel; empty until the
-    first launch has filled it."""
+def _compiled(kernel: int, device: int, num_warps: int, kinds: tuple, constexprs: tuple) -> list:
+    """[kernel, launcher, handle, metadata, constants in the order of the parameters] of the compiled kernel; empty
+    until the first launch has filled it. The kernel itself is there so that its id stays its own."""
     return []
 
 
 def _kind(argument: Any) -> Any:
     """What Triton specialises a kernel on: an address's type and alignment; an integer's width, whether it is 1, and
     whether 16 divides it; any other number's type."""
-    if isinstance(argument, torch.Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
     if type(argument) is int:
         return argument == 1, argument % 16 == 0, -(2**31) <= argument < 2**31, argument < 2**63
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype, argument.data_ptr() % 16 == 0
     return None if argument is None else type(argument)
 
 

@@ -1,8 +1,7 @@
 """conv2d whose backward takes the weight gradient first and lets go of its input before the input gradient.
 
-Each call of the library costs the host 51 us (ResNet-50, batch 64, H200, mean of 210 under the profiler), and
-backward's host time is then what a step takes. So a caller that promises no peak may have inputs of up to
-``JOINT_BYTES`` taken in one call, beside which the input lies a little longer.
+Two calls of the library cost the host more than one (51 us each: ResNet-50, batch 64, H200, mean of 210 under the
+profiler); where that matters more than the peak, PyTorch's own convolution runs (:mod:`gistkit.runtime.native`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch.nn.functional as F
 from gistkit.kernels.layout import is_dense
 from gistkit.nn.autocast import cast, disabled
 from gistkit.nn.eligible import covered, demand_floating, hooked, recorded
-from gistkit.nn.keep import Keep, Kept, hold, keep_dense, take
+from gistkit.nn.keep import Keep, Kept, hold, hold_weight, keep_dense, take, weight_of
 from gistkit.nn.once import apply, once_differentiable
 from gistkit.nn.pool import Pair, Size, pair
 from gistkit.nn.slices import demand_slices, row_slices, summed
@@ -27,8 +26,6 @@ from gistkit.plan.part_algorithms import is_switched, switches
 Memo = dict[Any, Any] | None
 # How many geometries one call is remembered in before all are forgotten.
 GEOMETRIES = 16
-JOINT_BYTES = {"cuda": 32 * 2**20}
-"""Inputs of at most so many bytes may take both gradients in one call; by device type."""
 
 
 @dataclass
@@ -48,34 +45,30 @@ class _Call:
 
 class _Conv2d(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Any, weight: Any, bias: Any, call: _Call, keep: Keep, slices: int, joint: bool
-    ) -> torch.Tensor:
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, call: _Call, keep: Keep, slices: int) -> torch.Tensor:
         ctx.set_materialize_grads(False)
-        if torch.is_autocast_enabled(x.device.type):
-            with disabled(x.device.type):
+        device_type = "cuda" if x.is_cuda else "cpu"
+        if torch.is_autocast_enabled(device_type):
+            with disabled(device_type):
                 y = torch.conv2d(x, weight, bias, *call.geometry)
         else:
             y = torch.conv2d(x, weight, bias, *call.geometry)
-        ctx.save_for_backward(weight)
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         stand_in = call.stand_in_for(x, weight) if needs_x else None
         read = needs_weight or needs_bias or (stand_in is not None and stand_in.needs_input)
-        hold(ctx, (keep(x) if read else None, stand_in, call.geometry, slices, joint))
+        hold(ctx, (keep(x) if read else None, stand_in, call.geometry, slices, hold_weight(ctx, weight)))
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor | None):
-        kept, stand_in, geometry, slices, joint = take(ctx)
-        (weight,) = ctx.saved_tensors
+        kept, stand_in, geometry, slices, held = take(ctx)
         (grad,) = grads
         needs_x, *needs = ctx.needs_input_grad[:3]
         if grad is None:
-            return (None,) * 7
+            return (None,) * 6
+        weight: Any = weight_of(ctx, held)
         x = grad_x = grad_weight = grad_bias = None
-        if joint and needs_x and any(needs):
-            return *geometry.backward(grad, kept.dense(), weight, (True, *needs)), None, None, None, None
         if any(needs):
             grad_weight, grad_bias, x = _parameter_gradients(kept, grad, weight, geometry, needs, slices)
         if needs_x and stand_in.needs_input:
@@ -85,7 +78,7 @@ class _Conv2d(torch.autograd.Function):
             x = stand_in.tensor(weight, geometry)
         if needs_x:
             grad_x = geometry.backward(grad, x, weight, (True, False, False))[0]
-        return grad_x, grad_weight, grad_bias, None, None, None, None
+        return grad_x, grad_weight, grad_bias, None, None, None
 
 
 def _parameter_gradients(
@@ -163,18 +156,17 @@ def run(
     keep: Keep,
     slices: int = 1,
     memo: Memo = None,
-    joint: bool = False,
     algorithm: str = "",
 ) -> torch.Tensor:
     """:func:`conv2d` for operands that are covered (:func:`gistkit.nn.eligible.covered`), with ``options`` (stride,
     padding, dilation, groups). ``memo``: a dict that the caller keeps from step to step for this call, for what depends
-    on sizes, strides and settings alone; the options and the algorithm must be hashable and the same then. ``joint``:
-    small inputs may take both gradients in one call (``JOINT_BYTES``). ``algorithm``: switches of cuDNN, by part
-    (:mod:`gistkit.plan.part_algorithms`); other names, which are planner data, are left to PyTorch."""
+    on sizes, strides and settings alone; the options and the algorithm must be hashable and the same then.
+    ``algorithm``: switches of cuDNN, by part (:mod:`gistkit.plan.part_algorithms`); other names, which are planner
+    data, are left to PyTorch."""
     if not is_switched(algorithm):
-        return _run(x, weight, bias, options, keep, slices, memo, joint, "")
+        return _run(x, weight, bias, options, keep, slices, memo, "")
     with switched(switches(algorithm, "forward")):
-        return _run(x, weight, bias, options, keep, slices, memo, False, algorithm)
+        return _run(x, weight, bias, options, keep, slices, memo, algorithm)
 
 
 def _run(
@@ -185,7 +177,6 @@ def _run(
     keep: Keep,
     slices: int,
     memo: Memo,
-    joint: bool,
     algorithm: str,
 ) -> torch.Tensor:
     call = None
@@ -196,11 +187,10 @@ def _run(
             call = _remembered(memo, x, weight, options, algorithm)
     if call is None:
         return F.conv2d(x, weight, bias, *options)
-    x, weight, bias = cast("conv2d", x.device.type, x, weight, bias)
+    x, weight, bias = cast("conv2d", "cuda" if x.is_cuda else "cpu", x, weight, bias)
     x = x if call.uneven is None else F.pad(x, call.uneven)
     batch = x if x.dim() == 4 else x.unsqueeze(0)
-    joint = joint and slices == 1 and batch.numel() * batch.element_size() <= JOINT_BYTES.get(batch.device.type, 0)
-    y = apply(_Conv2d, batch, weight, bias, call, keep, slices, joint)
+    y = apply(_Conv2d, batch, weight, bias, call, keep, slices)
     return y if x.dim() == 4 else y.squeeze(0)
 
 

@@ -7,7 +7,6 @@ users of the functional face get :func:`keep_dense` or :func:`keep_coded`.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -16,7 +15,9 @@ import torch
 
 from gistkit.codecs import CODECS, Encoded
 from gistkit.codecs import codec as codec_named
+from gistkit.graph.weights import is_weight
 
+_graph_is_retained = torch._C._autograd._get_current_graph_task_keep_graph  # type: ignore[attr-defined]
 USED_TWICE = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
     "been freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). "
@@ -40,24 +41,44 @@ class Kept(Protocol):
 Keep = Callable[[torch.Tensor], Kept]
 
 
+def unchanged(x: torch.Tensor, version: int) -> torch.Tensor:
+    """x, if it is still at that version; raises the error that PyTorch raises for a saved tensor otherwise."""
+    if x._version != version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"[{x.type()} {list(x.shape)}] is at version {x._version}; expected version {version} instead."
+        )
+    return x
+
+
 class Alias:
     """The tensor itself, with PyTorch's check that nobody wrote to it in between."""
+
+    __slots__ = ("__weakref__", "_version", "_x")
 
     def __init__(self, x: torch.Tensor) -> None:
         self._x = x.detach()
         self._version = x._version
 
     def dense(self) -> torch.Tensor:
-        if self._x._version != self._version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"[{self._x.type()} {list(self._x.shape)}] is at version {self._x._version}; expected version "
-                f"{self._version} instead."
-            )
-        return self._x
+        return unchanged(self._x, self._version)
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
         return torch.ops.aten.threshold_backward(grad, self.dense(), 0)
+
+
+def hold_weight(ctx: Any, weight: torch.Tensor | None) -> tuple[torch.Tensor, int] | None:
+    """A node's hold on a weight, for :func:`weight_of`: a parameter lives anyway and is held as it is, which passes by
+    the saved-tensor hooks in force; any other tensor is saved."""
+    if weight is None or not is_weight(weight):
+        ctx.save_for_backward(*(() if weight is None else (weight,)))
+        return None
+    return weight, weight._version
+
+
+def weight_of(ctx: Any, held: tuple[torch.Tensor, int] | None) -> torch.Tensor | None:
+    """The weight; raises PyTorch's error where it was written to since forward."""
+    return next(iter(ctx.saved_tensors), None) if held is None else unchanged(*held)
 
 
 def rows_from(
@@ -106,12 +127,12 @@ def _coded(codec: str, x: torch.Tensor) -> Kept:
     return Coded(CODECS[codec].encode(x))
 
 
-class Away(ABC):
-    """A node's hold whose tensors lie elsewhere until the node runs."""
+class Away:
+    """A node's hold whose tensors lie elsewhere until the node runs; no ABC, of which ``isinstance`` is slow."""
 
-    @abstractmethod
     def back(self) -> Any:
         """The hold as the node knows it."""
+        raise NotImplementedError
 
 
 def hold(ctx: Any, kept: Any) -> None:
@@ -124,9 +145,21 @@ def take(ctx: Any) -> Any:
     kept = ctx.kept
     if kept is None:
         raise RuntimeError(USED_TWICE)
-    if not torch._C._autograd._get_current_graph_task_keep_graph():  # type: ignore[attr-defined]
+    if not _graph_is_retained():
         ctx.kept = None
     return kept.back() if isinstance(kept, Away) else kept
 
 
-__all__ = ["Alias", "Away", "Coded", "Keep", "Kept", "hold", "keep_coded", "keep_dense", "take"]
+__all__ = [
+    "Alias",
+    "Away",
+    "Coded",
+    "Keep",
+    "Kept",
+    "hold",
+    "hold_weight",
+    "keep_coded",
+    "keep_dense",
+    "take",
+    "weight_of",
+]

@@ -33,12 +33,16 @@ from gistkit.kernels import ops
 from gistkit.kernels.checks import FORMS
 from gistkit.kernels.layout import flat, is_channels_last, is_dense
 from gistkit.nn.eligible import covered, demand_floating, hooked, recorded
-from gistkit.nn.keep import Keep, hold, keep_dense, take
+from gistkit.nn.keep import Keep, hold, hold_weight, keep_dense, take, weight_of
 from gistkit.nn.once import apply, once_differentiable
 
 Statistics = Callable[[torch.Tensor, torch.Tensor], None]
 Vector = torch.Tensor | None
 Rebuild = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Vector, Vector], torch.Tensor]
+
+
+STATISTICS = slice(1, 4)
+"""Where a node's hold has what it keeps for itself: mean, 1/std, the library's reserve."""
 
 
 class _BatchNorm(torch.autograd.Function):
@@ -51,21 +55,20 @@ class _BatchNorm(torch.autograd.Function):
         )
         if on_stats is not None:
             on_stats(mean, invstd)
-        ctx.save_for_backward(*(() if weight is None else (weight,)))
-        hold(ctx, (keep(x), mean, invstd, reserve, implementation, eps))
+        hold(ctx, (keep(x), mean, invstd, reserve, implementation, eps, hold_weight(ctx, weight)))
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor | None):
-        kept, mean, invstd, reserve, implementation, eps = take(ctx)
-        weight = next(iter(ctx.saved_tensors), None)
+        kept, mean, invstd, reserve, implementation, eps, held = take(ctx)
         (grad,) = grads
         if grad is None:
             return (None,) * 6
+        weight = weight_of(ctx, held)
         x, kept = kept.dense(), None
         # in training the running statistics are an argument that backward does not read
-        grad_x, grad_weight, grad_bias = torch.ops.aten._batch_norm_impl_index_backward(
+        grad_x, grad_weight, grad_bias = torch.ops.aten._batch_norm_impl_index_backward.default(
             implementation, x, grad, weight, None, None, mean, invstd, True, eps, ctx.needs_input_grad[:3], reserve
         )
         return grad_x, grad_weight, grad_bias, None, None, None
@@ -180,6 +183,10 @@ def _elementwise_kernel(
     return torch.ops.aten.batch_norm_elemt(x, weight, bias, mean, invstd, 0.0)
 
 
+def _fp32(t: torch.Tensor) -> torch.Tensor:
+    return t if t.dtype is torch.float32 else t.float()
+
+
 @dataclass(frozen=True)
 class Factors:
     """A batch norm's output from its input by gistkit's own kernel: mean [C], 1/std [C], weight and bias [2C], fp32,
@@ -194,11 +201,11 @@ class Factors:
     def of(cls, form: str, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> Factors:
         """The factors with a copy of weight and bias."""
         if weight is not None and bias is not None and weight.dtype == bias.dtype:
-            affine = torch.cat((weight, bias)).float()
+            affine = _fp32(torch.cat((weight, bias)))
         else:
             scale = torch.ones_like(mean) if weight is None else weight
             affine = torch.cat((scale.float(), torch.zeros_like(mean).float() if bias is None else bias.float()))
-        return cls(mean.float(), invstd.float(), affine, form)
+        return cls(_fp32(mean), _fp32(invstd), affine, form)
 
     @property
     def vectors(self) -> list[torch.Tensor]:

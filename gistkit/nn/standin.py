@@ -40,7 +40,7 @@ class Geometry(NamedTuple):
         """(input gradient, weight gradient, bias gradient), those of the mask, else None."""
         bias_sizes = [weight.shape[0]] if mask[2] else None
         where = (self.stride, self.padding, self.dilation, False, (0, 0), self.groups)
-        return torch.ops.aten.convolution_backward(grad, x, weight, bias_sizes, *where, mask)
+        return torch.ops.aten.convolution_backward.default(grad, x, weight, bias_sizes, *where, mask)
 
     def backend(self, x: torch.Tensor, weight: torch.Tensor) -> Any:
         """The implementation that PyTorch picks for these operands; looks at shapes, strides, dtypes and settings."""

@@ -9,9 +9,9 @@ import torch
 from gistkit.errors import CompressError
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.gist import check_lossy
+from gistkit.runtime.decide import Settings
 from gistkit.runtime.engine import Engine
 from gistkit.runtime.given import check_plan
-from gistkit.runtime.region import Settings
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 FIDELITIES = ("bitwise", "reassociated")

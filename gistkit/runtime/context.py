@@ -10,10 +10,12 @@ import torch
 from gistkit.errors import CompressError
 from gistkit.graph.calls import hooks_are_active
 from gistkit.plan.policies.gist import check_lossy
+from gistkit.runtime.decide import Settings
 from gistkit.runtime.exact import ExactPacker
 from gistkit.runtime.interpose import Interposer
-from gistkit.runtime.region import Region, Settings, hooks
+from gistkit.runtime.region import Region
 from gistkit.runtime.stats import StepStats, observe
+from gistkit.runtime.uncovered import hooks
 
 
 class Saved:

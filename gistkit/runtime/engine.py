@@ -22,13 +22,15 @@ from gistkit.graph.capture import Recorder, capture
 from gistkit.graph.saved import SavedGraph, SavedStorage
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.gist import gist
+from gistkit.runtime.decide import Settings
 from gistkit.runtime.denser import remember, warn_of_denser
 from gistkit.runtime.exact import ExactPacker, Ticket
 from gistkit.runtime.given import check_rows, elements, given_program
 from gistkit.runtime.interpose import Interposer
 from gistkit.runtime.program import Program
-from gistkit.runtime.region import Region, Settings, hooks
+from gistkit.runtime.region import Region
 from gistkit.runtime.stats import Observed, StepStats, observe
+from gistkit.runtime.uncovered import hooks
 
 REPLAN_AFTER = frozenset((1, 2, 5, 10, 20, 50, 100, 200))
 REPLAN_EVERY = 1000
@@ -65,13 +67,16 @@ def signature(model: torch.nn.Module, args: tuple, kwargs: dict, by_value: tuple
 def _trainable(model: torch.nn.Module) -> tuple[bool, ...]:
     """Which parameters need gradients, a module at a time; ``Module.parameters()`` takes ten times as long, as it
     builds their names."""
-    found, seen, pending = [], set(), [model]
+    found, seen, pending = [], {model}, [model]
     while pending:
         module = pending.pop()
-        if module not in seen:
-            seen.add(module)
-            found.extend([p.requires_grad for p in module._parameters.values() if p is not None])
-            pending.extend([child for child in module._modules.values() if child is not None])
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                found.append(parameter.requires_grad)
+        for child in module._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                pending.append(child)
     return tuple(found)
 
 

@@ -25,29 +25,26 @@ from gistkit.runtime.verify import Digest, Trial, blocks, same_bits
 Rebuild = Callable[..., torch.Tensor]
 
 
-@torch.no_grad()
 def try_drawn(verified: dict, call: int, b: BatchNorm) -> None:
     """To be called before a batch norm, the covered call of that number, from which something is rebuilt: remembers in
     ``verified`` the arithmetics that give a forward with random weights and biases. Synchronises where it is new."""
-    x = b.x.detach()
-    if not b.training or x.dim() < 2 or x.numel() == 0 or not is_dense(x):
+    key = _key(call, b.x)
+    if key in verified or not b.training or b.x.dim() < 2 or b.x.numel() == 0 or not is_dense(b.x):
         return
-    key = _key(call, x)
-    if key in verified:
-        return
-    drawn = _drawn_forward(x, b.weight, b.bias, b.eps)
-    verified[("drawn", *key)] = [c for c in rebuild_candidates(x) if _gives(c, x, *drawn)]
+    with torch.no_grad():
+        x = b.x.detach()
+        drawn = _drawn_forward(x, b.weight, b.bias, b.eps)
+        verified[("drawn", *key)] = [c for c in rebuild_candidates(x) if _gives(c, x, *drawn)]
 
 
-@torch.no_grad()
 def arithmetic(verified: dict, call: int, b: BatchNorm, y: torch.Tensor, stats: tuple) -> Rebuild | None:
     """The arithmetic that gives the batch norm's output y, and gave the drawn forward, bit for bit on this device, or
     None. ``stats``: mean and 1/std of the batch. Synchronises where it is new."""
-    x = b.x.detach()
-    key = _key(call, x)
+    key = _key(call, b.x)
     if key not in verified:
-        able = verified.pop(("drawn", *key), ())
-        verified[key] = next((c for c in able if _gives(c, x, y.detach(), *stats, b.weight, b.bias)), None)
+        with torch.no_grad():
+            x, able = b.x.detach(), verified.pop(("drawn", *key), ())
+            verified[key] = next((c for c in able if _gives(c, x, y.detach(), *stats, b.weight, b.bias)), None)
     return verified[key]
 
 

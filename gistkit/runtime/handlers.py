@@ -20,6 +20,7 @@ from gistkit.nn.eligible import KERNEL_DTYPES, is_wrapped, transformed
 from gistkit.nn.keep import Alias, Kept
 from gistkit.nn.overwrite import overwrite_relu
 from gistkit.plan.plan import Decision
+from gistkit.runtime import native
 from gistkit.runtime.exactness import arithmetic, exact, try_drawn, ways
 from gistkit.runtime.host import AwayOnHost
 from gistkit.runtime.program import Step
@@ -28,7 +29,7 @@ from gistkit.runtime.rebuild import BatchNormTerm, ReluTerm, builder, resolve
 from gistkit.runtime.region import Region
 from gistkit.runtime.stash import Reader, RebuiltBody, Rows, Stash, covers
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_NUMBERS = frozenset((int, float, bool, tuple, str, type(None)))
 Stats = tuple[torch.Tensor, torch.Tensor]
 Build = Callable[[Rows], torch.Tensor]
 NOT_EXACT = "it cannot be rebuilt bit for bit on this device"
@@ -40,12 +41,13 @@ def runs(bound: Bound) -> bool:
         return False
     values: Any = bound
     for t in values:
-        if type(t) in _PLAIN:
+        kind = type(t)
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
             if t.dtype not in KERNEL_DTYPES or t.layout is not torch.strided or t.is_nested or t.is_neg():
                 return False
-            if not (t.is_cuda or t.is_cpu) or is_wrapped(t):
+            if not (t.is_cuda or t.is_cpu) or (kind is torch.Tensor and is_wrapped(t)):
                 return False
-        elif isinstance(t, torch.Tensor):
+        elif kind not in _NUMBERS and isinstance(t, torch.Tensor):
             return False
     return True
 
@@ -171,9 +173,10 @@ def max_pool2d(region: Region, step: Step, b: MaxPool2d) -> torch.Tensor:
 
 def conv2d(region: Region, step: Step, b: Conv2d) -> torch.Tensor:
     """Convolution: its input under the decision for that storage."""
+    if native.takes_both_gradients(region, step, b):
+        return native.conv2d(region, step, b)
     keep = lambda t: region.keep(t, step.input)  # noqa: E731
-    told = step.choice.algorithm
-    return conv.run(b.x, b.weight, b.bias, b[3:], keep, region.slices(step), step.memo, not region.strict, told)
+    return conv.run(b.x, b.weight, b.bias, b[3:], keep, region.slices(step), step.memo, step.choice.algorithm)
 
 
 def linear(region: Region, step: Step, b: Linear) -> torch.Tensor:
@@ -184,6 +187,15 @@ def linear(region: Region, step: Step, b: Linear) -> torch.Tensor:
 
 def batch_norm(region: Region, step: Step, b: BatchNorm) -> torch.Tensor:
     """Batch norm: its input under the decision; its statistics remembered where a recipe starts from it."""
+    if step.feeds_recipe:
+        try_drawn(region.verified, step.index, b)
+    if step.input is not None and native.keeps_its_input(region, step.input, b):
+        y, own = native.batch_norm(b)
+        region.own.append((step.index, step.op, own))
+        hold = region.alias(b.x, step.input)
+        if step.feeds_recipe and len(own) > 1:
+            _remember_norm(region, step, b, y, hold, own[:2])
+        return y
     kept: list[Kept] = []
     found: list[Stats] = []
 
@@ -191,8 +203,6 @@ def batch_norm(region: Region, step: Step, b: BatchNorm) -> torch.Tensor:
         kept.append(region.keep(t, step.input))
         return kept[0]
 
-    if step.feeds_recipe:
-        try_drawn(region.verified, step.index, b)
     y = norm.run(*b, keep, lambda mean, invstd: found.append((mean, invstd)))
     if step.feeds_recipe and kept and found:
         _remember_norm(region, step, b, y, kept[0], found[0])

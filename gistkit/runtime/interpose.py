@@ -8,7 +8,6 @@ else's saved-tensor hooks (a checkpoint inside the model) and calls without grad
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,8 +16,7 @@ from torch.overrides import TorchFunctionMode
 from gistkit.graph.calls import COVERED, MaxPool2d, bind, is_counted, region_is_open
 from gistkit.graph.recorder import is_metadata
 from gistkit.runtime.handlers import HANDLERS, runs
-from gistkit.runtime.program import Step
-from gistkit.runtime.region import Region
+from gistkit.runtime.region import OWNERS, Region
 
 _F = torch.nn.functional
 # Their backward asks the saved input for its shape only.
@@ -60,43 +58,41 @@ class Interposer(TorchFunctionMode):
         kwargs = {} if kwargs is None else kwargs
         if torch.compiler.is_compiling():  # a compiled part of the model: its graph is the compiler's
             return func(*args, **kwargs)
+        op = COVERED.get(func)
+        if op is None and is_metadata(func):
+            return func(*args, **kwargs)
         tape = self._region.tape
-        if tape is None or is_metadata(func):
-            return self._call(func, args, kwargs)
+        if tape is None:
+            return self._call(op, func, args, kwargs)
         tape.begin(func, args, kwargs)
-        result = self._call(func, args, kwargs)
+        result = self._call(op, func, args, kwargs)
         tape.end(result)
         return result
 
-    def _call(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        region, op = self._region, COVERED.get(func)
-        bound = None
-        if op is None:
-            if is_metadata(func):
-                return self._uncovered(func, args, kwargs)
-        elif region_is_open(self._pack):
+    def _call(self, op: str | None, func: Any, args: tuple, kwargs: dict) -> Any:
+        region, bound = self._region, None
+        if op is not None and region_is_open(self._pack):
             bound = bind(op, func, args, kwargs)
-        is_pool = type(bound) is MaxPool2d  # the one reader that a promise waits for
-        if not is_pool:
+        # a pool is the one reader that a promise waits for
+        if region.watch.items and type(bound) is not MaxPool2d:
             region.watch.touch(func, args, kwargs)
         if op is None or bound is None or not is_counted(bound):
             return self._uncovered(func, args, kwargs)
-        step, handler = region.next_step(op), HANDLERS.get(op)
-        if handler is None or not runs(bound):
-            if is_pool:
-                region.watch.touch(func, args, kwargs)
-            return self._within(step, self._uncovered, func, args, kwargs)
-        result = self._within(step, handler, region, step, bound)
-        region.account(step, result)
-        return result
-
-    def _within(self, step: Step, run: Callable, *args: Any) -> Any:
-        """One covered call. What PyTorch's own op saves where it runs in its place is as planned for that call."""
-        self._region.instead = step.index
+        step = region.next_step(op)
+        # what PyTorch's own op saves where it runs in the place of a covered call is as planned for that call
+        region.instead = step.index
         try:
-            return run(*args)
+            handler = HANDLERS.get(op)
+            if handler is None or not runs(bound):
+                if type(bound) is MaxPool2d:
+                    region.watch.touch(func, args, kwargs)
+                return self._uncovered(func, args, kwargs)
+            result = handler(region, step, bound)
         finally:
-            self._region.instead = -1
+            region.instead = -1
+        if op in OWNERS:
+            region.account(step, result)
+        return result
 
     def _uncovered(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if func in COMPOSED:

@@ -87,33 +87,41 @@ class _Watched:
 
 
 class Watch:
-    """The tensors of one region that must meet no unplanned reader; ``broken`` once an overwritten one did."""
+    """The tensors of one region that must meet no unplanned reader, by id; ``broken`` once an overwritten one did."""
 
     def __init__(self) -> None:
         self.broken = False
-        self._items: dict[int, _Watched] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._items)
+        self.items: dict[int, _Watched] = {}
 
     def promise(self, y: torch.Tensor, promise: Promise) -> None:
         """Watch the output of a ReLU that keeps nothing."""
-        self._items[id(y)] = _Watched(weakref.ref(y), promise, y._version, -1)
+        self.items[id(y)] = _Watched(self._reference(y), promise, y._version, -1)
 
     def overwritten(self, x: torch.Tensor, call: int) -> None:
         """Watch a tensor whose memory the ReLU of that number took over."""
-        self._items[id(x)] = _Watched(weakref.ref(x), None, x._version, call)
+        self.items[id(x)] = _Watched(self._reference(x), None, x._version, call)
+
+    def _reference(self, t: torch.Tensor) -> weakref.ref:
+        """A weak reference that takes t off the list when nobody can read it any more: every call asks the list."""
+        items, key = self.items, id(t)
+
+        def gone(ref: weakref.ref) -> None:
+            item = items.get(key)
+            if item is not None and item.tensor is ref:
+                del items[key]
+
+        return weakref.ref(t, gone)
 
     def find(self, y: torch.Tensor) -> Promise | None:
         """The promise that hangs on y as the ReLU left it; None where there is none."""
-        item = self._items.get(id(y))
+        item = self.items.get(id(y))
         if item is None or item.tensor() is not y or item.version != y._version:
             return None
         return item.promise
 
     def touch(self, func: Callable, args: Iterable, kwargs: Mapping) -> None:
         """Called before every function call of the region that is not the planned pool and reads more than metadata."""
-        items = self._items
+        items = self.items
         if not items:
             return
         for x in args:
@@ -125,29 +133,29 @@ class Watch:
             self.touch(func, kwargs.values(), {})
 
     def _meet(self, x: torch.Tensor, func: Callable) -> None:
-        item = self._items.get(id(x))
+        item = self.items.get(id(x))
         name = call_name(func)
         if item is None or item.tensor() is not x or (item.promise is None and name in BEHIND):
             return
         if item.promise is None:
             self.broken = True
             raise PlanMismatchError(f"no reader of the input of ReLU {item.call} after it", f"a call of {name}", REMEDY)
-        del self._items[id(x)]
+        del self.items[id(x)]
         item.promise.settle(x)
 
     def settle_all(self) -> None:
         """Keep the masks of all ReLUs whose pool has not come."""
-        for key, item in list(self._items.items()):
+        for key, item in list(self.items.items()):
             y = item.tensor()
             if item.promise is not None:
-                del self._items[key]
+                self.items.pop(key, None)
                 if y is not None and not item.promise.carried:
                     item.promise.settle(y)
 
     def close(self) -> None:
         """The region ends: settle what is open; an overwritten tensor that is still alive is an error."""
         self.settle_all()
-        for item in self._items.values():
+        for item in list(self.items.values()):
             if item.tensor() is not None:
                 self.broken = True
                 raise PlanMismatchError(
@@ -155,4 +163,4 @@ class Watch:
                     "a reference to it that is still alive",
                     REMEDY,
                 )
-        self._items.clear()
+        self.items.clear()

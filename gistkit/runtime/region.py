@@ -1,15 +1,14 @@
-"""One forward under gistkit: what has been stashed so far, how the next tensor is kept, and the saved-tensor hooks.
+"""One forward under gistkit: what has been stashed so far, and how the next tensor is kept.
 
 A region lives from the first to the last instruction of one forward. With a program (a compiled plan) every covered
 call has its decisions; without one, or after the forward left its plan, decisions follow from the tensor alone
-(:func:`ad_hoc`): always correct, not always the smallest.
+(:func:`gistkit.runtime.decide.ad_hoc`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -19,55 +18,33 @@ from gistkit.errors import PlanError, PlanMismatchError
 from gistkit.graph.weights import is_weight
 from gistkit.nn.eligible import KERNEL_DTYPES
 from gistkit.nn.keep import Alias, Kept
+from gistkit.nn.norm import STATISTICS
 from gistkit.nn.overwrite import not_a_number
 from gistkit.plan.plan import CallChoice, Decision
+from gistkit.runtime.decide import KEEP_DENSE, Settings, ad_hoc
 from gistkit.runtime.exact import ExactPacker, Ticket
 from gistkit.runtime.host import HostBody
 from gistkit.runtime.program import Key, Program, Step
 from gistkit.runtime.promise import Watch
 from gistkit.runtime.rebuild import BatchNormTerm
 from gistkit.runtime.recompute_tape import Tape
-from gistkit.runtime.stash import Body, CodedBody, Reader, Shape, Stash, StashTable, covers, whole
+from gistkit.runtime.stash import Body, CodedBody, Reader, Stash, StashTable, covers, whole
 
-SMALL_BYTES = 4096
 PAYS = 0.95
-OWNERS = ("relu", "max_pool2d", "dropout", "batch_norm")
+OWNERS = frozenset(("relu", "max_pool2d", "dropout", "batch_norm"))
 WITHOUT_VALUES = ("rebuild", "mask1", "drop")
 AGAIN = "a segment that runs anew in backward starts from it"
-SHARED = frozenset((Reader, Alias, int, float, bool, type(None)))
-"""Parts of a node's hold that are counted elsewhere or are no tensors."""
-KEEP_DENSE = Decision(-1, "dense", reason="kept as it is")
+SHARED = frozenset((Reader, Alias))
+"""Holds that are counted elsewhere."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What the caller allows: a lossy format or None, and whether sums may be reassociated."""
-
-    lossy: str | None = None
-    fidelity: str = "bitwise"
-    slices: int = 1
-
-
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """One storage that stays dense: weak identity, bytes, planned id, reason."""
 
     ref: StorageWeakRef
     nbytes: int
     storage: int
     reason: str
-
-
-def ad_hoc(x: torch.Tensor, sparse: bool, settings: Settings) -> Decision:
-    """The decision for a tensor that no plan speaks of."""
-    if x.dtype == torch.bool:
-        return Decision(-1, "bits", reason="a mask of 1 bit an element")
-    if x.dtype not in KERNEL_DTYPES or x.numel() * x.element_size() < SMALL_BYTES:
-        return KEEP_DENSE
-    suffix = "" if settings.lossy is None else "+" + settings.lossy
-    if sparse:
-        return Decision(-1, "zvc" + suffix, reason="a ReLU's output, zeros left out")
-    return KEEP_DENSE if settings.lossy is None else Decision(-1, settings.lossy, reason="delayed precision reduction")
 
 
 def _settled(codec: Codec, x: torch.Tensor) -> Encoded:
@@ -83,7 +60,7 @@ class Region:
     """The state of one forward; cleared when it ends, so that only backward nodes hold on to anything.
 
     ``strict``: the plan is the caller's; ``bound``: and promises a budget. ``instead`` is the covered call in whose
-    place PyTorch's own op runs (-1: none).
+    place PyTorch's own op runs (-1: none), ``operand`` the decision for all that it saves besides weights.
     """
 
     settings: Settings
@@ -102,6 +79,7 @@ class Region:
     unread: bool = False
     bound: bool = False
     instead: int = -1
+    operand: tuple[Decision | None] | None = None
     turns: dict[Key, int] = field(default_factory=dict)
     met: set[int] = field(default_factory=set)
     probing: bool = False
@@ -122,11 +100,13 @@ class Region:
     def next_step(self, op: str) -> Step:
         """The plan's word on the covered call that comes now; a blank one without a plan."""
         index, self.calls = self.calls, self.calls + 1
-        step = None if self.program is None else self.program.step(index)
-        if self.program is not None and (step is None or step.op != op):
-            self.diverge(f"call {index} to be {step.op if step else 'the end'}", op)
-            step = None
-        return step or Step(index, op, CallChoice(index, op), None, None)
+        if self.program is None:
+            return Step(index, op, CallChoice(index, op), None, None)
+        step = self.program.step(index)
+        if step is not None and step.op == op:
+            return step
+        self.diverge(f"call {index} to be {step.op if step else 'the end'}", op)
+        return Step(index, op, CallChoice(index, op), None, None)
 
     def diverge(self, expected: str, got: str) -> None:
         """The forward left its plan: an error where the caller gave the plan, else go on without it."""
@@ -150,8 +130,9 @@ class Region:
         stash = self.table.find(x)
         if stash is not None:
             return Reader(stash, x)
-        decision = decision or ad_hoc(x, self.table.tagged(x), self.settings)
-        if decision.codec in WITHOUT_VALUES:
+        if decision is None:
+            decision = ad_hoc(x, self.table.tagged(x), self.settings)
+        elif decision.codec in WITHOUT_VALUES:
             self.cannot(decision, "a backward needs its values")
             other = KEEP_DENSE if self.strict else ad_hoc(x, self.table.tagged(x), self.settings)
             decision = replace(other, storage=decision.storage)
@@ -160,10 +141,13 @@ class Region:
 
     def encode(self, x: torch.Tensor, decision: Decision) -> Stash | None:
         """Stash x's storage under the decision's codec; None (and a note) where that is impossible or does not pay."""
+        to_host = decision.place == "host"
+        if decision.codec == "dense" and not to_host:
+            return None
         if decision.codec == "recompute":
             return self._recomputed(x, decision)
-        codec, to_host = CODECS.get(decision.codec), decision.place == "host"
-        if codec is None or (decision.codec == "dense" and not to_host):
+        codec = CODECS.get(decision.codec)
+        if codec is None:
             return None
         if decision.codec == "dense":
             return self._stash(x, HostBody(codec.encode(whole(x.detach()))), decision)
@@ -231,11 +215,10 @@ class Region:
     def alias(self, x: torch.Tensor, decision: Decision) -> Kept:
         """Keep the tensor itself, with PyTorch's check against writes; remembered for the report."""
         kept = Alias(x)
-        if not is_weight(x):
-            storage = x.untyped_storage()
-            if storage._cdata not in self.held:
-                reason = self.notes.get(decision.storage, decision.reason)
-                self.held[storage._cdata] = Held(StorageWeakRef(storage), storage.nbytes(), decision.storage, reason)
+        storage = x.untyped_storage()
+        if storage._cdata not in self.held and not is_weight(x):
+            reason = self.notes.get(decision.storage, decision.reason) if self.notes else decision.reason
+            self.held[storage._cdata] = Held(StorageWeakRef(storage), storage.nbytes(), decision.storage, reason)
         if decision.storage >= 0:
             self.aliases[decision.storage] = kept
             if self.probing and self.table.tagged(x) and x.dtype in KERNEL_DTYPES and covers(x):
@@ -262,56 +245,11 @@ class Region:
         stash = self.table.named(storage)
         return self.aliases.get(storage) if stash is None else stash.body
 
-    def pack(self, x: torch.Tensor) -> Kept | Shape:
-        """Saved-tensor hook of every op that gistkit does not cover."""
-        return self._pack(x) if self.tape is None else self.tape.saving(self._pack, x)
-
-    def _pack(self, x: torch.Tensor) -> Kept | Shape:
-        if self.unread and x.dtype in KERNEL_DTYPES and x.layout == torch.strided and not x.is_nested:
-            return Shape(x)
-        if is_weight(x) or x.layout != torch.strided or x.is_nested:
-            return Alias(x)
-        return self.keep(x, self._planned(x))
-
-    def _planned(self, x: torch.Tensor) -> Decision | None:
-        """The plan's decision for what PyTorch's own op saves; of several that fit, the one whose turn it is."""
-        if self.program is None:
-            return None
-        number = self.calls if self.instead < 0 else self.instead
-        key = (number, str(x.dtype).removeprefix("torch."), tuple(x.shape))
-        found = self.program.uncovered(key) if self.instead < 0 else self.program.within(key)
-        open_choice = KEEP_DENSE if self.strict else None
-        if len(found) < 2:
-            return (found[0] if found else None) or open_choice
-        held = self.held.get(x.untyped_storage()._cdata)
-        if held is not None and not held.ref.expired():
-            return KEEP_DENSE
-        if self.table.find(x) is not None:
-            return None
-        if self.strict:
-            decision = next((d for d in found if d is not None and not self._met(d.storage)), KEEP_DENSE)
-            self.met.add(decision.storage)
-            return decision
-        turn = self.turns[key] = self.turns.get(key, -1) + 1
-        return (found[turn] if turn < len(found) else None) or open_choice
-
-    def _met(self, storage: int) -> bool:
-        """Whether a planned storage has come by already, so that this tensor, which is not known, is another."""
-        return storage in self.met or storage in self.aliases or self.table.named(storage) is not None
-
-    @staticmethod
-    def unpack(kept: Kept | Shape) -> torch.Tensor:
-        """The other half of the hook."""
-        return kept.dense()
-
     def account(self, step: Step, y: torch.Tensor) -> None:
-        """Remember what a covered call's node holds of its own (masks, maps, statistics), for the report."""
-        if step.op not in OWNERS:
-            return
+        """Remember what the node of one of the OWNERS holds of its own (masks, maps, statistics), for the report."""
         kept = getattr(y.grad_fn, "kept", None)
-        for part in kept if type(kept) is tuple else (kept,):
-            if type(part) not in SHARED:
-                self.own.append((step.index, step.op, part))
+        if kept is not None and type(kept) not in SHARED:
+            self.own.append((step.index, step.op, kept[STATISTICS] if step.op == "batch_norm" else kept))
 
     def nan(self, x: torch.Tensor) -> torch.Tensor:
         """A 0-d NaN of x's dtype and device, one for all overwritten tensors of the forward."""
@@ -334,8 +272,3 @@ class Region:
 
 def _at(decision: Decision) -> str:
     return " on the host" if decision.place == "host" else ""
-
-
-def hooks(region: Region) -> tuple[Callable, Callable]:
-    """The region's (pack, unpack) pair."""
-    return region.pack, Region.unpack

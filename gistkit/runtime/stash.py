@@ -93,7 +93,7 @@ class RebuiltBody:
         return torch.ops.aten.threshold_backward(grad, self._build(None), 0)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Stash:
     """The stand-in for one storage: its body, and what the report says of it."""
 
@@ -165,20 +165,20 @@ class StashTable:
 
     def find(self, x: torch.Tensor) -> Stash | None:
         """The stash of x's storage as it is now, or None."""
+        # no need to ask whether the weak reference has expired: it keeps the address from being another storage's
         entry = self._entries.get((x.untyped_storage()._cdata, x._version))
-        if entry is None or entry[0].expired() or entry[2] != x.dtype:
-            return None
-        return entry[1]
+        return None if entry is None or entry[2] != x.dtype else entry[1]
 
     def tag(self, x: torch.Tensor) -> None:
         """Remember that x's storage, as it is now, is worth zero-value compression."""
-        ref = StorageWeakRef(x.untyped_storage())
-        self._tags[(ref.cdata, x._version)] = ref
+        storage = x.untyped_storage()
+        key = (storage._cdata, x._version)
+        entry = self._entries.get(key)
+        self._tags[key] = StorageWeakRef(storage) if entry is None else entry[0]
 
     def tagged(self, x: torch.Tensor) -> bool:
         """Whether x's storage, as it is now, was tagged."""
-        ref = self._tags.get((x.untyped_storage()._cdata, x._version))
-        return ref is not None and not ref.expired()
+        return (x.untyped_storage()._cdata, x._version) in self._tags
 
     def named(self, storage: int) -> Stash | None:
         """The stash of a planned storage id, or None."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gistkit.nn.keep import Away
+from gistkit.nn.keep import Away, Coded
 from gistkit.runtime.program import Program
 from gistkit.runtime.region import Region
 
@@ -54,6 +54,10 @@ class StepStats:
 
 def payload_bytes(kept: Any) -> int:
     """Bytes that a node's own hold really keeps: the distinct storages of its tensors."""
+    if type(kept) is Coded:
+        return kept.encoded.nbytes
+    if type(kept) is tuple and all(type(t) is torch.Tensor for t in kept):
+        return sum({s._cdata: s.nbytes() for s in [t.untyped_storage() for t in kept]}.values())
     if isinstance(kept, torch.Tensor):
         return kept.untyped_storage().nbytes()
     if isinstance(kept, Away):

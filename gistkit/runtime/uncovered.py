@@ -1,0 +1,68 @@
+"""The saved-tensor hooks of a region: what becomes of the tensors that ops which gistkit does not cover save."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from gistkit.graph.weights import is_weight
+from gistkit.nn.eligible import KERNEL_DTYPES
+from gistkit.nn.keep import Alias, Kept
+from gistkit.plan.plan import Decision
+from gistkit.runtime.decide import KEEP_DENSE
+from gistkit.runtime.region import Region
+from gistkit.runtime.stash import Shape
+
+
+def hooks(region: Region) -> tuple[Callable, Callable]:
+    """The region's (pack, unpack) pair."""
+    return partial(pack, region), unpack
+
+
+def pack(region: Region, x: torch.Tensor) -> Kept | Shape:
+    """A hold on what an op saves."""
+    if region.operand is not None:
+        return Alias(x) if is_weight(x) else region.keep(x, *region.operand)
+    return _pack(region, x) if region.tape is None else region.tape.saving(partial(_pack, region), x)
+
+
+def unpack(kept: Kept | Shape) -> torch.Tensor:
+    """The other half of the hook."""
+    return kept.dense()
+
+
+def _pack(region: Region, x: torch.Tensor) -> Kept | Shape:
+    if region.unread and x.dtype in KERNEL_DTYPES and x.layout == torch.strided and not x.is_nested:
+        return Shape(x)
+    if is_weight(x) or x.layout != torch.strided or x.is_nested:
+        return Alias(x)
+    return region.keep(x, _planned(region, x))
+
+
+def _planned(region: Region, x: torch.Tensor) -> Decision | None:
+    """The plan's decision for what PyTorch's own op saves; of several that fit, the one whose turn it is."""
+    if region.program is None:
+        return None
+    number = region.calls if region.instead < 0 else region.instead
+    key = (number, str(x.dtype).removeprefix("torch."), tuple(x.shape))
+    found = region.program.uncovered(key) if region.instead < 0 else region.program.within(key)
+    open_choice = KEEP_DENSE if region.strict else None
+    if len(found) < 2:
+        return (found[0] if found else None) or open_choice
+    if x.untyped_storage()._cdata in region.held:
+        return KEEP_DENSE
+    if region.table.find(x) is not None:
+        return None
+    if region.strict:
+        decision = next((d for d in found if d is not None and not _met(region, d.storage)), KEEP_DENSE)
+        region.met.add(decision.storage)
+        return decision
+    turn = region.turns[key] = region.turns.get(key, -1) + 1
+    return (found[turn] if turn < len(found) else None) or open_choice
+
+
+def _met(region: Region, storage: int) -> bool:
+    """Whether a planned storage has come by already, so that this tensor, which is not known, is another."""
+    return storage in region.met or storage in region.aliases or region.table.named(storage) is not None
