@@ -90,10 +90,12 @@ class StandIn:
     def tensor(self, weight: torch.Tensor, geometry: Geometry) -> torch.Tensor:
         """The stand-in; takes its memory for a moment only, once the input has gone, and the first time only."""
         asked = (settings(), weight.stride(), weight.dtype)
-        made = self._made
-        if made is None or made[0] != asked:
-            self._made = made = (asked, self._make(weight, geometry))
-        return made[1]
+        if self._made is not None and self._made[0] == asked:
+            return self._made[1]
+        made = self._make(weight, geometry)
+        if made.untyped_storage().nbytes() == 0:  # what holds memory, be it one element, is not kept beyond the call
+            self._made = (asked, made)
+        return made
 
     def _make(self, weight: torch.Tensor, geometry: Geometry) -> torch.Tensor:
         if self.strides is not None:
