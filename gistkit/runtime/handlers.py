@@ -43,9 +43,10 @@ def runs(bound: Bound) -> bool:
     for t in values:
         kind = type(t)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
-            if t.dtype not in KERNEL_DTYPES or t.layout is not torch.strided or t.is_nested or t.is_neg():
+            if t.dtype not in KERNEL_DTYPES or t.layout is not torch.strided or t.is_neg():
                 return False
-            if not (t.is_cuda or t.is_cpu) or (kind is torch.Tensor and is_wrapped(t)):
+            # a parameter is no wrapper of a transform's, and lies where its operand does, or PyTorch's op would refuse
+            if kind is torch.Tensor and (not (t.is_cuda or t.is_cpu) or t.is_nested or is_wrapped(t)):
                 return False
         elif kind not in _NUMBERS and isinstance(t, torch.Tensor):
             return False

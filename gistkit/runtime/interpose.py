@@ -59,7 +59,7 @@ class Interposer(TorchFunctionMode):
         if torch.compiler.is_compiling():  # a compiled part of the model: its graph is the compiler's
             return func(*args, **kwargs)
         op = COVERED.get(func)
-        if op is None and is_metadata(func):
+        if is_metadata(func) if op is None else op == "add" and self._adds_to_a_number(args):
             return func(*args, **kwargs)
         tape = self._region.tape
         if tape is None:
@@ -68,6 +68,13 @@ class Interposer(TorchFunctionMode):
         result = self._call(op, func, args, kwargs)
         tape.end(result)
         return result
+
+    def _adds_to_a_number(self, args: tuple) -> bool:
+        """Whether this adds to a batch norm's counter or the like: no covered call, no reader of what is watched."""
+        region = self._region
+        if region.tape is not None or region.watch.items or not args:
+            return False
+        return type(args[0]) is torch.Tensor and args[0].dim() == 0
 
     def _call(self, op: str | None, func: Any, args: tuple, kwargs: dict) -> Any:
         region, bound = self._region, None

@@ -56,8 +56,6 @@ def payload_bytes(kept: Any) -> int:
     """Bytes that a node's own hold really keeps: the distinct storages of its tensors."""
     if type(kept) is Coded:
         return kept.encoded.nbytes
-    if type(kept) is tuple and all(type(t) is torch.Tensor for t in kept):
-        return sum({s._cdata: s.nbytes() for s in [t.untyped_storage() for t in kept]}.values())
     if isinstance(kept, torch.Tensor):
         return kept.untyped_storage().nbytes()
     if isinstance(kept, Away):
@@ -66,10 +64,10 @@ def payload_bytes(kept: Any) -> int:
     if encoded is not None:
         return int(encoded.nbytes)
     found: dict[int, int] = {}
-    pending = [kept]
+    pending = list(kept) if type(kept) is tuple else [kept]
     while pending:
         item = pending.pop()
-        if isinstance(item, torch.Tensor):
+        if type(item) is torch.Tensor or isinstance(item, torch.Tensor):
             storage = item.untyped_storage()
             found[storage._cdata] = storage.nbytes()
         elif isinstance(item, (tuple, list)):
