@@ -14,7 +14,8 @@ from gistkit.kernels.pool_values import finish, rectified_zero, stored, take
 
 @triton.jit
 def _load_row(ptr, present, beside, K: tl.constexpr, P: tl.constexpr, MASKED: tl.constexpr):
-    """One row of both windows: four neighbours, [LANES, 4], and the odd column of 3x3 windows, [LANES].
+    """One row of both windows: four neighbours, [LANES, 4], and the odd column of 3x3 windows, [LANES] (of 2x2 windows,
+    which have none, anything: Triton 3.6 takes no None from a function).
 
     The odd one lies to their left (P = 1) or right (P = 0), inside the plane where ``beside``. MASKED: only present
     rows are.
@@ -26,7 +27,7 @@ def _load_row(ptr, present, beside, K: tl.constexpr, P: tl.constexpr, MASKED: tl
     else:
         quad = tl.load(ptrs)
     if K == 2:
-        return quad, None
+        return quad, beside
     else:
         return quad, tl.load(ptr + (-1 if P > 0 else 4), beside, float("-inf"))
 

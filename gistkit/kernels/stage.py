@@ -30,6 +30,10 @@ _STAGE_16 = tl.constexpr(
 _UNSTAGE_16 = tl.constexpr("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];")
 _SYNC = tl.constexpr("bar.warp.sync 0xffffffff; mov.b32 $0, $1;")
 
+_EVEN_BYTES, _FIRST_BYTES, _LOW_HALVES = (
+    tl.constexpr(f"prmt.b32 $0, $1, $2, {picked};") for picked in ("0x6420", "0x0040", "0x5410")
+)
+
 
 def _pushes(words: int, item_bytes: int, columns: int = 0) -> str:
     """PTX: the items of the words that are not 0 to shared memory from address $1 on, close together.
@@ -238,24 +242,21 @@ def push_row(address, column, w, first: tl.constexpr, XB: tl.constexpr):
 
 
 @triton.jit
+def _bytes_of(a, b, TEXT: tl.constexpr):
+    """A word of bytes picked from two."""
+    return tl.inline_asm_elementwise(TEXT, "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
 def unstage_columns(address, XB: tl.constexpr):
-    """Two words of eight column bytes that lie XB bytes apart in shared memory."""
+    """Two words of eight column bytes that lie XB bytes apart in shared memory, whatever lies between them."""
     words = unstage_words(address, 2 * XB)
-    if XB == 4:
-        pairs = ()
-        for w in tl.static_range(0, 8, 2):
-            pairs += (words[w] | (words[w + 1] << 16),)
-        words = pairs
     columns = ()
-    for w in tl.static_range(0, 4, 2):
-        columns += (
-            tl.inline_asm_elementwise(
-                "prmt.b32 $0, $1, $2, 0x6420;",
-                "=r,r,r",
-                [words[w], words[w + 1]],
-                dtype=tl.int32,
-                is_pure=True,
-                pack=1,
-            ),
-        )
+    for w in tl.static_range(0, 2 * XB, XB):
+        if XB == 2:
+            columns += (_bytes_of(words[w], words[w + 1], _EVEN_BYTES),)
+        else:
+            low = _bytes_of(words[w], words[w + 1], _FIRST_BYTES)
+            high = _bytes_of(words[w + 2], words[w + 3], _FIRST_BYTES)
+            columns += (_bytes_of(low, high, _LOW_HALVES),)
     return columns
