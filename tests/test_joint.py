@@ -89,7 +89,15 @@ def test_the_plan_holds_for_what_pytorchs_ops_save(make, autocast, monkeypatch):
         kept = {r.codec: r for r in model.forward.engine.stats.rows}
         want = second_plain_step(make())
     assert OWN not in names and all(map(same_bits, grads, want))
-    assert ("rebuild" if make is norms else "zvc") in kept
+    assert kept["rebuild" if make is norms else "zvc"].storage >= 0, "decided by the plan, not from the tensor alone"
+
+
+def test_an_input_that_nobody_stashed_is_kept_as_its_decision_says(monkeypatch):
+    monkeypatch.setattr(native, "JOINT_BYTES", {"cpu": 2**30})
+    model = gistkit.compress(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 2, 1)), lossy="fp8")
+    names, _ = step(model)
+    narrow = [r for r in model.forward.engine.stats.rows if r.codec == "fp8"]
+    assert OWN not in names and len(narrow) > 1 and all(r.storage >= 0 for r in narrow)
 
 
 @pytest.mark.parametrize("given", [False, True])
