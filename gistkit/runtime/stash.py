@@ -136,16 +136,36 @@ class Reader:
 
 
 class Shape:
-    """Stands for a tensor whose values backward never reads: unwritten memory of its geometry."""
+    """Stands for a tensor whose values backward never reads, a pool's input: a tensor of its geometry without memory.
+
+    PyTorch's pools bring it into the memory format that its strides suggest, where it is not in it; a copy would read
+    what is not there. So the strides are those of that format, which is all that they know of them.
+    """
 
     nbytes = 0
 
     def __init__(self, x: torch.Tensor) -> None:
-        self._like = (x.size(), x.stride(), x.dtype, x.device)
+        self._like = (x.size(), _as_pooled(x), x.dtype, x.device)
 
     def dense(self) -> torch.Tensor:
+        """The stand-in; takes its memory for a moment only, where its gradient of the same size comes next."""
         size, stride, dtype, device = self._like
-        return torch.empty_strided(size, stride, dtype=dtype, device=device)
+        made = torch.empty_strided(size, stride, dtype=dtype, device=device)
+        made.untyped_storage().resize_(0)
+        return made
+
+
+def _as_pooled(x: torch.Tensor) -> tuple[int, ...]:
+    """The strides of x in the memory format in which a pool takes it."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if x.is_contiguous() or (x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()])):
+        return x.stride()
+    like = torch.empty_strided(x.size(), x.stride(), device="meta")
+    if x.dim() == 4:  # a result has the format that its input suggests
+        return torch.ops.aten.avg_pool2d(like, [1, 1]).stride()
+    if x.dim() == 5:
+        return torch.ops.aten.max_pool3d_with_indices(like, [1, 1, 1])[0].stride()
+    return torch.empty_like(like, memory_format=torch.contiguous_format).stride()
 
 
 class StashTable:

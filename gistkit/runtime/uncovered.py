@@ -23,9 +23,11 @@ def hooks(region: Region) -> tuple[Callable, Callable]:
 
 def pack(region: Region, x: torch.Tensor) -> Kept | Shape:
     """A hold on what an op saves."""
-    if region.operand is not None:
-        return Alias(x) if is_weight(x) else region.keep(x, *region.operand)
-    return _pack(region, x) if region.tape is None else region.tape.saving(partial(_pack, region), x)
+    # a custom Function saves while the region's function mode is on, which would take what is asked here for calls
+    with torch._C.DisableTorchFunction():
+        if region.operand is not None:
+            return Alias(x) if is_weight(x) else region.keep(x, *region.operand)
+        return _pack(region, x) if region.tape is None else region.tape.saving(partial(_pack, region), x)
 
 
 def unpack(kept: Kept | Shape) -> torch.Tensor:
@@ -35,6 +37,7 @@ def unpack(kept: Kept | Shape) -> torch.Tensor:
 
 def _pack(region: Region, x: torch.Tensor) -> Kept | Shape:
     if region.unread and x.dtype in KERNEL_DTYPES and x.layout == torch.strided and not x.is_nested:
+        _planned(region, x)  # its turn has come, so that the next one of its shape is not taken for it
         return Shape(x)
     if is_weight(x) or x.layout != torch.strided or x.is_nested:
         return Alias(x)
