@@ -73,7 +73,7 @@ def pool_cases(draw, windows=None, max_size: int = 12) -> PoolCase:
     drawn = draw(windows if windows is not None else any_windows() | st.sampled_from(COMMON_WINDOWS))
     ceil_mode = draw(st.booleans())
     height, width = draw(_pair(1, max_size))
-    sizes = [pool_size(size, *window, ceil_mode) for size, *window in zip((height, width), *drawn, strict=True)]
+    sizes = [pool_size(n, k, s, p, d, ceil_mode) for n, k, s, p, d in zip((height, width), *drawn, strict=True)]
     assume(min(sizes) >= 1)
     assume(max(drawn[3]) <= min(height, width))
     zero_code = draw(st.booleans())

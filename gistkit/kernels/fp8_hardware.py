@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gistkit.kernels.octet_codes import _FP8_BF16, _FP8_F16, _FP8_FP32
+from gistkit.kernels.octet_codes import FP8_BF16, FP8_F16, FP8_FP32
 
 _WIDEN = {
     "bf16": "shl.b32 a, $1, 16; and.b32 b, $1, 0xFFFF0000; shl.b32 c, $2, 16; and.b32 d, $2, 0xFFFF0000; ",
@@ -46,11 +46,11 @@ def hardware_codes(x, factor, SCALED: tl.constexpr):
         if SCALED:
             return tl.inline_asm_elementwise(_FP32, "=r,r,r,r,r,r,r,r,r", [x, factor], tl.uint8, is_pure=True, pack=4)
         else:
-            return tl.inline_asm_elementwise(_FP8_FP32, "=r,r,r,r,r", [x], tl.uint8, is_pure=True, pack=4)
+            return tl.inline_asm_elementwise(FP8_FP32, "=r,r,r,r,r", [x], tl.uint8, is_pure=True, pack=4)
     else:
         if SCALED:
             scaled: tl.constexpr = _BF16 if x.dtype == tl.bfloat16 else _FP16
             return tl.inline_asm_elementwise(scaled, "=r,r,r,r,r,r,r", [x, factor], tl.uint8, is_pure=True, pack=4)
         else:
-            unscaled: tl.constexpr = _FP8_BF16 if x.dtype == tl.bfloat16 else _FP8_F16
+            unscaled: tl.constexpr = FP8_BF16 if x.dtype == tl.bfloat16 else FP8_F16
             return tl.inline_asm_elementwise(unscaled, "=r,r,r", [x], tl.uint8, is_pure=True, pack=4)

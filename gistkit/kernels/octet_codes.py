@@ -86,8 +86,8 @@ def _to_fp10(kind: str) -> str:
     return text + "shr.u32 k, $1, 6; and.b32 k, k, 0x02000200; or.b32 $0, t, k; }"
 
 
-_FP8_BF16, _FP8_F16 = tl.constexpr(_to_fp8("bf16")), tl.constexpr(_to_fp8("f16"))
-_FP8_FP32 = tl.constexpr(_to_fp8_of_fp32())
+FP8_BF16, FP8_F16 = tl.constexpr(_to_fp8("bf16")), tl.constexpr(_to_fp8("f16"))
+FP8_FP32 = tl.constexpr(_to_fp8_of_fp32())
 _FP16_BF16, _FP16_F16 = tl.constexpr(_to_fp16("bf16")), tl.constexpr(_to_fp16("f16"))
 _FP10_BF16, _FP10_F16 = tl.constexpr(_to_fp10("bf16")), tl.constexpr(_to_fp10("f16"))
 
@@ -139,7 +139,7 @@ _S16_BF16, _S16_F16 = tl.constexpr(_WORDS["fp16", "bf16", True]), tl.constexpr(_
 def _four_fp8(words, first: tl.constexpr, DTYPE: tl.constexpr):
     if DTYPE == tl.float32:
         return tl.inline_asm_elementwise(
-            _FP8_FP32,
+            FP8_FP32,
             "=r,r,r,r,r",
             [words[first], words[first + 1], words[first + 2], words[first + 3]],
             dtype=tl.int32,
@@ -147,7 +147,7 @@ def _four_fp8(words, first: tl.constexpr, DTYPE: tl.constexpr):
             pack=1,
         )
     else:
-        text: tl.constexpr = _FP8_BF16 if DTYPE == tl.bfloat16 else _FP8_F16
+        text: tl.constexpr = FP8_BF16 if DTYPE == tl.bfloat16 else FP8_F16
         return tl.inline_asm_elementwise(
             text, "=r,r,r", [words[first], words[first + 1]], dtype=tl.int32, is_pure=True, pack=1
         )
