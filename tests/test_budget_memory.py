@@ -162,7 +162,8 @@ def test_reassociated_plans_keep_the_budget(name, share):
 def test_lossy_plans_keep_the_budget(name, share):
     c, plan = case(name), planned(name, share, "lossy", "fp8")
     _, _, peaks = run(gistkit.compress(copy.deepcopy(c.model), plan), c.x, c.y)
-    assert max(peaks) <= plan.budget_bytes and plan.peak_bytes == pytest.approx(peaks[1], rel=0.01)
+    assert max(peaks) <= plan.budget_bytes
+    assert steady_peak_bytes(c.graph, plan, c.costs) == pytest.approx(peaks[1], rel=0.001)
 
 
 def test_classes_reach_further_down():
