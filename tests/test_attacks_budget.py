@@ -25,6 +25,14 @@ NETS = {
     "gelu": lambda: (conv(3, 8), nn.GELU(), nn.LayerNorm(12), conv(8, 8), nn.GELU(), conv(8, 8)),
     "silu in place": lambda: (conv(3, 8), nn.SiLU(True), conv(8, 8), nn.SiLU(True), conv(8, 8)),
     "depthwise": lambda: (conv(3, 9, groups=3), nn.BatchNorm2d(9), nn.ReLU6(), conv(9, 9, groups=9), conv(9, 8, 1)),
+    "in place on a view": lambda: (
+        conv(3, 8),
+        nn.InstanceNorm2d(8),
+        nn.ReLU(True),
+        conv(8, 8),
+        nn.ReLU(True),
+        conv(8, 8),
+    ),
     "average pools": lambda: (conv(3, 8), nn.AvgPool2d(3, 1, 1), nn.Sigmoid(), nn.AvgPool2d(3, 1, 1), conv(8, 8)),
 }
 

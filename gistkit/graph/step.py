@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from gistkit.graph.assemble import UNKNOWN
 from gistkit.graph.notes import Notes
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import BACKWARD, BEFORE, FORWARD, Block, ConvShape, Task, Use
@@ -152,9 +153,12 @@ class _Builder:
             if span.key[0] == BACKWARD and span.key[1] is not None and span.writes:
                 of_node.setdefault(span.key[1], first)
         forward = {t.call: t.index for t in self.tasks if t.phase == FORWARD}
+        backward = {t.call: t.index for t in self.tasks if t.phase == BACKWARD}  # its last one
         uses: dict[int, dict[int, bool]] = defaultdict(dict)
         for hold in self.notes.holds:
             block, task = self._storages.get(hold.save.storage), of_node.get(hold.node)
+            if task is None and hold.save.node == UNKNOWN:
+                task = backward.get(hold.call)  # inside another node: an in-place op on a view runs in its CopySlices
             if block is None or self.blocks[block].kind not in ("activation", "input"):
                 continue
             old = self.blocks[block]
