@@ -8,7 +8,7 @@ and what it gives is compared bit for bit. Under a budget that waits until backw
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from gistkit.errors import PlanError, PlanMismatchError
 from gistkit.graph.calls import COVERED, bind, operands
 from gistkit.graph.ledger import tensors_in
 from gistkit.graph.recorder import call_name
+from gistkit.graph.saved import Call
 from gistkit.nn.autocast import LOWERED
 from gistkit.nn.keep import Kept
 from gistkit.nn.standin import settings
@@ -44,10 +45,12 @@ DIFFERS = "it does not come back bit for bit on this device"
 
 @dataclass
 class _Open:
-    """The call that runs now: its number in the graph (-1: beyond it), saved tensors so far, what is to be written."""
+    """The call that runs now or, where ``over``, ran last: its number in the graph (-1: beyond it), saved tensors so
+    far, what is to be written."""
 
     number: int
     op: str
+    over: bool = False
     saves: int = 0
     saving: bool = False
     versions: dict[int, int] = field(default_factory=dict)
@@ -76,7 +79,6 @@ class Tape:
         """A call is about to run."""
         op = COVERED.get(func) or call_name(func)
         if op in OBSERVERS:
-            self._now = _Open(-1, op)
             return
         order = self._plan.order
         number = order[self._at] if self._at < len(order) else -1
@@ -108,6 +110,17 @@ class Tape:
             written.random = tuple(s for s in now.random if random_state(*s[:2]) != s[2])
             segment.calls.append(written)
         now.written.clear()
+        now.over = True
+
+    def meant(self, found: Iterable[Decision | None]) -> tuple[Decision, ...]:
+        """Those of the decisions whose storages are saved by the running call or, between calls, by a custom Function:
+        forward also saves what goes again at once, of which the graph knows nothing."""
+        graph, now = self._plan.graph, self._now
+
+        def fits(call: Call) -> bool:
+            return call.hidden if now.over else call.index == now.number
+
+        return tuple(d for d in found if d is not None and any(fits(c) for c, _ in graph.savers(d.storage)))
 
     def saving(self, pack: Callable, x: torch.Tensor) -> Any:
         """``pack(x)`` for a tensor that PyTorch's own op saves, counted."""

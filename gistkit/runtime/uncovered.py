@@ -59,6 +59,7 @@ def _planned(region: Region, x: torch.Tensor) -> Decision | None:
     if region.table.find(x) is not None:
         return None
     if region.strict:
+        found = found if region.tape is None else region.tape.meant(found)
         decision = next((d for d in found if d is not None and not _met(region, d.storage)), KEEP_DENSE)
         region.met.add(decision.storage)
         return decision

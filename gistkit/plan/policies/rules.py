@@ -91,7 +91,9 @@ class Planner:
             bits = map_bits(call, self.reading, self._carries_mask(call))
             if bits is not None:
                 return Decision(s.id, f"argmax{bits}", reason="position in the window instead of an int64 index")
-        if call.op == "dropout" and self.reading.operand(call).dtype in KERNEL_DTYPES:
+        # under p=1 PyTorch keeps one zero instead of a mask
+        masked = call.op == "dropout" and call.options.get("p") != 1
+        if masked and self.reading.operand(call).dtype in KERNEL_DTYPES:
             return Decision(s.id, "bits", reason="a dropout mask is 1 bit an element")
         return None
 
