@@ -112,6 +112,29 @@ def test_an_algorithm_whose_workspace_delays_the_task_is_left():
     assert fast.algorithms[2] == "fast" and moves(fast)[0] == (A, "d2h", 2, 1.0, 2.0)
 
 
+def test_of_equal_gains_the_one_that_moves_nothing_is_taken():
+    # Eq. (5): 0.5 s saved less 0.5 s of delay is what the baseline gains. "fast" is looked at first.
+    blocks = (hand.life(A, S, 0, 1, 4), hand.life(B, S, 2))
+    found = run(2.5, [1, 0.5, 9, 1, 1], *blocks, algorithms=FAST)
+    assert found.algorithms[2] == "implicit_gemm" and found.moves == ()
+
+
+@pytest.mark.parametrize("names", [("large", "small"), ("small", "large")])
+def test_of_equally_fast_algorithms_the_one_with_the_smaller_workspace_is_taken(names):
+    bytes_of = {"large": S, "small": S // 2}
+    known = (*((n, 1.0, bytes_of[n]) for n in names), ("implicit_gemm", 2.0, 0))
+    assert run(3, [1] * 3, hand.life(A, S, 0, 1), algorithms={1: known}).algorithms[1] == "small"
+
+
+def test_an_algorithm_without_a_scheme_is_not_worth_a_defragmentation():
+    # A and C have half of S free between them where B was, and half of S above them: no S in one piece for "fast".
+    half = S // 2
+    blocks = (hand.life(A, S, 0, 3), hand.life(B, half, 0), hand.life(C, S, 0, 3))
+    known = {2: (("implicit_gemm", 2.0, 0), ("fast", 0.1, S))}
+    found = run(3, [1] * 4, *blocks, algorithms=known)
+    assert found.algorithms[2] == "implicit_gemm" and found.defragmented == ()
+
+
 @pytest.mark.parametrize(("fast_s", "taken"), [(1.5, "implicit_gemm"), (0.5, "fast")])
 def test_an_algorithm_that_holds_up_a_prefetch_pays_for_it(fast_s, taken):
     # B made A leave; before task 3 there is room for A's return (1 s, due at task 4) or for the workspace, which gains

@@ -12,11 +12,17 @@ What the paper leaves open, and how it is settled here:
   by (4) they would have to be fetched now, else nothing is delayed.
 - Line 16's prediction fetches what s needs and runs the tasks up to s on a copy of the memory map, without workspaces
   and as if no offload caused delay; it fails where an allocation does. It is asked after (4): either ends the loop.
+- An algorithm for whose workspace no offloading scheme is found is not a possible one (line 10); for none but the
+  baseline's the memory is defragmented. Of equal gains the one with the smaller penalty is taken, then the smaller
+  workspace.
 - Of offloading schemes of equal delay the one is taken whose blocks are needed last, then the one that moves the fewest
   bytes. Nothing leaves to make room for a prefetch for s that is itself needed before s.
 - Allocations take the smallest free segment that is large enough.
 - Defragmentation offloads everything and fetches what the task needs (``PAPER``); under ``PLAN`` what the task needs,
   and what cannot leave, stays and is moved together on the device.
+
+Where it departs from the paper: criterion (b), that a block not used since it was made must not leave, spares only what
+the forward pass reads again; what waits for backward alone (masks, statistics) would else stay until then.
 """
 
 from __future__ import annotations
@@ -174,17 +180,18 @@ class _Run:
 
     def most_gain(self, t: int) -> tuple[Algorithm, tuple[int, ...]] | None:
         """The algorithm that gains most and what leaves for its workspace; None where none has room. Fastest first:
-        no gain is above the time saved, so the rest is not looked at once that is below the best gain."""
+        no gain is above the time saved, so the rest is not looked at once that is below the best gain. Of equal gains
+        the last one has the smallest penalty, and of equally fast ones the smallest workspace."""
         known, base = self.costs.algorithms[t], self.base(t)
         best, found = -inf, None
-        for a in sorted(known, key=lambda a: a.seconds):
+        for a in sorted(known, key=lambda a: (a.seconds, -a.workspace_bytes)):
             if base.seconds - a.seconds < best:
                 break
             scheme = self.places.scheme(a.workspace_bytes, t, self.delay_s)
             if scheme is None:
                 continue
             gain = self.gain(t, base, a, scheme)
-            if gain > best:
+            if gain >= best:
                 best, found = gain, (a, scheme)
         return found
 
