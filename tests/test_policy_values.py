@@ -90,6 +90,9 @@ def test_expected_densities_follow_pools_dropouts_and_concatenations():
     assert decision(padded, "relu").codec == "mask1" and decision(padded, "pad").codec == "zvc"
     dropped = captured(lambda m, x: m[1](F.dropout(m[0](x), 0.5)), conv(), conv())
     assert decision(dropped, "dropout").codec == "zvc"
+    behind = reader_of(lambda y: F.dropout(y, 0.5))
+    all_zeros = decision(behind, "dropout", densities={output_of(behind, "relu"): 0.0})
+    assert all_zeros.reason.endswith("100% of them are zeros"), "a measured density of 0 is no missing one"
 
 
 def test_lossy_narrows_sparse_values_and_everything_else_read_by_value():

@@ -49,7 +49,8 @@ class Densities:
             inner = self._of_operand(call, 0)
             return None if inner is None else 1 - (1 - inner) ** prod(call.options["kernel_size"])
         if call.op == "dropout" and call.options and call.options["training"]:
-            return (self._of_operand(call, 0) or 1.0) * (1 - call.options["p"])
+            inner = self._of_operand(call, 0)
+            return (1.0 if inner is None else inner) * (1 - call.options["p"])
         return self._of_parts(call) if call.op == "cat" else None
 
     def _of_operand(self, call: Call, position: int) -> float | None:
