@@ -10,6 +10,16 @@
 | anything else | dense; with ``lossy`` a narrow float | DPR, III-B, IV-A |
 
 A ReLU whose input has no other use runs in place (III-C). Masks, maps and sparse structure are never narrowed.
+
+Where it departs from the paper:
+- What backward reads decides, not the pair of layers (Table I): a ReLU before an average pool is a mask too, and one
+  before a linear layer is sparse.
+- DPR "is applicable to any layer combination" (IV-A); here only to readers that are known to bear it
+  (:mod:`gistkit.plan.policies.lossy`). A ReLU's narrow output has its mask beside it: what was flushed to zero still
+  passes its gradient, as in the paper's ReLU-pool pair.
+- An encoding is taken where it saves a twentieth, of tensors of at least 4 KiB; the paper encodes every pair, early
+  minibatches with few zeros too (V-E).
+- Zero-value compression (cDMA's format) beside CSR: above a density of 0.12 it is smaller, and exact as well.
 """
 
 from __future__ import annotations
