@@ -18,7 +18,7 @@ import torch
 
 from gistkit.graph.ledger import NO_PRODUCER, Ledger, dtype_name, tensors_in
 from gistkit.graph.notes import Hold, Notes, OpenCall, Packed
-from gistkit.graph.saved import Call, Save, SavedGraph
+from gistkit.graph.saved import Call, Passing, Save, SavedGraph
 from gistkit.graph.walk import backward_reads, function_name, is_accumulator, nodes_from, saved_fields
 from gistkit.kernels.layout import flat, is_dense
 
@@ -155,7 +155,19 @@ def _freeze(index: int, call: OpenCall, names: dict[int, tuple[str, str]]) -> Ca
         operands=tuple(call.operands),
         results=tuple(call.results),
         hidden=isinstance(call.number, tuple),
+        passing=_passing(call),
     )
+
+
+def _passing(call: OpenCall) -> tuple[Passing, ...]:
+    """What a call saved for nodes that were gone when the forward was over."""
+    known, found = 0, []
+    for ref, (storage, dtype, shape) in zip(call.packs, call.packed, strict=False):
+        alive = ref() is not None
+        if storage is not None:
+            found += [] if alive else [Passing(known, storage, dtype, shape)]
+            known += alive
+    return tuple(found)
 
 
 def _save(packed: Packed, node: str, field: str) -> Save:

@@ -11,14 +11,19 @@ left alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Number
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch.utils._pytree import tree_flatten
 
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
 
 Pair = tuple[int, int]
+PLAIN = (Number, str, bytes, type(None), type(Ellipsis), slice)
+PLAIN += (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
+"""Types of arguments that stay as they are however long one keeps them."""
 
 
 class Relu(NamedTuple):
@@ -236,3 +241,9 @@ def options(bound: Bound) -> dict:
 def operands(bound: Bound) -> list[torch.Tensor]:
     """The tensors of a bound call, in the order of its fields."""
     return [v for v in bound if isinstance(v, torch.Tensor)]
+
+
+def opaque(args: tuple, kwargs: dict) -> str:
+    """The type of the first argument that cannot be kept to run the call once more, '' where all can be."""
+    known = (torch.Tensor, torch.Generator, *PLAIN)
+    return next((type(v).__name__ for v in tree_flatten((args, kwargs))[0] if not isinstance(v, known)), "")

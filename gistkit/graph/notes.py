@@ -86,6 +86,8 @@ class OpenCall:
     inplace: bool = False
     versions: list[tuple[torch.Tensor, StorageEntry, int]] = field(default_factory=list)
     packs: list[weakref.ref[Packed]] = field(default_factory=list)
+    packed: list[tuple[int | None, str, tuple[int, ...]]] = field(default_factory=list)
+    """Storage, dtype and shape of each of its packs, which do not live as long."""
 
     def add_read(self, storage: int) -> None:
         if storage not in self.reads:

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from gistkit.errors import CaptureError
 from gistkit.graph import calls
 from gistkit.graph.assemble import assemble
-from gistkit.graph.ledger import NO_PRODUCER, StorageEntry, tensors_in
+from gistkit.graph.ledger import NO_PRODUCER, StorageEntry, dtype_name, tensors_in
 from gistkit.graph.notes import Notes, OpenCall, Packed
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.weights import is_weight
@@ -124,6 +124,8 @@ class Recorder(TorchFunctionMode):
             if calls.is_counted(bound) and calls.region_is_open(self._pack_hook):
                 call.covered = self._covered
                 self._covered += 1
+        elif strange := calls.opaque(args, kwargs):
+            call.options = {"opaque": strange}
         operands = calls.operands(bound) if bound is not None else [*tensors_in(args), *tensors_in(kwargs)]
         for t in operands:
             self._read(call, t)
@@ -197,6 +199,8 @@ class Recorder(TorchFunctionMode):
             entry = notes.ledger.storage_of(t, "parameter" if is_weight(t) else "activation", origin)
             packed = Packed(t, sequence, None if entry is None else entry.id)
             (notes.loose if call is None else call.packs).append(weakref.ref(packed))
+            if call is not None:
+                call.packed.append((packed.storage, dtype_name(t.dtype), tuple(t.shape)))
             if call is None and entry is not None:
                 packed.value = notes.ledger.value_of(packed.tensor, entry, origin)
             if call is None and self._light:

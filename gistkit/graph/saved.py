@@ -55,13 +55,25 @@ class Save:
 
 
 @dataclass(frozen=True)
+class Passing:
+    """A tensor that a call saved for a node that was gone again when the forward was over (its result was detached):
+    backward never asks for it. ``position``: of how many of the call's ``saves`` it comes after."""
+
+    position: int
+    storage: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Call:
     """One function call: canonical name, covered-call ordinal, storages read and written, tensors saved.
 
     ``covered`` is the running number among the calls that the runtime interposes (-1 for all others): the runtime finds
     its decision by it. ``inplace`` is True where the call overwrote its first operand. ``module`` is the qualified name
     of the module whose forward made the call ('' at the root). ``operands`` and ``results`` are value ids, a covered
-    call's operands in the order of its named arguments. ``options`` are a covered call's arguments that are no tensors.
+    call's operands in the order of its named arguments. ``options`` are a covered call's arguments that are no tensors;
+    of another call ``opaque``, the type of an argument that cannot be kept to run it once more, where it has one.
     ``hidden``: no torch function call, but known by its backward node or by what it saved (a custom autograd Function).
     """
 
@@ -77,6 +89,7 @@ class Call:
     operands: tuple[int, ...] = ()
     results: tuple[int, ...] = ()
     hidden: bool = False
+    passing: tuple[Passing, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -175,7 +188,8 @@ class SavedGraph:
 def _call(raw: dict) -> Call:
     saves = tuple(Save(**{**s, "shape": tuple(s["shape"])}) for s in raw["saves"])
     ids = {name: tuple(raw[name]) for name in ("reads", "writes", "operands", "results")}
-    return Call(**{**raw, **ids, "saves": saves})
+    passing = tuple(Passing(**{**p, "shape": tuple(p["shape"])}) for p in raw.get("passing", ()))
+    return Call(**{**raw, **ids, "saves": saves, "passing": passing})
 
 
 def _task(raw: dict) -> Task:

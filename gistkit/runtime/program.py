@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from gistkit.graph.saved import Call, SavedGraph
+from gistkit.graph.saved import Call, Passing, Save, SavedGraph
 from gistkit.plan.plan import CallChoice, Decision, Plan
 from gistkit.plan.policies.recompute_plan import recompute_plan
 
@@ -44,8 +44,11 @@ class Program:
     def __init__(self, graph: SavedGraph, plan: Plan, given: bool = False) -> None:
         self.graph, self.plan = graph, plan
         self._decisions = {d.storage: d for d in plan.decisions}
+        kept = {s.id for s in graph.kept()}
+        self.passing = frozenset(p.storage for c in graph.calls for p in c.passing) - kept
+        """Storages that are saved for nodes which go at once, and for no other."""
         if given:
-            self._decisions = {s.id: Decision(s.id, "dense", reason=OPEN) for s in graph.kept()} | self._decisions
+            self._decisions = {s: Decision(s, "dense", reason=OPEN) for s in (*kept, *self.passing)} | self._decisions
         self.again = recompute_plan(graph, self._decisions, plan.choices)
         self._choices = {c.covered: c for c in plan.choices}
         self._in_recipes = {n for d in plan.decisions for n in _batch_norms(d.recipe)}
@@ -116,13 +119,21 @@ class Program:
             found, number = (gaps, done) if call.covered < 0 else (within, call.covered)
             if call.covered >= 0:
                 done = call.covered + 1
-            for save in call.saves:
+            for save in _in_order(call):
                 if self.graph.storages[save.storage].kind in ("input", "activation"):
                     found[number, save.dtype.removeprefix("torch."), save.shape][save.storage] = None
         return self._decided(gaps), self._decided(within)
 
     def _decided(self, found: dict[Key, dict[int, None]]) -> dict[Key, tuple]:
         return {key: tuple(self._decisions.get(s) for s in storages) for key, storages in found.items()}
+
+
+def _in_order(call: Call) -> list[Save | Passing]:
+    """What a call saves, in order, with what it saves for nodes that go at once."""
+    found: list[Save | Passing] = list(call.saves)
+    for passing in reversed(call.passing):
+        found.insert(passing.position, passing)
+    return found
 
 
 def _batch_norms(recipe: tuple) -> set[int]:

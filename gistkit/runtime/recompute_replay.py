@@ -16,7 +16,7 @@ from gistkit.graph.ledger import tensors_in
 from gistkit.nn.keep import Kept
 from gistkit.nn.switched import switched
 from gistkit.runtime.recompute_calls import Operand, ReplayError, Written, geometry
-from gistkit.runtime.recompute_state import autocast, random_states_back, set_random
+from gistkit.runtime.recompute_state import DrawnFrom, autocast, random_states_back, set_random
 from gistkit.runtime.stash import whole
 
 
@@ -98,7 +98,7 @@ class _Replay:
             old = self._there["made", storage]
             self._there["made", storage] = whole(old).clone()
             self._given.discard(storage)
-        leaves = [self._tensor(leaf) if isinstance(leaf, Operand) else leaf for leaf in call.leaves]
+        leaves = [self._argument(leaf) for leaf in call.leaves]
         if call.random:
             set_random(call.random)
         with autocast(call.autocast), switched(call.switch):
@@ -120,6 +120,11 @@ class _Replay:
             if leaf >= len(made) or geometry(made[leaf]) != where:
                 raise ReplayError(f"{call.name} (call {call.number}) gave a tensor of another shape when it ran anew")
             self._there["made", storage] = made[leaf].detach()
+
+    def _argument(self, leaf: Any) -> Any:
+        if isinstance(leaf, DrawnFrom):
+            return leaf.generator()
+        return self._tensor(leaf) if isinstance(leaf, Operand) else leaf
 
     def _tensor(self, operand: Operand) -> torch.Tensor:
         key = _key(operand)

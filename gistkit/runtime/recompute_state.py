@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 import torch
 
@@ -11,6 +12,18 @@ AUTOCAST_DEVICES = ("cpu", "cuda")
 AutocastState = tuple[tuple[bool, torch.dtype], ...]
 RandomState = tuple[str, int, bytes]
 """Device type, index, state of its default generator."""
+
+
+@dataclass(frozen=True)
+class DrawnFrom:
+    """A generator that a call was given, as it was before the call."""
+
+    device: torch.device
+    state: torch.Tensor
+
+    def generator(self) -> torch.Generator:
+        """A new one in that state."""
+        return torch.Generator(self.device).set_state(self.state)
 
 
 @contextmanager
@@ -53,6 +66,7 @@ def random_states_back(states: list[RandomState]) -> Iterator[None]:
 
 __all__ = [
     "AutocastState",
+    "DrawnFrom",
     "RandomState",
     "autocast",
     "autocast_now",

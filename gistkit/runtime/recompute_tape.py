@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_flatten
 
 from gistkit.errors import PlanError, PlanMismatchError
-from gistkit.graph.calls import COVERED, bind, operands
+from gistkit.graph.calls import COVERED, PLAIN, bind, operands
 from gistkit.graph.ledger import tensors_in
 from gistkit.graph.recorder import call_name
 from gistkit.graph.saved import Call
@@ -29,15 +29,13 @@ from gistkit.plan.policies.recompute_plan import OBSERVERS, RecomputePlan, Segme
 from gistkit.runtime.recompute import AgainBody, Segment
 from gistkit.runtime.recompute_calls import Operand, ReplayError, Written, geometry
 from gistkit.runtime.recompute_replay import run_anew
-from gistkit.runtime.recompute_state import RandomState, autocast_now, random_state
+from gistkit.runtime.recompute_state import DrawnFrom, RandomState, autocast_now, random_state
 from gistkit.runtime.stash import whole
 from gistkit.runtime.verify import Digest, same_bits
 
 Hold = Callable[[torch.Tensor, int], Kept]
 Refuse = Callable[[int, str], None]
 AGAIN = "plan this model again"
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice)
-_PLAIN += (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 _SURE = frozenset(("relu", "max_pool2d", "conv2d", "linear", "batch_norm", "add"))
 """Covered ops that draw no random numbers."""
 DIFFERS = "it does not come back bit for bit on this device"
@@ -229,8 +227,10 @@ class Tape:
                     hold = len(segment.holds) + len(outside)
                     outside.append((leaf, storage))
                 made.append(Operand(storage, hold, geometry(leaf), leaf.dtype, leaf.requires_grad))
-            elif isinstance(leaf, torch.Tensor) or isinstance(leaf, _PLAIN):
+            elif isinstance(leaf, torch.Tensor) or isinstance(leaf, PLAIN):
                 made.append(None if isinstance(leaf, torch.Tensor) else leaf)
+            elif isinstance(leaf, torch.Generator):
+                made.append(DrawnFrom(leaf.device, leaf.get_state()))
             else:
                 raise PlanError(
                     f"storage {min(plan.storages)}: recompute runs {call.op} of {call.module or 'the model'} (call "

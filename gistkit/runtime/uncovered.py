@@ -53,7 +53,8 @@ def _planned(region: Region, x: torch.Tensor) -> Decision | None:
     found = region.program.uncovered(key) if region.instead < 0 else region.program.within(key)
     open_choice = KEEP_DENSE if region.strict else None
     if len(found) < 2:
-        return (found[0] if found else None) or open_choice
+        decision = (found[0] if found else None) or open_choice
+        return KEEP_DENSE if decision is not None and decision.storage in region.program.passing else decision
     if x.untyped_storage()._cdata in region.held:
         return KEEP_DENSE
     if region.table.find(x) is not None:
@@ -62,7 +63,7 @@ def _planned(region: Region, x: torch.Tensor) -> Decision | None:
         found = found if region.tape is None else region.tape.meant(found)
         decision = next((d for d in found if d is not None and not _met(region, d.storage)), KEEP_DENSE)
         region.met.add(decision.storage)
-        return decision
+        return KEEP_DENSE if decision.storage in region.program.passing else decision
     turn = region.turns[key] = region.turns.get(key, -1) + 1
     return (found[turn] if turn < len(found) else None) or open_choice
 

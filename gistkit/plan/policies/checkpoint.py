@@ -18,6 +18,7 @@ from gistkit.graph.tasks import FORWARD
 from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import Decision, Plan
 from gistkit.plan.policies.predicted import held, kept_by_ops, make_plan, own_decisions
+from gistkit.plan.policies.reading import written_late
 from gistkit.plan.policies.recompute_plan import Replays
 
 _AROUND_ROOT = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8)
@@ -52,7 +53,7 @@ def _plan(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, chosen:
     settings = {"segments": len(chosen) + 1}
     boundaries = {graph.blocks[c.block].storage for c in chosen}
     own = tuple(d for d in own_decisions(graph) if d.storage not in boundaries)
-    silent = {d.storage for d in own} | kept_by_ops(graph)
+    silent = {d.storage for d in own} | kept_by_ops(graph) | written_late(graph)
     decisions = Replays(graph).able((*own, *rerun_between(graph, chosen, silent)))
     return make_plan("checkpoint", graph, costs, budget_bytes, decisions, settings=settings)
 

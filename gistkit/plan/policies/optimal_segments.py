@@ -76,7 +76,7 @@ def even_plans(graph: SavedGraph) -> tuple[Plan, ...]:
     counts = sorted({min(len(places) + 1, max(2, round(root * share))) for share in COUNTS})
     chosen = [list(places[::length]) for length in FRAMES] + [evenly(graph, places, count) for count in counts]
     replays = Replays(graph)
-    made = (tuple(replays.able(rerun_between(graph, found, set()))) for found in chosen if found)
+    made = (tuple(replays.able(rerun_between(graph, found, replays.late))) for found in chosen if found)
     return tuple(Plan("optimal", graph.fingerprint, decisions, ()) for decisions in made)
 
 

@@ -26,7 +26,7 @@ from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import Decision
 from gistkit.plan.policies.lossy import may_narrow
 from gistkit.plan.policies.predicted import kept_by_ops
-from gistkit.plan.policies.reading import KERNEL_DTYPES
+from gistkit.plan.policies.reading import KERNEL_DTYPES, written_late
 from gistkit.plan.policies.rebuild import WITHOUT_VALUES, recipe_of
 from gistkit.plan.policies.rules import SMALL_BYTES, Planner
 
@@ -87,7 +87,7 @@ class _Listing:
     def __init__(self, graph: SavedGraph, costs: CostTable, lossy: str | None, *, few: bool = False) -> None:
         self._planner = Planner(graph, lossy, costs.densities)
         self._graph, self._costs, self._lossy = graph, costs, lossy
-        self._own = kept_by_ops(graph)
+        self._own, self._late = kept_by_ops(graph), written_late(graph)
         seconds = [costs.task_s(t.index) for t in graph.tasks]
         self._start_s = np.concatenate(([0.0], np.cumsum(seconds)))
         self._many = few or sum(b.saved >= 0 for b in graph.blocks) > MANY
@@ -98,6 +98,8 @@ class _Listing:
         dense = Decision(s.id, "dense", reason="kept: the budget allows it")
         if block.last >= len(self._graph.tasks):
             return (replace(dense, reason="held by the caller" if s.kind == "input" else "outlives the step"),)
+        if s.id in self._late:
+            return (replace(dense, reason="written only after it is saved"),)
         ruled = self._planner.decide(s.id)
         if ruled is not None and ruled.codec == "drop" and not any(u.values for u in block.uses):
             return (ruled,)

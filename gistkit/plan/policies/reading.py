@@ -7,6 +7,8 @@ import torch
 from gistkit.graph.saved import Call, Save, SavedGraph, SavedStorage, Value
 
 KERNEL_DTYPES = ("float32", "bfloat16", "float16")
+WRITTEN_LATE = (("RreluWithNoiseBackward0", "noise"),)
+"""Nodes and fields that PyTorch fills in after it has shown them to saved-tensor hooks: nothing can stand for them."""
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -17,6 +19,11 @@ def dtype_of(name: str) -> torch.dtype:
 def numel(storage: SavedStorage) -> int:
     """Elements of a storage under its own dtype."""
     return storage.nbytes // dtype_of(storage.dtype).itemsize
+
+
+def written_late(graph: SavedGraph) -> set[int]:
+    """Storages whose values are not there yet when they are saved: they are kept as they are."""
+    return {s.storage for c in graph.calls for s in c.saves if (s.node, s.field) in WRITTEN_LATE}
 
 
 class Reading:

@@ -16,6 +16,7 @@ from gistkit.graph.saved import Call, SavedGraph
 from gistkit.plan.part_algorithms import switches
 from gistkit.plan.plan import CallChoice, Decision
 from gistkit.plan.policies.predicted import kept_by_ops
+from gistkit.plan.policies.reading import written_late
 from gistkit.plan.segments import valued
 
 OUTSIDE = ("input", "parameter", "buffer")
@@ -91,7 +92,7 @@ class Replays:
             for storage in call.writes:
                 self.writers[storage].append(call)
         self.saved = {s.id for s in graph.kept()}
-        self.own = kept_by_ops(graph)
+        self.own, self.late = kept_by_ops(graph), written_late(graph)
 
     def under(self, decisions: Mapping[int, Decision]) -> Replays:
         """The same graph under other decisions, by storage."""
@@ -159,6 +160,10 @@ class Replays:
         known = self.graph.storages[storage]
         if known.kind != "activation" or not self.writers[storage]:
             raise PlanError(f"{self._name(storage)}: recompute, but no call of the forward makes it; keep it")
+        if storage in self.late:
+            raise PlanError(
+                f"{self._name(storage)}: recompute, but it is written only after it is saved; leave it undecided"
+            )
         if storage in self.own:
             maker = self.graph.calls[known.producer]
             raise PlanError(
@@ -173,6 +178,12 @@ class Replays:
             raise PlanError(
                 f"{what}, which is no call of a torch function (a custom autograd Function, scripted code); keep what "
                 "it makes, or cut the segment behind it"
+            )
+        strange = (call.options or {}).get("opaque")
+        if strange:
+            raise PlanError(
+                f"{what}, whose argument of type {strange} cannot be kept for that; keep what it makes, or cut the "
+                "segment behind it"
             )
         statistics = {s for s in call.writes if self.graph.storages[s].kind == "buffer"} if _is_norm(call) else set()
         beyond = [s for s in call.writes if s not in inside and s not in statistics and self._outlives(s, call)]

@@ -11,7 +11,7 @@ from gistkit.plan.plan import Decision
 from gistkit.plan.policies.choices import map_bits, mask_carrier
 from gistkit.plan.policies.density import Densities
 from gistkit.plan.policies.lossy import may_narrow
-from gistkit.plan.policies.reading import KERNEL_DTYPES, Reading, dtype_of, numel
+from gistkit.plan.policies.reading import KERNEL_DTYPES, Reading, dtype_of, numel, written_late
 from gistkit.plan.policies.rebuild import MAX_DEPTH, depth, recipe_of
 
 SMALL_BYTES = 4096
@@ -31,6 +31,7 @@ class Planner:
         self._lossy = lossy
         self._rebuilds = rebuild
         self._kept = {s.id for s in graph.kept()}
+        self._late = written_late(graph)
         self._decided: dict[int, Decision] = {}
 
     def decide(self, storage: int) -> Decision | None:
@@ -59,6 +60,8 @@ class Planner:
     def _decision(self, s: SavedStorage) -> Decision:
         if s.kind == "input":
             return _dense(s, "held by the caller")
+        if s.id in self._late:
+            return _dense(s, "written only after it is saved")
         own = self._own_of_an_op(s)
         if own is not None:
             return own
