@@ -85,9 +85,12 @@ def hardware_of(
 
 
 def card(name: str, memory_bytes: int) -> Hardware:
-    """The hardware of a CUDA card by its name, with the memory that it really has and what PyTorch's libraries take."""
+    """The hardware of a CUDA card by its name, with the memory that it really has and what PyTorch's libraries take.
+
+    PyTorch tells no convolution its algorithm, on a card of the papers either."""
     preset = next((p for part, p in CARDS.items() if part in name.upper()), None)
-    own = replace(PRESETS[preset or UNKNOWN_CARD], memory_bytes=memory_bytes, libraries_bytes=CUDA_LIBRARIES_BYTES)
+    rates = PRESETS[preset or UNKNOWN_CARD]
+    own = replace(rates, memory_bytes=memory_bytes, libraries_bytes=CUDA_LIBRARIES_BYTES, tells_algorithms=False)
     if preset is not None:
         return own
     return replace(own, name=f"{name} at the rates of {UNKNOWN_CARD} (measure it with `gistkit calibrate`)")

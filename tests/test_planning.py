@@ -324,6 +324,7 @@ def test_cards():
     assert card("NVIDIA H200", 100 * GIB).name == "h200" and card("NVIDIA H200", 100 * GIB).memory_bytes == 100 * GIB
     assert card("NVIDIA TITAN X (Pascal)", GIB).name == card("GeForce GTX TITAN X", GIB).name == "titanx"
     assert card("Tesla K40m", GIB).name == "k40m"
+    assert not card("Tesla K40m", GIB).tells_algorithms, "that is the frameworks of the papers, not PyTorch on the card"
     assert card("NVIDIA H200", 100 * GIB).libraries_bytes == 96 * 2**20
     unknown = card("NVIDIA A100-SXM4-80GB", 80 * GIB)
     assert unknown.name == "NVIDIA A100-SXM4-80GB at the rates of h200 (measure it with `gistkit calibrate`)"
