@@ -14,10 +14,12 @@ def test_plan_mismatch_says_what_to_do():
     assert (error.expected, error.got, error.remedy) == ("relu #3", "max_pool2d", "plan the model again")
 
 
-def test_every_kind_is_a_gist_error():
-    kinds = [v for v in vars(errors).values() if isinstance(v, type)]
-    assert all(issubclass(kind, errors.GistError) and (kind.__doc__ or "").strip() for kind in kinds)
+def test_every_kind_is_a_gist_error_and_the_one_warning_is_none():
+    kinds = {v for v in vars(errors).values() if isinstance(v, type)}
+    assert all((kind.__doc__ or "").strip() for kind in kinds)
+    assert {kind for kind in kinds if not issubclass(kind, errors.GistError)} == {errors.BudgetWarning}
     assert issubclass(errors.GistError, RuntimeError)
+    assert issubclass(errors.BudgetWarning, UserWarning)  # the step goes on (docs/design.md, "What a budget ...")
 
 
 def test_flat_names_shape_strides_and_remedy():
