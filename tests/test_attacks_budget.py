@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import gistkit
 from gistkit.errors import BudgetError
@@ -15,6 +16,23 @@ from gistkit.runtime.stash import Shape
 
 def conv(inputs, outputs, kernel=3, **words):
     return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, **words)
+
+
+class Checkpointed(nn.Module):
+    """Layers under PyTorch's own checkpoint."""
+
+    def __init__(self, *layers, reentrant=False):
+        super().__init__()
+        self.layers, self.reentrant = nn.Sequential(*layers), reentrant
+
+    def forward(self, x):
+        return checkpoint(self.layers, x, use_reentrant=self.reentrant)
+
+
+def checkpointed(reentrant):
+    # its input is kept as a codec's payload or made anew: checkpoint unpacks it, and its second forward holds it
+    within = conv(8, 8), nn.ReLU(), conv(8, 8), nn.Sigmoid(), conv(8, 8), nn.ReLU()
+    return conv(3, 8), nn.ReLU(), Checkpointed(*within, reentrant=reentrant), conv(8, 8), nn.ReLU(), conv(8, 8)
 
 
 def head():
@@ -33,6 +51,8 @@ NETS = {
         nn.ReLU(True),
         conv(8, 8),
     ),
+    "checkpoint": lambda: checkpointed(False),
+    "reentrant checkpoint": lambda: checkpointed(True),
     "average pools": lambda: (conv(3, 8), nn.AvgPool2d(3, 1, 1), nn.Sigmoid(), nn.AvgPool2d(3, 1, 1), conv(8, 8)),
 }
 

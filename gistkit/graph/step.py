@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
-from gistkit.graph.assemble import UNKNOWN
 from gistkit.graph.notes import Notes
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import BACKWARD, BEFORE, FORWARD, Block, ConvShape, Task, Use
@@ -153,12 +152,10 @@ class _Builder:
             if span.key[0] == BACKWARD and span.key[1] is not None and span.writes:
                 of_node.setdefault(span.key[1], first)
         forward = {t.call: t.index for t in self.tasks if t.phase == FORWARD}
-        backward = {t.call: t.index for t in self.tasks if t.phase == BACKWARD}  # its last one
         uses: dict[int, dict[int, bool]] = defaultdict(dict)
+        held: dict[int, set[int | None]] = defaultdict(set)
         for hold in self.notes.holds:
             block, task = self._storages.get(hold.save.storage), of_node.get(hold.node)
-            if task is None and hold.save.node == UNKNOWN:
-                task = backward.get(hold.call)  # inside another node: an in-place op on a view runs in its CopySlices
             if block is None or self.blocks[block].kind not in ("activation", "input"):
                 continue
             old = self.blocks[block]
@@ -166,12 +163,32 @@ class _Builder:
             saved = since if old.saved < 0 else min(old.saved, since)
             holder = old.holder if task is None else max(old.holder, task)
             self.blocks[block] = replace(old, saved=saved, holder=holder)
+            held[block].add(task)
             if task is not None and hold.save.read:
                 own = self.graph.calls[hold.call].op == "relu" and hold.save.field == "result"
                 uses[block][task] = uses[block].get(task, False) or not own
+        for block, tasks in self._unpacked():
+            if tasks[0] == tasks[-1] and tasks[0] in held[block]:
+                continue
+            uses[block].update(dict.fromkeys(tasks, True))
+            self.blocks[block] = replace(self.blocks[block], holder=max(self.blocks[block].holder, tasks[-1]))
         for block, tasks in uses.items():
             found = tuple(Use(task, values) for task, values in sorted(tasks.items()))
             self.blocks[block] = replace(self.blocks[block], uses=found)
+
+    def _unpacked(self) -> Iterator[tuple[int, range]]:
+        """Blocks with the backward tasks during which what a node unpacked of them was there: one task mostly.
+
+        Not so where it is read by others than the node that saved it: a checkpoint unpacks its inputs for the forward
+        that runs again, whose nodes keep them; an in-place op on a view runs inside another node, its CopySlices.
+        """
+        for item in self.tracer.seen:
+            if item.stand_in is None or item.unpacked < 0:
+                continue
+            block = self._storages.get(item.stand_in)
+            if block is not None and self.blocks[block].saved >= 0:
+                first, last = self.first_task[item.unpacked], self.first_task[max(item.unpacked, item.last)]
+                yield block, range(first, last + 1)
 
     def _link(self) -> None:
         """Reads, writes and transients of the tasks, now that blocks have numbers."""

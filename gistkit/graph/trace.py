@@ -27,7 +27,11 @@ Key = tuple[str, int | None, str]
 
 @dataclass
 class Seen:
-    """One storage: made in span ``first`` (-1: from before), there until the end of span ``last``."""
+    """One storage: made in span ``first`` (-1: from before), there until the end of span ``last``.
+
+    One that stands for a saved tensor, of storage ``stand_in``, is there from the first span that reads it, that of
+    ``unpacked``, to ``last``: as long as what a plan would decode.
+    """
 
     id: int
     ref: StorageWeakRef
@@ -36,6 +40,7 @@ class Seen:
     first: int
     last: int = -1
     stand_in: int | None = None
+    unpacked: int = -1
 
 
 @dataclass
@@ -71,6 +76,7 @@ class Tracer(TorchDispatchMode):
         self.seen: list[Seen] = []
         self._known: dict[int, Seen] = {}
         self._live: dict[int, Seen] = {}
+        self._stood: dict[int, Seen] = {}
         self._leaf: torch.Tensor | None = None
 
     def outside(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -94,7 +100,9 @@ class Tracer(TorchDispatchMode):
         finally:
             self.active = active
         if t.untyped_storage()._cdata not in self._known:
-            self._note(t, first=-1).stand_in = -1 if storage is None else storage
+            item = self._note(t, first=-1)
+            item.stand_in = -1 if storage is None else storage
+            self._stood[item.ref.cdata] = item
         return t
 
     def finish(self) -> None:
@@ -153,6 +161,11 @@ class Tracer(TorchDispatchMode):
             else:
                 item.last = now
                 total += item.nbytes
+        for cdata, item in list(self._stood.items()):
+            if item.ref.expired():
+                del self._stood[cdata]
+            elif item.unpacked >= 0:
+                item.last = now
         return total
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -177,6 +190,9 @@ class Tracer(TorchDispatchMode):
     def _write_down(self, span: Span, func: Any, args: tuple, kwargs: dict, out: Any, read: dict, made: dict) -> None:
         span.ops.append(func._schema.name)
         span.reads.update(dict.fromkeys(read))
+        for i in read:
+            if self.seen[i].stand_in is not None and self.seen[i].unpacked < 0:
+                self.seen[i].unpacked = len(self.spans) - 1
         fresh = {i: t for i, t in made.items() if i not in read}
         changed = fresh if not func._schema.is_mutable else made
         span.writes.update(dict.fromkeys(changed))
