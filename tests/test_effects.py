@@ -5,47 +5,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from gistkit.errors import GistError, PlanError
 from gistkit.plan.cost import cost_table
 from gistkit.plan.effects import Context, StepIndex, block_effects, profile
-from gistkit.plan.hardware import hardware
-from gistkit.plan.plan import CallChoice, Decision, Plan
+from gistkit.plan.plan import CallChoice, Decision
 from gistkit.plan.policies.gist import gist
+from tests.effect_cases import BYTES, CHAIN, CPU, RELU, TITANX, block_of, effects, lives, plan_of, short
 from tests.step_graphs import Step, chain, forked, pooled, step_graphs
-
-CPU, TITANX = hardware("cpu"), hardware("titanx")
-
-
-def plan_of(graph, *decisions, choices=(), policy="test", **fields):
-    return Plan(policy, graph.fingerprint, decisions, choices, **fields)
-
-
-def lives(graph, plan, hw=CPU, density=0.5):
-    """{(block, what): [(first, last, bytes)]} of a plan."""
-    found = {}
-    for i in profile(graph, plan, cost_table(graph, hw, density=density)).intervals:
-        found.setdefault((i.block, i.what), []).append((i.first, i.last, i.nbytes))
-    return found
-
-
-def effects(graph, block, decision, hw=CPU, density=0.5):
-    return block_effects(graph, cost_table(graph, hw, density=density), decision, block)
-
-
-def short(made):
-    return [(i.first, i.last, i.nbytes, i.what) for i in made.intervals]
-
-
-def block_of(graph, op, nth=0, result=0):
-    """The block that the nth call of an op made."""
-    call = [c for c in graph.calls if c.op == op][nth]
-    return next(b for b in graph.blocks if b.storage == call.writes[result])
-
-
-# chain(): tasks 0 conv, 1 relu, 2 conv, 3 relu, 4 mean | 5 mean, 6 relu, 7 conv w, 8 conv i, 9 relu, 10 conv w
-CHAIN = chain(2)
-RELU = block_of(CHAIN, "relu")
-BYTES = RELU.nbytes
 
 
 def test_the_chain_is_what_the_numbers_below_say():
@@ -230,86 +195,6 @@ def test_relu_whose_mask_the_map_carries_hands_its_gradient_on():
     done = profile(graph, plan_of(graph, choices=(CallChoice(call.covered, "relu", passes=True),)), costs)
     assert [(i.first, i.last) for i in done.intervals if i.block == made.id] == [(task.index + 1, made.last)]
     assert done.extra_s[task.index] == -costs.task_s(task.index)
-
-
-def host(**fields):
-    return Decision(RELU.storage, "dense", "host", **{"release": 4, "prefetch": 6, **fields})
-
-
-def test_host_leaves_and_comes_back():
-    made = effects(CHAIN, RELU, host(), TITANX)
-    assert short(made) == [(1, 3, BYTES, "dense"), (6, 9, BYTES, "dense")]
-    assert [t[1:] for t in made.transfers] == [(BYTES, "d2h", 2, 4), (BYTES, "h2d", 6, 7)]
-    made = effects(CHAIN, RELU, host(offload=3, ready=6), TITANX)
-    assert [t[3:] for t in made.transfers] == [(3, 4), (6, 6)]
-
-
-def test_vdnn_copies_while_the_reader_runs():
-    conv = block_of(forked(1), "conv2d")
-    made = effects(forked(1), conv, Decision(conv.storage, "dense", "host", release=3, prefetch=20), TITANX)
-    assert made.transfers[0].issue == conv.saved == 1
-
-
-def test_coded_on_the_host():
-    made = effects(CHAIN, RELU, replace(host(), codec="fp16", mask=True), TITANX)
-    assert short(made) == [
-        (1, 2, BYTES, "dense"),
-        (1, 9, BYTES // 32, "mask"),
-        (1, 3, BYTES // 2, "payload"),
-        (6, 7, BYTES // 2, "payload"),
-        (7, 7, BYTES, "decoded"),
-    ]
-    assert [t[1:] for t in made.transfers] == [(BYTES // 2, "d2h", 2, 4), (BYTES // 2, "h2d", 6, 7)]
-
-
-@pytest.mark.parametrize(
-    ("decision", "text"),
-    [
-        (host(release=2), r"release must be after task 2, its last use in forward, got 2; release it at task 3"),
-        (host(prefetch=8), r"prefetch must lie between release 4 and task 7, its first use in backward, got 8; move"),
-        (host(prefetch=3), r"prefetch must lie between release 4 and task 7"),
-        (host(ready=8), r"ready must lie between prefetch 6 and task 7, its first use in backward, got 8"),
-        (host(offload=5), r"offload must be at most release 4, got 5; leave it -1"),
-        (Decision(RELU.storage, "drop"), r"'drop' on device: task 7 needs its values, which are not kept; keep them"),
-        (Decision(RELU.storage, "mask1"), r"'mask1' on device: task 7 needs its values"),
-        (Decision(RELU.storage, "fp8"), r"'fp8' on device: task 9 needs its signs, of which narrow .* add mask=True"),
-        (Decision(RELU.storage, "zvc", "moon"), r"place must be device, host or nowhere; take one of these"),
-        (Decision(RELU.storage, "rebuild", "nowhere", sources=(RELU.storage,)), r"rebuilt from itself through"),
-        (Decision(99, "dense"), r"decision for storage 99: the step knows no such storage"),
-        (Decision(block_of(CHAIN, "conv2d").storage, "zvc"), r"backward keeps nothing of this activation; leave it"),
-    ],
-)  # fmt: skip
-def test_decisions_that_make_no_sense(decision, text):
-    with pytest.raises(PlanError, match=text) as caught:
-        profile(CHAIN, plan_of(CHAIN, decision), cost_table(CHAIN, TITANX))
-    assert f"storage {decision.storage}" in str(caught.value)
-    assert isinstance(caught.value, ValueError) and isinstance(caught.value, GistError)
-
-
-def test_plans_that_contradict_themselves():
-    costs = cost_table(CHAIN, CPU)
-    other = block_of(CHAIN, "relu", 1)
-    for decisions, text in (
-        ((host(),), "cpu has no link; keep it on the device"),
-        ((Decision(RELU.storage, "zvc"), Decision(RELU.storage, "dense")), "one decision a storage, got two"),
-        (
-            (Decision(RELU.storage, "rebuild", sources=(other.storage,)), Decision(other.storage, "mask1")),
-            f"storage {RELU.storage} is rebuilt from storage {other.storage}, whose values 'mask1' does not keep",
-        ),
-        ((Decision(other.storage, "dense", "host", release=8, prefetch=9),), "task 6, its first use"),
-    ):
-        with pytest.raises(PlanError, match=text):
-            profile(CHAIN, plan_of(CHAIN, *decisions), costs if "no link" in text else cost_table(CHAIN, TITANX))
-    for choice, text in (
-        (CallChoice(77, "relu", inplace=True), r"choice for covered call 77 \(relu\): the step knows 4 such calls"),
-        (CallChoice(0, "conv2d", algorithm="magic"), r"no algorithm 'magic'; there are .*; take one of these"),
-    ):
-        with pytest.raises(PlanError, match=text):
-            profile(CHAIN, plan_of(CHAIN, choices=(choice,)), costs)
-    with pytest.raises(PlanError, match="got one without; capture it with backward=True"):
-        profile(replace(CHAIN, tasks=(), blocks=()), plan_of(CHAIN), replace(costs, algorithms=()))
-    with pytest.raises(PlanError, match="costs must be those of the graph's 11 tasks, got 9"):
-        profile(CHAIN, plan_of(CHAIN), replace(costs, algorithms=costs.algorithms[:9]))
 
 
 def test_recomputed_segment():

@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import json
 from dataclasses import replace
 
 import pytest
@@ -13,33 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gistkit
 from gistkit import planning
-from gistkit.captured import card
 from gistkit.plan.cost import cost_table
-from gistkit.plan.hardware import PRESETS, Hardware
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.registry import POLICIES
 from gistkit.plan.simulate import simulate
-
-GIB = 2**30
-H200 = replace(PRESETS["h200"], libraries_bytes=0)
-"""What the libraries hold is far more than these networks."""
-
-
-def net(batch_norm=False):
-    """Convolutions and pools on 32x32 images, 10 classes."""
-    torch.manual_seed(0)
-    layers = []
-    for inside, out in ((3, 16), (16, 32), (32, 32)):
-        norm = [nn.BatchNorm2d(out)] if batch_norm else []
-        layers += [nn.Conv2d(inside, out, 3, padding=1), *norm, nn.ReLU(), nn.MaxPool2d(2)]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 10))
-
-
-X, T = torch.randn(8, 3, 32, 32), torch.randint(10, (8,))
-
-
-def made(model=None, **words):
-    return gistkit.plan(model or net(), X, T, loss_fn=F.cross_entropy, **{"hardware": H200, **words})
+from tests.planning_cases import GIB, H200, T, X, made, net
 
 
 @pytest.fixture(scope="module")
@@ -189,27 +166,6 @@ def test_a_refusal_counts_what_the_libraries_hold(policy, step):
     assert least[0] and least[1] == {name: nbytes + 12345 for name, nbytes in least[0].items()}
 
 
-def test_the_preset_and_the_card_hold_the_same():
-    x = torch.randn(2, 3, 32, 32)
-    by_name, free = (gistkit.plan(net(), x, policy="plain", hardware=h, reserve=55) for h in ("h200", H200))
-    assert by_name.peak_bytes - free.peak_bytes == 96 * 2**20
-    assert (
-        gistkit.plan(net(), x, policy="plain", hardware=card("NVIDIA H200", GIB)).peak_bytes + 55 == by_name.peak_bytes
-    )
-    assert by_name.settings["reserve"] == free.settings["reserve"] == 55
-    assert [name for name, preset in PRESETS.items() if preset.libraries_bytes] == ["h200"]
-
-
-def test_hardware_files_say_what_the_libraries_hold():
-    held = replace(PRESETS["h200"], libraries_bytes=12345)
-    raw = json.loads(held.to_json())
-    assert Hardware.from_json(json.dumps(raw)) == held
-    del raw["libraries_bytes"]  # as in files from before
-    assert Hardware.from_json(json.dumps(raw)) == replace(held, libraries_bytes=0)
-    with pytest.raises(ValueError, match="libraries_bytes must be a whole number of bytes below memory_bytes, got -1"):
-        replace(held, libraries_bytes=-1)
-
-
 def test_a_policy_that_knows_no_reserve_plans_for_the_rest(step):
     graph, costs = step
     whole = planning.plan_graph(graph, costs, policy="plain").peak_bytes
@@ -305,80 +261,3 @@ def test_inputs_as_tuples_and_dicts():
     ]
     assert {p.peak_bytes for p in plans} == {plans[0].peak_bytes} and plans[0].settings["batch"] == 5
     assert gistkit.plan(Two(), a, b).peak_bytes != plans[0].peak_bytes  # without a loss: both are the model's
-
-
-def test_the_device_of_the_model():
-    assert made(hardware=None).hardware == "cpu"
-    assert made(hardware=PRESETS["titanx"]).hardware == "titanx"
-
-
-def test_hardware_without_a_link():
-    with pytest.raises(
-        gistkit.PlanError, match=r"policy=\"vdnn-all\" moves tensors to the host, and hardware 'cpu' has no"
-    ):
-        made(hardware="cpu", policy="vdnn-all")
-    assert made(hardware="cpu", budget="80%").peak_bytes < made(hardware="cpu", policy="plain").peak_bytes
-
-
-def test_cards():
-    assert card("NVIDIA H200", 100 * GIB).name == "h200" and card("NVIDIA H200", 100 * GIB).memory_bytes == 100 * GIB
-    assert card("NVIDIA TITAN X (Pascal)", GIB).name == card("GeForce GTX TITAN X", GIB).name == "titanx"
-    assert card("Tesla K40m", GIB).name == "k40m"
-    assert not card("Tesla K40m", GIB).tells_algorithms, "that is the frameworks of the papers, not PyTorch on the card"
-    assert card("NVIDIA H200", 100 * GIB).libraries_bytes == 96 * 2**20
-    unknown = card("NVIDIA A100-SXM4-80GB", 80 * GIB)
-    assert unknown.name == "NVIDIA A100-SXM4-80GB at the rates of h200 (measure it with `gistkit calibrate`)"
-    assert (unknown.memory_bytes, unknown.memory_gbps) == (80 * GIB, PRESETS["h200"].memory_gbps)
-
-
-def test_a_calibrated_file(tmp_path):
-    file = tmp_path / "card.json"
-    file.write_text(json.dumps({**json.loads(PRESETS["k40m"].to_json()), "name": "mine"}))
-    assert made(hardware=file, policy="plain").hardware == made(hardware=str(file), policy="plain").hardware == "mine"
-
-
-@pytest.mark.parametrize(
-    ("words", "kind", "text"),
-    [
-        ({"budget": "lots"}, ValueError, r"budget must be .*, got 'lots'; write a number and a unit"),
-        ({"budget": 1.5}, TypeError, r"budget must be .*, got float 1.5"),
-        ({"reserve": "10%"}, ValueError, r"reserve must be .*, got '10%': a share of what"),
-        (
-            {"policy": "optimum"},
-            ValueError,
-            r"policy must be one of plain, .*, got 'optimum'; did you mean 'optimal'\?",
-        ),
-        ({"policy": 3}, ValueError, r"policy must be one of .*, got 3; take 'optimal'"),
-        ({"fidelity": "exact"}, ValueError, r"fidelity must be one of bitwise, reassociated, lossy, got 'exact'"),
-        ({"fidelity": "lossy"}, ValueError, r'fidelity="lossy" needs a format, got lossy=None; pass lossy="fp16"'),
-        ({"lossy": "fp7"}, ValueError, r'lossy must be None or one of fp16, .*; got lossy="fp7"'),
-        (
-            {"lossy": "fp8", "policy": "vdnn-all"},
-            ValueError,
-            r"lossy must be None for policy=\"vdnn-all\", which rounds nothing, got 'fp8'; leave it out, or take gist",
-        ),
-        ({"hardware": "h20"}, ValueError, r"hardware must be one of titanx, .* did you mean 'h200'\?"),
-        ({"hardware": 3}, TypeError, r"hardware must be a preset's name"),
-        ({"density": 1.5}, ValueError, r"density must be a share of elements from 0 to 1 .*, got 1.5; leave it out"),
-        ({"density": {3: "half"}}, ValueError, r"density must be .*, got 'half'"),
-        ({"loss_fn": "mse"}, TypeError, r"plan: loss_fn must be callable, got str"),
-    ],
-)
-def test_wrong_arguments(words, kind, text):
-    with pytest.raises(kind, match=text):
-        gistkit.plan(net(), X, T, **{"loss_fn": F.cross_entropy, **words})
-
-
-def test_wrong_models_and_batches():
-    with pytest.raises(TypeError, match=r"plan: model must be a torch.nn.Module, got Tensor; pass the module itself"):
-        gistkit.plan(X, net())
-    with pytest.raises(
-        ValueError, match=r"plan: batch must hold the model's inputs, got no tensor; pass them after the"
-    ):
-        gistkit.plan(net(), budget="1GiB")
-    with pytest.raises(
-        ValueError, match=r"plan: hardware must be given for a model on device 'meta', .*pass hardware='h200'"
-    ):
-        gistkit.plan(net().to("meta"), X)
-    with pytest.raises(gistkit.CaptureError, match="could not be captured"):
-        gistkit.plan(net(), X[:, :2], T, loss_fn=F.cross_entropy)

@@ -1,10 +1,8 @@
-"""The runtime under an unchanged training loop: what it covers, what it frees, and what it refuses."""
+"""The runtime under an unchanged training loop: what it covers and what it refuses."""
 
 import copy
-import gc
 import pickle
 import threading
-import weakref
 
 import pytest
 import torch
@@ -14,21 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 import gistkit
 from gistkit.errors import CompressError, PlanMismatchError
-from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.rebuild import same_bits
+from tests.runtime_cases import block, run
 from tests.training import assert_same_training, batches
-
-
-def block(channels=16):
-    return nn.Sequential(
-        nn.Conv2d(3, channels, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(channels, channels, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(channels * 256, 10),
-    )
 
 
 class Functional(nn.Module):
@@ -78,13 +64,6 @@ def test_other_pools(pool):
     model = block()
     model[4] = pool
     assert_same_training(model, batches(2, 4, 32))
-
-
-def run(model, data, **backward):
-    x, t = data
-    loss = F.cross_entropy(model(x), t)
-    loss.backward(**backward)
-    return loss
 
 
 def test_gradient_accumulation():
@@ -205,80 +184,6 @@ def test_compress_changes_no_key_no_class_and_copies():
     gistkit.restore(model)
     assert "forward" not in vars(model)
     run(model, batches(1, 4, 32)[0])
-
-
-class Stash(nn.Module):
-    """Fails in the middle of its forward."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 16, 3, padding=1)
-        self.fails = False
-
-    def forward(self, x):
-        y = F.relu(self.conv(x))
-        z = F.relu(self.conv(y[:, :3]))
-        if self.fails:
-            raise ValueError("half way")
-        return F.max_pool2d(z, 2).mean((2, 3))
-
-
-def test_an_exception_in_forward_leaves_nothing():
-    model, (x, t) = gistkit.compress(Stash()), batches(1, 4, 32)[0]
-    run(model, (x, t))
-    model.zero_grad(set_to_none=True)
-    with LiveBytes() as live:
-        model.fails = True
-        with pytest.raises(ValueError, match="half way"):
-            model(x)
-        gc.collect()
-        assert live.current_bytes == 0
-    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
-    model.fails = False
-    run(model, (x, t))
-
-
-def test_memory_falls_during_backward_and_nothing_is_left():
-    model = nn.Sequential(*(m for _ in range(6) for m in (nn.Conv2d(16, 16, 3, padding=1), nn.ReLU())))
-    gistkit.compress(model)
-    x = torch.randn(4, 16, 32, 32)
-    model(x).sum().backward()
-    model.zero_grad(set_to_none=True)
-    with LiveBytes() as live:
-        loss = model(x).sum()
-        live.mark("forward end")
-        kept, stages = live.current_bytes, []
-        for module in model:
-            if isinstance(module, nn.Conv2d):
-                module.weight.register_hook(lambda g: stages.append(live.current_bytes))
-        loss.backward()
-        del loss
-        model.zero_grad(set_to_none=True)
-        gc.collect()
-        assert live.current_bytes == 0
-    activation = x.numel() * 4
-    # A gradient, a decoded input and a dense temporary come on top of what is left; each layer frees about half of a
-    # map.
-    assert stages[-1] <= stages[0] - 2 * activation
-    assert kept < 6 * activation
-
-
-def test_dense_relu_output_goes_with_its_last_forward_reader():
-    model, seen = gistkit.compress(block()), []
-    relu = model[1]
-    x = torch.randn(4, 3, 32, 32)
-    run(model, (x, torch.zeros(4, dtype=torch.long)))
-    original = type(relu).forward
-
-    def forward(self, inputs):
-        y = original(self, inputs)
-        seen.append(weakref.ref(y.untyped_storage()))
-        return y
-
-    relu.forward = forward.__get__(relu)
-    loss = F.cross_entropy(model(x), torch.zeros(4, dtype=torch.long))
-    assert seen[0]() is None
-    loss.backward()
 
 
 class Changing(nn.Module):

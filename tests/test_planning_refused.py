@@ -1,0 +1,54 @@
+"""gistkit.plan: arguments, models and batches that are refused, by the text."""
+
+import pytest
+import torch.nn.functional as F
+
+import gistkit
+from tests.planning_cases import T, X, net
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "text"),
+    [
+        ({"budget": "lots"}, ValueError, r"budget must be .*, got 'lots'; write a number and a unit"),
+        ({"budget": 1.5}, TypeError, r"budget must be .*, got float 1.5"),
+        ({"reserve": "10%"}, ValueError, r"reserve must be .*, got '10%': a share of what"),
+        (
+            {"policy": "optimum"},
+            ValueError,
+            r"policy must be one of plain, .*, got 'optimum'; did you mean 'optimal'\?",
+        ),
+        ({"policy": 3}, ValueError, r"policy must be one of .*, got 3; take 'optimal'"),
+        ({"fidelity": "exact"}, ValueError, r"fidelity must be one of bitwise, reassociated, lossy, got 'exact'"),
+        ({"fidelity": "lossy"}, ValueError, r'fidelity="lossy" needs a format, got lossy=None; pass lossy="fp16"'),
+        ({"lossy": "fp7"}, ValueError, r'lossy must be None or one of fp16, .*; got lossy="fp7"'),
+        (
+            {"lossy": "fp8", "policy": "vdnn-all"},
+            ValueError,
+            r"lossy must be None for policy=\"vdnn-all\", which rounds nothing, got 'fp8'; leave it out, or take gist",
+        ),
+        ({"hardware": "h20"}, ValueError, r"hardware must be one of titanx, .* did you mean 'h200'\?"),
+        ({"hardware": 3}, TypeError, r"hardware must be a preset's name"),
+        ({"density": 1.5}, ValueError, r"density must be a share of elements from 0 to 1 .*, got 1.5; leave it out"),
+        ({"density": {3: "half"}}, ValueError, r"density must be .*, got 'half'"),
+        ({"loss_fn": "mse"}, TypeError, r"plan: loss_fn must be callable, got str"),
+    ],
+)
+def test_wrong_arguments(words, kind, text):
+    with pytest.raises(kind, match=text):
+        gistkit.plan(net(), X, T, **{"loss_fn": F.cross_entropy, **words})
+
+
+def test_wrong_models_and_batches():
+    with pytest.raises(TypeError, match=r"plan: model must be a torch.nn.Module, got Tensor; pass the module itself"):
+        gistkit.plan(X, net())
+    with pytest.raises(
+        ValueError, match=r"plan: batch must hold the model's inputs, got no tensor; pass them after the"
+    ):
+        gistkit.plan(net(), budget="1GiB")
+    with pytest.raises(
+        ValueError, match=r"plan: hardware must be given for a model on device 'meta', .*pass hardware='h200'"
+    ):
+        gistkit.plan(net().to("meta"), X)
+    with pytest.raises(gistkit.CaptureError, match="could not be captured"):
+        gistkit.plan(net(), X[:, :2], T, loss_fn=F.cross_entropy)
