@@ -107,6 +107,20 @@ def test_the_least_budget_is_kept(name):
     assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
 
 
+@pytest.mark.parametrize(
+    "loss_fn", [F.mse_loss, F.smooth_l1_loss, F.soft_margin_loss, lambda y, t: F.binary_cross_entropy(y.sigmoid(), t)]
+)
+def test_a_loss_of_every_element_stays_behind_its_mean(loss_fn):
+    # the scalar's storage is that of the losses that it is the mean of: beside a small net most of the step
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(1, 500), torch.randn(50, 1), torch.rand(50, 500)
+    made = gistkit.plan(model, x, y, loss_fn=loss_fn)
+    with LiveBytes() as live:
+        live.track(model, x, y)
+        loss_fn(model(x), y).backward()
+    assert made.settings["plain_peak_bytes"] == live.peak_bytes
+
+
 def images():
     """4-D and 5-D inputs of pools in all kinds of strides."""
     x, last = torch.randn(3, 4, 10, 8), torch.channels_last

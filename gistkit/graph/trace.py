@@ -22,6 +22,14 @@ _autograd = torch._C._autograd  # type: ignore[attr-defined]
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 GRADIENT_SUM = "add"
 _SUMS = (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
+_aten = torch.ops.aten
+_REDUCED = {
+    _aten.mse_loss.default,
+    _aten.smooth_l1_loss.default,
+    _aten.binary_cross_entropy.default,
+    _aten.soft_margin_loss.default,
+}
+"""Losses whose scalar keeps the storage in which the loss of every element was laid; a fake one does not show that."""
 Key = tuple[str, int | None, str]
 
 
@@ -179,6 +187,9 @@ class Tracer(TorchDispatchMode):
         out = self.run(span, func, args, kwargs)
         outputs = list(_tensors(out))
         made = {self._note(t, first=len(self.spans) - 1).id: t for t in outputs}
+        if func in _REDUCED and isinstance(out, torch.Tensor) and out.dim() == 0:
+            elements = torch.broadcast_shapes(*(t.shape for t in inputs)).numel()
+            self._note(out, first=-1).nbytes = elements * out.element_size()
         self._write_down(span, func, args, kwargs, out, read, made)
         span.peak_bytes = max(span.peak_bytes, self._poll())
         return out
