@@ -5,12 +5,13 @@ import os
 from dataclasses import replace
 
 import pytest
+import torch
 
-from bench.papers import cdma, modnn, page
+from bench.papers import cdma, gist, modnn, page
 from bench.papers.common import AT_LEAST, AT_MOST, IMPLIED, PAPERS, ROOT, Row, Sheet, path_of, read, write
 from bench.papers.gist_cases import Case as Encoded
 from bench.papers.gist_deep import largest_batch
-from bench.papers.networks import Captures, alexnet_2012, vgg101_early
+from bench.papers.networks import Captures, alexnet_2012, overfeat_accurate, vgg101_early
 from bench.papers.vdnn_cases import Case as Managed
 from gistkit.graph.library import library_view
 from gistkit.plan.baselines import gradient_maps, most_at_once, network_wide
@@ -107,6 +108,37 @@ def test_the_losss_own_gradient_is_no_gradient_map(managed):
     assert network_wide(graph, managed.costs).gradient_map_bytes == 2 * largest
     plain = library_view(chain(layers=2))  # its backward starts at the last layer: nothing to leave out
     assert gradient_maps(plain) == [b for b in plain.blocks if b.kind == "gradient"]
+
+
+def test_what_is_said_of_pytorchs_converter_was_measured():
+    """The note on Gist's Fig. 9 quotes rows of 512 MiB, FP32, half of them zeros."""
+    lines = (ROOT / "bench" / "results" / "2026-11-20-h200-layers.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    of = {
+        (r["case"], r["direction"]): r["median_s"]
+        for r in rows
+        if (r["dtype"], r["size_mib"], r["density"]) == ("float32", 512.0, 0.5)
+    }
+    encode, decode = (of["torch to_sparse_csr (int64)", d] / of["csr", d] for d in ("encode", "decode"))
+    assert (
+        f"{encode:.1f} times as long to encode" in gist.CONVERTER and f"{decode:.0f} times to decode" in gist.CONVERTER
+    )
+
+
+def test_overfeats_accurate_model_has_its_144_million_parameters():
+    with torch.device("meta"):
+        model = overfeat_accurate()
+        assert model(torch.empty(1, 3, 221, 221)).shape == (1, 1000)
+    assert sum(p.numel() for p in model.parameters()) // 10**6 == 144
+
+
+def test_convolutions_take_more_of_the_time_under_memory_optimal_algorithms(managed):
+    fast = {t.index: min(a.seconds for a in managed.costs.algorithms[t.index]) for t in managed.graph.tasks}
+    features = [la for la in managed.layers if la.features]
+    convs, every = (sum(fast[t] for la in some for t in la.tasks) for some in (
+        [la for la in features if la.kind == "CONV"], features))  # fmt: skip
+    assert managed.conv_share() == pytest.approx(convs / every)
+    assert managed.conv_share("m") > managed.conv_share("p")
 
 
 def test_vdnns_accounting_leaves_weight_gradients_out(managed):

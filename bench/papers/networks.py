@@ -42,6 +42,24 @@ def alexnet_2012(order: str) -> nn.Module:
     )
 
 
+def overfeat_accurate() -> nn.Module:
+    """OverFeat's accurate model (Sermanet et al., 2013, Table 3) for 221 pixels; the zoo's is the fast one."""
+    layers: list[nn.Module] = []
+    channels = 3
+    for width, kernel, stride, pool in (
+        *((96, 7, 2, 3), (256, 7, 1, 2)),
+        *((512, 3, 1, 0), (512, 3, 1, 0), (1024, 3, 1, 0), (1024, 3, 1, 3)),
+    ):
+        layers += [nn.Conv2d(channels, width, kernel, stride=stride, padding=int(kernel == 3)), nn.ReLU()]
+        layers += [nn.MaxPool2d(pool, pool)] if pool else []
+        channels = width
+    return nn.Sequential(
+        *layers,
+        *(nn.Flatten(), nn.Dropout(), nn.Linear(1024 * 25, 4096), nn.ReLU()),
+        *(nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1000)),
+    )
+
+
 def vgg101_early() -> nn.Module:
     """VGG-19 with 82 more convolutions in its first three groups: 29, 29, 32, 4, 4."""
     layers: list[nn.Module] = []

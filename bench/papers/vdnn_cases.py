@@ -151,11 +151,12 @@ class Case:
         run, first = self._plain(algorithms), self.layers[0]
         return run.start_s[first.backward[0]] - run.start_s[first.forward + 1]
 
-    def conv_share(self) -> float:
-        """Share of the CONV layers in the time of the feature extraction part, fastest algorithms."""
+    def conv_share(self, algorithms: str = "p") -> float:
+        """Share of the CONV layers in the time of the feature extraction part under (m) or (p)."""
+        named = self._algorithms(algorithms)
 
         def seconds(kinds: tuple[str, ...]) -> float:
             tasks = [t for la in self.layers if la.features and (not kinds or la.kind in kinds) for t in la.tasks]
-            return sum(min(a.seconds for a in self.costs.algorithms[t]) for t in tasks)
+            return sum(self.costs.task_s(t, named.get(t, "")) for t in tasks)
 
         return seconds((CONV,)) / seconds(())
