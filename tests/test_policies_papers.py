@@ -111,6 +111,20 @@ def test_gists_encodings_one_by_one():
     assert both < min(kept["binarize",], kept["ssdc",]) <= max(kept["binarize",], kept["ssdc",]) < kept[()]
 
 
+def test_without_dpr_no_value_is_narrowed():
+    """Gist, IV-A: DPR goes over SSDC's values as well; without it they stay FP32."""
+    graph = chain(layers=3)
+    costs = cost_table(graph, hardware("titanx"), density=0.2)
+    exact = gist_budget(graph, costs, encodings=("ssdc",))
+    assert any(d.codec == "zvc" for d in exact.decisions)
+    found = gist_budget(graph, costs, lossy="fp8", encodings=("ssdc",))
+    assert (found.decisions, found.fidelity) == (exact.decisions, "bitwise")
+    both = gist_budget(graph, costs, lossy="fp8", encodings=("ssdc", "dpr"))
+    assert any(d.codec == "zvc+fp8" for d in both.decisions) and both.fidelity == "lossy"
+    with pytest.raises(ValueError, match="lossy must be None or one of"):
+        gist_budget(graph, costs, lossy="fp7", encodings=("ssdc",))
+
+
 def test_without_pool_maps_a_pools_input_keeps_its_values():
     graph = pooled(size=64)
     view = library_view(graph)

@@ -14,7 +14,7 @@ from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import Block
 from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import CallChoice, Decision, Plan
-from gistkit.plan.policies.gist import gist
+from gistkit.plan.policies.gist import check_lossy, gist
 from gistkit.plan.policies.predicted import held, make_plan
 
 BINARIZE, SSDC, DPR, INPLACE, REBUILD = "binarize", "ssdc", "dpr", "inplace", "rebuild"
@@ -34,10 +34,10 @@ def gist_budget(
 ) -> Plan:
     """Gist's plan, lossless or with the given narrow format, with peak and seconds.
 
-    ``encodings`` are those it may use. ``slices`` above 1 reads encoded inputs of weight gradients in so many batch
-    slices (optimised software: the batch size). On a library's view only what its operators allow is planned: without
-    pool maps (``library_view(maps=True)``) a ReLU that a pool reads keeps its values. Raises ValueError for unknown
-    words and fewer than one slice.
+    ``encodings`` are those it may use; values are narrowed, inside sparse storage too, where ``dpr`` is among them.
+    ``slices`` above 1 reads encoded inputs of weight gradients in so many batch slices (optimised software: the batch
+    size). On a library's view only what its operators allow is planned: without pool maps (``library_view(maps=True)``)
+    a ReLU that a pool reads keeps its values. Raises ValueError for unknown words and fewer than one slice.
     """
     allowed = tuple(encodings)
     unknown = [e for e in allowed if e not in (*ENCODINGS, REBUILD)]
@@ -49,7 +49,9 @@ def gist_budget(
         raise ValueError(
             f"slices must be 1 (the whole batch at once) or more, got {slices}; the batch size is the most"
         )
-    found = gist(graph, lossy=lossy, densities=costs.densities, rebuild=REBUILD in allowed)
+    check_lossy(lossy)
+    narrow_to = lossy if DPR in allowed else None
+    found = gist(graph, lossy=narrow_to, densities=costs.densities, rebuild=REBUILD in allowed)
     blocks = {b.storage: b for b in held(graph) if b.storage >= 0}
     decisions = tuple(d for d in found.decisions if _holds(d, blocks.get(d.storage), allowed))
     choices = _choices(graph, found, decisions, INPLACE in allowed)
