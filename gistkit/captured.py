@@ -57,6 +57,13 @@ def _check(caller: str, model: torch.nn.Module, batch: tuple, loss_fn: Callable 
             f"{caller}: batch must hold the model's inputs, got no tensor; pass them after the model, real, fake or on "
             'the meta device: torch.empty(64, 3, 224, 224, device="meta")'
         )
+    rowed = (t for t in tree_flatten(batch)[0] if isinstance(t, torch.Tensor) and t.dim() > 0)
+    first = next(rowed, None)
+    if first is not None and not len(first):
+        raise ValueError(
+            f"{caller}: batch must hold at least one row, got a tensor of shape {tuple(first.shape)}; pass a batch of "
+            "the size that you train with"
+        )
 
 
 def hardware_of(

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
+from gistkit.codecs import VALUE_FORMS
 from gistkit.plan.cost import cost_table
 from gistkit.plan.hardware import hardware
 from gistkit.plan.plan import Decision, Plan
@@ -81,7 +82,8 @@ def made(graph, decisions, *choices, **fields):
     decisions = tuple(decisions)
     free = {d.storage: d for d in decisions if d.codec == "drop"}
     calls = {c.covered: c for c in (*call_choices(Reading(graph), free), *choices)}
-    fields = {"budget_bytes": 2**40, "settings": {"batch": BATCH}, **fields}
+    rounds = any(part in VALUE_FORMS for d in decisions for part in d.codec.split("+"))
+    fields = {"budget_bytes": 2**40, "settings": {"batch": BATCH}, "fidelity": ("bitwise", "lossy")[rounds], **fields}
     return Plan("by hand", graph.fingerprint, decisions, tuple(calls.values()), **fields)
 
 

@@ -13,7 +13,7 @@ import gistkit
 
 LAZY = ("triton", "scipy", "matplotlib", "PIL", "sklearn")
 PUBLIC = ("compress", "restore", "report", "plan", "profile", "step", "functional", "nn", "zoo")
-MODULES = sorted(m.name for m in pkgutil.walk_packages(gistkit.__path__, "gistkit.") if not m.name.endswith("__main__"))
+MODULES = sorted(m.name for m in pkgutil.walk_packages(gistkit.__path__, "gistkit."))
 
 
 def test_import_is_light():

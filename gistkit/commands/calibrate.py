@@ -23,7 +23,8 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     here = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", metavar="DEVICE", default=here, help="cpu, cuda or cuda:N")
-    parser.add_argument("--out", metavar="FILE.json", type=Path, help="write the figures; --hardware takes the file")
+    text = "write the figures, which --hardware takes, making folders"
+    parser.add_argument("--out", metavar="FILE.json", type=Path, help=text)
 
 
 def run(options: argparse.Namespace) -> int:

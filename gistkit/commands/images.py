@@ -38,8 +38,8 @@ def add_images(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--measure", action="store_true", help="seconds of a real step on this device, task by task")
     text = "of measured times: written with --measure, read without"
     parser.add_argument("--times", metavar="FILE.json", type=Path, help=text)
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write everything for machines")
-    parser.add_argument("--plot", metavar="FILE.png", type=Path, help="draw the memory over one step")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write everything for machines, making folders")
+    parser.add_argument("--plot", metavar="FILE.png", type=Path, help="draw the memory over one step, making folders")
 
 
 def prepare(options: argparse.Namespace) -> Hardware:

@@ -39,8 +39,9 @@ def add(commands: argparse._SubParsersAction) -> None:
     train.add_argument("--lr", type=float, metavar="RATE", default=default["lr"], help="learning rate of SGD")
     train.add_argument("--lossy", metavar="FORMAT", default=default["lossy"], help="of the lossy training; or 'none'")
     train.add_argument("--device", choices=("cpu", "cuda"), default=default["device"], help="where to train")
-    train.add_argument("--json", metavar="FILE", type=Path, help="write the result, every loss and the memory curves")
-    train.add_argument("--plot", metavar="FILE.png", type=Path, help="draw the memory over one step")
+    text = "write the result, every loss and the memory curves, making folders"
+    train.add_argument("--json", metavar="FILE", type=Path, help=text)
+    train.add_argument("--plot", metavar="FILE.png", type=Path, help="draw the memory over one step, making folders")
 
 
 def run(options: argparse.Namespace) -> int:

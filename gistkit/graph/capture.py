@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
 from gistkit.errors import CaptureError
@@ -27,6 +28,11 @@ from gistkit.graph.traced import traced_step
 ORIGINAL_FORWARD = "gistkit_original"
 """An object in ``module.__dict__["forward"]`` with this attribute is a wrapper that the copy does without: the
 attribute holds what was in ``__dict__`` before, or None."""
+
+_VALUES = (
+    "; the forward asks a tensor for its values (item(), float(), if), and here there are none: take that out of it, "
+    "or leave the plan out: gistkit.compress(model) records a real step"
+)
 
 
 def capture(
@@ -74,7 +80,7 @@ def capture(
     except Exception as error:
         raise CaptureError(
             f"the forward of {type(model).__name__} could not be captured on a copy of it: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}{_VALUES if isinstance(error, DataDependentOutputException) else ''}"
         ) from error
 
 
@@ -114,6 +120,7 @@ def _twin(model: torch.nn.Module, mode: FakeTensorMode | None, on_cpu: bool = Fa
         if mode is not None:
             for t in _tensors_of(module):
                 memo[id(t)] = _on_cpu(t, mode) if on_cpu else mode.from_tensor(t)
+            _count_batches(module, memo)
     twin = copy.deepcopy(model, memo)
     for name, original in wrapped:
         module = twin.get_submodule(name)
@@ -121,6 +128,15 @@ def _twin(model: torch.nn.Module, mode: FakeTensorMode | None, on_cpu: bool = Fa
         if original is not None:
             module.__dict__["forward"] = copy.deepcopy(original, memo)
     return twin
+
+
+def _count_batches(module: torch.nn.Module, memo: dict[int, Any]) -> None:
+    """Give the fake counter of a batch norm without momentum a value: its mean over all batches divides by it."""
+    counter = getattr(module, "num_batches_tracked", None)
+    if isinstance(module, _BatchNorm) and module.momentum is None and counter is not None:
+        fake = memo[id(counter)]
+        known = not (isinstance(counter, FakeTensor) or counter.is_meta)
+        fake.constant = counter.detach().to(fake.device, copy=True) if known else torch.zeros((), dtype=counter.dtype)
 
 
 def _tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:

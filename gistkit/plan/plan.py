@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from types import UnionType
@@ -92,11 +93,20 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as JSON text."""
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)})
+        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self), "digest": self._digest()})
+
+    def _digest(self) -> str:
+        """Hash of what is decided and of the figures that were predicted of it."""
+        told = (self.fingerprint, self.sub_batches, self.fidelity, self.budget_bytes, self.peak_bytes)
+        parts = [[asdict(d) for d in self.decisions], [asdict(c) for c in self.choices], told]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
     @staticmethod
     def from_json(text: str) -> Plan:
-        """The plan of :meth:`to_json`'s text. Raises PlanError for text that is not one: what is wrong with it."""
+        """The plan of :meth:`to_json`'s text. Raises PlanError for text that is not one: what is wrong with it.
+
+        Where the text has a ``digest``, decisions and figures must be those that it was made of.
+        """
         try:
             raw = json.loads(text)
         except (ValueError, TypeError) as error:
@@ -106,7 +116,14 @@ class Plan:
         version = raw.pop("version", None)
         if version != VERSION:
             raise PlanError(f"{ASKED} of version {VERSION}, got version {version!r}; plan again with this gistkit")
-        return _read(Plan, {**raw, "decisions": _each(Decision, raw), "choices": _each(CallChoice, raw)}, "plan")
+        digest = raw.pop("digest", None)
+        plan = _read(Plan, {**raw, "decisions": _each(Decision, raw), "choices": _each(CallChoice, raw)}, "plan")
+        if digest is not None and digest != plan._digest():
+            raise PlanError(
+                f"{ASKED}, got one that was edited after it was planned: its digest {digest!r} is not that of its "
+                'decisions, for which the peak was predicted; plan again, or remove "digest" to run it at your own risk'
+            )
+        return plan
 
 
 def _summary(raw: Any) -> str:

@@ -26,6 +26,8 @@ def check_plan(plan: Plan, lossy: str | None = None) -> str | None:
     _check_words(plan)
     formats = {part for d in plan.decisions for part in d.codec.split("+") if part in VALUE_FORMS}
     planned = next(iter(sorted(formats)), None)
+    if planned is not None and plan.fidelity != "lossy":
+        _refuse("fidelity", f"'lossy', as it rounds to {planned}", repr(plan.fidelity))
     if lossy is not None and lossy not in formats and planned is not None:
         raise ValueError(
             f"compress: lossy must be None or the plan's own format {planned!r}, got {lossy!r}; leave it out, or plan "

@@ -17,10 +17,16 @@ def is_small(image_size: int) -> bool:
 
 
 def require(image_size: int, least: int, name: str = "") -> None:
-    """ValueError where ``image_size`` is below ``least``, that of the network ``name`` if it has its own."""
-    if image_size < least:
+    """ValueError where ``image_size`` is no int of at least ``least``, the network ``name``'s own if given."""
+    if type(image_size) is not int or image_size < least:
         whose = f" for {name}" if name else ""
-        raise ValueError(f"image_size must be at least {least}{whose}, got {image_size}; resize the images")
+        raise ValueError(f"image_size must be at least {least}{whose}, got {image_size!r}; resize the images")
+
+
+def require_classes(num_classes: int) -> None:
+    """ValueError where ``num_classes`` is no int of at least 1."""
+    if type(num_classes) is not int or num_classes < 1:
+        raise ValueError(f"num_classes must be at least 1, got {num_classes!r}; pass the number of labels")
 
 
 def kaiming(model: nn.Module, linear_std: float | None = None, mode: Literal["fan_in", "fan_out"] = "fan_out") -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from torch import nn
 
 from gistkit.zoo.chains import alexnet, nin, overfeat, vgg16, vgg19, vgg101, vgg116, vgg216, vgg316, vgg416
+from gistkit.zoo.common import require, require_classes
 from gistkit.zoo.concat import googlenet, squeezenet
 from gistkit.zoo.fcn import fcn
 from gistkit.zoo.resnet import resnet18, resnet34, resnet50, resnet101, resnet152, resnet509, resnet851, resnet1202
@@ -43,9 +44,11 @@ def load(name: str, num_classes: int = 1000, image_size: int = 224) -> nn.Module
     """A new network: a name of MODELS (``vgg16``), or ``package.module:factory`` (``torchvision.models:resnet50``).
 
     A factory gets ``num_classes`` and ``image_size`` as far as its signature takes them. Raises ValueError for an
-    unknown name, a module that cannot be imported, an attribute that is not there, a factory that fails; TypeError
-    where the factory's result is no ``torch.nn.Module``.
+    unknown name, for numbers below 1 or that the network does not take, for a module that cannot be imported, an
+    attribute that is not there, a factory that fails; TypeError where the factory's result is no ``torch.nn.Module``.
     """
+    require_classes(num_classes)
+    require(image_size, 1)
     if ":" in name:
         return _load_factory(name, num_classes, image_size)
     if name not in MODELS:

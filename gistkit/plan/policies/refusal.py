@@ -73,7 +73,8 @@ def remedy(budget_bytes: int, least: Mapping[str, int], asked: str, narrow: str)
     enough = [ways[name] for name in beyond if least[name] <= budget_bytes]
     if enough:
         return f"{' or '.join(enough)} would do; or raise the budget, or take a smaller batch"
-    return f"no class of moves would do; raise the budget to {min(least.values())} bytes or take a smaller batch"
+    ask = "" if asked == FIDELITIES[0] else f", for {asked} moves,"
+    return f"no class of moves would do; raise the budget to {least[asked]} bytes{ask} or take a smaller batch"
 
 
 __all__ = ["EXAMPLE_FORMAT", "least_bytes", "refused", "remedy", "unfit"]

@@ -95,7 +95,7 @@ class Planner:
             if bits is not None:
                 return Decision(s.id, f"argmax{bits}", reason="position in the window instead of an int64 index")
         # under p=1 PyTorch keeps one zero instead of a mask
-        masked = call.op == "dropout" and call.options.get("p") != 1
+        masked = call.op == "dropout" and (call.options or {}).get("p") != 1
         if masked and self.reading.operand(call).dtype in KERNEL_DTYPES:
             return Decision(s.id, "bits", reason="a dropout mask is 1 bit an element")
         return None
