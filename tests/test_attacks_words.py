@@ -83,9 +83,7 @@ class Asks(nn.Module):
 
 
 def test_a_forward_that_asks_for_values_is_told_what_to_do():
-    with pytest.raises(
-        CaptureError, match=r"asks a tensor for its values .*or leave the plan out: gistkit\.compress"
-    ):
+    with pytest.raises(CaptureError, match=r"asks a tensor for its values .*or leave the plan out: gistkit\.compress"):
         gistkit.plan(nn.Sequential(net(), Asks()), images())
 
 
