@@ -60,6 +60,22 @@ def last_lane(x, ASM: tl.constexpr):
 
 
 @triton.jit
+def pick_lane(x, lane, ASM: tl.constexpr):
+    """int32[LANES] x of the lanes that are asked for, 0 <= lane < LANES."""
+    if ASM:
+        return tl.inline_asm_elementwise(
+            "shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;",
+            "=r,r,r",
+            [x, lane],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        return tl.gather(x, lane, 0)
+
+
+@triton.jit
 def marked_rows(words, first: tl.constexpr, done, ROWS: tl.constexpr, ASM: tl.constexpr):
     """(flags, places, done) of rows first to first + ROWS, from their mask words, int32[LANES], one a lane."""
     lane = tl.arange(0, LANES)

@@ -10,7 +10,7 @@ import re
 import pytest
 import triton.language as tl
 
-from gistkit.kernels.compact import CSR_SHAPE, ZVC_SHAPE, compact_kernel, compact_pair_kernel
+from gistkit.kernels.compact import CSR_SLOTS, PAIR_PIECES, PIECES, RUN, ZVC_SLOTS, compact_kernel, compact_pair_kernel
 from gistkit.kernels.csr_kernels import csr_backward_kernel, csr_decode_kernel, csr_encode_kernel
 from gistkit.kernels.sparse import AHEAD, CSR_PIECES, CSR_ROWS
 from gistkit.kernels.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel
@@ -18,6 +18,7 @@ from tests.aot.harness import CAPABILITIES, Compiled, compile_kernel, loop_body,
 
 DTYPE = {"fp32": tl.float32, "bf16": tl.bfloat16, "fp16": tl.float16}
 CODES = {"fp16": "*i16", "fp10": "*i16", "fp8": "*u8"}
+ITEMS = {1: "*u8", 2: "*i16", 4: "*i32"}
 PROGRAM = 1024  # elements
 VOTING = {"zvc encode": zvc_encode_kernel, "zvc decode": zvc_decode_kernel, "csr encode": csr_encode_kernel}
 
@@ -166,25 +167,35 @@ def test_reading_a_scratch_costs_no_more(kernel, dtype):
     assert _instructions(_compiled(kernel, dtype, packed=False)) <= 21
 
 
-@pytest.mark.parametrize("kind", ("*i32", "*i16", "*u8"))
-def test_compact(kind):
-    slots, pieces = ZVC_SHAPE
+@pytest.mark.parametrize("capability, item_bytes, slots, budget", [
+    (80, 2, ZVC_SLOTS, 23),
+    (90, 4, ZVC_SLOTS, 26),
+    (90, 2, ZVC_SLOTS, 23),
+    (90, 1, ZVC_SLOTS, 24),
+    (90, 2, CSR_SLOTS, 24),
+    (100, 2, ZVC_SLOTS, 23),
+])  # fmt: skip
+def test_compact(capability, item_bytes, slots, budget):
+    """Half of a budget is for runs of more than two slots, which are seldom."""
+    kind, run, pieces = ITEMS[item_bytes], RUN[item_bytes], PIECES[item_bytes]
     kinds = {"scratch_ptr": kind, "packed_ptr": kind, "counts_ptr": "*i16", "ends_ptr": "*i64"}
-    constexprs = {"STRIDE": 1024, "SLOTS": slots, "PIECES": pieces}
-    c = compile_kernel(compact_kernel, kinds | {"total": "i32", "slots": "i32"}, constexprs, 90, num_warps=1)
-    assert (c.spills, c.barriers) == (0, 0)
-    assert per_element(loop_body(c), 32 * slots * pieces, 1) <= 8
+    constexprs = {"STRIDE": 1024, "SLOTS": slots, "RUN": run, "PIECES": pieces, "ASM": capability}
+    c = compile_kernel(compact_kernel, kinds | {"total": "i32", "slots": "i32"}, constexprs, capability, num_warps=1)
+    assert (c.spills, c.barriers, c.shared_bytes) == (0, 0, 0) and c.registers <= 80
+    assert c.stores_128 == pieces and c.stores == pieces + 1, "16 bytes a lane, and the items at the ends"
+    assert per_element(loop_body(c), 32 * run * pieces, 1) <= budget
 
 
-@pytest.mark.parametrize("kind", ("*i32", "*i16", "*u8"))
-def test_csr_compact(kind):
-    slots, pieces = CSR_SHAPE
+@pytest.mark.parametrize("item_bytes, budget", [(4, 50), (2, 45), (1, 45)])
+def test_csr_compact(item_bytes, budget):
+    kind, run, pieces = ITEMS[item_bytes], RUN[item_bytes], PAIR_PIECES[item_bytes]
     kinds = {"columns_ptr": "*u8", "values_ptr": kind, "counts_ptr": "*i16", "ends_ptr": "*i64", "total": "i32"}
     kinds |= {"packed_columns_ptr": "*u8", "packed_values_ptr": kind, "slots": "i32"}
-    constexprs = {"STRIDE": 256, "SLOTS": slots, "PIECES": pieces}
+    constexprs = {"STRIDE": 256, "SLOTS": CSR_SLOTS, "RUN": run, "PIECES": pieces, "ASM": 90}
     c = compile_kernel(compact_pair_kernel, kinds, constexprs, 90, num_warps=1)
-    assert (c.spills, c.barriers) == (0, 0)
-    assert per_element(loop_body(c), 32 * slots * pieces, 1) <= 15
+    assert (c.spills, c.barriers, c.shared_bytes) == (0, 0, 0) and c.registers <= 80
+    assert c.stores == 2 * pieces + 2, "whole words, and the items at the ends"
+    assert per_element(loop_body(c), 32 * run * pieces, 1) <= budget
 
 
 @pytest.mark.parametrize("kernel", VOTING.values(), ids=VOTING)

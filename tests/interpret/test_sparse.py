@@ -4,13 +4,17 @@ The interpreter takes 0.1 s a slot here: it rewrites every jitted helper at each
 and short inputs; tests/test_sparse.py holds the oracle to the definition on many more.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 
+from gistkit.formats import ceil_div
 from gistkit.kernels import sparse as kernels
-from gistkit.kernels.compact import compact_kernel
+from gistkit.kernels.compact import CSR_SLOTS, PIECES, RUN, ZVC_SLOTS, compact_kernel, ends
 from gistkit.kernels.reference import sparse as reference
+from gistkit.kernels.sparse_args import BIT_DTYPES
 from tests.sparse_cases import PAYLOADS, SCALED, UNSCALED, SparseCase, decoded, relu_gradient, sparse_case, sparse_cases
 from tests.tensors import FLOATS, float_values, same_bits
 
@@ -98,24 +102,38 @@ def test_the_values_need_not_be_aligned(codec):
     check_encode(SparseCase(x, x, "raw", "none"), codec)
 
 
-@pytest.mark.parametrize("slots, pieces", [(1, 8), (4, 2)])
-def test_compact_never_writes_past_the_total(slots, pieces):
-    scratch = torch.arange(2048, dtype=torch.int32)
-    counts = torch.tensor([1000, 1000], dtype=torch.int16)
-    room = torch.full((2048,), -1, dtype=torch.int32)
-    arguments = (scratch, counts, counts.cumsum(0), room, 1500, 2)
-    compact_kernel[(2 // slots or 1,)](*arguments, STRIDE=1024, SLOTS=slots, PIECES=pieces, num_warps=1)
-    expected = torch.cat((scratch[:1000], scratch[1024:1524]))
-    assert torch.equal(room[:1500], expected) and bool((room[1500:] == -1).all())
+COUNTS = {
+    # runs of neighbours that end in the same slot, in the next, several slots on, and where a program's slots end
+    1024: [1000, 0, 3, 1, 0, 1, 2, 1024, 7, 9, 0, 0, 1, 5, 64, 31, 0],
+    256: [256, 0, 1, 31, 32, 33, 64, 65, 0, 255, 100, 3, 1, 1, 0, 2, *[7] * 17, 0, 5, 256],
+}
+
+
+@pytest.mark.parametrize("item_bytes", (1, 2, 4))
+@pytest.mark.parametrize("stride", COUNTS)
+@pytest.mark.parametrize("missing", (0, 1, 70))
+def test_compact_equals_the_oracle_and_never_writes_past_the_total(item_bytes, stride, missing):
+    """More slots than a program has; a total short of the end writes no further."""
+    counts = torch.tensor(COUNTS[stride], dtype=torch.int16)
+    scratch = torch.randint(0, 100, (counts.numel() * stride,)).to(BIT_DTYPES[item_bytes])
+    total = int(counts.sum())
+    expected = reference.compact(scratch, counts, stride, total)
+    room = torch.full((total + 64,), 101, dtype=scratch.dtype)
+    slots = ZVC_SLOTS if stride == 1024 else CSR_SLOTS
+    arguments = (scratch, counts, ends(counts), room, total - missing, counts.numel())
+    shape: dict[str, Any] = {"STRIDE": stride, "SLOTS": slots, "RUN": RUN[item_bytes], "PIECES": PIECES[item_bytes]}
+    shape["num_warps"] = 1
+    compact_kernel[(ceil_div(counts.numel(), slots),)](*arguments, **shape, ASM=0)
+    assert torch.equal(room[: total - missing], expected[: total - missing])
+    assert bool((room[total - missing :] == 101).all())
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.uint8))
 @pytest.mark.parametrize("missing", (0, 70))
 def test_csr_compact_equals_the_oracle(dtype, missing):
-    """Eleven rows, full, empty and odd ones, in programs of eight; a total short of the end writes no further."""
-    counts = torch.tensor([256, 0, 1, 31, 32, 33, 64, 65, 0, 255, 100], dtype=torch.int16)
-    columns = torch.randint(0, 256, (11 * 256,), dtype=torch.uint8)
-    values = torch.randint(0, 256, (11 * 256,)).to(dtype)
+    counts = torch.tensor(COUNTS[256], dtype=torch.int16)
+    columns = torch.randint(0, 256, (counts.numel() * 256,), dtype=torch.uint8)
+    values = torch.randint(0, 256, (counts.numel() * 256,)).to(dtype)
     total = int(counts.sum())
     expected = reference.csr_compact(columns, values, counts, total)
     made = kernels.csr_compact(columns, values, counts, total - missing)
