@@ -29,6 +29,19 @@ class Checkpointed(nn.Module):
         return checkpoint(self.layers, x, use_reentrant=self.reentrant)
 
 
+class LeadsNowhere(nn.Module):
+    """A branch whose result is there until the forward ends and is not part of it; what it saved goes with it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.branch, self.last = conv(3, 8), nn.Sequential(nn.Sigmoid(), nn.Tanh()), conv(8, 8)
+
+    def forward(self, x):
+        x = self.first(x)
+        beside = self.branch(x)
+        return torch.sigmoid(self.last(x)) if beside.dim() == 4 else beside
+
+
 def checkpointed(reentrant):
     # its input is kept as a codec's payload or made anew: checkpoint unpacks it, and its second forward holds it
     within = conv(8, 8), nn.ReLU(), conv(8, 8), nn.Sigmoid(), conv(8, 8), nn.ReLU()
@@ -53,6 +66,7 @@ NETS = {
     ),
     "checkpoint": lambda: checkpointed(False),
     "reentrant checkpoint": lambda: checkpointed(True),
+    "leads nowhere": lambda: (LeadsNowhere(), conv(8, 8)),
     "average pools": lambda: (conv(3, 8), nn.AvgPool2d(3, 1, 1), nn.Sigmoid(), nn.AvgPool2d(3, 1, 1), conv(8, 8)),
 }
 

@@ -47,6 +47,8 @@ class Recorder(TorchFunctionMode):
         self._light = light
         self.unpacked: Callable[[Callable[[], torch.Tensor], int | None], torch.Tensor] | None = None
         """Makes the stand-ins that backward unpacks, given a function that makes one and the storage it stands for."""
+        self.dropped: Callable[[int], None] | None = None
+        """Told of the storage that a node held which died before the forward was done: a branch that leads nowhere."""
         self._current: OpenCall | None = None
         self._busy = False
         self._covered = 0
@@ -198,7 +200,7 @@ class Recorder(TorchFunctionMode):
             origin = ("node", sequence) if call is None else call.number
             entry = notes.ledger.storage_of(t, "parameter" if is_weight(t) else "activation", origin)
             packed = Packed(t, sequence, None if entry is None else entry.id)
-            (notes.loose if call is None else call.packs).append(weakref.ref(packed))
+            (notes.loose if call is None else call.packs).append(weakref.ref(packed, self._watch(packed.storage)))
             if call is not None:
                 call.packed.append((packed.storage, dtype_name(t.dtype), tuple(t.shape)))
             if call is None and entry is not None:
@@ -208,6 +210,10 @@ class Recorder(TorchFunctionMode):
             return packed
         finally:
             self._busy = busy
+
+    def _watch(self, storage: int | None) -> Callable[[Any], None] | None:
+        dropped = self.dropped
+        return None if dropped is None or storage is None else lambda _: dropped(storage)
 
     @staticmethod
     def _lighten(ref: weakref.ref[Packed]) -> None:

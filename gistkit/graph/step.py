@@ -109,6 +109,8 @@ class _Builder:
                 continue
             self.block_of[item.id] = len(blocks)
             first, last = self._life(item)
+            if entry is not None and entry.id in self.tracer.dropped:
+                last = max(last, self.last_task[self.tracer.dropped[entry.id]])
             blocks.append(
                 Block(
                     id=len(blocks),

@@ -85,6 +85,8 @@ class Tracer(TorchDispatchMode):
         self._known: dict[int, Seen] = {}
         self._live: dict[int, Seen] = {}
         self._stood: dict[int, Seen] = {}
+        self.dropped: dict[int, int] = {}
+        """By storage, the span that ran when a node that held it for backward died during the forward."""
         self._leaf: torch.Tensor | None = None
 
     def outside(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -112,6 +114,11 @@ class Tracer(TorchDispatchMode):
             item.stand_in = -1 if storage is None else storage
             self._stood[item.ref.cdata] = item
         return t
+
+    def drop(self, storage: int) -> None:
+        """A node that held the storage has died: nothing will read what it kept, but until now it was there."""
+        if self.phase == "forward":
+            self.dropped[storage] = len(self.spans) - 1
 
     def finish(self) -> None:
         """Close the last span."""

@@ -31,6 +31,7 @@ def traced_step(
     model.zero_grad(set_to_none=True)
     recorder = Recorder(model, source="fake", light=True)
     tracer = Tracer(recorder)
+    recorder.dropped = tracer.drop
     notes = recorder.notes
     given = list(tensors_in((args, kwargs, targets)))
     tracer.outside([*model.parameters(), *model.buffers(), *given])
