@@ -204,7 +204,7 @@ def test_a_budget_below_the_least(step):
     assert str(error) == (
         "the budget must be at least what the step needs, by the class of moves: "
         + ", ".join(f"{name} {n} bytes ({n / 2**20:.1f} MiB)" for name, n in least.items())
-        + f"; got 20000 bytes (0.0 MiB): no class of moves would do; raise the budget to {min(least.values())} bytes "
+        + f"; got 20000 bytes (0.0 MiB): no class of moves would do; raise the budget to {least['bitwise']} bytes "
         "or take a smaller batch"
     )
 

@@ -202,7 +202,9 @@ class Recorder(TorchFunctionMode):
             packed = Packed(t, sequence, None if entry is None else entry.id)
             (notes.loose if call is None else call.packs).append(weakref.ref(packed, self._watch(packed.storage)))
             if call is not None:
-                call.packed.append((packed.storage, dtype_name(t.dtype), tuple(t.shape)))
+                # what has no storage (a nested tensor) may have no shape either
+                shape = () if entry is None else tuple(t.shape)
+                call.packed.append((packed.storage, dtype_name(t.dtype), shape))
             if call is None and entry is not None:
                 packed.value = notes.ledger.value_of(packed.tensor, entry, origin)
             if call is None and self._light:
