@@ -15,6 +15,7 @@ from gistkit.plan.cost import CostTable
 from gistkit.plan.part_algorithms import is_switched
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.gist import check_lossy
+from gistkit.plan.policies.optimal import LARGE_TASKS
 from gistkit.plan.policies.options import FIDELITIES
 from gistkit.plan.policies.registry import POLICIES
 
@@ -22,7 +23,8 @@ SEEDS = ("plain", "checkpoint", "gist", "vdnn-all", "vdnn-conv", "cdma", "vdnn-d
 """Policies whose plans `optimal` is given to start from, so that it is never slower than one of them: the slowest to
 plan last."""
 SEEDS_S = 2.0
-"""Seconds after which no more of them are made: modnn takes 4 s for ResNet-152, and more than linearly longer."""
+"""Seconds after which no more of them are made for a step of more than LARGE_TASKS tasks: modnn takes 1 to 3 s for
+ResNet-152 (1,340 tasks), and more than linearly longer."""
 
 
 def accepts(policy: str, word: str) -> bool:
@@ -72,7 +74,7 @@ def seeds(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: 
     found: list[Plan] = []
     begun = time.monotonic()
     for name in SEEDS:
-        if time.monotonic() - begun > SEEDS_S:
+        if len(graph.tasks) > LARGE_TASKS and time.monotonic() - begun > SEEDS_S:
             break
         try:
             found.append(made(name, graph, costs, budget_bytes, dict(words)))
