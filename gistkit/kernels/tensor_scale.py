@@ -26,15 +26,21 @@ MAXIMA = tl.constexpr(AMAX_PROGRAMS)
 
 
 @triton.jit
-def _amax_kernel(x_ptr, amax_ptr, n, BLOCK: tl.constexpr):
-    """Largest finite magnitude pattern of every grid-stride stretch of x, from the end to the start."""
+def _amax_kernel(x_ptr, amax_ptr, n, BLOCK: tl.constexpr, ALIGNED: tl.constexpr):
+    """Largest finite magnitude pattern of every grid-stride stretch of x, from the end to the start.
+
+    ALIGNED: n is a multiple of 16. Where it is not, whole blocks are loaded without a mask, so that loads stay wide.
+    """
     best = tl.zeros((BLOCK,), tl.uint32)
     offs = tl.arange(0, BLOCK)
     first = (tl.cdiv(n, BLOCK) - 1 - tl.program_id(0)).to(tl.int64) * BLOCK
     # while, not range: the interpreter of Triton 3.6 cannot take a loop's bounds from tensors
     while first >= 0:
-        mask = offs < tl.minimum(n - first, BLOCK).to(tl.int32)
-        best = tl.maximum(best, finite_key(tl.load(x_ptr + first + offs, mask, other=0)))
+        if ALIGNED or n - first < BLOCK:
+            mask = offs < tl.minimum(n - first, BLOCK).to(tl.int32)
+            best = tl.maximum(best, finite_key(tl.load(x_ptr + first + offs, mask, other=0)))
+        else:
+            best = tl.maximum(best, finite_key(tl.load(x_ptr + first + offs)))
         first -= tl.num_programs(0).to(tl.int64) * BLOCK
     tl.store(amax_ptr + tl.program_id(0), finite_amax(tl.max(best, axis=0)))
 
@@ -56,5 +62,5 @@ def stretch_maxima(x: torch.Tensor) -> torch.Tensor:
     block = AMAX_BLOCK[x.element_size()]
     programs = min(AMAX_PROGRAMS, 16 * ceil_div(x.numel(), 16 * block))
     amax = torch.empty((programs,), dtype=torch.int32, device=x.device)
-    launch(_amax_kernel, programs, x, x, amax, x.numel(), BLOCK=block)
+    launch(_amax_kernel, programs, x, x, amax, x.numel(), BLOCK=block, ALIGNED=x.numel() % 16 == 0)
     return amax

@@ -18,13 +18,13 @@ targets = pytest.mark.parametrize(
 formats = pytest.mark.parametrize("fmt", CODES)
 
 
-def build(kernel, dtype: str, fmt: str, capability: int, **constexprs) -> Compiled:
+def build(kernel, dtype: str, fmt: str, capability: int, ragged: bool = False, **constexprs) -> Compiled:
     types = {"x_ptr": "*" + dtype, "codes_ptr": CODES.get(fmt, ("*u8", 1))[0], "words_ptr": "*i32", "amax_ptr": "*i32"}
     types |= {"exponent_ptr": "*u8", "exponents_ptr": "*u8", "n": "i32", "words": "i32", "stretches": "i32"}
     signature = {name: types[name] for name in kernel.arg_names if name in types}
     # as the launcher specialises: lengths of activations are multiples of 16, and fp10's planes always are
     aligned = ("x_ptr", "codes_ptr", "words_ptr", "n", "words", "amax_ptr", "stretches")
-    divisible = [name for name in aligned if name in signature]
+    divisible = [name for name in aligned if name in signature and not (ragged and name == "n")]
     return compile_kernel(kernel, signature, constexprs, capability, NUM_WARPS, divisible)
 
 
@@ -57,7 +57,8 @@ def test_unscaled_and_per_tensor(capability, dtype, fmt, scaled):
 def test_per_block(capability, dtype, fmt):
     rows = kernels.BLOCK_ROWS
     moved = ITEM_BYTES[dtype] + CODES[fmt][1]
-    encode = build(kernels._block_encode_kernel, dtype, fmt, capability, FMT=fmt, ROWS=rows, ASM=capability)
+    constexprs = {"FMT": fmt, "ROWS": rows, "ASM": capability, "ALIGNED": True}
+    encode = build(kernels._block_encode_kernel, dtype, fmt, capability, **constexprs)
     assert_lean(encode, per_element(encode, rows * 128, NUM_WARPS), moved)
     assert encode.loads == encode.loads_128, "one pass over the values, in 16-byte loads"
     decode = build(kernels._block_decode_kernel, dtype, fmt, capability, FMT=fmt, ROWS=rows)
@@ -67,7 +68,7 @@ def test_per_block(capability, dtype, fmt):
 @targets
 def test_maxima(capability, dtype):
     block = tensor_scale.AMAX_BLOCK[ITEM_BYTES[dtype]]
-    compiled = build(tensor_scale._amax_kernel, dtype, "", capability, BLOCK=block)
+    compiled = build(tensor_scale._amax_kernel, dtype, "", capability, BLOCK=block, ALIGNED=True)
     assert_lean(compiled, per_element(loop_body(compiled), block, NUM_WARPS), ITEM_BYTES[dtype])
     assert compiled.loads == compiled.loads_128 == 4
 
@@ -86,6 +87,24 @@ def test_fp10(capability, dtype, scaling):
     assert decode.stores == decode.stores_128
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", ["none", "tensor", "block", "maxima"])
+def test_whole_tiles_of_any_length_are_accessed_wide(dtype, kind):
+    """Packed values number anything; only the last tile goes item by item."""
+    if kind == "maxima":
+        kernel, constexprs = tensor_scale._amax_kernel, {"BLOCK": tensor_scale.AMAX_BLOCK[ITEM_BYTES[dtype]]}
+    else:
+        kernel = {"none": kernels._encode_kernel, "tensor": kernels._tensor_encode_kernel}.get(
+            kind, kernels._block_encode_kernel
+        )
+        rows = kernels.BLOCK_ROWS if kind == "block" else ROWS[ITEM_BYTES[dtype]]
+        constexprs = {"FMT": "fp16", "ROWS": rows, "ASM": 90}
+    compiled = build(kernel, dtype, "fp16", 90, ragged=True, **constexprs, ALIGNED=False)
+    wide = 8 if kind == "block" and dtype == "fp32" else 4
+    assert compiled.spills == 0 and compiled.loads_128 - 2 * (kind == "tensor") == wide
+    assert kind == "maxima" or compiled.stores_128 == (2 if kind != "block" and dtype == "fp32" else 4)
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("aligned", [False, True])
 @pytest.mark.parametrize("scaled", [False, True])
@@ -93,5 +112,6 @@ def test_fp8_by_the_hardware(dtype, aligned, scaled):
     kernel = kernels._tensor_encode_kernel if scaled else kernels._encode_kernel
     constexprs = {"FMT": "fp8", "ROWS": ROWS[ITEM_BYTES[dtype]], "ALIGNED": aligned, "ASM": 90}
     compiled = build(kernel, dtype, "fp8", 90, **constexprs)
-    assert compiled.count("F2FP.SATFINITE.E4M3") == ROWS[ITEM_BYTES[dtype]] * 8 // (NUM_WARPS * 32) // 2
+    paths = 1 if aligned else 2
+    assert compiled.count("F2FP.SATFINITE.E4M3") == paths * ROWS[ITEM_BYTES[dtype]] * 8 // (NUM_WARPS * 32) // 2
     assert compiled.spills == 0 and (not aligned or per_element(compiled, constexprs["ROWS"] * 8, NUM_WARPS) <= 13)

@@ -122,8 +122,8 @@ def test_compact_equals_the_oracle_and_never_writes_past_the_total(item_bytes, s
     slots = ZVC_SLOTS if stride == 1024 else CSR_SLOTS
     arguments = (scratch, counts, ends(counts), room, total - missing, counts.numel())
     shape: dict[str, Any] = {"STRIDE": stride, "SLOTS": slots, "RUN": RUN[item_bytes], "PIECES": PIECES[item_bytes]}
-    shape["num_warps"] = 1
-    compact_kernel[(ceil_div(counts.numel(), slots),)](*arguments, **shape, ASM=0)
+    shape |= {"ASM": 0, "num_warps": 1}
+    compact_kernel[(ceil_div(counts.numel(), slots),)](*arguments, **shape)
     assert torch.equal(room[: total - missing], expected[: total - missing])
     assert bool((room[total - missing :] == 101).all())
 
