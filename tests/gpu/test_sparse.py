@@ -168,6 +168,24 @@ def test_more_elements_than_31_bits_count(codec):
     assert torch.equal(again, x)
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.uint8))
+@pytest.mark.parametrize("stride", (256, 1024))
+@pytest.mark.parametrize("longest", (3, 30, 256))
+def test_packing_equals_the_oracle(dtype, stride, longest):
+    """Runs that end in the same slot, in the next and several on, and empty slots between them."""
+    counts = (torch.randint(0, longest + 1, (5000,)) * (torch.rand(5000) > 0.3)).to(torch.int16)
+    scratch = torch.randint(0, 256, (5000 * stride,)).to(dtype)
+    columns = torch.randint(0, 256, (5000 * stride,), dtype=torch.uint8)
+    total = int(counts.sum())
+    there = counts.cuda()
+    made = ops.compact(scratch.cuda(), there, stride, total)
+    assert torch.equal(made.cpu(), reference.compact(scratch, counts, stride, total))
+    if stride == 256:
+        pair = ops.csr_compact(columns.cuda(), scratch.cuda(), there, total)
+        for a, b in zip(pair, reference.csr_compact(columns, scratch, counts, total), strict=True):
+            assert torch.equal(a.cpu(), b)
+
+
 @pytest.mark.parametrize("codec", PAYLOADS)
 def test_nothing_waits_for_the_device(codec):
     x = float_values(100_000, torch.float32, 0, 0.5, False).cuda()
