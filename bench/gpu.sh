@@ -6,7 +6,7 @@
 # or not the project's.
 #
 #   OUT=/tmp/out bench/gpu.sh           all of it, in eight to ten minutes on an H200
-#   OUT=/tmp/out bench/gpu.sh tests     one part: tests, steps or layers
+#   OUT=/tmp/out bench/gpu.sh tests     one part: tests, steps or layers (512 MiB; other sizes and dtypes: bench.run, bench.steps)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PYTHONPATH=. PYTHONUNBUFFERED=1 CUBLAS_WORKSPACE_CONFIG=:4096:8
@@ -18,7 +18,7 @@ trap 'rm -rf "$REPORTS"' EXIT
 parts=${*:-tests steps layers}
 status=0
 
-# The budgets add up to 580 s; a part that exceeds its own is cut, and what it wrote until then stays.
+# The budgets add up to 575 s; a part that exceeds its own is cut, and what it wrote until then stays.
 part() {
     local name=$1 budget_s=$2 log=$3 start=$SECONDS code=0
     shift 3
@@ -41,15 +41,15 @@ export -f test_file
 
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 python3 -c 'import torch, triton; print("torch", torch.__version__, "triton", triton.__version__)'
-part tests 240 "$REPORTS/xargs.txt" \
-    bash -c 'printf "%s\0" tests/gpu/test_*.py | xargs -0 -P 16 -I{} bash -c "test_file {}"'
+part tests 300 "$REPORTS/xargs.txt" \
+    bash -c 'ls -S tests/gpu/test_*.py | xargs -P 16 -I{} bash -c "test_file {}"'
 if [[ " $parts " == *" tests "* ]]; then
     tail -n +1 "$REPORTS"/xargs.txt "$REPORTS"/*.log >"$OUT/tests.txt"
 fi
-part steps 225 "$OUT/steps.log" python3 -m bench.steps --device cuda --out "$OUT/steps.jsonl" \
-    --models vgg16,resnet50 --dtypes fp32,amp --batch 64 --image 224 --max-s 205
-part layers 115 "$OUT/layers.log" python3 -m bench.run --device cuda --out "$OUT/layers.jsonl" \
-    --sizes-mib 512,64,256 --max-s 100
+part steps 150 "$OUT/steps.log" python3 -m bench.steps --device cuda --out "$OUT/steps.jsonl" \
+    --models vgg16,resnet50 --dtypes fp32 --batch 64 --image 224 --max-s 140
+part layers 125 "$OUT/layers.log" python3 -m bench.run --device cuda --out "$OUT/layers.jsonl" \
+    --sizes-mib 512 --max-s 118
 [[ " $parts " == *" steps "* ]] && tail -n 45 "$OUT/steps.log"
 rows=()
 for name in steps layers; do

@@ -44,6 +44,32 @@ def test_never_slower_than_a_policy_that_fits(name, device):
     assert name in line(found[0])
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_what_the_simulator_refuses_is_not_taken(share, monkeypatch):
+    """A choice that the problem allows and the simulator does not, as a chain of three rebuilds from what is away."""
+    graph, costs = chained()
+    least, most = minimise_peak(graph, costs).peak_bytes, POLICIES["plain"](graph, costs).peak_bytes
+    budget = int(least + share * (most - least))
+    taken = optimal(graph, costs, budget)
+    again = {d.storage for d in taken.decisions if d.codec == "recompute"}
+    assert again
+    run = Simulator.run
+
+    def refuses(simulator, plan, **words):
+        if again <= {d.storage for d in plan.decisions if d.codec == "recompute"}:
+            raise PlanError("away")
+        return run(simulator, plan, **words)
+
+    monkeypatch.setattr(Simulator, "run", refuses)
+    try:
+        other = optimal(graph, costs, budget)
+    except BudgetError as error:
+        assert error.least_bytes["bitwise"] > budget
+    else:
+        assert other.peak_bytes <= budget and other.step_s >= taken.step_s * (1 - 1e-9)
+        assert not again <= {d.storage for d in other.decisions if d.codec == "recompute"}
+
+
 @pytest.mark.parametrize("fidelity", ["reassociated", "lossy"])
 def test_a_wider_class_is_never_slower(fidelity, monkeypatch):
     """Where its larger program finds nothing in its time, the bitwise plan is there."""

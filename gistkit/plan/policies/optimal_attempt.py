@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
+from math import inf
 
+from gistkit.errors import PlanError
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.scale import scaled
 from gistkit.plan.cost import CostTable
@@ -16,6 +18,9 @@ from gistkit.plan.policies.optimal_retime import retimed
 from gistkit.plan.policies.optimal_search import Search
 from gistkit.plan.simulate import Simulator
 from gistkit.plan.sub_batches import scaled_costs
+
+NO_PEAK = 2**62
+"""The peak of what cannot run: above any budget."""
 
 
 class Attempt:
@@ -82,8 +87,12 @@ class Attempt:
         return replace(plan, sub_batches=self.parts, fidelity=cut)
 
     def clock(self, taken: Sequence[int]) -> tuple[float, int]:
-        """(seconds of one sub-batch, peak bytes) of a choice, by simulation."""
-        run = self._simulator.run(self.plan(taken))
+        """(seconds of one sub-batch, peak bytes) of a choice, by simulation. Endless both where the simulator refuses
+        it: of rebuilds the problem knows pairs and chains of two, and a longer chain may ask for what is still away."""
+        try:
+            run = self._simulator.run(self.plan(taken))
+        except PlanError:
+            return inf, NO_PEAK
         return run.step_s / self.parts, run.peak_bytes
 
     def problem_of(self, taken: Sequence[int]) -> Problem:

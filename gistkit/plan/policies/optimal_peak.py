@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gistkit.plan.policies.optimal_attempt import Attempt
+from gistkit.plan.policies.optimal_attempt import NO_PEAK, Attempt
 from gistkit.plan.policies.optimal_program import TOLERANCE, Program
 
 ROUNDS = 4
@@ -56,6 +56,8 @@ def least_peak(attempt: Attempt, limit_s: float, room_bytes: int | None = 0, *, 
 
 
 def _peak(attempt: Attempt, taken: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    if not attempt.problem.allowed(taken):
+    peak = attempt.clock(taken)[1] if attempt.problem.allowed(taken) else NO_PEAK
+    if peak == NO_PEAK:
         taken = attempt.search.fastest()  # the least bytes of every group alone contradict each other
-    return tuple(taken), attempt.clock(taken)[1]
+        peak = attempt.clock(taken)[1]
+    return tuple(taken), peak
