@@ -79,7 +79,8 @@ def forward_kernel(
     if PH > 0 or PW > 0:
         first_code += _first_inside(rows, DH) * KW + _first_inside(columns, DW)
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
-    KEYS: tl.constexpr = UNROLL and KH * KW > 4 and DTYPE != tl.float32
+    # keys of single outputs along a row spill on sm_90; those are odd shapes, which values serve as well
+    KEYS: tl.constexpr = UNROLL and KH * KW > 4 and DTYPE != tl.float32 and (CHANNELS_LAST or V > 1)
     if KEYS:
         best = start_key(first_code * 0 + NONE if RELU and ZERO_CODE else first_code, DTYPE, RELU)
     else:
