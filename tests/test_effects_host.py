@@ -42,6 +42,21 @@ def test_coded_on_the_host():
     assert [t[1:] for t in made.transfers] == [(BYTES // 2, "d2h", 2, 4), (BYTES // 2, "h2d", 6, 7)]
 
 
+def test_sparse_on_the_host_is_packed_beside_its_scratch():
+    """What crosses the link is the exact payload: on CUDA the host learns its size first, and packs it at once."""
+    costs = cost_table(CHAIN, replace(TITANX, async_counts=True))
+    scratch, packed = (costs.payload_bytes("zvc", BYTES, "float32", d) for d in (None, 0.5))
+    made = effects(CHAIN, RELU, replace(host(), codec="zvc"), costs.hardware)
+    assert packed < scratch
+    assert short(made) == [
+        (1, 2, BYTES, "dense"),
+        (1, 3, scratch, "scratch"),
+        (1, 1, packed, "payload"),
+        (6, 9, packed, "payload"),
+        (7, 7, BYTES, "decoded"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("decision", "text"),
     [

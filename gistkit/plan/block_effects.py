@@ -249,6 +249,9 @@ class _Case:
         settled = self.context.scratch_end(first)
         end = last if settled is None else min(settled, last)
         self._add(first, end, self._payload_bytes(self.decision.codec, None), "scratch")
+        if self.decision.place == "host":
+            self._add(first, first, nbytes, what)  # packed at once, beside the scratch, to be sent
+            settled = None if settled is None else max(settled, first + 1)
         if settled is not None:
             self._add(settled, last, nbytes, what)
 

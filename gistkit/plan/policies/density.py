@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
+from math import prod, sqrt
 
 from gistkit.graph.saved import Call
 from gistkit.plan.policies.reading import Reading
@@ -42,7 +42,7 @@ class Densities:
             return None
         call = made[0]
         if call.op in _RELU_LIKE:
-            return RELU_DENSITY
+            return self._rectified(call)
         if call.op in _COPIES:
             return self._of_operand(call, 0)
         if call.op == "max_pool2d" and call.options:
@@ -52,6 +52,23 @@ class Densities:
             inner = self._of_operand(call, 0)
             return (1.0 if inner is None else inner) * (1 - call.options["p"])
         return self._of_parts(call) if call.op == "cat" else None
+
+    def _rectified(self, call: Call) -> float:
+        """A ReLU's output; of a sum with what a ReLU made (a residual block) fewer elements are below zero.
+
+        A block adds a term that is symmetric about zero to a sum of k such terms that were each rectified: a share of
+        0.5 / sqrt(k + 1) comes out at zero or below, from 0.5 / sqrt(k). ResNet-50 has 0.50, 0.65, 0.71, 0.74, 0.77 and
+        0.78 in the blocks of a stage (random initialisation and images); this gives 0.50, 0.65, 0.71, 0.75, 0.78, 0.80.
+        """
+        value = self._reading.operand(call, 0)
+        made = self._reading.made((value.storage, value.version))
+        if made is None or made[0].op != "add" or len(made[0].operands) != 2:
+            return RELU_DENSITY
+        shares = [1 - d for d in (self._of_operand(made[0], i) for i in range(2)) if d is not None]
+        if not shares:
+            return RELU_DENSITY
+        zero = prod(shares)
+        return 1 - (zero if len(shares) == 2 else 0.5 * zero / sqrt(0.25 + zero * zero))
 
     def _of_operand(self, call: Call, position: int) -> float | None:
         value = self._reading.operand(call, position)
