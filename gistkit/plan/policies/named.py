@@ -23,8 +23,11 @@ SEEDS = ("plain", "checkpoint", "gist", "vdnn-all", "vdnn-conv", "cdma", "vdnn-d
 """Policies whose plans `optimal` is given to start from, so that it is never slower than one of them: the slowest to
 plan last."""
 SEEDS_S = 2.0
-"""Seconds after which no more of them are made for a step of more than LARGE_TASKS tasks: modnn takes 1 to 3 s for
-ResNet-152 (1,340 tasks), and more than linearly longer."""
+"""Seconds after which no more of them are made for a step of more than LARGE_TASKS tasks."""
+SLOW_TASKS = 1000
+"""Steps of more tasks are planned without modnn's seed where no algorithm can be chosen: there every convolution's
+workspace has to be made room for, which takes it up to 16 s for ResNet-152 (1 s where it may choose). `optimal` was
+faster than it in every row of such a step (bench/results/optimal.jsonl), by a little at the plain peak alone."""
 
 
 def accepts(policy: str, word: str) -> bool:
@@ -74,6 +77,8 @@ def seeds(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: 
     found: list[Plan] = []
     begun = time.monotonic()
     for name in SEEDS:
+        if name == "modnn" and len(graph.tasks) > SLOW_TASKS and not costs.hardware.tells_algorithms:
+            continue
         if len(graph.tasks) > LARGE_TASKS and time.monotonic() - begun > SEEDS_S:
             break
         try:
