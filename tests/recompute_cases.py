@@ -23,6 +23,24 @@ def block(inside, out, dropout=0.0):
     return nn.Sequential(*parts, *([nn.Dropout(dropout)] if dropout else []))
 
 
+class Unseen(torch.autograd.Function):
+    """As one whose forward is a kernel of its own: no function mode sees what it does."""
+
+    @staticmethod
+    def forward(ctx, x):
+        with torch._C.DisableTorchFunction():
+            return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class Hidden(nn.Module):
+    def forward(self, x):
+        return Unseen.apply(x)
+
+
 class Chain(nn.Module):
     """Blocks in a row, a classifier behind them."""
 

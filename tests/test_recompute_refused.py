@@ -16,6 +16,7 @@ from gistkit.plan.policies.predicted import make_plan
 from gistkit.runtime import recompute_replay, recompute_tape
 from tests.recompute_cases import (
     Chain,
+    Hidden,
     assert_same,
     between,
     block,
@@ -85,24 +86,6 @@ class Own(nn.Module):
 
     def forward(self, x):
         return Twice.apply(x)
-
-
-class Unseen(torch.autograd.Function):
-    """As one whose forward is a kernel of its own: no function mode sees what it does."""
-
-    @staticmethod
-    def forward(ctx, x):
-        with torch._C.DisableTorchFunction():
-            return x * 2
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 2
-
-
-class Hidden(nn.Module):
-    def forward(self, x):
-        return Unseen.apply(x)
 
 
 class Counts(nn.Module):

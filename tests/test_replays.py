@@ -9,26 +9,8 @@ from torch import nn
 
 import gistkit
 from gistkit.errors import BudgetError
-from tests.recompute_cases import Chain, assert_same, block
+from tests.recompute_cases import Chain, Hidden, assert_same, block
 from tests.training import batches
-
-
-class Unseen(torch.autograd.Function):
-    """No function mode sees what it does."""
-
-    @staticmethod
-    def forward(ctx, x):
-        with torch._C.DisableTorchFunction():
-            return x * 2
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 2
-
-
-class Hidden(nn.Module):
-    def forward(self, x):
-        return Unseen.apply(x)
 
 
 class Overwrites(nn.Module):

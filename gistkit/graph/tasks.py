@@ -59,6 +59,11 @@ class Task:
     transient_bytes: int = 0
     conv: ConvShape | None = None
 
+    @property
+    def part_name(self) -> str:
+        """The task's name among those of its call: its part, where it has none its phase."""
+        return self.part or self.phase
+
 
 @dataclass(frozen=True)
 class Use:

@@ -164,7 +164,7 @@ class Composer:
     def _of_call(self, choice: CallChoice, call: int) -> dict[int, str]:
         """The algorithms, by task, that a choice names for a call; of a task that has none of that name nothing."""
         known = {t: {a.name for a in self.costs.algorithms[t]} for t in self.index.of_call[call]}
-        parts = {t: self.graph.tasks[t].part or self.graph.tasks[t].phase for t in known}
+        parts = {t: self.graph.tasks[t].part_name for t in known}
         wanted = {t: of_part(choice.algorithm, part) for t, part in parts.items()}
         found = {t: name for t, name in wanted.items() if name in known[t]}
         if not found:

@@ -19,9 +19,8 @@ from gistkit.plan.part_algorithms import DEFAULT, SWITCHES
 
 FORMAT, VERSION = "gistkit.times", 1
 ANEW = "measure anew: `gistkit profile MODEL --measure --times FILE`, or gistkit.measure(model, *batch)"
-
-
 WORTH_SHARE, WORTH_BYTES = 0.03, 2**20
+"""What switches have to save to be offered, of a call's seconds or of its workspace."""
 
 
 @dataclass(frozen=True)

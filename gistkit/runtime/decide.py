@@ -8,8 +8,8 @@ import torch
 
 from gistkit.nn.eligible import KERNEL_DTYPES
 from gistkit.plan.plan import Decision
+from gistkit.plan.policies.rules import SMALL_BYTES
 
-SMALL_BYTES = 4096
 KEEP_DENSE = Decision(-1, "dense", reason="kept as it is")
 
 

@@ -219,7 +219,7 @@ def _choices(graph: SavedGraph, costs: CostTable, found: Schedule) -> tuple[Call
     by_call: dict[int, dict[str, str]] = {}
     for task in graph.tasks:
         if task.conv is not None and task.call >= 0 and graph.calls[task.call].covered >= 0:
-            by_call.setdefault(task.call, {})[task.part or task.phase] = found.algorithms[task.index]
+            by_call.setdefault(task.call, {})[task.part_name] = found.algorithms[task.index]
     named = tuple(
         CallChoice(graph.calls[call].covered, graph.calls[call].op, algorithm=by_part(names))
         for call, names in by_call.items()

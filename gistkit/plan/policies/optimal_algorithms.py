@@ -17,7 +17,7 @@ def algorithm_moves(graph: SavedGraph, costs: CostTable, task: int) -> tuple[Mov
     no other beats or equals in both seconds and workspace."""
     known = costs.algorithms[task]
     default, call = known[0], graph.calls[graph.tasks[task].call]
-    name = part_of(graph, task)
+    name = graph.tasks[task].part_name
     moves = [Move(Part())]
     for number, a in enumerate(known):
         if any(_beats(b, a) for b in known) or any(_equal(b, a) for b in known[:number]):
@@ -27,11 +27,6 @@ def algorithm_moves(graph: SavedGraph, costs: CostTable, task: int) -> tuple[Mov
         if part != Part():
             moves.append(Move(part, choice=CallChoice(call.covered, call.op, algorithm=f"{name}={a.name}")))
     return tuple(moves)
-
-
-def part_of(graph: SavedGraph, task: int) -> str:
-    """The name of a task in the text for its call's algorithms."""
-    return graph.tasks[task].part or graph.tasks[task].phase
 
 
 def joined(algorithms: Iterable[str], parts: Sequence[str]) -> str:

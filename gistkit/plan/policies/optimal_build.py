@@ -20,7 +20,7 @@ from gistkit.plan.cost import CostTable
 from gistkit.plan.part_algorithms import is_switched
 from gistkit.plan.plan import CallChoice, Decision, Plan
 from gistkit.plan.policies.choices import call_choices
-from gistkit.plan.policies.optimal_algorithms import algorithm_moves, chosen, joined, part_of
+from gistkit.plan.policies.optimal_algorithms import algorithm_moves, chosen, joined
 from gistkit.plan.policies.optimal_parts import Parts, Way
 from gistkit.plan.policies.optimal_problem import Key, Link, Move, Part, Problem, Tie, spread
 from gistkit.plan.policies.optimal_segments import Candidate, candidates, even_plans
@@ -59,7 +59,9 @@ class Build:
         free = {s: listed[0] for s, listed in self.options.items() if listed[0].codec == "drop"}
         self.choices = call_choices(Reading(graph), free)
         covered = (c for c in graph.calls if c.covered >= 0)
-        self._parts_of = {c.covered: [part_of(graph, t) for t in self.index.of_call.get(c.index, ())] for c in covered}
+        self._parts_of = {
+            c.covered: [graph.tasks[t].part_name for t in self.index.of_call.get(c.index, ())] for c in covered
+        }
         self.frames = even_plans(graph) if recompute else ()
         self.segments = candidates(self.index, self.options, (*seeds, *self.frames)) if recompute else ()
         self._offer_early(lossy)
