@@ -42,7 +42,8 @@ class BudgetError(GistError):
 
 
 class BudgetWarning(UserWarning):
-    """A step may exceed its plan's budget: names the storages that are larger than planned, with their bytes."""
+    """A step has fewer zeros than its budget was planned with: names the larger storages with their bytes and what
+    went to the host for that, or says by how much the budget may be exceeded."""
 
 
 class MeasureError(GistError):

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from gistkit.errors import CompressError
-from gistkit.graph.saved import SavedStorage
 from gistkit.plan.plan import Plan
 from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.denser import denser
+from gistkit.runtime.engine import Engine
 from gistkit.runtime.stats import Row, StepStats
 
 MIB = 2**20
@@ -32,7 +32,8 @@ class BudgetReport:
     ``measured_bytes`` is the most that the CUDA allocator has handed out since ``torch.cuda.reset_peak_memory_stats``,
     of this model or not; None on a CPU, which counts nothing by itself (``gistkit.LiveBytes`` does). ``denser`` holds,
     by storage, the density planned and measured where a step had more non-zeros than planned for, ``payload_bytes``
-    what their payloads take at each; ``excess_bytes`` is how much more that is, and the budget may be exceeded by it.
+    what their payloads take at each; ``excess_bytes`` is how much more that is. ``moved``: those that
+    found no room and went to the host, with their bytes.
     """
 
     budget_bytes: int
@@ -41,6 +42,7 @@ class BudgetReport:
     denser: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     excess_bytes: int = 0
     payload_bytes: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    moved: Mapping[int, int] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
         """The same in words."""
@@ -52,8 +54,8 @@ class BudgetReport:
             lines.append(
                 f"{len(self.denser)} storages have fewer zeros than planned for (storage {worst}: density {found:.3f}, "
                 f"planned {planned:.3f}; {real_bytes} bytes, planned {planned_bytes}): their payloads take up to "
-                f"{self.excess_bytes} bytes more than planned, by "
-                "which the budget may be exceeded; plan again with density=gistkit.report(model).densities"
+                f"{self.excess_bytes} bytes more than planned; {len(self.moved)} of them, {sum(self.moved.values())} "
+                "bytes, went to the host, which takes longer; plan again with density=gistkit.report(model).densities"
             )
         return lines
 
@@ -135,17 +137,15 @@ def report(model: torch.nn.Module) -> Report:
         raise CompressError("report: the model is not compressed; call gistkit.compress(model) first")
     engine = stand_in.engine
     densities = engine.densities
-    budget = None if engine.plan is None else _budget(model, engine.plan, densities, engine.storages)
+    budget = None if engine.plan is None else _budget(model, engine.plan, densities, engine)
     return Report(engine.stats, tuple(engine.notes), densities, budget)
 
 
-def _budget(
-    model: torch.nn.Module, plan: Plan, densities: Mapping[int, float], storages: Mapping[int, SavedStorage]
-) -> BudgetReport | None:
+def _budget(model: torch.nn.Module, plan: Plan, densities: Mapping[int, float], engine: Engine) -> BudgetReport | None:
     """The promise of a plan and what is known of it; None for a plan without a budget."""
     if plan.budget_bytes is None:
         return None
-    found = denser(plan, densities, storages)
+    found = denser(plan, densities, engine.storages)
     device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     measured = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     return BudgetReport(
@@ -155,6 +155,7 @@ def _budget(
         {d.storage: (d.planned, d.measured) for d in found},
         sum(d.excess_bytes for d in found),
         {d.storage: (d.planned_bytes, d.measured_bytes) for d in found},
+        dict(engine.moved),
     )
 
 

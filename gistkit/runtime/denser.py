@@ -1,21 +1,34 @@
-"""Densities that a plan relies on, and what a step with fewer zeros than planned holds more.
+"""Densities that a plan relies on, and what becomes of a storage with fewer zeros than planned.
 
 How many zeros an activation will have is not known when a plan is made, and a storage whose payload has come out larger
 has no smaller form of the same bits left: what it could have been rebuilt or run anew from is let go of or planned for
-something else by then. So the step goes on, and the caller is told at once, with the storages and their bytes.
+something else by then. What a budget has no room for goes to the host, bit for bit, and comes back in parts for each
+use; so the device keeps the budget, the step takes longer, and the caller is told, with the storages and their bytes.
+
+What is more than planned is summed up over all storages of a forward, whether or not they are there at the same time.
+On the CPU non-zeros are counted before anything is packed. On CUDA the count comes later
+(:mod:`gistkit.runtime.exact`): until then the worst-case scratch is the payload, as planned, and it goes to the host as
+it is.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gistkit.codecs import CODECS
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from gistkit.codecs import CODECS, Encoded, Sparse
 from gistkit.errors import BudgetWarning
-from gistkit.graph.saved import SavedStorage
-from gistkit.plan.plan import Plan
+from gistkit.graph.saved import SavedGraph, SavedStorage
+from gistkit.plan.plan import Decision, Plan
 from gistkit.plan.policies.reading import dtype_of
+from gistkit.runtime.exact import ExactPacker
+from gistkit.runtime.host import HostBody, PartedBody, sent, sent_encoding
+from gistkit.runtime.stash import Body, CodedBody
 
 
 @dataclass(frozen=True)
@@ -66,22 +79,156 @@ def remember(known: dict[int, float], measured: Mapping[int, float], plan: Plan 
         known[storage] = share if plan is None else max(share, known.get(storage, 0.0))
 
 
-def warn_of_denser(plan: Plan, densities: Mapping[int, float], storages: Mapping[int, SavedStorage]) -> bool:
-    """Warn where the budget may be exceeded because there are fewer zeros than planned; whether it did."""
-    if plan.budget_bytes is None:
-        return False
-    found = denser(plan, densities, storages)
-    excess, room = sum(d.excess_bytes for d in found), plan.budget_bytes - plan.peak_bytes
-    if excess <= room:
-        return False
-    worst = "; ".join(map(str, found[:3])) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
-    warnings.warn(
-        f"the budget of {plan.budget_bytes} bytes may be exceeded by up to {excess - room}, as there are fewer zeros "
-        f"than it was planned with: {worst}; plan again with density=gistkit.report(model).densities",
-        BudgetWarning,
-        stacklevel=2,
-    )
-    return True
+class Room:
+    """What a budget leaves beside its plan's peak, and what of it a forward has used up: one for each forward.
+
+    ``densities`` and ``notes``, by storage, are the forward's, and told of what is found out. ``moved``: the storages
+    that went to the host. ``over``: those that would have had to and could not.
+    """
+
+    def __init__(
+        self, plan: Plan, graph: SavedGraph, densities: dict[int, float], notes: dict[int, str] | None = None
+    ) -> None:
+        self._plan, self._graph = plan, graph
+        self._densities, self._notes = densities, {} if notes is None else notes
+        self._shares = {int(s): share for s, share in plan.settings.get("densities", {}).items()}
+        self._sources = {s for d in plan.decisions for s in d.sources}
+        self._left_bytes = (plan.budget_bytes or 0) - plan.peak_bytes
+        self.moved: list[Denser] = []
+        self.over: list[Denser] = []
+
+    def body(self, codec: Sparse, x: torch.Tensor, decision: Decision, packer: ExactPacker) -> Body | None:
+        """What stands in for x (dense) where its payload may have no room; None where it has or may take any, so that
+        x is encoded as ever. Waits for the device only for what goes to the host in any case."""
+        if decision.storage not in self._shares or not x.numel():
+            return None
+        to_host = decision.place == "host"
+        if not packer.at_once(x):
+            return (
+                self._waited(codec, x, decision, packer) if to_host else PromisedBody(self, codec, x, decision, packer)
+            )
+        if self.has(decision, codec, x.numel(), packer.count(x).wait()):
+            return None
+        return self.away(codec, lambda: codec.begin(sent(x)), x.device, decision)
+
+    def _waited(self, codec: Sparse, x: torch.Tensor, decision: Decision, packer: ExactPacker) -> Body:
+        encoded, total = packer.encode_and_wait(codec, x)
+        if not self.has(decision, codec, x.numel(), total):
+            body = self.away(codec, lambda: sent_encoding(encoded), x.device, decision)
+            if body is not None:
+                return body
+        codec.settle(encoded, total)
+        return HostBody(encoded)
+
+    def has(self, decision: Decision, codec: Sparse, n: int, stored: int) -> bool:
+        """Whether a payload of ``stored`` out of n elements fits; if it does, its room is taken."""
+        found = self._found(decision, n, stored)
+        fits = found.excess_bytes <= max(0, self._left_bytes)
+        if fits:
+            self._left_bytes -= max(0, found.excess_bytes)
+        else:
+            self.moved.append(found)
+        return fits
+
+    def away(
+        self, codec: Sparse, send: Callable[[], Encoded], device: torch.device, decision: Decision
+    ) -> PartedBody | None:
+        """The storage that has just found no room, on the host; None where the host has none either."""
+        found = self.moved[-1]
+        try:
+            with _disable_current_modes():
+                there = send()
+        except RuntimeError:  # out of memory, in PyTorch's words for the CPU's and for pinned memory
+            self.over.append(self.moved.pop())
+            self._left_bytes -= found.excess_bytes
+            return None
+        body = PartedBody(codec, there, device, found.planned_bytes)
+        self._notes[decision.storage] = "larger than planned: on the host, so that the budget is kept"
+        # What is encoded from now on is let go of earlier in backward, so that it may have the room of this one, unless
+        # this one's first reader comes later than its encoding.
+        if not decision.mask and decision.storage not in self._sources:
+            self._left_bytes += max(0, found.planned_bytes - body.use_bytes)
+        return body
+
+    def _found(self, decision: Decision, n: int, stored: int) -> Denser:
+        s = decision.storage
+        storage, share = self._graph.storages[s], stored / n
+        self._densities[s] = share
+        planned_bytes = _payload_bytes(decision.codec, storage, self._shares[s])
+        real_bytes = CODECS[decision.codec].predicted_bytes(n, dtype_of(storage.dtype), share)
+        return Denser(s, self._shares[s], share, planned_bytes, real_bytes)
+
+    def warn(self) -> bool:
+        """Warn of what was moved to the host, and of what had to stay although the budget is exceeded by it; whether
+        there was any."""
+        found = sorted(self.moved + self.over, key=lambda d: (-d.excess_bytes, d.storage))
+        if not found:
+            return False
+        budget = f"the budget of {self._plan.budget_bytes} bytes"
+        sent_bytes = sum(d.measured_bytes for d in self.moved)
+        away = f"{len(self.moved)} of these storages, {sent_bytes} bytes, went to the host and come back for each use"
+        if self.over:
+            text = (
+                f"{budget} may be exceeded by up to {-self._left_bytes}, as there are fewer zeros than it was planned "
+            )
+            text += f"with and the host has no memory left: {_worst(found)}"
+            text += f"; {away}" if self.moved else ""
+        else:
+            text = f"{budget} is kept, but the step takes longer: there are fewer zeros than it was planned with: "
+            text += f"{_worst(found)}; {away}"
+        again = "plan again with density=gistkit.report(model).densities"
+        warnings.warn(f"{text}; {again}", BudgetWarning, stacklevel=2)
+        return True
 
 
-__all__ = ["Denser", "denser", "remember", "warn_of_denser"]
+def _worst(found: list[Denser]) -> str:
+    return "; ".join(map(str, found[:3])) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
+
+
+class PromisedBody:
+    """The payload of a storage whose size only the device knows yet: a scratch, as planned, and then what
+    :class:`Room` has room for, the packed payload, or the scratch on the host."""
+
+    def __init__(self, room: Room, codec: Sparse, x: torch.Tensor, decision: Decision, packer: ExactPacker) -> None:
+        self._room, self._codec, self._decision, self._device = room, codec, decision, x.device
+        self._form: CodedBody | PartedBody = CodedBody(packer.encode(codec, x, weakref.WeakMethod(self.settle)))
+
+    def settle(self, encoded: Encoded, total: int) -> None:
+        """Take the final form: called by the packer when the number of stored elements has come. Raises GistError for
+        one that cannot be."""
+        possible = total <= encoded.numel
+        if possible and not self._room.has(self._decision, self._codec, encoded.numel, total):
+            away = self._room.away(self._codec, lambda: sent_encoding(encoded), self._device, self._decision)
+            if away is not None:
+                self._form = away
+                return
+        self._codec.settle(encoded, total)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device now."""
+        return self._form.nbytes
+
+    @property
+    def density(self) -> float | None:
+        """The share of elements that are stored; None where the host does not know it, or has noted it elsewhere."""
+        return self._form.density if isinstance(self._form, CodedBody) else None
+
+    def dense(self) -> torch.Tensor:
+        """The tensor, on the device."""
+        return self._form.dense()
+
+    def dense_range(self, start: int, stop: int) -> torch.Tensor:
+        """Elements start..stop in storage order, on the device."""
+        return self._form.dense_range(start, stop)
+
+    def dense_rows(self, start: int, stop: int) -> torch.Tensor:
+        """Rows start..stop of the tensor, on the device."""
+        return self._form.dense_rows(start, stop)
+
+    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
+        """ReLU's input gradient, the tensor being the ReLU's whole output."""
+        return self._form.relu_backward(grad)
+
+
+__all__ = ["Denser", "PromisedBody", "Room", "denser", "remember"]

@@ -23,7 +23,7 @@ from gistkit.graph.saved import SavedGraph, SavedStorage
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.gist import gist
 from gistkit.runtime.decide import Settings
-from gistkit.runtime.denser import remember, warn_of_denser
+from gistkit.runtime.denser import Room, remember
 from gistkit.runtime.exact import ExactPacker, Ticket
 from gistkit.runtime.given import check_rows, elements, given_program
 from gistkit.runtime.interpose import Interposer
@@ -104,6 +104,7 @@ class Engine:
         self._stats: StepStats | Observed | None = None
         self.steps = 0
         self.notes: list[str] = []
+        self.moved: dict[int, int] = {}
         self._programs: dict[tuple, Program] = {}
         self._densities: dict[tuple, dict[int, float]] = {}
         self._verified: dict = {}
@@ -198,11 +199,14 @@ class Engine:
             self._verified.clear()
         region = Region(self.settings, self._packer, program, self.plan is not None, self._verified)
         region.probing, region.overwrites = self._replans_next(), self._overwrites
-        region.bound = self.plan is not None and self.plan.budget_bytes is not None
+        if self.plan is not None and self.plan.budget_bytes is not None:
+            region.bound = True
+            region.room = Room(self.plan, program.graph, region.densities, region.notes)
         try:
             out = run_inside(region, forward, args, kwargs)
             region.finish()
-            self._packer.poll()
+            # packing takes memory beside the scratch, which a budget counts where the next encoding comes
+            self._packer.listen() if region.bound else self._packer.poll()
             self._stats = observe(region)
             self._learn(key, program, region)
             return out
@@ -220,8 +224,9 @@ class Engine:
             replan, self.steps = self._replans_next(), self.steps + 1
             densities = self._densities.setdefault(key, {})
             remember(densities, region.measured(), self.plan)
-            if region.bound and not self._warned and self.plan is not None:
-                self._warned = warn_of_denser(self.plan, densities, self.storages)
+            if region.room is not None:
+                self.moved |= {d.storage: d.measured_bytes for d in region.room.moved}
+                self._warned = self._warned or region.room.warn()
             self._probes.extend((key, *probe) for probe in region.probes)
             self._read_probes()
             if region.diverged:

@@ -11,6 +11,9 @@ Encoding asks about encodings that are ``lag`` back, as the event of a younger o
 metadata, so the memory saved depends on how far the host runs ahead of the device. ``bounded`` fixes that: the host
 waits, where need be, for the encode of ``lag`` encodings back, which leaves the device what was launched since, and
 at most ``lag`` scratches live.
+
+Under a plan that promises a budget an encoding brings its own way of settling (``settle``): packed, what is denser than
+planned may be larger than there is room for (:mod:`gistkit.runtime.denser`).
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from gistkit.kernels.layout import flat
 from gistkit.kernels.sparse_args import bits_of
 
 PINNED_SLOTS = 64
+Settle = Callable[[Encoded, int], None]
+"""What becomes of a pending encoding when its count is known."""
 
 
 class Ticket(Protocol):
@@ -110,10 +115,16 @@ class _Waiting:
     """An encoding that waits for its count: weakly held, so that one that is no longer wanted goes with its scratch."""
 
     encoded: weakref.ref[Encoded]
-    codec: Sparse
+    settle: Settle | weakref.WeakMethod[Settle]
     ticket: Ticket
     stream: torch.cuda.Stream | None
     number: int
+
+    def settled(self, encoded: Encoded, total: int) -> None:
+        """Give the encoding its final form."""
+        settle = self.settle() if isinstance(self.settle, weakref.WeakMethod) else self.settle
+        if settle is not None:
+            settle(encoded, total)
 
 
 def _is_current(stream: torch.cuda.Stream | None) -> bool:
@@ -150,29 +161,47 @@ class ExactPacker:
         """How many encodings still hold a scratch, those not counted that nobody wants any more."""
         return sum(item.encoded() is not None for item in self._waiting)
 
-    def encode(self, form: Codec | str, x: torch.Tensor) -> Encoded:
+    def at_once(self, x: torch.Tensor) -> bool:
+        """Whether the host learns x's sizes without a delay."""
+        return self._transport is None and not x.is_cuda
+
+    def encode(self, form: Codec | str, x: torch.Tensor, settle: weakref.WeakMethod[Settle] | None = None) -> Encoded:
         """The encoding of x by a codec or the codec of that name, pending where its size is not known yet.
 
         First settles what is due, so that the new scratch can take the place of an old one. Waits for the device only
-        if ``bounded``. Raises what :func:`gistkit.codecs.codec` and :meth:`Codec.encode` raise.
+        if ``bounded``. ``settle`` is called in place of :meth:`Sparse.settle`, in whatever thread encodes then. Raises
+        what :func:`gistkit.codecs.codec` and :meth:`Codec.encode` raise.
         """
         chosen = codec(form) if isinstance(form, str) else form
-        if not isinstance(chosen, Sparse) or (self._transport is None and not x.is_cuda):
+        if not isinstance(chosen, Sparse) or self.at_once(x):
             return chosen.encode(x)
         with self._lock:
-            self._sent += 1
-            self._settle(self._sent - self._lag, self._bounded)
+            self._next()
             encoded = chosen.begin(x)
             if encoded.pending:
                 stream = _stream_of(x)
                 ticket = self._way(stream).send(chosen.total(encoded))
-                self._waiting.append(_Waiting(weakref.ref(encoded), chosen, ticket, stream, self._sent))
+                way = chosen.settle if settle is None else settle
+                self._waiting.append(_Waiting(weakref.ref(encoded), way, ticket, stream, self._sent))
         return encoded
+
+    def encode_and_wait(self, chosen: Sparse, x: torch.Tensor) -> tuple[Encoded, int]:
+        """(encoding, how many elements it stores): pending still, though the device has been waited for. It counts as
+        one of the ``lag`` later encodings."""
+        with self._lock:
+            self._next()
+        encoded = chosen.begin(x)
+        return encoded, int(chosen.total(encoded))
+
+    def _next(self) -> None:
+        """Count an encoding that begins now, and settle what it makes due."""
+        self._sent += 1
+        self._settle(self._sent - self._lag, self._bounded)
 
     def count(self, x: torch.Tensor) -> Ticket:
         """The number of elements of a dense x whose bit pattern is not zero, on its way to the host; never waits."""
         total = torch.count_nonzero(bits_of(flat(x)))
-        if self._transport is None and not x.is_cuda:
+        if self.at_once(x):
             return _Known(int(total))
         with self._lock:
             return self._way(_stream_of(x)).send(total)
@@ -184,6 +213,15 @@ class ExactPacker:
             return 0
         with self._lock:
             return self._settle(self._sent, wait=False)
+
+    def listen(self) -> None:
+        """Note in every encoding whose count has arrived how many elements it stores, and settle none: packing takes
+        memory beside the scratch. Never waits for the device."""
+        with self._lock:
+            for item in self._waiting:
+                encoded, total = item.encoded(), item.ticket.ready()
+                if encoded is not None and total is not None:
+                    encoded.nonzeros = total
 
     def _way(self, stream: torch.cuda.Stream | None) -> CountTransport:
         if stream not in self._transports:
@@ -204,7 +242,7 @@ class ExactPacker:
             if total is None:
                 left.append(item)
             else:
-                item.codec.settle(encoded, total)
+                item.settled(encoded, total)
                 settled += 1
         self._waiting = left
         return settled

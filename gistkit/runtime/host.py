@@ -5,6 +5,9 @@ copies are plain synchronous ones, on the stream of whoever asks: out when the t
 so it is on the device no longer than a plan says; the plan's points of release and prefetch only matter to a copy that
 runs beside the computation. After its first use the payload stays on the device until the last reader lets go of it.
 
+A sparse payload that came out larger than a budget has room for (:mod:`gistkit.runtime.denser`) goes to the host
+unpacked, and comes back in parts, for each use anew (:class:`PartedBody`).
+
 Host memory is pinned for a CUDA device. On a CPU model "host" is the same memory, of which nothing is gained; it is
 copied all the same, and ``LiveBytes`` does not see the copy, which stands for memory that is not the device's.
 """
@@ -17,8 +20,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from gistkit.codecs import Encoded
-from gistkit.nn.keep import Away, Coded
+from gistkit.codecs import Encoded, Sparse
+from gistkit.codecs.base import aligned, restored
+from gistkit.formats import ceil_div
+from gistkit.nn.keep import Away, Coded, rows_from
 
 
 def sent(t: torch.Tensor) -> torch.Tensor:
@@ -32,6 +37,11 @@ def fetched(there: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A copy of a host tensor in the device's memory."""
     with torch.no_grad():
         return torch.empty_strided(there.size(), there.stride(), dtype=there.dtype, device=device).copy_(there)
+
+
+def sent_encoding(encoded: Encoded) -> Encoded:
+    """The same encoding in host memory, as it is now. Waits for the device."""
+    return encoded.over(tuple(sent(t) for t in encoded.payload))
 
 
 class Parcel:
@@ -100,6 +110,98 @@ class HostBody:
         return self._coded().relu_backward(grad)
 
 
+class PartedBody:
+    """A sparse encoding on the host (``there``, pending), as the scratch of worst-case size that the device makes of
+    it: nothing has to be packed beside it. Every use brings slots back to ``device``, one part after the other.
+
+    Beside what it makes, a use takes ``use_bytes`` of the device: a quarter of ``within_bytes`` where a slot fits in
+    there, else at most all of them; where no slot does, the host decodes and nothing is taken. Synchronises.
+    """
+
+    nbytes = 0
+
+    def __init__(self, codec: Sparse, there: Encoded, device: torch.device, within_bytes: int) -> None:
+        self._codec, self._device, self._there = codec, device, there
+        self._slots = ceil_div(there.numel, codec.slot)
+        slot_bytes = self._slot_bytes()
+        slots = max(within_bytes // 4 // slot_bytes, min(1, within_bytes // slot_bytes))
+        self._on_host = slots == 0
+        self._step = min(self._slots, slots) or 1
+        self.use_bytes = min(self._slots, slots) * slot_bytes
+
+    def _slot_bytes(self) -> int:
+        """Bytes of one slot's payload and of what decoding makes of it."""
+        item = self._there.dtype.itemsize
+        stored = sum(t.numel() * t.element_size() for t in self._there.payload) // self._slots
+        # a scaled format is rounded on the way (Sparse._rounded): packed values, places, codes, scales
+        decoded = item if self._codec.scaling == "none" else 3 * item + 14
+        return stored + self._codec.slot * decoded
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes on the host."""
+        return sum(t.untyped_storage().nbytes() for t in self._there.payload)
+
+    @torch.no_grad()
+    def dense(self) -> torch.Tensor:
+        """The tensor, on the device."""
+        return restored(self.dense_range(0, self._there.numel), self._there)
+
+    @torch.no_grad()
+    def dense_range(self, start: int, stop: int) -> torch.Tensor:
+        """Elements start..stop in storage order, on the device."""
+        out = torch.empty(stop - start, dtype=self._there.dtype, device=self._device)
+        slot = self._codec.slot
+        for first in range(start // slot, ceil_div(stop, slot), self._step):
+            last = min(first + self._step, ceil_div(stop, slot))
+            lo, hi = max(start, first * slot), min(stop, last * slot)
+            cut = slice(lo - first * slot, hi - first * slot)
+            self._put(out[lo - start : hi - start], lambda at=(first, last), cut=cut: self._decoded(*at)[cut])
+        return out
+
+    def dense_rows(self, start: int, stop: int) -> torch.Tensor:
+        """Rows start..stop of the tensor, no more than them where they lie one behind the other."""
+        rows = rows_from(self.dense_range, self._there.shape, self._there.stride, start, stop)
+        return self.dense()[start:stop] if rows is None else rows
+
+    @torch.no_grad()
+    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
+        """ReLU's input gradient, the tensor being the ReLU's whole output."""
+        grad = aligned(grad, self._there)
+        out = torch.empty_like(grad)
+        slot, step = self._codec.slot, self._step
+        for first in range(0, self._slots, step):
+            part = slice(first * slot, min((first + step) * slot, self._there.numel))
+            self._put(out[part], lambda first=first, part=part: self._masked(first, grad[part]))
+        return restored(out, self._there)
+
+    def _put(self, out: torch.Tensor, make: Callable[[], torch.Tensor]) -> None:
+        """Copy what ``make`` makes, of which nothing is left when the next part's turn comes."""
+        if self._on_host:
+            with _disable_current_modes():
+                made = make()
+            out.copy_(made)
+        else:
+            out.copy_(make())
+
+    def _decoded(self, first: int, last: int) -> torch.Tensor:
+        return self._codec.decode(self._part(first, last))
+
+    def _masked(self, first: int, grad: torch.Tensor) -> torch.Tensor:
+        part = self._part(first, min(first + self._step, self._slots))
+        return self._codec.relu_backward(part, sent(grad) if self._on_host else grad)
+
+    def _part(self, first: int, last: int) -> Encoded:
+        """Slots first..last, where they are decoded, as an encoding of their own."""
+        parts = []
+        for t in self._there.payload:
+            each = t.numel() // self._slots
+            part = t[first * each : last * each]
+            parts.append(part if self._on_host else fetched(part, self._device))
+        n = min(last * self._codec.slot, self._there.numel) - first * self._codec.slot
+        return Encoded(self._codec.name, tuple(parts), torch.empty(n, dtype=self._there.dtype, device="meta"), (), True)
+
+
 class AwayOnHost(Away):
     """What an op keeps for itself (a mask, a pool's map) on the host until its backward runs."""
 
@@ -135,4 +237,4 @@ def _swapped(kept: Any, kind: type, swap: Callable[[Any], Any]) -> Any:
     return kept
 
 
-__all__ = ["AwayOnHost", "HostBody", "Parcel", "fetched", "sent"]
+__all__ = ["AwayOnHost", "HostBody", "Parcel", "PartedBody", "fetched", "sent", "sent_encoding"]

@@ -22,6 +22,7 @@ from gistkit.nn.norm import STATISTICS
 from gistkit.nn.overwrite import not_a_number
 from gistkit.plan.plan import CallChoice, Decision
 from gistkit.runtime.decide import KEEP_DENSE, Settings, ad_hoc
+from gistkit.runtime.denser import Room
 from gistkit.runtime.exact import ExactPacker, Ticket
 from gistkit.runtime.host import HostBody
 from gistkit.runtime.program import Key, Program, Step
@@ -59,8 +60,9 @@ def _settled(codec: Codec, x: torch.Tensor) -> Encoded:
 class Region:
     """The state of one forward; cleared when it ends, so that only backward nodes hold on to anything.
 
-    ``strict``: the plan is the caller's; ``bound``: and promises a budget. ``instead`` is the covered call in whose
-    place PyTorch's own op runs (-1: none), ``operand`` the decision for all that it saves besides weights.
+    ``strict``: the plan is the caller's; ``bound``: and promises a budget, of which ``room`` keeps account. ``instead``
+    is the covered call in whose place PyTorch's own op runs (-1: none), ``operand`` the decision for all that it saves
+    besides weights.
     """
 
     settings: Settings
@@ -78,6 +80,7 @@ class Region:
     calls: int = 0
     unread: bool = False
     bound: bool = False
+    room: Room | None = None
     instead: int = -1
     operand: tuple[Decision | None] | None = None
     turns: dict[Key, int] = field(default_factory=dict)
@@ -156,6 +159,10 @@ class Region:
             self.cannot(decision, why)
             return None
         x = x.detach()
+        if self.room is not None and isinstance(codec, Sparse):
+            body = self.room.body(codec, x, decision, self.packer)
+            if body is not None:
+                return self._stash(x, body, decision)
         # what goes to the host goes in its exact size, for which a GPU is waited for
         encoded = _settled(codec, x) if to_host else self.packer.encode(codec, x)
         if not encoded.pending:
@@ -228,9 +235,8 @@ class Region:
 
     def measured(self) -> dict[int, float]:
         """Density by planned storage id, as this step's sparse stashes say."""
-        encodings = [(s.storage, s.body.encoded) for s in self.table.stashes() if isinstance(s.body, CodedBody)]
-        known = {i: e.nonzeros / e.numel for i, e in encodings if i >= 0 and e.nonzeros is not None and e.numel}
-        return self.densities | known
+        found = ((s.storage, getattr(s.body, "density", None)) for s in self.table.stashes() if s.storage >= 0)
+        return self.densities | {storage: density for storage, density in found if density is not None}
 
     def finish(self) -> None:
         """The forward returned: is everything that the plan relies on as it should be?"""

@@ -71,6 +71,12 @@ class CodedBody(Coded):
     def nbytes(self) -> int:
         return self.encoded.nbytes
 
+    @property
+    def density(self) -> float | None:
+        """The share of elements that a sparse codec stores; None where it is not known."""
+        stored, n = self.encoded.nonzeros, self.encoded.numel
+        return None if stored is None or not n else stored / n
+
 
 class RebuiltBody:
     """A recipe over other kept tensors; it holds no bytes of its own."""
