@@ -1,8 +1,4 @@
-"""step: sub-batches add up to the whole batch; cutting, weighting.
-
-Bound: a float32 sum of m terms in any order differs from the exact one by at most gamma(m) times the sum of the terms'
-absolute values, gamma(m) = m u / (1 - m u), u = 2**-24 (Higham, section 3.1); two orders differ by at most twice that.
-"""
+"""step: sub-batches add up to the whole batch; cutting, weighting."""
 
 import copy
 from collections import UserDict, namedtuple
@@ -15,13 +11,8 @@ from torch import nn
 import gistkit
 from gistkit.plan.plan import Plan
 from gistkit.runtime.inputs import spread
+from tests.error_bounds import step_bounds
 from tests.step_cases import batch, net
-
-ROUNDING = 2.0**-24
-
-
-def gamma(terms):
-    return terms * ROUNDING / (1 - terms * ROUNDING)
 
 
 def gradients(model):
@@ -74,33 +65,13 @@ def test_sub_batches_sum_the_same_terms(parts):
 
 @pytest.mark.parametrize("parts", [2, 3, 7])
 def test_means_are_weighted_by_rows(parts):
-    # Of a mean that is linear in the output, a weight's gradient is a sum over rows and pixels of terms c x / count,
-    # which the cut leaves alone. A term is rounded three times more: its product, by the count, by the part's weight.
+    # a loss of so many terms a row (tests/test_step_bounds.py has those of whole networks)
     torch.manual_seed(0)
-    n, model = 7, nn.Conv2d(3, 5, 1, bias=False)
-    x, c = torch.randn(n, 3, 6, 6), torch.randn(n, 5, 6, 6)
-
-    def loss_fn(out, c):
-        return (out * c).mean()
-
-    loss, (got,) = stepped(model, loss_fn, x, c, sub_batches=parts)
-    want_loss, (want,) = plain(model, loss_fn, x, c)
-    terms = n * 6 * 6
-    magnitude = torch.einsum("nohw,nihw->oi", c.double().abs(), x.double().abs())[..., None, None] / c.numel()
-    assert ((got - want).abs().double() <= 2 * gamma(terms + 3) * magnitude).all()
-    # The loss: sums of c.numel() terms, each of them 3 products and sums over the channels.
-    size = (F.conv2d(x.double().abs(), model.weight.double().abs()) * c.double().abs()).mean()
-    assert (loss - want_loss).abs() <= 2 * gamma(c.numel() + 3 + 3) * size
-
-
-def test_an_unweighted_mean_would_be_seen():
-    # Parts of 4 and 3 rows: halves instead of sevenths miss by far more than the bound.
-    torch.manual_seed(0)
-    model, (x, t) = net(), batch()
-    want = plain(model, F.cross_entropy, x, t)[0]
-    halves = sum(F.cross_entropy(model(x[rows]), t[rows]) for rows in (slice(3), slice(3, 7))) / 2
-    got = gistkit.step(model, F.cross_entropy, x, t, sub_batches=2)
-    assert (got - want).abs() < 1e-6 < (halves - want).abs()
+    model = nn.Conv2d(3, 5, 1, bias=False)
+    x, c = torch.randn(7, 3, 6, 6), torch.randn(7, 5, 6, 6)
+    bounds = step_bounds(model, lambda out, c: (out * c).mean(), x, c)
+    loss, (grad,) = stepped(model, lambda out, c: (out * c).mean(), x, c, sub_batches=parts)
+    bounds.assert_holds(loss, {"weight": grad})
 
 
 def test_gradients_accumulate_over_steps():
