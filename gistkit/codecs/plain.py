@@ -112,15 +112,13 @@ class Argmax(_Discrete):
                 f"codec {self.name}: x must hold window positions below {formats.ARGMAX4_POSITIONS}, "
                 f"got {int(positions.max())}; use argmax8"
             )
-        nibbles = positions[0::2] & 15
-        nibbles[: x.numel() // 2] |= positions[1::2] << 4
-        return Encoded(self.name, (nibbles,), x)
+        return Encoded(self.name, (ops.nibbles_pack(positions),), x)
 
     def decode(self, encoded: Encoded) -> torch.Tensor:
         (codes,) = encoded.payload
         if self.bits == 8:
             return restored(codes.clone(), encoded)
-        return restored(torch.stack((codes & 15, codes >> 4), 1).view(-1), encoded)
+        return restored(ops.nibbles_unpack(codes, encoded.numel), encoded)
 
     def predicted_bytes(self, n: int, dtype: torch.dtype, density: float | None = None) -> int:
         return formats.argmax_bytes(n, self.bits)

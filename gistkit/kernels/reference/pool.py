@@ -17,6 +17,7 @@ import torch
 from gistkit.kernels.layout import flat, is_channels_last
 from gistkit.kernels.pool_geometry import PoolGeometry, backward_geometry, forward_geometry, none_code
 from gistkit.kernels.reference.mask import relu as rectified
+from gistkit.kernels.reference.nibbles import nibbles_pack, nibbles_unpack
 
 SLICE_OUTPUTS = 1 << 18
 """Outputs of one slice of the batch (at least one image): 2 MiB of int64 indices."""
@@ -56,7 +57,7 @@ def maxpool_forward(
         if zero_code:
             positions.masked_fill_(maxima <= 0, none_code(bits))
         codes[part].copy_(positions)
-    return y, _pack_nibbles(flat(codes)) if bits == 4 else flat(codes)
+    return y, nibbles_pack(flat(codes)) if bits == 4 else flat(codes)
 
 
 def maxpool_backward(
@@ -83,7 +84,7 @@ def maxpool_backward(
     layout = torch.channels_last if channels_last else torch.contiguous_format
     grad_x = torch.empty((n, c, height, width), dtype=grad_y.dtype, memory_format=layout)
     outputs = torch.empty(grad_y.shape, dtype=torch.uint8, memory_format=layout)
-    flat(outputs).copy_(_unpack_nibbles(codes, grad_y.numel()) if bits == 4 else codes)
+    flat(outputs).copy_(nibbles_unpack(codes, grad_y.numel()) if bits == 4 else codes)
     for part in _slices(outputs):
         grad, positions = grad_y[part], outputs[part]
         indices = _indices(positions, g)
@@ -132,15 +133,3 @@ def _scatter(grad: torch.Tensor, indices: torch.Tensor, like: torch.Tensor, g: P
     floor = (grad.shape[2], grad.shape[3]) == g.out_sizes(ceil_mode=False)
     backward = torch.ops.aten.max_pool2d_with_indices_backward
     return backward(grad, like, g.kernel, g.stride, g.padding, g.dilation, not floor, indices)
-
-
-def _pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
-    """Two codes to a byte, the first in the low nibble; the odd one out sits alone in the last byte."""
-    packed = codes[::2].clone()
-    packed[: codes.numel() // 2].bitwise_or_(codes[1::2] << 4)
-    return packed
-
-
-def _unpack_nibbles(packed: torch.Tensor, n: int) -> torch.Tensor:
-    """The first n codes of packed bytes."""
-    return torch.stack((packed & 15, packed >> 4), dim=1).view(-1)[:n]
