@@ -205,6 +205,48 @@ def test_a_count_that_cannot_be_is_refused_and_nothing_is_lost():
     assert same_bits(CODECS["zvc"].decode(bad), x)
 
 
+def test_listening_notes_what_is_stored_and_packs_nothing():
+    p, counts = packer(lag=9)
+    held = [p.encode("zvc", sparse_tensor(seed)) for seed in range(2)]
+    counts.tickets[1].arrive()
+    p.listen()
+    assert [e.nonzeros for e in held] == [None, counts.tickets[1].total]
+    assert all(e.pending for e in held) and not any(t.waited for t in counts.tickets)
+    assert p.poll() == 1 and not held[1].pending
+
+
+class Settles:
+    """Something that settles its encoding in its own way, and holds it."""
+
+    def __init__(self, p: ExactPacker, x: torch.Tensor) -> None:
+        self.totals: list[int] = []
+        self.encoded = p.encode("zvc", x, weakref.WeakMethod(self.settle))
+
+    def settle(self, encoded: Encoded, total: int) -> None:
+        assert encoded is self.encoded
+        self.totals.append(total)
+
+
+def test_a_way_of_settling_that_an_encoding_brings_is_taken_and_not_held():
+    p, counts = packer(lag=1, bounded=True)
+    mine = Settles(p, sparse_tensor())
+    p.encode("zvc", sparse_tensor(1))
+    assert mine.totals == [counts.tickets[0].total] and mine.encoded.pending and p.waiting == 0
+    mine = Settles(p, sparse_tensor())
+    scratch = weakref.ref(mine.encoded.payload[2])
+    del mine
+    assert scratch() is None and p.waiting == 0
+
+
+def test_an_encoding_that_is_waited_for_makes_older_ones_due():
+    p, counts = packer(lag=2, bounded=True)
+    held = p.encode("zvc", sparse_tensor())
+    p.encode("zvc", sparse_tensor(1))
+    encoded, total = p.encode_and_wait(CODECS["zvc"], sparse_tensor(2))
+    assert not held.pending and counts.tickets[0].waited == 1
+    assert encoded.pending and total == CODECS["zvc"].encode(sparse_tensor(2)).nonzeros and len(counts.tickets) == 2
+
+
 def test_cpu_tensors_and_fixed_sizes_need_no_transport():
     p = ExactPacker()
     x = sparse_tensor()
