@@ -68,8 +68,9 @@ def plan(
     what :func:`gistkit.measure` returned: times measured before, of this very step. ``settings["measured"]`` tells.
 
     The result has ``peak_bytes``, ``step_s``, ``lower_bound_bytes`` (0 where the policy gives none), ``gap``,
-    ``sub_batches`` and, in ``settings``, what it was made for. ``step_s`` is the device's time; ``settings["wall_s"]``
-    is the step with the host's share, where the hardware states it. Raises :class:`gistkit.BudgetError` where nothing
+    ``sub_batches`` and, in ``settings``, what it was made for. ``step_s`` is the device's time,
+    transfers overlapped; ``settings["wall_s"]`` is the step as the runtime runs it today, every transfer a copy that is
+    waited for, with the host's share where the hardware states it. Raises :class:`gistkit.BudgetError` where nothing
     allowed fits, with ``least_bytes`` by class; :class:`gistkit.CaptureError` where the step cannot be captured,
     :class:`gistkit.MeasureError` where it cannot be measured; ValueError or TypeError for an argument that makes no
     sense.

@@ -72,7 +72,7 @@ def test_plan(tmp_path, capsys):
         "optimal on titanx: peak",
     ):
         assert text in shown
-    assert "with the host" not in shown  # which nobody measured there
+    assert "with host and copies" not in shown  # which nobody measured there, and of which there are none
     raw = json.loads(numbers.read_text())
     assert [row["policy"] for row in raw["policies"]] == list(POLICIES)
     assert list(raw["least_bytes"]) == ["bitwise", "reassociated", "lossy"]
@@ -114,7 +114,7 @@ def test_a_budget_that_is_not_met(capsys):
 
 def test_the_hosts_share_is_told_where_it_is_known(capsys):
     assert cli.main(["plan", *SMALL[:-1], "h200", "--policy", "gist"]) == 0
-    assert re.search(r"; with the host [\d.]+ ms \(plain [\d.]+\)", " ".join(capsys.readouterr().out.split()))
+    assert re.search(r"; with host and copies [\d.]+ ms \(plain [\d.]+\)", " ".join(capsys.readouterr().out.split()))
 
 
 def test_other_statistics_are_marked(capsys):

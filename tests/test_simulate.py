@@ -242,15 +242,21 @@ def test_a_host_that_is_late_is_waited_for():
     assert wall_s(CHAIN, plan_of(CHAIN), issuing(0.0, 0.75), measured_s=last_is_long) == 11 * 0.75 + 4.0
 
 
-def test_the_host_and_the_link_are_waited_for_together():
-    # Task 4 waits for the link until 6 (issued when task 2 begins, at 3 under this host); what it comes back with is
-    # waited for as before.
+def test_on_the_wall_a_copy_hides_behind_nothing():
+    # Out before task 2 (issued after its reader began), back before task 7: 2.5 and 3 seconds on the link. Overlapped
+    # they stall for 0.5 and 2; as copies that are waited for, each adds all of its time.
     host = Decision(RELU.storage, "dense", "host", release=4, prefetch=6)
-    alone = timed(4.0, 2.0)
-    device = replace(link(4.0, 2.0), runtime_host_s=0.25)
-    plan = plan_of(CHAIN, host)
-    assert alone.stall_s > 0
-    assert wall_s(CHAIN, plan, device, measured_s=EVERY) == alone.step_s + 0.25
+    plan, device = plan_of(CHAIN, host), link(2.5, 3.0)
+    costs = cost_table(CHAIN, device, measured_s=EVERY)
+    assert simulate(CHAIN, plan, costs).step_s == pytest.approx(13.5)
+    assert Simulator(CHAIN, costs).wall_s(plan) == pytest.approx(11 + 2.5 + 3.0)
+    assert Simulator(CHAIN, costs).wall_s(plan_of(CHAIN)) == 11
+    # A host that needs a quarter of a second for each task is a task ahead of the device, but not behind a copy.
+    late = replace(device, runtime_host_s=0.25)
+    assert wall_s(CHAIN, plan, late, measured_s=EVERY) == pytest.approx(11 + 2.5 + 3.0 + 3 * 0.25)
+    assert wall_s(CHAIN, replace(plan, sub_batches=1), late, measured_s=EVERY) > wall_s(
+        CHAIN, plan_of(CHAIN), late, measured_s=EVERY
+    )
 
 
 def test_segments_that_run_anew_are_issued_anew():

@@ -124,10 +124,11 @@ def _summary(made: Plan, plain: Plan) -> str:
     gap = "" if made.gap is None else f", at most {made.gap:.2%} above the least possible time"
     parts = "" if made.sub_batches == 1 else f", in {made.sub_batches} sub-batches"
     wall_s, plain_s = made.settings["wall_s"], made.settings["plain_wall_s"]
-    host = f"; with the host {milliseconds(wall_s)} ms (plain {milliseconds(plain_s)})" if wall_s > made.step_s else ""
+    told = wall_s > made.step_s * (1 + 1e-9)
+    today = f"; with host and copies {milliseconds(wall_s)} ms (plain {milliseconds(plain_s)})" if told else ""
     return (
         f"{made.policy} on {made.hardware}: peak {mib(made.peak_bytes)} MiB (plain {mib(plain.peak_bytes)}), step "
-        f"{milliseconds(made.step_s)} ms (plain {milliseconds(plain.step_s)}), moves {made.fidelity}{parts}{gap}{host}"
+        f"{milliseconds(made.step_s)} ms (plain {milliseconds(plain.step_s)}), moves {made.fidelity}{parts}{gap}{today}"
     )
 
 

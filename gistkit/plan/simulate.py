@@ -3,9 +3,9 @@
 One compute stream runs the tasks in order; the link has a queue for each direction, and a transfer may span many tasks.
 A task begins when the one before it has ended and every transfer due before it is done; that wait is a stall.
 
-All seconds of a :class:`Simulation`, which is what policies compare, are the device's. On the wall a step takes longer
-where the host is late: it issues one task after the other and runs ahead as far as it gets, and a task begins no sooner
-than it is issued (:meth:`Simulator.wall_s`).
+All seconds of a :class:`Simulation`, which is what policies compare, are the device's, with transfers beside the tasks.
+On the wall a step takes longer (:meth:`Simulator.wall_s`): where the host is late, as a task begins no sooner than it
+is issued, and by every transfer, as the runtime copies synchronously (:mod:`gistkit.runtime.host`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Simulator:
         composed = self._composer.profile(plan)
         memory = memory_bytes(composed.intervals, composed.tasks, reserve)
         peak = max(memory)
-        start_s, stall_s, link, _ = _clock(composed, self._composer.costs)
+        start_s, stall_s, link = _clock(composed, self._composer.costs)
         times = plan.sub_batches
         compute_s, extra_s = sum(composed.task_s), sum(composed.extra_s)
         return Simulation(
@@ -81,12 +81,14 @@ class Simulator:
         )
 
     def wall_s(self, plan: Plan) -> float:
-        """Seconds of the step with the host's share (``Hardware.host_s``, ``runtime_host_s``): at least ``step_s``, at
-        least the host's own. Sub-batches follow each other, the host not ahead of the device between two."""
-        hardware = self._composer.costs.hardware
-        each_s = hardware.host_s if plan.policy in PLAIN_POLICIES else hardware.runtime_host_s
-        issued_s = [each_s * count for count in accumulate(self._composer.issued(plan))]
-        return plan.sub_batches * _clock(self._composer.profile(plan), self._composer.costs, issued_s)[3]
+        """Seconds of the step as the runtime runs it: with the host's share (``Hardware.host_s``, ``runtime_host_s``)
+        and with every transfer as the synchronous copy that it is today, which hides behind nothing. At least
+        ``step_s``, at least the host's own. Sub-batches follow each other, the host not ahead of the device between
+        two."""
+        costs = self._composer.costs
+        each_s = costs.hardware.host_s if plan.policy in PLAIN_POLICIES else costs.hardware.runtime_host_s
+        issuing_s = [each_s * count for count in self._composer.issued(plan)]
+        return plan.sub_batches * _wall_s(self._composer.profile(plan), costs, issuing_s)
 
 
 def simulate(graph: SavedGraph, plan: Plan, costs: CostTable, *, reserve: int = 0) -> Simulation:
@@ -110,11 +112,8 @@ def memory_bytes(intervals: Iterable[Interval], tasks: int, reserve: int = 0) ->
     return list(accumulate(change[:tasks]))
 
 
-def _clock(
-    composed: Profile, costs: CostTable, issued_s: Sequence[float] | None = None
-) -> tuple[tuple[float, ...], float, Link, float]:
-    """Start of every task, seconds waited for the link, the link when all is done, the end; ``issued_s``: the moment,
-    by task, before which the host has not issued it (None: everything is issued at once)."""
+def _clock(composed: Profile, costs: CostTable) -> tuple[tuple[float, ...], float, Link]:
+    """Start of every task, seconds waited for the link, the link when all is done."""
     link = Link(costs)
     issued: dict[int, list[Transfer]] = defaultdict(list)
     due: dict[int, list[Transfer]] = defaultdict(list)
@@ -124,8 +123,6 @@ def _clock(
     numbers: dict[Transfer, int] = {}
     starts, now, stall_s = [], 0.0, 0.0
     for task, (seconds, extra) in enumerate(zip(composed.task_s, composed.extra_s, strict=True)):
-        if issued_s is not None:
-            now = max(now, issued_s[task])
         waits = due.get(task)
         coming = issued.get(task)
         if waits or coming:
@@ -137,7 +134,24 @@ def _clock(
             numbers |= {t: link.issue(t) for t in coming or () if t.due != task}
         starts.append(now)
         now += seconds + extra
-    return tuple(starts), stall_s, link, now
+    return tuple(starts), stall_s, link
+
+
+def _wall_s(composed: Profile, costs: CostTable, issuing_s: Sequence[float]) -> float:
+    """The end of a step of which the host takes ``issuing_s`` to issue each task and makes every transfer itself: out
+    when the storage is saved, back at its first use. For a copy host and device wait for each other, so after it the
+    host is no longer ahead."""
+    copies_s = [0.0] * composed.tasks
+    for t in composed.transfers:
+        out = t.direction == "d2h"
+        copies_s[t.issue if out else t.due] += costs.d2h_s(t.nbytes) if out else costs.h2d_s(t.nbytes)
+    host = device = 0.0
+    for task, copy_s in enumerate(copies_s):
+        if copy_s:
+            host = device = max(host, device) + copy_s
+        host += issuing_s[task]
+        device = max(device, host) + composed.task_s[task] + composed.extra_s[task]
+    return device
 
 
 __all__ = ["Profile", "Simulation", "Simulator", "memory_bytes", "profile", "simulate"]
