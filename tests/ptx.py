@@ -1,4 +1,4 @@
-"""Runs straight-line PTX on numpy arrays, a lane an element: the instructions of gistkit/kernels/octet_codes.py.
+"""Runs straight-line PTX on numpy arrays, a lane an element: the instructions of octet_codes.py and pair_codes.py.
 
 Written after the PTX ISA: a conversion or a minimum of floats gives a NaN as 0x7FFF (e4m3: 0x7F), in pairs the last
 named operand is the lower half. Registers are uint32; 16-bit halves uint16; predicates bool.
@@ -74,6 +74,32 @@ def _at_least(kind: str):
     return lambda x, y: np.where(_half_value(x, kind) < _half_value(y, kind), 0, 0xFFFF).astype(np.uint16)
 
 
+def _chosen(larger: bool):
+    """The larger or smaller of two bf16; a NaN loses, and of two a NaN comes out."""
+
+    def choose(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        x, y = _half_value(a, "bf16"), _half_value(b, "bf16")
+        first = np.isnan(y) | ((x > y) if larger else (x < y))
+        return np.where(np.isnan(x) & np.isnan(y), 0x7FFF, np.where(first, a, b)).astype(np.uint16)
+
+    return lambda a, b: _by_half(choose, a, b)
+
+
+def _fused_bf16(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a * b + c of bf16 halves. Rounded to odd on the way to fp32, so that the second rounding is the only one."""
+    exact = [_half_value(h, "bf16").astype(np.float64) for h in (a, b, c)]
+    total = exact[0] * exact[1] + exact[2]
+    near = total.astype(np.float32)
+    word = near.view(np.uint32)
+    outwards = np.where(np.abs(total) > np.abs(near.astype(np.float64)), 1, -1)
+    odd = (near == total) | (word & 1 == 1) | np.isnan(total)
+    return _rounded(np.where(odd, word, word + outwards.astype(np.int64)).astype(np.uint32), torch.bfloat16)
+
+
+def _fused_halves(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    return joined(*(_fused_bf16(*three) for three in zip(halves(a), halves(b), halves(c), strict=True)))
+
+
 def _minimum_32(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     either = np.isnan(_float(a)) | np.isnan(_float(b))
     return np.where(either, 0x7FFFFFFF, np.minimum(_float(a), _float(b)).view(np.uint32)).astype(np.uint32)
@@ -84,6 +110,7 @@ INSTRUCTIONS = {
     "and.b32": lambda a, b: a & b,
     "or.b32": lambda a, b: a | b,
     "add.u32": lambda a, b: a + b,
+    "sub.u32": lambda a, b: a - b,
     "shl.b32": lambda a, b: a << b,
     "shr.u32": lambda a, b: a >> b,
     "prmt.b32": _permuted,
@@ -94,6 +121,9 @@ INSTRUCTIONS = {
     "min.u16x2": lambda a, b: _by_half(np.minimum, a, b),
     "max.u16x2": lambda a, b: _by_half(np.maximum, a, b),
     "min.NaN.bf16x2": lambda a, b: _by_half(lambda x, y: _minimum(x, y, "bf16"), a, b),
+    "min.bf16x2": _chosen(larger=False),
+    "max.bf16x2": _chosen(larger=True),
+    "fma.rn.bf16x2": _fused_halves,
     "min.NaN.f16x2": lambda a, b: _by_half(lambda x, y: _minimum(x, y, "f16"), a, b),
     "min.NaN.f32": _minimum_32,
     "mul.rn.f32": lambda a, b: (_float(a) * _float(b)).view(np.uint32),

@@ -46,12 +46,18 @@ def _amax_kernel(x_ptr, amax_ptr, n, BLOCK: tl.constexpr, ALIGNED: tl.constexpr)
 
 
 @triton.jit
-def tensor_factor(amax_ptr, stretches, exponent_ptr, FMT: tl.constexpr):
-    """fp32 factor that an encoder multiplies by, from the maxima of all stretches; program 0 writes the exponent."""
+def tensor_byte(amax_ptr, stretches, exponent_ptr, FMT: tl.constexpr):
+    """int32 exponent byte from the maxima of all stretches; program 0 writes it."""
     offs = tl.arange(0, MAXIMA)
     b = exponent_byte(tl.max(tl.load(amax_ptr + offs, offs < stretches, other=0), axis=0), FMT)
     tl.store(exponent_ptr, b.to(tl.uint8), tl.program_id(0) == 0)
-    return encoding_factor(b, FMT)
+    return b
+
+
+@triton.jit
+def tensor_factor(amax_ptr, stretches, exponent_ptr, FMT: tl.constexpr):
+    """fp32 factor that an encoder multiplies by, as :func:`tensor_byte`."""
+    return encoding_factor(tensor_byte(amax_ptr, stretches, exponent_ptr, FMT), FMT)
 
 
 def stretch_maxima(x: torch.Tensor) -> torch.Tensor:

@@ -87,6 +87,16 @@ def test_fp10(capability, dtype, scaling):
     assert decode.stores == decode.stores_128
 
 
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("scaling, instructions", [("tensor", 12), ("block", 15.5)])
+def test_fp10_of_pairs(capability, scaling, instructions):
+    constexprs = {"SCALING": scaling, "ASM": capability, "ROWS": fp10.ENCODE_ROWS}
+    encode = build(fp10._pack10_pairs_kernel, "bf16", "fp10", capability, **constexprs)
+    assert encode.spills == encode.stack_bytes == 0
+    assert per_element(encode, 3 * 128 * fp10.ENCODE_ROWS, NUM_WARPS) <= instructions
+    assert encode.loads == encode.loads_128 and encode.stores_128 == 4
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("kind", ["none", "tensor", "block", "maxima"])
 def test_whole_tiles_of_any_length_are_accessed_wide(dtype, kind):
