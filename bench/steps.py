@@ -101,7 +101,7 @@ def memory(trainer: Trainer) -> dict[str, int]:
     gc.collect()
     kept: list[int] = []
     if not trainer.c.on_gpu:
-        with LiveBytes() as live:
+        with LiveBytes(timeline=False) as live:
             trainer.step(lambda: kept.append(live.current_bytes))
         return {"kept_bytes": kept[0], "peak_bytes": live.peak_bytes}
     torch.cuda.synchronize()

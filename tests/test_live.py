@@ -241,7 +241,9 @@ def test_other_threads_are_not_seen():
     assert live.timeline == [] and live.current_bytes == 0
 
 
-OPS = st.lists(st.tuples(st.sampled_from(["new", "add", "view", "drop", "inplace"]), st.integers(0, 7)), max_size=40)
+OPS = st.lists(
+    st.tuples(st.sampled_from(["new", "add", "view", "drop", "inplace", "grow"]), st.integers(0, 7)), max_size=40
+)
 
 
 @settings(deadline=None, max_examples=40, derandomize=True)
@@ -250,7 +252,7 @@ def test_any_sequence_of_making_and_dropping(program):
     """Against a plain list of the storages that are held: current after every step, peak over all."""
     held: list[torch.Tensor] = []
     peak = 0
-    with LiveBytes() as live:
+    with LiveBytes() as live, LiveBytes(timeline=False) as unasked:
         for op, i in program:
             if op == "new":
                 held.append(torch.empty(i + 1))
@@ -262,10 +264,30 @@ def test_any_sequence_of_making_and_dropping(program):
                     held.append(tensor[:1])
                 elif op == "inplace":
                     tensor.add_(1)
+                elif op == "grow":
+                    tensor.resize_(tensor.numel() + i)
                 else:
                     del held[i % len(held)]
                 del tensor
             sizes = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in held}
             peak = max(peak, sum(sizes.values()))
             assert live.current_bytes == sum(sizes.values())
-    assert live.peak_bytes == peak
+    assert live.peak_bytes == unasked.peak_bytes == peak
+    assert unasked.timeline == [] and unasked.current_bytes == live.current_bytes
+
+
+def test_a_peak_without_a_timeline_asks_where_it_may_have_risen():
+    with LiveBytes(timeline=False) as live:
+        a = block(8)
+        for _ in range(5):
+            del a
+            a = block(2)
+        a.untyped_storage().resize_(12 * KB)
+        a.add_(1)
+        a.untyped_storage().resize_(KB)
+        b = block(9)
+        assert live.peak_bytes == 12 * KB
+        a.untyped_storage().resize_(5 * KB)
+        a.view(-1)
+    assert live.peak_bytes == live.current_bytes == 14 * KB
+    del a, b
