@@ -1,9 +1,9 @@
-"""Scaled ``fp10`` codes of bf16 elements, two to a word: packed arithmetic does for two what takes one instruction else.
+"""Scaled ``fp10`` codes of bf16 elements, two to a word: one packed instruction where others take two.
 
 To the bit what :mod:`gistkit.kernels.rounding` gives one by one, in 15 instructions an element in place of 19.5 with a
-scale per block, 11 in place of 15.5 per tensor (sm_90). bf16 itself is fine enough: a product with a power of two is exact (but for what is far below
-fp10's least step), and in value + 8 E, with E the power of two at or below the value, one step of bf16 is one of fp10.
-A minimum that ignores NaN puts a number in its place, whose code is the NaN's.
+scale per block, 11 in place of 15.5 per tensor (sm_90). bf16 itself is fine enough: a product with a power of two is
+exact (but for what is far below fp10's least step), and in value + 8 E, with E the power of two at or below the value,
+one step of bf16 is one of fp10. A minimum that ignores NaN puts a number in its place, whose code is the NaN's.
 """
 
 # Triton's constexprs are plain numbers while a kernel is traced.
