@@ -16,6 +16,7 @@ from gistkit.errors import (
     GistError,
     KernelError,
     MeasureError,
+    ModelError,
     PlanError,
     PlanMismatchError,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "KernelError",
     "LiveBytes",
     "MeasureError",
+    "ModelError",
     "Plan",
     "PlanError",
     "PlanMismatchError",

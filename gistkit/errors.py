@@ -54,5 +54,9 @@ class DataError(GistError):
     """A data set on disk cannot be read: names the path, what was expected there and what to do."""
 
 
+class ModelError(GistError):
+    """A network is none that can be trained on labelled images: says what its forward must return and what it did."""
+
+
 class KernelError(GistError):
     """A kernel cannot run on the device at hand."""

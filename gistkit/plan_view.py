@@ -24,12 +24,14 @@ class Row:
     """One policy under the budget: its plan, or why it has none.
 
     ``fits`` tells whether its peak is within the budget; a policy that aims at no budget is shown either way.
+    ``refusal`` is the error of one that has no plan on the hardware, whatever the budget; ``note`` that in a word.
     """
 
     policy: str
     plan: Plan | None
     fits: bool
     note: str = ""
+    refusal: str = ""
 
 
 def compare(
@@ -54,11 +56,12 @@ def _row(name: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | Non
         made = plan_graph(graph, costs, budget=budget_bytes, policy=name, refuse=False, **given)
     except BudgetError as error:
         least = min(error.least_bytes.values(), default=0)
-        return Row(name, None, False, f"needs {mib(least)}" if least else "refused")
-    except PlanError:
+        refusal = str(error) if budget_bytes is None else ""  # then the device's memory was the limit
+        return Row(name, None, False, f"needs {mib(least)}" if least else "refused", refusal)
+    except PlanError as error:
         if costs.hardware.has_link:
             raise
-        return Row(name, None, False, "needs a link")
+        return Row(name, None, False, "needs a link", str(error))
     fits = budget_bytes is None or made.peak_bytes <= budget_bytes
     return Row(name, made, fits, "" if fits else "above the budget")
 
@@ -70,8 +73,9 @@ def _without_lossy(words: Mapping) -> str:
 def policies_table(rows: Sequence[Row], budget_bytes: int | None, batch_norm: bool = False) -> Table:
     """Predicted peak and time of every policy; ``batch_norm`` says that sub-batches would change statistics."""
     limit = "no budget" if budget_bytes is None else f"budget {mib(budget_bytes)} MiB"
-    caption = "beside plain PyTorch; /2: in two sub-batches"
-    caption += ", * with other statistics of the batch norms" if batch_norm else ""
+    several = any(row.plan is not None and row.plan.sub_batches > 1 for row in rows)
+    caption = "beside plain PyTorch" + ("; /2: in two sub-batches" if several else "")
+    caption += ", * with other statistics of the batch norms" if several and batch_norm else ""
     table = Table(title=f"policies, {limit}", caption=caption)
     table.add_column("policy", no_wrap=True)
     for name in ("peak MiB", "ms/step", "slower"):
@@ -136,8 +140,8 @@ def form_of(decision: Decision | None) -> str:
 
 def least_table(least: Mapping[str, int], lossy: str, plain_bytes: int) -> Table:
     """The least budget that each class of moves can meet."""
-    table = Table(title="least feasible budget, by class of moves")
-    table.add_column("class")
+    table = Table(title="least feasible budget")
+    table.add_column("class of moves")
     table.add_column("MiB", justify="right")
     table.add_column("of plain", justify="right")
     for name, nbytes in least.items():

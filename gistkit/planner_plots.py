@@ -44,7 +44,7 @@ def plot_profile(profile: Profile, path: Path) -> None:
 def plot_plan(
     title: str,
     plain_bytes: Sequence[int],
-    plan_bytes: Sequence[int],
+    plan_bytes: Sequence[int] | None,
     budget_bytes: int | None,
     backward_task: int,
     path: Path,
@@ -52,16 +52,19 @@ def plot_plan(
 ) -> None:
     """Draw the predicted bytes over the tasks of one step, plain and planned, with the budget, and write the picture.
 
-    ``plain_bytes`` and ``plan_bytes`` are by task, of one sub-batch where the plan has several. Overwrites ``path``.
+    ``plain_bytes`` and ``plan_bytes`` are by task, of one sub-batch where the plan has several; None: there is no plan.
+    Overwrites ``path``.
     """
     figure, axes = _canvas()
     of_one = f", one of {sub_batches} sub-batches" if sub_batches > 1 else ""
     for nbytes, colour, name in ((plain_bytes, PLAIN, "plain PyTorch"), (plan_bytes, PLANNED, f"plan{of_one}")):
+        if nbytes is None:
+            continue
         values = _steps(nbytes)
         label = f"{name}: peak {_size(max(nbytes))}"
         axes.plot(values, drawstyle="steps-post", color=colour, linewidth=1.8, label=label)
         axes.fill_between(range(len(values)), values, step="post", color=colour, alpha=0.08, linewidth=0)
-    top = max(*plain_bytes, *plan_bytes, budget_bytes or 0) / GIB
+    top = max(*plain_bytes, *(plan_bytes or ()), budget_bytes or 0) / GIB
     if budget_bytes is not None:
         label = f"budget {_size(budget_bytes)}"
         axes.axhline(budget_bytes / GIB, color=BUDGET, linestyle="--", linewidth=1.4, label=label)

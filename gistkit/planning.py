@@ -112,8 +112,7 @@ def plan_graph(
     try:
         made = by_name(policy, graph, costs, budget_bytes, words)
     except BudgetError as error:
-        assert budget_bytes is not None
-        if policy != "optimal" or not refuse:
+        if policy != "optimal" or not refuse or budget_bytes is None:  # modnn: the device's memory is its limit
             raise
         raise refused(graph, costs, budget_bytes, words, error.least_bytes) from None
     if refuse and budget_bytes is not None and made.peak_bytes > budget_bytes:

@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 
 from gistkit.data import ImageSet, batches, inputs, open_images
+from gistkit.errors import ModelError
 from gistkit.runtime.attach import compress
 from gistkit.runtime.live import LiveBytes, LiveEvent
 from gistkit.version import VERSION
@@ -127,7 +128,8 @@ def train(
 
     ``compress(model, lossy=...)`` stands for :func:`gistkit.compress`. Waits for the device in every step. On CUDA,
     deterministic algorithms are on meanwhile. Raises ValueError and TypeError for a bad model or format, DataError for
-    bad images, all of them before the first step, but for an image that turns out unreadable.
+    bad images, all of them before the first step, but for an image that turns out unreadable, and ModelError for a
+    network whose scores are none.
     """
     return Comparison(settings, compress).run(on_step)
 
@@ -187,10 +189,10 @@ def _run(
         optimizer.zero_grad(set_to_none=False)
         begin = _now(settings.device)
         if step < settings.steps - 1:
-            loss = F.cross_entropy(model(x), targets)
+            loss = _loss(model(x), targets, len(images.classes))
             loss.backward()
         else:
-            loss = meter.step(model, x, targets)
+            loss = meter.step(model, x, targets, len(images.classes))
         optimizer.step()
         times.append(_now(settings.device) - begin)
         losses.append(loss.item())
@@ -209,6 +211,20 @@ def _run(
     )
 
 
+def _loss(scores: Any, targets: torch.Tensor, classes: int) -> torch.Tensor:
+    """The cross entropy of class scores. Raises ModelError for what are none, or need no gradient."""
+    shape = tuple(scores.shape) if isinstance(scores, torch.Tensor) else ()
+    if len(shape) != 2 or shape[0] != len(targets) or shape[1] < classes:
+        raise ModelError(
+            f"the model must return class scores, for {len(targets)} images of {classes} classes a tensor of shape "
+            f"({len(targets)}, {classes}), got {shape or type(scores).__name__}; give a factory whose network does, it "
+            "is given num_classes"
+        )
+    if not scores.requires_grad:
+        raise ModelError("the model's scores must need a gradient, and no parameter leads to them; train at least one")
+    return F.cross_entropy(scores, targets)
+
+
 class _Meter:
     """One forward and backward with its memory measured."""
 
@@ -218,13 +234,13 @@ class _Meter:
         self.device_peak_bytes: int | None = None
         self._on_cuda = device == "cuda"
 
-    def step(self, model: torch.nn.Module, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def step(self, model: torch.nn.Module, x: torch.Tensor, targets: torch.Tensor, classes: int) -> torch.Tensor:
         before_bytes = 0
         if self._on_cuda:
             torch.cuda.reset_peak_memory_stats()
             before_bytes = torch.cuda.memory_allocated()
         with self.live:
-            loss = F.cross_entropy(model(x), targets)
+            loss = _loss(model(x), targets, classes)
             self.kept_bytes = self.live.mark("forward end")
             loss.backward()
         if self._on_cuda:

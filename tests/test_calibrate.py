@@ -136,6 +136,7 @@ def test_the_command_shows_a_link(capsys, monkeypatch):
     [
         (["--device", "tpu"], "device must be cpu, cuda or cuda:N, got 'tpu'"),
         (["--out", "/proc/none/x.json"], "No such file or directory|Permission"),
+        (["--out", "."], "the file to write must not be a folder, got .; name a file in it"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_two(arguments, text, capsys):

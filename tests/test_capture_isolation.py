@@ -97,6 +97,8 @@ def test_hooks_replaced_forwards_and_uncopyable_models_are_refused():
     hooked[1].register_forward_hook(lambda *args: None)
     with pytest.raises(CaptureError, match="the module '1' has forward hooks, whose effects a copy cannot isolate"):
         capture(hooked, (fake_batch(2, 8, 4, 4),))
+    with pytest.raises(CaptureError, match=r"the module '1' is lazy and its parameters are not there yet; run one for"):
+        capture(nn.Sequential(conv(), nn.LazyConv2d(4, 1)), (fake_batch(2, 8, 4, 4),))
     patched = nn.Sequential(conv())
     patched.forward = lambda x: x
     with pytest.raises(CaptureError, match="'Sequential' has a forward replaced by a function"):

@@ -75,6 +75,7 @@ def test_trains_on_a_folder(pictures, capsys):
             "plot file must end in .png, .svg or .pdf",
         ),
         (["tests.test_train:tiny", "--json", "/proc/none/x.json"], "No such file or directory|Permission"),
+        (["tests.test_train:tiny", "--json", "."], "the file to write must not be a folder"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_two(arguments, text, capsys):
@@ -83,6 +84,18 @@ def test_wrong_input_is_one_line_and_status_two(arguments, text, capsys):
     assert shown.out == "" and shown.err.count("\n") == 1
     assert shown.err.startswith("gistkit: error: ")
     assert re.search(text, shown.err), shown.err
+
+
+def test_a_network_without_class_scores_is_wrong_input_too(capsys):
+    assert cli.main(["train", "tests.test_train:maps", "--steps", "3", "--batch", "4"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("gistkit: error: the model must return class scores, for 4 images of 10 classes a tensor of")
+
+
+def test_the_progress_bars_reach_the_last_step(capsys):
+    assert cli.main([*TINY, "--lossy", "none"]) == 0
+    bars = capsys.readouterr().err
+    assert len(re.findall(r"(plain|lossless) .* 3/3 ", bars)) == 2
 
 
 def test_an_unreadable_image_is_wrong_input_too(pictures, capsys):

@@ -3,6 +3,7 @@ wrong input."""
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -117,6 +118,28 @@ def test_the_hosts_share_is_told_where_it_is_known(capsys):
     assert re.search(r"; with host and copies [\d.]+ ms \(plain [\d.]+\)", " ".join(capsys.readouterr().out.split()))
 
 
+def test_a_policy_without_a_plan_on_the_hardware_says_why(tmp_path, capsys):
+    picture = tmp_path / "plan.png"
+    arguments = [NET, "--batch", "4", "--image-size", "32", "--hardware", "cpu", "--policy", "vdnn-all"]
+    assert cli.main(["plan", *arguments, "--plot", str(picture)]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "gistkit: no plan by policy 'vdnn-all': policy=\"vdnn-all\" moves tensors to the host, and hardware 'cpu' has "
+        'no link to one; take policy="optimal" or "gist", or other hardware'
+    )
+    assert rgb(PLAIN) in colours_of(picture) and rgb(PLANNED) not in colours_of(picture)  # there is none to draw
+    small_card = tmp_path / "small.json"
+    small_card.write_text(replace(PRESETS["titanx"], memory_bytes=10_000, name="small").to_json())
+    assert cli.main(["plan", NET, "--image-size", "32", "--hardware", str(small_card), "--policy", "modnn"]) == 1
+    assert "by policy 'modnn': the budget must be at least what the step needs, by the" in capsys.readouterr().err
+
+
+def test_help_tells_the_defaults_that_say_something(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["plan", "-h"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "images a step (default: 64)" in shown and "None" not in shown and "False" not in shown
+
+
 def test_other_statistics_are_marked(capsys):
     arguments = ["tests.test_cli_plan:normed", "--batch", "8", "--image-size", "32", "--hardware", "titanx"]
     cli.main(["plan", *arguments, "--budget", "50%", "--fidelity", "reassociated", "--policy", "modnn"])
@@ -157,6 +180,7 @@ def test_a_file_of_hardware_and_what_is_here_by_default(tmp_path, capsys):
         ([NET, "--hardware", "h20"], "hardware must be one of titanx, .* did you mean 'h200'"),
         ([NET, "--plot", "memory.txt"], "plot file must end in .png, .svg or .pdf"),
         ([NET, "--json", "/proc/none/x.json"], "No such file or directory|Permission"),
+        ([NET, "--json", "."], r"the file to write must not be a folder, got \.; name a file in it"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_two(command, arguments, text, capsys):

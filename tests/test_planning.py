@@ -166,6 +166,14 @@ def test_a_refusal_counts_what_the_libraries_hold(policy, step):
     assert least[0] and least[1] == {name: nbytes + 12345 for name, nbytes in least[0].items()}
 
 
+@pytest.mark.parametrize("policy", ["modnn", "vdnn+"])
+def test_without_a_budget_a_device_that_is_too_small_is_refused_in_the_policys_words(policy, step):
+    graph, costs = step
+    small = replace(costs, hardware=replace(H200, memory_bytes=20_000))
+    with pytest.raises(gistkit.BudgetError, match=r"; got 20000 bytes \(0\.0 MiB\): give it more memory"):
+        planning.plan_graph(graph, small, policy=policy)
+
+
 def test_a_policy_that_knows_no_reserve_plans_for_the_rest(step):
     graph, costs = step
     whole = planning.plan_graph(graph, costs, policy="plain").peak_bytes

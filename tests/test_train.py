@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 
 import gistkit
 from gistkit.data import batches, open_images
-from gistkit.errors import DataError
+from gistkit.errors import DataError, ModelError
 from gistkit.plots import step_curve
 from gistkit.runtime.live import LiveBytes, LiveEvent
 from gistkit.train import Comparison, RunResult, TrainResult, TrainSettings, train
@@ -21,6 +22,21 @@ def tiny(num_classes):
         nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(4), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(),
         nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(), nn.Linear(128, num_classes),
     )  # fmt: skip
+
+
+def maps():
+    """A label for every pixel."""
+    return nn.Conv2d(3, 10, 3, padding=1)
+
+
+def few():
+    """Four classes, whatever is asked for."""
+    return tiny(4)
+
+
+def frozen(num_classes):
+    """Nothing to train."""
+    return tiny(num_classes).requires_grad_(False)
 
 
 TINY = TrainSettings("tests.test_train:tiny", steps=4, batch=8)
@@ -153,6 +169,25 @@ def test_settings_out_of_range(changed, text):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "maps",
+            r"must return class scores, for 8 images of 10 classes a tensor of shape \(8, 10\), got \(8, 10, 32",
+        ),
+        (
+            "few",
+            r"of shape \(8, 10\), got \(8, 4\); give a factory whose network does, it is given num_classes",
+        ),
+        ("frozen", "the model's scores must need a gradient, and no parameter leads to them; train at least one"),
+    ],
+)
+def test_networks_that_cannot_be_trained_on_labels(name, text):
+    with pytest.raises(ModelError, match=text):
+        train(replace(TINY, model=f"tests.test_train:{name}"))
+
+
 def test_no_cuda():
     with pytest.raises(ValueError, match=r"device cuda is not there: .*; use device cpu"):
         TrainSettings("vgg16", device="cuda")

@@ -245,6 +245,7 @@ def keyword(weights=None, **kwargs):
 def neither(): return torch.nn.Linear(3, 4)
 def needs(depth): return torch.nn.Linear(3, depth)
 def wrong(): return 7
+def breaks(): raise KeyError('weights.pt')
 number = 5
 """
 
@@ -284,6 +285,7 @@ def test_factories_get_the_arguments_that_they_take(factories):
             ValueError,
             "the factory failed .*'depth'.*; it must work with num_classes and image_size",
         ),
+        ("zoo_factories:breaks", ValueError, r"the factory failed \(KeyError: 'weights.pt'\); it must work with num"),
         ("zoo_factories:wrong", TypeError, "the factory must return a torch.nn.Module, got int"),
     ],
 )

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from gistkit.commands.wrong import InputError
+from gistkit.commands.wrong import HelpFormatter, InputError, claim
 from gistkit.plan.hardware import GIB, Hardware
 from gistkit.runtime.calibrate import calibrate
 
@@ -19,7 +19,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "calibrate",
         help="measure this device for the planner: bandwidth, link, arithmetic",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     here = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", metavar="DEVICE", default=here, help="cpu, cuda or cuda:N")
@@ -30,9 +30,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure, show, write; 0."""
     try:
-        if options.out:
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.touch()
+        claim((options.out,))
         found = calibrate(options.device)
     except (ValueError, OSError) as error:
         raise InputError(error) from error

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from gistkit.captured import card, step_on
-from gistkit.commands.wrong import InputError
+from gistkit.commands.wrong import InputError, claim
 from gistkit.errors import CaptureError, MeasureError
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.traced import loss_of
@@ -51,9 +51,7 @@ def prepare(options: argparse.Namespace) -> Hardware:
         if options.plot:
             check_plot(options.plot)
         written = options.times if options.measure else None
-        for path in filter(None, (options.json, options.plot, written)):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
+        claim((options.json, options.plot, written))
         if "hardware" in options:
             return find_hardware(options.hardware)
         if options.measure:
@@ -101,7 +99,7 @@ def _network(name: str, size: int) -> torch.nn.Module:
     try:
         with torch.device("meta"):
             return load(name, image_size=size)
-    except (RuntimeError, NotImplementedError):
+    except Exception:  # of the factory's own, or of what the meta device lacks: without it the error is the factory's
         return load(name, image_size=size)
 
 
@@ -115,8 +113,8 @@ def _real(options: argparse.Namespace) -> tuple[torch.nn.Module, torch.Tensor]:
     try:
         with torch.device(_here()):
             return load(options.model, image_size=size).to(_here()), torch.randn(options.batch, 3, size, size)
-    except RuntimeError as error:
-        if does_not_fit(error):
+    except (RuntimeError, ValueError) as error:
+        if does_not_fit(error.__cause__ or error):
             raise MeasureError(
                 f"measure: the network and its batch must fit the device, and do not ({str(error)[:200]}); take a "
                 "smaller batch, or plan without measured times"

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gistkit.commands.images import add_images, image_step, prepare
-from gistkit.commands.wrong import InputError
+from gistkit.commands.wrong import HelpFormatter, InputError
 from gistkit.errors import BudgetError
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import BACKWARD
@@ -50,7 +50,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "plan",
         help="plan a training step within a memory budget, and compare all policies",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     add_images(parser)
     parser.add_argument("--budget", metavar="BYTES", help="12GiB, 800MB, or 60%% of what plain PyTorch needs")
@@ -134,6 +134,8 @@ def _summary(made: Plan, plain: Plan) -> str:
 
 def _why(found: Findings, chosen: Row, options: argparse.Namespace) -> str:
     """Which classes of moves would do, in the words of the error that ``gistkit.plan`` raises."""
+    if chosen.refusal:
+        return chosen.refusal
     assert found.budget_bytes is not None
     peak = "" if chosen.plan is None else f"it needs {mib(chosen.plan.peak_bytes)} MiB; "
     asked = "lossy" if options.lossy else options.fidelity
@@ -170,8 +172,10 @@ def _plot(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
     reserve = parse_bytes(options.reserve)
     plain = next(row.plan for row in found.rows if row.policy == "plain")
     assert plain is not None
-    made = chosen.plan or plain
-    before, after = (simulate(graph, p, costs, reserve=reserve).memory_bytes for p in (plain, made))
+    plans = (plain,) if chosen.plan is None else (plain, chosen.plan)
+    before, *after = (simulate(graph, p, costs, reserve=reserve).memory_bytes for p in plans)
     backward = next((t.index for t in graph.tasks if t.phase == BACKWARD), len(graph.tasks))
-    title = f"{options.model}, batch {options.batch}, {costs.hardware.name}: policy {made.policy}"
-    plot_plan(title, before, after, found.budget_bytes, backward, options.plot, made.sub_batches)
+    policy = f"policy {chosen.policy}" if chosen.plan else f"no plan by policy {chosen.policy}"
+    title = f"{options.model}, batch {options.batch}, {costs.hardware.name}: {policy}"
+    parts = 1 if chosen.plan is None else chosen.plan.sub_batches
+    plot_plan(title, before, after[0] if after else None, found.budget_bytes, backward, options.plot, parts)

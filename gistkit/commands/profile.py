@@ -7,6 +7,7 @@ import argparse
 from rich.console import Console
 
 from gistkit.commands.images import add_images, image_step, prepare
+from gistkit.commands.wrong import HelpFormatter
 from gistkit.measuring import costs_of
 from gistkit.planner_plots import plot_profile
 from gistkit.profile_view import profile_tables
@@ -21,7 +22,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "profile",
         help="where the memory and the time of a training step go, by class and by layer",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     add_images(parser)
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from gistkit.commands.wrong import InputError
-from gistkit.errors import DataError
+from gistkit.commands.wrong import HelpFormatter, InputError, claim
+from gistkit.errors import DataError, ModelError
 from gistkit.plots import check_plot, plot_memory
 from gistkit.train import Comparison, RunResult, TrainResult, TrainSettings
 
@@ -25,7 +25,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     train = commands.add_parser(
         "train",
         help="train a network plain, lossless and lossy, and compare memory, time and loss",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     train.add_argument("model", metavar="MODEL", help="of gistkit.zoo (vgg16, resnet50, ...) or package.module:factory")
     train.add_argument("--data", metavar="DIR", default=default["data"], help="one folder a class, or 'digits'")
@@ -76,9 +76,7 @@ def _prepare(options: argparse.Namespace) -> Comparison:
         if options.plot:
             check_plot(options.plot)
         comparison = Comparison(TrainSettings(**values))
-        for path in filter(None, (options.json, options.plot)):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
+        claim((options.json, options.plot))
         return comparison
     except (ValueError, TypeError, OSError, DataError) as error:
         raise InputError(error) from error
@@ -102,7 +100,7 @@ def _with_progress(comparison: Comparison, steps: int) -> TrainResult:
 
         try:
             return comparison.run(on_step)
-        except DataError as error:
+        except (DataError, ModelError) as error:
             raise InputError(error) from error
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
 from gistkit.errors import CaptureError
@@ -97,14 +98,19 @@ def _refuse(model: torch.nn.Module) -> None:
     for name, module in model.named_modules():
         forward = module.__dict__.get("forward")
         what = None
+        if any(t is not None and is_lazy(t) for t in (*module._parameters.values(), *module._buffers.values())):
+            raise CaptureError(
+                f"the module {name or type(model).__name__!r} is lazy and its parameters are not there yet; run one "
+                "forward first, or leave the plan out: gistkit.compress(model) records a real step"
+            )
         if module._forward_hooks or module._forward_pre_hooks:
             what = "forward hooks"
         elif isinstance(getattr(forward, ORIGINAL_FORWARD, forward), types.FunctionType):
             what = "a forward replaced by a function"
         if what:
             raise CaptureError(
-                f"the module {name or type(model).__name__!r} has {what}, whose effects a copy cannot isolate; "
-                "record a real step with Recorder instead"
+                f"the module {name or type(model).__name__!r} has {what}, whose effects a copy cannot isolate; take "
+                "them off, or leave the plan out: gistkit.compress(model) records a real step"
             )
 
 

@@ -72,9 +72,10 @@ def _load_factory(name: str, num_classes: int, image_size: int) -> nn.Module:
         raise ValueError(f"model {name!r}: module {module_name!r} {what} {attribute!r}; give package.module:factory")
     try:
         model = factory(**_accepted(factory, num_classes=num_classes, image_size=image_size))
-    except (TypeError, ValueError) as error:
+    except Exception as error:
         raise ValueError(
-            f"model {name!r}: the factory failed ({error}); it must work with num_classes and image_size alone"
+            f"model {name!r}: the factory failed ({type(error).__name__}: {error}); it must work with num_classes and "
+            "image_size alone"
         ) from error
     if not isinstance(model, nn.Module):
         raise TypeError(f"model {name!r}: the factory must return a torch.nn.Module, got {type(model).__name__}")
