@@ -171,11 +171,9 @@ def _passing(call: OpenCall) -> tuple[Passing, ...]:
 
 
 def _save(packed: Packed, node: str, field: str) -> Save:
-    t = packed.tensor
+    shape, dtype = packed.geometry
     assert packed.storage is not None
-    return Save(
-        packed.storage, node, field, tuple(t.shape), dtype_name(t.dtype), backward_reads(node, field), packed.value
-    )
+    return Save(packed.storage, node, field, shape, dtype_name(dtype), backward_reads(node, field), packed.value)
 
 
 @torch.no_grad()

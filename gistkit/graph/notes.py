@@ -37,6 +37,14 @@ class Packed:
         size, stride, dtype, device = self._like
         return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
+    @property
+    def geometry(self) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and dtype, without a stand-in."""
+        if self._tensor is not None:
+            return tuple(self._tensor.shape), self._tensor.dtype
+        assert self._like is not None
+        return tuple(self._like[0]), self._like[2]
+
     def lighten(self) -> None:
         """Let go of the tensor."""
         if self._tensor is not None:

@@ -83,7 +83,10 @@ class Tracer(TorchDispatchMode):
         self.spans: list[Span] = []
         self.seen: list[Seen] = []
         self._known: dict[int, Seen] = {}
+        self._fresh: dict[int, Seen] = {}
+        """Made since it was last asked what lives; then among ``_live``, if it still does."""
         self._live: dict[int, Seen] = {}
+        self._live_bytes = self._asked = 0
         self._stood: dict[int, Seen] = {}
         self.dropped: dict[int, int] = {}
         """By storage, the span that ran when a node that held it for backward died during the forward."""
@@ -98,9 +101,18 @@ class Tracer(TorchDispatchMode):
         """The gradient of the parameter that was accumulated last outlives the step: no longer asked about."""
         leaf, self._leaf = self._leaf, None
         if leaf is not None and leaf.grad is not None:
-            item = self._live.pop(leaf.grad.untyped_storage()._cdata, None)
+            cdata = leaf.grad.untyped_storage()._cdata
+            item = self._fresh.pop(cdata, None) or self._gone(cdata)
             if item is not None:
                 item.last = len(self.spans) - 1
+
+    def _gone(self, cdata: int) -> Seen | None:
+        """What lived until it was last asked, taken out of the living."""
+        item = self._live.pop(cdata, None)
+        if item is not None:
+            item.last = self._asked
+            self._live_bytes -= item.nbytes
+        return item
 
     def stand_in(self, make: Callable[[], torch.Tensor], storage: int | None) -> torch.Tensor:
         """A tensor that stands for a saved one of the given SavedGraph storage; not counted as memory."""
@@ -123,6 +135,8 @@ class Tracer(TorchDispatchMode):
     def finish(self) -> None:
         """Close the last span."""
         self._poll()
+        for item in self._live.values():
+            item.last = self._asked
 
     def _key(self) -> Key:
         node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
@@ -164,24 +178,26 @@ class Tracer(TorchDispatchMode):
             self.seen.append(known)
             self._known[known.ref.cdata] = known
             if first >= 0:
-                self._live[known.ref.cdata] = known
+                self._fresh[known.ref.cdata] = known
         return known
 
     def _poll(self) -> int:
         """Bytes of what lives now; what has died lived until the end of the present span."""
-        total, now = 0, len(self.spans) - 1
-        for cdata, item in list(self._live.items()):
-            if item.ref.expired():
-                del self._live[cdata]
-            else:
-                item.last = now
-                total += item.nbytes
+        expired, now = torch.UntypedStorage._expired, len(self.spans) - 1  # asked 10,000,000 times for 1,000 layers
+        for cdata in [c for c in self._live if expired(c)]:
+            self._gone(cdata)
+        for cdata, item in self._fresh.items():
+            if not expired(cdata):
+                self._live[cdata] = item
+                self._live_bytes += item.nbytes
+        self._fresh.clear()
+        self._asked = now
         for cdata, item in list(self._stood.items()):
             if item.ref.expired():
                 del self._stood[cdata]
             elif item.unpacked >= 0:
                 item.last = now
-        return total
+        return self._live_bytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
