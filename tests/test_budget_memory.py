@@ -61,7 +61,7 @@ def run(model, x, y):
         torch.manual_seed(3)
         model.zero_grad(set_to_none=True)
         gc.collect()
-        with LiveBytes() as live:
+        with LiveBytes(timeline=False) as live:
             live.track(model, x, y)
             loss = gistkit.step(model, F.cross_entropy, x, y)
         peaks.append(live.peak_bytes)

@@ -19,7 +19,7 @@ def measure(model, x, t, steps=2):
     """
     for _ in range(steps):
         F.cross_entropy(model(x), t).backward()
-    with LiveBytes() as live:
+    with LiveBytes(timeline=False) as live:
         loss = F.cross_entropy(model(x), t)
         live.mark("forward end")
         kept = live.current_bytes
@@ -64,7 +64,7 @@ def test_a_transformer_gains_nothing_and_loses_nothing():
 
     def kept(model):
         model(x).sum().backward()
-        with LiveBytes() as live:
+        with LiveBytes(timeline=False) as live:
             loss = model(x).sum()
             bytes_now = live.current_bytes
             del loss
