@@ -18,27 +18,50 @@ import torch
 MIB = 2**20
 
 
+# GPU cycles that the device idles before each call: half a millisecond, in which the host launches it whole
+LEAD_CYCLES = 1_000_000
+FLUSH_BYTES = 256 * MIB
+
+
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one call: median, 20th and 80th percentile."""
+    """Seconds of one call: median, 20th and 80th percentile; ``host_s`` what launching it takes the host (median)."""
 
     median_s: float
     p20_s: float
     p80_s: float
+    host_s: float
 
 
 def timed(run: Callable[[], Any], device: str, *, quick: bool = False) -> Times:
-    """Time one call: on CUDA by events with a flushed L2 (triton.testing.do_bench), elsewhere by a clock, 5 calls."""
-    if torch.device(device).type == "cuda":
-        from triton.testing import do_bench
-
-        warmup_ms, rep_ms = (5, 20) if quick else (15, 60)
-        quantiles: Any = do_bench(run, warmup=warmup_ms, rep=rep_ms, quantiles=[0.5, 0.2, 0.8])
-        return Times(*(q / 1e3 for q in quantiles))
+    """Time one call: on CUDA the device's own time (:func:`_device_times`), elsewhere by a clock, 5 calls."""
     run()
-    seconds = sorted(_clocked(run) for _ in range(3 if quick else 5))
+    if torch.device(device).type == "cuda":
+        seconds, host = _device_times(run, device, quick)
+    else:
+        host = seconds = [_clocked(run) for _ in range(3 if quick else 5)]
     cut = statistics.quantiles(seconds, n=5, method="inclusive")
-    return Times(statistics.median(seconds), cut[0], cut[3])
+    return Times(statistics.median(seconds), cut[0], cut[3], statistics.median(host))
+
+
+def _device_times(run: Callable[[], Any], device: str, quick: bool) -> tuple[list[float], list[float]]:
+    """Seconds between two events around each call, and of the host's launching it.
+
+    The L2 is flushed before each. The device idles until the host has launched the call, so that what is timed is the
+    kernels and no wait for the host, however small the tensors are.
+    """
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device)
+    calls, host = [], []
+    for _ in range(8 if quick else 25):
+        flush.zero_()
+        torch.cuda._sleep(LEAD_CYCLES)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        host.append(_clocked(run))
+        end.record()
+        calls.append((start, end))
+    torch.cuda.synchronize(device)
+    return [start.elapsed_time(end) / 1e3 for start, end in calls], host
 
 
 def _clocked(run: Callable[[], Any]) -> float:

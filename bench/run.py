@@ -4,7 +4,8 @@
 
 Sizes are those of the dense tensor. A case is timed only after its check: outputs bit-equal to the oracle or to plain
 PyTorch on a sample with NaN, infinities, -0.0 and subnormals in it. A case that fails has a row that says why and no
-times, and the exit status is 1. Percentages are of a device copy of the same number of dense bytes in the same run.
+times, and the exit status is 1. On CUDA the times are the device's own, what launching takes the host stands beside them
+(``host_s``). Percentages are of a device copy of the same number of dense bytes in the same run.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ def measure(job: Job, device: str, seed: int, copy: float, problem: str, quick: 
         "median_s": times.median_s,
         "p20_s": times.p20_s,
         "p80_s": times.p80_s,
+        "host_s": times.host_s,
         "moved_bytes": workload.moved_bytes,
         "gbps": gbps,
         "copy_gbps": copy,

@@ -14,7 +14,7 @@ from gistkit.codecs import CODECS
 
 ROW_KEYS = {
     *("kind", "time_utc", "commit", "device", "gpu", "driver", "cpu", "python", "torch", "triton", "case", "family"),
-    *("direction", "dtype", "size_mib", "density", "seed", "checked", "shape", "median_s", "p20_s", "p80_s"),
+    *("direction", "dtype", "size_mib", "density", "seed", "checked", "shape", "median_s", "p20_s", "p80_s", "host_s"),
     *("moved_bytes", "gbps", "copy_gbps", "percent_of_copy"),
 }
 
