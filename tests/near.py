@@ -9,12 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-from tests.sums import gamma
+from tests.sums import WIDER, gamma
 
 LEAST = 2.0**-149
 """What a product that underflows may be off by: the distance of subnormal numbers."""
-WIDER = 1 + 2.0**-20
-"""For float64's own roundings, each 2**-29 of float32's."""
 
 
 @dataclass(frozen=True)

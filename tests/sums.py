@@ -3,7 +3,8 @@
 A float32 sum of n products, in any order and with fused multiply-adds or without, differs from the exact one by at most
 gamma(n) times the sum of the products' absolute values, gamma(n) = n u / (1 - n u), u = 2**-24 (Higham, Accuracy and
 Stability, section 3.1): two orders differ by at most twice that. Slices and sub-batches only reorder, as long as every
-layer's input and output gradient have the same bits, which is asked first.
+layer's input and output gradient have the same bits. Where they have not, each gradient is still held to its own terms
+here; what a whole network makes of the differences is :mod:`tests.error_bounds`'s.
 """
 
 from collections import defaultdict
@@ -13,6 +14,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 ROUNDING = 2.0**-24
+WIDER = 1 + 2.0**-20
+"""For the roundings of the exact sums in float64, each 2**-29 of float32's."""
 
 
 def gamma(terms):
@@ -37,8 +40,9 @@ class Operands:
     def _seen(self, module, args, out):
         name = self._names.get(module)
         if name is not None:
-            self.inputs[name].append(args[0].detach().clone())
-            out.register_hook(lambda grad: self.gradients[name].append(grad.clone()))
+            with torch._C.DisableTorchFunction():  # no call of the model's, as a runtime counts them
+                self.inputs[name].append(args[0].detach().clone())
+                out.register_hook(lambda grad: self.gradients[name].append(grad.clone()))
 
     def whole(self, name):
         """Input and output gradient of a layer for all rows."""
@@ -48,19 +52,30 @@ class Operands:
 def assert_reordered_only(model, plain, other, plain_grads, other_grads):
     """The gradients of two steps (:class:`Operands` of both, gradients by parameter name) differ by no more than the
     order of summation explains."""
+    for name in plain.inputs:
+        (x, dy), (others_x, others_dy) = plain.whole(name), other.whole(name)
+        assert torch.equal(x, others_x) and torch.equal(dy, others_dy), name
+    assert_sums(model, plain, plain_grads)
+    assert_sums(model, other, other_grads)
+
+
+def assert_sums(model, operands, grads):
+    """The gradients of convolutions and linear layers are the sums of their terms over all rows that went through,
+    as far as the order of summation leaves them; so two orders of the same terms differ by twice that."""
     for name, module in model.named_modules():
         if not isinstance(module, nn.Conv2d | nn.Linear):
             continue
-        x, dy = plain.whole(name)
-        assert torch.equal(x, other.whole(name)[0]) and torch.equal(dy, other.whole(name)[1]), name
+        x, dy = (t.double() for t in operands.whole(name))
         terms = dy.numel() // module.weight.shape[0]
-        for part, size in _sizes(module, x.double().abs(), dy.double().abs()).items():
-            difference = (plain_grads[f"{name}.{part}"].double() - other_grads[f"{name}.{part}"].double()).abs()
-            assert (difference <= 2 * gamma(terms) * size).all(), (name, part)
+        sizes = _sums(module, x.abs(), dy.abs())
+        for part, exact in _sums(module, x, dy).items():
+            if getattr(module, part) is not None:
+                off = (grads[f"{name}.{part}"].double() - exact).abs()
+                assert (off <= WIDER * gamma(terms) * sizes[part]).all(), (name, part)
 
 
-def _sizes(module, x, dy):
-    """The sums of the terms' absolute values, of weight and bias."""
+def _sums(module, x, dy):
+    """The gradients of weight and bias."""
     if isinstance(module, nn.Linear):
         return {"weight": dy.T @ x, "bias": dy.sum(0)}
     where = (module.stride, module.padding, module.dilation, module.groups)
