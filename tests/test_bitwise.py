@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gistkit import zoo
-from gistkit.zoo.resnet import CifarResNet
+from gistkit.zoo.resnet import CifarBottleneckResNet, CifarResNet
 from tests.training import assert_same_training, batches
 
 
@@ -17,10 +17,11 @@ def test_twenty_steps_of_zoo_networks(name):
     assert_same_training(zoo.MODELS[name](num_classes=10, image_size=32), batches(20, 2, 32))
 
 
-def test_zero_padded_shortcuts():
-    """The blocks of resnet1202, three of them."""
+@pytest.mark.parametrize("make", [lambda: CifarResNet(1, 10), lambda: CifarBottleneckResNet((1, 1, 1), 10)])
+def test_twenty_steps_of_zero_padded_shortcuts(make):
+    """The blocks of resnet1202, and of resnet509 and resnet851, three of them."""
     torch.manual_seed(0)
-    assert_same_training(CifarResNet(1, 10), batches(10, 2, 32))
+    assert_same_training(make(), batches(20, 2, 32))
 
 
 @pytest.mark.parametrize("name", ["vgg16", "resnet18"])
