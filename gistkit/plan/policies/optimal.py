@@ -13,15 +13,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from gistkit.errors import BudgetError
 from gistkit.graph.saved import SavedGraph
 from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.optimal_build import Options
 from gistkit.plan.policies.optimal_peak import Least
-from gistkit.plan.policies.optimal_planning import PEAK_SHARE, Planning, Settings
+from gistkit.plan.policies.optimal_planning import PEAK_SHARE, Common, Planning, Settings
 from gistkit.plan.policies.optimal_reasons import reasoned
-from gistkit.plan.policies.optimal_whole import fastest_whole
 from gistkit.plan.policies.options import check_fidelity
 from gistkit.plan.policies.predicted import held, kept_bytes
 from gistkit.plan.simulate import Simulator
@@ -67,46 +68,41 @@ def optimal(
     """
     check_fidelity(fidelity, lossy)
     told = costs.tells_algorithms(fidelity) if algorithms is None else algorithms
-    limit_s = given_s = _limit(graph, time_limit_s)
+    settings = Settings(fidelity, lossy, batch_norm, reserve, _limit(graph, time_limit_s), told, recompute)
+    room, common = None if budget_bytes is None else budget_bytes - reserve, Common(Simulator(graph, costs))
+    begun = time.monotonic()
     if fidelity != "bitwise" and options is None:
-        begun = time.monotonic()
-        seeds = (*seeds, *_bitwise(graph, costs, budget_bytes, reserve, seeds, recompute, NARROW_SHARE * limit_s))
-        limit_s = max(limit_s - (time.monotonic() - begun), (1 - NARROW_SHARE) * limit_s)
-    settings = Settings(fidelity, lossy, batch_norm, reserve, limit_s, told, recompute)
-    room = None if budget_bytes is None else budget_bytes - reserve
-    planning = Planning(graph, costs, settings, seeds, options, room)
-    best, least = planning.run(room)
-    given = () if options is not None else seeds
-    whole = fastest_whole(given, graph, planning.simulator, settings.allowed, room)
-    if whole is not None and (best is None or whole.step_s < best[0].parts * best[1].seconds * (1 - 1e-9)):
-        plan, bound_s = whole, planning.floor_s if best is None else min(best[2], whole.step_s)
-    elif best is not None:
-        attempt, outcome, bound_s = best
-        plan = reasoned(attempt, outcome.taken or ())
-    else:
+        narrow = _bitwise(settings, costs, algorithms)
+        plan, _, _ = _fastest(Planning(graph, costs, narrow, seeds, None, room, common), seeds, room)
+        seeds = (*seeds, *(() if plan is None else (plan,)))
+    left_s = max(settings.time_limit_s - (time.monotonic() - begun), (1 - NARROW_SHARE) * settings.time_limit_s)
+    planning = Planning(graph, costs, replace(settings, time_limit_s=left_s), seeds, options, room, common)
+    plan, bound_s, least = _fastest(planning, () if options is not None else seeds, room)
+    if plan is None:
         assert budget_bytes is not None
         raise BudgetError(budget_bytes, {fidelity: least.peak_bytes + reserve}, REMEDIES[fidelity])
-    settings = replace(settings, time_limit_s=given_s)
-    return _figures(graph, costs, plan, planning.simulator, settings, budget_bytes, least, bound_s)
+    return _figures(graph, costs, plan, common.simulator, settings, budget_bytes, least, bound_s)
 
 
-def _bitwise(
-    graph: SavedGraph,
-    costs: CostTable,
-    budget_bytes: int | None,
-    reserve: int,
-    seeds: Sequence[Plan],
-    recompute: bool,
-    limit_s: float,
-) -> list[Plan]:
-    """The plan of the narrowest class, which every wider one has too: its larger program alone may miss it in the time
-    that it gets. None where that class refuses the budget."""
-    try:
-        return [
-            optimal(graph, costs, budget_bytes, reserve=reserve, seeds=seeds, recompute=recompute, time_limit_s=limit_s)
-        ]
-    except BudgetError:
-        return []
+def _bitwise(settings: Settings, costs: CostTable, algorithms: bool | None) -> Settings:
+    """The narrowest class, whose plan every wider one has too: its larger program alone may miss it in the time that it
+    gets."""
+    told = costs.tells_algorithms("bitwise") if algorithms is None else algorithms
+    limit_s = NARROW_SHARE * settings.time_limit_s
+    return replace(settings, fidelity="bitwise", lossy=None, batch_norm=False, time_limit_s=limit_s, algorithms=told)
+
+
+def _fastest(planning: Planning, seeds: Sequence[Plan], room_bytes: int | None) -> tuple[Plan | None, float, Least]:
+    """The plan that is found or taken over whole, what no plan goes below (seconds), and the least peak."""
+    best, least = planning.run(room_bytes)
+    whole = planning.whole(seeds, room_bytes)
+    if whole is not None and (best is None or whole.step_s < best[0].parts * best[1].seconds * (1 - 1e-9)):
+        return whole, planning.floor_s if best is None else min(best[2], whole.step_s), least
+    if best is None:
+        return None, np.inf, least
+    attempt, outcome, bound_s = best
+    plan = reasoned(attempt, outcome.taken or ())
+    return replace(plan, step_s=attempt.parts * outcome.seconds), bound_s, least
 
 
 def minimise_peak(
@@ -131,10 +127,11 @@ def minimise_peak(
     check_fidelity(fidelity, lossy)
     told = costs.tells_algorithms(fidelity) if algorithms is None else algorithms
     settings = Settings(fidelity, lossy, batch_norm, reserve, _limit(graph, time_limit_s), told, recompute)
-    planning = Planning(graph, costs, settings, (), options)
+    common = Common(Simulator(graph, costs))
+    planning = Planning(graph, costs, settings, (), options, None, common)
     least = planning.least(time.monotonic() + PEAK_SHARE * settings.time_limit_s)
     plan = planning.smallest()
-    return replace(_figures(graph, costs, plan, planning.simulator, settings, None, least, 0.0), gap=None)
+    return replace(_figures(graph, costs, plan, common.simulator, settings, None, least, 0.0), gap=None)
 
 
 def _limit(graph: SavedGraph, time_limit_s: float | None) -> float:

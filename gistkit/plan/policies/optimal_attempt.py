@@ -39,13 +39,15 @@ class Attempt:
         found: Options | None = None,
         algorithms: bool = True,
         recompute: bool = True,
+        known: dict | None = None,
     ) -> None:
         self.parts, self._simulator = parts, simulator
         small = scaled(graph, parts)
         mine = costs if parts == 1 else scaled_costs(costs, graph, small)
         self._seeds = [s for s in seeds if s.sub_batches == parts]
         self.counts_late = costs.hardware.async_counts
-        self._open(Build(small, mine, fidelity, lossy, self._seeds, found, algorithms, recompute and found is None))
+        again = recompute and found is None
+        self._open(Build(small, mine, fidelity, lossy, self._seeds, found, algorithms, again, known))
 
     def _open(self, build: Build) -> None:
         self._build = build

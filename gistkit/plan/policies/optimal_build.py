@@ -37,6 +37,7 @@ class Build:
 
     ``found`` are the options by storage; ``seeds`` are plans whose decisions, algorithms and slices are offered too,
     as far as the class allows them. ``algorithms``: convolutions choose theirs. ``recompute``: segments may run anew.
+    ``known``: effects that another build over the same graph and costs has looked at already, and where this one's go.
     """
 
     def __init__(
@@ -49,15 +50,16 @@ class Build:
         found: Options | None = None,
         algorithms: bool = True,
         recompute: bool = True,
+        known: dict | None = None,
     ) -> None:
         self.graph, self.costs, self.fidelity, self._chooses = graph, costs, fidelity, algorithms
         self.index = StepIndex(graph)
-        self.known: dict = {}
         self._known_choices: dict[tuple[CallChoice, ...], CallChoice] = {}
         found = options(graph, costs, fidelity, lossy) if found is None else found
         self.options = _offered(found, seeds, fidelity)
         free = {s: listed[0] for s, listed in self.options.items() if listed[0].codec == "drop"}
         self.choices = call_choices(Reading(graph), free)
+        self.known: dict = ({} if known is None else known).setdefault(self.choices, {})
         covered = (c for c in graph.calls if c.covered >= 0)
         self._parts_of = {
             c.covered: [graph.tasks[t].part_name for t in self.index.of_call.get(c.index, ())] for c in covered

@@ -1,132 +1,135 @@
-"""A faster choice from one that fits: single steps, first by the problem's own seconds, then by the simulator's, then
-steps for which others make room."""
+"""A faster choice from one that fits: single steps until none helps, then kicks out of where that got stuck.
+
+A kick takes a few steps that the budget has no room for, or that cost something, and has the rest repaired at prices
+that are drawn anew each time; then single steps again (iterated local search; Lourenço, Martin and Stützle, 2003). All
+of it looks at sums (:mod:`.optimal_standing`); the simulator is asked for what they end in, and step by step only where
+it finds more bytes than the sums know of (scratches on CUDA).
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from gistkit.plan.policies.optimal_problem import Part
-from gistkit.plan.policies.optimal_search import LINK_WEIGHTS, Search
+from gistkit.plan.policies.optimal_search import Search
+from gistkit.plan.policies.optimal_standing import Standing
 
-TURNS = 4
+LESS = 1 - 1e-12
+"""A step has to be faster by more than rounding."""
+MOST_KICKED = 4
+"""Steps of one kick, at most."""
+LINK_RANGE = (0.01, 1.0)
+"""What a second of transfer counts for beside one of compute while a kick is repaired: drawn between these."""
+NOISE = 0.5
+"""Spread of the logarithms of the prices that a kick is repaired at."""
+LOOKED_AT = 0.15
+"""Share of the groups, beside those that a kick changed, whose moves are tried behind it."""
+PATIENCE = 200
+"""Kicks in a row without success, after which the search ends."""
 Choice = tuple[tuple[int, ...], float]
 """A choice and its simulated seconds."""
 
 
 def improve(search: Search, taken: Sequence[int], seconds: float, budget_bytes: int | None, deadline: float) -> Choice:
-    """A choice at least as fast as ``taken`` (which takes ``seconds``) that fits, until nothing helps or time is up."""
-    limit = np.iinfo(np.int64).max if budget_bytes is None else budget_bytes
-    best: Choice = (tuple(taken), seconds)
-    while time.monotonic() < deadline:
-        before = best[1]
-        best = _swift(search, best, limit, deadline)
-        best = _simulated(search, best, limit, deadline)
-        best = _exchanged(search, best, limit, deadline)
-        if best[1] >= before:
-            break
+    """A choice at least as fast as ``taken`` (which takes ``seconds``) that fits, until little helps or time is up."""
+    limit = int(np.iinfo(np.int64).max) if budget_bytes is None else budget_bytes
+    best = _descended(search, (tuple(taken), seconds), limit, deadline)
+    vain = 0
+    while vain < PATIENCE and time.monotonic() < deadline:
+        found = _kicked(search, best, limit, deadline)
+        vain += 1
+        if found[1] < best[1] * LESS:
+            best, vain = _descended(search, found, limit, deadline), 0
     return best
 
 
-def _swift(search: Search, best: Choice, limit_bytes: int, deadline: float) -> Choice:
-    """Steps without transfers, whose seconds and bytes are sums: the simulator is asked once, at the end. Where it
-    finds more bytes than the problem knows of (scratches on CUDA), once more with so many fewer."""
-    room = limit_bytes
-    for _ in range(TURNS):
-        trial = _summed(search, best[0], room, deadline)
-        if trial == best[0]:
-            break
-        took, peak = search.clock(trial)
+def _descended(search: Search, best: Choice, limit_bytes: int, deadline: float) -> Choice:
+    """Single steps, the simulator asked at the end; where it disagrees, anew and asked every time."""
+    for every in (False, True):
+        now = search.standing(best[0])
+        seconds = _descend(search, now, best[1] if every else now.seconds(), limit_bytes, deadline, every=every)
+        if tuple(now.taken) == best[0]:
+            return best
+        took, peak = (seconds, limit_bytes) if every else search.clock(now.taken)
         if peak <= limit_bytes:
-            return (trial, took) if took < best[1] else best
-        room = int(search.bytes_by_task(trial).max(initial=0)) - (peak - limit_bytes)
+            return (tuple(now.taken), took) if took < best[1] else best
     return best
 
 
-def _summed(search: Search, taken: Sequence[int], limit_bytes: int, deadline: float) -> tuple[int, ...]:
-    now = list(taken)
-    level = search.bytes_by_task(now)
-    found = True
-    while found and time.monotonic() < deadline:
-        found = False
-        for index in _promising(search, now):
-            if time.monotonic() > deadline:
-                break
-            changes = search.steps.changes(now, *search.keys[index])
-            if changes is None:
-                continue
-            trial = search.steps.changed(now, changes)
-            old, new = list(search.touching(now, changes)), list(search.touching(trial, changes))
-            if any(p.transfers for p in (*old, *new)) or _seconds(new) >= _seconds(old) - 1e-12:
-                continue
-            changed = level + search.difference(now, trial, changes)
-            if changed.max(initial=0) <= limit_bytes:
-                now, level, found = trial, changed, True
-    return tuple(now)
-
-
-def _seconds(parts: Iterable[Part]) -> float:
-    return sum(p.seconds for p in parts)
-
-
-def _simulated(search: Search, best: Choice, limit_bytes: int, deadline: float) -> Choice:
-    now, seconds = list(best[0]), best[1]
-    level, compute_s = search.bytes_by_task(now), search.compute_s(now)
-    found = True
-    while found and time.monotonic() < deadline:
-        found = False
-        for index in _promising(search, now):
-            if time.monotonic() > deadline:
-                break
-            changes = search.steps.changes(now, *search.keys[index])
-            if changes is None:
-                continue
-            trial = search.steps.changed(now, changes)
-            more_s = _seconds(search.touching(trial, changes)) - _seconds(search.touching(now, changes))
-            if compute_s + more_s >= seconds:
+def _descend(
+    search: Search,
+    now: Standing,
+    seconds: float,
+    limit_bytes: int,
+    deadline: float,
+    *,
+    every: bool = False,
+    groups: np.ndarray | None = None,
+) -> float:
+    """Take single steps until none is faster; the seconds then. ``every``: the simulator is asked for each. ``groups``:
+    which ones may change (None: all)."""
+    going = True
+    while going and time.monotonic() < deadline:
+        going = False
+        for index in _promising(search, now.taken, deadline, groups):
+            step = now.step(*search.keys[index])
+            if step is None or now.compute_s + step.more_s >= seconds:
                 continue  # slower even if it did not stall at all
-            changed = level + search.difference(now, trial, changes)
-            if changed.max(initial=0) > limit_bytes:
+            level = now.level_after(step)
+            if int(level.max(initial=0)) > limit_bytes:
                 continue
-            took, peak = search.clock(trial)
-            if took < seconds * (1 - 1e-12) and peak <= limit_bytes:
-                now, seconds, level, found = trial, took, changed, True
-                compute_s += more_s
-    return tuple(now), seconds
+            took = now.seconds_after(step, seconds)
+            if every and took < seconds * LESS:
+                took, peak = search.clock(search.steps.changed(now.taken, step.changes))
+                if peak > limit_bytes:
+                    continue
+            if took < seconds * LESS:
+                now.take(step, level)
+                seconds, going = took, True
+    return seconds
 
 
-def _exchanged(search: Search, best: Choice, limit_bytes: int, deadline: float) -> Choice:
-    """Steps that are faster and do not fit, with what they need repaired elsewhere."""
-    now, seconds = best
-    for index in _promising(search, now):
+def _promising(search: Search, now: Sequence[int], deadline: float, groups: np.ndarray | None) -> Iterator[int]:
+    """Moves that may be faster than those taken, most gain first: of less compute, or over the link at another time."""
+    current = search.offsets[:-1] + np.array(now, dtype=np.int64)
+    sizes = np.diff(search.offsets)
+    gain = np.repeat(search.compute_s[current], sizes) - search.compute_s
+    able = (gain > 0) | np.repeat(search.link_s[current] > 0, sizes)
+    able[current] = able[search.steps.tied] = False
+    if groups is not None:
+        able &= np.repeat(groups, sizes)
+    found = np.flatnonzero(able)
+    for index in found[np.argsort(-gain[found], kind="stable")].tolist():
         if time.monotonic() > deadline:
-            break
-        changes = search.steps.changes(now, *search.keys[index])
-        if changes is None:
-            continue
-        for weight in LINK_WEIGHTS:
-            begun = search.steps.changed(now, changes)
-            trial = search.repair(begun, limit_bytes, deadline, weight, changes)
-            if trial is None:
-                break
-            took, peak = search.clock(trial)
-            if took < seconds * (1 - 1e-12) and peak <= limit_bytes:
-                now, seconds = trial, took
-                break
-    return now, seconds
+            return
+        yield index
 
 
-def _promising(search: Search, now: Sequence[int]) -> list[int]:
-    """Moves that may be faster than those taken: of less compute, or over the link at another time."""
-    found = []
-    for group, moves in enumerate(search.problem.groups):
-        mine = moves[now[group]].part
-        waits = bool(mine.transfers)
-        for move, other in enumerate(moves):
-            gain = mine.seconds - other.part.seconds
-            if move != now[group] and (gain > 0 or waits):
-                found.append((gain, int(search.offsets[group]) + move))
-    tied = set(search.steps.tied.tolist())
-    return [index for _, index in sorted(found, reverse=True) if index not in tied]
+def _kicked(search: Search, best: Choice, limit_bytes: int, deadline: float) -> Choice:
+    """A few steps at random, repaired and improved; ``best`` where that is no faster."""
+    now, draw = search.standing(best[0]), search.draw
+    moved: set[int] = set()
+    for _ in range(draw.randint(1, MOST_KICKED)):
+        step = now.step(*draw.choice(search.keys))
+        if step is not None and moved.isdisjoint(step.changes):
+            moved.update(step.changes)
+            now.take(step)
+    low, high = np.log(LINK_RANGE)
+    noise = np.random.default_rng(draw.getrandbits(32))
+    prices = search.cost_s(float(np.exp(draw.uniform(low, high))))
+    prices = prices * np.exp(noise.normal(0.0, NOISE, len(prices)))
+    room = limit_bytes
+    for _ in range(2):
+        if not moved or not search.mend(now, room, deadline, prices, moved):
+            return best
+        groups = (np.array(now.taken) != best[0]) | (noise.random(len(now.taken)) < LOOKED_AT)
+        seconds = _descend(search, now, now.seconds(), room, deadline, groups=groups)
+        if seconds >= best[1] * LESS:
+            return best
+        took, peak = search.clock(now.taken)
+        if peak <= limit_bytes:
+            return (tuple(now.taken), took) if took < best[1] * LESS else best
+        room = int(now.level.max()) - (peak - limit_bytes)  # scratches that the sums do not know
+    return best

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gistkit.plan.intervals import Transfer
-from gistkit.plan.policies.optimal_problem import Link, Part, Problem
+from gistkit.plan.policies.optimal_problem import Part, Problem
 from gistkit.plan.policies.optimal_rows import Rows
 
 DIRECTIONS = ("d2h", "h2d")
@@ -147,26 +147,3 @@ class LinkRows:
                     if over > 1e-6:
                         found.append((over, (direction, t.issue, end)))
         return [window for _, window in sorted(found, reverse=True)[:most]]
-
-
-def least_stalls(seconds: Sequence[float], link: Link, transfers: Sequence[Transfer]) -> float:
-    """Seconds for which a step whose tasks take ``seconds`` waits for the transfers, if neither direction slows the
-    other: no more than the simulator's for the same transfers and any others, and tasks that take no longer."""
-    issued: dict[int, list[Transfer]] = {}
-    due: dict[int, list[Transfer]] = {}
-    for t in sorted(transfers, key=lambda t: (t.issue, t.due)):
-        issued.setdefault(t.issue, []).append(t)
-        due.setdefault(t.due, []).append(t)
-    free: dict[str, float] = {d: 0.0 for d in DIRECTIONS}
-    ends: dict[Transfer, float] = {}
-    now = stalls = 0.0
-    for task, span in enumerate(seconds):
-        for hurried in (True, False):
-            for t in issued.get(task, ()):
-                if (t.due == task) == hurried:
-                    ends[t] = free[t.direction] = max(free[t.direction], now) + link.seconds(t)
-            if hurried:
-                ready = max((ends[t] for t in due.get(task, ())), default=now)
-                stalls, now = stalls + max(0.0, ready - now), max(now, ready)
-        now += span
-    return stalls

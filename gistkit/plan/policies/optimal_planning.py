@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from gistkit.plan.policies.optimal_build import Options, trains_batch_norm
 from gistkit.plan.policies.optimal_peak import Least, least_peak
 from gistkit.plan.policies.optimal_reasons import reasoned
 from gistkit.plan.policies.optimal_refine import WHOLE_SIZE, Outcome, Refinement
-from gistkit.plan.policies.optimal_whole import Allowed, offered
+from gistkit.plan.policies.optimal_whole import Allowed, fastest_whole, offered
 from gistkit.plan.simulate import Simulator
 
 ENOUGH = 1e-4
@@ -46,6 +47,15 @@ class Settings:
         return Allowed(self.fidelity, self.batch_norm, self.algorithms, self.recompute)
 
 
+@dataclass(frozen=True)
+class Common:
+    """What several searches over one step share: the simulator, and the effects that are known so far, by number of
+    sub-batches."""
+
+    simulator: Simulator
+    effects: dict[int, dict] = field(default_factory=lambda: defaultdict(dict))
+
+
 def part_counts(graph: SavedGraph, settings: Settings, seeds: Iterable[Plan] = ()) -> list[int]:
     """Numbers of sub-batches to look at: 1, powers of two up to the batch, those of the seeds, the batch itself."""
     if settings.fidelity == "bitwise" or graph.batch < 2 or (trains_batch_norm(graph) and not settings.batch_norm):
@@ -64,13 +74,14 @@ class Planning:
         settings: Settings,
         seeds: Sequence[Plan],
         options: Options | None,
-        room_bytes: int | None = None,
+        room_bytes: int | None,
+        common: Common,
     ) -> None:
         self._graph, self._costs, self._settings = graph, costs, settings
         self._options = options
         self._begun = time.monotonic()
-        self.simulator = Simulator(graph, costs)
-        self._seeds = offered(seeds, self.simulator, room_bytes)
+        self._common = common
+        self._seeds = offered(seeds, common.simulator, room_bytes)
         self._counts = part_counts(graph, settings, self._seeds)
         self._attempts: dict[int, Attempt] = {}
         self._least: dict[int, Least] = {}
@@ -120,13 +131,17 @@ class Planning:
         """The plan of what :meth:`least` found, without its figures."""
         return reasoned(self._attempts[self._fewest], self._least[self._fewest].taken)
 
+    def whole(self, seeds: Sequence[Plan], room_bytes: int | None) -> Plan | None:
+        """The fastest of other policies' plans that fits and is of the class."""
+        return fastest_whole(seeds, self._graph, self._common.simulator, self._settings.allowed, room_bytes)
+
     def _attempt(self, parts: int) -> Attempt:
         if parts not in self._attempts:
             s = self._settings
             self._attempts[parts] = Attempt(
-                self._graph, self._costs, self.simulator, s.fidelity, s.lossy,
+                self._graph, self._costs, self._common.simulator, s.fidelity, s.lossy,
                 parts=parts, seeds=self._seeds, found=self._options, algorithms=s.algorithms,
-                recompute=s.recompute,
+                recompute=s.recompute, known=self._common.effects[parts],
             )  # fmt: skip
         return self._attempts[parts]
 

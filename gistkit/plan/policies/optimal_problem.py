@@ -30,7 +30,7 @@ class Part:
     extra: tuple[tuple[int, float], ...] = ()
     transfers: tuple[Transfer, ...] = ()
 
-    @property
+    @cached_property
     def seconds(self) -> float:
         """Seconds of compute, stalls not counted."""
         return sum(s for _, s in self.extra)
@@ -157,18 +157,33 @@ class Problem:
                 table.setdefault(key, []).append(conflict)
         return {key: tuple(found) for key, found in table.items()}
 
+    @cached_property
+    def _first_of(self) -> dict[Key, tuple[list[Joint], list[tuple[Key, ...]]]]:
+        """By move the joint parts and the conflicts that name it first."""
+        table: dict[Key, tuple[list[Joint], list[tuple[Key, ...]]]] = defaultdict(lambda: ([], []))
+        for joint in self.joints:
+            table[joint.keys[0]][0].append(joint)
+        for conflict in self.conflicts:
+            table[conflict[0]][1].append(conflict)
+        return dict(table)
+
     def parts(self, taken: Sequence[int]) -> Iterable[Part]:
         """What the moves ``taken`` (one index a group) add."""
         for group, move in enumerate(taken):
             yield self.groups[group][move].part
-        for joint in self.joints:
-            if all(taken[g] == m for g, m in joint.keys):
-                yield joint.part
+            for joint in self._first_of.get((group, move), _NONE)[0]:
+                if all(taken[g] == m for g, m in joint.keys):
+                    yield joint.part
 
     def allowed(self, taken: Sequence[int]) -> bool:
         """Whether no conflict is met and no segment runs anew in parts."""
-        torn = any((taken[t.on[0]] == t.on[1]) != (taken[g] == m) for t in self.ties for g, m in t.members)
-        return not torn and not any(all(taken[g] == m for g, m in conflict) for conflict in self.conflicts)
+        if any((taken[t.on[0]] == t.on[1]) != (taken[g] == m) for t in self.ties for g, m in t.members):
+            return False
+        met = (c for key in enumerate(taken) for c in self._first_of.get(key, _NONE)[1])
+        return not any(all(taken[g] == m for g, m in conflict) for conflict in met)
+
+
+_NONE: tuple[tuple, tuple] = ((), ())
 
 
 def _moved(part: Part, by: int) -> Part:

@@ -6,13 +6,15 @@ running sum over the tasks. What fits is made faster by :mod:`.optimal_improve`.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from gistkit.plan.policies.optimal_link import least_stalls
-from gistkit.plan.policies.optimal_problem import Key, Part, Problem, spread
+from gistkit.plan.policies.optimal_problem import Key, Problem, spread
+from gistkit.plan.policies.optimal_stalls import loads_of, stalled
+from gistkit.plan.policies.optimal_standing import Standing
 from gistkit.plan.policies.optimal_steps import Steps
 
 Clock = Callable[[Sequence[int]], tuple[float, int]]
@@ -28,6 +30,7 @@ class Search:
 
     def __init__(self, problem: Problem, clock: Clock) -> None:
         self.problem, self.clock = problem, clock
+        self.draw = random.Random(0)
         self.keys = [(g, m) for g, group in enumerate(problem.groups) for m in range(len(group))]
         self.offsets = np.concatenate(([0], np.cumsum([len(g) for g in problem.groups]))).astype(int)
         flat = [
@@ -38,15 +41,16 @@ class Search:
         self._move, self._first, self._end, self._bytes = np.array(flat, dtype=np.int64).reshape(-1, 4).T
         self.steps = Steps(problem, self.offsets)
         own = [problem.groups[g][m].part for g, m in self.keys]
-        self._compute_s = np.array([part.seconds for part in own])
-        self._link_s = np.array([sum(problem.link.seconds(t) for t in part.transfers) for part in own])
+        self.compute_s = np.array([part.seconds for part in own])
+        self.link_s = np.array([sum(problem.link.seconds(t) for t in part.transfers) for part in own])
 
-    def _cost_s(self, weight: float) -> np.ndarray:
-        return self._compute_s + weight * self._link_s
+    def cost_s(self, weight: float) -> np.ndarray:
+        """Seconds of each move by itself, those of transfers by their weight."""
+        return self.compute_s + weight * self.link_s
 
     def fastest(self) -> tuple[int, ...]:
         """The move of every group that costs least by itself."""
-        costs = self._cost_s(LINK_WEIGHTS[0])
+        costs = self.cost_s(LINK_WEIGHTS[0])
         costs[self.steps.tied] = np.inf
         split = np.split(costs, self.offsets[1:-1])
         return tuple(int(np.argmin(costs)) for costs in split)
@@ -62,10 +66,6 @@ class Search:
     def bytes_by_task(self, taken: Sequence[int]) -> np.ndarray:
         """Memory during every task."""
         return spread(self.problem.parts(taken), self.problem.base_bytes)
-
-    def compute_s(self, taken: Sequence[int]) -> float:
-        """Seconds of the step without stalls."""
-        return float(self.problem.base_s.sum()) + sum(part.seconds for part in self.problem.parts(taken))
 
     def stalls(self, moves: Sequence[Key]) -> float:
         """Seconds for which every choice with these moves stalls: theirs alone, all else giving them most to hide
@@ -83,8 +83,9 @@ class Search:
         for joint in self.problem.joints:
             for task, extra in joint.part.extra:
                 seconds[task] += max(0.0, extra)
-        transfers = [t for g, m in moves for t in self.problem.groups[g][m].part.transfers]
-        return least_stalls(seconds.tolist(), self.problem.link, transfers)
+        link = self.problem.link
+        loads = [load for g, m in moves for load in loads_of(link, self.problem.groups[g][m].part)]
+        return stalled(seconds, loads, 1.0)  # neither direction slows the other: no less than that
 
     def settled(self, shares: np.ndarray) -> tuple[int, ...]:
         """The move of every group with the largest share, or the next that no conflict bars: sure groups first.
@@ -112,39 +113,42 @@ class Search:
                     break
         return tuple(taken)
 
-    def repair(
-        self,
-        taken: Sequence[int],
-        budget_bytes: int,
-        deadline: float,
-        weight: float,
-        spare: Iterable[int] = (),
-    ) -> tuple[int, ...] | None:
+    def standing(self, taken: Sequence[int]) -> Standing:
+        """A choice to take steps from."""
+        return Standing(self.problem, self.steps, taken)
+
+    def repair(self, taken: Sequence[int], budget_bytes: int, deadline: float, weight: float) -> tuple[int, ...] | None:
         """A choice within the budget from any one, None where single steps do not get there. ``weight``: of a second of
-        transfer against one of compute. ``spare``: groups that are left as they are."""
-        cost_s = self._cost_s(weight)
-        now = list(taken)
-        level = self.bytes_by_task(now)
+        transfer against one of compute."""
+        now = self.standing(taken)
+        return tuple(now.taken) if self.mend(now, budget_bytes, deadline, self.cost_s(weight)) else None
+
+    def mend(
+        self, now: Standing, budget_bytes: int, deadline: float, cost_s: np.ndarray, spare: Iterable[int] = ()
+    ) -> bool:
+        """Take steps until a choice fits: whether it does. ``cost_s``: prices, by move; ``spare``: groups that are left
+        as they are."""
         barred = {int(i) for g in spare for i in range(self.offsets[g], self.offsets[g + 1])}
-        vain = 0
-        while (level > budget_bytes).any():
+        vain, over = 0, _over(now.level, budget_bytes)
+        while over:
             if time.monotonic() > deadline or vain > MOST_VAIN:
-                return None
-            index = self._best(now, level, budget_bytes, barred, cost_s)
+                return False
+            index = self._best(now.taken, now.level, budget_bytes, barred, cost_s)
             if index is None:
-                return None
+                return False
             group, move = self.keys[index]
             barred.add(index)
-            changes = self.steps.changes(now, group, move)
             vain += 1
-            if changes is None:
+            step = now.step(group, move)
+            if step is None:
                 continue
-            trial = self.steps.changed(now, changes)
-            changed = level + self.difference(now, trial, changes)
-            if _over(changed, budget_bytes) < _over(level, budget_bytes):
-                barred.add(int(self.offsets[group]) + now[group])
-                now, level, vain = trial, changed, 0
-        return tuple(now)
+            level = now.level_after(step)
+            left = _over(level, budget_bytes)
+            if left < over:
+                barred.add(int(self.offsets[group]) + now.taken[group])
+                now.take(step, level)
+                vain, over = 0, left
+        return True
 
     def _best(
         self, now: Sequence[int], level: np.ndarray, budget_bytes: int, barred: set[int], cost_s: np.ndarray
@@ -169,22 +173,6 @@ class Search:
             return None
         floor = 1e-9 * max(float(self.problem.base_s.sum()), 1e-12)
         return int(np.argmax(np.where(freed > 0, freed / (np.maximum(dearer, 0) + floor), -1.0)))
-
-    def difference(self, old: Sequence[int], new: Sequence[int], groups: Iterable[int]) -> np.ndarray:
-        """Bytes by task that one choice holds more than another, of which ``groups`` differ."""
-        zero, groups = np.zeros_like(self.problem.base_bytes), tuple(groups)
-        return spread(self.touching(new, groups), zero) - spread(self.touching(old, groups), zero)
-
-    def touching(self, taken: Sequence[int], groups: Iterable[int]) -> Iterable[Part]:
-        """The parts of some groups' moves, and the joint parts that they are in."""
-        seen: set[int] = set()
-        for group in groups:
-            key = (group, taken[group])
-            yield self.problem.groups[group][taken[group]].part
-            for joint in self.problem.joint.get(key, ()):
-                if id(joint) not in seen and all(taken[g] == m for g, m in joint.keys):
-                    seen.add(id(joint))
-                    yield joint.part
 
 
 def _over(level: np.ndarray, budget_bytes: int) -> int:
