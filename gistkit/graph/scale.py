@@ -94,5 +94,6 @@ class _Scaling:
             flops=self._part(task.flops),
             moved_bytes=fixed + self._part(task.moved_bytes - fixed),
             transient_bytes=self._part(task.transient_bytes),
+            plain_bytes=self._part(task.plain_bytes),
             conv=conv,
         )

@@ -16,6 +16,8 @@ from gistkit.graph.trace import ACCUMULATE, Seen, Span, Tracer
 
 _KINDS = {"parameter": "weight", "buffer": "buffer", "input": "input"}
 _SPLIT = ("conv2d", "linear")
+_OWN_DTYPES = ("float32", "bfloat16", "float16")
+"""Those of the tensors for which gistkit's operators run in place of PyTorch's."""
 
 
 def with_step(
@@ -172,7 +174,8 @@ class _Builder:
         for block, tasks in self._unpacked():
             if tasks[0] == tasks[-1] and tasks[0] in held[block]:
                 continue
-            uses[block].update(dict.fromkeys(tasks, True))
+            values = not (len(tasks) == 1 and self._on_linear(self.tasks[tasks[0]]))
+            uses[block].update(dict.fromkeys(tasks, values))
             self.blocks[block] = replace(self.blocks[block], holder=max(self.blocks[block].holder, tasks[-1]))
         for block, tasks in uses.items():
             found = tuple(Use(task, values) for task, values in sorted(tasks.items()))
@@ -212,7 +215,25 @@ class _Builder:
                 if task.part == "input":
                     read = tuple(b for b in reads if self.blocks[b].kind not in ("activation", "input"))
                 transient = max(0, span.peak_bytes - counted[number]) if index == last else 0
-                self.tasks[index] = replace(task, reads=read, writes=mine, transient_bytes=transient)
+                plain = transient if self._on_linear(task) else 0
+                self.tasks[index] = replace(
+                    task, reads=read, writes=mine, transient_bytes=transient - plain, plain_bytes=plain
+                )
+
+    def _on_linear(self, task: Task) -> bool:
+        """Whether this is the backward of a ReLU in place on what a linear has just made.
+
+        Of three dimensions and more that is a view in PyTorch, so that the ReLU's node runs inside another one, which
+        copies gradients; gistkit's linear makes no view (nn.linear).
+        """
+        if task.phase != BACKWARD or task.op != "relu" or not self.graph.calls[task.call].inplace:
+            return False
+        relu = self.graph.calls[task.call]
+        made = self.graph.values[relu.operands[0]]
+        linear = self.graph.calls[made.producer] if made.producer >= 0 else relu
+        between = (c for c in self.graph.readers(made.storage) if linear.index < c.index < relu.index)
+        ours = linear.op == "linear" and linear.covered >= 0 and relu.covered >= 0 and made.dtype in _OWN_DTYPES
+        return ours and not any(between)
 
     def _ids(self, seen: Iterable[int]) -> tuple[int, ...]:
         found = []

@@ -21,6 +21,7 @@ from gistkit.plan.intervals import WHAT, Effects, Interval, Transfer
 from gistkit.plan.part_algorithms import of_part
 from gistkit.plan.plan import CallChoice, Decision, Plan
 from gistkit.plan.segments import Segment
+from gistkit.plan.sentinels import sentinels
 from gistkit.plan.sub_batches import passing, scaled_costs
 
 
@@ -51,6 +52,9 @@ class Composer:
         self._workspace = {task: nbytes for task, nbytes in sizes if nbytes}
         self._choosable = [b for b in graph.blocks if b.kind in ("activation", "input")]
         self._fixed = tuple(self._fixed_intervals(accumulates))
+        plain = (Interval(t.index, t.index, t.plain_bytes, -1, "transient") for t in graph.tasks if t.plain_bytes)
+        self._plain = tuple(plain)
+        self._nans: dict[frozenset[int], list[Interval]] = {}
         self._parts: dict[int, Composer] = {}
         self._memory: dict[tuple, Effects] = {}
         self._algorithms: dict[tuple[int, str], dict[int, str]] = {}
@@ -95,7 +99,11 @@ class Composer:
             transfers += part.transfers
             for task, seconds in part.extra_s:
                 extra[task] += seconds
-        intervals += self._workspaces(algorithms)
+        intervals += (*self._workspaces(algorithms), *(self._plain if context.plain else ()))
+        overwriting = frozenset(c.covered for c in plan.choices if c.inplace)
+        if overwriting not in self._nans:
+            self._nans[overwriting] = sentinels(self.graph, overwriting)
+        intervals += self._nans[overwriting]
         transfers.sort(key=lambda t: (t.issue, t.due))
         return Profile(len(task_s), tuple(intervals), tuple(extra), tuple(task_s), tuple(transfers))
 

@@ -21,6 +21,7 @@ from functools import cached_property
 
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import FORWARD, Block, Task
+from gistkit.plan.sentinels import sentinels
 from gistkit.plan.sub_batches import passing
 
 RESIDENT = ("weight", "buffer", "weight_gradient")
@@ -110,7 +111,7 @@ def lives(
             idle = block.first < 0 or _idle(graph, block, read)
             made[block.id] = Life(block.id, small or block.nbytes, stays, tuple(writers[block.id]), idle)
     resident_bytes = sum(b.nbytes for b in graph.blocks if resident(graph, b))
-    return Lives(rule, resident_bytes, made, _needed(made, end), _transient(graph, accumulates))
+    return Lives(rule, resident_bytes, made, _needed(made, end), _transient(graph, accumulates, inplace))
 
 
 def resident(graph: SavedGraph, block: Block) -> bool:
@@ -118,9 +119,10 @@ def resident(graph: SavedGraph, block: Block) -> bool:
     return block.kind in RESIDENT or (block.kind == "input" and block.last >= len(graph.tasks))
 
 
-def _transient(graph: SavedGraph, accumulates: bool) -> tuple[int, ...]:
+def _transient(graph: SavedGraph, accumulates: bool, inplace: Collection[int]) -> tuple[int, ...]:
     found = [t.transient_bytes for t in graph.tasks]
-    for first, last, nbytes in passing(graph) if accumulates else ():
+    nans = ((i.first, i.last, i.nbytes) for i in sentinels(graph, inplace))
+    for first, last, nbytes in (*(passing(graph) if accumulates else ()), *nans):
         for task in range(first, last + 1):
             found[task] += nbytes
     return tuple(found)
