@@ -4,7 +4,7 @@
 
 Sizes are those of the dense tensor. A case is timed only after its check: outputs bit-equal to the oracle or to plain
 PyTorch on a sample with NaN, infinities, -0.0 and subnormals in it. A case that fails has a row that says why and no
-times, and the exit status is 1. On CUDA the times are the device's own, what launching takes the host stands beside them
+times, and the exit status is 1. On CUDA the times are the device's own; what launching takes the host is beside them
 (``host_s``). Percentages are of a device copy of the same number of dense bytes in the same run.
 """
 
