@@ -84,6 +84,8 @@ def test_zvc_encode_loads_16_bytes_a_lane_ahead_of_their_use(fmt, dtype, loads):
     (90, "bf16", "fp10", 18),
     (90, "bf16", "fp16", 16),
     (100, "bf16", "fp8", 15),
+    (100, "fp32", "raw", 14),
+    (100, "bf16", "raw", 11),
 ])  # fmt: skip
 def test_csr_encode_stores_whole_octets(capability, dtype, fmt, budget):
     c = _compiled(csr_encode_kernel, dtype, capability, fmt)
@@ -186,13 +188,15 @@ def test_compact(capability, item_bytes, slots, budget):
     assert per_element(loop_body(c), 32 * run * pieces, 1) <= budget
 
 
-@pytest.mark.parametrize("item_bytes, budget", [(4, 50), (2, 45), (1, 45)])
-def test_csr_compact(item_bytes, budget):
+@pytest.mark.parametrize(
+    "capability, item_bytes, budget", [(80, 2, 45), (90, 4, 50), (90, 2, 45), (90, 1, 45), (100, 2, 45)]
+)
+def test_csr_compact(capability, item_bytes, budget):
     kind, run, pieces = ITEMS[item_bytes], RUN[item_bytes], PAIR_PIECES[item_bytes]
     kinds = {"columns_ptr": "*u8", "values_ptr": kind, "counts_ptr": "*i16", "ends_ptr": "*i64", "total": "i32"}
     kinds |= {"packed_columns_ptr": "*u8", "packed_values_ptr": kind, "slots": "i32"}
-    constexprs = {"STRIDE": 256, "SLOTS": CSR_SLOTS, "RUN": run, "PIECES": pieces, "ASM": 90}
-    c = compile_kernel(compact_pair_kernel, kinds, constexprs, 90, num_warps=1)
+    constexprs = {"STRIDE": 256, "SLOTS": CSR_SLOTS, "RUN": run, "PIECES": pieces, "ASM": capability}
+    c = compile_kernel(compact_pair_kernel, kinds, constexprs, capability, num_warps=1)
     assert (c.spills, c.barriers, c.shared_bytes) == (0, 0, 0) and c.registers <= 80
     assert c.stores == 2 * pieces + 2, "whole words, and the items at the ends"
     assert per_element(loop_body(c), 32 * run * pieces, 1) <= budget
