@@ -55,6 +55,12 @@ def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
+@torch.no_grad()
+def output_shape(model: nn.Module, *shape: int) -> torch.Size:
+    """Of a model on the meta device; in inference, where a batch norm there takes half the time."""
+    return model.eval()(torch.empty(*shape, device="meta")).shape
+
+
 def test_nin_count_by_hand():
     layers = [(3, 96, 11), (96, 96, 1), (96, 96, 1), (96, 256, 5), (256, 256, 1), (256, 256, 1)]
     layers += [(256, 384, 3), (384, 384, 1), (384, 384, 1), (384, 1024, 3), (1024, 1024, 1), (1024, 1000, 1)]
@@ -70,7 +76,7 @@ def test_resnet1202_count_and_output_shape():
     with torch.device("meta"):
         model = zoo.resnet1202()
         assert parameters(model) == stem + blocks + 65 * 1000 == 19_485_624
-        assert model(torch.empty(2, 3, 33, 33)).shape == (2, 1000)
+        assert output_shape(model, 2, 3, 33, 33) == (2, 1000)
     with pytest.raises(ValueError, match="image_size must be at least 32, got 31"):
         zoo.resnet1202(image_size=31)
 
@@ -90,7 +96,7 @@ def test_bottleneck_cifar_networks_count_by_hand():
             model = zoo.MODELS[name](num_classes=10)
             layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
             assert parameters(model) == count and len(layers) == 3 * sum(depths) + 2
-            assert model(torch.empty(2, 3, 32, 32)).shape == (2, 10)
+            assert output_shape(model, 2, 3, 32, 32) == (2, 10)
 
 
 def test_fcn_count_and_shape():
@@ -102,7 +108,7 @@ def test_fcn_count_and_shape():
         model = zoo.fcn()
         assert parameters(model) == count + 21 * 21 * 64 * 64
         for height, width in ((500, 375), (32, 33)):
-            assert model(torch.empty(2, 3, height, width)).shape == (2, 21, height, width)
+            assert output_shape(model, 2, 3, height, width) == (2, 21, height, width)
     with pytest.raises(ValueError, match="image_size must be at least 32 for fcn, got 31; resize the images"):
         zoo.fcn(image_size=31)
 
@@ -178,13 +184,13 @@ def test_parameter_counts_and_output_shapes(name):
     with torch.device("meta"):
         model = zoo.MODELS[name]()
         assert parameters(model) == PARAMETERS[name]
-        assert model(torch.empty(2, 3, 224, 224)).shape == (2, 1000)
+        assert output_shape(model, 2, 3, 224, 224) == (2, 1000)
         for size in (32, 33, 64) if name in SMALL_PARAMETERS else ():
             model = zoo.MODELS[name](num_classes=10, image_size=size)
             assert parameters(model) == SMALL_PARAMETERS[name]
-            assert model(torch.empty(2, 3, size, size)).shape == (2, 10)
+            assert output_shape(model, 2, 3, size, size) == (2, 10)
         model = zoo.MODELS[name](num_classes=7, image_size=96)
-        assert model(torch.empty(2, 3, 96, 96)).shape == (2, 7)
+        assert output_shape(model, 2, 3, 96, 96) == (2, 7)
 
 
 @pytest.mark.parametrize("name", TRAINED)

@@ -163,7 +163,8 @@ def _disassemble(cubin: bytes) -> tuple[tuple[str, ...], tuple[tuple[str, int], 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        listing = _tool(knobs.nvidia.nvdisasm.path, "-c", file.name)
+        # without its dataflow analysis, which takes 0.1 of 0.35 s and is for branches over the branch stack only
+        listing = _tool(knobs.nvidia.nvdisasm.path, "-c", "-ndf", file.name)
         usage = _tool(knobs.nvidia.cuobjdump.path, "-res-usage", file.name)
     lines, labels = _parse(listing)
     return lines, labels, int(_REGISTERS.findall(usage)[-1]), int(_STACK.findall(usage)[-1])
