@@ -25,9 +25,8 @@ class Residual(nn.Module):
         self.stem, self.a, self.b = nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 1)
         self.norm_a, self.norm_b = (nn.BatchNorm2d(4).eval() if norms else nn.Identity() for _ in range(2))
         self.pool, self.head = nn.MaxPool2d(2), nn.Linear(4 * 2 * 2, 4)
-        for norm in (self.norm_a, self.norm_b) if norms else ():
-            for t in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
-                nn.init.uniform_(t, 0.5, 1.5)
+        for t in (t for norm in (self.norm_a, self.norm_b) for t in (*norm.parameters(), *norm.buffers()) if t.dim()):
+            nn.init.uniform_(t, 0.5, 1.5)
 
     def forward(self, x):
         x = self.stem(x).relu()

@@ -11,6 +11,7 @@ from collections import defaultdict
 
 import torch
 from torch import nn
+from torch.nn.grad import conv2d_weight
 from torch.nn.modules.module import register_module_forward_hook
 
 ROUNDING = 2.0**-24
@@ -79,4 +80,4 @@ def _sums(module, x, dy):
     if isinstance(module, nn.Linear):
         return {"weight": dy.T @ x, "bias": dy.sum(0)}
     where = (module.stride, module.padding, module.dilation, module.groups)
-    return {"weight": nn.grad.conv2d_weight(x, module.weight.shape, dy, *where), "bias": dy.sum((0, 2, 3))}
+    return {"weight": conv2d_weight(x, module.weight.shape, dy, *where), "bias": dy.sum((0, 2, 3))}
