@@ -17,6 +17,8 @@ from gistkit.planning import accepts, plan_graph
 from gistkit.tables import mib, milliseconds
 
 SHOWN = 40
+WHY = 34
+"""Columns that the reasons of the decisions need at least."""
 
 
 @dataclass(frozen=True)
@@ -97,27 +99,33 @@ def policies_table(rows: Sequence[Row], budget_bytes: int | None, batch_norm: bo
     return table
 
 
-def decisions_table(graph: SavedGraph, costs: CostTable, made: Plan, reasons: bool = True) -> Table:
-    """A plan's decision for every kept storage, largest first; with ``reasons`` for it, which need some width."""
+def decisions_table(graph: SavedGraph, costs: CostTable, made: Plan, width: int = 1000) -> Table:
+    """A plan's decision for every kept storage, largest first, with the reason for it where ``width`` leaves room."""
     table = Table(title=f"{made.policy}: what becomes of the tensors kept for backward, largest first")
     for name in ("tensor", "shape", "kept as"):
         table.add_column(name, no_wrap=True)
     for name in ("plain MiB", "kept MiB"):
         table.add_column(name, justify="right", no_wrap=True)
-    if reasons:
-        table.add_column("why")
     decided = {d.storage: d for d in made.decisions}
     blocks = sorted((b for b in held(graph) if b.storage >= 0), key=lambda b: -b.nbytes)
     kept = {b.id: kept_bytes(b, decided.get(b.storage), costs) for b in blocks}
+    rows = []
     for block in blocks[:SHOWN]:
         decision = decided.get(block.storage)
-        why = (decision.reason if decision else "nothing decided",) if reasons else ()
-        name, shape = _names(graph, block.storage)
-        table.add_row(name, shape, form_of(decision), mib(block.nbytes), mib(kept[block.id]), *why)
+        why = decision.reason if decision else "nothing decided"
+        sizes = (mib(block.nbytes), mib(kept[block.id]))
+        rows.append((*_names(graph, block.storage), form_of(decision), *sizes, why))
     rest = blocks[SHOWN:]
     if rest:
         sums = (sum(b.nbytes for b in rest), sum(kept[b.id] for b in rest))
-        table.add_row(f"{len(rest)} smaller ones", "", "", *map(mib, sums), *(("in --json",) if reasons else ()))
+        rows.append((f"{len(rest)} smaller ones", "", "", *map(mib, sums), "in --json"))
+    columns = len(table.columns)
+    taken = sum(3 + max((len(row[i]) for row in rows), default=0) for i in range(columns))
+    reasons = width - taken >= WHY
+    if reasons:
+        table.add_column("why")
+    for row in rows:
+        table.add_row(*row[: columns + reasons])
     return table
 
 

@@ -15,11 +15,12 @@ from gistkit.graph.saved import SavedGraph
 
 TITLES = {
     "alexnet": "AlexNet", "overfeat": "OverFeat", "googlenet": "GoogLeNet", "nin": "NiN", "fcn": "FCN",
-    "squeezenet": "SqueezeNet", "resnet34": "ResNet-34", "resnet50": "ResNet-50", "resnet1202": "ResNet-1202",
+    "squeezenet": "SqueezeNet", "resnet34": "ResNet-34", "resnet50": "ResNet-50", "resnet509": "ResNet-509",
+    "resnet851": "ResNet-851", "resnet1202": "ResNet-1202",
     "vgg16": "VGG-16", "vgg19": "VGG-19", "vgg101": "VGG-101", "vgg116": "VGG-116", "vgg216": "VGG-216",
     "vgg316": "VGG-316", "vgg416": "VGG-416",
 }  # fmt: skip
-SIZES = {"overfeat": 231, "resnet1202": 32}
+SIZES = {"overfeat": 231, "resnet509": 32, "resnet851": 32, "resnet1202": 32}
 """Input sizes in pixels; 224 elsewhere."""
 
 

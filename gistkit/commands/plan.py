@@ -29,9 +29,6 @@ from gistkit.planning import EXAMPLE_FORMAT, check_words, least_bytes, remedy
 from gistkit.profile_view import told
 from gistkit.tables import mib, milliseconds
 
-WIDE = 110
-"""Columns from which the reasons of the decisions are shown too."""
-
 
 @dataclass(frozen=True)
 class Findings:
@@ -109,7 +106,7 @@ def _find(
 def _show(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
     console = Console()
     if chosen.plan is not None:
-        console.print(decisions_table(found.graph, found.costs, chosen.plan, console.width >= WIDE))
+        console.print(decisions_table(found.graph, found.costs, chosen.plan, console.width))
     console.print(policies_table(found.rows, found.budget_bytes, trains_batch_norm(found.graph)))
     plain = next(row.plan for row in found.rows if row.policy == "plain")
     assert plain is not None
