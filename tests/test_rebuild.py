@@ -6,10 +6,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
+from gistkit.kernels import ops
 from gistkit.kernels.checks import FORMS
 from gistkit.nn import norm
 from gistkit.nn.keep import Alias
-from gistkit.runtime import exactness, rebuild
+from gistkit.runtime import exactness
 from gistkit.runtime.rebuild import AddTerm, BatchNormTerm, FusedTerm, KeptTerm, ReluTerm
 from tests.nn_cases import DTYPES, same_bits
 
@@ -134,8 +135,8 @@ def test_a_training_step_rebuilds_in_one_pass_where_that_is_exact(wrong, monkeyp
         if wrong and args[7]:
             args[-1].add_(1)
 
-    real = rebuild.ops.bn_rebuild
-    monkeypatch.setattr(rebuild.ops, "bn_rebuild", watched)
+    real = ops.bn_rebuild
+    monkeypatch.setattr(ops, "bn_rebuild", watched)
     gistkit.compress(model)
     for _ in range(2):
         model.zero_grad()

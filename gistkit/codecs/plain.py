@@ -7,7 +7,7 @@ import torch
 from gistkit import formats
 from gistkit.codecs.base import Codec, Encoded, aligned, check_grad, dense_layout, restored
 from gistkit.errors import GistError
-from gistkit.kernels import ops
+from gistkit.kernels import direct, ops
 from gistkit.kernels.layout import flat
 
 
@@ -58,6 +58,8 @@ class Mask1(Codec):
         return restored(ops.mask1_decode(encoded.payload[0], encoded.numel, encoded.dtype), encoded)
 
     def relu_backward(self, encoded: Encoded, grad: torch.Tensor) -> torch.Tensor:
+        if grad.stride() == encoded.stride and grad.shape == encoded.shape:
+            return direct.mask1_backward(grad, encoded.payload[0])
         return restored(ops.mask1_backward(aligned(grad, encoded), encoded.payload[0]), encoded)
 
     def predicted_bytes(self, n: int, dtype: torch.dtype, density: float | None = None) -> int:

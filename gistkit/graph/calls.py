@@ -126,9 +126,11 @@ def _max_pool2d(input, kernel_size, stride=None, padding=0, dilation=1, ceil_mod
     return MaxPool2d(input, kernel, step, _pair(padding), _pair(dilation), ceil_mode)
 
 
-def _conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
-    around = padding if isinstance(padding, str) else _pair(padding)
-    return Conv2d(input, weight, bias, _pair(stride), around, _pair(dilation), groups)
+def _conv2d(input, weight, bias=None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups=1):
+    if not (type(stride) is type(padding) is type(dilation) is tuple and len(stride + padding + dilation) == 6):
+        padding = padding if isinstance(padding, str) else _pair(padding)
+        stride, dilation = _pair(stride), _pair(dilation)
+    return Conv2d(input, weight, bias, stride, padding, dilation, groups)
 
 
 def _linear(input, weight, bias=None):
@@ -191,6 +193,11 @@ _BINDERS: dict[Callable, tuple[str, Callable[..., Bound]]] = {
 }
 
 COVERED: dict[Callable, str] = {func: op for func, (op, _) in _BINDERS.items()}
+
+
+def binder(func: Callable) -> Callable[..., Bound]:
+    """What :func:`bind` calls for a covered function; raises TypeError or IndexError where that gives None."""
+    return _BINDERS[func][1]
 
 
 def bind(op: str, func: Callable, args: tuple, kwargs: dict | None) -> Bound | None:

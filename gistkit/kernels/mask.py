@@ -104,6 +104,11 @@ def relu_mask1(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Does not synchronise but for asking that once (:mod:`gistkit.kernels.signed_zero`).
     """
     check_values("relu_mask1", "x", x)
+    return relu_mask1_dense(x)
+
+
+def relu_mask1_dense(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`relu_mask1` of a dense x of any shape, unchecked."""
     keep_zero = relu_keeps_negative_zero(x)
     if keep_zero is None:
         y = torch.relu(x)
@@ -115,6 +120,11 @@ def relu_mask1(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def relu_mask1_(x: torch.Tensor) -> torch.Tensor:
     """The mask of relu(x); x is overwritten by relu(x) in the same pass. Zeros and waiting as :func:`relu_mask1`."""
     check_values("relu_mask1_", "x", x)
+    return relu_mask1_dense_(x)
+
+
+def relu_mask1_dense_(x: torch.Tensor) -> torch.Tensor:
+    """:func:`relu_mask1_` of a dense x of any shape, unchecked."""
     keep_zero = relu_keeps_negative_zero(x)
     if keep_zero is None:
         torch.relu_(x)
@@ -126,6 +136,11 @@ def mask1_backward(grad: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """grad fp32/bf16/fp16[n] where the bit is set, else +0. Does not synchronise."""
     check_values("mask1_backward", "grad", grad)
     check_mask("mask1_backward", mask, grad.numel())
+    return mask1_backward_dense(grad, mask)
+
+
+def mask1_backward_dense(grad: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """:func:`mask1_backward` of a dense gradient of any shape, unchecked."""
     grad_x = torch.empty_like(grad)
     launch_tiles(_select_kernel, grad, grad, mask, grad_x)
     return grad_x

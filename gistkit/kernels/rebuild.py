@@ -244,19 +244,34 @@ def bn_rebuild(
     ``other_norm`` is empty where other is added as it is. Raises ValueError and TypeError for operands that do not
     fit. Does not synchronise but for asking once about -0.0 (:mod:`gistkit.kernels.signed_zero`).
     """
-    channels, n = norm[0].numel(), x.numel()
+    n = x.numel()
     check_values("bn_rebuild", "x", x)
     check_norm("bn_rebuild", "norm", norm, form, n, plane)
     for name, t in (("other", other), ("out", out)):
         if t is not None:
             check_values("bn_rebuild", name, t)
             check_length("bn_rebuild", name, t, n, f"x of {n} elements")
-    how = "" if other is None else "values"
     if other_norm:
         check_norm("bn_rebuild", "other_norm", other_norm, other_form, n, plane)
-        how = other_form
+    bn_rebuild_dense(x, norm, form, plane, other, other_norm, other_form, relu, out)
+
+
+def bn_rebuild_dense(
+    x: torch.Tensor,
+    norm: list[torch.Tensor],
+    form: str,
+    plane: int,
+    other: torch.Tensor | None,
+    other_norm: list[torch.Tensor],
+    other_form: str,
+    relu: bool,
+    out: torch.Tensor,
+) -> None:
+    """:func:`bn_rebuild` of dense tensors of any shape and one geometry, unchecked."""
+    channels, n = norm[0].numel(), x.numel()
     if not n:
         return
+    how = other_form if other_norm else "" if other is None else "values"
     keep_zero = relu_keeps_negative_zero(x) if relu else False
     tensors = (x, *norm, x if other is None else other, *(other_norm or norm), out)
     kinds = {"FORM": form, "OTHER": how, "RELU": relu and keep_zero is not None, "KEEP_ZERO": bool(keep_zero)}

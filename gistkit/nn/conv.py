@@ -29,7 +29,7 @@ GEOMETRIES = 16
 
 
 @dataclass
-class _Call:
+class Prepared:
     """What one call comes to for operands of one kind: how it runs, what to pad the input with before where that is
     uneven, and the stand-in for its input."""
 
@@ -45,7 +45,7 @@ class _Call:
 
 class _Conv2d(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Any, weight: Any, bias: Any, call: _Call, keep: Keep, slices: int) -> torch.Tensor:
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, call: Prepared, keep: Keep, slices: int) -> torch.Tensor:
         ctx.set_materialize_grads(False)
         device_type = "cuda" if x.is_cuda else "cpu"
         if torch.is_autocast_enabled(device_type):
@@ -110,7 +110,7 @@ def _geometry(stride: Any, padding: Any, dilation: Any, groups: Any) -> Geometry
     return Geometry(step, around, spread, groups)
 
 
-def _resolved(weight: torch.Tensor, stride: Any, padding: Any, dilation: Any, groups: Any) -> _Call | None:
+def _resolved(weight: torch.Tensor, stride: Any, padding: Any, dilation: Any, groups: Any) -> Prepared | None:
     """The call with padding in numbers, or None where PyTorch's own conv2d must take it."""
     uneven = None
     if isinstance(padding, str):
@@ -119,7 +119,7 @@ def _resolved(weight: torch.Tensor, stride: Any, padding: Any, dilation: Any, gr
             return None
         padding, uneven = _same_padding(weight, spread) if padding == "same" else ((0, 0), None)
     geometry = _geometry(stride, padding, dilation, groups)
-    return None if geometry is None else _Call(geometry, uneven)
+    return None if geometry is None else Prepared(geometry, uneven)
 
 
 def _kind(x: torch.Tensor, weight: torch.Tensor, options: tuple) -> tuple:
@@ -130,7 +130,7 @@ def _kind(x: torch.Tensor, weight: torch.Tensor, options: tuple) -> tuple:
     return (*shapes, x.device, weight.device, lowered, settings(), options)
 
 
-def _decided(x: torch.Tensor, weight: torch.Tensor, options: tuple, algorithm: str) -> _Call | None:
+def _decided(x: torch.Tensor, weight: torch.Tensor, options: tuple, algorithm: str) -> Prepared | None:
     if x.dim() not in (3, 4) or weight.dim() != 4 or x.numel() == 0 or not is_dense(x):
         return None
     call = _resolved(weight, *options)
@@ -139,7 +139,7 @@ def _decided(x: torch.Tensor, weight: torch.Tensor, options: tuple, algorithm: s
     return call
 
 
-def _remembered(memo: dict, x: torch.Tensor, weight: torch.Tensor, options: tuple, algorithm: str) -> _Call | None:
+def _remembered(memo: dict, x: torch.Tensor, weight: torch.Tensor, options: tuple, algorithm: str) -> Prepared | None:
     kind = _kind(x, weight, options)
     if kind not in memo:
         if len(memo) >= GEOMETRIES:
@@ -187,11 +187,23 @@ def _run(
             call = _remembered(memo, x, weight, options, algorithm)
     if call is None:
         return F.conv2d(x, weight, bias, *options)
+    return carry_out(call, x, weight, bias, keep, slices)
+
+
+def carry_out(
+    call: Prepared, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, keep: Keep, slices: int = 1
+) -> torch.Tensor:
+    """Run a recorded call as it was prepared for operands of this kind."""
     x, weight, bias = cast("conv2d", "cuda" if x.is_cuda else "cpu", x, weight, bias)
     x = x if call.uneven is None else F.pad(x, call.uneven)
     batch = x if x.dim() == 4 else x.unsqueeze(0)
     y = apply(_Conv2d, batch, weight, bias, call, keep, slices)
     return y if x.dim() == 4 else y.squeeze(0)
+
+
+def prepared(memo: dict, x: torch.Tensor, weight: torch.Tensor, options: tuple) -> Prepared | None:
+    """How :func:`run` carried out a call of this kind without switches, as its memo has it."""
+    return memo.get(_kind(x, weight, options))
 
 
 def conv2d(

@@ -29,9 +29,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gistkit.kernels import ops
+from gistkit.kernels import direct
 from gistkit.kernels.checks import FORMS
-from gistkit.kernels.layout import flat, is_channels_last, is_dense
+from gistkit.kernels.layout import is_channels_last, is_dense
 from gistkit.nn.eligible import covered, demand_floating, hooked, recorded
 from gistkit.nn.keep import Keep, hold, hold_weight, keep_dense, take, weight_of
 from gistkit.nn.once import apply, once_differentiable
@@ -183,14 +183,15 @@ def _elementwise_kernel(
     return torch.ops.aten.batch_norm_elemt(x, weight, bias, mean, invstd, 0.0)
 
 
-def _fp32(t: torch.Tensor) -> torch.Tensor:
+def as_fp32(t: torch.Tensor) -> torch.Tensor:
+    """t itself where it is fp32."""
     return t if t.dtype is torch.float32 else t.float()
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Factors:
     """A batch norm's output from its input by gistkit's own kernel: mean [C], 1/std [C], weight and bias [2C], fp32,
-    and the arithmetic, one of :data:`gistkit.kernels.checks.FORMS`."""
+    and the arithmetic, one of :data:`gistkit.kernels.checks.FORMS`. Never written to; ``frozen`` takes 1 us a time."""
 
     mean: torch.Tensor
     invstd: torch.Tensor
@@ -198,14 +199,20 @@ class Factors:
     form: str
 
     @classmethod
-    def of(cls, form: str, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> Factors:
-        """The factors with a copy of weight and bias."""
-        if weight is not None and bias is not None and weight.dtype == bias.dtype:
-            affine = _fp32(torch.cat((weight, bias)))
+    def of(
+        cls, form: str, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector, affine: Vector = None
+    ) -> Factors:
+        """The factors with a copy of weight and bias: ``affine`` where there is one already, in fp32."""
+        if affine is not None:
+            pass
+        elif weight is not None and bias is not None and weight.dtype == bias.dtype:
+            affine = as_fp32(torch.cat((weight, bias)))
         else:
             scale = torch.ones_like(mean) if weight is None else weight
             affine = torch.cat((scale.float(), torch.zeros_like(mean).float() if bias is None else bias.float()))
-        return cls(_fp32(mean), _fp32(invstd), affine, form)
+        if mean.dtype is not torch.float32 or invstd.dtype is not torch.float32:
+            mean, invstd = as_fp32(mean), as_fp32(invstd)
+        return cls(mean, invstd, affine, form)
 
     @property
     def vectors(self) -> list[torch.Tensor]:
@@ -218,7 +225,16 @@ class Factors:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """BN(x) for dense x [N, C, ...], contiguous or channels_last."""
         y = torch.empty_like(x)
-        ops.bn_rebuild(flat(x), self.vectors, self.form, self.plane(x), None, [], "", False, flat(y))
+        direct.bn_rebuild(x, self.vectors, self.form, self.plane(x), None, [], "", False, y)
+        return y
+
+    def relu(
+        self, x: torch.Tensor, y: torch.Tensor, other: Vector = None, factors: Factors | None = None
+    ) -> torch.Tensor:
+        """y, overwritten by relu(BN(x)), relu(BN(x) + other) or, with its ``factors``, relu(BN(x) + BN(other)); all of
+        one geometry. y may be x or other."""
+        vectors, form = ([], "") if factors is None else (factors.vectors, factors.form)
+        direct.bn_rebuild(x, self.vectors, self.form, self.plane(x), other, vectors, form, True, y)
         return y
 
 
@@ -243,16 +259,23 @@ def rebuild_candidates(x: torch.Tensor) -> list[Rebuild]:
 
 
 def bound(
-    rebuild: Rebuild, x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector
+    rebuild: Rebuild,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    invstd: torch.Tensor,
+    weight: Vector,
+    bias: Vector,
+    affine: Vector = None,
 ) -> tuple[Callable[[torch.Tensor], torch.Tensor], tuple[torch.Tensor, ...]]:
     """(x or rows of it -> batch norm's output, the tensors it holds besides the statistics).
 
     It holds nothing of weight and bias themselves, which may change: an optimiser may step between forward and
-    backward, and PyTorch's batch norm reads no bias there. What depends on no x is computed here, once.
+    backward, and PyTorch's batch norm reads no bias there. What depends on no x is computed here, once. ``affine``: a
+    copy of weight and bias as one [2C] in fp32, for gistkit's kernel.
     """
     weight, bias = None if weight is None else weight.detach(), None if bias is None else bias.detach()
     if rebuild in KERNEL_CANDIDATES:
-        factors = Factors.of(rebuild.args[0], mean, invstd, weight, bias)  # type: ignore[attr-defined]
+        factors = Factors.of(rebuild.args[0], mean, invstd, weight, bias, affine)  # type: ignore[attr-defined]
         return factors, (factors.affine,)
     if rebuild is _fused:
         alpha, beta = _factors(x, mean, invstd, weight, bias)

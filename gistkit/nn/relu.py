@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from gistkit.codecs import Encoded
-from gistkit.kernels import ops
-from gistkit.kernels.layout import flat, is_dense, like
+from gistkit.kernels import direct, ops
+from gistkit.kernels.layout import flat, is_dense
 from gistkit.nn.eligible import covered, demand_floating, overwritable, recorded
 from gistkit.nn.keep import Coded, Keep, hold, take
 from gistkit.nn.once import apply, once_differentiable
@@ -24,11 +24,9 @@ class _Passes:
 def _relu_and_mask(x: torch.Tensor, inplace: bool) -> tuple[torch.Tensor, Coded]:
     """relu(x) and its mask, in one pass where x is dense."""
     if inplace:
-        y, mask = x, ops.relu_mask1_(flat(x))
+        y, mask = x, direct.relu_mask1_(x)
     elif is_dense(x):
-        values, mask = ops.relu_mask1(flat(x))
-        # detached: a view made here would refuse to be modified in place later
-        y = like(values, x.shape, x.stride()).detach()
+        y, mask = direct.relu_mask1(x)
     else:
         y = torch.relu(x)
         mask = ops.mask1_encode(flat(y))
@@ -83,3 +81,8 @@ def run(x: torch.Tensor, inplace: bool, keep: Keep | None = None, passes: bool =
         with torch.no_grad():
             hold(y.grad_fn, keep(y))
     return y
+
+
+def masked(x: torch.Tensor, inplace: bool) -> torch.Tensor:
+    """:func:`run` without ``keep`` for a dense x that is recorded, and may be overwritten where ``inplace``."""
+    return apply(_ReLU, x, inplace, None, False)

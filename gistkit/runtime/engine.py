@@ -199,6 +199,8 @@ class Engine:
             self._verified.clear()
         region = Region(self.settings, self._packer, program, self.plan is not None, self._verified)
         region.probing, region.overwrites = self._replans_next(), self._overwrites
+        if self.plan is None and region.tape is None and not region.probing:
+            region.fast = program.fast
         if self.plan is not None and self.plan.budget_bytes is not None:
             region.bound = True
             region.room = Room(self.plan, program.graph, region.densities, region.notes)

@@ -52,6 +52,10 @@ def _key(call: int, x: torch.Tensor) -> tuple:
     return ("bn", call, x.dtype, x.device, tuple(x.shape), x.stride())
 
 
+def _relu_key(call: int, y: torch.Tensor) -> tuple:
+    return ("relu", call, y.dtype, y.device, tuple(y.shape), y.stride())
+
+
 def _gives(
     candidate: Rebuild, x: torch.Tensor, y: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, *affine: Any
 ) -> bool:
@@ -88,7 +92,7 @@ def exact(
     With ``later`` an unknown one is not tried now but at its first use; ``later()`` is called, and must raise, where no
     way of it is exact then.
     """
-    key = ("relu", call, y.dtype, y.device, tuple(y.shape), y.stride())
+    key = _relu_key(call, y)
     if key not in verified and later is not None:
 
         def found(number: int | None) -> None:
@@ -102,7 +106,17 @@ def exact(
             same = [same_bits(builder(t, y)(None), y.detach()) for t in ways(term)]
         verified[key] = same.index(True) if any(same) else None
     number = verified[key]
-    return None if number is None else builder(ways(term)[number], y)
+    return None if number is None else builder(way(term, number), y)
+
+
+def known(verified: dict, call: int, y: torch.Tensor) -> int | None:
+    """The number of the way that is known to rebuild y, the output of that covered call; None where none is."""
+    return verified.get(_relu_key(call, y))
+
+
+def way(term: ReluTerm, number: int) -> Term:
+    """``ways(term)[number]``."""
+    return (FusedTerm.of(term) or term) if number == 0 else term
 
 
 def ways(term: ReluTerm) -> list[Term]:
@@ -111,4 +125,4 @@ def ways(term: ReluTerm) -> list[Term]:
     return [term] if fused is None else [fused, term]
 
 
-__all__ = ["arithmetic", "exact", "try_drawn", "ways"]
+__all__ = ["arithmetic", "exact", "known", "try_drawn", "way", "ways"]

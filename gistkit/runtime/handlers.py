@@ -17,11 +17,15 @@ from gistkit.kernels.layout import is_dense
 from gistkit.nn import conv, functional, norm
 from gistkit.nn import relu as relu_op
 from gistkit.nn.eligible import KERNEL_DTYPES, is_wrapped, transformed
-from gistkit.nn.keep import Alias, Kept
+from gistkit.nn.keep import Alias, Coded, Kept
 from gistkit.nn.overwrite import overwrite_relu
+from gistkit.nn.switched import is_switched
 from gistkit.plan.plan import Decision
 from gistkit.runtime import native
-from gistkit.runtime.exactness import arithmetic, exact, try_drawn, ways
+from gistkit.runtime.exactness import arithmetic, exact, known, try_drawn, ways
+from gistkit.runtime.fast_conv import FastConv2d
+from gistkit.runtime.fast_norm import FastBatchNorm
+from gistkit.runtime.fast_relu import FastRelu
 from gistkit.runtime.host import AwayOnHost
 from gistkit.runtime.program import Step
 from gistkit.runtime.promise import Promise
@@ -64,7 +68,10 @@ def relu(region: Region, step: Step, b: Relu) -> torch.Tensor:
         region.watch.promise(y, promise)
     elif decision is not None and decision.codec == "rebuild":
         y = _run_relu(region, step, b, None)
-        _stash_rebuilt(region, step, decision, y)
+        if _stash_rebuilt(region, step, decision, y):
+            number = 0 if region.settings.lossy is not None else known(region.verified, step.index, y)
+            if number is not None:
+                _learn_relu(region, step, b, y, number)
     elif decision is not None and decision.mask:
         y = _run_relu(region, step, b, None)
         region.encode(y, decision)
@@ -75,8 +82,16 @@ def relu(region: Region, step: Step, b: Relu) -> torch.Tensor:
             region.cannot(decision, "the tensor has gaps, and the ReLU keeps a mask of its own")
         y = _run_relu(region, step, b, None)
         _place_own(region, decision, y)
+        if decision is not None and decision.codec == "mask1" and not step.choice.passes:
+            _learn_relu(region, step, b, y, None)
     region.mark_sparse(y)
     return y
+
+
+def _learn_relu(region: Region, step: Step, b: Relu, y: torch.Tensor, number: int | None) -> None:
+    mask = type(getattr(y.grad_fn, "kept", None)) is Coded
+    if mask and type(b.x) is torch.Tensor and covers(y) and not step.choice.inplace:
+        region.learnt = FastRelu(step, b, y, number)
 
 
 def _place_own(region: Region, decision: Decision | None, y: torch.Tensor) -> None:
@@ -125,8 +140,8 @@ def _shared_relu(region: Region, step: Step, b: Relu, decision: Decision) -> tor
     return y
 
 
-def _stash_rebuilt(region: Region, step: Step, decision: Decision, y: torch.Tensor) -> None:
-    """Record the recipe as y's stash if it gives y back; else stash y's values."""
+def _stash_rebuilt(region: Region, step: Step, decision: Decision, y: torch.Tensor) -> bool:
+    """Record the recipe as y's stash if it gives y back; else stash y's values. Whether it does."""
     term = resolve(decision.recipe, region.norms, region.kept) if covers(y) else None
     if term is not None:
         assert isinstance(term, ReluTerm)
@@ -137,10 +152,11 @@ def _stash_rebuilt(region: Region, step: Step, decision: Decision, y: torch.Tens
                 RebuiltBody(build, y.numel() // y.shape[0]), decision.storage, "rebuild", plain, decision.reason
             )
             region.table.add(y, stash)
-            return
+            return True
     region.cannot(decision, NOT_EXACT)
     fallback = "zvc" if region.settings.lossy is None else "zvc+" + region.settings.lossy
     region.encode(y, Decision(decision.storage, fallback, reason="stored: the rebuild was not exact here"))
+    return False
 
 
 def _exact(region: Region, step: Step, decision: Decision, y: torch.Tensor, term: ReluTerm) -> Build | None:
@@ -175,9 +191,16 @@ def max_pool2d(region: Region, step: Step, b: MaxPool2d) -> torch.Tensor:
 def conv2d(region: Region, step: Step, b: Conv2d) -> torch.Tensor:
     """Convolution: its input under the decision for that storage."""
     if native.takes_both_gradients(region, step, b):
-        return native.conv2d(region, step, b)
+        y = native.conv2d(region, step.input, b)
+        region.learnt = FastConv2d(step, b, None) if FastConv2d.takes(b) else None
+        return y
     keep = lambda t: region.keep(t, step.input)  # noqa: E731
-    return conv.run(b.x, b.weight, b.bias, b[3:], keep, region.slices(step), step.memo, step.choice.algorithm)
+    slices = region.slices(step)
+    y = conv.run(b.x, b.weight, b.bias, b[3:], keep, slices, step.memo, step.choice.algorithm)
+    if slices == 1 and not is_switched(step.choice.algorithm) and FastConv2d.takes(b):
+        how = conv.prepared(step.memo, b.x, b.weight, b[3:])
+        region.learnt = None if how is None else FastConv2d(step, b, how)
+    return y
 
 
 def linear(region: Region, step: Step, b: Linear) -> torch.Tensor:
@@ -194,8 +217,11 @@ def batch_norm(region: Region, step: Step, b: BatchNorm) -> torch.Tensor:
         y, own = native.batch_norm(b)
         region.own.append((step.index, step.op, own))
         hold = region.alias(b.x, step.input)
+        rebuild = None
         if step.feeds_recipe and len(own) > 1:
-            _remember_norm(region, step, b, y, hold, own[:2])
+            rebuild = _remember_norm(region, step, b, y, hold, own[:2])
+        if FastBatchNorm.takes(region, step, b):
+            region.learnt = FastBatchNorm(region, step, b, rebuild)
         return y
     kept: list[Kept] = []
     found: list[Stats] = []
@@ -210,12 +236,15 @@ def batch_norm(region: Region, step: Step, b: BatchNorm) -> torch.Tensor:
     return y
 
 
-def _remember_norm(region: Region, step: Step, b: BatchNorm, y: torch.Tensor, kept: Kept, stats: Stats) -> None:
+def _remember_norm(
+    region: Region, step: Step, b: BatchNorm, y: torch.Tensor, kept: Kept, stats: Stats
+) -> norm.Rebuild | None:
     rebuild = arithmetic(region.verified, step.index, b, y, stats)
     if rebuild is not None:
         apply, own = norm.bound(rebuild, b.x, *stats, b.weight, b.bias)
         region.own.append((step.index, step.op, own))
         region.norms[step.index] = BatchNormTerm(kept, apply)
+    return rebuild
 
 
 def dropout(region: Region, step: Step, b: Dropout) -> torch.Tensor:

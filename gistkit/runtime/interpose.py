@@ -8,13 +8,15 @@ else's saved-tensor hooks (a checkpoint inside the model) and calls without grad
 from __future__ import annotations
 
 import types
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from gistkit.graph.calls import COVERED, MaxPool2d, bind, is_counted, region_is_open
+from gistkit.graph.calls import COVERED, Add, MaxPool2d, bind, binder, is_counted, region_is_open
 from gistkit.graph.recorder import is_metadata
+from gistkit.runtime.fast import FastAdd, run_fast
 from gistkit.runtime.handlers import HANDLERS, runs
 from gistkit.runtime.region import OWNERS, Region
 
@@ -45,6 +47,8 @@ def _opened(function: Any) -> Any:
 # Functions with such a pool inside, which PyTorch would not show.
 COMPOSED = {f: _opened(f) for f in (_F.local_response_norm, _F.lp_pool1d, _F.lp_pool2d) if hasattr(f, "__code__")}
 
+_tells_metadata = lru_cache(maxsize=1024)(is_metadata)
+
 
 class Interposer(TorchFunctionMode):
     """Hands covered calls of the running forward to their handlers."""
@@ -59,8 +63,15 @@ class Interposer(TorchFunctionMode):
         if torch.compiler.is_compiling():  # a compiled part of the model: its graph is the compiler's
             return func(*args, **kwargs)
         op = COVERED.get(func)
-        if is_metadata(func) if op is None else op == "add" and self._adds_to_a_number(args):
+        if op is None:
+            if _tells_metadata(func):
+                return func(*args, **kwargs)
+        elif op == "add" and self._adds_to_a_number(args):
             return func(*args, **kwargs)
+        elif self._region.fast:
+            result = run_fast(self._region, self._pack, func, args, kwargs)
+            if result is not None:
+                return result
         tape = self._region.tape
         if tape is None:
             return self._call(op, func, args, kwargs)
@@ -90,6 +101,9 @@ class Interposer(TorchFunctionMode):
         region.instead = step.index
         try:
             handler = HANDLERS.get(op)
+            if type(bound) is Add and type(bound.x) is type(bound.other) is torch.Tensor:
+                region.learnt = FastAdd(step, bound)
+                region.learn(step, func, binder(func))
             if handler is None or not runs(bound):
                 if type(bound) is MaxPool2d:
                     region.watch.touch(func, args, kwargs)
@@ -99,6 +113,8 @@ class Interposer(TorchFunctionMode):
             region.instead = -1
         if op in OWNERS:
             region.account(step, result)
+        if region.learnt is not None:
+            region.learn(step, func, binder(func))
         return result
 
     def _uncovered(self, func: Any, args: tuple, kwargs: dict) -> Any:

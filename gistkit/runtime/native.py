@@ -4,8 +4,12 @@ Such a node costs the host next to nothing in backward, a Python one 10 to 20 us
 
 | call | as planned by itself where | how it runs |
 |---|---|---|
-| batch norm | its input stays dense | the region's hooks out of the way: PyTorch keeps the input with its own check |
-| convolution | its input gradient may be taken beside the input | its input under the region's hooks, as planned |
+| batch norm | its input stays dense | PyTorch keeps the input with its own check |
+| convolution | its input gradient may be taken beside the input | its saved input replaced by what is planned |
+
+Both run outside the region's hooks, which would be asked for what a node saves besides its input too: statistics, and a
+convolution's weight, for which backward would wait for Python once more. A convolution's saved input gets the hooks
+when it has run.
 
 A convolution's node takes both gradients in one call and holds the decoded input meanwhile, which is more memory than
 the weight gradient first (:mod:`gistkit.nn.conv`). So it is for inputs of up to ``JOINT_BYTES``, or where no input
@@ -14,10 +18,10 @@ gradient is asked for, and never where a plan of the caller's promises a peak.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from gistkit.graph.calls import BatchNorm, Conv2d
 from gistkit.kernels.layout import is_dense
@@ -29,7 +33,7 @@ from gistkit.runtime.region import Region
 _autograd = torch._C._autograd  # type: ignore[attr-defined]
 JOINT_BYTES = {"cuda": 32 * 2**20}
 """Inputs of at most so many bytes, by device type."""
-STATISTICS = ("_saved_result1", "_saved_result2", "_saved_result3")
+MEAN, INVSTD, RESERVE = "_saved_result1", "_saved_result2", "_saved_result3"
 """Where a node of PyTorch's batch norm has mean, 1/std and, of some libraries, a reserve."""
 
 
@@ -52,8 +56,12 @@ def batch_norm(b: BatchNorm) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         y = torch.batch_norm(b.x, b.weight, b.bias, b.running_mean, b.running_var, True, b.momentum, b.eps, enabled)
     finally:
         _autograd._push_saved_tensors_default_hooks(pack, unpack)
-    found = [getattr(y.grad_fn, name, None) for name in STATISTICS]
-    return y, tuple([t for t in found if t is not None])
+    node: Any = y.grad_fn
+    mean, invstd = getattr(node, MEAN, None), getattr(node, INVSTD, None)
+    if mean is None or invstd is None:
+        return y, ()
+    reserve = getattr(node, RESERVE, None)
+    return y, (mean, invstd) if reserve is None else (mean, invstd, reserve)
 
 
 def takes_both_gradients(region: Region, step: Step, b: Conv2d) -> bool:
@@ -71,11 +79,13 @@ def takes_both_gradients(region: Region, step: Step, b: Conv2d) -> bool:
     return (small or not x.requires_grad) and is_dense(x)
 
 
-def conv2d(region: Region, step: Step, b: Conv2d) -> torch.Tensor:
+def conv2d(region: Region, decision: Decision | None, b: Conv2d) -> torch.Tensor:
     """PyTorch's convolution, what it saves of its input under the plan's decision."""
-    options: Any = b[3:]
-    region.operand = (step.input,)
+    pack, unpack = _autograd._top_saved_tensors_default_hooks(False)
+    _autograd._pop_saved_tensors_default_hooks()
     try:
-        return F.conv2d(b.x, b.weight, b.bias, *options)
+        y = torch.conv2d(b.x, b.weight, b.bias, b.stride, b.padding, b.dilation, b.groups)
     finally:
-        region.operand = None
+        _autograd._push_saved_tensors_default_hooks(pack, unpack)
+    y.grad_fn._raw_saved_input.register_hooks(partial(region.keep, decision=decision), unpack)  # type: ignore[union-attr]
+    return y

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Any
 
 from gistkit.graph.saved import Call, Passing, Save, SavedGraph
 from gistkit.plan.plan import CallChoice, Decision, Plan
@@ -55,6 +56,8 @@ class Program:
         self._calls = [c for c in graph.calls if c.covered >= 0]
         self._steps = [self._step(c) for c in self._calls]
         self._gaps, self._within = self._saves()
+        self.fast: list[Any] = [None] * len(self._steps)
+        """By covered call: (function, binder, fast call) once it has run (:mod:`gistkit.runtime.fast`), else None."""
 
     @property
     def length(self) -> int:

@@ -15,8 +15,6 @@ from typing import Any, Protocol
 
 import torch
 
-from gistkit.kernels import ops
-from gistkit.kernels.layout import flat
 from gistkit.nn.keep import Alias, Kept
 from gistkit.nn.norm import Factors
 from gistkit.runtime.stash import Rows, aligned, rows_of
@@ -38,7 +36,7 @@ def _values(kept: Kept, rows: Rows) -> torch.Tensor:
     return kept.dense() if rows is None else rows_of(kept, *rows)
 
 
-@dataclass
+@dataclass(slots=True)
 class BatchNormTerm:
     """BN(x) from the kept x, by what :func:`gistkit.nn.norm.bound` made of the statistics that the forward saved."""
 
@@ -50,7 +48,7 @@ class BatchNormTerm:
         return self.apply(_values(self.kept, rows))
 
 
-@dataclass
+@dataclass(slots=True)
 class KeptTerm:
     """A tensor that is kept with its values."""
 
@@ -61,7 +59,7 @@ class KeptTerm:
         return _values(self.kept, rows)
 
 
-@dataclass
+@dataclass(slots=True)
 class AddTerm:
     """a + b, in a's or b's own memory where that is free to use."""
 
@@ -76,7 +74,7 @@ class AddTerm:
         return torch.add(a, b, out=b) if self.b.fresh else torch.add(a, b)
 
 
-@dataclass
+@dataclass(slots=True)
 class ReluTerm:
     """relu(a)."""
 
@@ -88,83 +86,76 @@ class ReluTerm:
         return a.relu_() if self.a.fresh else a.relu()
 
 
-@dataclass
+@dataclass(slots=True)
 class FusedTerm:
     """relu(BN(x)), relu(BN(x) + other) or relu(BN(x) + BN(other)) in one pass (:mod:`gistkit.kernels.rebuild`), in
     other's own memory where that is free to use; ``parts`` does the same operator by operator."""
 
-    factors: Factors
-    x: KeptTerm
-    other_factors: Factors | None
+    norm: BatchNormTerm
+    other_norm: BatchNormTerm | None
     other: Term | None
     parts: ReluTerm
     fresh = True
 
-    @property
-    def other_is_free(self) -> bool:
-        return self.other is not None and self.other.fresh
-
     @classmethod
     def of(cls, term: ReluTerm) -> FusedTerm | None:
         """The term in one pass, or None where the kernel has no such pass."""
-        a, b = (term.a.a, term.a.b) if isinstance(term.a, AddTerm) else (term.a, None)
-        if _factors(a) is None:  # addition commutes, but for which NaN it hands on: CUDA's has one NaN only
+        if type(term.a) is not AddTerm:
+            return cls(term.a, None, None, term) if _has_factors(term.a) else None  # type: ignore[arg-type]
+        a, b = term.a.a, term.a.b
+        if not _has_factors(a):  # addition commutes, but for which NaN it hands on: CUDA's has one NaN only
             a, b = b, a
-        factors, other_factors = _factors(a), _factors(b)
-        if factors is None:
+        if not _has_factors(a):
             return None
-        other = _operand(b) if other_factors is not None else b
-        return cls(factors, _operand(a), other_factors, other, term)
+        other, values = (b, None) if _has_factors(b) else (None, b)
+        return cls(a, other, values, term)  # type: ignore[arg-type]
 
     def dense(self, rows: Rows = None) -> torch.Tensor:
-        x = self.x.dense(rows)
-        other = None if self.other is None else self.other.dense(rows)
-        if other is not None and (other.dtype, other.shape, other.stride()) != (x.dtype, x.shape, x.stride()):
+        norm, other_norm = self.norm, self.other_norm
+        x = norm.kept.dense() if rows is None else rows_of(norm.kept, *rows)
+        factors: Any = norm.apply
+        if other_norm is None and self.other is None:
+            return factors.relu(x, torch.empty_like(x))
+        # a batch norm's input is not free, for who else reads it is unknown here
+        if other_norm is not None:
+            other, free, second = _values(other_norm.kept, rows), False, other_norm.apply
+        else:
+            other, free, second = self.other.dense(rows), self.other.fresh, None  # type: ignore[union-attr]
+        if (other.dtype, other.shape, other.stride()) != (x.dtype, x.shape, x.stride()):
             return self.parts.dense(rows)
-        y = torch.empty_like(x) if other is None or not self.other_is_free else other
-        norm, second = self.factors, self.other_factors
-        ops.bn_rebuild(
-            flat(x),
-            norm.vectors,
-            norm.form,
-            norm.plane(x),
-            None if other is None else flat(other),
-            [] if second is None else second.vectors,
-            "" if second is None else second.form,
-            True,
-            flat(y),
-        )
-        return y
+        return factors.relu(x, other if free else torch.empty_like(x), other, second)
 
 
-def _factors(term: Term | None) -> Factors | None:
-    found = term.apply if isinstance(term, BatchNormTerm) else None
-    return found if isinstance(found, Factors) else None
-
-
-def _operand(term: Any) -> KeptTerm:
-    """A batch norm's input; not fresh, for who else reads it is unknown here."""
-    return KeptTerm(term.kept, False)
+def _has_factors(term: Term) -> bool:
+    return type(term) is BatchNormTerm and type(term.apply) is Factors
 
 
 def resolve(recipe: tuple, norms: Mapping[int, BatchNormTerm], kept: Callable[[int], Kept | None]) -> Term | None:
     """The recipe bound to this step's tensors, or None where one of them is not kept."""
-    kind = recipe[0]
+    kind, first = recipe[0], recipe[1]
     if kind == "bn":
-        return norms.get(recipe[1])
+        return norms.get(first)
     if kind == "stash":
-        found = kept(recipe[1])
+        found = kept(first)
         return None if found is None else KeptTerm(found, getattr(found, "fresh", not isinstance(found, Alias)))
-    parts: list[Any] = [resolve(r, norms, kept) for r in recipe[1:]]
-    if any(p is None for p in parts):
-        return None
-    return AddTerm(*parts) if kind == "add" else ReluTerm(*parts)
+    a = resolve(first, norms, kept)
+    if a is None or kind != "add":
+        return None if a is None else ReluTerm(a)
+    b = resolve(recipe[2], norms, kept)
+    return None if b is None else AddTerm(a, b)
 
 
-def builder(term: Term, y: torch.Tensor) -> Callable[[Rows], torch.Tensor]:
+class builder:
     """A function that rebuilds y or rows of it (its values, its strides) from the term; it does not hold y."""
-    stride = y.stride()
-    return lambda rows: aligned(term.dense(rows), stride)
+
+    __slots__ = ("_stride", "_term")
+
+    def __init__(self, term: Term, y: torch.Tensor) -> None:
+        self._term, self._stride = term, y.stride()
+
+    def __call__(self, rows: Rows) -> torch.Tensor:
+        values = self._term.dense(rows)
+        return values if values.stride() == self._stride else aligned(values, self._stride)
 
 
 __all__ = [

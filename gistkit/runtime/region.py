@@ -40,9 +40,10 @@ SHARED = frozenset((Reader, Alias))
 
 
 class Held(NamedTuple):
-    """One storage that stays dense: weak identity, bytes, planned id, reason."""
+    """One storage that stays dense: weak identity (None: as long as the region's ``aliases``), bytes, planned id,
+    reason."""
 
-    ref: StorageWeakRef
+    ref: StorageWeakRef | None
     nbytes: int
     storage: int
     reason: str
@@ -61,8 +62,9 @@ class Region:
     """The state of one forward; cleared when it ends, so that only backward nodes hold on to anything.
 
     ``strict``: the plan is the caller's; ``bound``: and promises a budget, of which ``room`` keeps account. ``instead``
-    is the covered call in whose place PyTorch's own op runs (-1: none), ``operand`` the decision for all that it saves
-    besides weights.
+    is the covered call in whose place PyTorch's own op runs (-1: none). ``fast``: the program's fast calls
+    (:mod:`gistkit.runtime.fast`), none where this forward goes the long way; ``learnt`` is the one that a handler has
+    just left, ``affines`` what batch norms' share (:mod:`gistkit.runtime.fast_norm`).
     """
 
     settings: Settings
@@ -82,7 +84,9 @@ class Region:
     bound: bool = False
     room: Room | None = None
     instead: int = -1
-    operand: tuple[Decision | None] | None = None
+    fast: list = field(default_factory=list)
+    learnt: Any = None
+    affines: dict[int, tuple] | None = None
     turns: dict[Key, int] = field(default_factory=dict)
     met: set[int] = field(default_factory=set)
     probing: bool = False
@@ -99,6 +103,12 @@ class Region:
             # as with rebuilds: what starts from rounded values does not give the forward's bits
             verified = None if self.settings.lossy is not None else self.verified
             self.tape = Tape(again, self._outside, self._not_again, verified, lambda: self.bound)
+
+    def learn(self, step: Step, func: Any, bind: Any) -> None:
+        """Keep the fast call that the call's handler has left, for the forwards to come."""
+        learnt, self.learnt = self.learnt, None
+        if self.program is not None and self.tape is None:
+            self.program.fast[step.index] = (func, bind, learnt)
 
     def next_step(self, op: str) -> Step:
         """The plan's word on the covered call that comes now; a blank one without a plan."""
@@ -118,6 +128,7 @@ class Region:
             raise PlanMismatchError(expected, got, remedy)
         self.diverged = f"expected {expected}, got {got}"
         self.program = None
+        self.fast = []
         self.watch.settle_all()
 
     def slices(self, step: Step) -> int:
@@ -271,6 +282,7 @@ class Region:
         self.aliases.clear()
         self.own.clear()
         self.held.clear()
+        self.affines = None
         self.nans.clear()
         if self.tape is not None:
             self.tape.clear()

@@ -182,10 +182,13 @@ class StashTable:
         self._names: dict[int, Stash] = {}
         self._tags: dict[tuple[int, int], StorageWeakRef] = {}
 
-    def add(self, x: torch.Tensor, stash: Stash) -> None:
-        """Record that x's storage at its present version is stashed."""
+    def add(self, x: torch.Tensor, stash: Stash, tag: bool = False) -> None:
+        """Record that x's storage at its present version is stashed; with ``tag`` as :meth:`tag` does too."""
         ref = StorageWeakRef(x.untyped_storage())
-        self._entries[(ref.cdata, x._version)] = (ref, stash, x.dtype)
+        key = (ref.cdata, x._version)
+        self._entries[key] = (ref, stash, x.dtype)
+        if tag:
+            self._tags[key] = ref
         if stash.storage >= 0:
             self._names[stash.storage] = stash
 

@@ -112,9 +112,11 @@ def observe(region: Region) -> Observed:
         for s in region.table.stashes()
     ]
     storages += [
-        (h.storage, "dense", h.nbytes, h.nbytes, h.reason) for h in region.held.values() if not h.ref.expired()
+        (h.storage, "dense", h.nbytes, h.nbytes, h.reason if h.ref else notes.get(h.storage, h.reason))
+        for h in region.held.values()
+        if h.ref is None or not h.ref.expired()
     ]
-    own = [(index, op, payload_bytes(kept)) for index, op, kept in region.own]
+    own = [(i, op, kept if type(kept) is int else payload_bytes(kept)) for i, op, kept in region.own]
     return Observed(region.program, tuple(storages), tuple(own), region.diverged)
 
 

@@ -25,8 +25,6 @@ def pack(region: Region, x: torch.Tensor) -> Kept | Shape:
     """A hold on what an op saves."""
     # a custom Function saves while the region's function mode is on, which would take what is asked here for calls
     with torch._C.DisableTorchFunction():
-        if region.operand is not None:
-            return Alias(x) if is_weight(x) else region.keep(x, *region.operand)
         return _pack(region, x) if region.tape is None else region.tape.saving(partial(_pack, region), x)
 
 

@@ -1,0 +1,111 @@
+"""The short way of a covered call that ran once: what the long way found out is not found out again.
+
+A handler that has carried a call out as planned leaves a :class:`FastCall` at the call's number in the program. The
+next forward runs it where the same function comes by at that number with operands of the same kind; for anything else
+it answers None before it has touched anything, and the call goes the long way, whose word replaces it. So a fast call
+decides nothing: its makers in :mod:`gistkit.runtime.handlers` are the branches that it repeats.
+
+What is asked anew each time is what a kind does not tell: who stashed a storage already, and what is watched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+from gistkit.graph.calls import Add
+from gistkit.nn.eligible import is_wrapped
+from gistkit.runtime.program import Step
+from gistkit.runtime.region import Region
+
+_transforms = torch._C._are_functorch_transforms_active
+_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
+
+
+class FastCall(Protocol):
+    """One covered call, ready to run for operands of the kind that it was made with."""
+
+    def __call__(self, region: Region, b: Any, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor | None:
+        """The call's result; None, and nothing done, where its operands (``b``: by name) are of another kind."""
+        ...
+
+
+class Kind:
+    """All of a plain strided tensor that a handler decides by: dtype, device, geometry, whether it needs a gradient."""
+
+    __slots__ = ("_device", "_dtype", "_needs_gradient", "_shape", "_stride")
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self._dtype, self._device, self._needs_gradient = x.dtype, x.device, x.requires_grad
+        self._shape, self._stride = x.shape, x.stride()
+
+    def fits(self, x: Any) -> bool:
+        """Whether x is such a tensor."""
+        return (
+            type(x) is torch.Tensor
+            and x.dtype is self._dtype
+            and x.layout is torch.strided
+            and not x.is_nested
+            and x.shape == self._shape
+            and x.stride() == self._stride
+            and x.requires_grad is self._needs_gradient
+            and x.device == self._device
+            and not x.is_neg()
+            and not is_wrapped(x)
+        )
+
+
+class ParameterKind:
+    """What a handler decides by of a parameter."""
+
+    __slots__ = ("_dtype", "_needs_gradient")
+
+    def __init__(self, p: torch.Tensor) -> None:
+        self._dtype, self._needs_gradient = p.dtype, p.requires_grad
+
+    def fits(self, *parameters: Any) -> bool:
+        """Whether all of them are such parameters."""
+        for p in parameters:
+            if type(p) is not Parameter or p.dtype is not self._dtype or p.requires_grad is not self._needs_gradient:
+                return False
+        return True
+
+
+class FastAdd:
+    """An addition, which PyTorch carries out; it counts, and what it saves belongs to its number."""
+
+    def __init__(self, step: Step, b: Add) -> None:
+        self._index, self._x, self._other = step.index, Kind(b.x), Kind(b.other)
+
+    def __call__(self, region: Region, b: Add, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor | None:
+        if not self._x.fits(b.x) or not self._other.fits(b.other):
+            return None
+        region.instead = self._index
+        try:
+            return func(*args, **kwargs)
+        finally:
+            region.instead = -1
+
+
+def run_fast(region: Region, pack: Callable, func: Callable, args: tuple, kwargs: dict) -> Any:
+    """The result of the covered call that comes now by its fast call; None where it goes the long way."""
+    at = region.calls
+    known = region.fast[at] if at < len(region.fast) else None
+    if known is None or known[0] is not func or region.watch.items or not torch.is_grad_enabled():
+        return None
+    top = _top_hooks(False)
+    if top is None or top[0] is not pack or _transforms() or forward_ad._current_level >= 0:
+        return None
+    try:
+        bound = known[1](*args, **kwargs)
+    except (TypeError, IndexError):
+        return None
+    region.calls = at + 1
+    y = known[2](region, bound, func, args, kwargs)
+    if y is None:
+        region.calls = at
+    return y

@@ -1,0 +1,105 @@
+"""The short way of a batch norm that PyTorch's own node carries out, and of its part in rebuilds.
+
+A rebuild needs a copy of weight and bias, which may change before backward. A copy for each batch norm is a launch for
+each; so the first of a forward copies them for all that come, and each takes its part if nobody has written to its
+parameters since, on the same stream.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+
+from gistkit.graph.calls import BatchNorm
+from gistkit.nn import norm
+from gistkit.nn.keep import Alias
+from gistkit.runtime import native
+from gistkit.runtime.fast import Kind, ParameterKind
+from gistkit.runtime.program import Step
+from gistkit.runtime.rebuild import BatchNormTerm
+from gistkit.runtime.region import Held, Region
+from gistkit.runtime.stats import payload_bytes
+
+
+class FastBatchNorm:
+    """A training batch norm whose dense input stays; ``rebuild``: the arithmetic that gives its output back, or None
+    where nothing is rebuilt from it."""
+
+    def __init__(self, region: Region, step: Step, b: BatchNorm, rebuild: norm.Rebuild | None) -> None:
+        self._x, self._parameter = Kind(b.x), ParameterKind(b.weight)  # type: ignore[arg-type]
+        self._numbers = (b.training, b.momentum, b.eps)
+        self._index, self._storage, self._rebuild = step.index, step.input.storage, rebuild  # type: ignore[union-attr]
+        self._nbytes = b.x.untyped_storage().nbytes()
+        self._held = Held(None, self._nbytes, self._storage, step.input.reason)  # type: ignore[union-attr]
+        self._own = tuple((i, op, payload_bytes(own)) for i, op, own in region.own if i == step.index)
+        self.parameters: tuple | None = None
+        if rebuild in norm.KERNEL_CANDIDATES:
+            self.parameters = weakref.ref(b.weight), weakref.ref(b.bias)  # type: ignore[arg-type]
+
+    @staticmethod
+    def takes(region: Region, step: Step, b: BatchNorm) -> bool:
+        """Whether this batch norm, which PyTorch's node has carried out, can be told again by kind."""
+        weight, bias, storage = b.weight, b.bias, b.x.untyped_storage()
+        affine = type(weight) is Parameter and ParameterKind(weight).fits(bias)
+        held = step.input is not None and step.input.storage >= 0 and storage._cdata in region.held
+        return affine and held and type(b.x) is torch.Tensor
+
+    def __call__(self, region: Region, b: BatchNorm, *_: Any) -> torch.Tensor | None:
+        x = b.x
+        if not self._x.fits(x) or not self._parameter.fits(b.weight, b.bias):
+            return None
+        storage = x.untyped_storage()
+        if storage.nbytes() != self._nbytes or (b.training, b.momentum, b.eps) != self._numbers:
+            return None
+        if region.table.find(x) is not None:
+            return None
+        y, stats = native.batch_norm(b)
+        hold = region.aliases[self._storage] = Alias(x)
+        region.held.setdefault(storage._cdata, self._held)
+        region.own.extend(self._own)
+        if self._rebuild is not None:
+            affine = None if self.parameters is None else self._affine(region, b)
+            apply, _ = norm.bound(self._rebuild, x, stats[0], stats[1], b.weight, b.bias, affine)
+            region.norms[self._index] = BatchNormTerm(hold, apply)
+        return y
+
+    def _affine(self, region: Region, b: BatchNorm) -> torch.Tensor | None:
+        """This batch norm's part of the forward's copies of weights and biases; None where it is not what is there."""
+        if region.affines is None:
+            region.affines = _copies(region.fast)
+        found = region.affines.get(self._index)
+        if found is None:
+            return None
+        weight, bias, versions, copy, stream = found
+        same = weight is b.weight and bias is b.bias and (weight._version, bias._version) == versions
+        return copy if same and _stream(weight) == stream else None
+
+
+def _stream(t: torch.Tensor) -> int:
+    return torch._C._cuda_getCurrentRawStream(t.get_device()) if t.is_cuda else 0
+
+
+def _copies(calls: list) -> dict[int, tuple]:
+    """By call: weight, bias, their versions, a copy of both as one, the stream that it was made on."""
+    wanted: dict[tuple, list[tuple]] = {}
+    for index, entry in enumerate(calls):
+        call: Any = None if entry is None else entry[2]
+        if type(call) is FastBatchNorm and call.parameters is not None:
+            weight, bias = call.parameters[0](), call.parameters[1]()
+            if weight is not None and bias is not None and weight.dtype is bias.dtype:
+                wanted.setdefault((weight.dtype, weight.device), []).append((index, weight, bias))
+    found = {}
+    with torch.no_grad():
+        for group in wanted.values():
+            vectors = [v for _, weight, bias in group for v in (weight, bias)]
+            parts = norm.as_fp32(torch.cat(vectors)).split([2 * weight.numel() for _, weight, _ in group])
+            stream = _stream(vectors[0])
+            for (index, weight, bias), part in zip(group, parts, strict=True):
+                found[index] = weight, bias, (weight._version, bias._version), part, stream
+    return found
+
+
+__all__ = ["FastBatchNorm"]
