@@ -1,1 +1,1 @@
-"""Benchmarks: layers (`python -m bench.run`), training steps (`python -m bench.steps`), tables made from their rows."""
+"""Benchmarks of the checkout: steps (`python -m bench.steps`), plans, tables from rows. Layers: `gistkit bench`."""

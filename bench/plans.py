@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 
 import gistkit
-from bench.measure import environment, utc
 from gistkit import zoo
+from gistkit.benchmark.measure import environment, utc
 
 CLASSES, STEPS = 1000, 3
 CASES: tuple[dict[str, Any], ...] = (

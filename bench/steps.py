@@ -28,9 +28,9 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 
-from bench.measure import MIB, environment, utc
 from bench.variants import VARIANTS, Variant
 from gistkit import zoo
+from gistkit.benchmark.measure import MIB, environment, utc
 from gistkit.runtime.live import LiveBytes
 
 CLASSES = 1000

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.measure import MIB
 from bench.rows import read
+from gistkit.benchmark.measure import MIB
 
 Row = dict[str, Any]
 

@@ -6,10 +6,11 @@ import re
 import pytest
 import torch
 
-from bench import compare, measure, run, steps, summary, table
-from bench.cases import Case, Setting, Workload, codec_cases
-from bench.operators import operator_cases
+from bench import compare, steps, summary, table
 from bench.rows import read
+from gistkit.benchmark import measure, run
+from gistkit.benchmark.cases import Case, Setting, Workload, codec_cases
+from gistkit.benchmark.operators import operator_cases
 from gistkit.codecs import CODECS
 
 ROW_KEYS = {

@@ -1,6 +1,6 @@
 """The layer benchmark: every case at every size and dtype, one JSON line each.
 
-    python -m bench.run --device cuda --out bench/results/NAME.jsonl [--quick] [--sizes-mib 64,256,512]
+    python -m gistkit.benchmark.run --device cuda --out bench/results/NAME.jsonl [--quick] [--sizes-mib 64,256,512]
 
 Sizes are those of the dense tensor. A case is timed only after its check: outputs bit-equal to the oracle or to plain
 PyTorch on a sample with NaN, infinities, -0.0 and subnormals in it. A case that fails has a row that says why and no
@@ -23,10 +23,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bench.cases import Case, Setting, codec_cases
-from bench.measure import MIB, copy_gbps, difference, environment, timed, utc
-from bench.operators import operator_cases
-from bench.rivals import rival_cases
+from gistkit.benchmark.cases import Case, Setting, codec_cases
+from gistkit.benchmark.measure import MIB, copy_gbps, difference, environment, timed, utc
+from gistkit.benchmark.operators import operator_cases
+from gistkit.benchmark.rivals import rival_cases
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SAMPLE_BYTES = (1 << 18) + 12
@@ -105,7 +105,7 @@ def rows(todo: list[Job], device: str, seed: int, quick: bool, max_s: float) -> 
     deadline = time.monotonic() + max_s
     for job in track(todo, description="layer benchmark", console=Console(stderr=True)):
         if time.monotonic() > deadline:
-            print(f"bench.run: {max_s:.0f} s are over; the remaining cases were not run", file=sys.stderr)
+            print(f"gistkit.benchmark.run: {max_s:.0f} s are over; the remaining cases were not run", file=sys.stderr)
             return
         case, dtype, density, size_mib = job
         if size_mib not in copies:
@@ -142,8 +142,9 @@ def write(results: Iterator[dict[str, Any]], file: TextIO) -> list[dict[str, Any
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(
-        prog="bench.run", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog="gistkit.benchmark.run", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, required=True, help="JSONL file to write")

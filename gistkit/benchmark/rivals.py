@@ -6,8 +6,8 @@ from functools import partial
 
 import torch
 
-from bench.cases import Case, Setting, Workload, activation, normal
-from bench.operators import POOLS, Pool
+from gistkit.benchmark.cases import Case, Setting, Workload, activation, normal
+from gistkit.benchmark.operators import POOLS, Pool
 from gistkit.kernels.reference.mask import relu as rectified
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from bench.cases import Case, Setting, Workload, activation, normal
+from gistkit.benchmark.cases import Case, Setting, Workload, activation, normal
 from gistkit.formats import argmax_bytes, mask1_bytes
 from gistkit.kernels import ops
 
