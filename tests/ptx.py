@@ -11,6 +11,7 @@ import re
 import numpy as np
 import torch
 
+_DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 _OPERAND = re.compile(r"\{[^}]*\}|[^,{\s][^,{]*")
 
 
@@ -52,14 +53,28 @@ def _from_e4m3(code: np.ndarray) -> np.ndarray:
 
 
 def _permuted(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
+    """Bytes by the selector's nibbles; one above 7 means the sign of its byte, eight times."""
     source = [(word >> (8 * i)) & 0xFF for word in (a, b) for i in range(4)]
+    source += [np.where(octet >> 7, 0xFF, 0).astype(np.uint32) for octet in source]
     chosen = int(selector[0])
-    return joined(*(source[chosen >> s & 7] | source[chosen >> (s + 4) & 7] << 8 for s in (0, 8)))
+    return joined(*(source[chosen >> s & 15] | source[chosen >> (s + 4) & 15] << 8 for s in (0, 8)))
 
 
 def _minimum(a: np.ndarray, b: np.ndarray, kind: str) -> np.ndarray:
     x, y = _half_value(a, kind), _half_value(b, kind)
     return np.where(np.isnan(x) | np.isnan(y), 0x7FFF, np.where(y < x, b, a)).astype(np.uint16)
+
+
+def _maximum(a: np.ndarray, b: np.ndarray, kind: str) -> np.ndarray:
+    """+0 is larger than -0."""
+    x, y = _half_value(a, kind), _half_value(b, kind)
+    larger = np.where((x > y) | ((x == y) & ~np.signbit(x)), a, b)
+    return np.where(np.isnan(x) | np.isnan(y), 0x7FFF, larger).astype(np.uint16)
+
+
+def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Of bf16 in fp32, whose range is the same: rounded once as long as one of them is a power of two."""
+    return _rounded((_half_value(a, "bf16") * _half_value(b, "bf16")).view(np.uint32), torch.bfloat16)
 
 
 def _by_half(function, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -85,19 +100,21 @@ def _chosen(larger: bool):
     return lambda a, b: _by_half(choose, a, b)
 
 
-def _fused_bf16(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """a * b + c of bf16 halves. Rounded to odd on the way to fp32, so that the second rounding is the only one."""
-    exact = [_half_value(h, "bf16").astype(np.float64) for h in (a, b, c)]
+def _fused(kind: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a * b + c of halves. Rounded to odd on the way to fp32, so that the second rounding is the only one."""
+    exact = [_half_value(h, kind).astype(np.float64) for h in (a, b, c)]
     total = exact[0] * exact[1] + exact[2]
     near = total.astype(np.float32)
     word = near.view(np.uint32)
     outwards = np.where(np.abs(total) > np.abs(near.astype(np.float64)), 1, -1)
     odd = (near == total) | (word & 1 == 1) | np.isnan(total)
-    return _rounded(np.where(odd, word, word + outwards.astype(np.int64)).astype(np.uint32), torch.bfloat16)
+    return _rounded(np.where(odd, word, word + outwards.astype(np.int64)).astype(np.uint32), _DTYPES[kind])
 
 
-def _fused_halves(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    return joined(*(_fused_bf16(*three) for three in zip(halves(a), halves(b), halves(c), strict=True)))
+def _fused_halves(kind: str):
+    return lambda a, b, c: joined(
+        *(_fused(kind, *three) for three in zip(halves(a), halves(b), halves(c), strict=True))
+    )
 
 
 def _minimum_32(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -109,6 +126,8 @@ INSTRUCTIONS = {
     "mov.b32": lambda a: a,
     "and.b32": lambda a, b: a & b,
     "or.b32": lambda a, b: a | b,
+    "xor.b32": lambda a, b: a ^ b,
+    "not.b32": lambda a: ~a,
     "add.u32": lambda a, b: a + b,
     "sub.u32": lambda a, b: a - b,
     "shl.b32": lambda a, b: a << b,
@@ -123,9 +142,16 @@ INSTRUCTIONS = {
     "min.NaN.bf16x2": lambda a, b: _by_half(lambda x, y: _minimum(x, y, "bf16"), a, b),
     "min.bf16x2": _chosen(larger=False),
     "max.bf16x2": _chosen(larger=True),
-    "fma.rn.bf16x2": _fused_halves,
+    "max.NaN.bf16x2": lambda a, b: _by_half(lambda x, y: _maximum(x, y, "bf16"), a, b),
+    "max.NaN.f16x2": lambda a, b: _by_half(lambda x, y: _maximum(x, y, "f16"), a, b),
+    "fma.rn.bf16x2": _fused_halves("bf16"),
+    "fma.rn.f16x2": _fused_halves("f16"),
+    "min.s16x2": lambda a, b: _by_half(
+        lambda x, y: np.minimum(x.view(np.int16), y.view(np.int16)).view(np.uint16), a, b
+    ),
     "min.NaN.f16x2": lambda a, b: _by_half(lambda x, y: _minimum(x, y, "f16"), a, b),
     "min.NaN.f32": _minimum_32,
+    "mul.rn.bf16x2": lambda a, b: _by_half(_product, a, b),
     "mul.rn.f32": lambda a, b: (_float(a) * _float(b)).view(np.uint32),
     "cvt.f32.f16": lambda a: _half_value(a, "f16").view(np.uint32),
     "cvt.rn.f16x2.f32": lambda a, b: joined(_rounded(b, torch.float16), _rounded(a, torch.float16)),

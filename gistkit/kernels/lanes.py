@@ -75,33 +75,6 @@ def pick_lane(x, lane, ASM: tl.constexpr):
         return tl.gather(x, lane, 0)
 
 
-@triton.jit
-def marked_rows(words, first: tl.constexpr, done, ROWS: tl.constexpr, ASM: tl.constexpr):
-    """(flags, places, done) of rows first to first + ROWS, from their mask words, int32[LANES], one a lane."""
-    lane = tl.arange(0, LANES)
-    flags = ()
-    places = ()
-    for r in tl.static_range(ROWS):
-        if ASM:
-            word = tl.inline_asm_elementwise(
-                "shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;",
-                "=r,r,r",
-                [words, first + r],
-                dtype=tl.int32,
-                is_pure=False,
-                pack=1,
-            )
-            flags += ((word & (1 << lane)) != 0,)
-            places += (done + popcount(word & ((1 << lane) - 1)),)
-            done += popcount(word)
-        else:
-            bits = (tl.sum(tl.where(lane == first + r, words, 0)) >> lane) & 1
-            flags += (bits != 0,)
-            places += (done + tl.cumsum(bits, 0) - bits,)
-            done += tl.sum(bits)
-    return flags, places, done
-
-
 @lru_cache(maxsize=64)
 def _capability(device: int) -> int:
     major, minor = torch.cuda.get_device_capability(device)

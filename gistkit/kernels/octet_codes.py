@@ -96,7 +96,7 @@ def _from_word(fmt: str, dtype: str, scaled: bool) -> str:
     """PTX: $0 (and $1 for fp8) = two elements each of the codes of the next operand, times the last where scaled."""
     count = 2 if fmt == "fp8" else 1
     source, factor = f"${count}", f"${count + 1}"
-    text = "{ .reg .b32 m, s; .reg .f32 u, v; .reg .b16 l, h, c<2>; "
+    text = "{ .reg .b32 m, s, k; .reg .f32 u, v; .reg .b16 l, h, c<2>; "
     if fmt == "fp8":
         text += f"and.b32 m, {source}, 0x7F7F7F7F; mov.b32 {{c0, c1}}, m; "
     for i in range(count):
@@ -106,13 +106,18 @@ def _from_word(fmt: str, dtype: str, scaled: bool) -> str:
             text += f"mov.b32 s, {source}; and.b32 m, s, 0x7FC07FC0; "
         else:
             text += f"mov.b32 s, {source}; and.b32 m, s, 0x7FFF7FFF; "
+        # bf16 holds fp8's and fp10's values, so their product with a power of two is rounded once there
+        pairs = scaled and dtype == "bf16" and fmt != "fp16"
         if scaled or dtype == "bf16":
             text += "mov.b32 {l, h}, m; cvt.f32.f16 u, l; cvt.f32.f16 v, h; "
-            if scaled:
+            if scaled and not pairs:
                 largest = "0f7F7F0000" if dtype == "bf16" else "0f477FE000"
                 for x in "uv":
                     text += f"mul.rn.f32 {x}, {x}, {factor}; min.NaN.f32 {x}, {x}, {largest}; "
             text += f"cvt.rn.{dtype}x2.f32 m, v, u; "
+            if pairs:
+                text += f"mov.b32 k, {factor}; prmt.b32 k, k, k, 0x3232; mul.rn.bf16x2 m, m, k; "
+                text += "mov.b32 k, 0x7F7F7F7F; min.NaN.bf16x2 m, m, k; "
         elif fmt != "fp8":
             # any NaN becomes 0x7FFF; infinity, the least of what is not to change, stays
             text += "mov.b32 $0, 0x7C007C00; min.NaN.f16x2 m, m, $0; "

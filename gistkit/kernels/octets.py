@@ -18,29 +18,33 @@ import triton
 import triton.language as tl
 
 from gistkit.kernels.lanes import LANES, last_lane, popcount, sum_upto
+from gistkit.kernels.stage_rows import EVEN_BYTES, UPPER_HALVES, bytes_of
 
 OCTET = tl.constexpr(8)
 CHUNK = tl.constexpr(256)
 CHUNKS = tl.constexpr(4)
 
-_ZERO_4 = "mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0; "
+_LOAD_16_IF = tl.constexpr("{ .reg .pred p; setp.ne.b32 p, $5, 0; @p ld.global.v4.b32 {$0, $1, $2, $3}, [$4]; }")
 _LOAD_16 = tl.constexpr(
-    "{ .reg .pred p; setp.ne.b32 p, $5, 0; " + _ZERO_4 + "@p ld.global.v4.b32 {$0, $1, $2, $3}, [$4]; }"
+    _LOAD_16_IF.value.replace("@p", "mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0; @p")
 )
-_LOAD_8 = tl.constexpr(
-    "{ .reg .pred p; setp.ne.b32 p, $3, 0; mov.b32 $0, 0; mov.b32 $1, 0; @p ld.global.v2.b32 {$0, $1}, [$2]; }"
-)
+_LOAD_8_IF = tl.constexpr("{ .reg .pred p; setp.ne.b32 p, $3, 0; @p ld.global.v2.b32 {$0, $1}, [$2]; }")
 _STORE_16 = tl.constexpr(
     "{ .reg .pred p; setp.ne.b32 p, $6, 0; @p st.global.v4.b32 [$1], {$2, $3, $4, $5}; mov.b32 $0, 0; }"
 )
 _STORE_8 = tl.constexpr("{ .reg .pred p; setp.ne.b32 p, $4, 0; @p st.global.v2.b32 [$1], {$2, $3}; mov.b32 $0, 0; }")
+_FP10_WORDS = tl.constexpr(
+    "{ .reg .pred p; .reg .b32 which; setp.ge.s32 p, $2, $3; selp.b32 which, 1, 0, p; setp.ge.s32 p, $2, $4; "
+    "@p mov.b32 which, 2; mad.wide.s32 $0, which, $5, $6; mad.lo.s32 $1, which, -10, 22; }"
+)
 
 
 @triton.jit
-def load_16(ptr, flag):
-    """Four int32 words of 16 bytes at ptr, 0 where the flag is not set."""
+def load_16(ptr, flag, ZERO: tl.constexpr):
+    """Four int32 words of 16 bytes at ptr; where the flag is not set 0 with ZERO, else undefined."""
+    text: tl.constexpr = _LOAD_16 if ZERO else _LOAD_16_IF
     return tl.inline_asm_elementwise(
-        _LOAD_16,
+        text,
         "=&r,=&r,=&r,=&r,l,r",
         [ptr.to(tl.int64), flag.to(tl.int32)],
         dtype=(tl.int32,) * 4,
@@ -51,9 +55,9 @@ def load_16(ptr, flag):
 
 @triton.jit
 def load_8(ptr, flag):
-    """Two int32 words of 8 bytes at ptr, 0 where the flag is not set."""
+    """Two int32 words of 8 bytes at ptr, undefined where the flag is not set."""
     return tl.inline_asm_elementwise(
-        _LOAD_8, "=&r,=&r,l,r", [ptr.to(tl.int64), flag.to(tl.int32)], dtype=(tl.int32,) * 2, is_pure=False, pack=1
+        _LOAD_8_IF, "=&r,=&r,l,r", [ptr.to(tl.int64), flag.to(tl.int32)], dtype=(tl.int32,) * 2, is_pure=False, pack=1
     )
 
 
@@ -79,11 +83,46 @@ def store_words(ptr, words, flag):
 
 
 @triton.jit
-def rotate_right(words, places):
-    """int32 words rotated by places, taken modulo 32."""
-    return tl.inline_asm_elementwise(
-        "shf.r.wrap.b32 $0, $1, $1, $2;", "=r,r,r", [words, places], dtype=tl.int32, is_pure=True, pack=1
-    )
+def fp10_words(ptr, start, place, planes, plane):
+    """(pointer, shift) of the packed fp10 codes from start (int64) + place on: their words, and how far to the left a
+    code of these goes to end up as the word's first bits.
+
+    ptr: of the words; planes: where, counted as place is, the second and the third plane of ``plane`` words start.
+    """
+    if plane.dtype == tl.int64:
+        which = (place >= planes[0]).to(tl.int32) + (place >= planes[1]).to(tl.int32)
+        return ptr + (start + place - which * plane), 22 - which * 10
+    else:
+        first, shift = tl.inline_asm_elementwise(
+            _FP10_WORDS,
+            "=l,=r,r,r,r,r,l",
+            [place, planes[0], planes[1], -plane, start + place],
+            dtype=(tl.int64, tl.int32),
+            is_pure=True,
+            pack=1,
+        )
+        return ptr + first, shift
+
+
+@triton.jit
+def fp10_pair(low, high, shift):
+    """A word of the codes of two words, each the first bits of a half."""
+    return bytes_of(low << shift, high << shift, UPPER_HALVES)
+
+
+@triton.jit
+def spread_program(PLANES: tl.constexpr):
+    """int64: which slots the program takes. PLANES: three programs in a row read the same words of fp10's three planes.
+
+    Slots in order would read the array of words three times over, once a plane, each time from memory. Those a third
+    of all slots apart start about a plane apart, as near as the density is the same everywhere, and the cache has what
+    the others have read. The last program or two that are left over keep their place.
+    """
+    program = tl.program_id(0)
+    if PLANES:
+        third = tl.num_programs(0) // 3
+        program = tl.where(program < 3 * third, program % 3 * third + program // 3, program)
+    return program.to(tl.int64)
 
 
 @triton.jit
@@ -97,7 +136,7 @@ def load_octets(x_ptr, left, XB: tl.constexpr, WIDE: tl.constexpr):
         offs = tl.arange(0, LANES) * OCTET + c * CHUNK
         if WIDE:
             for first in tl.static_range(0, OCTET, 16 // XB):
-                words += load_16(x_ptr + offs + first, offs < left)
+                words += load_16(x_ptr + offs + first, offs < left, True)
         else:
             for i in tl.static_range(0, OCTET, 4 // XB):
                 word = tl.load(x_ptr + offs + i, offs + i < left, other=0).to(tl.int32)
@@ -131,6 +170,32 @@ def _halves_set(word, ASM: tl.constexpr):
         )
     else:
         return ((((word & 0x7FFF7FFF) + 0x7FFF7FFF) | word) >> 15) & 0x00010001
+
+
+@triton.jit
+def passing_flags(words, first: tl.constexpr, WORDS: tl.constexpr, FMT: tl.constexpr, ASM: tl.constexpr):
+    """Two words of a byte an item: 0 for -0.0 and its codes, 1 for all else, of the WORDS words from words[first] on.
+
+    fp10's codes lie 6 bits higher, over bits that are not defined. ASM only.
+    """
+    flags = ()
+    if WORDS == 2:
+        for w in tl.static_range(first, first + 2):
+            other = words[w] ^ -0x7F7F7F80
+            flags += (((((other & 0x7F7F7F7F) + 0x7F7F7F7F) | other) >> 7) & 0x01010101,)
+    elif WORDS == 4:
+        for w in tl.static_range(first, first + 4, 2):
+            low, high = words[w] ^ -0x7FFF8000, words[w + 1] ^ -0x7FFF8000
+            if FMT == "fp10":
+                low, high = low & -0x003F0040, high & -0x003F0040
+            flags += (bytes_of(_halves_set(low, ASM), _halves_set(high, ASM), EVEN_BYTES),)
+    else:
+        for w in tl.static_range(first, first + 8, 4):
+            word = (words[w] != -0x80000000).to(tl.int32)
+            for i in tl.static_range(1, 4):
+                word |= (words[w + i] != -0x80000000).to(tl.int32) << (8 * i)
+            flags += (word,)
+    return flags
 
 
 @triton.jit

@@ -16,16 +16,16 @@ import triton.language as tl
 from gistkit.formats import CSR_COLUMNS, ZVC_SLOT, ZVC_WORDS, ceil_div
 from gistkit.kernels.checks import check_values
 from gistkit.kernels.compact import compact, csr_compact, ends
-from gistkit.kernels.csr_kernels import csr_backward_kernel, csr_decode_kernel, csr_encode_kernel
+from gistkit.kernels.csr_kernels import csr_encode_kernel
+from gistkit.kernels.csr_readers import csr_backward_kernel, csr_decode_kernel
 from gistkit.kernels.lanes import asm_level, launch_warps
 from gistkit.kernels.sparse_args import bits_of, check_csr, check_encode, check_zvc, value_dtype
 from gistkit.kernels.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel
 
-# rows of 32 gradients loaded before the first is used, by item size: 1 KiB a warp in flight, 32 KiB an SM
-AHEAD = {2: 16, 4: 8}
 TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 CSR_ROWS = 4  # rows a program
-CSR_PIECES = 2  # of 32 stored elements of each row that a decoder reads at a time
+# octets of a lane in flight when csr is read; fp10's three planes make one of 40 bytes, others take 16 to 24
+CSR_PIECES = {"raw": 2, "fp16": 2, "fp10": 1, "fp8": 2}
 __all__ = [
     "compact",
     "csr_compact",
@@ -47,7 +47,12 @@ def _item_view(x: torch.Tensor, fmt: str) -> torch.Tensor:
 
 def _octets(x: torch.Tensor) -> bool:
     """Whether eight neighbours of x can be loaded at once."""
-    return x.is_cuda and x.data_ptr() % 16 == 0 and x.numel() % 8 == 0
+    return x.is_cuda and _aligned(x) and x.numel() % 8 == 0
+
+
+def _aligned(*arrays: torch.Tensor) -> bool:
+    """Whether eight neighbours of each can be loaded at once from every multiple of 8 on."""
+    return all(a.data_ptr() % 16 == 0 for a in arrays)
 
 
 def zvc_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -125,7 +130,7 @@ def decode_slots(words, counts, values, exponents, first, n, dtype, fmt, scaling
         SCALING=scaling,
         PACKED=packed,
         DTYPE=TRITON_DTYPES[dtype],
-        WIDE=items.data_ptr() % 16 == 0,
+        WIDE=_aligned(items),
         WHOLE=n % 8 == 0,
         ASM=asm_level(x),
     )
@@ -137,6 +142,7 @@ def decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, scalin
     x = torch.empty((n,), dtype=dtype, device=values.device)
     rows = slice(first, first + ceil_div(n, CSR_COLUMNS))
     skipped = 0 if packed else first * CSR_COLUMNS
+    columns, values = columns[skipped:], values[skipped:]
     launch_warps(
         csr_decode_kernel,
         ceil_div(ceil_div(n, CSR_COLUMNS), CSR_ROWS),
@@ -144,16 +150,18 @@ def decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, scalin
         _item_view(x, fmt),
         counts[rows],
         ends(counts)[rows] if packed else counts[rows],
-        columns[skipped:],
-        bits_of(values[skipped:]),
+        columns,
+        bits_of(values),
         exponents,
         n,
         values.numel(),
         FMT=fmt,
         SCALING=scaling,
         PACKED=packed,
-        ROWS=CSR_ROWS,
-        PIECES=CSR_PIECES,
+        DTYPE=TRITON_DTYPES[dtype],
+        WIDE=_aligned(columns, values),
+        WHOLE=n % 8 == 0,
+        PIECES=CSR_PIECES[fmt],
         ASM=asm_level(x),
     )
     return x
@@ -222,7 +230,7 @@ def zvc_relu_backward(
         grad,
         bits_of(grad_x),
         bits_of(grad),
-        words,
+        words.view(torch.uint8),
         counts,
         ends(counts) if packed else counts,
         bits_of(values),
@@ -230,7 +238,9 @@ def zvc_relu_backward(
         values.numel(),
         FMT=fmt,
         PACKED=packed,
-        AHEAD=AHEAD[grad.element_size()],
+        WIDE=_aligned(values),
+        GRAD_WIDE=_octets(grad),
+        WHOLE=n % 8 == 0,
         ASM=asm_level(grad),
     )
     return grad_x
@@ -265,6 +275,10 @@ def csr_relu_backward(
         values.numel(),
         FMT=fmt,
         PACKED=packed,
-        ROWS=CSR_ROWS,
+        WIDE=_aligned(columns, values),
+        GRAD_WIDE=_octets(grad),
+        WHOLE=n % 8 == 0,
+        PIECES=CSR_PIECES[fmt],
+        ASM=asm_level(grad),
     )
     return grad_x

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from gistkit.formats import SCALE_BLOCK, ZVC_SLOT
 from gistkit.kernels.octet_codes import widen_octet
-from gistkit.kernels.octets import CHUNK, OCTET, load_8, load_16, rotate_right
+from gistkit.kernels.octets import CHUNK, OCTET, fp10_pair, fp10_words, load_8, load_16, passing_flags
 from gistkit.kernels.rounding import decoding_factor, from_code
 from gistkit.kernels.stage import stage_words
 
@@ -73,6 +73,13 @@ def tensor_factor(exponents_ptr, FMT: tl.constexpr, SCALING: tl.constexpr):
 
 
 @triton.jit
+def scale_address(exponents_ptr, start, place):
+    """Where the exponent byte of the packed value at start (int64) + place stands."""
+    # shifts: a division of what may be negative for all the compiler knows costs three instructions more
+    return exponents_ptr + (start >> BLOCK_SHIFT) + (((start & (BLOCK - 1)).to(tl.int32) + place) >> BLOCK_SHIFT)
+
+
+@triton.jit
 def load_values(
     values_ptr,
     exponents_ptr,
@@ -92,15 +99,13 @@ def load_values(
         return items
     else:
         if SCALING == "block":
-            # shifts: a division of what may be negative for all the compiler knows costs three instructions more
-            blocks = ((start & (BLOCK - 1)).to(tl.int32) + places) >> BLOCK_SHIFT
-            exponents = tl.load(exponents_ptr + (start >> BLOCK_SHIFT) + blocks, mask, other=127)
+            exponents = tl.load(scale_address(exponents_ptr, start, places), mask, other=127)
             factor = decoding_factor(exponents.to(tl.int32), FMT)
         return from_code(items.to(tl.int32), factor, FMT, SCALING != "none", dtype)
 
 
 @triton.jit
-def _load_octet(values_ptr, start, place, stop, plane, FMT: tl.constexpr, PACKED: tl.constexpr, WIDE: tl.constexpr):
+def load_octet(values_ptr, start, place, stop, plane, FMT: tl.constexpr, PACKED: tl.constexpr, WIDE: tl.constexpr):
     """Words of the raw patterns or codes at start (int64, a multiple of 8) + place to + 7, those before stop defined.
 
     fp10's are shifted left by 6, where fp16 has the same fields; the 6 bits below are not defined. WIDE: values_ptr is
@@ -108,19 +113,20 @@ def _load_octet(values_ptr, start, place, stop, plane, FMT: tl.constexpr, PACKED
     """
     PLANES: tl.constexpr = PACKED and FMT == "fp10"
     VB: tl.constexpr = values_ptr.dtype.element_ty.primitive_bitwidth // 8
-    first = start
+    shift = 0
     if PLANES:
         # planes are whole blocks of 128 codes, so an octet lies in one of them
-        in_1 = place >= _places_before(plane.to(tl.int64), start)
-        in_2 = place >= _places_before(2 * plane.to(tl.int64), start)
-        first = tl.where(in_2, start - 2 * plane.to(tl.int64), tl.where(in_1, start - plane.to(tl.int64), start))
-    ptr = values_ptr + first + place
+        words = plane.to(tl.int64)
+        planes = (_places_before(words, start), _places_before(2 * words, start))
+        ptr, shift = fp10_words(values_ptr, start, place, planes, plane)
+    else:
+        ptr = values_ptr + start + place
     words = ()
     if WIDE and VB == 1:
         words += load_8(ptr, place < stop)
     elif WIDE:
         for i in tl.static_range(0, OCTET, 16 // VB):
-            words += load_16(ptr + i, place + i < stop)
+            words += load_16(ptr + i, place + i < stop, False)
     else:
         for i in tl.static_range(0, OCTET, 4 // VB):
             word = tl.load(ptr + i, place + i < stop, other=0).to(tl.int32)
@@ -129,11 +135,9 @@ def _load_octet(values_ptr, start, place, stop, plane, FMT: tl.constexpr, PACKED
                 word = (word & ((1 << (8 * VB * k)) - 1)) | (item << (8 * VB * k))
             words += (word,)
     if PLANES:
-        shift = tl.where(in_2, 20, tl.where(in_1, 10, 0))
         codes = ()
         for w in tl.static_range(0, OCTET, 2):
-            low = rotate_right(words[w], shift + 26) & 0xFFFF
-            codes += (low | (rotate_right(words[w + 1], shift + 10) & -0x10000),)
+            codes += (fp10_pair(words[w], words[w + 1], shift),)
         words = codes
     elif FMT == "fp10":
         codes = ()
@@ -164,20 +168,21 @@ def stage_values(
     """The elements (patterns of DTYPE) of the values from start (a multiple of 8) on, stop of them, to shared memory.
 
     OCTETS: the most that a lane takes. AHEAD of them are loaded before the first is used, what lies past stop neither
-    loaded nor converted. See :func:`_load_octet`, :func:`tensor_factor`. Not for the interpreter.
+    loaded nor converted. See :func:`load_octet`, :func:`tensor_factor`. Not for the interpreter.
     """
     WORDS: tl.constexpr = 2 if FMT == "fp8" else (2 * DTYPE.primitive_bitwidth // 8 if FMT == "raw" else 4)
     # no more than 20 registers of loaded words
     AHEAD: tl.constexpr = 2 if WORDS == 8 or (PACKED and FMT == "fp10") else 5
+    if SCALING == "block":
+        exponents_ptr = scale_address(exponents_ptr, start, lane * OCTET)
     for group in tl.static_range(0, OCTETS, AHEAD):
         words = ()
         scales = ()
         for i in tl.static_range(group, tl.constexpr(min(group + AHEAD, OCTETS))):
             place = lane * OCTET + i * CHUNK
-            words += _load_octet(values_ptr, start, place, stop, plane, FMT, PACKED, WIDE)
+            words += load_octet(values_ptr, start, place, stop, plane, FMT, PACKED, WIDE)
             if SCALING == "block":
-                blocks = ((start & (BLOCK - 1)).to(tl.int32) + place) >> BLOCK_SHIFT
-                exponents = tl.load(exponents_ptr + (start >> BLOCK_SHIFT) + blocks, place < stop, other=127)
+                exponents = tl.load(exponents_ptr + i * (CHUNK // BLOCK), place < stop)
                 scales += (exponents.to(tl.int32),)
         for i in tl.static_range(group, tl.constexpr(min(group + AHEAD, OCTETS))):
             if i * CHUNK < stop:
@@ -187,3 +192,31 @@ def stage_values(
                     scale = decoding_factor(scales[i - group], FMT)
                 elements = widen_octet(words, (i - group) * WORDS, WORDS, scale, FMT, SCALING != "none", DTYPE, ASM)
                 stage_words(stage + place * (DTYPE.primitive_bitwidth // 8), elements, place < stop)
+
+
+@triton.jit
+def stage_flags(
+    stage,
+    values_ptr,
+    start,
+    stop,
+    plane,
+    lane,
+    FMT: tl.constexpr,
+    PACKED: tl.constexpr,
+    WIDE: tl.constexpr,
+    OCTETS: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """As :func:`stage_values`, but one byte a value: 0 for -0.0 and its codes, 0xFF for all else."""
+    WORDS: tl.constexpr = 4 if FMT == "fp10" else 2 * values_ptr.dtype.element_ty.primitive_bitwidth // 8
+    AHEAD: tl.constexpr = 2 if WORDS == 8 or (PACKED and FMT == "fp10") else 5
+    for group in tl.static_range(0, OCTETS, AHEAD):
+        words = ()
+        for i in tl.static_range(group, tl.constexpr(min(group + AHEAD, OCTETS))):
+            words += load_octet(values_ptr, start, lane * OCTET + i * CHUNK, stop, plane, FMT, PACKED, WIDE)
+        for i in tl.static_range(group, tl.constexpr(min(group + AHEAD, OCTETS))):
+            if i * CHUNK < stop:
+                place = lane * OCTET + i * CHUNK
+                flags = passing_flags(words, (i - group) * WORDS, WORDS, FMT, ASM)
+                stage_words(stage + place, (flags[0] * 0xFF, flags[1] * 0xFF), place < stop)

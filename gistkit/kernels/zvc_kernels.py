@@ -4,8 +4,7 @@ Values go close together in shared memory between x and the array of values: bot
 and a narrow format converts whole words of stored elements only. x and values are bit patterns (int32, int16), but for
 the x that a narrow format is decoded to.
 
-ReLU's backward only gathers: 32 rows of 32 elements, one a lane (see lanes.py), AHEAD rows loaded before the first is
-used, so that a warp has enough bytes in flight, and the running count in a register.
+ReLU's backward goes the decoder's way with a byte a value, whether it lets the gradient pass: no value is decoded.
 """
 
 # tl.static_range is unrolled by the compiler: to a type checker it is no iterator
@@ -16,8 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gistkit.formats import ZVC_SLOT, ZVC_WORDS
-from gistkit.kernels.lanes import LANES, marked_rows
+from gistkit.formats import ZVC_SLOT
+from gistkit.kernels.lanes import LANES
 from gistkit.kernels.octet_codes import narrow_octet
 from gistkit.kernels.octets import (
     CHUNK,
@@ -27,6 +26,7 @@ from gistkit.kernels.octets import (
     load_octets,
     octet_marks,
     octet_places,
+    spread_program,
     store_octet,
     store_words,
 )
@@ -36,13 +36,13 @@ from gistkit.kernels.sparse_values import (
     load_items,
     load_values,
     slot_start,
+    stage_flags,
     stage_values,
     tensor_factor,
 )
-from gistkit.kernels.stage import open_stage, pull_octet, push_octet, unstage_words, warp_sync
+from gistkit.kernels.stage import open_stage, pull_flags, pull_octet, push_octet, unstage_words, warp_sync
 
 SLOT = tl.constexpr(ZVC_SLOT)
-ROWS = tl.constexpr(ZVC_WORDS)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -72,7 +72,7 @@ def zvc_encode_kernel(
     tl.store(counts_ptr + slot + lane, count.to(tl.int16), lane == 0)
     values_ptr += slot * SLOT
     if ASM:
-        stage = open_stage(lane, (SLOT + OCTET) * XB)
+        stage = open_stage(lane, XB)
         for c in tl.static_range(CHUNKS):
             push_octet(stage + places[c] * XB, words, c * WORDS, XB)
         _flush(warp_sync(stage), values_ptr, lane, tl.max(count, 0), FMT, DTYPE, ASM)
@@ -106,6 +106,15 @@ def _scatter(values_ptr, place, words, first: tl.constexpr, FMT: tl.constexpr, D
         place += (item != 0).to(tl.int32)
 
 
+@triton.jit
+def _load_marks(marks_ptr, slot, lane):
+    """A byte of marks for each of a lane's octets."""
+    marks = ()
+    for c in tl.static_range(CHUNKS):
+        marks += (tl.load(marks_ptr + slot * (SLOT // 8) + c * LANES + lane).to(tl.int32),)
+    return marks
+
+
 @triton.jit(do_not_specialize=["n", "plane"])
 def zvc_decode_kernel(
     x_ptr,
@@ -129,19 +138,17 @@ def zvc_decode_kernel(
     WIDE: values_ptr is 16-byte aligned, WHOLE: n is a multiple of 8.
     """
     XB: tl.constexpr = DTYPE.primitive_bitwidth // 8
-    slot = tl.program_id(0).to(tl.int64)
+    slot = spread_program(PACKED and FMT == "fp10")
     lane = tl.arange(0, LANES)
     left = tl.minimum(n - slot * SLOT, SLOT).to(tl.int32)
     count = tl.load(counts_ptr + slot).to(tl.int32)
     start = slot_start(slot, True, count, ends_ptr, SLOT, PACKED)
     factor = tensor_factor(exponents_ptr, FMT, SCALING)
-    marks = ()
-    for c in tl.static_range(CHUNKS):
-        marks += (tl.load(marks_ptr + slot * (SLOT // 8) + c * LANES + lane).to(tl.int32),)
+    marks = _load_marks(marks_ptr, slot, lane)
     places, _ = octet_places(marks, ASM)
     x_ptr += slot * SLOT
     if ASM:
-        stage = open_stage(lane, (SLOT + OCTET) * XB)
+        stage = open_stage(lane, XB)
         # octets of values are aligned in the whole array, so they start inside the last slot's
         skipped = (start & (OCTET - 1)).to(tl.int32)
         stage_values(
@@ -192,7 +199,7 @@ def zvc_decode_kernel(
 def zvc_backward_kernel(
     out_ptr,
     grad_ptr,
-    words_ptr,
+    marks_ptr,
     counts_ptr,
     ends_ptr,
     values_ptr,
@@ -200,25 +207,45 @@ def zvc_backward_kernel(
     plane,
     FMT: tl.constexpr,
     PACKED: tl.constexpr,
-    AHEAD: tl.constexpr,
+    WIDE: tl.constexpr,
+    GRAD_WIDE: tl.constexpr,
+    WHOLE: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """One slot of grad where an element is stored that is not a negative zero, else +0; bit patterns throughout."""
-    slot = tl.program_id(0).to(tl.int64)
+    """One slot of grad where an element is stored that is not a negative zero, else +0; bit patterns throughout.
+
+    WIDE, WHOLE: as in zvc_decode_kernel; GRAD_WIDE: grad_ptr is 16-byte aligned and n a multiple of 8.
+    """
+    XB: tl.constexpr = grad_ptr.dtype.element_ty.primitive_bitwidth // 8
+    slot = spread_program(PACKED and FMT == "fp10")
     lane = tl.arange(0, LANES)
     left = tl.minimum(n - slot * SLOT, SLOT).to(tl.int32)
-    words = tl.load(words_ptr + slot * ROWS + lane)
-    start = slot_start(slot, True, tl.load(counts_ptr + slot), ends_ptr, SLOT, PACKED)
-    done = tl.zeros((LANES,), tl.int32)
-    for first in tl.static_range(0, ROWS, AHEAD):
-        stored, places, done = marked_rows(words, first, done, AHEAD, ASM)
-        grads = ()
-        items = ()
-        for r in tl.static_range(AHEAD):
-            offs = lane + (first + r) * LANES
-            grads += (tl.load(grad_ptr + slot * SLOT + offs, stored[r], other=0),)
-            items += (load_items(values_ptr, start, places[r], stored[r], plane, FMT, PACKED),)
-        for r in tl.static_range(AHEAD):
-            offs = lane + (first + r) * LANES
-            grad = tl.where(is_negative_zero(items[r], FMT), 0, grads[r])
-            tl.store(out_ptr + slot * SLOT + offs, grad, offs < left)
+    count = tl.load(counts_ptr + slot).to(tl.int32)
+    start = slot_start(slot, True, count, ends_ptr, SLOT, PACKED)
+    marks = _load_marks(marks_ptr, slot, lane)
+    places, _ = octet_places(marks, ASM)
+    out_ptr += slot * SLOT
+    grads = load_octets(grad_ptr + slot * SLOT, left, XB, GRAD_WIDE)
+    if ASM:
+        stage = open_stage(lane, 1)
+        skipped = (start & (OCTET - 1)).to(tl.int32)
+        stage_flags(
+            stage, values_ptr, start - skipped, count + skipped, plane, lane, FMT, PACKED, WIDE, CHUNKS + PACKED, ASM
+        )
+        stage = warp_sync(stage) + skipped
+        for c in tl.static_range(CHUNKS):
+            flags = pull_flags(stage + places[c], marks[c], XB)
+            words = ()
+            for w in tl.static_range(2 * XB):
+                words += (grads[c * 2 * XB + w] & flags[w],)
+            store_octet(out_ptr, words, lane * OCTET + c * CHUNK, left, XB, WHOLE)
+    else:
+        for c in tl.static_range(CHUNKS):
+            place = places[c]
+            for i in tl.static_range(OCTET):
+                stored = ((marks[c] >> i) & 1) != 0
+                item = load_items(values_ptr, start, place, stored, plane, FMT, PACKED)
+                grad = item_of(grads, c * 2 * XB, i, XB)
+                offs = lane * OCTET + c * CHUNK + i
+                tl.store(out_ptr + offs, tl.where(stored & ~is_negative_zero(item, FMT), grad, 0), offs < left)
+                place += stored.to(tl.int32)

@@ -1,8 +1,15 @@
 """Machine code of zvc and csr: no spills, no barriers where lanes vote, instructions per element within the budget.
 
 Budgets of FACTS: 36 instructions per element keep an fp32 copy memory-bound on an H200, 18 a bf16 one; an encoder or a
-ReLU backward moves more bytes an element than it costs there, and has 21. Encoders convert what is stored in a loop of
-256 elements a round: they are held to four rounds, the cost where everything is stored.
+ReLU backward moves more bytes an element than it costs there, and has 21. What is measured is held a little above.
+
+Encoders convert what is stored in a loop of 256 elements a round: they are held to four rounds, the cost where
+everything is stored. zvc's decoder and backward have no loop: all of it is listed, five octets a lane for what may
+start inside one. csr's readers have a loop: the listing is what runs up to a density of 0.49 (fp10: 0.24), and at 0.5 a
+third octet a lane runs, if for few lanes. Policies take csr only where it is smaller than zvc, below 0.125.
+
+On sm_80 fp8 is converted by integers. An A100 has 0.58 / 0.4 = 1.45 times as many instructions a byte as an H200 (see
+tests/aot/test_pool.py), so 26 in place of 18 and 30 in place of 21.
 """
 
 import re
@@ -11,8 +18,9 @@ import pytest
 import triton.language as tl
 
 from gistkit.kernels.compact import CSR_SLOTS, PAIR_PIECES, PIECES, RUN, ZVC_SLOTS, compact_kernel, compact_pair_kernel
-from gistkit.kernels.csr_kernels import csr_backward_kernel, csr_decode_kernel, csr_encode_kernel
-from gistkit.kernels.sparse import AHEAD, CSR_PIECES, CSR_ROWS
+from gistkit.kernels.csr_kernels import csr_encode_kernel
+from gistkit.kernels.csr_readers import csr_backward_kernel, csr_decode_kernel
+from gistkit.kernels.sparse import CSR_PIECES, CSR_ROWS
 from gistkit.kernels.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel
 from tests.aot.harness import CAPABILITIES, Compiled, compile_kernel, loop_body, loops, per_element
 
@@ -21,27 +29,42 @@ CODES = {"fp16": "*i16", "fp10": "*i16", "fp8": "*u8"}
 ITEMS = {1: "*u8", 2: "*i16", 4: "*i32"}
 PROGRAM = 1024  # elements
 VOTING = {"zvc encode": zvc_encode_kernel, "zvc decode": zvc_decode_kernel, "csr encode": csr_encode_kernel}
+READERS = {"zvc": zvc_decode_kernel, "csr": csr_decode_kernel}
+BACKWARDS = {"zvc": zvc_backward_kernel, "csr": csr_backward_kernel}
 
 
-def _compiled(kernel, dtype: str, capability: int = 90, fmt="raw", scaling="none", packed=True) -> Compiled:
+def compiled(kernel, dtype: str, capability: int = 90, fmt="raw", scaling="none", packed=True, wide=True) -> Compiled:
     name = kernel.fn.__name__
     bits = "*i32" if dtype == "fp32" else "*i16"
     values = bits if fmt == "raw" else "*i32" if fmt == "fp10" and "encode" not in name and packed else CODES[fmt]
     x = f"*{dtype}" if "decode" in name and fmt != "raw" else bits
     kinds = {
-        **{"x_ptr": x, "values_ptr": values, "words_ptr": "*i32", "counts_ptr": "*i16", "columns_ptr": "*u8"},
+        **{"x_ptr": x, "values_ptr": values, "counts_ptr": "*i16", "columns_ptr": "*u8"},
         **{"ends_ptr": "*i64" if packed else "*i16", "exponents_ptr": "*u8", "n": "i32", "plane": "i32"},
         **{"marks_ptr": "*u8"},
         **dict.fromkeys(("grad_ptr", "out_ptr"), bits),
     }
     settings = {"FMT": fmt, "SCALING": scaling, "PACKED": packed, "DTYPE": DTYPE[dtype], "ASM": capability}
-    settings |= {"AHEAD": AHEAD[4 if dtype == "fp32" else 2], "ROWS": CSR_ROWS, "PIECES": CSR_PIECES}
-    settings |= {"WIDE": True, "WHOLE": True}
+    settings |= {"WIDE": wide, "WHOLE": wide, "GRAD_WIDE": wide, "PIECES": CSR_PIECES[fmt]}
     constexprs = {a: settings[a] for a in kernel.arg_names if a in settings}
     signature = {a: kinds[a] for a in kernel.arg_names if a not in settings}
-    compiled = compile_kernel(kernel, signature, constexprs, capability, num_warps=1)
-    assert (compiled.spills, compiled.shared_bytes) == (0, 0)
-    return compiled
+    c = compile_kernel(kernel, signature, constexprs, capability, num_warps=1)
+    assert (c.spills, c.shared_bytes) == (0, 0)
+    return c
+
+
+def _at_half_density(c: Compiled, pieces: int) -> float:
+    """An element's of a reader of csr where half is stored: two octets a lane, and a third that a run reaches into."""
+    body = loop_body(c)
+    end = len(body) + next(i for i in range(len(c.sass_lines)) if c.sass_lines[i : i + len(body)] == body)
+    skipped = 0
+    if pieces == 2:
+        labels = dict(c.labels)
+        branches = [
+            (i, labels.get(line[line.find(".L") : -1], 0)) for i, line in enumerate(c.sass_lines) if "BRA" in line
+        ]
+        skipped = max(target - i - 1 for i, target in branches if end - len(body) < i < target <= end)
+    return (len(c.sass_lines) + len(body) * 2 // pieces - skipped) * 32 / PROGRAM
 
 
 def _instructions(c: Compiled) -> float:
@@ -50,7 +73,7 @@ def _instructions(c: Compiled) -> float:
     return (len(c.sass_lines) + 3 * len(body)) * 32 / PROGRAM
 
 
-@pytest.mark.parametrize("dtype, budget", [("fp32", 21), ("bf16", 21)])
+@pytest.mark.parametrize("dtype, budget", [("fp32", 17), ("bf16", 15)])
 @pytest.mark.parametrize(
     "kernel",
     (zvc_encode_kernel, zvc_decode_kernel, zvc_backward_kernel),
@@ -58,7 +81,7 @@ def _instructions(c: Compiled) -> float:
 )
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_raw_kernels_that_vote(capability, kernel, dtype, budget):
-    c = _compiled(kernel, dtype, capability)
+    c = compiled(kernel, dtype, capability)
     assert c.barriers == 0
     assert _instructions(c) <= budget
     # 32 programs of one warp fill an SM only if a lane needs no more than 64 registers
@@ -68,7 +91,7 @@ def test_raw_kernels_that_vote(capability, kernel, dtype, budget):
 @pytest.mark.parametrize("dtype, loads", [("fp32", 8), ("bf16", 4)])
 @pytest.mark.parametrize("fmt", ("raw", "fp8"))
 def test_zvc_encode_loads_16_bytes_a_lane_ahead_of_their_use(fmt, dtype, loads):
-    c = _compiled(zvc_encode_kernel, dtype, fmt=fmt)
+    c = compiled(zvc_encode_kernel, dtype, fmt=fmt)
     assert (c.loads, c.loads_128) == (loads, loads)
     first_store = next(i for i, line in enumerate(c.sass_lines) if "STG" in line or "STS" in line)
     assert sum("LDG" in line for line in c.sass_lines[:first_store]) == loads
@@ -88,7 +111,7 @@ def test_zvc_encode_loads_16_bytes_a_lane_ahead_of_their_use(fmt, dtype, loads):
     (100, "bf16", "raw", 11),
 ])  # fmt: skip
 def test_csr_encode_stores_whole_octets(capability, dtype, fmt, budget):
-    c = _compiled(csr_encode_kernel, dtype, capability, fmt)
+    c = compiled(csr_encode_kernel, dtype, capability, fmt)
     assert c.barriers == 0
     assert per_element(c, PROGRAM, 1) <= budget
     item_bytes = 4 if dtype == "fp32" else 2
@@ -99,28 +122,48 @@ def test_csr_encode_stores_whole_octets(capability, dtype, fmt, budget):
     assert sum("LDG" in line for line in c.sass_lines[:first_store]) == c.loads
 
 
-@pytest.mark.parametrize("dtype, budget", [("fp32", 18), ("bf16", 18)])
-@pytest.mark.parametrize("capability", CAPABILITIES)
-def test_raw_csr_decode_gathers_in_shared_memory(capability, dtype, budget):
-    c = _compiled(csr_decode_kernel, dtype, capability)
-    assert c.barriers == 0
-    # for a density of up to a quarter the loop runs once; a part of the listing is the last program's
-    assert per_element(c, PROGRAM, 1) <= budget
-    assert c.registers <= 64
-    assert per_element(loop_body(c), 32 * CSR_ROWS * CSR_PIECES, 1) <= 18
+@pytest.mark.parametrize("capability, dtype, fmt, scaling, listed, half", [
+    *((capability, dtype, "raw", "none", 11, 15) for capability in CAPABILITIES for dtype in ("fp32", "bf16")),
+    (80, "bf16", "fp8", "none", 14, 20),
+    (90, "bf16", "fp8", "none", 11, 16),
+    (90, "fp16", "fp8", "none", 11, 16),
+    (90, "bf16", "fp8", "tensor", 12, 17),
+    (90, "bf16", "fp8", "block", 13, 18),
+    (90, "bf16", "fp10", "none", 10, 18),
+    (90, "bf16", "fp10", "tensor", 10, 19),
+    (90, "bf16", "fp10", "block", 10, 20),
+    (90, "fp16", "fp10", "block", 10, 21),
+    (90, "fp32", "fp10", "block", 12, 25),
+    (90, "bf16", "fp16", "block", 13, 18),
+    (100, "bf16", "fp10", "block", 10, 20),
+])  # fmt: skip
+def test_csr_decode(capability, dtype, fmt, scaling, listed, half):
+    c = compiled(csr_decode_kernel, dtype, capability, fmt, scaling)
+    assert c.barriers == 0 and c.registers <= 64
+    assert per_element(c, PROGRAM, 1) <= listed
+    assert _at_half_density(c, CSR_PIECES[fmt]) <= half
+    assert c.stores == c.stores_128 == 4 * (2 if dtype == "fp32" else 1)
 
 
-@pytest.mark.parametrize("dtype, budget", [("fp32", 36), ("bf16", 21)])
-@pytest.mark.parametrize("capability", CAPABILITIES)
-def test_raw_csr_backward_scatters_over_wide_zeros(capability, dtype, budget):
-    item_bytes = 4 if dtype == "fp32" else 2
-    c = _compiled(csr_backward_kernel, dtype, capability)
-    assert c.barriers == 1
-    assert c.stores_128 >= PROGRAM * item_bytes // 512
-    # fill and, for a density of up to an eighth, one round of the loop; the rest of the listing is the last program's
+@pytest.mark.parametrize("capability, dtype, fmt, budget", [
+    *((capability, dtype, "raw", 16) for capability in CAPABILITIES for dtype in ("fp32", "bf16")),
+    (80, "bf16", "fp10", 19),
+    (90, "bf16", "fp10", 17),
+    (90, "fp32", "fp10", 19),
+    (90, "bf16", "fp8", 12),
+    (100, "bf16", "fp10", 17),
+])  # fmt: skip
+@pytest.mark.parametrize("codec", BACKWARDS)
+def test_relu_backward_decodes_nothing(codec, capability, dtype, fmt, budget):
+    c = compiled(BACKWARDS[codec], dtype, capability, fmt)
+    wide = 4 * (2 if dtype == "fp32" else 1)
+    # 21 programs an SM, of which each has its 2 or 4 KiB of gradients in flight
+    assert c.barriers == 0 and c.registers <= 96
     assert per_element(c, PROGRAM, 1) <= budget
-    # each round moves up to 128 stored elements
-    assert per_element(loop_body(c), 128, 1) <= 36
+    if codec == "csr":
+        assert _at_half_density(c, CSR_PIECES[fmt]) <= 21
+    assert c.stores == c.stores_128 == wide
+    assert c.count("F2F") == c.count("HADD2") == c.count("F2FP") == 0
 
 
 @pytest.mark.parametrize("capability, dtype, fmt, budget", [
@@ -136,29 +179,29 @@ def test_raw_csr_backward_scatters_over_wide_zeros(capability, dtype, budget):
     (100, "bf16", "fp8", 14),
 ])  # fmt: skip
 def test_narrow_zvc_encode(capability, dtype, fmt, budget):
-    c = _compiled(zvc_encode_kernel, dtype, capability, fmt)
+    c = compiled(zvc_encode_kernel, dtype, capability, fmt)
     assert c.barriers == 0 and c.registers <= 64
     assert _instructions(c) <= budget
 
 
 @pytest.mark.parametrize("capability, dtype, fmt, scaling, budget", [
-    (80, "bf16", "fp8", "none", 21),
-    (80, "bf16", "fp8", "block", 25),
+    (80, "bf16", "fp8", "none", 20),
+    (80, "bf16", "fp8", "block", 24),
     (90, "bf16", "fp8", "none", 14),
     (90, "fp16", "fp8", "none", 12),
     (90, "bf16", "fp8", "tensor", 16),
     (90, "bf16", "fp8", "block", 17),
     (90, "fp16", "fp8", "block", 17),
-    (90, "bf16", "fp10", "none", 19),
-    (90, "fp16", "fp10", "none", 19),
-    (90, "bf16", "fp10", "block", 23),
+    (90, "bf16", "fp10", "none", 18),
+    (90, "fp16", "fp10", "none", 18),
+    (90, "bf16", "fp10", "block", 20),
     (90, "bf16", "fp16", "none", 13),
     (90, "bf16", "fp16", "block", 17),
     (100, "bf16", "fp8", "block", 17),
 ])  # fmt: skip
 def test_narrow_zvc_decode(capability, dtype, fmt, scaling, budget):
     """The listing counts five octets a lane, of which the fifth is skipped but where a full slot starts inside one."""
-    c = _compiled(zvc_decode_kernel, dtype, capability, fmt, scaling)
+    c = compiled(zvc_decode_kernel, dtype, capability, fmt, scaling)
     assert c.barriers == 0 and c.registers <= 64
     assert per_element(c, PROGRAM, 1) <= budget
 
@@ -166,7 +209,7 @@ def test_narrow_zvc_decode(capability, dtype, fmt, scaling, budget):
 @pytest.mark.parametrize("dtype", ("fp32", "bf16"))
 @pytest.mark.parametrize("kernel", VOTING.values(), ids=VOTING)
 def test_reading_a_scratch_costs_no_more(kernel, dtype):
-    assert _instructions(_compiled(kernel, dtype, packed=False)) <= 21
+    assert _instructions(compiled(kernel, dtype, packed=False)) <= 21
 
 
 @pytest.mark.parametrize("capability, item_bytes, slots, budget", [
@@ -205,7 +248,7 @@ def test_csr_compact(capability, item_bytes, budget):
 @pytest.mark.parametrize("kernel", VOTING.values(), ids=VOTING)
 def test_addresses_are_64_bit(kernel):
     """Slot 2**21 starts at element 2**31: the program id is widened before it is multiplied."""
-    ptx = _compiled(kernel, "fp32").ptx
+    ptx = compiled(kernel, "fp32").ptx
     program = re.search(r"mov\.u32\s+(%r\d+), %ctaid\.x", ptx)
     uses = [line for line in ptx.splitlines() if program and re.search(rf"{program[1]}\b", line)][1:]
     assert uses and all(re.search(r"\.wide\.|cvt\.\w64", use) for use in uses), uses

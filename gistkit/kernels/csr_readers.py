@@ -1,0 +1,283 @@
+"""Rows of csr read back, and ReLU's backward from them; a warp a program, four rows of 256 elements each.
+
+The rows of a program are close together in the packed arrays, so they are read as one run, eight stored elements a
+lane, aligned, and converted in whole words; where rows end, an element's row goes up by one. From there each goes to
+its place in the warp's shared memory (see stage_rows.py), which leaves it in whole words. A lane a stored element of
+each row instead took three rounds at half density, and fp10 40 instructions an element. In a scratch rows
+start 256 apart, one after the other. The interpreter scatters to global memory.
+
+ReLU's backward puts a byte to the place of each element that lets the gradient pass: no value is decoded.
+"""
+
+# tl.static_range is unrolled by the compiler: to a type checker it is no iterator
+# pyright: reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from gistkit.kernels.csr_rows import COLUMNS, fill_zero, load_pieces, one_row, program_rows, row_sites, sites
+from gistkit.kernels.lanes import LANES
+from gistkit.kernels.octet_codes import widen_octet
+from gistkit.kernels.octets import CHUNK, CHUNKS, OCTET, load_octets, passing_flags, spread_program, store_octet
+from gistkit.kernels.rounding import decoding_factor
+from gistkit.kernels.sparse_values import (
+    BLOCK,
+    is_negative_zero,
+    load_items,
+    load_values,
+    scale_address,
+    tensor_factor,
+)
+from gistkit.kernels.stage import clear_stage, open_stage, unstage_words, warp_sync
+from gistkit.kernels.stage_rows import put_flags, put_octet, spread_flags
+
+
+@triton.jit
+def _put_elements(
+    stage,
+    columns,
+    flags,
+    rows,
+    words,
+    piece: tl.constexpr,
+    scale,
+    FMT: tl.constexpr,
+    SCALED: tl.constexpr,
+    DTYPE: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """The piece's elements to their places."""
+    XB: tl.constexpr = DTYPE.primitive_bitwidth // 8
+    WORDS: tl.constexpr = 2 if FMT == "fp8" else (2 * XB if FMT == "raw" else 4)
+    elements = widen_octet(words, piece * WORDS, WORDS, scale, FMT, SCALED, DTYPE, ASM)
+    put_octet(stage, (columns[2 * piece], columns[2 * piece + 1]), rows, flags, elements, XB)
+
+
+@triton.jit
+def _stage_rows(
+    stage,
+    columns_ptr,
+    values_ptr,
+    exponents_ptr,
+    start,
+    bounds,
+    plane,
+    lane,
+    FMT: tl.constexpr,
+    SCALING: tl.constexpr,
+    PACKED: tl.constexpr,
+    DTYPE: tl.constexpr,
+    WIDE: tl.constexpr,
+    PIECES: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """The rows' elements to their places of the stage."""
+    factor = tensor_factor(exponents_ptr, FMT, SCALING)
+    scale = tl.zeros((LANES,), tl.float32) + factor
+    if PACKED:
+        if SCALING == "block":
+            exponents_ptr = scale_address(exponents_ptr, start, lane * OCTET)
+        first = tl.full((), 0, tl.int32)
+        while first < bounds[4]:
+            place = first + lane * OCTET
+            columns, words = load_pieces(
+                columns_ptr, values_ptr, start, place, bounds[4], plane, FMT, PACKED, WIDE, PIECES
+            )
+            scales = ()
+            if SCALING == "block":
+                for p in tl.static_range(PIECES):
+                    address = exponents_ptr + (first + p * CHUNK) // BLOCK
+                    scales += (tl.load(address, place + p * CHUNK < bounds[4]).to(tl.int32),)
+            for p in tl.static_range(PIECES):
+                if first + p * CHUNK < bounds[4]:
+                    flags, rows = sites(place + p * CHUNK, bounds)
+                    if SCALING == "block":
+                        scale = decoding_factor(scales[p], FMT)
+                    _put_elements(stage, columns, flags, rows, words, p, scale, FMT, SCALING != "none", DTYPE, ASM)
+            first += PIECES * CHUNK
+    else:
+        for r in tl.static_range(CHUNKS):
+            if r * CHUNK < bounds[r]:
+                place = r * CHUNK + lane * OCTET
+                columns, words = load_pieces(
+                    columns_ptr, values_ptr, start, place, bounds[r], plane, FMT, PACKED, WIDE, 1
+                )
+                flags, rows = row_sites(place, bounds[r], r)
+                _put_elements(stage, columns, flags, rows, words, 0, scale, FMT, False, DTYPE, ASM)
+
+
+@triton.jit(do_not_specialize=["n", "plane"])
+def csr_decode_kernel(
+    x_ptr,
+    counts_ptr,
+    ends_ptr,
+    columns_ptr,
+    values_ptr,
+    exponents_ptr,
+    n,
+    plane,
+    FMT: tl.constexpr,
+    SCALING: tl.constexpr,
+    PACKED: tl.constexpr,
+    DTYPE: tl.constexpr,
+    WIDE: tl.constexpr,
+    WHOLE: tl.constexpr,
+    PIECES: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """CHUNKS rows of x: the stored elements at their columns, +0 elsewhere.
+
+    WIDE: columns_ptr and values_ptr are 16-byte aligned, WHOLE: n is a multiple of 8. PIECES: octets of a lane that are
+    loaded before the first is used.
+    """
+    XB: tl.constexpr = DTYPE.primitive_bitwidth // 8
+    first_row = spread_program(PACKED and FMT == "fp10") * CHUNKS
+    lane = tl.arange(0, LANES)
+    x_ptr += first_row * COLUMNS
+    left = tl.minimum(n - first_row * COLUMNS, CHUNKS * COLUMNS).to(tl.int32)
+    if ASM:
+        start, bounds = program_rows(first_row, n, counts_ptr, ends_ptr, PACKED)
+        stage = open_stage(lane, XB)
+        clear_stage(stage, lane, CHUNKS * COLUMNS * XB)
+        stage = warp_sync(stage)
+        _stage_rows(
+            stage,
+            columns_ptr,
+            values_ptr,
+            exponents_ptr,
+            start,
+            bounds,
+            plane,
+            lane,
+            FMT,
+            SCALING,
+            PACKED,
+            DTYPE,
+            WIDE,
+            PIECES,
+            ASM,
+        )
+        stage = warp_sync(stage)
+        for r in tl.static_range(CHUNKS):
+            place = lane * OCTET + r * COLUMNS
+            store_octet(x_ptr, unstage_words(stage + place * XB, 2 * XB), place, left, XB, WHOLE)
+    else:
+        factor = tensor_factor(exponents_ptr, FMT, SCALING)
+        fill_zero(x_ptr, left)
+        for r in tl.static_range(CHUNKS):
+            count, start = one_row(first_row + r, n, counts_ptr, ends_ptr, PACKED)
+            places = tl.arange(0, COLUMNS)
+            columns = tl.load(columns_ptr + start + places, places < count, other=0).to(tl.int32)
+            values = load_values(
+                values_ptr,
+                exponents_ptr,
+                start,
+                places,
+                places < count,
+                plane,
+                factor,
+                FMT,
+                SCALING,
+                PACKED,
+                x_ptr.dtype.element_ty,
+            )
+            tl.store(x_ptr + r * COLUMNS + columns, values, places < count)
+
+
+@triton.jit
+def _stage_passing(
+    stage,
+    columns_ptr,
+    values_ptr,
+    start,
+    bounds,
+    plane,
+    lane,
+    FMT: tl.constexpr,
+    PACKED: tl.constexpr,
+    WIDE: tl.constexpr,
+    PIECES: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """The byte 0xFF to the places of the elements that are not negative zeros."""
+    WORDS: tl.constexpr = 4 if FMT == "fp10" else 2 * values_ptr.dtype.element_ty.primitive_bitwidth // 8
+    if PACKED:
+        first = tl.full((), 0, tl.int32)
+        while first < bounds[4]:
+            place = first + lane * OCTET
+            columns, words = load_pieces(
+                columns_ptr, values_ptr, start, place, bounds[4], plane, FMT, PACKED, WIDE, PIECES
+            )
+            for p in tl.static_range(PIECES):
+                if first + p * CHUNK < bounds[4]:
+                    flags, rows = sites(place + p * CHUNK, bounds)
+                    passing = passing_flags(words, p * WORDS, WORDS, FMT, ASM)
+                    flags = (flags[0] & passing[0], flags[1] & passing[1])
+                    put_flags(stage, (columns[2 * p], columns[2 * p + 1]), rows, flags)
+            first += PIECES * CHUNK
+    else:
+        for r in tl.static_range(CHUNKS):
+            if r * CHUNK < bounds[r]:
+                place = r * CHUNK + lane * OCTET
+                columns, words = load_pieces(
+                    columns_ptr, values_ptr, start, place, bounds[r], plane, FMT, PACKED, WIDE, 1
+                )
+                flags, rows = row_sites(place, bounds[r], r)
+                passing = passing_flags(words, 0, WORDS, FMT, ASM)
+                put_flags(stage, columns, rows, (flags[0] & passing[0], flags[1] & passing[1]))
+
+
+@triton.jit(do_not_specialize=["n", "plane"])
+def csr_backward_kernel(
+    out_ptr,
+    grad_ptr,
+    counts_ptr,
+    ends_ptr,
+    columns_ptr,
+    values_ptr,
+    n,
+    plane,
+    FMT: tl.constexpr,
+    PACKED: tl.constexpr,
+    WIDE: tl.constexpr,
+    GRAD_WIDE: tl.constexpr,
+    WHOLE: tl.constexpr,
+    PIECES: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """CHUNKS rows of grad where an element is stored that is not a negative zero, else +0; bit patterns throughout.
+
+    WIDE, WHOLE, PIECES: as in csr_decode_kernel; GRAD_WIDE: grad_ptr is 16-byte aligned and n a multiple of 8.
+    """
+    XB: tl.constexpr = grad_ptr.dtype.element_ty.primitive_bitwidth // 8
+    first_row = spread_program(PACKED and FMT == "fp10") * CHUNKS
+    lane = tl.arange(0, LANES)
+    grad_ptr += first_row * COLUMNS
+    out_ptr += first_row * COLUMNS
+    left = tl.minimum(n - first_row * COLUMNS, CHUNKS * COLUMNS).to(tl.int32)
+    if ASM:
+        start, bounds = program_rows(first_row, n, counts_ptr, ends_ptr, PACKED)
+        grads = load_octets(grad_ptr, left, XB, GRAD_WIDE)
+        stage = open_stage(lane, 1)
+        clear_stage(stage, lane, CHUNKS * COLUMNS)
+        stage = warp_sync(stage)
+        _stage_passing(stage, columns_ptr, values_ptr, start, bounds, plane, lane, FMT, PACKED, WIDE, PIECES, ASM)
+        stage = warp_sync(stage)
+        for r in tl.static_range(CHUNKS):
+            place = lane * OCTET + r * COLUMNS
+            flags = spread_flags(unstage_words(stage + place, 2), XB)
+            words = ()
+            for w in tl.static_range(2 * XB):
+                words += (grads[r * 2 * XB + w] & flags[w],)
+            store_octet(out_ptr, words, place, left, XB, WHOLE)
+    else:
+        fill_zero(out_ptr, left)
+        for r in tl.static_range(CHUNKS):
+            count, start = one_row(first_row + r, n, counts_ptr, ends_ptr, PACKED)
+            places = tl.arange(0, COLUMNS)
+            offs = tl.load(columns_ptr + start + places, places < count, other=0).to(tl.int32) + r * COLUMNS
+            items = load_items(values_ptr, start, places, places < count, plane, FMT, PACKED)
+            passing = (places < count) & ~is_negative_zero(items, FMT)
+            tl.store(out_ptr + offs, tl.load(grad_ptr + offs, passing, other=0), passing)

@@ -1,0 +1,75 @@
+"""The compiled kernels that read zvc and csr, run by tests/warp.py, against the oracle bit for bit.
+
+The interpreter takes another way through these kernels, without shared memory; this is the way a GPU takes, but for
+what ptxas makes of it. tests/gpu/test_sparse.py has the last word.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from gistkit.formats import ceil_div
+from gistkit.kernels.compact import ends
+from gistkit.kernels.reference import sparse as reference
+from gistkit.kernels.sparse_args import bits_of
+from tests.aot.test_sparse import BACKWARDS, PROGRAM, READERS, compiled
+from tests.sparse_cases import PAYLOADS, SparseCase, decoded, relu_gradient, sparse_case
+from tests.tensors import float_values
+from tests.warp import launch
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+BOTH = pytest.mark.parametrize("codec", PAYLOADS)
+
+
+def array(x: torch.Tensor) -> np.ndarray:
+    bits = x if x.dtype == torch.int64 else bits_of(x)
+    return bits.numpy().copy() if x.numel() else np.zeros(16, np.uint8)
+
+
+def make_case(n: int, dtype: str, fmt: str, scaling: str, zeros: float) -> SparseCase:
+    x = float_values(n, DTYPES[dtype], 3, zeros, False)
+    x[5::97] = -0.0
+    return sparse_case(x, float_values(n, DTYPES[dtype], 4, 0.1, False), fmt, scaling)
+
+
+def check(codec: str, case: SparseCase, dtype: str, packed: bool, wide: bool) -> None:
+    payload = next(p for p in PAYLOADS[codec](reference, case) if p[-1] == packed)
+    index, counts, values, exponents = payload[:4] if codec == "zvc" else (payload[1], payload[0], *payload[2:4])
+    n, plane = case.x.numel(), values.numel()
+    octets = array(index).view(np.uint8)
+    close = [array(counts), array(ends(counts) if packed else counts)]
+    structure = [octets, *close] if codec == "zvc" else [*close, octets]
+    for kernel, before, after in (
+        (READERS[codec], [], [array(exponents)]),
+        (BACKWARDS[codec], [array(case.grad)], []),
+    ):
+        out = np.full_like(array(case.x), -1)
+        code = compiled(kernel, dtype, fmt=case.fmt, scaling=case.scaling, packed=packed, wide=wide)
+        arguments = [out, *before, *structure, array(values), *after, n, plane]
+        launch(code.ptx, arguments, ceil_div(n, PROGRAM))
+        expected = (relu_gradient if before else decoded)(reference, case, payload, codec)
+        assert np.array_equal(out, array(expected))
+
+
+@BOTH
+@pytest.mark.parametrize("dtype, fmt, scaling, zeros", [
+    ("bf16", "raw", "none", 0.5),
+    ("fp32", "raw", "none", 0.97),
+    ("bf16", "fp8", "block", 0.0),
+    ("bf16", "fp10", "none", 0.3),
+    ("bf16", "fp10", "block", 0.6),
+])  # fmt: skip
+def test_packed(codec, dtype, fmt, scaling, zeros):
+    """Five programs, the last one short; fp10's planes end inside of rows."""
+    check(codec, make_case(4104, dtype, fmt, scaling, zeros), dtype, packed=True, wide=True)
+
+
+@BOTH
+def test_scratch(codec):
+    check(codec, make_case(2056, "bf16", "fp10", "none", 0.5), "bf16", packed=False, wide=True)
+
+
+@BOTH
+def test_items_one_by_one(codec):
+    """What is not aligned, or of a length that is no multiple of 8."""
+    check(codec, make_case(1301, "bf16", "raw", "none", 0.5), "bf16", packed=True, wide=False)
