@@ -19,6 +19,7 @@ from gistkit.plan.cost import CostTable, cost_table
 from gistkit.plan.hardware import hardware
 from gistkit.plan.simulate import simulate
 from gistkit.planning import plan_graph
+from gistkit.runtime import denser
 from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.engine import LAG
 from gistkit.runtime.exact import ExactPacker
@@ -127,6 +128,15 @@ def test_the_budget_is_kept_and_every_bit(skips, room_bytes, device):
     assert len(found.moved) >= 2 and found.excess_bytes > 2 * room_bytes
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_without_the_host_the_budget_would_be_exceeded(device, monkeypatch):
+    monkeypatch.setattr(denser.Room, "has", lambda *_: True)
+    c = case(False, device)
+    plan = c.planned(0)
+    (_, _, peak), _ = told(compressed(c.model, plan, device), c)
+    assert peak > plan.budget_bytes
+
+
 @cache
 def measured(skips):
     """The densities that a step of the model really has."""
@@ -156,6 +166,18 @@ def test_one_that_is_moved_makes_room_for_the_others(skips):
     c = replace(c, costs=cost_table(c.graph, DEVICES["at once"], density=planned))
     found = check(c, c.planned(0), "at once")
     assert len(found.denser) > 5 and len(found.moved) == 1
+
+
+@pytest.mark.parametrize("lossy", ["fp8s", "fp10", "fp16t"])
+@pytest.mark.parametrize("share", [1.0, 0.6])
+def test_lossy_payloads_keep_the_budget(lossy, share):
+    c = case(False, "late")
+    planned = {s: share * d for s, d in measured(False).items()}
+    c = replace(c, costs=cost_table(c.graph, DEVICES["late"], density=planned))
+    plan = c.planned(0, fidelity="lossy", lossy=lossy)
+    (_, _, peak), texts = told(compressed(c.model, plan, "late"), c)
+    assert any(d.codec == "zvc+" + lossy for d in plan.decisions)
+    assert peak <= plan.budget_bytes and len(texts) == (share < 1)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -1,4 +1,5 @@
-"""A sparse payload on the host whose parts come back for each use: the codec's own results, and what they take."""
+"""A sparse payload on the host whose parts come back for each use: the codec's own results, and what they take; what
+scratch and packing take."""
 
 import pytest
 import torch
@@ -67,3 +68,18 @@ def test_a_use_takes_no_more_than_it_says(name, within_bytes):
         with LiveBytes() as live:
             made = use()
         assert x.nbytes <= live.peak_bytes <= made.nbytes + body.use_bytes
+
+
+@pytest.mark.parametrize("name", EXACT + SCALED)
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+@pytest.mark.parametrize("n", [1, 1000, 1025, 70_000])
+def test_scratch_and_packing_take_what_they_declare(name, dtype, n):
+    form, x = CODECS[name], torch.relu(float_values(n, dtype, 0, 0.3, False))
+    with LiveBytes() as live:
+        encoded = form.begin(x)
+        assert encoded.nbytes == live.current_bytes == form.scratch_bytes(n, dtype)
+        total = int(form.total(encoded))
+        live.reset_peak()
+        form.settle(encoded, total)
+    most = form.scratch_bytes(n, dtype) + form.packing_bytes(total, dtype) + encoded.nbytes
+    assert live.peak_bytes <= most and live.current_bytes == encoded.nbytes

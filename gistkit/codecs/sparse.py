@@ -24,6 +24,7 @@ from gistkit.codecs.narrow import DECODERS, ENCODERS
 from gistkit.errors import GistError
 from gistkit.kernels import ops
 from gistkit.kernels.layout import flat
+from gistkit.kernels.sparse_args import value_dtype
 
 Payload = tuple[torch.Tensor, ...]
 
@@ -95,6 +96,17 @@ class Sparse(Codec):
         stored = n if density is None else round(density * n)
         values = stored * dtype.itemsize if self.fmt is None else formats.narrow_bytes(self.fmt, self.scaling, stored)
         return self._meta_bytes(n, stored) + values
+
+    def scratch_bytes(self, n: int, dtype: torch.dtype) -> int:
+        """Bytes of :meth:`begin`'s payload for n elements of ``dtype``: whole slots, values in the scratch's format."""
+        stored = formats.ceil_div(n, self.slot) * self.slot
+        return self._meta_bytes(n, stored) + stored * value_dtype(self._scratch_format, dtype).itemsize
+
+    def packing_bytes(self, stored: int, dtype: torch.dtype) -> int:
+        """What :meth:`settle` takes beside scratch and result: the packed values before they get their own format."""
+        if self.scaling == "none" and self.value_format != "fp10":
+            return 0
+        return stored * value_dtype(self._scratch_format, dtype).itemsize
 
     def _encode(self, x: torch.Tensor) -> Encoded:
         if x.device.type != "cpu":

@@ -247,11 +247,19 @@ class _Case:
         if not (is_sparse(self.decision.codec) and self.costs.hardware.async_counts):
             return self._add(first, last, nbytes, what)
         settled = self.context.scratch_end(first)
-        end = last if settled is None else min(settled, last)
-        self._add(first, end, self._payload_bytes(self.decision.codec, None), "scratch")
-        if self.decision.place == "host":
-            self._add(first, first, nbytes, what)  # packed at once, beside the scratch, to be sent
+        measures = (self.decision.codec, self.block.nbytes, self.block.dtype, self.density)
+        scratch_bytes, packing_bytes = self.costs.scratch_bytes(*measures)
+        end, to_host = last if settled is None else min(settled, last), self.decision.place == "host"
+        if settled is None and packing_bytes and self.values and not to_host:
+            # packed before its first use, when there is room for what is decoded then
+            end, settled = self.values[0], self.values[0] + 1
+            packing_bytes = max(0, nbytes + packing_bytes - self._decoded_bytes(end))
+        self._add(first, end, scratch_bytes, "scratch")
+        if to_host:
+            self._add(first, first, nbytes + packing_bytes, what)  # packed at once, beside the scratch, to be sent
             settled = None if settled is None else max(settled, first + 1)
+        elif settled is not None:
+            self._add(end, end, packing_bytes, "scratch")
         if settled is not None:
             self._add(settled, last, nbytes, what)
 

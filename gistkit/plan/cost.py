@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from gistkit.codecs import Sparse
 from gistkit.codecs import codec as find_codec
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import Task
@@ -88,6 +89,15 @@ class CostTable:
         """Bytes of a tensor of ``nbytes`` bytes of ``dtype`` under a codec; density None: no zeros. Raises ValueError
         for an unknown codec."""
         return _payload_bytes(codec, nbytes, dtype, density)
+
+    def scratch_bytes(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> tuple[int, int]:
+        """Of a sparse codec on CUDA: bytes of the scratch that it leaves until its size is known, and of what packing
+        takes beside scratch and payload. Raises ValueError for any other codec."""
+        kind, form = dtype_of(dtype), find_codec(codec)
+        if not isinstance(form, Sparse):
+            raise ValueError(f"codec {codec!r} has no scratch, as its payload's size is known; ask for payload_bytes")
+        n = nbytes // kind.itemsize
+        return form.scratch_bytes(n, kind), form.packing_bytes(n if density is None else round(density * n), kind)
 
     def encode_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> float:
         """Seconds that encoding adds to the step (``nbytes`` of ``dtype`` before it).

@@ -13,6 +13,7 @@ it is.
 
 from __future__ import annotations
 
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
@@ -123,7 +124,12 @@ class Room:
     def has(self, decision: Decision, codec: Sparse, n: int, stored: int) -> bool:
         """Whether a payload of ``stored`` out of n elements fits; if it does, its room is taken."""
         found = self._found(decision, n, stored)
-        fits = found.excess_bytes <= max(0, self._left_bytes)
+        # what packing takes for a moment, beyond what the plan counts of that
+        storage = self._graph.storages[decision.storage]
+        dtype = dtype_of(storage.dtype)
+        planned = round(found.planned * (storage.nbytes // dtype.itemsize))
+        passing_bytes = codec.packing_bytes(stored, dtype) - codec.packing_bytes(planned, dtype)
+        fits = found.excess_bytes <= 0 or found.excess_bytes + passing_bytes <= self._left_bytes
         if fits:
             self._left_bytes -= max(0, found.excess_bytes)
         else:
@@ -191,18 +197,30 @@ class PromisedBody:
 
     def __init__(self, room: Room, codec: Sparse, x: torch.Tensor, decision: Decision, packer: ExactPacker) -> None:
         self._room, self._codec, self._decision, self._device = room, codec, decision, x.device
+        self._lock = threading.RLock()
         self._form: CodedBody | PartedBody = CodedBody(packer.encode(codec, x, weakref.WeakMethod(self.settle)))
 
     def settle(self, encoded: Encoded, total: int) -> None:
         """Take the final form: called by the packer when the number of stored elements has come. Raises GistError for
         one that cannot be."""
-        possible = total <= encoded.numel
-        if possible and not self._room.has(self._decision, self._codec, encoded.numel, total):
-            away = self._room.away(self._codec, lambda: sent_encoding(encoded), self._device, self._decision)
-            if away is not None:
-                self._form = away
+        with self._lock:
+            if not encoded.pending or isinstance(self._form, PartedBody):
                 return
-        self._codec.settle(encoded, total)
+            possible = total <= encoded.numel
+            if possible and not self._room.has(self._decision, self._codec, encoded.numel, total):
+                away = self._room.away(self._codec, lambda: sent_encoding(encoded), self._device, self._decision)
+                if away is not None:
+                    self._form = away
+                    return
+            self._codec.settle(encoded, total)
+
+    def _with_values(self) -> CodedBody | PartedBody:
+        """The form from which values are decoded. A scaled format's scratch is packed first, for which the device is
+        waited for: decoded as it is, it would take several times the tensor (Sparse._rounded)."""
+        form = self._form
+        if self._codec.scaling != "none" and isinstance(form, CodedBody) and form.encoded.pending:
+            self.settle(form.encoded, int(self._codec.total(form.encoded)))
+        return self._form
 
     @property
     def nbytes(self) -> int:
@@ -216,15 +234,15 @@ class PromisedBody:
 
     def dense(self) -> torch.Tensor:
         """The tensor, on the device."""
-        return self._form.dense()
+        return self._with_values().dense()
 
     def dense_range(self, start: int, stop: int) -> torch.Tensor:
         """Elements start..stop in storage order, on the device."""
-        return self._form.dense_range(start, stop)
+        return self._with_values().dense_range(start, stop)
 
     def dense_rows(self, start: int, stop: int) -> torch.Tensor:
         """Rows start..stop of the tensor, on the device."""
-        return self._form.dense_rows(start, stop)
+        return self._with_values().dense_rows(start, stop)
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
         """ReLU's input gradient, the tensor being the ReLU's whole output."""
