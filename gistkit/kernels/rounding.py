@@ -49,11 +49,12 @@ def rounded(x, dtype: tl.constexpr, PORTABLE: tl.constexpr):
 
 @triton.jit
 def not_positive(x):
-    """x <= 0 of fp32, false for NaN; written as x < the least subnormal.
+    """x <= 0 of an fp32 tensor, false for NaN; written as x < the least subnormal.
 
     ptxas makes an instruction of ``x <= 0 ? 0 : x`` that rewrites the payload of a NaN, and does not know this form.
+    The constant is made of its bits: written as a number, Triton 3.6 compares in fp64.
     """
-    return x < 1.401298464324817e-45
+    return x < tl.full(x.shape, 1, tl.int32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
