@@ -57,6 +57,18 @@ def _keys(values, i, j, RELU: tl.constexpr, ASM: tl.constexpr):
 
 
 @triton.jit
+def _larger(a, b):
+    """Maxima of five columns each; both windows share the third."""
+    return (
+        tl.maximum(a[0], b[0]),
+        tl.maximum(a[1], b[1]),
+        tl.maximum(a[2], b[2]),
+        tl.maximum(a[3], b[3]),
+        tl.maximum(a[4], b[4]),
+    )
+
+
+@triton.jit
 def _first_inside(columns, pair, P: tl.constexpr):
     """The values of a row at the first columns inside the plane of both windows."""
     low = columns[0]
@@ -107,7 +119,7 @@ def forward_pairs_kernel(
         low_first = high_first + tl.where(pair == 0, 1, 0)
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     KEYS: tl.constexpr = K == 3 and DTYPE != tl.float32
-    low = tl.full((LANES,), -(2**31) if KEYS else float("-inf"), tl.int32 if KEYS else tl.float32)
+    low = tl.full((LANES,), float("-inf"), tl.float32)
     high = low
     low_code, high_code = low_first, high_first
     for i in tl.static_range(K):
@@ -124,13 +136,18 @@ def forward_pairs_kernel(
         if KEYS:
             quad = _keys(quad, i, P + tl.arange(0, 4)[None, :], RELU, ASM)
             columns = _columns(quad, _keys(odd, i, 0 if P > 0 else 4, RELU, ASM), K, P)
-        for j in tl.static_range(K):
-            if KEYS:
-                low, high = tl.maximum(low, columns[j]), tl.maximum(high, columns[2 + j])
+        if KEYS:
+            if i == 0:
+                tops = columns
             else:
+                tops = _larger(tops, columns)
+        else:
+            for j in tl.static_range(K):
                 low, low_code = take(low, low_code, columns[j], i * K + j)
                 high, high_code = take(high, high_code, columns[2 + j], i * K + j)
     if KEYS:
+        low = tl.maximum(tl.maximum(tops[0], tops[1]), tops[2])
+        high = tl.maximum(tl.maximum(tops[2], tops[3]), tops[4])
         low, low_code = _finish_keys(low, low_first, ptr - P, width, low_value, False, RELU, KEEP_ZERO, ZERO_CODE, NONE)
         high, high_code = _finish_keys(
             high, high_first, ptr + (2 - P), width, high_value, True, RELU, KEEP_ZERO, ZERO_CODE, NONE

@@ -30,16 +30,21 @@ def _assembly(bf16, relu, sm):
     else:
         text = [f"mov.b32 s, 0; mov.b32 u, {one}; fma.rn.{dtype}x2 t, $2, u, s;"]
     if sm < 90:
-        # adding spare carries a NaN, and nothing else, into the sign
-        text.append(f"add.u32 s, t, {spare}; not.b32 u, t; and.b32 s, s, u; {signs}")
+        # adding spare carries a NaN into the sign, which of positive values nothing else does
+        text.append(f"add.u32 s, t, {spare}; {signs}")
+        if not relu:
+            text.append("prmt.b32 v, t, t, 0xbb99; and.b32 v, v, $4;")
         text.append("xor.b32 u, $4, 0x7fff7fff; and.b32 s, s, u; xor.b32 t, t, s;")
-    if not relu:
-        # from sign and magnitude to the order of integers
-        text.append(f"mov.b32 s, t; {signs} and.b32 s, s, 0x7fff7fff; xor.b32 t, t, s;")
-    if sm >= 90:
+        if not relu:
+            # what is negative has now been changed in all bits but the sign: from magnitude to the order of integers
+            text.append("xor.b32 t, t, v;")
+    else:
+        if not relu:
+            # from sign and magnitude to the order of integers
+            text.append(f"mov.b32 s, t; {signs} and.b32 s, s, 0x7fff7fff; xor.b32 t, t, s;")
         text.append(f"min.{'u' if relu else 's'}16x2 t, t, $4;")
     text.append("prmt.b32 $0, t, $3, 0x1054; prmt.b32 $1, t, $3, 0x3276;")
-    return "{ .reg .b32 s, t, u; " + " ".join(text) + " }"
+    return "{ .reg .b32 s, t, u, v; " + " ".join(text) + " }"
 
 
 @triton.jit

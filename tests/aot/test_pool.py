@@ -3,9 +3,10 @@
 Budgets: 18 instructions per element keep a bf16 copy memory-bound on an H200, 36 an fp32 one. A pool moves less than a
 copy per input element (2.6 bytes of bf16 against 4), so these bound what it may cost and promise no speed.
 
-On sm_80 a NaN's place takes three to four instructions more for two values (no 16-bit integer minimum) and a maximum
-has two operands for three: up to 23 there. An A100 issues 0.58 times as many instructions a second as an H200 (108 x
-1.41 GHz against 132 x 1.98, 128 a clock and multiprocessor both) and moves 0.4 times as many bytes (1.7 TB/s copied).
+On sm_80 a NaN's place takes two instructions more for two values (no 16-bit integer minimum), without a ReLU three, and
+a maximum has two operands for three: 17.4 to 18.4 there after a ReLU, to 20.3 where that keeps -0.0, to 21.2 without
+one (Triton 3.9 and 3.6). An A100 issues 0.58 times as many instructions a second as an H200 (108 x 1.41 GHz against
+132 x 1.98, 128 a clock and multiprocessor both) and moves 0.4 times as many bytes (1.7 TB/s copied).
 """
 
 import pytest
@@ -35,7 +36,7 @@ def _signature(fn, dtype: str, constexprs: dict) -> dict[str, str]:
 
 def _compile(fn, dtype: str, capability: int, **constexprs):
     compiled = compile_kernel(fn, _signature(fn, dtype, constexprs), constexprs, capability)
-    assert compiled.spills == 0
+    assert compiled.spills == compiled.count("DSETP") == 0
     return compiled
 
 
@@ -49,12 +50,14 @@ CODES = {"ZERO_CODE": True, "NONE": 15, "BITS": 4, "KEEP_ZERO": False}
 FUSED = [(True, False), (True, True), (False, False)]
 
 
-def _forward_budget(k: int, dtype: str, capability: int, keep_zero: bool) -> int:
+def _forward_budget(k: int, dtype: str, capability: int, relu: bool, keep_zero: bool) -> float:
     if k == 2:
         return 13 if keep_zero else 12
     if dtype == "fp32":
         return 27
-    return 23 if capability == 80 else 18
+    if capability > 80:
+        return 18
+    return 21.2 if not relu else 20.3 if keep_zero else 18.4
 
 
 def _reloads(k: int, dtype: str) -> int:
@@ -72,7 +75,7 @@ def test_forward_pairs(k, p, dtype, capability, relu, keep_zero):
         **{**CODES, "KEEP_ZERO": keep_zero},
     )  # fmt: skip
     assert c.barriers == c.shared_bytes == c.count("FMNMX") == 0, "a maximum would rewrite the payload of a NaN"
-    assert per_element(c, PAIRS * 8) <= _forward_budget(k, dtype, capability, keep_zero)
+    assert per_element(c, PAIRS * 8) <= _forward_budget(k, dtype, capability, relu, keep_zero)
     per_lane = PAIRS // 128
     loads = (2 if k == 2 else 6) + 2 * _reloads(k, dtype)
     assert c.loads == per_lane * loads, "four columns in one access, the odd one, and what keys do not keep"
@@ -102,7 +105,7 @@ def test_forward_channels_last(k, p, dtype, capability, relu, keep_zero):
         LANES=FORWARD_OUTPUTS // v, **_windows(k, p), **{**CODES, "KEEP_ZERO": keep_zero},
     )  # fmt: skip
     assert c.barriers == c.count("FMNMX") == 0
-    assert per_element(c, FORWARD_OUTPUTS * 4) <= _forward_budget(k, dtype, capability, keep_zero)
+    assert per_element(c, FORWARD_OUTPUTS * 4) <= _forward_budget(k, dtype, capability, relu, keep_zero)
     per_lane = FORWARD_OUTPUTS // 128 // v
     assert c.loads_128 == per_lane * (k * k + keep_zero)
     assert c.loads == c.loads_128 + per_lane * v * _reloads(k, dtype)
