@@ -17,9 +17,9 @@ from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import FORWARD
 from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import Decision, Plan
-from gistkit.plan.policies.predicted import held, kept_by_ops, make_plan, own_decisions
-from gistkit.plan.policies.reading import written_late
+from gistkit.plan.policies.predicted import held, make_plan, own_decisions
 from gistkit.plan.policies.recompute_plan import Replays
+from gistkit.plan.simulate import Simulator
 
 _AROUND_ROOT = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8)
 
@@ -45,17 +45,23 @@ def checkpoint(
     places = cuts(graph)
     root = isqrt(len(places) + 1)
     counts = [segments] if segments is not None else sorted({max(1, round(root * f)) for f in _AROUND_ROOT})
-    plans = (_plan(graph, costs, budget_bytes, evenly(graph, places, count)) for count in counts)
-    return min(plans, key=lambda p: (p.peak_bytes, p.step_s))
+    own, replays, simulator = own_decisions(graph), Replays(graph), Simulator(graph, costs)
+    plans = []
+    for chosen in (evenly(graph, places, count) for count in counts):
+        decisions = _decisions(replays, own, chosen)
+        run = simulator.run(Plan("checkpoint", graph.fingerprint, decisions, ()))
+        plans.append((run.peak_bytes, run.step_s, len(chosen) + 1, decisions))
+    _, _, count, decisions = min(plans, key=lambda p: p[:2])
+    return make_plan("checkpoint", graph, costs, budget_bytes, decisions, settings={"segments": count})
 
 
-def _plan(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, chosen: list[Cut]) -> Plan:
-    settings = {"segments": len(chosen) + 1}
+def _decisions(replays: Replays, own: tuple[Decision, ...], chosen: list[Cut]) -> tuple[Decision, ...]:
+    """What is kept and what runs anew with boundaries at the ``chosen`` places; ``own``: what operators do anyway."""
+    graph = replays.graph
     boundaries = {graph.blocks[c.block].storage for c in chosen}
-    own = tuple(d for d in own_decisions(graph) if d.storage not in boundaries)
-    silent = {d.storage for d in own} | kept_by_ops(graph) | written_late(graph)
-    decisions = Replays(graph).able((*own, *rerun_between(graph, chosen, silent)))
-    return make_plan("checkpoint", graph, costs, budget_bytes, decisions, settings=settings)
+    stays = tuple(d for d in own if d.storage not in boundaries)
+    silent = {d.storage for d in stays} | replays.own | replays.late
+    return tuple(replays.able((*stays, *rerun_between(graph, chosen, silent))))
 
 
 def cuts(graph: SavedGraph) -> tuple[Cut, ...]:

@@ -159,7 +159,7 @@ class Build:
         """Slices that make a difference: what is kept as it is cannot be decoded in parts."""
         if decision.codec in ("dense", "drop", "mask1", "bits", "argmax4", "argmax8"):
             return (1,)
-        allowed = slice_counts(self.fidelity)
+        allowed = slice_counts(self.fidelity, len(self.options))
         return tuple(n for n in allowed if n == 1 or n <= self.graph.batch) if self._weight_tasks(block) else (1,)
 
     def _weight_tasks(self, block: Block) -> list[int]:

@@ -20,6 +20,8 @@ LESS = 1 - 1e-12
 """A step has to be faster by more than rounding."""
 MOST_KICKED = 4
 """Steps of one kick, at most."""
+DIRECTED = 0.7
+"""Share of the kicks that begin with a step of less compute."""
 LINK_RANGE = (0.01, 1.0)
 """What a second of transfer counts for beside one of compute while a kick is repaired: drawn between these."""
 NOISE = 0.5
@@ -32,10 +34,14 @@ Choice = tuple[tuple[int, ...], float]
 """A choice and its simulated seconds."""
 
 
-def improve(search: Search, taken: Sequence[int], seconds: float, budget_bytes: int | None, deadline: float) -> Choice:
-    """A choice at least as fast as ``taken`` (which takes ``seconds``) that fits, until little helps or time is up."""
+def improve(search: Search, starts: Sequence[Choice], budget_bytes: int | None, deadline: float) -> Choice:
+    """A choice at least as fast as any of ``starts`` (which fit, the fastest first), until little helps or time is
+    up."""
     limit = int(np.iinfo(np.int64).max) if budget_bytes is None else budget_bytes
-    best = _descended(search, (tuple(taken), seconds), limit, deadline)
+    best = starts[0]
+    for start in starts:
+        found = _descended(search, start, limit, deadline)
+        best = found if found[1] < best[1] else best
     vain = 0
     while vain < PATIENCE and time.monotonic() < deadline:
         found = _kicked(search, best, limit, deadline)
@@ -94,8 +100,7 @@ def _descend(
 def _promising(search: Search, now: Sequence[int], deadline: float, groups: np.ndarray | None) -> Iterator[int]:
     """Moves that may be faster than those taken, most gain first: of less compute, or over the link at another time."""
     current = search.offsets[:-1] + np.array(now, dtype=np.int64)
-    sizes = np.diff(search.offsets)
-    gain = np.repeat(search.compute_s[current], sizes) - search.compute_s
+    gain, sizes = _gains(search, now), np.diff(search.offsets)
     able = (gain > 0) | np.repeat(search.link_s[current] > 0, sizes)
     able[current] = able[search.steps.tied] = False
     if groups is not None:
@@ -107,12 +112,30 @@ def _promising(search: Search, now: Sequence[int], deadline: float, groups: np.n
         yield index
 
 
+def _drawn(search: Search, now: Sequence[int]) -> list[int]:
+    """The moves of a kick: mostly one that computes for less than what is taken, by how much less, and any others."""
+    draw, gain = search.draw, _gains(search, now)
+    found = draw.choices(range(len(gain)), k=draw.randint(1, MOST_KICKED))
+    better = np.flatnonzero(gain > 0)
+    if len(better) and draw.random() < DIRECTED:
+        found[0] = draw.choices(better.tolist(), gain[better].tolist())[0]
+    return found
+
+
+def _gains(search: Search, now: Sequence[int]) -> np.ndarray:
+    """By move, the seconds of compute that the one taken of its group needs more."""
+    current = search.offsets[:-1] + np.array(now, dtype=np.int64)
+    gain = np.repeat(search.compute_s[current], np.diff(search.offsets)) - search.compute_s
+    gain[search.steps.tied] = 0.0  # taken with their segments only
+    return gain
+
+
 def _kicked(search: Search, best: Choice, limit_bytes: int, deadline: float) -> Choice:
     """A few steps at random, repaired and improved; ``best`` where that is no faster."""
     now, draw = search.standing(best[0]), search.draw
     moved: set[int] = set()
-    for _ in range(draw.randint(1, MOST_KICKED)):
-        step = now.step(*draw.choice(search.keys))
+    for index in _drawn(search, now.taken):
+        step = now.step(*search.keys[index])
         if step is not None and moved.isdisjoint(step.changes):
             moved.update(step.changes)
             now.take(step)

@@ -152,7 +152,7 @@ def _search(
     """The fastest choice of one number of sub-batches, and the attempt that it is of: the one given, or where the
     options are not ``restricted`` one with better moments for what is shipped."""
     large = not restricted and attempt.problem.size > WHOLE_SIZE
-    first = time.monotonic() + (deadline - time.monotonic()) * (0.7 if large else 1.0)
+    first = time.monotonic() + (deadline - time.monotonic()) * (0.5 if large else 1.0)
     outcome = _round(attempt, budget_bytes, first, [*attempt.seeds(), least.taken])
     while outcome.taken is not None and not restricted and outcome.gap > ENOUGH and time.monotonic() < deadline:
         further = attempt.retimed(outcome.taken)

@@ -24,6 +24,9 @@ WHOLE_SIZE = 1500
 """Up to so many moves the whole program is solved, beyond only what the relaxation leaves open."""
 SURE = 0.999
 MENDS = 6
+STARTS, NEAR = 6, 1.2
+"""Choices that are improved step by step, of those that fit and take so many times the best one's seconds at most; the
+best of what they end in is improved further."""
 GRACE_S = 2.0
 """Time for a repair although time is up: without one there may be no plan at all."""
 UNFIT = 25
@@ -58,6 +61,7 @@ class Refinement:
         self._program = Program(problem)
         self._cuts = Cuts()
         self._best: tuple[int, ...] | None = None
+        self._fitting: dict[tuple[int, ...], float] = {}
         self._best_s, self._floor_s = np.inf, problem.floor_s * (1 - TOLERANCE)
         self._bound_s = self._floor_s
         self._limit_s = self._left()
@@ -143,6 +147,7 @@ class Refinement:
                 taken = mended
             seconds, peak = self._search.clock(taken)
             if peak <= budget:
+                self._fitting[tuple(taken)] = seconds
                 if seconds < self._best_s:
                     self._best, self._best_s = tuple(taken), seconds
                 return seconds
@@ -154,7 +159,10 @@ class Refinement:
     def _polish(self, share: float) -> None:
         if self._best is not None and not self._meets():
             until = time.monotonic() + self._left(share)
-            self._best, self._best_s = improve(self._search, self._best, self._best_s, self._budget, until)
+            near = [f for f in self._fitting.items() if f[1] <= NEAR * self._best_s]
+            starts = sorted(near, key=lambda f: f[1])[:STARTS]
+            self._best, self._best_s = improve(self._search, starts, self._budget, until)
+            self._fitting = {self._best: self._best_s}
 
     def _partial(self, relaxed: Solved) -> None:
         """The program with the groups fixed of which the relaxation takes one move whole. With a link its figure is too

@@ -30,6 +30,41 @@ def stalled(
     if not ordered:
         return 0.0
     begins = [0.0, *np.cumsum(task_s).tolist()]
+    return _apart(begins, ordered, most_s) if shared >= 1.0 else _together(begins, ordered, shared, most_s)
+
+
+def _apart(begins: Sequence[float], ordered: Sequence[Load], most_s: float) -> float:
+    """Directions that do not slow each other: each is free again when its last transfer is done."""
+    ready: dict[int, float] = {}
+    for load in ordered:
+        ready[load[1]] = 0.0
+    free, stalls, position, count = [0.0, 0.0], 0.0, 0, len(ordered)
+    for task in sorted({*ready, *(load[0] for load in ordered)}):
+        now = begins[task] + stalls
+        hurried = True
+        while position < count and ordered[position][0] == task:
+            _, due, way, seconds = ordered[position]
+            if hurried and due != task:
+                hurried = False
+                now, stalls = _waited(now, stalls, ready.get(task, 0.0))
+            begun = free[way]
+            free[way] = done = (now if now > begun else begun) + seconds
+            if done > ready[due]:
+                ready[due] = done
+            position += 1
+        if hurried:
+            _, stalls = _waited(now, stalls, ready.get(task, 0.0))
+        if stalls > most_s:
+            break
+    return stalls
+
+
+def _waited(now: float, stalls: float, ready: float) -> tuple[float, float]:
+    return (ready, stalls + ready - now) if ready > now else (now, stalls)
+
+
+def _together(begins: Sequence[float], ordered: list[Load], shared: float, most_s: float) -> float:
+    """Directions that slow each other."""
     out_due, back_due = {}, {}
     for load in ordered:
         (back_due if load[2] else out_due)[load[1]] = 0.0

@@ -52,9 +52,12 @@ def check_fidelity(fidelity: str, lossy: str | None) -> None:
         )
 
 
-def slice_counts(fidelity: str) -> tuple[int, ...]:
-    """Into how many batch slices a weight gradient may be cut: only 1 where the order of summation is fixed."""
-    return (1,) if fidelity == "bitwise" else (1, *SLICES)
+def slice_counts(fidelity: str, storages: int = 0) -> tuple[int, ...]:
+    """Into how many batch slices a weight gradient may be cut: only 1 where the order of summation is fixed. Of a step
+    with MANY kept storages the most alone: every further count makes a rebuild and its sources nine pairs for four."""
+    if fidelity == "bitwise":
+        return (1,)
+    return (1, *SLICES[-1:]) if storages > MANY else (1, *SLICES)
 
 
 def options(
