@@ -124,19 +124,24 @@ class _Flow:
         """Run until both queues are as far as they must be; the seconds that takes."""
         begun = self.now
         while True:
-            # what must still be done of either; rounding of the sums is no work
-            out = min(self.out, out_due - self.out_sent + self.out)
-            back = min(self.back, back_due - self.back_sent + self.back)
-            out, back = (x if x > 1e-15 * self.now else 0.0 for x in (out, back))
-            if out <= 0 and back <= 0:
+            tiny = 1e-15 * self.now  # what rounding may leave of the sums is no work
+            # what must still be done of either
+            out = out_due - self.out_sent + self.out
+            back = back_due - self.back_sent + self.back
+            if out <= tiny and back <= tiny:
                 return self.now - begun
             if self.out > 0 and self.back > 0:
-                ends = (x for x in (self.out, self.back, out, back) if x > 0)
-                passed = min(ends) / self.shared
+                work = min(self.out, self.back)
+                if tiny < out < work:
+                    work = out
+                if tiny < back < work:
+                    work = back
+                passed = work / self.shared
                 self._both(passed)
+            elif out > tiny:
+                passed, self.out = out, self.out - out
             else:
-                passed = out if out > 0 else back
-                self.out, self.back = (x - passed if x > passed else 0.0 for x in (self.out, self.back))
+                passed, self.back = back, self.back - back
             self.now += passed
 
     def _both(self, passed: float) -> None:
