@@ -6,7 +6,7 @@
 # or not the project's.
 #
 #   OUT=/tmp/out bench/gpu.sh           all of it, in eight to ten minutes on an H200
-#   OUT=/tmp/out bench/gpu.sh tests     one part: tests, steps or layers (512 MiB; other sizes and dtypes: gistkit.benchmark.run, bench.steps)
+#   OUT=/tmp/out bench/gpu.sh tests     one part: tests, steps or layers (512 MiB; other sizes and dtypes: gistkit bench, bench.steps)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PYTHONPATH=. PYTHONUNBUFFERED=1 CUBLAS_WORKSPACE_CONFIG=:4096:8
@@ -48,8 +48,8 @@ if [[ " $parts " == *" tests "* ]]; then
 fi
 part steps 150 "$OUT/steps.log" python3 -m bench.steps --device cuda --out "$OUT/steps.jsonl" \
     --models vgg16,resnet50 --dtypes fp32 --batch 64 --image 224 --max-s 140
-part layers 125 "$OUT/layers.log" python3 -m gistkit.benchmark.run --device cuda --out "$OUT/layers.jsonl" \
-    --sizes-mib 512 --max-s 118
+part layers 125 "$OUT/layers.log" python3 -m gistkit bench --device cuda --family codec operator rival \
+    --sizes-mib 512 --max-s 118 --out "$OUT/layers.jsonl"
 [[ " $parts " == *" steps "* ]] && tail -n 45 "$OUT/steps.log"
 rows=()
 for name in steps layers; do

@@ -1,7 +1,8 @@
-"""The command ``gistkit``: ``profile``, ``plan``, ``train``, ``calibrate``; one file a command in ``gistkit.commands``.
+"""The command ``gistkit``: ``profile``, ``plan``, ``train``, ``bench``, ``calibrate``; one file a command in
+``gistkit.commands``.
 
-Exit status: 0 where all went well; 1 where the lossless loss differs from the plain one, or no plan fits the budget; 2
-for wrong input, with one line on the standard error.
+Exit status: 0 where all went well; 1 where the lossless loss differs from the plain one, no plan fits the budget, or an
+encoding of the benchmark gives wrong bits; 2 for wrong input, with one line on the standard error.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from gistkit.commands import calibrate, plan, profile, train
+from gistkit.commands import bench, calibrate, plan, profile, train
 from gistkit.commands.wrong import InputError
+from gistkit.version import VERSION
 
-COMMANDS = {"profile": profile, "plan": plan, "train": train, "calibrate": calibrate}
+COMMANDS = {"profile": profile, "plan": plan, "train": train, "bench": bench, "calibrate": calibrate}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,6 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gistkit", description="Train networks in a fraction of the activation memory."
     )
+    parser.add_argument("--version", action="version", version=f"gistkit {VERSION}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS.values():
         command.add(commands)

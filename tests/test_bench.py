@@ -15,8 +15,9 @@ from gistkit.codecs import CODECS
 
 ROW_KEYS = {
     *("kind", "time_utc", "commit", "device", "gpu", "driver", "cpu", "python", "torch", "triton", "case", "family"),
-    *("direction", "dtype", "size_mib", "density", "seed", "checked", "shape", "median_s", "p20_s", "p80_s", "host_s"),
-    *("moved_bytes", "gbps", "copy_gbps", "percent_of_copy"),
+    *("direction", "dtype", "size_mib", "density", "by_density", "lossless", "relative_error", "seed", "checked"),
+    *("shape", "kept_ratio", "median_s", "p20_s", "p80_s", "host_s", "moved_bytes", "gbps", "copy_gbps"),
+    "percent_of_copy",
 }
 
 
@@ -69,26 +70,51 @@ def test_moved_bytes_of_sparse_encode_count_stored_elements_only():
     assert abs(stored - n / 4) < 1109
 
 
-def test_a_run_writes_complete_rows_and_a_table(tmp_path, capsys):
-    out = tmp_path / "rows.jsonl"
-    assert run.main(["--device", "cpu", "--out", str(out), "--only", "mask1", "--sizes-mib", "0.1", "--quick"]) == 0
-    rows = read(out, "layer")
-    assert {r["case"] for r in rows} == {"mask1", "relu_mask1", "mask1_backward"}
-    assert all(set(r) == ROW_KEYS and r["checked"] for r in rows)
-    assert all(r["p20_s"] <= r["median_s"] <= r["p80_s"] for r in rows)
-    assert f"{len(rows)} rows in {out}, 0 failed, 0 not started" in capsys.readouterr().out
+def test_what_is_kept_and_how_exactly_goes_with_each_row():
+    todo = run.jobs(run.all_cases(("codec", "rival")), [torch.float32], [0.01], on_gpu=False)
+    wanted = ("mask1", "fp8", "fp10s", "zvc", "torch .to(float8_e4m3fn)")
+    todo = [j for j in todo if j[0].name in wanted and j[0].direction == "encode" and j[2] == 0.5]
+    rows = {r["case"]: r for r in run.rows(todo, "cpu", 0, True, 60.0)}
+    told = {name: (r["lossless"], r["relative_error"]) for name, r in rows.items()}
+    # Half a unit of the last of 3, 4 and 3 mantissa bits; a mask keeps no values.
+    assert told == {
+        "mask1": (False, None),
+        "zvc": (True, None),
+        "fp8": (False, 2**-4),
+        "fp10s": (False, 2**-5),
+        "torch .to(float8_e4m3fn)": (False, 2**-4),
+    }
+    n = Setting("cpu", torch.float32, int(0.01 * measure.MIB), 0.5).numel
+    assert rows["mask1"]["kept_ratio"] == -(-n // 8) / (4 * n) and rows["fp8"]["kept_ratio"] == 0.25
+    assert 17 / 32 < rows["zvc"]["kept_ratio"] < 0.6  # a bit and half a value each, and 2 bytes a slot of 1024
 
 
-def test_time_limit_starts_nothing_more(capsys):
+def test_densities_that_are_asked_for_replace_those_of_sparse_cases_alone():
+    of = {(c.name, d) for c, _, d, _ in run.jobs(codec_cases(), [torch.float32], [1.0], False, [0.2, 0.7])}
+    assert {d for name, d in of if name in ("zvc", "csr+fp8")} == {0.2, 0.7}
+    assert {d for name, d in of if name in ("fp8", "mask1", "argmax4")} == {0.5}
+
+
+def test_time_limit_starts_nothing_more():
     todo = run.jobs(operator_cases(), [torch.float32], [0.01], on_gpu=False)
     assert list(run.rows(todo, "cpu", 0, True, 0.0)) == []
-    assert "0 s are over" in capsys.readouterr().err
 
 
-def test_unknown_dtype_is_refused(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        run.main(["--out", str(tmp_path / "x"), "--dtypes", "fp64"])
-    assert "--dtypes must be of fp32, bf16, fp16; got fp64" in capsys.readouterr().err
+def test_a_copy_that_does_not_fit_fails_the_rows_of_its_size_alone(monkeypatch):
+    def copy_gbps(nbytes: int, device: str, *, quick: bool) -> float:
+        if nbytes > measure.MIB:
+            raise RuntimeError("out of memory")
+        return 1.0
+
+    monkeypatch.setattr(run, "copy_gbps", copy_gbps)
+    case = next(c for c in codec_cases() if c.name == "mask1")
+    small, large = run.rows(run.jobs([case], [torch.float32], [0.01, 2.0], False), "cpu", 0, True, 60.0)
+    assert "error" not in small and large["error"] == "RuntimeError: out of memory" and not large["checked"]
+
+
+def test_a_commit_is_that_of_the_checkout_which_tracks_the_package(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "__file__", str(tmp_path / "measure.py"))
+    assert measure._commit() == ""
 
 
 def _row(low: float, middle: float, high: float, **more) -> dict:

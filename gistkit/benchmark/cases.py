@@ -43,17 +43,25 @@ class Setting:
 
 @dataclass(frozen=True)
 class Workload:
-    """``run()`` is timed; on a sample its tensors equal those of ``expected()`` in every bit."""
+    """``run()`` is timed; on a sample its tensors equal those of ``expected()`` in every bit.
+
+    ``kept_ratio``: bytes of what is kept until backward over those of the dense tensor; None where nothing is.
+    """
 
     run: Callable[[], Any]
     expected: Callable[[], Any]
     moved_bytes: int
     shape: tuple[int, ...]
+    kept_ratio: float | None = None
 
 
 @dataclass(frozen=True)
 class Case:
-    """``family`` is ``codec``, ``operator`` or ``rival``; ``dtypes`` None means the floats that the run asks for."""
+    """``family`` is ``codec``, ``operator`` or ``rival``; ``dtypes`` None means the floats that the run asks for.
+
+    ``by_density``: time and bytes depend on how many elements are not zero. ``lossless``: what is kept gives every bit
+    back; ``relative_error``: else by what share a value in the format's normal range may move, None where none is kept.
+    """
 
     name: str
     direction: str
@@ -62,6 +70,9 @@ class Case:
     dtypes: tuple[torch.dtype, ...] | None = None
     densities: tuple[float, ...] = (0.5,)
     cuda_only: bool = False
+    by_density: bool = False
+    lossless: bool = True
+    relative_error: float | None = None
 
 
 def normal(s: Setting) -> torch.Tensor:
@@ -90,8 +101,13 @@ def codec_cases() -> list[Case]:
         for direction in ("encode", "pack", "decode", "relu_backward"):
             if (direction == "pack" and not sparse) or (direction == "relu_backward" and not _masks(codec)):
                 continue
-            cases.append(Case(name, direction, "codec", _codec_workload(codec, direction), dtypes, densities))
+            make, loss = _codec_workload(codec, direction), _relative_error(codec)
+            cases.append(Case(name, direction, "codec", make, dtypes, densities, False, sparse, codec.lossless, loss))
     return cases
+
+
+def _relative_error(codec: Codec) -> float | None:
+    return 2.0 ** -(codec.error_bound.fmt.mantissa_bits + 1) if codec.error_bound else None
 
 
 def _masks(codec: Codec) -> bool:
@@ -132,7 +148,8 @@ def _codec_workload(codec: Codec, direction: str) -> Callable[[Setting], Workloa
                 return torch.ops.aten.threshold_backward(grad.cpu(), x.cpu(), 0)
             return x if codec.lossless else codec.decode(theirs)
 
-        return Workload(checked if s.sample else run, expected, moved, tuple(x.shape))
+        ratio = encoded.nbytes / x.nbytes
+        return Workload(checked if s.sample else run, expected, moved, tuple(x.shape), ratio)
 
     return make
 

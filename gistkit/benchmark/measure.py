@@ -11,9 +11,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
+
+from gistkit.version import VERSION
 
 MIB = 2**20
 
@@ -123,7 +126,7 @@ def environment(device: str) -> dict[str, Any]:
     except ImportError:
         triton_version = ""
     return {
-        "commit": os.environ.get("GISTKIT_COMMIT") or _output("git", "describe", "--always", "--dirty") or "unknown",
+        "commit": os.environ.get("GISTKIT_COMMIT") or _commit() or f"v{VERSION}",
         "device": device,
         "gpu": torch.cuda.get_device_name(device) if on_gpu else "",
         "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if on_gpu else "",
@@ -132,6 +135,15 @@ def environment(device: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "triton": triton_version,
     }
+
+
+def _commit() -> str:
+    """That of the checkout which this file is tracked in; '' for an installed package, wherever it lies."""
+    here = Path(__file__)
+    git = ("git", "-C", str(here.parent))
+    if not _output(*git, "ls-files", "--error-unmatch", here.name):
+        return ""
+    return _output(*git, "describe", "--always", "--dirty")
 
 
 def _output(*command: str) -> str:

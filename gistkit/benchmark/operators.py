@@ -29,9 +29,10 @@ def operator_cases() -> list[Case]:
 
 def _relu_mask1(s: Setting) -> Workload:
     x = normal(s)
-    moved_bytes = 2 * x.nbytes + mask1_bytes(s.numel)
+    mask_bytes = mask1_bytes(s.numel)
     expected = partial(lambda: (torch.relu(x), ops.mask1_encode(x.cpu())))
-    return Workload(lambda: ops.relu_mask1(x), expected, moved_bytes, tuple(x.shape))
+    moved_bytes, ratio = 2 * x.nbytes + mask_bytes, mask_bytes / x.nbytes
+    return Workload(lambda: ops.relu_mask1(x), expected, moved_bytes, tuple(x.shape), ratio)
 
 
 def _mask1_backward(s: Setting) -> Workload:
@@ -42,6 +43,7 @@ def _mask1_backward(s: Setting) -> Workload:
         lambda: torch.ops.aten.threshold_backward(grad, y, 0),
         2 * grad.nbytes + mask.nbytes,
         tuple(grad.shape),
+        mask.nbytes / grad.nbytes,
     )
 
 
@@ -53,6 +55,7 @@ def _dropout_backward(s: Setting) -> Workload:
         lambda: torch.ops.aten.native_dropout_backward(grad, keep, 2.0),
         2 * grad.nbytes + mask.nbytes,
         tuple(grad.shape),
+        mask.nbytes / grad.nbytes,
     )
 
 
@@ -98,9 +101,9 @@ def _pool_forward(pool: Pool, s: Setting, fused: bool = False) -> Workload:
         y = torch.nn.functional.max_pool2d(torch.relu(x) if fused else x, *pool.window)
         return y, ops.maxpool_forward(x.cpu(), *pool.window, False, fused, fused, 4)[1]
 
-    moved_bytes = x.nbytes + out[0].nbytes + argmax_bytes(out[0].numel(), 4)
+    map_bytes = argmax_bytes(out[0].numel(), 4)
     run = partial(ops.maxpool_forward, x, *pool.window, False, fused, fused, 4)
-    return Workload(run, expected, moved_bytes, tuple(x.shape))
+    return Workload(run, expected, x.nbytes + out[0].nbytes + map_bytes, tuple(x.shape), map_bytes / x.nbytes)
 
 
 def _pool_backward(pool: Pool, s: Setting, fused: bool = False) -> Workload:
@@ -116,4 +119,5 @@ def _pool_backward(pool: Pool, s: Setting, fused: bool = False) -> Workload:
         return ops.maxpool_backward(wide, codes.cpu(), *rest[1:]).to(s.dtype)
 
     moved_bytes = grad_y.nbytes + codes.nbytes + x.nbytes
-    return Workload(partial(ops.maxpool_backward, grad_y, *rest), expected, moved_bytes, tuple(x.shape))
+    run = partial(ops.maxpool_backward, grad_y, *rest)
+    return Workload(run, expected, moved_bytes, tuple(x.shape), codes.nbytes / x.nbytes)

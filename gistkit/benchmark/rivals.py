@@ -21,14 +21,15 @@ def rival_cases() -> list[Case]:
         Case("torch threshold_backward", "backward", "rival", _threshold_backward),
         Case("torch.compile relu + bool mask", "forward", "rival", _compiled_relu, cuda_only=True),
         Case("torch.compile bool mask", "backward", "rival", _compiled_mask, cuda_only=True),
-        Case("torch .to(float8_e4m3fn)", "encode", "rival", partial(_cast, torch.float8_e4m3fn)),
-        Case("torch .to(float8_e4m3fn)", "decode", "rival", partial(_cast_back, torch.float8_e4m3fn)),
-        Case("torch .to(float16)", "encode", "rival", partial(_cast, torch.float16)),
-        Case("torch .to(float16)", "decode", "rival", partial(_cast_back, torch.float16)),
-        # Gist section V-A stores a ReLU output by cuSPARSE's dense-to-CSR conversion.
-        Case("torch to_sparse_csr (int64)", "encode", "rival", _to_csr, densities=(0.5, 0.1)),
-        Case("torch to_sparse_csr (int64)", "decode", "rival", _from_csr, densities=(0.5, 0.1)),
     ]
+    for name, narrow, relative in (("float8_e4m3fn", torch.float8_e4m3fn, 2**-4), ("float16", torch.float16, 2**-11)):
+        for direction, make in (("encode", _cast), ("decode", _cast_back)):
+            loss = {"lossless": False, "relative_error": relative}
+            cases.append(Case(f"torch .to({name})", direction, "rival", partial(make, narrow), **loss))
+    # Gist section V-A stores a ReLU output by cuSPARSE's dense-to-CSR conversion. It keeps all but the sign of a -0.0.
+    for direction, make in (("encode", _to_csr), ("decode", _from_csr)):
+        rest = {"densities": (0.5, 0.1), "by_density": True, "lossless": False, "relative_error": 0.0}
+        cases.append(Case("torch to_sparse_csr (int64)", direction, "rival", make, **rest))
     for pool in POOLS:
         cases.append(Case(f"torch {pool.name}, int64 indices", "forward", "rival", partial(_pool_forward, pool)))
         cases.append(Case(f"torch {pool.name}, int64 indices", "backward", "rival", partial(_pool_backward, pool)))
@@ -41,14 +42,14 @@ def _relu(s: Setting) -> Workload:
     def expected() -> torch.Tensor:
         return rectified(x.cpu(), positive_zero=not relu_keeps_negative_zero(x))
 
-    return Workload(lambda: torch.relu(x), expected, 2 * x.nbytes, tuple(x.shape))
+    return Workload(lambda: torch.relu(x), expected, 2 * x.nbytes, tuple(x.shape), 1.0)
 
 
 def _threshold_backward(s: Setting) -> Workload:
     y, grad = activation(s), normal(s.other())
     backward = torch.ops.aten.threshold_backward
     expected = partial(lambda: backward(grad.cpu(), y.cpu(), 0))
-    return Workload(lambda: backward(grad, y, 0), expected, 3 * grad.nbytes, tuple(grad.shape))
+    return Workload(lambda: backward(grad, y, 0), expected, 3 * grad.nbytes, tuple(grad.shape), 1.0)
 
 
 def _relu_and_mask(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,13 +73,15 @@ def _compiled_relu(s: Setting) -> Workload:
         return y.masked_fill(y == 0, 0.0), mask
 
     run = checked if s.sample else lambda: compiled(x)
-    return Workload(run, expected, 2 * x.nbytes + s.numel, tuple(x.shape))
+    return Workload(run, expected, 2 * x.nbytes + s.numel, tuple(x.shape), s.numel / x.nbytes)
 
 
 def _compiled_mask(s: Setting) -> Workload:
     grad, mask, compiled = normal(s), activation(s.other()) > 0, torch.compile(_where_mask)
     expected = partial(_where_mask, grad, mask)
-    return Workload(lambda: compiled(grad, mask), expected, 2 * grad.nbytes + s.numel, tuple(grad.shape))
+    return Workload(
+        lambda: compiled(grad, mask), expected, 2 * grad.nbytes + s.numel, tuple(grad.shape), s.numel / grad.nbytes
+    )
 
 
 def _finite(s: Setting) -> torch.Tensor:
@@ -88,14 +91,15 @@ def _finite(s: Setting) -> torch.Tensor:
 
 def _cast(narrow: torch.dtype, s: Setting) -> Workload:
     x = _finite(s)
-    moved_bytes = x.nbytes + s.numel * narrow.itemsize
-    return Workload(lambda: x.to(narrow), lambda: x.cpu().to(narrow), moved_bytes, tuple(x.shape))
+    narrow_bytes = s.numel * narrow.itemsize
+    moved_bytes, ratio = x.nbytes + narrow_bytes, narrow_bytes / x.nbytes
+    return Workload(lambda: x.to(narrow), lambda: x.cpu().to(narrow), moved_bytes, tuple(x.shape), ratio)
 
 
 def _cast_back(narrow: torch.dtype, s: Setting) -> Workload:
     codes = _finite(s).to(narrow)
-    moved_bytes = codes.nbytes + s.nbytes
-    return Workload(lambda: codes.to(s.dtype), lambda: codes.cpu().to(s.dtype), moved_bytes, tuple(codes.shape))
+    moved_bytes, ratio = codes.nbytes + s.nbytes, codes.nbytes / (s.numel * s.dtype.itemsize)
+    return Workload(lambda: codes.to(s.dtype), lambda: codes.cpu().to(s.dtype), moved_bytes, tuple(codes.shape), ratio)
 
 
 def _matrix(s: Setting) -> torch.Tensor:
@@ -112,21 +116,27 @@ def _csr_bytes(csr: torch.Tensor) -> int:
 def _to_csr(s: Setting) -> Workload:
     x = _matrix(s)
     run = (lambda: x.to_sparse_csr().to_dense()) if s.sample else (lambda: x.to_sparse_csr())
-    return Workload(run, lambda: x + 0.0, x.nbytes + _csr_bytes(x.to_sparse_csr()), tuple(x.shape))
+    nbytes = _csr_bytes(x.to_sparse_csr())
+    return Workload(run, lambda: x + 0.0, x.nbytes + nbytes, tuple(x.shape), nbytes / x.nbytes)
 
 
 def _from_csr(s: Setting) -> Workload:
     x = _matrix(s)
     csr = x.to_sparse_csr()
-    return Workload(lambda: csr.to_dense(), lambda: x + 0.0, x.nbytes + _csr_bytes(csr), tuple(x.shape))
+    nbytes = _csr_bytes(csr)
+    return Workload(lambda: csr.to_dense(), lambda: x + 0.0, x.nbytes + nbytes, tuple(x.shape), nbytes / x.nbytes)
 
 
 def _pool_forward(pool: Pool, s: Setting) -> Workload:
     x = pool.image(s, finite=True)
     forward = torch.ops.aten.max_pool2d_with_indices
-    moved_bytes = x.nbytes + sum(t.nbytes for t in forward(x, *pool.window))
+    y, indices = forward(x, *pool.window)
     return Workload(
-        lambda: forward(x, *pool.window), lambda: forward(x.cpu(), *pool.window), moved_bytes, tuple(x.shape)
+        lambda: forward(x, *pool.window),
+        lambda: forward(x.cpu(), *pool.window),
+        x.nbytes + y.nbytes + indices.nbytes,
+        tuple(x.shape),
+        _kept(x, indices),
     )
 
 
@@ -142,4 +152,10 @@ def _pool_backward(pool: Pool, s: Setting) -> Workload:
         lambda: backward(grad_y.cpu(), x.cpu(), *rest, indices.cpu()),
         grad_y.nbytes + indices.nbytes + x.nbytes,
         tuple(x.shape),
+        _kept(x, indices),
     )
+
+
+def _kept(x: torch.Tensor, indices: torch.Tensor) -> float:
+    """PyTorch's max-pool keeps its indices, and its input for the sizes alone."""
+    return (x.nbytes + indices.nbytes) / x.nbytes

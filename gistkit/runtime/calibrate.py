@@ -55,7 +55,7 @@ def calibrate(device: str | torch.device = "cuda") -> Hardware:
     memory and 0.5 GiB of pinned host memory on CUDA, 0.2 GiB on a CPU, and a few seconds; synchronises. Raises
     ValueError for a device that is neither or is not there.
     """
-    place = _checked(device)
+    place = checked_device(device)
     on_gpu = place.type == "cuda"
     sizes = _CUDA if on_gpu else _CPU
     host_s, runtime_host_s = host_task_s(place) if on_gpu else (0.0, 0.0)
@@ -81,16 +81,18 @@ def calibrate(device: str | torch.device = "cuda") -> Hardware:
         )
 
 
-def _checked(device: str | torch.device) -> torch.device:
+def checked_device(device: str | torch.device, who: str = "calibrate") -> torch.device:
+    """The device, ``cpu``, ``cuda`` or ``cuda:N``. Raises ValueError, in the name of ``who``, for any other and for one
+    that is not there."""
     try:
         place = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f"calibrate: device must be cpu, cuda or cuda:N, got {device!r}; name one of these") from error
+        raise ValueError(f"{who}: device must be cpu, cuda or cuda:N, got {device!r}; name one of these") from error
     if place.type not in ("cpu", "cuda"):
-        raise ValueError(f"calibrate: device must be cpu, cuda or cuda:N, got {str(device)!r}; name one of these")
+        raise ValueError(f"{who}: device must be cpu, cuda or cuda:N, got {str(device)!r}; name one of these")
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         raise ValueError(
-            f"calibrate: device must be there, got {str(device)!r}, but torch sees {torch.cuda.device_count()} CUDA "
+            f"{who}: device must be there, got {str(device)!r}, but torch sees {torch.cuda.device_count()} CUDA "
             "devices; use 'cpu' or one of these"
         )
     return place
