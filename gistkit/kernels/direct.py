@@ -7,6 +7,10 @@ it is. Everything else (the CPU's oracles, fake tensors, dispatch modes) goes to
 
 from __future__ import annotations
 
+import importlib
+from functools import cache
+from typing import Any
+
 import torch
 
 from gistkit.kernels import ops
@@ -19,12 +23,16 @@ def _is_plain(x: torch.Tensor) -> bool:
     return x.is_cuda and type(x) is torch.Tensor and not _modes()
 
 
+@cache
+def _launchers(family: str) -> Any:
+    """Triton is imported at the first CUDA call and not before."""
+    return importlib.import_module(f"gistkit.kernels.{family}")
+
+
 def relu_mask1(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``ops.relu_mask1`` of a dense x of any shape, whose geometry relu(x) has."""
     if _is_plain(x):
-        from gistkit.kernels import mask
-
-        return mask.relu_mask1_dense(x)
+        return _launchers("mask").relu_mask1_dense(x)
     values, bits = ops.relu_mask1(flat(x))
     # detached: a view made in a Function's forward would refuse to be modified in place later
     return like(values, x.shape, x.stride()).detach(), bits
@@ -33,18 +41,14 @@ def relu_mask1(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def relu_mask1_(x: torch.Tensor) -> torch.Tensor:
     """``ops.relu_mask1_`` of a dense x of any shape."""
     if _is_plain(x):
-        from gistkit.kernels import mask
-
-        return mask.relu_mask1_dense_(x)
+        return _launchers("mask").relu_mask1_dense_(x)
     return ops.relu_mask1_(flat(x))
 
 
 def mask1_backward(grad: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """``ops.mask1_backward`` of a dense gradient of any shape, whose geometry the result has."""
     if _is_plain(grad):
-        from gistkit.kernels import mask as kernels
-
-        return kernels.mask1_backward_dense(grad, mask)
+        return _launchers("mask").mask1_backward_dense(grad, mask)
     return like(ops.mask1_backward(flat(grad), mask), grad.shape, grad.stride())
 
 
@@ -61,9 +65,7 @@ def bn_rebuild(
 ) -> None:
     """``ops.bn_rebuild`` of dense x, other and out of one geometry."""
     if _is_plain(x):
-        from gistkit.kernels import rebuild
-
-        rebuild.bn_rebuild_dense(x, norm, form, plane, other, other_norm, other_form, relu, out)
+        _launchers("rebuild").bn_rebuild_dense(x, norm, form, plane, other, other_norm, other_form, relu, out)
     else:
         there = None if other is None else flat(other)
         ops.bn_rebuild(flat(x), norm, form, plane, there, other_norm, other_form, relu, flat(out))

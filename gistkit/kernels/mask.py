@@ -78,7 +78,7 @@ def _scale_kernel(
 
 
 def _pack(x: torch.Tensor, y: torch.Tensor, relu: bool = False, keep_zero: bool = False) -> torch.Tensor:
-    mask = torch.empty((mask1_bytes(x.numel()),), dtype=torch.uint8, device=x.device)
+    mask = torch.empty(((x.numel() + 7) // 8,), dtype=torch.uint8, device=x.device)
     launch_tiles(_pack_kernel, x, x, y, mask, RELU=relu, KEEP_ZERO=keep_zero)
     return mask
 

@@ -15,8 +15,6 @@ import torch
 import triton
 import triton.language as tl
 
-from gistkit.formats import ceil_div
-
 # rows a program, by bytes an element of the widest tensor: 64 bytes of values a lane, so several accesses are in flight
 ROWS = {1: 512, 2: 512, 4: 256}
 NUM_WARPS = 4
@@ -75,38 +73,43 @@ def launch_here(
     At every launch Triton binds and specialises the arguments, looks the compiled kernel up and asks for its hooks: 20
     to 30 us of the host's time, several times that of the launch itself. The compiled kernel that the first launch of
     a kind gives back is called directly afterwards, as compiled PyTorch calls it; Triton's launch hooks do not see it.
+    It gets addresses as numbers, about which the driver need not be asked; the caller's tensors live on.
+
+    A kind is what Triton specialises on, and finer: every tensor's dtype and whether 16 divides its address, every
+    integer itself, any other argument's type.
     """
+    kinds: list[Any] = []
+    values: list[Any] = []
+    aligned = 0
+    for a in args:
+        if type(a) is torch.Tensor or isinstance(a, torch.Tensor):
+            address = a.data_ptr()
+            aligned = aligned << 1 | (not address & 15)
+            kinds.append(a.dtype)
+            values.append(address)
+        else:
+            kinds.append(a if type(a) is int else type(a))
+            values.append(a)
     # Kernels count by identity: Triton's own hash of one takes a lock, and is that of its source.
-    kinds = tuple([(a.dtype, not a.data_ptr() & 15) if type(a) is torch.Tensor else _kind(a) for a in args])
-    found = _compiled(id(kernel), device, num_warps, kinds, tuple(constexprs.items()))
+    found = _compiled(id(kernel), device, num_warps, aligned, *kinds, *constexprs, *constexprs.values())
     if found:
         _, run, function, metadata, constants = found
         stream = torch._C._cuda_getCurrentRawStream(device)
-        run(programs, 1, 1, stream, function, metadata, None, None, None, *args, *constants)
+        run(programs, 1, 1, stream, function, metadata, None, None, None, *values, *constants)
         return
     compiled = kernel[(programs,)](*args, num_warps=num_warps, enable_fp_fusion=False, **constexprs)
     constants = tuple([constexprs[name] for name in kernel.arg_names[len(args) :]])
     found.extend((kernel, compiled.run, compiled.function, compiled.packed_metadata, constants))
 
 
-@lru_cache(maxsize=1024)
-def _compiled(kernel: int, device: int, num_warps: int, kinds: tuple, constexprs: tuple) -> list:
+@lru_cache(maxsize=4096)
+def _compiled(kernel: int, device: int, num_warps: int, aligned: int, *kinds: Any) -> list:
     """[kernel, launcher, handle, metadata, constants in the order of the parameters] of the compiled kernel; empty
     until the first launch has filled it. The kernel itself is there so that its id stays its own."""
     return []
 
 
-def _kind(argument: Any) -> Any:
-    """What Triton specialises a kernel on: an address's type and alignment; an integer's width, whether it is 1, and
-    whether 16 divides it; any other number's type."""
-    if type(argument) is int:
-        return argument == 1, argument % 16 == 0, -(2**31) <= argument < 2**31, argument < 2**63
-    if isinstance(argument, torch.Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
-    return None if argument is None else type(argument)
-
-
 def launch_tiles(kernel: Any, x: torch.Tensor, *args: Any, **constexprs: Any) -> None:
     """Run kernel(*args, n, ROWS, ALIGNED, ...) over the tiles of x, whose length and item size fix the grid."""
     n, rows = x.numel(), ROWS[x.element_size()]
-    launch(kernel, ceil_div(n, rows * 8), x, *args, n, ROWS=rows, ALIGNED=n % 8 == 0, **constexprs)
+    launch(kernel, -(-n // (rows * 8)), x, *args, n, ROWS=rows, ALIGNED=n % 8 == 0, **constexprs)

@@ -61,7 +61,7 @@ class Alias:
         self._version = x._version
 
     def dense(self) -> torch.Tensor:
-        return unchanged(self._x, self._version)
+        return self._x if self._x._version == self._version else unchanged(self._x, self._version)
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
         return torch.ops.aten.threshold_backward(grad, self.dense(), 0)

@@ -21,8 +21,7 @@ else bias - mean * alpha with both rounded to fp32.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -188,15 +187,20 @@ def as_fp32(t: torch.Tensor) -> torch.Tensor:
     return t if t.dtype is torch.float32 else t.float()
 
 
-@dataclass(slots=True)
-class Factors:
-    """A batch norm's output from its input by gistkit's own kernel: mean [C], 1/std [C], weight and bias [2C], fp32,
-    and the arithmetic, one of :data:`gistkit.kernels.checks.FORMS`. Never written to; ``frozen`` takes 1 us a time."""
+@lru_cache(maxsize=1024)
+def _plane(shape: torch.Size, stride: tuple[int, ...]) -> int:
+    """Of a dense tensor of that geometry, contiguous or channels_last."""
+    return 1 if is_channels_last(torch.empty_strided(shape, stride, device="meta")) else prod(shape[2:])
 
-    mean: torch.Tensor
-    invstd: torch.Tensor
-    affine: torch.Tensor
-    form: str
+
+class Factors:
+    """A batch norm's output from its input by gistkit's own kernel. ``vectors``: mean [C], 1/std [C], weight and bias
+    [2C], fp32, never written to; ``form``: the arithmetic, one of :data:`gistkit.kernels.checks.FORMS`."""
+
+    __slots__ = ("form", "vectors")
+
+    def __init__(self, mean: torch.Tensor, invstd: torch.Tensor, affine: torch.Tensor, form: str) -> None:
+        self.vectors, self.form = [mean, invstd, affine], form
 
     @classmethod
     def of(
@@ -214,13 +218,9 @@ class Factors:
             mean, invstd = as_fp32(mean), as_fp32(invstd)
         return cls(mean, invstd, affine, form)
 
-    @property
-    def vectors(self) -> list[torch.Tensor]:
-        return [self.mean, self.invstd, self.affine]
-
     def plane(self, x: torch.Tensor) -> int:
         """Elements of one channel of x that lie together."""
-        return 1 if is_channels_last(x) else prod(x.shape[2:])
+        return _plane(x.shape, x.stride())
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """BN(x) for dense x [N, C, ...], contiguous or channels_last."""
@@ -234,7 +234,8 @@ class Factors:
         """y, overwritten by relu(BN(x)), relu(BN(x) + other) or, with its ``factors``, relu(BN(x) + BN(other)); all of
         one geometry. y may be x or other."""
         vectors, form = ([], "") if factors is None else (factors.vectors, factors.form)
-        direct.bn_rebuild(x, self.vectors, self.form, self.plane(x), other, vectors, form, True, y)
+        plane = _plane(x.shape, x.stride())
+        direct.bn_rebuild(x, self.vectors, self.form, plane, other, vectors, form, True, y)
         return y
 
 
@@ -273,10 +274,11 @@ def bound(
     backward, and PyTorch's batch norm reads no bias there. What depends on no x is computed here, once. ``affine``: a
     copy of weight and bias as one [2C] in fp32, for gistkit's kernel.
     """
-    weight, bias = None if weight is None else weight.detach(), None if bias is None else bias.detach()
+    if affine is None:
+        weight, bias = None if weight is None else weight.detach(), None if bias is None else bias.detach()
     if rebuild in KERNEL_CANDIDATES:
         factors = Factors.of(rebuild.args[0], mean, invstd, weight, bias, affine)  # type: ignore[attr-defined]
-        return factors, (factors.affine,)
+        return factors, (factors.vectors[2],)
     if rebuild is _fused:
         alpha, beta = _factors(x, mean, invstd, weight, bias)
         return partial(_multiply_add, alpha, beta), (beta,) if weight is None else (alpha, beta)

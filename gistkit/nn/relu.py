@@ -83,6 +83,6 @@ def run(x: torch.Tensor, inplace: bool, keep: Keep | None = None, passes: bool =
     return y
 
 
-def masked(x: torch.Tensor, inplace: bool) -> torch.Tensor:
-    """:func:`run` without ``keep`` for a dense x that is recorded, and may be overwritten where ``inplace``."""
-    return apply(_ReLU, x, inplace, None, False)
+masked = super(torch.autograd.Function, _ReLU).apply  # type: ignore[misc]
+"""(x, inplace, None, False) -> :func:`run` without ``keep``, of a dense x that is recorded, and may be overwritten
+where ``inplace``, outside compilers (:func:`gistkit.nn.once.apply`)."""

@@ -106,17 +106,12 @@ def exact(
             same = [same_bits(builder(t, y)(None), y.detach()) for t in ways(term)]
         verified[key] = same.index(True) if any(same) else None
     number = verified[key]
-    return None if number is None else builder(way(term, number), y)
+    return None if number is None else builder(ways(term)[number], y)
 
 
 def known(verified: dict, call: int, y: torch.Tensor) -> int | None:
     """The number of the way that is known to rebuild y, the output of that covered call; None where none is."""
     return verified.get(_relu_key(call, y))
-
-
-def way(term: ReluTerm, number: int) -> Term:
-    """``ways(term)[number]``."""
-    return (FusedTerm.of(term) or term) if number == 0 else term
 
 
 def ways(term: ReluTerm) -> list[Term]:
@@ -125,4 +120,4 @@ def ways(term: ReluTerm) -> list[Term]:
     return [term] if fused is None else [fused, term]
 
 
-__all__ = ["arithmetic", "exact", "known", "try_drawn", "way", "ways"]
+__all__ = ["arithmetic", "exact", "known", "try_drawn", "ways"]

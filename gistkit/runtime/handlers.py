@@ -29,7 +29,7 @@ from gistkit.runtime.fast_relu import FastRelu
 from gistkit.runtime.host import AwayOnHost
 from gistkit.runtime.program import Step
 from gistkit.runtime.promise import Promise
-from gistkit.runtime.rebuild import BatchNormTerm, ReluTerm, builder, resolve
+from gistkit.runtime.rebuild import BatchNormTerm, ReluTerm, builder, fused, resolve
 from gistkit.runtime.region import Region
 from gistkit.runtime.stash import Reader, RebuiltBody, Rows, Stash, covers
 
@@ -71,7 +71,8 @@ def relu(region: Region, step: Step, b: Relu) -> torch.Tensor:
         if _stash_rebuilt(region, step, decision, y):
             number = 0 if region.settings.lossy is not None else known(region.verified, step.index, y)
             if number is not None:
-                _learn_relu(region, step, b, y, number)
+                one_pass = number == 0 and fused(decision.recipe, region.norms, region.kept) is not None
+                _learn_relu(region, step, b, y, fused if one_pass else resolve)
     elif decision is not None and decision.mask:
         y = _run_relu(region, step, b, None)
         region.encode(y, decision)
@@ -88,10 +89,10 @@ def relu(region: Region, step: Step, b: Relu) -> torch.Tensor:
     return y
 
 
-def _learn_relu(region: Region, step: Step, b: Relu, y: torch.Tensor, number: int | None) -> None:
+def _learn_relu(region: Region, step: Step, b: Relu, y: torch.Tensor, bind: Any) -> None:
     mask = type(getattr(y.grad_fn, "kept", None)) is Coded
     if mask and type(b.x) is torch.Tensor and covers(y) and not step.choice.inplace:
-        region.learnt = FastRelu(step, b, y, number)
+        region.learnt = FastRelu(step, b, y, bind)
 
 
 def _place_own(region: Region, decision: Decision | None, y: torch.Tensor) -> None:

@@ -86,48 +86,61 @@ class ReluTerm:
         return a.relu_() if self.a.fresh else a.relu()
 
 
-@dataclass(slots=True)
 class FusedTerm:
     """relu(BN(x)), relu(BN(x) + other) or relu(BN(x) + BN(other)) in one pass (:mod:`gistkit.kernels.rebuild`), in
-    other's own memory where that is free to use; ``parts`` does the same operator by operator."""
+    other's own memory where that is free to use. ``a``, ``b``: the terms that are added, in the recipe's order, of
+    which one at least is such a BN; b may be None."""
 
-    norm: BatchNormTerm
-    other_norm: BatchNormTerm | None
-    other: Term | None
-    parts: ReluTerm
+    __slots__ = ("_a", "_b")
     fresh = True
+
+    def __init__(self, a: Term, b: Term | None) -> None:
+        self._a, self._b = a, b
 
     @classmethod
     def of(cls, term: ReluTerm) -> FusedTerm | None:
         """The term in one pass, or None where the kernel has no such pass."""
-        if type(term.a) is not AddTerm:
-            return cls(term.a, None, None, term) if _has_factors(term.a) else None  # type: ignore[arg-type]
-        a, b = term.a.a, term.a.b
-        if not _has_factors(a):  # addition commutes, but for which NaN it hands on: CUDA's has one NaN only
-            a, b = b, a
-        if not _has_factors(a):
-            return None
-        other, values = (b, None) if _has_factors(b) else (None, b)
-        return cls(a, other, values, term)  # type: ignore[arg-type]
+        a, b = (term.a.a, term.a.b) if type(term.a) is AddTerm else (term.a, None)
+        return cls(a, b) if _has_factors(a) or (b is not None and _has_factors(b)) else None
+
+    @property
+    def parts(self) -> ReluTerm:
+        """The same operator by operator."""
+        return ReluTerm(self._a if self._b is None else AddTerm(self._a, self._b))
 
     def dense(self, rows: Rows = None) -> torch.Tensor:
-        norm, other_norm = self.norm, self.other_norm
-        x = norm.kept.dense() if rows is None else rows_of(norm.kept, *rows)
-        factors: Any = norm.apply
-        if other_norm is None and self.other is None:
-            return factors.relu(x, torch.empty_like(x))
-        # a batch norm's input is not free, for who else reads it is unknown here
-        if other_norm is not None:
-            other, free, second = _values(other_norm.kept, rows), False, other_norm.apply
+        norm, other = self._a, self._b
+        if other is None:
+            x = _input(norm, rows)
+            return norm.apply.relu(x, torch.empty_like(x))  # type: ignore[union-attr]
+        if not _has_factors(norm):  # addition commutes, but for which NaN it hands on: CUDA's has one NaN only
+            norm, other = other, norm
+        x = _input(norm, rows)
+        if _has_factors(other):  # its input is not free, for who else reads it is unknown here
+            values, free, factors = _input(other, rows), False, other.apply  # type: ignore[union-attr]
         else:
-            other, free, second = self.other.dense(rows), self.other.fresh, None  # type: ignore[union-attr]
-        if (other.dtype, other.shape, other.stride()) != (x.dtype, x.shape, x.stride()):
+            values, free, factors = other.dense(rows), other.fresh, None
+        if (values.dtype, values.shape, values.stride()) != (x.dtype, x.shape, x.stride()):
             return self.parts.dense(rows)
-        return factors.relu(x, other if free else torch.empty_like(x), other, second)
+        return norm.apply.relu(x, values if free else torch.empty_like(x), values, factors)  # type: ignore[union-attr]
+
+
+def _input(norm: Any, rows: Rows) -> torch.Tensor:
+    return norm.kept.dense() if rows is None else rows_of(norm.kept, *rows)
 
 
 def _has_factors(term: Term) -> bool:
     return type(term) is BatchNormTerm and type(term.apply) is Factors
+
+
+def fused(recipe: tuple, norms: Mapping[int, BatchNormTerm], kept: Callable[[int], Kept | None]) -> FusedTerm | None:
+    """A ReLU's recipe bound to this step's tensors in one pass; None where there is no such pass or no such tensor."""
+    what = recipe[1]
+    if what[0] == "bn":
+        norm = norms.get(what[1])
+        return FusedTerm(norm, None) if norm is not None and type(norm.apply) is Factors else None
+    term = resolve(recipe, norms, kept)
+    return FusedTerm.of(term) if type(term) is ReluTerm else None
 
 
 def resolve(recipe: tuple, norms: Mapping[int, BatchNormTerm], kept: Callable[[int], Kept | None]) -> Term | None:
@@ -159,5 +172,6 @@ class builder:
 
 
 __all__ = [
-    "AddTerm", "BatchNormTerm", "FusedTerm", "KeptTerm", "ReluTerm", "Term", "builder", "resolve", "same_bits",
+    "AddTerm", "BatchNormTerm", "FusedTerm", "KeptTerm", "ReluTerm", "Term", "builder", "fused", "resolve",
+    "same_bits",
 ]  # fmt: skip

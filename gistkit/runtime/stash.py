@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from gistkit.kernels.layout import flat, is_dense
 from gistkit.nn.keep import Coded, Kept, rows_from
@@ -178,17 +177,29 @@ class StashTable:
     """The stashes of one forward, found by live storage and version."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[int, int], tuple[StorageWeakRef, Stash, torch.dtype]] = {}
+        self._entries: dict[tuple[int, int], tuple[Stash, torch.dtype]] = {}
         self._names: dict[int, Stash] = {}
-        self._tags: dict[tuple[int, int], StorageWeakRef] = {}
+        self._tags: set[tuple[int, int]] = set()
+        self._weak: set[int] = set()
+
+    def __del__(self) -> None:
+        self.clear()
+
+    def _known(self, x: torch.Tensor) -> tuple[int, int]:
+        """The key of x's storage as it is now, which nothing else has before the table is cleared."""
+        storage = x.untyped_storage()
+        address = storage._cdata
+        if address not in self._weak:
+            # what StorageWeakRef holds, without its two calls of Python
+            self._weak.add(storage._weak_ref())  # type: ignore[arg-type]
+        return address, x._version
 
     def add(self, x: torch.Tensor, stash: Stash, tag: bool = False) -> None:
         """Record that x's storage at its present version is stashed; with ``tag`` as :meth:`tag` does too."""
-        ref = StorageWeakRef(x.untyped_storage())
-        key = (ref.cdata, x._version)
-        self._entries[key] = (ref, stash, x.dtype)
+        key = self._known(x)
+        self._entries[key] = (stash, x.dtype)
         if tag:
-            self._tags[key] = ref
+            self._tags.add(key)
         if stash.storage >= 0:
             self._names[stash.storage] = stash
 
@@ -196,14 +207,11 @@ class StashTable:
         """The stash of x's storage as it is now, or None."""
         # no need to ask whether the weak reference has expired: it keeps the address from being another storage's
         entry = self._entries.get((x.untyped_storage()._cdata, x._version))
-        return None if entry is None or entry[2] != x.dtype else entry[1]
+        return None if entry is None or entry[1] != x.dtype else entry[0]
 
     def tag(self, x: torch.Tensor) -> None:
         """Remember that x's storage, as it is now, is worth zero-value compression."""
-        storage = x.untyped_storage()
-        key = (storage._cdata, x._version)
-        entry = self._entries.get(key)
-        self._tags[key] = StorageWeakRef(storage) if entry is None else entry[0]
+        self._tags.add(self._known(x))
 
     def tagged(self, x: torch.Tensor) -> bool:
         """Whether x's storage, as it is now, was tagged."""
@@ -215,10 +223,12 @@ class StashTable:
 
     def stashes(self) -> list[Stash]:
         """Every stash once."""
-        return list({id(s): s for _, s, _ in self._entries.values()}.values())
+        return list({id(s): s for s, _ in self._entries.values()}.values())
 
     def clear(self) -> None:
         """Forget everything; nodes keep what they hold."""
         self._entries.clear()
         self._names.clear()
         self._tags.clear()
+        while self._weak:
+            torch.UntypedStorage._free_weak_ref(self._weak.pop())
