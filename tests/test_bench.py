@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 
 import pytest
 import torch
@@ -113,7 +114,19 @@ def test_a_copy_that_does_not_fit_fails_the_rows_of_its_size_alone(monkeypatch):
 
 
 def test_a_commit_is_that_of_the_checkout_which_tracks_the_package(tmp_path, monkeypatch):
+    def git(*arguments: str) -> None:
+        who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
+        subprocess.run(("git", "-C", str(tmp_path), *who, *arguments), check=True, capture_output=True)
+
+    for name in ("measure.py", "installed.py"):
+        (tmp_path / name).touch()
+    git("init")
+    git("add", "measure.py")
+    git("commit", "-m", "one")
     monkeypatch.setattr(measure, "__file__", str(tmp_path / "measure.py"))
+    assert re.fullmatch("[0-9a-f]{7,}", measure._commit())
+    # A package in a virtual environment inside of somebody else's repository.
+    monkeypatch.setattr(measure, "__file__", str(tmp_path / "installed.py"))
     assert measure._commit() == ""
 
 

@@ -34,8 +34,10 @@ def test_the_main_job(tmp_path, capsys):
     raw = json.loads(numbers.read_text())
     assert raw["rows"] == rows and raw["planned"] == 14 and raw["environment"]["torch"] == torch.__version__
     with Image.open(picture) as image:
-        colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 24)}
-    assert {rgb(COLOURS[0]), rgb(COLOURS[1]), rgb(COPY)} <= colours
+        pixels = {colour: count for count, colour in image.convert("RGB").getcolors(1 << 24)}
+        height = image.size[1]
+    assert {rgb(COLOURS[0]), rgb(COLOURS[1])} <= set(pixels)
+    assert pixels[rgb(COPY)] > height // 2  # of four dashed lines, more than the legend's
 
 
 @pytest.mark.parametrize("arguments", [["--codec", "zvc", "fp8"], ["--family", "operator", "rival", "--only", "3x3s2"]])
