@@ -250,8 +250,9 @@ def test_the_fastest_that_fit_and_segments_are_offered_by_the_move():
     simulator = Simulator(graph, costs)
     plain, gist, again = (POLICIES[n](graph, costs) for n in ("plain", "gist", "checkpoint"))
     assert len({plain.step_s, gist.step_s, again.step_s}) >= 2
-    found = offered([plain, gist, again, again], simulator, None)
-    assert found[:2] == sorted([plain, gist, again], key=lambda p: simulator.run(p).step_s)[:2]
-    assert again in found
+    slower = replace(gist, policy="slower", decisions=again.decisions)
+    found = offered([slower, plain, gist, again, again], simulator, None)
+    assert found[:2] == sorted([slower, gist, again], key=lambda p: simulator.run(p).step_s)[:2]
+    assert again in found and plain not in found  # which decides nothing
     assert offered([plain, again], simulator, 1) == [again]
     assert offered([replace(plain, decisions=(Decision(10_000, "dense"),))], simulator, None) == []

@@ -159,10 +159,9 @@ def _search(
         if further is None:
             break
         found = _round(further[0], budget_bytes, deadline, [further[1]])
-        if not found.bounded:
-            break  # a plan among more options than the bound knows of would claim too small a gap
         if found.taken is None or found.seconds >= outcome.seconds * (1 - ENOUGH):
-            outcome = replace(outcome, bound_s=min(outcome.bound_s, found.bound_s))
+            # without a bound over the further options they are none: nothing is taken of them
+            outcome = replace(outcome, bound_s=min(outcome.bound_s, found.bound_s)) if found.bounded else outcome
             break
         attempt, outcome = further[0], found
     return attempt, outcome

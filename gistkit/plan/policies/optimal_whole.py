@@ -58,9 +58,10 @@ def fastest_whole(
 
 def offered(seeds: Iterable[Plan], simulator: Simulator, room_bytes: int | None) -> list[Plan]:
     """The plans whose single decisions are worth a place in the program: the fastest that fit, and those with segments
-    that run anew. Every further one would make it larger for decisions of which it has better ones."""
+    that run anew. Every further one would make it larger for decisions of which it has better ones. One that decides
+    nothing offers nothing, and takes no place."""
     fitting, again = [], []
-    for plan in seeds:
+    for plan in (s for s in seeds if s.decisions):
         try:
             run = simulator.run(plan)
         except PlanError:
