@@ -27,7 +27,7 @@ from gistkit.plan.policies.options import check_fidelity
 from gistkit.plan.policies.predicted import held, kept_bytes
 from gistkit.plan.simulate import Simulator
 
-TIME_LIMIT_S, LARGE_LIMIT_S = 3.5, 16.0
+TIME_LIMIT_S, LARGE_LIMIT_S = 4.0, 16.0
 LARGE_TASKS = 3000
 """Steps of more tasks (ResNet-152 has 1,290, ResNet-1202 10,222) get the longer limit by default."""
 NARROW_SHARE = 0.4

@@ -26,8 +26,8 @@ LINK_RANGE = (0.01, 1.0)
 """What a second of transfer counts for beside one of compute while a kick is repaired: drawn between these."""
 NOISE = 0.5
 """Spread of the logarithms of the prices that a kick is repaired at."""
-LOOKED_AT = 0.15
-"""Share of the groups, beside those that a kick changed, whose moves are tried behind it."""
+LOOKED_AT, MOST_LOOKED_AT = 0.15, 60
+"""Share of the groups, beside those that a kick changed, whose moves are tried behind it; about how many at most."""
 PATIENCE = 200
 """Kicks in a row without success, after which the search ends."""
 Choice = tuple[tuple[int, ...], float]
@@ -147,7 +147,8 @@ def _kicked(search: Search, best: Choice, limit_bytes: int, deadline: float) -> 
     for _ in range(2):
         if not moved or not search.mend(now, room, deadline, prices, moved):
             return best
-        groups = (np.array(now.taken) != best[0]) | (noise.random(len(now.taken)) < LOOKED_AT)
+        share = min(LOOKED_AT, MOST_LOOKED_AT / len(now.taken))
+        groups = (np.array(now.taken) != best[0]) | (noise.random(len(now.taken)) < share)
         seconds = _descend(search, now, now.seconds(), room, deadline, groups=groups)
         if seconds >= best[1] * LESS:
             return best

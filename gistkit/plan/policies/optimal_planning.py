@@ -14,6 +14,7 @@ from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.optimal_attempt import Attempt
 from gistkit.plan.policies.optimal_build import Options, trains_batch_norm
+from gistkit.plan.policies.optimal_improve import improve
 from gistkit.plan.policies.optimal_peak import Least, least_peak
 from gistkit.plan.policies.optimal_reasons import reasoned
 from gistkit.plan.policies.optimal_refine import WHOLE_SIZE, Outcome, Refinement
@@ -157,6 +158,9 @@ def _search(
     while outcome.taken is not None and not restricted and outcome.gap > ENOUGH and time.monotonic() < deadline:
         further = attempt.retimed(outcome.taken)
         if further is None:
+            # nothing is shipped: what time is left is the search's
+            again = improve(attempt.search, [(outcome.taken, outcome.seconds)], budget_bytes, deadline)
+            outcome = replace(outcome, taken=again[0], seconds=again[1])
             break
         found = _round(further[0], budget_bytes, deadline, [further[1]])
         if found.taken is None or found.seconds >= outcome.seconds * (1 - ENOUGH):
