@@ -130,6 +130,7 @@ def _frozen(model):
 
 def _replaced(model):
     generator = torch.Generator().manual_seed(1)
+    model.before = [[layer.weight for layer in (model.convs[1], *model.norms)]]  # they live on
     for layer in (model.convs[1], model.norms[1], model.norms[3]):
         layer.weight = nn.Parameter(torch.rand(layer.weight.shape, generator=generator))
 
@@ -143,6 +144,10 @@ def _numbers(model):
     model.norms[0].momentum, model.norms[1].eps, model.first.momentum = 0.3, 0.1, None
 
 
+def _evaluated(model):
+    model.norms[0].eval()
+
+
 def _not_in_place(model):
     model.relu.inplace = False
 
@@ -151,7 +156,7 @@ def _without_affine(model):
     model.norms[2].weight = model.norms[2].bias = None
 
 
-@pytest.mark.parametrize("change", [_frozen, _replaced, _strided, _numbers, _not_in_place, _without_affine])
+@pytest.mark.parametrize("change", [_frozen, _replaced, _strided, _numbers, _evaluated, _not_in_place, _without_affine])
 def test_a_model_that_was_changed(compressed_and_plain, change):
     settle(compressed_and_plain, 3)
     for model in compressed_and_plain:
@@ -169,12 +174,12 @@ def test_another_dtype_and_back(compressed_and_plain):
 
 
 def test_parameters_of_another_dtype_alone(compressed_and_plain):
-    settle(compressed_and_plain, 3)
-    for model in compressed_and_plain:
-        model.norms[1].double()
-        model.norms[1].float()
-        model.norms[2].weight.data = model.norms[2].weight.data.flip(0)
-    settle(compressed_and_plain, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        settle(compressed_and_plain, 3)
+        for model in compressed_and_plain:
+            model.norms[0].bfloat16()
+            model.norms[2].bfloat16()
+        settle(compressed_and_plain, 3)
 
 
 def test_other_sizes_and_layouts_in_turn(compressed_and_plain):
@@ -215,6 +220,23 @@ def test_evaluation_and_foreign_hooks_between_steps(compressed_and_plain):
     both(compressed_and_plain)
 
 
+def test_foreign_hooks_within_the_forward_see_what_is_saved(compressed_and_plain):
+    settle(compressed_and_plain, 3)
+    seen = {model: [] for model in compressed_and_plain}
+    for model in compressed_and_plain:
+        for layer in (model.norms[0], model.convs[1]):
+            layer.forward = lambda x, inner=layer.forward, seen=seen[model]: _watched(inner, x, seen)
+    for _ in range(3):
+        both(compressed_and_plain)
+    ours, theirs = seen.values()
+    assert ours == theirs and len(ours) > 6
+
+
+def _watched(inner, x, seen):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t.shape) or t, lambda t: t):
+        return inner(x)
+
+
 def test_gradients_off_for_a_part(compressed_and_plain):
     settle(compressed_and_plain, 3)
     for model in compressed_and_plain:
@@ -246,14 +268,14 @@ def test_an_optimiser_that_writes_between_forward_and_backward(compressed_and_pl
 def test_parameters_written_within_the_forward(compressed_and_plain):
     settle(compressed_and_plain, 3)
     for model in compressed_and_plain:
-        model.pool.register_forward_hook(lambda *_, model=model: _shift(model))
+        model.convs[1].register_forward_hook(lambda *_, model=model: _shift(model))
     settle(compressed_and_plain, 3)
 
 
 def _shift(model):
     with torch.no_grad():
-        model.norms[3].weight.mul_(1.5)
-        model.norms[3].bias.add_(0.5)
+        model.norms[2].weight.mul_(1.5)
+        model.norms[2].bias.add_(0.5)
 
 
 def test_threads_side_by_side(compressed_and_plain):

@@ -28,7 +28,7 @@ Rebuild = Callable[..., torch.Tensor]
 def try_drawn(verified: dict, call: int, b: BatchNorm) -> None:
     """To be called before a batch norm, the covered call of that number, from which something is rebuilt: remembers in
     ``verified`` the arithmetics that give a forward with random weights and biases. Synchronises where it is new."""
-    key = _key(call, b.x)
+    key = _key(call, b)
     if key in verified or not b.training or b.x.dim() < 2 or b.x.numel() == 0 or not is_dense(b.x):
         return
     with torch.no_grad():
@@ -40,7 +40,7 @@ def try_drawn(verified: dict, call: int, b: BatchNorm) -> None:
 def arithmetic(verified: dict, call: int, b: BatchNorm, y: torch.Tensor, stats: tuple) -> Rebuild | None:
     """The arithmetic that gives the batch norm's output y, and gave the drawn forward, bit for bit on this device, or
     None. ``stats``: mean and 1/std of the batch. Synchronises where it is new."""
-    key = _key(call, b.x)
+    key = _key(call, b)
     if key not in verified:
         with torch.no_grad():
             x, able = b.x.detach(), verified.pop(("drawn", *key), ())
@@ -48,8 +48,9 @@ def arithmetic(verified: dict, call: int, b: BatchNorm, y: torch.Tensor, stats: 
     return verified[key]
 
 
-def _key(call: int, x: torch.Tensor) -> tuple:
-    return ("bn", call, x.dtype, x.device, tuple(x.shape), x.stride())
+def _key(call: int, b: BatchNorm) -> tuple:
+    x, affine = b.x, None if b.weight is None else b.weight.dtype
+    return ("bn", call, x.dtype, x.device, tuple(x.shape), x.stride(), affine)
 
 
 def _relu_key(call: int, y: torch.Tensor) -> tuple:
