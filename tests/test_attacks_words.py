@@ -105,7 +105,7 @@ def test_networks_of_impossible_sizes_are_refused(words, text):
 
 def test_the_package_is_a_command():
     shown = subprocess.run([sys.executable, "-m", "gistkit", "--help"], capture_output=True, text=True, check=True)
-    assert shown.stdout.startswith("usage: gistkit [-h] COMMAND")
+    assert shown.stdout.startswith("usage: gistkit [-h] [--version] COMMAND")
     wrong = subprocess.run([sys.executable, "-m", "gistkit", "profile", "vgg17"], capture_output=True, text=True)
     assert wrong.returncode == 2 and "did you mean" in wrong.stderr
 

@@ -50,11 +50,11 @@ def arithmetic(verified: dict, call: int, b: BatchNorm, y: torch.Tensor, stats: 
 
 def _key(call: int, b: BatchNorm) -> tuple:
     x, affine = b.x, None if b.weight is None else b.weight.dtype
-    return ("bn", call, x.dtype, x.device, tuple(x.shape), x.stride(), affine)
+    return ("bn", call, x.dtype, x.device, tuple(x.shape), x.stride(), affine, torch._C._get_cudnn_enabled())
 
 
-def _relu_key(call: int, y: torch.Tensor) -> tuple:
-    return ("relu", call, y.dtype, y.device, tuple(y.shape), y.stride())
+def _relu_key(call: int, recipe: tuple, y: torch.Tensor) -> tuple:
+    return ("relu", call, recipe, y.dtype, y.device, tuple(y.shape), y.stride())
 
 
 def _gives(
@@ -85,7 +85,7 @@ def _drawn_forward(x: torch.Tensor, weight: Any, bias: Any, eps: float) -> tuple
 
 
 def exact(
-    verified: dict, call: int, y: torch.Tensor, term: ReluTerm, later: Callable[[], None] | None
+    verified: dict, call: int, recipe: tuple, y: torch.Tensor, term: ReluTerm, later: Callable[[], None] | None
 ) -> Callable[[Rows], torch.Tensor] | None:
     """What rebuilds y, the output of the covered call of that number: in one pass where that gives its bits, else
     operator by operator, else None.
@@ -93,7 +93,7 @@ def exact(
     With ``later`` an unknown one is not tried now but at its first use; ``later()`` is called, and must raise, where no
     way of it is exact then.
     """
-    key = _relu_key(call, y)
+    key = _relu_key(call, recipe, y)
     if key not in verified and later is not None:
 
         def found(number: int | None) -> None:
@@ -110,9 +110,9 @@ def exact(
     return None if number is None else builder(ways(term)[number], y)
 
 
-def known(verified: dict, call: int, y: torch.Tensor) -> int | None:
+def known(verified: dict, call: int, recipe: tuple, y: torch.Tensor) -> int | None:
     """The number of the way that is known to rebuild y, the output of that covered call; None where none is."""
-    return verified.get(_relu_key(call, y))
+    return verified.get(_relu_key(call, recipe, y))
 
 
 def ways(term: ReluTerm) -> list[Term]:

@@ -31,6 +31,7 @@ class FastBatchNorm:
     def __init__(self, region: Region, step: Step, b: BatchNorm, rebuild: norm.Rebuild | None) -> None:
         self._x, self._parameter = Kind(b.x), ParameterKind(b.weight)  # type: ignore[arg-type]
         self._index, self._storage, self._rebuild = step.index, step.input.storage, rebuild  # type: ignore[union-attr]
+        self._cudnn = torch._C._get_cudnn_enabled()
         self._nbytes = b.x.untyped_storage().nbytes()
         self._held = Held(None, self._nbytes, self._storage, step.input.reason)  # type: ignore[union-attr]
         self._own = tuple((i, op, payload_bytes(own)) for i, op, own in region.own if i == step.index)
@@ -53,16 +54,18 @@ class FastBatchNorm:
         storage = x.untyped_storage()
         if not b.training or storage.nbytes() != self._nbytes:
             return None
-        if region.table.find(x) is not None:
+        if region.table.find(x) is not None or torch._C._get_cudnn_enabled() is not self._cudnn:
             return None
         y, stats = native.batch_norm(b)
-        hold = region.aliases[self._storage] = Alias(x)
+        hold = Alias(x)
+        region.aliased(x, self._storage, hold)
         region.held.setdefault(storage._cdata, self._held)
         region.own.extend(self._own)
         if self._rebuild is not None:
             affine = None if self.parameters is None else self._affine(region, b)
             apply, _ = norm.bound(self._rebuild, x, stats[0], stats[1], b.weight, b.bias, affine)
             region.norms[self._index] = BatchNormTerm(hold, apply)
+            region.origins.made("bn", self._index, y)
         return y
 
     def _affine(self, region: Region, b: BatchNorm) -> torch.Tensor | None:

@@ -38,6 +38,8 @@ class FastRelu:
         if x.untyped_storage().nbytes() != self._nbytes:
             return None
         if self._bind is not None:
+            if not region.origins.are(self._recipe[1], region.origins.key(x)):
+                return None
             term = self._bind(self._recipe, region.norms, region.kept)
             if term is None:
                 return None
@@ -47,7 +49,7 @@ class FastRelu:
             region.mark_sparse(y)
             return y
         body = RebuiltBody(builder(term, y), self._row_elements)
-        region.table.add(y, Stash(body, self._storage, "rebuild", self._nbytes, self._reason), tag=True)
+        region.stashed(y, Stash(body, self._storage, "rebuild", self._nbytes, self._reason), tag=True)
         return y
 
 

@@ -37,6 +37,7 @@ _NUMBERS = frozenset((int, float, bool, tuple, str, type(None)))
 Stats = tuple[torch.Tensor, torch.Tensor]
 Build = Callable[[Rows], torch.Tensor]
 NOT_EXACT = "it cannot be rebuilt bit for bit on this device"
+MADE_OTHERWISE = "the forward made it in another way than when it was captured"
 
 
 def runs(bound: Bound) -> bool:
@@ -67,11 +68,13 @@ def relu(region: Region, step: Step, b: Relu) -> torch.Tensor:
         y = _run_relu(region, step, b, lambda _: promise)
         region.watch.promise(y, promise)
     elif decision is not None and decision.codec == "rebuild":
+        made = region.origins.are(decision.recipe[1], region.origins.key(x))
         y = _run_relu(region, step, b, None)
-        if _stash_rebuilt(region, step, decision, y):
-            number = 0 if region.settings.lossy is not None else known(region.verified, step.index, y)
+        if _stash_rebuilt(region, step, decision, y, made):
+            recipe, lossy = decision.recipe, region.settings.lossy is not None
+            number = 0 if lossy else known(region.verified, step.index, recipe, y)
             if number is not None:
-                one_pass = number == 0 and fused(decision.recipe, region.norms, region.kept) is not None
+                one_pass = number == 0 and fused(recipe, region.norms, region.kept) is not None
                 _learn_relu(region, step, b, y, fused if one_pass else resolve)
     elif decision is not None and decision.mask:
         y = _run_relu(region, step, b, None)
@@ -135,15 +138,16 @@ def _shared_relu(region: Region, step: Step, b: Relu, decision: Decision) -> tor
 
     y = _run_relu(region, step, b, keep)
     if made:
-        region.table.add(y, made[0])
+        region.stashed(y, made[0])
     else:
         region.alias(y, decision)
     return y
 
 
-def _stash_rebuilt(region: Region, step: Step, decision: Decision, y: torch.Tensor) -> bool:
-    """Record the recipe as y's stash if it gives y back; else stash y's values. Whether it does."""
-    term = resolve(decision.recipe, region.norms, region.kept) if covers(y) else None
+def _stash_rebuilt(region: Region, step: Step, decision: Decision, y: torch.Tensor, made: bool) -> bool:
+    """Record the recipe as y's stash if it gives y back; else stash y's values. Whether it does. ``made``: whether y's
+    input came about as the recipe says."""
+    term = resolve(decision.recipe, region.norms, region.kept) if made and covers(y) else None
     if term is not None:
         assert isinstance(term, ReluTerm)
         build = _exact(region, step, decision, y, term)
@@ -152,11 +156,12 @@ def _stash_rebuilt(region: Region, step: Step, decision: Decision, y: torch.Tens
             stash = Stash(
                 RebuiltBody(build, y.numel() // y.shape[0]), decision.storage, "rebuild", plain, decision.reason
             )
-            region.table.add(y, stash)
+            region.stashed(y, stash)
             return True
-    region.cannot(decision, NOT_EXACT)
+    why = NOT_EXACT if made else MADE_OTHERWISE
+    region.cannot(decision, why)
     fallback = "zvc" if region.settings.lossy is None else "zvc+" + region.settings.lossy
-    region.encode(y, Decision(decision.storage, fallback, reason="stored: the rebuild was not exact here"))
+    region.encode(y, Decision(decision.storage, fallback, reason=f"stored: {why}"))
     return False
 
 
@@ -165,7 +170,7 @@ def _exact(region: Region, step: Step, decision: Decision, y: torch.Tensor, term
     if region.settings.lossy is not None:
         return builder(ways(term)[0], y)
     later = (lambda: region.cannot(decision, NOT_EXACT)) if region.bound else None
-    return exact(region.verified, step.index, y, term, later)
+    return exact(region.verified, step.index, decision.recipe, y, term, later)
 
 
 def max_pool2d(region: Region, step: Step, b: MaxPool2d) -> torch.Tensor:
@@ -240,6 +245,7 @@ def batch_norm(region: Region, step: Step, b: BatchNorm) -> torch.Tensor:
 def _remember_norm(
     region: Region, step: Step, b: BatchNorm, y: torch.Tensor, kept: Kept, stats: Stats
 ) -> norm.Rebuild | None:
+    region.origins.made("bn", step.index, y)
     rebuild = arithmetic(region.verified, step.index, b, y, stats)
     if rebuild is not None:
         apply, own = norm.bound(rebuild, b.x, *stats, b.weight, b.bias)

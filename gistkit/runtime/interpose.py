@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from gistkit.graph.calls import COVERED, Add, MaxPool2d, bind, binder, is_counted, region_is_open
 from gistkit.graph.recorder import is_metadata
-from gistkit.runtime.fast import FastAdd, run_fast
+from gistkit.runtime.fast import FastAdd, run_fast, summed
 from gistkit.runtime.handlers import HANDLERS, runs
 from gistkit.runtime.region import OWNERS, Region
 
@@ -101,9 +101,10 @@ class Interposer(TorchFunctionMode):
         region.instead = step.index
         try:
             handler = HANDLERS.get(op)
-            if type(bound) is Add and type(bound.x) is type(bound.other) is torch.Tensor:
+            if type(bound) is Add and type(bound.x) is type(bound.other) is torch.Tensor and runs(bound):
                 region.learnt = FastAdd(step, bound)
                 region.learn(step, func, binder(func))
+                return summed(region, bound, func, args, kwargs)
             if handler is None or not runs(bound):
                 if type(bound) is MaxPool2d:
                     region.watch.touch(func, args, kwargs)

@@ -52,7 +52,9 @@ class Program:
             self._decisions = {s: Decision(s, "dense", reason=OPEN) for s in (*kept, *self.passing)} | self._decisions
         self.again = recompute_plan(graph, self._decisions, plan.choices)
         self._choices = {c.covered: c for c in plan.choices}
-        self._in_recipes = {n for d in plan.decisions for n in _batch_norms(d.recipe)}
+        self._in_recipes = {n for d in plan.decisions for n in _named(d.recipe, "bn")}
+        self.sources = {s for d in plan.decisions for s in _named(d.recipe, "stash")}
+        """Storages from whose values something is rebuilt."""
         self._calls = [c for c in graph.calls if c.covered >= 0]
         self._steps = [self._step(c) for c in self._calls]
         self._gaps, self._within = self._saves()
@@ -139,9 +141,10 @@ def _in_order(call: Call) -> list[Save | Passing]:
     return found
 
 
-def _batch_norms(recipe: tuple) -> set[int]:
+def _named(recipe: tuple, what: str) -> set[int]:
+    """The numbers of a recipe's terms of that kind."""
     if not recipe:
         return set()
-    if recipe[0] == "bn":
+    if recipe[0] == what:
         return {recipe[1]}
-    return set().union(*(_batch_norms(r) for r in recipe[1:] if isinstance(r, tuple)))
+    return set().union(*(_named(r, what) for r in recipe[1:] if isinstance(r, tuple)))

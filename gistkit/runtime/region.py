@@ -25,6 +25,7 @@ from gistkit.runtime.decide import KEEP_DENSE, Settings, ad_hoc
 from gistkit.runtime.denser import Room
 from gistkit.runtime.exact import ExactPacker, Ticket
 from gistkit.runtime.host import HostBody
+from gistkit.runtime.origins import Origins
 from gistkit.runtime.program import Key, Program, Step
 from gistkit.runtime.promise import Watch
 from gistkit.runtime.rebuild import BatchNormTerm
@@ -75,6 +76,7 @@ class Region:
     table: StashTable = field(default_factory=StashTable)
     watch: Watch = field(default_factory=Watch)
     norms: dict[int, BatchNormTerm] = field(default_factory=dict)
+    origins: Origins = field(init=False)
     densities: dict[int, float] = field(default_factory=dict)
     held: dict[int, Held] = field(default_factory=dict)
     own: list[tuple[int, str, Any]] = field(default_factory=list)
@@ -98,6 +100,7 @@ class Region:
     tape: Tape | None = None
 
     def __post_init__(self) -> None:
+        self.origins = Origins(self.table.known)
         again = None if self.program is None else self.program.again
         if again is not None:
             # as with rebuilds: what starts from rounded values does not give the forward's bits
@@ -206,8 +209,14 @@ class Region:
     def _stash(self, x: torch.Tensor, body: Body, decision: Decision) -> Stash:
         plain = x.untyped_storage().nbytes()
         stash = Stash(body, decision.storage, decision.codec, plain, decision.reason)
-        self.table.add(x, stash)
+        self.stashed(x, stash)
         return stash
+
+    def stashed(self, x: torch.Tensor, stash: Stash, tag: bool = False) -> None:
+        """Readers of x's storage as it is now share that stash; with ``tag`` as :meth:`mark_sparse` does too."""
+        self.table.add(x, stash, tag)
+        if self.program is not None and stash.storage in self.program.sources:
+            self.origins.made("stash", stash.storage, x)
 
     def cannot(self, decision: Decision, why: str) -> None:
         """A decision that is not carried out: noted for the report, an error where the plan promises a budget."""
@@ -238,11 +247,17 @@ class Region:
             reason = self.notes.get(decision.storage, decision.reason) if self.notes else decision.reason
             self.held[storage._cdata] = Held(StorageWeakRef(storage), storage.nbytes(), decision.storage, reason)
         if decision.storage >= 0:
-            self.aliases[decision.storage] = kept
+            self.aliased(x, decision.storage, kept)
             if self.probing and self.table.tagged(x) and x.dtype in KERNEL_DTYPES and covers(x):
                 # Kept dense although zeros are likely: count them now and then, as that may have changed.
                 self.probes.append((decision.storage, x.numel(), self.packer.count(x.detach())))
         return kept
+
+    def aliased(self, x: torch.Tensor, storage: int, kept: Kept) -> None:
+        """The values of a planned storage are x's own, unless a stash has them."""
+        self.aliases[storage] = kept
+        if self.program is not None and storage in self.program.sources and self.table.named(storage) is None:
+            self.origins.made("stash", storage, x)
 
     def measured(self) -> dict[int, float]:
         """Density by planned storage id, as this step's sparse stashes say."""
@@ -279,6 +294,7 @@ class Region:
         """Let go of everything; called however the forward ended."""
         self.table.clear()
         self.norms.clear()
+        self.origins.clear()
         self.aliases.clear()
         self.own.clear()
         self.held.clear()

@@ -185,7 +185,7 @@ class StashTable:
     def __del__(self) -> None:
         self.clear()
 
-    def _known(self, x: torch.Tensor) -> tuple[int, int]:
+    def known(self, x: torch.Tensor) -> tuple[int, int]:
         """The key of x's storage as it is now, which nothing else has before the table is cleared."""
         storage = x.untyped_storage()
         address = storage._cdata
@@ -196,7 +196,7 @@ class StashTable:
 
     def add(self, x: torch.Tensor, stash: Stash, tag: bool = False) -> None:
         """Record that x's storage at its present version is stashed; with ``tag`` as :meth:`tag` does too."""
-        key = self._known(x)
+        key = self.known(x)
         self._entries[key] = (stash, x.dtype)
         if tag:
             self._tags.add(key)
@@ -211,7 +211,7 @@ class StashTable:
 
     def tag(self, x: torch.Tensor) -> None:
         """Remember that x's storage, as it is now, is worth zero-value compression."""
-        self._tags.add(self._known(x))
+        self._tags.add(self.known(x))
 
     def tagged(self, x: torch.Tensor) -> bool:
         """Whether x's storage, as it is now, was tagged."""
