@@ -11,7 +11,7 @@ from torch import nn
 
 import gistkit
 from gistkit.nn import norm
-from gistkit.runtime import exactness, fast, interpose, native
+from gistkit.runtime import fast, interpose, native, telling
 from tests.nn_cases import same_bits
 
 
@@ -48,7 +48,7 @@ class Net(nn.Module):
 def compressed_and_plain(request, monkeypatch):
     """A compressed network and its plain copy; ``in one pass`` as on a GPU, by gistkit's kernel."""
     if request.param == "in one pass":
-        monkeypatch.setattr(exactness, "rebuild_candidates", lambda x: list(norm.KERNEL_CANDIDATES))
+        monkeypatch.setattr(telling, "rebuild_candidates", lambda x: list(norm.KERNEL_CANDIDATES))
         monkeypatch.setitem(native.JOINT_BYTES, "cpu", 2**20)
     torch.manual_seed(0)
     plain = Net()

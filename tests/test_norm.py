@@ -148,10 +148,31 @@ def test_a_rebuild_that_is_right_for_unit_weights_alone_is_not_relied_on(monkeyp
     def forgets(x, mean, invstd, weight, bias):
         return right(x, mean, invstd, torch.ones_like(mean), torch.zeros_like(mean))
 
-    monkeypatch.setattr("gistkit.runtime.exactness.rebuild_candidates", lambda x: [forgets, right])
+    monkeypatch.setattr("gistkit.runtime.telling.rebuild_candidates", lambda x: [forgets, right])
     state = torch.get_rng_state()
     assert torch.equal(forgets(x, mean, invstd, weight, bias), y)
     verified, call = {}, BatchNorm(x, None, None, weight, bias, True, 0.1, 1e-5)
     try_drawn(verified, 0, call)
     assert arithmetic(verified, 0, call, y, (mean, invstd)) is right
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("shape", [(4, 16, 8, 8), (2, 3, 4), (6, 5)])
+def test_data_that_tell_nothing_apart_decide_nothing(monkeypatch, shape):
+    """With means of zero it makes no difference how often bias - mean * alpha is rounded; in the next step it may."""
+    half = torch.randn(shape)
+    x = torch.cat((half, -half))
+    weight, bias = torch.ones(shape[1]), torch.zeros(shape[1])
+    y, mean, invstd, _, _ = torch._batch_norm_impl_index(x, weight, bias, None, None, True, 0.1, 1e-5, False)
+    (right,) = [c for c in rebuild_candidates(x) if c.__name__ == "_fused"]
+
+    def rounds_twice(x, mean, invstd, weight, bias):
+        alpha = weight * invstd
+        over = (1, -1) + (1,) * (x.dim() - 2)
+        return torch.addcmul((bias - mean * alpha).view(over), x, alpha.view(over))
+
+    assert torch.equal(rounds_twice(x, mean, invstd, weight, bias), y)
+    monkeypatch.setattr("gistkit.runtime.telling.rebuild_candidates", lambda x: [rounds_twice, right])
+    verified, call = {}, BatchNorm(x, None, None, weight, bias, True, 0.1, 1e-5)
+    try_drawn(verified, 0, call)
+    assert arithmetic(verified, 0, call, y, (mean, invstd)) is right

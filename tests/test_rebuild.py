@@ -10,7 +10,7 @@ from gistkit.kernels import ops
 from gistkit.kernels.checks import FORMS
 from gistkit.nn import norm
 from gistkit.nn.keep import Alias
-from gistkit.runtime import exactness
+from gistkit.runtime import telling
 from gistkit.runtime.rebuild import AddTerm, BatchNormTerm, FusedTerm, KeptTerm, ReluTerm
 from tests.nn_cases import DTYPES, same_bits
 
@@ -126,7 +126,7 @@ def test_a_training_step_rebuilds_in_one_pass_where_that_is_exact(wrong, monkeyp
     model = nn.Sequential(nn.Conv2d(3, 8, 3), Block(True), Block(False), nn.Conv2d(8, 2, 1))
     x = torch.randn(4, 3, 34, 34)
     want = step(model, x)
-    monkeypatch.setattr(exactness, "rebuild_candidates", lambda x: [*norm.KERNEL_CANDIDATES, norm._fused])
+    monkeypatch.setattr(telling, "rebuild_candidates", lambda x: [*norm.KERNEL_CANDIDATES, norm._fused])
     calls = []
 
     def watched(*args):

@@ -7,9 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gistkit.graph.calls import BatchNorm
+from gistkit.nn import norm
 from gistkit.plan.checks import digest_bytes, norm_bytes, part_bytes
+from gistkit.runtime import telling
 from gistkit.runtime.exactness import arithmetic, try_drawn
 from gistkit.runtime.live import LiveBytes
+from gistkit.runtime.telling import Kind, told
 from gistkit.runtime.verify import Digest, Trial, blocks
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex128]
@@ -120,6 +123,7 @@ def test_a_batch_norms_arithmetic_is_found_in_the_room_of_its_output(shape, dtyp
     with LiveBytes() as plain:
         y, mean, invstd, _, _ = torch._batch_norm_impl_index(x, weight, bias, None, None, True, 0.1, 1e-5, False)
         del y, mean, invstd
+    told(verified, Kind.of(x, weight, 1e-5))  # ahead of a forward under a budget
     with LiveBytes() as live:
         try_drawn(verified, 0, call)
         y, mean, invstd, _, _ = torch._batch_norm_impl_index(x, weight, bias, None, None, True, 0.1, 1e-5, False)
@@ -132,3 +136,17 @@ def test_a_batch_norms_arithmetic_is_found_in_the_room_of_its_output(shape, dtyp
 
 def test_parts_are_few_and_small():
     assert [part_bytes(n) for n in (0, 100, 2048, 64 * 512, 2**30)] == [0, 100, 512, 512, 2**24]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_arithmetics_are_told_apart_by_few_elements_of_16_bits(dtype, monkeypatch):
+    # by outputs of ordinary size, 14 to 30 of 30 wrong ones passed in 16 bits
+    wrong = [c for c in norm.KERNEL_CANDIDATES if c.args[0] not in ("fused", "split")]
+    monkeypatch.setattr(telling, "rebuild_candidates", lambda x: [*wrong, norm._stepwise, norm._fused])
+    for seed in range(10):
+        x = torch.randn(4, 8, 6, 6, generator=torch.Generator().manual_seed(seed)).to(dtype)
+        layer, verified = torch.nn.BatchNorm2d(8), {}
+        operands = BatchNorm(x, None, None, layer.weight, layer.bias, True, 0.1, 1e-5)
+        try_drawn(verified, 0, operands)
+        (able,) = [found for key, found in verified.items() if key[0] == "drawn"]
+        assert able == [norm._fused], seed

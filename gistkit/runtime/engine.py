@@ -30,6 +30,7 @@ from gistkit.runtime.interpose import Interposer
 from gistkit.runtime.program import Program
 from gistkit.runtime.region import Region
 from gistkit.runtime.stats import Observed, StepStats, observe
+from gistkit.runtime.telling import told_ahead
 from gistkit.runtime.uncovered import hooks
 
 REPLAN_AFTER = frozenset((1, 2, 5, 10, 20, 50, 100, 200))
@@ -203,6 +204,7 @@ class Engine:
             region.fast = program.fast
         if self.plan is not None and self.plan.budget_bytes is not None:
             region.bound = True
+            told_ahead(self._verified, program, args, kwargs)
             region.room = Room(self.plan, program.graph, region.densities, region.notes)
         try:
             out = run_inside(region, forward, args, kwargs)

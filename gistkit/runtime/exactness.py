@@ -1,8 +1,9 @@
 """Rebuilds are believed only once they have given a forward's bits, in each shape, dtype and layout and on each device.
 
-A batch norm's arithmetic is found while the batch norm runs: before it, a forward with weights and biases drawn at
-random, in the memory that the output is about to take (a network's first ones are one and zero, under which every
-arithmetic gives the same bits); after it, the forward itself. Both are compared block by block. A whole recipe is
+A batch norm's arithmetic is one of those that drawn tensors of its kind have told (:mod:`gistkit.runtime.telling`), and
+is tried while the batch norm runs: before it, a forward with weights and biases drawn at random, in the memory that the
+output is about to take (a network's first ones are one and zero, under which every arithmetic gives the same bits);
+after it, the forward itself. Both are compared block by block. A whole recipe is
 compared with the forward's output at once, or under a budget, where no second such tensor has room, with a digest of it
 when backward rebuilds it first.
 """
@@ -16,13 +17,14 @@ import torch
 
 from gistkit.graph.calls import BatchNorm
 from gistkit.kernels.layout import is_dense
-from gistkit.nn.norm import rebuild_candidates
-from gistkit.plan.checks import part_bytes
 from gistkit.runtime.rebuild import FusedTerm, ReluTerm, Term, builder
 from gistkit.runtime.stash import Rows
-from gistkit.runtime.verify import Digest, Trial, blocks, same_bits
+from gistkit.runtime.telling import Kind, gives, told
+from gistkit.runtime.verify import Digest, Trial, same_bits
 
 Rebuild = Callable[..., torch.Tensor]
+DRAWN_SCALE = 256.0
+"""Of weights drawn at random: what is left of rounding is then no subnormal in fp16, and a whole output no infinity."""
 
 
 def try_drawn(verified: dict, call: int, b: BatchNorm) -> None:
@@ -33,8 +35,9 @@ def try_drawn(verified: dict, call: int, b: BatchNorm) -> None:
         return
     with torch.no_grad():
         x = b.x.detach()
+        able = told(verified, Kind.of(x, b.weight, b.eps))
         drawn = _drawn_forward(x, b.weight, b.bias, b.eps)
-        verified[("drawn", *key)] = [c for c in rebuild_candidates(x) if _gives(c, x, *drawn)]
+        verified[("drawn", *key)] = [c for c in able if gives(c, x, *drawn)]
 
 
 def arithmetic(verified: dict, call: int, b: BatchNorm, y: torch.Tensor, stats: tuple) -> Rebuild | None:
@@ -44,7 +47,7 @@ def arithmetic(verified: dict, call: int, b: BatchNorm, y: torch.Tensor, stats: 
     if key not in verified:
         with torch.no_grad():
             x, able = b.x.detach(), verified.pop(("drawn", *key), ())
-            verified[key] = next((c for c in able if _gives(c, x, y.detach(), *stats, b.weight, b.bias)), None)
+            verified[key] = next((c for c in able if gives(c, x, y.detach(), *stats, b.weight, b.bias)), None)
     return verified[key]
 
 
@@ -57,31 +60,29 @@ def _relu_key(call: int, recipe: tuple, y: torch.Tensor) -> tuple:
     return ("relu", call, recipe, y.dtype, y.device, tuple(y.shape), y.stride())
 
 
-def _gives(
-    candidate: Rebuild, x: torch.Tensor, y: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, *affine: Any
-) -> bool:
-    """Whether an arithmetic gives y from x, asked block by block."""
-    vectors = (mean, invstd, *affine)
-    for index in blocks(x, part_bytes(x.numel() * x.element_size())):
-        own = (None if v is None else v[index[1]] for v in vectors)
-        if not same_bits(candidate(x[index], *own), y[index]):
-            return False
-    return True
-
-
 def _drawn_forward(x: torch.Tensor, weight: Any, bias: Any, eps: float) -> tuple:
-    """(output, mean, invstd, weight, bias) of PyTorch's training batch norm of x with affine parameters like the given
-    ones drawn at random, the caller's random states untouched."""
+    """(output, mean, invstd, weight, bias) of PyTorch's training batch norm of x, its weights like the given ones but
+    drawn at random, its biases made to tell arithmetics apart; the caller's random states untouched."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(like: Any) -> Any:
-        return None if like is None else torch.randn(like.shape, generator=generator).to(like)
+        return None if like is None else torch.randn(like.shape, generator=generator).mul_(DRAWN_SCALE).to(like)
 
-    affine = drawn(weight), drawn(bias)
-    y, mean, invstd, _, _ = torch._batch_norm_impl_index(
-        x, *affine, None, None, True, 0.0, eps, torch._C._get_cudnn_enabled()
-    )
-    return y, mean, invstd, *affine
+    def forward(*affine: Any) -> Any:
+        return torch._batch_norm_impl_index(x, *affine, None, None, True, 0.0, eps, torch._C._get_cudnn_enabled())[:3]
+
+    scale, shift = drawn(weight), drawn(bias)
+    if shift is not None:
+        shift.copy_(_cancelling(x, *forward(scale, shift)[1:], scale))
+    return *forward(scale, shift), scale, shift
+
+
+def _cancelling(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+    """Biases that leave next to nothing but rounding of one element a channel. Arithmetics differ by an ulp of fp32,
+    which in 16 bits one element in some 50,000 shows; of such a one it is nearly all that there is."""
+    first = x[(0, slice(None), *(0,) * (x.dim() - 2))]
+    scaled = (first.double() - mean.double()).mul_(invstd)
+    return (scaled if weight is None else scaled.mul_(weight)).neg_()
 
 
 def exact(

@@ -53,6 +53,8 @@ class Program:
         self.again = recompute_plan(graph, self._decisions, plan.choices)
         self._choices = {c.covered: c for c in plan.choices}
         self._in_recipes = {n for d in plan.decisions for n in _named(d.recipe, "bn")}
+        self.told: set[tuple] = set()
+        """Kinds of inputs for which the arithmetics of its batch norms have been asked for."""
         self.sources = {s for d in plan.decisions for s in _named(d.recipe, "stash")}
         """Storages from whose values something is rebuilt."""
         self._calls = [c for c in graph.calls if c.covered >= 0]
@@ -82,6 +84,10 @@ class Program:
     def within(self, key: Key) -> tuple[Decision | None, ...]:
         """The same for what PyTorch's own op saves in place of a covered call of that number."""
         return self._within.get(key, ())
+
+    def norms(self) -> list[Call]:
+        """The batch norms from which something is rebuilt."""
+        return [c for c in self._calls if c.op == "batch_norm" and c.covered in self._in_recipes]
 
     def module(self, index: int) -> str:
         """The module that made a covered call."""

@@ -5,6 +5,8 @@ import torch
 
 from gistkit.runtime.live import LiveBytes
 from gistkit.train import TrainSettings, train
+from gistkit.zoo.resnet import CifarBottleneckResNet, CifarResNet
+from tests.training import assert_same_training, batches
 
 pytestmark = pytest.mark.gpu
 
@@ -28,3 +30,15 @@ def test_lossless_training_equals_plain_and_needs_less_device_memory():
     for run in result.runs:
         # The allocator rounds up and counts workspaces, which live bytes do not see.
         assert run.device_peak_bytes is not None and run.device_peak_bytes >= run.peak_bytes
+
+
+@pytest.mark.parametrize("make", [lambda: CifarResNet(1, 10), lambda: CifarBottleneckResNet((1, 1, 1), 10)])
+def test_steps_whose_first_data_do_not_tell_arithmetics_apart(make):
+    """The means of their first batch norms are next to nothing, by which two arithmetics give the first step's bits."""
+    torch.manual_seed(0)
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        assert_same_training(make().cuda(), [(x.cuda(), t.cuda()) for x, t in batches(8, 4, 32)])
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])

@@ -1,0 +1,136 @@
+"""Which arithmetic a device's batch norm has for tensors of one kind, told from data that tell them apart.
+
+The arithmetics of :func:`gistkit.nn.norm.rebuild_candidates` differ in single roundings, and some data do not show
+which it is: where the means are next to nothing beside the biases, or the biases nothing beside the means,
+bias - mean * alpha has the same bits with one rounding and with two. What fits a network's first step may so be wrong
+in its second. Which one runs depends on the kind of tensor alone (shape, layout, dtype, device), so it is asked with
+tensors of that kind whose means, weights and biases are all of the order of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from gistkit.nn.norm import rebuild_candidates
+from gistkit.plan.checks import part_bytes
+from gistkit.plan.policies.reading import dtype_of
+from gistkit.runtime.inputs import batch_size
+from gistkit.runtime.program import Program
+from gistkit.runtime.verify import blocks, same_bits
+
+Rebuild = Callable[..., torch.Tensor]
+# Arithmetics differ in about one element of ten in fp32, and after a rounding to bf16 in one of some 50,000.
+ELEMENTS = 2**18
+# A factor of a channel is rounded once for all its elements: so many channels are to have been asked.
+CHANNELS = 64
+ROUNDS = 64
+
+
+class Kind(NamedTuple):
+    """What a batch norm's arithmetic depends on: its input's geometry, dtype and device, the dtype of weight and bias
+    (None: there are none) and eps."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    affine: torch.dtype | None
+    eps: float
+
+    @classmethod
+    def of(cls, x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> Kind:
+        """The kind of a batch norm of x."""
+        return cls(tuple(x.shape), x.stride(), x.dtype, x.device, None if weight is None else weight.dtype, eps)
+
+
+def told(verified: dict, kind: Kind) -> list[Rebuild]:
+    """The arithmetics that give the training batch norm of tensors x of that kind bit for bit, remembered in
+    ``verified``. Takes twice such a tensor's memory and synchronises where it is new; random states stay as they are.
+    """
+    key = ("told", *kind, torch._C._get_cudnn_enabled())
+    if key not in verified:
+        numel = torch.Size(kind.shape).numel()
+        rounds = min(max(-(-ELEMENTS // numel), -(-CHANNELS // kind.shape[1])), ROUNDS)
+        able = None
+        with torch.no_grad():
+            for seed in range(rounds):
+                able = _that_give(able, kind, seed)
+        verified[key] = able
+    return verified[key]
+
+
+def _that_give(candidates: list[Rebuild] | None, kind: Kind, seed: int) -> list[Rebuild]:
+    """Those of the candidates (None: all that are known) that give the batch norm of one drawn tensor."""
+    generator, channels = torch.Generator().manual_seed(seed), kind.shape[1]
+
+    def drawn() -> torch.Tensor:
+        """Of the order of one, of either sign, never near zero."""
+        size = torch.rand(channels, generator=generator) + 0.5
+        return torch.where(torch.rand(channels, generator=generator) < 0.5, size, -size).to(kind.device)
+
+    x = torch.empty_strided(kind.shape, kind.stride, dtype=kind.dtype, device=kind.device)
+    x.normal_(generator=torch.Generator(kind.device).manual_seed(seed))
+    x.add_(drawn().to(x.dtype).view((1, -1) + (1,) * (x.dim() - 2)))
+    weight, bias = (None, None) if kind.affine is None else (drawn().to(kind.affine), drawn().to(kind.affine))
+    y, mean, invstd, _, _ = torch._batch_norm_impl_index(
+        x, weight, bias, None, None, True, 0.0, kind.eps, torch._C._get_cudnn_enabled()
+    )
+    known = rebuild_candidates(x) if candidates is None else candidates
+    return [c for c in known if gives(c, x, y, mean, invstd, weight, bias)]
+
+
+def gives(
+    candidate: Rebuild,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    mean: torch.Tensor,
+    invstd: torch.Tensor,
+    *affine: torch.Tensor | None,
+) -> bool:
+    """Whether an arithmetic gives y from x, asked block by block."""
+    vectors = (mean, invstd, *affine)
+    for index in blocks(x, part_bytes(x.numel() * x.element_size())):
+        own = (None if v is None else v[index[1]] for v in vectors)
+        if not same_bits(candidate(x[index], *own), y[index]):
+            return False
+    return True
+
+
+def told_ahead(verified: dict, program: Program, args: tuple, kwargs: dict) -> None:
+    """:func:`told`, before a forward with these arguments, for every batch norm from which the program rebuilds: there
+    is room for its tensors then, and under a budget perhaps not later."""
+    inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    if not inputs:
+        return
+    images = [t for t in inputs if t.dim() == 4]
+    last = any(t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous() for t in images)
+    asked = (batch_size((args, kwargs)), inputs[0].device, last)
+    if asked in program.told:
+        return
+    program.told.add(asked)
+    for kind in _kinds(program, *asked):
+        told(verified, kind)
+
+
+def _kinds(program: Program, rows: int, device: torch.device, channels_last: bool) -> Iterator[Kind]:
+    """The kinds of those batch norms, as far as a graph tells."""
+    graph = program.graph
+    for call in program.norms():
+        x, *others = (graph.values[v] for v in call.operands)
+        affine = next((_dtype(v.dtype) for v in others if graph.storages[v.storage].kind == "parameter"), None)
+        shape = (rows, *x.shape[1:]) if graph.batch and x.shape[0] == graph.batch else x.shape
+        layout = torch.channels_last if channels_last and len(shape) == 4 else torch.contiguous_format
+        stride = torch.empty(shape, device="meta", memory_format=layout).stride()
+        options: dict[str, Any] = call.options or {}
+        yield Kind(tuple(shape), stride, _dtype(x.dtype), device, affine, options["eps"])
+
+
+def _dtype(name: str) -> torch.dtype:
+    return dtype_of(name.removeprefix("torch."))
+
+
+__all__ = ["Kind", "gives", "told", "told_ahead"]
