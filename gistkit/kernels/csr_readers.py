@@ -20,7 +20,15 @@ import triton.language as tl
 from gistkit.kernels.csr_rows import COLUMNS, fill_zero, load_pieces, one_row, program_rows, row_sites, sites
 from gistkit.kernels.lanes import LANES
 from gistkit.kernels.octet_codes import widen_octet
-from gistkit.kernels.octets import CHUNK, CHUNKS, OCTET, load_octets, passing_flags, spread_program, store_octet
+from gistkit.kernels.octet_stores import store_16, store_octet
+from gistkit.kernels.octets import (
+    CHUNK,
+    CHUNKS,
+    OCTET,
+    load_octets,
+    passing_flags,
+    spread_program,
+)
 from gistkit.kernels.rounding import decoding_factor
 from gistkit.kernels.sparse_values import (
     BLOCK,
@@ -160,16 +168,18 @@ def csr_decode_kernel(
             ASM,
         )
         stage = warp_sync(stage)
-        for r in tl.static_range(CHUNKS):
-            place = lane * OCTET + r * COLUMNS
-            store_octet(x_ptr, unstage_words(stage + place * XB, 2 * XB), place, left, XB, WHOLE)
+        # 16 bytes a lane beside its neighbours': eight elements of fp32 would fill half a sector a store
+        ITEMS: tl.constexpr = 16 // XB
+        for first in tl.static_range(0, CHUNKS * COLUMNS, LANES * ITEMS):
+            place = lane * ITEMS + first
+            store_16(x_ptr, unstage_words(stage + place * XB, 4), place, left, WHOLE)
     else:
         factor = tensor_factor(exponents_ptr, FMT, SCALING)
         fill_zero(x_ptr, left)
         for r in tl.static_range(CHUNKS):
             count, start = one_row(first_row + r, n, counts_ptr, ends_ptr, PACKED)
             places = tl.arange(0, COLUMNS)
-            columns = tl.load(columns_ptr + start + places, places < count, other=0).to(tl.int32)
+            offs = tl.load(columns_ptr + start + places, places < count, other=0).to(tl.int32) + r * COLUMNS
             values = load_values(
                 values_ptr,
                 exponents_ptr,
@@ -183,7 +193,7 @@ def csr_decode_kernel(
                 PACKED,
                 x_ptr.dtype.element_ty,
             )
-            tl.store(x_ptr + r * COLUMNS + columns, values, places < count)
+            tl.store(x_ptr + offs, values, (places < count) & (offs < left))
 
 
 @triton.jit

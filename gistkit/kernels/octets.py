@@ -249,17 +249,3 @@ def row_places(marks, ASM: tl.constexpr):
     below, total = _counted(marks, ASM)
     places = (below[0] & 0xFFFF, below[0] >> 16, below[1] & 0xFFFF, below[1] >> 16)
     return places, (total[0] & 0xFFFF, total[0] >> 16, total[1] & 0xFFFF, total[1] >> 16)
-
-
-@triton.jit
-def store_octet(x_ptr, words, offs, left, XB: tl.constexpr, WHOLE: tl.constexpr):
-    """The octet's words to elements offs to offs + 7 of x_ptr (16-byte aligned), no further than element left.
-
-    WHOLE: left is a multiple of 8.
-    """
-    store_words(x_ptr + offs, words, offs + OCTET <= left)
-    if not WHOLE:
-        if left % OCTET != 0:
-            for i in tl.static_range(OCTET):
-                item = item_of(words, 0, i, XB).to(x_ptr.dtype.element_ty, bitcast=True)
-                tl.store(x_ptr + offs + i, item, (offs + i < left) & (offs + OCTET > left))

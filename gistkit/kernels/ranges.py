@@ -24,8 +24,7 @@ def zvc_decode_slots(
     scaling: str,
     packed: bool,
 ) -> torch.Tensor:
-    """dtype[n]: the n elements from slot ``first`` on, whole slots or up to the tensor's end (a part that ends inside
-    any other is not cut off: its slot would be written past the result). The payload is that of ``zvc_decode``, whole.
+    """dtype[n]: the n elements from slot ``first`` on. The payload is that of ``zvc_decode``, whole.
 
     Raises ValueError for a part that the payload does not hold. Does not synchronise.
     """
@@ -45,8 +44,7 @@ def csr_decode_rows(
     scaling: str,
     packed: bool,
 ) -> torch.Tensor:
-    """dtype[n]: the n elements from row ``first`` on, whole rows or up to the tensor's end (a part that ends inside
-    any other is not cut off: its row would be written past the result). The payload is that of ``csr_decode``, whole.
+    """dtype[n]: the n elements from row ``first`` on. The payload is that of ``csr_decode``, whole.
 
     Raises ValueError for a part that the payload does not hold. Does not synchronise.
     """

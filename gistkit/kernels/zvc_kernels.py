@@ -18,6 +18,7 @@ import triton.language as tl
 from gistkit.formats import ZVC_SLOT
 from gistkit.kernels.lanes import LANES
 from gistkit.kernels.octet_codes import narrow_octet
+from gistkit.kernels.octet_stores import store_octet, store_octets
 from gistkit.kernels.octets import (
     CHUNK,
     CHUNKS,
@@ -27,7 +28,6 @@ from gistkit.kernels.octets import (
     octet_marks,
     octet_places,
     spread_program,
-    store_octet,
     store_words,
 )
 from gistkit.kernels.rounding import to_code
@@ -171,7 +171,7 @@ def zvc_decode_kernel(
         stage = warp_sync(stage) + skipped * XB
         for c in tl.static_range(CHUNKS):
             words = pull_octet(stage + places[c] * XB, marks[c], XB)
-            store_octet(x_ptr, words, lane * OCTET + c * CHUNK, left, XB, WHOLE)
+            store_octets(x_ptr, words, lane * OCTET + c * CHUNK, left, XB, WHOLE)
     else:
         for c in tl.static_range(CHUNKS):
             place = places[c]

@@ -33,7 +33,8 @@ def zvc_decode_slots(words, counts, values, exponents, first, n, dtype, fmt, sca
     count = ceil_div(n, ZVC_SLOT)
     elements = _elements(values, counts, exponents, first, count, dtype, fmt, scaling, packed, ZVC_SLOT)
     mine = words[first * ZVC_WORDS : (first + count) * ZVC_WORDS]
-    return zvc_decode(mine, counts[first : first + count], elements, _NONE, n, dtype, "raw", "none", True)
+    part, whole = counts[first : first + count], count * ZVC_SLOT
+    return zvc_decode(mine, part, elements, _NONE, whole, dtype, "raw", "none", True)[:n].clone()
 
 
 def csr_decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, scaling, packed) -> torch.Tensor:
@@ -49,4 +50,5 @@ def csr_decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, sc
         mine = compact(
             columns[first * CSR_COLUMNS : (first + count) * CSR_COLUMNS], part, CSR_COLUMNS, elements.numel()
         )
-    return csr_decode(part, mine, elements, _NONE, n, dtype, "raw", "none", True)
+    whole = count * CSR_COLUMNS
+    return csr_decode(part, mine, elements, _NONE, whole, dtype, "raw", "none", True)[:n].clone()
