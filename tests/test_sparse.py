@@ -191,11 +191,32 @@ def test_compact_moves_items_of_any_size(dtype, stride):
     assert torch.equal(packed, torch.cat((scratch[:2], scratch[2 * stride :])))
 
 
+@pytest.mark.parametrize("fmt", ("fp16", "fp8"))
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
+def test_blocks_are_those_of_the_packed_values(fmt, dtype):
+    """As compacting and encoding in turn, of which a block is 128 packed values, whichever slots they are from."""
+    x = (float_values(2500, dtype, 3, 0.4, False) * torch.exp2(torch.arange(2500) // 60)).to(dtype)
+    _, counts, scratch = ops.zvc_encode(x, "raw")
+    total = int(counts.sum())
+    codes, exponents = ops.compact_blocks(scratch, counts, SLOT, total, fmt)
+    encoded = getattr(ops, f"{fmt}_encode")(x[bits(x) != 0], "block")
+    assert torch.equal(codes, encoded[0]) and torch.equal(exponents, encoded[1])
+    counts, columns, scratch = ops.csr_encode(x, "raw")
+    close, *made = ops.csr_compact_blocks(columns, scratch, counts, total, fmt)
+    assert torch.equal(close, (torch.arange(2500) % COLUMNS)[bits(x) != 0].to(torch.uint8))
+    assert all(torch.equal(a, b) for a, b in zip(made, encoded, strict=True))
+
+
 OPERATOR_CASES = [
     ("zvc_encode", lambda x: (x, "raw")),
     ("csr_encode", lambda x: (x, "fp8")),
     ("compact", lambda x: (x.new_zeros(2048), torch.tensor([1024, 3], dtype=torch.int16), SLOT, 1027)),
     ("csr_compact", lambda x: (x[:512].byte(), x[:512], torch.tensor([256, 9], dtype=torch.int16), 265)),
+    ("compact_blocks", lambda x: (x.new_ones(2048), torch.tensor([1024, 3], dtype=torch.int16), SLOT, 1027, "fp8")),
+    (
+        "csr_compact_blocks",
+        lambda x: (x[:512].byte(), x[:512], torch.tensor([256, 9], dtype=torch.int16), 265, "fp16"),
+    ),
     ("zvc_decode", lambda x: (*ops.zvc_encode(x, "raw"), EMPTY, x.numel(), x.dtype, "raw", "none", False)),
     ("csr_decode", lambda x: (*ops.csr_encode(x, "raw"), EMPTY, x.numel(), x.dtype, "raw", "none", False)),
     ("zvc_relu_backward", lambda x: (x, *ops.zvc_encode(x, "raw"), EMPTY, "raw", "none", False)),
@@ -237,6 +258,16 @@ REFUSALS = [
         TypeError,
         r"compact: scratch must have items of 1, 2 or 4 bytes",
         lambda: ops.compact(VALUES.double(), COUNTS, SLOT, 3),
+    ),
+    (
+        ValueError,
+        r"compact_blocks: fmt must be one of fp16, fp8, got 'fp10'; choose one of these",
+        lambda: ops.compact_blocks(VALUES, COUNTS, SLOT, 3, "fp10"),
+    ),
+    (
+        TypeError,
+        r"csr_compact_blocks: scratch must be of dtype .* got torch.int32; convert",
+        lambda: ops.csr_compact_blocks(VALUES[:256].byte(), VALUES[:256].int(), COUNTS, 3, "fp8"),
     ),
     (
         ValueError,

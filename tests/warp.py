@@ -105,7 +105,7 @@ class Warp:
                 self.write(register, loaded, guard)
 
     def inside(self, space: str, first: int, size: int, store: bool) -> None:
-        room = [(_SHARED, _SHARED + 4128)] if space == "shared" else self.ends
+        room = [(_SHARED, _SHARED + self.parameters["shared"])] if space == "shared" else self.ends
         for begin, end in room:
             if first % size == 0 and begin <= first < end and first + size <= (end if store else (end + 15) // 16 * 16):
                 return
@@ -120,6 +120,10 @@ class Warp:
             self.access(name, operands, guard)
         elif name.startswith("shfl.sync"):
             self.shuffle(name, operands, guard)
+        elif name.startswith("redux.sync"):
+            largest = max(self.read(operands[1], 32, name.endswith("s32")).tolist())
+            assert ".max." in name and guard.all()
+            self.write(operands[0], np.full(LANES, largest, object), guard, 32)
         elif name in INSTRUCTIONS and name.split(".")[0] not in ("mov", "and", "or", "add", "shl", "shr"):
             kind = np.uint16 if name == "cvt.f32.f16" else np.uint32
             sources = [self.read(o, 32).astype(kind) for o in operands[1:]]
@@ -130,7 +134,7 @@ class Warp:
     def shuffle(self, name: str, operands: list[str], guard: np.ndarray) -> None:
         target, _, flag = operands[0].partition("|")
         lane, by = np.arange(LANES), self.read(operands[2], 32).astype(np.int64)
-        source = lane - by if ".up." in name else by & 31
+        source = lane - by if ".up." in name else lane ^ by if ".bfly." in name else by & 31
         valid = source >= 0
         value = self.read(operands[1], 32)[np.where(valid, source, lane)]
         if flag:
@@ -199,7 +203,7 @@ def launch(ptx: str, arguments: list[np.ndarray | int], programs: int) -> None:
     """Run programs one after the other; arrays are written in place. Their bases are multiples of 16."""
     parsed, labels = _parsed(ptx)
     ends, at = [], _BASE
-    parameters = {"programs": programs}
+    parameters = {"programs": programs, "shared": max(map(int, re.findall(r"stage\[(\d+)\]", ptx)), default=0)}
     for i, argument in enumerate(arguments):
         parameters[str(i)] = argument if isinstance(argument, int) else at
         if not isinstance(argument, int):

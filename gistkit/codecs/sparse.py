@@ -104,7 +104,7 @@ class Sparse(Codec):
 
     def packing_bytes(self, stored: int, dtype: torch.dtype) -> int:
         """What :meth:`settle` takes beside scratch and result: the packed values before they get their own format."""
-        if self.scaling == "none" and self.value_format != "fp10":
+        if self._narrows_while_packing or (self.scaling == "none" and self.value_format != "fp10"):
             return 0
         return stored * value_dtype(self._scratch_format, dtype).itemsize
 
@@ -124,8 +124,16 @@ class Sparse(Codec):
             return Encoded(self.name, self._packed(payload, 0), x, nonzeros=0)
         return Encoded(self.name, payload, x, pending=True)
 
+    @property
+    def _narrows_while_packing(self) -> bool:
+        """Whether a scratch becomes packed codes in one pass: blocks of codes of whole bytes."""
+        return self.scaling == "block" and self.value_format != "fp10"
+
     def _packed(self, payload: Payload, total: int) -> Payload:
         index, counts, scratch, exponents = payload
+        if self._narrows_while_packing:
+            index, values, exponents = self._compacted_blocks(index, counts, scratch, total)
+            return index, counts, values, exponents
         index, values = self._compacted(index, counts, scratch, total)
         return self._narrowed((index, counts, values, exponents))
 
@@ -165,6 +173,12 @@ class Sparse(Codec):
         """(index, values) of a scratch, close together; total may be more than there is."""
 
     @abstractmethod
+    def _compacted_blocks(
+        self, index: torch.Tensor, counts: torch.Tensor, scratch: torch.Tensor, total: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(index, codes, exponents) of a raw scratch, close together, scaled per block; total is the sum of counts."""
+
+    @abstractmethod
     def _decode(
         self, payload: Payload, n: int, dtype: torch.dtype, fmt: str, scaling: str, packed: bool
     ) -> torch.Tensor: ...
@@ -202,6 +216,9 @@ class Zvc(Sparse):
     def _compacted(self, index, counts, scratch, total):
         return index, ops.compact(scratch, counts, self.slot, total)
 
+    def _compacted_blocks(self, index, counts, scratch, total):
+        return index, *ops.compact_blocks(scratch, counts, self.slot, total, self.value_format)
+
     def _decode(self, payload, n, dtype, fmt, scaling, packed):
         return ops.zvc_decode(*payload, n, dtype, fmt, scaling, packed)
 
@@ -230,6 +247,9 @@ class Csr(Sparse):
 
     def _compacted(self, index, counts, scratch, total):
         return ops.csr_compact(index, scratch, counts, total)
+
+    def _compacted_blocks(self, index, counts, scratch, total):
+        return ops.csr_compact_blocks(index, scratch, counts, total, self.value_format)
 
     def _decode(self, payload, n, dtype, fmt, scaling, packed):
         columns, counts, values, exponents = payload

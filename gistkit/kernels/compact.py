@@ -21,6 +21,7 @@ from gistkit.formats import CSR_COLUMNS, ceil_div
 from gistkit.kernels.lanes import LANES, asm_level, launch_warps, pick_lane
 from gistkit.kernels.octets import store_words
 from gistkit.kernels.sparse_args import bits_of, check_compact
+from gistkit.kernels.sparse_ends import ends
 
 # slots a program
 ZVC_SLOTS, CSR_SLOTS = 8, 32
@@ -243,11 +244,6 @@ def compact_pair_kernel(
         _store_runs(packed_values_ptr, values, place, begin, last, RUN, ASM)
         place += PIECES * RUN * LANES
         first += PIECES * RUN * LANES
-
-
-def ends(counts: torch.Tensor) -> torch.Tensor:
-    """int64: where each slot's items end in a packed array."""
-    return counts.cumsum(0, dtype=torch.int64)
 
 
 def compact(scratch: torch.Tensor, counts: torch.Tensor, stride: int, total: int) -> torch.Tensor:

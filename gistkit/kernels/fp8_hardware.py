@@ -54,3 +54,27 @@ def hardware_codes(x, factor, SCALED: tl.constexpr):
         else:
             unscaled: tl.constexpr = FP8_BF16 if x.dtype == tl.bfloat16 else FP8_F16
             return tl.inline_asm_elementwise(unscaled, "=r,r,r", [x], tl.uint8, is_pure=True, pack=4)
+
+
+@triton.jit
+def hardware_word(w, first: tl.constexpr, factor, DTYPE: tl.constexpr):
+    """Four fp8 codes, a word, of the elements of the words from w[first] on, times factor."""
+    if DTYPE == tl.float32:
+        return tl.inline_asm_elementwise(
+            _FP32,
+            "=r,r,r,r,r,r,r,r,r",
+            [w[first], w[first + 1], w[first + 2], w[first + 3], factor, factor, factor, factor],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        text: tl.constexpr = _BF16 if DTYPE == tl.bfloat16 else _FP16
+        return tl.inline_asm_elementwise(
+            text,
+            "=r,r,r,r,r,r,r",
+            [w[first], w[first + 1], factor, factor, factor, factor],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )

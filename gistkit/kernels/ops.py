@@ -143,6 +143,24 @@ def csr_compact(columns, values, counts, total):
 
 
 @operator(
+    "sparse_blocks",
+    "compact_blocks(Tensor scratch, Tensor counts, int stride, int total, str fmt) -> (Tensor, Tensor)",
+)
+def compact_blocks(scratch, counts, stride, total, fmt):
+    exponents = scratch.new_empty((formats.scale_count(total, "block"),), dtype=torch.uint8)
+    return scratch.new_empty((total,), dtype=CODE_DTYPES[fmt]), exponents
+
+
+@operator(
+    "sparse_blocks",
+    "csr_compact_blocks(Tensor columns, Tensor values, Tensor counts, int total, str fmt) -> (Tensor, Tensor, Tensor)",
+)
+def csr_compact_blocks(columns, values, counts, total, fmt):
+    exponents = columns.new_empty((formats.scale_count(total, "block"),))
+    return columns.new_empty((total,)), values.new_empty((total,), dtype=CODE_DTYPES[fmt]), exponents
+
+
+@operator(
     "sparse",
     "zvc_decode(Tensor words, Tensor counts, Tensor values, Tensor exponents, int n, ScalarType dtype, str fmt, "
     "str scaling, bool packed) -> Tensor",

@@ -15,11 +15,12 @@ import triton.language as tl
 
 from gistkit.formats import CSR_COLUMNS, ZVC_SLOT, ZVC_WORDS, ceil_div
 from gistkit.kernels.checks import check_values
-from gistkit.kernels.compact import compact, csr_compact, ends
+from gistkit.kernels.compact import compact, csr_compact
 from gistkit.kernels.csr_kernels import csr_encode_kernel
 from gistkit.kernels.csr_readers import csr_backward_kernel, csr_decode_kernel
 from gistkit.kernels.lanes import asm_level, launch_warps
 from gistkit.kernels.sparse_args import bits_of, check_csr, check_encode, check_zvc, value_dtype
+from gistkit.kernels.sparse_ends import ends
 from gistkit.kernels.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel
 
 TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}

@@ -21,6 +21,9 @@ from gistkit.kernels.compact import CSR_SLOTS, PAIR_PIECES, PIECES, RUN, ZVC_SLO
 from gistkit.kernels.csr_kernels import csr_encode_kernel
 from gistkit.kernels.csr_readers import csr_backward_kernel, csr_decode_kernel
 from gistkit.kernels.sparse import CSR_PIECES, CSR_ROWS
+from gistkit.kernels.sparse_blocks import PIECES as BLOCK_PIECES
+from gistkit.kernels.sparse_blocks import pack_blocks_kernel
+from gistkit.kernels.sparse_ends import COUNTS_A_ROUND, GROUP, SUMS_A_ROUND, ends_kernel
 from gistkit.kernels.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel
 from tests.aot.harness import CAPABILITIES, Compiled, compile_kernel, loop_body, loops, per_element
 
@@ -243,6 +246,49 @@ def test_csr_compact(capability, item_bytes, budget):
     assert (c.spills, c.barriers, c.shared_bytes) == (0, 0, 0) and c.registers <= 80
     assert c.stores == 2 * pieces + 2, "whole words, and the items at the ends"
     assert per_element(loop_body(c), 32 * run * pieces, 1) <= budget
+
+
+def block_packer(dtype: str, fmt: str, columns: bool, capability: int = 90) -> Compiled:
+    bits = "*i32" if dtype == "fp32" else "*i16"
+    kinds = {"values_ptr": bits, "counts_ptr": "*i16", "ends_ptr": "*i64", "heads_ptr": "*i32", "codes_ptr": CODES[fmt]}
+    kinds |= dict.fromkeys(("columns_ptr", "packed_columns_ptr", "exponents_ptr"), "*u8")
+    settings = {"STRIDE": 256 if columns else 1024, "COLUMNS": columns, "FMT": fmt, "DTYPE": DTYPE[dtype]}
+    settings |= {"WIDE": True, "PIECES": BLOCK_PIECES, "ASM": capability}
+    signature = kinds | {"total": "i32", "slots": "i32"}
+    return compile_kernel(pack_blocks_kernel, signature, settings, capability, num_warps=1)
+
+
+@pytest.mark.parametrize("columns", (False, True))
+@pytest.mark.parametrize("capability, dtype, fmt, budget", [
+    (80, "bf16", "fp8", 23),
+    (90, "bf16", "fp8", 16),
+    (90, "fp32", "fp8", 14),
+    (90, "bf16", "fp16", 24),
+    (90, "fp32", "fp16", 22),
+    (100, "bf16", "fp8", 16),
+])  # fmt: skip
+def test_packing_blocks(capability, dtype, fmt, budget, columns):
+    """What follows an item's gathering: less than to write it packed and to read it again, and one pass for two."""
+    c = block_packer(dtype, fmt, columns, capability)
+    assert (c.spills, c.barriers, c.shared_bytes) == (0, 0, 0) and c.registers <= 64
+    listed = len(c.sass_lines) - len(loops(c)[0])
+    assert listed * 32 / PROGRAM <= budget + (6 if columns else 0)
+
+
+@pytest.mark.parametrize("few", (True, False))
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_running_sums(capability, few):
+    kinds = {"counts_ptr": "*i16", "before_ptr": "*i16" if few else "*i32", "ends_ptr": "*i64", "heads_ptr": "*i32"}
+    shape = {"EACH": GROUP, "ROUND": COUNTS_A_ROUND} if few else {"EACH": 1, "ROUND": SUMS_A_ROUND}
+    c = compile_kernel(
+        ends_kernel,
+        kinds | {"n": "i32", "heads": "i32"},
+        {"GROUP": GROUP, "STEP": 1024, **shape},
+        capability,
+        num_warps=4,
+    )
+    assert c.spills == 0 and c.registers <= 128
+    assert c.loads_128 >= (4 if few else 1) and c.stores_128 >= 4
 
 
 @pytest.mark.parametrize("kernel", VOTING.values(), ids=VOTING)

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from gistkit.formats import ceil_div
-from gistkit.kernels.compact import ends
 from gistkit.kernels.reference import sparse as reference
+from gistkit.kernels.reference import sparse_blocks as block_reference
 from gistkit.kernels.sparse_args import bits_of
-from tests.aot.test_sparse import BACKWARDS, PROGRAM, READERS, compiled
+from tests.aot.test_sparse import BACKWARDS, PROGRAM, READERS, block_packer, compiled
 from tests.sparse_cases import PAYLOADS, SparseCase, decoded, relu_gradient, sparse_case
-from tests.tensors import float_values
+from tests.tensors import float_values, plain_nan
 from tests.warp import launch
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -37,7 +37,7 @@ def check(codec: str, case: SparseCase, dtype: str, packed: bool, wide: bool) ->
     index, counts, values, exponents = payload[:4] if codec == "zvc" else (payload[1], payload[0], *payload[2:4])
     n, plane = case.x.numel(), values.numel()
     octets = array(index).view(np.uint8)
-    close = [array(counts), array(ends(counts) if packed else counts)]
+    close = [array(counts), array(counts.cumsum(0, dtype=torch.int64) if packed else counts)]
     structure = [octets, *close] if codec == "zvc" else [*close, octets]
     for kernel, before, after in (
         (READERS[codec], [], [array(exponents)]),
@@ -71,6 +71,40 @@ def test_scratch(codec):
 
 
 @BOTH
-def test_items_one_by_one(codec):
+@pytest.mark.parametrize("dtype", ("bf16", "fp32"))
+def test_items_one_by_one(codec, dtype):
     """What is not aligned, or of a length that is no multiple of 8."""
-    check(codec, make_case(1301, "bf16", "raw", "none", 0.5), "bf16", packed=True, wide=False)
+    check(codec, make_case(1301, dtype, "raw", "none", 0.5), dtype, packed=True, wide=False)
+
+
+def drawn_counts(stride: int, slots: int, density: float) -> torch.Tensor:
+    """Empty slots and full ones among others, more slots than a warp looks at together."""
+    counts = np.random.default_rng(slots).binomial(stride, density, slots).astype(np.int16)
+    counts[::7], counts[3:5] = 0, stride
+    return torch.from_numpy(counts)
+
+
+def pack_arguments(counts: torch.Tensor, total: int) -> tuple[list[np.ndarray], list[int], int]:
+    """(counts, ends, heads), (total, slots), programs."""
+    ends = counts.cumsum(0, dtype=torch.int64)
+    places = torch.arange(0, max(total, 1), 1024)
+    heads = torch.searchsorted(ends, places, right=True).to(torch.int32)
+    return [array(counts), array(ends), array(heads)], [total, counts.numel()], places.numel()
+
+
+@pytest.mark.parametrize("dtype, stride", [("bf16", 1024), ("fp32", 256)])
+def test_packing_fp8_blocks(dtype, stride):
+    counts = drawn_counts(stride, 24 if stride == 256 else 6, 0.3)
+    n = counts.numel() * stride
+    values = plain_nan(float_values(n, DTYPES[dtype], 2, 0.0, False) * torch.exp2(torch.arange(n) // 50 % 13))
+    values = values.to(DTYPES[dtype])
+    columns = torch.randint(0, 256, (n,), dtype=torch.uint8)
+    total = int(counts.sum())
+    close, codes, exponents = (np.full(size, 1, np.uint8) for size in (total, total, ceil_div(total, 128)))
+    structure, numbers, programs = pack_arguments(counts, total)
+    arguments = [array(columns), array(values), *structure, close, codes, exponents, *numbers]
+    launch(block_packer(dtype, "fp8", stride == 256).ptx, arguments, programs)
+    expected = block_reference.compact_blocks(values, counts, stride, total, "fp8")
+    assert np.array_equal(codes, array(expected[0])) and np.array_equal(exponents, array(expected[1]))
+    if stride == 256:
+        assert np.array_equal(close, array(reference.compact(columns, counts, stride, total)))

@@ -5,9 +5,11 @@ import torch
 
 from gistkit.kernels import ops
 from gistkit.kernels.reference import sparse as reference
+from gistkit.kernels.reference import sparse_blocks as block_reference
+from gistkit.kernels.sparse_ends import ends, ends_and_heads
 from tests.gpu.waiting import no_synchronisation
 from tests.sparse_cases import EMPTY, PAYLOADS, SCALED, UNSCALED, SparseCase, decoded, relu_gradient, sparse_case
-from tests.tensors import FLOATS, bits, float_values, same_bits
+from tests.tensors import FLOATS, bits, float_values, plain_nan, same_bits
 
 pytestmark = pytest.mark.gpu
 
@@ -186,6 +188,52 @@ def test_packing_equals_the_oracle(dtype, stride, longest):
             assert torch.equal(a.cpu(), b)
 
 
+@pytest.mark.parametrize("fmt", ("fp16", "fp8"))
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("longest", (3, 30, 256))
+@pytest.mark.parametrize("unaligned", (0, 1))
+def test_packing_blocks_equals_the_oracle(fmt, dtype, longest, unaligned):
+    """Blocks with exponents of their own, of items of one slot or of many, empty slots between them."""
+    counts = (torch.randint(0, longest + 1, (5000,)) * (torch.rand(5000) > 0.3)).to(torch.int16)
+    total = int(counts.sum())
+    columns = torch.randint(0, 256, (5000 * 256,), dtype=torch.uint8)
+    for stride in (256, 1024):
+        n = 5000 * stride
+        x = plain_nan((float_values(n, dtype, 8, 0.0, False) * torch.exp2(torch.arange(n) // 50 % 13)).to(dtype))
+        there = torch.cat((x[:unaligned], x)).cuda()[unaligned:]
+        made = ops.compact_blocks(there, counts.cuda(), stride, total, fmt)
+        for a, b in zip(made, block_reference.compact_blocks(x, counts, stride, total, fmt), strict=True):
+            assert torch.equal(a.cpu(), b)
+        if stride == 256:
+            made = ops.csr_compact_blocks(columns.cuda(), there, counts.cuda(), total, fmt)
+            expected = block_reference.csr_compact_blocks(columns, x, counts, total, fmt)
+            for a, b in zip(made, expected, strict=True):
+                assert torch.equal(a.cpu(), b)
+
+
+@pytest.mark.parametrize("slots", (1, 1024, 16_384, 16_385, 3_000_000))
+def test_running_sums(slots):
+    counts = torch.randint(0, 1025, (slots,)).to(torch.int16)
+    counts[::3] = 0
+    counts[-1] = 1024
+    expected = counts.cumsum(0, dtype=torch.int64)
+    places = torch.arange(0, int(expected[-1]), 1024)
+    made, heads = ends_and_heads(counts.cuda(), places.numel(), 1024)
+    assert torch.equal(made.cpu(), expected) and torch.equal(ends(counts.cuda()).cpu(), expected)
+    assert torch.equal(heads.cpu().long(), torch.searchsorted(expected, places, right=True))
+
+
+@pytest.mark.parametrize("codec, first, n", [("zvc", 0, 5), ("zvc", 1, 1003), ("csr", 0, 3), ("csr", 1, 515)])
+def test_a_part_that_ends_inside_a_group_is_cut_there(codec, first, n):
+    x = float_values(2048, torch.float32, 6, 0.0, False)
+    case = SparseCase(x, x, "raw", "none")
+    name, slot = ("zvc_decode_slots", 1024) if codec == "zvc" else ("csr_decode_rows", 256)
+    for payload in PAYLOADS[codec](reference, case):
+        there = on_device(payload)
+        made = getattr(ops, name)(*there[:4], first, n, x.dtype, *there[4:])
+        assert same_bits(made.cpu(), x[slot * first :][:n])
+
+
 @pytest.mark.parametrize("codec", PAYLOADS)
 def test_nothing_waits_for_the_device(codec):
     x = float_values(100_000, torch.float32, 0, 0.5, False).cuda()
@@ -196,6 +244,7 @@ def test_nothing_waits_for_the_device(codec):
         getattr(ops, f"{codec}_relu_backward")(x, *encoded, none, "raw", "none", False)
         counts = encoded[1] if codec == "zvc" else encoded[0]
         ops.compact(encoded[2], counts, 1024 if codec == "zvc" else 256, x.numel())
+        ops.compact_blocks(encoded[2], counts, 1024 if codec == "zvc" else 256, x.numel(), "fp8")
 
 
 def test_a_device_that_is_not_the_current_one():

@@ -4,6 +4,8 @@ The interpreter takes 0.1 s a slot here: it rewrites every jitted helper at each
 and short inputs; tests/test_sparse.py holds the oracle to the definition on many more.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,17 +13,37 @@ import torch
 from hypothesis import given, settings
 
 from gistkit.formats import ceil_div
+from gistkit.kernels import ranges, sparse_blocks
 from gistkit.kernels import sparse as kernels
-from gistkit.kernels.compact import CSR_SLOTS, PIECES, RUN, ZVC_SLOTS, compact_kernel, ends
+from gistkit.kernels.compact import CSR_SLOTS, PIECES, RUN, ZVC_SLOTS, compact_kernel
+from gistkit.kernels.reference import ranges as range_oracle
 from gistkit.kernels.reference import sparse as reference
+from gistkit.kernels.reference import sparse_blocks as block_oracle
 from gistkit.kernels.sparse_args import BIT_DTYPES
+from gistkit.kernels.sparse_ends import FEW, ends, ends_and_heads
 from tests.sparse_cases import PAYLOADS, SCALED, UNSCALED, SparseCase, decoded, relu_gradient, sparse_case, sparse_cases
-from tests.tensors import FLOATS, float_values, same_bits
+from tests.tensors import FLOATS, float_values, plain_nan, same_bits
 
 # a scaled product past the largest float is infinite, quietly on a GPU, and clamped next; numpy warns
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in multiply:RuntimeWarning")
 
 STRIDES = {"zvc": 1024, "csr": 256}
+
+
+@contextmanager
+def guarded_empty(fill: float) -> Iterator[list[torch.Tensor]]:
+    """What lies behind every flat fp32 tensor that a launcher allocates: 2048 elements, filled."""
+    room: list[torch.Tensor] = []
+
+    def empty(size, *, dtype, device):
+        (n,) = size
+        whole = torch.full((n + 2048,), fill, dtype=dtype, device=device)
+        room.append(whole[n:])
+        return whole[:n]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels.torch, "empty", empty)
+        yield room
 
 
 def check_encode(case: SparseCase, codec: str) -> None:
@@ -128,6 +150,45 @@ def test_compact_equals_the_oracle_and_never_writes_past_the_total(item_bytes, s
     assert bool((room[total - missing :] == 101).all())
 
 
+BLOCK_COUNTS = {
+    # more slots than a warp looks at together, empty ones, full ones, and some in which a program's places end
+    1024: [1000, 0, 3, 1, 0, 1, 2, 1024, 7, 9, *[0] * 40, 1, 5, 64, 31, 0],
+    256: COUNTS[256] * 2,
+}
+
+
+@pytest.mark.parametrize("fmt", ("fp16", "fp8"))
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("stride", COUNTS)
+def test_packing_blocks_equals_the_oracle(stride, dtype, fmt):
+    """Blocks with exponents of their own that go across slots and end inside of them; the last one is short."""
+    counts = torch.tensor(BLOCK_COUNTS[stride], dtype=torch.int16)
+    n = counts.numel() * stride
+    x = plain_nan(float_values(n, dtype, 7, 0.0, False) * torch.exp2(torch.arange(n) // 50 % 13).to(dtype))
+    total = int(counts.sum())
+    if stride == 1024:
+        made = sparse_blocks.compact_blocks(x, counts, stride, total, fmt)
+        expected = block_oracle.compact_blocks(x, counts, stride, total, fmt)
+    else:
+        columns = torch.randint(0, 256, (n,), dtype=torch.uint8)
+        made = sparse_blocks.csr_compact_blocks(columns, x, counts, total, fmt)
+        expected = block_oracle.csr_compact_blocks(columns, x, counts, total, fmt)
+    for a, b in zip(made, expected, strict=True):
+        assert same_bits(a, b)
+
+
+@pytest.mark.parametrize("slots", (1, 1023, 1024, 2051, FEW + 1))
+def test_ends_are_running_sums_and_heads_the_slots_of_multiples(slots):
+    counts = torch.randint(0, 1025, (slots,)).to(torch.int16)
+    counts[::3] = 0
+    counts[-1] = 1024
+    expected = counts.cumsum(0, dtype=torch.int64)
+    places = torch.arange(0, int(expected[-1]), 1024)
+    made, heads = ends_and_heads(counts, places.numel(), 1024)
+    assert same_bits(made, expected) and same_bits(ends(counts), expected)
+    assert heads.tolist() == torch.searchsorted(expected, places, right=True).tolist()
+
+
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.uint8))
 @pytest.mark.parametrize("missing", (0, 70))
 def test_csr_compact_equals_the_oracle(dtype, missing):
@@ -160,6 +221,23 @@ def test_everything_stored(codec):
     case = SparseCase(x, x, "raw", "none")
     check_encode(case, codec)
     check_decode(case, codec, PAYLOADS[codec](reference, case)[:1])
+
+
+@pytest.mark.parametrize(
+    "codec, first, n", [("zvc", 0, 5), ("zvc", 1, 1003), ("csr", 0, 3), ("csr", 1, 515), ("csr", 3, 257)]
+)
+def test_a_part_that_ends_inside_a_group_is_cut_there(codec, first, n):
+    """Everything is stored, so that a slot or a row written out whole would end past the result."""
+    x = float_values(2048, torch.float32, 6, 0.0, False)
+    case = SparseCase(x, x, "raw", "none")
+    name = "zvc_decode_slots" if codec == "zvc" else "csr_decode_rows"
+    expected = x[STRIDES[codec] * first :][:n]
+    for payload in PAYLOADS[codec](reference, case):
+        arguments = (*payload[:4], first, n, x.dtype, *payload[4:])
+        assert same_bits(getattr(range_oracle, name)(*arguments), expected)
+        with guarded_empty(7.0) as room:
+            assert same_bits(getattr(ranges, name)(*arguments), expected)
+        assert all(bool((guard == 7.0).all()) for guard in room)
 
 
 def test_nothing_to_do():
