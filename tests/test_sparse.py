@@ -191,22 +191,6 @@ def test_compact_moves_items_of_any_size(dtype, stride):
     assert torch.equal(packed, torch.cat((scratch[:2], scratch[2 * stride :])))
 
 
-@pytest.mark.parametrize("fmt", ("fp16", "fp8"))
-@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
-def test_blocks_are_those_of_the_packed_values(fmt, dtype):
-    """As compacting and encoding in turn, of which a block is 128 packed values, whichever slots they are from."""
-    x = (float_values(2500, dtype, 3, 0.4, False) * torch.exp2(torch.arange(2500) // 60)).to(dtype)
-    _, counts, scratch = ops.zvc_encode(x, "raw")
-    total = int(counts.sum())
-    codes, exponents = ops.compact_blocks(scratch, counts, SLOT, total, fmt)
-    encoded = getattr(ops, f"{fmt}_encode")(x[bits(x) != 0], "block")
-    assert torch.equal(codes, encoded[0]) and torch.equal(exponents, encoded[1])
-    counts, columns, scratch = ops.csr_encode(x, "raw")
-    close, *made = ops.csr_compact_blocks(columns, scratch, counts, total, fmt)
-    assert torch.equal(close, (torch.arange(2500) % COLUMNS)[bits(x) != 0].to(torch.uint8))
-    assert all(torch.equal(a, b) for a, b in zip(made, encoded, strict=True))
-
-
 OPERATOR_CASES = [
     ("zvc_encode", lambda x: (x, "raw")),
     ("csr_encode", lambda x: (x, "fp8")),
