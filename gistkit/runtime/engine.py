@@ -25,6 +25,7 @@ from gistkit.plan.policies.gist import gist
 from gistkit.runtime.decide import Settings
 from gistkit.runtime.denser import Room, remember
 from gistkit.runtime.exact import ExactPacker, Ticket
+from gistkit.runtime.fast_modules import ShortModules
 from gistkit.runtime.given import check_rows, elements, given_program
 from gistkit.runtime.interpose import Interposer
 from gistkit.runtime.program import Program
@@ -109,6 +110,7 @@ class Engine:
         self._programs: dict[tuple, Program] = {}
         self._densities: dict[tuple, dict[int, float]] = {}
         self._verified: dict = {}
+        self._short = ShortModules()
         self._packer = ExactPacker(lag=LAG, bounded=True)
         self._probes: list[tuple[tuple, int, int, Ticket]] = []
         self._lock = threading.RLock()
@@ -152,7 +154,7 @@ class Engine:
             program = self._programs.get(key) or self._planned(key, model, args, kwargs)
         if program is None:
             return self._recorded(key, model, forward, args, kwargs)
-        return self._compressed(key, program, forward, args, kwargs)
+        return self._compressed(key, program, model, forward, args, kwargs)
 
     def _check_growth(self, args: tuple, kwargs: dict) -> None:
         """Forget the programs when a forward is larger than all before it: the next capture asks whether it may be."""
@@ -195,7 +197,9 @@ class Engine:
         self._stats = StepStats((), plain, program.plan.kept_bytes, plain, notes)
         return out
 
-    def _compressed(self, key: tuple, program: Program, forward: Callable, args: tuple, kwargs: dict) -> Any:
+    def _compressed(
+        self, key: tuple, program: Program, model: torch.nn.Module, forward: Callable, args: tuple, kwargs: dict
+    ) -> Any:
         if len(self._verified) > CHECKS:
             self._verified.clear()
         region = Region(self.settings, self._packer, program, self.plan is not None, self._verified)
@@ -207,7 +211,11 @@ class Engine:
             told_ahead(self._verified, program, args, kwargs)
             region.room = Room(self.plan, program.graph, region.densities, region.notes)
         try:
-            out = run_inside(region, forward, args, kwargs)
+            opened = self._short.open(model, program) if region.fast else []
+            try:
+                out = run_inside(region, forward, args, kwargs)
+            finally:
+                self._short.close(opened)
             region.finish()
             # packing takes memory beside the scratch, which a budget counts where the next encoding comes
             self._packer.listen() if region.bound else self._packer.poll()

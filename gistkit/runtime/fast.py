@@ -105,17 +105,36 @@ def run_fast(region: Region, pack: Callable, func: Callable, args: tuple, kwargs
     """The result of the covered call that comes now by its fast call; None where it goes the long way."""
     at = region.calls
     known = region.fast[at] if at < len(region.fast) else None
-    if known is None or known[0] is not func or region.watch.items or not torch.is_grad_enabled():
-        return None
-    top = _top_hooks(False)
-    if top is None or top[0] is not pack or _transforms() or forward_ad._current_level >= 0:
+    if known is None or known[0] is not func or not _is_open(region, pack):
         return None
     try:
         bound = known[1](*args, **kwargs)
     except (TypeError, IndexError):
         return None
+    return _run(region, known[2], bound, func, args, kwargs)
+
+
+def run_bound(region: Region, pack: Callable, func: Callable, bound: Any) -> Any:
+    """:func:`run_fast` of a call of PyTorch's own module, its arguments by name; no addition."""
+    at = region.calls
+    known = region.fast[at] if at < len(region.fast) else None
+    if known is None or known[0] is not func or not _is_open(region, pack):
+        return None
+    return _run(region, known[2], bound, func, (), {})
+
+
+def _is_open(region: Region, pack: Callable) -> bool:
+    """Whether a covered call counts now and nothing is watched."""
+    if region.watch.items or not torch.is_grad_enabled():
+        return False
+    top = _top_hooks(False)
+    return top is not None and top[0] is pack and not _transforms() and forward_ad._current_level < 0
+
+
+def _run(region: Region, call: FastCall, bound: Any, func: Callable, args: tuple, kwargs: dict) -> Any:
+    at = region.calls
     region.calls = at + 1
-    y = known[2](region, bound, func, args, kwargs)
+    y = call(region, bound, func, args, kwargs)
     if y is None:
         region.calls = at
     return y

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from gistkit.graph.calls import COVERED, Add, MaxPool2d, bind, binder, is_counted, region_is_open
+from gistkit.graph.calls import COVERED, Add, Bound, MaxPool2d, bind, binder, is_counted, region_is_open
 from gistkit.graph.recorder import is_metadata
-from gistkit.runtime.fast import FastAdd, run_fast, summed
+from gistkit.runtime.fast import FastAdd, run_bound, run_fast, summed
 from gistkit.runtime.handlers import HANDLERS, runs
 from gistkit.runtime.region import OWNERS, Region
 
@@ -79,6 +79,11 @@ class Interposer(TorchFunctionMode):
         result = self._call(op, func, args, kwargs)
         tape.end(result)
         return result
+
+    def short(self, func: Any, bound: Bound) -> torch.Tensor | None:
+        """The result of a covered call of one of PyTorch's modules by its fast call, while no mode is on; None, and
+        nothing done, where there is none."""
+        return run_bound(self._region, self._pack, func, bound) if self._region.fast else None
 
     def _adds_to_a_number(self, args: tuple) -> bool:
         """Whether this adds to a batch norm's counter or the like: no covered call, no reader of what is watched."""
