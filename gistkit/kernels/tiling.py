@@ -15,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
+from gistkit.kernels.launcher import launcher_of
+
 # rows a program, by bytes an element of the widest tensor: 64 bytes of values a lane, so several accesses are in flight
 ROWS = {1: 512, 2: 512, 4: 256}
 NUM_WARPS = 4
@@ -80,32 +82,37 @@ def launch_here(
     """
     kinds: list[Any] = []
     values: list[Any] = []
-    aligned = 0
+    odd = 0
     for a in args:
         if type(a) is torch.Tensor or isinstance(a, torch.Tensor):
             address = a.data_ptr()
-            aligned = aligned << 1 | (not address & 15)
+            odd |= address
             kinds.append(a.dtype)
             values.append(address)
         else:
             kinds.append(a if type(a) is int else type(a))
             values.append(a)
+    if odd & 15:
+        kinds.append(tuple([isinstance(a, torch.Tensor) and a.data_ptr() & 15 == 0 for a in args]))
     # Kernels count by identity: Triton's own hash of one takes a lock, and is that of its source.
-    found = _compiled(id(kernel), device, num_warps, aligned, *kinds, *constexprs, *constexprs.values())
+    found = _compiled(id(kernel), device, num_warps, *kinds, *constexprs, *constexprs.values())
     if found:
-        _, run, function, metadata, constants = found
+        _, (run, function, before, boxed), constants = found
         stream = torch._C._cuda_getCurrentRawStream(device)
-        run(programs, 1, 1, stream, function, metadata, None, None, None, *values, *constants)
+        if boxed:
+            run(programs, 1, 1, stream, function, *before, (*values, *constants))
+        else:
+            run(programs, 1, 1, stream, function, *before, *values, *constants)
         return
     compiled = kernel[(programs,)](*args, num_warps=num_warps, enable_fp_fusion=False, **constexprs)
     constants = tuple([constexprs[name] for name in kernel.arg_names[len(args) :]])
-    found.extend((kernel, compiled.run, compiled.function, compiled.packed_metadata, constants))
+    found.extend((kernel, launcher_of(compiled.run, compiled.function, compiled.packed_metadata), constants))
 
 
 @lru_cache(maxsize=4096)
-def _compiled(kernel: int, device: int, num_warps: int, aligned: int, *kinds: Any) -> list:
-    """[kernel, launcher, handle, metadata, constants in the order of the parameters] of the compiled kernel; empty
-    until the first launch has filled it. The kernel itself is there so that its id stays its own."""
+def _compiled(kernel: int, device: int, num_warps: int, *kinds: Any) -> list:
+    """[kernel, :class:`gistkit.kernels.launcher.Launcher`, constants in the order of the parameters] of the compiled
+    kernel; empty until the first launch has filled it. The kernel itself is there so that its id stays its own."""
     return []
 
 

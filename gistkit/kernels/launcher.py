@@ -1,0 +1,41 @@
+"""A compiled kernel's launcher without its half in Python.
+
+Triton's ``CudaLauncher.__call__`` asks allocators for scratch that few kernels have, 3 us a launch, and hands on to a
+function of C. Where a kernel has none, that function is called as the releases below call it; else, and in any other
+release, the launcher itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import triton
+
+
+class Launcher(NamedTuple):
+    """Called with (programs, 1, 1, stream, ``function``, *``before``, then the kernel's arguments, as one tuple where
+    ``boxed``)."""
+
+    launch: Callable[..., Any]
+    function: int
+    before: tuple
+    boxed: bool
+
+
+def launcher_of(run: Any, function: int, metadata: Any) -> Launcher:
+    """The launcher of a compiled kernel, of whose ``CompiledKernel`` these are attributes (``packed_metadata``)."""
+    nothing = (None, None, None)  # launch metadata and the two hooks
+    release = ".".join(triton.__version__.split(".")[:2])
+    if type(run).__name__ != "CudaLauncher" or run.global_scratch_size or run.profile_scratch_size:
+        return Launcher(run, function, (metadata, *nothing), False)
+    how, scratch = (run.launch_cooperative_grid, run.launch_pdl), (None, None)
+    if release == "3.6":
+        return Launcher(run.launch, function, (*how, *scratch, metadata, *nothing), False)
+    if release == "3.9" and not run.gsan_enabled:
+        before = (*how, metadata, *nothing, *scratch, run.arg_annotations, run.kernel_signature)
+        return Launcher(run.launch, function, before, True)
+    return Launcher(run, function, (metadata, *nothing), False)
+
+
+__all__ = ["Launcher", "launcher_of"]
