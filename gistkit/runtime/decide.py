@@ -11,6 +11,8 @@ from gistkit.plan.plan import Decision
 from gistkit.plan.policies.rules import SMALL_BYTES
 
 KEEP_DENSE = Decision(-1, "dense", reason="kept as it is")
+WITHOUT_VALUES = ("rebuild", "mask1", "drop")
+"""Codecs by which a tensor is not kept with its values."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 from gistkit.graph.saved import Call, Passing, Save, SavedGraph
 from gistkit.plan.plan import CallChoice, Decision, Plan
 from gistkit.plan.policies.recompute_plan import recompute_plan
+from gistkit.runtime.decide import KEEP_DENSE, WITHOUT_VALUES
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,8 @@ class Program:
 
     def _saves(self) -> tuple[dict[Key, tuple], dict[Key, tuple]]:
         """Decisions for what uncovered calls save, by covered calls so far, and covered ones, by their number."""
-        gaps: dict[Key, dict[int, None]] = defaultdict(dict)
-        within: dict[Key, dict[int, None]] = defaultdict(dict)
+        gaps: dict[Key, dict[int, bool]] = defaultdict(dict)
+        within: dict[Key, dict[int, bool]] = defaultdict(dict)
         done = 0
         for call in self.graph.calls:
             found, number = (gaps, done) if call.covered < 0 else (within, call.covered)
@@ -132,11 +133,18 @@ class Program:
                 done = call.covered + 1
             for save in _in_order(call):
                 if self.graph.storages[save.storage].kind in ("input", "activation"):
-                    found[number, save.dtype.removeprefix("torch."), save.shape][save.storage] = None
+                    known = found[number, save.dtype.removeprefix("torch."), save.shape]
+                    known[save.storage] = known.get(save.storage, False) or (type(save) is Save and save.read)
         return self._decided(gaps), self._decided(within)
 
-    def _decided(self, found: dict[Key, dict[int, None]]) -> dict[Key, tuple]:
-        return {key: tuple(self._decisions.get(s) for s in storages) for key, storages in found.items()}
+    def _decided(self, found: dict[Key, dict[int, bool]]) -> dict[Key, tuple]:
+        return {key: tuple(self._saved(s, read) for s, read in saved.items()) for key, saved in found.items()}
+
+    def _saved(self, storage: int, read: bool) -> Decision | None:
+        """The decision for a storage that is saved; where no backward reads its values, as the node goes
+        again at once, one that may be asked for them."""
+        decision = self._decisions.get(storage)
+        return KEEP_DENSE if decision is not None and not read and decision.codec in WITHOUT_VALUES else decision
 
 
 def _in_order(call: Call) -> list[Save | Passing]:

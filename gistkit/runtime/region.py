@@ -21,7 +21,7 @@ from gistkit.nn.keep import Alias, Kept
 from gistkit.nn.norm import STATISTICS
 from gistkit.nn.overwrite import not_a_number
 from gistkit.plan.plan import CallChoice, Decision
-from gistkit.runtime.decide import KEEP_DENSE, Settings, ad_hoc
+from gistkit.runtime.decide import KEEP_DENSE, WITHOUT_VALUES, Settings, ad_hoc
 from gistkit.runtime.denser import Room
 from gistkit.runtime.exact import ExactPacker, Ticket
 from gistkit.runtime.host import HostBody
@@ -34,7 +34,6 @@ from gistkit.runtime.stash import Body, CodedBody, Reader, Stash, StashTable, co
 
 PAYS = 0.95
 OWNERS = frozenset(("relu", "max_pool2d", "dropout", "batch_norm"))
-WITHOUT_VALUES = ("rebuild", "mask1", "drop")
 AGAIN = "a segment that runs anew in backward starts from it"
 SHARED = frozenset((Reader, Alias))
 """Holds that are counted elsewhere."""
@@ -148,7 +147,8 @@ class Region:
         if stash is not None:
             return Reader(stash, x)
         if decision is None:
-            decision = ad_hoc(x, self.table.tagged(x), self.settings)
+            # a plan of the caller's counts what it leaves open, or what a branch without a backward saves, as it is
+            decision = KEEP_DENSE if self.strict else ad_hoc(x, self.table.tagged(x), self.settings)
         elif decision.codec in WITHOUT_VALUES:
             self.cannot(decision, "a backward needs its values")
             other = KEEP_DENSE if self.strict else ad_hoc(x, self.table.tagged(x), self.settings)
