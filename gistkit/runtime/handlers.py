@@ -24,7 +24,7 @@ from gistkit.plan.plan import Decision
 from gistkit.runtime import native
 from gistkit.runtime.exactness import arithmetic, exact, known, try_drawn, ways
 from gistkit.runtime.fast_conv import FastConv2d
-from gistkit.runtime.fast_norm import FastBatchNorm
+from gistkit.runtime.fast_norm import FastBatchNorm, FastCodedBatchNorm
 from gistkit.runtime.fast_relu import FastRelu
 from gistkit.runtime.host import AwayOnHost
 from gistkit.runtime.program import Step
@@ -237,8 +237,11 @@ def batch_norm(region: Region, step: Step, b: BatchNorm) -> torch.Tensor:
         return kept[0]
 
     y = norm.run(*b, keep, lambda mean, invstd: found.append((mean, invstd)))
+    rebuild = None
     if step.feeds_recipe and kept and found:
-        _remember_norm(region, step, b, y, kept[0], found[0])
+        rebuild = _remember_norm(region, step, b, y, kept[0], found[0])
+    if found and FastCodedBatchNorm.takes(region, step, b, y):
+        region.learnt = FastCodedBatchNorm(region, step, b, rebuild, y)
     return y
 
 
