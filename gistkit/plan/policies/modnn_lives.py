@@ -67,6 +67,16 @@ class Lives:
     needed: tuple[tuple[int, ...], ...]
     transient_bytes: tuple[int, ...]
 
+    @cached_property
+    def written(self) -> tuple[tuple[int, ...], ...]:
+        """By task the blocks it needs and writes to."""
+        return tuple(tuple(b for b in n if t in self.lives[b].writes) for t, n in enumerate(self.needed))
+
+    @cached_property
+    def ending(self) -> tuple[tuple[int, ...], ...]:
+        """By task the blocks that are dead after it."""
+        return tuple(tuple(b for b in n if self.lives[b].end == t) for t, n in enumerate(self.needed))
+
     def demand_bytes(self, task: int, workspace_bytes: int = 0) -> int:
         """Mmin(t, b) of eq. (1): inputs, output and workspace of a task, without the resident blocks.
 

@@ -27,6 +27,7 @@ the forward pass reads again; what waits for backward alone (masks, statistics) 
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from functools import cache
 from math import inf
@@ -58,6 +59,7 @@ class _Run:
         self.fastest_s = [min(a.seconds for a in known) for known in self.costs.algorithms]
         self.offload_s = cache(lambda block: self.costs.d2h_s(self.places.nbytes(block)))
         self.made: set[int] = set()
+        self.away: list[tuple[int, int]] = []
         self.log: list[tuple[float, float, float, str, int]] = []
         self.moves: list[Move] = []
         self.absences: list[list[int]] = []
@@ -118,6 +120,7 @@ class _Run:
             start, finish = self.streams.transfer(self.streams.now_s, self.costs.h2d_s(nbytes))
             self.moves.append(Move(block, nbytes, "h2d", t, start, finish))
             self.streams.ready_s[block] = finish
+            del self.away[bisect_left(self.away, (self.places.next_need(block, t - 1), block))]
             absence = next(a for a in reversed(self.absences) if a[0] == block)
             absence[2] = t
 
@@ -137,6 +140,7 @@ class _Run:
                 self.moves.append(Move(block, nbytes, "d2h", t, start, finish))
                 free_s = max(free_s, finish)
             self.places.leave(block)
+            insort(self.away, (self.places.next_need(block, t - 1), block))
         return free_s
 
     def ready(self, block: int) -> float:
@@ -209,8 +213,9 @@ class _Run:
         for block in scheme:
             trial.leave(block)
         trial.enter(WORKSPACE, algorithm.workspace_bytes)
-        blocks = self.places.missing(s)
-        without, beside = self.fitting(self.places.copy(), blocks, t, s), self.fitting(trial, blocks, t, s)
+        blocks = [b for b in self.places.missing(s) if b in self.places.host]
+        beside = self.fitting(trial, blocks, t, s)
+        without = self.fitting(self.places.copy(), blocks, t, s) if len(beside) < len(blocks) else beside
         return sum(self.costs.h2d_s(self.places.nbytes(b)) for b in without - beside)
 
     def fitting(self, places: Places, blocks: Iterable[int], t: int, s: int) -> set[int]:
@@ -235,9 +240,8 @@ class _Run:
 
     def next_fetch(self, t: int) -> int | None:
         """The first task after t that needs a block that is in host memory only."""
-        away = (b for b in self.places.host if b not in self.places.here)
-        stays = (self.lives.lives[b].next_stay(t + 1) for b in away)
-        return min((s for s in stays if s is not None), default=None)
+        at = bisect_left(self.away, (t + 1,))
+        return self.away[at][0] if at < len(self.away) and self.away[at][0] < len(self.lives.needed) else None
 
     def is_time(self, t: int, s: int, task_s: float) -> bool:
         """Line 19: eq. (4), from the end of task t or from when StrmD is free."""
@@ -255,8 +259,9 @@ class _Run:
             return False  # line 25: neither room nor a scheme
         guess.retire(t, self.made)
         for u in range(t + 1, s + 1):
-            born = {b for b in guess.missing(u) if b not in guess.host}
-            wanted = [(b, guess.nbytes(b)) for b in guess.missing(u)]
+            missing = guess.missing(u)
+            born = {b for b in missing if b not in guess.host}
+            wanted = [(b, guess.nbytes(b)) for b in missing]
             if self.lives.transient_bytes[u]:
                 wanted.append((TRANSIENT, self.lives.transient_bytes[u]))
             if not all(_enter(guess, block, nbytes, u) for block, nbytes in wanted):

@@ -91,17 +91,12 @@ class Places:
 
     def retire(self, task: int, made: Iterable[int] = ()) -> None:
         """A task has run: its workspace goes, what it read is used, what it wrote has no host copy, the dead go."""
-        born = set(made)
-        for block in self.lives.needed[task]:
-            life = self.lives.lives[block]
-            if block not in born:
-                self.fresh.discard(block)
-            if task in life.writes:
-                self.host.discard(block)
-            if life.end == task:
-                self.map.free(block)
-                self.here.discard(block)
-                self.fresh.discard(block)
+        self.fresh.difference_update(set(self.lives.needed[task]).difference(made))
+        self.host.difference_update(self.lives.written[task])
+        for block in self.lives.ending[task]:
+            self.map.free(block)
+            self.here.discard(block)
+            self.fresh.discard(block)
         for name in (TRANSIENT, WORKSPACE):
             if name in self.map:
                 self.map.free(name)
