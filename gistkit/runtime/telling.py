@@ -23,8 +23,9 @@ from gistkit.runtime.program import Program
 from gistkit.runtime.verify import blocks, same_bits
 
 Rebuild = Callable[..., torch.Tensor]
-# Arithmetics differ in about one element of ten in fp32, and after a rounding to bf16 in one of some 50,000.
-ELEMENTS = 2**18
+# By bytes of an element: arithmetics differ in about one of ten in fp32, and after a rounding to bf16 in one of some
+# 50,000.
+ELEMENTS = {4: 2**12, 2: 2**18}
 # A factor of a channel is rounded once for all its elements: so many channels are to have been asked.
 CHANNELS = 64
 ROUNDS = 64
@@ -54,7 +55,7 @@ def told(verified: dict, kind: Kind) -> list[Rebuild]:
     key = ("told", *kind, torch._C._get_cudnn_enabled())
     if key not in verified:
         numel = torch.Size(kind.shape).numel()
-        rounds = min(max(-(-ELEMENTS // numel), -(-CHANNELS // kind.shape[1])), ROUNDS)
+        rounds = min(max(-(-ELEMENTS[kind.dtype.itemsize] // numel), -(-CHANNELS // kind.shape[1])), ROUNDS)
         able = None
         with torch.no_grad():
             for seed in range(rounds):
