@@ -68,13 +68,15 @@ def _drawn_forward(x: torch.Tensor, weight: Any, bias: Any, eps: float) -> tuple
     def drawn(like: Any) -> Any:
         return None if like is None else torch.randn(like.shape, generator=generator).mul_(DRAWN_SCALE).to(like)
 
-    def forward(*affine: Any) -> Any:
-        return torch._batch_norm_impl_index(x, *affine, None, None, True, 0.0, eps, torch._C._get_cudnn_enabled())[:3]
+    def forward() -> tuple:
+        cudnn = torch._C._get_cudnn_enabled()
+        return torch._batch_norm_impl_index(x, scale, shift, None, None, True, 0.0, eps, cudnn)[:3]
 
     scale, shift = drawn(weight), drawn(bias)
     if shift is not None:
-        shift.copy_(_cancelling(x, *forward(scale, shift)[1:], scale))
-    return *forward(scale, shift), scale, shift
+        mean, invstd = forward()[1:]
+        shift.copy_(_cancelling(x, mean, invstd, scale))
+    return *forward(), scale, shift
 
 
 def _cancelling(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
