@@ -362,3 +362,28 @@ def test_rounded_inputs_of_batch_norms(compressed_and_plain, long_way, lossy):
         assert all(same_bits(a, b) for a, b in zip(*results, strict=True)), seed
         assert rows[0] == rows[1]
     assert any("fp" in row for row in rows[0][0])
+
+
+class InPlaceAtFirst(nn.Module):
+    """A ReLU that overwrites its input, until the input is read after it."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 5, 3)
+        self.read = False
+
+    def forward(self, x):
+        y = self.norm(self.conv(x))
+        y = torch.relu(y) + y if self.read else torch.relu_(y)
+        return self.head(y).mean((2, 3))
+
+
+def test_the_same_operation_by_another_function():
+    torch.manual_seed(0)
+    plain = InPlaceAtFirst()
+    models = gistkit.compress(copy.deepcopy(plain)), plain
+    settle(models, 4)
+    for read in (True, False, True):
+        for model in models:
+            model.read = read
+        both(models)
