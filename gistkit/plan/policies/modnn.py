@@ -29,7 +29,7 @@ from gistkit.plan.policies.choices import call_choices
 from gistkit.plan.policies.modnn_bounds import Part, SubBatch, ideal_s, lower_bound, sub_batch
 from gistkit.plan.policies.modnn_lives import PLAN, lives
 from gistkit.plan.policies.modnn_result import Schedule
-from gistkit.plan.policies.modnn_schedule import schedule
+from gistkit.plan.policies.modnn_schedule import schedule, schedule_unless
 from gistkit.plan.policies.predicted import capacity, held, kept_bytes, make_plan, own_decisions
 from gistkit.plan.policies.reading import Reading
 from gistkit.plan.simulate import simulate
@@ -79,9 +79,33 @@ def modnn(
     simulator's; those of moDNN's own clock are in ``settings``. Raises BudgetError below the lower bound of eq. (2),
     with that bound by class; ValueError for another word or a graph without tasks.
     """
-    batch = check(graph, fidelity)
     found = modnn_schedule(graph, costs, budget_bytes, fidelity=fidelity, reserve=reserve)
-    part = found.sub_batch.part
+    return _planned(graph, costs, budget_bytes, fidelity, reserve, found)
+
+
+def modnn_unless(
+    graph: SavedGraph,
+    costs: CostTable,
+    budget_bytes: int | None,
+    enough: Callable[[float], bool],
+    *,
+    fidelity: str = "reassociated",
+    reserve: int = 0,
+) -> Plan | None:
+    """As :func:`modnn`; None where ``enough``, asked now and then with the seconds that the step takes at least however
+    the schedule goes on, says so: for who has a faster plan or no more time."""
+    memory = capacity(costs, budget_bytes) - reserve
+    sized = _sized(graph, costs, budget_bytes, PLAN, fidelity, reserve)
+    found = schedule_unless(sized.part, memory, lambda seconds: enough(sized.part.parts * seconds))
+    if found is None:
+        return None
+    return _planned(graph, costs, budget_bytes, fidelity, reserve, Scheduled(sized, found))
+
+
+def _planned(
+    graph: SavedGraph, costs: CostTable, budget_bytes: int | None, fidelity: str, reserve: int, found: Scheduled
+) -> Plan:
+    part, batch = found.sub_batch.part, check(graph, fidelity)
     plan = make_plan(
         "modnn",
         graph,
@@ -106,13 +130,19 @@ def modnn_schedule(
 ) -> Scheduled:
     """Sub-batch size and schedule under a rule of :mod:`~gistkit.plan.policies.modnn_lives`: ``plan``, what gistkit can
     run, or ``paper``. Errors as :func:`modnn`."""
+    sized = _sized(graph, costs, budget_bytes, rule, fidelity, reserve)
+    return Scheduled(sized, schedule(sized.part, capacity(costs, budget_bytes) - reserve))
+
+
+def _sized(
+    graph: SavedGraph, costs: CostTable, budget_bytes: int | None, rule: str, fidelity: str, reserve: int
+) -> SubBatch:
     batch, at = check(graph, fidelity), parts_of(graph, costs, rule)
     memory = capacity(costs, budget_bytes)
     if lower_bound(at(batch)).nbytes > memory - reserve:
         least = least_bytes(graph, costs, rule)
         raise BudgetError(memory, {name: n + reserve for name, n in least.items()}, REMEDY[fidelity])
-    chosen = sub_batch(at, batch, memory - reserve) if batch > 1 else SubBatch(at(1), (max(graph.batch, 1),))
-    return Scheduled(chosen, schedule(chosen.part, memory - reserve))
+    return sub_batch(at, batch, memory - reserve) if batch > 1 else SubBatch(at(1), (max(graph.batch, 1),))
 
 
 def check(graph: SavedGraph, fidelity: str) -> int:

@@ -28,7 +28,7 @@ the forward pass reads again; what waits for backward alone (masks, statistics) 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from math import inf
 
@@ -40,11 +40,24 @@ from gistkit.plan.policies.modnn_offload import offload_delay_s
 from gistkit.plan.policies.modnn_result import Absence, Move, Schedule, gain_s, start_prefetch_now
 from gistkit.plan.policies.modnn_state import TRANSIENT, WORKSPACE, Places, Streams
 
+ASKED = 32
+"""Tasks between two questions whether a schedule is worth going on with."""
+
 
 def schedule(part: Part, memory_bytes: int) -> Schedule:
     """Algorithm 1 for one part of a step in ``memory_bytes``, at least ``lower_bound(part).nbytes``."""
+    found = schedule_unless(part, memory_bytes, lambda _: False)
+    assert found is not None
+    return found
+
+
+def schedule_unless(part: Part, memory_bytes: int, enough: Callable[[float], bool]) -> Schedule | None:
+    """As :func:`schedule`; None where ``enough``, asked now and then with the seconds that the part takes at least
+    however the schedule goes on, says so."""
     run = _Run(part, memory_bytes)
     for task in range(len(part.lives.needed)):
+        if task % ASKED == 0 and enough(run.least_s(task)):
+            return None
         run.task(task)
     return run.result()
 
@@ -268,6 +281,13 @@ class _Run:
                 return False
             guess.retire(u, born)
         return True
+
+    def least_s(self, t: int) -> float:
+        """What the part takes at least, whoever runs it: up to task t the tasks at their fastest and all that has left
+        over the link, after it the tasks that remain and all that is still away."""
+        out_s = sum(self.offload_s(b) for b, _, _ in self.absences)
+        back_s = sum(self.costs.h2d_s(self.places.nbytes(b)) for b, _, back in self.absences if back < 0)
+        return max(sum(self.fastest_s[:t]), out_s) + max(sum(self.fastest_s[t:]), back_s)
 
     def result(self) -> Schedule:
         """The schedule, once all tasks have run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from gistkit.plan.cost import CostTable
 from gistkit.plan.part_algorithms import is_switched
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.gist import check_lossy
+from gistkit.plan.policies.modnn import modnn_unless
 from gistkit.plan.policies.optimal import LARGE_TASKS
 from gistkit.plan.policies.options import FIDELITIES
 from gistkit.plan.policies.registry import POLICIES
@@ -25,9 +26,11 @@ plan last."""
 SEEDS_S = 2.0
 """Seconds after which no more of them are made for a step of more than LARGE_TASKS tasks."""
 SLOW_TASKS = 1000
-"""Steps of more tasks are planned without modnn's seed where no algorithm can be chosen: there every convolution's
-workspace has to be made room for, which takes it up to 16 s for ResNet-152 (1 s where it may choose). `optimal` was
-faster than it in every row of such a step (bench/results/optimal.jsonl), by a little at the plain peak alone."""
+"""Steps of more tasks are planned without modnn's seed where no algorithm can be chosen (every convolution's workspace
+has to be made room for, which takes it up to 16 s for ResNet-152, 1 s where it may choose), those of more than
+LARGE_TASKS in any case: it is `optimal`'s rival, given up as soon as it cannot be faster."""
+RIVAL_S = 20.0
+"""Seconds after which the rival is given up anyway."""
 
 
 def accepts(policy: str, word: str) -> bool:
@@ -48,6 +51,7 @@ def _reserving(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: i
     given = {name: value for name, value in words.items() if accepts(policy, name)}
     if accepts(policy, "seeds"):
         given["seeds"] = seeds(graph, costs, budget_bytes, words)
+        given["rival"] = rival(graph, costs, budget_bytes, words) if _is_slow("modnn", graph, costs) else None
     if accepts(policy, "reserve") or not words["reserve"]:
         return _by_policy(policy, graph, costs, budget_bytes, given)
     reserve = words["reserve"]
@@ -77,7 +81,7 @@ def seeds(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: 
     found: list[Plan] = []
     begun = time.monotonic()
     for name in SEEDS:
-        if name == "modnn" and len(graph.tasks) > SLOW_TASKS and not costs.hardware.tells_algorithms:
+        if _is_slow(name, graph, costs):
             continue
         if len(graph.tasks) > LARGE_TASKS and time.monotonic() - begun > SEEDS_S:
             break
@@ -88,6 +92,32 @@ def seeds(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: 
         except PlanError:
             if costs.hardware.has_link:
                 raise
+    return found
+
+
+def _is_slow(name: str, graph: SavedGraph, costs: CostTable) -> bool:
+    return name == "modnn" and len(graph.tasks) > (LARGE_TASKS if costs.hardware.tells_algorithms else SLOW_TASKS)
+
+
+def rival(
+    graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping[str, Any]
+) -> Callable[[float], Plan | None]:
+    """What gives modnn's plan under the same budget where it may take fewer than so many seconds; None where it cannot,
+    where it refuses the budget or time is up."""
+
+    def found(seconds: float) -> Plan | None:
+        begun = time.monotonic()
+        enough = lambda least_s: least_s >= seconds or time.monotonic() - begun > RIVAL_S  # noqa: E731
+        given = {name: words[name] for name in ("fidelity", "reserve") if name in words}
+        try:
+            return modnn_unless(graph, costs, budget_bytes, enough, **given)
+        except BudgetError:
+            return None
+        except PlanError:
+            if costs.hardware.has_link:
+                raise
+            return None
+
     return found
 
 

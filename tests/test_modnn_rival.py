@@ -1,0 +1,93 @@
+"""moDNN given up where it cannot be faster: what its schedule goes by, and `optimal` against it as a late rival."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gistkit import zoo
+from gistkit.graph.capture import capture
+from gistkit.plan.cost import cost_table
+from gistkit.plan.hardware import hardware
+from gistkit.plan.policies import modnn_schedule, named
+from gistkit.plan.policies.modnn import least_bytes, modnn, modnn_unless
+from gistkit.plan.policies.optimal import optimal
+from gistkit.plan.policies.plain import plain
+from gistkit.planning import plan_graph
+from tests.step_graphs import step_graphs
+
+
+CLASSES = st.sampled_from(("bitwise", "reassociated"))
+
+
+def asked(graph, costs, budget, fidelity):
+    """The plan of a schedule that nothing stops, and what it was said to take at least."""
+    said = []
+    plan = modnn_unless(graph, costs, budget, lambda least_s: bool(said.append(least_s)), fidelity=fidelity)
+    return plan, said
+
+
+@settings(deadline=None, max_examples=30, derandomize=True)
+@given(
+    step_graphs(), st.floats(0, 1), st.sampled_from(("bitwise", "reassociated")), st.sampled_from(("titanx", "k40m"))
+)
+def test_what_a_schedule_takes_at_least_is_never_above_what_the_simulator_says(graph, share, fidelity, device):
+    costs = cost_table(graph, hardware(device))
+    least, most = least_bytes(graph, costs)[fidelity], plain(graph, costs).peak_bytes
+    budget = int(least + share * max(0, most - least))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modnn_schedule, "ASKED", 1)
+        plan, said = asked(graph, costs, budget, fidelity)
+    assert plan is not None and plan == modnn(graph, costs, budget, fidelity=fidelity)
+    assert len(said) == len(graph.tasks)
+    # Sums of at most a hundred seconds of double precision.
+    assert max(said) <= plan.step_s * (1 + 1e-9)
+
+
+@pytest.fixture(scope="module")
+def step():
+    with torch.device("meta"):
+        model = zoo.vgg16(num_classes=10, image_size=32)
+        graph = capture(model, (torch.empty(32, 3, 32, 32),), backward=True)
+    return graph, cost_table(graph, hardware("titanx"))
+
+
+def test_it_is_given_up_as_soon_as_it_cannot_be_faster(step):
+    graph, costs = step
+    budget = plain(graph, costs).peak_bytes
+    whole = modnn(graph, costs, budget, fidelity="bitwise")
+    assert modnn_unless(graph, costs, budget, lambda least_s: least_s >= 0.0, fidelity="bitwise") is None
+    slower = modnn_unless(graph, costs, budget, lambda least_s: least_s >= 2 * whole.step_s, fidelity="bitwise")
+    assert slower == whole
+
+
+def test_a_rival_is_taken_whole_only_where_it_is_faster(step):
+    graph, costs = step
+    budget = plain(graph, costs).peak_bytes
+    told = []
+
+    def rival(seconds):
+        told.append(seconds)
+        return modnn(graph, costs, budget, fidelity="bitwise")
+
+    mine = optimal(graph, costs, budget, rival=rival, time_limit_s=2)
+    assert told and told[0] < np.inf
+    assert mine.step_s <= modnn(graph, costs, budget, fidelity="bitwise").step_s
+
+
+def test_a_large_step_asks_modnn_last_and_is_never_slower(step, monkeypatch):
+    graph, costs = step
+    least = least_bytes(graph, costs)["bitwise"]
+    calls = []
+
+    def spied(*given, **words):
+        calls.append(modnn_unless(*given, **words))
+        return calls[-1]
+
+    monkeypatch.setattr(named, "LARGE_TASKS", 10)
+    monkeypatch.setattr(named, "modnn_unless", spied)
+    plan = plan_graph(graph, costs, budget=int(1.1 * least), policy="optimal")
+    assert len(calls) == 1
+    theirs = modnn(graph, costs, int(1.1 * least), fidelity="bitwise")
+    assert theirs.peak_bytes > int(1.1 * least) or plan.step_s <= theirs.step_s * (1 + 1e-9)
