@@ -17,7 +17,6 @@ from gistkit.plan.policies.plain import plain
 from gistkit.planning import plan_graph
 from tests.step_graphs import step_graphs
 
-
 CLASSES = st.sampled_from(("bitwise", "reassociated"))
 
 
