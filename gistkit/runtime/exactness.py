@@ -19,12 +19,10 @@ from gistkit.graph.calls import BatchNorm
 from gistkit.kernels.layout import is_dense
 from gistkit.runtime.rebuild import FusedTerm, ReluTerm, Term, builder
 from gistkit.runtime.stash import Rows
-from gistkit.runtime.telling import Kind, gives, told
+from gistkit.runtime.telling import DRAWN_SCALE, Kind, cancelling, gives, told
 from gistkit.runtime.verify import Digest, Trial, same_bits
 
 Rebuild = Callable[..., torch.Tensor]
-DRAWN_SCALE = 256.0
-"""Of weights drawn at random: what is left of rounding is then no subnormal in fp16, and a whole output no infinity."""
 
 
 def try_drawn(verified: dict, call: int, b: BatchNorm) -> None:
@@ -75,16 +73,8 @@ def _drawn_forward(x: torch.Tensor, weight: Any, bias: Any, eps: float) -> tuple
     scale, shift = drawn(weight), drawn(bias)
     if shift is not None:
         mean, invstd = forward()[1:]
-        shift.copy_(_cancelling(x, mean, invstd, scale))
+        shift.copy_(cancelling(x, mean, invstd, scale))
     return *forward(), scale, shift
-
-
-def _cancelling(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    """Biases that leave next to nothing but rounding of one element a channel. Arithmetics differ by an ulp of fp32,
-    which in 16 bits one element in some 50,000 shows; of such a one it is nearly all that there is."""
-    first = x[(0, slice(None), *(0,) * (x.dim() - 2))]
-    scaled = (first.double() - mean.double()).mul_(invstd)
-    return (scaled if weight is None else scaled.mul_(weight)).neg_()
 
 
 def exact(
