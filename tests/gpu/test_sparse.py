@@ -7,25 +7,12 @@ from gistkit.kernels import ops
 from gistkit.kernels.reference import sparse as reference
 from gistkit.kernels.reference import sparse_blocks as block_reference
 from gistkit.kernels.sparse_ends import ends, ends_and_heads
+from tests.gpu.sparse_on_device import LENGTHS, make_case, on_device
 from tests.gpu.waiting import no_synchronisation
-from tests.sparse_cases import EMPTY, PAYLOADS, SCALED, UNSCALED, SparseCase, decoded, relu_gradient, sparse_case
+from tests.sparse_cases import EMPTY, PAYLOADS, SparseCase, decoded, relu_gradient
 from tests.tensors import FLOATS, bits, float_values, plain_nan, same_bits
 
 pytestmark = pytest.mark.gpu
-
-LENGTHS = (1, 31, 256, 1000, 1023, 1025, 3 * 1024, 1_000_000, 1_000_003)
-
-
-def on_device(payload: tuple) -> tuple:
-    return tuple(p.cuda() if isinstance(p, torch.Tensor) else p for p in payload)
-
-
-def device_case(case: SparseCase) -> SparseCase:
-    return SparseCase(case.x.cuda(), case.grad.cuda(), case.fmt, case.scaling)
-
-
-def make_case(n: int, dtype: torch.dtype, fmt: str, scaling: str, zeros: float = 0.5) -> SparseCase:
-    return sparse_case(float_values(n, dtype, 2, zeros, False), float_values(n, dtype, 4, 0.1, False), fmt, scaling)
 
 
 @pytest.mark.parametrize("codec", PAYLOADS)
@@ -44,19 +31,6 @@ def test_encoding_equals_the_oracle(codec, fmt, dtype, n):
         if b.numel() == stride * counts.numel():
             a, b = ops.compact(a, counts.cuda(), stride, total), reference.compact(b, counts, stride, total)
         assert same_bits(a.cpu(), b)
-
-
-@pytest.mark.parametrize("codec", PAYLOADS)
-@pytest.mark.parametrize("fmt, scaling", UNSCALED + SCALED)
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("n", LENGTHS)
-def test_decoding_and_relu_backward_equal_the_oracle(codec, fmt, scaling, dtype, n):
-    case = make_case(n, dtype, fmt, scaling)
-    for payload in PAYLOADS[codec](reference, case):
-        there = on_device(payload)
-        assert same_bits(decoded(ops, device_case(case), there, codec).cpu(), decoded(reference, case, payload, codec))
-        gradient = relu_gradient(ops, device_case(case), there, codec)
-        assert same_bits(gradient.cpu(), relu_gradient(reference, case, payload, codec))
 
 
 @pytest.mark.parametrize("codec", PAYLOADS)
