@@ -147,10 +147,10 @@ def test_calls_by_name_and_of_wrong_form(compressed_and_plain):
     settle(compressed_and_plain, 3)
     for model in compressed_and_plain:
         model.pool = nn.Sequential()
-        model.pool.forward = lambda x, model=model: F.max_pool2d(model.relu(input=x * 1), 2)
+        model.pool.forward = lambda input, model=model: F.max_pool2d(model.relu(input=input * 1), 2)
     settle(compressed_and_plain, 2)
     for model in compressed_and_plain:
-        model.pool.forward = lambda x, model=model: model.relu(x, x)
+        model.pool.forward = lambda input, model=model: model.relu(input, input)
         with pytest.raises(TypeError, match="positional argument"):
             model(image())
 
