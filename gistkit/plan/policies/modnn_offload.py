@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 
 Run = tuple[int, ...]
 
@@ -42,14 +43,23 @@ def offload_delay_s(transfers: Iterable[tuple[float, float]], link_free_s: float
 
 
 def best_scheme(
-    runs: Iterable[Run], delay_s: Callable[[Run], float], regret: Callable[[Run], tuple[int, ...]]
+    runs: Iterable[Run],
+    delay_s: Callable[[Run], float],
+    regret: Callable[[Run], tuple[int, ...]],
+    least_s: Callable[[Run], float] | None = None,
 ) -> Scheme | None:
     """The run with the least delay, of equals the one with the least ``regret``, then the first; None: no run.
 
     ``runs`` are those of :meth:`gistkit.plan.memory_map.MemoryMap.runs`: one for each first segment (Fig. 4).
+    ``least_s``, sooner computed, is never above ``delay_s``: what it puts above the least delay is not looked at.
     """
-    delays = [(delay_s(r), r) for r in runs]
-    if not delays:
-        return None
-    least = min(delay for delay, _ in delays)
-    return Scheme(min((r for delay, r in delays if delay == least), key=regret), least)
+    least, equal = inf, []
+    for run in runs:
+        if least_s is not None and least_s(run) > least:
+            continue
+        delay = delay_s(run)
+        if delay < least:
+            least, equal = delay, [run]
+        elif delay == least:
+            equal.append(run)
+    return Scheme(min(equal, key=regret), least) if equal else None

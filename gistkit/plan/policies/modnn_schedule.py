@@ -112,7 +112,7 @@ class _Run:
             wanted.append((TRANSIENT, self.lives.transient_bytes[t]))
         fetched = []
         for block, nbytes in wanted:
-            scheme = self.places.scheme(nbytes, t, self.delay_s)
+            scheme = self.scheme(nbytes, t)
             if scheme is None:
                 for taken in fetched:
                     self.places.leave(taken)
@@ -159,6 +159,14 @@ class _Run:
     def ready(self, block: int) -> float:
         return self.streams.ready_s.get(block, 0.0)
 
+    def scheme(self, nbytes: int, t: int, until: int = -1) -> tuple[int, ...] | None:
+        return self.places.scheme(nbytes, t, self.delay_s, until, self.least_delay_s)
+
+    def least_delay_s(self, blocks: Iterable[int]) -> float:
+        """What the delay is at least, but for rounding: the transfers one after the other as soon as StrmD is free."""
+        host, link_s = self.places.host, self.streams.link_s
+        return (link_s + sum(self.offload_s(b) for b in blocks if b not in host)) * (1 - 1e-9) - self.streams.now_s
+
     def delay_s(self, blocks: Iterable[int]) -> float:
         """Fig. 3 for the blocks of a scheme."""
         ready, host = self.streams.ready_s, self.places.host
@@ -184,7 +192,7 @@ class _Run:
             self.defragment(t)
             self.prepare(t)
             base = self.base(t)
-            found = base, self.places.scheme(base.workspace_bytes, t, self.delay_s) or ()
+            found = base, self.scheme(base.workspace_bytes, t) or ()
         algorithm, scheme = found
         if algorithm.workspace_bytes:
             self.streams.wait(self.vacate(scheme, t))
@@ -204,7 +212,7 @@ class _Run:
         for a in sorted(known, key=lambda a: (a.seconds, -a.workspace_bytes)):
             if base.seconds - a.seconds < best:
                 break
-            scheme = self.places.scheme(a.workspace_bytes, t, self.delay_s)
+            scheme = self.scheme(a.workspace_bytes, t)
             if scheme is None:
                 continue
             gain = self.gain(t, base, a, scheme)
@@ -242,7 +250,7 @@ class _Run:
         s = self.next_fetch(t)
         while s is not None and self.is_time(t, s, task_s) and self.foreseen(t, s):
             for block in [b for b in self.places.missing(s) if b in self.places.host]:
-                scheme = self.places.scheme(self.places.nbytes(block), t, self.delay_s, s)
+                scheme = self.scheme(self.places.nbytes(block), t, s)
                 if scheme is None:
                     return
                 free_s = self.vacate(scheme, t)

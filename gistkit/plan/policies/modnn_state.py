@@ -62,7 +62,12 @@ class Places:
         return sum(self.nbytes(b) for b in blocks if b not in self.host)
 
     def scheme(
-        self, nbytes: int, task: int, delay_s: Callable[[tuple[int, ...]], float], until: int = -1
+        self,
+        nbytes: int,
+        task: int,
+        delay_s: Callable[[tuple[int, ...]], float],
+        until: int = -1,
+        least_s: Callable[[tuple[int, ...]], float] | None = None,
     ) -> tuple[int, ...] | None:
         """Blocks to vacate so that an allocation succeeds: () where it does at once, None where there is no way. Of
         runs of equal delay the one that is needed last goes, then the one that moves the fewest bytes."""
@@ -70,7 +75,7 @@ class Places:
             return ()
         leaving = self.may_leave(task, until)
         runs = cast("Iterable[tuple[int, ...]]", self.map.runs(nbytes, leaving.__contains__)) if leaving else ()
-        found = best_scheme(runs, delay_s, self.regret(task))
+        found = best_scheme(runs, delay_s, self.regret(task), least_s)
         return None if found is None else found.blocks
 
     def leave(self, block: int) -> None:
