@@ -56,8 +56,8 @@ def _factors(channels: int) -> bn.Factors:
 def test_one_pass_has_the_bits_of_pytorchs_kernels(dtype, channels_last, channels, size):
     x, other = (image(channels, size, dtype, channels_last, seed) for seed in (1, 2))
     there = _factors(channels)
-    weight, bias = there.vectors[2][:channels], there.vectors[2][channels:]
-    want = torch.ops.aten.batch_norm_elemt(x, weight, bias, there.mean, there.invstd, 0.0)
+    mean, invstd, affine = there.vectors
+    want = torch.ops.aten.batch_norm_elemt(x, affine[:channels], affine[channels:], mean, invstd, 0.0)
     assert same_bits(there(x), want)
     y = torch.empty_like(x)
     args = (flat(other), [], "", True, flat(y))
