@@ -8,12 +8,13 @@ plans, nothing here is run.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path
+
+from gistkit.benchmark.measure import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -121,9 +122,8 @@ def read(path: Path) -> list[Row]:
 
 
 def commit() -> str:
-    """The checkout's commit, "" outside one."""
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return found.stdout.strip() if found.returncode == 0 else ""
+    """The commit that ran, as the layer benchmark's rows have it."""
+    return environment("cpu")["commit"]
 
 
 def mean(values: Iterable[float]) -> float:
