@@ -5,14 +5,18 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+import gistkit
 from gistkit.graph.calls import BatchNorm
 from gistkit.nn import norm
 from gistkit.plan.checks import digest_bytes, norm_bytes, part_bytes
+from gistkit.plan.policies.gist import gist
 from gistkit.runtime import telling
 from gistkit.runtime.exactness import arithmetic, try_drawn
 from gistkit.runtime.live import LiveBytes
-from gistkit.runtime.telling import Kind, told
+from gistkit.runtime.program import Program
+from gistkit.runtime.telling import Kind, told, told_ahead
 from gistkit.runtime.verify import Digest, Trial, blocks
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex128]
@@ -150,3 +154,20 @@ def test_arithmetics_are_told_apart_by_few_elements_of_16_bits(dtype, monkeypatc
         try_drawn(verified, 0, operands)
         (able,) = [found for key, found in verified.items() if key[0] == "drawn"]
         assert able == [norm._fused], seed
+
+
+def test_what_was_forgotten_is_told_again_before_a_forward():
+    """The engine forgets all that it knows to be exact now and then; under a budget there is room ahead only."""
+    model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 4, 3))
+    x = torch.randn(4, 3, 20, 20)
+    graph = gistkit.capture(model, (x,))
+    program, verified = Program(graph, gist(graph)), {}
+    assert program.norms()
+    told_ahead(verified, program, (x,), {})
+    known = dict(verified)
+    verified.clear()
+    told_ahead(verified, program, (x,), {})
+    assert known.keys() == verified.keys() and len(known) == 1
+    assert (
+        told(verified, Kind.of(torch.empty(4, 32, 18, 18), model[1].weight, 1e-5)) and verified.keys() == known.keys()
+    )

@@ -54,8 +54,8 @@ class Program:
         self.again = recompute_plan(graph, self._decisions, plan.choices)
         self._choices = {c.covered: c for c in plan.choices}
         self._in_recipes = {n for d in plan.decisions for n in _named(d.recipe, "bn")}
-        self.told: set[tuple] = set()
-        """Kinds of inputs for which the arithmetics of its batch norms have been asked for."""
+        self.kinds: dict[tuple, tuple] = {}
+        """By kind of inputs the kinds of its batch norms (:mod:`gistkit.runtime.telling`)."""
         self.sources = {s for d in plan.decisions for s in _named(d.recipe, "stash")}
         """Storages from whose values something is rebuilt."""
         self._calls = [c for c in graph.calls if c.covered >= 0]

@@ -134,10 +134,9 @@ def told_ahead(verified: dict, program: Program, args: tuple, kwargs: dict) -> N
     images = [t for t in inputs if t.dim() == 4]
     last = any(t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous() for t in images)
     asked = (batch_size((args, kwargs)), inputs[0].device, last)
-    if asked in program.told:
-        return
-    program.told.add(asked)
-    for kind in _kinds(program, *asked):
+    if asked not in program.kinds:
+        program.kinds[asked] = tuple(dict.fromkeys(_kinds(program, *asked)))
+    for kind in program.kinds[asked]:
         told(verified, kind)
 
 
