@@ -8,7 +8,8 @@ from gistkit.codecs.base import Codec, Encoded
 from gistkit.codecs.bounds import ErrorBound
 from gistkit.codecs.narrow import Narrow
 from gistkit.codecs.plain import Argmax, Bits, Dense, Mask1
-from gistkit.codecs.sparse import Csr, Sparse, Zvc
+from gistkit.codecs.sparse import Sparse
+from gistkit.codecs.sparse_layouts import Csr, Zvc
 from gistkit.formats import FLOAT_FORMATS
 
 VALUE_FORMS = {

@@ -23,10 +23,13 @@ DEVICES = ("cpu", "cuda")
 class Encoded:
     """One tensor under one codec: the payload's tensors and the geometry of the original, on the host.
 
-    Everything is fixed but for one step: a sparse encoding that starts as its worst-case scratch (``pending``) is
-    settled once, which swaps payload and flag in a single assignment. A thread that decodes takes :meth:`state` once
-    and works on a consistent pair, before or after the swap. ``nonzeros`` is the number of elements that sparse storage
-    keeps, None while it is not known and for codecs that keep all.
+    Everything is fixed but for one step: a sparse encoding that starts as its worst-case scratch, or in arrays of a
+    forecast size (``pending``), is settled once, which swaps payload, flag and spill in a single assignment. A thread
+    that decodes takes :meth:`state` once and works on what belongs together, before or after the swap. ``nonzeros`` is
+    the number of elements that sparse storage keeps, None while it is not known and for codecs that keep all.
+
+    The spill is memory of somebody else's for what a forecast has no room for. The very tensor that was handed in is
+    held as long as something may have to be read from it, by every encoding that :meth:`over` makes as well.
     """
 
     __slots__ = ("__weakref__", "_state", "codec", "dtype", "extra", "nonzeros", "numel", "shape", "stride")
@@ -39,6 +42,7 @@ class Encoded:
         extra: tuple[int, ...] = (),
         pending: bool = False,
         nonzeros: int | None = None,
+        spill: torch.Tensor | None = None,
     ) -> None:
         self.codec = codec
         self.shape = geometry.shape
@@ -47,7 +51,7 @@ class Encoded:
         self.numel = geometry.numel()
         self.extra = extra
         self.nonzeros = nonzeros
-        self._state = (payload, pending)
+        self._state = (payload, pending, spill)
 
     @property
     def payload(self) -> tuple[torch.Tensor, ...]:
@@ -56,23 +60,32 @@ class Encoded:
 
     @property
     def pending(self) -> bool:
-        """True while the payload is the scratch of a sparse encoding whose size the host does not know yet."""
+        """True while the host does not know yet how many elements a sparse encoding has stored."""
         return self._state[1]
 
-    def state(self) -> tuple[tuple[torch.Tensor, ...], bool]:
-        """(payload, pending), consistent with each other whatever other threads do."""
+    @property
+    def spilled(self) -> bool | None:
+        """Whether some of the payload is in the spill; None while the host does not know."""
+        _, pending, spill = self._state
+        return False if spill is None else (None if pending else True)
+
+    def state(self) -> tuple[tuple[torch.Tensor, ...], bool, torch.Tensor | None]:
+        """(payload, pending, spill), consistent with each other whatever other threads do. With a spill the payload is
+        packed, pending or not; without one, pending means a scratch."""
         return self._state
 
-    def settle(self, payload: tuple[torch.Tensor, ...], nonzeros: int) -> None:
-        """Replace the scratch by the exact payload and let go of it. Raises GistError where nothing is pending."""
+    def settle(self, payload: tuple[torch.Tensor, ...], nonzeros: int, spill: torch.Tensor | None = None) -> None:
+        """Replace the payload by its final form, with the spill that this still needs, and let go of what it does not.
+        Raises GistError where nothing is pending."""
         if not self.pending:
             raise GistError(f"Encoded.settle: this {self.codec} payload is exact already; settle an encoding once")
         self.nonzeros = nonzeros
-        self._state = (payload, False)
+        self._state = (payload, False, spill)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the distinct storages that the payload holds; a view counts the whole storage behind it."""
+        """Bytes of the distinct storages that the payload holds; a view counts the whole storage behind it. A spill,
+        which lies elsewhere, is not counted."""
         payload = self._state[0]
         if len(payload) == 1:
             return payload[0].untyped_storage().nbytes()
@@ -80,12 +93,14 @@ class Encoded:
         return sum(storages.values())
 
     def over(self, payload: tuple[torch.Tensor, ...], extra: tuple[int, ...] | None = None) -> Encoded:
-        """The same encoding over another payload: copies of its tensors, or none for its geometry alone."""
+        """The same encoding over another payload: copies of its tensors, or none for its geometry alone. The spill is
+        the same memory, not a copy."""
         made = Encoded.__new__(Encoded)
         for name in ("codec", "shape", "stride", "dtype", "numel", "nonzeros"):
             setattr(made, name, getattr(self, name))
         made.extra = self.extra if extra is None else extra
-        made._state = (payload, self.pending)
+        _, pending, spill = self._state
+        made._state = (payload, pending, spill)
         return made
 
     def __repr__(self) -> str:

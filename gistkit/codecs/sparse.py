@@ -6,6 +6,10 @@ A CPU tensor is packed at once. On CUDA the kernels write into a scratch of wors
 payload (``Encoded.pending``), the host goes on, and the runtime's packer calls :meth:`Sparse.settle` once the number
 has arrived. Decoding gives the same bits before and after.
 
+Where a share of stored elements can be expected, :meth:`Sparse.begin_within` does without the scratch's long life: it
+packs at once into arrays of a given capacity, and what does not fit into a *spill*, memory elsewhere that the device
+can address (gistkit.kernels.spill). The count then only tells whether the spill is needed any longer.
+
 Value formats: ``raw`` keeps the bits. An unscaled narrow format is written by the kernel itself, fp10 one code per
 int16 until it is packed. A scaled one has its blocks counted over the *packed* values, so the scratch stays raw.
 Payload: (index, counts, values, exponents); the index is zvc's mask words or csr's columns.
@@ -13,6 +17,7 @@ Payload: (index, counts, values, exponents); the index is zvc's mask words or cs
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 
 import torch
@@ -25,6 +30,7 @@ from gistkit.errors import GistError
 from gistkit.kernels import ops
 from gistkit.kernels.layout import flat
 from gistkit.kernels.sparse_args import value_dtype
+from gistkit.kernels.spill import check_addressable, check_capacity, spill_bytes
 
 Payload = tuple[torch.Tensor, ...]
 
@@ -33,6 +39,7 @@ class Sparse(Codec):
     """Common half of zvc and csr. ``slot`` is the number of elements that share a count."""
 
     slot: int
+    _columns: bool  # whether packed indices are as many as the values
 
     def __init__(self, name: str, fmt: formats.FloatFormat | None = None, scaling: str = "none") -> None:
         super().__init__(name)
@@ -47,14 +54,61 @@ class Sparse(Codec):
         """The encoding of x with the scratch as its payload, ``pending`` (exact at once where x is empty)."""
         return self._begun(self._checked(x))
 
+    @property
+    def packs_within(self) -> bool:
+        """Whether :meth:`begin_within` works: packed values do not depend on how many there are."""
+        return self.scaling == "none" and self.value_format != "fp10"
+
+    def capacity(self, n: int, density: float) -> int:
+        """Items that packed arrays need for this share of n elements: whole 256ths of the worst case, rounded up, as
+        launches of kernels are looked up by such numbers; a multiple of 8."""
+        whole = formats.ceil_div(n, self.slot) * self.slot
+        step = formats.ceil_div(whole, 8 * 256) * 8
+        return min(max(formats.ceil_div(math.ceil(density * n), step), 1) * step, whole) if n else 0
+
+    def spill_bytes(self, n: int, dtype: torch.dtype, capacity: int) -> int:
+        """Bytes of spill that :meth:`begin_within` wants for n elements: enough for every case, 0 where all fit."""
+        whole = formats.ceil_div(n, self.slot) * self.slot
+        return spill_bytes(whole, capacity, value_dtype(self._scratch_format, dtype).itemsize, self._columns)
+
+    def within_bytes(self, n: int, dtype: torch.dtype, capacity: int) -> int:
+        """Bytes of :meth:`begin_within`'s payload; the spill comes on top, elsewhere."""
+        return self._meta_bytes(n, capacity) + capacity * value_dtype(self._scratch_format, dtype).itemsize
+
+    def begin_within(self, x: torch.Tensor, capacity: int, spill: torch.Tensor) -> Encoded:
+        """The encoding of x packed into arrays of ``capacity`` items, what does not fit into the spill; ``pending``.
+
+        capacity: as :meth:`capacity` rounds it. spill: flat bytes, :meth:`spill_bytes` or more, from a multiple of 512
+        on; for a CUDA tensor pinned host memory, or a device's. It belongs to the encoding, which holds this very
+        tensor until it is settled and needs none of it, or dies. The scratch is let go of before this returns, in
+        stream order. Raises GistError where :attr:`packs_within` is False, ValueError and TypeError for a capacity or
+        a spill that does not do. Does not synchronise.
+        """
+        x = dense_layout(self._checked(x))
+        if not self.packs_within:
+            raise GistError(
+                f"codec {self.name}: begin_within packs values whose place says nothing about their number, but "
+                f"{self.value_format} with scaling {self.scaling} depends on it; use begin and settle"
+            )
+        op = f"codec {self.name}: begin_within"
+        if x.numel() == 0:
+            return self._begun(x)
+        check_capacity(op, capacity, formats.ceil_div(x.numel(), self.slot) * self.slot)
+        check_addressable(op, spill, x)
+        index, counts, values = self._scratch(flat(x), self._scratch_format)
+        index, values = self._compacted(index, counts, values, capacity, spill)
+        payload = (index, counts, values, _no_exponents(values))
+        return Encoded(self.name, payload, x, pending=True, spill=spill)
+
     def total(self, encoded: Encoded) -> torch.Tensor:
         """0-d int64 tensor on the payload's device: how many elements are stored. Does not synchronise."""
         return encoded.payload[1].sum(dtype=torch.int64)
 
     def settle(self, encoded: Encoded, total: int) -> None:
-        """Replace the scratch by arrays of exactly ``total`` values, on the current stream, without synchronising.
+        """Replace the scratch by arrays of exactly ``total`` values, on the current stream, without synchronising;
+        of what :meth:`begin_within` packed let go of the spill, unless something lies there.
         Raises GistError for a total that cannot be; does nothing where the payload is exact already."""
-        payload, pending = encoded.state()
+        payload, pending, spill = encoded.state()
         if not pending:
             return
         if not 0 <= total <= encoded.numel:
@@ -62,13 +116,16 @@ class Sparse(Codec):
                 f"codec {self.name}: got {total} stored elements of {encoded.numel}; the count was overwritten on its "
                 "way to the host, which is a defect of the transport"
             )
-        encoded.settle(self._packed(payload, total), nonzeros=total)
+        if spill is None:
+            encoded.settle(self._packed(payload, total), nonzeros=total)
+        else:
+            encoded.settle(payload, nonzeros=total, spill=spill if total > payload[2].numel() else None)
 
     def decode(self, encoded: Encoded) -> torch.Tensor:
-        payload, pending = encoded.state()
+        payload, pending, spill = encoded.state()
         n, dtype = encoded.numel, encoded.dtype
-        if not pending:
-            values = self._decode(payload, n, dtype, self.value_format, self.scaling, True)
+        if not pending or spill is not None:
+            values = self._decode(payload, n, dtype, self.value_format, self.scaling, True, spill)
         elif self.scaling == "none":
             values = self._decode(payload, n, dtype, self._scratch_format, "none", False)
         else:
@@ -76,21 +133,22 @@ class Sparse(Codec):
         return restored(values, encoded)
 
     def decode_range(self, encoded: Encoded, start: int, stop: int) -> torch.Tensor:
-        payload, pending = encoded.state()
+        payload, pending, spill = encoded.state()
+        pending = pending and spill is None
         if start >= stop or (pending and self.scaling != "none"):
             return super().decode_range(encoded, start, stop)
         fmt = self._scratch_format if pending else self.value_format
         first = start // self.slot
         n = min(formats.ceil_div(stop, self.slot) * self.slot, encoded.numel) - first * self.slot
-        values = self._decode_groups(payload, first, n, encoded.dtype, fmt, not pending)
+        values = self._decode_groups(payload, first, n, encoded.dtype, fmt, not pending, spill)
         return values[start - first * self.slot : stop - first * self.slot]
 
     def relu_backward(self, encoded: Encoded, grad: torch.Tensor) -> torch.Tensor:
-        payload, pending = encoded.state()
+        payload, pending, spill = encoded.state()
         flat_grad = aligned(grad, encoded)
-        if pending:
+        if pending and spill is None:
             return restored(self._relu_backward(flat_grad, payload, self._scratch_format, "none", False), encoded)
-        return restored(self._relu_backward(flat_grad, payload, self.value_format, self.scaling, True), encoded)
+        return restored(self._relu_backward(flat_grad, payload, self.value_format, self.scaling, True, spill), encoded)
 
     def predicted_bytes(self, n: int, dtype: torch.dtype, density: float | None = None) -> int:
         stored = n if density is None else round(density * n)
@@ -168,9 +226,14 @@ class Sparse(Codec):
 
     @abstractmethod
     def _compacted(
-        self, index: torch.Tensor, counts: torch.Tensor, scratch: torch.Tensor, total: int
+        self,
+        index: torch.Tensor,
+        counts: torch.Tensor,
+        scratch: torch.Tensor,
+        total: int,
+        spill: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(index, values) of a scratch, close together; total may be more than there is."""
+        """(index, values) of a scratch, close together; total may be more than there is, and with a spill less."""
 
     @abstractmethod
     def _compacted_blocks(
@@ -180,18 +243,38 @@ class Sparse(Codec):
 
     @abstractmethod
     def _decode(
-        self, payload: Payload, n: int, dtype: torch.dtype, fmt: str, scaling: str, packed: bool
+        self,
+        payload: Payload,
+        n: int,
+        dtype: torch.dtype,
+        fmt: str,
+        scaling: str,
+        packed: bool,
+        spill: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
     @abstractmethod
     def _decode_groups(
-        self, payload: Payload, first: int, n: int, dtype: torch.dtype, fmt: str, packed: bool
+        self,
+        payload: Payload,
+        first: int,
+        n: int,
+        dtype: torch.dtype,
+        fmt: str,
+        packed: bool,
+        spill: torch.Tensor | None,
     ) -> torch.Tensor:
         """n elements from slot ``first`` on."""
 
     @abstractmethod
     def _relu_backward(
-        self, grad: torch.Tensor, payload: Payload, fmt: str, scaling: str, packed: bool
+        self,
+        grad: torch.Tensor,
+        payload: Payload,
+        fmt: str,
+        scaling: str,
+        packed: bool,
+        spill: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
     @abstractmethod
@@ -200,69 +283,3 @@ class Sparse(Codec):
 
 def _no_exponents(values: torch.Tensor) -> torch.Tensor:
     return values.new_empty((0,), dtype=torch.uint8)
-
-
-class Zvc(Sparse):
-    """A bitmap and the values; smaller than csr where more than an eighth of the elements is stored."""
-
-    slot = formats.ZVC_SLOT
-
-    def _pack(self, x, fmt):
-        return ops.zvc_pack(x, fmt)
-
-    def _scratch(self, x, fmt):
-        return ops.zvc_encode(x, fmt)
-
-    def _compacted(self, index, counts, scratch, total):
-        return index, ops.compact(scratch, counts, self.slot, total)
-
-    def _compacted_blocks(self, index, counts, scratch, total):
-        return index, *ops.compact_blocks(scratch, counts, self.slot, total, self.value_format)
-
-    def _decode(self, payload, n, dtype, fmt, scaling, packed):
-        return ops.zvc_decode(*payload, n, dtype, fmt, scaling, packed)
-
-    def _decode_groups(self, payload, first, n, dtype, fmt, packed):
-        return ops.zvc_decode_slots(*payload, first, n, dtype, fmt, self.scaling if packed else "none", packed)
-
-    def _relu_backward(self, grad, payload, fmt, scaling, packed):
-        return ops.zvc_relu_backward(grad, *payload, fmt, scaling, packed)
-
-    def _meta_bytes(self, n, stored):
-        return formats.zvc_meta_bytes(n)
-
-
-class Csr(Sparse):
-    """Rows of 256 elements: a count a row, a one-byte column index and a value per stored element."""
-
-    slot = formats.CSR_COLUMNS
-
-    def _pack(self, x, fmt):
-        counts, columns, values = ops.csr_pack(x, fmt)
-        return columns, counts, values
-
-    def _scratch(self, x, fmt):
-        counts, columns, values = ops.csr_encode(x, fmt)
-        return columns, counts, values
-
-    def _compacted(self, index, counts, scratch, total):
-        return ops.csr_compact(index, scratch, counts, total)
-
-    def _compacted_blocks(self, index, counts, scratch, total):
-        return ops.csr_compact_blocks(index, scratch, counts, total, self.value_format)
-
-    def _decode(self, payload, n, dtype, fmt, scaling, packed):
-        columns, counts, values, exponents = payload
-        return ops.csr_decode(counts, columns, values, exponents, n, dtype, fmt, scaling, packed)
-
-    def _decode_groups(self, payload, first, n, dtype, fmt, packed):
-        columns, counts, values, exponents = payload
-        scaling = self.scaling if packed else "none"
-        return ops.csr_decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, scaling, packed)
-
-    def _relu_backward(self, grad, payload, fmt, scaling, packed):
-        columns, counts, values, exponents = payload
-        return ops.csr_relu_backward(grad, counts, columns, values, exponents, fmt, scaling, packed)
-
-    def _meta_bytes(self, n, stored):
-        return formats.csr_meta_bytes(n, stored)

@@ -132,13 +132,16 @@ def csr_encode(x, fmt):
     return counts, columns, x.new_empty((rows * formats.CSR_COLUMNS,), dtype=value_dtype(fmt, x.dtype))
 
 
-@operator("sparse", "compact(Tensor scratch, Tensor counts, int stride, int total) -> Tensor")
-def compact(scratch, counts, stride, total):
+@operator("sparse", "compact(Tensor scratch, Tensor counts, int stride, int total, Tensor(a!)? spill=None) -> Tensor")
+def compact(scratch, counts, stride, total, spill=None):
     return scratch.new_empty((total,))
 
 
-@operator("sparse", "csr_compact(Tensor columns, Tensor values, Tensor counts, int total) -> (Tensor, Tensor)")
-def csr_compact(columns, values, counts, total):
+@operator(
+    "sparse",
+    "csr_compact(Tensor columns, Tensor values, Tensor counts, int total, Tensor(a!)? spill=None) -> (Tensor, Tensor)",
+)
+def csr_compact(columns, values, counts, total, spill=None):
     return columns.new_empty((total,)), values.new_empty((total,))
 
 
@@ -163,54 +166,54 @@ def csr_compact_blocks(columns, values, counts, total, fmt):
 @operator(
     "sparse",
     "zvc_decode(Tensor words, Tensor counts, Tensor values, Tensor exponents, int n, ScalarType dtype, str fmt, "
-    "str scaling, bool packed) -> Tensor",
+    "str scaling, bool packed, Tensor? spill=None) -> Tensor",
 )
-def zvc_decode(words, counts, values, exponents, n, dtype, fmt, scaling, packed):
+def zvc_decode(words, counts, values, exponents, n, dtype, fmt, scaling, packed, spill=None):
     return values.new_empty((n,), dtype=dtype)
 
 
 @operator(
     "sparse",
     "csr_decode(Tensor counts, Tensor columns, Tensor values, Tensor exponents, int n, ScalarType dtype, str fmt, "
-    "str scaling, bool packed) -> Tensor",
+    "str scaling, bool packed, Tensor? spill=None) -> Tensor",
 )
-def csr_decode(counts, columns, values, exponents, n, dtype, fmt, scaling, packed):
+def csr_decode(counts, columns, values, exponents, n, dtype, fmt, scaling, packed, spill=None):
     return values.new_empty((n,), dtype=dtype)
 
 
 @operator(
     "ranges",
     "zvc_decode_slots(Tensor words, Tensor counts, Tensor values, Tensor exponents, int first, int n, "
-    "ScalarType dtype, str fmt, str scaling, bool packed) -> Tensor",
+    "ScalarType dtype, str fmt, str scaling, bool packed, Tensor? spill=None) -> Tensor",
 )
-def zvc_decode_slots(words, counts, values, exponents, first, n, dtype, fmt, scaling, packed):
+def zvc_decode_slots(words, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None):
     return values.new_empty((n,), dtype=dtype)
 
 
 @operator(
     "ranges",
     "csr_decode_rows(Tensor counts, Tensor columns, Tensor values, Tensor exponents, int first, int n, "
-    "ScalarType dtype, str fmt, str scaling, bool packed) -> Tensor",
+    "ScalarType dtype, str fmt, str scaling, bool packed, Tensor? spill=None) -> Tensor",
 )
-def csr_decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, scaling, packed):
+def csr_decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None):
     return values.new_empty((n,), dtype=dtype)
 
 
 @operator(
     "sparse",
     "zvc_relu_backward(Tensor grad, Tensor words, Tensor counts, Tensor values, Tensor exponents, str fmt, "
-    "str scaling, bool packed) -> Tensor",
+    "str scaling, bool packed, Tensor? spill=None) -> Tensor",
 )
-def zvc_relu_backward(grad, words, counts, values, exponents, fmt, scaling, packed):
+def zvc_relu_backward(grad, words, counts, values, exponents, fmt, scaling, packed, spill=None):
     return torch.empty_like(grad)
 
 
 @operator(
     "sparse",
     "csr_relu_backward(Tensor grad, Tensor counts, Tensor columns, Tensor values, Tensor exponents, str fmt, "
-    "str scaling, bool packed) -> Tensor",
+    "str scaling, bool packed, Tensor? spill=None) -> Tensor",
 )
-def csr_relu_backward(grad, counts, columns, values, exponents, fmt, scaling, packed):
+def csr_relu_backward(grad, counts, columns, values, exponents, fmt, scaling, packed, spill=None):
     return torch.empty_like(grad)
 
 

@@ -17,15 +17,15 @@ def _check_part(op: str, counts: torch.Tensor, first: int, n: int, width: int) -
         )
 
 
-def check_zvc_slots(words, counts, values, exponents, first, n, dtype, fmt, scaling, packed) -> None:
+def check_zvc_slots(words, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None) -> None:
     """Raise unless the payload is one of zvc and holds n elements from slot ``first`` on."""
     whole = counts.numel() * ZVC_SLOT
-    check_zvc("zvc_decode_slots", words, counts, values, exponents, whole, dtype, fmt, scaling, packed)
+    check_zvc("zvc_decode_slots", words, counts, values, exponents, whole, dtype, fmt, scaling, packed, spill)
     _check_part("zvc_decode_slots", counts, first, n, ZVC_SLOT)
 
 
-def check_csr_rows(counts, columns, values, exponents, first, n, dtype, fmt, scaling, packed) -> None:
+def check_csr_rows(counts, columns, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None) -> None:
     """Raise unless the payload is one of csr and holds n elements from row ``first`` on."""
     whole = counts.numel() * CSR_COLUMNS
-    check_csr("csr_decode_rows", counts, columns, values, exponents, whole, dtype, fmt, scaling, packed)
+    check_csr("csr_decode_rows", counts, columns, values, exponents, whole, dtype, fmt, scaling, packed, spill)
     _check_part("csr_decode_rows", counts, first, n, CSR_COLUMNS)

@@ -6,6 +6,7 @@ import torch
 
 from gistkit.formats import CSR_COLUMNS, SCALE_BLOCK, SCALINGS, ZVC_SLOT, ZVC_WORDS, ceil_div, scale_count
 from gistkit.kernels.checks import check_dtype, check_flat, check_length, check_values
+from gistkit.kernels.spill import check_spilled
 
 SPARSE_FORMATS = ("raw", "fp16", "fp10", "fp8")
 # item size in bytes -> the integer dtype through which bit patterns are seen
@@ -108,6 +109,7 @@ def check_zvc(
     fmt: str,
     scaling: str,
     packed: bool,
+    spill: torch.Tensor | None = None,
 ) -> None:
     """Raise unless the payload is one of zvc for n elements of dtype."""
     slots = ceil_div(n, ZVC_SLOT)
@@ -118,6 +120,7 @@ def check_zvc(
     check_length(op, "counts", counts, slots, f"{n} elements")
     _check_values(op, values, slots * ZVC_SLOT, dtype, fmt, packed)
     _check_scaling(op, values, exponents, fmt, scaling, packed)
+    check_spilled(op, spill, counts, fmt, scaling, packed, ZVC_SLOT, values)
 
 
 def check_csr(
@@ -131,6 +134,7 @@ def check_csr(
     fmt: str,
     scaling: str,
     packed: bool,
+    spill: torch.Tensor | None = None,
 ) -> None:
     """Raise unless the payload is one of csr for n elements of dtype."""
     rows = ceil_div(n, CSR_COLUMNS)
@@ -144,3 +148,4 @@ def check_csr(
         check_length(op, "columns", columns, rows * CSR_COLUMNS, f"{n} elements (packed=False)")
     _check_values(op, values, rows * CSR_COLUMNS, dtype, fmt, packed)
     _check_scaling(op, values, exponents, fmt, scaling, packed)
+    check_spilled(op, spill, counts, fmt, scaling, packed, CSR_COLUMNS, values, columns)

@@ -8,6 +8,7 @@ from gistkit.formats import CSR_COLUMNS, ZVC_SLOT, ZVC_WORDS, ceil_div
 from gistkit.kernels.range_args import check_csr_rows, check_zvc_slots
 from gistkit.kernels.reference import narrow
 from gistkit.kernels.reference.sparse import compact, csr_decode, zvc_decode
+from gistkit.kernels.reference.spill import joined
 
 _NONE = torch.empty(0, dtype=torch.uint8)
 
@@ -27,9 +28,12 @@ def _elements(values, counts, exponents, first, count, dtype, fmt, scaling, pack
     return narrow.from_codes(items, fmt, dtype, narrow.element_exponents(exponents, start, start + stored, scaling))
 
 
-def zvc_decode_slots(words, counts, values, exponents, first, n, dtype, fmt, scaling, packed) -> torch.Tensor:
+def zvc_decode_slots(
+    words, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None
+) -> torch.Tensor:
     """dtype[n]: the n elements from slot ``first`` on."""
-    check_zvc_slots(words, counts, values, exponents, first, n, dtype, fmt, scaling, packed)
+    check_zvc_slots(words, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill)
+    (values,) = joined(spill, counts, ZVC_SLOT, values)
     count = ceil_div(n, ZVC_SLOT)
     elements = _elements(values, counts, exponents, first, count, dtype, fmt, scaling, packed, ZVC_SLOT)
     mine = words[first * ZVC_WORDS : (first + count) * ZVC_WORDS]
@@ -37,9 +41,12 @@ def zvc_decode_slots(words, counts, values, exponents, first, n, dtype, fmt, sca
     return zvc_decode(mine, part, elements, _NONE, whole, dtype, "raw", "none", True)[:n].clone()
 
 
-def csr_decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, scaling, packed) -> torch.Tensor:
+def csr_decode_rows(
+    counts, columns, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None
+) -> torch.Tensor:
     """dtype[n]: the n elements from row ``first`` on."""
-    check_csr_rows(counts, columns, values, exponents, first, n, dtype, fmt, scaling, packed)
+    check_csr_rows(counts, columns, values, exponents, first, n, dtype, fmt, scaling, packed, spill)
+    values, columns = joined(spill, counts, CSR_COLUMNS, values, columns)
     count = ceil_div(n, CSR_COLUMNS)
     part = counts[first : first + count]
     elements = _elements(values, counts, exponents, first, count, dtype, fmt, scaling, packed, CSR_COLUMNS)

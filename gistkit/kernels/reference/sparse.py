@@ -20,6 +20,7 @@ import torch
 
 from gistkit.formats import CSR_COLUMNS, ZVC_SLOT, ZVC_WORDS, ceil_div
 from gistkit.kernels.reference import narrow
+from gistkit.kernels.reference import spill as spilling
 from gistkit.kernels.sparse_args import bits_of, check_compact, check_csr, check_encode, check_zvc, value_dtype
 
 BLOCK = 1 << 18  # elements; a multiple of both slot sizes
@@ -95,13 +96,19 @@ def _spread(packed: torch.Tensor, counts: torch.Tensor, stride: int) -> torch.Te
     return scratch
 
 
-def compact(scratch: torch.Tensor, counts: torch.Tensor, stride: int, total: int) -> torch.Tensor:
+def compact(
+    scratch: torch.Tensor, counts: torch.Tensor, stride: int, total: int, spill: torch.Tensor | None = None
+) -> torch.Tensor:
     """The first counts[i] items of every stride-long slot of scratch, close together.
 
     scratch: any dtype of 1, 2 or 4 bytes, [stride * slots]; counts: int16[slots]; total: the sum of counts, or more
     (the items past the sum are undefined). Returns scratch's dtype, [total]. Raises ValueError for a smaller total.
+    With a spill (see gistkit.kernels.spill) total is the array's capacity, which the sum may exceed.
     """
     check_compact(scratch, counts, stride, total)
+    if spill is not None:
+        close = compact(scratch, counts, stride, int(counts.sum(dtype=torch.int64)))
+        return spilling.put("compact", (close,), counts, stride, total, spill)[0]
     if total < (stored := int(counts.sum(dtype=torch.int64))):
         raise ValueError(f"compact: total must be at least the sum of counts, {stored}, got {total}; pass that sum")
     packed = scratch.new_empty((total,))
@@ -113,9 +120,16 @@ def compact(scratch: torch.Tensor, counts: torch.Tensor, stride: int, total: int
 
 
 def csr_compact(
-    columns: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, total: int
+    columns: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, total: int, spill: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(columns, values) of csr_encode, each compacted as by :func:`compact`."""
+    if spill is not None:
+        check_compact(columns, counts, CSR_COLUMNS, total)
+        check_compact(values, counts, CSR_COLUMNS, total)
+        stored = int(counts.sum(dtype=torch.int64))
+        close = (compact(values, counts, CSR_COLUMNS, stored), compact(columns, counts, CSR_COLUMNS, stored))
+        values, columns = spilling.put("csr_compact", close, counts, CSR_COLUMNS, total, spill)
+        return columns, values
     return compact(columns, counts, CSR_COLUMNS, total), compact(values, counts, CSR_COLUMNS, total)
 
 
@@ -210,15 +224,17 @@ def _placed(positions: Iterator[np.ndarray], items: torch.Tensor, n: int) -> tor
     return x
 
 
-def zvc_decode(words, counts, values, exponents, n, dtype, fmt, scaling, packed) -> torch.Tensor:
+def zvc_decode(words, counts, values, exponents, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
     """dtype[n] from zvc's payload: values at 1024*slot (packed=False) or close together (packed=True)."""
-    check_zvc("zvc_decode", words, counts, values, exponents, n, dtype, fmt, scaling, packed)
+    check_zvc("zvc_decode", words, counts, values, exponents, n, dtype, fmt, scaling, packed, spill)
+    (values,) = spilling.joined(spill, counts, ZVC_SLOT, values)
     return _placed(_zvc_positions(words, n), _decoded(values, counts, exponents, dtype, fmt, scaling, packed), n)
 
 
-def csr_decode(counts, columns, values, exponents, n, dtype, fmt, scaling, packed) -> torch.Tensor:
+def csr_decode(counts, columns, values, exponents, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
     """dtype[n] from csr's payload: rows at 256*row (packed=False) or close together (packed=True)."""
-    check_csr("csr_decode", counts, columns, values, exponents, n, dtype, fmt, scaling, packed)
+    check_csr("csr_decode", counts, columns, values, exponents, n, dtype, fmt, scaling, packed, spill)
+    values, columns = spilling.joined(spill, counts, CSR_COLUMNS, values, columns)
     items = _decoded(values, counts, exponents, dtype, fmt, scaling, packed)
     return _placed(_csr_positions(counts, columns, packed), items, n)
 
@@ -241,18 +257,20 @@ def _masked(grad: torch.Tensor, positions: Iterator[np.ndarray], blocked: np.nda
     return result
 
 
-def zvc_relu_backward(grad, words, counts, values, exponents, fmt, scaling, packed) -> torch.Tensor:
+def zvc_relu_backward(grad, words, counts, values, exponents, fmt, scaling, packed, spill=None) -> torch.Tensor:
     """grad where an element was stored that is not a negative zero, else +0: ReLU's backward from its encoded output.
 
     Exact under the lossy formats too: a small positive value may have become the code +0, but its bit is set.
     """
     dtype = values.dtype if fmt == "raw" else grad.dtype
-    check_zvc("zvc_relu_backward", words, counts, values, exponents, grad.numel(), dtype, fmt, scaling, packed)
+    check_zvc("zvc_relu_backward", words, counts, values, exponents, grad.numel(), dtype, fmt, scaling, packed, spill)
+    (values,) = spilling.joined(spill, counts, ZVC_SLOT, values)
     return _masked(grad, _zvc_positions(words, grad.numel()), _negative_zeros(values, counts, fmt, packed))
 
 
-def csr_relu_backward(grad, counts, columns, values, exponents, fmt, scaling, packed) -> torch.Tensor:
+def csr_relu_backward(grad, counts, columns, values, exponents, fmt, scaling, packed, spill=None) -> torch.Tensor:
     """As :func:`zvc_relu_backward`, from csr's payload."""
     dtype = values.dtype if fmt == "raw" else grad.dtype
-    check_csr("csr_relu_backward", counts, columns, values, exponents, grad.numel(), dtype, fmt, scaling, packed)
+    check_csr("csr_relu_backward", counts, columns, values, exponents, grad.numel(), dtype, fmt, scaling, packed, spill)
+    values, columns = spilling.joined(spill, counts, CSR_COLUMNS, values, columns)
     return _masked(grad, _csr_positions(counts, columns, packed), _negative_zeros(values, counts, fmt, packed))
