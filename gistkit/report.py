@@ -138,7 +138,7 @@ def report(model: torch.nn.Module) -> Report:
     engine = stand_in.engine
     densities = engine.densities
     budget = None if engine.plan is None else _budget(model, engine.plan, densities, engine)
-    return Report(engine.stats, tuple(engine.notes), densities, budget)
+    return Report(engine.stats, tuple(engine.all_notes), densities, budget)
 
 
 def _budget(model: torch.nn.Module, plan: Plan, densities: Mapping[int, float], engine: Engine) -> BudgetReport | None:

@@ -88,12 +88,12 @@ def test_decoding_gives_the_same_bits_before_and_after_settling(name, x):
 def test_what_lies_past_the_values_changes_no_scale(name, monkeypatch):
     compact, csr_compact = sparse.ops.compact, sparse.ops.csr_compact
 
-    def dirty(scratch, counts, stride, total):
+    def dirty(scratch, counts, stride, total, spill=None):
         packed = compact(scratch, counts, stride, total)
         packed[int(counts.sum()) :] = 200
         return packed
 
-    def dirty_csr(columns, values, counts, total):
+    def dirty_csr(columns, values, counts, total, spill=None):
         columns, values = csr_compact(columns, values, counts, total)
         columns[int(counts.sum()) :] = values[int(counts.sum()) :] = 200
         return columns, values

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,23 +23,26 @@ from gistkit.graph.capture import Recorder, capture
 from gistkit.graph.saved import SavedGraph, SavedStorage
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.gist import gist
+from gistkit.runtime.counts import Ticket
 from gistkit.runtime.decide import Settings
 from gistkit.runtime.denser import Room, remember
-from gistkit.runtime.exact import ExactPacker, Ticket
+from gistkit.runtime.exact import FIRST, PLANNED, ExactPacker
 from gistkit.runtime.fast_modules import ShortModules
+from gistkit.runtime.forecast import Forecasts, Spilled, spilled_note
 from gistkit.runtime.given import check_rows, elements, given_program
 from gistkit.runtime.interpose import Interposer
 from gistkit.runtime.program import Program
 from gistkit.runtime.region import Region
+from gistkit.runtime.spill import Spill
 from gistkit.runtime.stats import Observed, StepStats, observe
 from gistkit.runtime.telling import told_ahead
 from gistkit.runtime.uncovered import hooks
 
 REPLAN_AFTER = frozenset((1, 2, 5, 10, 20, 50, 100, 200))
 REPLAN_EVERY = 1000
-# How many sparse encodings the host may be ahead of the device before it waits for the oldest of them. Without a
-# bound, a host that enqueues a whole forward at once would leave every scratch of that forward alive, and nothing
-# would be saved.
+# How many sparse encodings of which no earlier step tells the size the host may be ahead of the device before it waits
+# for the oldest of them. Without a bound, a host that enqueues a whole forward at once would leave every scratch of
+# that forward alive, and nothing would be saved.
 LAG = 4
 # How many plans a model may have before numbers and texts among its arguments no longer tell signatures apart.
 PLANS = 16
@@ -111,7 +115,8 @@ class Engine:
         self._densities: dict[tuple, dict[int, float]] = {}
         self._verified: dict = {}
         self._short = ShortModules()
-        self._packer = ExactPacker(lag=LAG, bounded=True)
+        self._packer = ExactPacker(lag=LAG, bounded=True, spill=Spill())
+        self._spilled: dict[int, Spilled] = {}
         self._probes: list[tuple[tuple, int, int, Ticket]] = []
         self._lock = threading.RLock()
         self._overwrites = True
@@ -128,7 +133,17 @@ class Engine:
     @property
     def densities(self) -> dict[int, float]:
         """Shares of non-zero elements that the steps so far have measured, the last figure of each storage."""
-        return {s: share for found in self._densities.values() for s, share in found.items()}
+        self._packer.listen()
+        return {s: share for found in list(self._densities.values()) for s, share in found.copy().items()}
+
+    @property
+    def all_notes(self) -> list[str]:
+        """``notes``, and what the last step found about its sparse storages: whether the host had to wait for their
+        sizes, though earlier steps told them, and which were larger than those."""
+        self._packer.listen()
+        waits = {why: times for why, times in self._packer.waits.items() if why not in (FIRST, PLANNED)}
+        found = [f"the host waited for the device {times} times so far: {why}" for why, times in waits.items()]
+        return [*self.notes, *found, *filter(None, [spilled_note(self._spilled, self.steps)])]
 
     @property
     def storages(self) -> dict[int, SavedStorage]:
@@ -210,6 +225,10 @@ class Engine:
             region.bound = True
             told_ahead(self._verified, program, args, kwargs)
             region.room = Room(self.plan, program.graph, region.densities, region.notes)
+        else:
+            shares = self._densities.setdefault(key, {})
+            learn = partial(remember, shares, plan=self.plan)
+            region.forecasts = Forecasts(shares, learn, self._spilled, self.steps + 1)
         try:
             opened = self._short.open(model, program) if region.fast else []
             try:

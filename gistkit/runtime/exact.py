@@ -1,16 +1,20 @@
-"""Exact packing, delayed: sparse encodings shrink to their size once the host has learnt it, and nobody waits.
+"""Sparse encodings of the size that they need, though the host learns that size late, or never has to.
 
-On CUDA a sparse codec leaves a scratch of worst-case size and, on the device, the number of elements stored. Asking
-for that number would drain the device. Instead it is copied to pinned memory behind the encode, an event is recorded
-behind the copy, and a later call that finds the event done allocates the exact arrays, packs into them and drops the
-scratch. All of it runs on the stream of the encode: the memory that the scratch gives back is reused in stream order,
-so no other stream has to be told of it.
+On CUDA a sparse codec leaves a scratch of worst-case size and, on the device, the number of elements stored. Asking for
+that number would drain the device. There are two ways past it, both on the stream of the encode.
 
-Encoding asks about encodings that are ``lag`` back, as the event of a younger one can hardly be done;
-:meth:`ExactPacker.poll` asks about all. What is not settled holds its scratch, as large as a dense copy and its
-metadata, so the memory saved depends on how far the host runs ahead of the device. ``bounded`` fixes that: the host
-waits, where need be, for the encode of ``lag`` encodings back, which leaves the device what was launched since, and
-at most ``lag`` scratches live.
+*Within a forecast*, wherever the share of non-zeros is known from an earlier step: the scratch is packed at once into
+arrays of the forecast size, what does not fit into a spill (:mod:`gistkit.runtime.spill`), and let go of before
+anything else runs. The count travels behind it, and is asked about whenever something is encoded: it gives the spill
+back, and the next step its forecast. Nobody waits, and one scratch lives at a time however far the host is ahead.
+
+*Delayed*, where nothing is known (a first step), a format's packed size depends on the count (fp10, scaled formats), or
+the host has no memory for a spill: the count is copied to pinned memory behind the encode, and a later call that finds
+it arrived allocates the exact arrays, packs into them and drops the scratch. Encoding asks about encodings that are
+``lag`` back, as the event of a younger one can hardly be done; :meth:`ExactPacker.poll` asks about all. What is not
+settled holds its scratch, as large as a dense copy and its metadata, so the memory saved depends on how far the host
+runs ahead of the device. ``bounded`` fixes that: before another scratch is made the host waits, where need be, for the
+one of ``lag`` encodings back, which leaves the device what was launched since, and at most ``lag`` of them live.
 
 Under a plan that promises a budget an encoding brings its own way of settling (``settle``): packed, what is denser than
 planned may be larger than there is room for (:mod:`gistkit.runtime.denser`).
@@ -20,105 +24,39 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from gistkit.codecs import Codec, Encoded, Sparse, codec
 from gistkit.kernels.layout import flat
 from gistkit.kernels.sparse_args import bits_of
+from gistkit.runtime.counts import CountTransport, Known, PinnedCounts, Ticket, is_current, stream_of
+from gistkit.runtime.forecast import Forecast
+from gistkit.runtime.spill import NO_MEMORY, Spill
 
-PINNED_SLOTS = 64
 Settle = Callable[[Encoded, int], None]
 """What becomes of a pending encoding when its count is known."""
-
-
-class Ticket(Protocol):
-    """One count on its way to the host."""
-
-    def ready(self) -> int | None:
-        """The count, or None while it has not arrived. Does not wait."""
-        ...
-
-    def wait(self) -> int:
-        """The count, after waiting for it."""
-        ...
-
-
-class _Known:
-    """A count that the host has."""
-
-    def __init__(self, value: int) -> None:
-        self._value = value
-
-    def ready(self) -> int:
-        return self._value
-
-    def wait(self) -> int:
-        return self._value
-
-
-class CountTransport(Protocol):
-    """A way for counts from the device to the host."""
-
-    def send(self, total: torch.Tensor) -> Ticket:
-        """Start the transfer of a 0-d int64 tensor behind the work that the current stream holds. Does not wait."""
-        ...
-
-
-class PinnedCounts:
-    """Counts of one CUDA stream through pinned int64 slots, with an event each.
-
-    A slot whose ticket was dropped early is free at once: what the stream writes there for the next owner comes after
-    what it still has to write for the last one, and the next owner's event after both.
-    """
-
-    def __init__(self) -> None:
-        self._free: list[tuple[torch.Tensor, torch.cuda.Event]] = []
-
-    def send(self, total: torch.Tensor) -> Ticket:
-        if not self._free:
-            slots = torch.empty(PINNED_SLOTS, dtype=torch.int64, pin_memory=True)
-            self._free.extend((slot, torch.cuda.Event()) for slot in slots.unbind())
-        slot, event = self._free.pop()
-        slot.copy_(total, non_blocking=True)
-        event.record(torch.cuda.current_stream(total.device))
-        return _PinnedTicket(self._free, slot, event, total)
-
-
-class _PinnedTicket:
-    def __init__(
-        self,
-        free: list[tuple[torch.Tensor, torch.cuda.Event]],
-        slot: torch.Tensor,
-        event: torch.cuda.Event,
-        total: torch.Tensor,
-    ) -> None:
-        self._free, self._slot, self._event = free, slot, event
-        self._source = total  # alive until the copy is done
-
-    def ready(self) -> int | None:
-        return int(self._slot) if self._event.query() else None
-
-    def wait(self) -> int:
-        self._event.synchronize()
-        return int(self._slot)
-
-    def __del__(self) -> None:
-        self._free.append((self._slot, self._event))
+PLANNED = "as planned"
+FIRST = "no step has told how many elements they store"
+BY_COUNT = "how codes of {} are packed depends on their number"
 
 
 @dataclass(frozen=True)
 class _Waiting:
-    """An encoding that waits for its count: weakly held, so that one that is no longer wanted goes with its scratch."""
+    """An encoding that waits for its count with its scratch: weakly held, so that one that is no longer wanted goes
+    with it. ``why``: why it was not packed within a forecast."""
 
     encoded: weakref.ref[Encoded]
     settle: Settle | weakref.WeakMethod[Settle]
     ticket: Ticket
     stream: torch.cuda.Stream | None
     number: int
+    forecast: Forecast | None
+    why: str
+    elements: int
 
     def settled(self, encoded: Encoded, total: int) -> None:
         """Give the encoding its final form."""
@@ -126,35 +64,65 @@ class _Waiting:
         if settle is not None:
             settle(encoded, total)
 
+    def tell(self, total: int) -> None:
+        """Say how much was stored."""
+        if self.forecast is not None:
+            self.forecast.heard(total / self.elements, 0)
 
-def _is_current(stream: torch.cuda.Stream | None) -> bool:
-    """Settling elsewhere would free the scratch under a stream that its allocator does not know of."""
-    return stream is None or torch.cuda.current_stream(stream.device) == stream
 
+@dataclass(frozen=True)
+class _Within:
+    """An encoding that was packed within a forecast, and whose count is on its way."""
 
-def _stream_of(x: torch.Tensor) -> torch.cuda.Stream | None:
-    return torch.cuda.current_stream(x.device) if x.is_cuda else None
+    encoded: weakref.ref[Encoded]
+    codec: Sparse
+    ticket: Ticket
+    forecast: Forecast
+    capacity: int
+    elements: int
+    dtype: torch.dtype
+
+    def arrived(self, total: int) -> bool:
+        """Take the count in; whether anybody still wants the encoding."""
+        encoded = self.encoded()
+        if encoded is not None:
+            self.codec.settle(encoded, total)
+        n, beyond = self.elements, 0
+        if total > self.capacity:
+            beyond = self.codec.within_bytes(n, self.dtype, total) - self.codec.within_bytes(
+                n, self.dtype, self.capacity
+            )
+        self.forecast.heard(total / n, beyond)
+        return encoded is not None
 
 
 class ExactPacker:
     """Encodes tensors and settles sparse encodings when their counts arrive; safe to use from several threads.
 
-    ``lag``: after how many later encodings an encoding is first asked about (1 or more). ``bounded``: wait for it then.
+    ``lag``: after how many later encodings a delayed one is first asked about (1 or more). ``bounded``: wait for it
+    then. ``spill``: where the host's memory comes from for encodings within a forecast; without it there are none.
     ``transport`` makes the way that the counts of one stream take; without it CUDA counts go through pinned memory and
     CPU tensors are packed at once. Raises ValueError for a lag below 1.
     """
 
     def __init__(
-        self, lag: int = 2, bounded: bool = False, transport: Callable[[], CountTransport] | None = None
+        self,
+        lag: int = 2,
+        bounded: bool = False,
+        transport: Callable[[], CountTransport] | None = None,
+        spill: Spill | None = None,
     ) -> None:
         if lag < 1:
             raise ValueError(f"ExactPacker: lag must be at least 1 encoding, got {lag}; 2 is the default")
         self._lag, self._bounded = lag, bounded
-        self._transport = transport
+        self._transport, self._spill = transport, spill
         self._transports: dict[torch.cuda.Stream | None, CountTransport] = {}
         self._waiting: list[_Waiting] = []
+        self._within: deque[_Within] = deque()
         self._lock = threading.Lock()
         self._sent = 0
+        self.waits: Counter[str] = Counter()
+        """How often the host has waited for a count, by the reason why the encoding was delayed."""
 
     @property
     def waiting(self) -> int:
@@ -165,68 +133,131 @@ class ExactPacker:
         """Whether the host learns x's sizes without a delay."""
         return self._transport is None and not x.is_cuda
 
-    def encode(self, form: Codec | str, x: torch.Tensor, settle: weakref.WeakMethod[Settle] | None = None) -> Encoded:
+    def within_bytes(self, form: Codec, x: torch.Tensor, forecast: Forecast | None) -> int:
+        """Bytes that x takes within a forecast; 0 where it is not encoded in that way. The first question about a
+        device waits for it (:meth:`Spill.unusable`)."""
+        if forecast is None or not isinstance(form, Sparse) or self.at_once(x) or self._why_not(form, x):
+            return 0
+        n = x.numel()
+        return 0 if forecast.share is None else form.within_bytes(n, x.dtype, forecast.capacity(form, n))
+
+    def _why_not(self, chosen: Sparse, x: torch.Tensor) -> str:
+        if self._spill is None:
+            return PLANNED
+        if not chosen.packs_within:
+            return BY_COUNT.format(chosen.name)
+        return self._spill.unusable(chosen, x)
+
+    def encode(
+        self,
+        form: Codec | str,
+        x: torch.Tensor,
+        settle: weakref.WeakMethod[Settle] | None = None,
+        forecast: Forecast | None = None,
+    ) -> Encoded:
         """The encoding of x by a codec or the codec of that name, pending where its size is not known yet.
 
-        First settles what is due, so that the new scratch can take the place of an old one. Waits for the device only
-        if ``bounded``. ``settle`` is called in place of :meth:`Sparse.settle`, in whatever thread encodes then. Raises
-        what :func:`gistkit.codecs.codec` and :meth:`Codec.encode` raise.
+        First settles what is due, so that a new scratch can take the place of an old one. Waits for the device only if
+        ``bounded``, and not for what is encoded within a ``forecast``; that is told the share of elements stored when
+        the count has arrived. ``settle`` is called in place of :meth:`Sparse.settle`, in whatever thread encodes then.
+        Raises what :func:`gistkit.codecs.codec` and :meth:`Codec.encode` raise.
         """
         chosen = codec(form) if isinstance(form, str) else form
         if not isinstance(chosen, Sparse) or self.at_once(x):
             return chosen.encode(x)
+        why = PLANNED if forecast is None or not x.numel() else self._why_not(chosen, x)
         with self._lock:
-            self._next()
+            self._hear()
+            if not why and forecast is not None and forecast.share is not None:
+                encoded = self._packed_within(chosen, x, forecast)
+                if encoded is not None:
+                    return encoded
+                why = NO_MEMORY
+            self._next(self._bounded)
             encoded = chosen.begin(x)
             if encoded.pending:
-                stream = _stream_of(x)
+                stream = stream_of(x)
                 ticket = self._way(stream).send(chosen.total(encoded))
                 way = chosen.settle if settle is None else settle
-                self._waiting.append(_Waiting(weakref.ref(encoded), way, ticket, stream, self._sent))
+                ref, n = weakref.ref(encoded), encoded.numel
+                item = _Waiting(ref, way, ticket, stream, self._sent, forecast, why or FIRST, n)
+                self._waiting.append(item)
+        return encoded
+
+    def _packed_within(self, chosen: Sparse, x: torch.Tensor, forecast: Forecast) -> Encoded | None:
+        """The encoding of x in arrays as large as forecast; None where the host has no memory for what may be more."""
+        assert self._spill is not None
+        n, dtype, capacity = x.numel(), x.dtype, forecast.capacity(chosen, x.numel())
+        memory = self._spill.take(chosen.spill_bytes(n, dtype, capacity), x)
+        if memory is None:
+            return None
+        self._next(False)
+        encoded = chosen.begin_within(x, capacity, memory)
+        ticket = self._way(stream_of(x)).send(chosen.total(encoded))
+        self._within.append(_Within(weakref.ref(encoded), chosen, ticket, forecast, capacity, n, dtype))
         return encoded
 
     def encode_and_wait(self, chosen: Sparse, x: torch.Tensor) -> tuple[Encoded, int]:
         """(encoding, how many elements it stores): pending still, though the device has been waited for. It counts as
         one of the ``lag`` later encodings."""
         with self._lock:
-            self._next()
+            self._next(self._bounded)
         encoded = chosen.begin(x)
         return encoded, int(chosen.total(encoded))
 
-    def _next(self) -> None:
+    def _next(self, wait: bool) -> None:
         """Count an encoding that begins now, and settle what it makes due."""
         self._sent += 1
-        self._settle(self._sent - self._lag, self._bounded)
+        self._settle(self._sent - self._lag, wait)
 
     def count(self, x: torch.Tensor) -> Ticket:
         """The number of elements of a dense x whose bit pattern is not zero, on its way to the host; never waits."""
         total = torch.count_nonzero(bits_of(flat(x)))
         if self.at_once(x):
-            return _Known(int(total))
+            return Known(int(total))
         with self._lock:
-            return self._way(_stream_of(x)).send(total)
+            return self._way(stream_of(x)).send(total)
 
     def poll(self) -> int:
-        """Settle every encoding of the current stream whose count has arrived, whatever its age; how many there were.
-        Never waits for the device."""
-        if not self._waiting:
+        """Settle every delayed encoding of the current stream and every one within a forecast whose count has arrived,
+        whatever its age; how many there were. Never waits for the device."""
+        if not self._waiting and not self._within:
             return 0
         with self._lock:
-            return self._settle(self._sent, wait=False)
+            return self._hear_all() + self._settle(self._sent, wait=False)
 
     def listen(self) -> None:
-        """Note in every encoding whose count has arrived how many elements it stores, and settle none: packing takes
+        """Note in every encoding whose count has arrived how many elements it stores, and pack none: packing takes
         memory beside the scratch. Never waits for the device."""
         with self._lock:
+            self._hear_all()
             for item in self._waiting:
                 encoded, total = item.encoded(), item.ticket.ready()
-                if encoded is not None and total is not None:
-                    encoded.nonzeros = total
+                if total is not None:
+                    item.tell(total)
+                    if encoded is not None:
+                        encoded.nonzeros = total
 
     def _way(self, stream: torch.cuda.Stream | None) -> CountTransport:
         if stream not in self._transports:
             self._transports[stream] = (self._transport or PinnedCounts)()
         return self._transports[stream]
+
+    def _hear(self) -> None:
+        """Take in the counts of encodings within a forecast, oldest first, as far as they have arrived."""
+        while self._within:
+            total = self._within[0].ticket.ready()
+            if total is None:
+                return
+            self._within[0].arrived(total)
+            self._within.popleft()
+
+    def _hear_all(self) -> int:
+        """The same, whatever their order; how many of the encodings are still wanted."""
+        totals = [(item, item.ticket.ready()) for item in self._within]
+        wanted = sum(item.arrived(total) for item, total in totals if total is not None)
+        self._within = deque(item for item, total in totals if total is None)
+        return wanted
 
     def _settle(self, newest: int, wait: bool) -> int:
         """Settle encodings up to number ``newest``. Should one fail, the list still holds it and the next call
@@ -236,13 +267,32 @@ class ExactPacker:
         for item in self._waiting:
             encoded = item.encoded()
             if encoded is None:
+                self._let_go(item, left)
                 continue
-            due = item.number <= newest and _is_current(item.stream)
-            total = (item.ticket.wait() if wait else item.ticket.ready()) if due else None
+            due = item.number <= newest and is_current(item.stream)
+            total = self._total(item, wait) if due else None
             if total is None:
                 left.append(item)
             else:
                 item.settled(encoded, total)
+                item.tell(total)
                 settled += 1
         self._waiting = left
         return settled
+
+    def _total(self, item: _Waiting, wait: bool) -> int | None:
+        total = item.ticket.ready()
+        if total is None and wait:
+            self.waits[item.why] += 1
+            return item.ticket.wait()
+        return total
+
+    @staticmethod
+    def _let_go(item: _Waiting, left: list[_Waiting]) -> None:
+        """An encoding that nobody wants any more, whose count may still be of use."""
+        if item.forecast is not None:
+            total = item.ticket.ready()
+            if total is None:
+                left.append(item)
+            else:
+                item.tell(total)

@@ -21,9 +21,11 @@ from gistkit.nn.keep import Alias, Kept
 from gistkit.nn.norm import STATISTICS
 from gistkit.nn.overwrite import not_a_number
 from gistkit.plan.plan import CallChoice, Decision
+from gistkit.runtime.counts import Ticket
 from gistkit.runtime.decide import KEEP_DENSE, WITHOUT_VALUES, Settings, ad_hoc
 from gistkit.runtime.denser import Room
-from gistkit.runtime.exact import ExactPacker, Ticket
+from gistkit.runtime.exact import ExactPacker
+from gistkit.runtime.forecast import Forecasts
 from gistkit.runtime.host import HostBody
 from gistkit.runtime.origins import Origins
 from gistkit.runtime.program import Key, Program, Step
@@ -34,6 +36,7 @@ from gistkit.runtime.stash import Body, CodedBody, Reader, Stash, StashTable, co
 
 PAYS = 0.95
 OWNERS = frozenset(("relu", "max_pool2d", "dropout", "batch_norm"))
+DENSE = "too dense for sparse storage to pay"
 AGAIN = "a segment that runs anew in backward starts from it"
 SHARED = frozenset((Reader, Alias))
 """Holds that are counted elsewhere."""
@@ -61,7 +64,8 @@ def _settled(codec: Codec, x: torch.Tensor) -> Encoded:
 class Region:
     """The state of one forward; cleared when it ends, so that only backward nodes hold on to anything.
 
-    ``strict``: the plan is the caller's; ``bound``: and promises a budget, of which ``room`` keeps account. ``instead``
+    ``strict``: the plan is the caller's; ``bound``: and promises a budget, of which ``room`` keeps account.
+    ``forecasts``: what earlier steps say of the storages' densities, None under a budget. ``instead``
     is the covered call in whose place PyTorch's own op runs (-1: none). ``fast``: the program's fast calls
     (:mod:`gistkit.runtime.fast`), none where this forward goes the long way; ``learnt`` is the one that a handler has
     just left, ``affines`` what batch norms' share (:mod:`gistkit.runtime.fast_norm`).
@@ -84,6 +88,7 @@ class Region:
     unread: bool = False
     bound: bool = False
     room: Room | None = None
+    forecasts: Forecasts | None = None
     instead: int = -1
     fast: list = field(default_factory=list)
     learnt: Any = None
@@ -177,14 +182,19 @@ class Region:
             body = self.room.body(codec, x, decision, self.packer)
             if body is not None:
                 return self._stash(x, body, decision)
+        # a plan of the caller's counts on what little it saves
+        pays_bytes = (1.0 if self.strict else PAYS) * x.numel() * x.element_size()
+        forecast = None if to_host or self.forecasts is None else self.forecasts.of(decision.storage)
+        if self.packer.within_bytes(codec, x, forecast) > pays_bytes:
+            self.notes[decision.storage] = DENSE
+            return None
         # what goes to the host goes in its exact size, for which a GPU is waited for
-        encoded = _settled(codec, x) if to_host else self.packer.encode(codec, x)
+        encoded = _settled(codec, x) if to_host else self.packer.encode(codec, x, forecast=forecast)
         if not encoded.pending:
             if encoded.nonzeros is not None and decision.storage >= 0:
                 self.densities[decision.storage] = encoded.nonzeros / max(encoded.numel, 1)
-            # a plan of the caller's counts on what little it saves
-            if encoded.nbytes > (1.0 if self.strict else PAYS) * x.numel() * x.element_size():
-                self.notes[decision.storage] = "too dense for sparse storage to pay"
+            if encoded.nbytes > pays_bytes:
+                self.notes[decision.storage] = DENSE
                 return self.encode(x, replace(decision, codec="dense")) if to_host else None
         return self._stash(x, HostBody(encoded) if to_host else CodedBody(encoded), decision)
 
