@@ -153,18 +153,19 @@ class Spill:
         """Why tensors like x cannot be encoded with a spill; empty where they can. Each device is asked once, with a
         small encoding that goes past its capacity, for which the host waits."""
         if x.device not in self._verdicts:
-            self._verdicts[x.device] = self._tried(codec, x)
-        return self._verdicts[x.device]
-
-    def _tried(self, codec: Sparse, x: torch.Tensor) -> str:
-        full = (torch.arange(PROBE_ELEMENTS, device=x.device) % 64 + 1).to(x.dtype)
-        capacity = codec.capacity(full.numel(), 0.0)
-        try:
-            memory = self.take(codec.spill_bytes(full.numel(), x.dtype, capacity), x)
+            capacity = codec.capacity(PROBE_ELEMENTS, 0.0)
+            memory = self.take(codec.spill_bytes(PROBE_ELEMENTS, x.dtype, capacity), x)
             if memory is None:
                 return NO_MEMORY
-            if x.is_cuda and not memory.is_pinned():
-                return f"memory that was to be pinned for {x.device} is not"
+            self._verdicts[x.device] = self._tried(codec, x, capacity, memory)
+        return self._verdicts[x.device]
+
+    @staticmethod
+    def _tried(codec: Sparse, x: torch.Tensor, capacity: int, memory: torch.Tensor) -> str:
+        if x.is_cuda and not memory.is_pinned():
+            return f"memory that was to be pinned for {x.device} is not"
+        try:
+            full = (torch.arange(PROBE_ELEMENTS, device=x.device) % 64 + 1).to(x.dtype)
             encoded = codec.begin_within(full, capacity, memory)
             same = torch.equal(codec.decode(encoded), codec.decode(codec.begin(full)))
         except RuntimeError as error:
