@@ -173,6 +173,15 @@ def test_a_scratch_of_an_earlier_step_is_not_waited_for_by_what_makes_none():
     assert not first.pending and host.packer.waiting == 0 and host.packer.waits == {}
 
 
+def test_the_first_of_all_are_waited_for_together_and_nothing_else_is():
+    host = Host(bounded=True, lag=4)
+    held = [host.encode("zvc", values(seed), None) for seed in range(3)]
+    held += [host.encode("zvc", values(3), 0.5), host.encode("zvc+fp10", values(4), None)]
+    host.packer.settle_first()
+    assert [e.pending for e in held] == [False] * 3 + [True] * 2 and host.packer.waits == {FIRST: 3}
+    assert [share for share, _ in host.told] == [share_of(values(seed)) for seed in range(3)]
+
+
 @pytest.mark.parametrize("share", [None, 0.6])
 def test_a_count_is_learnt_when_its_encoding_is_long_dead_and_holds_nothing(share):
     host, x = Host(bounded=True), values()

@@ -236,8 +236,11 @@ class Engine:
             finally:
                 self._short.close(opened)
             region.finish()
-            # packing takes memory beside the scratch, which a budget counts where the next encoding comes
-            self._packer.listen() if region.bound else self._packer.poll()
+            if region.bound:  # packing takes memory beside the scratch, which a budget counts with the next encoding
+                self._packer.listen()
+            else:
+                self._packer.settle_first()
+                self._packer.poll()
             self._stats = observe(region)
             self._learn(key, program, region)
             return out

@@ -208,7 +208,8 @@ class ExactPacker:
     def _next(self, wait: bool) -> None:
         """Count an encoding that begins now, and settle what it makes due."""
         self._sent += 1
-        self._settle(self._sent - self._lag, wait)
+        newest = self._sent - self._lag
+        self._settle(lambda item: item.number <= newest, wait)
 
     def count(self, x: torch.Tensor) -> Ticket:
         """The number of elements of a dense x whose bit pattern is not zero, on its way to the host; never waits."""
@@ -224,7 +225,13 @@ class ExactPacker:
         if not self._waiting and not self._within:
             return 0
         with self._lock:
-            return self._hear_all() + self._settle(self._sent, wait=False)
+            return self._hear_all() + self._settle(lambda _: True, wait=False)
+
+    def settle_first(self) -> None:
+        """Settle the delayed encodings of the current stream of whose storages nothing was known, and wait for their
+        counts: then there is a forecast for the next step."""
+        with self._lock:
+            self._settle(lambda item: item.why == FIRST, wait=True)
 
     def listen(self) -> None:
         """Note in every encoding whose count has arrived how many elements it stores, and pack none: packing takes
@@ -259,9 +266,8 @@ class ExactPacker:
         self._within = deque(item for item, total in totals if total is None)
         return wanted
 
-    def _settle(self, newest: int, wait: bool) -> int:
-        """Settle encodings up to number ``newest``. Should one fail, the list still holds it and the next call
-        retries."""
+    def _settle(self, is_due: Callable[[_Waiting], bool], wait: bool) -> int:
+        """Settle delayed encodings that are due. Should one fail, the list still holds it and the next call retries."""
         left: list[_Waiting] = []
         settled = 0
         for item in self._waiting:
@@ -269,8 +275,7 @@ class ExactPacker:
             if encoded is None:
                 self._let_go(item, left)
                 continue
-            due = item.number <= newest and is_current(item.stream)
-            total = self._total(item, wait) if due else None
+            total = self._total(item, wait) if is_due(item) and is_current(item.stream) else None
             if total is None:
                 left.append(item)
             else:
@@ -290,9 +295,8 @@ class ExactPacker:
     @staticmethod
     def _let_go(item: _Waiting, left: list[_Waiting]) -> None:
         """An encoding that nobody wants any more, whose count may still be of use."""
-        if item.forecast is not None:
-            total = item.ticket.ready()
-            if total is None:
-                left.append(item)
-            else:
-                item.tell(total)
+        total = None if item.forecast is None else item.ticket.ready()
+        if total is not None:
+            item.tell(total)
+        elif item.forecast is not None:
+            left.append(item)
