@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from gistkit.captured import step_on
-from gistkit.errors import BudgetError
+from gistkit.errors import BudgetError, CaptureError
 from gistkit.graph.saved import SavedGraph
 from gistkit.measuring import Measure, check_measure, costs_of, times_for, with_times
 from gistkit.plan.budget import check_budget, parse_budget, parse_bytes
@@ -71,9 +71,9 @@ def plan(
     ``sub_batches`` and, in ``settings``, what it was made for. ``step_s`` is the device's time,
     transfers overlapped; ``settings["wall_s"]`` is the step as the runtime runs it today, every transfer a copy that is
     waited for, with the host's share where the hardware states it. Raises :class:`gistkit.BudgetError` where nothing
-    allowed fits, with ``least_bytes`` by class; :class:`gistkit.CaptureError` where the step cannot be captured,
-    :class:`gistkit.MeasureError` where it cannot be measured; ValueError or TypeError for an argument that makes no
-    sense.
+    allowed fits, with ``least_bytes`` by class; :class:`gistkit.CaptureError` where the step cannot be captured, or,
+    under a budget, its bytes cannot be known (recurrent layers); :class:`gistkit.MeasureError` where it cannot be
+    measured; ValueError or TypeError for an argument that makes no sense.
     """
     allowed = check_words(policy, fidelity, lossy, density)
     check_budget(budget)
@@ -109,6 +109,8 @@ def plan_graph(
     plain_peak_bytes = plain.peak_bytes + reserve_bytes
     budget_bytes = parse_budget(budget, plain_peak_bytes)
     words = {"fidelity": allowed, "lossy": lossy, "reserve": reserve_bytes}
+    if budget_bytes is not None:
+        _demand_known_bytes(graph, costs.hardware)
     try:
         made = by_name(policy, graph, costs, budget_bytes, words)
     except BudgetError as error:
@@ -122,6 +124,23 @@ def plan_graph(
     settings |= {"wall_s": simulator.wall_s(made), "plain_wall_s": simulator.wall_s(plain)}
     settings["densities"] = densities(made, costs)
     return replace(made, budget_bytes=budget_bytes, settings={**made.settings, **words, **settings})
+
+
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+"""Ops that cuDNN runs with a reserve, and oneDNN (an LSTM alone) with a workspace, of sizes that it tells when it runs:
+a fake tensor has none of its bytes."""
+
+
+def _demand_known_bytes(graph: SavedGraph, device: Hardware) -> None:
+    """CaptureError where a call keeps bytes that no capture tells: no budget could be promised."""
+    for call in graph.calls:
+        by_cudnn = device.async_counts and call.op in RECURRENT
+        if by_cudnn or any(save.node.startswith("MkldnnRnn") for save in call.saves):
+            where = f" of {call.module!r}" if call.module else ""
+            raise CaptureError(
+                f"a budget counts every byte, and how many {call.op}{where} (call {call.index}) keeps for backward "
+                "only the library that runs it knows; plan without a budget, or without this part"
+            )
 
 
 def densities(plan: Plan, costs: CostTable) -> dict[str, float]:

@@ -1,7 +1,9 @@
 """gistkit.plan: arguments, models and batches that are refused, by the text."""
 
 import pytest
+import torch
 import torch.nn.functional as F
+from torch import nn
 
 import gistkit
 from tests.planning_cases import T, X, net
@@ -52,3 +54,25 @@ def test_wrong_models_and_batches():
         gistkit.plan(net().to("meta"), X)
     with pytest.raises(gistkit.CaptureError, match="could not be captured"):
         gistkit.plan(net(), X[:, :2], T, loss_fn=F.cross_entropy)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.layer = kind(8, 8)
+
+    def forward(self, x):
+        return self.layer(x.relu())[0]
+
+
+@pytest.mark.parametrize(("kind", "hardware"), [(nn.LSTM, "cpu"), (nn.LSTM, "h200"), (nn.GRU, "h200")])
+def test_bytes_that_only_a_library_knows_are_no_budget(kind, hardware):
+    """PyTorch's fake LSTM has a workspace of 0 bytes, where the real one keeps several times its output."""
+    model, x = Recurrent(kind), torch.randn(5, 3, 8)
+    with pytest.raises(gistkit.CaptureError, match=r"how many \w+ of 'layer' \(call \d\) keeps .* without a budget"):
+        gistkit.plan(model, x, budget="90%", hardware=hardware)
+    assert gistkit.plan(model, x, hardware=hardware).peak_bytes
+
+
+def test_other_recurrent_layers_of_the_cpu_are_planned():
+    assert gistkit.plan(Recurrent(nn.GRU), torch.randn(5, 3, 8), budget="100%").peak_bytes
