@@ -234,12 +234,13 @@ def forked(blocks=2, channels=4, size=16, batch=2):
 
 
 @st.composite
-def step_graphs(draw, max_tensors=8):
+def step_graphs(draw, max_tensors=8, size=16, grown=False):
     """Steps with at most ``max_tensors`` (at least 3) activations and inputs kept for backward, statistics of a batch
-    norm not counted. Forks come from additions of an earlier value."""
+    norm not counted. Forks come from additions of an earlier value. ``grown``: with as many tensors as may be (bar one,
+    or two where the last operations keep none)."""
     step = Step(draw(st.integers(1, 3)))
-    values = [step.conv(step.input(3, 16, 16), draw(st.sampled_from((4, 8))))]
-    for _ in range(draw(st.integers(1, 2 * max_tensors))):
+    values = [step.conv(step.input(3, size, size), draw(st.sampled_from((4, 8))))]
+    for _ in range(2 * max_tensors if grown else draw(st.integers(1, 2 * max_tensors))):
         if tensors(step) + 2 > max_tensors:
             break
         _grow(draw, step, values)
