@@ -199,17 +199,25 @@ def _integer(kind: str, modes: list[str], bits: int, a: int, b: int = 0, c: int 
     return _BINARY[kind](a, b)
 
 
+def bases(arguments: list[np.ndarray | int]) -> list[int]:
+    """The addresses that the arrays among a launch's arguments get, multiples of 256, and one behind the last."""
+    at = [_BASE]
+    for argument in arguments:
+        if not isinstance(argument, int):
+            at.append(at[-1] + argument.nbytes + 512 - argument.nbytes % 256)
+    return at
+
+
 def launch(ptx: str, arguments: list[np.ndarray | int], programs: int) -> None:
-    """Run programs one after the other; arrays are written in place. Their bases are multiples of 16."""
+    """Run programs one after the other; arrays are written in place, see :func:`bases`."""
     parsed, labels = _parsed(ptx)
-    ends, at = [], _BASE
+    ends, at = [], bases(arguments)
     parameters = {"programs": programs, "shared": max(map(int, re.findall(r"stage\[(\d+)\]", ptx)), default=0)}
     for i, argument in enumerate(arguments):
-        parameters[str(i)] = argument if isinstance(argument, int) else at
+        parameters[str(i)] = argument if isinstance(argument, int) else at[len(ends)]
         if not isinstance(argument, int):
-            ends.append((at, at + argument.nbytes))
-            at += argument.nbytes + 512 - argument.nbytes % 256
-    memory = np.full(at, GARBAGE, np.uint8)
+            ends.append((at[len(ends)], at[len(ends)] + argument.nbytes))
+    memory = np.full(at[-1], GARBAGE, np.uint8)
     arrays = [a for a in arguments if not isinstance(a, int)]
     for array, (begin, end) in zip(arrays, ends, strict=True):
         memory[begin:end] = array.view(np.uint8)

@@ -30,6 +30,7 @@ from gistkit.kernels.octets import (
     spread_program,
 )
 from gistkit.kernels.rounding import decoding_factor
+from gistkit.kernels.sparse_ends import columns_base
 from gistkit.kernels.sparse_values import (
     BLOCK,
     is_negative_zero,
@@ -43,7 +44,7 @@ from gistkit.kernels.stage_rows import put_flags, put_octet, spread_flags
 
 
 @triton.jit
-def _put_elements(
+def _put(
     stage,
     columns,
     flags,
@@ -54,13 +55,19 @@ def _put_elements(
     FMT: tl.constexpr,
     SCALED: tl.constexpr,
     DTYPE: tl.constexpr,
+    FLAGS: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """The piece's elements to their places."""
+    """The piece's elements to their places; FLAGS: the byte 0xFF to those of all that are not negative zeros."""
     XB: tl.constexpr = DTYPE.primitive_bitwidth // 8
     WORDS: tl.constexpr = 2 if FMT == "fp8" else (2 * XB if FMT == "raw" else 4)
-    elements = widen_octet(words, piece * WORDS, WORDS, scale, FMT, SCALED, DTYPE, ASM)
-    put_octet(stage, (columns[2 * piece], columns[2 * piece + 1]), rows, flags, elements, XB)
+    columns = (columns[2 * piece], columns[2 * piece + 1])
+    if FLAGS:
+        passing = passing_flags(words, piece * WORDS, WORDS, FMT, ASM)
+        put_flags(stage, columns, rows, (flags[0] & passing[0], flags[1] & passing[1]))
+    else:
+        elements = widen_octet(words, piece * WORDS, WORDS, scale, FMT, SCALED, DTYPE, ASM)
+        put_octet(stage, columns, rows, flags, elements, XB)
 
 
 @triton.jit
@@ -79,9 +86,11 @@ def _stage_rows(
     DTYPE: tl.constexpr,
     WIDE: tl.constexpr,
     PIECES: tl.constexpr,
+    FLAGS: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """The rows' elements to their places of the stage."""
+    """The rows' elements to their places of the stage, as patterns of DTYPE; FLAGS: see _put, DTYPE is then that of the
+    values' items."""
     factor = tensor_factor(exponents_ptr, FMT, SCALING)
     scale = tl.zeros((LANES,), tl.float32) + factor
     if PACKED:
@@ -103,7 +112,7 @@ def _stage_rows(
                     flags, rows = sites(place + p * CHUNK, bounds)
                     if SCALING == "block":
                         scale = decoding_factor(scales[p], FMT)
-                    _put_elements(stage, columns, flags, rows, words, p, scale, FMT, SCALING != "none", DTYPE, ASM)
+                    _put(stage, columns, flags, rows, words, p, scale, FMT, SCALING != "none", DTYPE, FLAGS, ASM)
             first += PIECES * CHUNK
     else:
         for r in tl.static_range(CHUNKS):
@@ -113,10 +122,10 @@ def _stage_rows(
                     columns_ptr, values_ptr, start, place, bounds[r], plane, FMT, PACKED, WIDE, 1
                 )
                 flags, rows = row_sites(place, bounds[r], r)
-                _put_elements(stage, columns, flags, rows, words, 0, scale, FMT, False, DTYPE, ASM)
+                _put(stage, columns, flags, rows, words, 0, scale, FMT, False, DTYPE, FLAGS, ASM)
 
 
-@triton.jit(do_not_specialize=["n", "plane"])
+@triton.jit(do_not_specialize=["n", "plane", "columns_at"])
 def csr_decode_kernel(
     x_ptr,
     counts_ptr,
@@ -124,8 +133,10 @@ def csr_decode_kernel(
     columns_ptr,
     values_ptr,
     exponents_ptr,
+    spill_ptr,
     n,
     plane,
+    columns_at,
     FMT: tl.constexpr,
     SCALING: tl.constexpr,
     PACKED: tl.constexpr,
@@ -133,12 +144,13 @@ def csr_decode_kernel(
     WIDE: tl.constexpr,
     WHOLE: tl.constexpr,
     PIECES: tl.constexpr,
+    SPILL: tl.constexpr,
     ASM: tl.constexpr,
 ):
     """CHUNKS rows of x: the stored elements at their columns, +0 elsewhere.
 
     WIDE: columns_ptr and values_ptr are 16-byte aligned, WHOLE: n is a multiple of 8. PIECES: octets of a lane that are
-    loaded before the first is used.
+    loaded before the first is used. plane: items of values_ptr, which fp10 and SPILL (see columns_base) ask for.
     """
     XB: tl.constexpr = DTYPE.primitive_bitwidth // 8
     first_row = spread_program(PACKED and FMT == "fp10") * CHUNKS
@@ -147,6 +159,8 @@ def csr_decode_kernel(
     left = tl.minimum(n - first_row * COLUMNS, CHUNKS * COLUMNS).to(tl.int32)
     if ASM:
         start, bounds = program_rows(first_row, n, counts_ptr, ends_ptr, PACKED)
+        if SPILL:
+            columns_ptr = columns_base(columns_ptr, values_ptr, spill_ptr, start, plane, columns_at)
         stage = open_stage(lane, XB)
         clear_stage(stage, lane, CHUNKS * COLUMNS * XB)
         stage = warp_sync(stage)
@@ -165,6 +179,7 @@ def csr_decode_kernel(
             DTYPE,
             WIDE,
             PIECES,
+            False,
             ASM,
         )
         stage = warp_sync(stage)
@@ -179,7 +194,10 @@ def csr_decode_kernel(
         for r in tl.static_range(CHUNKS):
             count, start = one_row(first_row + r, n, counts_ptr, ends_ptr, PACKED)
             places = tl.arange(0, COLUMNS)
-            offs = tl.load(columns_ptr + start + places, places < count, other=0).to(tl.int32) + r * COLUMNS
+            row_ptr = columns_ptr
+            if SPILL:
+                row_ptr = columns_base(columns_ptr, values_ptr, spill_ptr, start, plane, columns_at)
+            offs = tl.load(row_ptr + start + places, places < count, other=0).to(tl.int32) + r * COLUMNS
             values = load_values(
                 values_ptr,
                 exponents_ptr,
@@ -196,50 +214,7 @@ def csr_decode_kernel(
             tl.store(x_ptr + offs, values, (places < count) & (offs < left))
 
 
-@triton.jit
-def _stage_passing(
-    stage,
-    columns_ptr,
-    values_ptr,
-    start,
-    bounds,
-    plane,
-    lane,
-    FMT: tl.constexpr,
-    PACKED: tl.constexpr,
-    WIDE: tl.constexpr,
-    PIECES: tl.constexpr,
-    ASM: tl.constexpr,
-):
-    """The byte 0xFF to the places of the elements that are not negative zeros."""
-    WORDS: tl.constexpr = 4 if FMT == "fp10" else 2 * values_ptr.dtype.element_ty.primitive_bitwidth // 8
-    if PACKED:
-        first = tl.full((), 0, tl.int32)
-        while first < bounds[4]:
-            place = first + lane * OCTET
-            columns, words = load_pieces(
-                columns_ptr, values_ptr, start, place, bounds[4], plane, FMT, PACKED, WIDE, PIECES
-            )
-            for p in tl.static_range(PIECES):
-                if first + p * CHUNK < bounds[4]:
-                    flags, rows = sites(place + p * CHUNK, bounds)
-                    passing = passing_flags(words, p * WORDS, WORDS, FMT, ASM)
-                    flags = (flags[0] & passing[0], flags[1] & passing[1])
-                    put_flags(stage, (columns[2 * p], columns[2 * p + 1]), rows, flags)
-            first += PIECES * CHUNK
-    else:
-        for r in tl.static_range(CHUNKS):
-            if r * CHUNK < bounds[r]:
-                place = r * CHUNK + lane * OCTET
-                columns, words = load_pieces(
-                    columns_ptr, values_ptr, start, place, bounds[r], plane, FMT, PACKED, WIDE, 1
-                )
-                flags, rows = row_sites(place, bounds[r], r)
-                passing = passing_flags(words, 0, WORDS, FMT, ASM)
-                put_flags(stage, columns, rows, (flags[0] & passing[0], flags[1] & passing[1]))
-
-
-@triton.jit(do_not_specialize=["n", "plane"])
+@triton.jit(do_not_specialize=["n", "plane", "columns_at"])
 def csr_backward_kernel(
     out_ptr,
     grad_ptr,
@@ -247,19 +222,22 @@ def csr_backward_kernel(
     ends_ptr,
     columns_ptr,
     values_ptr,
+    spill_ptr,
     n,
     plane,
+    columns_at,
     FMT: tl.constexpr,
     PACKED: tl.constexpr,
     WIDE: tl.constexpr,
     GRAD_WIDE: tl.constexpr,
     WHOLE: tl.constexpr,
     PIECES: tl.constexpr,
+    SPILL: tl.constexpr,
     ASM: tl.constexpr,
 ):
     """CHUNKS rows of grad where an element is stored that is not a negative zero, else +0; bit patterns throughout.
 
-    WIDE, WHOLE, PIECES: as in csr_decode_kernel; GRAD_WIDE: grad_ptr is 16-byte aligned and n a multiple of 8.
+    WIDE, WHOLE, PIECES, SPILL: as in csr_decode_kernel; GRAD_WIDE: grad_ptr is 16-byte aligned and n a multiple of 8.
     """
     XB: tl.constexpr = grad_ptr.dtype.element_ty.primitive_bitwidth // 8
     first_row = spread_program(PACKED and FMT == "fp10") * CHUNKS
@@ -269,11 +247,30 @@ def csr_backward_kernel(
     left = tl.minimum(n - first_row * COLUMNS, CHUNKS * COLUMNS).to(tl.int32)
     if ASM:
         start, bounds = program_rows(first_row, n, counts_ptr, ends_ptr, PACKED)
+        if SPILL:
+            columns_ptr = columns_base(columns_ptr, values_ptr, spill_ptr, start, plane, columns_at)
         grads = load_octets(grad_ptr, left, XB, GRAD_WIDE)
         stage = open_stage(lane, 1)
         clear_stage(stage, lane, CHUNKS * COLUMNS)
         stage = warp_sync(stage)
-        _stage_passing(stage, columns_ptr, values_ptr, start, bounds, plane, lane, FMT, PACKED, WIDE, PIECES, ASM)
+        _stage_rows(
+            stage,
+            columns_ptr,
+            values_ptr,
+            columns_ptr,
+            start,
+            bounds,
+            plane,
+            lane,
+            FMT,
+            "none",
+            PACKED,
+            values_ptr.dtype.element_ty,
+            WIDE,
+            PIECES,
+            True,
+            ASM,
+        )
         stage = warp_sync(stage)
         for r in tl.static_range(CHUNKS):
             place = lane * OCTET + r * COLUMNS
@@ -287,7 +284,10 @@ def csr_backward_kernel(
         for r in tl.static_range(CHUNKS):
             count, start = one_row(first_row + r, n, counts_ptr, ends_ptr, PACKED)
             places = tl.arange(0, COLUMNS)
-            offs = tl.load(columns_ptr + start + places, places < count, other=0).to(tl.int32) + r * COLUMNS
+            row_ptr = columns_ptr
+            if SPILL:
+                row_ptr = columns_base(columns_ptr, values_ptr, spill_ptr, start, plane, columns_at)
+            offs = tl.load(row_ptr + start + places, places < count, other=0).to(tl.int32) + r * COLUMNS
             items = load_items(values_ptr, start, places, places < count, plane, FMT, PACKED)
             passing = (places < count) & ~is_negative_zero(items, FMT)
             tl.store(out_ptr + offs, tl.load(grad_ptr + offs, passing, other=0), passing)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from gistkit.kernels.range_args import check_csr_rows, check_zvc_slots
-from gistkit.kernels.sparse import decode_rows, decode_slots
+from gistkit.kernels.sparse_reading import decode_rows, decode_slots
 
 
 def zvc_decode_slots(
@@ -23,13 +23,14 @@ def zvc_decode_slots(
     fmt: str,
     scaling: str,
     packed: bool,
+    spill: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """dtype[n]: the n elements from slot ``first`` on. The payload is that of ``zvc_decode``, whole.
 
     Raises ValueError for a part that the payload does not hold. Does not synchronise.
     """
-    check_zvc_slots(words, counts, values, exponents, first, n, dtype, fmt, scaling, packed)
-    return decode_slots(words, counts, values, exponents, first, n, dtype, fmt, scaling, packed)
+    check_zvc_slots(words, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill)
+    return decode_slots(words, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill)
 
 
 def csr_decode_rows(
@@ -43,10 +44,11 @@ def csr_decode_rows(
     fmt: str,
     scaling: str,
     packed: bool,
+    spill: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """dtype[n]: the n elements from row ``first`` on. The payload is that of ``csr_decode``, whole.
 
     Raises ValueError for a part that the payload does not hold. Does not synchronise.
     """
-    check_csr_rows(counts, columns, values, exponents, first, n, dtype, fmt, scaling, packed)
-    return decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, scaling, packed)
+    check_csr_rows(counts, columns, values, exponents, first, n, dtype, fmt, scaling, packed, spill)
+    return decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, scaling, packed, spill)

@@ -20,11 +20,10 @@ from gistkit.kernels.lanes import LANES, asm_level, launch_warps
 from gistkit.kernels.octet_stores import store_16
 from gistkit.kernels.octets import CHUNK, OCTET, item_of, store_words
 from gistkit.kernels.rounding import encoding_factor, exponent_byte, finite_amax, finite_key, to_scaled_code
-from gistkit.kernels.sparse import TRITON_DTYPES
 from gistkit.kernels.sparse_args import bits_of, check_blocks, check_compact, value_dtype
 from gistkit.kernels.sparse_ends import ends_and_heads
 from gistkit.kernels.sparse_places import PLACES, place_sources, program_places, stage_places
-from gistkit.kernels.sparse_values import BLOCK
+from gistkit.kernels.sparse_values import BLOCK, TRITON_DTYPES
 from gistkit.kernels.stage import clear_stage, open_stage, unstage_words, warp_sync
 
 PIECES = 2

@@ -7,6 +7,7 @@ occur in packed arrays only, with one exponent byte, or one for every SCALE_BLOC
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
@@ -19,6 +20,7 @@ from gistkit.kernels.stage import stage_words
 BLOCK = tl.constexpr(SCALE_BLOCK)
 BLOCK_SHIFT = tl.constexpr(SCALE_BLOCK.bit_length() - 1)
 LONGEST_SLOT = tl.constexpr(ZVC_SLOT)
+TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 @triton.jit

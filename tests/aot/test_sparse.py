@@ -17,7 +17,7 @@ import re
 import pytest
 import triton.language as tl
 
-from gistkit.kernels.compact import CSR_SLOTS, PAIR_PIECES, PIECES, RUN, ZVC_SLOTS, compact_kernel, compact_pair_kernel
+from gistkit.kernels.compact import CSR_SLOTS, PIECES, RUN, ZVC_SLOTS, compact_kernel
 from gistkit.kernels.csr_kernels import csr_encode_kernel
 from gistkit.kernels.csr_readers import csr_backward_kernel, csr_decode_kernel
 from gistkit.kernels.sparse import CSR_PIECES, CSR_ROWS
@@ -36,7 +36,9 @@ READERS = {"zvc": zvc_decode_kernel, "csr": csr_decode_kernel}
 BACKWARDS = {"zvc": zvc_backward_kernel, "csr": csr_backward_kernel}
 
 
-def compiled(kernel, dtype: str, capability: int = 90, fmt="raw", scaling="none", packed=True, wide=True) -> Compiled:
+def compiled(
+    kernel, dtype: str, capability: int = 90, fmt="raw", scaling="none", packed=True, wide=True, spill=False
+) -> Compiled:
     name = kernel.fn.__name__
     bits = "*i32" if dtype == "fp32" else "*i16"
     values = bits if fmt == "raw" else "*i32" if fmt == "fp10" and "encode" not in name and packed else CODES[fmt]
@@ -44,11 +46,11 @@ def compiled(kernel, dtype: str, capability: int = 90, fmt="raw", scaling="none"
     kinds = {
         **{"x_ptr": x, "values_ptr": values, "counts_ptr": "*i16", "columns_ptr": "*u8"},
         **{"ends_ptr": "*i64" if packed else "*i16", "exponents_ptr": "*u8", "n": "i32", "plane": "i32"},
-        **{"marks_ptr": "*u8"},
+        **{"marks_ptr": "*u8", "spill_ptr": "*u8", "columns_at": "i32"},
         **dict.fromkeys(("grad_ptr", "out_ptr"), bits),
     }
     settings = {"FMT": fmt, "SCALING": scaling, "PACKED": packed, "DTYPE": DTYPE[dtype], "ASM": capability}
-    settings |= {"WIDE": wide, "WHOLE": wide, "GRAD_WIDE": wide, "PIECES": CSR_PIECES[fmt]}
+    settings |= {"WIDE": wide, "WHOLE": wide, "GRAD_WIDE": wide, "PIECES": CSR_PIECES[fmt], "SPILL": spill}
     constexprs = {a: settings[a] for a in kernel.arg_names if a in settings}
     signature = {a: kinds[a] for a in kernel.arg_names if a not in settings}
     c = compile_kernel(kernel, signature, constexprs, capability, num_warps=1)
@@ -56,7 +58,7 @@ def compiled(kernel, dtype: str, capability: int = 90, fmt="raw", scaling="none"
     return c
 
 
-def _at_half_density(c: Compiled, pieces: int) -> float:
+def at_half_density(c: Compiled, pieces: int) -> float:
     """An element's of a reader of csr where half is stored: two octets a lane, and a third that a run reaches into."""
     body = loop_body(c)
     end = len(body) + next(i for i in range(len(c.sass_lines)) if c.sass_lines[i : i + len(body)] == body)
@@ -144,7 +146,7 @@ def test_csr_decode(capability, dtype, fmt, scaling, listed, half):
     c = compiled(csr_decode_kernel, dtype, capability, fmt, scaling)
     assert c.barriers == 0 and c.registers <= 64
     assert per_element(c, PROGRAM, 1) <= listed
-    assert _at_half_density(c, CSR_PIECES[fmt]) <= half
+    assert at_half_density(c, CSR_PIECES[fmt]) <= half
     assert c.stores == c.stores_128 == 4 * (2 if dtype == "fp32" else 1)
 
 
@@ -164,7 +166,7 @@ def test_relu_backward_decodes_nothing(codec, capability, dtype, fmt, budget):
     assert c.barriers == 0 and c.registers <= 96
     assert per_element(c, PROGRAM, 1) <= budget
     if codec == "csr":
-        assert _at_half_density(c, CSR_PIECES[fmt]) <= 21
+        assert at_half_density(c, CSR_PIECES[fmt]) <= 21
     assert c.stores == c.stores_128 == wide
     assert c.count("F2F") == c.count("HADD2") == c.count("F2FP") == 0
 
@@ -234,20 +236,6 @@ def test_compact(capability, item_bytes, slots, budget):
     assert per_element(loop_body(c), 32 * run * pieces, 1) <= budget
 
 
-@pytest.mark.parametrize(
-    "capability, item_bytes, budget", [(80, 2, 45), (90, 4, 50), (90, 2, 45), (90, 1, 45), (100, 2, 45)]
-)
-def test_csr_compact(capability, item_bytes, budget):
-    kind, run, pieces = ITEMS[item_bytes], RUN[item_bytes], PAIR_PIECES[item_bytes]
-    kinds = {"columns_ptr": "*u8", "values_ptr": kind, "counts_ptr": "*i16", "ends_ptr": "*i64", "total": "i32"}
-    kinds |= {"packed_columns_ptr": "*u8", "packed_values_ptr": kind, "slots": "i32"}
-    constexprs = {"STRIDE": 256, "SLOTS": CSR_SLOTS, "RUN": run, "PIECES": pieces, "ASM": capability}
-    c = compile_kernel(compact_pair_kernel, kinds, constexprs, capability, num_warps=1)
-    assert (c.spills, c.barriers, c.shared_bytes) == (0, 0, 0) and c.registers <= 80
-    assert c.stores == 2 * pieces + 2, "whole words, and the items at the ends"
-    assert per_element(loop_body(c), 32 * run * pieces, 1) <= budget
-
-
 def block_packer(dtype: str, fmt: str, columns: bool, capability: int = 90) -> Compiled:
     bits = "*i32" if dtype == "fp32" else "*i16"
     kinds = {"values_ptr": bits, "counts_ptr": "*i16", "ends_ptr": "*i64", "heads_ptr": "*i32", "codes_ptr": CODES[fmt]}
@@ -279,11 +267,12 @@ def test_packing_blocks(capability, dtype, fmt, budget, columns):
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_running_sums(capability, few):
     kinds = {"counts_ptr": "*i16", "before_ptr": "*i16" if few else "*i32", "ends_ptr": "*i64", "heads_ptr": "*i32"}
+    kinds |= {"values_ptr": "*i16", "spill_ptr": "*u8", **dict.fromkeys(("n", "heads", "capacity"), "i32")}
     shape = {"EACH": GROUP, "ROUND": COUNTS_A_ROUND} if few else {"EACH": 1, "ROUND": SUMS_A_ROUND}
     c = compile_kernel(
         ends_kernel,
-        kinds | {"n": "i32", "heads": "i32"},
-        {"GROUP": GROUP, "STEP": 1024, **shape},
+        kinds,
+        {"GROUP": GROUP, "STEP": 1024, "SPILL": 0, **shape},
         capability,
         num_warps=4,
     )

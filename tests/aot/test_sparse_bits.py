@@ -12,10 +12,11 @@ from gistkit.formats import ceil_div
 from gistkit.kernels.reference import sparse as reference
 from gistkit.kernels.reference import sparse_blocks as block_reference
 from gistkit.kernels.sparse_args import bits_of
+from gistkit.kernels.spill import columns_start, group_slots, spill_bytes, spill_origin
 from tests.aot.test_sparse import BACKWARDS, PROGRAM, READERS, block_packer, compiled
-from tests.sparse_cases import PAYLOADS, SparseCase, decoded, relu_gradient, sparse_case
+from tests.sparse_cases import EMPTY, PAYLOADS, SparseCase, decoded, relu_gradient, sparse_case
 from tests.tensors import float_values, plain_nan
-from tests.warp import launch
+from tests.warp import bases, launch
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 BOTH = pytest.mark.parametrize("codec", PAYLOADS)
@@ -45,7 +46,8 @@ def check(codec: str, case: SparseCase, dtype: str, packed: bool, wide: bool) ->
     ):
         out = np.full_like(array(case.x), -1)
         code = compiled(kernel, dtype, fmt=case.fmt, scaling=case.scaling, packed=packed, wide=wide)
-        arguments = [out, *before, *structure, array(values), *after, n, plane]
+        spill, columns_at = ([], []) if codec == "zvc" else ([array(EMPTY)], [0])
+        arguments = [out, *before, *structure, array(values), *after, *spill, n, plane, *columns_at]
         launch(code.ptx, arguments, ceil_div(n, PROGRAM))
         expected = (relu_gradient if before else decoded)(reference, case, payload, codec)
         assert np.array_equal(out, array(expected))
@@ -75,6 +77,52 @@ def test_scratch(codec):
 def test_items_one_by_one(codec, dtype):
     """What is not aligned, or of a length that is no multiple of 8."""
     check(codec, make_case(1301, dtype, "raw", "none", 0.5), dtype, packed=True, wide=False)
+
+
+def redirected(counts: torch.Tensor, stride: int, capacity: int, distance: int) -> np.ndarray:
+    """The slots' ends, on by ``distance`` items and less by the origin where their group's last one is too far."""
+    ends, group = counts.cumsum(0, dtype=torch.int64), group_slots(stride)
+    last = ends[torch.clamp(torch.arange(counts.numel()) // group * group + group, max=counts.numel()) - 1]
+    return array(ends + torch.where(last > capacity, distance - spill_origin(capacity), 0))
+
+
+def check_spilled(codec: str, case: SparseCase, dtype: str, capacity: int) -> None:
+    """Payload and spill by the oracle, ends redirected as these lie in the emulated memory."""
+    n, stride = case.x.numel(), 1024 if codec == "zvc" else 256
+    encoded = getattr(reference, f"{codec}_encode")(case.x, case.fmt)
+    counts, scratch = encoded[1 if codec == "zvc" else 0], encoded[2]
+    whole, item = counts.numel() * stride, scratch.element_size()
+    spill = torch.full((spill_bytes(whole, capacity, item, codec == "csr"),), 7, dtype=torch.uint8)
+    if codec == "zvc":
+        index, values = encoded[0], reference.compact(scratch, counts, stride, capacity, spill)
+        payload = (index, counts, values, EMPTY)
+    else:
+        index, values = reference.csr_compact(encoded[1], scratch, counts, capacity, spill)
+        payload = (counts, index, values, EMPTY)
+    for kernel, before, after in ((READERS[codec], [], [EMPTY]), (BACKWARDS[codec], [case.grad], [])):
+        out, first = np.full_like(array(case.x), -1), [array(x) for x in before]
+        octets, ends = array(index).view(np.uint8), array(counts.long())
+        structure = [octets, array(counts), ends] if codec == "zvc" else [array(counts), ends, octets]
+        arrays = [out, *first, *structure, array(values), *(array(x) for x in after), array(spill)]
+        at = bases(arrays)
+        ends[:] = redirected(counts, stride, capacity, (at[-2] - at[len(first) + 4]) // item)
+        # zvc's kernels are those of any packed array, and know of no spill: it is only there
+        numbers = [n, 0, arrays.pop()] if codec == "zvc" else [n, capacity, columns_start(whole, capacity, item)]
+        launch(compiled(kernel, dtype, fmt=case.fmt, spill=True).ptx, [*arrays, *numbers], ceil_div(n, PROGRAM))
+        name, geometry = (f"{codec}_relu_backward", ()) if before else (f"{codec}_decode", (n, case.x.dtype))
+        expected = getattr(reference, name)(*before, *payload, *geometry, case.fmt, "none", True, spill)
+        assert np.array_equal(out, array(expected))
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "dtype, fmt, room", [("bf16", "raw", 0.99), ("fp32", "fp8", 0.99), ("fp16", "fp16", 0.0), ("fp32", "raw", 1.0)]
+)
+def test_spilled(codec, dtype, fmt, room):
+    """A group of 8192 in the arrays or not, and a short one: programs read one or the other, from one pointer each."""
+    case = make_case(9000, dtype, fmt, "none", 0.6)
+    capacity = max(ceil_div(int((bits_of(case.x) != 0).sum() * room), 8) * 8, 8)
+    check_spilled(codec, case, dtype, capacity)
 
 
 def drawn_counts(stride: int, slots: int, density: float) -> torch.Tensor:

@@ -1,0 +1,235 @@
+"""Sparse storage read back: the launches of whole payloads and of parts of them, and ReLU's backward.
+
+Where a payload has a spill (:mod:`gistkit.kernels.spill`), the slots' ends are redirected and csr's kernels are told of
+the columns' run; nothing else differs. Kernels that do not ask for ``plane`` get 0: launches are looked up by their
+integers, and the number of stored items is another one at every step.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from gistkit.formats import CSR_COLUMNS, ZVC_SLOT, ZVC_WORDS, ceil_div
+from gistkit.kernels.checks import check_values
+from gistkit.kernels.csr_readers import csr_backward_kernel, csr_decode_kernel
+from gistkit.kernels.lanes import asm_level, launch_warps
+from gistkit.kernels.sparse_args import bits_of, check_csr, check_zvc
+from gistkit.kernels.sparse_ends import ends
+from gistkit.kernels.sparse_values import TRITON_DTYPES
+from gistkit.kernels.spill import columns_start
+from gistkit.kernels.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel
+
+CSR_ROWS = 4  # rows a program
+# octets of a lane in flight when csr is read; fp10's three planes make one of 40 bytes, others take 16 to 24
+CSR_PIECES = {"raw": 2, "fp16": 2, "fp10": 1, "fp8": 2}
+
+
+def _item_view(x: torch.Tensor, fmt: str) -> torch.Tensor:
+    """What a kernel sees of x: bit patterns where they are only moved."""
+    return bits_of(x) if fmt == "raw" else x
+
+
+def _aligned(*arrays: torch.Tensor) -> bool:
+    """Whether eight neighbours of each can be loaded at once from every multiple of 8 on."""
+    return all(a.data_ptr() % 16 == 0 for a in arrays)
+
+
+def octets(x: torch.Tensor) -> bool:
+    """Whether eight neighbours of x can be loaded at once."""
+    return x.is_cuda and _aligned(x) and x.numel() % 8 == 0
+
+
+def _plane(values: torch.Tensor, fmt: str, spill: torch.Tensor | None = None) -> int:
+    """The kernels' ``plane``: words of fp10, the capacity for csr with a spill."""
+    return values.numel() if fmt == "fp10" or spill is not None else 0
+
+
+def _columns_at(counts: torch.Tensor, values: torch.Tensor, spill: torch.Tensor | None) -> int:
+    """Bytes of csr's spill before its run of columns."""
+    whole = counts.numel() * CSR_COLUMNS
+    return 0 if spill is None else columns_start(whole, values.numel(), values.element_size())
+
+
+def decode_slots(words, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
+    """dtype[n] from slot ``first`` of a checked zvc payload on. Does not synchronise."""
+    x = torch.empty((n,), dtype=dtype, device=values.device)
+    slots = slice(first, first + ceil_div(n, ZVC_SLOT))
+    items = values if packed else values[first * ZVC_SLOT :]
+    launch_warps(
+        zvc_decode_kernel,
+        ceil_div(n, ZVC_SLOT),
+        x,
+        _item_view(x, fmt),
+        words[first * ZVC_WORDS :].view(torch.uint8),
+        counts[slots],
+        ends(counts, ZVC_SLOT, values, spill)[slots] if packed else counts[slots],
+        bits_of(items),
+        exponents,
+        n,
+        _plane(values, fmt),
+        FMT=fmt,
+        SCALING=scaling,
+        PACKED=packed,
+        DTYPE=TRITON_DTYPES[dtype],
+        WIDE=_aligned(items),
+        WHOLE=n % 8 == 0,
+        ASM=asm_level(x),
+    )
+    return x
+
+
+def decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
+    """dtype[n] from row ``first`` of a checked csr payload on. Does not synchronise."""
+    x = torch.empty((n,), dtype=dtype, device=values.device)
+    rows = slice(first, first + ceil_div(n, CSR_COLUMNS))
+    skipped = 0 if packed else first * CSR_COLUMNS
+    columns, values = columns[skipped:], values[skipped:]
+    launch_warps(
+        csr_decode_kernel,
+        ceil_div(ceil_div(n, CSR_COLUMNS), CSR_ROWS),
+        x,
+        _item_view(x, fmt),
+        counts[rows],
+        ends(counts, CSR_COLUMNS, values, spill)[rows] if packed else counts[rows],
+        columns,
+        bits_of(values),
+        exponents,
+        columns if spill is None else spill,
+        n,
+        _plane(values, fmt, spill),
+        _columns_at(counts, values, spill),
+        FMT=fmt,
+        SCALING=scaling,
+        PACKED=packed,
+        DTYPE=TRITON_DTYPES[dtype],
+        WIDE=_aligned(columns, values),
+        WHOLE=n % 8 == 0,
+        PIECES=CSR_PIECES[fmt],
+        SPILL=spill is not None,
+        ASM=asm_level(x),
+    )
+    return x
+
+
+def zvc_decode(
+    words: torch.Tensor,
+    counts: torch.Tensor,
+    values: torch.Tensor,
+    exponents: torch.Tensor,
+    n: int,
+    dtype: torch.dtype,
+    fmt: str,
+    scaling: str,
+    packed: bool,
+    spill: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """dtype[n] from zvc's payload: values at 1024*slot (packed=False) or close together (packed=True).
+
+    Does not synchronise.
+    """
+    check_zvc("zvc_decode", words, counts, values, exponents, n, dtype, fmt, scaling, packed, spill)
+    return decode_slots(words, counts, values, exponents, 0, n, dtype, fmt, scaling, packed, spill)
+
+
+def csr_decode(
+    counts: torch.Tensor,
+    columns: torch.Tensor,
+    values: torch.Tensor,
+    exponents: torch.Tensor,
+    n: int,
+    dtype: torch.dtype,
+    fmt: str,
+    scaling: str,
+    packed: bool,
+    spill: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """dtype[n] from csr's payload: rows at 256*row (packed=False) or close together (packed=True).
+
+    Does not synchronise.
+    """
+    check_csr("csr_decode", counts, columns, values, exponents, n, dtype, fmt, scaling, packed, spill)
+    return decode_rows(counts, columns, values, exponents, 0, n, dtype, fmt, scaling, packed, spill)
+
+
+def zvc_relu_backward(
+    grad: torch.Tensor,
+    words: torch.Tensor,
+    counts: torch.Tensor,
+    values: torch.Tensor,
+    exponents: torch.Tensor,
+    fmt: str,
+    scaling: str,
+    packed: bool,
+    spill: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """grad[n] where an element was stored that is not a negative zero, else +0: ReLU's backward from its output.
+
+    Exact under the lossy formats too: a small positive value may have become the code +0, but its bit is set. Does not
+    synchronise.
+    """
+    n, dtype = grad.numel(), values.dtype if fmt == "raw" else grad.dtype
+    check_values("zvc_relu_backward", "grad", grad)
+    check_zvc("zvc_relu_backward", words, counts, values, exponents, n, dtype, fmt, scaling, packed, spill)
+    grad_x = torch.empty_like(grad)
+    launch_warps(
+        zvc_backward_kernel,
+        counts.numel(),
+        grad,
+        bits_of(grad_x),
+        bits_of(grad),
+        words.view(torch.uint8),
+        counts,
+        ends(counts, ZVC_SLOT, values, spill) if packed else counts,
+        bits_of(values),
+        n,
+        _plane(values, fmt),
+        FMT=fmt,
+        PACKED=packed,
+        WIDE=_aligned(values),
+        GRAD_WIDE=octets(grad),
+        WHOLE=n % 8 == 0,
+        ASM=asm_level(grad),
+    )
+    return grad_x
+
+
+def csr_relu_backward(
+    grad: torch.Tensor,
+    counts: torch.Tensor,
+    columns: torch.Tensor,
+    values: torch.Tensor,
+    exponents: torch.Tensor,
+    fmt: str,
+    scaling: str,
+    packed: bool,
+    spill: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """As :func:`zvc_relu_backward`, from csr's payload. Does not synchronise."""
+    n, dtype = grad.numel(), values.dtype if fmt == "raw" else grad.dtype
+    check_values("csr_relu_backward", "grad", grad)
+    check_csr("csr_relu_backward", counts, columns, values, exponents, n, dtype, fmt, scaling, packed, spill)
+    grad_x = torch.empty_like(grad)
+    launch_warps(
+        csr_backward_kernel,
+        ceil_div(counts.numel(), CSR_ROWS),
+        grad,
+        bits_of(grad_x),
+        bits_of(grad),
+        counts,
+        ends(counts, CSR_COLUMNS, values, spill) if packed else counts,
+        columns,
+        bits_of(values),
+        columns if spill is None else spill,
+        n,
+        _plane(values, fmt, spill),
+        _columns_at(counts, values, spill),
+        FMT=fmt,
+        PACKED=packed,
+        WIDE=_aligned(columns, values),
+        GRAD_WIDE=octets(grad),
+        WHOLE=n % 8 == 0,
+        PIECES=CSR_PIECES[fmt],
+        SPILL=spill is not None,
+        ASM=asm_level(grad),
+    )
+    return grad_x
