@@ -129,8 +129,8 @@ class Report:
 def report(model: torch.nn.Module) -> Report:
     """The report of a compressed model's last training forward. Raises CompressError where it is not compressed.
 
-    Does not synchronise with a device; on CUDA, sparse encodings whose size has not arrived yet count with their
-    scratch.
+    Does not synchronise with a device; on CUDA, sparse encodings count with the size that was forecast, those of which
+    nothing could be with their scratch until their size has arrived.
     """
     stand_in = compressed_forward(model)
     if stand_in is None:

@@ -33,7 +33,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gistkit.codecs import Sparse
-from gistkit.runtime.counts import stream_of
+from gistkit.runtime.counts import PinnedCounts, stream_of
 from gistkit.runtime.host_memory import available_bytes
 
 CHUNK_BYTES = 16 * 2**20
@@ -167,10 +167,12 @@ class Spill:
         try:
             full = (torch.arange(PROBE_ELEMENTS, device=x.device) % 64 + 1).to(x.dtype)
             encoded = codec.begin_within(full, capacity, memory)
-            same = torch.equal(codec.decode(encoded), codec.decode(codec.begin(full)))
+            wrong = torch.count_nonzero(codec.decode(encoded) != codec.decode(codec.begin(full)))
+            # by an event: .item() would raise under torch.cuda.set_sync_debug_mode("error")
+            lost = PinnedCounts().send(wrong).wait() if x.is_cuda else int(wrong)
         except RuntimeError as error:
             return f"{x.device} cannot write to the host's memory: {error}"
-        return "" if same else f"what {x.device} writes to the host's memory does not come back"
+        return f"what {x.device} writes to the host's memory does not come back" if lost else ""
 
     def _lend(self, chunk: _Chunk, start: int, stop: int) -> torch.Tensor:
         memory, number = chunk.memory[start:stop], next(self._numbers)
