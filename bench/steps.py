@@ -7,7 +7,8 @@ warming up (compilation and capture happen there). Memory is of one step, minus 
 (parameters, momentum, inputs; gradients are None then): ``kept_bytes`` at the end of the forward, ``peak_bytes`` at
 most. On CUDA both are the caching allocator's, elsewhere live tensor bytes. Every variant begins from the same
 parameters and sees the same batch. ``loss_equals_plain`` is bit equality of the losses of the first three steps, which
-run with deterministic cuDNN algorithms; the later ones run with whatever cuDNN picks.
+run with deterministic cuDNN algorithms; the later ones run with whatever cuDNN picks. ``notes`` are the report's of the
+last step: counts that the host has waited for, storages that were denser than forecast.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 
+import gistkit
 from bench.variants import VARIANTS, Variant
 from gistkit import zoo
 from gistkit.benchmark.measure import MIB, environment, utc
+from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.live import LiveBytes
 
 CLASSES = 1000
@@ -95,7 +98,7 @@ def step_times(trainer: Trainer, steps: int) -> list[float]:
     return sorted(seconds)
 
 
-def memory(trainer: Trainer) -> dict[str, int]:
+def memory(trainer: Trainer) -> dict[str, Any]:
     """Bytes of one step; see the module docstring."""
     trainer.optimizer.zero_grad(set_to_none=True)
     gc.collect()
@@ -118,6 +121,14 @@ def memory(trainer: Trainer) -> dict[str, int]:
     }
 
 
+def notes(trainer: Trainer) -> dict[str, Any]:
+    """What the report of a compressed model notes, if anything."""
+    if not isinstance(trainer.call, torch.nn.Module) or compressed_forward(trainer.call) is None:
+        return {}
+    found = list(gistkit.report(trainer.call).notes)
+    return {"notes": found} if found else {}
+
+
 def measure(c: Config, variant: Variant) -> dict[str, Any]:
     """One row; with ``error`` where the variant cannot run."""
     row: dict[str, Any] = {
@@ -136,6 +147,7 @@ def measure(c: Config, variant: Variant) -> dict[str, Any]:
             trainer.step()
         measured = memory(trainer)
         times = step_times(trainer, c.steps)
+        measured |= notes(trainer)
     except Exception as error:
         return {**row, "error": f"{type(error).__name__}: {error}"}
     finally:
