@@ -87,13 +87,11 @@ class _Within:
         encoded = self.encoded()
         if encoded is not None:
             self.codec.settle(encoded, total)
-        n, beyond = self.elements, 0
-        if total > self.capacity:
-            beyond = self.codec.within_bytes(n, self.dtype, total) - self.codec.within_bytes(
-                n, self.dtype, self.capacity
-            )
-        self.forecast.heard(total / n, beyond)
+        self.forecast.heard(total / self.elements, max(0, self._bytes(total) - self._bytes(self.capacity)))
         return encoded is not None
+
+    def _bytes(self, items: int) -> int:
+        return self.codec.within_bytes(self.elements, self.dtype, items)
 
 
 class ExactPacker:
