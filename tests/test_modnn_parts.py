@@ -1,13 +1,15 @@
 """moDNN's equations, Fig. 3's delay and Fig. 4's search on cases that are computed by hand."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gistkit.plan.memory_map import MemoryMap
 from gistkit.plan.part_algorithms import by_part, of_part
 from gistkit.plan.policies.modnn_bounds import lower_bound, next_size, sub_batch
 from gistkit.plan.policies.modnn_lives import PAPER, PLAN
 from gistkit.plan.policies.modnn_lives import lives as lives_of
-from gistkit.plan.policies.modnn_offload import best_scheme, offload_delay_s
+from gistkit.plan.policies.modnn_offload import Leaving, best_scheme, offload_delay_s
 from gistkit.plan.policies.modnn_result import gain_s, start_prefetch_now
 from tests import modnn_cases as hand
 from tests.step_graphs import chain, forked, pooled
@@ -22,9 +24,19 @@ def figure_4():
     return memory
 
 
-def scheme(delay_s, regret=lambda run: (0,), nbytes=4, may_leave=lambda b: b != 4):
+class Delays:
+    """Delays that are given by the run, with no bound below them but zero."""
+
+    def __init__(self, delay_s):
+        self.delay_s = delay_s
+
+    def least_s(self, runs):
+        return [0.0 for _ in runs]
+
+
+def scheme(delay_s, need=lambda block: 0, unsaved=lambda block: 0, nbytes=4, may_leave=lambda b: b != 4):
     """The blocks of the scheme that is chosen in Fig. 4's memory."""
-    found = best_scheme(figure_4().runs(nbytes, may_leave), delay_s, regret)
+    found = best_scheme(figure_4().runs(nbytes, may_leave), Delays(delay_s), need, unsaved)
     return None if found is None else (found.blocks, found.delay_s)
 
 
@@ -35,14 +47,70 @@ def test_figure_4_takes_the_run_with_the_lower_delay(slow, taken):
     assert scheme(lambda run: 1.0 if slow & set(run) else 0.5) == (taken, 0.5)
 
 
-def test_of_runs_of_equal_delay_the_one_least_regretted_goes_then_the_lowest():
-    assert scheme(lambda run: 0.0, lambda run: {(1, 2): (-3, 4), (5, 6): (-5, 9)}[run]) == ((5, 6), 0.0)
+def test_of_runs_of_equal_delay_the_one_needed_last_goes_then_the_one_that_moves_least_then_the_lowest():
+    needs = {1: 9, 2: 3, 3: 0, 5: 5, 6: 8}  # the run (1, 2) is needed at 3, (5, 6) at 5
+    assert scheme(lambda run: 0.0, needs.__getitem__, lambda block: block) == ((5, 6), 0.0)
+    needs[2] = 5
+    assert scheme(lambda run: 0.0, needs.__getitem__, lambda block: 10 - block) == ((5, 6), 0.0)
+    assert scheme(lambda run: 0.0, needs.__getitem__, lambda block: block) == ((1, 2), 0.0)
     assert scheme(lambda run: 0.0) == ((1, 2), 0.0)
 
 
 def test_no_run_is_no_scheme():
     assert scheme(lambda run: 0.0, may_leave=lambda b: b % 2 == 0) is None
     assert scheme(lambda run: 0.0, nbytes=12, may_leave=lambda b: True) is None
+
+
+SEGMENTS = st.lists(st.tuples(st.integers(1, 9), st.sampled_from(("free", "pinned", "block"))), min_size=1, max_size=14)
+
+
+def laid_out(segments):
+    """A map of these segments; blocks are named by their place."""
+    memory = MemoryMap(sum(n for n, _ in segments))
+    for name, (nbytes, _) in enumerate(segments):
+        memory.allocate(name, nbytes)
+    for name, (_, kind) in enumerate(segments):
+        if kind == "free":
+            memory.free(name)
+    return memory, {name for name, (_, kind) in enumerate(segments) if kind == "block"}
+
+
+@settings(deadline=None, max_examples=40, derandomize=True)
+@given(SEGMENTS, st.integers(1, 30), st.data())
+def test_the_scheme_is_that_of_looking_at_every_run(segments, nbytes, data):
+    """Sums and minima over a window of runs against each run by itself."""
+    memory, movable = laid_out(segments)
+    drawn = st.fixed_dictionaries({b: st.integers(0, 4) for b in movable})
+    need, ready = data.draw(drawn), data.draw(drawn)
+    saved = data.draw(st.sets(st.sampled_from(sorted(movable)))) if movable else set()
+    if memory.largest_free_bytes >= nbytes:
+        return
+    runs, listed = memory.runs(nbytes, movable.__contains__), every_run(memory, nbytes, movable)
+    assert list(runs) == listed
+    size = {b: segments[b][0] for b in movable}
+    leaving = Leaving(saved, lambda b: 0.1 * size[b], ready, link_free_s=1.5, now_s=3.0)
+    assert all(least <= leaving.delay_s(run) for least, run in zip(leaving.least_s(runs), listed, strict=True))
+    unsaved = {b: 0 if b in saved else n for b, n in size.items()}
+
+    def rank(run):
+        return leaving.delay_s(run), -min(need[b] for b in run), sum(unsaved[b] for b in run)
+
+    found = best_scheme(runs, leaving, need.__getitem__, unsaved.__getitem__)
+    assert (found and found.blocks) == min(listed, key=rank, default=None)
+
+
+def every_run(memory, nbytes, movable):
+    """Fig. 4's runs as it draws them: from each segment on until there is room."""
+    found, segments = [], list(memory.segments())
+    for first in range(len(segments)):
+        total, run = 0, []
+        for _, size, key in segments[first:]:
+            if total >= nbytes or (key is not None and key not in movable):
+                break
+            total, run = total + size, [*run, *([key] if key is not None else [])]
+        if total >= nbytes and tuple(run) not in found:
+            found.append(tuple(run))
+    return found
 
 
 def test_a_copy_of_a_map_is_the_same_map_and_another():

@@ -39,7 +39,7 @@ def test_what_a_schedule_takes_at_least_is_never_above_what_the_simulator_says(g
         patch.setattr(modnn_schedule, "ASKED", 1)
         plan, said = asked(graph, costs, budget, fidelity)
     assert plan is not None and plan == modnn(graph, costs, budget, fidelity=fidelity)
-    assert len(said) == len(graph.tasks)
+    assert len(said) >= len(graph.tasks)  # and in between, while it looks ahead
     # Sums of at most a hundred seconds of double precision.
     assert max(said) <= plan.step_s * (1 + 1e-9)
 

@@ -77,6 +77,16 @@ class Lives:
         """By task the blocks that are dead after it."""
         return tuple(tuple(b for b in n if self.lives[b].end == t) for t, n in enumerate(self.needed))
 
+    @cached_property
+    def starting(self) -> tuple[tuple[int, ...], ...]:
+        """By task the blocks of which a stay begins with it, in order."""
+        found: list[list[int]] = [[] for _ in self.needed]
+        for block in sorted(self.lives):
+            for first, _ in self.lives[block].stays:
+                if first < len(found):
+                    found[first].append(block)
+        return tuple(map(tuple, found))
+
     def demand_bytes(self, task: int, workspace_bytes: int = 0) -> int:
         """Mmin(t, b) of eq. (1): inputs, output and workspace of a task, without the resident blocks.
 

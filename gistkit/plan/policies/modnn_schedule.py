@@ -35,13 +35,15 @@ from math import inf
 from gistkit.plan.algorithms import Algorithm
 from gistkit.plan.memory_map import MemoryMap
 from gistkit.plan.policies.modnn_bounds import Part
+from gistkit.plan.policies.modnn_floor import Floor
+from gistkit.plan.policies.modnn_foresight import fitting, foreseen
 from gistkit.plan.policies.modnn_lives import PAPER
-from gistkit.plan.policies.modnn_offload import offload_delay_s
+from gistkit.plan.policies.modnn_offload import Leaving
 from gistkit.plan.policies.modnn_result import Absence, Move, Schedule, gain_s, start_prefetch_now
 from gistkit.plan.policies.modnn_state import TRANSIENT, WORKSPACE, Places, Streams
 
 ASKED = 32
-"""Tasks between two questions whether a schedule is worth going on with."""
+"""Tasks, or looks ahead, between two questions whether a schedule is worth going on with."""
 
 
 def schedule(part: Part, memory_bytes: int) -> Schedule:
@@ -54,29 +56,39 @@ def schedule(part: Part, memory_bytes: int) -> Schedule:
 def schedule_unless(part: Part, memory_bytes: int, enough: Callable[[float], bool]) -> Schedule | None:
     """As :func:`schedule`; None where ``enough``, asked now and then with the seconds that the part takes at least
     however the schedule goes on, says so."""
-    run = _Run(part, memory_bytes)
+    run = _Run(part, memory_bytes, enough)
     for task in range(len(part.lives.needed)):
-        if task % ASKED == 0 and enough(run.least_s(task)):
+        if task % ASKED == 0:
+            run.ask(task)
+        if run.given_up:
             return None
         run.task(task)
-    return run.result()
+    return None if run.given_up else run.result()
 
 
 class _Run:
     """Algorithm 1 at work."""
 
-    def __init__(self, part: Part, memory_bytes: int) -> None:
+    def __init__(self, part: Part, memory_bytes: int, enough: Callable[[float], bool]) -> None:
+        self.enough = enough
         self.lives, self.costs = part.lives, part.costs
         self.places = Places(part.lives, MemoryMap(max(1, memory_bytes - part.lives.resident_bytes)))
         self.streams = Streams()
         self.fastest_s = [min(a.seconds for a in known) for known in self.costs.algorithms]
-        self.offload_s = cache(lambda block: self.costs.d2h_s(self.places.nbytes(block)))
+        self.out_s = cache(lambda block: self.costs.d2h_s(self.places.nbytes(block)))
+        self.back_s = cache(lambda block: self.costs.h2d_s(self.places.nbytes(block)))
+        self.floor, self.given_up = Floor(self.fastest_s), False
         self.made: set[int] = set()
         self.away: list[tuple[int, int]] = []
         self.log: list[tuple[float, float, float, str, int]] = []
         self.moves: list[Move] = []
         self.absences: list[list[int]] = []
+        self.absent: dict[int, list[int]] = {}  # the last of a block's absences
         self.defragmented: list[int] = []
+
+    def ask(self, t: int) -> None:
+        """Ask whether it is worth going on before task t."""
+        self.given_up = self.given_up or self.enough(self.floor.least_s(t))
 
     def task(self, t: int) -> None:
         """Lines 2 to 31 for one task."""
@@ -130,12 +142,12 @@ class _Run:
         """Transfers from the host into memory that is allocated."""
         for block in blocks:
             nbytes = self.places.nbytes(block)
-            start, finish = self.streams.transfer(self.streams.now_s, self.costs.h2d_s(nbytes))
+            start, finish = self.streams.transfer(self.streams.now_s, self.back_s(block))
             self.moves.append(Move(block, nbytes, "h2d", t, start, finish))
             self.streams.ready_s[block] = finish
             del self.away[bisect_left(self.away, (self.places.next_need(block, t - 1), block))]
-            absence = next(a for a in reversed(self.absences) if a[0] == block)
-            absence[2] = t
+            self.absent[block][2] = t
+            self.floor.comes(t, self.back_s(block))
 
     def vacate(self, blocks: Sequence[int], t: int) -> float:
         """Offload blocks before a task, those with a host copy without a transfer; when their memory is free."""
@@ -143,13 +155,16 @@ class _Run:
         for block in sorted(blocks, key=self.ready):
             if block in self.places.fresh and block in self.places.host:
                 # Fetched in vain: the absence goes on. Its fetch must be over before the memory has another owner.
-                next(a for a in reversed(self.absences) if a[0] == block)[2] = -1
+                self.floor.in_vain(self.absent[block][2], self.back_s(block))
+                self.absent[block][2] = -1
                 free_s = max(free_s, self.ready(block))
             else:
-                self.absences.append([block, t, -1])
+                self.absent[block] = [block, t, -1]
+                self.absences.append(self.absent[block])
+                self.floor.leaves(t, 0.0 if block in self.places.host else self.out_s(block), self.back_s(block))
             if block not in self.places.host:
                 nbytes = self.places.nbytes(block)
-                start, finish = self.streams.transfer(self.ready(block), self.costs.d2h_s(nbytes))
+                start, finish = self.streams.transfer(self.ready(block), self.out_s(block))
                 self.moves.append(Move(block, nbytes, "d2h", t, start, finish))
                 free_s = max(free_s, finish)
             self.places.leave(block)
@@ -160,18 +175,12 @@ class _Run:
         return self.streams.ready_s.get(block, 0.0)
 
     def scheme(self, nbytes: int, t: int, until: int = -1) -> tuple[int, ...] | None:
-        return self.places.scheme(nbytes, t, self.delay_s, until, self.least_delay_s)
+        return self.places.scheme(nbytes, t, self.leaving(), until)
 
-    def least_delay_s(self, blocks: Iterable[int]) -> float:
-        """What the delay is at least, but for rounding: the transfers one after the other as soon as StrmD is free."""
-        host, link_s = self.places.host, self.streams.link_s
-        return (link_s + sum(self.offload_s(b) for b in blocks if b not in host)) * (1 - 1e-9) - self.streams.now_s
-
-    def delay_s(self, blocks: Iterable[int]) -> float:
-        """Fig. 3 for the blocks of a scheme."""
-        ready, host = self.streams.ready_s, self.places.host
-        transfers = [(ready.get(b, 0.0), self.offload_s(b)) for b in blocks if b not in host]
-        return offload_delay_s(transfers, self.streams.link_s, self.streams.now_s)
+    def leaving(self) -> Leaving:
+        """What leaves now, leaves by StrmD as it is."""
+        streams = self.streams
+        return Leaving(self.places.host, self.out_s, streams.ready_s, streams.link_s, streams.now_s)
 
     def defragment(self, t: int) -> None:
         """Everything that may be on the host goes there, and what stays is moved together (IV-B1)."""
@@ -223,7 +232,7 @@ class _Run:
     def gain(self, t: int, base: Algorithm, algorithm: Algorithm, scheme: tuple[int, ...]) -> float:
         """Eq. (5) for one algorithm of a task, with a look at the nearest task that needs to fetch."""
         held_up = self.held_up_s(t, algorithm, scheme) if algorithm.workspace_bytes else 0.0
-        return gain_s(base.seconds, algorithm.seconds, self.delay_s(scheme), held_up)
+        return gain_s(base.seconds, algorithm.seconds, self.leaving().delay_s(scheme), held_up)
 
     def held_up_s(self, t: int, algorithm: Algorithm, scheme: tuple[int, ...]) -> float:
         """T_pre,alg(s): transfer time of what s has to fetch now and finds no room for beside the workspace."""
@@ -235,20 +244,16 @@ class _Run:
             trial.leave(block)
         trial.enter(WORKSPACE, algorithm.workspace_bytes)
         blocks = [b for b in self.places.missing(s) if b in self.places.host]
-        beside = self.fitting(trial, blocks, t, s)
-        without = self.fitting(self.places.copy(), blocks, t, s) if len(beside) < len(blocks) else beside
-        return sum(self.costs.h2d_s(self.places.nbytes(b)) for b in without - beside)
-
-    def fitting(self, places: Places, blocks: Iterable[int], t: int, s: int) -> set[int]:
-        """Which of the blocks that task s fetches find room before task t."""
-        return {b for b in blocks if b in places.host and _enter(places, b, places.nbytes(b), t, s)}
+        beside = fitting(trial, blocks, t, s)
+        without = fitting(self.places.copy(), blocks, t, s) if len(beside) < len(blocks) else beside
+        return sum(self.back_s(b) for b in without - beside)
 
     # Lines 15-27
 
     def prefetch(self, t: int, task_s: float) -> None:
         """Fetch what future tasks need, the nearest first, as long as it is time and there is room."""
-        s = self.next_fetch(t)
-        while s is not None and self.is_time(t, s, task_s) and self.foreseen(t, s):
+        s, looked = self.next_fetch(t), 0
+        while s is not None and self.is_time(t, s, task_s) and foreseen(self.places, self.made, t, s):
             for block in [b for b in self.places.missing(s) if b in self.places.host]:
                 scheme = self.scheme(self.places.nbytes(block), t, s)
                 if scheme is None:
@@ -257,7 +262,11 @@ class _Run:
                 self.streams.link_s = max(self.streams.link_s, free_s)
                 self.places.enter(block, self.places.nbytes(block))
                 self.fetch([block], t)
-            s = self.next_fetch(s)
+            s, looked = self.next_fetch(s), looked + 1
+            if looked % ASKED == 0:
+                self.ask(t)
+            if self.given_up:
+                return
 
     def next_fetch(self, t: int) -> int | None:
         """The first task after t that needs a block that is in host memory only."""
@@ -267,49 +276,12 @@ class _Run:
     def is_time(self, t: int, s: int, task_s: float) -> bool:
         """Line 19: eq. (4), from the end of task t or from when StrmD is free."""
         missing = [b for b in self.places.missing(s) if b in self.places.host]
-        transfers = [self.costs.h2d_s(self.places.nbytes(b)) for b in missing]
+        transfers = [self.back_s(b) for b in missing]
         expected = self.streams.now_s + task_s + sum(self.fastest_s[t + 1 : s])
         return start_prefetch_now(max(self.streams.now_s, self.streams.link_s - task_s), task_s, transfers, expected)
-
-    def foreseen(self, t: int, s: int) -> bool:
-        """Line 16: whether inputs and output of s will find room without defragmentation, by a guess: what s needs is
-        fetched now, then the tasks up to s run."""
-        guess = self.places.copy()
-        fetched = [b for b in guess.missing(s) if b in guess.host]
-        if not all(_enter(guess, block, guess.nbytes(block), t, s) for block in fetched):
-            return False  # line 25: neither room nor a scheme
-        guess.retire(t, self.made)
-        for u in range(t + 1, s + 1):
-            missing = guess.missing(u)
-            born = {b for b in missing if b not in guess.host}
-            wanted = [(b, guess.nbytes(b)) for b in missing]
-            if self.lives.transient_bytes[u]:
-                wanted.append((TRANSIENT, self.lives.transient_bytes[u]))
-            if not all(_enter(guess, block, nbytes, u) for block, nbytes in wanted):
-                return False
-            guess.retire(u, born)
-        return True
-
-    def least_s(self, t: int) -> float:
-        """What the part takes at least, whoever runs it: up to task t the tasks at their fastest and all that has left
-        over the link, after it the tasks that remain and all that is still away."""
-        out_s = sum(self.offload_s(b) for b, _, _ in self.absences)
-        back_s = sum(self.costs.h2d_s(self.places.nbytes(b)) for b, _, back in self.absences if back < 0)
-        return max(sum(self.fastest_s[:t]), out_s) + max(sum(self.fastest_s[t:]), back_s)
 
     def result(self) -> Schedule:
         """The schedule, once all tasks have run."""
         starts, ends, delays, names, memory = zip(*self.log, strict=True) if self.log else ((),) * 5
         absences = tuple(Absence(*a) for a in self.absences)
         return Schedule(starts, ends, delays, names, memory, tuple(self.moves), absences, tuple(self.defragmented))
-
-
-def _enter(places: Places, block: int, nbytes: int, task: int, until: int = -1) -> bool:
-    """Take room for a block on a copy of the places, as if no offload caused delay; False: no way."""
-    scheme = places.scheme(nbytes, task, lambda _: 0.0, until)
-    if scheme is None:
-        return False
-    for other in scheme:
-        places.leave(other)
-    places.enter(block, nbytes)
-    return True

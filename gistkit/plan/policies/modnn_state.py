@@ -6,14 +6,12 @@ transfers run one after the other in the order in which they were decided (DATE 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cache
-from typing import cast
 
 from gistkit.plan.memory_map import MemoryMap
 from gistkit.plan.policies.modnn_lives import Lives
-from gistkit.plan.policies.modnn_offload import best_scheme
+from gistkit.plan.policies.modnn_offload import Leaving, best_scheme
 
 TRANSIENT, WORKSPACE = -1, -2
 """Names in the memory map of what a task makes and frees itself, and of its algorithm's workspace."""
@@ -42,7 +40,7 @@ class Places:
         """Blocks that may be offloaded just before a task: not (a) what it needs, not (b) what was not used since it
         was made or fetched. To fetch for a later task ``until``, nothing leaves that is needed before that."""
         free = self.here.difference(self.fresh, self.lives.needed[task])
-        return free if until < 0 else {b for b in free if self.next_need(b, task) > until}
+        return free if until < 0 else free.difference(*self.lives.starting[task + 1 : until + 1])
 
     def next_need(self, block: int, task: int) -> int:
         """The first task after the given one that needs the block."""
@@ -52,30 +50,20 @@ class Places:
         """Size of a block."""
         return self.lives.lives[block].nbytes
 
-    def regret(self, task: int) -> Callable[[tuple[int, ...]], tuple[int, int]]:
-        """What tells runs of equal delay apart: how soon one of them is needed, then the bytes that they move."""
-        need, end = cache(lambda block: self.next_need(block, task)), len(self.lives.needed)
-        return lambda blocks: (-min(map(need, blocks), default=end), self.unsaved_bytes(blocks))
-
-    def unsaved_bytes(self, blocks: Iterable[int]) -> int:
-        """Bytes of those blocks that have no copy in host memory: only they cross the link when they leave."""
-        return sum(self.nbytes(b) for b in blocks if b not in self.host)
-
-    def scheme(
-        self,
-        nbytes: int,
-        task: int,
-        delay_s: Callable[[tuple[int, ...]], float],
-        until: int = -1,
-        least_s: Callable[[tuple[int, ...]], float] | None = None,
-    ) -> tuple[int, ...] | None:
-        """Blocks to vacate so that an allocation succeeds: () where it does at once, None where there is no way. Of
-        runs of equal delay the one that is needed last goes, then the one that moves the fewest bytes."""
+    def scheme(self, nbytes: int, task: int, leaving: Leaving | None, until: int = -1) -> tuple[int, ...] | None:
+        """Blocks to vacate so that an allocation succeeds: () where it does at once, None where there is no way.
+        ``leaving`` as for :func:`.modnn_offload.best_scheme`."""
         if self.map.largest_free_bytes >= nbytes:
             return ()
-        leaving = self.may_leave(task, until)
-        runs = cast("Iterable[tuple[int, ...]]", self.map.runs(nbytes, leaving.__contains__)) if leaving else ()
-        found = best_scheme(runs, delay_s, self.regret(task), least_s)
+        movable = self.may_leave(task, until)
+        runs = self.map.runs(nbytes, movable.__contains__)
+        lives, host, end = self.lives.lives, self.host, len(self.lives.needed)
+        found = best_scheme(
+            runs,
+            leaving,
+            lambda block: lives[block].next_stay(task + 1) or end,
+            lambda block: 0 if block in host else lives[block].nbytes,
+        )
         return None if found is None else found.blocks
 
     def leave(self, block: int) -> None:
@@ -90,21 +78,28 @@ class Places:
         if self.map.allocate(block, nbytes, "best") is None:
             raise AssertionError(f"no room for {nbytes} bytes that a scheme has just made room for")
         if block >= 0:
-            self.here.add(block)
-            if block in self.host or not self.lives.lives[block].idle:
-                self.fresh.add(block)
+            self.arrive(block)
+
+    def arrive(self, block: int) -> None:
+        """A block that has its memory is here."""
+        self.here.add(block)
+        if block in self.host or not self.lives.lives[block].idle:
+            self.fresh.add(block)
 
     def retire(self, task: int, made: Iterable[int] = ()) -> None:
         """A task has run: its workspace goes, what it read is used, what it wrote has no host copy, the dead go."""
-        self.fresh.difference_update(set(self.lives.needed[task]).difference(made))
-        self.host.difference_update(self.lives.written[task])
-        for block in self.lives.ending[task]:
-            self.map.free(block)
-            self.here.discard(block)
-            self.fresh.discard(block)
-        for name in (TRANSIENT, WORKSPACE):
-            if name in self.map:
+        self.used(task, made)
+        for name in (*self.lives.ending[task], TRANSIENT, WORKSPACE):
+            if name >= 0 or name in self.map:
                 self.map.free(name)
+
+    def used(self, task: int, made: Iterable[int]) -> None:
+        """What a task that has run leaves behind, but for the memory."""
+        ending = self.lives.ending[task]
+        self.fresh.difference_update(set(self.lives.needed[task]).difference(made))
+        self.fresh.difference_update(ending)
+        self.host.difference_update(self.lives.written[task])
+        self.here.difference_update(ending)
 
 
 @dataclass
