@@ -186,7 +186,7 @@ class _Run:
         """Everything that may be on the host goes there, and what stays is moved together (IV-B1)."""
         self.defragmented.append(t)
         paper, needed = self.lives.rule == PAPER, set(self.lives.needed[t])
-        movable = [b for b in self.places.here if len(self.lives.lives[b].stays) > 1 and b not in self.made]
+        movable = [b for b in sorted(self.places.here) if len(self.lives.lives[b].stays) > 1 and b not in self.made]
         self.streams.wait(self.vacate([b for b in movable if paper or b not in needed], t))
         moved = self.places.map.defragment()
         if moved:
