@@ -26,7 +26,7 @@ import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -44,8 +44,7 @@ FIRST = "no step has told how many elements they store"
 BY_COUNT = "how codes of {} are packed depends on their number"
 
 
-@dataclass(frozen=True)
-class _Waiting:
+class _Waiting(NamedTuple):
     """An encoding that waits for its count with its scratch: weakly held, so that one that is no longer wanted goes
     with it. ``why``: why it was not packed within a forecast."""
 
@@ -70,8 +69,7 @@ class _Waiting:
             self.forecast.heard(total / self.elements, 0)
 
 
-@dataclass(frozen=True)
-class _Within:
+class _Within(NamedTuple):
     """An encoding that was packed within a forecast, and whose count is on its way."""
 
     encoded: weakref.ref[Encoded]
@@ -87,7 +85,8 @@ class _Within:
         encoded = self.encoded()
         if encoded is not None:
             self.codec.settle(encoded, total)
-        self.forecast.heard(total / self.elements, max(0, self._bytes(total) - self._bytes(self.capacity)))
+        beyond_bytes = self._bytes(total) - self._bytes(self.capacity) if total > self.capacity else 0
+        self.forecast.heard(total / self.elements, beyond_bytes)
         return encoded is not None
 
     def _bytes(self, items: int) -> int:
