@@ -3,6 +3,9 @@
 The dispatcher takes 3 us a call, and as much again goes into the flat views that the operators want. A dense tensor of
 any shape is its own storage in storage order, so on a plain CUDA tensor that nothing watches the launcher is called as
 it is. Everything else (the CPU's oracles, fake tensors, dispatch modes) goes to :mod:`gistkit.kernels.ops`.
+
+:class:`Masks` and :class:`Rebuilds` are for callers that meet tensors of one kind (dtype, geometry, device) again and
+again, and know that they are of it: all of a launch but the addresses is made once (:mod:`gistkit.kernels.repeated`).
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any
 
 import torch
 
+from gistkit.formats import mask1_bytes
 from gistkit.kernels import ops
 from gistkit.kernels.layout import flat, like
 
@@ -71,4 +75,104 @@ def bn_rebuild(
         ops.bn_rebuild(flat(x), norm, form, plane, there, other_norm, other_form, relu, flat(out))
 
 
-__all__ = ["bn_rebuild", "mask1_backward", "relu_mask1", "relu_mask1_"]
+class Masks:
+    """:func:`relu_mask1`, :func:`relu_mask1_` and :func:`mask1_backward` of dense tensors of x's kind."""
+
+    __slots__ = ("_backward", "_empty", "_nbytes", "_relu", "_shape", "_stride")
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self._shape, self._stride = x.shape, x.stride()
+        self._empty = torch.empty((0,), dtype=torch.uint8, device=x.device).new_empty
+        self._nbytes = mask1_bytes(x.numel())
+        self._relu: Any = None
+        self._backward: Any = None
+
+    def relu_(self, x: torch.Tensor) -> torch.Tensor:
+        """The mask of x, which is overwritten by relu(x)."""
+        if not _is_plain(x):
+            return relu_mask1_(x)
+        launch = self._relu
+        if launch is not None:
+            mask = self._empty(self._nbytes)
+            address = x.data_ptr()
+            if not launch.at(address, address, mask.data_ptr()):
+                launch.first(x, x, mask)
+            return mask
+        self._relu = _launchers("mask").repeated_relu(x)
+        return relu_mask1_(x)
+
+    def relu(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """relu(x) and its mask."""
+        if not _is_plain(x):
+            return relu_mask1(x)
+        launch = self._relu
+        if launch is not None:
+            y, mask = torch.empty_like(x), self._empty(self._nbytes)
+            if not launch.at(x.data_ptr(), y.data_ptr(), mask.data_ptr()):
+                launch.first(x, y, mask)
+            return y, mask
+        self._relu = _launchers("mask").repeated_relu(x)
+        return relu_mask1(x)
+
+    def backward(self, grad: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """grad, of x's shape and dtype, where the bit is set, else +0; of x's strides."""
+        if grad.stride() != self._stride:
+            grad = torch.empty_strided(self._shape, self._stride, dtype=grad.dtype, device=grad.device).copy_(grad)
+        if not _is_plain(grad):
+            return like(ops.mask1_backward(flat(grad), mask), self._shape, self._stride)
+        launch = self._backward
+        if launch is None:
+            launch = self._backward = _launchers("mask").repeated_backward(grad)
+        result = torch.empty_like(grad)
+        if not launch.at(grad.data_ptr(), mask.data_ptr(), result.data_ptr()):
+            launch.first(grad, mask, result)
+        return result
+
+
+class Rebuilds:
+    """:func:`bn_rebuild` with a ReLU, of dense tensors of one kind in one arithmetic.
+
+    ``plane``: elements of one channel of x that lie together; ``form``, ``other_form``: as there, the latter ``values``
+    where other is added as it is and empty where there is none.
+    """
+
+    __slots__ = ("_launch", "_plane", "form", "other_form")
+
+    def __init__(self, plane: int, form: str, other_form: str) -> None:
+        self._plane, self.form, self.other_form = plane, form, other_form
+        self._launch: Any = None
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        vectors: list[torch.Tensor],
+        other: torch.Tensor | None,
+        other_vectors: list[torch.Tensor],
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        """out, overwritten; ``vectors``: mean, 1/std, weight and bias as one, all fp32."""
+        launch, plain = self._launch, _is_plain(x)
+        if launch is None or not plain:
+            if plain:
+                self._launch = _launchers("rebuild").repeated_rebuild(
+                    x, vectors[0].numel(), self.form, self._plane, self.other_form
+                )
+            kept = self.other_form if other_vectors else ""
+            bn_rebuild(x, vectors, self.form, self._plane, other, other_vectors, kept, True, out)
+            return out
+        mean, invstd, affine = vectors
+        if other is None:
+            there = (x.data_ptr(), mean.data_ptr(), invstd.data_ptr(), affine.data_ptr())
+            done = launch.at(*there, *there, out.data_ptr())
+        else:
+            m, i, a = other_vectors or vectors
+            done = launch.at(
+                x.data_ptr(), mean.data_ptr(), invstd.data_ptr(), affine.data_ptr(),
+                other.data_ptr(), m.data_ptr(), i.data_ptr(), a.data_ptr(), out.data_ptr(),
+            )  # fmt: skip
+        if not done:
+            launch.first(x, *vectors, x if other is None else other, *(other_vectors or vectors), out)
+        return out
+
+
+__all__ = ["Masks", "Rebuilds", "bn_rebuild", "mask1_backward", "relu_mask1", "relu_mask1_"]

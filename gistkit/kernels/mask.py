@@ -16,6 +16,7 @@ import triton.language as tl
 from gistkit.formats import mask1_bytes
 from gistkit.kernels.checks import check_dtype, check_flat, check_mask, check_values
 from gistkit.kernels.flags import fits, pack_flags, unpack_flags
+from gistkit.kernels.repeated import Repeated, repeated_tiles
 from gistkit.kernels.rounding import not_positive, rounded, widen
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 from gistkit.kernels.tiling import launch_tiles, tile
@@ -130,6 +131,17 @@ def relu_mask1_dense_(x: torch.Tensor) -> torch.Tensor:
         torch.relu_(x)
         return _pack(x, x)
     return _pack(x, x, True, keep_zero)
+
+
+def repeated_relu(x: torch.Tensor) -> Repeated | None:
+    """Launches of (x, y, mask) that make y = relu(x) and its mask; None where PyTorch's own ReLU must make y."""
+    keep_zero = relu_keeps_negative_zero(x)
+    return None if keep_zero is None else repeated_tiles(_pack_kernel, x, RELU=True, KEEP_ZERO=keep_zero)
+
+
+def repeated_backward(grad: torch.Tensor) -> Repeated:
+    """Launches of (gradient, mask, result) that do what :func:`mask1_backward` does."""
+    return repeated_tiles(_select_kernel, grad)
 
 
 def mask1_backward(grad: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

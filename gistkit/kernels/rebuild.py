@@ -24,6 +24,7 @@ lies in one channel or two.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
@@ -31,18 +32,11 @@ import triton.language as tl
 
 from gistkit.formats import ceil_div
 from gistkit.kernels.checks import check_length, check_norm, check_values
+from gistkit.kernels.rebuild_tiles import ACROSS_ROWS, planes_across, shape_of
+from gistkit.kernels.repeated import Repeated
 from gistkit.kernels.rounding import not_positive, rounded, widen
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 from gistkit.kernels.tiling import launch
-
-# elements a program, by bytes an element: 64 bytes of each tensor a lane
-TILE = {2: 4096, 4: 2048}
-# where rows have odd lengths, every element is an access of its own
-SMALL_TILE = 1024
-# rows of 8 elements a program where a plane is no whole number of 16-byte accesses; 512 take registers and gain nothing
-ACROSS_ROWS = 256
-# channels a program where they lie together: several pixels then share a lane's factors
-CHANNELS = 256
 
 
 @triton.jit
@@ -192,38 +186,28 @@ def _across_kernel(
     tl.store(y_ptr + first + offs, _finish(y, other, x.dtype, OTHER, RELU, KEEP_ZERO, PORTABLE), mask)
 
 
-@lru_cache(maxsize=256)
-def shape_of(n: int, channels: int, plane: int, item_bytes: int) -> tuple[int, int, int, int, int]:
-    """(outer, inner, STEP, OUTER, INNER) for n elements."""
-    inner = channels if plane == 1 else plane
-    step = next(s for s in (8, 4, 1) if inner % s == 0)
-    tile = TILE[item_bytes] if step > 1 else SMALL_TILE
-    block = min(tile if plane > 1 else CHANNELS, triton.next_power_of_2(inner))
-    return n // inner, inner, step, tile // block, block
-
-
-@lru_cache(maxsize=256)
-def planes_across(channels: int, plane: int, item_bytes: int) -> int:
-    """Planes a group of :func:`_across_kernel`, a multiple of 8; 0 where the other kernel is to run.
-
-    As many as fill one program, or several, best: 40 planes of 49 elements are 245 rows of 256.
-    """
-    if plane < 8 or channels % 8 or plane % (16 // item_bytes) == 0:
-        return 0
-    filled = {
-        k: k * plane / (ceil_div(k * plane, ACROSS_ROWS) * ACROSS_ROWS) for k in range(1, min(channels // 8, 32) + 1)
-    }
-    whole = min(ACROSS_ROWS // plane, channels // 8)
-    return 8 * (whole if whole and filled.get(whole, 0.0) > 0.9 else max(filled, key=lambda k: filled[k]))
-
-
-def _launch_across(x: torch.Tensor, tensors: tuple, plane: int, planes: int, channels: int, how: dict) -> None:
-    """Launch :func:`_across_kernel` in groups of ``planes`` planes."""
-    outer, blocks = x.numel() // plane, ceil_div(planes * plane, ACROSS_ROWS * 8)
-    launch(
-        _across_kernel, ceil_div(outer, planes) * blocks, x, *tensors, outer, plane, ceil_div(2**32, plane), channels,
-        **how, PLANES=planes, ROWS=ACROSS_ROWS, WHOLE=blocks == 1, PORTABLE=not x.is_cuda,
-    )  # fmt: skip
+@lru_cache(maxsize=1024)
+def _launch_of(
+    n: int, channels: int, plane: int, item_bytes: int, form: str, other: str, relu: bool, keep_zero: bool | None,
+    portable: bool,
+) -> tuple[Any, int, tuple[int, ...], dict[str, Any]]:  # fmt: skip
+    """(kernel, programs, the numbers among its arguments, constants) for n elements; ``other``: the other's form,
+    ``values`` or nothing; ``keep_zero`` None: PyTorch's own ReLU follows."""
+    how = {
+        "FORM": form, "OTHER": other, "RELU": relu and keep_zero is not None, "KEEP_ZERO": bool(keep_zero),
+        "PORTABLE": portable,
+    }  # fmt: skip
+    planes = planes_across(channels, plane, item_bytes)
+    if planes:
+        outer, blocks = n // plane, ceil_div(planes * plane, ACROSS_ROWS * 8)
+        numbers = (outer, plane, ceil_div(2**32, plane), channels)
+        how |= {"PLANES": planes, "ROWS": ACROSS_ROWS, "WHOLE": blocks == 1}
+        return _across_kernel, ceil_div(outer, planes) * blocks, numbers, how
+    outer, inner, step, rows, columns = shape_of(n, channels, plane, item_bytes)
+    how |= {
+        "CHANNELS_INNER": plane == 1, "STEP": step, "OUTER": rows, "INNER": columns, "WRAPS": channels % rows != 0
+    }  # fmt: skip
+    return _rebuild_kernel, ceil_div(outer, rows) * ceil_div(inner, columns), (outer, inner // step, channels), how
 
 
 def bn_rebuild(
@@ -268,22 +252,28 @@ def bn_rebuild_dense(
     out: torch.Tensor,
 ) -> None:
     """:func:`bn_rebuild` of dense tensors of any shape and one geometry, unchecked."""
-    channels, n = norm[0].numel(), x.numel()
+    n = x.numel()
     if not n:
         return
     how = other_form if other_norm else "" if other is None else "values"
     keep_zero = relu_keeps_negative_zero(x) if relu else False
+    kernel, programs, numbers, constexprs = _launch_of(
+        n, norm[0].numel(), plane, x.element_size(), form, how, relu, keep_zero, not x.is_cuda
+    )
     tensors = (x, *norm, x if other is None else other, *(other_norm or norm), out)
-    kinds = {"FORM": form, "OTHER": how, "RELU": relu and keep_zero is not None, "KEEP_ZERO": bool(keep_zero)}
-    planes = planes_across(channels, plane, x.element_size())
-    if planes:
-        _launch_across(x, tensors, plane, planes, channels, kinds)
-    else:
-        outer, inner, step, rows, columns = shape_of(n, channels, plane, x.element_size())
-        launch(
-            _rebuild_kernel, ceil_div(outer, rows) * ceil_div(inner, columns), x, *tensors,
-            outer, inner // step, channels, **kinds, CHANNELS_INNER=plane == 1, STEP=step, OUTER=rows, INNER=columns,
-            WRAPS=channels % rows != 0, PORTABLE=not x.is_cuda,
-        )  # fmt: skip
+    launch(kernel, programs, x, *tensors, *numbers, **constexprs)
     if keep_zero is None:
         torch.relu_(out)
+
+
+def repeated_rebuild(x: torch.Tensor, channels: int, form: str, plane: int, how: str) -> Repeated | None:
+    """Launches of (x, mean, 1/std, weight and bias, other, its three, out) that do what :func:`bn_rebuild` does with a
+    ReLU. ``how``: the other's form, ``values`` where it is added as it is, nothing where there is none and x and its
+    three stand in its place. None where PyTorch's own ReLU must follow."""
+    keep_zero = relu_keeps_negative_zero(x)
+    if keep_zero is None:
+        return None
+    kernel, programs, numbers, constexprs = _launch_of(
+        x.numel(), channels, plane, x.element_size(), form, how, True, keep_zero, not x.is_cuda
+    )
+    return Repeated(kernel, programs, x.get_device(), numbers, **constexprs)

@@ -69,8 +69,8 @@ def launch(
 
 def launch_here(
     kernel: Any, programs: int, device: int, num_warps: int, args: tuple, constexprs: dict[str, Any]
-) -> None:
-    """Run kernel on the current device ``device``.
+) -> list:
+    """Run kernel on the current device ``device``; what is known of launches of its kind, as :func:`_compiled` has it.
 
     At every launch Triton binds and specialises the arguments, looks the compiled kernel up and asks for its hooks: 20
     to 30 us of the host's time, several times that of the launch itself. The compiled kernel that the first launch of
@@ -103,10 +103,11 @@ def launch_here(
             run(programs, 1, 1, stream, function, *before, (*values, *constants))
         else:
             run(programs, 1, 1, stream, function, *before, *values, *constants)
-        return
+        return found
     compiled = kernel[(programs,)](*args, num_warps=num_warps, enable_fp_fusion=False, **constexprs)
     constants = tuple([constexprs[name] for name in kernel.arg_names[len(args) :]])
     found.extend((kernel, launcher_of(compiled.run, compiled.function, compiled.packed_metadata), constants))
+    return found
 
 
 @lru_cache(maxsize=4096)

@@ -21,22 +21,20 @@ else bias - mean * alpha with both rounded to fp32.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
-from math import prod
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from gistkit.kernels import direct
 from gistkit.kernels.checks import FORMS
 from gistkit.kernels.layout import is_channels_last, is_dense
 from gistkit.nn.eligible import covered, demand_floating, hooked, recorded
+from gistkit.nn.factors import Factors, Vector
 from gistkit.nn.keep import Keep, hold, hold_weight, keep_dense, take, weight_of
 from gistkit.nn.once import apply, once_differentiable
 
 Statistics = Callable[[torch.Tensor, torch.Tensor], None]
-Vector = torch.Tensor | None
 Rebuild = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Vector, Vector], torch.Tensor]
 
 
@@ -185,63 +183,6 @@ def _elementwise_kernel(
 ) -> torch.Tensor:
     """PyTorch's own CUDA kernel for the elementwise half."""
     return torch.ops.aten.batch_norm_elemt(x, weight, bias, mean, invstd, 0.0)
-
-
-def as_fp32(t: torch.Tensor) -> torch.Tensor:
-    """t itself where it is fp32."""
-    return t if t.dtype is torch.float32 else t.float()
-
-
-@lru_cache(maxsize=1024)
-def _plane(shape: torch.Size, stride: tuple[int, ...]) -> int:
-    """Of a dense tensor of that geometry, contiguous or channels_last."""
-    return 1 if is_channels_last(torch.empty_strided(shape, stride, device="meta")) else prod(shape[2:])
-
-
-class Factors:
-    """A batch norm's output from its input by gistkit's own kernel. ``vectors``: mean [C], 1/std [C], weight and bias
-    [2C], fp32, never written to; ``form``: the arithmetic, one of :data:`gistkit.kernels.checks.FORMS`."""
-
-    __slots__ = ("form", "vectors")
-
-    def __init__(self, mean: torch.Tensor, invstd: torch.Tensor, affine: torch.Tensor, form: str) -> None:
-        self.vectors, self.form = [mean, invstd, affine], form
-
-    @classmethod
-    def of(
-        cls, form: str, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector, affine: Vector = None
-    ) -> Factors:
-        """The factors with a copy of weight and bias: ``affine`` where there is one already, in fp32."""
-        if affine is not None:
-            pass
-        elif weight is not None and bias is not None and weight.dtype == bias.dtype:
-            affine = as_fp32(torch.cat((weight, bias)))
-        else:
-            scale = torch.ones_like(mean) if weight is None else weight
-            affine = torch.cat((scale.float(), torch.zeros_like(mean).float() if bias is None else bias.float()))
-        if mean.dtype is not torch.float32 or invstd.dtype is not torch.float32:
-            mean, invstd = as_fp32(mean), as_fp32(invstd)
-        return cls(mean, invstd, affine, form)
-
-    def plane(self, x: torch.Tensor) -> int:
-        """Elements of one channel of x that lie together."""
-        return _plane(x.shape, x.stride())
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """BN(x) for dense x [N, C, ...], contiguous or channels_last."""
-        y = torch.empty_like(x)
-        direct.bn_rebuild(x, self.vectors, self.form, self.plane(x), None, [], "", False, y)
-        return y
-
-    def relu(
-        self, x: torch.Tensor, y: torch.Tensor, other: Vector = None, factors: Factors | None = None
-    ) -> torch.Tensor:
-        """y, overwritten by relu(BN(x)), relu(BN(x) + other) or, with its ``factors``, relu(BN(x) + BN(other)); all of
-        one geometry. y may be x or other."""
-        vectors, form = ([], "") if factors is None else (factors.vectors, factors.form)
-        plane = _plane(x.shape, x.stride())
-        direct.bn_rebuild(x, self.vectors, self.form, plane, other, vectors, form, True, y)
-        return y
 
 
 def _by_kernel(form: str, x: torch.Tensor, *constants: Any) -> torch.Tensor:
