@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
-from tests.test_fast import Net, both, compressed_and_plain, image, settle  # noqa: F401
+from tests.fast_cases import Net, both, compressed_and_plain, image, settle  # noqa: F401
 
 
 class Seen(nn.Module):
@@ -97,6 +97,18 @@ def test_a_forward_of_the_modules_own_is_called(compressed_and_plain):
         model.norms[1].forward = lambda x, inner=model.norms[1].forward: inner(x) * 2
         model.convs[1]._conv_forward = lambda x, w, b: F.conv2d(x, w, b, 1, 1) + 1
     settle(compressed_and_plain, 2)
+
+
+def test_what_stands_before_a_modules_parameters_is_read(compressed_and_plain):
+    settle(compressed_and_plain, 3)
+    for model in compressed_and_plain:
+        model.norms[0].__dict__["weight"] = nn.Parameter(torch.full((8,), 0.5))
+        model.convs[1].__dict__["bias"] = None
+        del model.convs[3]._parameters["bias"]
+        model.convs[3].bias = torch.ones(8)
+        model.norms[2]._buffers.pop("running_mean")
+        model.norms[2].running_mean = torch.ones(8)
+    settle(compressed_and_plain, 3)
 
 
 def test_counters_and_odd_settings(compressed_and_plain):

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import gistkit
+from tests.fast_cases import both, compressed_and_plain, image, long_way, settle, shift, step  # noqa: F401
 from tests.nn_cases import same_bits
-from tests.test_fast import both, compressed_and_plain, image, long_way, settle, shift, step  # noqa: F401
 
 
 @pytest.mark.parametrize("lossy", ["fp8s", "fp16"])

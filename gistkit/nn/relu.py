@@ -83,6 +83,27 @@ def run(x: torch.Tensor, inplace: bool, keep: Keep | None = None, passes: bool =
     return y
 
 
-masked = super(torch.autograd.Function, _ReLU).apply  # type: ignore[misc]
-"""(x, inplace, None, False) -> :func:`run` without ``keep``, of a dense x that is recorded, and may be overwritten
-where ``inplace``, outside compilers (:func:`gistkit.nn.once.apply`)."""
+class _MaskedReLU(torch.autograd.Function):
+    """:class:`_ReLU` with a mask of its own, of dense tensors of one kind."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, inplace: bool, masks: direct.Masks) -> torch.Tensor:
+        ctx.materialize_grads = False
+        ctx.masks = masks
+        if inplace:
+            ctx.kept = masks.relu_(x)
+            ctx.dirty_tensors = (x,)
+            return x
+        y, ctx.kept = masks.relu(x)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor | None):
+        mask = take(ctx)
+        return None if grads[0] is None else ctx.masks.backward(grads[0], mask), None, None
+
+
+masked = super(torch.autograd.Function, _MaskedReLU).apply  # type: ignore[misc]
+"""(x, inplace, masks of x's kind) -> :func:`run` without ``keep``, of a dense x that is recorded, and may be
+overwritten where ``inplace``, outside compilers (:func:`gistkit.nn.once.apply`)."""

@@ -19,18 +19,22 @@ from torch.nn import Parameter
 
 from gistkit.graph.calls import Add
 from gistkit.nn.eligible import is_wrapped
+from gistkit.runtime.native import Hooks
 from gistkit.runtime.program import Step
 from gistkit.runtime.region import Region
 
 _transforms = torch._C._are_functorch_transforms_active
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
+_gradients = torch.is_grad_enabled
+_Tensor, _strided = torch.Tensor, torch.strided
 
 
 class FastCall(Protocol):
     """One covered call, ready to run for operands of the kind that it was made with."""
 
-    def __call__(self, region: Region, b: Any, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor | None:
-        """The call's result; None, and nothing done, where its operands (``b``: by name) are of another kind."""
+    def __call__(self, region: Region, hooks: Hooks, *operands: Any) -> torch.Tensor | None:
+        """The call's result, of the operands of its :data:`gistkit.graph.calls.Bound` in order, under the region's
+        hooks; None, and nothing done, where they are of another kind."""
         ...
 
 
@@ -46,9 +50,9 @@ class Kind:
     def fits(self, x: Any) -> bool:
         """Whether x is such a tensor."""
         return (
-            type(x) is torch.Tensor
+            type(x) is _Tensor
             and x.dtype is self._dtype
-            and x.layout is torch.strided
+            and x.layout is _strided
             and not x.is_nested
             and x.shape == self._shape
             and x.stride() == self._stride
@@ -57,6 +61,12 @@ class Kind:
             and not x.is_neg()
             and not is_wrapped(x)
         )
+
+
+def geometry(x: torch.Tensor) -> tuple:
+    """How x sees its storage, as :meth:`gistkit.runtime.origins.Origins.key` has it; the same for tensors of one kind
+    that begin where their storage does."""
+    return x.dtype, x.shape, x.stride(), x.storage_offset()
 
 
 class ParameterKind:
@@ -76,28 +86,34 @@ class ParameterKind:
 
 
 class FastAdd:
-    """An addition, which PyTorch carries out; it counts, and what it saves belongs to its number."""
+    """An addition, which PyTorch carries out; it counts, and what it saves belongs to its number. Its last operands are
+    the function and the arguments with which it was called."""
 
     def __init__(self, step: Step, b: Add) -> None:
         self._index, self._x, self._other = step.index, Kind(b.x), Kind(b.other)
 
-    def __call__(self, region: Region, b: Add, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor | None:
-        if not self._x.fits(b.x) or not self._other.fits(b.other):
+    def __call__(
+        self, region: Region, hooks: Hooks, x: Any, other: Any, alpha: Any, inplace: Any, *call: Any
+    ) -> torch.Tensor | None:
+        if not self._x.fits(x) or not self._other.fits(other):
             return None
         region.instead = self._index
         try:
-            return summed(region, b, func, args, kwargs)
+            return summed(region, x, other, alpha, *call)
         finally:
             region.instead = -1
 
 
-def summed(region: Region, b: Add, func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
+def summed(
+    region: Region, x: torch.Tensor, other: torch.Tensor, alpha: Any, func: Callable, args: tuple, kwargs: dict
+) -> torch.Tensor:
     """An addition of plain tensors by PyTorch, remembered where recipes may name it."""
-    plain = type(b.alpha) in (int, float) and b.alpha == 1
-    a, other = (region.origins.key(b.x), region.origins.key(b.other)) if plain else ((), ())
+    if type(alpha) not in (int, float) or alpha != 1:
+        return func(*args, **kwargs)
+    origins = region.origins
+    keys = origins.key(x), origins.key(other)
     y = func(*args, **kwargs)
-    if plain:
-        region.origins.summed(a, other, y)
+    origins.summed(*keys, y)
     return y
 
 
@@ -105,36 +121,47 @@ def run_fast(region: Region, pack: Callable, func: Callable, args: tuple, kwargs
     """The result of the covered call that comes now by its fast call; None where it goes the long way."""
     at = region.calls
     known = region.fast[at] if at < len(region.fast) else None
-    if known is None or known[0] is not func or not _is_open(region, pack):
+    if known is None or known[0] is not func:
+        return None
+    hooks = open_hooks(region, pack)
+    if hooks is None:
         return None
     try:
         bound = known[1](*args, **kwargs)
     except (TypeError, IndexError):
         return None
-    return _run(region, known[2], bound, func, args, kwargs)
-
-
-def run_bound(region: Region, pack: Callable, func: Callable, bound: Any) -> Any:
-    """:func:`run_fast` of a call of PyTorch's own module, its arguments by name; no addition."""
-    at = region.calls
-    known = region.fast[at] if at < len(region.fast) else None
-    if known is None or known[0] is not func or not _is_open(region, pack):
-        return None
-    return _run(region, known[2], bound, func, (), {})
-
-
-def _is_open(region: Region, pack: Callable) -> bool:
-    """Whether a covered call counts now and nothing is watched."""
-    if region.watch.items or not torch.is_grad_enabled():
-        return False
-    top = _top_hooks(False)
-    return top is not None and top[0] is pack and not _transforms() and forward_ad._current_level < 0
-
-
-def _run(region: Region, call: FastCall, bound: Any, func: Callable, args: tuple, kwargs: dict) -> Any:
-    at = region.calls
+    call = (func, args, kwargs) if type(bound) is Add else ()
     region.calls = at + 1
-    y = call(region, bound, func, args, kwargs)
+    y = known[2](region, hooks, *bound, *call)
     if y is None:
         region.calls = at
     return y
+
+
+def run_module(region: Region, pack: Callable, func: Callable, *operands: Any) -> torch.Tensor | None:
+    """:func:`run_fast` of a call of PyTorch's own module, its operands in order; no addition."""
+    at = region.calls
+    try:
+        known = region.fast[at]
+    except IndexError:
+        return None
+    if known is None or known[0] is not func:
+        return None
+    hooks = open_hooks(region, pack)
+    if hooks is None:
+        return None
+    region.calls = at + 1
+    y = known[2](region, hooks, *operands)
+    if y is None:
+        region.calls = at
+    return y
+
+
+def open_hooks(region: Region, pack: Callable) -> Hooks | None:
+    """The region's hooks where a covered call counts now and nothing is watched."""
+    if region.watch.items or not _gradients():
+        return None
+    top = _top_hooks(False)
+    if top is None or top[0] is not pack or _transforms() or forward_ad._current_level >= 0:
+        return None
+    return top

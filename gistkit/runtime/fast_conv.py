@@ -30,24 +30,27 @@ class FastConv2d:
 
     def __init__(self, step: Step, b: Conv2d, prepared: conv.Prepared | None) -> None:
         self._x, self._parameter, self._has_bias = Kind(b.x), ParameterKind(b.weight), b.bias is not None
-        self._geometry, self._options = (b.weight.shape, b.weight.stride()), b[3:]
+        self._trains, self._geometry, self._options = b.weight.requires_grad, (b.weight.shape, b.weight.stride()), b[3:]
         self._decision, self._prepared = step.input, prepared
         self._lowered = _lowered(b.x)
         self._settings = settings()
 
-    def __call__(self, region: Region, b: Conv2d, *_: Any) -> torch.Tensor | None:
-        x, weight = b.x, b.weight
-        own = (weight, b.bias) if self._has_bias else (weight,)
-        if not self._x.fits(x) or not self._parameter.fits(*own) or (b.bias is None) is self._has_bias:
+    def __call__(
+        self, region: Region, hooks: native.Hooks, x: Any, weight: Any, bias: Any, *options: Any
+    ) -> torch.Tensor | None:
+        if (bias is None) is self._has_bias or not self._x.fits(x) or options != self._options:
             return None
-        if b[3:] != self._options or (weight.shape, weight.stride()) != self._geometry:
+        if self._prepared is None:  # PyTorch's own takes what it gets; how it is kept depends on x alone
+            if type(weight) is not Parameter or weight.requires_grad is not self._trains:
+                return None
+            return native.convolved(region, self._decision, hooks, x, weight, bias, *options)
+        own = (weight, bias) if self._has_bias else (weight,)
+        if not self._parameter.fits(*own) or (weight.shape, weight.stride()) != self._geometry:
             return None
-        if self._prepared is None:
-            return native.conv2d(region, self._decision, b)
         if settings() != self._settings or _lowered(x) != self._lowered:
             return None
         keep = partial(region.keep, decision=self._decision)
-        return conv.carry_out(self._prepared, x, weight, b.bias, keep)
+        return conv.carry_out(self._prepared, x, weight, bias, keep)
 
 
 def _alike(weight: torch.Tensor, bias: torch.Tensor) -> bool:

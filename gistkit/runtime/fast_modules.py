@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import copyreg
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gistkit.graph.calls import BatchNorm, Bound, Conv2d, Relu
+from gistkit.runtime.fast import run_module
 from gistkit.runtime.interpose import Interposer
 from gistkit.runtime.program import Program
 
@@ -27,16 +26,7 @@ _modes = torch._C._len_torch_function_stack  # type: ignore[attr-defined]
 _enabled = torch._C._is_torch_function_mode_enabled
 _pop = torch._C._pop_torch_function_stack  # type: ignore[attr-defined]
 _push = torch._C._push_on_torch_function_stack
-_is_compiling = torch.compiler.is_compiling
-
-
-def _short(func: Callable, bound: Bound) -> torch.Tensor | None:
-    """The result of the covered call by its fast call; None, and nothing done, where it goes PyTorch's way."""
-    mode = _pop()
-    try:
-        return mode.short(func, bound) if type(mode) is Interposer else None
-    finally:
-        _push(mode)
+_is_traced = torch.compiler.is_dynamo_compiling
 
 
 class _Short(nn.Module):
@@ -52,8 +42,14 @@ class _Short(nn.Module):
 
 class _ReLU(_Short, nn.ReLU):
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if not _is_compiling() and _modes() == 1 and _enabled() and len(args) == 1 and not kwargs:
-            y = _short(F.relu, Relu(args[0], self.inplace))
+        if not kwargs and len(args) == 1 and not _is_traced() and _modes() == 1 and _enabled():
+            mode = _pop()
+            try:
+                y = None
+                if type(mode) is Interposer:
+                    y = run_module(mode.region, mode.pack, F.relu, args[0], self.inplace)
+            finally:
+                _push(mode)
             if y is not None:
                 return y
         return nn.ReLU.forward(self, *args, **kwargs)
@@ -61,32 +57,48 @@ class _ReLU(_Short, nn.ReLU):
 
 class _Conv2d(_Short, nn.Conv2d):
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        plain = len(args) == 1 and not kwargs and self.padding_mode == "zeros" and type(self.stride) is tuple
-        if not _is_compiling() and _modes() == 1 and _enabled() and plain:
-            stride, padding, dilation = self.stride, self.padding, self.dilation
-            if len(stride) == len(padding) == len(dilation) == 2 and type(padding) is type(dilation) is tuple:
-                x: Any = args[0]
-                y = _short(F.conv2d, Conv2d(x, self.weight, self.bias, stride, padding, dilation, self.groups))  # type: ignore[arg-type]
-                if y is not None:
-                    return y
+        if not kwargs and len(args) == 1 and not _is_traced() and _modes() == 1 and _enabled():
+            own, y = self._parameters, None
+            mode = _pop()
+            try:
+                if type(mode) is Interposer and self.padding_mode == "zeros" and "weight" in own and "bias" in own:
+                    y = run_module(
+                        mode.region, mode.pack, F.conv2d, args[0], own["weight"], own["bias"],
+                        self.stride, self.padding, self.dilation, self.groups,
+                    )  # fmt: skip
+            finally:
+                _push(mode)
+            if y is not None:
+                return y
         return nn.Conv2d.forward(self, *args, **kwargs)
 
 
 class _BatchNorm2d(_Short, nn.BatchNorm2d):
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        momentum: Any
-        momentum, counts = self.momentum, self.training and self.track_running_stats
-        plain = len(args) == 1 and not kwargs and counts and type(momentum) is float
-        if not _is_compiling() and _modes() == 1 and _enabled() and plain:
-            counter: Any = self.num_batches_tracked
-            own = (self.running_mean, self.running_var, self.weight, self.bias)
-            if type(counter) is torch.Tensor:
-                y = _short(F.batch_norm, BatchNorm(args[0], *own, True, momentum, self.eps))
-                if y is not None:
-                    with torch._C.DisableTorchFunction():
-                        counter.add_(1)
-                    return y
+        if not kwargs and len(args) == 1 and not _is_traced() and _modes() == 1 and _enabled():
+            mode, y = _pop(), None
+            try:
+                if type(mode) is Interposer and self.training and self.track_running_stats:
+                    y = self._trained(mode, args[0])
+            finally:
+                _push(mode)
+            if y is not None:
+                return y
         return nn.BatchNorm2d.forward(self, *args, **kwargs)
+
+    def _trained(self, mode: Interposer, x: torch.Tensor) -> torch.Tensor | None:
+        own, buffers, momentum = self._parameters, self._buffers, self.momentum
+        try:
+            counter: Any = buffers["num_batches_tracked"]
+            running, vectors = (buffers["running_mean"], buffers["running_var"]), (own["weight"], own["bias"])
+        except KeyError:
+            return None
+        if type(momentum) is not float or type(counter) is not torch.Tensor:
+            return None
+        y = run_module(mode.region, mode.pack, F.batch_norm, x, *running, *vectors, True, momentum, self.eps)
+        if y is not None:
+            counter.add_(1)
+        return y
 
 
 SHORT: dict[type, type] = {nn.ReLU: _ReLU, nn.Conv2d: _Conv2d, nn.BatchNorm2d: _BatchNorm2d}
@@ -145,7 +157,9 @@ class ShortModules:
                 _set_class(module, "__class__", plain)
 
 
-OVERRIDING = frozenset(("forward", "_conv_forward", "_check_input_dim"))
+OVERRIDING = frozenset(
+    "forward _conv_forward _check_input_dim weight bias running_mean running_var num_batches_tracked".split()
+)
 """Attributes of a module that stand before its class's."""
 
 __all__ = ["ShortModules"]

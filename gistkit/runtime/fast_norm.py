@@ -16,9 +16,11 @@ from torch.nn import Parameter
 
 from gistkit.graph.calls import BatchNorm
 from gistkit.nn import norm
+from gistkit.nn.factors import Factors, as_fp32
 from gistkit.nn.keep import Alias, Kept
 from gistkit.runtime import native
-from gistkit.runtime.fast import Kind, ParameterKind
+from gistkit.runtime.fast import Kind, ParameterKind, geometry
+from gistkit.runtime.native import Hooks
 from gistkit.runtime.program import Step
 from gistkit.runtime.rebuild import BatchNormTerm
 from gistkit.runtime.region import Held, Region
@@ -26,19 +28,22 @@ from gistkit.runtime.stats import payload_bytes
 
 
 class FastBatchNorm:
-    """A training batch norm whose dense input stays; ``rebuild``: the arithmetic that gives its output back, or None
+    """A training batch norm whose dense input stays; ``rebuild``: the arithmetic that gives its output y back, or None
     where nothing is rebuilt from it."""
 
-    def __init__(self, region: Region, step: Step, b: BatchNorm, rebuild: norm.Rebuild | None) -> None:
+    def __init__(self, region: Region, step: Step, b: BatchNorm, rebuild: norm.Rebuild | None, y: torch.Tensor) -> None:
         self._x, self._parameter = Kind(b.x), ParameterKind(b.weight)  # type: ignore[arg-type]
-        self._index, self._storage, self._rebuild = step.index, step.input.storage, rebuild  # type: ignore[union-attr]
+        self._storage, self._rebuild = step.input.storage, rebuild  # type: ignore[union-attr]
+        self._index, self._term, self._geometry = step.index, ("bn", step.index), geometry(y)
         self._cudnn = torch._C._get_cudnn_enabled()
         self._nbytes = b.x.untyped_storage().nbytes()
         self._held = Held(None, self._nbytes, self._storage, step.input.reason)  # type: ignore[union-attr]
         self._own = tuple((i, op, payload_bytes(own)) for i, op, own in region.own if i == step.index)
-        self.parameters: tuple | None = None
+        self._is_source = self._storage in region.program.sources if region.program is not None else False
+        self._form, self.parameters = "", None
         if rebuild in norm.KERNEL_CANDIDATES:
-            self.parameters = weakref.ref(b.weight), weakref.ref(b.bias)  # type: ignore[arg-type]
+            self._form = rebuild.args[0]  # type: ignore[union-attr]
+            self.parameters: Any = weakref.ref(b.weight), weakref.ref(b.bias)  # type: ignore[arg-type]
 
     @staticmethod
     def takes(region: Region, step: Step, b: BatchNorm) -> bool:
@@ -48,48 +53,58 @@ class FastBatchNorm:
         held = step.input is not None and step.input.storage >= 0 and storage._cdata in region.held
         return affine and held and type(b.x) is torch.Tensor
 
-    def __call__(self, region: Region, b: BatchNorm, *_: Any) -> torch.Tensor | None:
-        x = b.x
-        if not self._x.fits(x) or not self._parameter.fits(b.weight, b.bias):
+    def __call__(
+        self, region: Region, hooks: Hooks, x: Any, mean: Any, var: Any, weight: Any, bias: Any, training: Any,
+        momentum: Any, eps: Any,
+    ) -> torch.Tensor | None:  # fmt: skip
+        if training is not True or not self._x.fits(x) or not self._parameter.fits(weight, bias):
             return None
-        storage = x.untyped_storage()
-        if not b.training or storage.nbytes() != self._nbytes:
+        storage, cudnn = x.untyped_storage(), torch._C._get_cudnn_enabled()
+        address = storage._cdata
+        if storage.nbytes() != self._nbytes or cudnn is not self._cudnn or region.table.find_in(address, x) is not None:
             return None
-        if region.table.find(x) is not None or torch._C._get_cudnn_enabled() is not self._cudnn:
-            return None
-        y, stats = native.batch_norm(b)
+        y, saved_mean, invstd, _ = native.trained(hooks, x, weight, bias, (mean, var, momentum, eps), cudnn)
         hold = Alias(x)
-        region.aliased(x, self._storage, hold)
-        region.held.setdefault(storage._cdata, self._held)
+        if self._is_source:
+            region.aliased(x, self._storage, hold)
+        else:
+            region.aliases[self._storage] = hold
+        region.held.setdefault(address, self._held)
         region.own.extend(self._own)
         if self._rebuild is not None:
-            self._remember(region, b, hold, stats, y)
+            self._remember(region, x, weight, bias, hold, saved_mean, invstd, y)
         return y
 
-    def _remember(self, region: Region, b: BatchNorm, hold: Kept, stats: tuple, y: torch.Tensor) -> None:
+    def _remember(
+        self, region: Region, x: torch.Tensor, weight: Any, bias: Any, hold: Kept, mean: Any, invstd: Any, y: Any
+    ) -> None:
         """The batch norm's part in rebuilds."""
-        affine = None if self.parameters is None else self._affine(region, b)
-        apply, _ = norm.bound(self._rebuild, b.x, stats[0], stats[1], b.weight, b.bias, affine)  # type: ignore[arg-type]
+        affine = self._affine(region, weight, bias) if self._form else None
+        if affine is None or mean.dtype is not torch.float32:
+            apply: Any = norm.bound(self._rebuild, x, mean, invstd, weight, bias, affine)[0]  # type: ignore[arg-type]
+        else:
+            apply = Factors(mean, invstd, affine, self._form)
         region.norms[self._index] = BatchNormTerm(hold, apply)
-        region.origins.made("bn", self._index, y)
+        region.origins.made_as(self._term, y, self._geometry)
 
-    def _affine(self, region: Region, b: BatchNorm) -> torch.Tensor | None:
+    def _affine(self, region: Region, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor | None:
         """This batch norm's part of the forward's copies of weights and biases; None where it is not what is there."""
-        if region.affines is None:
-            region.affines = _copies(region.fast)
-        found = region.affines.get(self._index)
+        affines = region.affines
+        if affines is None:
+            affines = region.affines = _copies(region.fast)
+        found = affines.get(self._index)
         if found is None:
             return None
-        weight, bias, versions, copy, stream = found
-        same = weight is b.weight and bias is b.bias and (weight._version, bias._version) == versions
+        w, b, version, bias_version, copy, stream = found
+        same = w is weight and b is bias and weight._version == version and bias._version == bias_version
         return copy if same and _stream(weight) == stream else None
 
 
 class FastCodedBatchNorm(FastBatchNorm):
-    """A training batch norm that gistkit's node carries out, its input kept as the plan has it; ``y``: its result."""
+    """A training batch norm that gistkit's node carries out, its input kept as the plan has it."""
 
     def __init__(self, region: Region, step: Step, b: BatchNorm, rebuild: norm.Rebuild | None, y: torch.Tensor) -> None:
-        super().__init__(region, step, b, rebuild)
+        super().__init__(region, step, b, rebuild, y)
         self._running = type(b.running_mean), type(b.running_var)
         self._keeps = step.input
         self._statistics = (step.index, step.op, payload_bytes(y.grad_fn.kept[norm.STATISTICS]))  # type: ignore[union-attr]
@@ -101,20 +116,20 @@ class FastCodedBatchNorm(FastBatchNorm):
         known = type(b.x) is torch.Tensor and step.input is not None
         return affine and known and type(getattr(y.grad_fn, "kept", None)) is tuple
 
-    def __call__(self, region: Region, b: BatchNorm, *_: Any) -> torch.Tensor | None:
-        if not self._x.fits(b.x) or not self._parameter.fits(b.weight, b.bias) or not b.training:
+    def __call__(
+        self, region: Region, hooks: Hooks, x: Any, mean: Any, var: Any, weight: Any, bias: Any, training: Any,
+        momentum: Any, eps: Any,
+    ) -> torch.Tensor | None:  # fmt: skip
+        if training is not True or not self._x.fits(x) or not self._parameter.fits(weight, bias):
             return None
-        if (type(b.running_mean), type(b.running_var)) != self._running:
+        if (type(mean), type(var)) != self._running or torch._C._get_cudnn_enabled() is not self._cudnn:
             return None
-        if torch._C._get_cudnn_enabled() is not self._cudnn:
-            return None
-        running = (b.running_mean, b.running_var, b.momentum, b.eps)
-        y = norm.trained(b.x, b.weight, b.bias, running, partial(region.keep, decision=self._keeps), None)
-        hold, mean, invstd = y.grad_fn.kept[:3]  # type: ignore[union-attr]
+        y = norm.trained(x, weight, bias, (mean, var, momentum, eps), partial(region.keep, decision=self._keeps), None)
+        hold, saved_mean, invstd = y.grad_fn.kept[:3]  # type: ignore[union-attr]
         region.own.append(self._statistics)
         if self._rebuild is not None:
             region.own.extend(self._own)
-            self._remember(region, b, hold, (mean, invstd), y)
+            self._remember(region, x, weight, bias, hold, saved_mean, invstd, y)
         return y
 
 
@@ -135,10 +150,10 @@ def _copies(calls: list) -> dict[int, tuple]:
     with torch.no_grad():
         for group in wanted.values():
             vectors = [v for _, weight, bias in group for v in (weight, bias)]
-            parts = norm.as_fp32(torch.cat(vectors)).split([2 * weight.numel() for _, weight, _ in group])
+            parts = as_fp32(torch.cat(vectors)).split([2 * weight.numel() for _, weight, _ in group])
             stream = _stream(vectors[0])
             for (index, weight, bias), part in zip(group, parts, strict=True):
-                found[index] = weight, bias, (weight._version, bias._version), part, stream
+                found[index] = weight, bias, weight._version, bias._version, part, stream
     return found
 
 

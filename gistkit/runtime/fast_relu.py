@@ -8,11 +8,14 @@ from typing import Any
 import torch
 
 from gistkit.graph.calls import Relu
+from gistkit.kernels.direct import Masks
 from gistkit.nn import relu as relu_op
 from gistkit.nn.eligible import overwritable
-from gistkit.runtime.fast import Kind
+from gistkit.runtime.fast import Kind, geometry
+from gistkit.runtime.native import Hooks
+from gistkit.runtime.one_pass import OnePass, OnePassBody
 from gistkit.runtime.program import Step
-from gistkit.runtime.rebuild import Term, builder
+from gistkit.runtime.rebuild import Term, builder, fused
 from gistkit.runtime.region import Region
 from gistkit.runtime.stash import RebuiltBody, Stash
 from gistkit.runtime.stats import payload_bytes
@@ -24,33 +27,47 @@ class FastRelu:
     """A ReLU of a tensor that fills its storage; ``bind``: what makes the recipe's term that is known to be exact
     (:func:`gistkit.runtime.rebuild.fused` or ``resolve``), None where there is no recipe."""
 
-    def __init__(self, step: Step, b: Relu, y: torch.Tensor, bind: Bind | None) -> None:
+    def __init__(self, region: Region, step: Step, b: Relu, y: torch.Tensor, bind: Bind | None) -> None:
         decision: Any = step.output
         self._x, self._inplace, self._bind = Kind(b.x), b.inplace, bind
         self._nbytes, self._row_elements = y.untyped_storage().nbytes(), y.numel() // y.shape[0]
         self._recipe, self._storage, self._reason = decision.recipe, decision.storage, decision.reason
         self._own = (step.index, step.op, payload_bytes(y.grad_fn.kept))  # type: ignore[union-attr]
+        self._masks, self._geometry = Masks(y), geometry(y)
+        self._is_source = self._storage in region.program.sources if region.program is not None else False
+        self._one_pass = OnePass(self._recipe, y) if bind is fused and OnePass.takes(self._recipe) else None
 
-    def __call__(self, region: Region, b: Relu, *_: Any) -> torch.Tensor | None:
-        x, term = b.x, None
-        if not self._x.fits(x) or b.inplace is not self._inplace or (b.inplace and not overwritable(x)):
+    def __call__(self, region: Region, hooks: Hooks, x: Any, inplace: Any) -> torch.Tensor | None:
+        if inplace is not self._inplace or not self._x.fits(x) or (inplace and not overwritable(x)):
             return None
         if x.untyped_storage().nbytes() != self._nbytes:
             return None
-        if self._bind is not None:
-            if not region.origins.are(self._recipe[1], region.origins.key(x)):
-                return None
-            term = self._bind(self._recipe, region.norms, region.kept)
-            if term is None:
-                return None
-        y = relu_op.masked(x, b.inplace, None, False)
-        region.own.append(self._own)
-        if term is None:
+        if self._bind is None:
+            y = relu_op.masked(x, inplace, self._masks)
+            region.own.append(self._own)
             region.mark_sparse(y)
             return y
-        body = RebuiltBody(builder(term, y), self._row_elements)
-        region.stashed(y, Stash(body, self._storage, "rebuild", self._nbytes, self._reason), tag=True)
+        # a tensor of this kind that fills its storage sees it as y does
+        table, origins = region.table, region.origins
+        if not origins.are(self._recipe[1], (table.known(x), self._geometry)):
+            return None
+        body = self._body(region)
+        if body is None:
+            return None
+        y = relu_op.masked(x, inplace, self._masks)
+        region.own.append(self._own)
+        if type(body) is not OnePassBody:
+            body = RebuiltBody(builder(body, y), self._row_elements)
+        table.add(y, Stash(body, self._storage, "rebuild", self._nbytes, self._reason), True)
+        if self._is_source:
+            origins.made_as(("stash", self._storage), y, self._geometry)
         return y
+
+    def _body(self, region: Region) -> Any:
+        """What rebuilds the output, or the term to do so operator by operator; None where something is not there."""
+        if self._one_pass is not None:
+            return self._one_pass.body(region.norms, region.kept)
+        return self._bind(self._recipe, region.norms, region.kept)  # type: ignore[misc]
 
 
 __all__ = ["FastRelu"]

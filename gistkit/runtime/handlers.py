@@ -95,7 +95,7 @@ def relu(region: Region, step: Step, b: Relu) -> torch.Tensor:
 def _learn_relu(region: Region, step: Step, b: Relu, y: torch.Tensor, bind: Any) -> None:
     mask = type(getattr(y.grad_fn, "kept", None)) is Coded
     if mask and type(b.x) is torch.Tensor and covers(y) and not step.choice.inplace:
-        region.learnt = FastRelu(step, b, y, bind)
+        region.learnt = FastRelu(region, step, b, y, bind)
 
 
 def _place_own(region: Region, decision: Decision | None, y: torch.Tensor) -> None:
@@ -227,7 +227,7 @@ def batch_norm(region: Region, step: Step, b: BatchNorm) -> torch.Tensor:
         if step.feeds_recipe and len(own) > 1:
             rebuild = _remember_norm(region, step, b, y, hold, own[:2])
         if FastBatchNorm.takes(region, step, b):
-            region.learnt = FastBatchNorm(region, step, b, rebuild)
+            region.learnt = FastBatchNorm(region, step, b, rebuild, y)
         return y
     kept: list[Kept] = []
     found: list[Stats] = []

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from gistkit.graph.calls import COVERED, Add, Bound, MaxPool2d, bind, binder, is_counted, region_is_open
+from gistkit.graph.calls import COVERED, Add, MaxPool2d, bind, binder, is_counted, region_is_open
 from gistkit.graph.recorder import is_metadata
-from gistkit.runtime.fast import FastAdd, run_bound, run_fast, summed
+from gistkit.runtime.fast import FastAdd, run_fast, summed
 from gistkit.runtime.handlers import HANDLERS, runs
 from gistkit.runtime.region import OWNERS, Region
 
@@ -55,8 +55,8 @@ class Interposer(TorchFunctionMode):
 
     def __init__(self, region: Region, pack: Any) -> None:
         super().__init__()
-        self._region = region
-        self._pack = pack
+        self.region = region
+        self.pack = pack
 
     def __torch_function__(self, func: Any, _: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = {} if kwargs is None else kwargs
@@ -68,11 +68,11 @@ class Interposer(TorchFunctionMode):
                 return func(*args, **kwargs)
         elif op == "add" and self._adds_to_a_number(args):
             return func(*args, **kwargs)
-        elif self._region.fast:
-            result = run_fast(self._region, self._pack, func, args, kwargs)
+        elif self.region.fast:
+            result = run_fast(self.region, self.pack, func, args, kwargs)
             if result is not None:
                 return result
-        tape = self._region.tape
+        tape = self.region.tape
         if tape is None:
             return self._call(op, func, args, kwargs)
         tape.begin(func, args, kwargs)
@@ -80,21 +80,16 @@ class Interposer(TorchFunctionMode):
         tape.end(result)
         return result
 
-    def short(self, func: Any, bound: Bound) -> torch.Tensor | None:
-        """The result of a covered call of one of PyTorch's modules by its fast call, while no mode is on; None, and
-        nothing done, where there is none."""
-        return run_bound(self._region, self._pack, func, bound) if self._region.fast else None
-
     def _adds_to_a_number(self, args: tuple) -> bool:
         """Whether this adds to a batch norm's counter or the like: no covered call, no reader of what is watched."""
-        region = self._region
+        region = self.region
         if region.tape is not None or region.watch.items or not args:
             return False
         return type(args[0]) is torch.Tensor and args[0].dim() == 0
 
     def _call(self, op: str | None, func: Any, args: tuple, kwargs: dict) -> Any:
-        region, bound = self._region, None
-        if op is not None and region_is_open(self._pack):
+        region, bound = self.region, None
+        if op is not None and region_is_open(self.pack):
             bound = bind(op, func, args, kwargs)
         # a pool is the one reader that a promise waits for
         if region.watch.items and type(bound) is not MaxPool2d:
@@ -109,7 +104,7 @@ class Interposer(TorchFunctionMode):
             if type(bound) is Add and type(bound.x) is type(bound.other) is torch.Tensor and runs(bound):
                 region.learnt = FastAdd(step, bound)
                 region.learn(step, func, binder(func))
-                return summed(region, bound, func, args, kwargs)
+                return summed(region, bound.x, bound.other, bound.alpha, func, args, kwargs)
             if handler is None or not runs(bound):
                 if type(bound) is MaxPool2d:
                     region.watch.touch(func, args, kwargs)
@@ -129,11 +124,11 @@ class Interposer(TorchFunctionMode):
                 return COMPOSED[func](*args, **kwargs)
         if func not in UNREAD:
             return func(*args, **kwargs)
-        self._region.unread = True
+        self.region.unread = True
         try:
             return func(*args, **kwargs)
         finally:
-            self._region.unread = False
+            self.region.unread = False
 
 
 class _Inside(TorchFunctionMode):

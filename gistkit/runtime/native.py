@@ -12,13 +12,16 @@ convolution's weight, for which backward would wait for Python once more. A conv
 when it has run.
 
 A convolution's node takes both gradients in one call and holds the decoded input meanwhile, which is more memory than
-the weight gradient first (:mod:`gistkit.nn.conv`). So it is for inputs of up to ``JOINT_BYTES``, or where no input
-gradient is asked for, and never where a plan of the caller's promises a peak.
+the weight gradient first (:mod:`gistkit.nn.conv`). So it is for inputs of up to ``JOINT_BYTES``, for those with as much
+room as later calls have let go of by then (:mod:`gistkit.runtime.joint`), or where no input gradient is asked for, and
+never where a plan of the caller's promises a peak.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -27,14 +30,19 @@ from gistkit.graph.calls import BatchNorm, Conv2d
 from gistkit.kernels.layout import is_dense
 from gistkit.nn.switched import is_switched
 from gistkit.plan.plan import Decision
+from gistkit.runtime.one_pass import OnePassBody
 from gistkit.runtime.program import Step
 from gistkit.runtime.region import Region
+from gistkit.runtime.stash import Reader
 
-_autograd = torch._C._autograd  # type: ignore[attr-defined]
+Hooks = tuple[Callable, Callable]
+"""A pair of saved-tensor hooks."""
+_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
+_pop_hooks = torch._C._autograd._pop_saved_tensors_default_hooks  # type: ignore[attr-defined]
+_push_hooks = torch._C._autograd._push_saved_tensors_default_hooks  # type: ignore[attr-defined]
+_dense = methodcaller("dense")
 JOINT_BYTES = {"cuda": 32 * 2**20}
-"""Inputs of at most so many bytes, by device type."""
-MEAN, INVSTD, RESERVE = "_saved_result1", "_saved_result2", "_saved_result3"
-"""Where a node of PyTorch's batch norm has mean, 1/std and, of some libraries, a reserve."""
+"""Inputs of at most so many bytes, by device type; where there is none, no input goes that way."""
 
 
 def keeps_its_input(region: Region, decision: Decision, b: BatchNorm) -> bool:
@@ -48,20 +56,22 @@ def keeps_its_input(region: Region, decision: Decision, b: BatchNorm) -> bool:
 
 
 def batch_norm(b: BatchNorm) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    """PyTorch's training batch norm outside the region's hooks: (output, what its node keeps besides the input)."""
-    pack, unpack = _autograd._top_saved_tensors_default_hooks(False)
-    _autograd._pop_saved_tensors_default_hooks()
+    """PyTorch's training batch norm outside the region's hooks: (output, what its node keeps besides the input: mean,
+    1/std and, of some libraries, a reserve)."""
+    running = (b.running_mean, b.running_var, b.momentum, b.eps)
+    y, mean, invstd, reserve = trained(_top_hooks(False), b.x, b.weight, b.bias, running, torch._C._get_cudnn_enabled())
+    return y, (mean, invstd, reserve) if reserve.numel() else (mean, invstd)
+
+
+def trained(hooks: Hooks, x: torch.Tensor, weight: Any, bias: Any, running: tuple, cudnn: bool) -> tuple:
+    """:func:`batch_norm`, the region's hooks being ``hooks``: (output, mean, 1/std, reserve)."""
+    mean, var, momentum, eps = running
+    _pop_hooks()
     try:
-        enabled = torch._C._get_cudnn_enabled()
-        y = torch.batch_norm(b.x, b.weight, b.bias, b.running_mean, b.running_var, True, b.momentum, b.eps, enabled)
+        # what torch.batch_norm calls, of which it gives the output alone away
+        return torch._batch_norm_impl_index(x, weight, bias, mean, var, True, momentum, eps, cudnn)[:4]
     finally:
-        _autograd._push_saved_tensors_default_hooks(pack, unpack)
-    node: Any = y.grad_fn
-    mean, invstd = getattr(node, MEAN, None), getattr(node, INVSTD, None)
-    if mean is None or invstd is None:
-        return y, ()
-    reserve = getattr(node, RESERVE, None)
-    return y, (mean, invstd) if reserve is None else (mean, invstd, reserve)
+        _push_hooks(*hooks)
 
 
 def takes_both_gradients(region: Region, step: Step, b: Conv2d) -> bool:
@@ -75,17 +85,36 @@ def takes_both_gradients(region: Region, step: Step, b: Conv2d) -> bool:
         return False
     if step.choice.algorithm and is_switched(step.choice.algorithm):
         return False
-    small = x.numel() * x.element_size() <= JOINT_BYTES.get("cuda" if x.is_cuda else "cpu", 0)
-    return (small or not x.requires_grad) and is_dense(x)
+    return is_dense(x) and (not x.requires_grad or _has_room(region, step.index, x))
+
+
+def _has_room(region: Region, index: int, x: torch.Tensor) -> bool:
+    """Whether the decoded input of a convolution may lie beside both gradients."""
+    limit, nbytes = JOINT_BYTES.get(x.device.type), x.numel() * x.element_size()
+    room = None if limit is None or region.program is None else region.program.rooms.get(index)
+    return limit is not None and (nbytes <= limit or (room is not None and room.suffices(nbytes)))
 
 
 def conv2d(region: Region, decision: Decision | None, b: Conv2d) -> torch.Tensor:
     """PyTorch's convolution, what it saves of its input under the plan's decision."""
-    pack, unpack = _autograd._top_saved_tensors_default_hooks(False)
-    _autograd._pop_saved_tensors_default_hooks()
+    return convolved(region, decision, _top_hooks(False), *b)
+
+
+def convolved(
+    region: Region, decision: Decision | None, hooks: Hooks, x: torch.Tensor, weight: Any, bias: Any, *options: Any
+) -> torch.Tensor:
+    """:func:`conv2d`, the region's hooks being ``hooks``."""
+    _pop_hooks()
     try:
-        y = torch.conv2d(b.x, b.weight, b.bias, b.stride, b.padding, b.dilation, b.groups)
+        y: Any = torch.conv2d(x, weight, bias, *options)
     finally:
-        _autograd._push_saved_tensors_default_hooks(pack, unpack)
-    y.grad_fn._raw_saved_input.register_hooks(partial(region.keep, decision=decision), unpack)  # type: ignore[union-attr]
+        _push_hooks(*hooks)
+    # autocast's copy of x, which is saved then, is another tensor
+    stash = region.table.find(x) if y.dtype is x.dtype else None
+    if stash is None:
+        pack: Any = partial(region.keep, decision=decision)
+    else:
+        body = stash.body
+        pack = body if type(body) is OnePassBody and body.is_like(x) else partial(Reader, stash)
+    y.grad_fn._raw_saved_input.register_hooks(pack, _dense)
     return y

@@ -29,11 +29,15 @@ class Origins:
 
     def key(self, x: torch.Tensor) -> Key:
         """x as it is now: the same key is the same values."""
-        return self._known(x), x.dtype, x.shape, x.stride(), x.storage_offset()
+        return self._known(x), (x.dtype, x.shape, x.stride(), x.storage_offset())
 
     def made(self, what: str, number: int, x: torch.Tensor) -> None:
         """x is what a recipe calls (what, number): ``("bn", covered call)`` or ``("stash", storage)``."""
         self._made[what, number] = self.key(x)
+
+    def made_as(self, term: tuple, x: torch.Tensor, geometry: tuple) -> None:
+        """:meth:`made` of an x whose geometry, the last part of its key, is known."""
+        self._made[term] = self._known(x), geometry
 
     def summed(self, a: Key, b: Key, y: torch.Tensor) -> None:
         """y is a plain addition of two tensors as they were before it."""

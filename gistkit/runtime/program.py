@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from gistkit.graph.saved import Call, Passing, Save, SavedGraph
 from gistkit.plan.plan import CallChoice, Decision, Plan
 from gistkit.plan.policies.recompute_plan import recompute_plan
 from gistkit.runtime.decide import KEEP_DENSE, WITHOUT_VALUES
+from gistkit.runtime.joint import Room, rooms
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,11 @@ class Program:
         self._gaps, self._within = self._saves()
         self.fast: list[Any] = [None] * len(self._steps)
         """By covered call: (function, binder, fast call) once it has run (:mod:`gistkit.runtime.fast`), else None."""
+
+    @cached_property
+    def rooms(self) -> dict[int, Room]:
+        """By covered call the room for a convolution's joint backward."""
+        return rooms(self.graph, self.plan)
 
     @property
     def length(self) -> int:

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import torch
 
+from gistkit.nn.factors import Factors
 from gistkit.nn.keep import Alias, Kept
-from gistkit.nn.norm import Factors
 from gistkit.runtime.stash import Rows, aligned, rows_of
 from gistkit.runtime.verify import same_bits
 

@@ -205,8 +205,12 @@ class StashTable:
 
     def find(self, x: torch.Tensor) -> Stash | None:
         """The stash of x's storage as it is now, or None."""
+        return self.find_in(x.untyped_storage()._cdata, x)
+
+    def find_in(self, address: int, x: torch.Tensor) -> Stash | None:
+        """:meth:`find`, the address of x's storage being known."""
         # no need to ask whether the weak reference has expired: it keeps the address from being another storage's
-        entry = self._entries.get((x.untyped_storage()._cdata, x._version))
+        entry = self._entries.get((address, x._version))
         return None if entry is None or entry[1] != x.dtype else entry[0]
 
     def tag(self, x: torch.Tensor) -> None:
