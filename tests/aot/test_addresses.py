@@ -1,0 +1,58 @@
+"""Addresses of the kernels that walk a tensor by their program's number: 64 bits from the number on, so that none wraps
+past 2**31 elements. tests/gpu has tensors of that size; pools and rebuilds have tests of their own."""
+
+import re
+
+import pytest
+
+from gistkit.kernels import flags, fp10, narrow, nibbles
+from gistkit.kernels.csr_readers import csr_backward_kernel
+from gistkit.kernels.tiling import NUM_WARPS, ROWS
+from gistkit.kernels.zvc_kernels import zvc_backward_kernel
+from tests.aot import test_mask, test_narrow, test_sparse
+from tests.aot.harness import compile_kernel
+
+TILES = {"FMT": "fp8", "ROWS": ROWS[4], "ALIGNED": True}
+BLOCKS = {"FMT": "fp8", "ROWS": narrow.BLOCK_ROWS}
+
+
+def masks(name, **constexprs):
+    return lambda: test_mask.build(getattr(test_mask.kernels, name), "fp32", 90, **constexprs)[0]
+
+
+def narrows(kernel, **constexprs):
+    return lambda: test_narrow.build(kernel, "fp32", constexprs.get("FMT", "fp10"), 90, **constexprs)
+
+
+def bits(kernel, types, **constexprs):
+    signature = {name: types[name] for name in kernel.arg_names if name in types}
+    return lambda: compile_kernel(kernel, {**signature, "n": "i32"}, constexprs, 90, NUM_WARPS)
+
+
+FLAGS, CODES = {"words_ptr": "*i32", "mask_ptr": "*i16"}, {"codes_ptr": "*u8", "packed_ptr": "*u8"}
+KERNELS = {
+    "mask encode": masks("_pack_kernel", RELU=False, KEEP_ZERO=False),
+    "mask decode": masks("_unpack_kernel"),
+    "mask backward": masks("_select_kernel"),
+    "flags pack": bits(flags._pack_flags_kernel, FLAGS, ROWS=flags.ROWS),
+    "flags unpack": bits(flags._unpack_flags_kernel, FLAGS, ROWS=flags.ROWS),
+    "nibbles pack": bits(nibbles._pack_nibbles_kernel, CODES, ROWS=nibbles.ROWS, WORDS=True),
+    "nibbles unpack": bits(nibbles._unpack_nibbles_kernel, CODES, ROWS=nibbles.ROWS, WORDS=True),
+    "narrow encode": narrows(narrow._encode_kernel, **TILES, ASM=90),
+    "narrow decode": narrows(narrow._decode_kernel, **TILES, SCALED=False),
+    "narrow encode per block": narrows(narrow._block_encode_kernel, **BLOCKS, ASM=90, ALIGNED=True),
+    "narrow decode per block": narrows(narrow._block_decode_kernel, **BLOCKS),
+    "fp10 encode": narrows(fp10._pack10_kernel, SCALING="none", ROWS=fp10.ENCODE_ROWS),
+    "fp10 decode": narrows(fp10._unpack10_kernel, SCALING="none", ROWS=fp10.DECODE_ROWS),
+    "zvc backward": lambda: test_sparse.compiled(zvc_backward_kernel, "fp32"),
+    "csr backward": lambda: test_sparse.compiled(csr_backward_kernel, "fp32"),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_programs_number_is_widened_before_it_is_multiplied(name):
+    ptx = KERNELS[name]().ptx
+    program = re.search(r"mov\.u32\s+(%r\d+), %ctaid\.x", ptx)
+    assert program
+    uses = [line for line in ptx.splitlines() if re.search(rf"{program[1]}\b", line) and "%ctaid" not in line]
+    assert uses and all(re.search(r"\.wide\.|cvt\.\w64", use) for use in uses), uses
