@@ -33,12 +33,15 @@ SLACK = 1e-9
 """Rounding of sums of seconds."""
 
 
-def rows(name: str, graph: SavedGraph, costs: CostTable, budgets: int, fidelity: str = "bitwise") -> Iterator[dict]:
-    """One row a budget; ``budgets`` of them, or one where there is no room between least and plain peak."""
+def rows(
+    name: str, graph: SavedGraph, costs: CostTable, budgets: int, fidelity: str = "bitwise", only: Sequence[int] = ()
+) -> Iterator[dict]:
+    """One row a budget; ``budgets`` of them, or one where there is no room between least and plain peak. ``only``: those
+    of these numbers, from 0 for the least; all without."""
     plain = POLICIES["plain"](graph, costs).peak_bytes
     least = minimise_peak(graph, costs, fidelity).peak_bytes
     wanted = [least + (plain - least) * i // max(budgets - 1, 1) for i in range(budgets)]
-    for budget in dict.fromkeys(wanted):
+    for budget in dict.fromkeys(b for i, b in enumerate(wanted) if not only or i in only):
         begun = time.perf_counter()
         try:
             made = plan_graph(graph, costs, budget=budget, fidelity=fidelity)
@@ -123,6 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--networks", nargs="+", required=True, metavar="NAME:BATCH")
     parser.add_argument("--hardware", nargs="+", default=["h200"])
     parser.add_argument("--budgets", type=int, default=10)
+    parser.add_argument("--only", type=int, nargs="+", default=(), metavar="I", help="these budgets alone, 0 the least")
     parser.add_argument("--fidelity", default="bitwise")
     parser.add_argument("--out", type=Path, help="rows are appended")
     options = parser.parse_args(arguments)
@@ -131,7 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name, _, batch = item.partition(":")
         graph = captures.zoo(name, int(batch))
         for device in options.hardware:
-            for row in rows(name, graph, cost_table(graph, hardware(device)), options.budgets, options.fidelity):
+            costs = cost_table(graph, hardware(device))
+            for row in rows(name, graph, costs, options.budgets, options.fidelity, options.only):
                 bad += bool(wrong(row))
                 say(line(row))
                 if options.out:
