@@ -36,8 +36,8 @@ SLACK = 1e-9
 def rows(
     name: str, graph: SavedGraph, costs: CostTable, budgets: int, fidelity: str = "bitwise", only: Sequence[int] = ()
 ) -> Iterator[dict]:
-    """One row a budget; ``budgets`` of them, or one where there is no room between least and plain peak. ``only``: those
-    of these numbers, from 0 for the least; all without."""
+    """One row a budget; ``budgets`` of them, or one where there is no room between least and plain peak. ``only``:
+    those of these numbers, from 0 for the least; all without."""
     plain = POLICIES["plain"](graph, costs).peak_bytes
     least = minimise_peak(graph, costs, fidelity).peak_bytes
     wanted = [least + (plain - least) * i // max(budgets - 1, 1) for i in range(budgets)]
