@@ -16,6 +16,7 @@ import triton.language as tl
 from gistkit.kernels.lanes import LANES, pick_lane, sum_upto
 from gistkit.kernels.octets import OCTET
 from gistkit.kernels.sparse_values import load_octet
+from gistkit.kernels.stage import with_words
 
 PLACES = tl.constexpr(1024)
 """Places a program: no fewer than a slot has, so that no more than one of their multiples lies in it."""
@@ -41,39 +42,8 @@ _PUT_1, _PUT_2, _PUT_4 = (tl.constexpr(_puts(*shape)) for shape in ((2, 1), (4, 
 @triton.jit
 def _put_octet(address, w, first: tl.constexpr, marks, XB: tl.constexpr):
     """The marked items of the octet whose words start at w[first], from a shared address on."""
-    if XB == 1:
-        tl.inline_asm_elementwise(
-            _PUT_1, "=r,r,r,r,r", [address, w[first], w[first + 1], marks], dtype=tl.int32, is_pure=False, pack=1
-        )
-    elif XB == 2:
-        tl.inline_asm_elementwise(
-            _PUT_2,
-            "=r,r,r,r,r,r,r",
-            [address, w[first], w[first + 1], w[first + 2], w[first + 3], marks],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-    else:
-        tl.inline_asm_elementwise(
-            _PUT_4,
-            "=r,r,r,r,r,r,r,r,r,r,r",
-            [
-                address,
-                w[first],
-                w[first + 1],
-                w[first + 2],
-                w[first + 3],
-                w[first + 4],
-                w[first + 5],
-                w[first + 6],
-                w[first + 7],
-                marks,
-            ],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+    text: tl.constexpr = _PUT_1 if XB == 1 else (_PUT_2 if XB == 2 else _PUT_4)
+    with_words(text, address, w, first, 2 * XB, marks)
 
 
 @triton.jit

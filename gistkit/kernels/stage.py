@@ -134,21 +134,25 @@ def unstage_words(address, WORDS: tl.constexpr):
 
 
 @triton.jit
-def push_octet(address, w, first: tl.constexpr, XB: tl.constexpr):
-    """The octet's items that are not 0, close together from a shared address on."""
-    if XB == 2:
+def with_words(TEXT: tl.constexpr, address, w, first: tl.constexpr, WORDS: tl.constexpr, other):
+    """Run PTX on an address ($1), the 2, 4 or 8 words from w[first] on, and one more operand; $0 is of no use."""
+    if WORDS == 2:
         tl.inline_asm_elementwise(
-            _PUSH_2,
-            "=r,r,r,r,r,r",
-            [address, w[first], w[first + 1], w[first + 2], w[first + 3]],
+            TEXT, "=r,r,r,r,r", [address, w[first], w[first + 1], other], dtype=tl.int32, is_pure=False, pack=1
+        )
+    elif WORDS == 4:
+        tl.inline_asm_elementwise(
+            TEXT,
+            "=r,r,r,r,r,r,r",
+            [address, w[first], w[first + 1], w[first + 2], w[first + 3], other],
             dtype=tl.int32,
             is_pure=False,
             pack=1,
         )
     else:
         tl.inline_asm_elementwise(
-            _PUSH_4,
-            "=r,r,r,r,r,r,r,r,r,r",
+            TEXT,
+            "=r,r,r,r,r,r,r,r,r,r,r",
             [
                 address,
                 w[first],
@@ -159,11 +163,19 @@ def push_octet(address, w, first: tl.constexpr, XB: tl.constexpr):
                 w[first + 5],
                 w[first + 6],
                 w[first + 7],
+                other,
             ],
             dtype=tl.int32,
             is_pure=False,
             pack=1,
         )
+
+
+@triton.jit
+def push_octet(address, w, first: tl.constexpr, XB: tl.constexpr):
+    """The octet's items that are not 0, close together from a shared address on."""
+    text: tl.constexpr = _PUSH_2 if XB == 2 else _PUSH_4
+    with_words(text, address, w, first, 2 * XB, address)
 
 
 @triton.jit

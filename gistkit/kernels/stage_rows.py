@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gistkit.kernels.stage import pushes, unstage_words
+from gistkit.kernels.stage import pushes, unstage_words, with_words
 
 
 def _pick(bytes_of_two: str) -> str:
@@ -57,35 +57,8 @@ _PUT_FLAGS, _PUT_2, _PUT_4 = (tl.constexpr(_puts(*shape)) for shape in ((0, 1), 
 @triton.jit
 def push_row(address, column, w, first: tl.constexpr, XB: tl.constexpr):
     """As push_octet, with the items' columns, counted from column on, 256 items' bytes behind."""
-    if XB == 2:
-        tl.inline_asm_elementwise(
-            _PUSH_ROW_2,
-            "=r,r,r,r,r,r,r",
-            [address, w[first], w[first + 1], w[first + 2], w[first + 3], column],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-    else:
-        tl.inline_asm_elementwise(
-            _PUSH_ROW_4,
-            "=r,r,r,r,r,r,r,r,r,r,r",
-            [
-                address,
-                w[first],
-                w[first + 1],
-                w[first + 2],
-                w[first + 3],
-                w[first + 4],
-                w[first + 5],
-                w[first + 6],
-                w[first + 7],
-                column,
-            ],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+    text: tl.constexpr = _PUSH_ROW_2 if XB == 2 else _PUSH_ROW_4
+    with_words(text, address, w, first, 2 * XB, column)
 
 
 @triton.jit
