@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import gistkit
 from gistkit import zoo
@@ -264,13 +265,16 @@ def test_memory_is_not_anothers_while_the_device_has_to_use_it_though_the_model_
     for m in (plain, model):
         brighten(m, 1.0)
     want, data = step(plain, 3), batch(3)
-    sizes = [c.memory.numel() for chunks in engine_of(model)._packer._spill._chunks.values() for c in chunks]
+    chunks = [c for held in engine_of(model)._packer._spill._chunks.values() for c in held]
+    sizes = [chunk.memory.numel() for chunk in chunks]
+    storages = [StorageWeakRef(chunk.memory.untyped_storage()) for chunk in chunks]
+    del chunks
     with ahead(monkeypatch) as done:
         found = updated(model, forward(model, data, 3))
         gistkit.restore(model)
         del model, m
         gc.collect()
-        assert not done.query()
+        assert not done.query() and all(storage.expired() for storage in storages)
         others = [torch.full((size,), 255, dtype=torch.uint8).pin_memory() for size in sizes for _ in range(2)]
     assert equal(found, want) and len(others) == 2 * len(sizes) > 0
 
