@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from bench.papers.common import EXACT, GB, IMPLIED, Row, Sheet, mean, run
+from bench.papers.library import LibraryStep
 from bench.papers.networks import TITLES, Captures, vgg101_early
 from gistkit.errors import BudgetError
-from gistkit.graph.library import library_view
-from gistkit.graph.saved import SavedGraph
 from gistkit.plan.baselines import network_wide
-from gistkit.plan.cost import CostTable, cost_table
-from gistkit.plan.hardware import GIB, hardware
+from gistkit.plan.hardware import GIB
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.modnn import Scheduled, least_bytes, modnn_schedule
 from gistkit.plan.policies.modnn_bounds import ideal_s
@@ -53,17 +51,8 @@ ONE_GPU = (
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(LibraryStep):
     """A step on one card under moDNN, vDNN and the ideal case."""
-
-    graph: SavedGraph
-    costs: CostTable
-
-    @staticmethod
-    def of(graph: SavedGraph, card: str) -> Case:
-        """The case of a captured step on a preset."""
-        view = library_view(graph)
-        return Case(view, cost_table(view, hardware(card)))
 
     @cached_property
     def ideal_s(self) -> float:

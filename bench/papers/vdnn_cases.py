@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from bench.papers.library import LibraryStep
 from gistkit.graph.layers import CONV, Layer, layers
-from gistkit.graph.library import library_view
-from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import Block
 from gistkit.plan.baselines import average_bytes, gradient_maps, network_wide, oracular_s
-from gistkit.plan.cost import CostTable, cost_table
 from gistkit.plan.effects import Profile
-from gistkit.plan.hardware import hardware
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.conv_choices import ConvAlgorithms
 from gistkit.plan.policies.vdnn import vdnn
@@ -24,17 +21,8 @@ POLICIES = {"all(m)": ("all", "m"), "all(p)": ("all", "p"), "conv(m)": ("conv", 
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(LibraryStep):
     """A step in the library's view, its costs, and what each policy makes of it."""
-
-    graph: SavedGraph
-    costs: CostTable
-
-    @staticmethod
-    def of(graph: SavedGraph, card: str) -> Case:
-        """The case of a captured step on a preset."""
-        view = library_view(graph)
-        return Case(view, cost_table(view, hardware(card)))
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:

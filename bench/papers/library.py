@@ -1,0 +1,27 @@
+"""A captured step as the papers' frameworks run it, with its costs on a preset."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gistkit.graph.library import library_view
+from gistkit.graph.saved import SavedGraph
+from gistkit.plan.cost import CostTable, cost_table
+from gistkit.plan.hardware import hardware
+
+Step = TypeVar("Step", bound="LibraryStep")
+
+
+@dataclass(frozen=True)
+class LibraryStep:
+    """A step in the library's view and its costs."""
+
+    graph: SavedGraph
+    costs: CostTable
+
+    @classmethod
+    def of(cls: type[Step], graph: SavedGraph, card: str) -> Step:
+        """That of a captured step on a preset."""
+        view = library_view(graph)
+        return cls(view, cost_table(view, hardware(card)))
