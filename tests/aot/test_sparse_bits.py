@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from gistkit.formats import ceil_div
+from gistkit.kernels.compact import CSR_SLOTS, UNBOUNDED
 from gistkit.kernels.reference import sparse as reference
 from gistkit.kernels.reference import sparse_blocks as block_reference
 from gistkit.kernels.sparse_args import bits_of
 from gistkit.kernels.spill import columns_start, group_slots, spill_bytes, spill_origin
 from tests.aot.test_sparse import BACKWARDS, PROGRAM, READERS, block_packer, compiled
+from tests.aot.test_spill import packer
 from tests.sparse_cases import EMPTY, PAYLOADS, SparseCase, decoded, relu_gradient, sparse_case
 from tests.tensors import float_values, plain_nan
 from tests.warp import bases, launch
@@ -123,6 +125,27 @@ def test_spilled(codec, dtype, fmt, room):
     case = make_case(9000, dtype, fmt, "none", 0.6)
     capacity = max(ceil_div(int((bits_of(case.x) != 0).sum() * room), 8) * 8, 8)
     check_spilled(codec, case, dtype, capacity)
+
+
+@pytest.mark.parametrize("dtype, fmt, room", [("bf16", "raw", 0.99), ("fp32", "fp8", 0.0)])
+def test_packing_csr_with_a_spill(dtype, fmt, room):
+    """To the byte what the oracle writes to the spill, and before it to the arrays."""
+    case = make_case(9000, dtype, fmt, "none", 0.6)
+    counts, columns, scratch = reference.csr_encode(case.x, fmt)
+    whole, item = counts.numel() * 256, scratch.element_size()
+    capacity = max(ceil_div(int((bits_of(case.x) != 0).sum() * room), 8) * 8, 8)
+    spill = torch.full((spill_bytes(whole, capacity, item, True),), 7, dtype=torch.uint8)
+    made = [np.full(capacity, 9, np.uint8), np.full(capacity, 9, array(scratch).dtype), array(spill)]
+    ends = array(counts.long())
+    arrays = [array(columns), array(scratch), array(counts), ends, *made]
+    at = bases(arrays)
+    ends[:] = redirected(counts, 256, capacity, (at[6] - at[5]) // item)
+    numbers = [UNBOUNDED, counts.numel(), capacity, columns_start(whole, capacity, item)]
+    launch(packer(90, item, True).ptx, [*arrays, *numbers], ceil_div(counts.numel(), CSR_SLOTS))
+    expected = reference.csr_compact(columns, scratch, counts, capacity, spill)
+    inside = int(counts[:32].sum()) if room else 0
+    assert np.array_equal(made[2], array(spill))
+    assert all(np.array_equal(a[:inside], array(b)[:inside]) for a, b in zip(made, expected, strict=False))
 
 
 def drawn_counts(stride: int, slots: int, density: float) -> torch.Tensor:
