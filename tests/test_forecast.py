@@ -220,6 +220,39 @@ def test_a_count_that_cannot_be_is_refused_and_nothing_is_lost():
     assert host.packer.poll() == 1 and encoded.spilled is True
 
 
+@settings(deadline=None, max_examples=25, derandomize=True)
+@given(data=st.data())
+def test_encodings_that_come_go_and_are_counted_in_any_order_keep_their_bits(data):
+    host, held, sent = Host(bounded=True, lag=3), {}, 0
+    for _ in range(data.draw(st.integers(5, 25))):
+        what = data.draw(st.sampled_from(["encode", "encode", "encode", "arrive", "poll", "drop", "read"]))
+        if what == "encode":
+            name, zeros = data.draw(st.sampled_from(WITHIN)), data.draw(st.sampled_from([0.1, 0.6, 0.95]))
+            share = data.draw(st.sampled_from([None, 0.02, 0.3, 0.8]))
+            x = values(sent, zeros, data.draw(st.sampled_from([900, 9000, 20_000])))
+            held[sent] = name, SPARSE[name].decode(SPARSE[name].encode(x)), host.encode(name, x, share)
+            sent += 1
+        elif what == "arrive" and sent:
+            host.counts.tickets[data.draw(st.integers(0, sent - 1))].arrive()
+        elif what == "poll":
+            host.packer.poll()
+        elif held:
+            number = data.draw(st.sampled_from(sorted(held)))
+            name, want, encoded = held.pop(number) if what == "drop" else held[number]
+            assert same_bits(SPARSE[name].decode(encoded), want)
+            del encoded
+    spilled = [encoded.state()[2] for _, _, encoded in held.values()]
+    assert host.spill.lent_bytes == sum(memory.numel() for memory in spilled if memory is not None)
+    assert all(same_bits(SPARSE[name].decode(encoded), want) for name, want, encoded in held.values())
+    host.arrive()
+    host.packer.poll()
+    assert all(same_bits(SPARSE[name].decode(encoded), want) for name, want, encoded in held.values())
+    assert not any(encoded.pending for _, _, encoded in held.values()) and len(host.told) == sent
+    spilled.clear()
+    held.clear()
+    assert host.spill.lent_bytes == 0
+
+
 def test_backwards_in_other_threads_see_one_state_or_the_other():
     host, wrong, done = Host(), [], threading.Event()
     held: list[tuple[str, Encoded, torch.Tensor]] = []
