@@ -88,7 +88,7 @@ def redirected(counts: torch.Tensor, stride: int, capacity: int, distance: int) 
     return array(ends + torch.where(last > capacity, distance - spill_origin(capacity), 0))
 
 
-def check_spilled(codec: str, case: SparseCase, dtype: str, capacity: int) -> None:
+def check_spilled(codec: str, case: SparseCase, dtype: str, capacity: int, spill_first: bool) -> None:
     """Payload and spill by the oracle, ends redirected as these lie in the emulated memory."""
     n, stride = case.x.numel(), 1024 if codec == "zvc" else 256
     encoded = getattr(reference, f"{codec}_encode")(case.x, case.fmt)
@@ -102,29 +102,42 @@ def check_spilled(codec: str, case: SparseCase, dtype: str, capacity: int) -> No
         index, values = reference.csr_compact(encoded[1], scratch, counts, capacity, spill)
         payload = (counts, index, values, EMPTY)
     for kernel, before, after in ((READERS[codec], [], [EMPTY]), (BACKWARDS[codec], [case.grad], [])):
-        out, first = np.full_like(array(case.x), -1), [array(x) for x in before]
+        out, behind = np.full_like(array(case.x), -1), np.zeros(0, np.uint8)
+        if spill_first:
+            # the first array's memory holds the spill as well: distances are negative
+            behind = np.zeros(512 - out.nbytes % 512, np.uint8)
+            behind = np.concatenate((behind, array(spill)))
+        room = np.concatenate((out.view(np.uint8), behind)).view(out.dtype)
         octets, ends = array(index).view(np.uint8), array(counts.long())
         structure = [octets, array(counts), ends] if codec == "zvc" else [array(counts), ends, octets]
-        arrays = [out, *first, *structure, array(values), *(array(x) for x in after), array(spill)]
-        at = bases(arrays)
-        ends[:] = redirected(counts, stride, capacity, (at[-2] - at[len(first) + 4]) // item)
+        arrays = [room, *map(array, before), *structure, array(values), *map(array, after)]
+        at = bases([*arrays, array(spill)])
+        spill_at = at[0] + room.nbytes - spill.numel() if spill_first else at[-2]
+        ends[:] = redirected(counts, stride, capacity, (spill_at - at[len(before) + 4]) // item)
         # zvc's kernels are those of any packed array, and know of no spill: it is only there
-        numbers = [n, 0, arrays.pop()] if codec == "zvc" else [n, capacity, columns_start(whole, capacity, item)]
-        launch(compiled(kernel, dtype, fmt=case.fmt, spill=True).ptx, [*arrays, *numbers], ceil_div(n, PROGRAM))
+        numbers = [n, 0] if codec == "zvc" else [spill_at, n, capacity, columns_start(whole, capacity, item)]
+        ptx = compiled(kernel, dtype, fmt=case.fmt, spill=True).ptx
+        launch(ptx, [*arrays, *numbers, array(spill)], ceil_div(n, PROGRAM))
         name, geometry = (f"{codec}_relu_backward", ()) if before else (f"{codec}_decode", (n, case.x.dtype))
         expected = getattr(reference, name)(*before, *payload, *geometry, case.fmt, "none", True, spill)
-        assert np.array_equal(out, array(expected))
+        assert np.array_equal(room[:n], array(expected))
 
 
 @BOTH
 @pytest.mark.parametrize(
-    "dtype, fmt, room", [("bf16", "raw", 0.99), ("fp32", "fp8", 0.99), ("fp16", "fp16", 0.0), ("fp32", "raw", 1.0)]
+    "dtype, fmt, room, spill_first",
+    [
+        ("bf16", "raw", 0.99, True),
+        ("fp32", "fp8", 0.99, False),
+        ("fp16", "fp16", 0.0, False),
+        ("fp32", "raw", 0.0, True),
+    ],
 )
-def test_spilled(codec, dtype, fmt, room):
+def test_spilled(codec, dtype, fmt, room, spill_first):
     """A group of 8192 in the arrays or not, and a short one: programs read one or the other, from one pointer each."""
     case = make_case(9000, dtype, fmt, "none", 0.6)
     capacity = max(ceil_div(int((bits_of(case.x) != 0).sum() * room), 8) * 8, 8)
-    check_spilled(codec, case, dtype, capacity)
+    check_spilled(codec, case, dtype, capacity, spill_first)
 
 
 @pytest.mark.parametrize("dtype, fmt, room", [("bf16", "raw", 0.99), ("fp32", "fp8", 0.0)])
