@@ -80,6 +80,12 @@ def decode_slots(words, counts, values, exponents, first, n, dtype, fmt, scaling
 
 def decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
     """dtype[n] from row ``first`` of a checked csr payload on. Does not synchronise."""
+    if spill is not None and first % CSR_ROWS:
+        # a program reads its rows as one run, and those of a group alone are one
+        before = first % CSR_ROWS
+        skipped, first = before * CSR_COLUMNS, first - before
+        args = (first, n + skipped, dtype, fmt, scaling, packed, spill)
+        return decode_rows(counts, columns, values, exponents, *args)[skipped:]
     x = torch.empty((n,), dtype=dtype, device=values.device)
     rows = slice(first, first + ceil_div(n, CSR_COLUMNS))
     skipped = 0 if packed else first * CSR_COLUMNS
