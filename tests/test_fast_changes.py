@@ -1,12 +1,14 @@
 # ruff: noqa: F811
 """The short way of a model that is changed, watched or used otherwise between steps or within one."""
 
+import copy
 import threading
 
 import pytest
 import torch
 from torch import nn
 
+import gistkit
 from tests.fast_cases import both, compressed_and_plain, image, settle, shift  # noqa: F401
 from tests.nn_cases import same_bits
 
@@ -177,6 +179,41 @@ def test_threads_side_by_side(compressed_and_plain):
     for thread in threads:
         thread.join()
     assert len(wrong) == 10 and not any(wrong)
+
+
+class Turned(nn.Module):
+    """A convolution of a ReLU's output with height and width exchanged: a view of the same storage."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.relu = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True)
+        self.conv, self.other = nn.Conv2d(8, 8, 3, bias=False), nn.Conv2d(8, 8, 3, bias=False)
+
+    def forward(self, x):
+        y = self.relu(self.norm(self.first(x)))
+        return (self.conv(y) + self.other(y.transpose(2, 3))).mean((2, 3))
+
+
+def test_a_stash_that_is_seen_otherwise(compressed_and_plain):
+    torch.manual_seed(0)
+    plain = Turned()
+    settle((gistkit.compress(copy.deepcopy(plain)), plain), 9)
+
+
+def test_masks_go_with_their_backward(compressed_and_plain):
+    settle(compressed_and_plain, 3)
+    model, _ = compressed_and_plain
+    loss = model(image()).sum()
+    pending, masked = [loss.grad_fn], {}
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in masked:
+            masked[node] = node.name() == "_MaskedReLUBackward"
+            pending.extend(edge for edge, _ in node.next_functions)
+    masked = [node for node, is_one in masked.items() if is_one]
+    assert len(masked) == 4 and all(node.kept is not None for node in masked)
+    loss.backward()
+    assert all(node.kept is None for node in masked)
 
 
 def test_second_derivatives_are_refused(compressed_and_plain):

@@ -88,6 +88,12 @@ def test_the_last_convolutions_have_no_room():
     assert found[calls[-1]].weight_bytes == sum(4 * p.numel() for p in network().parameters())
 
 
+def test_what_a_convolution_keeps_itself_makes_no_room():
+    model = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1, bias=False) for _ in range(3)))
+    found, size = rooms(*planned(model)), 4 * 3 * 24 * 24 * 4
+    assert [found[c].spare_bytes for c in sorted(found)] == [2 * size - 3 * size, size - 3 * size, -3 * size]
+
+
 @pytest.mark.parametrize("changed", [{"codec": "zvc"}, {"place": "host"}, {"codec": "rebuild"}])
 def test_only_what_lies_on_the_device_as_it_is_makes_room(changed):
     graph, plan = planned(network())

@@ -77,12 +77,13 @@ def test_what_is_not_there_has_no_body():
     assert OnePass(RECIPES[3], y).body({1: norms[1], 2: plain[2]}, kept.get) is None
 
 
-def test_another_arithmetic_is_another_launch():
-    maker, bodies = OnePass(RECIPES[3], torch.empty(SHAPE)), []
+@pytest.mark.parametrize("recipe", [RECIPES[0], RECIPES[3]], ids=str)
+def test_another_arithmetic_is_another_launch(recipe):
+    maker, bodies = OnePass(recipe, torch.empty(SHAPE)), []
     for form in ("scaled", "scaled", "centred"):
         norms, kept = step(0, form=form)
         bodies.append(maker.body(norms, kept.get))
-        assert same_bits(bodies[-1].dense(), fused(RECIPES[3], norms, kept.get).dense())
+        assert same_bits(bodies[-1].dense(), fused(recipe, norms, kept.get).dense())
     assert bodies[0]._launch is bodies[1]._launch is not bodies[2]._launch
 
 

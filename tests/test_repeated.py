@@ -5,6 +5,7 @@ import torch
 
 from gistkit.kernels import direct, tiling
 from gistkit.kernels.reference import mask as mask_reference
+from gistkit.kernels.reference import rebuild as rebuild_reference
 from gistkit.kernels.repeated import Repeated, repeated_tiles
 from gistkit.runtime.rebuild import same_bits
 from tests.test_launch import Kernel
@@ -113,6 +114,20 @@ class Launchers:
     relu_mask1_dense = staticmethod(lambda x: (torch.relu(x), mask_reference.mask1_encode(x.reshape(-1))))
 
     @staticmethod
+    def repeated_rebuild(x, channels, form, plane, how):
+        def work(x, mean, invstd, affine, other, *there, out):
+            args = (form, plane, other.reshape(-1), list(there), how) if how else (form, plane, None, [], "")
+            args = args if how != "values" else (*args[:3], [], "")
+            rebuild_reference.bn_rebuild(x.reshape(-1), [mean, invstd, affine], *args, True, out.view(-1))
+
+        return Stub(lambda *tensors: work(*tensors[:-1], out=tensors[-1]))
+
+    @staticmethod
+    def bn_rebuild_dense(x, *args):
+        *args, out = (a.reshape(-1) if isinstance(a, torch.Tensor) else a for a in args)
+        rebuild_reference.bn_rebuild(x.reshape(-1), *args, out)
+
+    @staticmethod
     def relu_mask1_dense_(x):
         bits = mask_reference.mask1_encode(x.reshape(-1))
         torch.relu_(x)
@@ -136,3 +151,22 @@ def test_masks(as_cuda, inplace, monkeypatch):
     other = torch.empty_strided(x.shape, (105, 1, 21, 3)).copy_(grad)
     result = masks.backward(other, bits)
     assert same_bits(result, want) and result.stride() == x.stride()
+
+
+@pytest.mark.parametrize("as_cuda", [False, True])
+@pytest.mark.parametrize("other_form", ["", "values", "centred"])
+def test_rebuilds(as_cuda, other_form, monkeypatch):
+    if as_cuda:
+        monkeypatch.setattr(direct, "_is_plain", lambda x: True)
+        monkeypatch.setattr(direct, "_launchers", lambda family: Launchers)
+    rebuilds = direct.Rebuilds(35, "split", other_form)
+    for _ in range(3):
+        x, other = torch.randn(2, 3, 5, 7), torch.randn(2, 3, 5, 7)
+        own, there = ([torch.randn(3), torch.rand(3), torch.randn(6)] for _ in range(2))
+        vectors, beside = there if other_form == "centred" else [], other if other_form else None
+        want = torch.empty_like(x)
+        form = "centred" if vectors else ""
+        flat = None if beside is None else other.view(-1)
+        rebuild_reference.bn_rebuild(x.view(-1), own, "split", 35, flat, vectors, form, True, want.view(-1))
+        out = torch.full_like(x, float("nan"))
+        assert rebuilds(x, own, beside, vectors, out) is out and same_bits(out, want)

@@ -91,6 +91,7 @@ class FastAdd:
 
     def __init__(self, step: Step, b: Add) -> None:
         self._index, self._x, self._other = step.index, Kind(b.x), Kind(b.other)
+        self._geometries = geometry(b.x), geometry(b.other)
 
     def __call__(
         self, region: Region, hooks: Hooks, x: Any, other: Any, alpha: Any, inplace: Any, *call: Any
@@ -99,19 +100,21 @@ class FastAdd:
             return None
         region.instead = self._index
         try:
-            return summed(region, x, other, alpha, *call)
+            return summed(region, x, other, alpha, *call, *self._geometries)
         finally:
             region.instead = -1
 
 
 def summed(
-    region: Region, x: torch.Tensor, other: torch.Tensor, alpha: Any, func: Callable, args: tuple, kwargs: dict
-) -> torch.Tensor:
-    """An addition of plain tensors by PyTorch, remembered where recipes may name it."""
+    region: Region, x: torch.Tensor, other: torch.Tensor, alpha: Any, func: Callable, args: tuple, kwargs: dict,
+    *geometries: tuple,
+) -> torch.Tensor:  # fmt: skip
+    """An addition of plain tensors by PyTorch, remembered where recipes may name it; ``geometries``: those of both
+    where they are known but for where they begin."""
     if type(alpha) not in (int, float) or alpha != 1:
         return func(*args, **kwargs)
     origins = region.origins
-    keys = origins.key(x), origins.key(other)
+    keys = origins.key(x, *geometries[:1]), origins.key(other, *geometries[1:])
     y = func(*args, **kwargs)
     origins.summed(*keys, y)
     return y
@@ -145,9 +148,7 @@ def run_module(region: Region, pack: Callable, func: Callable, *operands: Any) -
         known = region.fast[at]
     except IndexError:
         return None
-    if known is None or known[0] is not func:
-        return None
-    hooks = open_hooks(region, pack)
+    hooks = None if known is None or known[0] is not func else open_hooks(region, pack)
     if hooks is None:
         return None
     region.calls = at + 1

@@ -85,7 +85,7 @@ class FastBatchNorm:
         else:
             apply = Factors(mean, invstd, affine, self._form)
         region.norms[self._index] = BatchNormTerm(hold, apply)
-        region.origins.made_as(self._term, y, self._geometry)
+        region.origins.made_as(self._term, (region.table.known(y), self._geometry))
 
     def _affine(self, region: Region, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor | None:
         """This batch norm's part of the forward's copies of weights and biases; None where it is not what is there."""

@@ -32,6 +32,7 @@ class FastRelu:
         self._x, self._inplace, self._bind = Kind(b.x), b.inplace, bind
         self._nbytes, self._row_elements = y.untyped_storage().nbytes(), y.numel() // y.shape[0]
         self._recipe, self._storage, self._reason = decision.recipe, decision.storage, decision.reason
+        self._term = ("stash", decision.storage)
         self._own = (step.index, step.op, payload_bytes(y.grad_fn.kept))  # type: ignore[union-attr]
         self._masks, self._geometry = Masks(y), geometry(y)
         self._is_source = self._storage in region.program.sources if region.program is not None else False
@@ -58,9 +59,9 @@ class FastRelu:
         region.own.append(self._own)
         if type(body) is not OnePassBody:
             body = RebuiltBody(builder(body, y), self._row_elements)
-        table.add(y, Stash(body, self._storage, "rebuild", self._nbytes, self._reason), True)
+        key = table.add(y, Stash(body, self._storage, "rebuild", self._nbytes, self._reason), True)
         if self._is_source:
-            origins.made_as(("stash", self._storage), y, self._geometry)
+            origins.made_as(self._term, (key, self._geometry))
         return y
 
     def _body(self, region: Region) -> Any:

@@ -27,17 +27,20 @@ class Origins:
         self._made: dict[tuple, Key] = {}
         self._sums: dict[Key, tuple[Key, Key]] = {}
 
-    def key(self, x: torch.Tensor) -> Key:
-        """x as it is now: the same key is the same values."""
-        return self._known(x), (x.dtype, x.shape, x.stride(), x.storage_offset())
+    def key(self, x: torch.Tensor, geometry: tuple = ()) -> Key:
+        """x as it is now: the same key is the same values. ``geometry``: x's, but perhaps for where it begins."""
+        offset = x.storage_offset()
+        if geometry and geometry[3] == offset:
+            return self._known(x), geometry
+        return self._known(x), (x.dtype, x.shape, x.stride(), offset)
 
     def made(self, what: str, number: int, x: torch.Tensor) -> None:
         """x is what a recipe calls (what, number): ``("bn", covered call)`` or ``("stash", storage)``."""
         self._made[what, number] = self.key(x)
 
-    def made_as(self, term: tuple, x: torch.Tensor, geometry: tuple) -> None:
-        """:meth:`made` of an x whose geometry, the last part of its key, is known."""
-        self._made[term] = self._known(x), geometry
+    def made_as(self, term: tuple, key: Key) -> None:
+        """:meth:`made` of a tensor of that key."""
+        self._made[term] = key
 
     def summed(self, a: Key, b: Key, y: torch.Tensor) -> None:
         """y is a plain addition of two tensors as they were before it."""

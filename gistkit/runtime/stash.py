@@ -89,6 +89,10 @@ class RebuiltBody:
     def dense(self) -> torch.Tensor:
         return self._build(None)
 
+    def dense_rows(self, start: int, stop: int) -> torch.Tensor:
+        """Rows start..stop: a recipe that reads this one row by row makes no more of it than them."""
+        return self._build((start, stop))
+
     def dense_range(self, start: int, stop: int) -> torch.Tensor:
         per_row = self._row_elements
         first, last = start // per_row, -(-stop // per_row)
@@ -194,14 +198,16 @@ class StashTable:
             self._weak.add(storage._weak_ref())  # type: ignore[arg-type]
         return address, x._version
 
-    def add(self, x: torch.Tensor, stash: Stash, tag: bool = False) -> None:
-        """Record that x's storage at its present version is stashed; with ``tag`` as :meth:`tag` does too."""
+    def add(self, x: torch.Tensor, stash: Stash, tag: bool = False) -> tuple[int, int]:
+        """Record that x's storage at its present version is stashed, under the key that is returned; with ``tag`` as
+        :meth:`tag` does too."""
         key = self.known(x)
         self._entries[key] = (stash, x.dtype)
         if tag:
             self._tags.add(key)
         if stash.storage >= 0:
             self._names[stash.storage] = stash
+        return key
 
     def find(self, x: torch.Tensor) -> Stash | None:
         """The stash of x's storage as it is now, or None."""
