@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gistkit import formats
@@ -63,6 +63,7 @@ def check_reads(codec: Sparse, encoded, plain, grad) -> None:
 
 
 @pytest.mark.parametrize("name", WITHIN)
+@settings(max_examples=25)
 @given(x=cases(), which=st.sampled_from(["least", "half", "a group less", "one less", "exact", "more", "all"]))
 def test_reading_gives_the_same_bits_before_and_after_settling(name, x, which):
     codec = WITHIN[name]
@@ -138,7 +139,7 @@ def test_nothing_to_encode_is_settled_at_once(name):
     assert not encoded.pending and encoded.spilled is False and codec.decode(encoded).shape == (0, 3)
 
 
-@pytest.mark.parametrize("name", WITHIN)
+@pytest.mark.parametrize("name", ("zvc", "csr", "csr+fp8"))
 @given(n=st.integers(1, 3_000_000), density=st.floats(0, 1.2))
 def test_capacities_are_rounded_up_by_less_than_a_256th_and_eight_items(name, n, density):
     codec = WITHIN[name]

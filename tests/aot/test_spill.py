@@ -16,20 +16,19 @@ from tests.aot.test_sparse import ITEMS, PROGRAM, at_half_density, compiled
 PAIR = {"columns_ptr": "*u8", "packed_columns_ptr": "*u8", "spill_ptr": "*u8", "counts_ptr": "*i16", "ends_ptr": "*i64"}
 
 
-@pytest.mark.parametrize("kernel, listed", [(csr_decode_kernel, 11), (csr_backward_kernel, 16)], ids=("decode", "back"))
-@pytest.mark.parametrize("capability, dtype, fmt", [
-    (80, "bf16", "raw"),
-    (90, "bf16", "raw"),
-    (90, "fp32", "raw"),
-    (90, "bf16", "fp8"),
-    (100, "bf16", "raw"),
+@pytest.mark.parametrize("kernel, capability, dtype, fmt, listed", [
+    (csr_decode_kernel, 80, "bf16", "raw", 10),
+    (csr_decode_kernel, 90, "bf16", "raw", 10),
+    (csr_decode_kernel, 100, "bf16", "fp8", 11.5),
+    (csr_backward_kernel, 90, "fp32", "raw", 15.5),
+    (csr_backward_kernel, 100, "bf16", "raw", 12),
 ])  # fmt: skip
-def test_csrs_readers_find_their_columns_for_a_few_instructions(capability, kernel, listed, dtype, fmt):
+def test_csrs_readers_find_their_columns_for_a_few_instructions(kernel, capability, dtype, fmt, listed):
     plain, spilling = (compiled(kernel, dtype, capability, fmt, spill=spill) for spill in (False, True))
     # 32 lanes a program of 1024 elements: 20 scalar instructions are 0.63 an element
     assert spilling.instructions - plain.instructions <= 20
     assert spilling.barriers == 0 and spilling.registers <= plain.registers + 4
-    assert per_element(spilling, PROGRAM, 1) <= listed + 0.5
+    assert per_element(spilling, PROGRAM, 1) <= listed
     assert at_half_density(spilling, 2) <= 21
     assert (spilling.stores, spilling.stores_128, spilling.loads_128) == (
         plain.stores,
@@ -56,7 +55,7 @@ def test_csr_compact(capability, item_bytes, budget):
     assert per_element(loop_body(c), 32 * RUN[item_bytes] * pieces, 1) <= budget
 
 
-@pytest.mark.parametrize("capability, item_bytes", [(80, 2), (90, 1), (90, 4), (100, 2)])
+@pytest.mark.parametrize("capability, item_bytes", [(80, 2), (90, 1), (90, 4)])
 def test_packing_csr_is_the_same_loop(capability, item_bytes):
     plain, spilling = (packer(capability, item_bytes, spill) for spill in (False, True))
     assert spilling.spills == spilling.barriers == 0 and spilling.registers <= 80
@@ -64,7 +63,7 @@ def test_packing_csr_is_the_same_loop(capability, item_bytes):
     assert spilling.instructions - plain.instructions <= 24, "once for 32 rows"
 
 
-@pytest.mark.parametrize("capability, item_bytes", [(80, 2), (90, 4)])
+@pytest.mark.parametrize("capability, item_bytes", [(90, 4)])
 def test_a_total_of_64_bits_costs_zvcs_packing_nothing(capability, item_bytes):
     kind = ITEMS[item_bytes]
     kinds = {"scratch_ptr": kind, "packed_ptr": kind, "counts_ptr": "*i16", "ends_ptr": "*i64", "slots": "i32"}
