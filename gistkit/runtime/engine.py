@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -90,6 +91,11 @@ def _describe(leaf: Any, by_value: tuple) -> Any:
     if isinstance(leaf, torch.Tensor):
         return leaf.dtype, leaf.dim(), leaf.device, leaf.requires_grad
     return leaf if isinstance(leaf, (bool, type(None), *by_value)) else type(leaf)
+
+
+def _moves(plan: Plan) -> tuple:
+    """What a plan does, whatever its reasons: they name densities, which change at every step."""
+    return tuple(replace(d, reason="") for d in plan.decisions), plan.choices
 
 
 def _foreign() -> str:
@@ -197,6 +203,9 @@ class Engine:
     def _install(self, key: tuple, graph: SavedGraph) -> Program:
         densities = self._densities.setdefault(key, {})
         plan = gist(graph, lossy=self.settings.lossy, densities=densities)
+        known = self._programs.get(key)
+        if known is not None and known.graph is graph and _moves(known.plan) == _moves(plan):
+            return known  # with what its calls have learnt
         self._programs[key] = program = Program(graph, plan)
         return program
 
