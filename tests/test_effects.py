@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from gistkit.plan.cost import cost_table
-from gistkit.plan.effects import Context, StepIndex, block_effects, profile
+from gistkit.plan.effects import Composer, Context, StepIndex, block_effects, profile
 from gistkit.plan.plan import CallChoice, Decision
 from gistkit.plan.policies.gist import gist
 from tests.effect_cases import BYTES, CHAIN, CPU, RELU, TITANX, block_of, effects, lives, plan_of, short
@@ -177,6 +177,31 @@ def test_slices_hold_two_at_a_time_and_one_more_gradient():
     many = CallChoice(second.covered, "conv2d", slices=64)
     found = lives(graph, plan_of(graph, Decision(relu.storage, "fp16", mask=True), choices=(many,)))
     assert found[relu.id, "decoded"] == [(7, 7, relu.nbytes // 4)]  # no more slices than rows
+
+
+def test_what_a_rebuild_reads_in_slices_is_there_one_at_a_time():
+    graph = forked(1)
+    rebuilt, source = block_of(graph, "batch_norm", 0), block_of(graph, "conv2d", 0)
+    relu = next(c for c in graph.calls if c.op == "relu")
+    recipe = ("relu", ("bn", relu.covered - 1))
+    decisions = (
+        Decision(rebuilt.storage, "rebuild", "nowhere", True, (source.storage,), recipe=recipe),
+        Decision(source.storage, "fp16"),
+    )
+    conv, bn = rebuilt.uses[0].task, source.uses[0].task
+    call = graph.calls[graph.tasks[conv].call]
+    cut = plan_of(graph, *decisions, choices=(CallChoice(call.covered, "conv2d", slices=2),))
+    composer = Composer(graph, cost_table(graph, CPU))
+
+    def decoded(plan, block):
+        found = (i for i in composer.profile(plan).intervals if i.block == block.id and i.what == "decoded")
+        return sorted((i.first, i.nbytes) for i in found)
+
+    # a slice beside the one that was read last; of the source no more than the slice that it is made of
+    assert decoded(cut, rebuilt) == [(conv, BYTES)]
+    assert decoded(cut, source) == [(conv, BYTES // 2), (bn, BYTES)]
+    # the same composer on the same decisions without the cut
+    assert decoded(plan_of(graph, *decisions), source) == [(conv, BYTES), (bn, BYTES)]
 
 
 def test_in_place_relu_takes_its_input_over():

@@ -12,6 +12,7 @@ from gistkit.nn import norm
 from gistkit.nn.keep import Alias
 from gistkit.runtime import telling
 from gistkit.runtime.rebuild import AddTerm, BatchNormTerm, FusedTerm, KeptTerm, ReluTerm
+from gistkit.runtime.stash import RebuiltBody
 from tests.nn_cases import DTYPES, same_bits
 
 SHAPES = [(4, 6, 5, 7), (3, 16, 8, 8), (9, 6), (3, 6, 8)]
@@ -143,3 +144,15 @@ def test_a_training_step_rebuilds_in_one_pass_where_that_is_exact(wrong, monkeyp
         calls.clear()
         assert all(same_bits(a, b) for a, b in zip(step(model, x), want, strict=True))
     assert any(calls) != wrong, "residual sums are rebuilt in one pass, unless that is not exact"
+
+
+def test_rows_of_what_is_rebuilt_from_a_rebuild_make_no_more_of_that():
+    x, asked = torch.arange(24.0).view(4, 6), []
+
+    def build(rows):
+        asked.append(rows)
+        return x if rows is None else x[slice(*rows)]
+
+    inner = RebuiltBody(build, 6)
+    assert torch.equal(KeptTerm(inner, True).dense((1, 3)), x[1:3]) and asked == [(1, 3)]
+    assert torch.equal(KeptTerm(inner, True).dense(), x) and asked[1:] == [None]

@@ -166,7 +166,7 @@ class _Case:
             self._factors(norm)
         self._checked(self.context.index.written.get(block.id, -1))
         for task in self.needs:
-            self._add(task, task, held(recipe) * self._decoded_bytes(task), "decoded")
+            self._add(task, task, self._decoded_bytes(task, held(recipe)), "decoded")
             self.extra.append((task, seconds))
             self._checked(task)
 
@@ -211,13 +211,17 @@ class _Case:
             self.extra.append((task, self.costs.decode_s(*measures)))
         self.extra += [(t, self.costs.relu_backward_s(*measures)) for t in self.signs_on_payload]
 
-    def _decoded_bytes(self, task: int) -> int:
-        """Bytes of the dense form while a task reads it: of two batch slices at a time where the task is cut."""
+    def _decoded_bytes(self, task: int, at_once: int = 1) -> int:
+        """Bytes of the dense form while a task reads it, made of so many tensors ``at_once``. Where the task is cut,
+        those of a batch slice, beside the last slice that it has read; what only feeds a rebuild is let go of."""
         slices = (self.context.slices or {}).get(task, 1)
         if self.graph.batch:
             slices = min(slices, self.graph.batch)
         nbytes = self.block.nbytes
-        return nbytes if slices == 1 else min(nbytes, 2 * ceil_div(nbytes, slices))
+        if slices == 1:
+            return at_once * nbytes
+        read = any(u.task == task for u in self.block.uses)
+        return min(at_once * nbytes, (at_once + read) * ceil_div(nbytes, slices))
 
     def _place(self, first: int, needs: list[int], nbytes: int, what: str) -> None:
         """The payload on the device from ``first`` to the last need, or with a stay on the host in between."""

@@ -119,7 +119,8 @@ class Composer:
         also = context.also.get(block.id) if context.also else None
         key = (block.id, decision, context.plain, block.id in context.ends_early, also)
         if decision is not None and decision.codec != "dense":
-            cut = tuple((context.slices or {}).get(u.task, 1) for u in block.uses) if context.slices else ()
+            tasks = {u.task for u in block.uses} | (also or frozenset())
+            cut = tuple(sorted((t, n) for t in tasks if (n := context.slices.get(t))) if context.slices else ())
             late = context.scratch_end(block.saved) if self.costs.hardware.async_counts else None
             key += (cut, late, (context.restart or {}).get(block.id))
         found = self._memory.get(key)
