@@ -90,7 +90,8 @@ def activation(s: Setting) -> torch.Tensor:
 
 
 def codec_cases() -> list[Case]:
-    """Encode and decode of every codec but `dense`; masked gradients where a codec has them; packing of sparse ones."""
+    """Encode and decode of every codec but `dense`; masked gradients where a codec has them; packing of sparse ones, in
+    a step of its own and with the encoding, where their number is forecast (a fiftieth too low: ``encode_spilled``)."""
     cases = []
     for name, codec in CODECS.items():
         if name == "dense":
@@ -98,12 +99,19 @@ def codec_cases() -> list[Case]:
         sparse, floats = isinstance(codec, Sparse), codec.dtypes is None or torch.float32 in codec.dtypes
         densities = (0.5, 0.1) if name in ("zvc", "csr") else (0.5,)
         dtypes = None if floats else codec.dtypes
-        for direction in ("encode", "pack", "decode", "relu_backward"):
-            if (direction == "pack" and not sparse) or (direction == "relu_backward" and not _masks(codec)):
-                continue
+        for direction in _directions(codec):
             make, loss = _codec_workload(codec, direction), _relative_error(codec)
-            cases.append(Case(name, direction, "codec", make, dtypes, densities, False, sparse, codec.lossless, loss))
+            cuda_only = direction == "encode_spilled"
+            cases.append(
+                Case(name, direction, "codec", make, dtypes, densities, cuda_only, sparse, codec.lossless, loss)
+            )
     return cases
+
+
+def _directions(codec: Codec) -> list[str]:
+    sparse = isinstance(codec, Sparse)
+    within = ["encode_within", "encode_spilled"] if sparse and codec.packs_within else []
+    return ["encode", *["pack"] * sparse, *within, "decode", *["relu_backward"] * _masks(codec)]
 
 
 def _relative_error(codec: Codec) -> float | None:
@@ -179,6 +187,20 @@ def _pack(codec: Codec, x: torch.Tensor, grad: torch.Tensor, encoded: Encoded) -
     return run, moved
 
 
+def _encode_within(share: float) -> Callable[..., tuple[Callable, int]]:
+    """Encoding into arrays for ``share`` of the elements that will be stored, as training does by a forecast; what has
+    no room in them goes to the host's memory."""
+
+    def workload(codec: Codec, x: torch.Tensor, grad: torch.Tensor, encoded: Encoded) -> tuple[Callable, int]:
+        assert isinstance(codec, Sparse) and encoded.nonzeros is not None
+        n = x.numel()
+        capacity = codec.capacity(n, min(1.0, share * encoded.nonzeros / n))
+        spill = torch.empty(codec.spill_bytes(n, x.dtype, capacity), dtype=torch.uint8, pin_memory=x.is_cuda)
+        return lambda: codec.begin_within(x, capacity, spill), x.nbytes + encoded.nbytes
+
+    return workload
+
+
 def _decode(codec: Codec, x: torch.Tensor, grad: torch.Tensor, encoded: Encoded) -> tuple[Callable, int]:
     return lambda: codec.decode(encoded), x.nbytes + encoded.nbytes
 
@@ -187,4 +209,11 @@ def _relu_backward(codec: Codec, x: torch.Tensor, grad: torch.Tensor, encoded: E
     return lambda: codec.relu_backward(encoded, grad), grad.nbytes + x.nbytes + encoded.nbytes
 
 
-_DIRECTIONS = {"encode": _encode, "pack": _pack, "decode": _decode, "relu_backward": _relu_backward}
+_DIRECTIONS = {
+    "encode": _encode,
+    "pack": _pack,
+    "encode_within": _encode_within(1.04),
+    "encode_spilled": _encode_within(0.98),
+    "decode": _decode,
+    "relu_backward": _relu_backward,
+}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-DIRECTIONS = ("forward", "encode", "pack", "decode", "relu_backward", "backward")
+DIRECTIONS = ("forward", "encode", "pack", "encode_within", "encode_spilled", "decode", "relu_backward", "backward")
 COLOURS: tuple[str, ...] = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9")
 COPY = "#d55e00"
 GAP = 0.7
