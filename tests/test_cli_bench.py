@@ -32,7 +32,7 @@ def test_the_main_job(tmp_path, capsys):
     assert "16 rows, 0 failed, 0 not started" in shown.out and "16/16" in shown.err
     rows = [json.loads(line) for line in lines.read_text().splitlines()]
     raw = json.loads(numbers.read_text())
-    assert raw["rows"] == rows and raw["planned"] == 14 and raw["environment"]["torch"] == torch.__version__
+    assert raw["rows"] == rows and raw["planned"] == 16 and raw["environment"]["torch"] == torch.__version__
     with Image.open(picture) as image:
         pixels = {colour: count for count, colour in image.convert("RGB").getcolors(1 << 24)}
         height = image.size[1]
