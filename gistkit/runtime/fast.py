@@ -148,7 +148,9 @@ def run_module(region: Region, pack: Callable, func: Callable, *operands: Any) -
         known = region.fast[at]
     except IndexError:
         return None
-    hooks = None if known is None or known[0] is not func else open_hooks(region, pack)
+    if known is None or known[0] is not func:
+        return None
+    hooks = open_hooks(region, pack)
     if hooks is None:
         return None
     region.calls = at + 1
