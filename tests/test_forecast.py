@@ -19,6 +19,7 @@ from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.spill import NO_MEMORY, Spill
 from tests.tensors import float_values, plain_nan, same_bits, tensors
 from tests.test_exact import LateCounts
+from tests.test_spill import lent_bytes
 
 SPARSE = {name: c for name, c in CODECS.items() if isinstance(c, Sparse)}
 WITHIN = [name for name, c in SPARSE.items() if c.packs_within]
@@ -79,10 +80,10 @@ def test_what_was_as_forecast_gives_the_hosts_memory_back_when_the_count_says_so
     encoded = host.encode("zvc", x, share_of(x))
     capacity = SPARSE["zvc"].capacity(N, share_of(x) + MARGIN)
     assert encoded.pending and encoded.nbytes == SPARSE["zvc"].within_bytes(N, x.dtype, capacity)
-    assert host.spill.lent_bytes > 0 and host.packer.waiting == 0
+    assert lent_bytes(host.spill) > 0 and host.packer.waiting == 0
     host.arrive()
     host.packer.poll()
-    assert host.told == [(share_of(x), 0)] and encoded.spilled is False and host.spill.lent_bytes == 0
+    assert host.told == [(share_of(x), 0)] and encoded.spilled is False and lent_bytes(host.spill) == 0
 
 
 def test_what_is_denser_keeps_it_until_nobody_wants_the_encoding():
@@ -92,9 +93,9 @@ def test_what_is_denser_keeps_it_until_nobody_wants_the_encoding():
     host.packer.poll()
     stored, capacity = int((x != 0).sum()), codec.capacity(N, 0.2 + MARGIN)
     assert encoded.spilled is True and host.told == [(stored / N, (stored - capacity) * 5)]
-    assert host.spill.lent_bytes > 0 and same_bits(codec.decode(encoded), x)
+    assert lent_bytes(host.spill) > 0 and same_bits(codec.decode(encoded), x)
     del encoded
-    assert host.spill.lent_bytes == 0
+    assert lent_bytes(host.spill) == 0
     again = host.encode("csr", x, host.told[0][0])
     host.arrive()
     host.packer.poll()
@@ -189,7 +190,7 @@ def test_a_count_is_learnt_when_its_encoding_is_long_dead_and_holds_nothing(shar
     tensors_held = [weakref.ref(t) for t in encoded.payload]
     del encoded
     gc.collect()
-    assert not any(ref() is not None for ref in tensors_held) and host.spill.lent_bytes == 0
+    assert not any(ref() is not None for ref in tensors_held) and lent_bytes(host.spill) == 0
     assert host.packer.poll() == 0 and host.told == []
     host.arrive()
     assert host.packer.poll() == 0 and host.told == [(share_of(x), 0)]
@@ -242,7 +243,7 @@ def test_encodings_that_come_go_and_are_counted_in_any_order_keep_their_bits(dat
             assert same_bits(SPARSE[name].decode(encoded), want)
             del encoded
     spilled = [encoded.state()[2] for _, _, encoded in held.values()]
-    assert host.spill.lent_bytes == sum(memory.numel() for memory in spilled if memory is not None)
+    assert lent_bytes(host.spill) == sum(memory.numel() for memory in spilled if memory is not None)
     assert all(same_bits(SPARSE[name].decode(encoded), want) for name, want, encoded in held.values())
     host.arrive()
     host.packer.poll()
@@ -250,7 +251,7 @@ def test_encodings_that_come_go_and_are_counted_in_any_order_keep_their_bits(dat
     assert not any(encoded.pending for _, _, encoded in held.values()) and len(host.told) == sent
     spilled.clear()
     held.clear()
-    assert host.spill.lent_bytes == 0
+    assert lent_bytes(host.spill) == 0
 
 
 def test_backwards_in_other_threads_see_one_state_or_the_other():
@@ -280,7 +281,7 @@ def test_backwards_in_other_threads_see_one_state_or_the_other():
         reader.join()
     held.clear()
     host.packer.poll()
-    assert not wrong and host.spill.lent_bytes == 0 and host.packer.waiting == 0 and len(host.told) == 80
+    assert not wrong and lent_bytes(host.spill) == 0 and host.packer.waiting == 0 and len(host.told) == 80
 
 
 def test_a_forecast_knows_the_last_share_and_what_was_beyond_it():

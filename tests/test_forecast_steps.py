@@ -21,6 +21,7 @@ from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.rebuild import same_bits
 from gistkit.runtime.spill import NO_MEMORY, Spill
 from tests.test_exact import LateCounts
+from tests.test_spill import lent_bytes
 
 BATCH, SIZE, WIDTH, LAYERS = 4, 32, 16, 9
 SCRATCH_BYTES = CODECS["zvc"].scratch_bytes(BATCH * WIDTH * SIZE**2, torch.float32)
@@ -112,7 +113,7 @@ def test_from_the_second_step_on_nobody_waits_however_late_the_counts(behind):
     assert trainer.notes() == "" and len(trainer.counts.tickets) > 7 * first
     trainer.arrive()
     gistkit.report(trainer.model)
-    assert trainer.spill.lent_bytes == 0
+    assert lent_bytes(trainer.spill) == 0
 
 
 def test_kept_bytes_are_the_forecasts_and_one_scratch_lives_at_a_time():
@@ -145,7 +146,7 @@ def test_a_jump_of_density_goes_through_the_host_once_and_every_bit_is_plains(wh
     if when == "in the step":
         trainer.arrive()
         assert "denser than the steps before: storage" in trainer.notes()
-        assert trainer.spill.lent_bytes == 0  # the backward is over, and nobody wants it any more
+        assert lent_bytes(trainer.spill) == 0  # the backward is over, and nobody wants it any more
     else:
         assert trainer.notes() == ""
     trainer.arrive()
@@ -170,11 +171,11 @@ def test_a_graph_that_is_retained_while_the_memory_is_elsewhere():
                     layer.bias += 0.5
     want = torch.autograd.grad(F.cross_entropy(trainer.plain(x), t), list(trainer.plain.parameters()))
     loss, parameters = F.cross_entropy(trainer.model(x), t), list(trainer.model.parameters())
-    assert trainer.spill.lent_bytes > 0
+    assert lent_bytes(trainer.spill) > 0
     early = torch.autograd.grad(loss, parameters, retain_graph=True)
     trainer.arrive()
     trainer.packer.poll()
-    assert trainer.spill.lent_bytes > 0  # what spilled
+    assert lent_bytes(trainer.spill) > 0  # what spilled
     middle = torch.autograd.grad(loss, parameters, retain_graph=True)
     trainer.model(x)
     gistkit.restore(trainer.model)

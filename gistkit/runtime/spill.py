@@ -122,13 +122,6 @@ class Spill:
         """Host memory that is pinned."""
         return sum(c.memory.numel() for chunks in list(self._chunks.values()) for c in chunks)
 
-    @property
-    def lent_bytes(self) -> int:
-        """Of that, what is in use."""
-        with self._lock:
-            self._collect()
-            return sum(lent.stop - lent.start for lent in self._lent.values())
-
     def take(self, nbytes: int, x: torch.Tensor) -> torch.Tensor | None:
         """Memory for an encoding of x on the current stream of its device: uint8, ``nbytes`` or a little more, from a
         multiple of 512 on, free again when this very tensor dies; None where there is none. Never waits for the device,
