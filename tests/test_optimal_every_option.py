@@ -40,7 +40,7 @@ def budget_between(data, runs):
 
 
 @pytest.mark.parametrize("device", [CPU, LINKED, SHARED, CUDA], ids=["cpu", "link", "shared", "cuda"])
-@settings(deadline=None, max_examples=6, derandomize=True)
+@settings(deadline=None, max_examples=4, derandomize=True)
 @given(data=st.data())
 def test_equals_brute_force(device, data):
     graph = data.draw(step_graphs(8, size=64, grown=True))
@@ -68,7 +68,7 @@ def test_equals_brute_force(device, data):
 
 
 @pytest.mark.parametrize("device", [CPU, LINKED, CUDA], ids=["cpu", "link", "cuda"])
-@settings(deadline=None, max_examples=6, derandomize=True)
+@settings(deadline=None, max_examples=3, derandomize=True)
 @given(data=st.data())
 def test_slices_and_sub_batches_equal_brute_force(device, data):
     """Up to MOST / 4 choices for each number of sub-batches, those of slices among them."""
