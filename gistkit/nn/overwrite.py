@@ -13,6 +13,7 @@ import torch
 
 from gistkit.codecs import Encoded
 from gistkit.kernels import ops
+from gistkit.kernels.direct import Masks
 from gistkit.kernels.layout import flat
 from gistkit.nn.keep import Coded, Keep, hold, take
 from gistkit.nn.once import apply, once_differentiable
@@ -37,6 +38,23 @@ class _OverwritingReLU(torch.autograd.Function):
         return None if grad is None else kept.relu_backward(grad), None
 
 
+class _MaskedOverwritingReLU(torch.autograd.Function):
+    """:class:`_OverwritingReLU` with a mask of its own, of dense tensors of one kind."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, masks: Masks) -> torch.Tensor:
+        ctx.materialize_grads = False
+        ctx.masks, y = masks, x.data
+        ctx.kept = masks.relu_(y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor | None):
+        mask = take(ctx)
+        return None if grads[0] is None else ctx.masks.backward(grads[0], mask), None
+
+
 def not_a_number(x: torch.Tensor) -> torch.Tensor:
     """A 0-d NaN of x's dtype and device."""
     return torch.full((), float("nan"), dtype=x.dtype, device=x.device)
@@ -51,4 +69,14 @@ def overwrite_relu(x: torch.Tensor, *, keep: Keep | None = None, nan: torch.Tens
     """
     y = apply(_OverwritingReLU, x, keep)
     x.data = (not_a_number(x) if nan is None else nan).expand(x.shape)
+    return y
+
+
+_masked = super(torch.autograd.Function, _MaskedOverwritingReLU).apply  # type: ignore[misc]
+
+
+def overwrite_masked(x: torch.Tensor, masks: Masks, nan: torch.Tensor) -> torch.Tensor:
+    """:func:`overwrite_relu` without ``keep``, of an x of the masks' kind, outside compilers."""
+    y = _masked(x, masks)
+    x.data = nan.expand(x.shape)
     return y

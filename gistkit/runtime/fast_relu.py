@@ -11,6 +11,7 @@ from gistkit.graph.calls import Relu
 from gistkit.kernels.direct import Masks
 from gistkit.nn import relu as relu_op
 from gistkit.nn.eligible import overwritable
+from gistkit.nn.overwrite import overwrite_masked
 from gistkit.runtime.fast import Kind, geometry
 from gistkit.runtime.native import Hooks
 from gistkit.runtime.one_pass import OnePass, OnePassBody
@@ -25,11 +26,16 @@ Bind = Callable[[tuple, Mapping, Callable], Term | None]
 
 class FastRelu:
     """A ReLU of a tensor that fills its storage; ``bind``: what makes the recipe's term that is known to be exact
-    (:func:`gistkit.runtime.rebuild.fused` or ``resolve``), None where there is no recipe."""
+    (:func:`gistkit.runtime.rebuild.fused` or ``resolve``), None where there is no recipe; ``overwrites``: it took over
+    its input's memory, though not called in place."""
 
-    def __init__(self, region: Region, step: Step, b: Relu, y: torch.Tensor, bind: Bind | None) -> None:
+    def __init__(
+        self, region: Region, step: Step, b: Relu, y: torch.Tensor, bind: Bind | None, overwrites: bool
+    ) -> None:
         decision: Any = step.output
-        self._x, self._inplace, self._bind = Kind(b.x), b.inplace, bind
+        # what was overwritten is no more, and was as y is now
+        self._x, self._inplace, self._bind = Kind(y if overwrites else b.x), b.inplace, bind
+        self._index, self._overwrites = step.index, overwrites
         self._nbytes, self._row_elements = y.untyped_storage().nbytes(), y.numel() // y.shape[0]
         self._recipe, self._storage, self._reason = decision.recipe, decision.storage, decision.reason
         self._term = ("stash", decision.storage)
@@ -41,10 +47,10 @@ class FastRelu:
     def __call__(self, region: Region, hooks: Hooks, x: Any, inplace: Any) -> torch.Tensor | None:
         if inplace is not self._inplace or not self._x.fits(x) or (inplace and not overwritable(x)):
             return None
-        if x.untyped_storage().nbytes() != self._nbytes:
+        if x.untyped_storage().nbytes() != self._nbytes or (self._overwrites and not _overwritable(region, x)):
             return None
         if self._bind is None:
-            y = relu_op.masked(x, inplace, self._masks)
+            y = self._run(region, x, inplace)
             region.own.append(self._own)
             region.mark_sparse(y)
             return y
@@ -55,7 +61,7 @@ class FastRelu:
         body = self._body(region)
         if body is None:
             return None
-        y = relu_op.masked(x, inplace, self._masks)
+        y = self._run(region, x, inplace)
         region.own.append(self._own)
         if type(body) is not OnePassBody:
             body = RebuiltBody(builder(body, y), self._row_elements)
@@ -64,11 +70,23 @@ class FastRelu:
             origins.made_as(self._term, (key, self._geometry))
         return y
 
+    def _run(self, region: Region, x: torch.Tensor, inplace: bool) -> torch.Tensor:
+        if not self._overwrites:
+            return relu_op.masked(x, inplace, self._masks)
+        y = overwrite_masked(x, self._masks, region.nan(x))
+        region.watch.overwritten(x, self._index)
+        return y
+
     def _body(self, region: Region) -> Any:
         """What rebuilds the output, or the term to do so operator by operator; None where something is not there."""
         if self._one_pass is not None:
             return self._one_pass.body(region.norms, region.kept)
         return self._bind(self._recipe, region.norms, region.kept)  # type: ignore[misc]
+
+
+def _overwritable(region: Region, x: torch.Tensor) -> bool:
+    """Whether the ReLU may still take over the memory of an x that fills its storage."""
+    return region.overwrites and x.grad_fn is not None and not x._is_view() and region.table.find(x) is None
 
 
 __all__ = ["FastRelu"]

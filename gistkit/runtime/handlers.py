@@ -94,8 +94,9 @@ def relu(region: Region, step: Step, b: Relu) -> torch.Tensor:
 
 def _learn_relu(region: Region, step: Step, b: Relu, y: torch.Tensor, bind: Any) -> None:
     mask = type(getattr(y.grad_fn, "kept", None)) is Coded
-    if mask and type(b.x) is torch.Tensor and covers(y) and not step.choice.inplace:
-        region.learnt = FastRelu(region, step, b, y, bind)
+    overwritten = id(b.x) in region.watch.items
+    if mask and type(b.x) is torch.Tensor and covers(y) and (overwritten or not step.choice.inplace):
+        region.learnt = FastRelu(region, step, b, y, bind, overwritten)
 
 
 def _place_own(region: Region, decision: Decision | None, y: torch.Tensor) -> None:
