@@ -103,7 +103,8 @@ class Ledger:
         if found is None:
             found = self._value_ids[key] = len(self.values)
             whole = t.numel() * t.element_size() == entry.nbytes and is_dense(t)
-            self.values.append(Value(found, entry.id, version, tuple(t.shape), dtype_name(t.dtype), whole, producer))
+            geometry = (tuple(t.shape), dtype_name(t.dtype), whole)
+            self.values.append(Value(found, entry.id, version, *geometry, producer, t._is_view()))
         return found
 
     def watch(self, t: torch.Tensor, entry: StorageEntry) -> None:

@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from math import prod
 
 from gistkit import formats
-from gistkit.graph.saved import Call
+from gistkit.graph.saved import Call, Value
 from gistkit.plan.plan import CallChoice, Decision
 from gistkit.plan.policies.reading import KERNEL_DTYPES, Reading
-
-RETURN_VIEWS = ("instance_norm", "einsum", "tensordot")
-"""Ops that make their result inside and return a view of it, which nothing may take the memory of."""
 
 
 def map_bits(pool: Call, reading: Reading, carries_mask: bool) -> int | None:
@@ -58,10 +55,15 @@ def may_overwrite(relu: Call, reading: Reading) -> bool:
     storage = reading.graph.storages[value.storage]
     if relu.inplace or storage.escapes or storage.kind != "activation" or not value.whole:
         return False
-    if value.producer >= 0 and reading.graph.calls[value.producer].op in RETURN_VIEWS:
+    if value.view and not _made_without(value, reading):
         return False
     only_reader = [c.index for c in reading.graph.readers(value.storage)] == [relu.index]
     return only_reader and not reading.graph.savers(value.storage)
+
+
+def _made_without(value: Value, reading: Reading) -> bool:
+    """Whether gistkit's own op gives as a tensor of its own what PyTorch's gives as a view: rows of a linear."""
+    return value.producer >= 0 and reading.graph.calls[value.producer].op == "linear" and len(value.shape) > 2
 
 
 def call_choices(reading: Reading, decisions: Mapping[int, Decision]) -> tuple[CallChoice, ...]:
