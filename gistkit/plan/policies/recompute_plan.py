@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass
 
 from gistkit.errors import PlanError
-from gistkit.graph.saved import Call, SavedGraph
+from gistkit.graph.saved import Call, SavedGraph, SavedStorage
 from gistkit.plan.part_algorithms import switches
 from gistkit.plan.plan import CallChoice, Decision
 from gistkit.plan.policies.predicted import kept_by_ops
@@ -170,6 +170,18 @@ class Replays:
                 f"{self._name(storage)}: recompute, but {maker.op} of {maker.module or 'the model'} keeps it for "
                 "itself; leave it undecided"
             )
+        if self._saved_copy(known):
+            maker = self.graph.calls[known.producer]
+            raise PlanError(
+                f"{self._name(storage)}: recompute, but it is the copy that {maker.op} of {maker.module or 'the model'}"
+                ", in place, saves of what it overwrites; leave it undecided"
+            )
+
+    def _saved_copy(self, made: SavedStorage) -> bool:
+        """Whether a call in place made it inside, of its operand: no result, and not there when the call runs anew."""
+        maker = self.graph.calls[made.producer] if made.producer >= 0 else None
+        results = {self.graph.values[v].storage for v in maker.results} if maker is not None else set()
+        return maker is not None and maker.inplace and made.id not in results
 
     def _check_call(self, call: Call, inside: set[int], wanted: int) -> None:
         module = call.module or "the model"
