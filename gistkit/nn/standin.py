@@ -6,7 +6,7 @@ still wants a tensor there, and some backends bring it into another layout first
 | backend | stand-in |
 |---|---|
 | oneDNN, cuDNN | strides of the backend's own memory format, storage emptied: never copied, so never read |
-| others, contiguous input | one element expanded to the shape: copying it is harmless |
+| others, contiguous input | one element of the weight, expanded to the shape: copying it is harmless |
 | others | none: the input itself must be there |
 
 Bits and strides of the gradients are those of one joint call (tests/test_functional.py).
@@ -103,6 +103,8 @@ class StandIn:
             empty.untyped_storage().resize_(0)
             if _never_read(empty, weight, geometry):
                 return empty
+        if weight.dtype == self.dtype and weight.device == self.device:  # one of its elements: no memory of its own
+            return weight.detach().as_strided(self.shape, (0,) * len(self.shape))
         return torch.empty((), dtype=self.dtype, device=self.device).expand(self.shape)
 
 
