@@ -124,6 +124,8 @@ class _Case:
         block, codec = self.block, self.decision.codec
         measures = (codec, block.nbytes, block.dtype, None)
         self._place(block.first, [u.task for u in block.uses], self._payload_bytes(codec, None), "payload")
+        if codec == "bits":  # a dropout's noise is there beside input, output and bits
+            self._add(block.first, block.first, block.nbytes, "scratch")
         self.extra.append((block.first, self.costs.encode_s(*measures)))
         self.extra += [(u.task, self.costs.decode_s(*measures)) for u in block.uses]
 
