@@ -68,3 +68,15 @@ def test_many_sizes_do_not_pile_up_checks(monkeypatch):
     for size in range(16, 40, 2):
         model(torch.randn(4, 3, size, size)).sum().backward()
     assert 0 < len(compressed_forward(model).engine._verified) <= 8 + 2
+
+
+def test_a_forward_under_disabled_saved_tensor_hooks_runs_as_plain_pytorch():
+    torch.manual_seed(0)
+    plain = Around(lambda y: y.square())
+    model = gistkit.compress(copy.deepcopy(plain))
+    x = torch.randn(2, 3, 32, 32)
+    for forward in (plain, model):
+        with torch.autograd.graph.disable_saved_tensors_hooks("not here"):
+            forward(x).backward()
+    assert all(same_bits(p.grad, q.grad) for p, q in zip(plain.parameters(), model.parameters(), strict=True))
+    assert any("hooks were disabled" in note for note in gistkit.report(model).notes)

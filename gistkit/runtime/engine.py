@@ -104,6 +104,8 @@ def _foreign() -> str:
         return "a function transform (torch.func) was active"
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation was active"
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
+        return "saved-tensor hooks were disabled"
     return "other saved-tensor hooks were active" if hooks_are_active() else ""
 
 
