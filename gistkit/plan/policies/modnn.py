@@ -179,7 +179,11 @@ def parts_of(graph: SavedGraph, costs: CostTable, rule: str = PLAN) -> Callable[
             link=costs.hardware.has_link,
             accumulates=rule == PLAN and parts > 1,
         )
-        alive = replace(alive, resident_bytes=alive.resident_bytes + costs.hardware.libraries_bytes)
+        alive = replace(
+            alive,
+            resident_bytes=alive.resident_bytes + costs.hardware.libraries_bytes,
+            transient_bytes=_with_noise(alive.transient_bytes, one, own),
+        )
         bare = Plan("modnn", graph.fingerprint, own, inplace)
         return Part(
             parts, -(-max(graph.batch, 1) // parts), alive, _with_extra(table, profile(one, bare, table).extra_s)
@@ -229,6 +233,15 @@ def _forms(graph: SavedGraph, costs: CostTable, own: Iterable[Decision]) -> dict
         else:
             found[decision.storage] = block.nbytes
     return found
+
+
+def _with_noise(transient_bytes: Iterable[int], graph: SavedGraph, own: Iterable[Decision]) -> tuple[int, ...]:
+    """By task what it makes and frees itself, with the noise of dropouts that keep bits of it."""
+    found, bits = list(transient_bytes), {d.storage for d in own if d.codec == "bits"}
+    for block in graph.blocks:
+        if block.storage in bits and block.first == block.last == block.saved:
+            found[block.first] += block.nbytes
+    return tuple(found)
 
 
 def _offloads(graph: SavedGraph, found: Schedule) -> Iterable[Decision]:
