@@ -40,7 +40,7 @@ KERNELS = (
 )
 CONVERTER = (
     "The paper converts to CSR and back by cuSPARSE (IV-A), ours by a kernel of its own each way. On an H200 PyTorch's "
-    "converter takes 9.2 times as long to encode 512 MiB of half zeros and 24 times to decode "
+    "converter takes 9.2 times as long to encode 512 MiB of half zeros and 25 times to decode "
     "(bench/results/2026-11-20-h200-layers.jsonl); likely that makes the difference"
 )
 ZOO = "AlexNet (zoo: no norms)"
