@@ -40,6 +40,8 @@ Rebuild = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Vector, Vector], t
 
 STATISTICS = slice(1, 4)
 """Where a node's hold has what it keeps for itself: mean, 1/std, the library's reserve."""
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""By the number of dimensions."""
 
 
 class _BatchNorm(torch.autograd.Function):
@@ -116,11 +118,6 @@ def run(
     F._verify_batch_size(x.shape)  # type: ignore[attr-defined]
     options = (running_mean, running_var, momentum, eps)
     return apply(_BatchNorm, x, weight, bias, options, keep, on_stats)
-
-
-trained = super(torch.autograd.Function, _BatchNorm).apply  # type: ignore[misc]
-"""(x, weight, bias, (running mean, running variance, momentum, eps), keep, on_stats) -> :func:`run` of a dense x that
-trains and is recorded, outside compilers."""
 
 
 def _over_channels(vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -201,8 +198,11 @@ def rebuild_candidates(x: torch.Tensor) -> list[Rebuild]:
     if x.device.type == "cuda":
         own = KERNEL_CANDIDATES if x.is_contiguous() or is_channels_last(x) else ()
         return [*own, _elementwise_kernel, _centred, _normalised, _fused, _stepwise]
-    channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    return [_fused, _stepwise] if x.is_contiguous() or channels_last else [_stepwise]
+    if x.is_contiguous():
+        return [_fused, _stepwise]
+    last = x.dim() in CHANNELS_LAST and x.is_contiguous(memory_format=CHANNELS_LAST[x.dim()])
+    # one alone: the other would take a second copy of x, which a budget has no room for
+    return [_fused if last else _stepwise]
 
 
 def bound(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
-from gistkit.nn.norm import rebuild_candidates
+from gistkit.nn.norm import CHANNELS_LAST, rebuild_candidates
 from gistkit.plan.checks import part_bytes
 from gistkit.plan.policies.reading import dtype_of
 from gistkit.runtime.inputs import batch_size
@@ -131,8 +131,8 @@ def told_ahead(verified: dict, program: Program, args: tuple, kwargs: dict) -> N
     inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if not inputs:
         return
-    images = [t for t in inputs if t.dim() == 4]
-    last = any(t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous() for t in images)
+    images = [t for t in inputs if t.dim() in CHANNELS_LAST and not t.is_contiguous()]
+    last = any(t.is_contiguous(memory_format=CHANNELS_LAST[t.dim()]) for t in images)
     asked = (batch_size((args, kwargs)), inputs[0].device, last)
     if asked not in program.kinds:
         program.kinds[asked] = tuple(dict.fromkeys(_kinds(program, *asked)))
@@ -147,7 +147,7 @@ def _kinds(program: Program, rows: int, device: torch.device, channels_last: boo
         x, *others = (graph.values[v] for v in call.operands)
         affine = next((_dtype(v.dtype) for v in others if graph.storages[v.storage].kind == "parameter"), None)
         shape = (rows, *x.shape[1:]) if graph.batch and x.shape[0] == graph.batch else x.shape
-        layout = torch.channels_last if channels_last and len(shape) == 4 else torch.contiguous_format
+        layout = CHANNELS_LAST.get(len(shape), torch.contiguous_format) if channels_last else torch.contiguous_format
         stride = torch.empty(shape, device="meta", memory_format=layout).stride()
         options: dict[str, Any] = call.options or {}
         yield Kind(tuple(shape), stride, _dtype(x.dtype), device, affine, options["eps"])

@@ -19,6 +19,7 @@ from gistkit.plan.checks import WORD_BYTES, part_bytes
 from gistkit.runtime.stash import Rows
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+_LARGEST_WORD = 8
 _NEXT_BLOCK = 0x5851F42D4C957F2D
 """An odd number: what a block's sum counts less for every block behind it."""
 Block = tuple[slice, ...]
@@ -28,8 +29,10 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """True where both hold the same bit patterns. Synchronises with the device."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    integer = _INTEGERS[a.element_size()]
-    return torch.equal(a.contiguous().view(integer), b.contiguous().view(integer))
+    size = a.element_size()
+    # words of the same size are viewed in any layout, without a copy
+    words = (t.contiguous() if size > _LARGEST_WORD else t for t in (a, b))
+    return torch.equal(*(t.view(_INTEGERS[size]) for t in words))
 
 
 def blocks(x: torch.Tensor, nbytes: int) -> Iterator[Block]:
