@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 from torch.utils._pytree import tree_flatten
 
+from gistkit.errors import CaptureError
 from gistkit.graph.capture import capture
 from gistkit.graph.saved import SavedGraph
 from gistkit.plan.hardware import CUDA_LIBRARIES_BYTES, PRESETS, Hardware
 from gistkit.plan.hardware import hardware as find_hardware
-from gistkit.runtime.inputs import spread
+from gistkit.runtime.inputs import check_rows, rows, spread
 
 CARDS = {"H200": "h200", "TITAN X": "titanx", "K40": "k40m"}
 """Parts of CUDA device names with the preset of the card."""
@@ -40,6 +41,35 @@ def step_on(
         return capture(model, batch, backward=True), hardware
     args, kwargs = spread(batch[0])
     return capture(model, args, kwargs, backward=True, loss_fn=loss_fn, targets=batch[1:]), hardware
+
+
+def with_least_rows(graph: SavedGraph, model: torch.nn.Module, batch: tuple, loss_fn: Callable | None) -> SavedGraph:
+    """The captured step with its ``least_rows``: some models take another way for a single row, and one that is cut
+    along anything but its rows for every part. Asked of 1, 2, 4 ... rows, until one goes as the batch does."""
+    inputs, targets = (spread(batch[0]), batch[1:]) if loss_fn is not None else ((batch, {}), ())
+    try:
+        check_rows(inputs, graph.batch, "inputs")
+        check_rows(targets, graph.batch, "targets")
+    except (ValueError, TypeError):
+        return replace(graph, least_rows=graph.batch)
+    least = 1
+    while least < graph.batch and not _goes_alike(graph, model, rows(inputs, 0, least)):
+        least *= 2
+    return replace(graph, least_rows=min(least, graph.batch))
+
+
+def _goes_alike(graph: SavedGraph, model: torch.nn.Module, inputs: tuple[tuple, dict]) -> bool:
+    """Whether the forward of some rows makes the calls and storages of the captured one."""
+    try:
+        found = capture(model, *inputs, on_cpu=True)
+    except CaptureError:
+        return False
+    storages = len(found.storages) == len(graph.storages)
+    return storages and found.fingerprint == graph.fingerprint and _ops(found) == _ops(graph)
+
+
+def _ops(graph: SavedGraph) -> list[str]:
+    return [call.op for call in graph.calls]
 
 
 def _check(caller: str, model: torch.nn.Module, batch: tuple, loss_fn: Callable | None) -> None:
@@ -103,4 +133,4 @@ def card(name: str, memory_bytes: int) -> Hardware:
     return replace(own, name=f"{name} at the rates of {UNKNOWN_CARD} (measure it with `gistkit calibrate`)")
 
 
-__all__ = ["card", "hardware_of", "step_on"]
+__all__ = ["card", "hardware_of", "step_on", "with_least_rows"]

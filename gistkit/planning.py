@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gistkit.captured import step_on
+from gistkit.captured import step_on, with_least_rows
 from gistkit.errors import BudgetError, CaptureError
 from gistkit.graph.saved import SavedGraph
 from gistkit.measuring import Measure, check_measure, costs_of, times_for, with_times
@@ -25,6 +25,7 @@ from gistkit.plan.hardware import Hardware
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.named import accepts, check_words, seeds
 from gistkit.plan.policies.named import made as by_name
+from gistkit.plan.policies.optimal_build import trains_batch_norm
 from gistkit.plan.policies.refusal import EXAMPLE_FORMAT, least_bytes, refused, remedy, unfit
 from gistkit.plan.policies.registry import POLICIES
 from gistkit.plan.simulate import Simulator
@@ -80,6 +81,9 @@ def plan(
     parse_bytes(reserve)
     check_measure("plan", measure, model, batch)
     graph, device = step_on("plan", model, batch, loss_fn, hardware)
+    cut = policy != "optimal" or not trains_batch_norm(graph)
+    if graph.batch > 1 and cut and (budget is not None or allowed != "bitwise"):
+        graph = with_least_rows(graph, model, batch, loss_fn)
     times = times_for("plan", measure, graph, device, model, batch, loss_fn)
     costs = costs_of(graph, device, times, density, allowed)
     made = plan_graph(graph, costs, budget=budget, policy=policy, fidelity=fidelity, lossy=lossy, reserve=reserve)

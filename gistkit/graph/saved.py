@@ -117,7 +117,8 @@ class SavedGraph:
     """All calls, storages and values of one training forward; see the module docstring.
 
     ``tasks`` and ``blocks`` (:mod:`gistkit.graph.tasks`) are those of the whole step, backward included, where it was
-    captured with ``backward=True``, else empty. ``batch`` is the size of the inputs' first dimension, 0 if unknown.
+    captured with ``backward=True``, else empty. ``batch`` is the size of the inputs' first dimension, 0 if unknown;
+    ``least_rows`` how many rows of it a sub-batch must have to take the same way through the model, as far as asked.
     """
 
     calls: tuple[Call, ...]
@@ -127,6 +128,12 @@ class SavedGraph:
     tasks: tuple[Task, ...] = ()
     blocks: tuple[Block, ...] = ()
     batch: int = 0
+    least_rows: int = 1
+
+    @property
+    def most_parts(self) -> int:
+        """In how many sub-batches the batch may be taken, 1 if nothing is known of it."""
+        return max(1, self.batch // self.least_rows)
 
     @cached_property
     def _readers(self) -> dict[int, list[Call]]:
@@ -184,7 +191,8 @@ class SavedGraph:
         values = tuple(Value(**{**v, "shape": tuple(v["shape"])}) for v in raw["values"])
         tasks = tuple(_task(t) for t in raw.get("tasks", ()))
         blocks = tuple(_block(b) for b in raw.get("blocks", ()))
-        return SavedGraph(calls, storages, raw["source"], values, tasks, blocks, raw.get("batch", 0))
+        counts = raw.get("batch", 0), raw.get("least_rows", 1)
+        return SavedGraph(calls, storages, raw["source"], values, tasks, blocks, *counts)
 
 
 def _call(raw: dict) -> Call:

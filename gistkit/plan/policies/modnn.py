@@ -153,13 +153,18 @@ def check(graph: SavedGraph, fidelity: str) -> int:
         )
     if not graph.tasks:
         raise ValueError("graph must hold the tasks of a whole step, got none: capture it with backward=True")
-    return 1 if fidelity == "bitwise" else max(graph.batch, 1)
+    return 1 if fidelity == "bitwise" else _most_parts(graph)
+
+
+def _most_parts(graph: SavedGraph) -> int:
+    """Any number of parts, down to single rows, or none at all where these take another way through the model."""
+    return max(graph.batch, 1) if graph.least_rows == 1 else 1
 
 
 def least_bytes(graph: SavedGraph, costs: CostTable, rule: str = PLAN) -> dict[str, int]:
     """Eq. (2) by class of moves: ``bitwise`` for the whole batch, ``reassociated`` for sub-batch size 1."""
     at = parts_of(graph, costs, rule)
-    return {"bitwise": lower_bound(at(1)).nbytes, "reassociated": lower_bound(at(max(graph.batch, 1))).nbytes}
+    return {"bitwise": lower_bound(at(1)).nbytes, "reassociated": lower_bound(at(_most_parts(graph))).nbytes}
 
 
 def parts_of(graph: SavedGraph, costs: CostTable, rule: str = PLAN) -> Callable[[int], Part]:

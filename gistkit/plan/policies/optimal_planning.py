@@ -58,11 +58,13 @@ class Common:
 
 
 def part_counts(graph: SavedGraph, settings: Settings, seeds: Iterable[Plan] = ()) -> list[int]:
-    """Numbers of sub-batches to look at: 1, powers of two up to the batch, those of the seeds, the batch itself."""
-    if settings.fidelity == "bitwise" or graph.batch < 2 or (trains_batch_norm(graph) and not settings.batch_norm):
+    """Numbers of sub-batches to look at: 1, powers of two up to the most, those of the seeds, the most (the batch, if
+    single rows go the same way)."""
+    most = graph.most_parts
+    if settings.fidelity == "bitwise" or most < 2 or (trains_batch_norm(graph) and not settings.batch_norm):
         return [1]
-    powers = {2**i for i in range(graph.batch.bit_length()) if 2**i <= graph.batch}
-    return sorted(powers | {graph.batch} | {s.sub_batches for s in seeds if 1 <= s.sub_batches <= graph.batch})
+    powers = {2**i for i in range(most.bit_length()) if 2**i <= most}
+    return sorted(powers | {most} | {s.sub_batches for s in seeds if 1 <= s.sub_batches <= most})
 
 
 class Planning:

@@ -1,0 +1,105 @@
+"""Attacks on sub-batches: models that take another way for single rows, inputs that are no rows.
+
+What `plan` returns, `step` carries out, within the budget.
+"""
+
+import copy
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+import gistkit
+from gistkit import captured
+from gistkit.plan.cost import cost_table
+from gistkit.plan.hardware import hardware
+from gistkit.plan.policies.modnn import least_bytes
+from gistkit.runtime.live import LiveBytes
+
+
+class Encoder(nn.Module):
+    """PyTorch's attention asks for a batch of one row, and goes without a view then."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+
+    def forward(self, x, mask=None):
+        return self.layer(x, mask)
+
+
+class Recurrent(nn.Module):
+    """A GRU whose first dimension is time: fewer "rows" are another forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.last = nn.GRU(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.last(self.layer(x)[0])
+
+
+def loss_fn(y, _):
+    return y.square().mean()
+
+
+def least_plan(model, x, targets, **words):
+    """The plan for the least budget of its class."""
+    with pytest.raises(gistkit.BudgetError) as refused:
+        gistkit.plan(model, x, targets, budget=1, loss_fn=loss_fn, **words)
+    least = refused.value.least_bytes[words.get("fidelity", "bitwise")]
+    return gistkit.plan(model, x, targets, budget=least, loss_fn=loss_fn, **words)
+
+
+def run(model, plan, x, targets):
+    """(gradients, peaks) of two steps under a plan."""
+    twin, peaks = gistkit.compress(copy.deepcopy(model), plan), []
+    for _ in range(2):
+        twin.zero_grad(set_to_none=True)
+        gc.collect()
+        with LiveBytes(timeline=False) as live:
+            live.track(twin, *tree_leaves((x, targets)))
+            gistkit.step(twin, loss_fn, x, targets)
+        peaks.append(live.peak_bytes)
+    return [p.grad for p in twin.parameters()], peaks
+
+
+@pytest.mark.parametrize(("batch", "parts"), [(6, 3), (7, 3), (2, 1)])
+def test_single_rows_that_go_another_way_are_no_sub_batches(batch, parts):
+    torch.manual_seed(0)
+    model, x, targets = Encoder(), torch.randn(batch, 5, 16), torch.zeros(batch)
+    plan = least_plan(model, x, targets, fidelity="reassociated")
+    assert plan.sub_batches == parts
+    _, peaks = run(model, plan, x, targets)
+    assert max(peaks) <= plan.peak_bytes
+
+
+def test_modnn_takes_no_sub_batches_of_such_a_model():
+    model, x = Encoder(), torch.randn(6, 5, 16)
+    graph = gistkit.capture(model, (x,), backward=True)
+    least = least_bytes(graph, cost_table(graph, hardware("cpu")))
+    budget = sum(least.values()) // 2
+    with pytest.raises(gistkit.BudgetError):
+        gistkit.plan(model, x, policy="modnn", budget=budget, fidelity="reassociated")
+
+
+@pytest.mark.parametrize("model", [Recurrent(), Encoder()])
+def test_what_is_not_cut_along_rows_stays_whole(model):
+    """A GRU's first dimension is time; a mask of the sequence's length has no rows of the batch."""
+    inputs = torch.randn(6, 4, 8) if isinstance(model, Recurrent) else (torch.randn(6, 5, 16), torch.zeros(5, 5))
+    plan = least_plan(model, inputs, torch.zeros(6), fidelity="reassociated")
+    assert plan.sub_batches == 1
+    run(model, plan, inputs, torch.zeros(6))
+
+
+def test_rows_are_asked_for_only_where_sub_batches_may_be(monkeypatch):
+    asked = []
+    monkeypatch.setattr("gistkit.planning.with_least_rows", lambda graph, *_: asked.append(graph) or graph)
+    x, norm = torch.randn(4, 3, 8, 8), nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
+    gistkit.plan(norm, x, fidelity="reassociated")
+    gistkit.plan(norm[0], x)
+    assert not asked
+    gistkit.plan(norm[0], x, fidelity="reassociated")
+    assert len(asked) == 1 and captured.with_least_rows(asked[0], norm[0], (x,), None).least_rows == 1
