@@ -1,6 +1,7 @@
 """Attacks on budgets: images and volumes in channels_last, whose batch norms are rebuilt in it too."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ class Volumes(nn.Module):
 @pytest.mark.parametrize("dims", [2, 3])
 def test_rebuilds_in_channels_last_keep_the_least_budget(dims):
     torch.manual_seed(0)
-    layout = {"memory_format": torch.channels_last_3d if dims == 3 else torch.channels_last}
+    layout: dict[str, Any] = {"memory_format": torch.channels_last_3d if dims == 3 else torch.channels_last}
     kinds = (nn.Conv3d, nn.BatchNorm3d) if dims == 3 else (nn.Conv2d, nn.BatchNorm2d)
     model, x = Volumes(*kinds).to(**layout), torch.randn(4, 3, *(8, 16, 16)[-dims:]).contiguous(**layout)
     plan = least_plan(model, x, torch.zeros(4))
