@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from gistkit.kernels import direct, tiling
+from gistkit.kernels import direct, ops, tiling
+from gistkit.kernels.layout import flat
 from gistkit.kernels.reference import mask as mask_reference
 from gistkit.kernels.reference import rebuild as rebuild_reference
 from gistkit.kernels.repeated import Repeated, repeated_tiles
@@ -123,6 +124,18 @@ class Launchers:
         return Stub(lambda *tensors: work(*tensors[:-1], out=tensors[-1]))
 
     @staticmethod
+    def repeated_codes(x, fmt, scaling):
+        def encode(x, *codes):
+            for to, made in zip(codes, getattr(ops, f"{fmt}_encode")(flat(x), scaling), strict=False):
+                to.copy_(made)
+
+        def decode(codes, exponents, x):
+            exponents = exponents if scaling == "block" else exponents.new_empty(0, dtype=torch.uint8)
+            flat(x).copy_(getattr(ops, f"{fmt}_decode")(codes, exponents, x.numel(), x.dtype, scaling))
+
+        return Stub(encode), Stub(decode)
+
+    @staticmethod
     def bn_rebuild_dense(x, *args):
         *args, out = (a.reshape(-1) if isinstance(a, torch.Tensor) else a for a in args)
         rebuild_reference.bn_rebuild(x.reshape(-1), *args, out)
@@ -151,6 +164,25 @@ def test_masks(as_cuda, inplace, monkeypatch):
     other = torch.empty_strided(x.shape, (105, 1, 21, 3)).copy_(grad)
     result = masks.backward(other, bits)
     assert same_bits(result, want) and result.stride() == x.stride()
+
+
+@pytest.mark.parametrize("as_cuda", [False, True])
+@pytest.mark.parametrize("scaling", ["none", "block"])
+@pytest.mark.parametrize("fmt", ["fp8", "fp16"])
+def test_narrows(as_cuda, fmt, scaling, monkeypatch):
+    if as_cuda:
+        monkeypatch.setattr(direct, "_is_plain", lambda x: True)
+        monkeypatch.setattr(direct, "_launchers", lambda family: Launchers)
+    kind = torch.empty_strided((2, 3, 5, 7), (105, 1, 21, 3))
+    narrows = direct.Narrows(kind, fmt, scaling)
+    for _ in range(3):
+        x = torch.empty_like(kind).normal_()
+        codes, exponents = narrows.encode(x)
+        want = getattr(ops, f"{fmt}_encode")(flat(x), scaling)
+        assert torch.equal(codes, want[0]) and codes.dtype == want[0].dtype and torch.equal(exponents, want[1])
+        back = narrows.decode(codes, exponents)
+        assert back.stride() == x.stride() and back.shape == x.shape and back.dtype == x.dtype
+        assert same_bits(flat(back), getattr(ops, f"{fmt}_decode")(*want, x.numel(), x.dtype, scaling))
 
 
 @pytest.mark.parametrize("as_cuda", [False, True])

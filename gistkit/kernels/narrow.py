@@ -24,6 +24,7 @@ from gistkit.kernels.checks import check_dtype, check_exponents, check_flat, che
 from gistkit.kernels.fp8_hardware import hardware_codes
 from gistkit.kernels.fp10 import pack10, unpack10
 from gistkit.kernels.lanes import asm_level
+from gistkit.kernels.repeated import Repeated, repeated_tiles
 from gistkit.kernels.rounding import (
     decoding_factor,
     encoding_factor,
@@ -236,6 +237,19 @@ def _decode(
     else:
         launch_tiles(_decode_kernel, x, codes, exponents, x, FMT=fmt, SCALED=scaling == "tensor")
     return x
+
+
+def repeated_codes(x: torch.Tensor, fmt: str, scaling: str) -> tuple[Repeated, Repeated]:
+    """Launches of (x, codes) and back of (codes, codes, x), unscaled; under ``block`` (x, codes, exponents) and (codes,
+    exponents, x): ``fp16`` and ``fp8`` of dense tensors of x's kind."""
+    if scaling == "none":
+        encode = repeated_tiles(_encode_kernel, x, FMT=fmt, ASM=asm_level(x))
+        return encode, repeated_tiles(_decode_kernel, x, FMT=fmt, SCALED=False)
+    n = x.numel()
+    programs, where = ceil_div(n, SCALE_BLOCK * BLOCK_ROWS), (x.get_device(), (n,))
+    aligned = {"ASM": asm_level(x), "ROWS": BLOCK_ROWS, "ALIGNED": n % 16 == 0}
+    encode = Repeated(_block_encode_kernel, programs, *where, FMT=fmt, **aligned)
+    return encode, Repeated(_block_decode_kernel, programs, *where, FMT=fmt, ROWS=BLOCK_ROWS)
 
 
 def fp16_encode(x: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,7 +17,8 @@ from gistkit.codecs import CODECS, Encoded
 from gistkit.codecs import codec as codec_named
 from gistkit.graph.weights import is_weight
 
-_graph_is_retained = torch._C._autograd._get_current_graph_task_keep_graph  # type: ignore[attr-defined]
+is_retained = torch._C._autograd._get_current_graph_task_keep_graph  # type: ignore[attr-defined]
+"""Whether the graph of the running backward is retained."""
 USED_TWICE = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
     "been freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). "
@@ -145,7 +146,7 @@ def take(ctx: Any) -> Any:
     kept = ctx.kept
     if kept is None:
         raise RuntimeError(USED_TWICE)
-    if not _graph_is_retained():
+    if not is_retained():
         ctx.kept = None
     return kept.back() if isinstance(kept, Away) else kept
 
@@ -158,6 +159,7 @@ __all__ = [
     "Kept",
     "hold",
     "hold_weight",
+    "is_retained",
     "keep_coded",
     "keep_dense",
     "take",

@@ -120,11 +120,6 @@ def run(
     return apply(_BatchNorm, x, weight, bias, options, keep, on_stats)
 
 
-trained = super(torch.autograd.Function, _BatchNorm).apply  # type: ignore[misc]
-"""(x, weight, bias, (running mean, running variance, momentum, eps), keep, on_stats) -> :func:`run` of a dense x that
-trains and is recorded, outside compilers."""
-
-
 def _over_channels(vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return vector.view((1, -1) + (1,) * (x.dim() - 2))
 

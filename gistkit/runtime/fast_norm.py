@@ -8,7 +8,6 @@ parameters since, on the same stream.
 from __future__ import annotations
 
 import weakref
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,10 +19,12 @@ from gistkit.nn.factors import Factors, as_fp32
 from gistkit.nn.keep import Alias, Kept
 from gistkit.runtime import native
 from gistkit.runtime.fast import Kind, ParameterKind, geometry
+from gistkit.runtime.narrow_body import Narrowing
 from gistkit.runtime.native import Hooks
 from gistkit.runtime.program import Step
 from gistkit.runtime.rebuild import BatchNormTerm
 from gistkit.runtime.region import Held, Region
+from gistkit.runtime.stash import Stash
 from gistkit.runtime.stats import payload_bytes
 
 
@@ -33,11 +34,12 @@ class FastBatchNorm:
 
     def __init__(self, region: Region, step: Step, b: BatchNorm, rebuild: norm.Rebuild | None, y: torch.Tensor) -> None:
         self._x, self._parameter = Kind(b.x), ParameterKind(b.weight)  # type: ignore[arg-type]
-        self._storage, self._rebuild = step.input.storage, rebuild  # type: ignore[union-attr]
+        self._decision: Any = step.input
+        self._storage, self._rebuild = self._decision.storage, rebuild
         self._index, self._term, self._geometry = step.index, ("bn", step.index), geometry(y)
         self._cudnn = torch._C._get_cudnn_enabled()
         self._nbytes = b.x.untyped_storage().nbytes()
-        self._held = Held(None, self._nbytes, self._storage, step.input.reason)  # type: ignore[union-attr]
+        self._held = Held(None, self._nbytes, self._storage, self._decision.reason)
         self._own = tuple((i, op, payload_bytes(own)) for i, op, own in region.own if i == step.index)
         self._is_source = self._storage in region.program.sources if region.program is not None else False
         self._form, self.parameters = "", None
@@ -101,20 +103,17 @@ class FastBatchNorm:
 
 
 class FastCodedBatchNorm(FastBatchNorm):
-    """A training batch norm that gistkit's node carries out, its input kept as the plan has it."""
+    """A training batch norm by PyTorch's node, its saved input replaced by what the plan has it keep."""
 
     def __init__(self, region: Region, step: Step, b: BatchNorm, rebuild: norm.Rebuild | None, y: torch.Tensor) -> None:
         super().__init__(region, step, b, rebuild, y)
-        self._running = type(b.running_mean), type(b.running_var)
-        self._keeps = step.input
-        self._statistics = (step.index, step.op, payload_bytes(y.grad_fn.kept[norm.STATISTICS]))  # type: ignore[union-attr]
+        self._narrowing = Narrowing.of(self._decision, b.x)
 
     @staticmethod
-    def takes(region: Region, step: Step, b: BatchNorm, y: torch.Tensor) -> bool:  # type: ignore[override]
-        """Whether this batch norm, which gistkit's node has carried out, can be told again by kind."""
+    def takes(b: BatchNorm) -> bool:  # type: ignore[override]
+        """Whether this batch norm, which PyTorch's node has carried out, can be told again by kind."""
         affine = type(b.weight) is Parameter and ParameterKind(b.weight).fits(b.bias)
-        known = type(b.x) is torch.Tensor and step.input is not None
-        return affine and known and type(getattr(y.grad_fn, "kept", None)) is tuple
+        return affine and type(b.x) is torch.Tensor
 
     def __call__(
         self, region: Region, hooks: Hooks, x: Any, mean: Any, var: Any, weight: Any, bias: Any, training: Any,
@@ -122,15 +121,27 @@ class FastCodedBatchNorm(FastBatchNorm):
     ) -> torch.Tensor | None:  # fmt: skip
         if training is not True or not self._x.fits(x) or not self._parameter.fits(weight, bias):
             return None
-        if (type(mean), type(var)) != self._running or torch._C._get_cudnn_enabled() is not self._cudnn:
+        cudnn = torch._C._get_cudnn_enabled()
+        if cudnn is not self._cudnn:
             return None
-        y = norm.trained(x, weight, bias, (mean, var, momentum, eps), partial(region.keep, decision=self._keeps), None)
-        hold, saved_mean, invstd = y.grad_fn.kept[:3]  # type: ignore[union-attr]
-        region.own.append(self._statistics)
+        y, saved_mean, invstd, _ = native.trained(hooks, x, weight, bias, (mean, var, momentum, eps), cudnn)
+        kept = self._kept(region, x)
+        native.replace_input(y, kept)
+        region.own.extend(self._own)
         if self._rebuild is not None:
-            region.own.extend(self._own)
-            self._remember(region, x, weight, bias, hold, saved_mean, invstd, y)
+            self._remember(region, x, weight, bias, kept, saved_mean, invstd, y)
         return y
+
+    def _kept(self, region: Region, x: torch.Tensor) -> Kept:
+        """The hold on x as decided."""
+        storage = x.untyped_storage()
+        if self._narrowing is None or storage.nbytes() != self._nbytes:
+            return region.keep(x, self._decision)
+        if region.table.find_in(storage._cdata, x) is not None:
+            return region.keep(x, self._decision)
+        body, decision = self._narrowing(x), self._decision
+        region.stashed(x, Stash(body, decision.storage, decision.codec, self._nbytes, decision.reason))
+        return body
 
 
 def _stream(t: torch.Tensor) -> int:

@@ -230,6 +230,8 @@ def batch_norm(region: Region, step: Step, b: BatchNorm) -> torch.Tensor:
         if FastBatchNorm.takes(region, step, b):
             region.learnt = FastBatchNorm(region, step, b, rebuild, y)
         return y
+    if step.input is not None and native.keeps_otherwise(region, step.input, b):
+        return _coded_norm(region, step, b)
     kept: list[Kept] = []
     found: list[Stats] = []
 
@@ -238,10 +240,21 @@ def batch_norm(region: Region, step: Step, b: BatchNorm) -> torch.Tensor:
         return kept[0]
 
     y = norm.run(*b, keep, lambda mean, invstd: found.append((mean, invstd)))
-    rebuild = None
     if step.feeds_recipe and kept and found:
-        rebuild = _remember_norm(region, step, b, y, kept[0], found[0])
-    if found and FastCodedBatchNorm.takes(region, step, b, y):
+        _remember_norm(region, step, b, y, kept[0], found[0])
+    return y
+
+
+def _coded_norm(region: Region, step: Step, b: BatchNorm) -> torch.Tensor:
+    """A batch norm by PyTorch's node, which keeps what is planned of its input."""
+    y, own = native.batch_norm(b)
+    region.own.append((step.index, step.op, own))
+    kept = region.keep(b.x, step.input)
+    native.replace_input(y, kept)
+    rebuild = None
+    if step.feeds_recipe and len(own) > 1:
+        rebuild = _remember_norm(region, step, b, y, kept, own[:2])
+    if FastCodedBatchNorm.takes(b):
         region.learnt = FastCodedBatchNorm(region, step, b, rebuild, y)
     return y
 

@@ -5,11 +5,13 @@ Such a node costs the host next to nothing in backward, a Python one 10 to 20 us
 | call | as planned by itself where | how it runs |
 |---|---|---|
 | batch norm | its input stays dense | PyTorch keeps the input with its own check |
+| batch norm | its input is kept otherwise | its saved input replaced by what is planned |
 | convolution | its input gradient may be taken beside the input | its saved input replaced by what is planned |
 
-Both run outside the region's hooks, which would be asked for what a node saves besides its input too: statistics, and a
-convolution's weight, for which backward would wait for Python once more. A convolution's saved input gets the hooks
-when it has run.
+All run outside the region's hooks, which would be asked for what a node saves besides its input too: statistics, and a
+convolution's weight, for which backward would wait for Python once more. A saved input gets its hooks when the call has
+run. A batch norm's lets go of what was kept when it is unpacked (:class:`Once`), so that its node holds no more beside
+the gradients than gistkit's own does.
 
 A convolution's node takes both gradients in one call and holds the decoded input meanwhile, which is more memory than
 the weight gradient first (:mod:`gistkit.nn.conv`). So it is for inputs of up to ``JOINT_BYTES``, for those with as much
@@ -28,6 +30,7 @@ import torch
 
 from gistkit.graph.calls import BatchNorm, Conv2d
 from gistkit.kernels.layout import is_dense
+from gistkit.nn.keep import USED_TWICE, Alias, Kept, is_retained
 from gistkit.nn.switched import is_switched
 from gistkit.plan.plan import Decision
 from gistkit.runtime.one_pass import OnePassBody
@@ -49,10 +52,49 @@ def keeps_its_input(region: Region, decision: Decision, b: BatchNorm) -> bool:
     """Whether PyTorch's own batch norm does as the plan says: the input stays, and nobody stashed it already."""
     if decision.codec != "dense" or decision.place == "host" or region.tape is not None:
         return False
+    return _trains(b) and region.table.find(b.x) is None
+
+
+def keeps_otherwise(region: Region, decision: Decision, b: BatchNorm) -> bool:
+    """Whether PyTorch's own batch norm does as the plan says, once its saved input is replaced."""
+    if decision.codec in ("dense", "recompute") or decision.place == "host" or region.strict or region.tape is not None:
+        return False
+    return b.x.requires_grad and _trains(b)
+
+
+def _trains(b: BatchNorm) -> bool:
     x, affine = b.x, b.weight
     recorded = x.requires_grad or (affine is not None and affine.requires_grad)
-    trains = b.training and recorded and x.dim() > 1 and x.numel() > x.shape[1] and is_dense(x)
-    return trains and region.table.find(x) is None
+    return b.training and recorded and x.dim() > 1 and x.numel() > x.shape[1] and is_dense(x)
+
+
+class Once:
+    """What a node's saved input is replaced by: a hold that is let go of when it is unpacked, unless the graph is
+    retained."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(self, kept: Kept) -> None:
+        self._kept: Kept | None = kept
+
+    def __call__(self, x: torch.Tensor) -> Once:
+        """Itself: what a saved-tensor hook makes of x."""
+        return self
+
+    def dense(self) -> torch.Tensor:
+        """The tensor; raises PyTorch's own error where it has been let go of."""
+        kept = self._kept
+        if kept is None:
+            raise RuntimeError(USED_TWICE)
+        if not is_retained():
+            self._kept = None
+        return kept.dense()
+
+
+def replace_input(y: Any, kept: Kept) -> None:
+    """Have y's node hold that for its saved input; where it is the tensor itself, PyTorch's own hold does."""
+    if type(kept) is not Alias:
+        y.grad_fn._raw_saved_input.register_hooks(Once(kept), _dense)
 
 
 def batch_norm(b: BatchNorm) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:

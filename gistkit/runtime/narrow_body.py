@@ -1,0 +1,49 @@
+"""Stashes in a narrow format, step after step for tensors of one kind."""
+
+from __future__ import annotations
+
+import torch
+
+from gistkit.codecs import CODECS, Encoded
+from gistkit.codecs.narrow import Narrow
+from gistkit.kernels.direct import Narrows
+from gistkit.nn.eligible import KERNEL_DTYPES
+from gistkit.plan.plan import Decision
+from gistkit.runtime.stash import CodedBody, covers
+
+
+class NarrowBody(CodedBody):
+    """A payload of codes (and exponents) that is decoded by a launch made once."""
+
+    def __init__(self, encoded: Encoded, narrows: Narrows) -> None:
+        super().__init__(encoded)
+        self._narrows = narrows
+
+    def dense(self) -> torch.Tensor:
+        return self._narrows.decode(*self.encoded.payload)
+
+
+class Narrowing:
+    """Makes such stashes of tensors of x's kind that fill their storage."""
+
+    __slots__ = ("_codec", "_narrows")
+
+    def __init__(self, codec: Narrow, x: torch.Tensor) -> None:
+        self._codec, self._narrows = codec.name, Narrows(x, codec.fmt.name, codec.scaling)
+
+    @staticmethod
+    def of(decision: Decision, x: torch.Tensor) -> Narrowing | None:
+        """That of a decision; None where the codec has codes that are packed or scaled by what all of them are, or
+        does not take x."""
+        codec = CODECS.get(decision.codec)
+        if not isinstance(codec, Narrow) or codec.fmt.codes_per_word == 3 or codec.scaling == "tensor":
+            return None
+        able = decision.place == "device" and x.dtype in KERNEL_DTYPES and x.numel() and covers(x)
+        return Narrowing(codec, x) if able and codec.accepts(x) is None else None
+
+    def __call__(self, x: torch.Tensor) -> NarrowBody:
+        x = x.detach()
+        return NarrowBody(Encoded(self._codec, self._narrows.encode(x), x), self._narrows)
+
+
+__all__ = ["NarrowBody", "Narrowing"]
