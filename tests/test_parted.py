@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gistkit.codecs import CODECS, Sparse
 from gistkit.codecs.bounds import ErrorBound
+from gistkit.errors import GistError
 from gistkit.kernels.layout import flat
 from gistkit.runtime.host import PartedBody, sent_encoding
 from gistkit.runtime.live import LiveBytes
@@ -23,6 +24,18 @@ law = settings(deadline=None, max_examples=8, derandomize=True)
 def parted(name, x, within_bytes):
     codec = CODECS[name]
     return PartedBody(codec, sent_encoding(codec.begin(x)), CPU, within_bytes)
+
+
+def test_only_a_scratch_is_cut_into_parts():
+    codec, x = CODECS["zvc"], torch.relu(torch.randn(20_000))
+    capacity = codec.capacity(x.numel(), 0.1)
+    spill = torch.empty(codec.spill_bytes(x.numel(), x.dtype, capacity) + 512, dtype=torch.uint8)
+    spill = spill[-spill.data_ptr() % 512 :]
+    spilled = codec.begin_within(x, capacity, spill)
+    with pytest.raises(GistError, match=r"must be a scratch, whose slots can be cut, got .* with a spill; send what"):
+        PartedBody(codec, spilled, CPU, 10**6)
+    with pytest.raises(GistError, match=r"must be a scratch, whose slots can be cut, got Encoded\(zvc, \(20000,\)"):
+        PartedBody(codec, codec.encode(x), CPU, 10**6)
 
 
 @st.composite

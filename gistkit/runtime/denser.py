@@ -28,6 +28,7 @@ from gistkit.graph.saved import SavedGraph, SavedStorage
 from gistkit.plan.plan import Decision, Plan
 from gistkit.plan.policies.reading import dtype_of
 from gistkit.runtime.exact import ExactPacker
+from gistkit.runtime.forecast import Forecasts
 from gistkit.runtime.host import HostBody, PartedBody, sent, sent_encoding
 from gistkit.runtime.stash import Body, CodedBody
 
@@ -83,14 +84,20 @@ def remember(known: dict[int, float], measured: Mapping[int, float], plan: Plan 
 class Room:
     """What a budget leaves beside its plan's peak, and what of it a forward has used up: one for each forward.
 
-    ``densities`` and ``notes``, by storage, are the forward's, and told of what is found out. ``moved``: the storages
-    that went to the host. ``over``: those that would have had to and could not.
+    ``densities`` and ``notes``, by storage, are the forward's, and told of what is found out; ``told`` is what hears of
+    counts that come when the forward is over, and forecasts nothing. ``moved``: the storages that went to the host.
+    ``over``: those that would have had to and could not.
     """
 
     def __init__(
-        self, plan: Plan, graph: SavedGraph, densities: dict[int, float], notes: dict[int, str] | None = None
+        self,
+        plan: Plan,
+        graph: SavedGraph,
+        densities: dict[int, float],
+        notes: dict[int, str] | None = None,
+        told: Forecasts | None = None,
     ) -> None:
-        self._plan, self._graph = plan, graph
+        self._plan, self._graph, self.told = plan, graph, told
         self._densities, self._notes = densities, {} if notes is None else notes
         self._shares = {int(s): share for s, share in plan.settings.get("densities", {}).items()}
         self._sources = {s for d in plan.decisions for s in d.sources}
@@ -198,7 +205,9 @@ class PromisedBody:
     def __init__(self, room: Room, codec: Sparse, x: torch.Tensor, decision: Decision, packer: ExactPacker) -> None:
         self._room, self._codec, self._decision, self._device = room, codec, decision, x.device
         self._lock = threading.RLock()
-        self._form: CodedBody | PartedBody = CodedBody(packer.encode(codec, x, weakref.WeakMethod(self.settle)))
+        told = None if room.told is None else room.told.of(decision.storage)
+        encoded = packer.encode(codec, x, weakref.WeakMethod(self.settle), told)
+        self._form: CodedBody | PartedBody = CodedBody(encoded)
 
     def settle(self, encoded: Encoded, total: int) -> None:
         """Take the final form: called by the packer when the number of stored elements has come. Raises GistError for

@@ -232,13 +232,14 @@ class Engine:
         region.probing, region.overwrites = self._replans_next(), self._overwrites
         if self.plan is None and region.tape is None and not region.probing:
             region.fast = program.fast
+        shares = self._densities.setdefault(key, {})
+        learn = partial(remember, shares, plan=self.plan)
         if self.plan is not None and self.plan.budget_bytes is not None:
             region.bound = True
             told_ahead(self._verified, program, args, kwargs)
-            region.room = Room(self.plan, program.graph, region.densities, region.notes)
+            told = Forecasts({}, learn, self._spilled, self.steps + 1)
+            region.room = Room(self.plan, program.graph, region.densities, region.notes, told)
         else:
-            shares = self._densities.setdefault(key, {})
-            learn = partial(remember, shares, plan=self.plan)
             region.forecasts = Forecasts(shares, learn, self._spilled, self.steps + 1)
         try:
             opened = self._short.open(model, program) if region.fast else []

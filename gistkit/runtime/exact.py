@@ -155,14 +155,15 @@ class ExactPacker:
         """The encoding of x by a codec or the codec of that name, pending where its size is not known yet.
 
         First settles what is due, so that a new scratch can take the place of an old one. Waits for the device only if
-        ``bounded``, and not for what is encoded within a ``forecast``; that is told the share of elements stored when
-        the count has arrived. ``settle`` is called in place of :meth:`Sparse.settle`, in whatever thread encodes then.
-        Raises what :func:`gistkit.codecs.codec` and :meth:`Codec.encode` raise.
+        ``bounded``, and not for what is encoded within a ``forecast``, which is told the share of elements stored when
+        the count has arrived. ``settle`` is called in place of :meth:`Sparse.settle`, in whatever thread encodes then,
+        and the forecast, where there is one, only told. Raises what :func:`gistkit.codecs.codec` and :meth:`Codec.encode` raise.
         """
         chosen = codec(form) if isinstance(form, str) else form
         if not isinstance(chosen, Sparse) or self.at_once(x):
             return chosen.encode(x)
-        why = PLANNED if forecast is None or not x.numel() else self._why_not(chosen, x)
+        planned = forecast is None or settle is not None or not x.numel()
+        why = PLANNED if planned else self._why_not(chosen, x)
         with self._lock:
             self._hear()
             if not why and forecast is not None and forecast.share is not None:

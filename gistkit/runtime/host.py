@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from gistkit.codecs import Encoded, Sparse
 from gistkit.codecs.base import aligned, restored
+from gistkit.errors import GistError
 from gistkit.formats import ceil_div
 from gistkit.nn.keep import Away, Coded, rows_from
 
@@ -115,12 +116,19 @@ class PartedBody:
     it: nothing has to be packed beside it. Every use brings slots back to ``device``, one part after the other.
 
     Beside what it makes, a use takes ``use_bytes`` of the device: a quarter of ``within_bytes`` where a slot fits in
-    there, else at most all of them; where no slot does, the host decodes and nothing is taken. Synchronises.
+    there, else at most all of them; where no slot does, the host decodes and nothing is taken. Synchronises. Raises
+    GistError for an encoding that is packed, or has a spill: its slots do not lie where they would be cut.
     """
 
     nbytes = 0
 
     def __init__(self, codec: Sparse, there: Encoded, device: torch.device, within_bytes: int) -> None:
+        _, pending, spill = there.state()
+        if not pending or spill is not None:
+            raise GistError(
+                f"PartedBody: the encoding must be a scratch, whose slots can be cut, got {there!r}"
+                f"{' with a spill' if spill is not None else ''}; send what Sparse.begin has made"
+            )
         self._codec, self._device, self._there = codec, device, there
         self._slots = ceil_div(there.numel, codec.slot)
         slot_bytes = self._slot_bytes()
