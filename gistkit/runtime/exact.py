@@ -157,13 +157,14 @@ class ExactPacker:
         First settles what is due, so that a new scratch can take the place of an old one. Waits for the device only if
         ``bounded``, and not for what is encoded within a ``forecast``, which is told the share of elements stored when
         the count has arrived. ``settle`` is called in place of :meth:`Sparse.settle`, in whatever thread encodes then,
-        and the forecast, where there is one, only told. Raises what :func:`gistkit.codecs.codec` and :meth:`Codec.encode` raise.
+        and the forecast, where there is one, only told. Raises what :func:`gistkit.codecs.codec` and
+        :meth:`Codec.encode` raise.
         """
         chosen = codec(form) if isinstance(form, str) else form
         if not isinstance(chosen, Sparse) or self.at_once(x):
             return chosen.encode(x)
-        planned = forecast is None or settle is not None or not x.numel()
-        why = PLANNED if planned else self._why_not(chosen, x)
+        free = forecast is not None and settle is None and x.numel()
+        why = self._why_not(chosen, x) if free else PLANNED
         with self._lock:
             self._hear()
             if not why and forecast is not None and forecast.share is not None:
@@ -177,9 +178,8 @@ class ExactPacker:
                 stream = stream_of(x)
                 ticket = self._way(stream).send(chosen.total(encoded))
                 way = chosen.settle if settle is None else settle
-                ref, n = weakref.ref(encoded), encoded.numel
-                item = _Waiting(ref, way, ticket, stream, self._sent, forecast, why or FIRST, n)
-                self._waiting.append(item)
+                item = (way, ticket, stream, self._sent, forecast, why or FIRST, encoded.numel)
+                self._waiting.append(_Waiting(weakref.ref(encoded), *item))
         return encoded
 
     def _packed_within(self, chosen: Sparse, x: torch.Tensor, forecast: Forecast) -> Encoded | None:

@@ -18,12 +18,13 @@ from gistkit.nn import norm
 from gistkit.nn.factors import Factors, as_fp32
 from gistkit.nn.keep import Alias, Kept
 from gistkit.runtime import native
+from gistkit.runtime.accounts import Held
 from gistkit.runtime.fast import Kind, ParameterKind, geometry
 from gistkit.runtime.narrow_body import Narrowing
 from gistkit.runtime.native import Hooks
 from gistkit.runtime.program import Step
 from gistkit.runtime.rebuild import BatchNormTerm
-from gistkit.runtime.region import Held, Region
+from gistkit.runtime.region import Region
 from gistkit.runtime.stash import Stash
 from gistkit.runtime.stats import payload_bytes
 

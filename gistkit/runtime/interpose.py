@@ -16,9 +16,10 @@ from torch.overrides import TorchFunctionMode
 
 from gistkit.graph.calls import COVERED, Add, MaxPool2d, bind, binder, is_counted, region_is_open
 from gistkit.graph.recorder import is_metadata
+from gistkit.runtime.accounts import OWNERS
 from gistkit.runtime.fast import FastAdd, run_fast, summed
 from gistkit.runtime.handlers import HANDLERS, runs
-from gistkit.runtime.region import OWNERS, Region
+from gistkit.runtime.region import Region
 
 _F = torch.nn.functional
 # Their backward asks the saved input for its shape only.

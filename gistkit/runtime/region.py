@@ -8,19 +8,17 @@ call has its decisions; without one, or after the forward left its plan, decisio
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from gistkit.codecs import CODECS, Codec, Encoded, Sparse
 from gistkit.errors import PlanError, PlanMismatchError
-from gistkit.graph.weights import is_weight
 from gistkit.nn.eligible import KERNEL_DTYPES
 from gistkit.nn.keep import Alias, Kept
-from gistkit.nn.norm import STATISTICS
 from gistkit.nn.overwrite import not_a_number
 from gistkit.plan.plan import CallChoice, Decision
+from gistkit.runtime.accounts import Accounts
 from gistkit.runtime.counts import Ticket
 from gistkit.runtime.decide import KEEP_DENSE, WITHOUT_VALUES, Settings, ad_hoc
 from gistkit.runtime.denser import Room
@@ -35,21 +33,8 @@ from gistkit.runtime.recompute_tape import Tape
 from gistkit.runtime.stash import Body, CodedBody, Reader, Stash, StashTable, covers, whole
 
 PAYS = 0.95
-OWNERS = frozenset(("relu", "max_pool2d", "dropout", "batch_norm"))
 DENSE = "too dense for sparse storage to pay"
 AGAIN = "a segment that runs anew in backward starts from it"
-SHARED = frozenset((Reader, Alias))
-"""Holds that are counted elsewhere."""
-
-
-class Held(NamedTuple):
-    """One storage that stays dense: weak identity (None: as long as the region's ``aliases``), bytes, planned id,
-    reason."""
-
-    ref: StorageWeakRef | None
-    nbytes: int
-    storage: int
-    reason: str
 
 
 def _settled(codec: Codec, x: torch.Tensor) -> Encoded:
@@ -61,7 +46,7 @@ def _settled(codec: Codec, x: torch.Tensor) -> Encoded:
 
 
 @dataclass
-class Region:
+class Region(Accounts):
     """The state of one forward; cleared when it ends, so that only backward nodes hold on to anything.
 
     ``strict``: the plan is the caller's; ``bound``: and promises a budget, of which ``room`` keeps account.
@@ -80,10 +65,6 @@ class Region:
     watch: Watch = field(default_factory=Watch)
     norms: dict[int, BatchNormTerm] = field(default_factory=dict)
     origins: Origins = field(init=False)
-    densities: dict[int, float] = field(default_factory=dict)
-    held: dict[int, Held] = field(default_factory=dict)
-    own: list[tuple[int, str, Any]] = field(default_factory=list)
-    notes: dict[int, str] = field(default_factory=dict)
     calls: int = 0
     unread: bool = False
     bound: bool = False
@@ -252,10 +233,7 @@ class Region:
     def alias(self, x: torch.Tensor, decision: Decision) -> Kept:
         """Keep the tensor itself, with PyTorch's check against writes; remembered for the report."""
         kept = Alias(x)
-        storage = x.untyped_storage()
-        if storage._cdata not in self.held and not is_weight(x):
-            reason = self.notes.get(decision.storage, decision.reason) if self.notes else decision.reason
-            self.held[storage._cdata] = Held(StorageWeakRef(storage), storage.nbytes(), decision.storage, reason)
+        self.hold(x, decision)
         if decision.storage >= 0:
             self.aliased(x, decision.storage, kept)
             if self.probing and self.table.tagged(x) and x.dtype in KERNEL_DTYPES and covers(x):
@@ -287,12 +265,6 @@ class Region:
         stash = self.table.named(storage)
         return self.aliases.get(storage) if stash is None else stash.body
 
-    def account(self, step: Step, y: torch.Tensor) -> None:
-        """Remember what the node of one of the OWNERS holds of its own (masks, maps, statistics), for the report."""
-        kept = getattr(y.grad_fn, "kept", None)
-        if kept is not None and type(kept) not in SHARED:
-            self.own.append((step.index, step.op, kept[STATISTICS] if step.op == "batch_norm" else kept))
-
     def nan(self, x: torch.Tensor) -> torch.Tensor:
         """A 0-d NaN of x's dtype and device, one for all overwritten tensors of the forward."""
         key = (x.dtype, x.device)
@@ -306,8 +278,7 @@ class Region:
         self.norms.clear()
         self.origins.clear()
         self.aliases.clear()
-        self.own.clear()
-        self.held.clear()
+        self.clear_accounts()
         self.affines = None
         self.nans.clear()
         if self.tape is not None:
