@@ -68,7 +68,8 @@ def test_the_node_is_pytorchs_and_lets_go_of_what_it_kept(plain, monkeypatch):
     names = [n.name() for n in nodes(loss)]
     assert names.count("NativeBatchNormBackward0") == 5 and "_BatchNormBackward" not in names
     loss.backward(retain_graph=True)
-    assert len(bodies) == len(held) == 5 and all(once._kept is not None for once in held)
+    assert len(bodies) == len(held) == 5 and all(body.nbytes == body.encoded.nbytes for body in bodies)
+    assert all(once._kept is not None for once in held)
     loss.backward()
     assert all(once._kept is None for once in held)
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):

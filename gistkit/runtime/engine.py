@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
-from torch.utils._pytree import tree_flatten
 
 from gistkit.errors import CaptureError, PlanMismatchError
 from gistkit.graph.calls import hooks_are_active
@@ -34,6 +33,7 @@ from gistkit.runtime.given import check_rows, elements, given_program
 from gistkit.runtime.interpose import Interposer
 from gistkit.runtime.program import Program
 from gistkit.runtime.region import Region
+from gistkit.runtime.signature import signature
 from gistkit.runtime.spill import Spill
 from gistkit.runtime.stats import Observed, StepStats, observe
 from gistkit.runtime.telling import told_ahead
@@ -56,41 +56,6 @@ def run_inside(region: Region, forward: Callable, args: tuple, kwargs: dict) -> 
     pack, unpack = hooks(region)
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack), Interposer(region, pack):
         return forward(*args, **kwargs)
-
-
-def signature(model: torch.nn.Module, args: tuple, kwargs: dict, by_value: tuple = (int, str)) -> tuple:
-    """What a plan depends on besides the model's code: everything but sizes.
-
-    Arguments of the types ``by_value`` count with their values, as flags do; other numbers with their type. A forward
-    that takes another way because of one leaves its plan and stays exact.
-    """
-    leaves, spec = tree_flatten((args, kwargs))
-    described = tuple(_describe(leaf, by_value) for leaf in leaves)
-    trainable = _trainable(model)
-    autocast = tuple((d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d))
-    return described, str(spec), trainable, autocast
-
-
-def _trainable(model: torch.nn.Module) -> tuple[bool, ...]:
-    """Which parameters need gradients, a module at a time; ``Module.parameters()`` takes ten times as long, as it
-    builds their names."""
-    found, seen, pending = [], {model}, [model]
-    while pending:
-        module = pending.pop()
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                found.append(parameter.requires_grad)
-        for child in module._modules.values():
-            if child is not None and child not in seen:
-                seen.add(child)
-                pending.append(child)
-    return tuple(found)
-
-
-def _describe(leaf: Any, by_value: tuple) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return leaf.dtype, leaf.dim(), leaf.device, leaf.requires_grad
-    return leaf if isinstance(leaf, (bool, type(None), *by_value)) else type(leaf)
 
 
 def _moves(plan: Plan) -> tuple:
@@ -206,10 +171,12 @@ class Engine:
         densities = self._densities.setdefault(key, {})
         plan = gist(graph, lossy=self.settings.lossy, densities=densities)
         known = self._programs.get(key)
-        if known is not None and known.graph is graph and _moves(known.plan) == _moves(plan):
-            return known  # with what its calls have learnt
-        self._programs[key] = program = Program(graph, plan)
-        return program
+        if known is None or known.graph is not graph:
+            self._programs[key] = Program(graph, plan)
+        elif _moves(known.plan) != _moves(plan):
+            self._programs[key] = program = Program(graph, plan)
+            program.carry_over(known)
+        return self._programs[key]  # with what its calls have learnt
 
     def _recorded(self, key: tuple, model: torch.nn.Module, forward: Callable, args: tuple, kwargs: dict) -> Any:
         with Recorder(model) as recorder:

@@ -143,7 +143,7 @@ class ShortModules:
         for reference in candidates:
             module = reference()
             short = SHORT.get(type(module))
-            if short is not None and not OVERRIDING & module.__dict__.keys():
+            if short is not None and OVERRIDING.isdisjoint(module.__dict__):
                 _set_class(module, "__class__", short)
                 opened.append(module)  # type: ignore[arg-type]
         return opened

@@ -13,11 +13,15 @@ from gistkit.runtime.stash import CodedBody, covers
 
 
 class NarrowBody(CodedBody):
-    """A payload of codes (and exponents) that is decoded by a launch made once."""
+    """A payload of codes (and exponents) that is decoded by a launch made once; ``nbytes`` is what all of its kind
+    take."""
 
-    def __init__(self, encoded: Encoded, narrows: Narrows) -> None:
-        super().__init__(encoded)
-        self._narrows = narrows
+    def __init__(self, encoded: Encoded, narrows: Narrows, nbytes: int) -> None:
+        self.encoded, self._narrows, self._nbytes = encoded, narrows, nbytes
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
 
     def dense(self) -> torch.Tensor:
         return self._narrows.decode(*self.encoded.payload)
@@ -26,10 +30,11 @@ class NarrowBody(CodedBody):
 class Narrowing:
     """Makes such stashes of tensors of x's kind that fill their storage."""
 
-    __slots__ = ("_codec", "_narrows")
+    __slots__ = ("_codec", "_narrows", "_nbytes")
 
     def __init__(self, codec: Narrow, x: torch.Tensor) -> None:
         self._codec, self._narrows = codec.name, Narrows(x, codec.fmt.name, codec.scaling)
+        self._nbytes = codec.predicted_bytes(x.numel(), x.dtype)
 
     @staticmethod
     def of(decision: Decision, x: torch.Tensor) -> Narrowing | None:
@@ -43,7 +48,7 @@ class Narrowing:
 
     def __call__(self, x: torch.Tensor) -> NarrowBody:
         x = x.detach()
-        return NarrowBody(Encoded(self._codec, self._narrows.encode(x), x), self._narrows)
+        return NarrowBody(Encoded(self._codec, self._narrows.encode(x), x), self._narrows, self._nbytes)
 
 
 __all__ = ["NarrowBody", "Narrowing"]

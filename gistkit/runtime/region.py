@@ -25,6 +25,7 @@ from gistkit.runtime.denser import Room
 from gistkit.runtime.exact import ExactPacker
 from gistkit.runtime.forecast import Forecasts
 from gistkit.runtime.host import HostBody
+from gistkit.runtime.one_pass import OnePassBody
 from gistkit.runtime.origins import Origins
 from gistkit.runtime.program import Key, Program, Step
 from gistkit.runtime.promise import Watch
@@ -131,7 +132,8 @@ class Region(Accounts):
         """A hold on x for one backward node: the stash that exists, else a new one as decided, else x itself."""
         stash = self.table.find(x)
         if stash is not None:
-            return Reader(stash, x)
+            body = stash.body
+            return body if type(body) is OnePassBody and body.is_like(x) else Reader(stash, x)
         if decision is None:
             # a plan of the caller's counts what it leaves open, or what a branch without a backward saves, as it is
             decision = KEEP_DENSE if self.strict else ad_hoc(x, self.table.tagged(x), self.settings)

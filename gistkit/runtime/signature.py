@@ -1,0 +1,52 @@
+"""What tells the forwards apart that have a plan each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+
+def signature(model: torch.nn.Module, args: tuple, kwargs: dict, by_value: tuple = (int, str)) -> tuple:
+    """What a plan depends on besides the model's code: everything but sizes.
+
+    Arguments of the types ``by_value`` count with their values, as flags do; other numbers with their type. A forward
+    that takes another way because of one leaves its plan and stays exact.
+    """
+    if kwargs or any(type(x) is not torch.Tensor for x in args):
+        leaves, spec = tree_flatten((args, kwargs))
+        form = str(spec)
+    else:
+        leaves, form = args, ""
+    described = tuple([_describe(leaf, by_value) for leaf in leaves])
+    autocast = tuple([(d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)])
+    return described, form, _trainable(model), autocast
+
+
+def _trainable(model: torch.nn.Module) -> tuple[bool, ...]:
+    """Which parameters need gradients, a module at a time; ``Module.parameters()`` takes ten times as long, as it
+    builds their names."""
+    found, seen, pending = [], {model}, [model]
+    while pending:
+        module = pending.pop()
+        own, children = module._parameters, module._modules
+        if own:
+            for parameter in own.values():
+                if parameter is not None:
+                    found.append(parameter.requires_grad)
+        if children:
+            for child in children.values():
+                if child is not None and child not in seen:
+                    seen.add(child)
+                    pending.append(child)
+    return tuple(found)
+
+
+def _describe(leaf: Any, by_value: tuple) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.dtype, leaf.dim(), leaf.device, leaf.requires_grad
+    return leaf if isinstance(leaf, (bool, type(None), *by_value)) else type(leaf)
+
+
+__all__ = ["signature"]
