@@ -97,6 +97,7 @@ class _Case:
         self.signs_on_mask = signs if decision.mask else []
         self.signs_on_payload = [] if decision.mask else signs
         self.values = _value_tasks(block, context, signs_too=False)
+        self.lent = (context.lent or {}).get(block.id, frozenset())
         self.needs = sorted({*self.values, *self.signs_on_payload})
         self.intervals: list[Interval] = []
         self.extra: list[tuple[int, float]] = []
@@ -209,7 +210,8 @@ class _Case:
         self._place(block.saved, self.needs, nbytes, "payload")
         self.extra.append((block.saved, self.costs.encode_s(*measures)))
         for task in self.values:
-            self._add(task, task, self._decoded_bytes(task), "decoded")
+            if task not in self.lent:
+                self._add(task, task, self._decoded_bytes(task), "decoded")
             self.extra.append((task, self.costs.decode_s(*measures)))
         self.extra += [(t, self.costs.relu_backward_s(*measures)) for t in self.signs_on_payload]
 
@@ -259,7 +261,8 @@ class _Case:
         if settled is None and packing_bytes and self.values and not to_host:
             # packed before its first use, when there is room for what is decoded then
             end, settled = self.values[0], self.values[0] + 1
-            packing_bytes = max(0, nbytes + packing_bytes - self._decoded_bytes(end))
+            decoded_bytes = 0 if end in self.lent else self._decoded_bytes(end)
+            packing_bytes = max(0, nbytes + packing_bytes - decoded_bytes)
         self._add(first, end, scratch_bytes, "scratch")
         if to_host:
             self._add(first, first, nbytes + packing_bytes, what)  # packed at once, beside the scratch, to be sent

@@ -7,7 +7,7 @@ looked into many times.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import BACKWARD, FORWARD, Block
 from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import CallChoice, Decision, Plan
-from gistkit.plan.segments import Segment, segments
+from gistkit.plan.segments import Segment, lending, lends, segments
 
 PLAIN_POLICIES = ("plain",)
 """Policies whose steps PyTorch's own operators run; see docs/design.md, "plain and the runtime differ"."""
@@ -75,7 +75,8 @@ class Context:
     ``plain``: PyTorch's own operators run, or a library's (graph.library). ``slices``: batch slices by task.
     ``ends_early``: blocks whose memory an in-place ReLU takes over. ``also``: tasks, by block, at which something
     that is rebuilt or run anew needs its values. ``encodings``: forward tasks that make a sparse encoding, in order.
-    ``restart``: the task, by block, at which its segment runs anew. ``segments``: those segments.
+    ``restart``: the task, by block, at which its segment runs anew. ``segments``: those segments. ``lent``: tasks, by
+    block, before which it is decoded for a segment alone, which counts it.
     """
 
     index: StepIndex
@@ -86,6 +87,7 @@ class Context:
     encodings: tuple[int, ...] = ()
     restart: Mapping[int, int] | None = None
     segments: tuple[Segment, ...] = ()
+    lent: Mapping[int, frozenset[int]] | None = None
 
     @staticmethod
     def alone(graph: SavedGraph, costs: CostTable, index: StepIndex | None = None) -> Context:
@@ -102,6 +104,7 @@ class Context:
         if len(decided) < len(plan.decisions):
             raise PlanError("plan.decisions must hold one decision a storage, got two for one; drop one of them")
         parts, also = _needs(decided, index)
+        parts = _lending(parts, decided, index)
         return Context(
             index,
             plan.policy in PLAIN_POLICIES or index.graph.source == SOURCE,
@@ -111,6 +114,7 @@ class Context:
             _encodings(decided, index),
             {b: part.start for part in parts for b in part.blocks},
             parts,
+            _lent(parts),
         )
 
     def scratch_end(self, task: int) -> int | None:
@@ -140,6 +144,38 @@ def _needs(decided: Mapping[int, Decision], index: StepIndex) -> tuple[tuple[Seg
         if [f.start for f in found] == [p.start for p in parts]:
             return found, also
         parts = found
+
+
+def _lending(parts: tuple[Segment, ...], decided: Mapping[int, Decision], index: StepIndex) -> tuple[Segment, ...]:
+    """The segments, each with what is decoded for it alone."""
+    able = {b for part in parts for b in part.needs if lends(decided.get(b))}
+    if not able:
+        return parts
+    rebuilds: dict[int, set[int]] = defaultdict(set)
+    for part in parts:
+        for block in set(part.needs) - able:
+            rebuilds[block].add(part.start)
+    _spread(decided, index, rebuilds)
+    wanted = Counter((b, part.start) for part in parts for b in part.needs)
+    found = []
+    for part in parts:
+        own = {b for b in able.intersection(part.needs) if wanted[b, part.start] == 1}
+        own = {b for b in own if part.start not in rebuilds[b] and not used_at(index.graph.blocks[b], part.start)}
+        found.append(lending(part, own, index) if own else part)
+    return tuple(found)
+
+
+def used_at(block: Block, task: int) -> bool:
+    """Whether a task itself reads a block that is kept for it."""
+    return any(u.task == task for u in block.uses)
+
+
+def _lent(parts: tuple[Segment, ...]) -> dict[int, frozenset[int]]:
+    found: dict[int, set[int]] = defaultdict(set)
+    for part in parts:
+        for block in part.lent:
+            found[block].add(part.start)
+    return {block: frozenset(tasks) for block, tasks in found.items()}
 
 
 def is_sparse(codec: str) -> bool:

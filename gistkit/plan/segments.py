@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gistkit.errors import PlanError
@@ -38,7 +38,8 @@ def valued(storage: int, decided: Callable[[int], Decision | None], above: tuple
 class Segment:
     """``blocks`` come back before task ``start`` through the forward ``tasks``; ``needs`` are others whose values
     must be there then; ``passing_bytes`` is what the rerun holds at its worst moment beyond ``blocks`` and beyond what
-    task ``start`` makes afterwards, ``compared_bytes`` what verifying it takes more (:mod:`gistkit.plan.checks`)."""
+    task ``start`` makes afterwards, ``compared_bytes`` what verifying it takes more (:mod:`gistkit.plan.checks`).
+    ``lent``: those of ``needs`` that are decoded for the rerun alone, and counted with it."""
 
     start: int
     blocks: tuple[int, ...]
@@ -46,6 +47,7 @@ class Segment:
     needs: tuple[int, ...]
     passing_bytes: int
     compared_bytes: int = 0
+    lent: tuple[int, ...] = ()
 
     def passing(self) -> tuple[Interval, ...]:
         """What the rerun holds in passing, as intervals."""
@@ -94,11 +96,23 @@ def _segment(
             )
     tasks, needs = _closure(blocks, starts, index, decided)
     start = min(wanted)
-    passing = _passing(tasks, set(blocks), index) - _made_during(start, index)
+    return lending(Segment(start, tuple(blocks), tuple(tasks), tuple(sorted(needs)), 0), (), index)
+
+
+def lends(decision: Decision | None) -> bool:
+    """Whether a storage's values come of a payload, by a decode at each use."""
+    return decision is not None and decision.codec not in ("dense", "bits", "rebuild", *_WITHOUT_VALUES)
+
+
+def lending(segment: Segment, blocks: Iterable[int], index: StepIndex) -> Segment:
+    """The segment with some of its ``needs`` decoded for the rerun alone: from the first of its tasks that reads them
+    to the last, and gone before task ``start`` makes anything."""
+    lent = tuple(sorted(blocks))
+    passing = _passing(segment.tasks, set(segment.blocks), index, lent) - _made_during(segment.start, index)
     # one block at a time
-    compared = max(digest_bytes(graph.blocks[b].nbytes, _rows(b, index)) for b in blocks)
+    compared = max(digest_bytes(index.graph.blocks[b].nbytes, _rows(b, index)) for b in segment.blocks)
     compared_bytes = max(0, passing + compared) - max(0, passing)
-    return Segment(start, tuple(blocks), tuple(tasks), tuple(sorted(needs)), max(0, passing), compared_bytes)
+    return replace(segment, passing_bytes=max(0, passing), compared_bytes=compared_bytes, lent=lent)
 
 
 def _rows(block: int, index: StepIndex) -> int:
@@ -142,8 +156,9 @@ def _closure(
     return sorted(tasks), needs
 
 
-def _passing(tasks: list[int], kept: set[int], index: StepIndex) -> int:
-    """Bytes at the rerun's worst moment, beyond those of ``kept`` when all of it is there."""
+def _passing(tasks: Sequence[int], kept: set[int], index: StepIndex, lent: tuple[int, ...]) -> int:
+    """Bytes at the rerun's worst moment, what is ``lent`` among them, beyond those of ``kept`` when all of it is
+    there."""
     graph = index.graph
     last: dict[int, int] = {}
     for position, task in enumerate(tasks):
@@ -154,7 +169,7 @@ def _passing(tasks: list[int], kept: set[int], index: StepIndex) -> int:
     came: set[int] = set()
     worst = 0
     for position, task in enumerate(tasks):
-        for block in graph.tasks[task].writes:
+        for block in (*(b for b in lent if b in graph.tasks[task].reads), *graph.tasks[task].writes):
             if block in made or block in came or graph.blocks[block].kind in STATIC:
                 continue
             (came if block in kept else made).add(block)

@@ -27,6 +27,7 @@ from gistkit.plan.policies.optimal_segments import Candidate, candidates, even_p
 from gistkit.plan.policies.options import FIDELITIES, options, shipped_until, slice_counts
 from gistkit.plan.policies.reading import Reading
 from gistkit.plan.policies.rebuild import MAX_DEPTH
+from gistkit.plan.segments import lends
 from gistkit.plan.simulate import Profile
 
 Options = Mapping[int, Sequence[Decision]]
@@ -112,10 +113,11 @@ class Build:
             demands += [parts.demands(k, block, w) for k, w in ways[block.id] if w.decision.codec == "rebuild"]
             groups.append(tuple(moves))
         ties = []
+        coded = frozenset(b for b, moves in ways.items() if any(lends(way.decision) for _, way in moves))
         for s, candidate in enumerate(self.segments):
             ties.append(Tie((len(groups), 1), tuple(members[s])))
             groups.append((Move(Part()), Move(parts.segment(candidate))))
-            demands.append(parts.rerun(ties[-1].on, candidate))
+            demands.append(parts.rerun(ties[-1].on, candidate, coded))
         joints, conflicts = parts.together(ways, demands, MAX_DEPTH)
         conflicts += _of_same_sources(self.segments, ties)
         groups += [g for g in (algorithm_moves(self.graph, self.costs, t) for t in self._convolutions()) if len(g) > 1]

@@ -17,12 +17,13 @@ from typing import Any
 from gistkit.errors import PlanError
 from gistkit.graph.tasks import Block
 from gistkit.plan.block_effects import block_effects
-from gistkit.plan.context import NO_VALUES, Context, StepIndex, is_sparse
+from gistkit.plan.context import NO_VALUES, Context, StepIndex, is_sparse, used_at
 from gistkit.plan.cost import CostTable
 from gistkit.plan.intervals import Effects, Interval
 from gistkit.plan.plan import Decision
 from gistkit.plan.policies.optimal_problem import Joint, Key, Part
 from gistkit.plan.policies.optimal_segments import Candidate
+from gistkit.plan.segments import Segment, lending, lends
 
 Slices = Mapping[int, int]
 
@@ -41,13 +42,14 @@ class Way:
 class Demand:
     """A rebuild: its key, its block, the tasks at which it needs its sources, how it is cut, its sources' blocks. Or a
     segment that runs anew: its block is negative, the same for all that start from one storage, as two of them would
-    be one to the plan."""
+    be one to the plan. ``borrows``: the segment, where of all that it needs one source alone may be decoded for it."""
 
     key: Key
     block: int
     tasks: frozenset[int]
     slices: tuple[tuple[int, int], ...]
     sources: tuple[int, ...]
+    borrows: Segment | None = None
 
 
 class Parts:
@@ -74,11 +76,13 @@ class Parts:
         seconds = sum(self._costs.task_s(t) for t in segment.tasks)
         return self._part(((1, Effects(segment.passing(), ((segment.start, seconds),))),))
 
-    def rerun(self, key: Key, candidate: Candidate) -> Demand:
-        """The demand of a segment: what it starts from has its values when it runs anew."""
-        return Demand(
-            key, -1 - min(candidate.sources), frozenset((candidate.segment.start,)), (), candidate.segment.needs
-        )
+    def rerun(self, key: Key, candidate: Candidate, coded: frozenset[int]) -> Demand:
+        """The demand of a segment: what it starts from has its values when it runs anew. ``coded``: blocks that may be
+        kept in a form that is decoded. What several of them take together is no sum, and counted as if the task's own
+        memory came on top."""
+        segment = candidate.segment
+        borrows = segment if len(coded.intersection(segment.needs)) == 1 else None
+        return Demand(key, -1 - min(candidate.sources), frozenset((segment.start,)), (), segment.needs, borrows)
 
     def together(
         self, ways: Mapping[int, Sequence[tuple[Key, Way]]], demands: Sequence[Demand], depth: int
@@ -119,7 +123,7 @@ class Parts:
             for further in by_source.get(demand.block, ()) if demand.block >= 0 else ():
                 if known[(demand.key,)] is None or known.get((further.key,), 0) is None:
                     continue
-                effects = self._serves(block, way, (demand, further))
+                effects = self._serves(block, way, (demand, further), borrowed=False)
                 keys = (further.key, demand.key, key)
                 if effects is None:
                     conflicts.append(keys)
@@ -143,30 +147,41 @@ class Parts:
                 terms = ((1, both), (-1, known[(a.key,)]), (-1, known[(b.key,)]), (1, known[()]))
                 yield Joint((a.key, b.key, key), self._part(terms))
 
-    def _serves(self, block: Block, way: Way, demands: Sequence[Demand]) -> Effects | None:
-        """A source's effects while it serves some rebuilds and reruns, None where it cannot."""
+    def _serves(self, block: Block, way: Way, demands: Sequence[Demand], *, borrowed: bool = True) -> Effects | None:
+        """A source's effects while it serves some rebuilds and reruns, None where it cannot. ``borrowed``: what is
+        decoded for a rerun alone is counted with it."""
         tasks = frozenset().union(*(d.tasks for d in demands))
         away = way.decision.place == "host" and min(tasks) < way.decision.prefetch
         if away or way.decision.codec in ("recompute", *NO_VALUES):
             return None
         slices = [item for d in demands for item in d.slices]
+        parts = [d.borrows for d in demands if borrowed and _borrows(d, block, way, demands)]
+        lent = {s.start: _more_bytes(s, block, self._index) for s in parts if s is not None}
         try:
-            return self._effects(block, way, tasks, slices)
+            found = self._effects(block, way, tasks, slices, frozenset(lent))
         except PlanError:
             return None
+        more = (Interval(task, task, nbytes, block.id, "transient") for task, nbytes in lent.items())
+        return replace(found, intervals=(*found.intervals, *more)) if lent else found
 
     def _effects(
-        self, block: Block, way: Way, also: frozenset[int] = frozenset(), more: Iterable[tuple[int, int]] = ()
+        self,
+        block: Block,
+        way: Way,
+        also: frozenset[int] = frozenset(),
+        more: Iterable[tuple[int, int]] = (),
+        lent: frozenset[int] = frozenset(),
     ) -> Effects:
         slices = dict((*way.slices, *more))
         late = self._context.scratch_end(block.saved) if is_sparse(way.decision.codec) else None
-        key = (block.id, way.decision, also, tuple(sorted(slices.items())), late, way.restart)
+        key = (block.id, way.decision, also, tuple(sorted(slices.items())), late, way.restart, lent)
         found = self._known.get(key)
         if found is None:
             context = self._context
             if slices or also or way.restart >= 0:
                 restart = {block.id: way.restart} if way.restart >= 0 else None
-                context = replace(context, slices=slices, also={block.id: also} if also else None, restart=restart)
+                needs = {block.id: also} if also else None
+                context = replace(context, slices=slices, also=needs, restart=restart, lent={block.id: lent})
             found = self._known[key] = block_effects(self._index.graph, self._costs, way.decision, block, context)
         return found
 
@@ -195,6 +210,20 @@ class Parts:
             transfers, count = transfers or effects.transfers, count + sign * len(effects.transfers)
         seconds = tuple((t, s) for t, s in sorted(extra.items()) if abs(s) > 1e-15)
         return Part(_levels(steps), seconds, transfers if count > 0 else ())
+
+
+def _borrows(demand: Demand, block: Block, way: Way, demands: Sequence[Demand]) -> bool:
+    """Whether a source is decoded for a rerun and for nothing else at that time."""
+    if demand.borrows is None or block.id not in demand.sources or not lends(way.decision):
+        return False
+    start = demand.borrows.start
+    return not used_at(block, start) and not any(start in d.tasks for d in demands if d is not demand)
+
+
+def _more_bytes(segment: Segment, block: Block, index: StepIndex) -> int:
+    """Bytes that a rerun takes more for one decoded source."""
+    with_it = lending(segment, (block.id,), index)
+    return sum(i.nbytes for i in with_it.passing()) - sum(i.nbytes for i in segment.passing())
 
 
 def _levels(steps: Mapping[int, int]) -> tuple[tuple[int, int, int], ...]:
