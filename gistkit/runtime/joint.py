@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gistkit.graph.saved import SavedGraph
+from gistkit.codecs import CODECS
+from gistkit.codecs.narrow import Narrow
+from gistkit.graph.saved import SavedGraph, SavedStorage
 from gistkit.plan.plan import Plan
+from gistkit.plan.policies.reading import dtype_of
 
 
 class Room(NamedTuple):
@@ -39,19 +42,28 @@ def rooms(graph: SavedGraph, plan: Plan) -> dict[int, Room]:
 
 
 def _kept_later(graph: SavedGraph, plan: Plan) -> list[int]:
-    """By call: bytes of the storages that stay as they are on the device, and that only later calls save."""
+    """By call: bytes on the device of the storages of a size known beforehand that only later calls save."""
     decided = {d.storage: d for d in plan.decisions}
     fresh = [0] * (len(graph.calls) + 1)
     for storage in graph.kept():
         decision = decided.get(storage.id)
-        dense = decision is not None and decision.codec == "dense" and decision.place == "device"
-        if dense and storage.kind == "activation":
-            fresh[min(call.index for call, _ in graph.savers(storage.id))] += storage.nbytes
+        if decision is not None and decision.place == "device" and storage.kind == "activation":
+            fresh[min(call.index for call, _ in graph.savers(storage.id))] += _least_bytes(decision.codec, storage)
     later, total = [0] * len(graph.calls), 0
     for index in range(len(graph.calls) - 1, -1, -1):
         later[index] = total
         total += fresh[index]
     return later
+
+
+def _least_bytes(name: str, storage: SavedStorage) -> int:
+    """What a storage takes at the least, whatever its values: as it is, or in narrow codes."""
+    if name == "dense":
+        return storage.nbytes
+    codec = CODECS.get(name)
+    if not isinstance(codec, Narrow):
+        return 0
+    return storage.nbytes // dtype_of(storage.dtype).itemsize * codec.fmt.bits // 8
 
 
 __all__ = ["Room", "rooms"]
