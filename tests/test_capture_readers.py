@@ -4,9 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from gistkit.graph.capture import capture
+from gistkit.plan.times import step_fingerprint
 from tests.graphs import (
     Double,
     captured,
@@ -153,3 +155,23 @@ def test_unet_upsampling_lstm_and_attention_go_through():
     assert ops(graph).count("multi_head_attention_forward") == 2
     fields = {s.field for c in graph.calls for s in c.saves if c.op == "layer_norm" and not s.read}
     assert fields == {"bias"}
+
+
+@pytest.mark.parametrize("layers", [(nn.LSTM,), (nn.LSTM, nn.GRU), (nn.GRU, nn.LSTM)])
+def test_every_capture_of_a_recurrent_layer_gives_the_same_tasks(layers):
+    """Its two biases have one gradient, which is copied for the second, whatever fake tensors remember."""
+
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(kind(8, 8) for kind in layers)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)[0]
+            return x
+
+    FakeTensorMode.cache_clear()
+    graphs = [capture(Recurrent(), (torch.randn(5, 3, 8),), backward=True) for _ in range(3)]
+    assert len({step_fingerprint(graph) for graph in graphs}) == 1
+    assert [t.op for t in graphs[0].tasks].count("accumulate") >= 1

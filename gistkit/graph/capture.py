@@ -69,7 +69,7 @@ def capture(
     if on_cpu and not fake:
         raise ValueError("capture: on_cpu=True needs fake=True, got fake=False; a real step runs where the model is")
     _refuse(model)
-    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+    mode = _fakes(model) if fake else None
     try:
         with untouched_random_states(), torch.enable_grad(), no_autocast_cache():
             twin = _twin(model, mode, backward or on_cpu)
@@ -83,6 +83,15 @@ def capture(
             f"the forward of {type(model).__name__} could not be captured on a copy of it: "
             f"{type(error).__name__}: {error}{_VALUES if isinstance(error, DataDependentOutputException) else ''}"
         ) from error
+
+
+def _fakes(model: torch.nn.Module) -> FakeTensorMode:
+    """A mode of fake tensors. Its cache of what operators return gives a recurrent layer's two bias gradients, which
+    are one tensor, a storage each: the second capture would have other tasks than the first. So not for those."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    if any(isinstance(m, torch.nn.RNNBase) for m in model.modules()):
+        mode.cache_enabled = False
+    return mode
 
 
 def _record(twin: torch.nn.Module, args: tuple, kwargs: dict, mode: FakeTensorMode | None) -> SavedGraph:
