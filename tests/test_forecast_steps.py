@@ -262,3 +262,19 @@ def test_copies_and_pickles_have_memory_of_their_own():
         spills.append(stand_in.engine._packer._spill)
         F.cross_entropy(model(torch.randn(BATCH, 3, SIZE, SIZE)), torch.arange(BATCH)).backward()
     assert None not in spills and len(set(spills)) == 3
+
+
+def test_every_encoding_of_a_forward_goes_by_the_last_one_that_has_been_counted(monkeypatch):
+    trainer, real, last, asked = Trainer(), ExactPacker._packed_within, {}, []
+
+    def packed(self, codec, x, forecast):
+        (storage,) = forecast.heard.args
+        asked.append(storage in last and forecast.share != last[storage])
+        last[storage] = torch.count_nonzero(x).item() / x.numel()
+        return real(self, codec, x, forecast)
+
+    monkeypatch.setattr(ExactPacker, "_packed_within", packed)
+    for seed, shift in enumerate((0.0, 0.01, 0.01, -0.03, 0.01)):
+        trainer.step(seed, shift)
+        trainer.arrive()
+    assert len(asked) > 2 * len(last) > 12 and not any(asked), "the first ones too"

@@ -207,6 +207,7 @@ class Engine:
             told = Forecasts({}, learn, self._spilled, self.steps + 1)
             region.room = Room(self.plan, program.graph, region.densities, region.notes, told)
         else:
+            self._packer.hear()
             region.forecasts = Forecasts(shares, learn, self._spilled, self.steps + 1)
         try:
             opened = self._short.open(model, program) if region.fast else []

@@ -26,7 +26,6 @@ import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 
@@ -35,62 +34,12 @@ from gistkit.kernels.layout import flat
 from gistkit.kernels.sparse_args import bits_of
 from gistkit.runtime.counts import CountTransport, Known, PinnedCounts, Ticket, is_current, stream_of
 from gistkit.runtime.forecast import Forecast
+from gistkit.runtime.pending import Settle, Waiting, Within
 from gistkit.runtime.spill import NO_MEMORY, Spill
 
-Settle = Callable[[Encoded, int], None]
-"""What becomes of a pending encoding when its count is known."""
 PLANNED = "as planned"
 FIRST = "no step has told how many elements they store"
 BY_COUNT = "how codes of {} are packed depends on their number"
-
-
-class _Waiting(NamedTuple):
-    """An encoding that waits for its count with its scratch: weakly held, so that one that is no longer wanted goes
-    with it. ``why``: why it was not packed within a forecast."""
-
-    encoded: weakref.ref[Encoded]
-    settle: Settle | weakref.WeakMethod[Settle]
-    ticket: Ticket
-    stream: torch.cuda.Stream | None
-    number: int
-    forecast: Forecast | None
-    why: str
-    elements: int
-
-    def settled(self, encoded: Encoded, total: int) -> None:
-        """Give the encoding its final form."""
-        settle = self.settle() if isinstance(self.settle, weakref.WeakMethod) else self.settle
-        if settle is not None:
-            settle(encoded, total)
-
-    def tell(self, total: int) -> None:
-        """Say how much was stored."""
-        if self.forecast is not None:
-            self.forecast.heard(total / self.elements, 0)
-
-
-class _Within(NamedTuple):
-    """An encoding that was packed within a forecast, and whose count is on its way."""
-
-    encoded: weakref.ref[Encoded]
-    codec: Sparse
-    ticket: Ticket
-    forecast: Forecast
-    capacity: int
-    elements: int
-    dtype: torch.dtype
-
-    def arrived(self, total: int) -> bool:
-        """Take the count in; whether anybody still wants the encoding."""
-        encoded = self.encoded()
-        if encoded is not None:
-            self.codec.settle(encoded, total)
-        beyond_bytes = self._bytes(total) - self._bytes(self.capacity) if total > self.capacity else 0
-        self.forecast.heard(total / self.elements, beyond_bytes)
-        return encoded is not None
-
-    def _bytes(self, items: int) -> int:
-        return self.codec.within_bytes(self.elements, self.dtype, items)
 
 
 class ExactPacker:
@@ -114,8 +63,8 @@ class ExactPacker:
         self._lag, self._bounded = lag, bounded
         self._transport, self._spill = transport, spill
         self._transports: dict[torch.cuda.Stream | None, CountTransport] = {}
-        self._waiting: list[_Waiting] = []
-        self._within: deque[_Within] = deque()
+        self._waiting: list[Waiting] = []
+        self._within: deque[Within] = deque()
         self._lock = threading.Lock()
         self._sent = 0
         self.waits: Counter[str] = Counter()
@@ -179,7 +128,7 @@ class ExactPacker:
                 ticket = self._way(stream).send(chosen.total(encoded))
                 way = chosen.settle if settle is None else settle
                 item = (way, ticket, stream, self._sent, forecast, why or FIRST, encoded.numel)
-                self._waiting.append(_Waiting(weakref.ref(encoded), *item))
+                self._waiting.append(Waiting(weakref.ref(encoded), *item))
         return encoded
 
     def _packed_within(self, chosen: Sparse, x: torch.Tensor, forecast: Forecast) -> Encoded | None:
@@ -192,7 +141,7 @@ class ExactPacker:
         self._next(False)
         encoded = chosen.begin_within(x, capacity, memory)
         ticket = self._way(stream_of(x)).send(chosen.total(encoded))
-        self._within.append(_Within(weakref.ref(encoded), chosen, ticket, forecast, capacity, n, dtype))
+        self._within.append(Within(weakref.ref(encoded), chosen, ticket, forecast, capacity, n, dtype))
         return encoded
 
     def encode_and_wait(self, chosen: Sparse, x: torch.Tensor) -> tuple[Encoded, int]:
@@ -224,6 +173,13 @@ class ExactPacker:
             return 0
         with self._lock:
             return self._hear_all() + self._settle(lambda _: True, wait=False)
+
+    def hear(self) -> None:
+        """Take in the counts of encodings within a forecast that have arrived: before a forward, so that it goes by the
+        last one's. Never waits for the device."""
+        if self._within:
+            with self._lock:
+                self._hear()
 
     def settle_first(self) -> None:
         """Settle the delayed encodings of the current stream of whose storages nothing was known, and wait for their
@@ -264,9 +220,9 @@ class ExactPacker:
         self._within = deque(item for item, total in totals if total is None)
         return wanted
 
-    def _settle(self, is_due: Callable[[_Waiting], bool], wait: bool) -> int:
+    def _settle(self, is_due: Callable[[Waiting], bool], wait: bool) -> int:
         """Settle delayed encodings that are due. Should one fail, the list still holds it and the next call retries."""
-        left: list[_Waiting] = []
+        left: list[Waiting] = []
         settled = 0
         for item in self._waiting:
             encoded = item.encoded()
@@ -283,7 +239,7 @@ class ExactPacker:
         self._waiting = left
         return settled
 
-    def _total(self, item: _Waiting, wait: bool) -> int | None:
+    def _total(self, item: Waiting, wait: bool) -> int | None:
         total = item.ticket.ready()
         if total is None and wait:
             self.waits[item.why] += 1
@@ -291,7 +247,7 @@ class ExactPacker:
         return total
 
     @staticmethod
-    def _let_go(item: _Waiting, left: list[_Waiting]) -> None:
+    def _let_go(item: Waiting, left: list[Waiting]) -> None:
         """An encoding that nobody wants any more, whose count may still be of use."""
         total = None if item.forecast is None else item.ticket.ready()
         if total is not None:
