@@ -38,7 +38,7 @@ from gistkit.runtime.live import LiveBytes
 
 CLASSES = 1000
 DETERMINISTIC_STEPS = 3
-WARMUP_STEPS_ON_GPU = 2
+WARMUP_STEPS_ON_GPU, WARMUP_S = 20, 2.0
 NOTHING_BYTES = 4096  # a loss and the allocator's rounding
 
 
@@ -83,6 +83,17 @@ class Trainer:
         loss.backward()
         self.optimizer.step()
         return loss.detach()
+
+
+def warm_up(trainer: Trainer) -> None:
+    """Two steps, and on a GPU as many as there are in 2 s, but no more than 20: a plan of gistkit's is made anew after
+    steps 5, 10 and 20, and what is timed is the training that follows."""
+    steps, begun = WARMUP_STEPS_ON_GPU if trainer.c.on_gpu else 0, time.perf_counter()
+    for done in range(steps):
+        if done >= 2 and time.perf_counter() - begun > WARMUP_S:
+            break
+        trainer.step()
+        torch.cuda.synchronize()
 
 
 def step_times(trainer: Trainer, steps: int) -> list[float]:
@@ -143,8 +154,7 @@ def measure(c: Config, variant: Variant) -> dict[str, Any]:
         trainer = Trainer(c, variant)
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
             losses = [trainer.step().item() for _ in range(DETERMINISTIC_STEPS)]
-        for _ in range(WARMUP_STEPS_ON_GPU if c.on_gpu else 0):
-            trainer.step()
+        warm_up(trainer)
         measured = memory(trainer)
         times = step_times(trainer, c.steps)
         measured |= notes(trainer)
