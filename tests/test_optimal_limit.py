@@ -1,14 +1,20 @@
 """`optimal` under a time limit: the best plan found until then, with a gap that is true."""
 
+import time
+
+import pytest
 import torch
 
 from gistkit import zoo
 from gistkit.graph.capture import capture
 from gistkit.plan.cost import cost_table
 from gistkit.plan.hardware import hardware
+from gistkit.plan.policies import optimal_refine
 from gistkit.plan.policies.optimal import optimal
+from gistkit.plan.policies.optimal_attempt import Attempt
+from gistkit.plan.policies.optimal_program import Program
 from gistkit.plan.policies.registry import POLICIES
-from gistkit.plan.simulate import simulate
+from gistkit.plan.simulate import Simulator, simulate
 
 
 def test_a_search_that_is_cut_short_gives_its_best_plan_and_a_true_gap():
@@ -25,3 +31,19 @@ def test_a_search_that_is_cut_short_gives_its_best_plan_and_a_true_gap():
     # Each gap is against a bound from below on every plan, so on the other's too.
     assert cut.step_s * (1 - cut.gap) <= long.step_s * (1 + 1e-9)
     assert long.step_s * (1 - long.gap) <= cut.step_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("huge", "before"), [(0, True), (10**9, False)])
+def test_of_a_huge_problem_the_best_seed_is_improved_before_the_relaxation(huge, before, monkeypatch):
+    with torch.device("meta"):
+        graph = capture(zoo.resnet18(10, 32), (torch.empty(8, 3, 32, 32),), backward=True)
+    costs = cost_table(graph, hardware("h200"))
+    attempt = Attempt(graph, costs, Simulator(graph, costs), "bitwise", None, algorithms=False)
+    seed = attempt.search.smallest()
+    seconds, peak = attempt.clock(seed)
+    seen, least_time = [], Program.least_time
+    monkeypatch.setattr(optimal_refine, "HUGE_SIZE", huge)
+    refinement = optimal_refine.Refinement(attempt.problem, attempt.search, peak, time.monotonic() + 2)
+    monkeypatch.setattr(Program, "least_time", lambda *a, **k: seen.append(refinement._best_s) or least_time(*a, **k))
+    assert refinement.run([seed], ()).seconds <= seconds
+    assert (seen[0] < seconds) == before
