@@ -4,8 +4,8 @@ A *pass* is the time in which a device copy reads or writes the dense tensor's b
 plain ``relu`` is two passes, and a codec at the roofline takes traffic / dense bytes of them; what is above that is
 its efficiency. Figures are the medians of the layer benchmark on an NVIDIA H200 (torch 2.11, triton 3.6, 512 MiB, copy
 4,152 GB/s, commit 659ed66) times the copy bandwidth of the same run over the dense bytes; sparse ones at density 0.5.
-Rows measured since (bench/results/2026-11-20-h200-layers.jsonl) are about as fast or faster, sparse ones up to three times
-(docs/log.md).
+Rows measured since (bench/results/2026-11-20-h200-layers.jsonl) are about as fast or faster, sparse ones up to three
+times (docs/log.md).
 ``relu_backward`` holds all three tensors of a ReLU's backward: its payload, the gradient read and the gradient written.
 
 Other devices are taken to be as far from their own copy bandwidth as this one is; fp16 tensors to cost what bf16 costs.
