@@ -1,15 +1,12 @@
 """Attacks on budgets: a dropout as large as the step's largest tensors, whose noise is there before its bits are."""
 
-import copy
-import gc
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import gistkit
-from gistkit.runtime.live import LiveBytes
+from tests.peaks import peaks_of
 
 
 class Net(nn.Module):
@@ -20,19 +17,6 @@ class Net(nn.Module):
     def forward(self, x):
         x = F.dropout(self.first(x) * 2, 0.3, inplace=self.inplace)
         return self.last(x.mean((2, 3), keepdim=True)).sum()
-
-
-def peaks_of(model, plan, x):
-    """The peaks of live bytes of two steps under a plan."""
-    twin, peaks = gistkit.compress(copy.deepcopy(model), plan), []
-    for _ in range(2):
-        twin.zero_grad(set_to_none=True)
-        gc.collect()
-        with LiveBytes(timeline=False) as live:
-            live.track(twin, x)
-            twin(x).backward()
-        peaks.append(live.peak_bytes)
-    return peaks
 
 
 @pytest.mark.parametrize("inplace", [False, True])

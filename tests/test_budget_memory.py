@@ -30,7 +30,7 @@ from tests.predicted import steady_peak_bytes
 from tests.sums import Operands, assert_sums
 
 BATCH = 4
-LIMITS = {"time_limit_s": 2.0}
+LIMITS = {"time_limit_s": 0.6}
 SHARES = (0.05, 0.3, 0.5, 0.7, 0.95)
 NETS = {
     "vgg16": (lambda: zoo.load("vgg16", num_classes=10, image_size=32), 32),
