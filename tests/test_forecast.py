@@ -161,7 +161,7 @@ def test_without_host_memory_it_is_waited_for_and_says_so():
     none, x = Host(limit_bytes=0, bounded=True, lag=1), values()
     held = [none.encode("zvc", x, 0.5) for _ in range(2)]
     assert none.packer.waits == {NO_MEMORY: 1} and not held[0].pending
-    assert none.packer.within_bytes(CODECS["zvc"], x, none.forecast(0.5)) == 0
+    assert none.packer.fit(CODECS["zvc"], x, none.forecast(0.5)) == (0, NO_MEMORY)
 
 
 def test_a_scratch_of_an_earlier_step_is_not_waited_for_by_what_makes_none():
@@ -307,8 +307,8 @@ def test_a_forecast_knows_the_last_share_and_what_was_beyond_it():
 def test_without_a_forecast_or_a_spill_nothing_changes():
     host, x = Host(), values()
     assert host.packer.encode("zvc", x).nbytes == SPARSE["zvc"].scratch_bytes(N, x.dtype)
-    assert host.packer.within_bytes(CODECS["zvc"], x, None) == host.packer.within_bytes(CODECS["fp8"], x, None) == 0
-    assert host.packer.within_bytes(CODECS["zvc"], x, host.forecast(None)) == 0
+    assert host.packer.fit(CODECS["zvc"], x, None) == host.packer.fit(CODECS["fp8"], x, None) == (0, PLANNED)
+    assert host.packer.fit(CODECS["zvc"], x, host.forecast(None)) == (0, FIRST)
     counts = LateCounts()
     bare = ExactPacker(lag=1, bounded=True, transport=lambda: counts)
     held = [bare.encode("zvc", x, forecast=host.forecast(0.5)) for _ in range(2)]

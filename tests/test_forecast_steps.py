@@ -267,11 +267,11 @@ def test_copies_and_pickles_have_memory_of_their_own():
 def test_every_encoding_of_a_forward_goes_by_the_last_one_that_has_been_counted(monkeypatch):
     trainer, real, last, asked = Trainer(), ExactPacker._packed_within, {}, []
 
-    def packed(self, codec, x, forecast):
+    def packed(self, codec, x, forecast, capacity):
         (storage,) = forecast.heard.args
         asked.append(storage in last and forecast.share != last[storage])
         last[storage] = torch.count_nonzero(x).item() / x.numel()
-        return real(self, codec, x, forecast)
+        return real(self, codec, x, forecast, capacity)
 
     monkeypatch.setattr(ExactPacker, "_packed_within", packed)
     for seed, shift in enumerate((0.0, 0.01, 0.01, -0.03, 0.01)):

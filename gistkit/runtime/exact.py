@@ -26,6 +26,7 @@ import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -40,6 +41,13 @@ from gistkit.runtime.spill import NO_MEMORY, Spill
 PLANNED = "as planned"
 FIRST = "no step has told how many elements they store"
 BY_COUNT = "how codes of {} are packed depends on their number"
+
+
+class Fit(NamedTuple):
+    """How a tensor is encoded by what is forecast of it: in arrays of ``capacity`` items, or (0) delayed, and ``why``."""
+
+    capacity: int
+    why: str
 
 
 class ExactPacker:
@@ -79,13 +87,14 @@ class ExactPacker:
         """Whether the host learns x's sizes without a delay."""
         return self._transport is None and not x.is_cuda
 
-    def within_bytes(self, form: Codec, x: torch.Tensor, forecast: Forecast | None) -> int:
-        """Bytes that x takes within a forecast; 0 where it is not encoded in that way. The first question about a
-        device waits for it (:meth:`Spill.unusable`)."""
-        if forecast is None or not isinstance(form, Sparse) or self.at_once(x) or self._why_not(form, x):
-            return 0
-        n = x.numel()
-        return 0 if forecast.share is None else form.within_bytes(n, x.dtype, forecast.capacity(form, n))
+    def fit(self, form: Codec, x: torch.Tensor, forecast: Forecast | None) -> Fit:
+        """How x is encoded by a codec. The first question about a device waits for it (:meth:`Spill.unusable`)."""
+        if forecast is None or not isinstance(form, Sparse) or self.at_once(x) or not x.numel():
+            return Fit(0, PLANNED)
+        why = self._why_not(form, x)
+        if why or forecast.share is None:
+            return Fit(0, why or FIRST)
+        return Fit(forecast.capacity(form, x.numel()), "")
 
     def _why_not(self, chosen: Sparse, x: torch.Tensor) -> str:
         if self._spill is None:
@@ -100,24 +109,24 @@ class ExactPacker:
         x: torch.Tensor,
         settle: weakref.WeakMethod[Settle] | None = None,
         forecast: Forecast | None = None,
+        fit: Fit | None = None,
     ) -> Encoded:
         """The encoding of x by a codec or the codec of that name, pending where its size is not known yet.
 
         First settles what is due, so that a new scratch can take the place of an old one. Waits for the device only if
         ``bounded``, and not for what is encoded within a ``forecast``, which is told the share of elements stored when
         the count has arrived. ``settle`` is called in place of :meth:`Sparse.settle`, in whatever thread encodes then,
-        and the forecast, where there is one, only told. Raises what :func:`gistkit.codecs.codec` and
-        :meth:`Codec.encode` raise.
+        and the forecast, where there is one, only told. ``fit``: what :meth:`fit` has said of this x. Raises what
+        :func:`gistkit.codecs.codec` and :meth:`Codec.encode` raise.
         """
         chosen = codec(form) if isinstance(form, str) else form
         if not isinstance(chosen, Sparse) or self.at_once(x):
             return chosen.encode(x)
-        free = forecast is not None and settle is None and x.numel()
-        why = self._why_not(chosen, x) if free else PLANNED
+        capacity, why = fit or self.fit(chosen, x, forecast if settle is None else None)
         with self._lock:
             self._hear()
-            if not why and forecast is not None and forecast.share is not None:
-                encoded = self._packed_within(chosen, x, forecast)
+            if capacity and forecast is not None:
+                encoded = self._packed_within(chosen, x, forecast, capacity)
                 if encoded is not None:
                     return encoded
                 why = NO_MEMORY
@@ -127,14 +136,14 @@ class ExactPacker:
                 stream = stream_of(x)
                 ticket = self._way(stream).send(chosen.total(encoded))
                 way = chosen.settle if settle is None else settle
-                item = (way, ticket, stream, self._sent, forecast, why or FIRST, encoded.numel)
+                item = (way, ticket, stream, self._sent, forecast, why, encoded.numel)
                 self._waiting.append(Waiting(weakref.ref(encoded), *item))
         return encoded
 
-    def _packed_within(self, chosen: Sparse, x: torch.Tensor, forecast: Forecast) -> Encoded | None:
+    def _packed_within(self, chosen: Sparse, x: torch.Tensor, forecast: Forecast, capacity: int) -> Encoded | None:
         """The encoding of x in arrays as large as forecast; None where the host has no memory for what may be more."""
         assert self._spill is not None
-        n, dtype, capacity = x.numel(), x.dtype, forecast.capacity(chosen, x.numel())
+        n, dtype = x.numel(), x.dtype
         memory = self._spill.take(chosen.spill_bytes(n, dtype, capacity), x)
         if memory is None:
             return None

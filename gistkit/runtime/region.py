@@ -168,11 +168,13 @@ class Region(Accounts):
         # a plan of the caller's counts on what little it saves
         pays_bytes = (1.0 if self.strict else PAYS) * x.numel() * x.element_size()
         forecast = None if to_host or self.forecasts is None else self.forecasts.of(decision.storage)
-        if self.packer.within_bytes(codec, x, forecast) > pays_bytes:
-            self.notes[decision.storage] = DENSE
-            return None
+        fit = self.packer.fit(codec, x, forecast)
+        if fit.capacity and isinstance(codec, Sparse):
+            if codec.within_bytes(x.numel(), x.dtype, fit.capacity) > pays_bytes:
+                self.notes[decision.storage] = DENSE
+                return None
         # what goes to the host goes in its exact size, for which a GPU is waited for
-        encoded = _settled(codec, x) if to_host else self.packer.encode(codec, x, forecast=forecast)
+        encoded = _settled(codec, x) if to_host else self.packer.encode(codec, x, forecast=forecast, fit=fit)
         if not encoded.pending:
             if encoded.nonzeros is not None and decision.storage >= 0:
                 self.densities[decision.storage] = encoded.nonzeros / max(encoded.numel, 1)
