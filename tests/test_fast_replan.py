@@ -58,12 +58,12 @@ def test_a_word_changes_with_what_a_fast_call_goes_by():
     other = Program(program.graph, program.plan)
     other.carry_over(program)
     assert other.fast == program.fast and any(program.fast)
-    for change in ("sources", "rooms"):
+    for change in ("sources", "headrooms"):
         other = Program(program.graph, program.plan)
         if change == "sources":
             other.sources = set(range(len(program.graph.storages))) - other.sources
         else:
-            other.rooms = dict.fromkeys(other.rooms)  # type: ignore[misc]
+            other.headrooms = dict.fromkeys(other.headrooms)  # type: ignore[misc]
         other.carry_over(program)
         lost = {program.step(i).op for i, fast in enumerate(program.fast) if fast is not None and other.fast[i] is None}
-        assert lost == {"conv2d"} if change == "rooms" else lost >= {"conv2d", "relu"}, change
+        assert lost == {"conv2d"} if change == "headrooms" else lost >= {"conv2d", "relu"}, change

@@ -10,7 +10,7 @@ import gistkit
 from gistkit.graph.capture import capture
 from gistkit.plan.policies.gist import gist
 from gistkit.runtime import native
-from gistkit.runtime.joint import Room, rooms
+from gistkit.runtime.joint import Headroom, headrooms
 from gistkit.runtime.live import LiveBytes
 from tests.nn_cases import same_bits
 
@@ -78,20 +78,20 @@ def test_joint_calls_raise_no_peak(monkeypatch, lossy, most):
 
 def test_the_last_convolutions_have_no_room():
     graph, plan = planned(network())
-    found = rooms(graph, plan)
+    found = headrooms(graph, plan)
     calls = sorted(found)
     spare = [found[c].spare_bytes for c in calls]
     assert spare[1:] == sorted(spare[1:], reverse=True) and spare[-1] < 0 < spare[1]
     size, statistics = 4 * WIDTH * 24 * 24 * 4, 2 * WIDTH * 4
     later = 2 * size + statistics  # its batch norm's input, and the output of all
-    assert found[calls[-1]] == Room(size, later - 3 * size, found[calls[-1]].weight_bytes)
+    assert found[calls[-1]] == Headroom(size, later - 3 * size, found[calls[-1]].weight_bytes)
     assert spare[-2] == later + size + statistics - 3 * size
     assert found[calls[-1]].weight_bytes == sum(4 * p.numel() for p in network().parameters())
 
 
 def test_what_a_convolution_keeps_itself_makes_no_room():
     model = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1, bias=False) for _ in range(3)))
-    found, size = rooms(*planned(model)), 4 * 3 * 24 * 24 * 4
+    found, size = headrooms(*planned(model)), 4 * 3 * 24 * 24 * 4
     assert [found[c].spare_bytes for c in sorted(found)] == [2 * size - 3 * size, size - 3 * size, -3 * size]
 
 
@@ -100,7 +100,7 @@ def test_narrow_codes_make_the_room_that_they_take():
     (graph, plan), size = planned(model), 4 * 3 * 24 * 24 * 4
     for codec, part in (("fp8", size // 4), ("fp8s", size // 4), ("fp10", size // 32 * 10), ("fp16t", size // 2)):
         decisions = tuple(dataclasses.replace(d, codec=codec) for d in plan.decisions)
-        found = rooms(graph, dataclasses.replace(plan, decisions=decisions))
+        found = headrooms(graph, dataclasses.replace(plan, decisions=decisions))
         assert [found[c].spare_bytes for c in sorted(found)] == [n * part - 3 * size for n in (2, 1, 0)], codec
 
 
@@ -108,11 +108,11 @@ def test_narrow_codes_make_the_room_that_they_take():
 def test_only_what_lies_on_the_device_in_a_known_size_makes_room(changed):
     graph, plan = planned(network())
     decisions = tuple(dataclasses.replace(d, **changed) if d.codec == "dense" else d for d in plan.decisions)
-    found = rooms(graph, dataclasses.replace(plan, decisions=decisions))
+    found = headrooms(graph, dataclasses.replace(plan, decisions=decisions))
     assert all(room.spare_bytes < 0 for room in found.values())
 
 
 def test_weights_do_not_grow_with_a_batch():
-    room = Room(input_bytes=100, spare_bytes=50, weight_bytes=50)
+    room = Headroom(input_bytes=100, spare_bytes=50, weight_bytes=50)
     assert room.suffices(100) and room.suffices(200) and not room.suffices(99)
-    assert not Room(100, -1, 0).suffices(1) and Room(100, 0, 0).suffices(100)
+    assert not Headroom(100, -1, 0).suffices(1) and Headroom(100, 0, 0).suffices(100)

@@ -16,28 +16,29 @@ from gistkit.plan.plan import Plan
 from gistkit.plan.policies.reading import dtype_of
 
 
-class Room(NamedTuple):
-    """The room for a convolution's joint call, at the sizes of the graph: ``input_bytes``; ``spare_bytes``, what later
-    calls keep beyond its input and both gradients; ``weight_bytes``, the gradients of all parameters."""
+class Headroom(NamedTuple):
+    """What the device has free, below the peak, when a convolution takes both gradients at once, at the sizes of the
+    graph: ``input_bytes``; ``spare_bytes``, what later calls keep beyond its input and both gradients; ``weight_bytes``,
+    the gradients of all parameters."""
 
     input_bytes: int
     spare_bytes: int
     weight_bytes: int
 
     def suffices(self, input_bytes: int) -> bool:
-        """Whether there is room for a call with an input of that size: all but the weights grows with it."""
+        """Whether it is enough for a call with an input of that size: all but the weights grows with it."""
         return self.spare_bytes * input_bytes >= self.weight_bytes * self.input_bytes
 
 
-def rooms(graph: SavedGraph, plan: Plan) -> dict[int, Room]:
-    """The room of every convolution, by covered call."""
+def headrooms(graph: SavedGraph, plan: Plan) -> dict[int, Headroom]:
+    """The headroom of every convolution, by covered call."""
     later = _kept_later(graph, plan)
     weights = sum(s.nbytes for s in graph.storages if s.kind == "parameter")
     found = {}
     for call in graph.calls:
         if call.op == "conv2d" and call.covered >= 0 and call.operands and call.results:
             x, y = (graph.storages[graph.values[v].storage].nbytes for v in (call.operands[0], call.results[0]))
-            found[call.covered] = Room(x, later[call.index] - 2 * x - y, weights)
+            found[call.covered] = Headroom(x, later[call.index] - 2 * x - y, weights)
     return found
 
 
@@ -66,4 +67,4 @@ def _least_bytes(name: str, storage: SavedStorage) -> int:
     return storage.nbytes // dtype_of(storage.dtype).itemsize * codec.fmt.bits // 8
 
 
-__all__ = ["Room", "rooms"]
+__all__ = ["Headroom", "headrooms"]

@@ -133,8 +133,8 @@ def takes_both_gradients(region: Region, step: Step, b: Conv2d) -> bool:
 def _has_room(region: Region, index: int, x: torch.Tensor) -> bool:
     """Whether the decoded input of a convolution may lie beside both gradients."""
     limit, nbytes = JOINT_BYTES.get(x.device.type), x.numel() * x.element_size()
-    room = None if limit is None or region.program is None else region.program.rooms.get(index)
-    return limit is not None and (nbytes <= limit or (room is not None and room.suffices(nbytes)))
+    found = None if limit is None or region.program is None else region.program.headrooms.get(index)
+    return limit is not None and (nbytes <= limit or (found is not None and found.suffices(nbytes)))
 
 
 def conv2d(region: Region, decision: Decision | None, b: Conv2d) -> torch.Tensor:

@@ -12,7 +12,7 @@ from gistkit.graph.saved import Call, Passing, Save, SavedGraph
 from gistkit.plan.plan import CallChoice, Decision, Plan
 from gistkit.plan.policies.recompute_plan import recompute_plan
 from gistkit.runtime.decide import KEEP_DENSE, WITHOUT_VALUES
-from gistkit.runtime.joint import Room, rooms
+from gistkit.runtime.joint import Headroom, headrooms
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class Program:
         """By covered call: (function, binder, fast call) once it has run (:mod:`gistkit.runtime.fast`), else None."""
 
     @cached_property
-    def rooms(self) -> dict[int, Room]:
-        """By covered call the room for a convolution's joint backward."""
-        return rooms(self.graph, self.plan)
+    def headrooms(self) -> dict[int, Headroom]:
+        """By covered call the headroom for a convolution's joint backward."""
+        return headrooms(self.graph, self.plan)
 
     def carry_over(self, before: Program) -> None:
         """Take over what calls have learnt under another plan of the same graph, where the two say the same of them,
@@ -84,7 +84,7 @@ class Program:
             None if d is None else (replace(d, reason=""), d.storage in self.sources)
             for d in (step.output, step.input, step.own)
         ]
-        return step.op, step.choice, step.feeds_recipe, decisions, self.rooms.get(step.index)
+        return step.op, step.choice, step.feeds_recipe, decisions, self.headrooms.get(step.index)
 
     @property
     def length(self) -> int:
