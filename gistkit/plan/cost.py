@@ -140,7 +140,9 @@ class CostTable:
         if cost is None or cost.relu_backward == 0.0:
             return 0.0
         extra = cost.relu_backward * self.hardware.codec_slowdown - RELU_BACKWARD_PASSES
-        return extra * nbytes / (self.hardware.memory_gbps * 1e9)
+        # where a sparse payload's slots end is summed up before it: a launch more than PyTorch's one
+        launch_s = self.hardware.launch_s if isinstance(find_codec(codec), Sparse) else 0.0
+        return self._traffic_s(extra * nbytes) + launch_s
 
     def copy_s(self, nbytes: int) -> float:
         """Seconds of an elementwise kernel that reads and writes ``nbytes`` in all."""
