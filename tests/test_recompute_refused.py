@@ -13,7 +13,7 @@ import gistkit
 from gistkit.errors import PlanError
 from gistkit.plan.plan import Decision
 from gistkit.plan.policies.predicted import make_plan
-from gistkit.runtime import recompute_replay, recompute_tape
+from gistkit.runtime import recompute_checks, recompute_replay
 from tests.recompute_cases import (
     Chain,
     Hidden,
@@ -32,7 +32,7 @@ from tests.training import batches
 def test_what_does_not_come_back_stays(monkeypatch):
     model, data = chain(), batches(3, 2, 8)
     plan = planned(model, *data[0])
-    monkeypatch.setattr(recompute_tape, "same_bits", lambda a, b: False)
+    monkeypatch.setattr(recompute_checks, "same_bits", lambda a, b: False)
     twin = gistkit.compress(copy.deepcopy(model), plan)
     assert_same(model, twin, data)
     rows = {r.storage: r for r in gistkit.report(twin).stats.rows}
@@ -67,7 +67,7 @@ def test_what_came_back_under_a_budget_is_believed(monkeypatch):
     model, (x, t) = chain(), batches(1, 2, 8)[0]
     twin = gistkit.compress(model, planned(model, x, t, budget=10**9))
     F.cross_entropy(twin(x), t).backward()
-    monkeypatch.setattr(recompute_tape, "Digest", None)
+    monkeypatch.setattr(recompute_checks, "Digest", None)
     F.cross_entropy(twin(x), t).backward()
 
 

@@ -44,7 +44,7 @@ BY_COUNT = "how codes of {} are packed depends on their number"
 
 
 class Fit(NamedTuple):
-    """How a tensor is encoded by what is forecast of it: in arrays of ``capacity`` items, or (0) delayed, and ``why``."""
+    """How a tensor is encoded by its forecast: in arrays of ``capacity`` items, or delayed (0), and ``why`` so."""
 
     capacity: int
     why: str

@@ -17,9 +17,9 @@ from gistkit.plan.policies.reading import dtype_of
 
 
 class Headroom(NamedTuple):
-    """What the device has free, below the peak, when a convolution takes both gradients at once, at the sizes of the
-    graph: ``input_bytes``; ``spare_bytes``, what later calls keep beyond its input and both gradients; ``weight_bytes``,
-    the gradients of all parameters."""
+    """What there is below the peak when a convolution takes both gradients at once, at the sizes of the graph:
+    ``input_bytes``; ``spare_bytes``, what later calls keep beyond its input and both gradients; ``weight_bytes``, the
+    gradients of all parameters."""
 
     input_bytes: int
     spare_bytes: int

@@ -1,9 +1,7 @@
-"""The tape: writes down the calls of a plan's segments while the forward runs, and checks their replay once.
+"""The tape: writes down the calls of a plan's segments while the forward runs.
 
 Which call of the plan's graph runs now is known by counting the calls that the function mode sees, as the recorder
-did; a call that does not fit its place in the graph is a PlanMismatchError. A storage of a segment that has not come
-back yet in this shape on this device is kept as it is until the segment has passed; then the segment runs anew at once
-and what it gives is compared bit for bit. Under a budget that waits until backward runs the segment anew.
+did; a call that does not fit its place in the graph is a PlanMismatchError.
 """
 
 from __future__ import annotations
@@ -27,18 +25,14 @@ from gistkit.nn.standin import settings
 from gistkit.plan.plan import Decision
 from gistkit.plan.policies.recompute_plan import OBSERVERS, RecomputePlan, SegmentPlan
 from gistkit.runtime.recompute import AgainBody, Segment
-from gistkit.runtime.recompute_calls import Operand, ReplayError, Written, geometry
-from gistkit.runtime.recompute_replay import run_anew
+from gistkit.runtime.recompute_calls import Operand, Written, geometry
+from gistkit.runtime.recompute_checks import DIFFERS, Checks
 from gistkit.runtime.recompute_state import DrawnFrom, RandomState, autocast_now, random_state
-from gistkit.runtime.stash import whole
-from gistkit.runtime.verify import Digest, same_bits
 
 Hold = Callable[[torch.Tensor, int], Kept]
-Refuse = Callable[[int, str], None]
 AGAIN = "plan this model again"
 _SURE = frozenset(("relu", "max_pool2d", "conv2d", "linear", "batch_norm", "add"))
 """Covered ops that draw no random numbers."""
-DIFFERS = "it does not come back bit for bit on this device"
 
 
 @dataclass
@@ -57,21 +51,15 @@ class _Open:
 
 
 class Tape:
-    """Writes down one forward. ``hold(x, storage)`` gives a hold on a kept storage, ``refuse(storage, why)`` notes that
-    one stays dense; ``verified`` is what is known of storages by shape and device, None where nothing is checked.
-    ``later()``: whether ``refuse`` raises, for a budget. A storage that has not come back yet is not kept then, it is
-    compared when backward runs its segment anew."""
+    """Writes down one forward. ``hold(x, storage)`` gives a hold on a kept storage, ``checks`` tell of the storages
+    that come back."""
 
-    def __init__(
-        self, plan: RecomputePlan, hold: Hold, refuse: Refuse, verified: dict | None, later: Callable[[], bool]
-    ) -> None:
-        self._plan, self._hold, self._refuse, self._verified = plan, hold, refuse, verified
-        self._later = later
+    def __init__(self, plan: RecomputePlan, hold: Hold, checks: Checks) -> None:
+        self._plan, self._hold, self._checks = plan, hold, checks
         self._segments = [Segment(s.index) for s in plan.segments]
         self._at = 0
         self._now = _Open(-1, "")
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
-        self._unchecked: dict[int, list[tuple[AgainBody, tuple, int]]] = {}
 
     def begin(self, func: Callable, args: tuple, kwargs: dict) -> None:
         """A call is about to run."""
@@ -82,8 +70,7 @@ class Tape:
         number = order[self._at] if self._at < len(order) else -1
         self._at += 1
         self._now = now = _Open(number, op)
-        if self._unchecked:
-            self._check(number)
+        self._compare(number)
         if number not in self._plan.watched:
             return
         call = self._plan.graph.calls[number]
@@ -141,40 +128,25 @@ class Tape:
             return why
         after = storage not in now.versions or x._version > now.versions[storage]
         key = ("recompute", storage, now.number, x.shape, x.stride(), x.dtype, x.device, autocast_now(), settings())
-        known = True if self._verified is None else self._verified.get(key)
+        known = self._checks.known(key)
         if known is False:
             return DIFFERS
         body = self._segments[plan.index].body(storage, 2 * now.number + after, x)
-        if known is None and self._later():
-            body.expect(self._check_later(Digest(whole(x.detach())), key, storage))
-        elif known is None:
-            kept = x.detach()
-            later = any(w.index > now.number for w in self._plan.graph.writers(storage))
-            body.settle(whole(kept.clone() if later else kept))
-            self._unchecked.setdefault(plan.index, []).append((body, key, storage))
+        if known is None:
+            written = any(w.index > now.number for w in self._plan.graph.writers(storage))
+            self._checks.add(plan.index, body, key, x, written)
         return body
-
-    def _check_later(self, digest: Digest, key: tuple, storage: int) -> Callable[[torch.Tensor], None]:
-        verified, refuse = self._verified, self._refuse
-        assert verified is not None
-
-        def check(values: torch.Tensor) -> None:
-            verified[key] = digest.matches(values)
-            if not verified[key]:
-                refuse(storage, DIFFERS)
-
-        return check
 
     def close(self) -> None:
         """The forward returned."""
-        self._check(None)
+        self._compare(None)
         for segment in self._segments:
             segment.complete = True
 
     def clear(self) -> None:
         """Let go of everything; stand-ins keep what they hold."""
         self._segments.clear()
-        self._unchecked.clear()
+        self._checks.clear()
         self._live.clear()
         self._now = _Open(-1, "")
 
@@ -261,28 +233,11 @@ class Tape:
                 self._live[ref.cdata] = (ref, storage)
         return tuple(made.values())
 
-    def _check(self, number: int | None) -> None:
+    def _compare(self, number: int | None) -> None:
         """Compare the segments that are over: those whose last call comes before ``number`` (None: all)."""
-        for index in [i for i in self._unchecked if number is None or 0 <= self._plan.segments[i].end < number]:
-            segment, pending = self._segments[index], self._unchecked.pop(index)
-            dense = {id(b): b.values for b, _, _ in pending}
-            same: dict[int, bool] = {}
-
-            def compare(body: AgainBody, values: torch.Tensor, dense: dict = dense, same: dict = same) -> None:
-                kept = dense.pop(id(body))
-                same[id(body)] = kept is not None and same_bits(kept, values)
-                if same[id(body)]:
-                    body.settle(None)
-
-            try:
-                run_anew(segment.calls, segment.holds, [b for b, _, _ in pending], compare)
-            except ReplayError:
-                same.clear()
-            assert self._verified is not None
-            for body, key, storage in pending:
-                self._verified[key] = same.get(id(body), False)
-                if not self._verified[key]:
-                    self._refuse(storage, DIFFERS)
+        for index in self._checks.waiting:
+            if number is None or 0 <= self._plan.segments[index].end < number:
+                self._checks.compare(index, self._segments[index])
 
 
 def _random_states(found: list[tuple[torch.Tensor, int]]) -> tuple[RandomState, ...]:

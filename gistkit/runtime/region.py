@@ -30,6 +30,7 @@ from gistkit.runtime.origins import Origins
 from gistkit.runtime.program import Key, Program, Step
 from gistkit.runtime.promise import Watch
 from gistkit.runtime.rebuild import BatchNormTerm
+from gistkit.runtime.recompute_checks import Checks
 from gistkit.runtime.recompute_tape import Tape
 from gistkit.runtime.stash import Body, CodedBody, Reader, Stash, StashTable, covers, whole
 
@@ -91,7 +92,7 @@ class Region(Accounts):
         if again is not None:
             # as with rebuilds: what starts from rounded values does not give the forward's bits
             verified = None if self.settings.lossy is not None else self.verified
-            self.tape = Tape(again, self._outside, self._not_again, verified, lambda: self.bound)
+            self.tape = Tape(again, self._outside, Checks(verified, self._not_again, lambda: self.bound))
 
     def learn(self, step: Step, func: Any, bind: Any) -> None:
         """Keep the fast call that the call's handler has left, for the forwards to come."""
