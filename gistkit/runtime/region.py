@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from gistkit.codecs import CODECS, Codec, Encoded, Sparse
-from gistkit.errors import PlanError, PlanMismatchError
 from gistkit.nn.eligible import KERNEL_DTYPES
 from gistkit.nn.keep import Alias, Kept
 from gistkit.nn.overwrite import not_a_number
@@ -32,6 +31,7 @@ from gistkit.runtime.promise import Watch
 from gistkit.runtime.rebuild import BatchNormTerm
 from gistkit.runtime.recompute_checks import Checks
 from gistkit.runtime.recompute_tape import Tape
+from gistkit.runtime.refusals import cannot_keep, cannot_run, left, not_as_planned
 from gistkit.runtime.stash import Body, CodedBody, Reader, Stash, StashTable, covers, whole
 
 PAYS = 0.95
@@ -113,9 +113,8 @@ class Region(Accounts):
 
     def diverge(self, expected: str, got: str) -> None:
         """The forward left its plan: an error where the caller gave the plan, else go on without it."""
-        remedy = "plan this model again, or call gistkit.compress(model) without a plan"
         if self.strict:
-            raise PlanMismatchError(expected, got, remedy)
+            raise left(expected, got)
         self.diverged = f"expected {expected}, got {got}"
         self.program = None
         self.fast = []
@@ -218,22 +217,14 @@ class Region(Accounts):
         """A decision that is not carried out: noted for the report, an error where the plan promises a budget."""
         if decision.storage < 0:
             return
-        self.notes[decision.storage] = f"not {decision.codec}{_at(decision)} as planned: {why}"
+        self.notes[decision.storage] = not_as_planned(decision, why)
         if self.bound:
-            op, module, shape = self.program.origin(decision.storage) if self.program else ("", "", ())
-            raise PlanError(
-                f"the plan's budget cannot be kept: storage {decision.storage} ({op} of {module or 'the model'}, shape "
-                f"{shape}) was to be {decision.codec!r}{_at(decision)}, and {why}; take another policy or "
-                "class of moves, or no budget"
-            )
+            raise cannot_keep(decision, self.program, why)
 
     def cannot_run(self, step: Step, how: str, why: str) -> None:
         """A call that cannot run as planned: an error where the plan promises a budget."""
         if self.bound:
-            raise PlanError(
-                f"the plan's budget cannot be kept: {step.op}, covered call {step.index}, was to run {how}, and {why}; "
-                "plan again, or without a budget"
-            )
+            raise cannot_run(step, how, why)
 
     def alias(self, x: torch.Tensor, decision: Decision) -> Kept:
         """Keep the tensor itself, with PyTorch's check against writes; remembered for the report."""
@@ -288,7 +279,3 @@ class Region(Accounts):
         self.nans.clear()
         if self.tape is not None:
             self.tape.clear()
-
-
-def _at(decision: Decision) -> str:
-    return " on the host" if decision.place == "host" else ""
