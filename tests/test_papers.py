@@ -190,8 +190,8 @@ def test_gists_overhead_is_what_decoding_once_adds(encoded):
     rounded = [case.overhead((DPR,), f) for f in ("fp8", "fp10", "fp16")]
     sparse = case.overhead((SSDC,))
     assert case.overhead((BINARIZE,)) < 0 < rounded[0] < rounded[1] < rounded[2]
-    # CSR as measured at 659ed66: 5.0 passes a map at this density against fp16's 3.0, but it encodes fewer maps.
-    assert rounded[1] < sparse < rounded[2]
+    # CSR takes 4.2 passes a map at this density where fp8 takes 2.5, but it encodes fewer maps.
+    assert rounded[0] < sparse < rounded[1]
     assert case.overhead(ENCODINGS) < sparse
 
 
