@@ -279,3 +279,4 @@ class Region(Accounts):
         self.nans.clear()
         if self.tape is not None:
             self.tape.clear()
+            self.tape = None  # it knows the region: a cycle would wait for the garbage collector
