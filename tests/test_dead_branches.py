@@ -10,6 +10,7 @@ from torch import nn
 import gistkit
 from gistkit.runtime.live import LiveBytes
 from tests.nn_cases import same_bits
+from tests.training import assert_same_training, batches
 
 
 class Dead(nn.Module):
@@ -73,3 +74,23 @@ def test_a_plan_that_decides_nothing_encodes_nothing():
     step(twin, x, y)
     stats = gistkit.report(twin).stats
     assert stats is not None and not any(r.codec == "zvc" for r in stats.rows)
+
+
+class WithoutPool(nn.Module):
+    """A pool where the image is large enough, and none where it is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 10)
+
+    def forward(self, x):
+        y = self.a(x)
+        try:
+            y = F.max_pool2d(y, 100)
+        except RuntimeError:
+            pass
+        return self.head(F.gelu(y).mean((2, 3)))
+
+
+def test_a_pool_that_fails_leaves_the_model_as_it_was():
+    assert_same_training(WithoutPool(), batches(2, 2, 16))

@@ -1,7 +1,8 @@
 """The function mode of a region: every torch function call of the forward passes here on its way to PyTorch.
 
 Covered calls (relu, max_pool2d, conv2d, linear, batch_norm, dropout; as functions, methods or modules alike) go to
-their handler; everything else runs as it is, its saved tensors caught by the region's hooks. Calls under somebody
+their fast call or their handler; an addition is counted and remembered, and runs as everything else does: as it is, its
+saved tensors caught by the region's hooks. Calls under somebody
 else's saved-tensor hooks (a checkpoint inside the model) and calls without gradients run untouched.
 """
 
@@ -112,7 +113,7 @@ class Interposer(TorchFunctionMode):
                 return self._uncovered(func, args, kwargs)
             result = handler(region, step, bound)
         finally:
-            region.instead = -1
+            region.instead, region.unread = -1, False  # also where the call fails and the model goes on without it
         if op in OWNERS:
             region.account(step, result)
         if region.learnt is not None:
