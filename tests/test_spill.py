@@ -177,7 +177,14 @@ def test_a_device_is_asked_once_whether_it_reaches_the_hosts_memory(monkeypatch)
     monkeypatch.setattr(zvc, "begin_within", refused)
     s, _ = owner()
     assert s.unusable(zvc, X) == "cpu cannot write to the host's memory: an illegal memory access"
+
+    def full_device(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(zvc, "begin_within", full_device)
     s, _ = owner(limit_bytes=CHUNK_BYTES)
+    with pytest.raises(torch.OutOfMemoryError):
+        s.unusable(zvc, X)
     full = [s.take(CHUNK_BYTES - ALIGNMENT_BYTES, X)]
     assert s.unusable(zvc, X) == NO_MEMORY
     full.clear()

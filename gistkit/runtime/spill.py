@@ -144,7 +144,8 @@ class Spill:
 
     def unusable(self, codec: Sparse, x: torch.Tensor) -> str:
         """Why tensors like x cannot be encoded with a spill; empty where they can. Each device is asked once, with a
-        small encoding that goes past its capacity, for which the host waits."""
+        small encoding that goes past its capacity, for which the host waits. Raises OutOfMemoryError where the device
+        has no memory for that."""
         if x.device not in self._verdicts:
             capacity = codec.capacity(PROBE_ELEMENTS, 0.0)
             memory = self.take(codec.spill_bytes(PROBE_ELEMENTS, x.dtype, capacity), x)
@@ -163,6 +164,8 @@ class Spill:
             wrong = torch.count_nonzero(codec.decode(encoded) != codec.decode(codec.begin(full)))
             # by an event: .item() would raise under torch.cuda.set_sync_debug_mode("error")
             lost = PinnedCounts().send(wrong).wait() if x.is_cuda else int(wrong)
+        except torch.OutOfMemoryError:  # says nothing of the host's memory, and may be different next time
+            raise
         except RuntimeError as error:
             return f"{x.device} cannot write to the host's memory: {error}"
         return f"what {x.device} writes to the host's memory does not come back" if lost else ""
