@@ -3,7 +3,8 @@
 A handler that has carried a call out as planned leaves a :class:`FastCall` at the call's number in the program. The
 next forward runs it where the same function comes by at that number with operands of the same kind; for anything else
 it answers None before it has touched anything, and the call goes the long way, whose word replaces it. So a fast call
-decides nothing: its makers in :mod:`gistkit.runtime.handlers` are the branches that it repeats.
+decides nothing: its makers in :mod:`gistkit.runtime.handlers` and, for additions, :mod:`gistkit.runtime.interpose` are
+the branches that it repeats.
 
 What is asked anew each time is what a kind does not tell: who stashed a storage already, and what is watched.
 """
@@ -36,6 +37,10 @@ class FastCall(Protocol):
         """The call's result, of the operands of its :data:`gistkit.graph.calls.Bound` in order, under the region's
         hooks; None, and nothing done, where they are of another kind."""
         ...
+
+
+Entry = tuple[Callable, Callable, FastCall]
+"""What a program remembers of a covered call: its function, what binds its arguments, the fast call."""
 
 
 class Kind:
@@ -123,7 +128,7 @@ def summed(
 def run_fast(region: Region, pack: Callable, func: Callable, args: tuple, kwargs: dict) -> Any:
     """The result of the covered call that comes now by its fast call; None where it goes the long way."""
     at = region.calls
-    known = region.fast[at] if at < len(region.fast) else None
+    known: Entry | None = region.fast[at] if at < len(region.fast) else None
     if known is None or known[0] is not func:
         return None
     hooks = open_hooks(region, pack)
@@ -145,7 +150,7 @@ def run_module(region: Region, pack: Callable, func: Callable, *operands: Any) -
     """:func:`run_fast` of a call of PyTorch's own module, its operands in order; no addition."""
     at = region.calls
     try:
-        known = region.fast[at]
+        known: Entry | None = region.fast[at]
     except IndexError:
         return None
     if known is None or known[0] is not func:

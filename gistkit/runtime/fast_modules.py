@@ -103,6 +103,10 @@ class _BatchNorm2d(_Short, nn.BatchNorm2d):
 
 SHORT: dict[type, type] = {nn.ReLU: _ReLU, nn.Conv2d: _Conv2d, nn.BatchNorm2d: _BatchNorm2d}
 PLAIN: dict[type, type] = {short: plain for plain, short in SHORT.items()}
+OVERRIDING = frozenset(
+    "forward _conv_forward _check_input_dim weight bias running_mean running_var num_batches_tracked".split()
+)
+"""Attributes of a module that stand before its class's."""
 _METHODS = tuple((plain, plain.forward) for plain in SHORT)
 _FUNCTIONS = F.relu, F.conv2d, F.batch_norm, nn.Conv2d._conv_forward, nn.BatchNorm2d._check_input_dim
 _set_class = object.__setattr__
@@ -156,10 +160,5 @@ class ShortModules:
             if plain is not None:
                 _set_class(module, "__class__", plain)
 
-
-OVERRIDING = frozenset(
-    "forward _conv_forward _check_input_dim weight bias running_mean running_var num_batches_tracked".split()
-)
-"""Attributes of a module that stand before its class's."""
 
 __all__ = ["ShortModules"]

@@ -14,7 +14,7 @@ import torch
 from gistkit.kernels import direct
 from gistkit.nn.factors import Factors, plane_of
 from gistkit.nn.keep import Alias, Kept
-from gistkit.runtime.rebuild import BatchNormTerm, FusedTerm, KeptTerm
+from gistkit.runtime.rebuild import BatchNormTerm, FusedTerm, KeptTerm, has_factors
 from gistkit.runtime.stash import RebuiltBody, Rows, aligned
 
 
@@ -24,15 +24,15 @@ class OnePassBody(RebuiltBody):
 
     __slots__ = ("_launch", "_norm", "_other", "_shape", "_stride", "_terms")
 
-    def __call__(self, x: torch.Tensor) -> OnePassBody:
-        """Itself: what a saved-tensor hook makes of an x of the output's geometry."""
-        return self
-
     def __init__(
         self, launch: direct.Rebuilds, norm: BatchNormTerm, other: Any, terms: tuple, like: tuple[Any, Any]
     ) -> None:
         self._launch, self._norm, self._other, self._terms = launch, norm, other, terms
         self._shape, self._stride = like
+
+    def __call__(self, x: torch.Tensor) -> OnePassBody:
+        """Itself: what a saved-tensor hook makes of an x of the output's geometry."""
+        return self
 
     def is_like(self, x: torch.Tensor) -> bool:
         """Whether x, of whose storage this is the stash, sees it as the output does."""
@@ -94,8 +94,8 @@ class OnePass:
             return None
         # addition commutes, but for which NaN it hands on: CUDA's has one NaN only
         norm: Any
-        norm, other = (a, b) if _has_factors(a) else (b, a)
-        if not _has_factors(norm) or (type(other) is BatchNormTerm and type(other.apply) is not Factors):
+        norm, other = (a, b) if has_factors(a) else (b, a)
+        if not has_factors(norm) or (type(other) is BatchNormTerm and type(other.apply) is not Factors):
             return None
         form = norm.apply.form
         other_form = "" if other is None else other.apply.form if type(other) is BatchNormTerm else "values"
@@ -103,10 +103,6 @@ class OnePass:
         if launch is None or launch.form != form or launch.other_form != other_form:
             launch = self._launch = direct.Rebuilds(plane_of(*self._like), form, other_form)
         return OnePassBody(launch, norm, other, (a, b), self._like)  # type: ignore[arg-type]
-
-
-def _has_factors(term: Any) -> bool:
-    return type(term) is BatchNormTerm and type(term.apply) is Factors
 
 
 def _term(what: tuple, norms: Mapping[int, BatchNormTerm], kept: Callable[[int], Kept | None]) -> Any:

@@ -101,7 +101,7 @@ class FusedTerm:
     def of(cls, term: ReluTerm) -> FusedTerm | None:
         """The term in one pass, or None where the kernel has no such pass."""
         a, b = (term.a.a, term.a.b) if type(term.a) is AddTerm else (term.a, None)
-        return cls(a, b) if _has_factors(a) or (b is not None and _has_factors(b)) else None
+        return cls(a, b) if has_factors(a) or (b is not None and has_factors(b)) else None
 
     @property
     def parts(self) -> ReluTerm:
@@ -113,10 +113,10 @@ class FusedTerm:
         if other is None:
             x = _input(norm, rows)
             return norm.apply.relu(x, torch.empty_like(x))  # type: ignore[union-attr]
-        if not _has_factors(norm):  # addition commutes, but for which NaN it hands on: CUDA's has one NaN only
+        if not has_factors(norm):  # addition commutes, but for which NaN it hands on: CUDA's has one NaN only
             norm, other = other, norm
         x = _input(norm, rows)
-        if _has_factors(other):  # its input is not free, for who else reads it is unknown here
+        if has_factors(other):  # its input is not free, for who else reads it is unknown here
             values, free, factors = _input(other, rows), False, other.apply  # type: ignore[union-attr]
         else:
             values, free, factors = other.dense(rows), other.fresh, None
@@ -129,7 +129,8 @@ def _input(norm: Any, rows: Rows) -> torch.Tensor:
     return norm.kept.dense() if rows is None else rows_of(norm.kept, *rows)
 
 
-def _has_factors(term: Term) -> bool:
+def has_factors(term: Any) -> bool:
+    """Whether a term is a batch norm in an arithmetic that the one pass has."""
     return type(term) is BatchNormTerm and type(term.apply) is Factors
 
 
@@ -172,6 +173,6 @@ class builder:
 
 
 __all__ = [
-    "AddTerm", "BatchNormTerm", "FusedTerm", "KeptTerm", "ReluTerm", "Term", "builder", "fused", "resolve",
-    "same_bits",
+    "AddTerm", "BatchNormTerm", "FusedTerm", "KeptTerm", "ReluTerm", "Term", "builder", "fused",
+    "has_factors", "resolve", "same_bits",
 ]  # fmt: skip
