@@ -7,8 +7,8 @@ which it must be on the device; between two stays it may be in host memory. Two 
 - ``PAPER``: a block stays for the tasks that read or make it, and may leave between any two of them: the paper's rule.
 - ``PLAN``: what gistkit's runtime can carry out. A storage that backward saves leaves at most once, after its last
   forward reader, and then stays from its first use in backward to the last one. A block that autograd does not save,
-  gradient maps among them, has no stash that could go to the host, so it stays on the device all its life; so do the
-  maps that pools and dropouts make by themselves.
+  gradient maps among them, has no stash that could go to the host, so it stays on the device all its life; so does
+  what covered operators keep for themselves: the maps of pools and dropouts, the statistics of batch norms.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from functools import cached_property
 
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import FORWARD, Block, Task
+from gistkit.plan.policies.predicted import kept_by_ops
 from gistkit.plan.sentinels import sentinels
 from gistkit.plan.sub_batches import passing
 
@@ -115,6 +116,7 @@ def lives(
     """
     taken, forms, end = _overwritten(graph, inplace), forms or {}, len(graph.tasks)
     readers, writers = _accesses(graph)
+    own = set() if rule == PAPER else kept_by_ops(graph)
     made = {}
     for block in graph.blocks:
         if resident(graph, block):
@@ -125,7 +127,7 @@ def lives(
         stays = (_paper if rule == PAPER else _plan)(seen, read, writers[block.id], end)
         if block.id in taken:
             stays = _cut(stays, taken[block.id])
-        if stays and (small is not None or not link):
+        if stays and (small is not None or not link or block.storage in own):
             stays = ((stays[0][0], stays[-1][1]),)
         if stays and block.nbytes:
             idle = block.first < 0 or _idle(graph, block, read)
