@@ -27,12 +27,8 @@ class Checks:
 
     def __init__(self, verified: dict | None, refuse: Refuse, later: Callable[[], bool]) -> None:
         self._verified, self._refuse, self._later = verified, refuse, later
-        self._waiting: dict[int, list[tuple[AgainBody, tuple]]] = {}
-
-    @property
-    def waiting(self) -> tuple[int, ...]:
-        """The segments of which something is still to be compared."""
-        return tuple(self._waiting)
+        self.waiting: dict[int, list[tuple[AgainBody, tuple]]] = {}
+        """By segment the stand-ins that are still to be compared, each with its key."""
 
     def known(self, key: tuple) -> bool | None:
         """Whether a storage comes back; None where nobody knows."""
@@ -45,7 +41,7 @@ class Checks:
             body.expect(self._when_back(Digest(whole(kept)), key, body.storage))
         else:
             body.settle(whole(kept.clone() if written else kept))
-            self._waiting.setdefault(segment, []).append((body, key))
+            self.waiting.setdefault(segment, []).append((body, key))
 
     def _when_back(self, digest: Digest, key: tuple, storage: int) -> Callable[[torch.Tensor], None]:
         verified, refuse = self._verified, self._refuse
@@ -60,7 +56,7 @@ class Checks:
 
     def compare(self, index: int, segment: Segment) -> None:
         """Run that segment, which has passed, anew, and let go of what has come back; the rest stays as it is."""
-        pending = self._waiting.pop(index)
+        pending = self.waiting.pop(index)
         dense = {id(body): body.values for body, _ in pending}
         same: dict[int, bool] = {}
 
@@ -82,7 +78,7 @@ class Checks:
 
     def clear(self) -> None:
         """Let go of what is still to be compared."""
-        self._waiting.clear()
+        self.waiting.clear()
 
 
 __all__ = ["DIFFERS", "Checks"]

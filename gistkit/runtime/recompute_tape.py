@@ -70,7 +70,8 @@ class Tape:
         number = order[self._at] if self._at < len(order) else -1
         self._at += 1
         self._now = now = _Open(number, op)
-        self._compare(number)
+        if self._checks.waiting:
+            self._compare(number)
         if number not in self._plan.watched:
             return
         call = self._plan.graph.calls[number]
@@ -235,7 +236,7 @@ class Tape:
 
     def _compare(self, number: int | None) -> None:
         """Compare the segments that are over: those whose last call comes before ``number`` (None: all)."""
-        for index in self._checks.waiting:
+        for index in tuple(self._checks.waiting):
             if number is None or 0 <= self._plan.segments[index].end < number:
                 self._checks.compare(index, self._segments[index])
 
