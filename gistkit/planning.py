@@ -69,12 +69,13 @@ def plan(
     what :func:`gistkit.measure` returned: times measured before, of this very step. ``settings["measured"]`` tells.
 
     The result has ``peak_bytes``, ``step_s``, ``lower_bound_bytes`` (0 where the policy gives none), ``gap``,
-    ``sub_batches`` and, in ``settings``, what it was made for. ``step_s`` is the device's time,
-    transfers overlapped; ``settings["wall_s"]`` is the step as the runtime runs it today, every transfer a copy that is
-    waited for, with the host's share where the hardware states it. Raises :class:`gistkit.BudgetError` where nothing
-    allowed fits, with ``least_bytes`` by class; :class:`gistkit.CaptureError` where the step cannot be captured, or,
-    under a budget, its bytes cannot be known (recurrent layers); :class:`gistkit.MeasureError` where it cannot be
-    measured; ValueError or TypeError for an argument that makes no sense.
+    ``sub_batches`` and, in ``settings``, what it was made for. ``peak_bytes`` and ``step_s`` have transfers beside the
+    computation. What the runtime does today, every transfer a copy that is waited for, is in ``settings``:
+    ``sync_peak_bytes``, the peak to expect, at most ``peak_bytes``, and ``wall_s``, the time, with the host's share
+    where the hardware states it. Raises :class:`gistkit.BudgetError` where nothing allowed fits, with ``least_bytes``
+    by class; :class:`gistkit.CaptureError` where the step cannot be captured, or, under a budget, its bytes cannot be
+    known (recurrent layers); :class:`gistkit.MeasureError` where it cannot be measured; ValueError or TypeError for an
+    argument that makes no sense.
     """
     allowed = check_words(policy, fidelity, lossy, density)
     check_budget(budget)
@@ -126,6 +127,7 @@ def plan_graph(
     settings = {"batch": graph.batch, "plain_peak_bytes": plain_peak_bytes, "plain_step_s": plain.step_s}
     simulator = Simulator(graph, costs)
     settings |= {"wall_s": simulator.wall_s(made), "plain_wall_s": simulator.wall_s(plain)}
+    settings["sync_peak_bytes"] = simulator.sync_peak_bytes(made, reserve=reserve_bytes)
     settings["densities"] = densities(made, costs)
     return replace(made, budget_bytes=budget_bytes, settings={**made.settings, **words, **settings})
 

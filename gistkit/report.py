@@ -29,8 +29,11 @@ def _mib(nbytes: int) -> str:
 class BudgetReport:
     """What a plan promises of a step's peak, and what is known of the real one; all in bytes, everything counted.
 
-    ``measured_bytes`` is the most that the CUDA allocator has handed out since ``torch.cuda.reset_peak_memory_stats``,
-    of this model or not; None on a CPU, which counts nothing by itself (``gistkit.LiveBytes`` does). ``denser`` holds,
+    ``predicted_bytes`` is the plan's peak with transfers beside the computation, ``expected_bytes`` the one with copies
+    that are waited for, as the runtime makes them (``Plan.settings["sync_peak_bytes"]``; the same where a plan does not
+    tell). ``measured_bytes`` is the most that the CUDA allocator has handed out since
+    ``torch.cuda.reset_peak_memory_stats``, of this model or not; None on a CPU, which counts nothing by itself
+    (``gistkit.LiveBytes`` does). ``denser`` holds,
     by storage, the density planned and measured where a step had more non-zeros than planned for, ``payload_bytes``
     what their payloads take at each; ``excess_bytes`` is how much more that is. ``moved``: those that
     found no room and went to the host, with their bytes.
@@ -38,6 +41,7 @@ class BudgetReport:
 
     budget_bytes: int
     predicted_bytes: int
+    expected_bytes: int
     measured_bytes: int | None = None
     denser: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     excess_bytes: int = 0
@@ -47,7 +51,10 @@ class BudgetReport:
     def lines(self) -> list[str]:
         """The same in words."""
         measured = "" if self.measured_bytes is None else f", measured {_mib(self.measured_bytes)} MiB"
-        lines = [f"budget {_mib(self.budget_bytes)} MiB, predicted peak {_mib(self.predicted_bytes)} MiB{measured}"]
+        predicted = f"budget {_mib(self.budget_bytes)} MiB, predicted peak {_mib(self.predicted_bytes)} MiB"
+        if self.expected_bytes < self.predicted_bytes:
+            predicted += f" ({_mib(self.expected_bytes)} with copies that are waited for)"
+        lines = [predicted + measured]
         if self.denser:
             worst, (planned, found) = next(iter(self.denser.items()))
             planned_bytes, real_bytes = self.payload_bytes[worst]
@@ -151,6 +158,7 @@ def _budget(model: torch.nn.Module, plan: Plan, densities: Mapping[int, float], 
     return BudgetReport(
         plan.budget_bytes,
         plan.peak_bytes,
+        plan.settings.get("sync_peak_bytes", plan.peak_bytes),
         measured,
         {d.storage: (d.planned, d.measured) for d in found},
         sum(d.excess_bytes for d in found),

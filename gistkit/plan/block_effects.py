@@ -11,7 +11,8 @@
 | ``drop`` | dense in forward | |
 | place ``host`` | payload until ``release``, again from ``prefetch`` on | encode, decode; the link's |
 
-Gist Fig. 2 (three lifetimes: dense, encoded, decoded); vDNN section III-B (release after the offload, prefetch).
+Gist Fig. 2 (three lifetimes: dense, encoded, decoded); vDNN section III-B (release after the offload, prefetch). Where
+transfers are synchronous copies (``Context.synchronous``) the payload is out once saved and back at its first use.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from __future__ import annotations
 from math import prod
 
 from gistkit.codecs import VALUE_FORMS
-from gistkit.errors import PlanError
 from gistkit.formats import ceil_div
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import Block
 from gistkit.plan.checks import digest_bytes, norm_bytes
 from gistkit.plan.context import Context, call_task, is_sparse
 from gistkit.plan.cost import CostTable
+from gistkit.plan.host_points import check_points, wrong
 from gistkit.plan.intervals import Effects, Interval, Transfer
 from gistkit.plan.plan import Decision
 from gistkit.plan.recipes import chain, held, norms
@@ -48,17 +49,12 @@ def block_effects(
     if decision is None:
         return _dense(block, context)
     if decision.place not in ("device", "host", "nowhere"):
-        raise _wrong(block, decision, "place must be device, host or nowhere", "take one of these")
+        raise wrong(block, decision, "place must be device, host or nowhere", "take one of these")
     if decision.codec == "dense" and decision.place != "host" and not decision.mask:
         return _dense(block, context)
     if block.saved < 0 or block.kind not in ("activation", "input"):
-        raise _wrong(block, decision, f"backward keeps nothing of this {block.kind}", "leave it undecided")
+        raise wrong(block, decision, f"backward keeps nothing of this {block.kind}", "leave it undecided")
     return _Case(graph, costs, decision, block, context).effects()
-
-
-def _wrong(block: Block, decision: Decision, what: str, remedy: str) -> PlanError:
-    name = f" ({block.name})" if block.name else ""
-    return PlanError(f"storage {block.storage}{name}: {decision.codec!r} on {decision.place}: {what}; {remedy}")
 
 
 def _forward_last(block: Block, context: Context) -> int:
@@ -156,7 +152,7 @@ class _Case:
     def _sign_only(self) -> None:
         if self.values:
             what = f"task {self.values[0]} needs its values, which are not kept"
-            raise _wrong(self.block, self.decision, what, "keep them in a form that gives them back")
+            raise wrong(self.block, self.decision, what, "keep them in a form that gives them back")
         if self.decision.codec == "mask1":
             self.values = []
             self._coded()
@@ -204,7 +200,7 @@ class _Case:
         block, codec = self.block, self.decision.codec
         if self.signs_on_payload and codec in VALUE_FORMS:
             what = f"task {self.signs_on_payload[0]} needs its signs, of which narrow floats lose some"
-            raise _wrong(block, self.decision, what, "add mask=True")
+            raise wrong(block, self.decision, what, "add mask=True")
         measures = (codec, block.nbytes, block.dtype, self.density)
         nbytes = self._payload_bytes(codec, self.density)
         self._place(block.saved, self.needs, nbytes, "payload")
@@ -235,10 +231,14 @@ class _Case:
             if what == "dense":
                 last = max(last, _forward_last(block, self.context))
             return self._pending(first, last, nbytes, what)
-        self._check_host(needs)
+        gone = max(_forward_last(block, self.context), block.saved)
+        check_points(block, decision, needs, gone, self.costs.hardware)
         last = _held_until(block, needs, self.context)
-        self._pending(first, decision.release - 1, nbytes, what)
-        self._add(decision.prefetch, last, nbytes, what)
+        out, back = decision.release - 1, decision.prefetch
+        if self.context.synchronous:
+            out, back = (gone if what == "dense" else first), needs[0]
+        self._pending(first, out, nbytes, what)
+        self._add(back, last, nbytes, what)
         earliest = self._written(what) + 1
         issue = max(decision.offload, block.saved, earliest)
         due = needs[0] if decision.ready < 0 else decision.ready
@@ -271,28 +271,6 @@ class _Case:
             self._add(end, end, packing_bytes, "scratch")
         if settled is not None:
             self._add(settled, last, nbytes, what)
-
-    def _check_host(self, needs: list[int]) -> None:
-        block, decision = self.block, self.decision
-        if not self.costs.hardware.has_link:
-            raise _wrong(block, decision, f"{self.costs.hardware.name} has no link", "keep it on the device")
-        if not needs:
-            raise _wrong(block, decision, "no backward task needs it", "drop it or keep a mask")
-        gone = max(_forward_last(block, self.context), block.saved)
-        if decision.release <= gone:
-            what = f"release must be after task {gone}, its last use in forward, got {decision.release}"
-            raise _wrong(block, decision, what, f"release it at task {gone + 1} or later")
-        if decision.offload > decision.release:
-            what = f"offload must be at most release {decision.release}, got {decision.offload}"
-            raise _wrong(block, decision, what, "leave it -1 for as soon as it is there")
-        if not decision.release <= decision.prefetch <= needs[0]:
-            what = (
-                f"prefetch must lie between release {decision.release} and task {needs[0]}, its first use in backward"
-            )
-            raise _wrong(block, decision, f"{what}, got {decision.prefetch}", "move it there")
-        if decision.ready >= 0 and not decision.prefetch <= decision.ready <= needs[0]:
-            what = f"ready must lie between prefetch {decision.prefetch} and task {needs[0]}, its first use in backward"
-            raise _wrong(block, decision, f"{what}, got {decision.ready}", "leave it -1 for the first use")
 
 
 def _made_by_its_op(block: Block) -> bool:

@@ -76,7 +76,8 @@ class Context:
     ``ends_early``: blocks whose memory an in-place ReLU takes over. ``also``: tasks, by block, at which something
     that is rebuilt or run anew needs its values. ``encodings``: forward tasks that make a sparse encoding, in order.
     ``restart``: the task, by block, at which its segment runs anew. ``segments``: those segments. ``lent``: tasks, by
-    block, before which it is decoded for a segment alone, which counts it.
+    block, before which it is decoded for a segment alone, which counts it. ``synchronous``: transfers are copies that
+    are waited for, out when something is saved and back at its first use, as the runtime makes them (runtime.host).
     """
 
     index: StepIndex
@@ -88,6 +89,7 @@ class Context:
     restart: Mapping[int, int] | None = None
     segments: tuple[Segment, ...] = ()
     lent: Mapping[int, frozenset[int]] | None = None
+    synchronous: bool = False
 
     @staticmethod
     def alone(graph: SavedGraph, costs: CostTable, index: StepIndex | None = None) -> Context:

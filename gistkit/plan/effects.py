@@ -8,7 +8,7 @@ remembers what every (block, decision) did.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gistkit.errors import PlanError
 from gistkit.graph.saved import SavedGraph
@@ -69,11 +69,12 @@ class Composer:
             self._parts[parts] = Composer(small, costs, accumulates=True)
         return self._parts[parts]
 
-    def profile(self, plan: Plan) -> Profile:
-        """The step under a plan. Raises PlanError for decisions that make no sense, each named."""
+    def profile(self, plan: Plan, *, synchronous: bool = False) -> Profile:
+        """The step under a plan; ``synchronous``: with transfers as copies that are waited for, whatever points the
+        plan has for them. Raises PlanError for decisions that make no sense, each named."""
         if plan.sub_batches != 1 and not self.graph.batch:
             raise PlanError("plan.sub_batches must be 1 where the graph knows no batch size; capture with a batch")
-        return self.part(plan.sub_batches)._profile(plan)
+        return self.part(plan.sub_batches)._profile(plan, synchronous)
 
     def issued(self, plan: Plan) -> list[int]:
         """By task, how many tasks the host issues for it, in one sub-batch: itself, and those of a segment that runs
@@ -84,8 +85,8 @@ class Composer:
             counts[segment.start] += len(segment.tasks)
         return counts
 
-    def _profile(self, plan: Plan) -> Profile:
-        context = Context.of(plan, self.index)
+    def _profile(self, plan: Plan, synchronous: bool) -> Profile:
+        context = replace(Context.of(plan, self.index), synchronous=synchronous)
         task_s, algorithms = self._seconds(plan)
         extra = [0.0] * len(task_s)
         passed = self._passed(plan)
@@ -117,7 +118,8 @@ class Composer:
     def _of_block(self, block: Block, decision: Decision | None, context: Context) -> Effects:
         """block_effects, remembered by what it depends on."""
         also = context.also.get(block.id) if context.also else None
-        key = (block.id, decision, context.plain, block.id in context.ends_early, also)
+        at_once = context.synchronous and decision is not None and decision.place == "host"
+        key = (block.id, decision, context.plain, block.id in context.ends_early, also, at_once)
         if decision is not None and decision.codec != "dense":
             tasks = {u.task for u in block.uses} | (also or frozenset())
             cut = tuple(sorted((t, n) for t in tasks if (n := context.slices.get(t))) if context.slices else ())

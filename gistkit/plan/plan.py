@@ -70,11 +70,13 @@ class Plan:
     ``plain_bytes`` and ``kept_bytes`` are what plain PyTorch and the plan keep for backward. Where a budget was planned
     for: ``peak_bytes`` is the most that the device holds during forward and backward (parameters, buffers, gradients,
     inputs, activations, stashes, decoded copies, workspace, reserve), ``step_s`` the device's seconds of forward and
-    backward with transfers beside the computation, which the runtime does not do yet: it copies synchronously, and
-    ``settings["wall_s"]`` has the whole time of every copy, and the host's share, in it. ``lower_bound_bytes`` is
-    the least peak that the allowed moves can reach, ``gap`` how far ``step_s`` may be above the
-    least possible (0.0: proven optimal; None: the policy proves nothing), ``sub_batches`` the parts in which the batch
-    is taken. ``fidelity`` is ``bitwise``, ``reassociated`` or ``lossy``: the class of the moves really used.
+    backward, both with transfers beside the computation. The runtime does not do that yet but copies synchronously:
+    ``settings["wall_s"]`` has the whole time of every copy, and the host's share, in it, and
+    ``settings["sync_peak_bytes"]`` is the most that the device holds then, the peak to expect: what leaves is gone once
+    saved and back at its first use. ``lower_bound_bytes`` is the least peak that the allowed moves can reach, ``gap``
+    how far ``step_s`` may be above the least possible (0.0: proven optimal; None: the policy proves nothing),
+    ``sub_batches`` the parts in which the batch is taken. ``fidelity`` is ``bitwise``, ``reassociated`` or ``lossy``:
+    the class of the moves really used.
     """
 
     policy: str

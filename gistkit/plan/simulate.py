@@ -5,7 +5,8 @@ A task begins when the one before it has ended and every transfer due before it 
 
 All seconds of a :class:`Simulation`, which is what policies compare, are the device's, with transfers beside the tasks.
 On the wall a step takes longer (:meth:`Simulator.wall_s`): where the host is late, as a task begins no sooner than it
-is issued, and by every transfer, as the runtime copies synchronously (:mod:`gistkit.runtime.host`).
+is issued, and by every transfer, as the runtime copies synchronously (:mod:`gistkit.runtime.host`); for the same reason
+it holds less (:meth:`Simulator.sync_peak_bytes`).
 """
 
 from __future__ import annotations
@@ -59,8 +60,7 @@ class Simulator:
 
     def run(self, plan: Plan, *, reserve: int = 0) -> Simulation:
         """As :func:`simulate`."""
-        if type(reserve) is not int or reserve < 0:
-            raise ValueError(f"reserve must be a number of bytes of at least 0, got {reserve!r}; leave it out for none")
+        _check_reserve(reserve)
         composed = self._composer.profile(plan)
         memory = memory_bytes(composed.intervals, composed.tasks, reserve)
         peak = max(memory)
@@ -80,6 +80,14 @@ class Simulator:
             start_s=start_s,
         )
 
+    def sync_peak_bytes(self, plan: Plan, *, reserve: int = 0) -> int:
+        """The peak of the step as the runtime runs it: with every transfer as the synchronous copy that it is today.
+        Nothing is there then while it leaves beside later tasks or because it comes back ahead of its use, so this is
+        at most ``run(plan, reserve=reserve).peak_bytes``. Raises what that raises."""
+        _check_reserve(reserve)
+        composed = self._composer.profile(plan, synchronous=True)
+        return max(memory_bytes(composed.intervals, composed.tasks, reserve))
+
     def wall_s(self, plan: Plan) -> float:
         """Seconds of the step as the runtime runs it: with the host's share (``Hardware.host_s``, ``runtime_host_s``)
         and with every transfer as the synchronous copy that it is today, which hides behind nothing. At least
@@ -98,6 +106,11 @@ def simulate(graph: SavedGraph, plan: Plan, costs: CostTable, *, reserve: int = 
     reserve that is no number of bytes.
     """
     return Simulator(graph, costs).run(plan, reserve=reserve)
+
+
+def _check_reserve(reserve: int) -> None:
+    if type(reserve) is not int or reserve < 0:
+        raise ValueError(f"reserve must be a number of bytes of at least 0, got {reserve!r}; leave it out for none")
 
 
 def memory_bytes(intervals: Iterable[Interval], tasks: int, reserve: int = 0) -> list[int]:
