@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from gistkit.kernels import ops
-from tests.tensors import FLOATS, float_values, plain_nan
+from tests.tensors import FLOATS, float_values, plain_nan, same_bits
 
 EMPTY = torch.empty((0,), dtype=torch.uint8)
 EDGES = (0, 1, 255, 256, 257, 1023, 1024, 1025, 2047, 2049, 3000)
@@ -84,7 +84,11 @@ def decoded(kernels: ModuleType, case: SparseCase, payload: tuple, codec: str) -
 
 
 def relu_gradient(kernels: ModuleType, case: SparseCase, payload: tuple, codec: str) -> torch.Tensor:
-    return getattr(kernels, f"{codec}_relu_backward")(case.grad, *payload)
+    """By the operator that makes one; the one that overwrites the gradient must come to the same bits."""
+    gradient, overwritten = getattr(kernels, f"{codec}_relu_backward")(case.grad, *payload), case.grad.clone()
+    getattr(kernels, f"{codec}_relu_backward_")(overwritten, *payload)
+    assert same_bits(gradient, overwritten)
+    return gradient
 
 
 PAYLOADS = {"zvc": zvc_payloads, "csr": csr_payloads}

@@ -28,8 +28,7 @@ def test_a_large_dropout_keeps_the_least_budget(inplace):
     least = refused.value.least_bytes["bitwise"]
     plan = gistkit.plan(model, x, budget=least)
     peaks = peaks_of(model, plan, x)
-    # the first call of a dropout with that share computes its scale from a tensor of one element
-    assert peaks[1] == plan.peak_bytes and peaks[0] <= plan.peak_bytes + 4
+    assert peaks == [plan.peak_bytes] * 2
 
 
 class Kept(nn.Module):
@@ -62,4 +61,4 @@ def test_the_plan_without_decisions_counts_what_operators_keep_by_themselves(nam
     except gistkit.BudgetError as refused:  # bits beside the noise: more than PyTorch needs
         assert name == "dropout"
         plan = gistkit.plan(model, x, budget=refused.least_bytes["bitwise"])
-    assert max(peaks_of(model, plan, x)) <= plan.peak_bytes + 4  # as above
+    assert max(peaks_of(model, plan, x)) <= plan.peak_bytes

@@ -60,6 +60,9 @@ def test_backward_is_pytorchs(dtype, n, seed):
     y, mask = ops.relu_mask1(x)
     expected = torch.ops.aten.threshold_backward(grad, y, 0)
     assert same_bits(ops.mask1_backward(grad, mask), expected)
+    version = grad._version
+    ops.mask1_backward_(grad, mask)
+    assert same_bits(grad, expected) and (grad._version > version or n == 0)
 
 
 @dtypes
@@ -95,7 +98,11 @@ def test_dropout_backward_is_pytorchs(dtype, p):
     grad = values_of(3001, dtype, 2, 0.1, False)
     (expected,) = torch.autograd.grad(y, x, grad)
     scale = torch.ones((), dtype=dtype).div_(1 - p).item()
-    got = ops.dropout_backward(grad, ops.bits_encode(y.detach() != 0), scale)
+    mask = ops.bits_encode(y.detach() != 0)
+    got = ops.dropout_backward(grad, mask, scale)
+    overwritten = grad.clone()
+    ops.dropout_backward_(overwritten, mask, scale)
+    assert same_bits(overwritten, got)
     # NaN and infinity times zero are NaN in both; a NaN's payload is not compared, the rest is, to the bit
     assert torch.equal(got.isnan(), expected.isnan()) and got.isnan().any()
     assert same_bits(got.masked_fill(got.isnan(), 0), expected.masked_fill(expected.isnan(), 0))
@@ -129,9 +136,11 @@ def test_operators_meet_their_schemas():
         (ops.relu_mask1, (x,)),
         (ops.relu_mask1_, (x,)),
         (ops.mask1_backward, (grad, mask)),
+        (ops.mask1_backward_, (grad, mask)),
         (ops.bits_encode, (x > 0,)),
         (ops.bits_decode, (mask, 19)),
         (ops.dropout_backward, (grad, mask, 2.0)),
+        (ops.dropout_backward_, (grad, mask, 2.0)),
     ]
     for op, args in calls:
         torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))

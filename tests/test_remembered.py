@@ -26,20 +26,21 @@ def _without_onednn():
         torch._C._set_mkldnn_enabled(before)
 
 
-def _operands(channels=4, size=8):
+def _operands(channels=4, size=8, groups=1):
     x = torch.randn(16, channels, size, size)
-    return x, torch.randn(3, channels, 1, 1, requires_grad=True)
+    return x, torch.randn(4, channels // groups, 1, 1, requires_grad=True)
 
 
 def test_a_stand_in_asks_again_under_other_settings():
-    x, weight = _operands()
-    stand_in = StandIn.of(x, weight, POINT)
-    first = stand_in.tensor(weight, POINT)
-    assert stand_in.tensor(weight, POINT) is first
+    x, weight = _operands(groups=2)
+    point = POINT._replace(groups=2)
+    stand_in = StandIn.of(x, weight, point)
+    first = stand_in.tensor(weight, point)
+    assert stand_in.tensor(weight, point) is first
     with _without_onednn():
-        other = stand_in.tensor(weight, POINT)
+        other = stand_in.tensor(weight, point)
         assert other is not first and other.untyped_storage().nbytes() > 0  # a copy of it is harmless
-    assert stand_in.tensor(weight, POINT).shape == x.shape
+    assert stand_in.tensor(weight, point).shape == x.shape
 
 
 def test_a_call_is_remembered_by_kind():

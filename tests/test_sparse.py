@@ -205,6 +205,8 @@ OPERATOR_CASES = [
     ("csr_decode", lambda x: (*ops.csr_encode(x, "raw"), EMPTY, x.numel(), x.dtype, "raw", "none", False)),
     ("zvc_relu_backward", lambda x: (x, *ops.zvc_encode(x, "raw"), EMPTY, "raw", "none", False)),
     ("csr_relu_backward", lambda x: (x, *ops.csr_encode(x, "raw"), EMPTY, "raw", "none", False)),
+    ("zvc_relu_backward_", lambda x: (x, *ops.zvc_encode(x, "raw"), EMPTY, "raw", "none", False)),
+    ("csr_relu_backward_", lambda x: (x, *ops.csr_encode(x, "raw"), EMPTY, "raw", "none", False)),
 ]
 
 

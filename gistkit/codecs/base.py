@@ -200,12 +200,14 @@ def check_grad(grad: torch.Tensor, encoded: Encoded) -> None:
         )
 
 
-def aligned(grad: torch.Tensor, encoded: Encoded) -> torch.Tensor:
-    """A gradient in the encoded tensor's storage order, flat; copied only where its strides differ."""
+def aligned(grad: torch.Tensor, encoded: Encoded) -> tuple[torch.Tensor, bool]:
+    """A gradient in the encoded tensor's storage order, flat, and whether it is a copy, which may be overwritten: made
+    only where its strides differ, so that a ReLU's backward takes no more memory than the gradient and one result."""
     check_grad(grad, encoded)
     if grad.stride() == encoded.stride:
-        return flat(grad)
+        return flat(grad), False
     strides = zip(grad.shape, grad.stride(), encoded.stride, strict=True)
-    if grad.numel() and any(size > 1 and got != want for size, got, want in strides):
-        grad = torch.empty_strided(encoded.shape, encoded.stride, dtype=grad.dtype, device=grad.device).copy_(grad)
-    return flat(grad)
+    if not grad.numel() or all(size == 1 or got == want for size, got, want in strides):
+        return flat(grad), False
+    ordered = torch.empty_strided(encoded.shape, encoded.stride, dtype=grad.dtype, device=grad.device)
+    return flat(ordered.copy_(grad)), True

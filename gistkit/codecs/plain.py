@@ -60,7 +60,11 @@ class Mask1(Codec):
     def relu_backward(self, encoded: Encoded, grad: torch.Tensor) -> torch.Tensor:
         if grad.stride() == encoded.stride and grad.shape == encoded.shape:
             return direct.mask1_backward(grad, encoded.payload[0])
-        return restored(ops.mask1_backward(aligned(grad, encoded), encoded.payload[0]), encoded)
+        ordered, ours = aligned(grad, encoded)
+        if not ours:
+            return restored(ops.mask1_backward(ordered, encoded.payload[0]), encoded)
+        ops.mask1_backward_(ordered, encoded.payload[0])
+        return restored(ordered, encoded)
 
     def predicted_bytes(self, n: int, dtype: torch.dtype, density: float | None = None) -> int:
         return formats.mask1_bytes(n)

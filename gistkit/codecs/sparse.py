@@ -145,10 +145,12 @@ class Sparse(Codec):
 
     def relu_backward(self, encoded: Encoded, grad: torch.Tensor) -> torch.Tensor:
         payload, pending, spill = encoded.state()
-        flat_grad = aligned(grad, encoded)
+        ordered, ours = aligned(grad, encoded)
+        form: tuple = (self.value_format, self.scaling, True, spill)
         if pending and spill is None:
-            return restored(self._relu_backward(flat_grad, payload, self._scratch_format, "none", False), encoded)
-        return restored(self._relu_backward(flat_grad, payload, self.value_format, self.scaling, True, spill), encoded)
+            form = (self._scratch_format, "none", False, None)
+        made = self._relu_backward(ordered, ours, payload, *form)
+        return restored(ordered if made is None else made, encoded)
 
     def predicted_bytes(self, n: int, dtype: torch.dtype, density: float | None = None) -> int:
         stored = n if density is None else round(density * n)
@@ -270,12 +272,14 @@ class Sparse(Codec):
     def _relu_backward(
         self,
         grad: torch.Tensor,
+        inplace: bool,
         payload: Payload,
         fmt: str,
         scaling: str,
         packed: bool,
-        spill: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...
+        spill: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """The flat gradient masked; None where it was overwritten, as ``inplace`` has it."""
 
     @abstractmethod
     def _meta_bytes(self, n: int, stored: int) -> int: ...

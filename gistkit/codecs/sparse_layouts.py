@@ -31,8 +31,9 @@ class Zvc(Sparse):
     def _decode_groups(self, payload, first, n, dtype, fmt, packed, spill):
         return ops.zvc_decode_slots(*payload, first, n, dtype, fmt, self.scaling if packed else "none", packed, spill)
 
-    def _relu_backward(self, grad, payload, fmt, scaling, packed, spill=None):
-        return ops.zvc_relu_backward(grad, *payload, fmt, scaling, packed, spill)
+    def _relu_backward(self, grad, inplace, payload, fmt, scaling, packed, spill):
+        run = ops.zvc_relu_backward_ if inplace else ops.zvc_relu_backward
+        return run(grad, *payload, fmt, scaling, packed, spill)
 
     def _meta_bytes(self, n, stored):
         return formats.zvc_meta_bytes(n)
@@ -67,9 +68,10 @@ class Csr(Sparse):
         scaling = self.scaling if packed else "none"
         return ops.csr_decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, scaling, packed, spill)
 
-    def _relu_backward(self, grad, payload, fmt, scaling, packed, spill=None):
+    def _relu_backward(self, grad, inplace, payload, fmt, scaling, packed, spill):
         columns, counts, values, exponents = payload
-        return ops.csr_relu_backward(grad, counts, columns, values, exponents, fmt, scaling, packed, spill)
+        run = ops.csr_relu_backward_ if inplace else ops.csr_relu_backward
+        return run(grad, counts, columns, values, exponents, fmt, scaling, packed, spill)
 
     def _meta_bytes(self, n, stored):
         return formats.csr_meta_bytes(n, stored)

@@ -280,7 +280,7 @@ def csr_backward_kernel(
                 words += (grads[r * 2 * XB + w] & flags[w],)
             store_octet(out_ptr, words, place, left, XB, WHOLE)
     else:
-        fill_zero(out_ptr, left)
+        kept = ()
         for r in tl.static_range(CHUNKS):
             count, start = one_row(first_row + r, n, counts_ptr, ends_ptr, PACKED)
             places = tl.arange(0, COLUMNS)
@@ -290,4 +290,7 @@ def csr_backward_kernel(
             offs = tl.load(row_ptr + start + places, places < count, other=0).to(tl.int32) + r * COLUMNS
             items = load_items(values_ptr, start, places, places < count, plane, FMT, PACKED)
             passing = (places < count) & ~is_negative_zero(items, FMT)
-            tl.store(out_ptr + offs, tl.load(grad_ptr + offs, passing, other=0), passing)
+            kept += (offs, passing, tl.load(grad_ptr + offs, passing, other=0))
+        fill_zero(out_ptr, left)  # out_ptr may be grad_ptr
+        for r in tl.static_range(CHUNKS):
+            tl.store(out_ptr + kept[3 * r], kept[3 * r + 2], kept[3 * r + 1])

@@ -117,14 +117,18 @@ class Masks:
 
     def backward(self, grad: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """grad, of x's shape and dtype, where the bit is set, else +0; of x's strides."""
-        if grad.stride() != self._stride:
+        ours = grad.stride() != self._stride
+        if ours:  # a copy, which is masked where it is
             grad = torch.empty_strided(self._shape, self._stride, dtype=grad.dtype, device=grad.device).copy_(grad)
         if not _is_plain(grad):
-            return like(ops.mask1_backward(flat(grad), mask), self._shape, self._stride)
+            if not ours:
+                return like(ops.mask1_backward(flat(grad), mask), self._shape, self._stride)
+            ops.mask1_backward_(flat(grad), mask)
+            return grad
         launch = self._backward
         if launch is None:
             launch = self._backward = _launchers("mask").repeated_backward(grad)
-        result = torch.empty_like(grad)
+        result = grad if ours else torch.empty_like(grad)
         if not launch.at(grad.data_ptr(), mask.data_ptr(), result.data_ptr()):
             launch.first(grad, mask, result)
         return result

@@ -151,6 +151,13 @@ def mask1_backward(grad: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return mask1_backward_dense(grad, mask)
 
 
+def mask1_backward_(grad: torch.Tensor, mask: torch.Tensor) -> None:
+    """:func:`mask1_backward` that overwrites its gradient. Does not synchronise."""
+    check_values("mask1_backward_", "grad", grad)
+    check_mask("mask1_backward_", mask, grad.numel())
+    launch_tiles(_select_kernel, grad, grad, mask, grad)
+
+
 def mask1_backward_dense(grad: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """:func:`mask1_backward` of a dense gradient of any shape, unchecked."""
     grad_x = torch.empty_like(grad)
@@ -191,3 +198,10 @@ def dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> to
     grad_x = torch.empty_like(grad)
     launch_tiles(_scale_kernel, grad, grad, mask, grad_x, scale, PORTABLE=not grad.is_cuda)
     return grad_x
+
+
+def dropout_backward_(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> None:
+    """:func:`dropout_backward` that overwrites its gradient. Does not synchronise."""
+    check_values("dropout_backward_", "grad", grad)
+    check_mask("dropout_backward_", mask, grad.numel())
+    launch_tiles(_scale_kernel, grad, grad, mask, grad, scale, PORTABLE=not grad.is_cuda)

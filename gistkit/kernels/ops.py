@@ -49,6 +49,11 @@ def mask1_backward(grad, mask):
     return torch.empty_like(grad)
 
 
+@operator("mask", "mask1_backward_(Tensor(a!) grad, Tensor mask) -> ()")
+def mask1_backward_(grad, mask):
+    return None
+
+
 @operator("mask", "bits_encode(Tensor b) -> Tensor")
 def bits_encode(b):
     return b.new_empty((formats.mask1_bytes(b.numel()),), dtype=torch.uint8)
@@ -62,6 +67,11 @@ def bits_decode(mask, n):
 @operator("mask", "dropout_backward(Tensor grad, Tensor mask, float scale) -> Tensor")
 def dropout_backward(grad, mask, scale):
     return torch.empty_like(grad)
+
+
+@operator("mask", "dropout_backward_(Tensor(a!) grad, Tensor mask, float scale) -> ()")
+def dropout_backward_(grad, mask, scale):
+    return None
 
 
 # --- narrow floats ---------------------------------------------------------------------------------------------------
@@ -210,11 +220,29 @@ def zvc_relu_backward(grad, words, counts, values, exponents, fmt, scaling, pack
 
 @operator(
     "sparse",
+    "zvc_relu_backward_(Tensor(a!) grad, Tensor words, Tensor counts, Tensor values, Tensor exponents, str fmt, "
+    "str scaling, bool packed, Tensor? spill=None) -> ()",
+)
+def zvc_relu_backward_(grad, words, counts, values, exponents, fmt, scaling, packed, spill=None):
+    return None
+
+
+@operator(
+    "sparse",
     "csr_relu_backward(Tensor grad, Tensor counts, Tensor columns, Tensor values, Tensor exponents, str fmt, "
     "str scaling, bool packed, Tensor? spill=None) -> Tensor",
 )
 def csr_relu_backward(grad, counts, columns, values, exponents, fmt, scaling, packed, spill=None):
     return torch.empty_like(grad)
+
+
+@operator(
+    "sparse",
+    "csr_relu_backward_(Tensor(a!) grad, Tensor counts, Tensor columns, Tensor values, Tensor exponents, str fmt, "
+    "str scaling, bool packed, Tensor? spill=None) -> ()",
+)
+def csr_relu_backward_(grad, counts, columns, values, exponents, fmt, scaling, packed, spill=None):
+    return None
 
 
 # --- rebuilds --------------------------------------------------------------------------------------------------------

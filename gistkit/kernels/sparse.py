@@ -22,11 +22,13 @@ from gistkit.kernels.sparse_reading import (
     CSR_ROWS,
     csr_decode,
     csr_relu_backward,
+    csr_relu_backward_,
     decode_rows,
     decode_slots,
     octets,
     zvc_decode,
     zvc_relu_backward,
+    zvc_relu_backward_,
 )
 from gistkit.kernels.sparse_values import TRITON_DTYPES
 from gistkit.kernels.zvc_kernels import zvc_encode_kernel
@@ -39,11 +41,13 @@ __all__ = [
     "csr_decode",
     "csr_encode",
     "csr_relu_backward",
+    "csr_relu_backward_",
     "decode_rows",
     "decode_slots",
     "zvc_decode",
     "zvc_encode",
     "zvc_relu_backward",
+    "zvc_relu_backward_",
 ]
 
 

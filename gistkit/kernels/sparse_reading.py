@@ -173,10 +173,42 @@ def zvc_relu_backward(
     Exact under the lossy formats too: a small positive value may have become the code +0, but its bit is set. Does not
     synchronise.
     """
-    n, dtype = grad.numel(), values.dtype if fmt == "raw" else grad.dtype
-    check_values("zvc_relu_backward", "grad", grad)
-    check_zvc("zvc_relu_backward", words, counts, values, exponents, n, dtype, fmt, scaling, packed, spill)
     grad_x = torch.empty_like(grad)
+    _mask_zvc("zvc_relu_backward", grad, grad_x, words, counts, values, exponents, fmt, scaling, packed, spill)
+    return grad_x
+
+
+def zvc_relu_backward_(
+    grad: torch.Tensor,
+    words: torch.Tensor,
+    counts: torch.Tensor,
+    values: torch.Tensor,
+    exponents: torch.Tensor,
+    fmt: str,
+    scaling: str,
+    packed: bool,
+    spill: torch.Tensor | None = None,
+) -> None:
+    """:func:`zvc_relu_backward` that overwrites its gradient: programs read what they write before they write it."""
+    _mask_zvc("zvc_relu_backward_", grad, grad, words, counts, values, exponents, fmt, scaling, packed, spill)
+
+
+def _mask_zvc(
+    op: str,
+    grad: torch.Tensor,
+    grad_x: torch.Tensor,
+    words: torch.Tensor,
+    counts: torch.Tensor,
+    values: torch.Tensor,
+    exponents: torch.Tensor,
+    fmt: str,
+    scaling: str,
+    packed: bool,
+    spill: torch.Tensor | None,
+) -> None:
+    n, dtype = grad.numel(), values.dtype if fmt == "raw" else grad.dtype
+    check_values(op, "grad", grad)
+    check_zvc(op, words, counts, values, exponents, n, dtype, fmt, scaling, packed, spill)
     launch_warps(
         zvc_backward_kernel,
         counts.numel(),
@@ -196,7 +228,6 @@ def zvc_relu_backward(
         WHOLE=n % 8 == 0,
         ASM=asm_level(grad),
     )
-    return grad_x
 
 
 def csr_relu_backward(
@@ -211,10 +242,42 @@ def csr_relu_backward(
     spill: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As :func:`zvc_relu_backward`, from csr's payload. Does not synchronise."""
-    n, dtype = grad.numel(), values.dtype if fmt == "raw" else grad.dtype
-    check_values("csr_relu_backward", "grad", grad)
-    check_csr("csr_relu_backward", counts, columns, values, exponents, n, dtype, fmt, scaling, packed, spill)
     grad_x = torch.empty_like(grad)
+    _mask_csr("csr_relu_backward", grad, grad_x, counts, columns, values, exponents, fmt, scaling, packed, spill)
+    return grad_x
+
+
+def csr_relu_backward_(
+    grad: torch.Tensor,
+    counts: torch.Tensor,
+    columns: torch.Tensor,
+    values: torch.Tensor,
+    exponents: torch.Tensor,
+    fmt: str,
+    scaling: str,
+    packed: bool,
+    spill: torch.Tensor | None = None,
+) -> None:
+    """:func:`csr_relu_backward` that overwrites its gradient, as :func:`zvc_relu_backward_` does."""
+    _mask_csr("csr_relu_backward_", grad, grad, counts, columns, values, exponents, fmt, scaling, packed, spill)
+
+
+def _mask_csr(
+    op: str,
+    grad: torch.Tensor,
+    grad_x: torch.Tensor,
+    counts: torch.Tensor,
+    columns: torch.Tensor,
+    values: torch.Tensor,
+    exponents: torch.Tensor,
+    fmt: str,
+    scaling: str,
+    packed: bool,
+    spill: torch.Tensor | None,
+) -> None:
+    n, dtype = grad.numel(), values.dtype if fmt == "raw" else grad.dtype
+    check_values(op, "grad", grad)
+    check_csr(op, counts, columns, values, exponents, n, dtype, fmt, scaling, packed, spill)
     launch_warps(
         csr_backward_kernel,
         ceil_div(counts.numel(), CSR_ROWS),
@@ -238,4 +301,3 @@ def csr_relu_backward(
         SPILL=spill is not None,
         ASM=asm_level(grad),
     )
-    return grad_x

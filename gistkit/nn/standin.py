@@ -6,6 +6,7 @@ still wants a tensor there, and some backends bring it into another layout first
 | backend | stand-in |
 |---|---|
 | oneDNN, cuDNN | strides of the backend's own memory format, storage emptied: never copied, so never read |
+| ATen's matrix product on the CPU, one group | the same; several groups are copied out of the input one by one |
 | others, contiguous input | one element of the weight, expanded to the shape: copying it is harmless |
 | others | none: the input itself must be there |
 
@@ -24,6 +25,7 @@ from gistkit.nn.eligible import strides_of
 
 _Backend = torch._C._ConvBackend  # type: ignore[attr-defined]
 _NEVER_COPIED = (_Backend.Mkldnn, _Backend.Cudnn)
+_NEVER_COPIED_WHOLE = (*_NEVER_COPIED, _Backend.Slow2d)
 
 Pair = tuple[int, int]
 
@@ -82,7 +84,7 @@ class StandIn:
         if isinstance(x, FakeTensor):
             return StandIn(True, x.shape, x.dtype, x.device)
         backend = geometry.backend(x, weight)
-        if backend not in _NEVER_COPIED:
+        if not _takes_its_own(backend, x, geometry):
             return StandIn(not x.is_contiguous(), x.shape, x.dtype, x.device)
         layout = torch._C._conv_determine_backend_memory_format(x, weight, backend)
         return StandIn(False, x.shape, x.dtype, x.device, strides_of(x.shape, layout))
@@ -108,11 +110,16 @@ class StandIn:
         return torch.empty((), dtype=self.dtype, device=self.device).expand(self.shape)
 
 
+def _takes_its_own(backend: Any, x: torch.Tensor, geometry: Geometry) -> bool:
+    """Whether the backend never copies an input of its own memory format."""
+    return backend in (_NEVER_COPIED_WHOLE if x.is_cpu and geometry.groups == 1 else _NEVER_COPIED)
+
+
 def _never_read(empty: torch.Tensor, weight: torch.Tensor, geometry: Geometry) -> bool:
     """Whether the backend takes this tensor as it is. Asked of the stand-in itself, because a copy of it reads memory
     that is not there, and PyTorch's settings may have changed since forward."""
     backend = geometry.backend(empty, weight)
-    if backend not in _NEVER_COPIED:
+    if not _takes_its_own(backend, empty, geometry):
         return False
     layout = torch._C._conv_determine_backend_memory_format(empty, weight, backend)
     return empty.stride() == strides_of(empty.shape, layout)

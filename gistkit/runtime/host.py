@@ -175,8 +175,8 @@ class PartedBody:
     @torch.no_grad()
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
         """ReLU's input gradient, the tensor being the ReLU's whole output."""
-        grad = aligned(grad, self._there)
-        out = torch.empty_like(grad)
+        grad, ours = aligned(grad, self._there)
+        out = grad if ours else torch.empty_like(grad)
         slot, step = self._codec.slot, self._step
         for first in range(0, self._slots, step):
             part = slice(first * slot, min((first + step) * slot, self._there.numel))

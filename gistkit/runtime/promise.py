@@ -74,8 +74,11 @@ class Promise:
             raise GistError(
                 "backward through a ReLU whose pool never ran: the forward stopped between them; run the forward again"
             )
-        grad = aligned(grad, self._stride)
-        return like(ops.mask1_backward(flat(grad), self._mask), tuple(grad.size()), self._stride)
+        ordered = aligned(grad, self._stride)
+        if ordered is grad:
+            return like(ops.mask1_backward(flat(grad), self._mask), tuple(grad.size()), self._stride)
+        ops.mask1_backward_(flat(ordered), self._mask)
+        return ordered
 
 
 @dataclass

@@ -131,26 +131,24 @@ def told_ahead(verified: dict, program: Program, args: tuple, kwargs: dict) -> N
     inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if not inputs:
         return
-    images = [t for t in inputs if t.dim() in CHANNELS_LAST and not t.is_contiguous()]
-    last = any(t.is_contiguous(memory_format=CHANNELS_LAST[t.dim()]) for t in images)
-    asked = (batch_size((args, kwargs)), inputs[0].device, last)
+    asked = (batch_size((args, kwargs)), inputs[0].device)
     if asked not in program.kinds:
         program.kinds[asked] = tuple(dict.fromkeys(_kinds(program, *asked)))
     for kind in program.kinds[asked]:
         told(verified, kind)
 
 
-def _kinds(program: Program, rows: int, device: torch.device, channels_last: bool) -> Iterator[Kind]:
-    """The kinds of those batch norms, as far as a graph tells."""
+def _kinds(program: Program, rows: int, device: torch.device) -> Iterator[Kind]:
+    """The kinds of those batch norms, as far as a graph tells: in either memory format, as weights may turn maps."""
     graph = program.graph
     for call in program.norms():
         x, *others = (graph.values[v] for v in call.operands)
         affine = next((_dtype(v.dtype) for v in others if graph.storages[v.storage].kind == "parameter"), None)
         shape = (rows, *x.shape[1:]) if graph.batch and x.shape[0] == graph.batch else x.shape
-        layout = CHANNELS_LAST.get(len(shape), torch.contiguous_format) if channels_last else torch.contiguous_format
-        stride = torch.empty(shape, device="meta", memory_format=layout).stride()
         options: dict[str, Any] = call.options or {}
-        yield Kind(tuple(shape), stride, _dtype(x.dtype), device, affine, options["eps"])
+        for layout in dict.fromkeys((torch.contiguous_format, CHANNELS_LAST.get(len(shape), torch.contiguous_format))):
+            stride = torch.empty(shape, device="meta", memory_format=layout).stride()
+            yield Kind(tuple(shape), stride, _dtype(x.dtype), device, affine, options["eps"])
 
 
 def _dtype(name: str) -> torch.dtype:

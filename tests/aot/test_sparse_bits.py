@@ -53,6 +53,10 @@ def check(codec: str, case: SparseCase, dtype: str, packed: bool, wide: bool) ->
         launch(code.ptx, arguments, ceil_div(n, PROGRAM))
         expected = (relu_gradient if before else decoded)(reference, case, payload, codec)
         assert np.array_equal(out, array(expected))
+        if before:  # the gradient that is read is the one that is written
+            arguments[:2] = [before[0], bases([])[0]]
+            launch(code.ptx, arguments, ceil_div(n, PROGRAM))
+            assert np.array_equal(before[0], array(expected))
 
 
 @BOTH

@@ -33,6 +33,10 @@ def test_masks(dtype, shape, last):
         y, mask = masks.relu(x)
         assert same_bits(flat(y), values) and torch.equal(mask, bits) and y.stride() == x.stride()
         assert same_bits(flat(masks.backward(grad, mask)), ops.mask1_backward(flat(grad), bits))
+        other = drawn(shape, dtype, not last)  # a gradient of another layout is brought into x's, and masked there
+        expected = torch.ops.aten.threshold_backward(other, y, 0)
+        made = masks.backward(other, mask)
+        assert same_bits(made, expected) and made.stride() == y.stride()
         assert torch.equal(masks.relu_(x), bits) and same_bits(flat(x), values)
 
 

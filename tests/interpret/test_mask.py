@@ -49,9 +49,16 @@ def test_kernels_equal_the_oracle(dtype, n, seed):
         assert torch.equal(mask, expected_mask) and same(y, expected_y)
     assert torch.equal(kernels.mask1_encode(x), mask)
     assert same_bits(kernels.mask1_decode(mask, n, dtype), reference.mask1_decode(mask, n, dtype))
-    assert same(kernels.mask1_backward(grad, mask), reference.mask1_backward(grad, mask))
+    expected = reference.mask1_backward(grad, mask)
+    assert same(kernels.mask1_backward(grad, mask), expected)
+    overwritten = grad.clone()
+    kernels.mask1_backward_(overwritten, mask)
+    assert same(overwritten, expected)
     scale = 1.4285714
-    assert same(kernels.dropout_backward(grad, mask, scale), reference.dropout_backward(grad, mask, scale))
+    expected = reference.dropout_backward(grad, mask, scale)
+    assert same(kernels.dropout_backward(grad, mask, scale), expected)
+    kernels.dropout_backward_(grad, mask, scale)
+    assert same(grad, expected)
 
 
 @settings(max_examples=10)

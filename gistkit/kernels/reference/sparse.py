@@ -245,16 +245,30 @@ def _negative_zeros(values: torch.Tensor, counts: torch.Tensor, fmt: str, packed
     return bits == (np.iinfo(bits.dtype).min if fmt == "raw" else _SIGN_CODES[fmt])
 
 
-def _masked(grad: torch.Tensor, positions: Iterator[np.ndarray], blocked: np.ndarray) -> torch.Tensor:
-    """grad at the positions that are not blocked, +0 elsewhere."""
-    result = torch.zeros_like(grad)
+def _masked(
+    grad: torch.Tensor, result: torch.Tensor, positions: Iterator[np.ndarray], blocked: np.ndarray
+) -> torch.Tensor:
+    """grad at the positions that are not blocked, +0 elsewhere; the result may be grad itself."""
     source, target, done, any_blocked = _array(grad), _array(result), 0, bool(blocked.any())
+    n, zeroed = grad.numel(), 0
     for piece in positions:
         stop = done + piece.size
         passing = piece[~blocked[done:stop]] if any_blocked else piece
-        target[passing] = source[passing]
+        kept = source[passing]
+        if piece.size:  # positions ascend
+            last = int(piece[-1]) + 1
+            target[zeroed:last] = 0
+            target[passing], zeroed = kept, last
         done = stop
+    target[zeroed:n] = 0
     return result
+
+
+def _mask_zvc(op, grad, result, words, counts, values, exponents, fmt, scaling, packed, spill) -> torch.Tensor:
+    dtype = values.dtype if fmt == "raw" else grad.dtype
+    check_zvc(op, words, counts, values, exponents, grad.numel(), dtype, fmt, scaling, packed, spill)
+    (values,) = spilling.joined(spill, counts, ZVC_SLOT, values)
+    return _masked(grad, result, _zvc_positions(words, grad.numel()), _negative_zeros(values, counts, fmt, packed))
 
 
 def zvc_relu_backward(grad, words, counts, values, exponents, fmt, scaling, packed, spill=None) -> torch.Tensor:
@@ -262,15 +276,28 @@ def zvc_relu_backward(grad, words, counts, values, exponents, fmt, scaling, pack
 
     Exact under the lossy formats too: a small positive value may have become the code +0, but its bit is set.
     """
+    payload = words, counts, values, exponents, fmt, scaling, packed, spill
+    return _mask_zvc("zvc_relu_backward", grad, torch.empty_like(grad), *payload)
+
+
+def zvc_relu_backward_(grad, words, counts, values, exponents, fmt, scaling, packed, spill=None) -> None:
+    """:func:`zvc_relu_backward` that overwrites its gradient."""
+    _mask_zvc("zvc_relu_backward_", grad, grad, words, counts, values, exponents, fmt, scaling, packed, spill)
+
+
+def _mask_csr(op, grad, result, counts, columns, values, exponents, fmt, scaling, packed, spill) -> torch.Tensor:
     dtype = values.dtype if fmt == "raw" else grad.dtype
-    check_zvc("zvc_relu_backward", words, counts, values, exponents, grad.numel(), dtype, fmt, scaling, packed, spill)
-    (values,) = spilling.joined(spill, counts, ZVC_SLOT, values)
-    return _masked(grad, _zvc_positions(words, grad.numel()), _negative_zeros(values, counts, fmt, packed))
+    check_csr(op, counts, columns, values, exponents, grad.numel(), dtype, fmt, scaling, packed, spill)
+    values, columns = spilling.joined(spill, counts, CSR_COLUMNS, values, columns)
+    return _masked(grad, result, _csr_positions(counts, columns, packed), _negative_zeros(values, counts, fmt, packed))
 
 
 def csr_relu_backward(grad, counts, columns, values, exponents, fmt, scaling, packed, spill=None) -> torch.Tensor:
     """As :func:`zvc_relu_backward`, from csr's payload."""
-    dtype = values.dtype if fmt == "raw" else grad.dtype
-    check_csr("csr_relu_backward", counts, columns, values, exponents, grad.numel(), dtype, fmt, scaling, packed, spill)
-    values, columns = spilling.joined(spill, counts, CSR_COLUMNS, values, columns)
-    return _masked(grad, _csr_positions(counts, columns, packed), _negative_zeros(values, counts, fmt, packed))
+    payload = counts, columns, values, exponents, fmt, scaling, packed, spill
+    return _mask_csr("csr_relu_backward", grad, torch.empty_like(grad), *payload)
+
+
+def csr_relu_backward_(grad, counts, columns, values, exponents, fmt, scaling, packed, spill=None) -> None:
+    """:func:`csr_relu_backward` that overwrites its gradient."""
+    _mask_csr("csr_relu_backward_", grad, grad, counts, columns, values, exponents, fmt, scaling, packed, spill)
