@@ -1,9 +1,11 @@
 """moDNN's equations, Fig. 3's delay and Fig. 4's search on cases that are computed by hand."""
 
 import pytest
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gistkit
 from gistkit.plan.memory_map import MemoryMap
 from gistkit.plan.part_algorithms import by_part, of_part
 from gistkit.plan.policies.modnn_bounds import lower_bound, next_size, sub_batch
@@ -12,6 +14,7 @@ from gistkit.plan.policies.modnn_lives import lives as lives_of
 from gistkit.plan.policies.modnn_offload import Leaving, best_scheme, offload_delay_s
 from gistkit.plan.policies.modnn_result import gain_s, start_prefetch_now
 from tests import modnn_cases as hand
+from tests.planning_cases import T, X, net
 from tests.step_graphs import chain, forked, pooled
 
 
@@ -247,3 +250,19 @@ def test_algorithms_by_part_in_one_text():
     text = by_part({"forward": "fft", "weight": "gemm"})
     assert (of_part(text, "forward"), of_part(text, "weight"), of_part(text, "input")) == ("fft", "gemm", "")
     assert of_part("fft", "weight") == "fft" and of_part("", "weight") == ""
+
+
+def test_what_operators_keep_for_themselves_never_leaves():
+    graph = gistkit.capture(net(batch_norm=True), (X,), backward=True, loss_fn=F.cross_entropy, targets=(T,))
+    inside, vectors = set(), set()
+    for call in graph.calls:
+        if call.op == "batch_norm":
+            inside.add(graph.values[call.operands[0]].storage)
+            vectors |= {s.storage for s in call.saves if graph.storages[s.storage].producer == call.index}
+    stays = {
+        rule: {graph.blocks[b].storage: one.stays for b, one in lives_of(graph, rule).lives.items()}
+        for rule in (PLAN, PAPER)
+    }
+    assert len(vectors) == 6
+    assert all(len(stays[PLAN][s]) == 1 < len(stays[PAPER][s]) for s in vectors)
+    assert all(len(stays[PLAN][s]) == 2 for s in inside)
