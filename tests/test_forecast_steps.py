@@ -16,7 +16,7 @@ from gistkit.codecs import CODECS
 from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.engine import LAG
 from gistkit.runtime.exact import BY_COUNT, FIRST, ExactPacker
-from gistkit.runtime.forecast import MARGIN
+from gistkit.runtime.forecast import MARGIN, Forecast
 from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.rebuild import same_bits
 from gistkit.runtime.spill import NO_MEMORY, Spill
@@ -278,3 +278,13 @@ def test_every_encoding_of_a_forward_goes_by_the_last_one_that_has_been_counted(
         trainer.step(seed, shift)
         trainer.arrive()
     assert len(asked) > 2 * len(last) > 12 and not any(asked), "the first ones too"
+
+
+def test_an_encoding_asks_for_its_capacity_once(monkeypatch):
+    trainer, capacity, encode, asked, packed = Trainer(), Forecast.capacity, ExactPacker._packed_within, [], []
+    monkeypatch.setattr(Forecast, "capacity", lambda *args: asked.append(1) or capacity(*args))
+    monkeypatch.setattr(ExactPacker, "_packed_within", lambda *args: packed.append(1) or encode(*args))
+    for seed in range(3):
+        trainer.step(seed, 0.0)
+        trainer.arrive()
+    assert len(asked) == len(packed) > 6
