@@ -67,7 +67,8 @@ def compress(model: Model, plan: Plan | None = None, *, lossy: str | None = None
     (a scale per 128 elements) or ``t`` (per tensor). ``fidelity="reassociated"`` lets weight gradients be summed in
     batch slices. Under a ``plan`` of :func:`gistkit.plan` every decision is the plan's, its format and its slices too,
     and a step that is not the planned one is a :class:`PlanMismatchError`: another dataflow, or more rows than a budget
-    was planned for. What a plan with a budget decides is carried out or refused with a :class:`PlanError`. Parameters,
+    was planned for. What a plan with a budget decides is carried out or refused with a :class:`PlanError`; under one of
+    policy ``plain``, which decides nothing, PyTorch's own operators run. Parameters,
     state-dict keys and classes stay as they are; ``eval()`` and ``no_grad`` run untouched code.
 
     Raises TypeError for what is not a module or a plan, ValueError for an unknown format or fidelity, CompressError

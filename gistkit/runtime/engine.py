@@ -31,6 +31,7 @@ from gistkit.runtime.fast_modules import ShortModules
 from gistkit.runtime.forecast import Forecasts, Spilled, spilled_note
 from gistkit.runtime.given import check_rows, elements, given_program
 from gistkit.runtime.interpose import Interposer
+from gistkit.runtime.plain import Counter, as_captured, runs_plain
 from gistkit.runtime.program import Program
 from gistkit.runtime.region import Region
 from gistkit.runtime.signature import signature
@@ -142,6 +143,8 @@ class Engine:
             program = self._programs.get(key) or self._planned(key, model, args, kwargs)
         if program is None:
             return self._recorded(key, model, forward, args, kwargs)
+        if runs_plain(self.plan):
+            return self._plain(program, forward, args, kwargs)
         return self._compressed(key, program, model, forward, args, kwargs)
 
     def _check_growth(self, args: tuple, kwargs: dict) -> None:
@@ -188,6 +191,15 @@ class Engine:
             program = self._install(key, graph)
         plain, notes = graph.kept_bytes, ("recorded: this step ran as plain PyTorch",)
         self._stats = StepStats((), plain, program.plan.kept_bytes, plain, notes)
+        return out
+
+    def _plain(self, program: Program, forward: Callable, args: tuple, kwargs: dict) -> Any:
+        region = Region(self.settings, self._packer, program, strict=True)
+        with Counter(region):
+            out = forward(*args, **kwargs)
+        region.finish()
+        with self._lock:
+            self._stats, self.steps = as_captured(program), self.steps + 1
         return out
 
     def _compressed(
