@@ -264,6 +264,8 @@ class _Case:
             decoded_bytes = 0 if end in self.lent else self._decoded_bytes(end)
             packing_bytes = max(0, nbytes + packing_bytes - decoded_bytes)
         self._add(first, end, scratch_bytes, "scratch")
+        if self.context.least and settled is not None:
+            packing_bytes, settled = to_host * packing_bytes, end + 1
         if to_host:
             self._add(first, first, nbytes + packing_bytes, what)  # packed at once, beside the scratch, to be sent
             settled = None if settled is None else max(settled, first + 1)

@@ -78,6 +78,7 @@ class Context:
     ``restart``: the task, by block, at which its segment runs anew. ``segments``: those segments. ``lent``: tasks, by
     block, before which it is decoded for a segment alone, which counts it. ``synchronous``: transfers are copies that
     are waited for, out when something is saved and back at its first use, as the runtime makes them (runtime.host).
+    ``least``: no more memory at any task than with fewer encodings, which settle scratches at other tasks.
     """
 
     index: StepIndex
@@ -90,6 +91,7 @@ class Context:
     segments: tuple[Segment, ...] = ()
     lent: Mapping[int, frozenset[int]] | None = None
     synchronous: bool = False
+    least: bool = False
 
     @staticmethod
     def alone(graph: SavedGraph, costs: CostTable, index: StepIndex | None = None) -> Context:

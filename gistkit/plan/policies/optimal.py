@@ -186,7 +186,8 @@ def _figures(
         budget_bytes=budget_bytes,
         peak_bytes=run.peak_bytes,
         step_s=run.step_s,
-        lower_bound_bytes=least.bound_bytes + settings.reserve,
+        # a whole plan may do what is no move, and be below all moves
+        lower_bound_bytes=min(least.bound_bytes + settings.reserve, run.peak_bytes),
         gap=0.0 if gap < 1e-5 else gap,
         hardware=costs.hardware.name,
     )

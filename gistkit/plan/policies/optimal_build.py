@@ -15,7 +15,7 @@ from gistkit.codecs import CODECS
 from gistkit.errors import PlanError
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import BACKWARD, Block
-from gistkit.plan.context import Context, StepIndex
+from gistkit.plan.context import Context, StepIndex, is_sparse
 from gistkit.plan.cost import CostTable
 from gistkit.plan.part_algorithms import is_switched
 from gistkit.plan.plan import CallChoice, Decision, Plan
@@ -26,7 +26,6 @@ from gistkit.plan.policies.optimal_problem import Key, Link, Move, Part, Problem
 from gistkit.plan.policies.optimal_segments import Candidate, candidates, even_plans
 from gistkit.plan.policies.options import FIDELITIES, options, shipped_until, slice_counts
 from gistkit.plan.policies.reading import Reading
-from gistkit.plan.policies.rebuild import MAX_DEPTH
 from gistkit.plan.segments import lends
 from gistkit.plan.simulate import Profile
 
@@ -91,10 +90,12 @@ class Build:
 
     def problem(self, bare: Profile, encodings: Sequence[int] | None = None) -> Problem:
         """The problem; ``bare`` is the profile of :meth:`bare`. ``encodings``: the tasks at which sparse encodings are
-        taken to be made, which settle each other's scratches on CUDA; by default all that may be, the least memory."""
+        taken to be made, which settle each other's scratches on CUDA. By default the least memory that any may take."""
         context = Context.of(self.bare(), self.index)
-        able = Context.alone(self.graph, self.costs, self.index).encodings
-        context = replace(context, encodings=able if encodings is None else tuple(encodings))
+        if encodings is None:
+            context = replace(context, encodings=self._encodings(), least=True)
+        else:
+            context = replace(context, encodings=tuple(encodings))
         parts = Parts(self.costs, self.index, context, self.known)
         blocks = {self.index.by_storage[s].id for s in self.options if s in self.index.by_storage}
         again = self._again()
@@ -118,13 +119,19 @@ class Build:
             ties.append(Tie((len(groups), 1), tuple(members[s])))
             groups.append((Move(Part()), Move(parts.segment(candidate))))
             demands.append(parts.rerun(ties[-1].on, candidate, coded))
-        joints, conflicts = parts.together(ways, demands, MAX_DEPTH)
+        joints, conflicts = parts.together(ways, demands)
         conflicts += _of_same_sources(self.segments, ties)
         groups += [g for g in (algorithm_moves(self.graph, self.costs, t) for t in self._convolutions()) if len(g) > 1]
         rest = ((i.first, i.last, i.nbytes) for i in bare.intervals if i.block not in blocks)
         base = spread([Part(tuple(rest))], np.zeros(bare.tasks, dtype=np.int64))
         seconds = np.array(bare.task_s) + np.array(bare.extra_s)
         return Problem(base, seconds, tuple(groups), tuple(joints), tuple(conflicts), self._link(), tuple(ties))
+
+    def _encodings(self) -> tuple[int, ...]:
+        """The tasks at which any sparse encoding may be made, once for each storage that may be encoded."""
+        offered = (s for s, listed in self.options.items() if any(is_sparse(d.codec) for d in listed))
+        saved = (self.index.by_storage[s].saved for s in offered if s in self.index.by_storage)
+        return tuple(sorted(t for t in saved if t >= 0))
 
     def _link(self) -> Link:
         rates = self.costs.hardware

@@ -2,8 +2,9 @@
 
 Every kept storage is a *group*, and so is every convolution with several algorithms; a plan takes one *move* of each.
 What moves add is a sum (:mod:`gistkit.plan.effects`), but for a rebuild, whose sources have to live and to be decoded
-for it: that is a *joint* part, added where all its moves are taken. *Conflicts* are moves that never go together. A
-segment that may run anew is a group of two moves, off and on; *ties* say which moves of others go with on, and only so.
+for it: that is a *joint* part, added where certain moves are taken together (:mod:`.optimal_joints`). *Conflicts* are
+moves that never go together. A segment that may run anew is a group of two moves, off and on; *ties* say which moves of
+others go with on, and only so.
 """
 
 from __future__ import annotations
@@ -54,10 +55,26 @@ class Move:
 
 @dataclass(frozen=True)
 class Joint:
-    """What two or three moves of different groups add together, beyond what fewer of them add. May be negative."""
+    """What moves of different groups add together, beyond what each of them adds: where all of ``keys`` are taken and,
+    if there are ``events``, all moves of any one of these. May be negative."""
 
     keys: tuple[Key, ...]
     part: Part
+    events: tuple[tuple[Key, ...], ...] = ()
+
+    def met(self, taken: Sequence[int]) -> bool:
+        """Whether it is added."""
+        for g, m in self.keys:
+            if taken[g] != m:
+                return False
+        if not self.events:
+            return True
+        return any(all(taken[g] == m for g, m in event) for event in self.events)
+
+    @cached_property
+    def cases(self) -> tuple[tuple[Key, ...], ...]:
+        """The sets of moves of which one is enough."""
+        return tuple((*event, *self.keys) for event in self.events or ((),))
 
 
 @dataclass(frozen=True)
@@ -102,20 +119,10 @@ class Problem:
 
     @cached_property
     def floor_s(self) -> float:
-        """Seconds that no choice goes below: of every group the fastest move, less what joint parts may save with it.
-
-        A joint part that saves is counted with its first move, and of those over the same groups only one: more than
-        one of them cannot be taken.
-        """
-        saves: dict[Key, dict[frozenset[int], float]] = defaultdict(dict)
-        for joint in self.joints:
-            if joint.part.seconds < 0:
-                groups, own = frozenset(g for g, _ in joint.keys), saves[joint.keys[0]]
-                own[groups] = min(own.get(groups, 0.0), joint.part.seconds)
-        fastest = sum(
-            min(m.part.seconds + sum(saves.get((g, i), {}).values()) for i, m in enumerate(group))
-            for g, group in enumerate(self.groups)
-        )
+        """Seconds that no choice goes below: of every group the fastest move. Joint parts take seconds, as a rule; what
+        any may save is taken off."""
+        fastest = sum(min(m.part.seconds for m in group) for group in self.groups)
+        fastest += sum(min(0.0, joint.part.seconds) for joint in self.joints)
         return float(self.base_s.sum()) + fastest
 
     @cached_property
@@ -144,7 +151,7 @@ class Problem:
         """By move the joint parts that it is in."""
         table: dict[Key, list[Joint]] = {}
         for joint in self.joints:
-            for key in joint.keys:
+            for key in {key for case in joint.cases for key in case}:
                 table.setdefault(key, []).append(joint)
         return {key: tuple(found) for key, found in table.items()}
 
@@ -172,7 +179,7 @@ class Problem:
         for group, move in enumerate(taken):
             yield self.groups[group][move].part
             for joint in self._first_of.get((group, move), _NONE)[0]:
-                if all(taken[g] == m for g, m in joint.keys):
+                if joint.met(taken):
                     yield joint.part
 
     def allowed(self, taken: Sequence[int]) -> bool:

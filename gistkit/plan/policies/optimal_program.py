@@ -1,6 +1,6 @@
 """The mixed-integer program of `optimal`, for HiGHS: least seconds under a budget, or least peak.
 
-Columns: x (1 where a move is taken), w (1 where all moves of a joint part are), the link's (:mod:`.optimal_link`), e
+Columns: x (1 where a move is taken), w (1 where a joint part is added), the link's (:mod:`.optimal_link`), e
 for what the simulator found beyond the program's figure, P for the peak, and the level of memory at every task that can
 be the worst. Rows: one move a group; w >= x_a + x_b - 1 and the like; conflicts; levels, each from the one before, so
 that a long life costs two coefficients; the link; :class:`Cuts`, what the simulator taught (logic-based Benders
@@ -127,18 +127,38 @@ class Program:
     def _joined(self, rows: Rows) -> None:
         # At most one move of a group is taken, so the joint parts that differ in their last key only count together at
         # most once; the rows of each alone would let two halves go free.
-        together: dict[tuple, list[tuple[int, int]]] = {}
+        together: dict[tuple, dict[int, list[int]]] = {}
         for index, joint in enumerate(self.problem.joints):
-            w, columns = self._choices + index, [self.column(k) for k in joint.keys]
-            rows.add([(w, 1.0), *((c, -1.0) for c in columns)], low=1.0 - len(columns))
+            w, own = self._choices + index, [self.column(k) for k in joint.keys]
+            events = self._alike(joint.events)
+            for columns, others in events:
+                terms = [(w, 1.0), *((c, -1.0) for c in (*own, *columns))]
+                rows.add(terms, low=1.0 - len(own) - others)
             if joint.part.gives_back:
-                for c in columns:
+                for c in own:
                     rows.add([(w, 1.0), (c, -1.0)], high=0.0)
-            together.setdefault((joint.keys[:-1], joint.keys[-1][0]), []).append((w, columns[-1]))
+                if joint.events:
+                    firsts = {self.column(event[0]) for event in joint.events}
+                    rows.add([(w, 1.0), *((c, -1.0) for c in firsts)], high=0.0)
+            for case in joint.cases:
+                by_move = together.setdefault((case[:-1], case[-1][0]), {})
+                by_move.setdefault(self.column(case[-1]), []).append(w)
         for (keys, _), found in together.items():
-            if len(found) > 1:
-                terms = [(w, 1.0) for w, _ in found] + [(c, -1.0) for _, c in found]
+            if len(found) < 2:
+                continue
+            for i in range(max(map(len, found.values()))):
+                terms = [(ws[min(i, len(ws) - 1)], 1.0) for ws in found.values()] + [(c, -1.0) for c in found]
                 rows.add([*terms, *((self.column(k), -1.0) for k in keys)], low=-float(len(keys)))
+
+    def _alike(self, events: Sequence[tuple[Key, ...]]) -> list[tuple[list[int], int]]:
+        """The columns of events, those that differ in the move of their last group only together as one, and how many
+        moves each has; one without columns where there are no events."""
+        if not events:
+            return [([], 0)]
+        found: dict[tuple, list[int]] = {}
+        for event in events:
+            found.setdefault((event[:-1], event[-1][0]), []).append(self.column(event[-1]))
+        return [([*map(self.column, keys), *last], len(keys) + 1) for (keys, _), last in found.items()]
 
     def _memory(self, rows: Rows, unit_bytes: int) -> None:
         unit, worst = SCALE / unit_bytes, self._worst.tolist()

@@ -70,7 +70,7 @@ class Standing:
             key = (group, taken[group])
             yield self._problem.groups[group][taken[group]].part
             for joint in self._problem.joint.get(key, ()):
-                if id(joint) not in seen and all(taken[g] == m for g, m in joint.keys):
+                if id(joint) not in seen and joint.met(taken):
                     seen.add(id(joint))
                     yield joint.part
 
