@@ -111,6 +111,7 @@ class _Builder:
                 continue
             self.block_of[item.id] = len(blocks)
             first, last = self._life(item)
+            read = last
             if entry is not None and entry.id in self.tracer.dropped:
                 last = max(last, self.last_task[self.tracer.dropped[entry.id]])
             blocks.append(
@@ -121,6 +122,7 @@ class _Builder:
                     storage=-1 if entry is None else entry.id,
                     first=first,
                     last=last,
+                    read=read if read < last else -1,
                     dtype=item.dtype,
                     name=self.tasks[first].module or self.tasks[first].op if first >= 0 else "",
                 )

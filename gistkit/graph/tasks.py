@@ -85,7 +85,9 @@ class Block:
     nothing, ``len(tasks)`` where it outlives the step. ``saved`` is the task from which autograd holds it (-1: never),
     ``uses`` the backward tasks that need it, in order; so plain PyTorch holds it until the last of them. A saved block
     without a use (a pool's input: only its shape is read) is held by plain PyTorch until ``holder``, the last backward
-    task that owns a reference.
+    task that owns a reference. Where nodes that lead nowhere hold it until they die during the forward, ``last`` is
+    that, and ``read`` the last task during which it would be there without them: a form that stands for it is all that
+    they hold from then on (-1: there are none such).
     """
 
     id: int
@@ -99,3 +101,4 @@ class Block:
     holder: int = -1
     dtype: str = "float32"
     name: str = ""
+    read: int = -1

@@ -89,7 +89,7 @@ class Tracer(TorchDispatchMode):
         self._live_bytes = self._asked = 0
         self._stood: dict[int, Seen] = {}
         self.dropped: dict[int, int] = {}
-        """By storage, the span that ran when a node that held it for backward died during the forward."""
+        """By storage, the span that ran when a node that held it for backward died before that began."""
         self._leaf: torch.Tensor | None = None
 
     def outside(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -129,7 +129,7 @@ class Tracer(TorchDispatchMode):
 
     def drop(self, storage: int) -> None:
         """A node that held the storage has died: nothing will read what it kept, but until now it was there."""
-        if self.phase == "forward":
+        if self.phase != "backward":  # by the forward itself, or by the loss, which lets go of the model's result
             self.dropped[storage] = len(self.spans) - 1
 
     def finish(self) -> None:

@@ -61,6 +61,11 @@ def _forward_last(block: Block, context: Context) -> int:
     return block.last - (block.id in context.ends_early and block.last > block.first)
 
 
+def _read_last(block: Block, context: Context) -> int:
+    """The last task during which the dense form of what is kept in another one is there."""
+    return _forward_last(block, context) if block.read < 0 else block.read
+
+
 def _value_tasks(block: Block, context: Context, *, signs_too: bool) -> list[int]:
     """Tasks during which the values must be there: readers in backward, and what is made of it anew."""
     tasks = {u.task for u in block.uses if u.values or signs_too}
@@ -95,6 +100,8 @@ class _Case:
         self.values = _value_tasks(block, context, signs_too=False)
         self.lent = (context.lent or {}).get(block.id, frozenset())
         self.needs = sorted({*self.values, *self.signs_on_payload})
+        # until when nodes that lead nowhere hold what stands for the block
+        self.dead = [block.last] if block.read >= 0 else []
         self.intervals: list[Interval] = []
         self.extra: list[tuple[int, float]] = []
         self.transfers: list[Transfer] = []
@@ -105,7 +112,7 @@ class _Case:
             self._own_map()
         else:
             if decision.codec != "dense":
-                self._add(block.first, _forward_last(block, self.context), block.nbytes, "dense")
+                self._add(block.first, _read_last(block, self.context), block.nbytes, "dense")
             self._mask()
             self._form()
         return Effects(tuple(self.intervals), tuple(self.extra), tuple(self.transfers))
@@ -127,11 +134,11 @@ class _Case:
         self.extra += [(u.task, self.costs.decode_s(*measures)) for u in block.uses]
 
     def _mask(self) -> None:
-        if not self.signs_on_mask:
+        block, dead = self.block, self.dead if self.decision.mask else []
+        if not (self.signs_on_mask or dead):
             return
-        block = self.block
         nbytes = self._payload_bytes("mask1", None)
-        self._add(block.saved, self.signs_on_mask[-1], nbytes, "mask")
+        self._add(block.saved, max(*self.signs_on_mask, *dead, block.saved), nbytes, "mask")
         self.extra.append((block.saved, self.costs.encode_s("mask1", block.nbytes, block.dtype, None)))
         saved_s = self.costs.relu_backward_s("mask1", block.nbytes, block.dtype, None)
         self.extra += [(t, saved_s) for t in self.signs_on_mask]
@@ -161,7 +168,7 @@ class _Case:
         block, recipe = self.block, self.decision.recipe
         traffic, launches = chain(recipe) if recipe else (2 + len(self.decision.sources), 1)
         seconds = self.costs.copy_s(traffic * block.nbytes) + (launches - 1) * self.costs.copy_s(0)
-        for norm in norms(recipe) if self.needs else ():
+        for norm in norms(recipe) if self.needs or self.dead else ():
             self._factors(norm)
         self._checked(self.context.index.written.get(block.id, -1))
         for task in self.needs:
@@ -184,7 +191,7 @@ class _Case:
         call = self.context.index.covered.get(norm)
         if call is not None:
             shape, task = self.graph.values[call.operands[0]].shape, call_task(self.context.index, call.index)
-            self._add(task, self.needs[-1], 2 * _FACTOR_BYTES * shape[1], "payload")
+            self._add(task, max(*self.needs[-1:], *self.dead, task), 2 * _FACTOR_BYTES * shape[1], "payload")
             nbytes = self.block.nbytes
             self._add(task, task, norm_bytes(nbytes, shape[1], max(1, nbytes // max(1, prod(shape)))), "scratch")
 
@@ -228,7 +235,7 @@ class _Case:
         block, decision = self.block, self.decision
         if decision.place != "host":
             last = _held_until(block, needs, self.context) if needs else first
-            if what == "dense":
+            if what == "dense" or self.dead:
                 last = max(last, _forward_last(block, self.context))
             return self._pending(first, last, nbytes, what)
         gone = max(_forward_last(block, self.context), block.saved)
