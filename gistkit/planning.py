@@ -69,7 +69,9 @@ def plan(
     what :func:`gistkit.measure` returned: times measured before, of this very step. ``settings["measured"]`` tells.
 
     The result has ``peak_bytes``, ``step_s``, ``lower_bound_bytes`` (0 where the policy gives none), ``gap``,
-    ``sub_batches`` and, in ``settings``, what it was made for. ``peak_bytes`` and ``step_s`` have transfers beside the
+    ``sub_batches`` and, in ``settings``, what it was made for. ``optimal`` is never slower than another policy that
+    fits and is of the class, but for those that it had no time to compare with, which happens in steps of thousands of
+    tasks: ``settings["not_compared"]`` names them. ``peak_bytes`` and ``step_s`` have transfers beside the
     computation. What the runtime does today, every transfer a copy that is waited for, is in ``settings``:
     ``sync_peak_bytes``, the peak to expect, at most ``peak_bytes``, and ``wall_s``, the time, with the host's share
     where the hardware states it. Raises :class:`gistkit.BudgetError` where nothing allowed fits, with ``least_bytes``

@@ -13,6 +13,7 @@ from torch import nn
 from gistkit import cli
 from gistkit.plan.hardware import PRESETS
 from gistkit.plan.plan import Plan
+from gistkit.plan.policies import named
 from gistkit.plan.policies.registry import POLICIES
 from gistkit.planner_plots import BUDGET, CLASS_COLOURS, PLAIN, PLANNED
 
@@ -220,3 +221,14 @@ def test_help(command, capsys):
     options = ["--batch", "--image-size", "--hardware", "--json", "--plot"]
     options += ["--budget", "--policy", "--fidelity", "--lossy", "--density", "--reserve"] if command == "plan" else []
     assert all(option in shown for option in options)
+
+
+def test_what_was_not_compared_is_told(capsys, monkeypatch):
+    words = ["plan", *SMALL, "--budget", "90%"]
+    assert cli.main(words) == 0 and "not compared" not in capsys.readouterr().out
+    monkeypatch.setattr(named, "LARGE_TASKS", 1)
+    monkeypatch.setattr(named, "SEEDS_S", -1.0)
+    monkeypatch.setattr(named, "LATE_S", -1.0)
+    assert cli.main(words) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "not compared, for want of time: plain, checkpoint, gist, vdnn-all, vdnn-conv, cdma, vdnn-dyn, vdnn+" in out

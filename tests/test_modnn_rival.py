@@ -10,9 +10,11 @@ from gistkit import zoo
 from gistkit.graph.capture import capture
 from gistkit.plan.cost import cost_table
 from gistkit.plan.hardware import hardware
+from gistkit.plan.plan import Plan
 from gistkit.plan.policies import modnn_schedule, named
 from gistkit.plan.policies.modnn import least_bytes, modnn, modnn_unless
 from gistkit.plan.policies.optimal import optimal
+from gistkit.plan.policies.optimal_planning import Planning
 from gistkit.plan.policies.plain import plain
 from gistkit.planning import plan_graph
 from tests.step_graphs import step_graphs
@@ -70,7 +72,7 @@ def test_a_rival_is_taken_whole_only_where_it_is_faster(step):
         told.append(seconds)
         return modnn(graph, costs, budget, fidelity="bitwise")
 
-    mine = optimal(graph, costs, budget, rival=rival, time_limit_s=2)
+    mine = optimal(graph, costs, budget, rivals={"modnn": rival}, time_limit_s=2)
     assert told and told[0] < np.inf
     assert mine.step_s <= modnn(graph, costs, budget, fidelity="bitwise").step_s
 
@@ -90,3 +92,36 @@ def test_a_large_step_asks_modnn_last_and_is_never_slower(step, monkeypatch):
     assert len(calls) == 1
     theirs = modnn(graph, costs, int(1.1 * least), fidelity="bitwise")
     assert theirs.peak_bytes > int(1.1 * least) or plan.step_s <= theirs.step_s * (1 + 1e-9)
+
+
+def test_who_was_given_up_for_times_sake_is_named(step, monkeypatch):
+    """No time for any seed, then none for what is late either: the plan says so, and still does when it was a file."""
+    graph, costs = step
+    budget = plain(graph, costs).peak_bytes
+    assert plan_graph(graph, costs, budget=budget).settings["not_compared"] == []
+    monkeypatch.setattr(named, "LARGE_TASKS", 10)
+    monkeypatch.setattr(named, "SEEDS_S", -1.0)
+    made = []
+    monkeypatch.setattr(named, "made", lambda name, *given, of=named.made: made.append(name) or of(name, *given))
+    late = plan_graph(graph, costs, budget=budget)
+    assert late.settings["not_compared"] == [] and made == list(named.SEEDS[:-1])
+    monkeypatch.setattr(named, "LATE_S", -1.0)
+    monkeypatch.setattr(named, "RIVAL_S", -1.0)
+    monkeypatch.setattr(modnn_schedule, "ASKED", 1)
+    plan = plan_graph(graph, costs, budget=budget)
+    assert plan.settings["not_compared"] == list(named.SEEDS)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_a_late_policy_that_is_faster_is_taken_whole(step, monkeypatch):
+    """A search without time ends in something slower than vDNN+ at its best."""
+    graph, costs = step
+    monkeypatch.setattr(named, "LARGE_TASKS", 10)
+    monkeypatch.setattr(named, "SEEDS_S", -1.0)
+    monkeypatch.setattr(Planning, "run", lambda planning, budget_bytes: (None, planning.least(0.0, budget_bytes)))
+    budget = plain(graph, costs).peak_bytes
+    plan = plan_graph(graph, costs, budget=budget)
+    others = [named.made(n, graph, costs, budget, {"reserve": 0, "fidelity": "bitwise"}) for n in named.SEEDS]
+    fitting = {p.policy: p.step_s for p in others if p.peak_bytes <= budget and p.fidelity == "bitwise"}
+    assert plan.settings["taken_from"] in fitting and plan.settings["not_compared"] == []
+    assert plan.step_s <= min(fitting.values()) * (1 + 1e-9) and plan.peak_bytes <= budget

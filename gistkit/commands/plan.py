@@ -113,6 +113,9 @@ def _show(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
     console.print(least_table(found.least, options.lossy or EXAMPLE_FORMAT, plain.peak_bytes))
     if chosen.plan is not None:
         console.print(_summary(chosen.plan, plain))
+        left_out = chosen.plan.settings.get("not_compared")
+        if left_out:
+            console.print(f"not compared, for want of time: {', '.join(left_out)} may be faster")
     if found.times is not None:
         console.print(f"seconds {told(found.times)}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,13 +24,17 @@ SEEDS = ("plain", "checkpoint", "gist", "vdnn-all", "vdnn-conv", "cdma", "vdnn-d
 """Policies whose plans `optimal` is given to start from, so that it is never slower than one of them: the slowest to
 plan last."""
 SEEDS_S = 2.0
-"""Seconds after which no more of them are made for a step of more than LARGE_TASKS tasks."""
+"""Seconds after which no more of them are made for a step of more than LARGE_TASKS tasks: the others are rivals, taken
+whole behind the search if they are faster."""
+LATE_S = 6.0
+"""Seconds of this thread's own time after which no more of these are begun; what is left is named in the plan. Those of
+ResNet-1202 take 8, vDNN+ half of it."""
 SLOW_TASKS = 1000
 """Steps of more tasks are planned without modnn's seed where no algorithm can be chosen (every convolution's workspace
 has to be made room for, which takes it up to 16 s for ResNet-152, 1 s where it may choose), those of more than
 LARGE_TASKS in any case: it is `optimal`'s rival, given up as soon as it cannot be faster."""
 RIVAL_S = 30.0
-"""Seconds of this thread's own time after which the rival is given up anyway: ResNet-1202 takes less than 10."""
+"""Seconds of this thread's own time after which moDNN is given up anyway: ResNet-1202 takes less than 10."""
 
 
 def accepts(policy: str, word: str) -> bool:
@@ -50,8 +54,8 @@ def made(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | N
 def _reserving(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: dict) -> Plan:
     given = {name: value for name, value in words.items() if accepts(policy, name)}
     if accepts(policy, "seeds"):
-        given["seeds"] = seeds(graph, costs, budget_bytes, words)
-        given["rival"] = rival(graph, costs, budget_bytes, words) if _is_slow("modnn", graph, costs) else None
+        given["seeds"], late = _seeds(graph, costs, budget_bytes, words)
+        given["rivals"] = _rivals(late, graph, costs, budget_bytes, words)
     if accepts(policy, "reserve") or not words["reserve"]:
         return _by_policy(policy, graph, costs, budget_bytes, given)
     reserve = words["reserve"]
@@ -78,21 +82,58 @@ def seeds(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: 
 
     ``words`` are the settings ``fidelity``, ``lossy`` and ``reserve``, of which each policy takes what it knows.
     """
+    return _seeds(graph, costs, budget_bytes, words)[0]
+
+
+def _seeds(
+    graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping[str, Any]
+) -> tuple[list[Plan], list[str]]:
+    """:func:`seeds`, and the policies for which there was no time."""
     found: list[Plan] = []
+    late: list[str] = []
     begun = time.monotonic()
     for name in SEEDS:
-        if _is_slow(name, graph, costs):
+        over = len(graph.tasks) > LARGE_TASKS and time.monotonic() - begun > SEEDS_S
+        if over or _is_slow(name, graph, costs):
+            late.append(name)
             continue
-        if len(graph.tasks) > LARGE_TASKS and time.monotonic() - begun > SEEDS_S:
-            break
-        try:
-            found.append(made(name, graph, costs, budget_bytes, dict(words)))
-        except BudgetError:
-            continue
-        except PlanError:
-            if costs.hardware.has_link:
-                raise
-    return found
+        plan = _unless_refused(name, graph, costs, budget_bytes, words)
+        if plan is not None:
+            found.append(plan)
+    return found, late
+
+
+def _unless_refused(
+    name: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping[str, Any]
+) -> Plan | None:
+    try:
+        return made(name, graph, costs, budget_bytes, dict(words))
+    except BudgetError:
+        return None
+    except PlanError:
+        if costs.hardware.has_link:
+            raise
+        return None
+
+
+def _rivals(
+    late: Iterable[str], graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping[str, Any]
+) -> dict[str, Callable[[float], Plan | None]]:
+    """By name what gives the plans of some policies when all else is done: TimeoutError behind LATE_S, counted from the
+    first."""
+    begun: list[float] = []
+
+    def rival_of(name: str) -> Callable[[float], Plan | None]:
+        def found(seconds: float) -> Plan | None:
+            begun.append(time.thread_time())
+            if begun[-1] - begun[0] > LATE_S:
+                raise TimeoutError(name)
+            return _unless_refused(name, graph, costs, budget_bytes, words)
+
+        return found
+
+    slow = rival(graph, costs, budget_bytes, words)
+    return {name: slow if _is_slow(name, graph, costs) else rival_of(name) for name in late}
 
 
 def _is_slow(name: str, graph: SavedGraph, costs: CostTable) -> bool:
@@ -102,12 +143,17 @@ def _is_slow(name: str, graph: SavedGraph, costs: CostTable) -> bool:
 def rival(
     graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping[str, Any]
 ) -> Callable[[float], Plan | None]:
-    """What gives modnn's plan under the same budget where it may take fewer than so many seconds; None where it cannot,
-    where it refuses the budget or time is up."""
+    """What gives modnn's plan under the same budget where it may take fewer than so many seconds; None where it cannot
+    or refuses the budget, TimeoutError where time is up."""
 
     def found(seconds: float) -> Plan | None:
         begun = time.thread_time()
-        enough = lambda least_s: least_s >= seconds or time.thread_time() - begun > RIVAL_S  # noqa: E731
+
+        def enough(least_s: float) -> bool:
+            if time.thread_time() - begun > RIVAL_S:
+                raise TimeoutError("modnn")
+            return least_s >= seconds
+
         given = {name: words[name] for name in ("fidelity", "reserve") if name in words}
         try:
             return modnn_unless(graph, costs, budget_bytes, enough, **given)

@@ -10,7 +10,7 @@ competes whole (:mod:`.optimal_whole`), so the result is never slower than any o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -49,7 +49,7 @@ def optimal(
     lossy: str | None = None,
     reserve: int = 0,
     seeds: Sequence[Plan] = (),
-    rival: Callable[[float], Plan | None] | None = None,
+    rivals: Mapping[str, Callable[[float], Plan | None]] | None = None,
     batch_norm: bool = False,
     algorithms: bool | None = None,
     recompute: bool = True,
@@ -62,8 +62,9 @@ def optimal(
     network whose batch norms would then see other statistics. ``algorithms``: a convolution's algorithm is chosen too;
     None asks the costs (:meth:`.CostTable.tells_algorithms`: the papers' cards under their own frameworks, and switches
     of cuDNN that were measured). ``recompute``: segments may run anew. ``options`` restricts the decisions by storage,
-    without segments and whole seeds. ``rival`` is asked at last for a plan of fewer seconds (infinite: none was found),
-    which is taken whole if it is faster: for seeds that are slow to make and hardly ever win. After about
+    without segments and whole seeds. ``rivals`` are asked at last, each for its plan if it may take fewer seconds
+    (infinite: none was found), which is taken whole if it is faster: for seeds that are slow to make. One that raises
+    TimeoutError is named in ``settings["not_compared"]``: of the policies there, nothing is promised. After about
     ``time_limit_s`` seconds (None: by the size of the step) the best plan found is returned; ``Plan.gap`` is
     (step - bound) / step, the bound over all that is offered. Raises BudgetError, with the least peak found for the
     class, where nothing fits; ValueError for an unknown class or format or a graph without tasks.
@@ -80,12 +81,11 @@ def optimal(
     left_s = max(settings.time_limit_s - (time.monotonic() - begun), (1 - NARROW_SHARE) * settings.time_limit_s)
     planning = Planning(graph, costs, replace(settings, time_limit_s=left_s), seeds, options, room, common)
     plan, bound_s, least = _fastest(planning, () if options is not None else seeds, room)
-    late = None if rival is None else rival(np.inf if plan is None else common.simulator.run(plan).step_s)
-    if late is not None:
-        plan, bound_s = _faster(planning, plan, late, room, bound_s)
+    plan, bound_s, given_up = _against(rivals or {}, planning, plan, room, bound_s)
     if plan is None:
         assert budget_bytes is not None
         raise BudgetError(budget_bytes, {fidelity: least.peak_bytes + reserve}, REMEDIES[fidelity])
+    plan = replace(plan, settings={**plan.settings, "not_compared": given_up})
     return _figures(graph, costs, plan, common.simulator, settings, budget_bytes, least, bound_s)
 
 
@@ -110,14 +110,27 @@ def _fastest(planning: Planning, seeds: Sequence[Plan], room_bytes: int | None) 
     return replace(plan, step_s=attempt.parts * outcome.seconds), bound_s, least
 
 
-def _faster(
-    planning: Planning, plan: Plan | None, late: Plan, room_bytes: int | None, bound_s: float
-) -> tuple[Plan | None, float]:
-    """The faster of a plan and a late one, which may not fit or not be of the class, and the bound below both."""
-    whole = planning.whole([late] if plan is None else [plan, late], room_bytes)
-    if whole is None or whole.settings.get("taken_from") != late.policy:
-        return plan, bound_s
-    return whole, min(planning.floor_s if plan is None else bound_s, whole.step_s)
+def _against(
+    rivals: Mapping[str, Callable[[float], Plan | None]],
+    planning: Planning,
+    plan: Plan | None,
+    room_bytes: int | None,
+    bound_s: float,
+) -> tuple[Plan | None, float, list[str]]:
+    """The faster of a plan and those of rivals, which may not fit or not be of the class, the bound below all, and the
+    rivals that were given up."""
+    best_s, given_up = np.inf if plan is None else planning.seconds(plan), []
+    for name, ask in rivals.items():
+        try:
+            late = ask(best_s)
+        except TimeoutError:
+            given_up.append(name)
+            continue
+        whole = None if late is None else planning.whole([late], room_bytes)
+        if whole is not None and whole.step_s < best_s:
+            bound_s = min(planning.floor_s if plan is None else bound_s, whole.step_s)
+            plan, best_s = whole, whole.step_s
+    return plan, bound_s, given_up
 
 
 def minimise_peak(

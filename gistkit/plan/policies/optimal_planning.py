@@ -134,6 +134,10 @@ class Planning:
         """The plan of what :meth:`least` found, without its figures."""
         return reasoned(self._attempts[self._fewest], self._least[self._fewest].taken)
 
+    def seconds(self, plan: Plan) -> float:
+        """Seconds of a plan, by simulation."""
+        return self._common.simulator.run(plan).step_s
+
     def whole(self, seeds: Sequence[Plan], room_bytes: int | None) -> Plan | None:
         """The fastest of other policies' plans that fits and is of the class."""
         return fastest_whole(seeds, self._graph, self._common.simulator, self._settings.allowed, room_bytes)
