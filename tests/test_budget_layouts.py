@@ -34,6 +34,7 @@ NETS = {
     "a dropout of everything": lambda: [conv(), nn.Dropout(0.4), conv(1), nn.Dropout(0.3), point()],
     "a dropout before the sum": lambda: [conv(last=True), nn.Dropout(0.4)],
     "a pool": lambda: [conv(), nn.ReLU(), nn.MaxPool2d(2), point(), nn.ReLU(), nn.MaxPool2d(3, 1, 1), point()],
+    "ReLUs without gradients": lambda: [nn.ReLU(), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1)],
     "small maps, channels_last": lambda: [point(), nn.ReLU(), conv(1), nn.ReLU(), conv(1, 4)],
 }
 

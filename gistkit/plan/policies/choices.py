@@ -47,9 +47,10 @@ def mask_carrier(relu: Call, reading: Reading) -> Call | None:
 def may_overwrite(relu: Call, reading: Reading) -> bool:
     """Whether a ReLU may write its output over its input: nobody else ever reads it, nothing keeps it (Gist III-C).
 
-    Not where a real step was recorded: what scripted code reads without gradients goes unseen there.
+    Not where a real step was recorded: what scripted code reads without gradients goes unseen there. Nor without
+    gradients, where nothing is recorded and PyTorch's own runs.
     """
-    if reading.graph.source != "fake":
+    if reading.graph.source != "fake" or not (relu.saves or relu.passing):
         return False
     value = reading.operand(relu)
     storage = reading.graph.storages[value.storage]
