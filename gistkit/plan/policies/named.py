@@ -26,9 +26,9 @@ plan last."""
 SEEDS_S = 2.0
 """Seconds after which no more of them are made for a step of more than LARGE_TASKS tasks: the others are rivals, taken
 whole behind the search if they are faster."""
-LATE_S = 6.0
+LATE_S = 4.0
 """Seconds of this thread's own time after which no more of these are begun; what is left is named in the plan. Those of
-ResNet-1202 take 8, vDNN+ half of it."""
+ResNet-1202 take 9, of which vDNN+, the last, takes half: without it capture and planning stay below a minute."""
 SLOW_TASKS = 1000
 """Steps of more tasks are planned without modnn's seed where no algorithm can be chosen (every convolution's workspace
 has to be made room for, which takes it up to 16 s for ResNet-152, 1 s where it may choose), those of more than
