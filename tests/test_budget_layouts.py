@@ -5,12 +5,14 @@ sum one whose strides are all 0. At the least budget nothing fits beside the gra
 """
 
 import copy
+import gc
 
 import pytest
 import torch
 from torch import nn
 
 import gistkit
+from gistkit.runtime.live import LiveBytes
 from tests.peaks import peaks_of
 
 LAST = torch.channels_last
@@ -67,3 +69,24 @@ def test_the_least_budget_is_kept_to_the_byte(name, last):
     # what comparing bits takes at the first use is in the plan, and rounded up
     compared = any(d.codec in ("rebuild", "recompute") for d in plan.decisions)
     assert plan.peak_bytes == peaks[1] or (compared and plan.peak_bytes <= 1.01 * peaks[1])
+
+
+@pytest.mark.parametrize("features", [4, 8])
+def test_weight_gradients_of_another_layout_keep_the_least_budget_of_sub_batches(features):
+    """Of channels_last maps: the parameter, which is contiguous, gets a copy, and has no rows that could be fewer."""
+    torch.manual_seed(0)
+    layers = [nn.AvgPool2d(2), nn.Dropout(0.2), nn.ReLU(), nn.Conv2d(8, features, 3, 2, 1)]
+    model, x = Net(layers), torch.randn(4, 8, 12, 12).contiguous(memory_format=LAST)
+    with pytest.raises(gistkit.BudgetError) as refused:
+        gistkit.plan(model, x, budget=1, fidelity="reassociated", density=1.0)
+    least = refused.value.least_bytes["reassociated"]
+    plan = gistkit.plan(model, x, budget=least, fidelity="reassociated", density=1.0)
+    assert plan.sub_batches > 1
+    twin, targets = gistkit.compress(model, plan), torch.zeros(4)
+    for _ in range(2):
+        twin.zero_grad(set_to_none=True)
+        gc.collect()
+        with LiveBytes(timeline=False) as live:
+            live.track(twin, x)
+            gistkit.step(twin, lambda out, _: out, x, targets)
+        assert 0.99 * plan.peak_bytes <= live.peak_bytes <= plan.peak_bytes <= least

@@ -20,7 +20,8 @@ def scaled(graph: SavedGraph, parts: int) -> SavedGraph:
     """The step of the largest of ``parts`` sub-batches: ``ceil(batch / parts)`` of ``batch`` rows, sizes rounded up.
 
     A tensor counts as made of rows where its first or second dimension is a multiple of the batch; a gradient map, of
-    which no shape is known, always. Raises ValueError unless 1 <= parts <= batch.
+    which no shape is known, always; a weight gradient of which the parameter gets a copy, never. Raises ValueError
+    unless 1 <= parts <= batch.
     """
     if type(parts) is not int or not 1 <= parts <= max(graph.batch, 1):
         raise ValueError(
@@ -36,6 +37,13 @@ class _Scaling:
         self._shrinks = {
             s.id for s in graph.storages if s.kind == "activation" and self._shape(s.shape, s.shape) != s.shape
         }
+        self._copied = {b for t in graph.tasks if t.op == "accumulate" for b in self._copied_by(t)}
+
+    def _copied_by(self, task: Task) -> list[int]:
+        """What a parameter's gradient is a copy of, in the parameter's layout."""
+        blocks = self._graph.blocks
+        sizes = {blocks[b].nbytes for b in task.writes if blocks[b].kind == "weight_gradient"}
+        return [b for b in task.reads if blocks[b].kind == "gradient" and blocks[b].nbytes in sizes]
 
     def graph(self) -> SavedGraph:
         graph = self._graph
@@ -79,7 +87,7 @@ class _Scaling:
     def _block(self, block: Block) -> Block:
         if block.kind in _STAYS or (block.storage >= 0 and block.storage not in self._shrinks):
             return block
-        if block.nbytes <= _SCALAR_BYTES:
+        if block.nbytes <= _SCALAR_BYTES or block.id in self._copied:
             return block
         return replace(block, nbytes=self._part(block.nbytes))
 

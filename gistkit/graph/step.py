@@ -43,6 +43,7 @@ class _Builder:
     def __init__(self, graph: SavedGraph, notes: Notes, tracer: Tracer, gradients: Iterable[torch.Tensor]) -> None:
         self.graph, self.notes, self.tracer = graph, notes, tracer
         self.gradients = {t.untyped_storage()._cdata for t in gradients}
+        self.turned = self._turned()
         ordered = sorted((c.lo, c.hi, c.number) for c in notes.calls)
         self._starts = [lo for lo, _, _ in ordered]
         self._ranges = ordered
@@ -50,6 +51,18 @@ class _Builder:
         self.first_task: list[int] = []  # by span: its first task, that of the span before where it has none
         self.last_task: list[int] = []
         self.block_of: dict[int, int] = {}  # by Seen.id
+
+    def _turned(self) -> set[int]:
+        """Weight gradients, by Seen.id, in another layout than their parameter, which gets a copy."""
+        seen, found = self.tracer.seen, set()
+        for span in self.tracer.spans:
+            if span.key[2] == ACCUMULATE and any(seen[i].ref.cdata in self.gradients for i in span.writes):
+                copied = {seen[i].nbytes for i in span.writes}
+                found |= {i for i in span.reads if seen[i].nbytes in copied and seen[i].ref.cdata not in self.gradients}
+        return found
+
+    def _of_weight(self, item: Seen) -> bool:
+        return item.ref.cdata in self.gradients or item.id in self.turned
 
     def build(self, batch: int) -> SavedGraph:
         for span in self.tracer.spans:
@@ -93,8 +106,8 @@ class _Builder:
     def _halves(self, task: Task, span: Span) -> list[Task]:
         """The weight gradient and the input gradient of a convolution's or linear's backward, as far as both exist."""
         made = [self.tracer.seen[i] for i in span.writes]
-        weights = [s for s in made if s.ref.cdata in self.gradients]
-        others = [s for s in made if s.ref.cdata not in self.gradients]
+        weights = [s for s in made if self._of_weight(s)]
+        others = [s for s in made if not self._of_weight(s)]
         forward = next((t.conv for t in self.tasks if t.call == task.call and t.phase == FORWARD), None)
         if not weights or not others:
             return [replace(task, part="weight" if weights else "input", conv=forward)]
@@ -140,7 +153,7 @@ class _Builder:
         outlives = item.ref.cdata in self.gradients or not item.ref.expired()
         first = self.first_task[item.first]
         span = self.tracer.spans[item.first]
-        if self.last_task[item.first] > first and item.ref.cdata not in self.gradients and item.id in span.writes:
+        if self.last_task[item.first] > first and not self._of_weight(item) and item.id in span.writes:
             first = self.last_task[item.first]  # the input gradient comes second
         return first, end if outlives else max(first, self.last_task[item.last])
 
@@ -200,6 +213,7 @@ class _Builder:
     def _link(self) -> None:
         """Reads, writes and transients of the tasks, now that blocks have numbers."""
         counted = self._counted()
+        weights = {self.block_of[s.id] for s in self.tracer.seen if s.id in self.block_of and self._of_weight(s)}
         for number, span in enumerate(self.tracer.spans):
             if not span.writes:
                 continue
@@ -210,9 +224,7 @@ class _Builder:
                 task = self.tasks[index]
                 mine = writes
                 if first != last:
-                    mine = tuple(
-                        b for b in writes if (self.blocks[b].kind == "weight_gradient") == (task.part == "weight")
-                    )
+                    mine = tuple(b for b in writes if (b in weights) == (task.part == "weight"))
                 read = reads
                 if task.part == "input":
                     read = tuple(b for b in reads if self.blocks[b].kind not in ("activation", "input"))

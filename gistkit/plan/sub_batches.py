@@ -16,11 +16,12 @@ LOSS_BYTES = 16
 
 def passing(graph: SavedGraph) -> Iterator[tuple[int, int, int]]:
     """(first task, last task, bytes) of what is there in passing because gradients are summed over sub-batches: each
-    new weight gradient beside its sum, until its node has ended; the losses."""
+    new weight gradient beside its sum, until its node has ended; the losses. A parameter's copy of a gradient in
+    another layout is made of the first sub-batch's alone: what it is copied from is a block of its own."""
     tasks = graph.tasks
     yield 0, len(tasks) - 1, LOSS_BYTES
     for block in graph.blocks:
-        if block.kind == "weight_gradient" and block.first >= 0:
+        if block.kind == "weight_gradient" and block.first >= 0 and tasks[block.first].op != "accumulate":
             last, after = block.first, block.first + 1
             if tasks[last].part == "weight" and after < len(tasks) and tasks[after].call == tasks[last].call:
                 last += tasks[after].part == "input"
