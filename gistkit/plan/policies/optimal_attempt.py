@@ -90,7 +90,7 @@ class Attempt:
 
     def clock(self, taken: Sequence[int]) -> tuple[float, int]:
         """(seconds of one sub-batch, peak bytes) of a choice, by simulation. Endless both where the simulator refuses
-        it: of rebuilds the problem knows pairs and chains of two, and a longer chain may ask for what is still away."""
+        it, for what no conflict says."""
         try:
             run = self._simulator.run(self.plan(taken))
         except PlanError:
