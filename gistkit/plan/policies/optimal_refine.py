@@ -1,10 +1,10 @@
 """From the program to a proven plan: solve, simulate, learn, solve again (logic-based Benders decomposition).
 
 The program bounds the step from below (stalls as a fluid, bytes and seconds as sums that are never above the
-simulator's); the simulator says what a choice really takes. Every solution that the simulator finds slower, or over the budget, becomes a cut. Where the
-program's bound meets the best simulated step, that step is optimal. Large problems get the bound of the relaxation
-first, its solution made whole, and the program with what the relaxation is sure of fixed; their gap is what is left at
-the limit.
+simulator's); the simulator says what a choice really takes. Every solution that the simulator finds slower, or over the
+budget, becomes a cut. Where the program's bound meets the best simulated step, that step is optimal. Large problems get
+the bound of the relaxation first, its solution made whole, and the program with what the relaxation is sure of fixed;
+their gap is what is left at the limit.
 """
 
 from __future__ import annotations
