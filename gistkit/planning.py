@@ -22,6 +22,7 @@ from gistkit.plan.budget import check_budget, parse_budget, parse_bytes
 from gistkit.plan.context import is_sparse
 from gistkit.plan.cost import CostTable
 from gistkit.plan.hardware import Hardware
+from gistkit.plan.made_for import made_for
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.named import accepts, check_words, seeds
 from gistkit.plan.policies.named import made as by_name
@@ -29,6 +30,8 @@ from gistkit.plan.policies.optimal_build import trains_batch_norm
 from gistkit.plan.policies.refusal import EXAMPLE_FORMAT, least_bytes, refused, remedy, unfit
 from gistkit.plan.policies.registry import POLICIES
 from gistkit.plan.simulate import Simulator
+from gistkit.runtime.given import trains
+from gistkit.runtime.inputs import spread
 
 
 def plan(
@@ -91,7 +94,9 @@ def plan(
     costs = costs_of(graph, device, times, density, allowed)
     made = plan_graph(graph, costs, budget=budget, policy=policy, fidelity=fidelity, lossy=lossy, reserve=reserve)
     told = density if density is None or isinstance(density, int | float) else "by storage"
-    return with_times(replace(made, settings={**made.settings, "density": told}), times)
+    inputs = trains(*(spread(batch[0]) if loss_fn is not None else (batch, {})))
+    record = {**made.made_for, "inputs": inputs}
+    return with_times(replace(made, made_for=record, settings={**made.settings, "density": told}), times)
 
 
 def plan_graph(
@@ -131,7 +136,8 @@ def plan_graph(
     settings |= {"wall_s": simulator.wall_s(made), "plain_wall_s": simulator.wall_s(plain)}
     settings["sync_peak_bytes"] = simulator.sync_peak_bytes(made, reserve=reserve_bytes)
     settings["densities"] = densities(made, costs)
-    return replace(made, budget_bytes=budget_bytes, settings={**made.settings, **words, **settings})
+    told = made_for(graph, made.sub_batches)
+    return replace(made, budget_bytes=budget_bytes, made_for=told, settings={**made.settings, **words, **settings})
 
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")

@@ -61,7 +61,7 @@ def edited(**changes):
         ("{}", "got an empty object without"),
         ('{"calls": [], "storages": []}', "got an object with 'calls', 'storages' without"),
         (edited(format="gistkit.hardware"), "got an object with 'version', 'policy'"),
-        (edited(version=2), "of version 1, got version 2; plan again with this gistkit"),
+        (edited(version=1), "of version 2, got version 1; plan again with this gistkit"),
         (edited(decisions={}), "got decisions that are an empty object and not a list"),
         (edited(decisions__0=7), r"got decisions\[0\] that is a int and not an object"),
         (edited(decisions__0__colour="red"), r"got decisions\[0\] with the unknown field 'colour'"),

@@ -245,6 +245,18 @@ def options(bound: Bound) -> dict:
     }
 
 
+GEOMETRY: dict[str, tuple[str, ...]] = {
+    "relu": ("inplace",),
+    "max_pool2d": ("kernel_size", "stride", "padding", "dilation", "ceil_mode"),
+    "conv2d": ("stride", "padding", "dilation", "groups"),
+    "linear": (),
+    "batch_norm": ("training",),
+    "dropout": ("training", "inplace"),
+    "add": ("inplace",),
+}
+"""By covered op those of its :func:`options` on which depends what it keeps."""
+
+
 def operands(bound: Bound) -> list[torch.Tensor]:
     """The tensors of a bound call, in the order of its fields."""
     return [v for v in bound if isinstance(v, torch.Tensor)]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from gistkit.graph.assemble import assemble
 from gistkit.graph.ledger import NO_PRODUCER, StorageEntry, dtype_name, tensors_in
 from gistkit.graph.notes import Notes, OpenCall, Packed
 from gistkit.graph.saved import SavedGraph
+from gistkit.graph.state import state_of
 from gistkit.graph.weights import is_weight
 
 _autograd = torch._C._autograd  # type: ignore[attr-defined]
@@ -58,6 +60,7 @@ class Recorder(TorchFunctionMode):
         self._state = "new"
         self._pack_hook: Callable = self._pack
         self._unpack_hook: Callable = self._unpack
+        self._model = model
         if model is not None:
             self._register(model)
 
@@ -247,7 +250,9 @@ class Recorder(TorchFunctionMode):
             raise CaptureError(f"Recorder: finish() needs one completed forward, this recorder is {self._state}")
         self._state = "finished"
         notes, self._notes = self._notes, Notes("finished")
-        return assemble(notes, out)
+        model, self._model = self._model, None
+        graph = assemble(notes, out)
+        return graph if model is None else replace(graph, state=state_of(model), training=model.training)
 
 
 def call_name(func: Callable) -> str:

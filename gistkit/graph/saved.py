@@ -113,12 +113,23 @@ class SavedStorage:
 
 
 @dataclass(frozen=True)
+class StateTensor:
+    """One parameter or buffer of the model: its qualified name, dtype, shape, whether it needs a gradient."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    requires_grad: bool
+
+
+@dataclass(frozen=True)
 class SavedGraph:
     """All calls, storages and values of one training forward; see the module docstring.
 
     ``tasks`` and ``blocks`` (:mod:`gistkit.graph.tasks`) are those of the whole step, backward included, where it was
     captured with ``backward=True``, else empty. ``batch`` is the size of the inputs' first dimension, 0 if unknown;
     ``least_rows`` how many rows of it a sub-batch must have to take the same way through the model, as far as asked.
+    ``state`` are the model's parameters and buffers, ``training`` whether it was in training mode.
     """
 
     calls: tuple[Call, ...]
@@ -129,6 +140,8 @@ class SavedGraph:
     blocks: tuple[Block, ...] = ()
     batch: int = 0
     least_rows: int = 1
+    state: tuple[StateTensor, ...] = ()
+    training: bool = True
 
     @property
     def most_parts(self) -> int:
@@ -174,9 +187,10 @@ class SavedGraph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the covered calls and their dataflow, shapes left out: equal for every batch size."""
+        """Hash of the covered calls and their dataflow, shapes left out, and of the dtypes and shapes of the model's
+        parameters and buffers: equal for every batch size, another for other kernels or widths."""
         flow = [(c.op, c.covered, c.reads, c.writes, c.inplace) for c in self.calls if c.covered >= 0]
-        return hashlib.sha256(json.dumps(flow).encode()).hexdigest()[:16]
+        return _hash(flow) + (_hash([(t.dtype, t.shape) for t in self.state]) if self.state else "")
 
     def to_json(self) -> str:
         """The graph as JSON text."""
@@ -192,7 +206,13 @@ class SavedGraph:
         tasks = tuple(_task(t) for t in raw.get("tasks", ()))
         blocks = tuple(_block(b) for b in raw.get("blocks", ()))
         counts = raw.get("batch", 0), raw.get("least_rows", 1)
-        return SavedGraph(calls, storages, raw["source"], values, tasks, blocks, *counts)
+        state = tuple(StateTensor(**{**t, "shape": tuple(t["shape"])}) for t in raw.get("state", ()))
+        training = raw.get("training", True)
+        return SavedGraph(calls, storages, raw["source"], values, tasks, blocks, *counts, state, training)
+
+
+def _hash(item: list) -> str:
+    return hashlib.sha256(json.dumps(item).encode()).hexdigest()[:16]
 
 
 def _call(raw: dict) -> Call:

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from gistkit.errors import PlanError
 
 PLACES = ("device", "host", "nowhere")
-FORMAT, VERSION = "gistkit.plan", 1
+FORMAT, VERSION = "gistkit.plan", 2
 TUPLES = ("sources", "recipe")
 ASKED = "Plan.from_json: text must be that of Plan.to_json"
 REMEDY = "give the whole file as to_json wrote it, or plan again"
@@ -76,7 +76,7 @@ class Plan:
     saved and back at its first use. ``lower_bound_bytes`` is the least peak that the allowed moves can reach, ``gap``
     how far ``step_s`` may be above the least possible (0.0: proven optimal; None: the policy proves nothing),
     ``sub_batches`` the parts in which the batch is taken. ``fidelity`` is ``bitwise``, ``reassociated`` or ``lossy``:
-    the class of the moves really used.
+    the class of the moves really used. ``made_for`` is what the step must be besides (:mod:`gistkit.plan.made_for`).
     """
 
     policy: str
@@ -94,6 +94,7 @@ class Plan:
     sub_batches: int = 1
     fidelity: str = "bitwise"
     hardware: str = ""
+    made_for: dict = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The plan as JSON text."""
@@ -101,7 +102,7 @@ class Plan:
 
     def _digest(self) -> str:
         """Hash of what is decided and of the figures that were predicted of it."""
-        told = (self.fingerprint, self.sub_batches, self.fidelity, self.budget_bytes, self.peak_bytes)
+        told = (self.fingerprint, self.sub_batches, self.fidelity, self.budget_bytes, self.peak_bytes, self.made_for)
         parts = [[asdict(d) for d in self.decisions], [asdict(c) for c in self.choices], told]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -29,12 +29,12 @@ from gistkit.runtime.denser import Room, remember
 from gistkit.runtime.exact import FIRST, PLANNED, ExactPacker
 from gistkit.runtime.fast_modules import ShortModules
 from gistkit.runtime.forecast import Forecasts, Spilled, spilled_note
-from gistkit.runtime.given import check_rows, elements, given_program
+from gistkit.runtime.given import Shapes, check_mode, check_rows, given_program, plans_training, shapes, within
 from gistkit.runtime.interpose import Interposer
 from gistkit.runtime.plain import Counter, as_captured, runs_plain
 from gistkit.runtime.program import Program
 from gistkit.runtime.region import Region
-from gistkit.runtime.signature import signature
+from gistkit.runtime.signature import signature, state_kinds
 from gistkit.runtime.spill import Spill
 from gistkit.runtime.stats import Observed, StepStats, observe
 from gistkit.runtime.telling import told_ahead
@@ -94,7 +94,7 @@ class Engine:
         self._probes: list[tuple[tuple, int, int, Ticket]] = []
         self._lock = threading.RLock()
         self._overwrites = True
-        self._largest = 0
+        self._shapes: dict[tuple, list[Shapes]] = {}
         self._warned = False
 
     @property
@@ -125,8 +125,13 @@ class Engine:
         return {s.id: s for program in self._programs.values() for s in program.graph.storages}
 
     def run(self, model: torch.nn.Module, forward: Callable, args: tuple, kwargs: dict) -> Any:
-        """One forward of the model: compressed in training with gradients on, untouched otherwise."""
-        if not (torch.is_grad_enabled() and model.training):
+        """One forward of the model: compressed with gradients on in training, or in the mode that a given plan was made
+        in; untouched otherwise."""
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        if self.plan is not None:
+            check_mode(self.plan, model.training)
+        if not model.training and plans_training(self.plan):
             return forward(*args, **kwargs)
         foreign = _foreign()
         if foreign and self.plan is not None and self.plan.budget_bytes is not None:
@@ -137,31 +142,34 @@ class Engine:
             return forward(*args, **kwargs)
         if self.plan is not None:
             check_rows(self.plan, args, kwargs)
-            self._check_growth(args, kwargs)
         key = self._key(model, args, kwargs)
         with self._lock:
-            program = self._programs.get(key) or self._planned(key, model, args, kwargs)
+            program = None if self._grows(key, args, kwargs) else self._programs.get(key)
+            program = program or self._planned(key, model, args, kwargs)
         if program is None:
             return self._recorded(key, model, forward, args, kwargs)
         if runs_plain(self.plan):
             return self._plain(program, forward, args, kwargs)
         return self._compressed(key, program, model, forward, args, kwargs)
 
-    def _check_growth(self, args: tuple, kwargs: dict) -> None:
-        """Forget the programs when a forward is larger than all before it: the next capture asks whether it may be."""
-        if self.plan is not None and self.plan.budget_bytes is not None:
-            with self._lock:
-                if elements(args, kwargs) > self._largest:
-                    self._programs.clear()
+    def _grows(self, key: tuple, args: tuple, kwargs: dict) -> bool:
+        """Whether a forward under a budget is larger in some dimension than all before it: the next capture asks
+        whether it may be."""
+        if self.plan is None or self.plan.budget_bytes is None:
+            return False
+        now = shapes(args, kwargs)
+        return not any(within(now, known) for known in self._shapes.get(key, ()))
 
     def _key(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple:
-        key = signature(model, args, kwargs)
-        return key if key in self._programs or len(self._programs) < PLANS else signature(model, args, kwargs, ())
+        state = () if self.plan is None else (state_kinds(model),)
+        key = (*signature(model, args, kwargs), *state)
+        few = key in self._programs or len(self._programs) < PLANS
+        return key if few else (*signature(model, args, kwargs, ()), *state)
 
     def _planned(self, key: tuple, model: torch.nn.Module, args: tuple, kwargs: dict) -> Program | None:
         if self.plan is not None:
             self._programs[key] = program = given_program(self.plan, model, args, kwargs)
-            self._largest = max(self._largest, elements(args, kwargs))
+            self._shapes.setdefault(key, []).append(shapes(args, kwargs))
             return program
         try:
             graph = capture(model, args, kwargs)

@@ -9,13 +9,15 @@ from torch.utils._pytree import tree_flatten
 
 from gistkit.codecs import CODECS, VALUE_FORMS
 from gistkit.errors import CaptureError, PlanError, PlanMismatchError
+from gistkit.graph.calls import GEOMETRY, Bound
 from gistkit.graph.capture import capture
 from gistkit.graph.saved import SavedGraph
+from gistkit.plan.made_for import AGAIN, check_forward, check_inputs, check_state
 from gistkit.plan.plan import PLACES, REMEDY, Plan
 from gistkit.runtime.inputs import batch_size
 from gistkit.runtime.program import Program
 
-AGAIN = "make the plan from this model, in this mode, with a batch of this kind"
+Shapes = tuple[tuple[int, ...], ...]
 
 
 def check_plan(plan: Plan, lossy: str | None = None) -> str | None:
@@ -99,9 +101,55 @@ def check_rows(plan: Plan, args: tuple, kwargs: dict) -> None:
     raise PlanMismatchError(f"a forward of at most {most} rows{parts}", f"one of {rows} rows", remedy)
 
 
-def elements(args: tuple, kwargs: dict) -> int:
-    """How many elements the tensors of a forward's arguments have."""
-    return sum(leaf.numel() for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor))
+def check_mode(plan: Plan, training: bool) -> None:
+    """Raise PlanMismatchError where a budget was planned for the other mode of the model."""
+    if plan.budget_bytes is not None and training is not plans_training(plan):
+        planned, now = (_mode(mode) for mode in (not training, training))
+        remedy = f"call model.{'eval' if training else 'train'}(), plan in this mode, or leave gradients off"
+        raise PlanMismatchError(f"a forward in {planned} mode", f"one in {now} mode with gradients on", remedy)
+
+
+def plans_training(plan: Plan | None) -> bool:
+    """Whether the forwards of a plan, without one those that are compressed, are in training mode."""
+    return True if plan is None else plan.made_for.get("training", True)
+
+
+def _mode(training: bool) -> str:
+    return "training" if training else "evaluation"
+
+
+def shapes(args: tuple, kwargs: dict) -> Shapes:
+    """The shapes of the tensors of a forward's arguments."""
+    return tuple(tuple(leaf.shape) for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor))
+
+
+def trains(args: tuple, kwargs: dict) -> list[bool]:
+    """Which tensors of a forward's arguments need gradients."""
+    return [leaf.requires_grad for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+
+
+def within(now: Shapes, known: Shapes) -> bool:
+    """Whether no dimension of any argument is larger than in a forward that is known."""
+    pairs = zip(now, known, strict=True) if len(now) == len(known) else [((1,), ())]
+    return all(len(a) == len(b) and all(x <= y for x, y in zip(a, b, strict=True)) for a, b in pairs)
+
+
+def check_call(program: Program, index: int, bound: Bound) -> None:
+    """Raise PlanMismatchError where a covered call has other strides, another kernel and the like than its plan's, or
+    a larger operand."""
+    call, sizes = program.call(index), program.plan.made_for.get("bytes", ())
+    where = f"{call.op}{f' of {call.module!r}' if call.module else ''}, covered call {index},"
+    for name in GEOMETRY[call.op]:
+        now = getattr(bound, name)
+        planned = (call.options or {}).get(name, now)
+        if (tuple(planned) if isinstance(planned, list) else planned) != now:
+            raise PlanMismatchError(f"{where} with {name}={planned}", f"{now}", AGAIN)
+    if sizes and call.operands:
+        most, nbytes = sizes[program.graph.values[call.operands[0]].storage], bound.x.numel() * bound.x.element_size()
+        if nbytes > most:
+            raise PlanMismatchError(
+                f"{where} of at most {most} bytes", f"an operand of {nbytes}", "plan for inputs of these sizes"
+            )
 
 
 def check_bytes(plan: Plan, graph: SavedGraph) -> None:
@@ -130,12 +178,20 @@ def given_program(plan: Plan, model: torch.nn.Module, args: tuple, kwargs: dict)
             raise PlanMismatchError("a forward that can be captured, as for the plan", str(error), AGAIN) from error
         if graph.fingerprint == plan.fingerprint:
             _check_calls(plan, graph)
-            check_bytes(plan, graph)
+            if plan.budget_bytes is not None:
+                check_inputs(plan.made_for, trains(args, kwargs))
+                check_state(plan.made_for, graph.state, gradients=True)
+                check_bytes(plan, graph)
+                check_forward(plan.made_for, graph)
             return Program(graph, plan, given=True)
         found.append(graph)
+    check_state(plan.made_for, found[0].state, gradients=False)
     raise PlanMismatchError(
         f"a forward with fingerprint {plan.fingerprint}", f"one with fingerprint {found[0].fingerprint}", AGAIN
     )
 
 
-__all__ = ["check_bytes", "check_plan", "check_rows", "elements", "given_program"]
+__all__ = [
+    "Shapes", "check_bytes", "check_call", "check_mode", "check_plan", "check_rows", "given_program",
+    "plans_training", "shapes", "trains", "within",
+]  # fmt: skip

@@ -98,7 +98,7 @@ class Interposer(TorchFunctionMode):
             region.watch.touch(func, args, kwargs)
         if op is None or bound is None or not is_counted(bound):
             return self._uncovered(func, args, kwargs)
-        step = region.next_step(op)
+        step = region.next_step(op, bound)
         # what PyTorch's own op saves where it runs in the place of a covered call is as planned for that call
         region.instead = step.index
         try:

@@ -39,7 +39,7 @@ class Counter(TorchFunctionMode):
         if op is not None and torch.is_grad_enabled() and not hooks_are_active():
             bound = bind(op, func, args, kwargs)
             if bound is not None and is_counted(bound):
-                self.region.next_step(op)
+                self.region.next_step(op, bound)
         return func(*args, **kwargs)
 
 

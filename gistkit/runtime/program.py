@@ -112,6 +112,10 @@ class Program:
         """The batch norms from which something is rebuilt."""
         return [c for c in self._calls if c.op == "batch_norm" and c.covered in self._in_recipes]
 
+    def call(self, index: int) -> Call:
+        """A covered call as it was captured."""
+        return self._calls[index]
+
     def module(self, index: int) -> str:
         """The module that made a covered call."""
         return self._calls[index].module

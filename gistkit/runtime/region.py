@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from gistkit.codecs import CODECS, Codec, Encoded, Sparse
+from gistkit.graph.calls import Bound
 from gistkit.nn.eligible import KERNEL_DTYPES
 from gistkit.nn.keep import Alias, Kept
 from gistkit.nn.overwrite import not_a_number
@@ -23,6 +24,7 @@ from gistkit.runtime.decide import KEEP_DENSE, WITHOUT_VALUES, Settings, ad_hoc
 from gistkit.runtime.denser import Room
 from gistkit.runtime.exact import ExactPacker
 from gistkit.runtime.forecast import Forecasts
+from gistkit.runtime.given import check_call
 from gistkit.runtime.host import HostBody
 from gistkit.runtime.one_pass import OnePassBody
 from gistkit.runtime.origins import Origins
@@ -100,13 +102,16 @@ class Region(Accounts):
         if self.program is not None and self.tape is None:
             self.program.fast[step.index] = (func, bind, learnt)
 
-    def next_step(self, op: str) -> Step:
-        """The plan's word on the covered call that comes now; a blank one without a plan."""
+    def next_step(self, op: str, bound: Bound) -> Step:
+        """The plan's word on the covered call that comes now; a blank one without a plan. Under a budget the call must
+        be the planned one in its strides and the like, too."""
         index, self.calls = self.calls, self.calls + 1
         if self.program is None:
             return Step(index, op, CallChoice(index, op), None, None)
         step = self.program.step(index)
         if step is not None and step.op == op:
+            if self.strict and self.program.plan.budget_bytes is not None:
+                check_call(self.program, index, bound)
             return step
         self.diverge(f"call {index} to be {step.op if step else 'the end'}", op)
         return Step(index, op, CallChoice(index, op), None, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten
 
 
@@ -24,23 +25,38 @@ def signature(model: torch.nn.Module, args: tuple, kwargs: dict, by_value: tuple
     return described, form, _trainable(model), autocast
 
 
+def state_kinds(model: torch.nn.Module) -> tuple:
+    """Every module's class and mode, dtype, shape and need of a gradient of every parameter and buffer: what a plan of
+    the caller's is for."""
+    found: list[tuple] = []
+    for module in _modules(model):
+        found.append((type(module), module.training))
+        for table in (module._parameters, module._buffers):
+            found += [
+                (t.dtype, None if is_lazy(t) else t.shape, t.requires_grad) for t in table.values() if t is not None
+            ]
+    return tuple(found)
+
+
 def _trainable(model: torch.nn.Module) -> tuple[bool, ...]:
     """Which parameters need gradients, a module at a time; ``Module.parameters()`` takes ten times as long, as it
     builds their names."""
+    return tuple([p.requires_grad for m in _modules(model) for p in m._parameters.values() if p is not None])
+
+
+def _modules(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Every module once."""
     found, seen, pending = [], {model}, [model]
     while pending:
         module = pending.pop()
-        own, children = module._parameters, module._modules
-        if own:
-            for parameter in own.values():
-                if parameter is not None:
-                    found.append(parameter.requires_grad)
+        found.append(module)
+        children = module._modules
         if children:
             for child in children.values():
                 if child is not None and child not in seen:
                     seen.add(child)
                     pending.append(child)
-    return tuple(found)
+    return found
 
 
 def _describe(leaf: Any, by_value: tuple) -> Any:
@@ -49,4 +65,4 @@ def _describe(leaf: Any, by_value: tuple) -> Any:
     return leaf if isinstance(leaf, (bool, type(None), *by_value)) else type(leaf)
 
 
-__all__ = ["signature"]
+__all__ = ["signature", "state_kinds"]
