@@ -12,6 +12,7 @@ from gistkit.errors import CaptureError, PlanError, PlanMismatchError
 from gistkit.graph.calls import GEOMETRY, Bound
 from gistkit.graph.capture import capture
 from gistkit.graph.saved import SavedGraph
+from gistkit.plan.legal import check_decisions
 from gistkit.plan.made_for import AGAIN, check_forward, check_inputs, check_state
 from gistkit.plan.plan import PLACES, REMEDY, Plan
 from gistkit.runtime.inputs import batch_size
@@ -178,6 +179,7 @@ def given_program(plan: Plan, model: torch.nn.Module, args: tuple, kwargs: dict)
             raise PlanMismatchError("a forward that can be captured, as for the plan", str(error), AGAIN) from error
         if graph.fingerprint == plan.fingerprint:
             _check_calls(plan, graph)
+            check_decisions(plan, graph)
             if plan.budget_bytes is not None:
                 check_inputs(plan.made_for, trains(args, kwargs))
                 check_state(plan.made_for, graph.state, gradients=True)

@@ -156,6 +156,9 @@ class Region(Accounts):
             return None
         if decision.codec == "recompute":
             return self._recomputed(x, decision)
+        if decision.codec in WITHOUT_VALUES:  # what reads a stash wants values
+            self.cannot(decision, "a backward needs its values")
+            return None
         codec = CODECS.get(decision.codec)
         if codec is None:
             return None
