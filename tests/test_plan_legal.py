@@ -4,6 +4,7 @@ import copy
 import functools
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 import gistkit
 from gistkit.codecs import CODECS
 from gistkit.errors import BudgetError, BudgetWarning, GistError, PlanError
-from gistkit.plan.legal import check_decisions
+from gistkit.plan.legal import NOWHERE, check_decisions
 from gistkit.plan.plan import Decision
 from gistkit.plan.policies.registry import POLICIES
 from gistkit.planning import plan_graph
@@ -39,7 +40,12 @@ class Residual(nn.Module):
 
 
 MODELS = {"residual": Residual, "small": Small}
-WORDS = ({"policy": "gist"}, {"policy": "checkpoint"}, {"budget": "60%"}, {"budget": "45%", "density": 0.5})
+WORDS: tuple[dict[str, Any], ...] = (
+    {"policy": "gist"},
+    {"policy": "checkpoint"},
+    {"budget": "60%"},
+    {"budget": "45%", "density": 0.5},
+)
 CODEC_NAMES = (*(c for c in CODECS if "+" not in c and not c.startswith("fp")), "rebuild", "recompute", "drop")
 
 
@@ -78,21 +84,33 @@ def changed(draw, plan):
     return replace(plan, decisions=(*plan.decisions[:i], found, *plan.decisions[i + 1 :]))
 
 
-@settings(deadline=None, max_examples=40, derandomize=True)
+def attempt(model, plan, expected):
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BudgetWarning)
+            got = step(gistkit.compress(copy.deepcopy(model), plan), *data())
+    except GistError:
+        return
+    assert same(got, expected), plan.decisions
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_every_other_codec_of_every_decision_is_an_error_or_exact(number):
+    model, plan, expected = case("residual", number, False)
+    for i, decision in enumerate(plan.decisions):
+        for codec in set(CODEC_NAMES) - {decision.codec}:
+            found = replace(decision, codec=codec, place="nowhere" if codec in NOWHERE else "device")
+            attempt(model, replace(plan, decisions=(*plan.decisions[:i], found, *plan.decisions[i + 1 :])), expected)
+
+
+@settings(deadline=None, max_examples=25, derandomize=True)
 @given(st.data(), st.sampled_from(sorted(MODELS)), st.integers(0, len(WORDS) - 1), st.booleans())
 def test_an_edited_decision_is_an_error_or_exact(drawn, name, number, hardware):
     model, plan, expected = case(name, number, hardware)
     if not plan.decisions:
         return
     for _ in range(3):
-        edited = changed(drawn.draw, plan)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", BudgetWarning)
-                got = step(gistkit.compress(copy.deepcopy(model), edited), *data())
-        except GistError:
-            continue
-        assert same(got, expected), edited
+        attempt(model, changed(drawn.draw, plan), expected)
 
 
 @pytest.mark.parametrize("model", [Residual, Small, Shared, UNet])

@@ -110,4 +110,4 @@ class _Judge:
         return storage in above or any(self._circle(s, (*above, storage)) for s in d.sources)
 
 
-__all__ = ["check_decisions"]
+__all__ = ["NOWHERE", "check_decisions"]
