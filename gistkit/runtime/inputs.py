@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -51,4 +51,36 @@ def rows(item: Any, start: int, stop: int) -> Any:
     return tree_map(lambda t: t[start:stop] if isinstance(t, torch.Tensor) and t.dim() > 0 else t, item)
 
 
-__all__ = ["batch_size", "check_rows", "rows", "spread"]
+def joined(item: Any, parts: Iterable[slice]) -> Any:
+    """The rows of some parts, one after the other, of every tensor of a nested item, as copies; what has no rows as it
+    is."""
+    parts = list(parts)
+
+    def join(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0:
+            return leaf
+        return torch.cat([leaf[part] for part in parts]).detach()
+
+    return tree_map(join, item)
+
+
+def repeated(item: Any, of: int, start: int, stop: int) -> Any:
+    """Rows ``start`` to ``stop`` of a nested item whose tensors are made of ``of`` rows, over and over, as copies. A
+    tensor's first dimension may have several entries a row."""
+
+    def repeat(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        each = len(leaf) // of
+        return leaf[torch.arange(start * each, stop * each, device=leaf.device) % len(leaf)]
+
+    return tree_map(repeat, item)
+
+
+def row_bytes(item: Any) -> int:
+    """Bytes of one row of all tensors of a nested item."""
+    tensors = (leaf for leaf in tree_flatten(item)[0] if isinstance(leaf, torch.Tensor))
+    return sum(t[0].numel() * t.element_size() for t in tensors if t.dim() > 0 and len(t))
+
+
+__all__ = ["batch_size", "check_rows", "joined", "repeated", "row_bytes", "rows", "spread"]

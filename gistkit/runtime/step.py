@@ -2,23 +2,36 @@
 
 The batch is cut into nearly equal parts, whose gradients accumulate in ``.grad`` (moDNN, section IV-A). Up to the order
 of summation the result is that of the whole batch: a sum's parts are added, a mean's are weighted by their rows. What
-does not hold of the parts is what couples rows: the statistics of a batch norm. Dropout draws other masks.
+couples rows does not hold of the parts: the statistics of a batch norm, a mean over the batch, a loss over pairs. So it
+is asked first (:mod:`gistkit.runtime.adds_up`). Dropout draws other masks.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
+from gistkit.errors import PlanMismatchError
+from gistkit.plan.hardware import CUDA_LIBRARIES_BYTES
 from gistkit.plan.plan import Plan
+from gistkit.runtime.adds_up import REMEDIES, Cut, check_parts
 from gistkit.runtime.attach import compressed_forward
-from gistkit.runtime.inputs import batch_size, check_rows, rows, spread
+from gistkit.runtime.inputs import batch_size, check_rows, row_bytes, rows, spread
+from gistkit.runtime.signature import signature
 
 PER_SUB_BATCH = "per_sub_batch"
 REDUCTIONS = ("mean", "sum")
+_asked: WeakKeyDictionary[torch.nn.Module, set[tuple]] = WeakKeyDictionary()
+"""Which steps of a model were asked whether they add up. Not in the model, which would take it into its pickles."""
 
 
 def step(
@@ -30,6 +43,7 @@ def step(
     sub_batches: int | None = None,
     reduction: str = "mean",
     batch_statistics: str | None = None,
+    check: bool = True,
 ) -> torch.Tensor:
     """Forward and backward of ``loss_fn(model(inputs), targets)``; gradients add to ``.grad``, as in PyTorch.
 
@@ -42,12 +56,26 @@ def step(
     Returns the loss of the whole batch, detached. With one sub-batch every bit is that of the plain loop. A mean that
     is not over rows (class weights, ignored labels) cannot be put together from the parts' means: return the sum and
     divide by the weight of the whole batch. An error in a later part leaves the gradients of the earlier ones in
-    ``.grad``.
+    ``.grad``. A budget is for a step that begins with ``.grad`` None or is taken in sub-batches, which accumulate
+    anyway; else plan with the bytes of all gradients as ``reserve``.
 
-    Raises ValueError or TypeError for arguments that make no sense, for tensors that cannot be cut and for batch norms
-    whose statistics would change.
+    With ``check``, before the first step of its kind in sub-batches (a model, its signature, how many parts, the loss
+    function's code, reduction) forwards of a few rows without gradients, on a copy of the model, say whether the parts
+    add up (docs/design.md); later steps are not asked and wait for nothing. Noticed are rows that change with the rows
+    beside them or with their number, in two to twice a part's rows, and losses that are not the mean, or sum, of their
+    parts, for every part's targets. Not noticed is what half the digits of the coarsest type in use do not show, what
+    couples only more rows than those, or rows that are not alike where these are, what takes another way in a later
+    step, and what backward alone couples. ``loss_fn`` and hooks are called for it, too. What cannot be asked (a model
+    that cannot be copied, a forward that needs gradients, no room within the plan's budget) is a UserWarning.
+    ``check=False`` takes the parts for what they give.
+
+    Raises ValueError or TypeError for arguments that make no sense, for tensors that cannot be cut, for batch norms
+    whose statistics would change and for rows or losses that do not add up; :class:`gistkit.PlanMismatchError` for
+    inputs so much larger than the planned ones that they alone exceed the plan's budget.
     """
     _check(model, loss_fn, sub_batches, reduction, batch_statistics)
+    if type(check) is not bool:
+        raise TypeError(f"step: check must be True or False, got {check!r}; False takes the parts for what they give")
     args, kwargs = spread(inputs)
     whole = (args, kwargs)
     batch = batch_size(whole)
@@ -56,16 +84,65 @@ def step(
         return _part(model, loss_fn, whole, targets, None)
     check_rows(whole, batch, "inputs")
     check_rows(targets, batch, "targets")
+    _demand_room(model, batch, row_bytes((whole, targets)))
     if batch_statistics is None:
         _refuse_batch_norm(model, parts)
+    bounds = tuple(i * batch // parts for i in range(parts + 1))
+    why = _ask(model, loss_fn, whole, targets, Cut(bounds, reduction, batch_statistics is not None)) if check else ""
     total: torch.Tensor | None = None
-    for i in range(parts):
-        start, stop = i * batch // parts, (i + 1) * batch // parts
+    for start, stop in itertools.pairwise(bounds):
         weight = (stop - start) / batch if reduction == "mean" else None
         loss = _part(model, loss_fn, rows(whole, start, stop), rows(targets, start, stop), weight)
         total = loss if total is None else total + loss
     assert total is not None
+    if why:
+        warnings.warn(f"step: whether sub-batches add up was not found out: {why}; {REMEDIES}", stacklevel=2)
     return total
+
+
+def _ask(model: torch.nn.Module, loss_fn: Callable, whole: tuple[tuple, dict], targets: Any, cut: Cut) -> str:
+    """:func:`gistkit.runtime.adds_up.check_parts`, once for every kind of step."""
+    kind = (signature(model, *whole), len(cut.bounds), cut.reduction, cut.statistics, model.training, _code(loss_fn))
+    asked = _asked.setdefault(model, set())
+    if kind in asked:
+        return ""
+    lazy = any(map(is_lazy, model.parameters()))
+    why = check_parts(model, loss_fn, whole, targets, replace(cut, limit_bytes=_limit_bytes(model)))
+    if not lazy:
+        asked.add(kind)
+    return why
+
+
+def _code(loss_fn: Any) -> Any:
+    """What tells loss functions apart: a lambda in a loop is another function each time."""
+    if isinstance(loss_fn, functools.partial):
+        return _code(loss_fn.func)
+    function = getattr(loss_fn, "__func__", loss_fn)
+    return getattr(function, "__code__", type(loss_fn))
+
+
+def _limit_bytes(model: torch.nn.Module) -> int | None:
+    """What the plan's budget leaves to tensors."""
+    plan = _plan_of(model)
+    if plan is None or plan.budget_bytes is None:
+        return None
+    on_gpu = any(p.device.type == "cuda" for p in model.parameters())
+    return plan.budget_bytes - plan.settings.get("reserve", 0) - (CUDA_LIBRARIES_BYTES if on_gpu else 0)
+
+
+def _demand_room(model: torch.nn.Module, batch: int, each_bytes: int) -> None:
+    """Raise PlanMismatchError where a larger batch than the planned one, which is held whole, breaks the budget."""
+    plan = _plan_of(model)
+    planned = plan.settings.get("batch") if plan is not None else None
+    if plan is None or plan.budget_bytes is None or not planned or not each_bytes:
+        return
+    room_rows = max(0, plan.budget_bytes - plan.peak_bytes) // each_bytes
+    if batch > planned + room_rows:
+        raise PlanMismatchError(
+            f"a batch of at most {planned + room_rows} rows, which the plan's budget has room for",
+            f"one of {batch} rows of {each_bytes} bytes",
+            f"plan for a batch of {batch}, or call gistkit.step with {planned} rows at a time",
+        )
 
 
 def _part(

@@ -1,0 +1,173 @@
+"""Whether a step may be taken in parts: the rows of the model's results do not depend on each other, and the loss of
+the batch is what those of its parts make.
+
+Asked of the step itself, with a few rows and before its first part (:func:`check_parts`). A graph does not tell: any
+operator may couple rows, along any dimension, while rows that are coupled come out otherwise in other company.
+
+1. *Company.* Forwards of rows [a, b], [a, a] and [b, b]: a and b must come out the same whatever is beside them.
+2. *Number.* a and b by themselves: nothing may depend on how many rows there are.
+3. *Loss.* That of [a, b] must be the mean or sum of those of a and of b.
+4. *Targets.* Likewise for every two neighbouring parts of the whole batch: their own targets, with the results of the
+   few rows over and over, as no more forwards are run. Class weights and ignored labels show here.
+
+a and b have one row each, or twice as many, up to those of a part, as long as fewer do not do: rows may belong together
+in groups. Random draws are taken out, and a copy of the model runs (:mod:`gistkit.runtime.steady`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_map
+
+from gistkit.graph.ledger import tensors_in
+from gistkit.runtime.inputs import joined, repeated, row_bytes
+from gistkit.runtime.inputs import rows as slices
+from gistkit.runtime.live import LiveBytes
+from gistkit.runtime.loss_parts import Cut, Loss, LossParts
+from gistkit.runtime.near import company_tolerance, distance, halves, number_tolerance, roundoff, with_rows
+from gistkit.runtime.row_wise import dry_run
+from gistkit.runtime.steady import GivenStatistics, called, copied_bytes, twin
+
+NOISY = 16
+"""How many times what two forwards of the same rows differ by a difference must be to mean anything."""
+REMEDIES = (
+    'pass sub_batches=1, or plan without sub-batches (fidelity="bitwise"), or take the parts for what they give with '
+    "check=False"
+)
+GOLDEN = 0.6180339887
+"""Multiples of it spread evenly, whatever their number."""
+
+
+class NoVerdict(Exception):
+    """The question cannot be answered here; says why."""
+
+
+def check_parts(model: torch.nn.Module, loss_fn: Loss, inputs: tuple[tuple, dict], targets: Any, cut: Cut) -> str:
+    """Raise ValueError where the parts' gradients would not add up to those of the batch, or a budget leaves no room to
+    find out. Returns why else that could not be found out, or an empty text.
+
+    Takes forwards of a few rows without gradients; synchronises. Nothing of the model, its plan or the random states
+    changes, but its hooks and ``loss_fn`` are called. Stays within ``cut.limit_bytes``.
+    """
+    if any(is_lazy(p) for p in model.parameters()):
+        return "the model has lazy parameters, which its first forward makes"
+    with LiveBytes(timeline=False) as live:
+        live.track(model, *(p.grad for p in model.parameters() if p.grad is not None))
+        live.track(*tensors_in([inputs, targets]))
+        probe = _Probe(model, loss_fn, inputs, targets, cut, live)
+        rows = 1
+        while True:
+            said = why = ""
+            try:
+                said = probe.differs(rows)
+            except Exception as error:  # few rows may be too few for the model; whatever it is, the step itself may run
+                why = str(error) if isinstance(error, NoVerdict) else f"{type(error).__name__}: {error}"
+            if not (said or why) or rows >= cut.least:
+                break
+            rows = min(2 * rows, cut.least)
+    if said:
+        raise ValueError(f"step: {said}; {REMEDIES}")
+    return why.strip().split("\n")[0]
+
+
+class _Probe:
+    """A steady copy of the model, and what is found out with it."""
+
+    def __init__(
+        self, model: torch.nn.Module, loss_fn: Loss, inputs: tuple, targets: Any, cut: Cut, live: LiveBytes
+    ) -> None:
+        self.inputs, self.targets, self.cut, self.live, self._model = inputs, targets, cut, live, model
+        self._twin: torch.nn.Module | None = None
+        self._statistics = GivenStatistics(cut.statistics)
+        self._losses = LossParts(loss_fn, targets, cut, self._statistics)
+        self._unit = roundoff(tensors_in([list(model.parameters()), inputs]))
+
+    def differs(self, rows: int) -> str:
+        """What is wrong with parts, as far as so many rows tell; empty where nothing is."""
+        if self.cut.limit_bytes is None:
+            return self._compared(rows)
+        dry = dry_run(self._model, slices(self.inputs, 0, 2 * rows), 2 * rows, self._statistics)
+        out_bytes = sum(t.numel() * t.element_size() for t in tensors_in(dry.out))
+        more_bytes = dry.peak_bytes + 4 * out_bytes + 2 * rows * row_bytes([self.inputs, self.targets])
+        more_bytes += copied_bytes(self._model) if self._twin is None else 0
+        if self.live.current_bytes + more_bytes <= self.cut.limit_bytes:
+            return self._compared(rows)
+        if dry.unproven:
+            return (
+                f"whether {dry.unproven} makes rows depend on each other must be found out before they are taken in "
+                f"sub-batches, and the plan's budget has no room for the {more_bytes} bytes that it takes; plan with a "
+                f"reserve of {self.live.current_bytes + more_bytes - self.cut.limit_bytes} bytes"
+            )
+        with torch.no_grad():
+            made = tree_map(_made_up, dry.out)
+        a, b = slice(0, rows), slice(self.cut.batch - rows, self.cut.batch)
+        outs = [repeated(made, 2 * rows, *ends) for ends in ((0, rows), (rows, 2 * rows), (0, 2 * rows))]
+        return self._loss_differs(list(zip(((a,), (b,), (a, b)), outs, strict=True)), rows)
+
+    def _forward(self, *parts: slice) -> Any:
+        self._twin = self._twin or twin(self._model)
+        args, kwargs = joined(self.inputs, parts)
+        return called(self._twin, args, kwargs, self._statistics)
+
+    def _compared(self, rows: int) -> str:
+        a, b = slice(0, rows), slice(self.cut.batch - rows, self.cut.batch)
+        first, both = self._forward(a), self._forward(a, b)
+        for half, part in enumerate((a, b)):
+            mine = halves(both, half, first)
+            off = distance(mine, halves(self._forward(part, part), half, first))
+            if off > company_tolerance(mine):
+                return self._coupled(off, both, (a, b))
+        second = self._forward(b)
+        unit = max(self._unit, roundoff(tensors_in(both)))
+        for half, alone in enumerate((first, second)):
+            off = distance(halves(both, half, alone), with_rows(alone, both))
+            if off > number_tolerance(unit):
+                return self._coupled(off, both, (a, b))
+        return self._loss_differs([((a,), first), ((b,), second), ((a, b), both)], rows)
+
+    def _loss_differs(self, outs: list[tuple[tuple[slice, ...], Any]], rows: int) -> str:
+        """What is wrong with the losses of two parts' results and of both; then with those of all targets."""
+        (_, first), _, (_, both) = outs
+        held_bytes = self.live.current_bytes
+        self.live.reset_peak()
+        said = self._losses.few(outs, max(self._unit, roundoff(tensors_in(both))))
+        each_bytes = (self.live.peak_bytes - held_bytes) // (2 * rows) + 1
+        if said or len(with_rows(first, both)) < len(list(tensors_in(both))):
+            return said
+        del first, outs
+        most_rows, limit = self.cut.least, self.cut.limit_bytes
+        while limit is not None and most_rows and held_bytes + 2 * (most_rows + 1) * each_bytes > limit:
+            most_rows //= 2
+        return self._losses.all_targets(both, 2 * rows, most_rows) if most_rows else ""
+
+    def _coupled(self, off: float, both: Any, parts: tuple[slice, slice]) -> str:
+        again = distance(list(tensors_in(both)), list(tensors_in(self._forward(*parts))))
+        if off <= NOISY * again:
+            raise NoVerdict(f"two forwards of the same rows differ by {again:.1e} of their largest value")
+        if self._statistics.seen and not self.cut.statistics:
+            return (
+                "a batch norm must see the whole batch, and torch.nn.functional.batch_norm in training mode would see "
+                f"{len(self.cut.bounds) - 1} sub-batches, each with its own statistics; accept that with "
+                "batch_statistics='per_sub_batch'"
+            )
+        return (
+            "the rows of a batch must not depend on each other to be taken in sub-batches, and what the model gives "
+            f"for a row changes with the rows beside it, by {off:.1e} of the largest value"
+        )
+
+
+def _made_up(t: Any) -> Any:
+    """Values of a fake tensor's kind that any loss takes: between 0 and 1, or 0."""
+    if not isinstance(t, torch.Tensor):
+        return t
+    real = torch.zeros(t.shape, dtype=t.dtype, device=t.device)
+    if t.is_floating_point():
+        n = max(real.numel(), 1)
+        real += (torch.arange(n, device=t.device, dtype=torch.float32) * GOLDEN % 0.8 + 0.1).view(t.shape)
+    return real
+
+
+__all__ = ["Cut", "check_parts"]
