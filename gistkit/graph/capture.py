@@ -22,6 +22,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
 from gistkit.errors import CaptureError
+from gistkit.graph.fakes import Fakes
 from gistkit.graph.recorder import Recorder
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.traced import traced_step
@@ -88,7 +89,7 @@ def capture(
 def _fakes(model: torch.nn.Module) -> FakeTensorMode:
     """A mode of fake tensors. Its cache of what operators return gives a recurrent layer's two bias gradients, which
     are one tensor, a storage each: the second capture would have other tasks than the first. So not for those."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = Fakes(allow_non_fake_inputs=True)
     if any(isinstance(m, torch.nn.RNNBase) for m in model.modules()):
         mode.cache_enabled = False
     return mode

@@ -121,30 +121,32 @@ def run(
 
 
 def _over_channels(vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return vector.view((1, -1) + (1,) * (x.dim() - 2))
+    return vector.detach().view((1, -1) + (1,) * (x.dim() - 2))
 
 
 def _fused(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> torch.Tensor:
     """fma(x, alpha, beta): PyTorch's addcmul fuses on the CPU, as its batch norm's compiled loops do."""
-    alpha, beta = _factors(x, mean, invstd, weight, bias)
-    return _multiply_add(alpha, beta, x)
+    return _multiply_add(x, *_factors(mean, invstd, weight, bias))
 
 
-def _factors(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> Any:
-    """alpha and beta in fp32, to be broadcast over x."""
+def _factors(mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> Any:
+    """alpha and beta in fp32."""
     alpha = invstd.float() if weight is None else weight.float() * invstd.float()
     constant = torch.zeros_like(alpha) if bias is None else bias.float()
     if mean.dtype == torch.float32:
         beta = torch.addcmul(constant, mean, alpha, value=-1)
     else:
         beta = constant - mean.float() * alpha
-    return _over_channels(alpha, x), _over_channels(beta, x)
+    return alpha, beta
 
 
-def _multiply_add(alpha: torch.Tensor, beta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def _multiply_add(x: torch.Tensor, alpha: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
+    """fma(x, alpha, beta) in fp32, rounded once."""
+    alpha, beta = _over_channels(alpha, x), _over_channels(beta, x)
     if x.dtype == torch.float32:
         return torch.addcmul(beta, x, alpha)
-    return torch.addcmul(beta, x.float(), alpha).to(x.dtype)
+    wide = x.float()
+    return torch.addcmul(beta, wide, alpha, out=wide).to(x.dtype)
 
 
 def _stepwise(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> torch.Tensor:
@@ -162,7 +164,7 @@ def _centred(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: 
     alpha = invstd.float() if weight is None else weight.float() * invstd.float()
     constant = torch.zeros_like(alpha) if bias is None else bias.float()
     centred = x.float() - _over_channels(mean.float(), x)
-    return torch.addcmul(_over_channels(constant, x), centred, _over_channels(alpha, x)).to(x.dtype)
+    return torch.addcmul(_over_channels(constant, x), centred, _over_channels(alpha, x), out=centred).to(x.dtype)
 
 
 def _normalised(
@@ -172,7 +174,7 @@ def _normalised(
     unit = (x.float() - _over_channels(mean.float(), x)).mul_(_over_channels(invstd.float(), x))
     scale = torch.ones_like(invstd, dtype=torch.float32) if weight is None else weight.float()
     constant = torch.zeros_like(scale) if bias is None else bias.float()
-    return torch.addcmul(_over_channels(constant, x), unit, _over_channels(scale, x)).to(x.dtype)
+    return torch.addcmul(_over_channels(constant, x), unit, _over_channels(scale, x), out=unit).to(x.dtype)
 
 
 def _elementwise_kernel(
@@ -205,6 +207,30 @@ def rebuild_candidates(x: torch.Tensor) -> list[Rebuild]:
     return [_fused if last else _stepwise]
 
 
+class Bound:
+    """A batch norm's output from its input by PyTorch's operators; ``constants`` are vectors [C], or None."""
+
+    __slots__ = ("_arithmetic", "_constants")
+
+    def __init__(self, arithmetic: Callable[..., torch.Tensor], *constants: Vector) -> None:
+        self._arithmetic, self._constants = arithmetic, constants
+
+    def __call__(self, x: torch.Tensor, channels: slice = slice(None)) -> torch.Tensor:
+        """BN(x), of which x has those channels only."""
+        return self._arithmetic(x, *(None if v is None else v[channels] for v in self._constants))
+
+    def widens(self, x: torch.Tensor) -> bool:
+        """Whether it makes more tensors of x's size than its result, at most four times x's bytes in all."""
+        if self._arithmetic is _elementwise_kernel:
+            return False
+        return x.dtype != torch.float32 or (self._arithmetic is _stepwise and not x.is_contiguous())
+
+    def result_like(self, x: torch.Tensor) -> torch.Tensor:
+        """Memory for BN(x)."""
+        layout = torch.contiguous_format if self._arithmetic is _stepwise else torch.preserve_format
+        return torch.empty_like(x, memory_format=layout)
+
+
 def bound(
     rebuild: Rebuild,
     x: torch.Tensor,
@@ -226,15 +252,11 @@ def bound(
         factors = Factors.of(rebuild.args[0], mean, invstd, weight, bias, affine)  # type: ignore[attr-defined]
         return factors, (factors.vectors[2],)
     if rebuild is _fused:
-        alpha, beta = _factors(x, mean, invstd, weight, bias)
-        return partial(_multiply_add, alpha, beta), (beta,) if weight is None else (alpha, beta)
+        alpha, beta = _factors(mean, invstd, weight, bias)
+        return Bound(_multiply_add, alpha, beta), (beta,) if weight is None else (alpha, beta)
     weight, bias = None if weight is None else weight.clone(), None if bias is None else bias.clone()
     own = tuple(t for t in (weight, bias) if t is not None)
-    return partial(_apply, rebuild, (mean, invstd, weight, bias)), own
-
-
-def _apply(rebuild: Rebuild, constants: tuple, x: torch.Tensor) -> torch.Tensor:
-    return rebuild(x, *constants)
+    return Bound(rebuild, mean, invstd, weight, bias), own
 
 
 def bn_apply(

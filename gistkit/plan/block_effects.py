@@ -23,7 +23,7 @@ from gistkit.codecs import VALUE_FORMS
 from gistkit.formats import ceil_div
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import Block
-from gistkit.plan.checks import digest_bytes, norm_bytes
+from gistkit.plan.checks import arithmetic_bytes, digest_bytes, norm_bytes
 from gistkit.plan.context import Context, call_task, is_sparse
 from gistkit.plan.cost import CostTable
 from gistkit.plan.host_points import check_points, wrong
@@ -174,12 +174,13 @@ class _Case:
         for task in self.needs:
             self._add(task, task, self._decoded_bytes(task, held(recipe)), "decoded")
             self.extra.append((task, seconds))
-            self._checked(task)
+            self._checked(task, arithmetic_bytes(block.nbytes, block.dtype) if norms(recipe) else 0)
 
-    def _checked(self, task: int) -> None:
-        """Scratch for a digest, in forward or of what came back: before a backward task has made anything itself."""
+    def _checked(self, task: int, made_bytes: int = 0) -> None:
+        """Scratch for a digest, in forward or of what came back, which was made with ``made_bytes`` of its own: before
+        a backward task has made anything itself."""
         shape = self.graph.storages[self.block.storage].shape
-        nbytes = digest_bytes(self.block.nbytes, shape[0] if shape else 1)
+        nbytes = max(made_bytes, digest_bytes(self.block.nbytes, shape[0] if shape else 1))
         if task > self.block.saved:
             written = (self.graph.blocks[b] for b in self.graph.tasks[task].writes)
             nbytes -= sum(b.nbytes for b in written if b.first == task)

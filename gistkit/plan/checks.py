@@ -16,6 +16,8 @@ WORD_BYTES = 8
 """A digest sums 64-bit words."""
 _PART_COPIES = 6
 """Tensors of a part's size, in fp32 at least, that a batch norm's arithmetic and the comparison hold at once."""
+_ARITHMETIC_COPIES = 4
+"""Bytes of a part, widened to fp32, that a batch norm's arithmetic holds, in those of the part."""
 _VECTORS = 10
 """Vectors of one fp32 number a channel: weights and biases drawn, what arithmetics make of them."""
 
@@ -36,4 +38,10 @@ def norm_bytes(nbytes: int, channels: int, item_bytes: int) -> int:
     return _PART_COPIES * wide * part_bytes(nbytes) + _VECTORS * 4 * channels
 
 
-__all__ = ["PARTS", "PART_BYTES", "WORD_BYTES", "digest_bytes", "norm_bytes", "part_bytes"]
+def arithmetic_bytes(nbytes: int, dtype: str) -> int:
+    """Scratch of making a batch norm's output anew by PyTorch's operators: what a part takes besides the output
+    (nn.norm.Bound.widens)."""
+    return 0 if dtype == "float32" else _ARITHMETIC_COPIES * part_bytes(nbytes)
+
+
+__all__ = ["PARTS", "PART_BYTES", "WORD_BYTES", "arithmetic_bytes", "digest_bytes", "norm_bytes", "part_bytes"]

@@ -17,8 +17,10 @@ import torch
 
 from gistkit.nn.factors import Factors
 from gistkit.nn.keep import Alias, Kept
+from gistkit.nn.norm import Bound
+from gistkit.plan.checks import part_bytes
 from gistkit.runtime.stash import Rows, aligned, rows_of
-from gistkit.runtime.verify import same_bits
+from gistkit.runtime.verify import blocks, same_bits
 
 
 class Term(Protocol):
@@ -38,14 +40,22 @@ def _values(kept: Kept, rows: Rows) -> torch.Tensor:
 
 @dataclass(slots=True)
 class BatchNormTerm:
-    """BN(x) from the kept x, by what :func:`gistkit.nn.norm.bound` made of the statistics that the forward saved."""
+    """BN(x) from the kept x, by what :func:`gistkit.nn.norm.bound` made of the statistics that the forward saved.
+
+    In blocks where it takes fp32 copies or the like besides its result, so that plans need count only a block's."""
 
     kept: Kept
-    apply: Callable[[torch.Tensor], torch.Tensor]
+    apply: Bound | Callable[[torch.Tensor], torch.Tensor]
     fresh = True
 
     def dense(self, rows: Rows = None) -> torch.Tensor:
-        return self.apply(_values(self.kept, rows))
+        x, apply = _values(self.kept, rows), self.apply
+        if not isinstance(apply, Bound) or not apply.widens(x):
+            return apply(x)
+        y = apply.result_like(x)
+        for index in blocks(x, part_bytes(x.numel() * x.element_size())):
+            y[index] = apply(x[index], index[1])
+        return y
 
 
 @dataclass(slots=True)
