@@ -56,9 +56,9 @@ def case(name, number, hardware):
     x, y = data()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BudgetWarning)
-        for budget in (WORDS[number], {"budget": "90%"}):
+        for words in WORDS[number], WORDS[-1]:
             try:
-                plan = gistkit.plan(model, x, y, loss_fn=loss_of, hardware=LINKED if hardware else "cpu", **budget)
+                plan = gistkit.plan(model, x, y, loss_fn=loss_of, hardware=LINKED if hardware else "cpu", **words)
                 break
             except BudgetError:
                 continue
@@ -104,7 +104,7 @@ def test_every_other_codec_of_every_decision_is_an_error_or_exact(number):
 
 
 @settings(deadline=None, max_examples=25, derandomize=True)
-@given(st.data(), st.sampled_from(sorted(MODELS)), st.integers(0, len(WORDS) - 1), st.booleans())
+@given(st.data(), st.sampled_from(sorted(MODELS)), st.integers(0, len(WORDS) - 2), st.booleans())
 def test_an_edited_decision_is_an_error_or_exact(drawn, name, number, hardware):
     model, plan, expected = case(name, number, hardware)
     if not plan.decisions:
@@ -144,7 +144,7 @@ def test_every_reason_is_told():
         (Decision(relu, "mask1"), r"needs its values"),
         (Decision(conv, "drop"), r"backward of batch_norm \(call \d+\) needs its values"),
         (Decision(conv, "argmax4"), r"needs its values"),
-        (Decision(conv, "zvc", "nowhere"), r"it has a payload, which is somewhere"),
+        (Decision(conv, "zvc", "nowhere"), r"its payload must be somewhere"),
         (replace(rebuilt, place="host"), r"what has no payload is in no place"),
         (replace(rebuilt, sources=()), r"it comes about as \('relu', \('bn', \d+\)\) from storages"),
         (replace(rebuilt, storage=conv), r"it does not follow from what batch norms and additions read"),

@@ -55,7 +55,7 @@ class _Judge:
         if s.id in self._late:
             return "it is written only after it is saved"
         if d.place == ("host" if d.codec in NOWHERE else "nowhere"):
-            return "what has no payload is in no place" if d.codec in NOWHERE else "it has a payload, which is somewhere"
+            return "what has no payload is in no place" if d.codec in NOWHERE else "its payload must be somewhere"
         if s.id in self._own:
             return "" if d.codec in OWN else "its op keeps it for itself in a form of its own"
         return self._transfer(d) or self._form(s, d)
