@@ -15,7 +15,7 @@ from gistkit.errors import PlanMismatchError
 from gistkit.plan.cost import cost_table
 from gistkit.plan.hardware import PRESETS
 from gistkit.runtime import measure
-from gistkit.runtime.measure import measured_tasks
+from gistkit.runtime.measure import Work, measured_step
 
 
 class Net(nn.Module):
@@ -36,6 +36,10 @@ class Net(nn.Module):
 def step(batch=4):
     torch.manual_seed(0)
     return Net(), torch.randn(batch, 3, 8, 8)
+
+
+def measured_tasks(graph, model, args, *, targets=(), loss_fn=None, repeats=3):
+    return measured_step(graph, model, Work(args, {}, targets, loss_fn), repeats=repeats).seconds
 
 
 def captured(model, x, **options):
@@ -145,9 +149,7 @@ def test_refusals():
     model, x = step()
     with pytest.raises(ValueError) as raised:
         measured_tasks(captured(model, x), model, (x,), repeats=0)
-    assert str(raised.value) == "measured_tasks: repeats must be at least 1, got 0; give 3"
+    assert str(raised.value) == "measured_step: repeats must be at least 1, got 0; give 3"
     with pytest.raises(ValueError) as raised:
         measured_tasks(capture(model, (x,)), model, (x,))
-    assert str(raised.value) == (
-        "measured_tasks: graph must have tasks, got none; capture the model with backward=True"
-    )
+    assert str(raised.value) == ("measured_step: graph must have tasks, got none; capture the model with backward=True")

@@ -12,8 +12,9 @@ from gistkit import MeasureError, capture
 from gistkit.graph.scale import scaled
 from gistkit.plan.cost import cost_table
 from gistkit.runtime import times as runtime_times
+from gistkit.runtime.host_memory import does_not_fit
 from gistkit.runtime.measure import Measured, Work
-from gistkit.runtime.times import does_not_fit, step_times
+from gistkit.runtime.times import step_times
 from tests.measuring_cases import CPU, step, targets
 
 
@@ -114,14 +115,5 @@ def test_a_host_is_not_tried_beyond_its_memory(monkeypatch):
     peak_bytes = gistkit.plan(model, x, policy="plain").peak_bytes
     tried = limited(monkeypatch, 16, OUT[0])
     for available_bytes, rows in ((peak_bytes, 16), (peak_bytes - 1, 8), (0, 16), (1, 1)):
-        monkeypatch.setattr(runtime_times, "_available_bytes", lambda n=available_bytes: n)
+        monkeypatch.setattr(runtime_times, "available_bytes", lambda n=available_bytes: n)
         assert step_times(graph, CPU, model, Work((x,), {})).rows == rows == tried[-1]
-
-
-def test_the_hosts_memory(tmp_path, monkeypatch):
-    file = tmp_path / "meminfo"
-    file.write_text("MemTotal:       100 kB\nMemAvailable:   64 kB\n")
-    monkeypatch.setattr(runtime_times, "MEMORY_FILE", file)
-    assert runtime_times._available_bytes() == 65536
-    monkeypatch.setattr(runtime_times, "MEMORY_FILE", tmp_path / "none")
-    assert runtime_times._available_bytes() == 0

@@ -21,7 +21,7 @@ from gistkit.benchmark.cases import Case
 from gistkit.benchmark.measure import environment
 from gistkit.benchmark.picture import plot_rows
 from gistkit.benchmark.run import DTYPES, FAMILIES, Job, all_cases, jobs, rows
-from gistkit.commands.wrong import HelpFormatter, InputError, claim
+from gistkit.commands.wrong import HelpFormatter, InputError, claim, write
 from gistkit.plots import check_plot
 from gistkit.runtime.calibrate import checked_device
 from gistkit.tables import milliseconds
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
         console.print(bench_table(found))
     if options.json:
         text = json.dumps({"environment": environment(plan.device), "planned": len(plan.jobs), "rows": found})
-        options.json.write_text(text + "\n", encoding="utf-8")
+        write(options.json, text + "\n")
     if options.plot:
         plot_rows(found, options.plot)
     failed = [r for r in found if "error" in r]

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from gistkit.commands.wrong import HelpFormatter, InputError, claim
+from gistkit.commands.wrong import HelpFormatter, InputError, claim, write
 from gistkit.plan.hardware import GIB, Hardware
 from gistkit.runtime.calibrate import calibrate
 
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
         raise InputError(error) from error
     Console().print(hardware_table(found))
     if options.out:
-        options.out.write_text(found.to_json() + "\n", encoding="utf-8")
+        write(options.out, found.to_json() + "\n")
     return 0
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from gistkit.captured import card, step_on
-from gistkit.commands.wrong import InputError, claim
+from gistkit.commands.wrong import InputError, claim, write
 from gistkit.errors import CaptureError, MeasureError
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.traced import loss_of
@@ -20,7 +20,8 @@ from gistkit.plan.hardware import PRESETS, Hardware
 from gistkit.plan.hardware import hardware as find_hardware
 from gistkit.plan.times import StepTimes
 from gistkit.plots import check_plot
-from gistkit.runtime.times import device_name, does_not_fit
+from gistkit.runtime.host_memory import does_not_fit
+from gistkit.runtime.times import device_name
 from gistkit.zoo import load
 
 DEFAULT_CARD = "h200"
@@ -90,7 +91,7 @@ def image_step(options: argparse.Namespace, hardware: Hardware) -> tuple[SavedGr
         raise InputError(error) from error
     if options.measure and options.times:
         assert times is not None
-        options.times.write_text(times.to_json() + "\n", encoding="utf-8")
+        write(options.times, times.to_json() + "\n")
     return graph, times
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gistkit.commands.images import add_images, image_step, prepare
-from gistkit.commands.wrong import HelpFormatter, InputError
+from gistkit.commands.wrong import HelpFormatter, InputError, write
 from gistkit.errors import BudgetError
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import BACKWARD
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     chosen = next(row for row in found.rows if row.policy == options.policy)
     _show(found, chosen, options)
     if options.json:
-        options.json.write_text(_as_json(found, chosen, options) + "\n", encoding="utf-8")
+        write(options.json, _as_json(found, chosen, options) + "\n")
     if options.plot:
         _plot(found, chosen, options)
     if chosen.fits:

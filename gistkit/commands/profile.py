@@ -7,7 +7,7 @@ import argparse
 from rich.console import Console
 
 from gistkit.commands.images import add_images, image_step, prepare
-from gistkit.commands.wrong import HelpFormatter
+from gistkit.commands.wrong import HelpFormatter, write
 from gistkit.measuring import costs_of
 from gistkit.planner_plots import plot_profile
 from gistkit.profile_view import profile_tables
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     for table in profile_tables(found, console.width >= WIDE):
         console.print(table)
     if options.json:
-        options.json.write_text(found.to_json() + "\n", encoding="utf-8")
+        write(options.json, found.to_json() + "\n")
     if options.plot:
         plot_profile(found, options.plot)
     return 0

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from gistkit.commands.wrong import HelpFormatter, InputError, claim
+from gistkit.commands.wrong import HelpFormatter, InputError, claim, write
 from gistkit.errors import DataError, ModelError
 from gistkit.plots import check_plot, plot_memory
 from gistkit.train import Comparison, RunResult, TrainResult, TrainSettings
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     result = _with_progress(comparison, options.steps)
     Console().print(result_table(result))
     if options.json:
-        options.json.write_text(result.to_json(), encoding="utf-8")
+        write(options.json, result.to_json())
     if options.plot:
         plot_memory(result, options.plot)
     step = result.first_difference

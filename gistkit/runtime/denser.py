@@ -30,6 +30,7 @@ from gistkit.plan.policies.reading import dtype_of
 from gistkit.runtime.exact import ExactPacker
 from gistkit.runtime.forecast import Forecasts
 from gistkit.runtime.host import HostBody, PartedBody, sent, sent_encoding
+from gistkit.runtime.host_memory import does_not_fit
 from gistkit.runtime.stash import Body, CodedBody
 
 
@@ -102,6 +103,7 @@ class Room:
         self._shares = {int(s): share for s, share in plan.settings.get("densities", {}).items()}
         self._sources = {s for d in plan.decisions for s in d.sources}
         self._left_bytes = (plan.budget_bytes or 0) - plan.peak_bytes
+        self._lock = threading.Lock()  # backward may settle encodings on threads of several devices
         self.moved: list[Denser] = []
         self.over: list[Denser] = []
 
@@ -115,52 +117,54 @@ class Room:
             return (
                 self._waited(codec, x, decision, packer) if to_host else PromisedBody(self, codec, x, decision, packer)
             )
-        if self.has(decision, codec, x.numel(), packer.count(x).wait()):
-            return None
-        return self.away(codec, lambda: codec.begin(sent(x)), x.device, decision)
+        found = self.denied(decision, codec, x.numel(), packer.count(x).wait())
+        return None if found is None else self.away(found, codec, lambda: codec.begin(sent(x)), x.device, decision)
 
     def _waited(self, codec: Sparse, x: torch.Tensor, decision: Decision, packer: ExactPacker) -> Body:
         encoded, total = packer.encode_and_wait(codec, x)
-        if not self.has(decision, codec, x.numel(), total):
-            body = self.away(codec, lambda: sent_encoding(encoded), x.device, decision)
+        found = self.denied(decision, codec, x.numel(), total)
+        if found is not None:
+            body = self.away(found, codec, lambda: sent_encoding(encoded), x.device, decision)
             if body is not None:
                 return body
         codec.settle(encoded, total)
         return HostBody(encoded)
 
-    def has(self, decision: Decision, codec: Sparse, n: int, stored: int) -> bool:
-        """Whether a payload of ``stored`` out of n elements fits; if it does, its room is taken."""
+    def denied(self, decision: Decision, codec: Sparse, n: int, stored: int) -> Denser | None:
+        """None where a payload of ``stored`` out of n elements fits, whose room is taken then; else what is to go."""
         found = self._found(decision, n, stored)
         # what packing takes for a moment, beyond what the plan counts of that
         storage = self._graph.storages[decision.storage]
         dtype = dtype_of(storage.dtype)
         planned = round(found.planned * (storage.nbytes // dtype.itemsize))
         passing_bytes = codec.packing_bytes(stored, dtype) - codec.packing_bytes(planned, dtype)
-        fits = found.excess_bytes <= 0 or found.excess_bytes + passing_bytes <= self._left_bytes
-        if fits:
-            self._left_bytes -= max(0, found.excess_bytes)
-        else:
-            self.moved.append(found)
-        return fits
+        with self._lock:
+            fits = found.excess_bytes <= 0 or found.excess_bytes + passing_bytes <= self._left_bytes
+            self._left_bytes -= max(0, found.excess_bytes) if fits else 0
+        return None if fits else found
 
     def away(
-        self, codec: Sparse, send: Callable[[], Encoded], device: torch.device, decision: Decision
+        self, found: Denser, codec: Sparse, send: Callable[[], Encoded], device: torch.device, decision: Decision
     ) -> PartedBody | None:
-        """The storage that has just found no room, on the host; None where the host has none either."""
-        found = self.moved[-1]
+        """The storage of :meth:`denied`, on the host; None where the host has no memory for it either."""
         try:
             with _disable_current_modes():
                 there = send()
-        except RuntimeError:  # out of memory, in PyTorch's words for the CPU's and for pinned memory
-            self.over.append(self.moved.pop())
-            self._left_bytes -= found.excess_bytes
+        except (RuntimeError, MemoryError) as error:
+            if not does_not_fit(error):
+                raise
+            with self._lock:
+                self.over.append(found)
+                self._left_bytes -= found.excess_bytes
             return None
         body = PartedBody(codec, there, device, found.planned_bytes)
         self._notes[decision.storage] = "larger than planned: on the host, so that the budget is kept"
         # What is encoded from now on is let go of earlier in backward, so that it may have the room of this one, unless
         # this one's first reader comes later than its encoding.
-        if not decision.mask and decision.storage not in self._sources:
-            self._left_bytes += max(0, found.planned_bytes - body.use_bytes)
+        with self._lock:
+            self.moved.append(found)
+            if not decision.mask and decision.storage not in self._sources:
+                self._left_bytes += max(0, found.planned_bytes - body.use_bytes)
         return body
 
     def _found(self, decision: Decision, n: int, stored: int) -> Denser:
@@ -216,8 +220,10 @@ class PromisedBody:
             if not encoded.pending or isinstance(self._form, PartedBody):
                 return
             possible = total <= encoded.numel
-            if possible and not self._room.has(self._decision, self._codec, encoded.numel, total):
-                away = self._room.away(self._codec, lambda: sent_encoding(encoded), self._device, self._decision)
+            found = self._room.denied(self._decision, self._codec, encoded.numel, total) if possible else None
+            if found is not None:
+                send = lambda: sent_encoding(encoded)  # noqa: E731
+                away = self._room.away(found, self._codec, send, self._device, self._decision)
                 if away is not None:
                     self._form = away
                     return

@@ -1,11 +1,29 @@
-"""How much of the host's memory is free to be pinned: pinned memory cannot be swapped out, so too much of it ends the
-process, or another one."""
+"""How much of the host's memory is free, and how PyTorch says that there is too little. Pinned memory cannot be swapped
+out, so too much of it ends the process, or another one."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 _KIB = 1024
+NOT_FITTING = (
+    "unable to find an engine",  # cuDNN, FIND or GET
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "out of memory",
+    "can't allocate memory",  # PyTorch's allocator of a CPU
+    "not enough memory",
+)
+"""Parts of the texts with which PyTorch says that something does not fit."""
+
+
+def does_not_fit(error: BaseException) -> bool:
+    """Whether an error says that a device or the host has too little memory for something."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in NOT_FITTING)
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
@@ -40,4 +58,4 @@ def _listed(path: Path, name: str) -> int | None:
     return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), None)
 
 
-__all__ = ["available_bytes"]
+__all__ = ["NOT_FITTING", "available_bytes", "does_not_fit"]

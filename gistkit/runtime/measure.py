@@ -56,39 +56,23 @@ class Measured:
     step_s: float
 
 
-def measured_tasks(
-    graph: SavedGraph,
-    model: torch.nn.Module,
-    args: tuple,
-    kwargs: dict[str, Any] | None = None,
-    *,
-    targets: tuple = (),
-    loss_fn: Callable[..., torch.Tensor] | None = None,
-    repeats: int = 3,
-) -> dict[int, float]:
-    """{task: seconds} of ``graph``, which ``capture(..., backward=True)`` made of this model, for ``cost_table``.
+def measured_step(graph: SavedGraph, model: torch.nn.Module, work: Work, *, repeats: int = 3) -> Measured:
+    """The seconds of every task of ``graph``, which ``capture(..., backward=True)`` made of this model, for
+    ``cost_table``, with the workspace of convolutions and the seconds of the whole step.
 
-    Runs ``repeats`` steps after one to warm up, on a deep copy of the model in plain PyTorch, on the device that model
-    and arguments are on; each task's least time counts. Model, gradients and random states stay as they are. A
-    convolution's two gradients are taken one after the other, as the runtime takes them; a linear's two tasks get half
-    of its backward's time each. Tasks of no call that this step does not have are left out. Synchronises.
+    Runs ``repeats`` steps after two that nobody watches, of which the faster one counts, on a deep copy of the model in
+    plain PyTorch, on the device that model and arguments are on; each task's least time counts. Model, gradients and
+    random states stay as they are. A convolution's two gradients are taken one after the other, as the runtime takes
+    them; a linear's two tasks get half of its backward's time each. Tasks of no call that this step does not have are
+    left out. Synchronises; on CUDA the allocator's peak statistics begin anew.
 
     Raises ValueError for ``repeats`` below 1 or a graph without tasks, PlanMismatchError where the step has not the
     graph's tasks.
     """
-    return measured_step(graph, model, Work(args, kwargs or {}, targets, loss_fn), repeats=repeats).seconds
-
-
-def measured_step(graph: SavedGraph, model: torch.nn.Module, work: Work, *, repeats: int = 3) -> Measured:
-    """:func:`measured_tasks`, with the workspace of convolutions and the seconds of the whole step.
-
-    The steps that nobody watches come first, two of them, of which the faster one counts. On CUDA the allocator's peak
-    statistics begin anew.
-    """
     if repeats < 1:
-        raise ValueError(f"measured_tasks: repeats must be at least 1, got {repeats}; give 3")
+        raise ValueError(f"measured_step: repeats must be at least 1, got {repeats}; give 3")
     if not graph.tasks:
-        raise ValueError("measured_tasks: graph must have tasks, got none; capture the model with backward=True")
+        raise ValueError("measured_step: graph must have tasks, got none; capture the model with backward=True")
     best: dict[int, float] = {}
     workspace_bytes: dict[int, int] = {}
     with untouched_random_states(), torch.enable_grad(), no_autocast_cache():

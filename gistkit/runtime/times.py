@@ -9,7 +9,6 @@ a cuDNN that finds no engine: on a card without memory for a workspace it says t
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,18 +24,8 @@ from gistkit.plan.hardware import Hardware
 from gistkit.plan.part_algorithms import DEFAULT, SWITCHES
 from gistkit.plan.policies.registry import POLICIES
 from gistkit.plan.times import StepTimes, step_fingerprint
+from gistkit.runtime.host_memory import available_bytes, does_not_fit
 from gistkit.runtime.measure import Measured, Work, measured_step
-
-NOT_FITTING = (
-    "unable to find an engine",  # cuDNN, FIND or GET
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "out of memory",
-    "can't allocate memory",  # PyTorch's allocator of a CPU
-    "not enough memory",
-)
-"""Parts of the texts with which PyTorch says that something does not fit."""
-MEMORY_FILE = Path("/proc/meminfo")
 
 
 def step_times(
@@ -49,7 +38,7 @@ def step_times(
     Synchronises. Raises :class:`gistkit.MeasureError` where not even one row fits or a part of the batch does not run,
     PlanMismatchError where the step has not the graph's tasks, and what the step itself raises.
     """
-    parts = _first_parts(graph, hardware, work)
+    parts = _first_parts(graph, hardware)
     while True:
         rows = -(-graph.batch // parts)
         try:
@@ -114,13 +103,6 @@ def _pairs(graph: SavedGraph, hardware: Hardware, parts: int, found: Measured) -
     return {t: (seconds[t], -(-found.workspace_bytes.get(t, 0) * whole // (rows or 1))) for t in convs}
 
 
-def does_not_fit(error: BaseException) -> bool:
-    """Whether an error says that the device has too little memory for something."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in NOT_FITTING)
-
-
 def device_name(*items: Any) -> str:
     """``cpu``, or the name of the CUDA card that the first tensor of some models and nested items is on."""
     device = next((t.device for t in all_tensors(*items)), torch.device("cpu"))
@@ -138,27 +120,18 @@ def all_tensors(*items: Any) -> list[torch.Tensor]:
     return found
 
 
-def _first_parts(graph: SavedGraph, hardware: Hardware, work: Work) -> int:
+def _first_parts(graph: SavedGraph, hardware: Hardware) -> int:
     """In how many parts to try first. A CUDA device refuses by itself what does not fit; a host swaps, or ends the
     process: there plain PyTorch's predicted peak decides."""
     if hardware.async_counts:
         return 1
-    available_bytes, parts = _available_bytes(), 1
-    while available_bytes and 2 * parts <= graph.batch:
+    free_bytes, parts = available_bytes(), 1
+    while free_bytes and 2 * parts <= graph.batch:
         part = scaled(graph, parts)
-        if POLICIES["plain"](part, cost_table(part, hardware)).peak_bytes <= available_bytes:
+        if POLICIES["plain"](part, cost_table(part, hardware)).peak_bytes <= free_bytes:
             break
         parts *= 2
     return parts
-
-
-def _available_bytes() -> int:
-    """Memory of the host that is to be had without swapping; 0 where the system does not say."""
-    try:
-        lines = MEMORY_FILE.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
 
 
 def _first_rows(work: Work, batch: int, rows: int) -> Work:
@@ -204,4 +177,4 @@ def _never_fits(device: str, text: str) -> str:
     )
 
 
-__all__ = ["NOT_FITTING", "all_tensors", "device_name", "does_not_fit", "step_times"]
+__all__ = ["all_tensors", "device_name", "step_times"]
