@@ -80,7 +80,6 @@ class _Probe:
         self, model: torch.nn.Module, loss_fn: Loss, inputs: tuple, targets: Any, cut: Cut, live: LiveBytes
     ) -> None:
         self.inputs, self.targets, self.cut, self.live, self._model = inputs, targets, cut, live, model
-        self._twin: torch.nn.Module | None = None
         self._statistics = GivenStatistics(cut.statistics)
         self._losses = LossParts(loss_fn, targets, cut, self._statistics)
         self._unit = roundoff(tensors_in([list(model.parameters()), inputs]))
@@ -92,12 +91,14 @@ class _Probe:
         dry = dry_run(self._model, slices(self.inputs, 0, 2 * rows), 2 * rows, self._statistics)
         out_bytes = sum(t.numel() * t.element_size() for t in tensors_in(dry.out))
         more_bytes = dry.peak_bytes + 4 * out_bytes + 2 * rows * row_bytes([self.inputs, self.targets])
-        more_bytes += copied_bytes(self._model) if self._twin is None else 0
+        more_bytes += copied_bytes(self._model)
         if self.live.current_bytes + more_bytes <= self.cut.limit_bytes:
             return self._compared(rows)
-        if dry.unproven:
+        alone = dry_run(self._model, slices(self.inputs, 0, rows), rows, self._statistics)
+        unproven = dry.unproven or ("" if dry.numbers == alone.numbers else "the number of rows")
+        if unproven:
             return (
-                f"whether {dry.unproven} makes rows depend on each other must be found out before they are taken in "
+                f"whether {unproven} makes rows depend on each other must be found out before they are taken in "
                 f"sub-batches, and the plan's budget has no room for the {more_bytes} bytes that it takes; plan with a "
                 f"reserve of {self.live.current_bytes + more_bytes - self.cut.limit_bytes} bytes"
             )
@@ -108,9 +109,8 @@ class _Probe:
         return self._loss_differs(list(zip(((a,), (b,), (a, b)), outs, strict=True)), rows)
 
     def _forward(self, *parts: slice) -> Any:
-        self._twin = self._twin or twin(self._model)
         args, kwargs = joined(self.inputs, parts)
-        return called(self._twin, args, kwargs, self._statistics)
+        return called(twin(self._model), args, kwargs, self._statistics)  # what a forward leaves in it goes with it
 
     def _compared(self, rows: int) -> str:
         a, b = slice(0, rows), slice(self.cut.batch - rows, self.cut.batch)

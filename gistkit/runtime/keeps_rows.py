@@ -34,16 +34,16 @@ PIECES = (aten.slice, aten.split, aten.split_with_sizes, aten.chunk)
 
 
 def kept_along(
-    op: Any, args: Sequence[Any], along: int, out: Any, rows: int, rowless: Sequence[torch.Tensor]
+    op: Any, args: Sequence[Any], along: int, out: Any, rows: int, others: Sequence[torch.Tensor]
 ) -> int | None:
     """The dimension of the rows of what ``op`` made of operands whose ``rows`` rows lie along ``along``, but for
-    ``rowless``; None where the rows may depend on each other."""
+    ``others``, which have none; None where the rows may depend on each other."""
     x = args[0]
     if op in IMAGES or op in PAIRED:
-        outer = all(t.dim() < x.dim() or t.shape[0] == 1 for t in rowless) if op in PAIRED else True
+        outer = all(t.dim() < x.dim() or t.shape[0] == 1 for t in others) if op in PAIRED else True
         return 0 if along == 0 and outer else None
     if op in PRODUCTS:
-        return _product(op, args, along, rowless)
+        return _product(op, args, along, others)
     if op in NORMS:  # one image of rows times channels: an instance norm
         return along if along == 1 or (along == 0 and not args[5]) else None
     if op is aten.native_layer_norm:
@@ -55,10 +55,10 @@ def kept_along(
     return _by_dimension(op, args, along, out)
 
 
-def _product(op: Any, args: Sequence[Any], along: int, rowless: Sequence[torch.Tensor]) -> int | None:
+def _product(op: Any, args: Sequence[Any], along: int, others: Sequence[torch.Tensor]) -> int | None:
     place = PRODUCTS[op]
     weights = [t for i, t in enumerate(args) if i != place and isinstance(t, torch.Tensor)]
-    if not all(any(t is w for t in rowless) for w in weights):
+    if not all(any(t is w for t in others) for w in weights):
         return None
     if op is aten.embedding:
         return along

@@ -45,6 +45,8 @@ class Dry:
     peak_bytes: int
     out: Any
     unproven: str
+    numbers: tuple
+    """Of every operator that goes element by element: those that depend on the number of rows make all of it do so."""
 
 
 def dry_run(model: torch.nn.Module, inputs: tuple[tuple, dict], rows: int, statistics: GivenStatistics) -> Dry:
@@ -58,7 +60,9 @@ def dry_run(model: torch.nn.Module, inputs: tuple[tuple, dict], rows: int, stati
         with LiveBytes(timeline=False) as live, watch, statistics:
             out = twin(*fake[0], **fake[1])
     apart = all(watch.of(t) == 0 for t in tensors_in(out))
-    return Dry(live.peak_bytes, out, watch.unproven or ("" if apart else "what the model returns"))
+    return Dry(
+        live.peak_bytes, out, watch.unproven or ("" if apart else "what the model returns"), tuple(watch.numbers)
+    )
 
 
 class RowWatch(TorchDispatchMode):
@@ -67,6 +71,7 @@ class RowWatch(TorchDispatchMode):
     def __init__(self, rows: int, inputs: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self._rows, self.unproven = rows, ""
+        self.numbers: list[tuple] = []
         self._along = WeakIdKeyDictionary()
         for t in inputs:
             if t.dim():
@@ -78,6 +83,9 @@ class RowWatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        if torch.Tag.pointwise in func.tags or "full" in func._schema.name:
+            numbers = [v for v in (*args, *(kwargs or {}).values()) if isinstance(v, int | float)]
+            self.numbers.append((func._schema.name, *numbers))
         if not self.unproven:
             try:
                 along = self._found(func, args, kwargs or {}, out)
@@ -108,7 +116,7 @@ class RowWatch(TorchDispatchMode):
             raise Unproven(name)
         along = found.pop()
         assert along is not None
-        kept = kept_along(op, args, along, out, self._rows, [t for t in given if self.of(t) is None])
+        kept = kept_along(op, args, along, out, self._rows, [t for t in given if self.of(t) in (None, ANY)])
         if kept is None:
             raise Unproven(name)
         return kept
