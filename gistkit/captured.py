@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_flatten
 
 from gistkit.errors import CaptureError
@@ -22,6 +23,7 @@ UNKNOWN_CARD = "h200"
 """Whose rates a card without a preset is given, with its own memory."""
 
 
+@unset_fake_temporarily()  # the caller's mode of fake tensors; a capture has its own
 def step_on(
     caller: str,
     model: torch.nn.Module,
@@ -37,12 +39,12 @@ def step_on(
     """
     _check(caller, model, batch, loss_fn)
     hardware = hardware_of(caller, model, batch, which)
-    if loss_fn is None:
-        return capture(model, batch, backward=True), hardware
-    args, kwargs = spread(batch[0])
-    return capture(model, args, kwargs, backward=True, loss_fn=loss_fn, targets=batch[1:]), hardware
+    args, kwargs = (batch, {}) if loss_fn is None else spread(batch[0])
+    targets = () if loss_fn is None else batch[1:]
+    return capture(model, args, kwargs, backward=True, loss_fn=loss_fn, targets=targets), hardware
 
 
+@unset_fake_temporarily()
 def with_least_rows(graph: SavedGraph, model: torch.nn.Module, batch: tuple, loss_fn: Callable | None) -> SavedGraph:
     """The captured step with its ``least_rows``: some models take another way for a single row, and one that is cut
     along anything but its rows for every part. Asked of 1, 2, 4 ... rows, until one goes as the batch does."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import gistkit
 from gistkit import planning
@@ -96,6 +96,23 @@ def test_real_fake_and_meta_are_planned_alike():
     faked = gistkit.plan(fake, x, t, loss_fn=F.cross_entropy, hardware=H200, budget="75%")
     for other in (there, faked):
         assert (other.decisions, other.choices, other.peak_bytes) == (real.decisions, real.choices, real.peak_bytes)
+
+
+@pytest.mark.parametrize("fidelity", ["bitwise", "reassociated"])
+def test_a_callers_mode_of_fake_tensors_changes_nothing(fidelity):
+    model, x, words = net(), X, {"budget": "90%", "hardware": "cpu", "fidelity": fidelity}
+    expected = gistkit.plan(model, x, **words)
+    with FakeTensorMode():
+        inside = gistkit.plan(model, x, **words)
+        fakes = gistkit.plan(net(), torch.empty(x.shape), **words)
+        assert isinstance(torch.empty(1), FakeTensor)
+    assert inside.decisions == fakes.decisions == expected.decisions
+
+
+def test_a_reserve_as_large_as_the_budget_leaves_nothing():
+    for reserve in (2**60, 2**20):
+        with pytest.raises(gistkit.BudgetError, match=rf"got {reserve} bytes"):
+            gistkit.plan(net(), X, budget=reserve, reserve=reserve)
 
 
 def test_nothing_is_computed_or_changed():

@@ -121,7 +121,7 @@ class Program:
             for key in tie.members:
                 rows.add([(self.column(key), 1.0), (self.column(tie.on), -1.0)], 0.0, 0.0)
         if unit_bytes is not None:
-            self._memory(rows, unit_bytes)
+            self._memory(rows, max(unit_bytes, 1))  # a reserve may leave nothing of a budget
         return rows
 
     def _joined(self, rows: Rows) -> None:
