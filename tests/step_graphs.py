@@ -273,3 +273,11 @@ def _grow(draw, step, values):
         values.append(step.conv(x, draw(st.sampled_from((4, 8))), draw(st.sampled_from((1, 3)))))
     else:
         values.append(step.relu(x))
+
+
+def grow_aside(draw, step, values):
+    """One more operation, at times on an earlier value, whose result nothing may come of."""
+    if draw(st.booleans()):
+        _grow(draw, step, values)
+    else:
+        _grow(draw, step, [draw(st.sampled_from(values))])

@@ -104,12 +104,13 @@ def rerun_between(graph: SavedGraph, chosen: list[Cut], silent: set[int]) -> lis
     ``silent`` storages."""
     boundaries = {c.block for c in chosen}
     starts = [-1, *(c.task for c in chosen)]
-    sources = [_inputs(graph), *((graph.blocks[c.block].storage,) for c in chosen)]
+    sources = [inputs(graph), *((graph.blocks[c.block].storage,) for c in chosen)]
     made: list[Decision] = []
     for block in held(graph):
         segment = sum(block.first > start for start in starts) - 1
         inside = block.first >= 0 and segment < len(chosen) and block.id not in boundaries
-        goes = block.storage >= 0 and block.last < len(graph.tasks) and block.storage not in silent
+        needed = bool(block.uses) or block.holder >= 0  # of a branch that leads nowhere nothing comes back
+        goes = needed and block.storage >= 0 and block.last < len(graph.tasks) and block.storage not in silent
         # of kind parameter: what autocast made of one
         if inside and goes and graph.storages[block.storage].kind == "activation":
             made.append(
@@ -124,6 +125,7 @@ def rerun_between(graph: SavedGraph, chosen: list[Cut], silent: set[int]) -> lis
     return made
 
 
-def _inputs(graph: SavedGraph) -> tuple[int, ...]:
+def inputs(graph: SavedGraph) -> tuple[int, ...]:
+    """Storages of the step's inputs that the forward reads."""
     read = {b for t in graph.tasks if t.phase == FORWARD for b in t.reads}
     return tuple(b.storage for b in graph.blocks if b.kind == "input" and b.id in read and b.storage >= 0)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gistkit.plan.policies.optimal_attempt import NO_PEAK, Attempt
 from gistkit.plan.policies.optimal_program import TOLERANCE, Program
+from gistkit.plan.policies.optimal_search import LINK_WEIGHTS
 
 ROUNDS = 4
 NEAR = 1.05
 """A choice within a twentieth of the bound is near enough for a large problem."""
+HALVINGS = 10
+"""Limits that choices are repaired to, at most: each halves what is between the bound and the least peak, or fails."""
+Reached = tuple[tuple[int, ...], int]
+"""A choice and its simulated peak in bytes."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,8 @@ def least_peak(attempt: Attempt, limit_s: float, room_bytes: int | None = 0, *, 
     """The least peak of one number of sub-batches, within about ``limit_s`` seconds.
 
     ``quick`` (for large problems) takes the sum of what every storage holds at least for the bound where a choice comes
-    near it or fits into ``room_bytes`` (None: any does), and solves no more than the linear relaxation where not.
+    near it or fits into ``room_bytes`` (None: any does), and solves no more than the linear relaxation where not. What
+    that gives, even segments and the seeds are then repaired to lower and lower limits.
     """
     deadline = time.monotonic() + limit_s
     smallest = _peak(attempt, attempt.search.smallest())
@@ -50,12 +56,43 @@ def least_peak(attempt: Attempt, limit_s: float, room_bytes: int | None = 0, *, 
         if better[1] >= reached[1]:
             break
         reached = better
+    if reached[1] > bound + 1:
+        wanted = max(int(NEAR * bound), room_bytes or 0) if quick else bound
+        starts = [reached[0], *attempt.seeds(), *attempt.frames()]
+        reached = _lowered(attempt, starts, reached, wanted, max(deadline, time.monotonic() + limit_s))
     if reached[1] <= bound * (1 + 2 * TOLERANCE) + 1:
         bound = reached[1]  # equal, as far as the program can tell
     return Least(min(bound, reached[1]), *reached)
 
 
-def _peak(attempt: Attempt, taken: Sequence[int]) -> tuple[tuple[int, ...], int]:
+def _lowered(
+    attempt: Attempt, starts: Iterable[Sequence[int]], reached: Reached, wanted: int, deadline: float
+) -> Reached:
+    """The choice of least peak that single steps lead to from any of ``starts``, in search of one of ``wanted`` bytes:
+    repaired to ``wanted``, then to what is halfway to the least so far."""
+    search = attempt.search
+    known = [_clocked(attempt, s) for s in dict.fromkeys(map(tuple, starts)) if attempt.problem.allowed(s)]
+    low, limit = wanted - 1, wanted
+    for _ in range(HALVINGS):
+        known.sort(key=lambda k: k[1])
+        reached = min(reached, *known[:1], key=lambda k: k[1])
+        if reached[1] <= wanted or limit <= low or time.monotonic() > deadline:
+            break
+        tried = (search.repair(k[0], limit, deadline, LINK_WEIGHTS[-1]) for k in known)
+        found = next((t for t in tried if t is not None), None)
+        if found is None:
+            low = limit
+        else:
+            known.append(_clocked(attempt, found))
+        limit = (low + min(reached[1], known[-1][1])) // 2
+    return reached
+
+
+def _clocked(attempt: Attempt, taken: tuple[int, ...]) -> Reached:
+    return taken, attempt.clock(taken)[1]
+
+
+def _peak(attempt: Attempt, taken: Sequence[int]) -> Reached:
     peak = attempt.clock(taken)[1] if attempt.problem.allowed(taken) else NO_PEAK
     if peak == NO_PEAK:
         taken = attempt.search.fastest()  # the least bytes of every group alone contradict each other

@@ -18,7 +18,7 @@ from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import FORWARD, Block
 from gistkit.plan.context import NO_VALUES, StepIndex
 from gistkit.plan.plan import Decision, Plan
-from gistkit.plan.policies.checkpoint import Cut, cuts, evenly, rerun_between
+from gistkit.plan.policies.checkpoint import Cut, cuts, evenly, inputs, rerun_between
 from gistkit.plan.policies.predicted import held
 from gistkit.plan.policies.recompute_plan import Replays
 from gistkit.plan.policies.rules import SMALL_BYTES
@@ -54,11 +54,12 @@ def candidates(
     index: StepIndex, options: Mapping[int, Sequence[Decision]], seeds: Iterable[Plan]
 ) -> tuple[Candidate, ...]:
     """The segments that may run anew, each once. ``options`` by storage say what may come back at all: what may also be
-    kept as it is and is made in the forward."""
+    kept as it is, if that is all that may be done with it, and is made in the forward by no op for itself."""
     graph = index.graph
-    able = {s for s, listed in options.items() if _may_return(index, s, listed)}
-    silent = {index.by_storage[s].id: d[0] for s, d in options.items() if _silent(d) and s in index.by_storage}
     replays = Replays(graph)
+    fixed = replays.own | replays.late
+    able = {s for s, listed in options.items() if s not in fixed and _may_return(index, s, listed)}
+    silent = {index.by_storage[s].id: d[0] for s, d in options.items() if _silent(d) and s in index.by_storage}
     made: dict[tuple, Candidate] = {}
     for sources, storages in (*_of_seeds(seeds), *_between(graph), *_behind_convolutions(index)):
         members = tuple(sorted(able.intersection(storages)))
@@ -66,7 +67,7 @@ def candidates(
         if key in made or sum(index.by_storage[s].nbytes for s in members) < SMALL_BYTES:
             continue
         found = _candidate(index, replays, sources, members, silent)
-        if found is not None and all(graph.blocks[b].storage in options for b in found.segment.needs):
+        if found is not None and all(_is_there(graph, b, options) for b in found.segment.needs):
             made[key] = found
     return tuple(made.values())
 
@@ -78,8 +79,14 @@ def even_plans(graph: SavedGraph) -> tuple[Plan, ...]:
     counts = sorted({min(len(places) + 1, max(2, round(root * share))) for share in COUNTS})
     chosen = [list(places[::length]) for length in FRAMES] + [evenly(graph, places, count) for count in counts]
     replays = Replays(graph)
-    made = (tuple(replays.able(rerun_between(graph, found, replays.late))) for found in chosen if found)
+    silent = replays.own | replays.late
+    made = (tuple(replays.able(rerun_between(graph, found, silent))) for found in chosen if found)
     return tuple(Plan("optimal", graph.fingerprint, decisions, ()) for decisions in made)
+
+
+def _is_there(graph: SavedGraph, block: int, options: Mapping[int, Sequence[Decision]]) -> bool:
+    """Whether a block that is needed is kept in some way, or lives longer than the step."""
+    return graph.blocks[block].storage in options or graph.blocks[block].last >= len(graph.tasks)
 
 
 def _may_return(index: StepIndex, storage: int, listed: Sequence[Decision]) -> bool:
@@ -87,7 +94,7 @@ def _may_return(index: StepIndex, storage: int, listed: Sequence[Decision]) -> b
     if block is None or block.kind != "activation" or block.last >= len(index.graph.tasks) or block.first < 0:
         return False
     kept = any(d.codec == "dense" and d.place == "device" for d in listed)
-    return kept and len(listed) > 1 and bool(index.makers[block.id]) and (bool(block.uses) or block.holder >= 0)
+    return kept and bool(index.makers[block.id]) and (bool(block.uses) or block.holder >= 0)
 
 
 def _silent(listed: Sequence[Decision]) -> bool:
@@ -125,9 +132,11 @@ def _of_seeds(seeds: Iterable[Plan]) -> Iterator[tuple[tuple[int, ...], set[int]
 
 
 def _between(graph: SavedGraph) -> Iterator[tuple[tuple[int, ...], set[int]]]:
-    """Runs of neighbouring parts."""
+    """Runs of neighbouring parts, the first of them from what is put in."""
     places = cuts(graph)
     kept = held(graph)
+    for end in places[: RUNS[-1]]:
+        yield inputs(graph), {b.storage for b in kept if 0 <= b.first <= end.task and b.id != end.block}
     for length in RUNS if len(places) <= MANY_PLACES else RUNS[:2]:
         step = 1 if len(places) <= FEW_PLACES else length
         for i in range(0, len(places) - length, step):
