@@ -1,6 +1,7 @@
 """step in sub-batches: rows that depend on each other, and losses that do not add up, are refused beforehand."""
 
 import copy
+import gc
 import random
 import warnings
 
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
+from gistkit.runtime.adds_up import Cut, check_parts
 from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.row_wise import dry_run
 from gistkit.runtime.steady import GivenStatistics
@@ -260,6 +262,28 @@ def test_asking_stays_within_the_budget(share):
     plan = planned(model, int(low * (1 + share)), x, t)
     assert peak(model, plan, x, t) <= plan.budget_bytes
     assert peak(model, plan, x, t, sub_batches=8) <= plan.budget_bytes
+
+
+def test_nothing_of_it_is_left_when_the_parts_begin():
+    model, (x, t) = Deep(nn.BatchNorm2d(8).eval()), images()
+    nn.init.zeros_(model[-1].weight)
+    twin = gistkit.compress(model, planned(model, "90%", x, t))
+    held = []
+
+    def loss_fn(out, t):
+        held.append(live.current_bytes)
+        return F.cross_entropy(out, t)
+
+    gc.collect()
+    gc.disable()
+    try:
+        with LiveBytes(timeline=False) as live:
+            live.track(twin, x, t)
+            before = live.current_bytes
+            check_parts(twin, loss_fn, ((x,), {}), t, Cut((0, 4, 8), "mean"))
+            assert max(held) > before == live.current_bytes
+    finally:
+        gc.enable()
 
 
 def test_losses_are_looked_at_without_room_for_a_forward():

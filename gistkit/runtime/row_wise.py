@@ -29,6 +29,8 @@ aten = torch.ops.aten
 ANY = -1
 """The rows of constants and random numbers: along any dimension, or none."""
 CONSTANT = ("empty", "zeros", "ones", "full", "scalar_tensor", "bernoulli", "rand", "uniform", "normal")
+UNTAGGED = ("hardswish", "hardswish_", "log_sigmoid_forward", "rsub", "masked_fill", "masked_fill_", "copy_")
+"""Element by element like those that PyTorch tags so."""
 FACTORIES = ("empty", "zeros", "ones", "full", "rand", "new_")
 """Which read nothing of their operands but the shape."""
 
@@ -83,9 +85,10 @@ class RowWatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if torch.Tag.pointwise in func.tags or "full" in func._schema.name:
+        name = func._schema.name.split("::")[1]
+        if torch.Tag.pointwise in func.tags or name in UNTAGGED or "full" in name:
             numbers = [v for v in (*args, *(kwargs or {}).values()) if isinstance(v, int | float)]
-            self.numbers.append((func._schema.name, *numbers))
+            self.numbers.append((name, *numbers))
         if not self.unproven:
             try:
                 along = self._found(func, args, kwargs or {}, out)
@@ -109,7 +112,7 @@ class RowWatch(TorchDispatchMode):
             return ANY if having or made else None
         if name.startswith(FACTORIES):
             return ANY
-        if torch.Tag.pointwise in func.tags or name == "copy_":
+        if torch.Tag.pointwise in func.tags or name in UNTAGGED:
             return self._elementwise(name, given, out)
         found = {self.of(t) for t in having} - {ANY}
         if len(found) > 1:
@@ -121,8 +124,9 @@ class RowWatch(TorchDispatchMode):
             raise Unproven(name)
         return kept
 
-    def _elementwise(self, name: str, given: list[torch.Tensor], out: torch.Tensor) -> int:
+    def _elementwise(self, name: str, given: list[torch.Tensor], out: Any) -> int:
         """What broadcasts: rows meet rows, and nothing else has any there."""
+        out = next(tensors_in(out))
         at = {self.of(t) + out.dim() - t.dim() for t in given if self.of(t) not in (None, ANY)}  # type: ignore[operator]
         if len(at) > 1 or (name.endswith("_") and self.of(given[0]) in (None, ANY)):
             raise Unproven(name)

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gistkit.graph.capture import no_autocast_cache, untouched_random_states
 from gistkit.graph.ledger import tensors_in
+from gistkit.runtime.attach import compressed_forward, restore
 
 OFF = {"dropout_p": 0.0, "dropout": 0.0, "train": False, "training": False}
 """Arguments of operators that draw random numbers, by which they draw none."""
@@ -98,7 +99,11 @@ def twin(model: torch.nn.Module) -> torch.nn.Module:
                 memo[id(t)] = _noise(t) if noise else t.detach().clone()
             else:
                 memo[id(t)] = t
-    return copy.deepcopy(model, memo)
+    copied = copy.deepcopy(model, memo)
+    for module in copied.modules():
+        if compressed_forward(module) is not None:  # which knows its model: a cycle, that waits for the collector
+            restore(module)
+    return copied
 
 
 def copied_bytes(model: torch.nn.Module) -> int:
@@ -116,7 +121,7 @@ def tensors_of(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, bool]]:
                     found.add(id(t))
                     own = not t.requires_grad
                     if isinstance(t, torch.nn.Parameter):
-                        own = name != "bias" and t.is_floating_point() and not t.any()
+                        own = not name.endswith("bias") and t.is_floating_point() and not t.any()
                     yield t, own
 
 
