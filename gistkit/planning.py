@@ -59,6 +59,9 @@ def plan(
     activations, stashes, decoded copies, workspace, what the device's libraries hold (``Hardware.libraries_bytes``),
     and ``reserve`` for what the planner cannot see (optimiser state, another model). Bytes or ``"12GiB"``,
     ``"800MB"``, or ``"60%"`` of what plain PyTorch needs, reserve included. None sets no limit: the fastest step.
+    The step is taken to begin with ``.grad`` None. One that adds to the gradients of earlier steps, or zeros them in
+    place, holds all of them from its beginning: give it the bytes of the trainable parameters as ``reserve`` more. A
+    plan of several sub-batches has them in already, as these accumulate.
     ``policy`` is ``optimal`` or one of the papers' (``plain``, ``gist``, ``vdnn-all``, ``vdnn-conv``, ``vdnn-dyn``,
     ``vdnn+``, ``modnn``, ``cdma``, ``checkpoint``). ``fidelity`` is the class of moves that may be used: ``bitwise``,
     or ``reassociated`` (sums in another order); ``lossy="fp8"`` (``fp16``, ``fp10``, their scaled forms) implies the

@@ -26,6 +26,7 @@ from gistkit.plan.plan import Plan
 from gistkit.runtime.adds_up import REMEDIES, Cut, check_parts
 from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.inputs import batch_size, check_rows, row_bytes, rows, spread
+from gistkit.runtime.recompute_state import AUTOCAST_DEVICES
 from gistkit.runtime.signature import signature
 
 PER_SUB_BATCH = "per_sub_batch"
@@ -65,8 +66,9 @@ def step(
     beside them or with their number, in two to twice a part's rows, and losses that are not the mean, or sum, of their
     parts, for every part's targets. Not noticed is what half the digits of the coarsest type in use do not show, what
     couples only more rows than those, or rows that are not alike where these are, what takes another way in a later
-    step, and what backward alone couples. ``loss_fn`` and hooks are called for it, too. What cannot be asked (a model
-    that cannot be copied, a forward that needs gradients, no room within the plan's budget) is a UserWarning.
+    step, and what backward alone couples. ``loss_fn`` and hooks are called for it, too. Where a plan's budget has no
+    room for two rows, operators that may couple rows are refused, with the ``reserve`` to plan with. What cannot be
+    asked (a model that cannot be copied, a forward that needs gradients) is a UserWarning behind the step.
     ``check=False`` takes the parts for what they give.
 
     Raises ValueError or TypeError for arguments that make no sense, for tensors that cannot be cut, for batch norms
@@ -156,6 +158,9 @@ def _part(
         raise ValueError(f"step: loss_fn must return a tensor with one element, got {got}; take its mean or sum")
     if weight is not None:
         loss = loss * weight
+    if any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES)):
+        # the casts of weights, which a loop that leaves its autocast context before backward lets go of here
+        torch.clear_autocast_cache()
     loss.backward()
     return loss.detach()
 
