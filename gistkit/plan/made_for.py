@@ -26,9 +26,15 @@ def made_for(graph: SavedGraph, sub_batches: int = 1) -> dict[str, Any]:
     return {
         "training": graph.training,
         "state": [[t.name, t.dtype, list(t.shape), t.requires_grad] for t in graph.state],
-        "calls": [[call.op, call.module, geometry(call)] for call in graph.calls],
+        "calls": _calls(graph),
         "bytes": [s.nbytes for s in part.storages],
     }
+
+
+def _calls(graph: SavedGraph) -> list[list]:
+    """The calls that make, keep or overwrite something; others only look, some of them at how the step is watched."""
+    acting = (call for call in graph.calls if call.covered >= 0 or call.writes or call.saves)
+    return [[call.op, call.module, geometry(call)] for call in acting]
 
 
 def geometry(call: Call) -> dict[str, Any]:
@@ -71,7 +77,7 @@ def check_forward(record: dict[str, Any], graph: SavedGraph) -> None:
     is another or has other strides, kernels and the like, or the first storage that is larger."""
     if not record:
         return
-    told = [[call.op, call.module, geometry(call)] for call in graph.calls]
+    told = _calls(graph)
     for i, (planned, now) in enumerate(zip(record["calls"], told, strict=False)):
         if (planned[0], planned[2]) != (now[0], now[2]):
             raise PlanMismatchError(_call(i, *planned), _call(i, *now), AGAIN)
