@@ -1,11 +1,17 @@
 """Budgets kept to the byte in bf16, fp16 and under autocast."""
 
+import contextlib
+import copy
+import functools
+import gc
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import gistkit
+from gistkit.runtime.live import LiveBytes
 from tests.peaks import peaks_of
 
 LAST = torch.channels_last
@@ -14,7 +20,7 @@ LAST = torch.channels_last
 class Residual(nn.Module):
     """relu(BN(x) + BN(y)) and relu(BN(x) + x), whose outputs two convolutions read."""
 
-    def __init__(self, features=16):
+    def __init__(self, features=8):
         super().__init__()
         self.convs = nn.ModuleList(nn.Conv2d(i, features, 3, padding=1) for i in (3, *[features] * 3))
         self.norms = nn.ModuleList(nn.BatchNorm2d(features) for _ in range(4))
@@ -27,14 +33,14 @@ class Residual(nn.Module):
         return self.convs[3](z).sum()
 
 
-def turned(x):
-    """The maps turned, which is neither contiguous nor channels_last to a batch norm."""
-    return x.transpose(2, 3)
-
-
-@pytest.mark.parametrize("stats", ["float32", "its own"])
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("dtype", "layout", "stats"),
+    [
+        (torch.bfloat16, "contiguous", "float32"),
+        (torch.bfloat16, "channels_last", "its own"),
+        (torch.float16, "contiguous", "its own"),
+    ],
+)
 def test_rebuilds_in_low_precision_keep_the_plan_to_the_byte(dtype, layout, stats):
     """PyTorch's operators make fp32 copies there: of blocks of a tensor, which the plan counts."""
     torch.manual_seed(0)
@@ -53,3 +59,82 @@ def test_rebuilds_in_low_precision_keep_the_plan_to_the_byte(dtype, layout, stat
             assert any(d.codec == "rebuild" for d in plan.decisions), [d.codec for d in plan.decisions]
         peaks = peaks_of(model, plan, x)
         assert 0.98 * plan.peak_bytes <= peaks[1] <= max(peaks) <= plan.peak_bytes, policy
+
+
+def block(*layers):
+    return lambda: nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+
+
+MIXED = {
+    "conv": block(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()),
+    "batch norm, pool": block(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.MaxPool2d(2)),
+    "linear": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(768, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5)
+    ),
+    "one weight twice": lambda: Twice(),
+}
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.again, self.last = nn.Linear(768, 96), nn.Linear(96, 96), nn.Linear(96, 5)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x.flatten(1)))
+        return self.last(torch.relu(self.again(torch.relu(self.again(x)))))
+
+
+class Inside(nn.Module):
+    """A model that opens the autocast context itself."""
+
+    def __init__(self, model, dtype):
+        super().__init__()
+        self.model, self.dtype = model, dtype
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=self.dtype):
+            return self.model(x)
+
+
+def stepped(model, x, y, context, how):
+    """Peaks of two steps in an autocast context."""
+    peaks = []
+    for _ in range(2):
+        model.zero_grad(set_to_none=True)
+        gc.collect()
+        with LiveBytes(timeline=False) as live:
+            live.track(model, x, y)
+            if how == "step":
+                with context():
+                    loss = gistkit.step(model, F.cross_entropy, x, y)
+            else:
+                with context():
+                    out = model(x)
+                    loss = F.cross_entropy(out, y)
+                del out
+                loss.backward()
+        peaks.append(live.peak_bytes)
+        del loss
+    return peaks
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("how", ["loop", "step", "inside"])
+@pytest.mark.parametrize("name", MIXED)
+def test_budgets_count_the_casts_that_autocast_holds(name, how, dtype):
+    """In a loop that leaves the context before backward, in gistkit.step, and where the model opens it itself."""
+    torch.manual_seed(0)
+    model, x, y = MIXED[name](), torch.randn(4, 3, 16, 16), torch.arange(4)
+    context = contextlib.nullcontext if how == "inside" else functools.partial(torch.autocast, "cpu", dtype=dtype)
+    model = Inside(model, dtype) if how == "inside" else model
+    ask = {"loss_fn": F.cross_entropy, "density": 1.0}
+    with context():
+        plain = gistkit.plan(model, x, y, policy="plain", **ask)
+        with pytest.raises(gistkit.BudgetError) as refused:
+            gistkit.plan(model, x, y, budget=1, **ask)
+        plan = gistkit.plan(model, x, y, budget=refused.value.least_bytes["bitwise"], **ask)
+    assert stepped(copy.deepcopy(model), x, y, context, how) == [plain.peak_bytes] * 2
+    peaks = stepped(gistkit.compress(copy.deepcopy(model), plan), x, y, context, how)
+    assert max(peaks) <= plan.peak_bytes
+    assert peaks[1] >= 0.99 * plan.peak_bytes

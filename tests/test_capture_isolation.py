@@ -23,13 +23,27 @@ from tests.graphs import (
 )  # fmt: skip
 
 
-def test_fake_weights_do_not_stay_in_the_autocast_cache():
+@pytest.mark.parametrize("fake", [True, False])
+def test_copied_weights_do_not_stay_in_the_autocast_cache(fake):
+    """Casts of fake weights may until the context is left: they are no memory. Of real ones none enters."""
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+
+    def left():
+        found = [t for t in gc.get_objects() if type(t) in (FakeTensor, torch.Tensor) and t.shape == (64, 64)]
+        return [t for t in found if type(t) is FakeTensor or t.dtype == torch.bfloat16]
+
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        capture(model, (torch.randn(64, 64),))
+        x = torch.randn(1, 64)
+        before = model[0](x).grad_fn
+        capture(model, (x,), fake=fake)
         gc.collect()
-        assert not [t for t in gc.get_objects() if type(t) is FakeTensor and t.shape == (64, 64)]
+        assert fake or not left()
         assert torch.is_autocast_cache_enabled()
+        bias_cast = model[0](x).grad_fn.next_functions[0][0]
+        assert bias_cast is before.next_functions[0][0]  # the caller's own casts are still there
+    del before, bias_cast
+    gc.collect()
+    assert not left()
 
 
 def test_the_model_and_the_random_states_stay_untouched():

@@ -72,7 +72,9 @@ def capture(
     _refuse(model)
     mode = _fakes(model) if fake else None
     try:
-        with untouched_random_states(), torch.enable_grad(), no_autocast_cache():
+        # casts of fake weights in the caller's autocast cache are memory to nobody; those of a real copy's would be
+        cache = no_autocast_cache() if mode is None else contextlib.nullcontext()
+        with untouched_random_states(), torch.enable_grad(), cache:
             twin = _twin(model, mode, backward or on_cpu)
             inputs = _inputs((tuple(args), dict(kwargs or {}), tuple(targets)), mode, backward or on_cpu)
             if mode is not None and backward:
@@ -199,7 +201,7 @@ def _input(t: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
 
 @contextlib.contextmanager
 def no_autocast_cache() -> Iterator[None]:
-    """Casts of fake weights must not enter the caller's autocast cache."""
+    """Casts of a copy's weights must not enter the caller's autocast cache, which would hold them."""
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:

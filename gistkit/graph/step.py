@@ -150,7 +150,7 @@ class _Builder:
         end = len(self.tasks)
         if item.first < 0:
             return BEFORE, end
-        outlives = item.ref.cdata in self.gradients or not item.ref.expired()
+        outlives = item.ref.cdata in self.gradients or not (item.cast or item.ref.expired())
         first = self.first_task[item.first]
         span = self.tracer.spans[item.first]
         if self.last_task[item.first] > first and not self._of_weight(item) and item.id in span.writes:

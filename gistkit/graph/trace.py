@@ -49,6 +49,8 @@ class Seen:
     last: int = -1
     stand_in: int | None = None
     unpacked: int = -1
+    cast: bool = False
+    """Made by autocast of a weight, for its cache to hold while the context is open."""
 
 
 @dataclass
@@ -132,6 +134,13 @@ class Tracer(TorchDispatchMode):
         if self.phase != "backward":  # by the forward itself, or by the loss, which lets go of the model's result
             self.dropped[storage] = len(self.spans) - 1
 
+    def autocast_ends(self) -> None:
+        """The autocast context around the forward is left here, as in a training loop, and its cache of casts with it;
+        in the capture that context is the caller's, and stays open."""
+        self._poll()
+        for cdata in [c for c, item in self._live.items() if item.cast]:
+            self._gone(cdata)
+
     def finish(self) -> None:
         """Close the last span."""
         self._poll()
@@ -181,6 +190,12 @@ class Tracer(TorchDispatchMode):
                 self._fresh[known.ref.cdata] = known
         return known
 
+    def _note_cast(self, weight: torch.Tensor, lowered: torch.Tensor) -> None:
+        """Autocast caches the casts of fp32 leaves that require gradients."""
+        of = self._note(weight, first=-1)
+        if of.first < 0 and of.stand_in is None and weight.requires_grad and weight.dtype == torch.float32:
+            self._note(lowered, first=-1).cast = lowered.element_size() < weight.element_size()
+
     def _poll(self) -> int:
         """Bytes of what lives now; what has died lived until the end of the present span."""
         expired, now = torch.UntypedStorage._expired, len(self.spans) - 1  # asked 10,000,000 times for 1,000 layers
@@ -210,6 +225,8 @@ class Tracer(TorchDispatchMode):
         out = self.run(span, func, args, kwargs)
         outputs = list(_tensors(out))
         made = {self._note(t, first=len(self.spans) - 1).id: t for t in outputs}
+        if func is _aten._to_copy.default and self.phase != "backward" and torch.is_autocast_cache_enabled():
+            self._note_cast(inputs[0], out)
         if func in _REDUCED and isinstance(out, torch.Tensor) and out.dim() == 0:
             elements = torch.broadcast_shapes(*(t.shape for t in inputs)).numel()
             self._note(out, first=-1).nbytes = elements * out.element_size()

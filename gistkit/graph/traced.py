@@ -44,6 +44,7 @@ def traced_step(
         tracer.active, tracer.phase = True, "loss"
         loss = loss_of(out, targets, loss_fn)
         del out
+        tracer.autocast_ends()
         if not loss.requires_grad:
             raise CaptureError(
                 "the loss needs no gradient: no parameter requires one, or the loss does not depend on any"

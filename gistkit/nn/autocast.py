@@ -24,12 +24,14 @@ def cast(op: str, device_type: str, *tensors: torch.Tensor | None) -> tuple[Any,
 
     Casts floating-point tensors of that device, float64 left alone, to the autocast dtype, differentiably; None stays.
     A fp32 leaf that requires gradients is cast once an autocast region, whoever uses it, for the cast comes from
-    PyTorch's own cache: the gradients of its uses are added in the lower precision. Does not synchronise.
+    PyTorch's own cache: the gradients of its uses are added in the lower precision. The last is cast first, as
+    PyTorch's builds do it: backward comes to the casts in the other order, and so frees narrow gradients in PyTorch's.
+    Does not synchronise.
     """
     if op not in LOWERED or not torch.is_autocast_enabled(device_type):
         return tensors
     dtype = torch.get_autocast_dtype(device_type)
-    return tuple(_cast(x, dtype, device_type) for x in tensors)
+    return tuple([_cast(x, dtype, device_type) for x in reversed(tensors)][::-1])
 
 
 def _cast(x: torch.Tensor | None, dtype: torch.dtype, device_type: str) -> torch.Tensor | None:
