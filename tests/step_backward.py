@@ -100,7 +100,7 @@ def _node(run, op, call, operands, result, dy):
     x = operands[0]
     if op in ("conv2d", "linear"):
         _product(run, op, call, operands, dy)
-    elif op == "add":
+    elif op in ("add", "cat"):  # the latter's are views of the sum's gradient
         task = run.task(call, dy, ())
         for operand in operands:
             if run.key(operand) in run.trained:

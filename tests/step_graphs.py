@@ -14,7 +14,7 @@ from gistkit.graph.saved import Call, Save, SavedGraph, SavedStorage, Value
 from gistkit.graph.tasks import BEFORE, Block, ConvShape, Task, Use
 from tests.step_backward import backward
 
-ITEM_BYTES = 4
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int64": 8}
 WINDOW = {"stride": [2, 2], "padding": [0, 0], "dilation": [1, 1], "ceil_mode": False}
 
 
@@ -37,15 +37,16 @@ class Life:
 class Step:
     """A step under construction; every method adds one call and returns the id of the value that it made."""
 
-    def __init__(self, batch=2):
-        self.batch = batch
+    def __init__(self, batch=2, dtype="float32"):
+        self.batch, self.dtype = batch, dtype
         self.calls, self.storages, self.values, self.tasks, self.lives, self.nodes = [], [], [], [], [], []
         self.covered = 0
 
-    def storage(self, shape, kind="activation", dtype="float32"):
-        size = 8 if dtype == "int64" else ITEM_BYTES
+    def storage(self, shape, kind="activation", dtype=""):
+        dtype = dtype or self.dtype
+        nbytes = prod(shape) * ITEM_BYTES[dtype]
         producer = len(self.calls) if kind == "activation" else -1
-        self.storages.append(SavedStorage(len(self.storages), prod(shape) * size, dtype, shape, kind, producer))
+        self.storages.append(SavedStorage(len(self.storages), nbytes, dtype, shape, kind, producer))
         s = self.storages[-1]
         life = {"parameter": "weight", "buffer": "buffer"}.get(kind, kind)
         first = BEFORE if producer < 0 else producer
@@ -161,6 +162,12 @@ class Step:
         y = self.storage(self.shape(a))
         return self._call("add", (a, b), (y,), options={"alpha": 1, "inplace": False})
 
+    def cat(self, a, b):
+        """Of channels."""
+        n, c, *plane = self.shape(a)
+        y = self.storage((n, c + self.shape(b)[1], *plane))
+        return self._call("cat", (a, b), (y,), options={"dim": 1}, covered=False)
+
     def flatten(self, x):
         old, shape = self.values[x], self.shape(x)
         y = self.value(old.storage, (shape[0], prod(shape[1:])), old.version, len(self.calls))
@@ -234,16 +241,18 @@ def forked(blocks=2, channels=4, size=16, batch=2):
 
 
 @st.composite
-def step_graphs(draw, max_tensors=8, size=16, grown=False):
+def step_graphs(draw, max_tensors=8, size=16, grown=False, varied=False):
     """Steps with at most ``max_tensors`` (at least 3) activations and inputs kept for backward, statistics of a batch
     norm not counted. Forks come from additions of an earlier value. ``grown``: with as many tensors as may be (bar one,
-    or two where the last operations keep none)."""
-    step = Step(draw(st.integers(1, 3)))
+    or two where the last operations keep none). ``varied``: in bf16 too, with concatenations and operations that
+    nothing comes of."""
+    step = Step(draw(st.integers(1, 3)), draw(st.sampled_from(tuple(ITEM_BYTES)[: 1 + varied])))
+    grow = _grow_varied if varied else _grow
     values = [step.conv(step.input(3, size, size), draw(st.sampled_from((4, 8))))]
     for _ in range(2 * max_tensors if grown else draw(st.integers(1, 2 * max_tensors))):
         if tensors(step) + 2 > max_tensors:
             break
-        _grow(draw, step, values)
+        grow(draw, step, values)
     return step.finish(values[-1])
 
 
@@ -273,6 +282,16 @@ def _grow(draw, step, values):
         values.append(step.conv(x, draw(st.sampled_from((4, 8))), draw(st.sampled_from((1, 3)))))
     else:
         values.append(step.relu(x))
+
+
+def _grow_varied(draw, step, values):
+    """:func:`grow_aside` or a concatenation."""
+    x = values[-1]
+    same = [v for v in values if step.shape(v)[2:] == step.shape(x)[2:]]
+    if draw(st.integers(0, 3)) == 0:
+        values.append(step.cat(x, draw(st.sampled_from(same))))
+    else:
+        grow_aside(draw, step, values)
 
 
 def grow_aside(draw, step, values):

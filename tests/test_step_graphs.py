@@ -8,7 +8,8 @@ from gistkit.plan.policies.gist import gist
 from tests.step_graphs import chain, forked, pooled, step_graphs
 
 
-def check(graph):
+def check(graph, dead=False):
+    """``dead``: something may be saved that no backward task needs."""
     end = len(graph.tasks)
     assert [t.index for t in graph.tasks] == list(range(end))
     assert [b.id for b in graph.blocks] == list(range(len(graph.blocks)))
@@ -17,7 +18,8 @@ def check(graph):
         assert -1 <= block.first <= block.last <= end
         assert (block.id in made) == (block.kind in ("activation", "gradient", "weight_gradient"))
         if block.saved >= 0:
-            assert block.first <= block.saved <= block.holder
+            assert block.first <= block.saved
+            assert block.saved <= block.holder or (dead and block.holder < 0 and not block.uses)
             assert all(block.saved < u.task <= block.holder for u in block.uses)
     for task in graph.tasks:
         for block in (graph.blocks[b] for b in task.reads + task.writes):
@@ -32,6 +34,12 @@ def check(graph):
 @pytest.mark.parametrize("build", [chain, pooled, forked])
 def test_networks_are_consistent(build):
     check(build())
+
+
+@given(step_graphs(8, varied=True))
+@settings(deadline=None, max_examples=40, derandomize=True)
+def test_varied_steps_are_consistent(graph):
+    check(graph, dead=True)
 
 
 @given(step_graphs(8))
