@@ -27,7 +27,7 @@ def geometry(x: torch.Tensor) -> Geometry:
 @dataclass(frozen=True)
 class Operand:
     """A tensor among a call's arguments: ``storage`` of the graph that the segment makes itself, or a hold, by its
-    number, on one that it does not."""
+    number, on one that it does not. One tensor given twice is one operand: attention goes by whether key is value."""
 
     storage: int
     hold: int

@@ -6,7 +6,7 @@ is told by its storage and geometry, so views need no replay. What nobody wants 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -98,13 +98,14 @@ class _Replay:
             old = self._there["made", storage]
             self._there["made", storage] = whole(old).clone()
             self._given.discard(storage)
-        leaves = [self._argument(leaf) for leaf in call.leaves]
+        given = {id(leaf): self._argument(leaf) for leaf in call.leaves}
+        leaves = [given[id(leaf)] for leaf in call.leaves]
         if call.random:
             set_random(call.random)
         with autocast(call.autocast), switched(call.switch):
             result, packed = _with_packs(call, leaves) if call.packs else (_call(call, leaves), {})
         first = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), None)
-        del leaves
+        del leaves, given
         self._keep_results(call, result)
         for number, storage in call.packs.items():
             if number not in packed:
@@ -152,6 +153,11 @@ def _call(call: Written, leaves: list[Any]) -> Any:
     return call.func(*args, **kwargs)
 
 
+def _operands(leaves: list[Any], call: Written) -> Iterator[tuple[torch.Tensor, Operand]]:
+    pairs = zip(leaves, call.leaves, strict=True)
+    return ((leaf, known) for leaf, known in pairs if isinstance(known, Operand))
+
+
 def _never(_: None) -> torch.Tensor:
     raise ReplayError("the graph of a call that ran anew has no backward")
 
@@ -168,10 +174,8 @@ def _with_packs(call: Written, leaves: list[Any]) -> tuple[Any, dict[int, torch.
             packed[count] = t.detach()
         count += 1
 
-    live = [
-        leaf.detach().requires_grad_(known.requires_grad) if isinstance(known, Operand) else leaf
-        for leaf, known in zip(leaves, call.leaves, strict=True)
-    ]
+    own = {id(k): leaf.detach().requires_grad_(k.requires_grad) for leaf, k in _operands(leaves, call)}
+    live = [own.get(id(known), leaf) for leaf, known in zip(leaves, call.leaves, strict=True)]
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, _never):
         return _call(call, live), packed
 

@@ -190,8 +190,11 @@ class Tape:
         without = _running_statistics(call, func, args, kwargs)
         leaves, spec = tree_flatten((args, kwargs))
         made: list[Any] = []
+        once: dict[int, Operand] = {}
         for leaf in leaves:
-            if isinstance(leaf, torch.Tensor) and id(leaf) not in without:
+            if id(leaf) in once:
+                made.append(once[id(leaf)])
+            elif isinstance(leaf, torch.Tensor) and id(leaf) not in without:
                 storage = known.get(id(leaf), -1)
                 hold = -1
                 if storage in plan.inside:
@@ -199,7 +202,8 @@ class Tape:
                 else:
                     hold = len(segment.holds) + len(outside)
                     outside.append((leaf, storage))
-                made.append(Operand(storage, hold, geometry(leaf), leaf.dtype, leaf.requires_grad))
+                once[id(leaf)] = Operand(storage, hold, geometry(leaf), leaf.dtype, leaf.requires_grad)
+                made.append(once[id(leaf)])
             elif isinstance(leaf, torch.Tensor) or isinstance(leaf, PLAIN):
                 made.append(None if isinstance(leaf, torch.Tensor) else leaf)
             elif isinstance(leaf, torch.Generator):

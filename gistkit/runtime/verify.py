@@ -51,12 +51,13 @@ def blocks(x: torch.Tensor, nbytes: int) -> Iterator[Block]:
 
 
 class Digest:
-    """The digests of a tensor's rows, where its rows lie one after the other, else of all of it; kept on the host.
+    """The digests of a tensor's rows, where its rows lie one after the other, else of all of it, as of a flat one;
+    kept on the host.
 
     Making and comparing synchronise with the device."""
 
     def __init__(self, x: torch.Tensor) -> None:
-        in_order = x.dim() > 0 and x.numel() > 0 and x.stride(0) * x.shape[0] == x.numel()
+        in_order = x.dim() > 1 and x.numel() > 0 and x.stride(0) * x.shape[0] == x.numel()
         self.rows = x.shape[0] if in_order else 1
         self._columns = max(1, part_bytes(x.numel() * x.element_size()) // WORD_BYTES // self.rows)
         self._words = _words(x, self.rows, self._columns)
