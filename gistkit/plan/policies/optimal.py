@@ -65,9 +65,10 @@ def optimal(
     without segments and whole seeds. ``rivals`` are asked at last, each for its plan if it may take fewer seconds
     (infinite: none was found), which is taken whole if it is faster: for seeds that are slow to make. One that raises
     TimeoutError is named in ``settings["not_compared"]``: of the policies there, nothing is promised. After about
-    ``time_limit_s`` seconds (None: by the size of the step) the best plan found is returned; ``Plan.gap`` is
-    (step - bound) / step, the bound over all that is offered. Raises BudgetError, with the least peak found for the
-    class, where nothing fits; ValueError for an unknown class or format or a graph without tasks.
+    ``time_limit_s`` seconds (None: by the size of the step; half as long again, 2 s at most, where the gap is above a
+    tenth) the best plan found is returned; ``Plan.gap`` is (step - bound) / step, the bound over all that is offered.
+    Raises BudgetError, with the least peak found for the class, where nothing fits; ValueError for an unknown class or
+    format or a graph without tasks.
     """
     check_fidelity(fidelity, lossy)
     told = costs.tells_algorithms(fidelity) if algorithms is None else algorithms

@@ -25,6 +25,10 @@ ENOUGH = 1e-4
 """A gap, or what another round gains, that is worth no more time: relative to the step."""
 SEARCH_SHARE = 0.3
 """Share of the time that a search gets at least, however long it took to get there."""
+WORTH, MORE_SHARE, MORE_S = 0.1, 0.5, 2.0
+"""With a gap above WORTH the search goes on from the best plan for so much of its time again, at most MORE_S seconds:
+at the least budgets 4 s are too short for most steps (ResNet-50 on an H200: 74.4 -> 68.1 ms; on a Titan X 778 -> 757).
+"""
 PEAK_SHARE = 0.2
 """Share of the time for the least peak, which every plan reports."""
 
@@ -112,7 +116,14 @@ class Planning:
                 best is None or parts * outcome.seconds < best[0].parts * best[1].seconds
             ):
                 best = (attempt, outcome)
-        return (None if best is None else (*best, bound_s)), least
+        if best is None:
+            return None, least
+        attempt, outcome = best
+        if attempt.parts * outcome.seconds * (1 - WORTH) > bound_s and outcome.taken is not None:
+            until = time.monotonic() + min(MORE_SHARE * limit, MORE_S)
+            taken, seconds = improve(attempt.search, [(outcome.taken, outcome.seconds)], budget_bytes, until)
+            outcome = replace(outcome, taken=taken, seconds=seconds)
+        return (attempt, outcome, bound_s), least
 
     @property
     def floor_s(self) -> float:
