@@ -20,8 +20,8 @@ def scaled(graph: SavedGraph, parts: int) -> SavedGraph:
     """The step of the largest of ``parts`` sub-batches: ``ceil(batch / parts)`` of ``batch`` rows, sizes rounded up.
 
     A tensor counts as made of rows where its first or second dimension is a multiple of the batch; a gradient map, of
-    which no shape is known, always; a weight gradient of which the parameter gets a copy, never. Raises ValueError
-    unless 1 <= parts <= batch.
+    which no shape is known, always; a weight gradient, also one of which the parameter gets a copy, never. Raises
+    ValueError unless 1 <= parts <= batch.
     """
     if type(parts) is not int or not 1 <= parts <= max(graph.batch, 1):
         raise ValueError(
@@ -38,6 +38,8 @@ class _Scaling:
             s.id for s in graph.storages if s.kind == "activation" and self._shape(s.shape, s.shape) != s.shape
         }
         self._copied = {b for t in graph.tasks if t.op == "accumulate" for b in self._copied_by(t)}
+        # of weights that are made in the step
+        self._copied |= {b for t in graph.tasks if t.part == "weight" for b in t.writes}
 
     def _copied_by(self, task: Task) -> list[int]:
         """What a parameter's gradient is a copy of, in the parameter's layout."""

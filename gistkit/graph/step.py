@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import torch
 
+from gistkit.graph.gradients import WEIGHT_FIELDS, is_split, weight_gradients
 from gistkit.graph.notes import Notes
-from gistkit.graph.saved import SavedGraph
+from gistkit.graph.saved import Save, SavedGraph
 from gistkit.graph.tasks import BACKWARD, BEFORE, FORWARD, Block, ConvShape, Task, Use
 from gistkit.graph.trace import ACCUMULATE, Seen, Span, Tracer
 
 _KINDS = {"parameter": "weight", "buffer": "buffer", "input": "input"}
-_SPLIT = ("conv2d", "linear")
 _OWN_DTYPES = ("float32", "bfloat16", "float16")
 """Those of the tensors for which gistkit's operators run in place of PyTorch's."""
 
@@ -32,9 +32,9 @@ def tasks_with_spans(
 ) -> list[tuple[Task, Span]]:
     """The tasks of a traced step in order, without their blocks, each with the span that it is, or is half of."""
     builder, found = _Builder(graph, notes, tracer, gradients), []
-    for span in tracer.spans:
+    for number, span in enumerate(tracer.spans):
         start = len(builder.tasks)
-        builder._tasks_of(span)
+        builder._tasks_of(number)
         found += [(task, span) for task in builder.tasks[start:]]
     return found
 
@@ -43,30 +43,19 @@ class _Builder:
     def __init__(self, graph: SavedGraph, notes: Notes, tracer: Tracer, gradients: Iterable[torch.Tensor]) -> None:
         self.graph, self.notes, self.tracer = graph, notes, tracer
         self.gradients = {t.untyped_storage()._cdata for t in gradients}
-        self.turned = self._turned()
         ordered = sorted((c.lo, c.hi, c.number) for c in notes.calls)
         self._starts = [lo for lo, _, _ in ordered]
         self._ranges = ordered
+        self._calls = [self._call_of(span) for span in tracer.spans]
+        self.of_weights = weight_gradients(graph, tracer, self._calls, self.gradients)
         self.tasks: list[Task] = []
         self.first_task: list[int] = []  # by span: its first task, that of the span before where it has none
         self.last_task: list[int] = []
         self.block_of: dict[int, int] = {}  # by Seen.id
 
-    def _turned(self) -> set[int]:
-        """Weight gradients, by Seen.id, in another layout than their parameter, which gets a copy."""
-        seen, found = self.tracer.seen, set()
-        for span in self.tracer.spans:
-            if span.key[2] == ACCUMULATE and any(seen[i].ref.cdata in self.gradients for i in span.writes):
-                copied = {seen[i].nbytes for i in span.writes}
-                found |= {i for i in span.reads if seen[i].nbytes in copied and seen[i].ref.cdata not in self.gradients}
-        return found
-
-    def _of_weight(self, item: Seen) -> bool:
-        return item.ref.cdata in self.gradients or item.id in self.turned
-
     def build(self, batch: int) -> SavedGraph:
-        for span in self.tracer.spans:
-            self._tasks_of(span)
+        for number in range(len(self.tracer.spans)):
+            self._tasks_of(number)
         self.blocks = self._blocks()
         self._storages = {b.storage: b.id for b in self.blocks if b.storage >= 0}
         self._saves()
@@ -88,26 +77,25 @@ class _Builder:
         lo, hi, owner = self._ranges[at]
         return self.notes.index.get(owner, -1) if lo <= number < hi else -1
 
-    def _tasks_of(self, span: Span) -> None:
-        start = len(self.tasks)
+    def _tasks_of(self, number: int) -> None:
+        span, start = self.tracer.spans[number], len(self.tasks)
         if span.writes:
-            call = self._call_of(span)
+            call = self._calls[number]
             phase = BACKWARD if span.key[0] == BACKWARD else FORWARD
             op = self.graph.calls[call].op if call >= 0 else _plain_name(span)
             module = self.graph.calls[call].module if call >= 0 else ""
             task = Task(
                 start, phase, op, call, module, (), (), span.flops, span.moved_bytes, span.dtype, conv=_conv(span)
             )
-            split = phase == BACKWARD and op in _SPLIT and self.graph.calls[call].covered >= 0
+            split = phase == BACKWARD and call >= 0 and is_split(self.graph, call)
             self.tasks.extend(self._halves(task, span) if split else [task])
         self.first_task.append(min(start, len(self.tasks) - 1) if len(self.tasks) > start else max(0, start - 1))
         self.last_task.append(max(0, len(self.tasks) - 1))
 
     def _halves(self, task: Task, span: Span) -> list[Task]:
         """The weight gradient and the input gradient of a convolution's or linear's backward, as far as both exist."""
-        made = [self.tracer.seen[i] for i in span.writes]
-        weights = [s for s in made if self._of_weight(s)]
-        others = [s for s in made if not self._of_weight(s)]
+        weights = self.of_weights.intersection(span.writes)
+        others = span.writes.keys() - self.of_weights
         forward = next((t.conv for t in self.tasks if t.call == task.call and t.phase == FORWARD), None)
         if not weights or not others:
             return [replace(task, part="weight" if weights else "input", conv=forward)]
@@ -153,7 +141,7 @@ class _Builder:
         outlives = item.ref.cdata in self.gradients or not (item.cast or item.ref.expired())
         first = self.first_task[item.first]
         span = self.tracer.spans[item.first]
-        if self.last_task[item.first] > first and not self._of_weight(item) and item.id in span.writes:
+        if self.last_task[item.first] > first and item.id not in self.of_weights and item.id in span.writes:
             first = self.last_task[item.first]  # the input gradient comes second
         return first, end if outlives else max(first, self.last_task[item.last])
 
@@ -185,7 +173,8 @@ class _Builder:
             held[block].add(task)
             if task is not None and hold.save.read:
                 own = self.graph.calls[hold.call].op == "relu" and hold.save.field == "result"
-                uses[block][task] = uses[block].get(task, False) or not own
+                for use in (task, task + 1) if self._in_both_halves(hold.save, task) else (task,):
+                    uses[block][use] = uses[block].get(use, False) or not own
         for block, tasks in self._unpacked():
             if tasks[0] == tasks[-1] and tasks[0] in held[block]:
                 continue
@@ -195,6 +184,11 @@ class _Builder:
         for block, tasks in uses.items():
             found = tuple(Use(task, values) for task, values in sorted(tasks.items()))
             self.blocks[block] = replace(self.blocks[block], uses=found)
+
+    def _in_both_halves(self, save: Save, task: int) -> bool:
+        """Whether a saved tensor is the weight of a call whose backward is two tasks, the first of them given."""
+        halves = [t.part for t in self.tasks[task : task + 2]]
+        return save.field in WEIGHT_FIELDS and halves == ["weight", "input"]
 
     def _unpacked(self) -> Iterator[tuple[int, range]]:
         """Blocks with the backward tasks during which what a node unpacked of them was there: one task mostly.
@@ -213,7 +207,7 @@ class _Builder:
     def _link(self) -> None:
         """Reads, writes and transients of the tasks, now that blocks have numbers."""
         counted = self._counted()
-        weights = {self.block_of[s.id] for s in self.tracer.seen if s.id in self.block_of and self._of_weight(s)}
+        weights = {self.block_of[i] for i in self.of_weights if i in self.block_of}
         for number, span in enumerate(self.tracer.spans):
             if not span.writes:
                 continue
@@ -227,12 +221,17 @@ class _Builder:
                     mine = tuple(b for b in writes if (b in weights) == (task.part == "weight"))
                 read = reads
                 if task.part == "input":
-                    read = tuple(b for b in reads if self.blocks[b].kind not in ("activation", "input"))
+                    read = tuple(b for b in reads if self._is_read(self.blocks[b], index))
                 transient = max(0, span.peak_bytes - counted[number]) if index == last else 0
                 plain = transient if self._on_linear(task) else 0
-                self.tasks[index] = replace(
-                    task, reads=read, writes=mine, transient_bytes=transient - plain, plain_bytes=plain
-                )
+                ours = transient - plain + (span.unasked_bytes if index == first else 0)
+                plain += span.unasked_bytes if index > first else 0  # PyTorch's own node is both halves in one
+                self.tasks[index] = replace(task, reads=read, writes=mine, transient_bytes=ours, plain_bytes=plain)
+
+    @staticmethod
+    def _is_read(block: Block, task: int) -> bool:
+        """Whether the input gradient is made of a block: not of the call's input, but of a weight made in the step."""
+        return block.kind not in ("activation", "input") or any(u.task == task for u in block.uses)
 
     def _on_linear(self, task: Task) -> bool:
         """Whether this is the backward of a ReLU in place on what a linear has just made.

@@ -15,6 +15,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gistkit.graph.conv_backward import made_of, unasked_bytes
 from gistkit.graph.ledger import tensors_in
 from gistkit.graph.recorder import Recorder
 
@@ -69,6 +70,10 @@ class Span:
     peak_bytes: int = 0
     dtype: str = ""
     conv: tuple | None = None
+    sources: dict[int, frozenset[int]] = field(default_factory=dict)
+    """What it made, by what that was made of."""
+    unasked_bytes: int = 0
+    """A weight gradient that PyTorch makes beside the bias's although nobody asked for it."""
 
 
 class Tracer(TorchDispatchMode):
@@ -249,6 +254,8 @@ class Tracer(TorchDispatchMode):
         span.writes.update(dict.fromkeys(changed))
         if not changed:
             return
+        span.sources.update(self._sources(func, args, out, read, changed))
+        span.unasked_bytes = max(span.unasked_bytes, unasked_bytes(func, args))
         span.moved_bytes += sum(t.numel() * t.element_size() for t in (*read.values(), *changed.values()))
         span.dtype = span.dtype or next((_name(t.dtype) for t in changed.values() if t.is_floating_point()), "")
         count = self._flops.get(func._overloadpacket)
@@ -256,6 +263,12 @@ class Tracer(TorchDispatchMode):
             span.flops += int(count(*args, **kwargs, out_val=out))
         if func is torch.ops.aten.convolution.default:
             span.conv = (*(tuple(t.shape) for t in args[:2]), tuple(out.shape), *args[3:6], args[8])
+
+    def _sources(self, func: Any, args: tuple, out: Any, read: dict, made: dict) -> dict[int, frozenset[int]]:
+        if func is not _aten.convolution_backward.default:
+            return dict.fromkeys(made, frozenset(read))
+        pairs = ((self._note(t, first=-1).id, of) for t, of in made_of(args, out))
+        return {i: frozenset(self._note(t, first=-1).id for t in of) for i, of in pairs if i in made}
 
 
 def _name(dtype: torch.dtype) -> str:

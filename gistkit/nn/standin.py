@@ -39,10 +39,12 @@ class Geometry(NamedTuple):
     groups: int
 
     def backward(self, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, mask: tuple[bool, bool, bool]) -> Any:
-        """(input gradient, weight gradient, bias gradient), those of the mask, else None."""
+        """(input gradient, weight gradient, bias gradient), those of the mask, else None: a weight gradient that oneDNN
+        makes with the bias's although nobody asked for it is let go of."""
         bias_sizes = [weight.shape[0]] if mask[2] else None
         where = (self.stride, self.padding, self.dilation, False, (0, 0), self.groups)
-        return torch.ops.aten.convolution_backward.default(grad, x, weight, bias_sizes, *where, mask)
+        found = torch.ops.aten.convolution_backward.default(grad, x, weight, bias_sizes, *where, mask)
+        return tuple(g if asked else None for g, asked in zip(found, mask, strict=True))
 
     def backend(self, x: torch.Tensor, weight: torch.Tensor) -> Any:
         """The implementation that PyTorch picks for these operands; looks at shapes, strides, dtypes and settings."""

@@ -29,7 +29,6 @@ ELEMENTS, ELEMENTS_16 = 2**12, 2**18
 # A factor of a channel is rounded once for all its elements: so many channels are to have been asked.
 CHANNELS = 64
 ROUNDS = 64
-BLOCK_BYTES = 2**20
 DRAWN_SCALE = 256.0
 """Of weights drawn at random: what is left of rounding is then no subnormal in fp16, and a whole output no infinity."""
 
@@ -95,8 +94,7 @@ def _that_give(candidates: list[Rebuild] | None, kind: Kind, seed: int) -> list[
         bias.copy_(cancelling(x, mean, invstd, weight))
     y, *stats = forward()
     known = rebuild_candidates(x) if candidates is None else candidates
-    block_bytes = max(BLOCK_BYTES, part_bytes(x.numel() * x.element_size()))
-    return [c for c in known if gives(c, x, y, *stats, weight, bias, block_bytes=block_bytes)]
+    return [c for c in known if gives(c, x, y, *stats, weight, bias)]
 
 
 def cancelling(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
@@ -114,11 +112,10 @@ def gives(
     mean: torch.Tensor,
     invstd: torch.Tensor,
     *affine: torch.Tensor | None,
-    block_bytes: int = 0,
 ) -> bool:
-    """Whether an arithmetic gives y from x, asked block by block, the blocks as plans count with them by default."""
+    """Whether an arithmetic gives y from x, asked block by block: so much beside the two is in every plan."""
     vectors = (mean, invstd, *affine)
-    for index in blocks(x, block_bytes or part_bytes(x.numel() * x.element_size())):
+    for index in blocks(x, part_bytes(x.numel() * x.element_size())):
         own = (None if v is None else v[index[1]] for v in vectors)
         if not same_bits(candidate(x[index], *own), y[index]):
             return False

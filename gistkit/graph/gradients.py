@@ -1,0 +1,61 @@
+"""Which of what backward makes are gradients of weights and biases: what is made first where a convolution's or a
+linear's backward is taken in two halves, whole in every sub-batch and every batch slice.
+
+A parameter's ``.grad`` tells some. It does not where the parameter gets a copy in a layout of its own, and where the
+weight is computed in the step: a narrow copy of autocast's, a standardised or re-parametrised one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from gistkit.graph.saved import SavedGraph
+from gistkit.graph.trace import ACCUMULATE, Span, Tracer
+
+SPLIT = ("conv2d", "linear")
+"""Covered ops whose backward gistkit's own takes in two halves."""
+WEIGHT_FIELDS = ("weight", "mat2")
+"""Names under which their nodes save the weight."""
+
+
+def weight_gradients(
+    graph: SavedGraph, tracer: Tracer, calls: Sequence[int], gradients: Collection[int]
+) -> frozenset[int]:
+    """The ids of what the tracer saw that are gradients of weights and biases: ``gradients``, storages of the
+    parameters' own, what those are copies of, and what the halves of covered calls make. ``calls``: by span, the call
+    that it belongs to, or -1."""
+    own = {s.id for s in tracer.seen if s.ref.cdata in gradients}
+    found = own | set(_copied(tracer, own))
+    for span, call in zip(tracer.spans, calls, strict=True):
+        if span.key[0] == "backward" and call >= 0 and is_split(graph, call):
+            found.update(_of_halves(graph, tracer, span, call))
+    return frozenset(found)
+
+
+def is_split(graph: SavedGraph, call: int) -> bool:
+    """Whether a call's backward is taken in two halves."""
+    return graph.calls[call].op in SPLIT and graph.calls[call].covered >= 0
+
+
+def _copied(tracer: Tracer, own: set[int]) -> Iterator[int]:
+    """Weight gradients in another layout than their parameter, which gets a copy."""
+    seen = tracer.seen
+    for span in tracer.spans:
+        if span.key[2] == ACCUMULATE and own.intersection(span.writes):
+            sizes = {seen[i].nbytes for i in span.writes}
+            yield from (i for i in span.reads if seen[i].nbytes in sizes and i not in own)
+
+
+def _of_halves(graph: SavedGraph, tracer: Tracer, span: Span, call: int) -> Iterator[int]:
+    """What the node that reads the call's weight or its input makes, but for what it makes of the weight: that is the
+    input's gradient."""
+    saves = graph.calls[call].saves
+    weights = {s.storage for s in saves if s.field in WEIGHT_FIELDS}
+    weights.add(graph.values[graph.calls[call].operands[1]].storage)
+    saved = {s.storage for s in saves}
+    stood = {i: {tracer.seen[s].stand_in for s in of} for i, of in span.sources.items()}
+    if any(saved & of for of in stood.values()):
+        yield from (i for i, of in stood.items() if not weights & of)
+
+
+__all__ = ["SPLIT", "WEIGHT_FIELDS", "is_split", "weight_gradients"]
