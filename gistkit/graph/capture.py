@@ -23,6 +23,8 @@ from torch.utils._pytree import tree_map_only
 
 from gistkit.errors import CaptureError
 from gistkit.graph.fakes import Fakes
+from gistkit.graph.ledger import tensors_in
+from gistkit.graph.mirrored import MirroredAutocast, autocast_device
 from gistkit.graph.recorder import Recorder
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.traced import traced_step
@@ -74,7 +76,8 @@ def capture(
     try:
         # casts of fake weights in the caller's autocast cache are memory to nobody; those of a real copy's would be
         cache = no_autocast_cache() if mode is None else contextlib.nullcontext()
-        with untouched_random_states(), torch.enable_grad(), cache:
+        elsewhere = _autocast_elsewhere(model, (args, kwargs)) if backward or on_cpu else contextlib.nullcontext()
+        with untouched_random_states(), torch.enable_grad(), cache, elsewhere:
             twin = _twin(model, mode, backward or on_cpu)
             inputs = _inputs((tuple(args), dict(kwargs or {}), tuple(targets)), mode, backward or on_cpu)
             if mode is not None and backward:
@@ -86,6 +89,12 @@ def capture(
             f"the forward of {type(model).__name__} could not be captured on a copy of it: "
             f"{type(error).__name__}: {error}{_VALUES if isinstance(error, DataDependentOutputException) else ''}"
         ) from error
+
+
+def _autocast_elsewhere(model: torch.nn.Module, given: tuple) -> contextlib.AbstractContextManager:
+    """What casts as the autocast of the device that the model is on, in a capture with the CPU's operators."""
+    device_type = autocast_device([*model.parameters(), *model.buffers(), *tensors_in(given)])
+    return contextlib.nullcontext() if device_type is None else MirroredAutocast(device_type)
 
 
 def _fakes(model: torch.nn.Module) -> FakeTensorMode:
