@@ -4,7 +4,7 @@
 
 Each case plans a network for its device, runs three training steps under the plan through ``gistkit.step``, and three
 plain ones from the same parameters, deterministic algorithms on. ``peak_bytes`` is the caching allocator's in the third
-step, everything on the device counted, as a budget counts it.
+step, everything on the device counted, as a budget counts it. ``autocast`` cases plan and run under it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ CASES: tuple[dict[str, Any], ...] = (
     {"model": "resnet50", "budget": "30%"},
     {"model": "resnet50", "budget": "30%", "lossy": "fp8s"},
     {"model": "googlenet", "budget": "60%"},
+    {"model": "vgg16", "budget": "92%", "autocast": "bfloat16"},
+    {"model": "resnet50", "budget": "70%", "autocast": "bfloat16"},
+    {"model": "resnet50", "budget": "40%", "autocast": "bfloat16"},
     {"model": "resnet50", "policy": "checkpoint"},
     {"model": "resnet50", "policy": "vdnn-all"},
     {"model": "resnet50", "policy": "cdma"},
@@ -47,8 +50,13 @@ def network(name: str, image: int) -> torch.nn.Module:
     return zoo.load(name, num_classes=CLASSES, image_size=image).cuda().train()
 
 
-def trained(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
-    """Losses of three steps, peak bytes and seconds of the last."""
+def autocast(dtype: str | None) -> torch.autocast:
+    """The context of a case."""
+    return torch.autocast("cuda", dtype=getattr(torch, dtype or "bfloat16"), enabled=dtype is not None)
+
+
+def trained(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor, dtype: str | None) -> dict[str, Any]:
+    """Losses of three steps, peak bytes and seconds of the last; under autocast to ``dtype`` if it is given."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     losses, seconds = [], 0.0
     for _ in range(STEPS):
@@ -57,7 +65,8 @@ def trained(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
-        loss = gistkit.step(model, F.cross_entropy, inputs, targets)
+        with autocast(dtype):
+            loss = gistkit.step(model, F.cross_entropy, inputs, targets)
         torch.cuda.synchronize()
         seconds = time.perf_counter() - start
         losses.append(loss.item())
@@ -69,22 +78,24 @@ def trained(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor)
 def measure(case: dict[str, Any], batch: int, image: int) -> dict[str, Any]:
     """One row; with ``error`` where the case cannot be planned or run."""
     row = {"kind": "plan", "time_utc": utc(), **environment("cuda"), "batch": batch, "image": image, **case}
-    options = {k: v for k, v in case.items() if k != "model"}
+    options = {k: v for k, v in case.items() if k not in ("model", "autocast")}
+    dtype = case.get("autocast")
     try:
         torch.manual_seed(1)
         inputs = torch.randn(batch, 3, image, image).cuda()
         targets = torch.randint(CLASSES, (batch,)).cuda()
-        row["plain"] = trained(network(case["model"], image), inputs, targets)
+        row["plain"] = trained(network(case["model"], image), inputs, targets, dtype)
         gc.collect()
         model = network(case["model"], image)
         start = time.perf_counter()
-        plan = gistkit.plan(model, inputs, targets, loss_fn=F.cross_entropy, **options)
+        with autocast(dtype):
+            plan = gistkit.plan(model, inputs, targets, loss_fn=F.cross_entropy, **options)
         row["planning_s"] = time.perf_counter() - start
         row |= {k: getattr(plan, k) for k in ("budget_bytes", "gap", "sub_batches", "hardware", "fidelity")}
         row["predicted"] = {"peak_bytes": plan.peak_bytes, "step_s": plan.step_s}
         row["predicted"] |= {k: plan.settings[k] for k in ("sync_peak_bytes", "wall_s")}
         row["forms"] = Counter(d.codec + (" on the host" if d.place == "host" else "") for d in plan.decisions)
-        row["measured"] = trained(gistkit.compress(model, plan), inputs, targets)
+        row["measured"] = trained(gistkit.compress(model, plan), inputs, targets, dtype)
         row["loss_equals_plain"] = row["measured"]["losses"] == row["plain"]["losses"]
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {error}"
@@ -97,7 +108,7 @@ def measure(case: dict[str, Any], batch: int, image: int) -> dict[str, Any]:
 
 def shown(row: dict[str, Any]) -> str:
     """The row in a line."""
-    name = " ".join(str(row[k]) for k in ("model", "policy", "budget", "lossy") if k in row)
+    name = " ".join(str(row[k]) for k in ("model", "policy", "budget", "lossy", "autocast") if k in row)
     if "error" in row:
         return f"{name}: {row['error']}"
     measured, plain = (row[k]["peak_bytes"] / 2**20 for k in ("measured", "plain"))
