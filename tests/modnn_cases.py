@@ -40,8 +40,7 @@ def life(block, nbytes, *stays, writes=None, idle=False):
 
 def lives(tasks, *found, resident=0, transient=None, rule=PAPER):
     """Lives over so many tasks."""
-    needed = tuple(tuple(one.block for one in found if any(a <= t <= b for a, b in one.stays)) for t in range(tasks))
-    return Lives(rule, resident, {one.block: one for one in found}, needed, tuple(transient or [0] * tasks))
+    return Lives(rule, resident, {one.block: one for one in found}, tuple(transient or [0] * tasks))
 
 
 def part(alive, table, size=1, parts=1):

@@ -39,6 +39,10 @@ class StepIndex:
         self.makers: dict[int, list[int]] = defaultdict(list)
         self.of_call: dict[int, list[int]] = defaultdict(list)
         self.input_part: dict[int, int] = {}
+        self.made_bytes: dict[int, int] = defaultdict(int)
+        """By task the bytes of the blocks that are first there during it."""
+        for block in graph.blocks:
+            self.made_bytes[block.first] += block.nbytes
         self._read_tasks()
 
     def _read_tasks(self) -> None:

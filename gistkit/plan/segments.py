@@ -127,8 +127,7 @@ def _valued(block: int, index: StepIndex, decided: Mapping[int, Decision]) -> bo
 
 def _made_during(task: int, index: StepIndex) -> int:
     """Bytes that a task makes itself, gradients above all: not yet there while the segment runs."""
-    made = sum(b.nbytes for b in index.graph.blocks if b.first == task)
-    return made + index.graph.tasks[task].transient_bytes
+    return index.made_bytes.get(task, 0) + index.graph.tasks[task].transient_bytes
 
 
 def _closure(

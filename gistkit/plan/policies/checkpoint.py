@@ -10,8 +10,12 @@ anew (:mod:`gistkit.plan.policies.recompute_plan`) is kept.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from itertools import accumulate
 from math import isqrt
+
+import numpy as np
 
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import FORWARD
@@ -67,6 +71,7 @@ def _decisions(replays: Replays, own: tuple[Decision, ...], chosen: list[Cut]) -
 def cuts(graph: SavedGraph) -> tuple[Cut, ...]:
     """The places where one block alone is read across, in order; the last of those with the same block."""
     tasks = [t for t in graph.tasks if t.phase == FORWARD]
+    forward = {t.index for t in tasks}
     maps = {b.id for b in graph.blocks if b.kind in ("activation", "input")}
     made: dict[int, int] = {}
     last_read: dict[int, int] = {}
@@ -77,25 +82,40 @@ def cuts(graph: SavedGraph) -> tuple[Cut, ...]:
         for block in maps.intersection(task.writes):
             made.setdefault(block, task.index)
     found: dict[int, Cut] = {}
-    for task in tasks[:-1]:
-        # inputs and targets are there whatever is cut
-        across = [b for b, last in last_read.items() if 0 <= made[b] <= task.index < last]
-        if len(across) == 1:
-            found[across[0]] = Cut(task.index, across[0])
+    begins, ends = _turns(made, last_read)
+    across: set[int] = set()
+    for task in range(tasks[-1].index if tasks else 0):
+        across |= begins.get(task, set())
+        across -= ends.get(task, set())
+        if len(across) == 1 and task in forward:
+            (block,) = across
+            found[block] = Cut(task, block)
     return tuple(found.values())
+
+
+def _turns(made: dict[int, int], last_read: dict[int, int]) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
+    """By task the blocks that are read across the places from it on, and those that no longer are. Inputs and targets
+    are there whatever is cut."""
+    begins: dict[int, set[int]] = {}
+    ends: dict[int, set[int]] = {}
+    for block, last in last_read.items():
+        if 0 <= made[block] < last:
+            begins.setdefault(made[block], set()).add(block)
+            ends.setdefault(last, set()).add(block)
+    return begins, ends
 
 
 def evenly(graph: SavedGraph, places: tuple[Cut, ...], segments: int) -> list[Cut]:
     """Cuts into segments that hold about equally many bytes for backward; a smaller boundary is worth as many bytes of
     unevenness."""
-    kept = held(graph)
-    total = sum(b.nbytes for b in kept)
-    before = {c: sum(b.nbytes for b in kept if b.first <= c.task) for c in places}
+    kept = sorted(held(graph), key=lambda b: b.first)
+    firsts, sums = [b.first for b in kept], [0, *accumulate(b.nbytes for b in kept)]
+    before = np.array([sums[bisect_right(firsts, c.task)] for c in places], dtype=np.int64)
+    boundaries = np.array([graph.blocks[c.block].nbytes for c in places], dtype=np.int64)
     chosen: set[Cut] = set()
     for i in range(1, min(segments, len(places) + 1)):
-        target = total * i / segments
-        score = {c: abs(before[c] - target) + graph.blocks[c.block].nbytes for c in places}
-        chosen.add(min(places, key=lambda c, score=score: score[c]))
+        target = sums[-1] * i / segments
+        chosen.add(places[int(np.argmin(np.abs(before - target) + boundaries))])
     return sorted(chosen, key=lambda c: c.task)
 
 
@@ -107,7 +127,7 @@ def rerun_between(graph: SavedGraph, chosen: list[Cut], silent: set[int]) -> lis
     sources = [inputs(graph), *((graph.blocks[c.block].storage,) for c in chosen)]
     made: list[Decision] = []
     for block in held(graph):
-        segment = sum(block.first > start for start in starts) - 1
+        segment = bisect_left(starts, block.first) - 1
         inside = block.first >= 0 and segment < len(chosen) and block.id not in boundaries
         needed = bool(block.uses) or block.holder >= 0  # of a branch that leads nowhere nothing comes back
         goes = needed and block.storage >= 0 and block.last < len(graph.tasks) and block.storage not in silent

@@ -73,7 +73,7 @@ def ideal_s(costs: CostTable) -> float:
 
 def demand(part: Part, workspace: Callable[[CostTable, int], int]) -> tuple[int, int]:
     """(task, bytes) of the greatest Mmin(t, b), with the given workspace of each task."""
-    needs = [part.lives.demand_bytes(t, workspace(part.costs, t)) for t in range(len(part.lives.needed))]
+    needs = [part.lives.demand_bytes(t, workspace(part.costs, t)) for t in range(len(part.lives.transient_bytes))]
     most = max(needs, default=0)
     return (needs.index(most) if needs else -1), most
 

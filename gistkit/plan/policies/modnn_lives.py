@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import FORWARD, Block, Task
@@ -60,13 +61,35 @@ class Life:
 
 @dataclass(frozen=True)
 class Lives:
-    """The lives of a step under one rule; ``needed[t]``: the blocks that must be there during task t, I(t) and O(t)."""
+    """The lives of a step under one rule; ``transient_bytes`` has an entry a task."""
 
     rule: str
     resident_bytes: int
     lives: dict[int, Life]
-    needed: tuple[tuple[int, ...], ...]
     transient_bytes: tuple[int, ...]
+
+    @cached_property
+    def needed(self) -> tuple[tuple[int, ...], ...]:
+        """By task the blocks that must be there during it, I(t) and O(t)."""
+        end = len(self.transient_bytes)
+        found: list[list[int]] = [[] for _ in range(end)]
+        for life in self.lives.values():
+            for first, last in life.stays:
+                for task in range(first, min(last, end - 1) + 1):
+                    found[task].append(life.block)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def _needed_bytes(self) -> tuple[int, ...]:
+        """By task the bytes of ``needed``, which has millions of entries in a step of thousands of tasks."""
+        end = len(self.transient_bytes)
+        steps = [0] * (end + 1)
+        for life in self.lives.values():
+            for first, last in life.stays:
+                if first <= min(last, end - 1):
+                    steps[first] += life.nbytes
+                    steps[min(last, end - 1) + 1] -= life.nbytes
+        return tuple(accumulate(steps[:end]))
 
     @cached_property
     def written(self) -> tuple[tuple[int, ...], ...]:
@@ -94,8 +117,7 @@ class Lives:
         Under ``PLAN`` blocks that cannot leave count too. What the task's own operators make and free counts as
         workspace.
         """
-        held = sum(self.lives[b].nbytes for b in self.needed[task])
-        return held + self.transient_bytes[task] + workspace_bytes
+        return self._needed_bytes[task] + self.transient_bytes[task] + workspace_bytes
 
 
 def lives(
@@ -133,7 +155,7 @@ def lives(
             idle = block.first < 0 or _idle(graph, block, read)
             made[block.id] = Life(block.id, small or block.nbytes, stays, tuple(writers[block.id]), idle)
     resident_bytes = sum(b.nbytes for b in graph.blocks if resident(graph, b))
-    return Lives(rule, resident_bytes, made, _needed(made, end), _transient(graph, accumulates, inplace))
+    return Lives(rule, resident_bytes, made, _transient(graph, accumulates, inplace))
 
 
 def resident(graph: SavedGraph, block: Block) -> bool:
@@ -148,15 +170,6 @@ def _transient(graph: SavedGraph, accumulates: bool, inplace: Collection[int]) -
         for task in range(first, last + 1):
             found[task] += nbytes
     return tuple(found)
-
-
-def _needed(made: Mapping[int, Life], end: int) -> tuple[tuple[int, ...], ...]:
-    needed: list[list[int]] = [[] for _ in range(end)]
-    for life in made.values():
-        for first, last in life.stays:
-            for task in range(first, min(last, end - 1) + 1):
-                needed[task].append(life.block)
-    return tuple(tuple(n) for n in needed)
 
 
 def _accesses(graph: SavedGraph) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
