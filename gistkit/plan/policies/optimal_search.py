@@ -39,6 +39,9 @@ class Search:
             for first, last, nbytes in problem.groups[g][m].part.memory
         ]
         self._move, self._first, self._end, self._bytes = np.array(flat, dtype=np.int64).reshape(-1, 4).T
+        self._first, self._end = np.maximum(self._first, 0), np.minimum(self._end, problem.tasks)
+        self._group = np.repeat(np.arange(len(problem.groups)), np.diff(self.offsets))
+        self._floor_s = 1e-9 * max(float(problem.base_s.sum()), 1e-12)
         self.steps = Steps(problem, self.offsets)
         own = [problem.groups[g][m].part for g, m in self.keys]
         self.compute_s = np.array([part.seconds for part in own])
@@ -154,25 +157,22 @@ class Search:
         self, now: Sequence[int], level: np.ndarray, budget_bytes: int, barred: set[int], cost_s: np.ndarray
     ) -> int | None:
         """The move that frees most of the surplus a second; None if none frees any."""
-        over = np.maximum(level - budget_bytes, 0) > 0
-        running = np.concatenate(([0], np.cumsum(over)))
-        end = np.minimum(self._end, len(level))
-        held = self._bytes * (running[end] - running[np.maximum(self._first, 0)])
+        running = np.zeros(len(level) + 1, dtype=np.int64)
+        np.cumsum(level > budget_bytes, out=running[1:])
+        held = self._bytes * (running[self._end] - running[self._first])
         weight = np.bincount(self._move, held, len(self.keys))
-        current = self.offsets[:-1] + np.array(now)
-        sizes = np.diff(self.offsets)
-        freed = np.repeat(weight[current], sizes) - weight
-        dearer = cost_s - np.repeat(cost_s[current], sizes)
+        current = (self.offsets[:-1] + np.array(now))[self._group]
+        freed, dearer = weight[current] - weight, cost_s - cost_s[current]
         tied, owners = self.steps.tied, self.steps.of_tied
         if len(tied):
             freed += np.bincount(owners, freed[tied], len(freed))
             dearer += np.bincount(owners, dearer[tied], len(freed))
             freed[tied] = 0
         freed[list(barred)] = 0
-        if not (freed > 0).any():
+        able = np.flatnonzero(freed > 0)
+        if not len(able):
             return None
-        floor = 1e-9 * max(float(self.problem.base_s.sum()), 1e-12)
-        return int(np.argmax(np.where(freed > 0, freed / (np.maximum(dearer, 0) + floor), -1.0)))
+        return int(able[np.argmax(freed[able] / (np.maximum(dearer[able], 0) + self._floor_s))])
 
 
 def _over(level: np.ndarray, budget_bytes: int) -> int:

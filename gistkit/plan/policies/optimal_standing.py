@@ -6,6 +6,7 @@ those of the transfers alone: some ten to a hundred times cheaper than a plan fo
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -76,11 +77,18 @@ class Standing:
 
     def level_after(self, step: Step) -> np.ndarray:
         """Bytes by task behind a step."""
-        change = np.zeros(len(self.level) + 1, dtype=np.int64)
-        for sign, parts in ((1, step.new), (-1, step.old)):
-            for first, last, nbytes in (m for p in parts for m in p.memory):
-                change[max(first, 0)] += sign * nbytes
-                change[min(last, len(self.level) - 1) + 1] -= sign * nbytes
+        last_task = len(self.level) - 1
+        found: dict[int, int] = defaultdict(int)
+        for part in step.new:
+            for first, last, nbytes in part.memory:
+                found[first if first > 0 else 0] += nbytes
+                found[(last if last < last_task else last_task) + 1] -= nbytes
+        for part in step.old:
+            for first, last, nbytes in part.memory:
+                found[first if first > 0 else 0] -= nbytes
+                found[(last if last < last_task else last_task) + 1] += nbytes
+        change = np.zeros(last_task + 2, dtype=np.int64)
+        change[list(found)] = list(found.values())
         return self.level + np.cumsum(change)[:-1]
 
     def seconds(self) -> float:
