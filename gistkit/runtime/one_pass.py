@@ -98,7 +98,9 @@ class OnePass:
         if not has_factors(norm) or (type(other) is BatchNormTerm and type(other.apply) is not Factors):
             return None
         form = norm.apply.form
-        other_form = "" if other is None else other.apply.form if type(other) is BatchNormTerm else "values"
+        other_form = "" if other is None else "values"
+        if type(other) is BatchNormTerm:
+            other_form = other.apply.form  # type: ignore[union-attr]
         launch = self._launch
         if launch is None or launch.form != form or launch.other_form != other_form:
             launch = self._launch = direct.Rebuilds(plane_of(*self._like), form, other_form)
