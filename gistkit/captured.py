@@ -47,7 +47,10 @@ def step_on(
 @unset_fake_temporarily()
 def with_least_rows(graph: SavedGraph, model: torch.nn.Module, batch: tuple, loss_fn: Callable | None) -> SavedGraph:
     """The captured step with its ``least_rows``: some models take another way for a single row, and one that is cut
-    along anything but its rows for every part. Asked of 1, 2, 4 ... rows, until one goes as the batch does."""
+    along anything but its rows for every part. Asked of 1, 2, 4 ... rows, until one goes as the batch does. A batch
+    that needs a gradient is not cut: each part would bring one for all of it."""
+    if any(t.requires_grad for t in tree_flatten(batch)[0] if isinstance(t, torch.Tensor)):
+        return replace(graph, least_rows=graph.batch)
     inputs, targets = (spread(batch[0]), batch[1:]) if loss_fn is not None else ((batch, {}), ())
     try:
         check_rows(inputs, graph.batch, "inputs")

@@ -1,14 +1,26 @@
-"""Peaks of live bytes of training steps under a plan."""
+"""Training steps as a budget counts them, and their peaks of live bytes."""
 
 import copy
 import gc
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
 import gistkit
 from gistkit.plan.plan import Plan
+from gistkit.runtime.inputs import spread
 from gistkit.runtime.live import LiveBytes
+
+
+def held_step(model: nn.Module, loss_fn: Callable, x: Any, y: Any) -> torch.Tensor:
+    """Forward and backward, which plain loops hold the model's output during; the loss, detached."""
+    args, kwargs = spread(x)
+    out = model(*args, **kwargs)
+    loss = loss_fn(out, y)
+    loss.backward()
+    return loss.detach()
 
 
 def peaks_of(model: nn.Module, plan: Plan, x: torch.Tensor) -> list[int]:

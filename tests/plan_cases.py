@@ -15,6 +15,7 @@ from gistkit.plan.policies.choices import call_choices
 from gistkit.plan.policies.options import options
 from gistkit.plan.policies.reading import Reading
 from gistkit.runtime.live import LiveBytes
+from tests.peaks import held_step
 
 BATCH = 4
 
@@ -72,9 +73,8 @@ def step(model, x, y, *, seed=1):
     model.zero_grad(set_to_none=True)
     with LiveBytes() as live:
         live.track(model, x, y)
-        loss = loss_of(model(x), y)
-        loss.backward()
-    return loss.detach(), [p.grad for p in model.parameters()], live
+        loss = held_step(model, loss_of, x, y)
+    return loss, [p.grad for p in model.parameters()], live
 
 
 def made(graph, decisions, *choices, **fields):

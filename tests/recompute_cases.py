@@ -11,6 +11,7 @@ from gistkit.plan.plan import Decision, Plan
 from gistkit.plan.policies.checkpoint import checkpoint
 from gistkit.plan.policies.predicted import kept_by_ops, make_plan, own_decisions
 from gistkit.runtime.live import LiveBytes
+from tests.peaks import held_step
 from tests.training import train
 
 
@@ -98,5 +99,5 @@ def measured(model, x, t, loss_fn=F.cross_entropy):
     model.zero_grad()
     with LiveBytes(timeline=False) as live:
         live.track(model, x, t)
-        loss_fn(model(x), t).backward()
+        held_step(model, loss_fn, x, t)
     return live.peak_bytes

@@ -112,8 +112,8 @@ def stepped(model, x, y, context, how):
                 with context():
                     out = model(x)
                     loss = F.cross_entropy(out, y)
-                del out
                 loss.backward()
+                del out
         peaks.append(live.peak_bytes)
         del loss
     return peaks
@@ -134,7 +134,8 @@ def test_budgets_count_the_casts_that_autocast_holds(name, how, dtype):
         with pytest.raises(gistkit.BudgetError) as refused:
             gistkit.plan(model, x, y, budget=1, **ask)
         plan = gistkit.plan(model, x, y, budget=refused.value.least_bytes["bitwise"], **ask)
-    assert stepped(copy.deepcopy(model), x, y, context, how) == [plain.peak_bytes] * 2
+    unheld_bytes = 5 * 4 * 2 if how == "step" else 0  # gistkit.step does not hold the model's output
+    assert stepped(copy.deepcopy(model), x, y, context, how) == [plain.peak_bytes - unheld_bytes] * 2
     peaks = stepped(gistkit.compress(copy.deepcopy(model), plan), x, y, context, how)
     assert max(peaks) <= plan.peak_bytes
     assert peaks[1] >= 0.99 * plan.peak_bytes

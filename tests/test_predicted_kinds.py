@@ -13,6 +13,7 @@ from gistkit.plan.cost import cost_table
 from gistkit.plan.hardware import hardware
 from gistkit.planning import plan_graph
 from gistkit.runtime.live import LiveBytes
+from tests.peaks import held_step
 from tests.predicted import steady_peak_bytes
 
 
@@ -23,7 +24,7 @@ def measured_peak(model, x, y):
         gc.collect()
         with LiveBytes() as live:
             live.track(model, x, y)
-            F.cross_entropy(model(x), y).backward()
+            held_step(model, F.cross_entropy, x, y)
     return live
 
 

@@ -21,6 +21,7 @@ from gistkit.plan.plan import Decision
 from gistkit.plan.simulate import Simulator, memory_bytes, simulate
 from gistkit.runtime.live import LiveBytes
 from tests.models import DenseNet, UNet
+from tests.peaks import held_step
 from tests.plan_cases import LINKED, Small, data, loss_of, made, ways
 from tests.step_graphs import chain, step_graphs
 from tests.test_simulate import plan_of
@@ -53,7 +54,7 @@ def measured(model, plan, x, y):
         gc.collect()
         with LiveBytes(timeline=False) as live:
             live.track(twin, x, y)
-            gistkit.step(twin, loss_of, x, y)
+            held_step(twin, loss_of, x, y)
         peaks.append(live.peak_bytes)
     return peaks
 

@@ -59,7 +59,7 @@ def capture(
     ``backward`` runs the whole step on fake tensors, on the CPU's operators whatever device the model is on (also
     ``meta``, so model and batch may be far larger than the machine), and fills in the graph's ``tasks`` and ``blocks``.
     Its loss is ``loss_fn(output, *targets)``, without a ``loss_fn`` the output itself, its ``loss``, or the sum of all
-    that it holds.
+    that it holds. The output is held until the step ends, and arguments that need gradients get them.
 
     ``on_cpu`` records the forward alone with the CPU's operators too, which on another device may keep other tensors:
     the graph is that of ``backward=True`` without tasks and blocks.
@@ -189,14 +189,16 @@ def _inputs(item: Any, mode: FakeTensorMode | None, on_cpu: bool = False) -> Any
 
     def fake(t: torch.Tensor) -> torch.Tensor:
         if id(t) not in made:
-            made[id(t)] = t if mode is None else _on_cpu(t.detach(), mode) if on_cpu else _input(t, mode)
+            made[id(t)] = t if mode is None else _input(t, mode, on_cpu)
         return made[id(t)]
 
     return tree_map_only(torch.Tensor, fake, item)
 
 
-def _input(t: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    if isinstance(t, FakeTensor):
+def _input(t: torch.Tensor, mode: FakeTensorMode, on_cpu: bool) -> torch.Tensor:
+    if on_cpu:
+        fake = _on_cpu(t.detach(), mode)
+    elif isinstance(t, FakeTensor):
         with mode:
             fake = torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device)
     else:

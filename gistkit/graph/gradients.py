@@ -7,10 +7,11 @@ weight is computed in the step: a narrow copy of autocast's, a standardised or r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from gistkit.graph.saved import SavedGraph
-from gistkit.graph.trace import ACCUMULATE, Span, Tracer
+from gistkit.graph.ledger import Ledger
+from gistkit.graph.saved import Call, SavedGraph
+from gistkit.graph.trace import ACCUMULATE, Seen, Tracer
 
 SPLIT = ("conv2d", "linear")
 """Covered ops whose backward gistkit's own takes in two halves."""
@@ -19,7 +20,7 @@ WEIGHT_FIELDS = ("weight", "mat2")
 
 
 def weight_gradients(
-    graph: SavedGraph, tracer: Tracer, calls: Sequence[int], gradients: Collection[int]
+    graph: SavedGraph, ledger: Ledger, tracer: Tracer, calls: Sequence[int], gradients: Collection[int]
 ) -> frozenset[int]:
     """The ids of what the tracer saw that are gradients of weights and biases: ``gradients``, storages of the
     parameters' own, what those are copies of, and what the halves of covered calls make. ``calls``: by span, the call
@@ -28,7 +29,8 @@ def weight_gradients(
     found = own | set(_copied(tracer, own))
     for span, call in zip(tracer.spans, calls, strict=True):
         if span.key[0] == "backward" and call >= 0 and is_split(graph, call):
-            found.update(_of_halves(graph, tracer, span, call))
+            made_of = {i: {_storage(tracer.seen[s], ledger) for s in of} for i, of in span.sources.items()}
+            found.update(_of_halves(graph.calls[call], graph.values[graph.calls[call].operands[1]].storage, made_of))
     return frozenset(found)
 
 
@@ -46,16 +48,19 @@ def _copied(tracer: Tracer, own: set[int]) -> Iterator[int]:
             yield from (i for i in span.reads if seen[i].nbytes in sizes and i not in own)
 
 
-def _of_halves(graph: SavedGraph, tracer: Tracer, span: Span, call: int) -> Iterator[int]:
+def _of_halves(call: Call, weight: int, made_of: Mapping[int, set[int]]) -> Iterator[int]:
     """What the node that reads the call's weight or its input makes, but for what it makes of the weight: that is the
     input's gradient."""
-    saves = graph.calls[call].saves
-    weights = {s.storage for s in saves if s.field in WEIGHT_FIELDS}
-    weights.add(graph.values[graph.calls[call].operands[1]].storage)
-    saved = {s.storage for s in saves}
-    stood = {i: {tracer.seen[s].stand_in for s in of} for i, of in span.sources.items()}
-    if any(saved & of for of in stood.values()):
-        yield from (i for i, of in stood.items() if not weights & of)
+    saved = {s.storage for s in call.saves}
+    weights = {s.storage for s in call.saves if s.field in WEIGHT_FIELDS} | {weight}
+    if any(saved & of for of in made_of.values()):
+        yield from (i for i, of in made_of.items() if not weights & of)
+
+
+def _storage(item: Seen, ledger: Ledger) -> int:
+    """The storage that was seen, itself or what stands in for it; -1 for one that forward did not know."""
+    entry = ledger.known(item.ref.cdata) if item.stand_in is None else None
+    return entry.id if entry is not None else -1 if item.stand_in is None else item.stand_in
 
 
 __all__ = ["SPLIT", "WEIGHT_FIELDS", "is_split", "weight_gradients"]

@@ -122,3 +122,8 @@ class Notes:
     first_node: int = 0
     holds: list[Hold] = field(default_factory=list)
     index: dict[int | tuple[str, int], int] = field(default_factory=dict)
+
+    def held(self) -> set[int]:
+        """The storages that autograd nodes hold now."""
+        packs = (ref() for ref in (*(ref for call in self.calls for ref in call.packs), *self.loose))
+        return {p.storage for p in packs if p is not None and p.storage is not None}

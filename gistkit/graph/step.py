@@ -47,7 +47,7 @@ class _Builder:
         self._starts = [lo for lo, _, _ in ordered]
         self._ranges = ordered
         self._calls = [self._call_of(span) for span in tracer.spans]
-        self.of_weights = weight_gradients(graph, tracer, self._calls, self.gradients)
+        self.of_weights = weight_gradients(graph, notes.ledger, tracer, self._calls, self.gradients)
         self.tasks: list[Task] = []
         self.first_task: list[int] = []  # by span: its first task, that of the span before where it has none
         self.last_task: list[int] = []
@@ -114,7 +114,8 @@ class _Builder:
             first, last = self._life(item)
             read = last
             if entry is not None and entry.id in self.tracer.dropped:
-                last = max(last, self.last_task[self.tracer.dropped[entry.id]])
+                dropped = self.tracer.dropped[entry.id]
+                last = max(last, len(self.tasks) if dropped == len(self.last_task) else self.last_task[dropped])
             blocks.append(
                 Block(
                     id=len(blocks),
@@ -184,6 +185,15 @@ class _Builder:
         for block, tasks in uses.items():
             found = tuple(Use(task, values) for task, values in sorted(tasks.items()))
             self.blocks[block] = replace(self.blocks[block], uses=found)
+        self.blocks = [self._as_weight(b) if self._is_cast(b) else b for b in self.blocks]
+
+    def _is_cast(self, block: Block) -> bool:
+        return block.saved >= 0 and block.storage >= 0 and self.graph.storages[block.storage].kind == "parameter"
+
+    def _as_weight(self, block: Block) -> Block:
+        """Autocast's copy of a parameter, which the runtime keeps as it is: there until its last node has run."""
+        last = max(block.last, block.holder, *(u.task for u in block.uses))
+        return replace(block, kind="weight", last=last, read=-1, saved=-1, uses=(), holder=-1)
 
     def _in_both_halves(self, save: Save, task: int) -> bool:
         """Whether a saved tensor is the weight of a call whose backward is two tasks, the first of them given."""

@@ -96,7 +96,8 @@ class Tracer(TorchDispatchMode):
         self._live_bytes = self._asked = 0
         self._stood: dict[int, Seen] = {}
         self.dropped: dict[int, int] = {}
-        """By storage, the span that ran when a node that held it for backward died before that began."""
+        """By storage, the span that ran when a node that held it for backward died before that began; that after the
+        last where it outlives the step."""
         self._leaf: torch.Tensor | None = None
 
     def outside(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -136,7 +137,7 @@ class Tracer(TorchDispatchMode):
 
     def drop(self, storage: int) -> None:
         """A node that held the storage has died: nothing will read what it kept, but until now it was there."""
-        if self.phase != "backward":  # by the forward itself, or by the loss, which lets go of the model's result
+        if self.phase != "backward":  # by the forward itself, or by the loss
             self.dropped[storage] = len(self.spans) - 1
 
     def autocast_ends(self) -> None:
@@ -146,9 +147,11 @@ class Tracer(TorchDispatchMode):
         for cdata in [c for c, item in self._live.items() if item.cast]:
             self._gone(cdata)
 
-    def finish(self) -> None:
-        """Close the last span."""
+    def finish(self, held: Iterable[int] = ()) -> None:
+        """Close the last span. ``held``: storages that nodes still hold, as they lead to results that the loss does not
+        read: until the step is over."""
         self._poll()
+        self.dropped |= dict.fromkeys(held, len(self.spans))
         for item in self._live.values():
             item.last = self._asked
 

@@ -25,7 +25,8 @@ def traced_step(
 ) -> SavedGraph:
     """The graph of forward and backward of a model whose tensors, like all arguments, are fake ones on the CPU.
 
-    To be called inside their FakeTensorMode. The step starts without gradients, whatever the model holds. Raises
+    To be called inside their FakeTensorMode. The step starts without gradients, whatever the model holds, and what the
+    model returns is held until it ends, as ``out = model(x); loss = loss_fn(out); loss.backward()`` does. Raises
     :class:`CaptureError` where the loss needs no gradient.
     """
     model.zero_grad(set_to_none=True)
@@ -43,7 +44,6 @@ def traced_step(
         recorder.unpacked = tracer.stand_in
         tracer.active, tracer.phase = True, "loss"
         loss = loss_of(out, targets, loss_fn)
-        del out
         tracer.autocast_ends()
         if not loss.requires_grad:
             raise CaptureError(
@@ -51,7 +51,7 @@ def traced_step(
             )
         tracer.phase = "backward"
         loss.backward()
-        tracer.finish()
+        tracer.finish(notes.held())
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     batch = next((t.shape[0] for t in given if t.dim() > 0), 0)
     return with_step(graph, notes, tracer, gradients, batch)

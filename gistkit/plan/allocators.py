@@ -91,9 +91,11 @@ def dynamic_bytes(intervals: Iterable[Interval]) -> int:
 
 def feature_maps(graph: SavedGraph, profile: Profile) -> tuple[Interval, ...]:
     """What Gist counts (section V-A): stashed and immediately consumed maps, gradient maps; no weights, weight
-    gradients, inputs or workspace."""
+    gradients, inputs or workspace. The network's result goes with its last reader: a training loop of Python's holds it
+    to the end, the papers' frameworks have none."""
+    read = {b: t.index for t in graph.tasks for b in (*t.reads, *t.writes)}
     return tuple(
-        i
+        i if i.last < len(graph.tasks) else i._replace(last=read[i.block])
         for i in profile.intervals
         if i.what in _MAPS and i.block >= 0 and graph.blocks[i.block].kind in ("activation", "gradient")
     )

@@ -99,7 +99,7 @@ class _Listing:
     def of(self, block: Block) -> tuple[Decision, ...]:
         s = self._graph.storages[block.storage]
         dense = Decision(s.id, "dense", reason="kept: the budget allows it")
-        if block.last >= len(self._graph.tasks):
+        if block.last >= len(self._graph.tasks) and block.read < 0:  # else a form of it outlives the step
             return (replace(dense, reason="held by the caller" if s.kind == "input" else "outlives the step"),)
         if s.id in self._late:
             return (replace(dense, reason="written only after it is saved"),)
