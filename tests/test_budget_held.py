@@ -2,7 +2,6 @@
 inputs, weights that are made in the step, gradients that a library makes unasked. Budgets count all of it."""
 
 import copy
-import gc
 
 import pytest
 import torch
@@ -55,7 +54,6 @@ def peaks(model, loss_fn, x, y):
     for _ in range(2):
         model.zero_grad(set_to_none=True)
         x.grad = None
-        gc.collect()
         with LiveBytes(timeline=False) as live:
             live.track(model, x, y)
             held_step(model, loss_fn, x, y)

@@ -52,8 +52,8 @@ def step(model, x):
 
 def moved_text(storage, budget, planned_bytes, real_bytes):
     return (
-        rf"the budget of {budget} bytes is kept, but the step takes longer: there are fewer zeros than it was planned "
-        rf"with: storage {storage}: {real_bytes} bytes where {planned_bytes} are planned, density 0.500 instead of "
+        rf"the step takes longer, as there are fewer zeros than the budget of {budget} bytes was planned with: "
+        rf"storage {storage}: {real_bytes} bytes where {planned_bytes} are planned, density 0.500 instead of "
         rf"0.250; 1 of these storages, {real_bytes} bytes, went to the host and come back for each use; plan again "
         r"with density=gistkit.report\(model\).densities"
     )

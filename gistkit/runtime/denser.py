@@ -191,7 +191,7 @@ class Room:
             text += f"with and the host has no memory left: {_worst(found)}"
             text += f"; {away}" if self.moved else ""
         else:
-            text = f"{budget} is kept, but the step takes longer: there are fewer zeros than it was planned with: "
+            text = f"the step takes longer, as there are fewer zeros than {budget} was planned with: "
             text += f"{_worst(found)}; {away}"
         again = "plan again with density=gistkit.report(model).densities"
         warnings.warn(f"{text}; {again}", BudgetWarning, stacklevel=2)
