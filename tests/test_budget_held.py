@@ -161,11 +161,12 @@ FROZEN = {
 @pytest.mark.parametrize("part", FROZEN)
 def test_frozen_parts(part):
     torch.manual_seed(0)
-    layers = [conv(3, 32), nn.BatchNorm2d(32), nn.ReLU(), conv(32, 32), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
-    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(32, 5))
+    layers = [conv(3, 64), nn.BatchNorm2d(64), nn.ReLU(), conv(64, 64), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(64, 5))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not FROZEN[part](name))
-    assert_kept(model, F.cross_entropy, torch.randn(4, 3, 12, 12), torch.arange(4))
+    # weights are larger than maps, so that a gradient that nobody asked for shows
+    assert_kept(model, F.cross_entropy, torch.randn(4, 3, 6, 6), torch.arange(4))
 
 
 @pytest.mark.parametrize(
@@ -182,3 +183,15 @@ def test_weights_that_are_made_in_the_step(made):
     tail = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), parametrizations.weight_norm(nn.Linear(64, 5))]
     model = nn.Sequential(made(3, 64), nn.ReLU(), made(64, 64), nn.ReLU(), *tail)
     assert_kept(model, F.cross_entropy, torch.randn(4, 3, 16, 16), torch.arange(4))
+
+
+def test_gradients_of_weights_that_are_made_in_the_step_come_first():
+    model = nn.Sequential(conv(3, 8), nn.ReLU(), Standardised(8, 8, 3), nn.Flatten(), nn.Linear(8, 5))
+    x, y = torch.empty(2, 3, 3, 3), torch.arange(2)
+    graph = gistkit.capture(model, (x,), backward=True, loss_fn=F.cross_entropy, targets=(y,))
+    halves = {t.part: t for t in graph.tasks if t.module == "2" and t.op == "conv2d" and t.phase == "backward"}
+    sizes = {part: {graph.blocks[b].nbytes for b in t.writes} for part, t in halves.items()}
+    weight, bias, maps = 8 * 8 * 9 * 4, 8 * 4, 2 * 8 * 9 * 4
+    assert sizes == {"weight": {weight, bias}, "input": {maps}}
+    used = [{u.task for u in b.uses} for b in graph.blocks if b.saved >= 0 and b.nbytes == weight]
+    assert {halves["weight"].index, halves["input"].index} in used
