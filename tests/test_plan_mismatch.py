@@ -97,7 +97,10 @@ CHANGES = [
     (other_activation, r"expected call \d+ to be sigmoid of '7', got call \d+ to be tanh of '7'"),
     (frozen, r"\(8, 3, 3, 3\) with a gradient as parameter or buffer '0.weight', got .* without a gradient"),
     (other_dtype, r"float32 of shape \(5, 8\) as parameter or buffer '8.2.weight', got bfloat16"),
-    (frozen_statistics, r"expected call 1 to be add of '1', got call 1 to be batch_norm of '1' \(training=False\)"),
+    (
+        frozen_statistics,
+        r"call 1 to be batch_norm of '1' .training=True., got call 1 to be batch_norm of '1' .training=False.",
+    ),
     (other_average, r"expected (linear of '8.2'|at most \d+ bytes in storage|a forward that saves)"),
     (evaluation, r"in training mode, got one in evaluation mode with gradients on; call model\.train\(\), plan"),
     (one_more_buffer, r"expected none as parameter or buffer 'table', got float32 of shape \(100,\)"),

@@ -32,8 +32,9 @@ def made_for(graph: SavedGraph, sub_batches: int = 1) -> dict[str, Any]:
 
 
 def _calls(graph: SavedGraph) -> list[list]:
-    """The calls that make, keep or overwrite something; others only look, some of them at how the step is watched."""
-    acting = (call for call in graph.calls if call.covered >= 0 or call.writes or call.saves)
+    """The covered calls and those of which backward keeps something. Of the others a capture of a whole step sees
+    another part than one of a forward: what a custom function makes, say; their sizes are in ``bytes``."""
+    acting = (call for call in graph.calls if call.covered >= 0 or call.saves)
     return [[call.op, call.module, geometry(call)] for call in acting]
 
 

@@ -56,7 +56,8 @@ def dry_run(model: torch.nn.Module, inputs: tuple[tuple, dict], rows: int, stati
     tensors."""
     mode = FakeTensorMode()
     twin = copy.deepcopy(model, {id(t): mode.from_tensor(t) for t, _ in tensors_of(model)})
-    fake = tree_map(lambda t: mode.from_tensor(t) if isinstance(t, torch.Tensor) else t, inputs)
+    # detached: a tensor that is no leaf is asked for its gradient, which warns
+    fake = tree_map(lambda t: mode.from_tensor(t.detach()) if isinstance(t, torch.Tensor) else t, inputs)
     watch = RowWatch(rows, tensors_in(list(fake)))
     with untouched_random_states(), no_autocast_cache(), torch.no_grad(), mode:
         with LiveBytes(timeline=False) as live, watch, statistics:
