@@ -2,9 +2,11 @@
 
     python -m bench.plans --out bench/results/NAME.jsonl [--max-s 150]
 
-Each case plans a network for its device, runs three training steps under the plan through ``gistkit.step``, and three
-plain ones from the same parameters, deterministic algorithms on. ``peak_bytes`` is the caching allocator's in the third
-step, everything on the device counted, as a budget counts it. ``autocast`` cases plan and run under it.
+Each case plans a network for its device and trains it through ``gistkit.step`` under the plan, and plainly from the same
+parameters, deterministic algorithms on. Three steps begin with an empty cache: their losses, and the most that the
+caching allocator held in any of them, the first included (``peak_bytes``: everything on the device, as a budget counts
+it). Of the steps behind them, with a warm cache, ``step_s`` is the median. ``autocast`` cases plan and run under it;
+``link: False`` plans as if there were no host to send anything to.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import statistics
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +28,15 @@ import torch.nn.functional as F
 import gistkit
 from gistkit import zoo
 from gistkit.benchmark.measure import environment, utc
+from gistkit.plan.hardware import PRESETS
 
-CLASSES, STEPS = 1000, 3
+CLASSES, STEPS, TIMED = 1000, 3, 7
 CASES: tuple[dict[str, Any], ...] = (
     {"model": "vgg16", "budget": "97%"},
     {"model": "vgg16", "budget": "88%"},
     {"model": "resnet50", "budget": "80%"},
     {"model": "resnet50", "budget": "50%"},
+    {"model": "resnet50", "budget": "50%", "link": False},
     {"model": "resnet50", "budget": "40%"},
     {"model": "resnet50", "budget": "30%"},
     {"model": "resnet50", "budget": "30%", "lossy": "fp8s"},
@@ -55,30 +61,44 @@ def autocast(dtype: str | None) -> torch.autocast:
     return torch.autocast("cuda", dtype=getattr(torch, dtype or "bfloat16"), enabled=dtype is not None)
 
 
+def without_link() -> gistkit.Hardware:
+    """An H200 from which nothing goes to the host."""
+    return replace(PRESETS["h200"], d2h_gbps=0.0, h2d_gbps=0.0, both_gbps=0.0)
+
+
 def trained(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor, dtype: str | None) -> dict[str, Any]:
-    """Losses of three steps, peak bytes and seconds of the last; under autocast to ``dtype`` if it is given."""
+    """Losses and largest peak of the steps with an empty cache, median seconds of those behind them; under autocast to
+    ``dtype`` if it is given."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    losses, seconds = [], 0.0
-    for _ in range(STEPS):
+    losses, peaks, seconds = [], [], []
+    for number in range(STEPS + 1 + TIMED):
         optimizer.zero_grad(set_to_none=True)
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+        if number < STEPS:
+            torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
         with autocast(dtype):
             loss = gistkit.step(model, F.cross_entropy, inputs, targets)
         torch.cuda.synchronize()
-        seconds = time.perf_counter() - start
+        seconds.append(time.perf_counter() - start)
         losses.append(loss.item())
-        peak = torch.cuda.max_memory_allocated()
+        peaks.append(torch.cuda.max_memory_allocated())
         optimizer.step()
-    return {"losses": losses, "peak_bytes": peak, "step_s": seconds}
+    return {
+        "losses": losses[:STEPS],
+        "peak_bytes": max(peaks),
+        "peaks_bytes": peaks[:STEPS],
+        "step_s": statistics.median(seconds[-TIMED:]),
+    }
 
 
 def measure(case: dict[str, Any], batch: int, image: int) -> dict[str, Any]:
     """One row; with ``error`` where the case cannot be planned or run."""
     row = {"kind": "plan", "time_utc": utc(), **environment("cuda"), "batch": batch, "image": image, **case}
-    options = {k: v for k, v in case.items() if k not in ("model", "autocast")}
+    options = {k: v for k, v in case.items() if k not in ("model", "autocast", "link")}
+    if case.get("link") is False:
+        options["hardware"] = without_link()
     dtype = case.get("autocast")
     try:
         torch.manual_seed(1)
@@ -109,6 +129,7 @@ def measure(case: dict[str, Any], batch: int, image: int) -> dict[str, Any]:
 def shown(row: dict[str, Any]) -> str:
     """The row in a line."""
     name = " ".join(str(row[k]) for k in ("model", "policy", "budget", "lossy", "autocast") if k in row)
+    name += "" if row.get("link", True) else " (no link)"
     if "error" in row:
         return f"{name}: {row['error']}"
     measured, plain = (row[k]["peak_bytes"] / 2**20 for k in ("measured", "plain"))
