@@ -2,11 +2,11 @@
 
     python -m bench.plans --out bench/results/NAME.jsonl [--max-s 150]
 
-Each case plans a network for its device and trains it through ``gistkit.step`` under the plan, and plainly from the same
-parameters, deterministic algorithms on. Three steps begin with an empty cache: their losses, and the most that the
-caching allocator held in any of them, the first included (``peak_bytes``: everything on the device, as a budget counts
-it). Of the steps behind them, with a warm cache, ``step_s`` is the median. ``autocast`` cases plan and run under it;
-``link: False`` plans as if there were no host to send anything to.
+Each case plans a network for its device and trains it through ``gistkit.step`` under the plan, and plainly from the
+same parameters, deterministic algorithms on. ``losses`` are those of three steps that begin with an empty cache,
+``step_s`` is the median of the steps behind them, with a warm one, and ``peak_bytes`` the most that the caching
+allocator held in any step, the first included: everything on the device, as a budget counts it. ``autocast`` cases plan
+and run under it; ``link: False`` plans as if there were no host to send anything to.
 """
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ def without_link() -> gistkit.Hardware:
 
 
 def trained(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor, dtype: str | None) -> dict[str, Any]:
-    """Losses and largest peak of the steps with an empty cache, median seconds of those behind them; under autocast to
-    ``dtype`` if it is given."""
+    """Losses, peaks and seconds of the steps; under autocast to ``dtype`` if it is given."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     losses, peaks, seconds = [], [], []
     for number in range(STEPS + 1 + TIMED):
