@@ -6,6 +6,8 @@ synchronises with the host, but for the first ReLU of a device (:mod:`gistkit.ke
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from gistkit import formats
@@ -19,6 +21,13 @@ CODE_DTYPES = {"fp16": torch.int16, "fp10": torch.int32, "fp8": torch.uint8}
 def value_dtype(fmt: str, raw: torch.dtype) -> torch.dtype:
     """Dtype of the values that a sparse encode writes for a format of ``raw``, ``fp16``, ``fp10``, ``fp8``."""
     return raw if fmt == "raw" else VALUE_DTYPES[fmt]
+
+
+def _backward(family: str, name: str, rest: str) -> tuple[Callable, Callable]:
+    """``name(grad, ...)``, which gives the input's gradient, and ``name_``, which overwrites the output's with it."""
+    new = operator(family, f"{name}(Tensor grad, {rest}) -> Tensor")(lambda grad, *_: torch.empty_like(grad))
+    inplace = operator(family, f"{name}_(Tensor(a!) grad, {rest}) -> ()")(lambda *_: None)
+    return new, inplace
 
 
 # --- masks -----------------------------------------------------------------------------------------------------------
@@ -44,14 +53,7 @@ def relu_mask1_(x):
     return x.new_empty((formats.mask1_bytes(x.numel()),), dtype=torch.uint8)
 
 
-@operator("mask", "mask1_backward(Tensor grad, Tensor mask) -> Tensor")
-def mask1_backward(grad, mask):
-    return torch.empty_like(grad)
-
-
-@operator("mask", "mask1_backward_(Tensor(a!) grad, Tensor mask) -> ()")
-def mask1_backward_(grad, mask):
-    return None
+mask1_backward, mask1_backward_ = _backward("mask", "mask1_backward", "Tensor mask")
 
 
 @operator("mask", "bits_encode(Tensor b) -> Tensor")
@@ -64,14 +66,7 @@ def bits_decode(mask, n):
     return mask.new_empty((n,), dtype=torch.bool)
 
 
-@operator("mask", "dropout_backward(Tensor grad, Tensor mask, float scale) -> Tensor")
-def dropout_backward(grad, mask, scale):
-    return torch.empty_like(grad)
-
-
-@operator("mask", "dropout_backward_(Tensor(a!) grad, Tensor mask, float scale) -> ()")
-def dropout_backward_(grad, mask, scale):
-    return None
+dropout_backward, dropout_backward_ = _backward("mask", "dropout_backward", "Tensor mask, float scale")
 
 
 # --- narrow floats ---------------------------------------------------------------------------------------------------
@@ -209,40 +204,18 @@ def csr_decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, sc
     return values.new_empty((n,), dtype=dtype)
 
 
-@operator(
+zvc_relu_backward, zvc_relu_backward_ = _backward(
     "sparse",
-    "zvc_relu_backward(Tensor grad, Tensor words, Tensor counts, Tensor values, Tensor exponents, str fmt, "
-    "str scaling, bool packed, Tensor? spill=None) -> Tensor",
+    "zvc_relu_backward",
+    "Tensor words, Tensor counts, Tensor values, Tensor exponents, str fmt, str scaling, bool packed, "
+    "Tensor? spill=None",
 )
-def zvc_relu_backward(grad, words, counts, values, exponents, fmt, scaling, packed, spill=None):
-    return torch.empty_like(grad)
-
-
-@operator(
+csr_relu_backward, csr_relu_backward_ = _backward(
     "sparse",
-    "zvc_relu_backward_(Tensor(a!) grad, Tensor words, Tensor counts, Tensor values, Tensor exponents, str fmt, "
-    "str scaling, bool packed, Tensor? spill=None) -> ()",
+    "csr_relu_backward",
+    "Tensor counts, Tensor columns, Tensor values, Tensor exponents, str fmt, str scaling, bool packed, "
+    "Tensor? spill=None",
 )
-def zvc_relu_backward_(grad, words, counts, values, exponents, fmt, scaling, packed, spill=None):
-    return None
-
-
-@operator(
-    "sparse",
-    "csr_relu_backward(Tensor grad, Tensor counts, Tensor columns, Tensor values, Tensor exponents, str fmt, "
-    "str scaling, bool packed, Tensor? spill=None) -> Tensor",
-)
-def csr_relu_backward(grad, counts, columns, values, exponents, fmt, scaling, packed, spill=None):
-    return torch.empty_like(grad)
-
-
-@operator(
-    "sparse",
-    "csr_relu_backward_(Tensor(a!) grad, Tensor counts, Tensor columns, Tensor values, Tensor exponents, str fmt, "
-    "str scaling, bool packed, Tensor? spill=None) -> ()",
-)
-def csr_relu_backward_(grad, counts, columns, values, exponents, fmt, scaling, packed, spill=None):
-    return None
 
 
 # --- rebuilds --------------------------------------------------------------------------------------------------------

@@ -3,9 +3,16 @@
 Where a payload has a spill (:mod:`gistkit.kernels.spill`), the slots' ends are redirected and csr's kernels are told of
 the columns' run; nothing else differs. Kernels that do not ask for ``plane`` get 0: launches are looked up by their
 integers, and the number of stored items is another one at every step.
+
+Payloads are flat tensors of one device, as the oracle of each name has them: zvc's ``words`` int32[32 * slots] and
+``counts`` int16[slots], csr's ``counts`` int16[rows] and ``columns`` uint8; ``values`` of ``fmt`` and uint8
+``exponents``. They are checked before a launch (:mod:`gistkit.kernels.sparse_args`: ValueError, TypeError). Nothing
+here synchronises.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -50,8 +57,18 @@ def _columns_at(counts: torch.Tensor, values: torch.Tensor, spill: torch.Tensor 
     return 0 if spill is None else columns_start(whole, values.numel(), values.element_size())
 
 
+def _ends(counts, stride: int, values, packed: bool, spill: torch.Tensor | None) -> torch.Tensor:
+    """Where each slot's items end; in a scratch nobody asks."""
+    return ends(counts, stride, values, spill) if packed else counts
+
+
+def _constants(x: torch.Tensor, n: int, fmt: str, packed: bool, *arrays: torch.Tensor) -> dict[str, Any]:
+    """What every kernel here is compiled for: x's device, n elements, arrays whose items are read eight at a time."""
+    return {"FMT": fmt, "PACKED": packed, "WIDE": _aligned(*arrays), "WHOLE": n % 8 == 0, "ASM": asm_level(x)}
+
+
 def decode_slots(words, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
-    """dtype[n] from slot ``first`` of a checked zvc payload on. Does not synchronise."""
+    """dtype[n] from slot ``first`` of a checked zvc payload on."""
     x = torch.empty((n,), dtype=dtype, device=values.device)
     slots = slice(first, first + ceil_div(n, ZVC_SLOT))
     items = values if packed else values[first * ZVC_SLOT :]
@@ -62,24 +79,20 @@ def decode_slots(words, counts, values, exponents, first, n, dtype, fmt, scaling
         _item_view(x, fmt),
         words[first * ZVC_WORDS :].view(torch.uint8),
         counts[slots],
-        ends(counts, ZVC_SLOT, values, spill)[slots] if packed else counts[slots],
+        _ends(counts, ZVC_SLOT, values, packed, spill)[slots],
         bits_of(items),
         exponents,
         n,
         _plane(values, fmt),
-        FMT=fmt,
         SCALING=scaling,
-        PACKED=packed,
         DTYPE=TRITON_DTYPES[dtype],
-        WIDE=_aligned(items),
-        WHOLE=n % 8 == 0,
-        ASM=asm_level(x),
+        **_constants(x, n, fmt, packed, items),
     )
     return x
 
 
 def decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
-    """dtype[n] from row ``first`` of a checked csr payload on. Does not synchronise."""
+    """dtype[n] from row ``first`` of a checked csr payload on."""
     if spill is not None and first % CSR_ROWS:
         # a program reads its rows as one run, and those of a group alone are one
         before = first % CSR_ROWS
@@ -96,7 +109,7 @@ def decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, scalin
         x,
         _item_view(x, fmt),
         counts[rows],
-        ends(counts, CSR_COLUMNS, values, spill)[rows] if packed else counts[rows],
+        _ends(counts, CSR_COLUMNS, values, packed, spill)[rows],
         columns,
         bits_of(values),
         exponents,
@@ -104,108 +117,43 @@ def decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, scalin
         n,
         _plane(values, fmt, spill),
         _columns_at(counts, values, spill),
-        FMT=fmt,
         SCALING=scaling,
-        PACKED=packed,
         DTYPE=TRITON_DTYPES[dtype],
-        WIDE=_aligned(columns, values),
-        WHOLE=n % 8 == 0,
         PIECES=CSR_PIECES[fmt],
         SPILL=spill is not None,
-        ASM=asm_level(x),
+        **_constants(x, n, fmt, packed, columns, values),
     )
     return x
 
 
-def zvc_decode(
-    words: torch.Tensor,
-    counts: torch.Tensor,
-    values: torch.Tensor,
-    exponents: torch.Tensor,
-    n: int,
-    dtype: torch.dtype,
-    fmt: str,
-    scaling: str,
-    packed: bool,
-    spill: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """dtype[n] from zvc's payload: values at 1024*slot (packed=False) or close together (packed=True).
-
-    Does not synchronise.
-    """
+def zvc_decode(words, counts, values, exponents, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
+    """dtype[n] from zvc's payload: values at 1024*slot (packed=False) or close together (packed=True)."""
     check_zvc("zvc_decode", words, counts, values, exponents, n, dtype, fmt, scaling, packed, spill)
     return decode_slots(words, counts, values, exponents, 0, n, dtype, fmt, scaling, packed, spill)
 
 
-def csr_decode(
-    counts: torch.Tensor,
-    columns: torch.Tensor,
-    values: torch.Tensor,
-    exponents: torch.Tensor,
-    n: int,
-    dtype: torch.dtype,
-    fmt: str,
-    scaling: str,
-    packed: bool,
-    spill: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """dtype[n] from csr's payload: rows at 256*row (packed=False) or close together (packed=True).
-
-    Does not synchronise.
-    """
+def csr_decode(counts, columns, values, exponents, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
+    """dtype[n] from csr's payload: rows at 256*row (packed=False) or close together (packed=True)."""
     check_csr("csr_decode", counts, columns, values, exponents, n, dtype, fmt, scaling, packed, spill)
     return decode_rows(counts, columns, values, exponents, 0, n, dtype, fmt, scaling, packed, spill)
 
 
-def zvc_relu_backward(
-    grad: torch.Tensor,
-    words: torch.Tensor,
-    counts: torch.Tensor,
-    values: torch.Tensor,
-    exponents: torch.Tensor,
-    fmt: str,
-    scaling: str,
-    packed: bool,
-    spill: torch.Tensor | None = None,
-) -> torch.Tensor:
+def zvc_relu_backward(grad, words, counts, values, exponents, fmt, scaling, packed, spill=None) -> torch.Tensor:
     """grad[n] where an element was stored that is not a negative zero, else +0: ReLU's backward from its output.
 
-    Exact under the lossy formats too: a small positive value may have become the code +0, but its bit is set. Does not
-    synchronise.
+    Exact under the lossy formats too: a small positive value may have become the code +0, but its bit is set.
     """
     grad_x = torch.empty_like(grad)
     _mask_zvc("zvc_relu_backward", grad, grad_x, words, counts, values, exponents, fmt, scaling, packed, spill)
     return grad_x
 
 
-def zvc_relu_backward_(
-    grad: torch.Tensor,
-    words: torch.Tensor,
-    counts: torch.Tensor,
-    values: torch.Tensor,
-    exponents: torch.Tensor,
-    fmt: str,
-    scaling: str,
-    packed: bool,
-    spill: torch.Tensor | None = None,
-) -> None:
+def zvc_relu_backward_(grad, words, counts, values, exponents, fmt, scaling, packed, spill=None) -> None:
     """:func:`zvc_relu_backward` that overwrites its gradient: programs read what they write before they write it."""
     _mask_zvc("zvc_relu_backward_", grad, grad, words, counts, values, exponents, fmt, scaling, packed, spill)
 
 
-def _mask_zvc(
-    op: str,
-    grad: torch.Tensor,
-    grad_x: torch.Tensor,
-    words: torch.Tensor,
-    counts: torch.Tensor,
-    values: torch.Tensor,
-    exponents: torch.Tensor,
-    fmt: str,
-    scaling: str,
-    packed: bool,
-    spill: torch.Tensor | None,
-) -> None:
+def _mask_zvc(op, grad, grad_x, words, counts, values, exponents, fmt, scaling, packed, spill) -> None:
     n, dtype = grad.numel(), values.dtype if fmt == "raw" else grad.dtype
     check_values(op, "grad", grad)
     check_zvc(op, words, counts, values, exponents, n, dtype, fmt, scaling, packed, spill)
@@ -217,64 +165,28 @@ def _mask_zvc(
         bits_of(grad),
         words.view(torch.uint8),
         counts,
-        ends(counts, ZVC_SLOT, values, spill) if packed else counts,
+        _ends(counts, ZVC_SLOT, values, packed, spill),
         bits_of(values),
         n,
         _plane(values, fmt),
-        FMT=fmt,
-        PACKED=packed,
-        WIDE=_aligned(values),
         GRAD_WIDE=octets(grad),
-        WHOLE=n % 8 == 0,
-        ASM=asm_level(grad),
+        **_constants(grad, n, fmt, packed, values),
     )
 
 
-def csr_relu_backward(
-    grad: torch.Tensor,
-    counts: torch.Tensor,
-    columns: torch.Tensor,
-    values: torch.Tensor,
-    exponents: torch.Tensor,
-    fmt: str,
-    scaling: str,
-    packed: bool,
-    spill: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """As :func:`zvc_relu_backward`, from csr's payload. Does not synchronise."""
+def csr_relu_backward(grad, counts, columns, values, exponents, fmt, scaling, packed, spill=None) -> torch.Tensor:
+    """As :func:`zvc_relu_backward`, from csr's payload."""
     grad_x = torch.empty_like(grad)
     _mask_csr("csr_relu_backward", grad, grad_x, counts, columns, values, exponents, fmt, scaling, packed, spill)
     return grad_x
 
 
-def csr_relu_backward_(
-    grad: torch.Tensor,
-    counts: torch.Tensor,
-    columns: torch.Tensor,
-    values: torch.Tensor,
-    exponents: torch.Tensor,
-    fmt: str,
-    scaling: str,
-    packed: bool,
-    spill: torch.Tensor | None = None,
-) -> None:
+def csr_relu_backward_(grad, counts, columns, values, exponents, fmt, scaling, packed, spill=None) -> None:
     """:func:`csr_relu_backward` that overwrites its gradient, as :func:`zvc_relu_backward_` does."""
     _mask_csr("csr_relu_backward_", grad, grad, counts, columns, values, exponents, fmt, scaling, packed, spill)
 
 
-def _mask_csr(
-    op: str,
-    grad: torch.Tensor,
-    grad_x: torch.Tensor,
-    counts: torch.Tensor,
-    columns: torch.Tensor,
-    values: torch.Tensor,
-    exponents: torch.Tensor,
-    fmt: str,
-    scaling: str,
-    packed: bool,
-    spill: torch.Tensor | None,
-) -> None:
+def _mask_csr(op, grad, grad_x, counts, columns, values, exponents, fmt, scaling, packed, spill) -> None:
     n, dtype = grad.numel(), values.dtype if fmt == "raw" else grad.dtype
     check_values(op, "grad", grad)
     check_csr(op, counts, columns, values, exponents, n, dtype, fmt, scaling, packed, spill)
@@ -285,19 +197,15 @@ def _mask_csr(
         bits_of(grad_x),
         bits_of(grad),
         counts,
-        ends(counts, CSR_COLUMNS, values, spill) if packed else counts,
+        _ends(counts, CSR_COLUMNS, values, packed, spill),
         columns,
         bits_of(values),
         columns if spill is None else spill,
         n,
         _plane(values, fmt, spill),
         _columns_at(counts, values, spill),
-        FMT=fmt,
-        PACKED=packed,
-        WIDE=_aligned(columns, values),
         GRAD_WIDE=octets(grad),
-        WHOLE=n % 8 == 0,
         PIECES=CSR_PIECES[fmt],
         SPILL=spill is not None,
-        ASM=asm_level(grad),
+        **_constants(grad, n, fmt, packed, columns, values),
     )
