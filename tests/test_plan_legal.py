@@ -56,7 +56,8 @@ def case(name, number, hardware):
     x, y = data()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BudgetWarning)
-        for words in WORDS[number], WORDS[-1], {"budget": "90%"}:  # what the model can do with
+        easy: dict[str, Any] = {"budget": "90%"}
+        for words in WORDS[number], WORDS[-1], easy:  # what the model can do with
             try:
                 plan = gistkit.plan(model, x, y, loss_fn=loss_of, hardware=LINKED if hardware else "cpu", **words)
                 break
@@ -130,6 +131,30 @@ def test_what_policies_decide_is_legal(model, policy):
 
 def storage_of(graph, op, number=0):
     return graph.values[[c for c in graph.calls if c.op == op][number].results[0]].storage
+
+
+class Quotient(nn.Module):
+    """A divisor, and a ReLU's output that a convolution reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 3, padding=1)
+
+    def forward(self, x):
+        x = F.relu(self.a(x))
+        return (self.b(x) / (torch.sigmoid(x[:, :4]) + 1)).mean((2, 3))
+
+
+@pytest.mark.parametrize("codec", ["fp16", "fp8s", "zvc+fp8", "csr+fp16s"])
+def test_what_may_not_be_rounded_is_not_in_sparse_storage_either(codec):
+    torch.manual_seed(0)
+    model, (x, y) = Quotient().train(), data()
+    graph, _ = captured(model, x, y)
+    narrow = Decision(storage_of(graph, "relu"), codec, mask="+" not in codec)
+    divisor = Decision(storage_of(graph, "add"), codec)
+    step(gistkit.compress(copy.deepcopy(model), made(graph, [narrow])), x, y)
+    with pytest.raises(PlanError, match=r"the backward of div \(call \d+\) takes no rounded values"):
+        step(gistkit.compress(copy.deepcopy(model), made(graph, [narrow, divisor])), x, y)
 
 
 def test_every_reason_is_told():

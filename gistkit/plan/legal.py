@@ -2,8 +2,8 @@
 
 Policies choose among what a storage allows (:mod:`gistkit.plan.policies.options`); a file that somebody has edited may
 say anything. What it says is judged before anything runs, by what the policies know of the graph: who reads values in
-backward, what an op keeps for itself, what a rebuild starts from. Segments that run anew are judged by
-:mod:`gistkit.plan.policies.recompute_plan`.
+backward and whether these may be rounded, what an op keeps for itself, what a rebuild starts from. Segments that run
+anew are judged by :mod:`gistkit.plan.policies.recompute_plan`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Mapping
 
 from gistkit.codecs import CODECS, VALUE_FORMS
 from gistkit.errors import PlanError
-from gistkit.graph.saved import SavedGraph, SavedStorage
+from gistkit.graph.saved import Call, Save, SavedGraph, SavedStorage
 from gistkit.plan.context import NO_VALUES
 from gistkit.plan.plan import REMEDY, Decision, Plan
+from gistkit.plan.policies.lossy import may_narrow
 from gistkit.plan.policies.predicted import kept_by_ops
 from gistkit.plan.policies.reading import Reading, dtype_of, written_late
 from gistkit.plan.policies.rebuild import recipe_of
@@ -80,12 +81,18 @@ class _Judge:
             return "it is no ReLU's output"
         if d.codec == "rebuild":
             return self._rebuild(d)
-        if d.codec in CODECS:
-            dtypes = CODECS[d.codec].dtypes
-            if dtypes is not None and dtype_of(s.dtype) not in dtypes:
-                return f"its dtype is {s.dtype}"
-        if any(part in VALUE_FORMS for part in d.codec.split("+")) and d.codec in VALUE_FORMS and relu is not None:
-            return "" if d.mask else "the ReLU that made it needs a mask beside rounded values"
+        return self._coded(s, d, relu is not None, readers) if d.codec in CODECS else ""
+
+    def _coded(self, s: SavedStorage, d: Decision, is_relu: bool, readers: list[tuple[Call, Save]]) -> str:
+        codec = CODECS[d.codec]
+        if codec.dtypes is not None and dtype_of(s.dtype) not in codec.dtypes:
+            return f"its dtype is {s.dtype}"
+        if not codec.lossless:
+            strict = next((call for call, save in readers if not may_narrow(call, save)), None)
+            if strict is not None:
+                return f"the backward of {strict.op} (call {strict.index}) takes no rounded values"
+        if is_relu and d.codec in VALUE_FORMS and not d.mask:  # sparse forms tell by what is stored
+            return "the ReLU that made it needs a mask beside rounded values"
         return ""
 
     def _rebuild(self, d: Decision) -> str:
