@@ -80,7 +80,7 @@ def test_a_host_without_memory_leaves_it_where_it_is_and_says_by_how_much_the_bu
         raise RuntimeError("CUDA error: out of memory")
 
     model, storage = compressed(0.25, room=100)
-    monkeypatch.setattr(denser, "sent", full)
+    monkeypatch.setattr(denser, "arrived", full)
     text = (
         rf"the budget of {2**30 + 100} bytes may be exceeded by up to {ROWS * WIDTH - 100}, as there are fewer zeros "
         rf"than it was planned with and the host has no memory left: storage {storage}: \d+ bytes where \d+ are "
@@ -98,7 +98,7 @@ def test_an_error_of_the_copy_is_no_lack_of_memory(monkeypatch):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     model, _ = compressed(0.25, room=100)
-    monkeypatch.setattr(denser, "sent", broken)
+    monkeypatch.setattr(denser, "arrived", broken)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         step(model, rows(*[0.5] * ROWS))
     assert gistkit.report(model).budget.moved == {}

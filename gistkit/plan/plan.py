@@ -70,7 +70,7 @@ class Plan:
     ``plain_bytes`` and ``kept_bytes`` are what plain PyTorch and the plan keep for backward. Where a budget was planned
     for: ``peak_bytes`` is the most that the device holds during forward and backward (parameters, buffers, gradients,
     inputs, activations, stashes, decoded copies, workspace, reserve), ``step_s`` the device's seconds of forward and
-    backward, both with transfers beside the computation. The runtime does not do that yet but copies synchronously:
+    backward, both with transfers beside the computation. The runtime does not do that yet but copies in between:
     ``settings["wall_s"]`` has the whole time of every copy, and the host's share, in it, and
     ``settings["sync_peak_bytes"]`` is the most that the device holds then, the peak to expect: what leaves is gone once
     saved and back at its first use. ``lower_bound_bytes`` is the least peak that the allowed moves can reach, ``gap``

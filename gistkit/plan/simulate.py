@@ -5,19 +5,19 @@ A task begins when the one before it has ended and every transfer due before it 
 
 All seconds of a :class:`Simulation`, which is what policies compare, are the device's, with transfers beside the tasks.
 On the wall a step takes longer (:meth:`Simulator.wall_s`): where the host is late, as a task begins no sooner than it
-is issued, and by every transfer, as the runtime copies synchronously (:mod:`gistkit.runtime.host`); for the same reason
-it holds less (:meth:`Simulator.sync_peak_bytes`).
+is issued, and by every transfer, as the runtime copies on the computation's own stream (:mod:`gistkit.runtime.host`);
+for the same reason it holds less (:meth:`Simulator.sync_peak_bytes`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from gistkit.graph.saved import SavedGraph
-from gistkit.plan.context import PLAIN_POLICIES
+from gistkit.plan.context import PLAIN_POLICIES, is_sparse
 from gistkit.plan.cost import CostTable
 from gistkit.plan.effects import Composer, Profile, profile
 from gistkit.plan.intervals import Interval, Transfer
@@ -81,22 +81,23 @@ class Simulator:
         )
 
     def sync_peak_bytes(self, plan: Plan, *, reserve: int = 0) -> int:
-        """The peak of the step as the runtime runs it: with every transfer as the synchronous copy that it is today.
-        Nothing is there then while it leaves beside later tasks or because it comes back ahead of its use, so this is
-        at most ``run(plan, reserve=reserve).peak_bytes``. Raises what that raises."""
+        """The peak of the step as the runtime runs it: with every transfer as the copy among the tasks that it is
+        today. Nothing is there then while it leaves beside later tasks or because it comes back ahead of its use, so
+        this is at most ``run(plan, reserve=reserve).peak_bytes``. Raises what that raises."""
         _check_reserve(reserve)
         composed = self._composer.profile(plan, synchronous=True)
         return max(memory_bytes(composed.intervals, composed.tasks, reserve))
 
     def wall_s(self, plan: Plan) -> float:
         """Seconds of the step as the runtime runs it: with the host's share (``Hardware.host_s``, ``runtime_host_s``)
-        and with every transfer as the synchronous copy that it is today, which hides behind nothing. At least
-        ``step_s``, at least the host's own. Sub-batches follow each other, the host not ahead of the device between
-        two."""
+        and with every transfer as the copy that it is today, which takes its turn among the tasks and hides behind
+        none. At least ``step_s``, at least the host's own. Sub-batches follow each other, the host not ahead of the
+        device between two."""
         costs = self._composer.costs
         each_s = costs.hardware.host_s if plan.policy in PLAIN_POLICIES else costs.hardware.runtime_host_s
         issuing_s = [each_s * count for count in self._composer.issued(plan)]
-        return plan.sub_batches * _wall_s(self._composer.profile(plan), costs, issuing_s)
+        sized = {d.storage for d in plan.decisions if d.place == "host" and is_sparse(d.codec)}
+        return plan.sub_batches * _wall_s(self._composer.profile(plan), costs, issuing_s, sized)
 
 
 def simulate(graph: SavedGraph, plan: Plan, costs: CostTable, *, reserve: int = 0) -> Simulation:
@@ -150,18 +151,21 @@ def _clock(composed: Profile, costs: CostTable) -> tuple[tuple[float, ...], floa
     return tuple(starts), stall_s, link
 
 
-def _wall_s(composed: Profile, costs: CostTable, issuing_s: Sequence[float]) -> float:
-    """The end of a step of which the host takes ``issuing_s`` to issue each task and makes every transfer itself: out
-    when the storage is saved, back at its first use. For a copy host and device wait for each other, so after it the
-    host is no longer ahead."""
-    copies_s = [0.0] * composed.tasks
+def _wall_s(composed: Profile, costs: CostTable, issuing_s: Sequence[float], sized: Collection[int]) -> float:
+    """The end of a step of which the host takes ``issuing_s`` to issue each task, and whose transfers take their turn
+    on the device: out when the storage is saved, back at its first use. For the size of what is ``sized``, by storage,
+    the host waits before that goes out, so it is no longer ahead then."""
+    copies: list[list[tuple[float, bool]]] = [[] for _ in range(composed.tasks)]
     for t in composed.transfers:
         out = t.direction == "d2h"
-        copies_s[t.issue if out else t.due] += costs.d2h_s(t.nbytes) if out else costs.h2d_s(t.nbytes)
+        copy_s = costs.d2h_s(t.nbytes) if out else costs.h2d_s(t.nbytes)
+        copies[t.issue if out else t.due].append((copy_s, out and t.storage in sized))
     host = device = 0.0
-    for task, copy_s in enumerate(copies_s):
-        if copy_s:
-            host = device = max(host, device) + copy_s
+    for task, ahead in enumerate(copies):
+        for copy_s, waited in ahead:
+            device = max(host, device)
+            host = device if waited else host
+            device += copy_s
         host += issuing_s[task]
         device = max(device, host) + composed.task_s[task] + composed.extra_s[task]
     return device

@@ -29,7 +29,7 @@ from gistkit.plan.plan import Decision, Plan
 from gistkit.plan.policies.reading import dtype_of
 from gistkit.runtime.exact import ExactPacker
 from gistkit.runtime.forecast import Forecasts
-from gistkit.runtime.host import HostBody, PartedBody, sent, sent_encoding
+from gistkit.runtime.host import HostBody, PartedBody, arrived, sent_encoding
 from gistkit.runtime.host_memory import does_not_fit
 from gistkit.runtime.stash import Body, CodedBody
 
@@ -118,7 +118,7 @@ class Room:
                 self._waited(codec, x, decision, packer) if to_host else PromisedBody(self, codec, x, decision, packer)
             )
         found = self.denied(decision, codec, x.numel(), packer.count(x).wait())
-        return None if found is None else self.away(found, codec, lambda: codec.begin(sent(x)), x.device, decision)
+        return None if found is None else self.away(found, codec, lambda: codec.begin(arrived(x)), x.device, decision)
 
     def _waited(self, codec: Sparse, x: torch.Tensor, decision: Decision, packer: ExactPacker) -> Body:
         encoded, total = packer.encode_and_wait(codec, x)

@@ -1,9 +1,10 @@
 """Payloads that spend the time between their two uses in host memory.
 
 vDNN section III-B: a tensor leaves the device after its last use in forward and comes back for backward. Here both
-copies are plain synchronous ones, on the stream of whoever asks: out when the tensor is saved, back at the first use,
-so it is on the device no longer than a plan says; the plan's points of release and prefetch only matter to a copy that
-runs beside the computation. After its first use the payload stays on the device until the last reader lets go of it.
+copies take their turn on the computation's own stream: out when the tensor is saved, back at the first use, so it is on
+the device no longer than a plan says; the plan's points of release and prefetch only matter to a copy that runs beside
+the computation. The host waits for neither. After its first use the payload stays on the device until the last reader
+lets go of it.
 
 A sparse payload that came out larger than a budget has room for (:mod:`gistkit.runtime.denser`) goes to the host
 unpacked, and comes back in parts, for each use anew (:class:`PartedBody`).
@@ -24,34 +25,53 @@ from gistkit.codecs import Encoded, Sparse
 from gistkit.codecs.base import aligned, restored
 from gistkit.errors import GistError
 from gistkit.formats import ceil_div
+from gistkit.kernels.layout import is_dense
 from gistkit.nn.keep import Away, Coded, rows_from
 
 
 def sent(t: torch.Tensor) -> torch.Tensor:
-    """A copy of t in host memory, of the same size and strides. Waits for the device."""
+    """A copy of t in host memory, of the same size and strides. On CUDA it is a copy of the current stream's, and
+    nobody but that may read it before; of a t with gaps it is waited for."""
     with _disable_current_modes(), torch.no_grad():
         there = torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="cpu", pin_memory=t.is_cuda)
-        return there.copy_(t)
+        return there.copy_(t, non_blocking=is_dense(t))
+
+
+def arrived(t: torch.Tensor) -> torch.Tensor:
+    """As :func:`sent`, for the host to read. Waits for the device."""
+    there = sent(t)
+    if t.is_cuda:
+        torch.cuda.current_stream(t.device).synchronize()
+    return there
 
 
 def fetched(there: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy of a host tensor in the device's memory."""
+    """A copy of a host tensor in the device's memory, on CUDA one of the current stream's."""
     with torch.no_grad():
-        return torch.empty_strided(there.size(), there.stride(), dtype=there.dtype, device=device).copy_(there)
+        here = torch.empty_strided(there.size(), there.stride(), dtype=there.dtype, device=device)
+        return here.copy_(there, non_blocking=True)
 
 
 def sent_encoding(encoded: Encoded) -> Encoded:
     """The same encoding in host memory, as it is now. Waits for the device."""
-    return encoded.over(tuple(sent(t) for t in encoded.payload))
+    return encoded.over(tuple(arrived(t) for t in encoded.payload))
 
 
 class Parcel:
-    """Tensors on the host; all come back at the first ask and stay on the device from then on."""
+    """Tensors on the host; all come back at the first ask and stay on the device from then on.
+
+    On CUDA both ways are copies of the stream that is current then, which the host does not wait for: the device's
+    memory goes back in stream order, and PyTorch gives pinned memory away again only when the copies from and to it are
+    done. One that comes back on another stream waits there for the way out.
+    """
 
     def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
         self._device = tensors[0].device
         self._there: tuple[torch.Tensor, ...] = tuple(sent(t.detach()) for t in tensors)
         self._here: tuple[torch.Tensor, ...] = ()
+        self._gone: Any = None
+        if self._device.type == "cuda":
+            self._gone = torch.cuda.current_stream(self._device).record_event()
 
     @property
     def nbytes(self) -> int:
@@ -66,8 +86,10 @@ class Parcel:
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """The tensors on the device; the host's are let go of."""
         if self._there:
+            if self._gone is not None:
+                torch.cuda.current_stream(self._device).wait_event(self._gone)
             self._here = tuple(fetched(t, self._device) for t in self._there)
-            self._there = ()
+            self._there, self._gone = (), None
         return self._here
 
 
@@ -197,7 +219,7 @@ class PartedBody:
 
     def _masked(self, first: int, grad: torch.Tensor) -> torch.Tensor:
         part = self._part(first, min(first + self._step, self._slots))
-        return self._codec.relu_backward(part, sent(grad) if self._on_host else grad)
+        return self._codec.relu_backward(part, arrived(grad) if self._on_host else grad)
 
     def _part(self, first: int, last: int) -> Encoded:
         """Slots first..last, where they are decoded, as an encoding of their own."""
@@ -245,4 +267,4 @@ def _swapped(kept: Any, kind: type, swap: Callable[[Any], Any]) -> Any:
     return kept
 
 
-__all__ = ["AwayOnHost", "HostBody", "Parcel", "PartedBody", "fetched", "sent", "sent_encoding"]
+__all__ = ["AwayOnHost", "HostBody", "Parcel", "PartedBody", "arrived", "fetched", "sent", "sent_encoding"]
