@@ -106,8 +106,13 @@ def _seeds(
 def _unless_refused(
     name: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping[str, Any]
 ) -> Plan | None:
+    return _or_none(costs, lambda: made(name, graph, costs, budget_bytes, dict(words)))
+
+
+def _or_none(costs: CostTable, plan: Callable[[], Plan | None]) -> Plan | None:
+    """A plan, None where the budget refuses it or where it needs a link to the host that there is not."""
     try:
-        return made(name, graph, costs, budget_bytes, dict(words))
+        return plan()
     except BudgetError:
         return None
     except PlanError:
@@ -155,14 +160,7 @@ def rival(
             return least_s >= seconds
 
         given = {name: words[name] for name in ("fidelity", "reserve") if name in words}
-        try:
-            return modnn_unless(graph, costs, budget_bytes, enough, **given)
-        except BudgetError:
-            return None
-        except PlanError:
-            if costs.hardware.has_link:
-                raise
-            return None
+        return _or_none(costs, lambda: modnn_unless(graph, costs, budget_bytes, enough, **given))
 
     return found
 
