@@ -1,7 +1,20 @@
 """Small networks of kinds that the zoo lacks."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
+
+
+class Call(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
 
 
 class DenseNet(nn.Module):

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import gistkit
 from gistkit.plan.plan import Plan
@@ -23,14 +24,20 @@ def held_step(model: nn.Module, loss_fn: Callable, x: Any, y: Any) -> torch.Tens
     return loss.detach()
 
 
-def peaks_of(model: nn.Module, plan: Plan, x: torch.Tensor) -> list[int]:
-    """The peaks of two steps of a copy of the model, whose output is its loss."""
-    twin, peaks = gistkit.compress(copy.deepcopy(model), plan), []
+def peaks_of_steps(model: nn.Module, step: Callable[[], Any], *held: Any) -> list[int]:
+    """The peaks of two steps from no gradients; all tensors of the model and of ``held`` count."""
+    peaks = []
     for _ in range(2):
-        twin.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         gc.collect()
         with LiveBytes(timeline=False) as live:
-            live.track(twin, x)
-            twin(x).backward()
+            live.track(model, *tree_leaves(held))
+            step()
         peaks.append(live.peak_bytes)
     return peaks
+
+
+def peaks_of(model: nn.Module, plan: Plan, x: torch.Tensor) -> list[int]:
+    """The peaks of two steps of a copy of the model, whose output is its loss."""
+    twin = gistkit.compress(copy.deepcopy(model), plan)
+    return peaks_of_steps(twin, lambda: twin(x).backward(), x)

@@ -1,7 +1,6 @@
 """Attacks on budgets: images and volumes in channels_last, whose batch norms are rebuilt in it too."""
 
 import copy
-import gc
 from typing import Any
 
 import pytest
@@ -9,8 +8,7 @@ import torch
 from torch import nn
 
 import gistkit
-from gistkit.runtime.live import LiveBytes
-from tests.peaks import held_step
+from tests.peaks import held_step, peaks_of_steps
 from tests.test_attacks_parts import least_plan, loss_fn
 
 
@@ -26,14 +24,8 @@ class Volumes(nn.Module):
 
 def run(model, plan, x, targets):
     """(gradients, peaks) of two steps under a plan, as a loop takes them that holds the model's output."""
-    twin, peaks = gistkit.compress(copy.deepcopy(model), plan), []
-    for _ in range(2):
-        twin.zero_grad(set_to_none=True)
-        gc.collect()
-        with LiveBytes(timeline=False) as live:
-            live.track(twin, x, targets)
-            held_step(twin, loss_fn, x, targets)
-        peaks.append(live.peak_bytes)
+    twin = gistkit.compress(copy.deepcopy(model), plan)
+    peaks = peaks_of_steps(twin, lambda: held_step(twin, loss_fn, x, targets), x, targets)
     return [p.grad for p in twin.parameters()], peaks
 
 

@@ -4,19 +4,17 @@ What `plan` returns, `step` carries out, within the budget.
 """
 
 import copy
-import gc
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 import gistkit
 from gistkit import captured
 from gistkit.plan.cost import cost_table
 from gistkit.plan.hardware import hardware
 from gistkit.plan.policies.modnn import least_bytes
-from gistkit.runtime.live import LiveBytes
+from tests.peaks import peaks_of_steps
 
 
 class Encoder(nn.Module):
@@ -55,14 +53,8 @@ def least_plan(model, x, targets, **words):
 
 def run(model, plan, x, targets):
     """(gradients, peaks) of two steps under a plan."""
-    twin, peaks = gistkit.compress(copy.deepcopy(model), plan), []
-    for _ in range(2):
-        twin.zero_grad(set_to_none=True)
-        gc.collect()
-        with LiveBytes(timeline=False) as live:
-            live.track(twin, *tree_leaves((x, targets)))
-            gistkit.step(twin, loss_fn, x, targets)
-        peaks.append(live.peak_bytes)
+    twin = gistkit.compress(copy.deepcopy(model), plan)
+    peaks = peaks_of_steps(twin, lambda: gistkit.step(twin, loss_fn, x, targets), x, targets)
     return [p.grad for p in twin.parameters()], peaks
 
 

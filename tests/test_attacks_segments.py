@@ -10,18 +10,8 @@ from torch import nn
 
 import gistkit
 from gistkit.runtime.rebuild import same_bits
+from tests.models import Call
 from tests.peaks import held_step
-
-
-class Call(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 class Square(torch.autograd.Function):

@@ -14,6 +14,7 @@ from gistkit.runtime.adds_up import Cut, check_parts
 from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.row_wise import dry_run
 from gistkit.runtime.steady import GivenStatistics
+from tests.models import Call
 from tests.step_parts_cases import (
     APART,
     CLASSES,
@@ -65,15 +66,6 @@ class Deep(nn.Sequential):
         )  # fmt: skip
 
 
-class Between(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.4])
 def test_asking_stays_within_the_budget(share):
     model, (x, t) = Deep(), images()
@@ -118,7 +110,7 @@ def test_losses_are_looked_at_without_room_for_a_forward():
 
 @pytest.mark.parametrize(("name", "what"), [("the next row", "roll"), ("number", "the number of rows")])
 def test_no_room_to_find_out_is_an_error_where_operators_may_couple_rows(name, what):
-    between = Between(COUPLED[name])
+    between = Call(COUPLED[name])
     wide, head = nn.Conv2d(16, 8, 3, padding=1), (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CLASSES))
     model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), between, wide, nn.ReLU(), *head)
     x, t = images()

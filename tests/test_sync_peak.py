@@ -2,7 +2,6 @@
 where a copy on the host is memory that LiveBytes does not see."""
 
 import copy
-import gc
 from dataclasses import replace
 from functools import cache
 
@@ -19,9 +18,8 @@ from gistkit.plan.hardware import hardware
 from gistkit.plan.intervals import Interval
 from gistkit.plan.plan import Decision
 from gistkit.plan.simulate import Simulator, memory_bytes, simulate
-from gistkit.runtime.live import LiveBytes
 from tests.models import DenseNet, UNet
-from tests.peaks import held_step
+from tests.peaks import held_step, peaks_of_steps
 from tests.plan_cases import LINKED, Small, data, loss_of, made, ways
 from tests.step_graphs import chain, step_graphs
 from tests.test_simulate import plan_of
@@ -47,16 +45,13 @@ def case(name):
 
 def measured(model, plan, x, y):
     """Peaks of live bytes of two steps under the plan, everything counted."""
-    twin, peaks = gistkit.compress(copy.deepcopy(model), plan), []
-    for _ in range(2):
+    twin = gistkit.compress(copy.deepcopy(model), plan)
+
+    def step():
         torch.manual_seed(1)
-        twin.zero_grad(set_to_none=True)
-        gc.collect()
-        with LiveBytes(timeline=False) as live:
-            live.track(twin, x, y)
-            held_step(twin, loss_of, x, y)
-        peaks.append(live.peak_bytes)
-    return peaks
+        held_step(twin, loss_of, x, y)
+
+    return peaks_of_steps(twin, step, x, y)
 
 
 OFFLOADING = [("vdnn-all", None), ("vdnn-conv", None), ("cdma", None)]
