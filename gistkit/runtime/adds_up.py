@@ -11,11 +11,14 @@ operator may couple rows, along any dimension, while rows that are coupled come 
    few rows over and over, as no more forwards are run. Class weights and ignored labels show here.
 
 a and b have one row each, or twice as many, up to those of a part, as long as fewer do not do: rows may belong together
-in groups. Random draws are taken out, and a copy of the model runs (:mod:`gistkit.runtime.steady`).
+in groups. Where a budget has no room for 1 and 2, operators must be known to keep rows apart
+(:mod:`gistkit.runtime.row_wise`), and made-up results go into 3 and 4. Random draws are taken out, and a copy of the
+model runs (:mod:`gistkit.runtime.steady`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -28,7 +31,7 @@ from gistkit.runtime.inputs import rows as slices
 from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.loss_parts import Cut, Loss, LossParts
 from gistkit.runtime.near import company_tolerance, distance, halves, number_tolerance, roundoff, with_rows
-from gistkit.runtime.row_wise import dry_run
+from gistkit.runtime.row_wise import Dry, dry_run
 from gistkit.runtime.steady import GivenStatistics, called, copied_bytes, twin
 
 NOISY = 16
@@ -39,6 +42,9 @@ REMEDIES = (
 )
 GOLDEN = 0.6180339887
 """Multiples of it spread evenly, whatever their number."""
+
+Results = list[tuple[tuple[slice, ...], Any]]
+"""What a model gives for some parts of the batch: for the first, the second and both."""
 
 
 class NoVerdict(Exception):
@@ -58,19 +64,22 @@ def check_parts(model: torch.nn.Module, loss_fn: Loss, inputs: tuple[tuple, dict
         live.track(model, *(p.grad for p in model.parameters() if p.grad is not None))
         live.track(*tensors_in([inputs, targets]))
         probe = _Probe(model, loss_fn, inputs, targets, cut, live)
-        rows = 1
-        while True:
-            said = why = ""
-            try:
-                said = probe.differs(rows)
-            except Exception as error:  # few rows may be too few for the model; whatever it is, the step itself may run
-                why = str(error) if isinstance(error, NoVerdict) else f"{type(error).__name__}: {error}"
-            if not (said or why) or rows >= cut.least:
-                break
-            rows = min(2 * rows, cut.least)
+        for rows in _doubling(cut.least):
+            said, why = probe.verdict(rows)
+            if not (said or why):
+                return ""
     if said:
         raise ValueError(f"step: {said}; {REMEDIES}")
     return why.strip().split("\n")[0]
+
+
+def _doubling(most: int) -> Iterator[int]:
+    """1, 2, 4 and so on, ``most`` last."""
+    n = 1
+    while n < most:
+        yield n
+        n *= 2
+    yield most
 
 
 class _Probe:
@@ -84,36 +93,58 @@ class _Probe:
         self._losses = LossParts(loss_fn, targets, cut, self._statistics)
         self._unit = roundoff(tensors_in([list(model.parameters()), inputs]))
 
-    def differs(self, rows: int) -> str:
-        """What is wrong with parts, as far as so many rows tell; empty where nothing is."""
+    def verdict(self, rows: int) -> tuple[str, str]:
+        """What is wrong with parts, as far as so many rows tell, and why they cannot tell; both empty where parts add
+        up."""
+        try:
+            return self._differs(rows), ""
+        except NoVerdict as error:
+            return "", str(error)
+        except Exception as error:  # few rows may be too few for the model; whatever it is, the step itself may run
+            return "", f"{type(error).__name__}: {error}"
+
+    def _differs(self, rows: int) -> str:
         if self.cut.limit_bytes is None:
             return self._compared(rows)
         dry = dry_run(self._model, slices(self.inputs, 0, 2 * rows), 2 * rows, self._statistics)
         out_bytes = sum(t.numel() * t.element_size() for t in tensors_in(dry.out))
         more_bytes = dry.peak_bytes + 4 * out_bytes + 2 * rows * row_bytes([self.inputs, self.targets])
         more_bytes += copied_bytes(self._model)
-        if self.live.current_bytes + more_bytes <= self.cut.limit_bytes:
+        lacking_bytes = self.live.current_bytes + more_bytes - self.cut.limit_bytes
+        if lacking_bytes <= 0:
             return self._compared(rows)
-        alone = dry_run(self._model, slices(self.inputs, 0, rows), rows, self._statistics)
-        unproven = dry.unproven or ("" if dry.numbers == alone.numbers else "the number of rows")
+        unproven = self._unproven(rows, dry)
         if unproven:
             return (
                 f"whether {unproven} makes rows depend on each other must be found out before they are taken in "
                 f"sub-batches, and the plan's budget has no room for the {more_bytes} bytes that it takes; plan with a "
-                f"reserve of {self.live.current_bytes + more_bytes - self.cut.limit_bytes} bytes"
+                f"reserve of {lacking_bytes} bytes"
             )
+        return self._loss_differs(self._stand_ins(rows, dry.out), rows)
+
+    def _unproven(self, rows: int, dry: Dry) -> str:
+        """What may couple rows in a forward of 2 * rows rows that was told without memory; empty where nothing may."""
+        alone = dry_run(self._model, slices(self.inputs, 0, rows), rows, self._statistics)
+        return dry.unproven or ("" if dry.numbers == alone.numbers else "the number of rows")
+
+    def _stand_ins(self, rows: int, like: Any) -> Results:
+        """Results that no forward gave, of the kind of those of 2 * rows rows."""
         with torch.no_grad():
-            made = tree_map(_made_up, dry.out)
-        a, b = slice(0, rows), slice(self.cut.batch - rows, self.cut.batch)
-        outs = [repeated(made, 2 * rows, *ends) for ends in ((0, rows), (rows, 2 * rows), (0, 2 * rows))]
-        return self._loss_differs(list(zip(((a,), (b,), (a, b)), outs, strict=True)), rows)
+            made = tree_map(_made_up, like)
+        a, b = self._ends(rows)
+        shares = ((a,), 0, rows), ((b,), rows, 2 * rows), ((a, b), 0, 2 * rows)
+        return [(parts, repeated(made, 2 * rows, start, stop)) for parts, start, stop in shares]
+
+    def _ends(self, rows: int) -> tuple[slice, slice]:
+        """The first and the last rows of the batch."""
+        return slice(0, rows), slice(self.cut.batch - rows, self.cut.batch)
 
     def _forward(self, *parts: slice) -> Any:
         args, kwargs = joined(self.inputs, parts)
         return called(twin(self._model), args, kwargs, self._statistics)  # what a forward leaves in it goes with it
 
     def _compared(self, rows: int) -> str:
-        a, b = slice(0, rows), slice(self.cut.batch - rows, self.cut.batch)
+        a, b = self._ends(rows)
         first, both = self._forward(a), self._forward(a, b)
         for half, part in enumerate((a, b)):
             mine = halves(both, half, first)
@@ -128,7 +159,7 @@ class _Probe:
                 return self._coupled(off, both, (a, b))
         return self._loss_differs([((a,), first), ((b,), second), ((a, b), both)], rows)
 
-    def _loss_differs(self, outs: list[tuple[tuple[slice, ...], Any]], rows: int) -> str:
+    def _loss_differs(self, outs: Results, rows: int) -> str:
         """What is wrong with the losses of two parts' results and of both; then with those of all targets."""
         (_, first), _, (_, both) = outs
         held_bytes = self.live.current_bytes
@@ -137,7 +168,6 @@ class _Probe:
         each_bytes = (self.live.peak_bytes - held_bytes) // (2 * rows) + 1
         if said or len(with_rows(first, both)) < len(list(tensors_in(both))):
             return said
-        del first, outs
         most_rows, limit = self.cut.least, self.cut.limit_bytes
         while limit is not None and most_rows and held_bytes + 2 * (most_rows + 1) * each_bytes > limit:
             most_rows //= 2

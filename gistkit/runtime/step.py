@@ -32,7 +32,9 @@ from gistkit.runtime.signature import signature
 PER_SUB_BATCH = "per_sub_batch"
 REDUCTIONS = ("mean", "sum")
 _asked: WeakKeyDictionary[torch.nn.Module, set[tuple]] = WeakKeyDictionary()
-"""Which steps of a model were asked whether they add up. Not in the model, which would take it into its pickles."""
+"""Which kinds of steps of a model were asked whether they add up: a cache, which changes no answer and goes with the
+model. It is not in the model, whose pickles and copies would have it and would need gistkit to load, nor in a
+compressed model's engine: a plain one, which has none, is taken in parts as well, and asking takes several forwards."""
 
 
 def step(
@@ -75,11 +77,8 @@ def step(
     whose statistics would change and for rows or losses that do not add up; :class:`gistkit.PlanMismatchError` for
     inputs so much larger than the planned ones that they alone exceed the plan's budget.
     """
-    _check(model, loss_fn, sub_batches, reduction, batch_statistics)
-    if type(check) is not bool:
-        raise TypeError(f"step: check must be True or False, got {check!r}; False takes the parts for what they give")
-    args, kwargs = spread(inputs)
-    whole = (args, kwargs)
+    _check(model, loss_fn, sub_batches, reduction, batch_statistics, check)
+    whole = spread(inputs)
     batch = batch_size(whole)
     parts = _parts(model, batch, sub_batches)
     if parts == 1:
@@ -89,16 +88,24 @@ def step(
     _demand_room(model, batch, row_bytes((whole, targets)))
     if batch_statistics is None:
         _refuse_batch_norm(model, parts)
-    bounds = tuple(i * batch // parts for i in range(parts + 1))
-    why = _ask(model, loss_fn, whole, targets, Cut(bounds, reduction, batch_statistics is not None)) if check else ""
+    cut = Cut(tuple(i * batch // parts for i in range(parts + 1)), reduction, batch_statistics is not None)
+    why = _ask(model, loss_fn, whole, targets, cut) if check else ""
+    total = _in_parts(model, loss_fn, whole, targets, cut)
+    if why:
+        warnings.warn(f"step: whether sub-batches add up was not found out: {why}; {REMEDIES}", stacklevel=2)
+    return total
+
+
+def _in_parts(
+    model: torch.nn.Module, loss_fn: Callable, whole: tuple[tuple, dict], targets: Any, cut: Cut
+) -> torch.Tensor:
+    """Forward and backward of one part after the other; the loss of the whole batch, detached."""
     total: torch.Tensor | None = None
-    for start, stop in itertools.pairwise(bounds):
-        weight = (stop - start) / batch if reduction == "mean" else None
+    for start, stop in itertools.pairwise(cut.bounds):
+        weight = (stop - start) / cut.batch if cut.reduction == "mean" else None
         loss = _part(model, loss_fn, rows(whole, start, stop), rows(targets, start, stop), weight)
         total = loss if total is None else total + loss
     assert total is not None
-    if why:
-        warnings.warn(f"step: whether sub-batches add up was not found out: {why}; {REMEDIES}", stacklevel=2)
     return total
 
 
@@ -184,7 +191,7 @@ def _plan_of(model: torch.nn.Module) -> Plan | None:
 
 
 def _check(
-    model: torch.nn.Module, loss_fn: Any, sub_batches: int | None, reduction: str, batch_statistics: str | None
+    model: torch.nn.Module, loss_fn: Any, sub_batches: Any, reduction: str, batch_statistics: str | None, check: Any
 ) -> None:
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"step: model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself")
@@ -207,6 +214,8 @@ def _check(
             f"step: batch_statistics must be None or {PER_SUB_BATCH!r}, got {batch_statistics!r}; None refuses batch "
             "norms that would see other statistics"
         )
+    if type(check) is not bool:
+        raise TypeError(f"step: check must be True or False, got {check!r}; False takes the parts for what they give")
 
 
 def _refuse_batch_norm(model: torch.nn.Module, parts: int) -> None:
