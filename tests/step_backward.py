@@ -7,6 +7,7 @@ its memory belongs to one value alone, as autograd does it.
 from dataclasses import replace
 
 from gistkit.graph.tasks import Task, Use
+from tests.step_lives import Life
 
 PARAMETRIC = ("conv2d", "linear", "batch_norm")
 
@@ -23,8 +24,6 @@ class Backward:
         return (self.step.of(value), self.step.values[value].version)
 
     def block(self, kind, like, first):
-        from tests.step_graphs import Life
-
         storage = self.step.storages[self.step.of(like)]
         self.step.lives.append(Life(kind, storage.nbytes, first, last=first, name=f"d_{storage.id}"))
         return len(self.step.lives) - 1

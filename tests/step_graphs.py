@@ -5,33 +5,18 @@ saves under autograd's names, tasks and blocks. ``chain``, ``forked`` and ``pool
 ``step_graphs`` is a hypothesis strategy. Block ids differ from storage ids on purpose.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import prod
 
 from hypothesis import strategies as st
 
 from gistkit.graph.saved import Call, Save, SavedGraph, SavedStorage, Value
-from gistkit.graph.tasks import BEFORE, Block, ConvShape, Task, Use
+from gistkit.graph.tasks import BEFORE, ConvShape, Task
 from tests.step_backward import backward
+from tests.step_lives import Life
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int64": 8}
 WINDOW = {"stride": [2, 2], "padding": [0, 0], "dilation": [1, 1], "ceil_mode": False}
-
-
-@dataclass
-class Life:
-    """A block under construction."""
-
-    kind: str
-    nbytes: int
-    first: int
-    storage: int = -1
-    last: int = BEFORE
-    saved: int = -1
-    uses: list[Use] = field(default_factory=list)
-    holder: int = -1
-    dtype: str = "float32"
-    name: str = ""
 
 
 class Step:
@@ -184,32 +169,13 @@ class Step:
         end = len(self.tasks)
         order = sorted(range(len(self.lives)), key=lambda i: (self.lives[i].kind not in ("weight", "buffer"), i))
         number = {old: new for new, old in enumerate(order)}
-        blocks = tuple(_block(number[i], self.lives[i], end, i == self.of(loss)) for i in order)
+        blocks = tuple(self.lives[i].block(number[i], end, i == self.of(loss)) for i in order)
         tasks = tuple(
             replace(t, reads=tuple(number[b] for b in t.reads), writes=tuple(number[b] for b in t.writes))
             for t in self.tasks
         )
         calls, storages, values = tuple(self.calls), tuple(self.storages), tuple(self.values)
         return SavedGraph(calls, storages, "fake", values, tasks, blocks, self.batch)
-
-
-def _block(number, life, end, outlives):
-    outlives = outlives or life.kind in ("weight", "buffer", "input", "weight_gradient")
-    uses = tuple(sorted(life.uses, key=lambda u: u.task))
-    last = end if outlives else life.last
-    return Block(
-        number,
-        life.kind,
-        life.nbytes,
-        life.storage,
-        life.first,
-        last,
-        life.saved,
-        uses,
-        life.holder,
-        life.dtype,
-        life.name,
-    )
 
 
 def chain(layers=4, channels=4, size=16, batch=2):
