@@ -1,4 +1,4 @@
-"""Budgets kept to the byte in bf16, fp16 and under autocast."""
+"""Budgets kept to the byte in bf16, fp16, double and under autocast."""
 
 import contextlib
 import copy
@@ -11,8 +11,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
+from gistkit.plan.cost import cost_table
+from gistkit.plan.hardware import hardware
 from gistkit.runtime.live import LiveBytes
+from tests.nn_cases import same_bits
 from tests.peaks import peaks_of
+from tests.predicted import steady_peak_bytes
 
 LAST = torch.channels_last
 
@@ -139,3 +143,57 @@ def test_budgets_count_the_casts_that_autocast_holds(name, how, dtype):
     peaks = stepped(gistkit.compress(copy.deepcopy(model), plan), x, y, context, how)
     assert max(peaks) <= plan.peak_bytes
     assert peaks[1] >= 0.99 * plan.peak_bytes
+
+
+def pooled(*pools):
+    """Pools of which backward reads the shape of the input alone, behind convolutions that keep theirs."""
+    return lambda: nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.GELU(), *pools, nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Conv2d(8, 4, 1)
+    )
+
+
+DOUBLE = {
+    "convolutions": lambda: nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 4, 3)),
+    "grouped": lambda: nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 1), nn.Conv2d(16, 4, 3, groups=2)
+    ),
+    "linears": lambda: nn.Sequential(nn.Linear(16, 64), nn.Linear(64, 5), nn.ReLU(inplace=True)),
+    "average pool": pooled(nn.AvgPool2d(2)),
+    "adaptive pool": pooled(nn.AdaptiveAvgPool2d(7)),
+    "max pool": pooled(nn.MaxPool2d(3, 2)),
+    "pools in 1-D": lambda: nn.Sequential(
+        nn.Flatten(2), nn.Conv1d(3, 8, 1), nn.AdaptiveAvgPool1d(24), nn.Conv1d(8, 8, 1)
+    ),
+}
+
+
+class Summed(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model(x).square().mean()
+
+
+@pytest.mark.parametrize("name", DOUBLE)
+def test_budgets_in_double_count_the_operators_that_run(name):
+    """PyTorch's own: a convolution's or linear's backward makes both gradients at once. Of what only pools save their
+    shape alone is kept all the same."""
+    torch.manual_seed(0)
+    model, x = Summed(DOUBLE[name]()).double(), torch.randn(4, 3, 16, 16, dtype=torch.float64)
+    graph = gistkit.capture(model, (x,), backward=True)
+    assert not any(t.part for t in graph.tasks)
+    plain = gistkit.plan(model, x, policy="plain")
+    with pytest.raises(gistkit.BudgetError) as refused:
+        gistkit.plan(model, x, budget=1)
+    least = refused.value.least_bytes["bitwise"]
+    assert peaks_of(model, plain, x) == [plain.peak_bytes] * 2
+    plan = gistkit.plan(model, x, budget=least)
+    peaks = peaks_of(model, plan, x)
+    assert max(peaks) <= plan.peak_bytes <= least
+    assert peaks[1] == steady_peak_bytes(graph, plan, cost_table(graph, hardware("cpu")))
+    twins = [copy.deepcopy(model), gistkit.compress(copy.deepcopy(model), plan)]
+    for twin in twins:
+        twin(x).backward()
+    assert all(same_bits(a.grad, b.grad) for a, b in zip(*(t.parameters() for t in twins), strict=True))

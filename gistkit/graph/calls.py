@@ -18,9 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_flatten
 
+from gistkit.kernels.layout import is_dense
+
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
 
 Pair = tuple[int, int]
+OWN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Those of the tensors for which gistkit's operators run in place of PyTorch's."""
 PLAIN = (Number, str, bytes, type(None), type(Ellipsis), slice)
 PLAIN += (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 """Types of arguments that stay as they are however long one keeps them."""
@@ -235,6 +239,17 @@ def hooks_are_active() -> bool:
 
 def _is_wide_float(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.ndim >= 2 and value.is_floating_point()
+
+
+def is_split(bound: Bound) -> bool:
+    """Whether gistkit's own op takes the backward of a call in two halves, weight gradient first: a convolution or
+    linear of dtypes and layouts for which it runs in place of PyTorch's (nn.conv, nn.linear)."""
+    if not isinstance(bound, (Conv2d, Linear)) or any(t.dtype not in OWN_DTYPES for t in operands(bound)):
+        return False
+    x, weight = bound.x, bound.weight
+    if isinstance(bound, Conv2d):
+        return x.dim() in (3, 4) and weight.dim() == 4 and x.numel() > 0 and is_dense(x)
+    return weight.dim() == 2 and x.numel() > 0 and (x.is_contiguous() if x.dim() > 2 else x.dim() == 2 and is_dense(x))
 
 
 def options(bound: Bound) -> dict:

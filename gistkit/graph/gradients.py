@@ -10,33 +10,33 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from gistkit.graph.ledger import Ledger
+from gistkit.graph.notes import Notes
 from gistkit.graph.saved import Call, SavedGraph
 from gistkit.graph.trace import ACCUMULATE, Seen, Tracer
 
-SPLIT = ("conv2d", "linear")
-"""Covered ops whose backward gistkit's own takes in two halves."""
 WEIGHT_FIELDS = ("weight", "mat2")
 """Names under which their nodes save the weight."""
 
 
 def weight_gradients(
-    graph: SavedGraph, ledger: Ledger, tracer: Tracer, calls: Sequence[int], gradients: Collection[int]
+    graph: SavedGraph, notes: Notes, tracer: Tracer, calls: Sequence[int], gradients: Collection[int]
 ) -> frozenset[int]:
     """The ids of what the tracer saw that are gradients of weights and biases: ``gradients``, storages of the
-    parameters' own, what those are copies of, and what the halves of covered calls make. ``calls``: by span, the call
+    parameters' own, what those are copies of, and what the halves of split calls make. ``calls``: by span, the call
     that it belongs to, or -1."""
+    split, ledger = split_calls(notes), notes.ledger
     own = {s.id for s in tracer.seen if s.ref.cdata in gradients}
     found = own | set(_copied(tracer, own))
     for span, call in zip(tracer.spans, calls, strict=True):
-        if span.key[0] == "backward" and call >= 0 and is_split(graph, call):
+        if span.key[0] == "backward" and call in split:
             made_of = {i: {_storage(tracer.seen[s], ledger) for s in of} for i, of in span.sources.items()}
             found.update(_of_halves(graph.calls[call], graph.values[graph.calls[call].operands[1]].storage, made_of))
     return frozenset(found)
 
 
-def is_split(graph: SavedGraph, call: int) -> bool:
-    """Whether a call's backward is taken in two halves."""
-    return graph.calls[call].op in SPLIT and graph.calls[call].covered >= 0
+def split_calls(notes: Notes) -> frozenset[int]:
+    """The calls of the assembled graph whose backward is taken in two halves."""
+    return frozenset(notes.index[c.number] for c in notes.calls if c.covered >= 0 and c.split)
 
 
 def _copied(tracer: Tracer, own: set[int]) -> Iterator[int]:
@@ -63,4 +63,4 @@ def _storage(item: Seen, ledger: Ledger) -> int:
     return entry.id if entry is not None else -1 if item.stand_in is None else item.stand_in
 
 
-__all__ = ["SPLIT", "WEIGHT_FIELDS", "is_split", "weight_gradients"]
+__all__ = ["WEIGHT_FIELDS", "split_calls", "weight_gradients"]

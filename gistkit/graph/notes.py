@@ -86,6 +86,8 @@ class OpenCall:
     lo: int
     hi: int = 0
     covered: int = -1
+    split: bool = False
+    """Whether gistkit's own takes the backward of such a call in two halves."""
     options: dict | None = None
     operands: list[int] = field(default_factory=list)
     results: list[int] = field(default_factory=list)

@@ -125,7 +125,7 @@ class Recorder(TorchFunctionMode):
         module = self._stack[-1] if self._stack else ""
         call = OpenCall(len(self._notes.calls), op or call_name(func), module, _autograd._get_sequence_nr())
         if bound is not None:
-            call.options = calls.options(bound)
+            call.options, call.split = calls.options(bound), calls.is_split(bound)
             if calls.is_counted(bound) and calls.region_is_open(self._pack_hook):
                 call.covered = self._covered
                 self._covered += 1

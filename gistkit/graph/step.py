@@ -9,15 +9,13 @@ from dataclasses import replace
 
 import torch
 
-from gistkit.graph.gradients import WEIGHT_FIELDS, is_split, weight_gradients
+from gistkit.graph.gradients import WEIGHT_FIELDS, split_calls, weight_gradients
 from gistkit.graph.notes import Notes
 from gistkit.graph.saved import Save, SavedGraph
 from gistkit.graph.tasks import BACKWARD, BEFORE, FORWARD, Block, ConvShape, Task, Use
 from gistkit.graph.trace import ACCUMULATE, Seen, Span, Tracer
 
 _KINDS = {"parameter": "weight", "buffer": "buffer", "input": "input"}
-_OWN_DTYPES = ("float32", "bfloat16", "float16")
-"""Those of the tensors for which gistkit's operators run in place of PyTorch's."""
 
 
 def with_step(
@@ -47,7 +45,8 @@ class _Builder:
         self._starts = [lo for lo, _, _ in ordered]
         self._ranges = ordered
         self._calls = [self._call_of(span) for span in tracer.spans]
-        self.of_weights = weight_gradients(graph, notes.ledger, tracer, self._calls, self.gradients)
+        self._split = split_calls(notes)
+        self.of_weights = weight_gradients(graph, notes, tracer, self._calls, self.gradients)
         self.tasks: list[Task] = []
         self.first_task: list[int] = []  # by span: its first task, that of the span before where it has none
         self.last_task: list[int] = []
@@ -87,7 +86,7 @@ class _Builder:
             task = Task(
                 start, phase, op, call, module, (), (), span.flops, span.moved_bytes, span.dtype, conv=_conv(span)
             )
-            split = phase == BACKWARD and call >= 0 and is_split(self.graph, call)
+            split = phase == BACKWARD and call in self._split
             self.tasks.extend(self._halves(task, span) if split else [task])
         self.first_task.append(min(start, len(self.tasks) - 1) if len(self.tasks) > start else max(0, start - 1))
         self.last_task.append(max(0, len(self.tasks) - 1))
@@ -255,7 +254,7 @@ class _Builder:
         made = self.graph.values[relu.operands[0]]
         linear = self.graph.calls[made.producer] if made.producer >= 0 else relu
         between = (c for c in self.graph.readers(made.storage) if linear.index < c.index < relu.index)
-        ours = linear.op == "linear" and linear.covered >= 0 and relu.covered >= 0 and made.dtype in _OWN_DTYPES
+        ours = linear.op == "linear" and linear.index in self._split and relu.covered >= 0
         return ours and not any(between)
 
     def _ids(self, seen: Iterable[int]) -> tuple[int, ...]:

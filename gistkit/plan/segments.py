@@ -39,7 +39,8 @@ class Segment:
     """``blocks`` come back before task ``start`` through the forward ``tasks``; ``needs`` are others whose values
     must be there then; ``passing_bytes`` is what the rerun holds at its worst moment beyond ``blocks`` and beyond what
     task ``start`` makes afterwards, ``compared_bytes`` what verifying it takes more (:mod:`gistkit.plan.checks`).
-    ``lent``: those of ``needs`` that are decoded for the rerun alone, and counted with it."""
+    ``lent``: those of ``needs`` that are decoded for the rerun alone, and counted with it; ``unread``: those of
+    ``blocks`` of which backward reads the shape alone, gone again within the rerun."""
 
     start: int
     blocks: tuple[int, ...]
@@ -48,6 +49,7 @@ class Segment:
     passing_bytes: int
     compared_bytes: int = 0
     lent: tuple[int, ...] = ()
+    unread: tuple[int, ...] = ()
 
     def passing(self) -> tuple[Interval, ...]:
         """What the rerun holds in passing, as intervals."""
@@ -78,12 +80,13 @@ def _segment(
     also: Mapping[int, Iterable[int]],
 ) -> Segment:
     graph = index.graph
-    wanted = [t for b in blocks for t in also.get(b, ())]
+    wanted = {b: list(also.get(b, ())) for b in blocks}
     for b in blocks:
         masked = b in decided and decided[b].mask
-        wanted += [u.task for u in graph.blocks[b].uses if u.values or not masked]
-    wanted = wanted or [graph.blocks[b].holder for b in blocks if graph.blocks[b].holder >= 0]
-    if not wanted:
+        wanted[b] += [u.task for u in graph.blocks[b].uses if u.values or not masked]
+    holders = [graph.blocks[b].holder for b in blocks if graph.blocks[b].holder >= 0]
+    start = min((t for listed in wanted.values() for t in listed), default=min(holders, default=-1))
+    if start < 0:
         names = [graph.blocks[b].storage for b in blocks]
         raise PlanError(f"storages {names}: recompute, but no backward task needs them; leave them out")
     starts = {index.block(s).id for s in sources}
@@ -95,8 +98,9 @@ def _segment(
                 "the source"
             )
     tasks, needs = _closure(blocks, starts, index, decided)
-    start = min(wanted)
-    return lending(Segment(start, tuple(blocks), tuple(tasks), tuple(sorted(needs)), 0), (), index)
+    unread = tuple(b for b in blocks if not wanted[b])
+    found = Segment(start, tuple(blocks), tuple(tasks), tuple(sorted(needs)), 0, unread=unread)
+    return lending(found, (), index)
 
 
 def lends(decision: Decision | None) -> bool:
@@ -108,9 +112,10 @@ def lending(segment: Segment, blocks: Iterable[int], index: StepIndex) -> Segmen
     """The segment with some of its ``needs`` decoded for the rerun alone: from the first of its tasks that reads them
     to the last, and gone before task ``start`` makes anything."""
     lent = tuple(sorted(blocks))
-    passing = _passing(segment.tasks, set(segment.blocks), index, lent) - _made_during(segment.start, index)
+    back = set(segment.blocks).difference(segment.unread)
+    passing = _passing(segment.tasks, back, index, lent) - _made_during(segment.start, index)
     # one block at a time
-    compared = max(digest_bytes(index.graph.blocks[b].nbytes, _rows(b, index)) for b in segment.blocks)
+    compared = max((digest_bytes(index.graph.blocks[b].nbytes, _rows(b, index)) for b in back), default=0)
     compared_bytes = max(0, passing + compared) - max(0, passing)
     return replace(segment, passing_bytes=max(0, passing), compared_bytes=compared_bytes, lent=lent)
 

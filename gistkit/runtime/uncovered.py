@@ -8,7 +8,6 @@ from functools import partial
 import torch
 
 from gistkit.graph.weights import is_weight
-from gistkit.nn.eligible import KERNEL_DTYPES
 from gistkit.nn.keep import Alias, Kept
 from gistkit.plan.plan import Decision
 from gistkit.runtime.decide import KEEP_DENSE
@@ -34,7 +33,8 @@ def unpack(kept: Kept | Shape) -> torch.Tensor:
 
 
 def _pack(region: Region, x: torch.Tensor) -> Kept | Shape:
-    if region.unread and x.dtype in KERNEL_DTYPES and x.layout == torch.strided and not x.is_nested:
+    # not of a pool's indices, which its backward reads
+    if region.unread and x.is_floating_point() and x.layout == torch.strided and not x.is_nested:
         _planned(region, x)  # its turn has come, so that the next one of its shape is not taken for it
         return Shape(x)
     if is_weight(x) or x.layout != torch.strided or x.is_nested:

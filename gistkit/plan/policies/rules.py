@@ -69,7 +69,7 @@ class Planner:
             return _dense(s, "too small to pay")
         if s.dtype == "bool" and self.reading.saved(s.id) is not None:
             return Decision(s.id, "bits", reason="a bool is 1 bit")
-        if s.dtype not in KERNEL_DTYPES:
+        if s.dtype not in KERNEL_DTYPES and s.dtype != "float64":
             return _dense(s, f"no codec for {s.dtype}")
         value = self.reading.saved(s.id)
         if value is None:
@@ -78,6 +78,8 @@ class Planner:
         readers = self.reading.value_readers(s.id, relu)
         if not readers and relu is None:
             return Decision(s.id, "drop", reason="backward reads its shape only")
+        if s.dtype not in KERNEL_DTYPES:
+            return _dense(s, f"no codec for {s.dtype}")
         if s.escapes:
             return _dense(s, "still held outside the forward (an output, or put away by the model)")
         if not readers and relu is not None:
