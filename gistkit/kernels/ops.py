@@ -168,54 +168,33 @@ def csr_compact_blocks(columns, values, counts, total, fmt):
     return columns.new_empty((total,)), values.new_empty((total,), dtype=CODE_DTYPES[fmt]), exponents
 
 
-@operator(
-    "sparse",
-    "zvc_decode(Tensor words, Tensor counts, Tensor values, Tensor exponents, int n, ScalarType dtype, str fmt, "
-    "str scaling, bool packed, Tensor? spill=None) -> Tensor",
-)
+_ZVC = "Tensor words, Tensor counts, Tensor values, Tensor exponents"
+_CSR = "Tensor counts, Tensor columns, Tensor values, Tensor exponents"
+_FORM = "str fmt, str scaling, bool packed, Tensor? spill=None"
+
+
+@operator("sparse", f"zvc_decode({_ZVC}, int n, ScalarType dtype, {_FORM}) -> Tensor")
 def zvc_decode(words, counts, values, exponents, n, dtype, fmt, scaling, packed, spill=None):
     return values.new_empty((n,), dtype=dtype)
 
 
-@operator(
-    "sparse",
-    "csr_decode(Tensor counts, Tensor columns, Tensor values, Tensor exponents, int n, ScalarType dtype, str fmt, "
-    "str scaling, bool packed, Tensor? spill=None) -> Tensor",
-)
+@operator("sparse", f"csr_decode({_CSR}, int n, ScalarType dtype, {_FORM}) -> Tensor")
 def csr_decode(counts, columns, values, exponents, n, dtype, fmt, scaling, packed, spill=None):
     return values.new_empty((n,), dtype=dtype)
 
 
-@operator(
-    "ranges",
-    "zvc_decode_slots(Tensor words, Tensor counts, Tensor values, Tensor exponents, int first, int n, "
-    "ScalarType dtype, str fmt, str scaling, bool packed, Tensor? spill=None) -> Tensor",
-)
+@operator("ranges", f"zvc_decode_slots({_ZVC}, int first, int n, ScalarType dtype, {_FORM}) -> Tensor")
 def zvc_decode_slots(words, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None):
     return values.new_empty((n,), dtype=dtype)
 
 
-@operator(
-    "ranges",
-    "csr_decode_rows(Tensor counts, Tensor columns, Tensor values, Tensor exponents, int first, int n, "
-    "ScalarType dtype, str fmt, str scaling, bool packed, Tensor? spill=None) -> Tensor",
-)
+@operator("ranges", f"csr_decode_rows({_CSR}, int first, int n, ScalarType dtype, {_FORM}) -> Tensor")
 def csr_decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None):
     return values.new_empty((n,), dtype=dtype)
 
 
-zvc_relu_backward, zvc_relu_backward_ = _backward(
-    "sparse",
-    "zvc_relu_backward",
-    "Tensor words, Tensor counts, Tensor values, Tensor exponents, str fmt, str scaling, bool packed, "
-    "Tensor? spill=None",
-)
-csr_relu_backward, csr_relu_backward_ = _backward(
-    "sparse",
-    "csr_relu_backward",
-    "Tensor counts, Tensor columns, Tensor values, Tensor exponents, str fmt, str scaling, bool packed, "
-    "Tensor? spill=None",
-)
+zvc_relu_backward, zvc_relu_backward_ = _backward("sparse", "zvc_relu_backward", f"{_ZVC}, {_FORM}")
+csr_relu_backward, csr_relu_backward_ = _backward("sparse", "csr_relu_backward", f"{_CSR}, {_FORM}")
 
 
 # --- rebuilds --------------------------------------------------------------------------------------------------------
