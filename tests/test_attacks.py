@@ -70,17 +70,20 @@ def test_casts_of_weights_end_with_an_autocast_region_inside_the_forward():
     assert_same_gradients(OwnRegions(), lambda model, step: model(images()).sum(), steps=2)
 
 
-def test_a_batch_norms_gradient_penalty_is_pytorchs():
-    # its input stays dense, so its node is PyTorch's own
+@pytest.mark.parametrize("layer", [nn.BatchNorm2d(3), nn.ReLU()])
+def test_a_gradient_penalty_of_pytorchs_own_nodes(layer):
+    # what they keep stays dense
     penalties = []
-    for model in (nn.Sequential(nn.BatchNorm2d(3)), gistkit.compress(nn.Sequential(nn.BatchNorm2d(3)))):
+    for model in (nn.Sequential(layer), gistkit.compress(nn.Sequential(copy.deepcopy(layer)))):
         x = images().requires_grad_()
         (grad,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
         penalties.append(torch.autograd.grad(grad.norm(), x)[0])
     assert torch.equal(*penalties) and penalties[0].any()
 
 
-@pytest.mark.parametrize("layer", [nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 16, 3), nn.Linear(32, 4)])
+@pytest.mark.parametrize(
+    "layer", [nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)), nn.MaxPool2d(2), nn.Conv2d(3, 16, 3), nn.Linear(32, 4)]
+)
 def test_a_gradient_penalty_is_refused_and_no_constant(layer):
     # the gradient that comes in is that of a sum: it requires none itself
     model, x = gistkit.compress(nn.Sequential(layer)), images().requires_grad_()

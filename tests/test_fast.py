@@ -9,7 +9,7 @@ from torch import nn
 
 import gistkit
 from gistkit.runtime import fast
-from tests.fast_cases import Net, both, compressed_and_plain, image, long_way, settle, step  # noqa: F401
+from tests.fast_cases import both, compressed_and_plain, image, long_way, settle  # noqa: F401
 
 
 def test_a_steady_step_goes_the_short_way(compressed_and_plain, long_way):
@@ -71,13 +71,3 @@ def test_a_kind_tells_tensors_apart(other):
     x = torch.randn(2, 3, 4, 4)
     kind = fast.Kind(x)
     assert kind.fits(torch.zeros(2, 3, 4, 4)) and not kind.fits(other(x))
-
-
-def test_a_plan_of_the_callers_goes_the_long_way(long_way):
-    torch.manual_seed(0)
-    model = Net()
-    gistkit.compress(model, gistkit.plan(model, image()))
-    step(model)
-    first = len(long_way)
-    step(model)
-    assert len(long_way) == 2 * first

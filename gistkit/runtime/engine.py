@@ -217,7 +217,7 @@ class Engine:
             self._verified.clear()
         region = Region(self.settings, self._packer, program, self.plan is not None, self._verified)
         region.probing, region.overwrites = self._replans_next(), self._overwrites
-        if self.plan is None and region.tape is None and not region.probing:
+        if not region.probing:
             region.fast = program.fast
         shares = self._densities.setdefault(key, {})
         learn = partial(remember, shares, plan=self.plan)

@@ -39,8 +39,9 @@ class FastCall(Protocol):
         ...
 
 
-Entry = tuple[Callable, Callable, FastCall]
-"""What a program remembers of a covered call: its function, what binds its arguments, the fast call."""
+Entry = tuple[Callable, Callable, FastCall, int]
+"""What a program remembers of a covered call: its function, what binds its arguments, the fast call, its number among
+all calls of the graph."""
 
 
 class Kind:
@@ -139,15 +140,13 @@ def run_fast(region: Region, pack: Callable, func: Callable, args: tuple, kwargs
     except (TypeError, IndexError):
         return None
     call = (func, args, kwargs) if type(bound) is Add else ()
-    region.calls = at + 1
-    y = known[2](region, hooks, *bound, *call)
-    if y is None:
-        region.calls = at
-    return y
+    return _run(region, known, hooks, 0, *bound, *call)
 
 
-def run_module(region: Region, pack: Callable, func: Callable, *operands: Any) -> torch.Tensor | None:
-    """:func:`run_fast` of a call of PyTorch's own module, its operands in order; no addition."""
+def run_module(region: Region, pack: Callable, func: Callable, before: int, *operands: Any) -> torch.Tensor | None:
+    """:func:`run_fast` of a call of PyTorch's own module, its operands in order; no addition. ``before``: how many
+    calls, none of them covered, the module has the function modes see before it, which its caller makes if this one
+    runs."""
     at = region.calls
     try:
         known: Entry | None = region.fast[at]
@@ -156,12 +155,22 @@ def run_module(region: Region, pack: Callable, func: Callable, *operands: Any) -
     if known is None or known[0] is not func:
         return None
     hooks = open_hooks(region, pack)
-    if hooks is None:
+    return None if hooks is None else _run(region, known, hooks, before, *operands)
+
+
+def _run(region: Region, known: Entry, hooks: Hooks, before: int, *operands: Any) -> torch.Tensor | None:
+    """Run a fast call, counted as the long way counts it: by the region, and by the tape among all calls."""
+    tape, at = region.tape, region.calls
+    if tape is not None and not tape.passes(known[3], before):
         return None
     region.calls = at + 1
     y = known[2](region, hooks, *operands)
     if y is None:
         region.calls = at
+        if tape is not None:
+            tape.unpass(before)
+    elif tape is not None:
+        tape.passed()
     return y
 
 

@@ -47,7 +47,7 @@ class _ReLU(_Short, nn.ReLU):
             try:
                 y = None
                 if type(mode) is Interposer:
-                    y = run_module(mode.region, mode.pack, F.relu, args[0], self.inplace)
+                    y = run_module(mode.region, mode.pack, F.relu, 0, args[0], self.inplace)
             finally:
                 _push(mode)
             if y is not None:
@@ -63,7 +63,7 @@ class _Conv2d(_Short, nn.Conv2d):
             try:
                 if type(mode) is Interposer and self.padding_mode == "zeros" and "weight" in own and "bias" in own:
                     y = run_module(
-                        mode.region, mode.pack, F.conv2d, args[0], own["weight"], own["bias"],
+                        mode.region, mode.pack, F.conv2d, 0, args[0], own["weight"], own["bias"],
                         self.stride, self.padding, self.dilation, self.groups,
                     )  # fmt: skip
             finally:
@@ -95,7 +95,8 @@ class _BatchNorm2d(_Short, nn.BatchNorm2d):
             return None
         if type(momentum) is not float or type(counter) is not torch.Tensor:
             return None
-        y = run_module(mode.region, mode.pack, F.batch_norm, x, *running, *vectors, True, momentum, self.eps)
+        # the counter's addition comes first where PyTorch makes it, and is a call
+        y = run_module(mode.region, mode.pack, F.batch_norm, 1, x, *running, *vectors, True, momentum, self.eps)
         if y is not None:
             counter.add_(1)
         return y
@@ -103,6 +104,7 @@ class _BatchNorm2d(_Short, nn.BatchNorm2d):
 
 SHORT: dict[type, type] = {nn.ReLU: _ReLU, nn.Conv2d: _Conv2d, nn.BatchNorm2d: _BatchNorm2d}
 PLAIN: dict[type, type] = {short: plain for plain, short in SHORT.items()}
+"""By subclass the class that the module is of otherwise."""
 OVERRIDING = frozenset(
     "forward _conv_forward _check_input_dim weight bias running_mean running_var num_batches_tracked".split()
 )
@@ -161,4 +163,4 @@ class ShortModules:
                 _set_class(module, "__class__", plain)
 
 
-__all__ = ["ShortModules"]
+__all__ = ["PLAIN", "ShortModules"]

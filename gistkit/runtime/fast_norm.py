@@ -2,7 +2,7 @@
 
 A rebuild needs a copy of weight and bias, which may change before backward. A copy for each batch norm is a launch for
 each; so the first of a forward copies them for all that come, and each takes its part if nobody has written to its
-parameters since, on the same stream.
+parameters since, on the same stream. Not under a budget, which counts on each copy's going by itself.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class FastBatchNorm:
         self, region: Region, x: torch.Tensor, weight: Any, bias: Any, hold: Kept, mean: Any, invstd: Any, y: Any
     ) -> None:
         """The batch norm's part in rebuilds."""
-        affine = self._affine(region, weight, bias) if self._form else None
+        # a budget counts each batch norm's own vectors, which go when its last reader has
+        affine = self._affine(region, weight, bias) if self._form and not region.bound else None
         if affine is None or mean.dtype is not torch.float32:
             apply: Any = norm.bound(self._rebuild, x, mean, invstd, weight, bias, affine)[0]  # type: ignore[arg-type]
         else:

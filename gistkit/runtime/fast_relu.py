@@ -1,4 +1,5 @@
-"""The short way of a ReLU that keeps its own mask, its output to be rebuilt where something reads it."""
+"""The short way of a ReLU that keeps its own mask, its output to be rebuilt where something reads it, and of one whose
+output stays."""
 
 from __future__ import annotations
 
@@ -11,7 +12,10 @@ from gistkit.graph.calls import Relu
 from gistkit.kernels.direct import Masks
 from gistkit.nn import relu as relu_op
 from gistkit.nn.eligible import overwritable
+from gistkit.nn.keep import Alias
 from gistkit.nn.overwrite import overwrite_masked
+from gistkit.runtime import native
+from gistkit.runtime.accounts import Held
 from gistkit.runtime.fast import Kind, geometry
 from gistkit.runtime.native import Hooks
 from gistkit.runtime.one_pass import OnePass, OnePassBody
@@ -84,9 +88,41 @@ class FastRelu:
         return self._bind(self._recipe, region.norms, region.kept)  # type: ignore[misc]
 
 
+class FastDenseRelu:
+    """A ReLU by PyTorch's own node, whose output y stays as it is."""
+
+    def __init__(self, region: Region, step: Step, b: Relu, y: torch.Tensor) -> None:
+        decision: Any = step.output
+        self._x, self._inplace = Kind(b.x), b.inplace
+        self._nbytes, self._storage = y.untyped_storage().nbytes(), decision.storage
+        self._held = Held(None, self._nbytes, self._storage, decision.reason)
+        self._is_source = region.program is not None and self._storage in region.program.sources
+
+    @staticmethod
+    def takes(region: Region, step: Step, b: Relu, y: torch.Tensor) -> bool:
+        """Whether this ReLU, which PyTorch's node has carried out, can be told again by kind."""
+        held = step.output is not None and step.output.storage >= 0 and y.untyped_storage()._cdata in region.held
+        return held and type(b.x) is torch.Tensor
+
+    def __call__(self, region: Region, hooks: Hooks, x: Any, inplace: Any) -> torch.Tensor | None:
+        if inplace is not self._inplace or not self._x.fits(x):
+            return None
+        if inplace and (not overwritable(x) or x.untyped_storage().nbytes() != self._nbytes):
+            return None
+        y = native.rectified(hooks, x, inplace)
+        hold = Alias(y)
+        if self._is_source:
+            region.aliased(y, self._storage, hold)
+        else:
+            region.aliases[self._storage] = hold
+        region.held.setdefault(y.untyped_storage()._cdata, self._held)
+        region.mark_sparse(y)
+        return y
+
+
 def _overwritable(region: Region, x: torch.Tensor) -> bool:
     """Whether the ReLU may still take over the memory of an x that fills its storage."""
     return region.overwrites and x.grad_fn is not None and not x._is_view() and region.table.find(x) is None
 
 
-__all__ = ["FastRelu"]
+__all__ = ["FastDenseRelu", "FastRelu"]

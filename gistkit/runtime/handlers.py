@@ -25,7 +25,7 @@ from gistkit.runtime import native
 from gistkit.runtime.exactness import arithmetic, exact, known, try_drawn, ways
 from gistkit.runtime.fast_conv import FastConv2d
 from gistkit.runtime.fast_norm import FastBatchNorm, FastCodedBatchNorm
-from gistkit.runtime.fast_relu import FastRelu
+from gistkit.runtime.fast_relu import FastDenseRelu, FastRelu
 from gistkit.runtime.host import AwayOnHost
 from gistkit.runtime.program import Step
 from gistkit.runtime.promise import Promise
@@ -128,6 +128,11 @@ def _overwritable(region: Region, x: torch.Tensor) -> bool:
 
 def _shared_relu(region: Region, step: Step, b: Relu, decision: Decision) -> torch.Tensor:
     """One stash serves the ReLU's backward and every later reader of its output."""
+    if native.keeps_its_output(step, b):
+        y = native.relu(b)
+        region.alias(y, decision)
+        region.learnt = FastDenseRelu(region, step, b, y) if FastDenseRelu.takes(region, step, b, y) else None
+        return y
     made: list[Stash] = []
 
     def keep(y: torch.Tensor) -> Kept:

@@ -85,9 +85,9 @@ class Interposer(TorchFunctionMode):
     def _adds_to_a_number(self, args: tuple) -> bool:
         """Whether this adds to a batch norm's counter or the like: no covered call, no reader of what is watched."""
         region = self.region
-        if region.tape is not None or region.watch.items or not args:
+        if region.watch.items or not args or type(args[0]) is not torch.Tensor or args[0].dim() != 0:
             return False
-        return type(args[0]) is torch.Tensor and args[0].dim() == 0
+        return region.tape is None or region.tape.passes_by()
 
     def _call(self, op: str | None, func: Any, args: tuple, kwargs: dict) -> Any:
         region, bound = self.region, None

@@ -5,6 +5,7 @@ Such a node costs the host next to nothing in backward, a Python one 10 to 20 us
 | call | as planned by itself where | how it runs |
 |---|---|---|
 | batch norm | its input stays dense | PyTorch keeps the input with its own check |
+| ReLU | its output stays dense | PyTorch keeps the output with its own check |
 | batch norm | its input is kept otherwise | its saved input replaced by what is planned |
 | convolution | its input gradient may be taken beside the input | its saved input replaced by what is planned |
 
@@ -28,8 +29,9 @@ from typing import Any
 
 import torch
 
-from gistkit.graph.calls import BatchNorm, Conv2d
+from gistkit.graph.calls import BatchNorm, Conv2d, Relu
 from gistkit.kernels.layout import is_dense
+from gistkit.nn.eligible import overwritable
 from gistkit.nn.keep import USED_TWICE, Alias, Kept, is_retained
 from gistkit.nn.switched import is_switched
 from gistkit.plan.plan import Decision
@@ -50,9 +52,19 @@ JOINT_BYTES = {"cuda": 32 * 2**20}
 
 def keeps_its_input(region: Region, decision: Decision, b: BatchNorm) -> bool:
     """Whether PyTorch's own batch norm does as the plan says: the input stays, and nobody stashed it already."""
-    if decision.codec != "dense" or decision.place == "host" or region.tape is not None:
+    if decision.codec != "dense" or decision.place == "host":
         return False
     return _trains(b) and region.table.find(b.x) is None
+
+
+def keeps_its_output(step: Step, b: Relu) -> bool:
+    """Whether PyTorch's own ReLU, of an x that needs a gradient, does as the plan says: the output stays."""
+    decision = step.output
+    if decision is None or decision.codec != "dense" or decision.place == "host" or decision.mask:
+        return False
+    if not b.inplace:
+        return not step.choice.inplace and b.x.numel() > 0
+    return overwritable(b.x) and is_dense(b.x) and b.x.numel() > 0
 
 
 def keeps_otherwise(region: Region, decision: Decision, b: BatchNorm) -> bool:
@@ -66,6 +78,20 @@ def _trains(b: BatchNorm) -> bool:
     x, affine = b.x, b.weight
     recorded = x.requires_grad or (affine is not None and affine.requires_grad)
     return b.training and recorded and x.dim() > 1 and x.numel() > x.shape[1] and is_dense(x)
+
+
+def rectified(hooks: Hooks, x: torch.Tensor, inplace: bool) -> torch.Tensor:
+    """PyTorch's ReLU outside the region's hooks, which are ``hooks``."""
+    _pop_hooks()
+    try:
+        return torch.relu_(x) if inplace else torch.relu(x)
+    finally:
+        _push_hooks(*hooks)
+
+
+def relu(b: Relu) -> torch.Tensor:
+    """:func:`rectified` in the region whose hooks are on top."""
+    return rectified(_top_hooks(False), b.x, b.inplace)
 
 
 class Once:

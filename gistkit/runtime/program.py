@@ -64,7 +64,7 @@ class Program:
         self._steps = [self._step(c) for c in self._calls]
         self._gaps, self._within = self._saves()
         self.fast: list[Any] = [None] * len(self._steps)
-        """By covered call: (function, binder, fast call) once it has run (:mod:`gistkit.runtime.fast`), else None."""
+        """By covered call its :data:`gistkit.runtime.fast.Entry` once it has run, else None."""
 
     @cached_property
     def headrooms(self) -> dict[int, Headroom]:

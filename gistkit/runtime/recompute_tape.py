@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -59,21 +60,23 @@ class Tape:
         self._segments = [Segment(s.index) for s in plan.segments]
         self._at = 0
         self._now = _Open(-1, "")
+        self._unwritten = _Open(-1, "")
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def begin(self, func: Callable, args: tuple, kwargs: dict) -> None:
         """A call is about to run."""
-        op = COVERED.get(func) or call_name(func)
+        op = _name(func)
         if op in OBSERVERS:
             return
         order = self._plan.order
         number = order[self._at] if self._at < len(order) else -1
         self._at += 1
-        self._now = now = _Open(number, op)
         if self._checks.waiting:
             self._compare(number)
         if number not in self._plan.watched:
+            self._open_unwritten(number)
             return
+        self._now = now = _Open(number, op)
         call = self._plan.graph.calls[number]
         if now.op != call.op:
             raise PlanMismatchError(f"call {number} to be {call.op}", now.op, AGAIN)
@@ -97,6 +100,38 @@ class Tape:
             segment.calls.append(written)
         now.written.clear()
         now.over = True
+
+    def passes(self, number: int, before: int = 0) -> bool:
+        """Have ``before`` calls over and that call running; False, and nothing done, where they are not what comes now
+        or there is something to write down or to compare."""
+        order, watched, at = self._plan.order, self._plan.watched, self._at + before
+        if at >= len(order) or order[at] != number or number in watched or self._checks.waiting:
+            return False
+        if before and not watched.isdisjoint(order[self._at : at]):
+            return False
+        self._at = at + 1
+        self._open_unwritten(number)
+        return True
+
+    def passed(self) -> None:
+        """The call of :meth:`passes` returned."""
+        self._now.over = True
+
+    def unpass(self, before: int = 0) -> None:
+        """Nothing was done of the calls of :meth:`passes`: they are still to come."""
+        self._at -= before + 1
+
+    def passes_by(self) -> bool:
+        """Count the call that comes now, which saves nothing; False, and nothing done, as with :meth:`passes`."""
+        order, at = self._plan.order, self._at
+        if at >= len(order) or not self.passes(order[at]):
+            return False
+        self._now.over = True
+        return True
+
+    def _open_unwritten(self, number: int) -> None:
+        self._now = now = self._unwritten
+        now.number, now.over, now.saves = number, False, 0
 
     def meant(self, found: Iterable[Decision | None]) -> tuple[Decision, ...]:
         """Those of the decisions whose storages are saved by the running call or, between calls, by a custom Function:
@@ -243,6 +278,12 @@ class Tape:
         for index in tuple(self._checks.waiting):
             if number is None or 0 <= self._plan.segments[index].end < number:
                 self._checks.compare(index, self._segments[index])
+
+
+@lru_cache(maxsize=1024)
+def _name(func: Callable) -> str:
+    """What the recorder calls a function."""
+    return COVERED.get(func) or call_name(func)
 
 
 def _random_states(found: list[tuple[torch.Tensor, int]]) -> tuple[RandomState, ...]:

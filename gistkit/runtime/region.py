@@ -99,8 +99,8 @@ class Region(Accounts):
     def learn(self, step: Step, func: Any, bind: Any) -> None:
         """Keep the fast call that the call's handler has left, for the forwards to come."""
         learnt, self.learnt = self.learnt, None
-        if self.program is not None and self.tape is None:
-            self.program.fast[step.index] = (func, bind, learnt)
+        if self.program is not None:
+            self.program.fast[step.index] = (func, bind, learnt, self.program.call(step.index).index)
 
     def next_step(self, op: str, bound: Bound) -> Step:
         """The plan's word on the covered call that comes now; a blank one without a plan. Under a budget the call must

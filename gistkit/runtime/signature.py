@@ -8,6 +8,8 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten
 
+from gistkit.runtime.fast_modules import PLAIN
+
 
 def signature(model: torch.nn.Module, args: tuple, kwargs: dict, by_value: tuple = (int, str)) -> tuple:
     """What a plan depends on besides the model's code: everything but sizes.
@@ -30,7 +32,8 @@ def state_kinds(model: torch.nn.Module) -> tuple:
     the caller's is for."""
     found: list[tuple] = []
     for module in _modules(model):
-        found.append((type(module), module.training))
+        kind = type(module)  # while another thread's forward runs, perhaps the subclass that it gave the module
+        found.append((PLAIN.get(kind, kind), module.training))
         for table in (module._parameters, module._buffers):
             found += [
                 (t.dtype, None if is_lazy(t) else t.shape, t.requires_grad) for t in table.values() if t is not None
