@@ -76,13 +76,14 @@ def capture(
     try:
         # casts of fake weights in the caller's autocast cache are memory to nobody; those of a real copy's would be
         cache = no_autocast_cache() if mode is None else contextlib.nullcontext()
-        elsewhere = _autocast_elsewhere(model, (args, kwargs)) if backward or on_cpu else contextlib.nullcontext()
-        with untouched_random_states(), torch.enable_grad(), cache, elsewhere:
+        device_type = _elsewhere(model, (args, kwargs)) if backward or on_cpu else None
+        casts = contextlib.nullcontext() if device_type is None else MirroredAutocast(device_type)
+        with untouched_random_states(), torch.enable_grad(), cache, casts:
             twin = _twin(model, mode, backward or on_cpu)
             inputs = _inputs((tuple(args), dict(kwargs or {}), tuple(targets)), mode, backward or on_cpu)
             if mode is not None and backward:
                 with mode:
-                    return traced_step(twin, *inputs, loss_fn=loss_fn)
+                    return traced_step(twin, *inputs, loss_fn=loss_fn, on_cpu=device_type is None)
             return _record(twin, inputs[0], inputs[1], mode)
     except Exception as error:
         raise CaptureError(
@@ -91,10 +92,9 @@ def capture(
         ) from error
 
 
-def _autocast_elsewhere(model: torch.nn.Module, given: tuple) -> contextlib.AbstractContextManager:
-    """What casts as the autocast of the device that the model is on, in a capture with the CPU's operators."""
-    device_type = autocast_device([*model.parameters(), *model.buffers(), *tensors_in(given)])
-    return contextlib.nullcontext() if device_type is None else MirroredAutocast(device_type)
+def _elsewhere(model: torch.nn.Module, given: tuple) -> str | None:
+    """The device that the model is on, in a capture with the CPU's operators; None where that is the CPU itself."""
+    return autocast_device([*model.parameters(), *model.buffers(), *tensors_in(given)])
 
 
 def _fakes(model: torch.nn.Module) -> FakeTensorMode:

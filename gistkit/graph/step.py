@@ -158,6 +158,7 @@ class _Builder:
         for span, first in zip(self.tracer.spans, self.first_task, strict=True):
             if span.key[0] == BACKWARD and span.key[1] is not None and span.writes:
                 of_node.setdefault(span.key[1], first)
+        inputs = {first for s, first in zip(self.tracer.spans, self.first_task, strict=True) if s.reads_input}
         forward = {t.call: t.index for t in self.tasks if t.phase == FORWARD}
         uses: dict[int, dict[int, bool]] = defaultdict(dict)
         held: dict[int, set[int | None]] = defaultdict(set)
@@ -173,7 +174,7 @@ class _Builder:
             held[block].add(task)
             if task is not None and hold.save.read:
                 own = self.graph.calls[hold.call].op == "relu" and hold.save.field == "result"
-                for use in (task, task + 1) if self._in_both_halves(hold.save, task) else (task,):
+                for use in (task, task + 1) if self._in_both_halves(hold.save, task, inputs) else (task,):
                     uses[block][use] = uses[block].get(use, False) or not own
         for block, tasks in self._unpacked():
             if tasks[0] == tasks[-1] and tasks[0] in held[block]:
@@ -194,10 +195,10 @@ class _Builder:
         last = max(block.last, block.holder, *(u.task for u in block.uses))
         return replace(block, kind="weight", last=last, read=-1, saved=-1, uses=(), holder=-1)
 
-    def _in_both_halves(self, save: Save, task: int) -> bool:
-        """Whether a saved tensor is the weight of a call whose backward is two tasks, the first of them given."""
+    def _in_both_halves(self, save: Save, task: int, inputs: set[int]) -> bool:
+        """Whether both halves of a backward, the first of them given, read a saved tensor: a weight; an input there."""
         halves = [t.part for t in self.tasks[task : task + 2]]
-        return save.field in WEIGHT_FIELDS and halves == ["weight", "input"]
+        return halves == ["weight", "input"] and (save.field in WEIGHT_FIELDS or task in inputs)
 
     def _unpacked(self) -> Iterator[tuple[int, range]]:
         """Blocks with the backward tasks during which what a node unpacked of them was there: one task mostly.
@@ -254,8 +255,7 @@ class _Builder:
         made = self.graph.values[relu.operands[0]]
         linear = self.graph.calls[made.producer] if made.producer >= 0 else relu
         between = (c for c in self.graph.readers(made.storage) if linear.index < c.index < relu.index)
-        ours = linear.op == "linear" and linear.index in self._split and relu.covered >= 0
-        return ours and not any(between)
+        return linear.op == "linear" and linear.index in self._split and relu.covered >= 0 and not any(between)
 
     def _ids(self, seen: Iterable[int]) -> tuple[int, ...]:
         found = []

@@ -15,7 +15,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gistkit.graph.conv_backward import made_of, unasked_bytes
+from gistkit.graph.conv_backward import made_of, reads_input, unasked_bytes
 from gistkit.graph.ledger import tensors_in
 from gistkit.graph.recorder import Recorder
 
@@ -74,16 +74,19 @@ class Span:
     """What it made, by what that was made of."""
     unasked_bytes: int = 0
     """A weight gradient that PyTorch makes beside the bias's although nobody asked for it."""
+    reads_input: bool = False
+    """Whether a convolution's input must be there for its input gradient, taken by itself, too."""
 
 
 class Tracer(TorchDispatchMode):
-    """Watches one step; entered inside FakeTensorMode, paused while ``active`` is False."""
+    """Watches one step; entered inside FakeTensorMode, paused while ``active`` is False. ``on_cpu``: those of the CPU
+    are the operators that will run, not another device's."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, on_cpu: bool = True) -> None:
         from torch.utils.flop_counter import flop_registry  # here, as it imports Triton
 
         super().__init__()
-        self._recorder = recorder
+        self._recorder, self._on_cpu = recorder, on_cpu
         self._flops = flop_registry
         self.phase = "forward"
         self.active = True
@@ -259,6 +262,7 @@ class Tracer(TorchDispatchMode):
             return
         span.sources.update(self._sources(func, args, out, read, changed))
         span.unasked_bytes = max(span.unasked_bytes, unasked_bytes(func, args))
+        span.reads_input = span.reads_input or (self._on_cpu and reads_input(func, args))
         span.moved_bytes += sum(t.numel() * t.element_size() for t in (*read.values(), *changed.values()))
         span.dtype = span.dtype or next((_name(t.dtype) for t in changed.values() if t.is_floating_point()), "")
         count = self._flops.get(func._overloadpacket)

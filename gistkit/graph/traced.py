@@ -22,8 +22,10 @@ def traced_step(
     targets: tuple,
     *,
     loss_fn: Callable[..., torch.Tensor] | None = None,
+    on_cpu: bool = True,
 ) -> SavedGraph:
-    """The graph of forward and backward of a model whose tensors, like all arguments, are fake ones on the CPU.
+    """The graph of forward and backward of a model whose tensors, like all arguments, are fake ones on the CPU, whose
+    operators the real ones run too if ``on_cpu``.
 
     To be called inside their FakeTensorMode. The step starts without gradients, whatever the model holds, and what the
     model returns is held until it ends, as ``out = model(x); loss = loss_fn(out); loss.backward()`` does. Raises
@@ -31,7 +33,7 @@ def traced_step(
     """
     model.zero_grad(set_to_none=True)
     recorder = Recorder(model, source="fake", light=True)
-    tracer = Tracer(recorder)
+    tracer = Tracer(recorder, on_cpu)
     recorder.dropped = tracer.drop
     notes = recorder.notes
     given = list(tensors_in((args, kwargs, targets)))

@@ -8,7 +8,8 @@ still wants a tensor there, and some backends bring it into another layout first
 | oneDNN, cuDNN | strides of the backend's own memory format, storage emptied: never copied, so never read |
 | ATen's matrix product on the CPU, one group | the same; several groups are copied out of the input one by one |
 | others, contiguous input | one element of the weight, expanded to the shape: copying it is harmless |
-| others | none: the input itself must be there |
+| ATen's on the CPU, weight in the input's memory format | the same |
+| others | none: the input itself must be there (:func:`gistkit.graph.conv_backward.needs_input`) |
 
 Bits and strides of the gradients are those of one joint call (tests/test_functional.py).
 """
@@ -21,11 +22,8 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from gistkit.graph.conv_backward import needs_input, takes_its_own
 from gistkit.nn.eligible import strides_of
-
-_Backend = torch._C._ConvBackend  # type: ignore[attr-defined]
-_NEVER_COPIED = (_Backend.Mkldnn, _Backend.Cudnn)
-_NEVER_COPIED_WHOLE = (*_NEVER_COPIED, _Backend.Slow2d)
 
 Pair = tuple[int, int]
 
@@ -86,8 +84,8 @@ class StandIn:
         if isinstance(x, FakeTensor):
             return StandIn(True, x.shape, x.dtype, x.device)
         backend = geometry.backend(x, weight)
-        if not _takes_its_own(backend, x, geometry):
-            return StandIn(not x.is_contiguous(), x.shape, x.dtype, x.device)
+        if not takes_its_own(backend, x, geometry.groups):
+            return StandIn(needs_input(x, weight, geometry), x.shape, x.dtype, x.device)
         layout = torch._C._conv_determine_backend_memory_format(x, weight, backend)
         return StandIn(False, x.shape, x.dtype, x.device, strides_of(x.shape, layout))
 
@@ -112,16 +110,11 @@ class StandIn:
         return torch.empty((), dtype=self.dtype, device=self.device).expand(self.shape)
 
 
-def _takes_its_own(backend: Any, x: torch.Tensor, geometry: Geometry) -> bool:
-    """Whether the backend never copies an input of its own memory format."""
-    return backend in (_NEVER_COPIED_WHOLE if x.is_cpu and geometry.groups == 1 else _NEVER_COPIED)
-
-
 def _never_read(empty: torch.Tensor, weight: torch.Tensor, geometry: Geometry) -> bool:
     """Whether the backend takes this tensor as it is. Asked of the stand-in itself, because a copy of it reads memory
     that is not there, and PyTorch's settings may have changed since forward."""
     backend = geometry.backend(empty, weight)
-    if not _takes_its_own(backend, empty, geometry):
+    if not takes_its_own(backend, empty, geometry.groups):
         return False
     layout = torch._C._conv_determine_backend_memory_format(empty, weight, backend)
     return empty.stride() == strides_of(empty.shape, layout)
