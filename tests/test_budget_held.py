@@ -169,6 +169,17 @@ def test_frozen_parts(part):
     assert_kept(model, F.cross_entropy, torch.randn(4, 3, 6, 6), torch.arange(4))
 
 
+@pytest.mark.parametrize("between", [nn.Identity, nn.Sigmoid])
+def test_a_frozen_convolution_needs_no_input(between):
+    """Neither is it kept for that one, nor does what runs anew begin there."""
+    torch.manual_seed(0)
+    frozen = nn.Conv2d(16, 16, 3).requires_grad_(False)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), between(), frozen, nn.ReLU(), nn.Conv2d(16, 4, 3), nn.Flatten(1))
+    x, y = torch.randn(4, 3, 16, 16), torch.arange(4)
+    least, plain = assert_kept(model, lambda out, _: out.square().mean(), x, y)
+    assert least < 0.96 * plain
+
+
 @pytest.mark.parametrize(
     "made",
     [

@@ -14,7 +14,7 @@ from gistkit.graph.notes import Notes
 from gistkit.graph.saved import Call, SavedGraph
 from gistkit.graph.trace import ACCUMULATE, Seen, Tracer
 
-WEIGHT_FIELDS = ("weight", "mat2")
+_WEIGHT_FIELDS = ("weight", "mat2")
 """Names under which their nodes save the weight."""
 
 
@@ -39,6 +39,15 @@ def split_calls(notes: Notes) -> frozenset[int]:
     return frozenset(notes.index[c.number] for c in notes.calls if c.covered >= 0 and c.split)
 
 
+def reading_halves(parts: Sequence[str], field: str, reads_input: bool) -> tuple[int, ...]:
+    """Which of a backward's tasks, by place, read what a node saved for it under that name; ``parts`` are those of its
+    first task and of the one behind. The input gradient reads the weight, and the input where ``reads_input`` says so:
+    else nothing is kept of it where the weight is frozen (nn.conv)."""
+    if list(parts) == ["weight", "input"]:
+        return (0, 1) if field in _WEIGHT_FIELDS or reads_input else (0,)
+    return () if parts[0] == "input" and field == "input" and not reads_input else (0,)
+
+
 def _copied(tracer: Tracer, own: set[int]) -> Iterator[int]:
     """Weight gradients in another layout than their parameter, which gets a copy."""
     seen = tracer.seen
@@ -52,7 +61,7 @@ def _of_halves(call: Call, weight: int, made_of: Mapping[int, set[int]]) -> Iter
     """What the node that reads the call's weight or its input makes, but for what it makes of the weight: that is the
     input's gradient."""
     saved = {s.storage for s in call.saves}
-    weights = {s.storage for s in call.saves if s.field in WEIGHT_FIELDS} | {weight}
+    weights = {s.storage for s in call.saves if s.field in _WEIGHT_FIELDS} | {weight}
     if any(saved & of for of in made_of.values()):
         yield from (i for i, of in made_of.items() if not weights & of)
 
@@ -63,4 +72,4 @@ def _storage(item: Seen, ledger: Ledger) -> int:
     return entry.id if entry is not None else -1 if item.stand_in is None else item.stand_in
 
 
-__all__ = ["WEIGHT_FIELDS", "split_calls", "weight_gradients"]
+__all__ = ["reading_halves", "split_calls", "weight_gradients"]

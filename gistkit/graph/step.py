@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import torch
 
-from gistkit.graph.gradients import WEIGHT_FIELDS, split_calls, weight_gradients
+from gistkit.graph.gradients import reading_halves, split_calls, weight_gradients
 from gistkit.graph.notes import Notes
-from gistkit.graph.saved import Save, SavedGraph
+from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import BACKWARD, BEFORE, FORWARD, Block, ConvShape, Task, Use
 from gistkit.graph.trace import ACCUMULATE, Seen, Span, Tracer
 
@@ -174,8 +174,9 @@ class _Builder:
             held[block].add(task)
             if task is not None and hold.save.read:
                 own = self.graph.calls[hold.call].op == "relu" and hold.save.field == "result"
-                for use in (task, task + 1) if self._in_both_halves(hold.save, task, inputs) else (task,):
-                    uses[block][use] = uses[block].get(use, False) or not own
+                parts = [t.part for t in self.tasks[task : task + 2]]
+                for half in reading_halves(parts, hold.save.field, task in inputs):
+                    uses[block][task + half] = uses[block].get(task + half, False) or not own
         for block, tasks in self._unpacked():
             if tasks[0] == tasks[-1] and tasks[0] in held[block]:
                 continue
@@ -194,11 +195,6 @@ class _Builder:
         """Autocast's copy of a parameter, which the runtime keeps as it is: there until its last node has run."""
         last = max(block.last, block.holder, *(u.task for u in block.uses))
         return replace(block, kind="weight", last=last, read=-1, saved=-1, uses=(), holder=-1)
-
-    def _in_both_halves(self, save: Save, task: int, inputs: set[int]) -> bool:
-        """Whether both halves of a backward, the first of them given, read a saved tensor: a weight; an input there."""
-        halves = [t.part for t in self.tasks[task : task + 2]]
-        return halves == ["weight", "input"] and (save.field in WEIGHT_FIELDS or task in inputs)
 
     def _unpacked(self) -> Iterator[tuple[int, range]]:
         """Blocks with the backward tasks during which what a node unpacked of them was there: one task mostly.
