@@ -169,6 +169,19 @@ def test_frozen_parts(part):
     assert_kept(model, F.cross_entropy, torch.randn(4, 3, 6, 6), torch.arange(4))
 
 
+def test_a_batch_norm_makes_no_gradient_of_an_input_that_needs_none(monkeypatch):
+    """On a CPU; cuDNN makes it."""
+    torch.manual_seed(0)
+    model, x, y = nn.Sequential(nn.BatchNorm2d(16), nn.Conv2d(16, 2, 3, 2)), torch.randn(4, 16, 16, 16), torch.arange(4)
+    loss_fn = lambda out, _: out.square().mean()  # noqa: E731
+    assert_kept(model, loss_fn, x, y)
+    ask = {"backward": True, "loss_fn": loss_fn, "targets": (y,)}
+    here = gistkit.capture(model, (x,), **ask)
+    monkeypatch.setattr("gistkit.graph.capture.autocast_device", lambda _: "cuda")
+    elsewhere = gistkit.capture(model, (x,), **ask)
+    assert [g.tasks[-1].transient_bytes for g in (here, elsewhere)] == [0, x.nbytes]
+
+
 @pytest.mark.parametrize("between", [nn.Identity, nn.Sigmoid])
 def test_a_frozen_convolution_needs_no_input(between):
     """Neither is it kept for that one, nor does what runs anew begin there."""

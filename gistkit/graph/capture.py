@@ -72,11 +72,11 @@ def capture(
     if on_cpu and not fake:
         raise ValueError("capture: on_cpu=True needs fake=True, got fake=False; a real step runs where the model is")
     _refuse(model)
-    mode = _fakes(model) if fake else None
+    device_type = _elsewhere(model, (args, kwargs)) if backward or on_cpu else None
+    mode = _fakes(model, device_type is None) if fake else None
     try:
         # casts of fake weights in the caller's autocast cache are memory to nobody; those of a real copy's would be
         cache = no_autocast_cache() if mode is None else contextlib.nullcontext()
-        device_type = _elsewhere(model, (args, kwargs)) if backward or on_cpu else None
         casts = contextlib.nullcontext() if device_type is None else MirroredAutocast(device_type)
         with untouched_random_states(), torch.enable_grad(), cache, casts:
             twin = _twin(model, mode, backward or on_cpu)
@@ -97,10 +97,10 @@ def _elsewhere(model: torch.nn.Module, given: tuple) -> str | None:
     return autocast_device([*model.parameters(), *model.buffers(), *tensors_in(given)])
 
 
-def _fakes(model: torch.nn.Module) -> FakeTensorMode:
+def _fakes(model: torch.nn.Module, on_cpu: bool) -> FakeTensorMode:
     """A mode of fake tensors. Its cache of what operators return gives a recurrent layer's two bias gradients, which
     are one tensor, a storage each: the second capture would have other tasks than the first. So not for those."""
-    mode = Fakes(allow_non_fake_inputs=True)
+    mode = Fakes(on_cpu, allow_non_fake_inputs=True)
     if any(isinstance(m, torch.nn.RNNBase) for m in model.modules()):
         mode.cache_enabled = False
     return mode
