@@ -61,7 +61,10 @@ def plan(
     ``"800MB"``, or ``"60%"`` of what plain PyTorch needs, reserve included. None sets no limit: the fastest step.
     The step is taken to begin with ``.grad`` None. One that adds to the gradients of earlier steps, or zeros them in
     place, holds all of them from its beginning: give it the bytes of the trainable parameters as ``reserve`` more. A
-    plan of several sub-batches has them in already, as these accumulate.
+    plan of several sub-batches has them in already, as these accumulate. Likewise it is one forward with the planned
+    loss, its backward right behind it and nothing retained: what another ``loss_fn`` takes is not in the budget, and
+    where a second forward begins before the first one's backward, or backward retains the graph, a
+    :class:`gistkit.BudgetWarning` says so once a model. Plan a module whose forward does all of it.
     ``policy`` is ``optimal`` or one of the papers' (``plain``, ``gist``, ``vdnn-all``, ``vdnn-conv``, ``vdnn-dyn``,
     ``vdnn+``, ``modnn``, ``cdma``, ``checkpoint``). ``fidelity`` is the class of moves that may be used: ``bitwise``,
     or ``reassociated`` (sums in another order); ``lossy="fp8"`` (``fp16``, ``fp10``, their scaled forms) implies the

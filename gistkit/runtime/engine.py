@@ -26,6 +26,7 @@ from gistkit.plan.policies.gist import gist
 from gistkit.runtime.counts import Ticket
 from gistkit.runtime.decide import Settings
 from gistkit.runtime.denser import Room, remember
+from gistkit.runtime.earlier import Earlier
 from gistkit.runtime.exact import FIRST, PLANNED, ExactPacker
 from gistkit.runtime.fast_modules import ShortModules
 from gistkit.runtime.forecast import Forecasts, Spilled, spilled_note
@@ -96,6 +97,7 @@ class Engine:
         self._overwrites = True
         self._shapes: dict[tuple, list[Shapes]] = {}
         self._warned = False
+        self._earlier = None if plan is None or plan.budget_bytes is None else Earlier(plan)
 
     @property
     def stats(self) -> StepStats | None:
@@ -140,17 +142,21 @@ class Engine:
         if foreign:
             self._note(f"{foreign} around a forward: it ran as plain PyTorch")
             return forward(*args, **kwargs)
-        if self.plan is not None:
-            check_rows(self.plan, args, kwargs)
+        rows = 0 if self.plan is None else check_rows(self.plan, args, kwargs)
         key = self._key(model, args, kwargs)
         with self._lock:
             program = None if self._grows(key, args, kwargs) else self._programs.get(key)
             program = program or self._planned(key, model, args, kwargs)
         if program is None:
             return self._recorded(key, model, forward, args, kwargs)
-        if runs_plain(self.plan):
-            return self._plain(program, forward, args, kwargs)
-        return self._compressed(key, program, model, forward, args, kwargs)
+        if self._earlier is not None:
+            self._earlier.begin(rows)
+        plain = runs_plain(self.plan)
+        run = partial(self._plain, program) if plain else partial(self._compressed, key, program, model)
+        out, observed = run(forward, args, kwargs)
+        if self._earlier is not None:
+            self._earlier.follow(observed, out, rows)
+        return out
 
     def _grows(self, key: tuple, args: tuple, kwargs: dict) -> bool:
         """Whether a forward under a budget is larger in some dimension than all before it: the next capture asks
@@ -201,18 +207,18 @@ class Engine:
         self._stats = StepStats((), plain, program.plan.kept_bytes, plain, notes)
         return out
 
-    def _plain(self, program: Program, forward: Callable, args: tuple, kwargs: dict) -> Any:
+    def _plain(self, program: Program, forward: Callable, args: tuple, kwargs: dict) -> tuple[Any, Observed]:
         region = Region(self.settings, self._packer, program, strict=True)
         with Counter(region):
             out = forward(*args, **kwargs)
         region.finish()
         with self._lock:
             self._stats, self.steps = as_captured(program), self.steps + 1
-        return out
+            return out, self._stats
 
     def _compressed(
         self, key: tuple, program: Program, model: torch.nn.Module, forward: Callable, args: tuple, kwargs: dict
-    ) -> Any:
+    ) -> tuple[Any, Observed]:
         if len(self._verified) > CHECKS:
             self._verified.clear()
         region = Region(self.settings, self._packer, program, self.plan is not None, self._verified)
@@ -241,9 +247,9 @@ class Engine:
             else:
                 self._packer.settle_first()
                 self._packer.poll()
-            self._stats = observe(region)
+            self._stats = observed = observe(region)
             self._learn(key, program, region)
-            return out
+            return out, observed
         finally:
             self._overwrites &= not region.watch.broken
             region.clear()

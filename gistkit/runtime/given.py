@@ -84,17 +84,18 @@ def _refuse(what: str, demand: str, got: str) -> None:
     raise PlanError(f"compress: plan is damaged: {what} must be {demand}, got {got}; {REMEDY}")
 
 
-def check_rows(plan: Plan, args: tuple, kwargs: dict) -> None:
-    """Raise PlanMismatchError for a forward of more rows than the plan is for; fewer are fine.
+def check_rows(plan: Plan, args: tuple, kwargs: dict) -> int:
+    """The rows of a forward, 0 where nothing hangs on them. Raise PlanMismatchError for one of more rows than the plan
+    is for; fewer are fine.
 
     A plan with a budget is for ``settings["batch"]`` rows, in as many sub-batches as it says.
     """
     planned = plan.settings.get("batch")
     if not planned or (plan.budget_bytes is None and plan.sub_batches == 1):
-        return
+        return 0
     most, rows = -(-planned // plan.sub_batches), batch_size((args, kwargs))
     if rows <= most:
-        return
+        return rows
     parts = "" if plan.sub_batches == 1 else f" (a batch of {planned} in {plan.sub_batches} sub-batches)"
     remedy = f"plan for a batch of {rows}"
     if plan.sub_batches > 1:
@@ -146,7 +147,7 @@ def check_call(program: Program, index: int, bound: Bound) -> None:
         if (tuple(planned) if isinstance(planned, list) else planned) != now:
             raise PlanMismatchError(f"{where} with {name}={planned}", f"{now}", AGAIN)
     if sizes and call.operands:
-        most, nbytes = sizes[program.graph.values[call.operands[0]].storage], bound.x.numel() * bound.x.element_size()
+        most, nbytes = sizes[program.graph.values[call.operands[0]].storage], extent_bytes(bound.x)
         if nbytes > most:
             raise PlanMismatchError(
                 f"{where} of at most {most} bytes", f"an operand of {nbytes}", "plan for inputs of these sizes"
