@@ -22,6 +22,7 @@ from gistkit.runtime.live import LiveBytes
 from tests.models import DenseNet, UNet
 from tests.predicted import steady_peak_bytes
 from tests.recompute_cases import (
+    Chain,
     assert_same,
     by_hand,
     by_pixel,
@@ -247,3 +248,43 @@ def test_values_are_those_of_the_time_at_which_they_were_saved():
         twin(data[0][0]).sum().backward()
     assert_same(model, gistkit.compress(twin, Plan("by hand", graph.fingerprint, (again,), ())), data)
     assert [r.codec for r in gistkit.report(twin).stats.rows].count("recompute") == 2
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_what_is_saved_as_a_view_comes_back(affine, memory_format):
+    torch.manual_seed(0)
+    norms = (nn.InstanceNorm2d(8, affine=affine), nn.GroupNorm(2, 8, affine=affine))
+    blocks = [
+        nn.Sequential(nn.Conv2d(c, 8, 3, padding=1), norm, nn.ELU()) for c, norm in zip((3, 8), norms, strict=True)
+    ]
+    model, data = Chain(*blocks).to(memory_format=memory_format), batches(3, 4, 8)
+    data = [(x.to(memory_format=memory_format), t) for x, t in data]
+    twin = copy.deepcopy(model)
+    plan = gistkit.plan(twin, *data[0], loss_fn=F.cross_entropy, policy="checkpoint")
+    assert_same(model, gistkit.compress(twin, plan), data)
+    again = {d.storage for d in plan.decisions if d.codec == "recompute"}
+    rows = {r.storage: r for r in gistkit.report(twin).stats.rows if r.storage in again}
+    assert again == set(rows) and all(r.codec == "recompute" and r.kept_bytes == 0 for r in rows.values()), rows
+
+
+class Halved(Overwritten):
+    """SiLU saves the half that it is given, of a map that is then overwritten."""
+
+    def forward(self, x):
+        y = self.first(x)
+        half = F.silu(y[:, 4:])
+        y = y.mul_(2) if self.inplace else y * 2
+        return self.last(torch.cat((half, y[:, :4]), 1)).mean((2, 3))
+
+
+def test_a_part_of_a_storage_is_as_it_was_when_it_was_saved():
+    torch.manual_seed(0)
+    model, data = Halved(False), batches(3, 2, 8, classes=8)
+    twin = Halved(True)
+    twin.load_state_dict(model.state_dict())
+    graph = gistkit.capture(twin, data[0][:1], on_cpu=True)
+    again = Decision(graph.values[graph.calls[0].results[0]].storage, "recompute", "nowhere")
+    assert_same(model, gistkit.compress(twin, Plan("by hand", graph.fingerprint, (again,), ())), data)
+    (row,) = [r for r in gistkit.report(twin).stats.rows if r.storage == again.storage]
+    assert row.codec == "recompute" and row.kept_bytes == 0
