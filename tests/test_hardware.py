@@ -87,6 +87,7 @@ def test_another_type():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("[" * 100_000, r"^hardware file .*bad.json: not JSON \(.*\); write it anew with `gistkit calibrate`$"),
         ("{not json", r"^hardware file .*bad.json: not JSON \(.*\); write it anew with `gistkit calibrate`$"),
         ("[1]", r"^hardware file .*bad.json: must be a JSON object, got list; see `gistkit calibrate`$"),
         ('{"name": "x"}', r"bad.json: lacks async_counts, both_gbps, .*; write it anew with `gistkit calibrate`$"),

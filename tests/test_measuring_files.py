@@ -23,6 +23,7 @@ def changed(text, **values):
 
 NONSENSE = {
     "not json": (lambda t: "{", r"not JSON \("),
+    "nested": (lambda t: "[" * 100_000, r"not JSON \("),
     "a list": (lambda t: "[1]", r'must be a JSON object with "format": \'gistkit.times\''),
     "a plan": (lambda t: '{"format": "gistkit.plan"}', r'must be a JSON object with "format": \'gistkit.times\''),
     "version": (lambda t: changed(t, version=7), r"version must be 1, got 7"),

@@ -228,5 +228,5 @@ def test_a_file_says_what_it_was_made_for():
     with pytest.raises(PlanError, match="edited after it was planned"):
         Plan.from_json(json.dumps(raw))
     raw["version"] = 1
-    with pytest.raises(PlanError, match="of version 2, got version 1; plan again with this gistkit"):
+    with pytest.raises(PlanError, match="of version 3, got version 1; plan again with this gistkit"):
         Plan.from_json(json.dumps(raw))

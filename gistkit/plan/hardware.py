@@ -24,12 +24,15 @@ import math
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 
+from gistkit.errors import quoted
+
 GIB = 2**30
 _POSITIVE = ("memory_gbps", "codec_slowdown")
 _NOT_NEGATIVE = ("d2h_gbps", "h2d_gbps", "both_gbps", "launch_s", "host_s", "runtime_host_s")
 _LIMITS = {"memory_gbps": 1e6, "d2h_gbps": 1e5, "h2d_gbps": 1e5, "both_gbps": 2e5}
 _LIMITS |= {"launch_s": 1.0, "host_s": 1.0, "runtime_host_s": 1.0}
 _MOST_FLOPS = 1e18
+_DEVICES = ("cuda", "gpu", "mps", "xpu", "hip", "rocm", "auto")
 CUDA_LIBRARIES_BYTES = 96 * 2**20
 """What cuBLAS and cuDNN hold for themselves under PyTorch: plans were measured 66 to 86 MiB above their prediction on
 an H200, plain steps 85 MiB (docs/log.md, 2026-11-20)."""
@@ -117,7 +120,7 @@ class Hardware:
         too many, or holds an absurd value."""
         try:
             raw = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"hardware: not JSON ({error}); write it anew with `gistkit calibrate`") from error
         if not isinstance(raw, dict):
             raise ValueError(f"hardware: must be a JSON object, got {type(raw).__name__}; see `gistkit calibrate`")
@@ -133,6 +136,17 @@ class Hardware:
         if not isinstance(lacks, list):
             _refuse("lacks", "a list of convolution algorithms", lacks)
         return Hardware(**raw, lacks=tuple(lacks))
+
+
+def _hint(name: str) -> str:
+    """What may be meant by a name that is neither a preset nor a file. Another card of the same family is not meant."""
+    measure = "measure one with `gistkit calibrate --out FILE`"
+    if Path(name).name != name or Path(name).suffix:
+        return measure
+    if name.partition(":")[0] in _DEVICES:
+        return "leave it out for the device at hand"
+    near = difflib.get_close_matches(name.replace(" ", ""), PRESETS, n=1, cutoff=0.8)
+    return f"did you mean {near[0]!r}?" if near else f"leave it out for the device at hand, or {measure}"
 
 
 def _refuse(field: str, demand: str, value: object) -> None:
@@ -229,10 +243,9 @@ def hardware(which: Hardware | str | Path | None = None) -> Hardware:
         return PRESETS[str(which)]
     path = Path(which)
     if not path.is_file():
-        near = difflib.get_close_matches(str(which).lower(), PRESETS, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else "measure one with `gistkit calibrate --out FILE`"
         raise ValueError(
-            f"hardware must be one of {', '.join(PRESETS)} or the path of a calibrated file, got {str(which)!r}; {hint}"
+            f"hardware must be one of {', '.join(PRESETS)} or the path of a calibrated file, got {quoted(str(which))}; "
+            f"{_hint(str(which).lower())}"
         )
     try:
         return Hardware.from_json(path.read_text(encoding="utf-8"))

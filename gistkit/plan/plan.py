@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import MISSING, asdict, dataclass, field, fields
+from math import isfinite
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from gistkit.errors import PlanError
 
 PLACES = ("device", "host", "nowhere")
-FORMAT, VERSION = "gistkit.plan", 2
+FORMAT, VERSION = "gistkit.plan", 3
 TUPLES = ("sources", "recipe")
 ASKED = "Plan.from_json: text must be that of Plan.to_json"
 REMEDY = "give the whole file as to_json wrote it, or plan again"
@@ -98,37 +99,58 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as JSON text."""
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self), "digest": self._digest()})
-
-    def _digest(self) -> str:
-        """Hash of what is decided and of the figures that were predicted of it."""
-        told = (self.fingerprint, self.sub_batches, self.fidelity, self.budget_bytes, self.peak_bytes, self.made_for)
-        parts = [[asdict(d) for d in self.decisions], [asdict(c) for c in self.choices], told]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+        told = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        return json.dumps({**told, "digest": _digest(told)})
 
     @staticmethod
     def from_json(text: str) -> Plan:
         """The plan of :meth:`to_json`'s text. Raises PlanError for text that is not one: what is wrong with it.
 
-        Where the text has a ``digest``, decisions and figures must be those that it was made of.
+        Where the text has a ``digest``, all else must be what that was made of: decisions, figures, settings.
         """
         try:
-            raw = json.loads(text)
-        except (ValueError, TypeError) as error:
-            raise PlanError(f"{ASKED}, got text that is no JSON ({error}); {REMEDY}") from error
-        if not isinstance(raw, dict) or raw.pop("format", None) != FORMAT:
-            raise PlanError(f'{ASKED}, got {_summary(raw)} without "format": {FORMAT!r}; {REMEDY}')
-        version = raw.pop("version", None)
-        if version != VERSION:
-            raise PlanError(f"{ASKED} of version {VERSION}, got version {version!r}; plan again with this gistkit")
-        digest = raw.pop("digest", None)
-        plan = _read(Plan, {**raw, "decisions": _each(Decision, raw), "choices": _each(CallChoice, raw)}, "plan")
-        if digest is not None and digest != plan._digest():
-            raise PlanError(
-                f"{ASKED}, got one that was edited after it was planned: its digest {digest!r} is not that of its "
-                'decisions, for which the peak was predicted; plan again, or remove "digest" to run it at your own risk'
-            )
-        return plan
+            return _plan_of(_parsed(text))
+        except RecursionError as error:
+            raise PlanError(f"{ASKED}, got text of brackets within brackets beyond any plan's; {REMEDY}") from error
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError) as error:
+        raise PlanError(f"{ASKED}, got text that is no JSON ({error}); {REMEDY}") from error
+
+
+def _plan_of(raw: Any) -> Plan:
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+        others = {k: v for k, v in raw.items() if k != "format"} if isinstance(raw, dict) else raw
+        raise PlanError(f'{ASKED}, got {_summary(others)} without "format": {FORMAT!r}; {REMEDY}')
+    if raw.get("version") != VERSION:
+        got = f"version {raw.get('version')!r}"
+        raise PlanError(f"{ASKED} of version {VERSION}, got {got}; plan again with this gistkit")
+    digest = raw.pop("digest", None)
+    told = {name: value for name, value in raw.items() if name not in ("format", "version")}
+    plan = _read(Plan, {**told, "decisions": _each(Decision, raw), "choices": _each(CallChoice, raw)}, "plan")
+    if digest is not None and digest != _digest({"format": FORMAT, "version": VERSION, **asdict(plan)}):
+        raise PlanError(
+            f"{ASKED}, got one that was edited after it was planned: its digest {digest!r} is not that of the "
+            'decisions, figures and settings that it holds; plan again, or remove "digest" to run it at your own risk'
+        )
+    return plan
+
+
+def _digest(told: dict) -> str:
+    """Hash of all that a plan's file says, whatever the order of its fields and the spelling of its numbers."""
+    return hashlib.sha256(json.dumps(_spelt(told), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _spelt(item: Any) -> Any:
+    """Nested data as any JSON has it: texts as keys, no whole number as a float."""
+    if isinstance(item, dict):
+        return {key if isinstance(key, str) else json.dumps(key): _spelt(value) for key, value in item.items()}
+    if isinstance(item, list | tuple):
+        return [_spelt(part) for part in item]
+    return int(item) if isinstance(item, float) and item.is_integer() else item
 
 
 def _summary(raw: Any) -> str:
@@ -165,10 +187,10 @@ def _read(kind: type, raw: Any, where: str) -> Any:
 
 
 def _is(value: Any, hint: Any) -> bool:
-    """Whether a value is of a field's type; no bool counts as a number."""
+    """Whether a value is of a field's type; no bool counts as a number, nor what is not finite."""
     allowed = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     plain = tuple(get_origin(a) or a for a in allowed)
-    if isinstance(value, bool) and bool not in plain:
+    if (isinstance(value, bool) and bool not in plain) or (isinstance(value, float) and not isfinite(value)):
         return False
     return isinstance(value, plain) or (float in plain and isinstance(value, int))
 

@@ -80,7 +80,7 @@ class StepTimes:
         """The times of :meth:`to_json`'s text. Raises ValueError for text that is not one: what is wrong with it."""
         try:
             raw = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"times: not JSON ({error}); {ANEW}") from error
         if not isinstance(raw, dict) or raw.pop("format", None) != FORMAT:
             raise ValueError(f'times: must be a JSON object with "format": {FORMAT!r}; {ANEW}')
