@@ -25,21 +25,22 @@ ROUNDING = 1e-9
 """Of sums of some hundred seconds of double precision, relative."""
 
 
-def skips():
+def skips(relus=True):
     """Maps that are read again further on, beside others that nothing comes of: what runs anew starts from up to three
-    of them."""
+    of them. Without ``relus``, which must not come back from rounded values, sums."""
     step = Step(2)
+    act = step.relu if relus else lambda x: step.add(x, x)
     x = step.conv(step.input(3, 32, 32), 8)
     step.add(step.add(x, x), x)
     y = step.batch_norm(x)
     step.conv(y, 8)
-    z = step.relu(y)
+    z = act(y)
     a = step.conv(z, 8)
     b = step.conv(step.add(z, a), 8)
     c = step.batch_norm(step.add(b, a))
     step.batch_norm(c)
-    d = step.relu(c)
-    step.conv(step.relu(c), 8)
+    d = act(c)
+    step.conv(act(c), 8)
     e = step.batch_norm(d)
     return step.finish(step.add(step.batch_norm(e), e))
 
@@ -112,7 +113,7 @@ def test_chains_of_rebuilds_and_reruns_are_exact(words):
 
 def test_what_is_decoded_for_a_rerun_from_several_sources():
     """In every form, of one, two and three of them: what the simulator says, to the byte."""
-    attempt, simulator = attempt_of(skips(), CPU, "lossy", "fp8")
+    attempt, simulator = attempt_of(skips(relus=False), CPU, "lossy", "fp8")
     problem, index, seen = attempt.problem, attempt._build.index, set()
     for taken in choices(problem, random.Random(0), 1000):
         lent = Context.of(attempt.plan(taken), index).lent or {}

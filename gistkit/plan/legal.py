@@ -15,7 +15,7 @@ from gistkit.errors import PlanError
 from gistkit.graph.saved import Call, Save, SavedGraph, SavedStorage
 from gistkit.plan.context import NO_VALUES
 from gistkit.plan.plan import REMEDY, Decision, Plan
-from gistkit.plan.policies.lossy import may_narrow
+from gistkit.plan.policies.lossy import intolerant, may_narrow, rounded
 from gistkit.plan.policies.predicted import kept_by_ops
 from gistkit.plan.policies.reading import Reading, dtype_of, written_late
 from gistkit.plan.policies.rebuild import recipe_of
@@ -103,7 +103,12 @@ class _Judge:
             return "it does not follow from what batch norms and additions read and what is kept with its values"
         if (recipe.steps, recipe.sources) != (d.recipe, d.sources):
             return f"it comes about as {recipe.steps} from storages {recipe.sources}"
-        return "it would be rebuilt from itself" if self._circle(d.storage, ()) else ""
+        if self._circle(d.storage, ()):
+            return "it would be rebuilt from itself"
+        strict = intolerant(d.storage, self._reading, d.mask) if rounded(d.storage, self._decided.get) else None
+        if strict is None:
+            return ""
+        return f"the backward of {strict.op} (call {strict.index}) takes no rounded values, and what it follows from is"
 
     def _valued(self, storage: int) -> Decision | None:
         """A source's decision, where its values are there in backward."""

@@ -31,8 +31,9 @@ def saving(lossy: str | None = None) -> Iterator[Saved]:
 
     For code that is no single module. Without a plan nothing is known of later readers, so no ReLU runs in place, none
     gives its mask to a pool, and nothing is rebuilt; results are bit-exact unless ``lossy`` names a format (see
-    :func:`gistkit.compress`). Backward may run inside or outside. Raises ValueError for an unknown format,
-    CompressError inside another such block or where other saved-tensor hooks are active.
+    :func:`gistkit.compress`): then what convolutions, linear layers and batch norms read is rounded. Backward may run
+    inside or outside. Raises ValueError for an unknown format, CompressError inside another such block or where other
+    saved-tensor hooks are active.
     """
     check_lossy(lossy)
     if hooks_are_active():

@@ -166,7 +166,8 @@ def _stash_rebuilt(region: Region, step: Step, decision: Decision, y: torch.Tens
             return True
     why = NOT_EXACT if made else MADE_OTHERWISE
     region.cannot(decision, why)
-    fallback = "zvc" if region.settings.lossy is None else "zvc+" + region.settings.lossy
+    lossy = region.settings.lossy if region.program is None or region.program.bears_rounding(decision.storage) else None
+    fallback = "zvc" if lossy is None else f"zvc+{lossy}"
     region.encode(y, Decision(decision.storage, fallback, reason=f"stored: {why}"))
     return False
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from gistkit.graph.saved import Call, Passing, Save, SavedGraph
 from gistkit.plan.plan import CallChoice, Decision, Plan
+from gistkit.plan.policies.lossy import intolerant
+from gistkit.plan.policies.reading import Reading
 from gistkit.plan.policies.recompute_plan import recompute_plan
 from gistkit.runtime.decide import KEEP_DENSE, WITHOUT_VALUES
 from gistkit.runtime.joint import Headroom, headrooms
@@ -70,6 +72,14 @@ class Program:
     def headrooms(self) -> dict[int, Headroom]:
         """By covered call the headroom for a convolution's joint backward."""
         return headrooms(self.graph, self.plan)
+
+    def bears_rounding(self, storage: int) -> bool:
+        """Whether all that reads a storage's values in backward may be given rounded ones."""
+        return intolerant(storage, self._reading) is None
+
+    @cached_property
+    def _reading(self) -> Reading:
+        return Reading(self.graph)
 
     def carry_over(self, before: Program) -> None:
         """Take over what calls have learnt under another plan of the same graph, where the two say the same of them,

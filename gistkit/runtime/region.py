@@ -18,6 +18,7 @@ from gistkit.nn.eligible import KERNEL_DTYPES
 from gistkit.nn.keep import Alias, Kept
 from gistkit.nn.overwrite import not_a_number
 from gistkit.plan.plan import CallChoice, Decision
+from gistkit.plan.policies.lossy import rounds
 from gistkit.runtime.accounts import Accounts
 from gistkit.runtime.counts import Ticket
 from gistkit.runtime.decide import KEEP_DENSE, WITHOUT_VALUES, Settings, ad_hoc
@@ -148,6 +149,15 @@ class Region(Accounts):
             decision = replace(other, storage=decision.storage)
         made = self.encode(x, decision)
         return self.alias(x, decision) if made is None else Reader(made, x)
+
+    def keep_exact(self, x: torch.Tensor) -> Kept:
+        """A hold on x for a node that no plan speaks of, which may not bear rounded values."""
+        stash = self.table.find(x)
+        if stash is None:
+            return self.keep(x, ad_hoc(x, self.table.tagged(x), replace(self.settings, lossy=None)))
+        planned = stash.storage >= 0 and self.program is not None  # for all of its readers
+        exact = planned or not (rounds(stash.codec) or stash.codec in WITHOUT_VALUES or stash.codec == "recompute")
+        return self.keep(x, None) if exact else self.alias(x, KEEP_DENSE)
 
     def encode(self, x: torch.Tensor, decision: Decision) -> Stash | None:
         """Stash x's storage under the decision's codec; None (and a note) where that is impossible or does not pay."""

@@ -39,7 +39,8 @@ def _pack(region: Region, x: torch.Tensor) -> Kept | Shape:
         return Shape(x)
     if is_weight(x) or x.layout != torch.strided or x.is_nested:
         return Alias(x)
-    return region.keep(x, _planned(region, x))
+    decision = _planned(region, x)
+    return region.keep(x, decision) if decision is not None or region.settings.lossy is None else region.keep_exact(x)
 
 
 def _planned(region: Region, x: torch.Tensor) -> Decision | None:

@@ -16,7 +16,7 @@ Where it departs from the paper:
   before a linear layer is sparse.
 - DPR "is applicable to any layer combination" (IV-A); here only to readers that are known to bear it
   (:mod:`gistkit.plan.policies.lossy`). A ReLU's narrow output has its mask beside it: what was flushed to zero still
-  passes its gradient.
+  passes its gradient. What is rebuilt from rounded values goes to such readers only.
 - An encoding is taken where it saves a twentieth, of tensors of at least 4 KiB; the paper encodes every pair, early
   minibatches with few zeros too (V-E).
 - Zero-value compression (cDMA's format) beside CSR: above a density of 0.12 it is smaller, and exact as well.
@@ -30,6 +30,7 @@ from gistkit.codecs import VALUE_FORMS
 from gistkit.graph.saved import SavedGraph
 from gistkit.plan.plan import Decision, Plan
 from gistkit.plan.policies.choices import call_choices
+from gistkit.plan.policies.lossy import rounds
 from gistkit.plan.policies.rules import Planner
 
 
@@ -66,12 +67,8 @@ def gist(
         plain_bytes=graph.kept_bytes,
         kept_bytes=sum(planner.predicted_bytes(d) for d in decisions),
         settings={"lossy": lossy},
-        fidelity="lossy" if any(_rounds(d) for d in decisions) else "bitwise",
+        fidelity="lossy" if any(rounds(d.codec) for d in decisions) else "bitwise",
     )
-
-
-def _rounds(decision: Decision) -> bool:
-    return any(part in VALUE_FORMS for part in decision.codec.split("+"))
 
 
 __all__ = ["Decision", "check_lossy", "gist"]

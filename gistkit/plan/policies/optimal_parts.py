@@ -20,9 +20,11 @@ from gistkit.plan.context import NO_VALUES, Context, StepIndex, is_sparse, used_
 from gistkit.plan.cost import CostTable
 from gistkit.plan.intervals import Effects, Interval
 from gistkit.plan.plan import Decision
+from gistkit.plan.policies.lossy import intolerant, rounds
 from gistkit.plan.policies.optimal_joints import Event, joints_of, levels
 from gistkit.plan.policies.optimal_problem import Joint, Key, Part
 from gistkit.plan.policies.optimal_segments import Candidate
+from gistkit.plan.policies.reading import Reading
 from gistkit.plan.policies.rebuild import MAX_DEPTH
 from gistkit.plan.segments import Segment, lending, lends
 
@@ -67,6 +69,7 @@ class Parts:
     def __init__(self, costs: CostTable, index: StepIndex, context: Context, known: dict) -> None:
         self._costs, self._index, self._context, self._known = costs, index, context, known
         self._tasks = len(index.graph.tasks)
+        self._reading = Reading(index.graph)
 
     def of(self, block: Block, way: Way) -> Part:
         """What a way of treating a block adds by itself. Raises PlanError where it makes no sense."""
@@ -169,6 +172,8 @@ class Parts:
         away = way.decision.place == "host" and any(t < way.decision.prefetch for t in tasks)
         if away or way.decision.codec in ("recompute", *NO_VALUES):
             return None
+        if rounds(way.decision.codec) and not all(map(self._bears_rounding, demands)):
+            return None
         slices = [item for d in demands for item in d.slices]
         parts = [(d.borrows, d.coded) for d in demands if _borrows(d, block, way, demands)]
         lent = {s.start: _more_bytes(s, (block.id,), self._index) if len(c) < 2 else 0 for s, c in parts if s}
@@ -178,6 +183,12 @@ class Parts:
             return None
         more = (Interval(task, task, nbytes, block.id, "transient") for task, nbytes in lent.items())
         return replace(found, intervals=(*found.intervals, *more)) if lent else found
+
+    def _bears_rounding(self, demand: Demand) -> bool:
+        """Whether all that comes back has readers that may be given rounded values; rebuilt ReLUs have their masks."""
+        again = demand.borrows
+        storages = (self._index.graph.blocks[b].storage for b in (again.blocks if again else (demand.block,)))
+        return all(intolerant(s, self._reading, masked=again is None) is None for s in storages)
 
     def _effects(
         self,

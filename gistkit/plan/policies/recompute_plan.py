@@ -15,8 +15,9 @@ from gistkit.errors import PlanError
 from gistkit.graph.saved import Call, SavedGraph, SavedStorage
 from gistkit.plan.part_algorithms import switches
 from gistkit.plan.plan import CallChoice, Decision
+from gistkit.plan.policies.lossy import intolerant, rounded
 from gistkit.plan.policies.predicted import kept_by_ops
-from gistkit.plan.policies.reading import written_late
+from gistkit.plan.policies.reading import Reading, written_late
 from gistkit.plan.segments import valued
 
 OUTSIDE = ("input", "parameter", "buffer")
@@ -93,6 +94,7 @@ class Replays:
                 self.writers[storage].append(call)
         self.saved = {s.id for s in graph.kept()}
         self.own, self.late = kept_by_ops(graph), written_late(graph)
+        self._reading = Reading(graph)
 
     def under(self, decisions: Mapping[int, Decision]) -> Replays:
         """The same graph under other decisions, by storage."""
@@ -131,6 +133,7 @@ class Replays:
         for call in calls.values():
             self._check_call(call, inside, min(wanted))
         self._check_sources(calls, inside, min(wanted))
+        self._check_rounded(calls, inside, wanted)
         savers = (c.index for s in wanted for c, _ in self.graph.savers(s))
         return SegmentPlan(index, frozenset(wanted), frozenset(inside), frozenset(calls), max((*savers, *calls)))
 
@@ -221,6 +224,19 @@ class Replays:
                         f"{self._name(wanted)}: recompute reads storage {read} as {call.op} (call {call.index}) found "
                         f"it, but {later.op} (call {later.index}) overwrites it; cut the segment elsewhere"
                     )
+
+    def _check_rounded(self, calls: Mapping[int, Call], inside: set[int], wanted: set[int]) -> None:
+        reads = {r for call in calls.values() for r in call.reads} - inside
+        source = next((r for r in sorted(reads) if rounded(r, self.decisions.get)), None)
+        for storage in sorted(wanted) if source is not None else ():
+            masked = storage in self.decisions and self.decisions[storage].mask
+            strict = intolerant(storage, self._reading, masked)
+            if strict is not None:
+                raise PlanError(
+                    f"{self._name(storage)}: recompute from storage {source}, which comes back rounded, but the "
+                    f"backward of {strict.op} of {strict.module or 'the model'} (call {strict.index}) takes no rounded "
+                    "values; keep one of the two exactly"
+                )
 
 
 def _groups(decisions: Iterable[Decision]) -> dict[tuple[int, ...], set[int]]:

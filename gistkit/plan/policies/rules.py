@@ -10,7 +10,7 @@ from gistkit.graph.saved import Call, Save, SavedGraph, SavedStorage, Value
 from gistkit.plan.plan import Decision
 from gistkit.plan.policies.choices import map_bits, mask_carrier
 from gistkit.plan.policies.density import Densities
-from gistkit.plan.policies.lossy import may_narrow
+from gistkit.plan.policies.lossy import intolerant, may_narrow, rounded
 from gistkit.plan.policies.reading import KERNEL_DTYPES, Reading, dtype_of, numel, written_late
 from gistkit.plan.policies.rebuild import MAX_DEPTH, depth, recipe_of
 
@@ -140,7 +140,10 @@ class Planner:
             if "add" not in str(recipe.steps)
             else "follows from the terms of the addition",
         )
-        return made if depth(made, self.decide) <= MAX_DEPTH else None
+        if depth(made, self.decide) > MAX_DEPTH:
+            return None
+        exact = not any(rounded(source, self.decide) for source in made.sources)
+        return made if exact or intolerant(s.id, self.reading) is None else None
 
     def _smallest(
         self, s: SavedStorage, density: float | None, narrow: str | None, is_relu: bool, who: str
