@@ -1,5 +1,16 @@
 """Errors of gistkit: what failed, what was demanded, what was given, and what to do about it."""
 
+_SHOWN = 60
+
+
+def quoted(value: object) -> str:
+    """A value as an error shows it: its repr, the middle left out where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # an int of thousands of digits
+        return f"{type(value).__name__} too long to be shown"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 15]}...{text[-12:]}"
+
 
 class GistError(RuntimeError):
     """Base class of every error in capturing, planning or running; arguments raise ValueError or TypeError."""

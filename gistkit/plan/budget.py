@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
+from gistkit.errors import quoted
+
 UNITS = {"b": 1} | {
     f"{letter}{ending}": base**power
     for power, letter in enumerate("kmgt", start=1)
@@ -27,7 +29,7 @@ def parse_bytes(amount: int | str, argument: str = "reserve") -> int:
     """
     number = _number(amount, argument, FORMS)
     if isinstance(number, tuple):
-        raise ValueError(f'{argument} must be {FORMS}, got {amount!r}: a share of what? Write bytes, as "1.5GiB"')
+        raise ValueError(f'{argument} must be {FORMS}, got {quoted(amount)}: a share of what? Write bytes, as "1.5GiB"')
     return number
 
 
@@ -42,7 +44,7 @@ def parse_budget(budget: int | str | None, plain_peak_bytes: int) -> int | None:
     number = _number(budget, "budget", forms)
     nbytes = int(plain_peak_bytes * number[0] / 100) if isinstance(number, tuple) else number
     if nbytes < 1:
-        raise ValueError(f"budget must be more than 0, got {budget!r}; write {forms}, or None for no budget")
+        raise ValueError(f"budget must be more than 0, got {quoted(budget)}; write {forms}, or None for no budget")
     return nbytes
 
 
@@ -53,26 +55,28 @@ def check_budget(budget: int | str | None) -> None:
 
 def _number(amount: int | str, argument: str, forms: str) -> int | tuple[Decimal]:
     """Bytes, or a 1-tuple with a percentage."""
+    got = quoted(amount)
     if isinstance(amount, bool) or not isinstance(amount, int | str):
-        raise TypeError(f"{argument} must be {forms}, got {type(amount).__name__} {amount!r}; write one of these")
+        raise TypeError(f"{argument} must be {forms}, got {type(amount).__name__} {got}; write one of these")
     if isinstance(amount, int):
         if not 0 <= amount <= _LARGEST:
-            raise ValueError(f"{argument} must be {forms}, from 0 to 2**60 bytes, got {amount}; check the number")
+            raise ValueError(f"{argument} must be {forms}, from 0 to 2**60 bytes, got {got}; check the number")
         return amount
     found = _AMOUNT.fullmatch(amount)
     if found is None:
-        raise ValueError(f'{argument} must be {forms}, got {amount!r}; write a number and a unit, as "1.5GiB"')
+        raise ValueError(f'{argument} must be {forms}, got {got}; write a number and a unit, as "1.5GiB"')
     number, unit = Decimal(found[1]), found[2].lower()
     if unit == "%":
         if number > 1000:
-            raise ValueError(f"{argument} must be at most 1000%, got {amount!r}; 100% is what plain PyTorch needs")
+            raise ValueError(f"{argument} must be at most 1000%, got {got}; 100% is what plain PyTorch needs")
         return (number,)
     if unit and unit not in UNITS:
         known = "B, kB, MB, GB, TB, KiB, MiB, GiB, TiB or %"
-        raise ValueError(f"{argument} must be {forms}, got {amount!r}: the unit {found[2]!r} is none of {known}")
+        unknown = f"the unit {quoted(found[2])} is none of {known}"
+        raise ValueError(f"{argument} must be {forms}, got {got}: {unknown}")
     nbytes = int(number * UNITS[unit or "b"])
     if nbytes > _LARGEST:
-        raise ValueError(f"{argument} must be {forms}, from 0 to 2**60 bytes, got {amount!r}; check the unit")
+        raise ValueError(f"{argument} must be {forms}, from 0 to 2**60 bytes, got {got}; check the unit")
     return nbytes
 
 
