@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 from rich.console import Console, RenderableType
 
 MIB = 2**20
+NO_EDGE = 10_000
+"""Columns of what is no terminal: more than any table has."""
+
+
+def console() -> Console:
+    """For standard output: as wide as the terminal. A pipe or a file has no edge, so nothing is cut there, unless
+    ``COLUMNS`` says how wide it is to be."""
+    shown = Console()
+    return shown if shown.file.isatty() or "COLUMNS" in os.environ else Console(width=NO_EDGE)
 
 
 def rendered(parts: Iterable[RenderableType], width: int = 120) -> str:
@@ -30,4 +40,4 @@ def milliseconds(seconds: float) -> str:
     return f"{value:,.3f}" if value < 1 else f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
 
 
-__all__ = ["MIB", "mib", "milliseconds", "rendered"]
+__all__ = ["MIB", "console", "mib", "milliseconds", "rendered"]

@@ -24,7 +24,7 @@ from gistkit.benchmark.run import DTYPES, FAMILIES, Job, all_cases, jobs, rows
 from gistkit.commands.wrong import HelpFormatter, InputError, claim, write
 from gistkit.plots import check_plot
 from gistkit.runtime.calibrate import checked_device
-from gistkit.tables import milliseconds
+from gistkit.tables import console, milliseconds
 
 SIZES_MIB = {"cpu": "4", "cuda": "64,256,512"}
 DTYPE_NAMES = {"cpu": "fp32", "cuda": "fp32,bf16"}
@@ -76,9 +76,8 @@ def run(options: argparse.Namespace) -> int:
     """Check, measure, show, write; 1 where a case failed its check or could not run."""
     plan = _prepare(options)
     found = list(_written(_with_progress(plan, options), options.out))
-    console = Console()
     if found:
-        console.print(bench_table(found))
+        console().print(bench_table(found))
     if options.json:
         text = json.dumps({"environment": environment(plan.device), "planned": len(plan.jobs), "rows": found})
         write(options.json, text + "\n")

@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from gistkit.commands.wrong import HelpFormatter, InputError, claim, write
 from gistkit.plan.hardware import GIB, Hardware
 from gistkit.runtime.calibrate import calibrate
+from gistkit.tables import console
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
         found = calibrate(options.device)
     except (ValueError, OSError) as error:
         raise InputError(error) from error
-    Console().print(hardware_table(found))
+    console().print(hardware_table(found))
     if options.out:
         write(options.out, found.to_json() + "\n")
     return 0

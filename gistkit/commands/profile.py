@@ -12,6 +12,7 @@ from gistkit.measuring import costs_of
 from gistkit.planner_plots import plot_profile
 from gistkit.profile_view import profile_tables
 from gistkit.profiling import profile_graph
+from gistkit.tables import console
 
 WIDE = 100
 """Columns from which the layers' kinds are shown too."""
@@ -33,9 +34,9 @@ def run(options: argparse.Namespace) -> int:
     with Console(stderr=True).status("measuring a step" if options.measure else "recording a step"):
         graph, times = image_step(options, device)
     found = profile_graph(graph, costs_of(graph, device, times), options.model, times)
-    console = Console()
-    for table in profile_tables(found, console.width >= WIDE):
-        console.print(table)
+    shown = console()
+    for table in profile_tables(found, shown.width >= WIDE):
+        shown.print(table)
     if options.json:
         write(options.json, found.to_json() + "\n")
     if options.plot:

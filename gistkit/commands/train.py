@@ -14,6 +14,7 @@ from rich.table import Table
 from gistkit.commands.wrong import HelpFormatter, InputError, claim, write
 from gistkit.errors import DataError, ModelError
 from gistkit.plots import check_plot, plot_memory
+from gistkit.tables import console
 from gistkit.train import Comparison, RunResult, TrainResult, TrainSettings
 
 MIB = 2**20
@@ -48,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     """Train, show, write; 1 where the lossless loss differs from the plain one."""
     comparison = _prepare(options)
     result = _with_progress(comparison, options.steps)
-    Console().print(result_table(result))
+    console().print(result_table(result))
     if options.json:
         write(options.json, result.to_json())
     if options.plot:
