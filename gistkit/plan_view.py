@@ -26,12 +26,14 @@ class Row:
     """One policy under the budget: its plan, or why it has none.
 
     ``fits`` tells whether its peak is within the budget; a policy that aims at no budget is shown either way.
+    ``needs_bytes`` is that peak, or the least that the policy can do with in the class of moves that was asked for.
     ``refusal`` is the error of one that has no plan on the hardware, whatever the budget; ``note`` that in a word.
     """
 
     policy: str
     plan: Plan | None
     fits: bool
+    needs_bytes: int
     note: str = ""
     refusal: str = ""
 
@@ -57,15 +59,16 @@ def _row(name: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | Non
     try:
         made = plan_graph(graph, costs, budget=budget_bytes, policy=name, refuse=False, **given)
     except BudgetError as error:
-        least = min(error.least_bytes.values(), default=0)
+        asked = given["fidelity"] if given["lossy"] is None else "lossy"
+        least = error.least_bytes.get(asked, 0)
         refusal = str(error) if budget_bytes is None else ""  # then the device's memory was the limit
-        return Row(name, None, False, f"needs {mib(least)}" if least else "refused", refusal)
+        return Row(name, None, False, least, f"needs {mib(least)}" if least else "refused", refusal)
     except PlanError as error:
         if costs.hardware.has_link:
             raise
-        return Row(name, None, False, "needs a link", str(error))
+        return Row(name, None, False, 0, "needs a link", str(error))
     fits = budget_bytes is None or made.peak_bytes <= budget_bytes
-    return Row(name, made, fits, "" if fits else "above the budget")
+    return Row(name, made, fits, made.peak_bytes, "" if fits else "above the budget")
 
 
 def _without_lossy(words: Mapping) -> str:

@@ -26,10 +26,10 @@ from gistkit.plan.made_for import made_for
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.named import accepts, check_words, seeds
 from gistkit.plan.policies.named import made as by_name
-from gistkit.plan.policies.optimal_build import trains_batch_norm
 from gistkit.plan.policies.refusal import EXAMPLE_FORMAT, least_bytes, refused, remedy, unfit
 from gistkit.plan.policies.registry import POLICIES
 from gistkit.plan.simulate import Simulator
+from gistkit.plan.sub_batches import check_batch_statistics, trains_batch_norm
 from gistkit.runtime.given import trains
 from gistkit.runtime.inputs import spread
 
@@ -46,6 +46,7 @@ def plan(
     reserve: int | str = 0,
     loss_fn: Callable[..., torch.Tensor] | None = None,
     measure: Measure = False,
+    batch_statistics: str | None = None,
 ) -> Plan:
     """The plan of one training step (forward and backward) that fits ``budget`` and takes the least time.
 
@@ -72,6 +73,9 @@ def plan(
     calibrate`` or a Hardware; None is the device that the model is on. ``density`` is the share of elements that are
     not zero in what may hold zeros (default: by the producing op), one number or by storage id.
 
+    ``batch_statistics="per_sub_batch"`` accepts sub-batches for a network whose batch norms, in training mode, then see
+    the statistics of each part; :func:`gistkit.step` asks for the same word. None: such a network is not cut.
+
     ``measure`` says where the seconds of the step's tasks come from: False, arithmetic and bytes by the rates of the
     hardware; True, a few plain steps that run now on the device that model and batch are on, which must be real (on
     fewer rows where the batch does not fit; a copy runs, the model stays as it is to the bit); the path of a file, or
@@ -91,14 +95,16 @@ def plan(
     allowed = check_words(policy, fidelity, lossy, density)
     check_budget(budget)
     parse_bytes(reserve)
+    check_batch_statistics("plan", batch_statistics)
     check_measure("plan", measure, model, batch)
     graph, device = step_on("plan", model, batch, loss_fn, hardware)
-    cut = policy != "optimal" or not trains_batch_norm(graph)
+    cut = batch_statistics is not None or not trains_batch_norm(graph)
     if graph.batch > 1 and cut and (budget is not None or allowed != "bitwise"):
         graph = with_least_rows(graph, model, batch, loss_fn)
     times = times_for("plan", measure, graph, device, model, batch, loss_fn)
     costs = costs_of(graph, device, times, density, allowed)
-    made = plan_graph(graph, costs, budget=budget, policy=policy, fidelity=fidelity, lossy=lossy, reserve=reserve)
+    words = {"fidelity": fidelity, "lossy": lossy, "reserve": reserve, "batch_statistics": batch_statistics}
+    made = plan_graph(graph, costs, budget=budget, policy=policy, **words)
     told = density if density is None or isinstance(density, int | float) else "by storage"
     inputs = trains(*(spread(batch[0]) if loss_fn is not None else (batch, {})))
     record = {**made.made_for, "inputs": inputs}
@@ -114,6 +120,7 @@ def plan_graph(
     fidelity: str = "bitwise",
     lossy: str | None = None,
     reserve: int | str = 0,
+    batch_statistics: str | None = None,
     refuse: bool = True,
 ) -> Plan:
     """:func:`plan` of a step that is captured already (with its tasks), on given costs. Errors as there.
@@ -126,7 +133,8 @@ def plan_graph(
     plain = POLICIES["plain"](graph, costs)
     plain_peak_bytes = plain.peak_bytes + reserve_bytes
     budget_bytes = parse_budget(budget, plain_peak_bytes)
-    words = {"fidelity": allowed, "lossy": lossy, "reserve": reserve_bytes}
+    accepted = batch_statistics is not None
+    words = {"fidelity": allowed, "lossy": lossy, "reserve": reserve_bytes, "batch_norm": accepted}
     if budget_bytes is not None:
         _demand_known_bytes(graph, costs.hardware)
     try:
@@ -185,10 +193,12 @@ class PlanPackage(ModuleType):
         reserve: int | str = 0,
         loss_fn: Callable[..., torch.Tensor] | None = None,
         measure: Measure = False,
+        batch_statistics: str | None = None,
     ) -> Plan:
         return plan(
             model, *batch, budget=budget, policy=policy, fidelity=fidelity, lossy=lossy, hardware=hardware,
             density=density, reserve=reserve, loss_fn=loss_fn, measure=measure,
+            batch_statistics=batch_statistics,
         )  # fmt: skip
 
 

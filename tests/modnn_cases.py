@@ -1,10 +1,18 @@
-"""Hand-made lives, costs and parts for moDNN's tests: no network behind them."""
+"""For moDNN's tests: hand-made lives, costs and parts with no network behind them, small steps and budgets."""
+
+from dataclasses import replace
 
 from gistkit.plan.algorithms import Algorithm
 from gistkit.plan.cost import CostTable
-from gistkit.plan.hardware import Hardware
+from gistkit.plan.hardware import PRESETS, Hardware
 from gistkit.plan.policies.modnn_bounds import Part
-from gistkit.plan.policies.modnn_lives import PAPER, Life, Lives
+from gistkit.plan.policies.modnn_lives import PAPER, PLAN, Life, Lives
+from gistkit.plan.policies.modnn_parts import least_bytes
+from gistkit.plan.policies.plain import plain
+from tests.step_graphs import chain, forked, pooled
+
+FAST_LINK = replace(PRESETS["k40m"], name="fast link", launch_s=1e-7)
+GRAPHS = {"chain": chain(8, 16, 32, 8), "pooled": pooled(16, 32, 8), "forked": forked(3, 16, 32, 8)}
 
 SECOND_BYTES = 10**9
 """The hand-made link moves this in one second, in either direction."""
@@ -46,3 +54,9 @@ def lives(tasks, *found, resident=0, transient=None, rule=PAPER):
 def part(alive, table, size=1, parts=1):
     """A part of a step."""
     return Part(parts, size, alive, table)
+
+
+def budget_between(graph, costs, share, rule=PLAN, fidelity="reassociated"):
+    """A budget between the least and plain PyTorch's peak, sub-batches of batch norms accepted."""
+    least = least_bytes(graph, costs, rule, batch_norm=True)[fidelity]
+    return least + int(share * max(0, plain(graph, costs).peak_bytes - least))

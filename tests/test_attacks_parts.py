@@ -13,7 +13,7 @@ import gistkit
 from gistkit import captured
 from gistkit.plan.cost import cost_table
 from gistkit.plan.hardware import hardware
-from gistkit.plan.policies.modnn import least_bytes
+from gistkit.plan.policies.modnn_parts import least_bytes
 from tests.peaks import peaks_of_steps
 
 
@@ -95,3 +95,38 @@ def test_rows_are_asked_for_only_where_sub_batches_may_be(monkeypatch):
     assert not asked
     gistkit.plan(norm[0], x, fidelity="reassociated")
     assert len(asked) == 1 and captured.with_least_rows(asked[0], norm[0], (x,), None).least_rows == 1
+
+
+def normed():
+    """A batch norm between convolutions; each row goes as the batch does but for the statistics."""
+    norms = (nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    return nn.Sequential(*norms, nn.Flatten(), nn.Linear(8 * 12 * 12, 4))
+
+
+@pytest.mark.parametrize("policy", ["optimal", "modnn"])
+def test_batch_norms_see_parts_only_where_plan_and_step_are_told(policy):
+    torch.manual_seed(0)
+    model, x, targets = normed(), torch.randn(8, 3, 16, 16), torch.zeros(8)
+    words = {"policy": policy, "fidelity": "reassociated", "loss_fn": loss_fn}
+    with pytest.raises(gistkit.BudgetError) as refused:
+        gistkit.plan(model, x, targets, budget=1, **words)
+    budget = refused.value.least_bytes["reassociated"]
+    assert gistkit.plan(model, x, targets, budget=budget, **words).sub_batches == 1
+    accepted = {**words, "batch_statistics": "per_sub_batch"}
+    plan = gistkit.plan(model, x, targets, budget=int(budget * 0.8), **accepted)
+    assert plan.sub_batches > 1 and plan.lower_bound_bytes < budget
+    twin = gistkit.compress(copy.deepcopy(model), plan)
+    with pytest.raises(ValueError, match="a batch norm must see the whole batch"):
+        gistkit.step(twin, loss_fn, x, targets)
+
+    def step(of=twin, parts=None):
+        return gistkit.step(of, loss_fn, x, targets, sub_batches=parts, batch_statistics="per_sub_batch")
+
+    assert max(peaks_of_steps(twin, step, x, targets)) <= plan.peak_bytes
+    for _ in range(2):  # the running statistics have seen two steps
+        model.zero_grad(set_to_none=True)
+        step(model, plan.sub_batches)
+    # Sums in another order, of at most 8 * 14 * 14 terms: 1568 roundings of 2**-24 are below 1e-4 of what is added.
+    for mine, plain in zip(twin.parameters(), model.parameters(), strict=True):
+        assert torch.allclose(mine.grad, plain.grad, rtol=1e-4, atol=1e-6)
+    assert all(torch.equal(a, b) for a, b in zip(twin.buffers(), model.buffers(), strict=True))

@@ -102,6 +102,37 @@ def test_tables_fit_eighty_columns(capsys, monkeypatch):
     assert " why" in out and "CONV" in out
 
 
+class Deep(nn.Module):
+    """A network in modules of long names."""
+
+    def __init__(self):
+        super().__init__()
+        self.a_name_that_alone_takes_more_than_half_of_a_line_of_eighty_columns = small()
+
+    def forward(self, x):
+        return self.a_name_that_alone_takes_more_than_half_of_a_line_of_eighty_columns(x)
+
+
+def test_a_pipe_gets_all_of_a_table(capsys, monkeypatch):
+    """What is no terminal has no width, which rich takes for 80 columns."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    arguments = ["tests.test_cli_plan:Deep", *SMALL[1:]]
+    assert cli.main(["plan", *arguments, "--policy", "gist"]) == cli.main(["profile", *arguments]) == 0
+    out = capsys.readouterr().out
+    assert "…" not in out and " why" in out and "CONV" in out
+    for layer in range(5):
+        assert f"eighty_columns.{layer} " in out
+
+
+def test_a_policy_that_does_not_fit_says_what_its_class_needs(capsys):
+    """Not the least of all classes, which sub-batches would be."""
+    budget = ["--budget", "100kB"]
+    assert cli.main(["plan", *SMALL, "--policy", "modnn", *budget]) == 1
+    assert cli.main(["plan", *SMALL, "--policy", "modnn", "--fidelity", "reassociated", *budget]) == 1
+    needs = re.findall(r"modnn +│ +needs ([0-9.]+)", capsys.readouterr().out)
+    assert len(needs) == 2 and float(needs[0]) > float(needs[1])
+
+
 def test_a_budget_that_is_not_met(capsys):
     assert cli.main(["plan", *SMALL, "--budget", "10kB"]) == 1
     shown = capsys.readouterr()
@@ -111,7 +142,10 @@ def test_a_budget_that_is_not_met(capsys):
     )
     assert "no class of moves would do; raise the budget to" in shown.err
     assert cli.main(["plan", *SMALL, "--budget", "90%", "--policy", "plain"]) == 1
-    assert "gistkit: no plan by policy 'plain': it needs" in capsys.readouterr().err
+    assert re.search(
+        r"no plan by policy .plain.: the budget .*: it needs \d.\d+ MiB; policy=.optimal. fits$",
+        capsys.readouterr().err,
+    )
 
 
 def test_the_hosts_share_is_told_where_it_is_known(capsys):
@@ -143,7 +177,9 @@ def test_help_tells_the_defaults_that_say_something(capsys):
 
 def test_other_statistics_are_marked(capsys):
     arguments = ["tests.test_cli_plan:normed", "--batch", "8", "--image-size", "32", "--hardware", "titanx"]
-    cli.main(["plan", *arguments, "--budget", "50%", "--fidelity", "reassociated", "--policy", "modnn"])
+    arguments += ["--budget", "50%", "--fidelity", "reassociated", "--policy", "modnn"]
+    assert cli.main(["plan", *arguments]) == 1 and "/2" not in capsys.readouterr().out
+    assert cli.main(["plan", *arguments, "--batch-statistics", "per_sub_batch"]) == 0
     out = capsys.readouterr().out
     words = " ".join(out.split())  # a caption may be wrapped
     assert re.search(r"reassociated /\d\*", words) and "* with other statistics of the batch norms" in words

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 import gistkit
 from gistkit.plan.memory_map import MemoryMap
 from gistkit.plan.part_algorithms import by_part, of_part
-from gistkit.plan.policies.modnn_bounds import lower_bound, next_size, sub_batch
-from gistkit.plan.policies.modnn_lives import PAPER, PLAN
+from gistkit.plan.policies.modnn_bounds import least_by_class, lower_bound, next_size, sub_batch
+from gistkit.plan.policies.modnn_lives import PAPER, PLAN, Life
 from gistkit.plan.policies.modnn_lives import lives as lives_of
 from gistkit.plan.policies.modnn_offload import Leaving, best_scheme, offload_delay_s
 from gistkit.plan.policies.modnn_result import gain_s, start_prefetch_now
+from gistkit.plan.policies.modnn_state import Places
 from tests import modnn_cases as hand
 from tests.planning_cases import T, X, net
 from tests.step_graphs import chain, forked, pooled
@@ -204,6 +205,31 @@ def test_equation_3_in_a_cycle_takes_its_largest_size_that_fits():
     assert found.part.size == 16 and set(found.sizes) == {16, 4}
 
 
+def test_the_whole_batch_is_taken_where_no_smaller_size_fits():
+    # Its gradients are not summed: 160 of 165 bytes. In parts they are 160 bytes by themselves.
+    def at(parts):
+        alive = hand.lives(1, hand.life(0, 10 * -(-16 // parts), 0), resident=160 if parts > 1 else 0)
+        table = hand.costs([1], {0: (("implicit_gemm", 1.0, 0), ("fast", 0.5, 30))})
+        return hand.part(alive, table, -(-16 // parts), parts)
+
+    assert least_by_class(at, 16) == {"bitwise": 160, "reassociated": 160}
+    found = sub_batch(at, 16, 165)
+    assert (found.part.parts, found.sizes[0], found.sizes[-1]) == (1, 16, 16) and len(found.sizes) > 1
+
+
+def test_what_is_pinned_never_leaves():
+    # Block 0, a gradient, is written by tasks 0 and 1 and used no more; block 1 waits for task 3.
+    alive = hand.lives(4, Life(0, 5, ((0, 4),), (0, 1), False, pinned=True), hand.life(1, 5, 0, 3))
+    assert alive.needed == ((0, 1), (0,), (), (1,))
+    assert [alive.demand_bytes(t) for t in range(4)] == [10, 5, 5, 10]
+    places = Places(alive, MemoryMap(20))
+    for task, made in enumerate([(0, 1), ()]):
+        for block in made:
+            places.enter(block, 5)
+        places.retire(task, made)
+    assert places.here == {0, 1} and places.may_leave(2, -1) <= {1}
+
+
 def test_sub_batch_below_the_bound_is_an_error():
     with pytest.raises(ValueError, match=r"at least eq. \(2\)'s bound, got 105"):
         sub_batch(growing(), 16, 105)
@@ -216,8 +242,13 @@ def test_lives_of_a_chain_under_both_rules():
     plan, paper = lives_of(graph, PLAN), lives_of(graph, PAPER)
     assert plan.lives[block.id].stays == ((1, 2), (7, 9))
     assert paper.lives[block.id].stays == ((1, 1), (2, 2), (7, 7), (9, 9))
-    resident = sum(b.nbytes for b in graph.blocks if b.kind in ("weight", "weight_gradient", "buffer", "input"))
-    assert plan.resident_bytes == paper.resident_bytes == resident
+    always = sum(b.nbytes for b in graph.blocks if b.kind in ("weight", "buffer", "input"))
+    gradients = [b for b in graph.blocks if b.kind == "weight_gradient"]
+    assert paper.resident_bytes == lives_of(graph, PLAN, accumulates=True).resident_bytes
+    assert paper.resident_bytes == always + sum(b.nbytes for b in gradients)
+    # Of a whole batch each is there from the task on that makes it, and never leaves.
+    assert plan.resident_bytes == always and plan.pinned == {b.id for b in gradients}
+    assert all(plan.lives[b.id].stays == ((b.first, len(graph.tasks)),) for b in gradients)
 
 
 def test_gradient_maps_leave_under_the_papers_rule_only():

@@ -12,7 +12,8 @@ from gistkit.plan.cost import cost_table
 from gistkit.plan.hardware import hardware
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies import modnn_schedule, named
-from gistkit.plan.policies.modnn import least_bytes, modnn, modnn_unless
+from gistkit.plan.policies.modnn import modnn, modnn_unless
+from gistkit.plan.policies.modnn_parts import least_bytes
 from gistkit.plan.policies.optimal import optimal
 from gistkit.plan.policies.optimal_planning import Planning
 from gistkit.plan.policies.plain import plain

@@ -29,12 +29,12 @@ def test_the_face():
     parameters = inspect.signature(gistkit.plan).parameters
     assert list(parameters) == [
         "model", "batch", "budget", "policy", "fidelity", "lossy", "hardware", "density", "reserve", "loss_fn",
-        "measure",
+        "measure", "batch_statistics",
     ]  # fmt: skip
     defaults = {n: p.default for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
     assert defaults == {
         "budget": None, "policy": "optimal", "fidelity": "bitwise", "lossy": None, "hardware": None, "density": None,
-        "reserve": 0, "loss_fn": None, "measure": False,
+        "reserve": 0, "loss_fn": None, "measure": False, "batch_statistics": None,
     }  # fmt: skip
     assert parameters["batch"].kind is inspect.Parameter.VAR_POSITIONAL
     assert inspect.signature(planning.plan) == inspect.signature(gistkit.plan)

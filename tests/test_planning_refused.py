@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
+from gistkit.plan.policies.refusal import remedy
 from tests.planning_cases import T, X, net
 
 
@@ -14,6 +15,8 @@ from tests.planning_cases import T, X, net
     [
         ({"budget": "lots"}, ValueError, r"budget must be .*, got 'lots'; write a number and a unit"),
         ({"budget": 1.5}, TypeError, r"budget must be .*, got float 1.5"),
+        ({"budget": "x" * 500}, ValueError, r"budget must be .*, got 'x{44}\.\.\.x{11}'; write a number and a unit"),
+        ({"budget": 10**5000}, ValueError, r"budget must be .*, got int too long to be shown; check the number"),
         ({"reserve": "10%"}, ValueError, r"reserve must be .*, got '10%': a share of what"),
         (
             {"policy": "optimum"},
@@ -30,9 +33,12 @@ from tests.planning_cases import T, X, net
             r"lossy must be None for policy=\"vdnn-all\", which rounds nothing, got 'fp8'; leave it out, or take gist",
         ),
         ({"hardware": "h20"}, ValueError, r"hardware must be one of titanx, .* did you mean 'h200'\?"),
+        ({"hardware": "cuda"}, ValueError, r"hardware must be .*, got 'cuda'; leave it out for the device at hand$"),
+        ({"hardware": "h100"}, ValueError, r"got 'h100'; leave it out for .*, or measure one with `gistkit calibrate"),
         ({"hardware": 3}, TypeError, r"hardware must be a preset's name"),
         ({"density": 1.5}, ValueError, r"density must be a share of elements from 0 to 1 .*, got 1.5; leave it out"),
         ({"density": {3: "half"}}, ValueError, r"density must be .*, got 'half'"),
+        ({"batch_statistics": True}, ValueError, r"plan: batch_statistics must be None or 'per_sub_batch', got True"),
         ({"loss_fn": "mse"}, TypeError, r"plan: loss_fn must be callable, got str"),
     ],
 )
@@ -54,6 +60,14 @@ def test_wrong_models_and_batches():
         gistkit.plan(net().to("meta"), X)
     with pytest.raises(gistkit.CaptureError, match="could not be captured"):
         gistkit.plan(net(), X[:, :2], T, loss_fn=F.cross_entropy)
+
+
+def test_what_to_raise_a_budget_to_is_said_of_the_narrowest_class_that_meets_it():
+    least = {"bitwise": 900, "reassociated": 900, "lossy": 900}
+    for asked in least:
+        assert remedy(100, least, asked, "fp8").endswith("raise the budget to 900 bytes or take a smaller batch")
+    text = remedy(100, {**least, "reassociated": 800, "lossy": 800}, "lossy", "fp8")
+    assert text.endswith("raise the budget to 800 bytes, for reassociated moves, or take a smaller batch")
 
 
 class Recurrent(nn.Module):

@@ -19,15 +19,16 @@ from gistkit.measuring import costs_of, with_times
 from gistkit.plan.budget import check_budget, parse_budget, parse_bytes
 from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import Plan
-from gistkit.plan.policies.optimal_build import trains_batch_norm
+from gistkit.plan.policies.refusal import instead
 from gistkit.plan.policies.registry import POLICIES
 from gistkit.plan.simulate import simulate
+from gistkit.plan.sub_batches import PER_SUB_BATCH, trains_batch_norm
 from gistkit.plan.times import StepTimes
 from gistkit.plan_view import Row, compare, decisions_table, least_table, policies_table
 from gistkit.planner_plots import plot_plan
 from gistkit.planning import EXAMPLE_FORMAT, check_words, least_bytes, remedy
 from gistkit.profile_view import told
-from gistkit.tables import mib, milliseconds
+from gistkit.tables import console, mib, milliseconds
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--fidelity", metavar="CLASS", default="bitwise", help="bitwise or reassociated")
     parser.add_argument("--lossy", metavar="FORMAT", help="allow rounded activations: fp16, fp10, fp8, fp8s, ...")
     parser.add_argument("--density", type=float, metavar="SHARE", help="of elements that are not zero after a ReLU")
+    text = "accept sub-batches whose batch norms see the statistics of each part"
+    parser.add_argument("--batch-statistics", metavar="HOW", choices=(PER_SUB_BATCH,), help=f"{PER_SUB_BATCH}: {text}")
     parser.add_argument("--reserve", metavar="BYTES", default="0", help="for optimiser state and the like")
 
 
@@ -67,10 +70,10 @@ def run(options: argparse.Namespace) -> int:
         parse_bytes(options.reserve)
     except (ValueError, TypeError) as error:
         raise InputError(error) from error
-    console = Console(stderr=True)
-    with console.status("measuring a step" if options.measure else "recording a step"):
+    waiting = Console(stderr=True)
+    with waiting.status("measuring a step" if options.measure else "recording a step"):
         graph, times = image_step(options, device)
-    found = _find(graph, costs_of(graph, device, times, options.density, allowed), times, options, console)
+    found = _find(graph, costs_of(graph, device, times, options.density, allowed), times, options, waiting)
     chosen = next(row for row in found.rows if row.policy == options.policy)
     _show(found, chosen, options)
     if options.json:
@@ -84,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _find(
-    graph: SavedGraph, costs: CostTable, times: StepTimes | None, options: argparse.Namespace, console: Console
+    graph: SavedGraph, costs: CostTable, times: StepTimes | None, options: argparse.Namespace, waiting: Console
 ) -> Findings:
     reserve = parse_bytes(options.reserve)
     plain = POLICIES["plain"](graph, costs)
@@ -93,31 +96,33 @@ def _find(
     except ValueError as error:
         raise InputError(error) from error
     words = {"fidelity": options.fidelity, "lossy": options.lossy, "reserve": reserve}
+    asked = {**words, "batch_statistics": options.batch_statistics}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=waiting, transient=True) as progress:
         task = progress.add_task("planning", total=len(POLICIES) + 1)
-        rows = compare(graph, costs, budget_bytes, words, lambda _: progress.advance(task))
+        rows = compare(graph, costs, budget_bytes, asked, lambda _: progress.advance(task))
         progress.update(task, description="the least budget")
-        least = least_bytes(graph, costs, lossy=options.lossy, reserve=reserve)
+        accepted = options.batch_statistics is not None
+        least = least_bytes(graph, costs, lossy=options.lossy, reserve=reserve, batch_norm=accepted)
         progress.advance(task)
     return Findings(graph, costs, times, budget_bytes, rows, least)
 
 
 def _show(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
-    console = Console()
+    shown = console()
     if chosen.plan is not None:
-        console.print(decisions_table(found.graph, found.costs, chosen.plan, console.width))
-    console.print(policies_table(found.rows, found.budget_bytes, trains_batch_norm(found.graph)))
+        shown.print(decisions_table(found.graph, found.costs, chosen.plan, shown.width))
+    shown.print(policies_table(found.rows, found.budget_bytes, trains_batch_norm(found.graph)))
     plain = next(row.plan for row in found.rows if row.policy == "plain")
     assert plain is not None
-    console.print(least_table(found.least, options.lossy or EXAMPLE_FORMAT, plain.peak_bytes))
+    shown.print(least_table(found.least, options.lossy or EXAMPLE_FORMAT, plain.peak_bytes))
     if chosen.plan is not None:
-        console.print(_summary(chosen.plan, plain))
+        shown.print(_summary(chosen.plan, plain))
         left_out = chosen.plan.settings.get("not_compared")
         if left_out:
-            console.print(f"not compared, for want of time: {', '.join(left_out)} may be faster")
+            shown.print(f"not compared, for want of time: {', '.join(left_out)} may be faster")
     if found.times is not None:
-        console.print(f"seconds {told(found.times)}")
+        shown.print(f"seconds {told(found.times)}")
 
 
 def _summary(made: Plan, plain: Plan) -> str:
@@ -139,10 +144,12 @@ def _why(found: Findings, chosen: Row, options: argparse.Namespace) -> str:
     if chosen.refusal:
         return chosen.refusal
     assert found.budget_bytes is not None
-    peak = "" if chosen.plan is None else f"it needs {mib(chosen.plan.peak_bytes)} MiB; "
     asked = "lossy" if options.lossy else options.fidelity
-    todo = remedy(found.budget_bytes, found.least, asked, options.lossy or EXAMPLE_FORMAT)
-    return peak + str(BudgetError(found.budget_bytes, found.least, todo))
+    say = remedy if chosen.policy == "optimal" else instead
+    todo = say(found.budget_bytes, found.least, asked, options.lossy or EXAMPLE_FORMAT)
+    if chosen.policy != "optimal":
+        todo = f"it needs {mib(chosen.needs_bytes)} MiB; {todo}"
+    return str(BudgetError(found.budget_bytes, found.least, todo))
 
 
 def _as_json(found: Findings, chosen: Row, options: argparse.Namespace) -> str:

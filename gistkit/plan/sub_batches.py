@@ -1,4 +1,5 @@
-"""One sub-batch of a step: its costs, from those of the whole batch, and what the sum over sub-batches holds."""
+"""One sub-batch of a step: its costs, from those of the whole batch, what the sum over sub-batches holds, and whether
+batch norms would see other statistics."""
 
 from __future__ import annotations
 
@@ -7,11 +8,30 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gistkit.graph.saved import SavedGraph
+from gistkit.graph.tasks import BACKWARD
 from gistkit.plan.algorithms import Algorithm
 from gistkit.plan.cost import CostTable, cost_table
 
+PER_SUB_BATCH = "per_sub_batch"
+"""The word by which a caller accepts that batch norms see the statistics of each sub-batch."""
 LOSS_BYTES = 16
 """The sum of the sub-batches' losses, and a sub-batch's weighted share of it."""
+
+
+def check_batch_statistics(caller: str, word: str | None) -> None:
+    """Raise ValueError, in the name of ``caller``, for anything but None and :data:`PER_SUB_BATCH`."""
+    if word not in (None, PER_SUB_BATCH):
+        raise ValueError(
+            f"{caller}: batch_statistics must be None or {PER_SUB_BATCH!r}, got {word!r}; None refuses batch norms "
+            "that would see other statistics"
+        )
+
+
+def trains_batch_norm(graph: SavedGraph) -> bool:
+    """Whether the statistics of a batch norm in training mode depend on which rows are taken together."""
+    norms = (c for c in graph.calls if c.op == "batch_norm")
+    backward = any(t.phase == BACKWARD and "BatchNorm" in t.op for t in graph.tasks)
+    return backward or any((c.options or {}).get("training", True) for c in norms)
 
 
 def passing(graph: SavedGraph) -> Iterator[tuple[int, int, int]]:

@@ -23,13 +23,13 @@ from torch.nn.parameter import is_lazy
 from gistkit.errors import PlanMismatchError
 from gistkit.plan.hardware import CUDA_LIBRARIES_BYTES
 from gistkit.plan.plan import Plan
+from gistkit.plan.sub_batches import PER_SUB_BATCH, check_batch_statistics
 from gistkit.runtime.adds_up import REMEDIES, Cut, check_parts
 from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.inputs import batch_size, check_rows, row_bytes, rows, spread
 from gistkit.runtime.recompute_state import AUTOCAST_DEVICES
 from gistkit.runtime.signature import signature
 
-PER_SUB_BATCH = "per_sub_batch"
 REDUCTIONS = ("mean", "sum")
 _asked: WeakKeyDictionary[torch.nn.Module, set[tuple]] = WeakKeyDictionary()
 """Which kinds of steps of a model were asked whether they add up: a cache, which changes no answer and goes with the
@@ -209,11 +209,7 @@ def _check(
             f"step: reduction must be {' or '.join(map(repr, REDUCTIONS))}, got {reduction!r}; it says what loss_fn "
             "returns for a batch"
         )
-    if batch_statistics not in (None, PER_SUB_BATCH):
-        raise ValueError(
-            f"step: batch_statistics must be None or {PER_SUB_BATCH!r}, got {batch_statistics!r}; None refuses batch "
-            "norms that would see other statistics"
-        )
+    check_batch_statistics("step", batch_statistics)
     if type(check) is not bool:
         raise TypeError(f"step: check must be True or False, got {check!r}; False takes the parts for what they give")
 

@@ -9,38 +9,26 @@ A plan moves what autograd saves, once each; gradient maps, and whatever else ha
 that restriction (rule ``paper``) :func:`modnn_schedule` gives the paper's own schedule and clock, for its tables.
 
 Sub-batches change the order of summation, and under batch norm in training mode the statistics, of which the paper says
-nothing: whoever runs the plan decides whether that is acceptable.
+nothing: such a network is cut only where ``batch_norm`` accepts that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cache
 
-from gistkit.errors import BudgetError
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.scale import scaled
 from gistkit.plan.cost import CostTable
-from gistkit.plan.effects import profile
 from gistkit.plan.part_algorithms import by_part
 from gistkit.plan.plan import CallChoice, Decision, Plan
-from gistkit.plan.policies.choices import call_choices
-from gistkit.plan.policies.modnn_bounds import Part, SubBatch, ideal_s, lower_bound, sub_batch
-from gistkit.plan.policies.modnn_lives import PLAN, lives
+from gistkit.plan.policies.modnn_bounds import SubBatch, ideal_s, sub_batch
+from gistkit.plan.policies.modnn_lives import PLAN
+from gistkit.plan.policies.modnn_parts import check, demand_room, inplace_choices, least_bytes, parts_of
 from gistkit.plan.policies.modnn_result import Schedule
 from gistkit.plan.policies.modnn_schedule import schedule, schedule_unless
 from gistkit.plan.policies.predicted import capacity, held, kept_bytes, make_plan, own_decisions
-from gistkit.plan.policies.reading import Reading
 from gistkit.plan.simulate import simulate
-from gistkit.plan.sub_batches import scaled_costs
-
-SMALLER = "give it more memory, or take a smaller input or model: the sub-batch size is 1 already"
-REMEDY = {
-    "bitwise": 'give it more memory, or allow sub-batches with fidelity="reassociated"',
-    "reassociated": SMALLER,
-    "lossy": SMALLER,
-}
 
 
 @dataclass(frozen=True)
@@ -72,15 +60,18 @@ def modnn(
     *,
     fidelity: str = "reassociated",
     reserve: int = 0,
+    batch_norm: bool = False,
 ) -> Plan:
     """moDNN's plan within a budget (None: the device's memory), ``reserve`` bytes of which are left free.
 
-    ``fidelity`` "bitwise" allows no sub-batches, "lossy" no more than "reassociated". The plan's figures are the
-    simulator's; those of moDNN's own clock are in ``settings``. Raises BudgetError below the lower bound of eq. (2),
-    with that bound by class; ValueError for another word or a graph without tasks.
+    ``fidelity`` "bitwise" allows no sub-batches, "lossy" no more than "reassociated"; ``batch_norm`` accepts them for a
+    network whose batch norms then see other statistics. The plan's figures are the simulator's; those of moDNN's own
+    clock are in ``settings``. ``lower_bound_bytes`` is the least that the allowed class can do with
+    (:func:`.modnn_bounds.least_by_class`). Raises BudgetError below that, with the least of each class; ValueError for
+    another word or a graph without tasks.
     """
-    found = modnn_schedule(graph, costs, budget_bytes, fidelity=fidelity, reserve=reserve)
-    return _planned(graph, costs, budget_bytes, fidelity, reserve, found)
+    found = modnn_schedule(graph, costs, budget_bytes, fidelity=fidelity, reserve=reserve, batch_norm=batch_norm)
+    return _planned(graph, costs, budget_bytes, fidelity, reserve, batch_norm, found)
 
 
 def modnn_unless(
@@ -91,21 +82,28 @@ def modnn_unless(
     *,
     fidelity: str = "reassociated",
     reserve: int = 0,
+    batch_norm: bool = False,
 ) -> Plan | None:
     """As :func:`modnn`; None where ``enough``, asked now and then with the seconds that the step takes at least however
     the schedule goes on, says so: for who has a faster plan or no more time."""
     memory = capacity(costs, budget_bytes) - reserve
-    sized = _sized(graph, costs, budget_bytes, PLAN, fidelity, reserve)
+    sized = _sized(graph, costs, budget_bytes, PLAN, fidelity, reserve, batch_norm)
     found = schedule_unless(sized.part, memory, lambda seconds: enough(sized.part.parts * seconds))
     if found is None:
         return None
-    return _planned(graph, costs, budget_bytes, fidelity, reserve, Scheduled(sized, found))
+    return _planned(graph, costs, budget_bytes, fidelity, reserve, batch_norm, Scheduled(sized, found))
 
 
 def _planned(
-    graph: SavedGraph, costs: CostTable, budget_bytes: int | None, fidelity: str, reserve: int, found: Scheduled
+    graph: SavedGraph,
+    costs: CostTable,
+    budget_bytes: int | None,
+    fidelity: str,
+    reserve: int,
+    batch_norm: bool,
+    found: Scheduled,
 ) -> Plan:
-    part, batch = found.sub_batch.part, check(graph, fidelity)
+    part, least = found.sub_batch.part, least_bytes(graph, costs, batch_norm=batch_norm)
     plan = make_plan(
         "modnn",
         graph,
@@ -115,7 +113,7 @@ def _planned(
         _choices(graph, part.costs, found.schedule),
         settings={"fidelity": fidelity, "reserve": reserve, **_told(found, costs)},
     )
-    plan = replace(plan, lower_bound_bytes=reserve + lower_bound(parts_of(graph, costs)(batch)).nbytes)
+    plan = replace(plan, lower_bound_bytes=reserve + least[fidelity if fidelity == "bitwise" else "reassociated"])
     return with_sub_batches(plan, graph, costs, part.parts, reserve)
 
 
@@ -127,80 +125,27 @@ def modnn_schedule(
     rule: str = PLAN,
     fidelity: str = "reassociated",
     reserve: int = 0,
+    batch_norm: bool = False,
 ) -> Scheduled:
     """Sub-batch size and schedule under a rule of :mod:`~gistkit.plan.policies.modnn_lives`: ``plan``, what gistkit can
     run, or ``paper``. Errors as :func:`modnn`."""
-    sized = _sized(graph, costs, budget_bytes, rule, fidelity, reserve)
+    sized = _sized(graph, costs, budget_bytes, rule, fidelity, reserve, batch_norm)
     return Scheduled(sized, schedule(sized.part, capacity(costs, budget_bytes) - reserve))
 
 
 def _sized(
-    graph: SavedGraph, costs: CostTable, budget_bytes: int | None, rule: str, fidelity: str, reserve: int
+    graph: SavedGraph,
+    costs: CostTable,
+    budget_bytes: int | None,
+    rule: str,
+    fidelity: str,
+    reserve: int,
+    batch_norm: bool,
 ) -> SubBatch:
-    batch, at = check(graph, fidelity), parts_of(graph, costs, rule)
+    parts, at = check(graph, fidelity, batch_norm), parts_of(graph, costs, rule)
     memory = capacity(costs, budget_bytes)
-    if lower_bound(at(batch)).nbytes > memory - reserve:
-        least = least_bytes(graph, costs, rule)
-        raise BudgetError(memory, {name: n + reserve for name, n in least.items()}, REMEDY[fidelity])
-    return sub_batch(at, batch, memory - reserve) if batch > 1 else SubBatch(at(1), (max(graph.batch, 1),))
-
-
-def check(graph: SavedGraph, fidelity: str) -> int:
-    """How many parts the batch may be taken in. Raises ValueError for another word or a graph without tasks."""
-    if fidelity not in REMEDY:
-        raise ValueError(
-            f'fidelity must be one of {", ".join(REMEDY)}, got {fidelity!r}; sub-batches are "reassociated"'
-        )
-    if not graph.tasks:
-        raise ValueError("graph must hold the tasks of a whole step, got none: capture it with backward=True")
-    return 1 if fidelity == "bitwise" else _most_parts(graph)
-
-
-def _most_parts(graph: SavedGraph) -> int:
-    """Any number of parts, down to single rows, or none at all where these take another way through the model."""
-    return max(graph.batch, 1) if graph.least_rows == 1 else 1
-
-
-def least_bytes(graph: SavedGraph, costs: CostTable, rule: str = PLAN) -> dict[str, int]:
-    """Eq. (2) by class of moves: ``bitwise`` for the whole batch, ``reassociated`` for sub-batch size 1."""
-    at = parts_of(graph, costs, rule)
-    return {"bitwise": lower_bound(at(1)).nbytes, "reassociated": lower_bound(at(_most_parts(graph))).nbytes}
-
-
-def parts_of(graph: SavedGraph, costs: CostTable, rule: str = PLAN) -> Callable[[int], Part]:
-    """The step in any number of equal parts: profiled anew for every sub-batch size (Fig. 2)."""
-    inplace = inplace_choices(graph)
-
-    @cache
-    def at(parts: int) -> Part:
-        one = scaled(graph, parts)
-        table = costs if parts == 1 else scaled_costs(costs, graph, one)
-        own = own_decisions(one)
-        alive = lives(
-            one,
-            rule,
-            inplace=[c.covered for c in inplace],
-            forms=_forms(one, table, own),
-            link=costs.hardware.has_link,
-            accumulates=rule == PLAN and parts > 1,
-        )
-        alive = replace(
-            alive,
-            resident_bytes=alive.resident_bytes + costs.hardware.libraries_bytes,
-            transient_bytes=_with_noise(alive.transient_bytes, one, own),
-        )
-        bare = Plan("modnn", graph.fingerprint, own, inplace)
-        return Part(
-            parts, -(-max(graph.batch, 1) // parts), alive, _with_extra(table, profile(one, bare, table).extra_s)
-        )
-
-    return at
-
-
-def _with_extra(costs: CostTable, extra_s: Iterable[float]) -> CostTable:
-    """The costs with what the runtime's own operators add to every task, whatever its algorithm."""
-    pairs = zip(costs.algorithms, extra_s, strict=True)
-    return replace(costs, algorithms=tuple(tuple(replace(a, seconds=a.seconds + e) for a in k) for k, e in pairs))
+    demand_room(graph, at, memory, fidelity, reserve, batch_norm)
+    return sub_batch(at, parts, memory - reserve) if parts > 1 else SubBatch(at(1), (max(graph.batch, 1),))
 
 
 def with_sub_batches(plan: Plan, graph: SavedGraph, costs: CostTable, parts: int, reserve: int = 0) -> Plan:
@@ -217,36 +162,6 @@ def with_sub_batches(plan: Plan, graph: SavedGraph, costs: CostTable, parts: int
         step_s=run.step_s,
         settings={**plan.settings, "trainable": trainable},
     )
-
-
-def inplace_choices(graph: SavedGraph) -> tuple[CallChoice, ...]:
-    """ReLUs that run in place."""
-    return tuple(c for c in call_choices(Reading(graph), {}) if c.inplace)
-
-
-def _forms(graph: SavedGraph, costs: CostTable, own: Iterable[Decision]) -> dict[int, int]:
-    """Bytes by storage of what the runtime's own operators keep in place of a block: a map that its op makes in this
-    form, nothing, or, where a dense form was there first, at most that."""
-    blocks, found = {b.storage: b for b in graph.blocks if b.storage >= 0}, {}
-    for decision in own:
-        block = blocks[decision.storage]
-        small = decision.codec.startswith("argmax") or block.first == block.last == block.saved
-        if decision.codec == "drop":
-            found[decision.storage] = 0
-        elif small:
-            found[decision.storage] = costs.payload_bytes(decision.codec, block.nbytes, block.dtype)
-        else:
-            found[decision.storage] = block.nbytes
-    return found
-
-
-def _with_noise(transient_bytes: Iterable[int], graph: SavedGraph, own: Iterable[Decision]) -> tuple[int, ...]:
-    """By task what it makes and frees itself, with the noise of dropouts that keep bits of it."""
-    found, bits = list(transient_bytes), {d.storage for d in own if d.codec == "bits"}
-    for block in graph.blocks:
-        if block.storage in bits and block.first == block.last == block.saved:
-            found[block.first] += block.nbytes
-    return tuple(found)
 
 
 def _offloads(graph: SavedGraph, found: Schedule) -> Iterable[Decision]:

@@ -7,6 +7,11 @@
   as bytes per sample it gives ``b_new = floor(b (M - S_W) / max_t Mmin(t, b))``, which is what :func:`sub_batch`
   iterates, with the workspace of every task's fastest algorithm.
 
+The paper's S_W has every weight gradient all through the step. So it is where gradients are summed over sub-batches;
+in a whole batch, under gistkit's own rule, each is there from the task on that makes it, and then the whole batch may
+need less than a single row. A step is refused below the lesser of the two (:func:`least_by_class`): other sizes sum
+gradients as size 1 does and have larger maps.
+
 Here the caller's whole input batch lies on the device beside the weights, whatever the sub-batch size; and a sub-batch
 is one of equal parts, so b is the size of the largest of ``ceil(batch / b)`` parts.
 """
@@ -25,8 +30,8 @@ MOST_ROUNDS = 64
 
 @dataclass(frozen=True)
 class Bound:
-    """A lower bound: resident bytes (weights, weight gradients, buffers, input batch, the libraries' own), the task
-    that needs most beside them, and what that needs."""
+    """A lower bound: resident bytes (weights, weight gradients that are summed, buffers, input batch, the libraries'
+    own), the task that needs most beside them, and what that needs."""
 
     resident_bytes: int
     task: int
@@ -84,12 +89,20 @@ def lower_bound(part: Part) -> Bound:
     return Bound(part.lives.resident_bytes, task, most)
 
 
+def least_by_class(at: Callable[[int], Part], most_parts: int) -> dict[str, int]:
+    """The least memory that a step can be scheduled in: ``bitwise``, the whole batch; ``reassociated``, also in up to
+    ``most_parts`` parts. ``at`` as for :func:`sub_batch`."""
+    whole = lower_bound(at(1)).nbytes
+    return {"bitwise": whole, "reassociated": min(whole, lower_bound(at(most_parts)).nbytes)}
+
+
 def sub_batch(at: Callable[[int], Part], batch: int, memory_bytes: int) -> SubBatch:
     """Iterate eq. (3) from the whole batch until b converges; ``at(parts)`` is the step in so many parts.
 
     Where b comes back to a size that it had without staying there, the largest of that cycle that can be run is taken.
     A part can be run where its baseline algorithms fit (eq. (2) at its size); should the size found not, the next
-    smaller one that does is taken. The memory must be at least eq. (2)'s bound: then size 1 can always be run.
+    smaller one that does is taken, and where none does the whole batch. The memory must be at least
+    :func:`least_by_class`'s: then size 1 or the whole batch can be run.
     """
     sizes: list[int] = []
     size = batch
@@ -98,13 +111,14 @@ def sub_batch(at: Callable[[int], Part], batch: int, memory_bytes: int) -> SubBa
         part = at(-(-batch // size))
         size = _settled(batch, next_size(part, batch, memory_bytes))
     cycle = sizes[sizes.index(size) :] if size in sizes else [size]
-    for candidate in sorted({s for s in cycle} | set(range(1, min(cycle) + 1)), reverse=True):
+    smaller = sorted({*cycle, *range(1, min(cycle) + 1)}, reverse=True)
+    for candidate in (*smaller, batch):
         if _settled(batch, candidate) != candidate:
             continue
         part = at(-(-batch // candidate))
         if lower_bound(part).nbytes <= memory_bytes:
             return SubBatch(part, (*sizes, candidate) if candidate != sizes[-1] else tuple(sizes))
-    raise ValueError(f"memory_bytes must be at least eq. (2)'s bound, got {memory_bytes}; ask lower_bound first")
+    raise ValueError(f"memory_bytes must be at least eq. (2)'s bound, got {memory_bytes}; ask least_by_class first")
 
 
 def next_size(part: Part, batch: int, memory_bytes: int) -> int:

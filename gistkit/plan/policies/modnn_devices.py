@@ -40,6 +40,7 @@ def modnn_on_devices(
     rule: str = PLAN,
     fidelity: str = "reassociated",
     reserve: int = 0,
+    batch_norm: bool = False,
 ) -> OnDevices:
     """moDNN's schedule on ``devices`` devices with ``budget_bytes`` each; the other arguments and errors as
     :func:`gistkit.plan.policies.modnn.modnn_schedule`. Raises ValueError unless 1 <= devices <= batch."""
@@ -57,7 +58,8 @@ def modnn_on_devices(
         both_gbps=link.both_gbps / devices,
     )
     memory = link.memory_bytes if budget_bytes is None else budget_bytes
-    each = modnn_schedule(share, replace(table, hardware=shared), memory, rule=rule, fidelity=fidelity, reserve=reserve)
+    words = {"rule": rule, "fidelity": fidelity, "reserve": reserve, "batch_norm": batch_norm}
+    each = modnn_schedule(share, replace(table, hardware=shared), memory, **words)
     gradients = sum(b.nbytes for b in graph.blocks if b.kind == "weight_gradient")
     one_s = costs.h2d_s(gradients) + costs.copy_s(3 * gradients)  # two read, one written
     return OnDevices(devices, each, (devices - 1) * one_s if gradients else 0.0)

@@ -1,8 +1,9 @@
 """When each block of a step must be on the device: moDNN's task and data flow graph (DATE 2018, section II-2).
 
 moDNN's tasks are the graph's tasks, its data blocks the graph's blocks. Weights and weight gradients always reside on
-the device (II-2), and so does an input batch that outlives the step. Everything else has *stays*: runs of tasks during
-which it must be on the device; between two stays it may be in host memory. Two rules give the stays:
+the device (II-2), and so does an input batch that outlives the step; under ``PLAN`` a weight gradient that is not
+summed over sub-batches only from the task on that makes it. Everything else has *stays*: runs of tasks during which it
+must be on the device; between two stays it may be in host memory. Two rules give the stays:
 
 - ``PAPER``: a block stays for the tasks that read or make it, and may leave between any two of them: the paper's rule.
 - ``PLAN``: what gistkit's runtime can carry out. A storage that backward saves leaves at most once, after its last
@@ -35,7 +36,7 @@ class Life:
     """One block that is not resident: its stays (first task, last task) in order, disjoint; dead after the last one.
 
     ``writes`` are the tasks that write to it. ``idle``: no forward task reads it after it was made, or it was there
-    before the step.
+    before the step. ``pinned``: a weight gradient, which from its first task on is there until the step ends.
     """
 
     block: int
@@ -43,6 +44,7 @@ class Life:
     stays: tuple[tuple[int, int], ...]
     writes: tuple[int, ...]
     idle: bool
+    pinned: bool = False
 
     def next_stay(self, task: int) -> int | None:
         """First task of the first stay that begins at or after a task; None where there is none."""
@@ -70,14 +72,19 @@ class Lives:
 
     @cached_property
     def needed(self) -> tuple[tuple[int, ...], ...]:
-        """By task the blocks that must be there during it, I(t) and O(t)."""
+        """By task the blocks that must be there during it, I(t) and O(t); what is pinned only while it is written."""
         end = len(self.transient_bytes)
         found: list[list[int]] = [[] for _ in range(end)]
         for life in self.lives.values():
-            for first, last in life.stays:
+            for first, last in ((life.stays[0][0], life.writes[-1]),) if life.pinned else life.stays:
                 for task in range(first, min(last, end - 1) + 1):
                     found[task].append(life.block)
         return tuple(map(tuple, found))
+
+    @cached_property
+    def pinned(self) -> frozenset[int]:
+        """Blocks that stay where they are once they are made."""
+        return frozenset(life.block for life in self.lives.values() if life.pinned)
 
     @cached_property
     def _needed_bytes(self) -> tuple[int, ...]:
@@ -137,11 +144,12 @@ def lives(
     sub-batches, and a task makes its weight gradient beside the sum (moDNN's adds to it; PyTorch's operators do not).
     """
     taken, forms, end = _overwritten(graph, inplace), forms or {}, len(graph.tasks)
+    summed = rule == PAPER or accumulates
     readers, writers = _accesses(graph)
     own = set() if rule == PAPER else kept_by_ops(graph)
     made = {}
     for block in graph.blocks:
-        if resident(graph, block):
+        if resident(graph, block, summed):
             continue
         small = forms.get(block.storage)
         seen = replace(block, uses=()) if small == 0 else block
@@ -153,13 +161,16 @@ def lives(
             stays = ((stays[0][0], stays[-1][1]),)
         if stays and block.nbytes:
             idle = block.first < 0 or _idle(graph, block, read)
-            made[block.id] = Life(block.id, small or block.nbytes, stays, tuple(writers[block.id]), idle)
-    resident_bytes = sum(b.nbytes for b in graph.blocks if resident(graph, b))
+            pinned = block.kind == "weight_gradient" and stays[-1][1] >= end
+            made[block.id] = Life(block.id, small or block.nbytes, stays, tuple(writers[block.id]), idle, pinned)
+    resident_bytes = sum(b.nbytes for b in graph.blocks if resident(graph, b, summed))
     return Lives(rule, resident_bytes, made, _transient(graph, accumulates, inplace))
 
 
-def resident(graph: SavedGraph, block: Block) -> bool:
-    """Whether a block is on the device all the time."""
+def resident(graph: SavedGraph, block: Block, summed: bool = True) -> bool:
+    """Whether a block is on the device all the time; ``summed``: weight gradients that the step makes are."""
+    if block.kind == "weight_gradient" and block.first >= 0 and not summed:
+        return False
     return block.kind in RESIDENT or (block.kind == "input" and block.last >= len(graph.tasks))
 
 

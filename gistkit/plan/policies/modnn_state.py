@@ -39,7 +39,7 @@ class Places:
     def may_leave(self, task: int, until: int) -> set[int]:
         """Blocks that may be offloaded just before a task: not (a) what it needs, not (b) what was not used since it
         was made or fetched. To fetch for a later task ``until``, nothing leaves that is needed before that."""
-        free = self.here.difference(self.fresh, self.lives.needed[task])
+        free = self.here.difference(self.fresh, self.lives.needed[task], self.lives.pinned)
         return free if until < 0 else free.difference(*self.lives.starting[task + 1 : until + 1])
 
     def next_need(self, block: int, task: int) -> int:

@@ -80,7 +80,8 @@ def _by_policy(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: i
 def seeds(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping[str, Any]) -> list[Plan]:
     """The plans of the other policies under the same budget, without those that refuse it, as many as there is time.
 
-    ``words`` are the settings ``fidelity``, ``lossy`` and ``reserve``, of which each policy takes what it knows.
+    ``words`` are the settings ``fidelity``, ``lossy``, ``reserve`` and ``batch_norm``, of which each policy takes what
+    it knows.
     """
     return _seeds(graph, costs, budget_bytes, words)[0]
 
@@ -159,7 +160,7 @@ def rival(
                 raise TimeoutError("modnn")
             return least_s >= seconds
 
-        given = {name: words[name] for name in ("fidelity", "reserve") if name in words}
+        given = {name: words[name] for name in ("fidelity", "reserve", "batch_norm") if name in words}
         return _or_none(costs, lambda: modnn_unless(graph, costs, budget_bytes, enough, **given))
 
     return found

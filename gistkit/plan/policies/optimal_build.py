@@ -14,7 +14,7 @@ import numpy as np
 from gistkit.codecs import CODECS
 from gistkit.errors import PlanError
 from gistkit.graph.saved import SavedGraph
-from gistkit.graph.tasks import BACKWARD, Block
+from gistkit.graph.tasks import Block
 from gistkit.plan.context import Context, StepIndex, is_sparse
 from gistkit.plan.cost import CostTable
 from gistkit.plan.part_algorithms import is_switched
@@ -252,13 +252,6 @@ def encodings_of(problem: Problem, taken: Sequence[int], index: StepIndex) -> tu
     return tuple(sorted(index.by_storage[d.storage].saved for d in chosen if d and d.codec.startswith(("zvc", "csr"))))
 
 
-def trains_batch_norm(graph: SavedGraph) -> bool:
-    """Whether the statistics of a batch norm in training mode depend on which rows are taken together."""
-    norms = (c for c in graph.calls if c.op == "batch_norm")
-    backward = any(t.phase == BACKWARD and "BatchNorm" in t.op for t in graph.tasks)
-    return backward or any((c.options or {}).get("training", True) for c in norms)
-
-
 def _of_same_sources(found: Sequence[Candidate], ties: Sequence[Tie]) -> list[tuple[Key, ...]]:
     """Two segments from the same sources would be one to the plan."""
     by_sources: dict[tuple[int, ...], list[Key]] = defaultdict(list)
@@ -293,4 +286,4 @@ def _offered(found: Options, seeds: Sequence[Plan], fidelity: str) -> dict[int, 
     return {s: tuple(listed.values()) for s, listed in offered.items()}
 
 
-__all__ = ["Build", "Key", "encodings_of", "trains_batch_norm"]
+__all__ = ["Build", "Key", "encodings_of"]

@@ -13,13 +13,14 @@ from gistkit.graph.saved import SavedGraph
 from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.optimal_attempt import Attempt
-from gistkit.plan.policies.optimal_build import Options, trains_batch_norm
+from gistkit.plan.policies.optimal_build import Options
 from gistkit.plan.policies.optimal_improve import improve
 from gistkit.plan.policies.optimal_peak import Least, least_peak
 from gistkit.plan.policies.optimal_reasons import reasoned
 from gistkit.plan.policies.optimal_refine import WHOLE_SIZE, Outcome, Refinement
 from gistkit.plan.policies.optimal_whole import Allowed, fastest_whole, offered
 from gistkit.plan.simulate import Simulator
+from gistkit.plan.sub_batches import trains_batch_norm
 
 ENOUGH = 1e-4
 """A gap, or what another round gains, that is worth no more time: relative to the step."""

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from gistkit.errors import PlanError
 from gistkit.graph.saved import SavedGraph
 from gistkit.plan.plan import Plan
-from gistkit.plan.policies.optimal_build import trains_batch_norm
 from gistkit.plan.policies.options import FIDELITIES
 from gistkit.plan.policies.predicted import own_decisions
 from gistkit.plan.policies.recompute_plan import Replays
 from gistkit.plan.simulate import Simulator
+from gistkit.plan.sub_batches import trains_batch_norm
 
 MOST_OFFERED = 2
 

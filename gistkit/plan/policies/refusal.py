@@ -24,12 +24,14 @@ def least_bytes(
     *,
     lossy: str | None = None,
     reserve: int = 0,
+    batch_norm: bool = False,
     known: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
     """The least peak found for each class of moves, which is a budget that `optimal` can meet; each class has the moves
     of those before it.
 
-    ``lossy`` names the format of that class (default fp8). ``known`` holds the classes that need not be looked at.
+    ``lossy`` names the format of that class (default fp8). ``batch_norm`` accepts sub-batches for a network whose batch
+    norms then see other statistics. ``known`` holds the classes that need not be looked at.
     """
     found: dict[str, int] = {}
     best: int | None = None
@@ -37,7 +39,8 @@ def least_bytes(
         own = (known or {}).get(name)
         if own is None:
             narrow = (lossy or EXAMPLE_FORMAT) if name == "lossy" else None
-            own = minimise_peak(graph, costs, name, lossy=narrow, reserve=reserve, time_limit_s=LEAST_S).peak_bytes
+            words = {"lossy": narrow, "reserve": reserve, "batch_norm": batch_norm}
+            own = minimise_peak(graph, costs, name, **words, time_limit_s=LEAST_S).peak_bytes
         best = own if best is None else min(best, own)
         found[name] = best
     return found
@@ -48,19 +51,31 @@ def refused(
 ) -> BudgetError:
     """The error of a budget below what the allowed class needs, with what every class needs."""
     narrow = words["lossy"] or EXAMPLE_FORMAT
-    least = least_bytes(graph, costs, lossy=narrow, reserve=words["reserve"], known=known)
+    least = _least(graph, costs, words, narrow, known)
     return BudgetError(budget_bytes, least, remedy(budget_bytes, least, words["fidelity"], narrow))
 
 
 def unfit(graph: SavedGraph, costs: CostTable, budget_bytes: int, words: Mapping[str, Any], made: Plan) -> BudgetError:
     """The error of a plan above its budget, by a policy that aims at none or cannot reach it."""
     narrow = words["lossy"] or EXAMPLE_FORMAT
-    least = least_bytes(graph, costs, lossy=narrow, reserve=words["reserve"])
+    least = _least(graph, costs, words, narrow)
     text = f'policy="{made.policy}" needs {made.peak_bytes} bytes ({made.peak_bytes / 2**20:.1f} MiB)'
-    if least[words["fidelity"]] <= budget_bytes:
-        return BudgetError(budget_bytes, least, f'{text}; policy="optimal" fits')
-    todo = remedy(budget_bytes, least, words["fidelity"], narrow)
-    return BudgetError(budget_bytes, least, f'{text}; with policy="optimal" {todo}')
+    return BudgetError(budget_bytes, least, f"{text}; {instead(budget_bytes, least, words['fidelity'], narrow)}")
+
+
+def instead(budget_bytes: int, least: Mapping[str, int], asked: str, narrow: str) -> str:
+    """What `optimal` can do where another policy has no plan within the budget; arguments as for :func:`remedy`."""
+    if least[asked] <= budget_bytes:
+        return 'policy="optimal" fits'
+    return f'with policy="optimal" {remedy(budget_bytes, least, asked, narrow)}'
+
+
+def _least(
+    graph: SavedGraph, costs: CostTable, words: Mapping[str, Any], narrow: str, known: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """What each class needs at least under the caller's settings."""
+    accepted = bool(words.get("batch_norm"))
+    return least_bytes(graph, costs, lossy=narrow, reserve=words["reserve"], batch_norm=accepted, known=known)
 
 
 def remedy(budget_bytes: int, least: Mapping[str, int], asked: str, narrow: str) -> str:
@@ -73,8 +88,9 @@ def remedy(budget_bytes: int, least: Mapping[str, int], asked: str, narrow: str)
     enough = [ways[name] for name in beyond if least[name] <= budget_bytes]
     if enough:
         return f"{' or '.join(enough)} would do; or raise the budget, or take a smaller batch"
-    ask = "" if asked == FIDELITIES[0] else f", for {asked} moves,"
+    narrowest = next(name for name in FIDELITIES if least[name] == least[asked])
+    ask = "" if narrowest == FIDELITIES[0] else f", for {narrowest} moves,"
     return f"no class of moves would do; raise the budget to {least[asked]} bytes{ask} or take a smaller batch"
 
 
-__all__ = ["EXAMPLE_FORMAT", "least_bytes", "refused", "remedy", "unfit"]
+__all__ = ["EXAMPLE_FORMAT", "instead", "least_bytes", "refused", "remedy", "unfit"]

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gistkit.errors import BudgetError
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.scale import scaled
 from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import Plan
-from gistkit.plan.policies.modnn import REMEDY, check, least_bytes, parts_of, with_sub_batches
-from gistkit.plan.policies.modnn_bounds import lower_bound, sub_batch
+from gistkit.plan.policies.modnn import with_sub_batches
+from gistkit.plan.policies.modnn_bounds import sub_batch
+from gistkit.plan.policies.modnn_parts import check, demand_room, parts_of
 from gistkit.plan.policies.predicted import capacity
 from gistkit.plan.policies.vdnn_dyn import vdnn_dyn
 from gistkit.plan.sub_batches import scaled_costs
@@ -28,23 +28,22 @@ def vdnn_plus(
     *,
     fidelity: str = "reassociated",
     reserve: int = 0,
+    batch_norm: bool = False,
     prefetch: bool = True,
 ) -> Plan:
     """vDNN_dyn in sub-batches within a budget (None: the device's memory), ``reserve`` bytes of which are left free.
 
     As with vDNN, a network that does not fit even one sample at a time gets the last plan tried, with
     ``settings["trainable"]`` False; below moDNN's lower bound, which holds for vDNN too, a BudgetError is raised.
-    ``fidelity`` "bitwise" allows no sub-batches.
+    ``fidelity`` "bitwise" allows no sub-batches, ``batch_norm`` accepts them for batch norms, as in moDNN.
     """
-    batch = check(graph, fidelity)
+    most = check(graph, fidelity, batch_norm)
     memory = capacity(costs, budget_bytes) - reserve
     at = parts_of(graph, costs)
-    if lower_bound(at(batch)).nbytes > memory:
-        least = {name: n + reserve for name, n in least_bytes(graph, costs).items()}
-        raise BudgetError(memory + reserve, least, REMEDY[fidelity])
-    start = sub_batch(at, batch, memory).part.parts if batch > 1 else 1
+    demand_room(graph, at, memory + reserve, fidelity, reserve, batch_norm)
+    start = sub_batch(at, most, memory).part.parts if most > 1 else 1
     plan = None
-    for parts in _parts(batch, start, max(graph.batch, 1)):
+    for parts in _parts(most, start, max(graph.batch, 1)):
         plan = _of_parts(graph, costs, memory, parts, prefetch)
         settings = {**plan.settings, "fidelity": fidelity, "reserve": reserve, "sub_batch": at(parts).size}
         plan = replace(plan, budget_bytes=budget_bytes, settings=settings)
