@@ -8,8 +8,6 @@ encoding of the benchmark gives wrong bits; 2 for wrong input, with one line on 
 from __future__ import annotations
 
 import argparse
-import io
-import os
 import sys
 from collections.abc import Sequence
 
@@ -18,39 +16,16 @@ from gistkit.commands.wrong import InputError
 from gistkit.version import VERSION
 
 COMMANDS = {"profile": profile, "plan": plan, "train": train, "bench": bench, "calibrate": calibrate}
-STDOUT = 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with these arguments (the process's own by default); returns the exit status."""
     options = _parser().parse_args(arguments)
-    if arguments is None:
-        _keep_output()
     try:
         return COMMANDS[options.command].run(options)
     except InputError as error:
         print(f"gistkit: error: {error}", file=sys.stderr)
         return 2
-
-
-def _keep_output() -> None:
-    """From now on standard output has what Python prints alone; what libraries print past it goes to standard error.
-
-    HiGHS 1.12, which SciPy 1.17 plans with, prints a line of its own that no option silences. Only for a process of
-    ours: a file descriptor is everybody's. It is not put back, as the C library may write its buffer at the very end.
-    """
-    shown = sys.stdout
-    try:
-        if shown.fileno() != STDOUT:
-            return
-        shown.flush()
-        own = os.dup(STDOUT)
-        os.dup2(sys.stderr.fileno(), STDOUT)
-    except (AttributeError, OSError):  # one of them is closed, or no file
-        return
-    sys.stdout = io.TextIOWrapper(
-        open(own, "wb", closefd=False), shown.encoding, shown.errors, line_buffering=shown.isatty()
-    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -85,7 +85,7 @@ def plan(
     ``sub_batches`` and, in ``settings``, what it was made for. ``optimal`` is never slower than another policy that
     fits and is of the class, but for those that it had no time to compare with, which happens in steps of thousands of
     tasks: ``settings["not_compared"]`` names them. ``peak_bytes`` and ``step_s`` have transfers beside the
-    computation. What the runtime does today, every transfer a copy that is waited for, is in ``settings``:
+    computation. What the runtime does today, every transfer in line with the computation, is in ``settings``:
     ``sync_peak_bytes``, the peak to expect, at most ``peak_bytes``, and ``wall_s``, the time, with the host's share
     where the hardware states it. Raises :class:`gistkit.BudgetError` where nothing allowed fits, with ``least_bytes``
     by class; :class:`gistkit.CaptureError` where the step cannot be captured, or, under a budget, its bytes cannot be
@@ -97,6 +97,8 @@ def plan(
     parse_bytes(reserve)
     check_batch_statistics("plan", batch_statistics)
     check_measure("plan", measure, model, batch)
+    if policy == "optimal":
+        prepare()
     graph, device = step_on("plan", model, batch, loss_fn, hardware)
     cut = batch_statistics is not None or not trains_batch_norm(graph)
     if graph.batch > 1 and cut and (budget is not None or allowed != "bitwise"):

@@ -29,8 +29,8 @@ def _mib(nbytes: int) -> str:
 class BudgetReport:
     """What a plan promises of a step's peak, and what is known of the real one; all in bytes, everything counted.
 
-    ``predicted_bytes`` is the plan's peak with transfers beside the computation, ``expected_bytes`` the one with copies
-    that are waited for, as the runtime makes them (``Plan.settings["sync_peak_bytes"]``; the same where a plan does not
+    ``predicted_bytes`` is the plan's peak with transfers beside the computation, ``expected_bytes`` the one with transfers
+    that overlap nothing, as the runtime makes them (``Plan.settings["sync_peak_bytes"]``; the same where a plan does not
     tell). ``measured_bytes`` is the most that the CUDA allocator has handed out since
     ``torch.cuda.reset_peak_memory_stats``, of this model or not; None on a CPU, which counts nothing by itself
     (``gistkit.LiveBytes`` does). ``denser`` holds,
@@ -53,7 +53,7 @@ class BudgetReport:
         measured = "" if self.measured_bytes is None else f", measured {_mib(self.measured_bytes)} MiB"
         predicted = f"budget {_mib(self.budget_bytes)} MiB, predicted peak {_mib(self.predicted_bytes)} MiB"
         if self.expected_bytes < self.predicted_bytes:
-            predicted += f" ({_mib(self.expected_bytes)} with copies that are waited for)"
+            predicted += f" ({_mib(self.expected_bytes)} with transfers that overlap nothing)"
         lines = [predicted + measured]
         if self.denser:
             worst, (planned, found) = next(iter(self.denser.items()))

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from functools import partial
 from importlib.metadata import entry_points
 
@@ -121,28 +119,3 @@ def test_help_and_no_command(capsys):
 def test_the_console_script_is_this_function():
     (script,) = entry_points(group="console_scripts", name="gistkit")
     assert script.load() is cli.main
-
-
-PRINTING = """
-import ctypes, os, sys
-from gistkit import cli
-from gistkit.commands import profile
-
-def run(options):
-    print("asked for, \u03bc")
-    os.write(1, b"a library's, at once\\n")
-    ctypes.CDLL(None).printf(b"a library's, when its buffer is written\\n")
-    return 0
-
-profile.run = run
-sys.exit(cli.main())
-"""
-
-
-def test_what_libraries_print_is_not_in_the_output():
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-X", "utf8", "-c", PRINTING, "profile", "vgg16"],
-        capture_output=True, text=True, encoding="utf8", check=True,
-    )  # fmt: skip
-    assert done.stdout == "asked for, \u03bc\n"
-    assert sorted(done.stderr.splitlines()) == ["a library's, at once", "a library's, when its buffer is written"]

@@ -138,7 +138,7 @@ def test_report_and_command_tell_it(capsys):
     loss_of(twin(x), y).backward()
     found = gistkit.report(twin)
     assert found.budget is not None and found.budget.expected_bytes == plan.settings["sync_peak_bytes"]
-    shown = f"({plan.settings['sync_peak_bytes'] / 2**20:.2f} with copies that are waited for)"
+    shown = f"({plan.settings['sync_peak_bytes'] / 2**20:.2f} with transfers that overlap nothing)"
     assert shown in " ".join(str(found).split())
     arguments = ["vgg16", "--batch", "8", "--image-size", "32", "--hardware", "titanx", "--policy", "vdnn-all"]
     assert cli.main(["plan", *arguments]) == 0

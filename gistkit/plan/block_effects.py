@@ -12,7 +12,7 @@
 | place ``host`` | payload until ``release``, again from ``prefetch`` on | encode, decode; the link's |
 
 Gist Fig. 2 (three lifetimes: dense, encoded, decoded); vDNN section III-B (release after the offload, prefetch). Where
-transfers are synchronous copies (``Context.synchronous``) the payload is out once saved and back at its first use.
+transfers overlap nothing (``Context.synchronous``) the payload is out once saved and back at its first use.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ def least_peak(attempt: Attempt, limit_s: float, room_bytes: int | None = 0, *, 
     if smallest[1] == floor or (quick and (room_bytes is None or smallest[1] <= max(NEAR * floor, room_bytes))):
         return Least(floor, *smallest)
     solved = Program(attempt.problem).least_peak(limit_s, relaxed=quick, gap=1e-6)
-    bound = max(floor, int(solved.bound) if solved.bound > 0 else 0)
+    bound = max(floor, int(solved.bound)) if math.isfinite(solved.bound) else floor  # infeasible: it cannot be
     reached = smallest
     if solved.taken is not None:
         reached = min(smallest, _peak(attempt, attempt.search.settled(solved.shares)), key=lambda r: r[1])

@@ -19,6 +19,7 @@ import numpy as np
 from gistkit.plan.policies.optimal_link import LinkRows, Window
 from gistkit.plan.policies.optimal_problem import Key, Part, Problem
 from gistkit.plan.policies.optimal_rows import Rows, worst_tasks
+from gistkit.plan.policies.optimal_solver import INFEASIBLE, Found, solve
 
 SCALE = 1000.0
 """Bytes are counted in thousandths of the budget, seconds in thousandths of the plain step: HiGHS's tolerances are
@@ -201,7 +202,7 @@ class Program:
         unit: float,
         constant: float = 0.0,
     ) -> Solved:
-        from scipy.optimize import Bounds, milp  # a quarter of a second: for those who plan, not on import
+        from scipy.optimize import Bounds  # a quarter of a second: for those who plan, not on import
 
         low, high = np.zeros(self._all), np.full(self._all, np.inf)
         high[: self._choices] = 1.0
@@ -218,17 +219,15 @@ class Program:
         bounds: Any = (low, high)  # scipy's stubs know no arrays here
         whole = np.zeros(self._all)
         whole[: self._choices] = 0 if relaxed else 1
-        options = {"time_limit": max(limit_s, 0.05), "mip_rel_gap": gap}
-        found = milp(
-            cost, integrality=whole, bounds=Bounds(*bounds), constraints=rows.constraint(self._all), options=options
-        )
+        words = {"c": cost, "integrality": whole, "bounds": Bounds(*bounds), "options": {"mip_rel_gap": gap}}
+        found = solve({**words, "constraints": rows.constraint(self._all)}, limit_s)
         return self._read(found, relaxed, unit)
 
-    def _read(self, found: Any, relaxed: bool, unit: float) -> Solved:
+    def _read(self, found: Found, relaxed: bool, unit: float) -> Solved:
         none = np.zeros(0)
-        if found.status == 2:
+        if found.status == INFEASIBLE:
             return Solved(None, none, np.inf, none)
-        bound = getattr(found, "mip_dual_bound", None)
+        bound = found.bound
         if relaxed or bound is None:
             bound = found.fun if found.status == 0 else None
         figure = -np.inf if bound is None else (bound - TOLERANCE * SCALE) * unit
