@@ -26,6 +26,7 @@ from gistkit.plan.made_for import made_for
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.named import accepts, check_words, seeds
 from gistkit.plan.policies.named import made as by_name
+from gistkit.plan.policies.optimal_solver import prepare
 from gistkit.plan.policies.refusal import EXAMPLE_FORMAT, least_bytes, refused, remedy, unfit
 from gistkit.plan.policies.registry import POLICIES
 from gistkit.plan.simulate import Simulator
