@@ -3,7 +3,8 @@ is carried out.
 
 A fingerprint leaves sizes out, so that a last, smaller batch runs under the plan of the others. What a budget relies on
 besides is told here: parameters and buffers by name, the calls with their strides and kernels, the bytes of every
-storage (of one sub-batch), the mode. Plain lists and numbers, as JSON has them.
+storage (of one sub-batch), the mode. ``flow`` (:mod:`gistkit.plan.flow`) says what differs where the fingerprints do.
+Plain lists and numbers, as JSON has them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from gistkit.errors import PlanMismatchError
 from gistkit.graph.calls import GEOMETRY
 from gistkit.graph.saved import Call, SavedGraph, StateTensor
 from gistkit.graph.scale import scaled
+from gistkit.plan.flow import AGAIN, check_flow, check_sources, flow
 
-AGAIN = "make the plan from this model, in this mode, with a batch of this kind"
 Entry = tuple[str, tuple[int, ...], bool]
 
 
@@ -28,6 +29,7 @@ def made_for(graph: SavedGraph, sub_batches: int = 1) -> dict[str, Any]:
         "state": [[t.name, t.dtype, list(t.shape), t.requires_grad] for t in graph.state],
         "calls": _calls(graph),
         "bytes": [s.nbytes for s in part.storages],
+        "flow": flow(part),
     }
 
 
@@ -78,11 +80,8 @@ def check_forward(record: dict[str, Any], graph: SavedGraph) -> None:
     is another or has other strides, kernels and the like, or the first storage that is larger."""
     if not record:
         return
-    told = _calls(graph)
-    for i, (planned, now) in enumerate(zip(record["calls"], told, strict=False)):
-        if (planned[0], planned[2]) != (now[0], now[2]):
-            raise PlanMismatchError(_call(i, *planned), _call(i, *now), AGAIN)
-    for name, now in (("calls", told), ("bytes", graph.storages)):
+    _check_geometry(record, graph)
+    for name, now in (("calls", _calls(graph)), ("bytes", graph.storages)):
         if len(record[name]) != len(now):
             what = "calls" if name == "calls" else "storages"
             raise PlanMismatchError(f"a forward of {len(record[name])} {what}", f"one of {len(now)}", AGAIN)
@@ -93,6 +92,30 @@ def check_forward(record: dict[str, Any], graph: SavedGraph) -> None:
                 f"{storage.nbytes} ({_maker(graph, storage.producer)}, shape {storage.shape})",
                 "plan for inputs of these sizes",
             )
+
+
+def _check_geometry(record: dict[str, Any], graph: SavedGraph) -> None:
+    for i, (planned, now) in enumerate(zip(record["calls"], _calls(graph), strict=False)):
+        if (planned[0], planned[2]) != (now[0], now[2]):
+            raise PlanMismatchError(_call(i, *planned), _call(i, *now), AGAIN)
+
+
+def check_same(record: dict[str, Any], graph: SavedGraph, trains: list[bool], autocast: str) -> None:
+    """Raise PlanMismatchError naming what is another in a captured forward whose fingerprint is not the plan's: its
+    mode, a call, who needs a gradient, what a call reads. ``trains``: which tensors among the arguments need one;
+    ``autocast``: what is in force, in words. Nothing is raised where the record does not tell."""
+    if not record:
+        return
+    if record["training"] != graph.training:
+        planned, now = ("training" if mode else "evaluation" for mode in (record["training"], graph.training))
+        raise PlanMismatchError(f"a forward in {planned} mode", f"one in {now} mode", AGAIN)
+    planned = record.get("flow", ())
+    if planned:
+        check_flow(planned, graph, autocast)
+    check_state(record, graph.state, gradients=True)
+    check_inputs(record, trains)
+    _check_geometry(record, graph)
+    check_sources(planned, graph)
 
 
 def _call(index: int, op: str, module: str, told: dict[str, Any]) -> str:
@@ -107,4 +130,4 @@ def _maker(graph: SavedGraph, producer: int) -> str:
     return f"{call.op} of {call.module or 'the model'}"
 
 
-__all__ = ["AGAIN", "check_forward", "check_inputs", "check_state", "geometry", "made_for"]
+__all__ = ["AGAIN", "check_forward", "check_inputs", "check_same", "check_state", "geometry", "made_for"]

@@ -13,10 +13,11 @@ from gistkit.graph.calls import GEOMETRY, Bound
 from gistkit.graph.capture import capture
 from gistkit.graph.saved import SavedGraph
 from gistkit.plan.legal import check_decisions
-from gistkit.plan.made_for import AGAIN, check_forward, check_inputs, check_state
+from gistkit.plan.made_for import AGAIN, check_forward, check_inputs, check_same, check_state
 from gistkit.plan.plan import PLACES, REMEDY, Plan
 from gistkit.runtime.inputs import batch_size
 from gistkit.runtime.program import Program
+from gistkit.runtime.recompute_state import AUTOCAST_DEVICES, autocast_now
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -147,22 +148,44 @@ def check_call(program: Program, index: int, bound: Bound) -> None:
         if (tuple(planned) if isinstance(planned, list) else planned) != now:
             raise PlanMismatchError(f"{where} with {name}={planned}", f"{now}", AGAIN)
     if sizes and call.operands:
-        most, nbytes = sizes[program.graph.values[call.operands[0]].storage], extent_bytes(bound.x)
+        most, nbytes = sizes[program.graph.values[call.operands[0]].storage], _extent_bytes(bound.x)
         if nbytes > most:
             raise PlanMismatchError(
                 f"{where} of at most {most} bytes", f"an operand of {nbytes}", "plan for inputs of these sizes"
             )
 
 
+def _extent_bytes(x: torch.Tensor) -> int:
+    """From the first to the last element in memory: less than the elements of an expanded tensor, or of windows that
+    overlap, and never more than the storage, whose bytes are what is planned."""
+    if not x.numel():
+        return 0
+    return (1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))) * x.element_size()
+
+
 def check_bytes(plan: Plan, graph: SavedGraph) -> None:
     """Raise PlanMismatchError where a forward saves more than the one that a budget was planned for: larger images,
     longer texts. ``graph`` is the captured one."""
     if plan.budget_bytes is not None and plan.plain_bytes and graph.kept_bytes > plan.plain_bytes:
+        given = " and ".join(str(s.shape) for s in graph.storages if s.kind == "input")
         raise PlanMismatchError(
             f"a forward that saves at most {plan.plain_bytes} bytes in plain PyTorch, for the plan's budget",
-            f"one that saves {graph.kept_bytes}",
+            f"one that saves {graph.kept_bytes}, of inputs of shape {given}",
             "plan for inputs of these sizes",
         )
+
+
+def check_real(model: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+    """Raise PlanMismatchError for what is on the meta device: a plan can be made there, and not be run."""
+    named = {f"the parameter or buffer {name!r}": t for name, t in (*model.named_parameters(), *model.named_buffers())}
+    given = (leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor))
+    named |= {f"input {i}": t for i, t in enumerate(given)}
+    for name, t in named.items():
+        if t.is_meta:
+            remedy = "pass real ones"
+            if not name.startswith("input"):
+                remedy = "call model.to_empty(device=...) and give it values, or compress a model that has some"
+            raise PlanMismatchError("a forward of tensors with values", f"{name} on the meta device", remedy)
 
 
 def given_program(plan: Plan, model: torch.nn.Module, args: tuple, kwargs: dict) -> Program:
@@ -170,8 +193,9 @@ def given_program(plan: Plan, model: torch.nn.Module, args: tuple, kwargs: dict)
 
     A plan is made from the CPU's operators wherever the model is, so these are what the forward is captured with; one
     that was made from the device's own is known by its fingerprint. Raises PlanMismatchError where neither fits, and as
-    :func:`check_bytes`.
+    :func:`check_bytes` and :func:`check_real`.
     """
+    check_real(model, args, kwargs)
     found: list[SavedGraph] = []
     for on_cpu in (True, False):
         try:
@@ -189,12 +213,20 @@ def given_program(plan: Plan, model: torch.nn.Module, args: tuple, kwargs: dict)
             return Program(graph, plan, given=True)
         found.append(graph)
     check_state(plan.made_for, found[0].state, gradients=False)
+    check_same(plan.made_for, found[0], trains(args, kwargs), _autocast())
     raise PlanMismatchError(
         f"a forward with fingerprint {plan.fingerprint}", f"one with fingerprint {found[0].fingerprint}", AGAIN
     )
 
 
+def _autocast() -> str:
+    """What autocast does here, in words."""
+    states = zip(AUTOCAST_DEVICES, autocast_now(), strict=True)
+    found = [f"{str(dtype).removeprefix('torch.')} on {device}" for device, (enabled, dtype) in states if enabled]
+    return f"autocast to {' and '.join(found)}" if found else "no autocast"
+
+
 __all__ = [
-    "Shapes", "check_bytes", "check_call", "check_mode", "check_plan", "check_rows", "given_program",
+    "Shapes", "check_bytes", "check_call", "check_mode", "check_plan", "check_real", "check_rows", "given_program",
     "plans_training", "shapes", "trains", "within",
 ]  # fmt: skip
