@@ -3,6 +3,7 @@
 import copy
 import gc
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -67,6 +68,34 @@ def test_the_model_and_the_random_states_stay_untouched():
     assert all(np.array_equal(a, b) for a, b in zip(states[1], after[1], strict=True))
     assert model.calls == 0 and all(p.grad is None for p in model.parameters())
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+class Criterion(nn.Module):
+    """A loss with a weight of its own and a penalty on those of the model, which it knows, a buffer among them."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.scale, self.of = nn.Parameter(torch.ones(8)), [model]
+
+    def forward(self, out):
+        decay = sum(t.square().sum() for t in (*self.of[0].parameters(), self.of[0][1].running_var))
+        return (out * self.scale[:, None, None]).mean() + decay
+
+
+def test_a_loss_that_knows_the_model_leaves_every_gradient_as_it_is():
+    model = nn.Sequential(conv(), nn.BatchNorm2d(8))
+    criterion, x = Criterion(model), torch.randn(2, 8, 4, 4)
+    leaves = [*model.parameters(), *criterion.parameters()]
+    first = capture(model, (x,), backward=True, loss_fn=criterion)
+    assert all(p.grad is None for p in leaves)
+    criterion(model(x)).backward()
+    before = [(p.grad, p.grad.clone()) for p in leaves]
+    assert capture(model, (x,), backward=True, loss_fn=criterion) == first
+    assert all(p.grad is grad and torch.equal(grad, g) for p, (grad, g) in zip(leaves, before, strict=True))
+    kinds = Counter(b.kind for b in first.blocks)
+    assert (kinds["weight"], kinds["input"]) == (4, 2), "one model, the copy; beside it the batch and the scale"
+    read = {b for t in first.tasks if t.op == "loss" for b in t.reads}
+    assert read.issuperset(b.id for b in first.blocks if b.kind == "weight")
 
 
 def test_keyword_arguments_and_gradients_switched_off_outside():

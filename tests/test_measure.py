@@ -117,6 +117,19 @@ def test_with_a_loss(ticking):
     assert phases["loss", "forward"] >= 1 and sorted(taken) == [t.index for t in graph.tasks]
 
 
+def test_a_loss_that_knows_the_model_leaves_every_gradient_as_it_is(ticking):
+    model, x = step()
+    scale = nn.Parameter(torch.ones(()))
+
+    def loss_fn(out):
+        return scale * out.sum() + sum(p.square().sum() for p in model.parameters())
+
+    graph = captured(model, x, loss_fn=loss_fn)
+    taken = measured_tasks(graph, model, (x.requires_grad_(),), loss_fn=loss_fn, repeats=1)
+    assert sorted(taken) == [t.index for t in graph.tasks]
+    assert all(t.grad is None for t in (*model.parameters(), scale, x))
+
+
 def test_a_compressed_model_is_measured_in_plain_pytorch(ticking):
     model, x = step()
     graph = captured(model, x)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from gistkit.errors import CaptureError
+from gistkit.graph.closures import others_untouched
 from gistkit.graph.ledger import tensors_in
 from gistkit.graph.recorder import Recorder
 from gistkit.graph.saved import SavedGraph
@@ -52,11 +53,12 @@ def traced_step(
                 "the loss needs no gradient: no parameter requires one, or the loss does not depend on any"
             )
         tracer.phase = "backward"
-        loss.backward()
-        tracer.finish(notes.held())
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    batch = next((t.shape[0] for t in given if t.dim() > 0), 0)
-    return with_step(graph, notes, tracer, gradients, batch)
+        with others_untouched(loss, [*model.parameters(), *given]):
+            loss.backward()
+            tracer.finish(notes.held())
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            batch = next((t.shape[0] for t in given if t.dim() > 0), 0)
+            return with_step(graph, notes, tracer, gradients, batch)
 
 
 def loss_of(out: Any, targets: tuple, loss_fn: Callable[..., torch.Tensor] | None) -> torch.Tensor:

@@ -13,13 +13,14 @@ import copy
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from gistkit.errors import PlanMismatchError
 from gistkit.graph.capture import no_autocast_cache, untouched_random_states
+from gistkit.graph.closures import on_copy, others_untouched
 from gistkit.graph.ledger import tensors_in
 from gistkit.graph.recorder import Recorder
 from gistkit.graph.saved import SavedGraph
@@ -77,6 +78,7 @@ def measured_step(graph: SavedGraph, model: torch.nn.Module, work: Work, *, repe
     workspace_bytes: dict[int, int] = {}
     with untouched_random_states(), torch.enable_grad(), no_autocast_cache():
         twin = _plain_twin(model)
+        work = replace(work, loss_fn=on_copy(work.loss_fn, model, twin))
         whole_s = min(_unwatched(twin, work) for _ in range(2))
         for _ in range(repeats):
             twin.zero_grad(set_to_none=True)
@@ -100,7 +102,9 @@ def _unwatched(model: torch.nn.Module, work: Work) -> float:
     cards = _cards(list(model.parameters()), work.args, work.kwargs)
     _drain(cards)
     start = time.perf_counter()
-    loss_of(model(*work.args, **work.kwargs), work.targets, work.loss_fn).backward()
+    loss = loss_of(model(*work.args, **work.kwargs), work.targets, work.loss_fn)
+    with others_untouched(loss, model.parameters()):
+        loss.backward()
     _drain(cards)
     return time.perf_counter() - start
 
@@ -190,8 +194,9 @@ def _one_step(graph: SavedGraph, model: torch.nn.Module, work: Work) -> tuple[di
         loss = loss_of(out, work.targets, work.loss_fn)
         del out
         timer.phase = "backward"
-        loss.backward()
-        timer.finish()
+        with others_untouched(loss, model.parameters()):
+            loss.backward()
+            timer.finish()
     taken = timer.seconds()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     spans = _matched(graph, tasks_with_spans(forward, notes, timer, gradients))
