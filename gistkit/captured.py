@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,8 @@ from torch.utils._pytree import tree_flatten
 from gistkit.errors import CaptureError
 from gistkit.graph.capture import capture
 from gistkit.graph.saved import SavedGraph
+from gistkit.graph.scale import goes_as
+from gistkit.plan.budget import parse_budget
 from gistkit.plan.hardware import CUDA_LIBRARIES_BYTES, PRESETS, Hardware
 from gistkit.plan.hardware import hardware as find_hardware
 from gistkit.runtime.inputs import check_rows, rows, spread
@@ -35,20 +38,28 @@ def step_on(
 
     With a ``loss_fn`` the first item of the batch is the model's input (:func:`gistkit.runtime.inputs.spread`) and the
     others are the loss's: ``loss_fn(model(batch[0]), *batch[1:])``; without one the step is that of ``model(*batch)``.
-    Raises TypeError, ValueError and CaptureError in the name of ``caller``.
+    Raises TypeError, ValueError and CaptureError in the name of ``caller``, for settings among the batch too.
     """
     _check(caller, model, batch, loss_fn)
     hardware = hardware_of(caller, model, batch, which)
     args, kwargs = (batch, {}) if loss_fn is None else spread(batch[0])
     targets = () if loss_fn is None else batch[1:]
-    return capture(model, args, kwargs, backward=True, loss_fn=loss_fn, targets=targets), hardware
+    _check_call(caller, model, args, kwargs, batch, loss_fn is not None)
+    try:
+        return capture(model, args, kwargs, backward=True, loss_fn=loss_fn, targets=targets), hardware
+    except CaptureError as error:
+        among = _settings_among(batch)
+        if not among:
+            raise
+        raise CaptureError(f"{error}{among}") from error.__cause__
 
 
 @unset_fake_temporarily()
 def with_least_rows(graph: SavedGraph, model: torch.nn.Module, batch: tuple, loss_fn: Callable | None) -> SavedGraph:
-    """The captured step with its ``least_rows``: some models take another way for a single row, and one that is cut
-    along anything but its rows for every part. Asked of 1, 2, 4 ... rows, until one goes as the batch does. A batch
-    that needs a gradient is not cut: each part would bring one for all of it."""
+    """The captured step with its ``least_rows`` and the step of these, ``small``: some models take another way for a
+    single row, and one that is cut along anything but its rows for every part. Asked of 1, 2, 4 ... rows, until one
+    goes as the batch does, forward and backward. A batch that needs a gradient is not cut: each part would bring one
+    for all of it."""
     if any(t.requires_grad for t in tree_flatten(batch)[0] if isinstance(t, torch.Tensor)):
         return replace(graph, least_rows=graph.batch)
     inputs, targets = (spread(batch[0]), batch[1:]) if loss_fn is not None else ((batch, {}), ())
@@ -58,23 +69,16 @@ def with_least_rows(graph: SavedGraph, model: torch.nn.Module, batch: tuple, los
     except (ValueError, TypeError):
         return replace(graph, least_rows=graph.batch)
     least = 1
-    while least < graph.batch and not _goes_alike(graph, model, rows(inputs, 0, least)):
+    while least < graph.batch:
+        args, kwargs = rows(inputs, 0, least)
+        try:
+            small = capture(model, args, kwargs, backward=True, loss_fn=loss_fn, targets=rows(targets, 0, least))
+        except CaptureError:
+            small = None
+        if small is not None and goes_as(small, graph):
+            return replace(graph, least_rows=least, small=small)
         least *= 2
-    return replace(graph, least_rows=min(least, graph.batch))
-
-
-def _goes_alike(graph: SavedGraph, model: torch.nn.Module, inputs: tuple[tuple, dict]) -> bool:
-    """Whether the forward of some rows makes the calls and storages of the captured one."""
-    try:
-        found = capture(model, *inputs, on_cpu=True)
-    except CaptureError:
-        return False
-    storages = len(found.storages) == len(graph.storages)
-    return storages and found.fingerprint == graph.fingerprint and _ops(found) == _ops(graph)
-
-
-def _ops(graph: SavedGraph) -> list[str]:
-    return [call.op for call in graph.calls]
+    return replace(graph, least_rows=graph.batch)
 
 
 def _check(caller: str, model: torch.nn.Module, batch: tuple, loss_fn: Callable | None) -> None:
@@ -92,6 +96,11 @@ def _check(caller: str, model: torch.nn.Module, batch: tuple, loss_fn: Callable 
             f"{caller}: batch must hold the model's inputs, got no tensor; pass them after the model, real, fake or on "
             'the meta device: torch.empty(64, 3, 224, 224, device="meta")'
         )
+    budget = next((item for item in batch if isinstance(item, str) and _is_budget(item)), None)
+    if budget is not None and caller == "plan":
+        raise ValueError(
+            f"{caller}: budget must be given by name, got {budget!r} among the batch; pass budget={budget!r} behind it"
+        )
     rowed = (t for t in tree_flatten(batch)[0] if isinstance(t, torch.Tensor) and t.dim() > 0)
     first = next(rowed, None)
     if first is not None and not len(first):
@@ -99,6 +108,48 @@ def _check(caller: str, model: torch.nn.Module, batch: tuple, loss_fn: Callable 
             f"{caller}: batch must hold at least one row, got a tensor of shape {tuple(first.shape)}; pass a batch of "
             "the size that you train with"
         )
+
+
+def _is_budget(item: str) -> bool:
+    try:
+        return parse_budget(item, 100) is not None and not item.strip().isdigit()
+    except ValueError:
+        return False
+
+
+def _check_call(caller: str, model: torch.nn.Module, args: tuple, kwargs: dict, batch: tuple, with_loss: bool) -> None:
+    """Raise TypeError where the model's forward does not take what it would be called with."""
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # a forward that is not Python's
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        remedy = (
+            "without a loss_fn all of the batch goes there; pass loss_fn=..., which the items behind the first go to, "
+            "or all that forward takes"
+        )
+        if with_loss:
+            remedy = (
+                "pass several inputs as a tuple, named ones as a dict, as in (model, (x, mask), targets, loss_fn=...), "
+                "or leave loss_fn out where forward computes the loss of all that is in the batch"
+            )
+        what = "the first item of the batch" if with_loss else "the batch"
+        raise TypeError(
+            f"{caller}: {what} must be what {type(model).__name__}.forward takes, got {len(args) + len(kwargs)} "
+            f"argument(s) for it ({error}); {remedy}{_settings_among(batch)}"
+        ) from None
+
+
+def _settings_among(batch: tuple) -> str:
+    """A remark on what ends a batch and looks like another argument; empty where nothing does."""
+    last = batch[-1]
+    if isinstance(last, int) and not isinstance(last, bool):
+        return f"; {last} ends the batch: a budget goes by name, budget={last}"
+    if callable(last) and not isinstance(last, torch.Tensor):
+        return f"; a {type(last).__name__} ends the batch: a loss function goes by name, loss_fn=..."
+    return ""
 
 
 def hardware_of(

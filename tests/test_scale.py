@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import gistkit
-from gistkit.graph.scale import scaled
+from gistkit.graph.library import library_view
+from gistkit.graph.scale import goes_as, scaled
 from tests.step_graphs import forked, pooled
 
 
@@ -23,6 +24,50 @@ def test_scaled_is_the_smaller_step(build):
         assert (a.flops, a.conv) == (b.flops, b.conv)
         # reads of the whole input batch and of single numbers are no share of theirs
         assert a.moved_bytes == b.moved_bytes or a.op in ("mean", "conv2d", "batch_norm")
+
+
+@pytest.mark.parametrize("build", [pooled, forked])
+def test_two_steps_tell_every_size(build):
+    small, whole = build(batch=1), build(batch=8)
+    assert goes_as(small, whole)
+    # no multiples of the batch, which shapes could be asked for
+    whole = replace(whole, batch=9, least_rows=2, small=replace(small, batch=2))
+    found, expected = scaled(whole, 2), build(batch=4)
+    assert found.batch == 5 and found.values == expected.values and found.calls == expected.calls
+    assert found.tasks == expected.tasks
+    for a, b in zip(found.storages, expected.storages, strict=True):
+        assert a == b or a.kind == "input"
+
+    def blocks(graph):  # but for the batch, which the caller holds whole
+        return [b for b in graph.blocks if b.kind != "input"]
+
+    assert blocks(found) == blocks(expected)
+    assert blocks(scaled(found, 2)) == blocks(scaled(whole, 3)), "of 3 rows, from 5 or from 9"
+    smaller = build(batch=2)
+    again = scaled(scaled(replace(build(batch=8), small=smaller), 4), 2)
+    assert blocks(again) == blocks(scaled(smaller, 2)), "of less than the smaller step's rows: by shape"
+
+
+def test_what_two_steps_tell_rounds_up():
+    small, whole = pooled(batch=1), pooled(batch=8)
+    block = next(b for b in small.blocks if b.kind == "activation")
+    grown = tuple(replace(b, nbytes=b.nbytes + 3) if b is block else b for b in small.blocks)
+    part = scaled(replace(whole, small=replace(small, blocks=grown)), 2)
+    exact = scaled(replace(whole, small=small), 2)
+    assert part.blocks[block.id].nbytes == exact.blocks[block.id].nbytes + 2  # 3 * 4 / 7
+
+
+def test_a_step_that_goes_another_way_tells_nothing():
+    whole, small = pooled(batch=8), pooled(batch=1)
+    assert not goes_as(replace(small, tasks=small.tasks[:-1]), whole)
+    assert not goes_as(replace(small, blocks=(*small.blocks[:-1], replace(small.blocks[-1], last=0))), whole)
+    assert not goes_as(forked(batch=1), whole)
+
+
+def test_a_librarys_view_has_blocks_of_its_own():
+    whole = replace(pooled(batch=8), small=pooled(batch=1))
+    view, without = library_view(whole), library_view(replace(whole, small=None))
+    assert scaled(view, 2) == scaled(without, 2)
 
 
 def test_sizes_round_up():

@@ -29,8 +29,9 @@ def weight_gradients(
     found = own | set(_copied(tracer, own))
     for span, call in zip(tracer.spans, calls, strict=True):
         if span.key[0] == "backward" and call in split:
-            made_of = {i: {_storage(tracer.seen[s], ledger) for s in of} for i, of in span.sources.items()}
-            found.update(_of_halves(graph.calls[call], graph.values[graph.calls[call].operands[1]].storage, made_of))
+            storages = {i: _storage(tracer.seen[i], ledger) for of in span.sources.values() for i in of}
+            weight = graph.values[graph.calls[call].operands[1]].storage
+            found.update(_of_halves(graph.calls[call], weight, span.sources, storages))
     return frozenset(found)
 
 
@@ -57,13 +58,21 @@ def _copied(tracer: Tracer, own: set[int]) -> Iterator[int]:
             yield from (i for i in span.reads if seen[i].nbytes in sizes and i not in own)
 
 
-def _of_halves(call: Call, weight: int, made_of: Mapping[int, set[int]]) -> Iterator[int]:
-    """What the node that reads the call's weight or its input makes, but for what it makes of the weight: that is the
-    input's gradient."""
+def _of_halves(
+    call: Call, weight: int, made_of: Mapping[int, frozenset[int]], storages: Mapping[int, int]
+) -> Iterator[int]:
+    """What the node that reads the call's weight or its input makes, but for what it makes of the weight, by way of
+    what it made before too: that is the input's gradient, to which autograd may have added another branch's."""
     saved = {s.storage for s in call.saves}
     weights = {s.storage for s in call.saves if s.field in _WEIGHT_FIELDS} | {weight}
-    if any(saved & of for of in made_of.values()):
-        yield from (i for i, of in made_of.items() if not weights & of)
+    if not any(saved & {storages[i] for i in of} for of in made_of.values()):
+        return
+    of_input: set[int] = set()
+    for made, of in made_of.items():  # in the order in which they were made
+        if weights & {storages[i] for i in of} or of_input & of:
+            of_input.add(made)
+        else:
+            yield made
 
 
 def _storage(item: Seen, ledger: Ledger) -> int:

@@ -172,7 +172,7 @@ class _View:
 
         blocks: tuple[Block, ...] = tuple(replace(b, id=number[b.id]) for b in kept)
         tasks: tuple[Task, ...] = tuple(replace(t, reads=ids(t.reads), writes=ids(t.writes)) for t in self.tasks)
-        return replace(self.graph, source=SOURCE, blocks=blocks, tasks=tasks)
+        return replace(self.graph, source=SOURCE, blocks=blocks, tasks=tasks, small=None)
 
     def _there(self, block: int) -> int | None:
         """The block that holds what this one held, None where it is gone."""

@@ -128,7 +128,8 @@ class SavedGraph:
 
     ``tasks`` and ``blocks`` (:mod:`gistkit.graph.tasks`) are those of the whole step, backward included, where it was
     captured with ``backward=True``, else empty. ``batch`` is the size of the inputs' first dimension, 0 if unknown;
-    ``least_rows`` how many rows of it a sub-batch must have to take the same way through the model, as far as asked.
+    ``least_rows`` how many rows of it a sub-batch must have to take the same way through the model, as far as asked;
+    ``small`` is the step of so many rows, where one of fewer than the batch was captured.
     ``state`` are the model's parameters and buffers, ``training`` whether it was in training mode.
     """
 
@@ -142,6 +143,7 @@ class SavedGraph:
     least_rows: int = 1
     state: tuple[StateTensor, ...] = ()
     training: bool = True
+    small: SavedGraph | None = None
 
     @property
     def most_parts(self) -> int:
@@ -199,16 +201,20 @@ class SavedGraph:
     @staticmethod
     def from_json(text: str) -> SavedGraph:
         """The graph of :meth:`to_json`'s text."""
-        raw = json.loads(text)
-        calls = tuple(_call(c) for c in raw["calls"])
-        storages = tuple(SavedStorage(**{**s, "shape": tuple(s["shape"])}) for s in raw["storages"])
-        values = tuple(Value(**{**v, "shape": tuple(v["shape"])}) for v in raw["values"])
-        tasks = tuple(_task(t) for t in raw.get("tasks", ()))
-        blocks = tuple(_block(b) for b in raw.get("blocks", ()))
-        counts = raw.get("batch", 0), raw.get("least_rows", 1)
-        state = tuple(StateTensor(**{**t, "shape": tuple(t["shape"])}) for t in raw.get("state", ()))
-        training = raw.get("training", True)
-        return SavedGraph(calls, storages, raw["source"], values, tasks, blocks, *counts, state, training)
+        return _graph(json.loads(text))
+
+
+def _graph(raw: dict) -> SavedGraph:
+    calls = tuple(_call(c) for c in raw["calls"])
+    storages = tuple(SavedStorage(**{**s, "shape": tuple(s["shape"])}) for s in raw["storages"])
+    values = tuple(Value(**{**v, "shape": tuple(v["shape"])}) for v in raw["values"])
+    tasks = tuple(_task(t) for t in raw.get("tasks", ()))
+    blocks = tuple(_block(b) for b in raw.get("blocks", ()))
+    counts = raw.get("batch", 0), raw.get("least_rows", 1)
+    state = tuple(StateTensor(**{**t, "shape": tuple(t["shape"])}) for t in raw.get("state", ()))
+    small = _graph(raw["small"]) if raw.get("small") else None
+    told = (*counts, state, raw.get("training", True), small)
+    return SavedGraph(calls, storages, raw["source"], values, tasks, blocks, *told)
 
 
 def _hash(item: list) -> str:
