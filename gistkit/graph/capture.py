@@ -16,19 +16,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
 from gistkit.errors import CaptureError
-from gistkit.graph.closures import on_copy
 from gistkit.graph.fakes import Fakes
 from gistkit.graph.ledger import tensors_in
 from gistkit.graph.mirrored import MirroredAutocast, autocast_device
 from gistkit.graph.recorder import Recorder
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.traced import traced_step
+from gistkit.graph.uncaptured import uncaptured
 
 ORIGINAL_FORWARD = "gistkit_original"
 """An object in ``module.__dict__["forward"]`` with this attribute is a wrapper that the copy does without: the
@@ -66,8 +66,15 @@ def capture(
     the graph is that of ``backward=True`` without tasks and blocks.
 
     Raises :class:`CaptureError`, its cause chained, where the copy cannot be made or fake tensors cannot go (values
-    that decide the control flow, operators without a fake implementation, user hooks on modules).
+    that decide the control flow or a size, operators without a fake implementation, sparse tensors, user hooks on
+    modules); it says whether that was in the forward, the ``loss_fn`` or backward. TypeError or ValueError for
+    arguments that make no sense.
     """
+    _check(model, args, kwargs, loss_fn, targets)
+    if loss_fn is not None and not backward:
+        raise ValueError(
+            "capture: loss_fn needs backward=True, got backward=False; without a backward there is no loss"
+        )
     if backward and not fake:
         raise ValueError("capture: backward=True needs fake=True, got fake=False; a real step is recorded forward only")
     if on_cpu and not fake:
@@ -84,14 +91,31 @@ def capture(
             inputs = _inputs((tuple(args), dict(kwargs or {}), tuple(targets)), mode, backward or on_cpu)
             if mode is not None and backward:
                 with mode:
-                    own_loss = on_copy(loss_fn, model, twin)
-                    return traced_step(twin, *inputs, loss_fn=own_loss, on_cpu=device_type is None)
+                    return traced_step(twin, *inputs, loss_fn=loss_fn, on_cpu=device_type is None)
             return _record(twin, inputs[0], inputs[1], mode)
+    except CaptureError:
+        raise
     except Exception as error:
-        raise CaptureError(
-            f"the forward of {type(model).__name__} could not be captured on a copy of it: "
-            f"{type(error).__name__}: {error}{_VALUES if isinstance(error, DataDependentOutputException) else ''}"
-        ) from error
+        raise uncaptured("forward", model, error) from error
+
+
+def _check(model: Any, args: Any, kwargs: Any, loss_fn: Any, targets: Any) -> None:
+    """Raise TypeError for arguments in the place of others."""
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"capture: model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself")
+    for name, value in (("args", args), ("targets", targets)):
+        if not isinstance(value, (tuple, list)):
+            got, remedy = type(value).__name__, f"put it into one: {name}=(x,)"
+            if isinstance(value, dict):
+                remedy = "pass named ones as kwargs, behind args: (), {...}" if name == "args" else "pass its values"
+            raise TypeError(f"capture: {name} must be a tuple, one item for each argument, got {got}; {remedy}")
+    if kwargs is not None and not (isinstance(kwargs, dict) and all(isinstance(key, str) for key in kwargs)):
+        got = "a dict with other keys" if isinstance(kwargs, dict) else type(kwargs).__name__
+        remedy = "positional arguments go into args: capture(model, (x, y))"
+        raise TypeError(f"capture: kwargs must be a dict of the forward's arguments by name, got {got}; {remedy}")
+    if loss_fn is not None and not callable(loss_fn):
+        remedy = "pass a function of the model's output and the targets"
+        raise TypeError(f"capture: loss_fn must be callable, got {type(loss_fn).__name__}; {remedy}")
 
 
 def _elsewhere(model: torch.nn.Module, given: tuple) -> str | None:

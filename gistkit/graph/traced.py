@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from gistkit.errors import CaptureError
-from gistkit.graph.closures import others_untouched
 from gistkit.graph.ledger import tensors_in
 from gistkit.graph.recorder import Recorder
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.step import with_step
 from gistkit.graph.trace import Tracer
+from gistkit.graph.uncaptured import running
 
 
 def traced_step(
@@ -46,19 +46,21 @@ def traced_step(
         graph = recorder.finish(out)
         recorder.unpacked = tracer.stand_in
         tracer.active, tracer.phase = True, "loss"
-        loss = loss_of(out, targets, loss_fn)
+        with running("loss_fn", model):
+            loss = loss_of(out, targets, loss_fn)
         tracer.autocast_ends()
         if not loss.requires_grad:
             raise CaptureError(
-                "the loss needs no gradient: no parameter requires one, or the loss does not depend on any"
+                "the loss needs no gradient: no parameter requires one, or the loss does not depend on any; train one, "
+                "or make the loss of what the model returns"
             )
         tracer.phase = "backward"
-        with others_untouched(loss, [*model.parameters(), *given]):
+        with running("backward", model):
             loss.backward()
-            tracer.finish(notes.held())
-            gradients = [p.grad for p in model.parameters() if p.grad is not None]
-            batch = next((t.shape[0] for t in given if t.dim() > 0), 0)
-            return with_step(graph, notes, tracer, gradients, batch)
+        tracer.finish(notes.held())
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    batch = next((t.shape[0] for t in given if t.dim() > 0), 0)
+    return with_step(graph, notes, tracer, gradients, batch)
 
 
 def loss_of(out: Any, targets: tuple, loss_fn: Callable[..., torch.Tensor] | None) -> torch.Tensor:
@@ -67,7 +69,7 @@ def loss_of(out: Any, targets: tuple, loss_fn: Callable[..., torch.Tensor] | Non
         loss = loss_fn(out, *targets)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             what = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise ValueError(f"loss_fn must return a tensor with one element, got {what}; take the mean or the sum")
+            raise CaptureError(f"loss_fn must return a tensor with one element, got {what}; take the mean or the sum")
         return loss
     found = getattr(out, "loss", None)
     if isinstance(found, torch.Tensor) and found.numel() == 1:

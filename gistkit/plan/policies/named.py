@@ -169,7 +169,8 @@ def rival(
 def check_words(
     policy: str, fidelity: str, lossy: str | None, density: float | Mapping[int, float] | None = None
 ) -> str:
-    """The class of moves that is allowed. Raises ValueError for words that mean nothing, alone or together."""
+    """The class of moves that is allowed. Raises ValueError for words that mean nothing, alone or together, TypeError
+    for densities by anything but numbers."""
     _check_density(density)
     if policy not in POLICIES:
         near = difflib.get_close_matches(str(policy), POLICIES, n=1)
@@ -192,6 +193,13 @@ def check_words(
 
 
 def _check_density(density: float | Mapping[int, float] | None) -> None:
+    ids = density if isinstance(density, Mapping) else ()
+    for key in ids:
+        if isinstance(key, bool) or not isinstance(key, int):
+            raise TypeError(
+                f"density must have storage ids, whole numbers, as keys, got {key!r}; from a plan, which has them "
+                'as texts: {int(key): share for key, share in plan.settings["densities"].items()}'
+            )
     values = density.values() if isinstance(density, Mapping) else () if density is None else (density,)
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
