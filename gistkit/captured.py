@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten
 from gistkit.errors import CaptureError
 from gistkit.graph.capture import capture
 from gistkit.graph.saved import SavedGraph
+from gistkit.graph.scale import goes_as
 from gistkit.plan.budget import parse_budget
 from gistkit.plan.hardware import CUDA_LIBRARIES_BYTES, PRESETS, Hardware
 from gistkit.plan.hardware import hardware as find_hardware
@@ -55,9 +56,10 @@ def step_on(
 
 @unset_fake_temporarily()
 def with_least_rows(graph: SavedGraph, model: torch.nn.Module, batch: tuple, loss_fn: Callable | None) -> SavedGraph:
-    """The captured step with its ``least_rows``: some models take another way for a single row, and one that is cut
-    along anything but its rows for every part. Asked of 1, 2, 4 ... rows, until one goes as the batch does. A batch
-    that needs a gradient is not cut: each part would bring one for all of it."""
+    """The captured step with its ``least_rows`` and the step of these, ``small``: some models take another way for a
+    single row, and one that is cut along anything but its rows for every part. Asked of 1, 2, 4 ... rows, until one
+    goes as the batch does, forward and backward. A batch that needs a gradient is not cut: each part would bring one
+    for all of it."""
     if any(t.requires_grad for t in tree_flatten(batch)[0] if isinstance(t, torch.Tensor)):
         return replace(graph, least_rows=graph.batch)
     inputs, targets = (spread(batch[0]), batch[1:]) if loss_fn is not None else ((batch, {}), ())
@@ -67,23 +69,16 @@ def with_least_rows(graph: SavedGraph, model: torch.nn.Module, batch: tuple, los
     except (ValueError, TypeError):
         return replace(graph, least_rows=graph.batch)
     least = 1
-    while least < graph.batch and not _goes_alike(graph, model, rows(inputs, 0, least)):
+    while least < graph.batch:
+        args, kwargs = rows(inputs, 0, least)
+        try:
+            small = capture(model, args, kwargs, backward=True, loss_fn=loss_fn, targets=rows(targets, 0, least))
+        except CaptureError:
+            small = None
+        if small is not None and goes_as(small, graph):
+            return replace(graph, least_rows=least, small=small)
         least *= 2
-    return replace(graph, least_rows=min(least, graph.batch))
-
-
-def _goes_alike(graph: SavedGraph, model: torch.nn.Module, inputs: tuple[tuple, dict]) -> bool:
-    """Whether the forward of some rows makes the calls and storages of the captured one."""
-    try:
-        found = capture(model, *inputs, on_cpu=True)
-    except CaptureError:
-        return False
-    storages = len(found.storages) == len(graph.storages)
-    return storages and found.fingerprint == graph.fingerprint and _ops(found) == _ops(graph)
-
-
-def _ops(graph: SavedGraph) -> list[str]:
-    return [call.op for call in graph.calls]
+    return replace(graph, least_rows=graph.batch)
 
 
 def _check(caller: str, model: torch.nn.Module, batch: tuple, loss_fn: Callable | None) -> None:

@@ -22,6 +22,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
 from gistkit.errors import CaptureError
+from gistkit.graph.closures import on_copy
 from gistkit.graph.fakes import Fakes
 from gistkit.graph.ledger import tensors_in
 from gistkit.graph.mirrored import MirroredAutocast, autocast_device
@@ -91,7 +92,8 @@ def capture(
             inputs = _inputs((tuple(args), dict(kwargs or {}), tuple(targets)), mode, backward or on_cpu)
             if mode is not None and backward:
                 with mode:
-                    return traced_step(twin, *inputs, loss_fn=loss_fn, on_cpu=device_type is None)
+                    own_loss = on_copy(loss_fn, model, twin)
+                    return traced_step(twin, *inputs, loss_fn=own_loss, on_cpu=device_type is None)
             return _record(twin, inputs[0], inputs[1], mode)
     except CaptureError:
         raise

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from gistkit.errors import CaptureError
+from gistkit.graph.closures import others_untouched
 from gistkit.graph.ledger import tensors_in
 from gistkit.graph.recorder import Recorder
 from gistkit.graph.saved import SavedGraph
@@ -55,12 +56,13 @@ def traced_step(
                 "or make the loss of what the model returns"
             )
         tracer.phase = "backward"
-        with running("backward", model):
-            loss.backward()
-        tracer.finish(notes.held())
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    batch = next((t.shape[0] for t in given if t.dim() > 0), 0)
-    return with_step(graph, notes, tracer, gradients, batch)
+        with others_untouched(loss, [*model.parameters(), *given]):
+            with running("backward", model):
+                loss.backward()
+            tracer.finish(notes.held())
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            batch = next((t.shape[0] for t in given if t.dim() > 0), 0)
+            return with_step(graph, notes, tracer, gradients, batch)
 
 
 def loss_of(out: Any, targets: tuple, loss_fn: Callable[..., torch.Tensor] | None) -> torch.Tensor:
