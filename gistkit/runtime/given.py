@@ -13,10 +13,11 @@ from gistkit.graph.calls import GEOMETRY, Bound
 from gistkit.graph.capture import capture
 from gistkit.graph.saved import SavedGraph
 from gistkit.plan.legal import check_decisions
-from gistkit.plan.made_for import AGAIN, check_forward, check_inputs, check_state
+from gistkit.plan.made_for import AGAIN, check_forward, check_inputs, check_same, check_state
 from gistkit.plan.plan import PLACES, REMEDY, Plan
 from gistkit.runtime.inputs import batch_size
 from gistkit.runtime.program import Program
+from gistkit.runtime.recompute_state import AUTOCAST_DEVICES, autocast_now
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -166,9 +167,10 @@ def check_bytes(plan: Plan, graph: SavedGraph) -> None:
     """Raise PlanMismatchError where a forward saves more than the one that a budget was planned for: larger images,
     longer texts. ``graph`` is the captured one."""
     if plan.budget_bytes is not None and plan.plain_bytes and graph.kept_bytes > plan.plain_bytes:
+        given = " and ".join(str(s.shape) for s in graph.storages if s.kind == "input")
         raise PlanMismatchError(
             f"a forward that saves at most {plan.plain_bytes} bytes in plain PyTorch, for the plan's budget",
-            f"one that saves {graph.kept_bytes}",
+            f"one that saves {graph.kept_bytes}, of inputs of shape {given}",
             "plan for inputs of these sizes",
         )
 
@@ -211,9 +213,17 @@ def given_program(plan: Plan, model: torch.nn.Module, args: tuple, kwargs: dict)
             return Program(graph, plan, given=True)
         found.append(graph)
     check_state(plan.made_for, found[0].state, gradients=False)
+    check_same(plan.made_for, found[0], trains(args, kwargs), _autocast())
     raise PlanMismatchError(
         f"a forward with fingerprint {plan.fingerprint}", f"one with fingerprint {found[0].fingerprint}", AGAIN
     )
+
+
+def _autocast() -> str:
+    """What autocast does here, in words."""
+    states = zip(AUTOCAST_DEVICES, autocast_now(), strict=True)
+    found = [f"{str(dtype).removeprefix('torch.')} on {device}" for device, (enabled, dtype) in states if enabled]
+    return f"autocast to {' and '.join(found)}" if found else "no autocast"
 
 
 __all__ = [
