@@ -35,11 +35,6 @@ ORIGINAL_FORWARD = "gistkit_original"
 """An object in ``module.__dict__["forward"]`` with this attribute is a wrapper that the copy does without: the
 attribute holds what was in ``__dict__`` before, or None."""
 
-_VALUES = (
-    "; the forward asks a tensor for its values (item(), float(), if), and here there are none: take that out of it, "
-    "or leave the plan out: gistkit.compress(model) records a real step"
-)
-
 
 def capture(
     model: torch.nn.Module,
