@@ -20,7 +20,7 @@ def check_plot(path: Path) -> None:
     except ImportError as error:
         raise ValueError("plotting needs matplotlib; pip install 'gistkit[plot]'") from error
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"plot file must end in .png, .svg or .pdf, got {path.name!r}")
+        raise ValueError(f"plot file must end in .png, .svg or .pdf, got {path.name!r}; name one that does")
 
 
 def plot_memory(result: TrainResult, path: Path) -> None:

@@ -57,14 +57,16 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         if self.steps < LEAST_STEPS:
-            raise ValueError(f"steps must be at least {LEAST_STEPS} (one to warm up, one to measure), got {self.steps}")
+            raise ValueError(
+                f"steps must be at least {LEAST_STEPS} (one to warm up, one to measure), got {self.steps}; ask for more"
+            )
         for name in ("batch", "image_size"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}; leave it out for the default")
         if not (math.isfinite(self.lr) and self.lr >= 0):
-            raise ValueError(f"lr must be a finite number of at least 0, got {self.lr}")
+            raise ValueError(f"lr must be a finite number of at least 0, got {self.lr}; 0.01 is the default")
         if self.device not in ("cpu", "cuda"):
-            raise ValueError(f"device must be cpu or cuda, got {self.device!r}")
+            raise ValueError(f"device must be cpu or cuda, got {self.device!r}; name one of the two")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("device cuda is not there: torch.cuda.is_available() is False; use device cpu")
 

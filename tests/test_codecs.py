@@ -133,7 +133,9 @@ def test_discrete_codecs_refuse_to_mask(name):
 @pytest.mark.parametrize("name", RELU)
 def test_relu_backward_refuses_another_shape(name):
     encoded = CODECS[name].encode(torch.ones(2, 3))
-    with pytest.raises(ValueError, match=r"grad must have the encoded tensor's shape \(2, 3\), got \(3, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"grad must have the encoded tensor's shape \(2, 3\), got \(3, 2\); pass the gradient"
+    ):
         CODECS[name].relu_backward(encoded, torch.ones(3, 2))
 
 

@@ -1,11 +1,17 @@
 """Texts of errors that belong to no other file: argument, demand, value, remedy."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from gistkit import errors
 from gistkit.kernels.layout import flat
 from gistkit.nn.keep import USED_TWICE, Alias
+from gistkit.plan.policies.options import check_fidelity
+from gistkit.plots import check_plot
+from gistkit.runtime.promise import Promise
+from gistkit.runtime.recompute_calls import ReplayError
 
 
 def test_plan_mismatch_says_what_to_do():
@@ -57,3 +63,19 @@ def test_used_twice_is_pytorchs_own_text():
     with pytest.raises(RuntimeError) as raised:
         y.backward()
     assert str(raised.value) == USED_TWICE
+
+
+def test_what_runs_anew_differently_and_what_a_pool_carries_say_what_to_do():
+    told = str(ReplayError("x (call 3) saved fewer tensors when it ran anew"))
+    assert told.endswith('policy="gist", which runs nothing anew')
+    with pytest.raises(errors.GistError, match=r"asks for its values now; call gistkit\.restore\(model\)"):
+        Promise().dense()
+
+
+def test_words_that_are_none_say_what_there_is():
+    wrong = (("exact", None), "; bitwise changes no bit"), (("lossy", "fp7"), "lossy='fp7'; None rounds nothing")
+    for words, text in wrong:
+        with pytest.raises(ValueError, match=text):
+            check_fidelity(*words)
+    with pytest.raises(ValueError, match=r"must end in \.png, \.svg or \.pdf, got 'x.txt'; name one that does"):
+        check_plot(Path("x.txt"))

@@ -155,12 +155,12 @@ def test_the_random_state_of_one_run_does_not_reach_the_next():
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"steps": 2}, r"steps must be at least 3 \(one to warm up, one to measure\), got 2"),
-        ({"batch": 0}, "batch must be at least 1, got 0"),
+        ({"steps": 2}, r"steps must be at least 3 \(one to warm up, one to measure\), got 2; ask for more"),
+        ({"batch": 0}, "batch must be at least 1, got 0; leave it out"),
         ({"image_size": 0}, "image_size must be at least 1, got 0"),
-        ({"lr": -1.0}, "lr must be a finite number of at least 0, got -1.0"),
+        ({"lr": -1.0}, "lr must be a finite number of at least 0, got -1.0; 0.01 is the default"),
         ({"lr": float("nan")}, "lr must be a finite number of at least 0, got nan"),
-        ({"device": "tpu"}, "device must be cpu or cuda, got 'tpu'"),
+        ({"device": "tpu"}, "device must be cpu or cuda, got 'tpu'; name one of the two"),
     ],
 )
 def test_settings_out_of_range(changed, text):

@@ -197,6 +197,7 @@ def check_grad(grad: torch.Tensor, encoded: Encoded) -> None:
     if grad.shape != encoded.shape:
         raise ValueError(
             f"relu_backward: grad must have the encoded tensor's shape {tuple(encoded.shape)}, got {tuple(grad.shape)}"
+            "; pass the gradient of the ReLU's output"
         )
 
 

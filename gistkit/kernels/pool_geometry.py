@@ -139,14 +139,17 @@ def _check_windows(operator: str, kernel, stride, padding, dilation, zero_code: 
         ("dilation", dilation, 1),
     ):
         if len(pair) != 2 or min(pair) < least:
-            raise ValueError(f"{operator}: {name} must be two integers of at least {least}, got {tuple(pair)}")
+            raise ValueError(
+                f"{operator}: {name} must be two integers of at least {least}, got {tuple(pair)}; give one for the "
+                "height, one for the width"
+            )
     if any(p > k // 2 for p, k in zip(padding, kernel, strict=True)):
         raise ValueError(
             f"{operator}: padding must be at most half of the kernel, got padding {tuple(padding)} for kernel "
             f"{tuple(kernel)}; pad the input beforehand instead"
         )
     if bits not in (4, 8):
-        raise ValueError(f"{operator}: bits must be 4 or 8, got {bits}")
+        raise ValueError(f"{operator}: bits must be 4 or 8, got {bits}; 8 takes windows of any size that has a map")
     capacity = formats.ARGMAX4_POSITIONS if bits == 4 else formats.ARGMAX8_POSITIONS
     capacity -= bool(zero_code)
     if kernel[0] * kernel[1] > capacity:

@@ -83,7 +83,10 @@ def compress(model: Model, plan: Plan | None = None, *, lossy: str | None = None
     if plan is not None and not isinstance(plan, Plan):
         raise TypeError(f"compress: plan must be a gistkit.Plan or None, got {type(plan).__name__}; use Plan.from_json")
     if fidelity not in FIDELITIES:
-        raise ValueError(f"compress: fidelity must be one of {', '.join(FIDELITIES)}, got {fidelity!r}")
+        raise ValueError(
+            f"compress: fidelity must be one of {', '.join(FIDELITIES)}, got {fidelity!r}; bitwise changes no bit of "
+            "the result"
+        )
     check_lossy(lossy)
     for name, part in model.named_modules():
         if compressed_forward(part) is not None:

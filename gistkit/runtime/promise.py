@@ -58,7 +58,10 @@ class Promise:
         self._masked = grads[0]
 
     def dense(self) -> torch.Tensor:
-        raise GistError("a ReLU whose mask rides in a pool's map keeps no values; nothing should ask it for them")
+        raise GistError(
+            "a ReLU's output must be read by the max-pool after it alone, which carries its mask, and something else "
+            "asks for its values now; call gistkit.restore(model), or compress the model's other parts only"
+        )
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
         masked, self._masked = self._masked, None

@@ -16,7 +16,13 @@ Geometry = tuple[torch.Size, tuple[int, ...], int]
 
 
 class ReplayError(GistError):
-    """A call that runs anew did not give what it gave in forward."""
+    """A call that runs anew did not give what it gave in forward; ``what`` says which and how."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what}; a forward that runs anew must make the same tensors: change nothing that it depends on before "
+            'backward, or plan with policy="gist", which runs nothing anew'
+        )
 
 
 def geometry(x: torch.Tensor) -> Geometry:

@@ -78,7 +78,10 @@ def _load_factory(name: str, num_classes: int, image_size: int) -> nn.Module:
             "image_size alone"
         ) from error
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model {name!r}: the factory must return a torch.nn.Module, got {type(model).__name__}")
+        raise TypeError(
+            f"model {name!r}: the factory must return a torch.nn.Module, got {type(model).__name__}; name a function, "
+            "or a class, that makes the network"
+        )
     return model
 
 

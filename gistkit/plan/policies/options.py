@@ -43,9 +43,13 @@ SLICES = (4, 16)
 def check_fidelity(fidelity: str, lossy: str | None) -> None:
     """Raises ValueError for an unknown class, an unknown lossy format, or a format outside the class ``lossy``."""
     if fidelity not in FIDELITIES:
-        raise ValueError(f"fidelity must be one of {', '.join(FIDELITIES)}; got {fidelity!r}")
+        raise ValueError(
+            f"fidelity must be one of {', '.join(FIDELITIES)}; got {fidelity!r}; bitwise changes no bit of the result"
+        )
     if lossy is not None and lossy not in VALUE_FORMS:
-        raise ValueError(f"lossy must be None or one of {', '.join(VALUE_FORMS)}; got lossy={lossy!r}")
+        raise ValueError(
+            f"lossy must be None or one of {', '.join(VALUE_FORMS)}; got lossy={lossy!r}; None rounds nothing"
+        )
     if lossy is not None and fidelity != "lossy":
         raise ValueError(
             f'lossy={lossy!r} rounds activations, which fidelity="{fidelity}" forbids; pass fidelity="lossy"'

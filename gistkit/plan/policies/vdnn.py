@@ -102,7 +102,7 @@ def host_decision(graph: SavedGraph, sent: Offload, codec: str = "dense") -> Dec
 def offloads(graph: SavedGraph, which: str, prefetch: bool = True) -> tuple[Offload, ...]:
     """What vDNN_all (``all``), vDNN_conv (``conv``) or nobody (``none``) offloads, and when it comes back."""
     if which not in (ALL, CONVS, NONE):
-        raise ValueError(f'offload must be "{ALL}", "{CONVS}" or "{NONE}", got {which!r}')
+        raise ValueError(f'offload must be "{ALL}", "{CONVS}" or "{NONE}", got {which!r}; name one of these')
     managed = [layer for layer in layers(graph) if layer.features and layer.backward]
     owned = _owned(graph, managed, which)
     flags = [LayerFlags(layer.kind, offloaded=i in owned) for i, layer in enumerate(managed)]
