@@ -93,14 +93,17 @@ def test_rows_are_asked_for_only_where_sub_batches_may_be(monkeypatch):
     gistkit.plan(norm, x, fidelity="reassociated")
     gistkit.plan(norm[0], x)
     assert not asked
+    gistkit.plan(norm, x, fidelity="reassociated", batch_statistics="per_sub_batch")
+    assert len(asked) == 1
+    asked.clear()
     gistkit.plan(norm[0], x, fidelity="reassociated")
     assert len(asked) == 1 and captured.with_least_rows(asked[0], norm[0], (x,), None).least_rows == 1
 
 
 def normed():
     """A batch norm between convolutions; each row goes as the batch does but for the statistics."""
-    norms = (nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
-    return nn.Sequential(*norms, nn.Flatten(), nn.Linear(8 * 12 * 12, 4))
+    norms = (nn.Conv2d(3, 18, 3), nn.BatchNorm2d(18), nn.ReLU(), nn.Conv2d(18, 9, 3), nn.BatchNorm2d(9), nn.ReLU())
+    return nn.Sequential(*norms, nn.Flatten(), nn.Linear(9 * 12 * 12, 4))
 
 
 @pytest.mark.parametrize("policy", ["optimal", "modnn"])
