@@ -48,12 +48,13 @@ def _remedy(part: str, model: torch.nn.Module, error: Exception) -> str:
             f"and here there are none: use torch.where, or the mask as a factor, or {_WITHOUT}"
         )
     if isinstance(error, NotImplementedError) and "Sparse" in str(error):
-        sparse = [repr(name) for name, m in model.named_modules() if getattr(m, "sparse", False) is True]
+        modules = model.named_modules()
+        sparse = [repr(name or type(m).__name__) for name, m in modules if getattr(m, "sparse", False) is True]
         remedy = f"make {', '.join(sparse)} with sparse=False" if sparse else "give dense tensors"
         return f"; a sparse tensor has no storage whose bytes could be planned: {remedy}, or {_WITHOUT}"
     if part == "loss_fn":
         return "; it is called as loss_fn(output, *targets), a plan's as loss_fn(model(batch[0]), *batch[1:])"
-    return ""
+    return f"; mend it where the model alone raises it too, or {_WITHOUT}"
 
 
 __all__ = ["running", "uncaptured"]
