@@ -11,7 +11,7 @@ from PIL import Image
 
 from gistkit import cli
 from gistkit.benchmark.cases import Case, Workload
-from gistkit.benchmark.picture import COLOURS, COPY
+from gistkit.benchmark.picture import COLOURS, COPY, plot_rows
 from gistkit.commands import bench
 from gistkit.version import VERSION
 
@@ -132,3 +132,13 @@ def test_it_runs_with_little_installed():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "3 rows, 0 failed" in done.stdout, done.stderr
+
+
+def test_a_wide_range_is_told_in_plain_numbers(tmp_path):
+    """On a logarithmic axis; an SVG has each text in a comment."""
+    row = {"family": "codec", "case": "zvc", "by_density": False, "dtype": "float32", "direction": "encode"}
+    row |= {"size_mib": 4, "copy_gbps": 60.0, "percent_of_copy": 1.0, "gpu": "", "cpu": "a core", "torch": "2"}
+    picture = tmp_path / "speed.svg"
+    plot_rows([{**row, "gbps": 0.6}, {**row, "direction": "decode", "gbps": 6.0}], picture)
+    texts = re.findall(r"<!-- (.*?) -->", picture.read_text())
+    assert {"1", "10", "100", "GB/s"} <= set(texts) and not any("$" in text for text in texts)

@@ -85,6 +85,21 @@ def test_plan(tmp_path, capsys):
     assert {rgb(c) for c in (PLAIN, PLANNED, BUDGET)} <= colours_of(picture)
 
 
+@pytest.mark.parametrize(("batch", "size", "unit"), [(1, 8, "KiB"), (4, 32, "MiB"), (8, 1024, "GiB")])
+def test_pictures_have_units_that_suit_the_numbers(batch, size, unit, tmp_path):
+    """An SVG has each text in a comment."""
+    for command in ("plan", "profile"):
+        picture = tmp_path / f"{command}.svg"
+        words = ["--policy", "gist"] if command == "plan" else []
+        arguments = [NET, "--batch", str(batch), "--image-size", str(size), "--hardware", "titanx", *words]
+        assert cli.main([command, *arguments, "--plot", str(picture)]) == 0
+        texts = re.findall(r"<!-- (.*?) -->", picture.read_text())
+        assert f"predicted device memory ({unit})" in texts and "tasks of one training step, in order" in texts
+        assert any(re.search(rf"peak \d+\.\d+ {unit}", text) for text in texts)
+        ticks = [float(text) for text in texts if re.fullmatch(r"[0-9.]+", text)]
+        assert max(ticks[-5:]) >= 1 and "0" in texts
+
+
 def test_tables_fit_eighty_columns(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert (

@@ -229,3 +229,22 @@ def test_cdma_on_alexnet(captures):
 def test_the_fields_of_a_row():
     names = {"paper", "section", "network", "batch", "hardware", "metric", "paper_value", "our_value", "ratio"}
     assert names | {"note", "commit", "date"} <= set(Row.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "ticks"),
+    [
+        ((0.95, 1.1), [0.8, 0.9, 1, 1.1, 1.25]),
+        ((0.61, 1.4), [0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5]),
+        ((0.059, 4.9), [0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5]),
+    ],
+)
+def test_every_dot_of_a_plot_lies_between_two_ticks(ratios, ticks):
+    assert page.ratio_ticks(ratios) == ticks
+
+
+def test_the_plots_of_the_rows_have_ticks_on_both_sides():
+    for paper in PAPERS:
+        ratios = [r.ratio for r in page.all_rows() if r.paper == paper and r.ratio > 0]
+        ticks = page.ratio_ticks(ratios)
+        assert ticks[0] <= min(ratios) and max(ratios) <= ticks[-1] and len(ticks) >= 5

@@ -27,7 +27,8 @@ SETTINGS = {
     "are those of the feature extraction part, against the improved network-wide baseline with performance-optimal "
     "convolutions. (m) and (p): memory- and performance-optimal.",
     "modnn": "12 GiB unless a row says otherwise, moDNN's own schedule and clock; the ideal case has every task's "
-    "fastest algorithm. FCN at 64 pixels, as the text has it train in 24 GB.",
+    "fastest algorithm. FCN at 64 pixels, as the text has it train in 24 GB. Batch norms, of which the text says "
+    "nothing, may see sub-batches.",
     "cdma": "vDNN_all's schedule with performance-optimal convolutions, transfers compressed by the paper's engine. "
     "The text is not at hand; its figures are those of the abstract (arXiv 1705.01626).",
 }
@@ -38,12 +39,18 @@ says: the papers' networks, captured on the meta device, at their batch sizes on
 predictions of a cost model and a simulator; nothing here was run on those cards. Figures that only a picture shows are
 left out, as are accuracies and power, which a planner does not have.
 
+The step is the one that the papers' frameworks ran (`gistkit/graph/library.py`): pools read their input and output, and
+but for Gist's baselines activations run in place, forward and backward. `gistkit plan` plans PyTorch's own step, which
+keeps other things and holds more at a time, so a policy may fit a card here and not there.
+
 A row with a tick is within {tolerance} of the paper's number, or on the right side of a bound. A row with a dash takes
 an assumption from the very number that it shows and counts for nothing but the arithmetic. Every other row says why.
 "Likely" marks a reason that is not established. GB is 1e9 bytes. The plots leave out what has another sign.
 
 `scripts/table_gist`, `scripts/table_vdnn`, `scripts/table_modnn` and `scripts/table_cdma` make the rows anew.
 """
+TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50, 100)
+CLOSE_TICKS = (0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2)
 SIGNS = {AT_LEAST: "at least ", AT_MOST: "at most "}
 
 
@@ -128,12 +135,21 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path, metadata={"Software": None}, pil_kwargs={"optimize": True})
 
 
+def ratio_ticks(ratios: Sequence[float]) -> list[float]:
+    """Round numbers from one that is below all ratios to one that is above them, at least 0.8 to 1.25; closer together
+    where they are few."""
+    low, high = min(0.8, *ratios), max(1.25, *ratios)
+    known = CLOSE_TICKS if CLOSE_TICKS[0] <= low and high <= CLOSE_TICKS[-1] else TICKS
+    first = max((t for t in known if t <= low), default=known[0])
+    last = min((t for t in known if t >= high), default=known[-1])
+    return [t for t in known if first <= t <= last]
+
+
 def _ratio_axis(axes, ratios: Sequence[float]) -> None:
-    ticks = (0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5)
+    ticks = ratio_ticks(ratios)
     axes.set_xscale("log")
-    axes.set_xlim(min(0.65, *ratios) * 0.93, max(1.5, *ratios) * 1.07)
-    low, high = axes.get_xlim()
-    axes.set_xticks([t for t in ticks if low <= t <= high], [f"{t:g}" for t in ticks if low <= t <= high], fontsize=7)
+    axes.set_xlim(min(ticks[0], *ratios) * 0.96, max(ticks[-1], *ratios) * 1.04)
+    axes.set_xticks(ticks, [f"{t:g}" for t in ticks], fontsize=7)
     axes.minorticks_off()
     axes.grid(axis="x", linewidth=0.4, color="#d8dee9")
     axes.set_xlabel("ours / the paper's", fontsize=8)

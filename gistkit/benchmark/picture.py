@@ -88,6 +88,7 @@ def _scale(axes: Any, rows: list[Row]) -> None:
     most = max((max(r["gbps"], r["copy_gbps"]) for r in rows), default=1.0)
     if most > WIDE_RANGE * least:
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlim(least / 2, most * 5)
     else:
         axes.set_xlim(0, most * 1.2)
