@@ -8,10 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import gistkit
 from gistkit.plan.plan import Decision
 from gistkit.plan.policies.predicted import kept_by_ops, make_plan, own_decisions
+from gistkit.runtime.live import LiveBytes
+from gistkit.runtime.recompute_calls import Operand, Written, geometry
 from tests.predicted import steady_peak_bytes
 from tests.recompute_cases import (
     Chain,
@@ -84,3 +87,56 @@ def test_beside_the_moves_of_another_policy(seed):
     rows = {r.storage: r.codec for r in gistkit.report(twin).stats.rows}
     assert [rows[s] for s in chosen] == ["recompute"] * len(chosen)
     assert measured(twin, *data[0]) == steady_peak_bytes(graph, plan, costs)
+
+
+class Normed(nn.Module):
+    """Weights that are made in the step, of convolutions and of linear layers, square ones too."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (weight_norm(nn.Conv2d(i, 16, 3, padding=1)) for i in (3, 16))
+        self.c, self.d = weight_norm(nn.Linear(64, 64)), weight_norm(nn.Linear(64, 10))
+
+    def forward(self, x):
+        x = F.relu(self.b(F.relu(self.a(x))))
+        return self.d(F.relu(self.c(F.adaptive_avg_pool2d(x, 2).flatten(1).float())))
+
+
+@pytest.mark.parametrize("batch", [8, 64])
+@pytest.mark.parametrize("words", [{}, {"budget": "100%"}], ids=str)
+def test_casts_of_weights_that_are_made_in_the_step_come_back(words, batch):
+    torch.manual_seed(0)
+    model, x, y = Normed(), torch.randn(batch, 3, 16, 16), torch.randint(10, (batch,))
+
+    def step(m):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = m(x)
+        F.cross_entropy(out.float(), y).backward()
+        return [p.grad for p in m.parameters()]
+
+    with torch.autocast("cpu", torch.bfloat16):
+        words = {"policy": "checkpoint", "loss_fn": lambda out, t: F.cross_entropy(out.float(), t), **words}
+        plan = gistkit.plan(model, x, y, **words)
+    twin = gistkit.compress(copy.deepcopy(model), plan)
+    expected = step(model)
+    assert all(map(torch.equal, expected, step(twin))), "the first time it is compared"
+    twin.zero_grad()
+    with LiveBytes(timeline=False) as live:
+        live.track(twin, x, y)
+        assert all(map(torch.equal, expected, step(twin)))
+    assert live.peak_bytes <= (plan.budget_bytes or live.peak_bytes)
+    again = [r for r in gistkit.report(twin).stats.rows if r.codec == "recompute"]
+    assert len(again) == sum(d.codec == "recompute" for d in plan.decisions) > 2
+
+
+def test_of_two_operands_of_one_shape_the_kept_input_is_the_first_and_what_hooks_are_shown_the_weight():
+    square, wide = torch.empty(8, 8), torch.empty(4, 8)
+
+    def number(x, *operands, last):
+        known = [Operand(i, -1, geometry(t), t.dtype, True) for i, t in enumerate(operands)]
+        return Written(0, "linear", F.linear, [*known, None], None, ()).cast_of(x, last)
+
+    assert [number(square.bfloat16(), square, square, last=last) for last in (False, True)] == [0, 1]
+    assert [number(square.bfloat16(), wide, square, last=last) for last in (False, True)] == [1, 1]
+    assert number(wide.t().bfloat16(), square, wide, last=True) == 1
+    assert number(square.bfloat16(), square.bfloat16(), wide, last=False) == -1, "no cast was made of either"

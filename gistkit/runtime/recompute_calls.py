@@ -48,8 +48,8 @@ class Written:
 
     ``makes``: (which tensor of its result, storage, geometry); ``changes``: storages that it overwrites; ``packs``:
     storages that it makes inside, by the number of the saved tensor; ``casts``: storages that autocast makes of its
-    first operand. ``random``: (device type, index, state before it) where it drew random numbers. ``switch``: the name
-    of cuDNN's switches that a convolution ran under.
+    tensors, with the tensor's number and their dtype. ``random``: (device type, index, state before it) where it drew
+    random numbers. ``switch``: the name of cuDNN's switches that a convolution ran under.
     """
 
     number: int
@@ -61,13 +61,20 @@ class Written:
     makes: tuple[tuple[int, int, Geometry], ...] = ()
     changes: tuple[int, ...] = ()
     packs: dict[int, int] = field(default_factory=dict)
-    casts: dict[int, torch.dtype] = field(default_factory=dict)
+    casts: dict[int, tuple[int, torch.dtype]] = field(default_factory=dict)
     random: tuple[RandomState, ...] = ()
     switch: str = ""
 
     def operands(self) -> Iterator[Operand]:
         """Its tensors."""
         return (leaf for leaf in self.leaves if isinstance(leaf, Operand))
+
+    def cast_of(self, x: torch.Tensor, last: bool) -> int:
+        """The number of the tensor that autocast has made x of, or of whose transpose; -1 for none. Of two of one shape
+        the first, or the ``last``: gistkit's operators keep their input and show hooks their weight alone."""
+        shapes = (x.shape, x.t().shape if x.dim() == 2 else x.shape)
+        found = [i for i, o in enumerate(self.operands()) if o.dtype != x.dtype and o.where[0] in shapes]
+        return found[-1 if last else 0] if found else -1
 
     def made(self) -> set[int]:
         """Storages that are new with this call."""

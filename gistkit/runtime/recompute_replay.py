@@ -104,16 +104,15 @@ class _Replay:
             set_random(call.random)
         with autocast(call.autocast), switched(call.switch):
             result, packed = _with_packs(call, leaves) if call.packs else (_call(call, leaves), {})
-        first = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), None)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)] if call.casts else []
         del leaves, given
         self._keep_results(call, result)
         for number, storage in call.packs.items():
             if number not in packed:
                 raise ReplayError(f"{call.name} (call {call.number}) saved fewer tensors when it ran anew")
             self._there["made", storage] = packed[number]
-        for storage, dtype in call.casts.items():
-            assert first is not None
-            self._there["made", storage] = first.to(dtype)
+        for storage, (number, dtype) in call.casts.items():
+            self._there["made", storage] = tensors[number].to(dtype)
 
     def _keep_results(self, call: Written, result: Any) -> None:
         made = list(tensors_in(result))

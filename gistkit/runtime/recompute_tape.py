@@ -194,10 +194,11 @@ class Tape:
         if graph.storages[storage].producer != call.index or storage in results:
             return ""
         for _, written, _ in now.written:
-            if now.saving and not call.inplace:
+            cast = written.cast_of(x, last=now.saving) if now.op in LOWERED else -1
+            if cast >= 0:
+                written.casts[storage] = (cast, x.dtype)
+            elif now.saving and not call.inplace:
                 written.packs[now.saves] = storage
-            elif not now.saving and now.op in LOWERED and x.shape == next(written.operands()).where[0]:
-                written.casts[storage] = x.dtype
             else:
                 return f"{call.op} makes it for itself"
         return "" if now.written else "its call is not one of the segment's"
