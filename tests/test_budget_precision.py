@@ -197,3 +197,46 @@ def test_budgets_in_double_count_the_operators_that_run(name):
     for twin in twins:
         twin(x).backward()
     assert all(same_bits(a.grad, b.grad) for a, b in zip(*(t.parameters() for t in twins), strict=True))
+
+
+class Normed(nn.Module):
+    """A convolution under a norm whose weights stay fp32."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 8, 3, padding=1), norm, nn.Linear(8, 10)
+
+    def forward(self, x):
+        h = self.conv(x)
+        last = isinstance(self.norm, nn.LayerNorm)
+        h = self.norm(h.movedim(1, -1)).movedim(-1, 1) if last else self.norm(h)
+        return self.head(torch.relu(h).mean((2, 3))).sum()
+
+
+NORMS = {
+    "layer": lambda: nn.LayerNorm(8),
+    "group": lambda: nn.GroupNorm(8, 8),
+    "instance": lambda: nn.InstanceNorm2d(8, affine=True),
+}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_statistics_of_norms_between_two_precisions_are_counted(norm):
+    torch.manual_seed(0)
+    model, x = Normed(NORMS[norm]()), torch.randn(2, 3, 16, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        graph = gistkit.capture(model, (x,), backward=True)
+        plans = [gistkit.plan(model, x, policy=policy) for policy in ("plain", "gist")]
+    saved = {s.field: s.dtype for c in graph.calls for s in c.saves if "NormBackward0" in s.node}
+    assert {saved["input"], saved["result1"], saved["result2"]} == {"bfloat16", "float32"}
+    for plan in plans:
+        twin = gistkit.compress(copy.deepcopy(model), plan)
+        for _ in range(2):
+            twin.zero_grad()
+            gc.collect()
+            with LiveBytes(timeline=False) as live:
+                live.track(twin, x)
+                with torch.autocast("cpu", torch.bfloat16):
+                    out = twin(x)
+                out.backward()
+        assert live.peak_bytes == plan.settings["sync_peak_bytes"], plan.policy
