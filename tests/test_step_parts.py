@@ -208,3 +208,18 @@ def test_what_cannot_be_asked_is_a_warning():
 
 
 OWN = random.Random(0)
+
+
+def test_a_loss_narrower_than_the_model_has_its_own_digits():
+    def narrow(out, t):
+        return F.cross_entropy(out.float(), t)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Sigmoid(), nn.Flatten(), nn.LazyLinear(CLASSES)).double()
+    for seed in range(8):  # of float64 half the digits are as many as float32 has: some sums of parts are off by more
+        x, t = torch.randn(ROWS, 3, 8, 8).double(), torch.randint(CLASSES, (ROWS,))
+        model(x)
+        expected = narrow(model(x), t).detach()
+        loss = gistkit.step(copy.deepcopy(model), narrow, x, t, sub_batches=2 + seed % 3)
+        # means of up to four parts, each weighted, and their sum: a rounding each, of numbers no larger than the sum
+        assert abs(float(loss - expected)) <= 12 * torch.finfo(torch.float32).eps / 2 * float(expected), seed

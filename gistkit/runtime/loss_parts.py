@@ -48,10 +48,15 @@ class LossParts:
     def __init__(self, loss_fn: Loss, targets: Any, cut: Cut, statistics: GivenStatistics) -> None:
         self._loss_fn = twin(loss_fn) if isinstance(loss_fn, torch.nn.Module) else loss_fn
         self._targets, self._cut, self._statistics = targets, cut, statistics
+        self._unit = 0.0
+        """The roundoff of the coarsest type that losses came in: a loss may be narrower than what it is made of."""
 
     def loss(self, out: Any, targets: Any) -> float:
         """Of results and targets that it may overwrite. Synchronises."""
-        return float(called(self._loss_fn, (out, targets), {}, self._statistics))
+        made = called(self._loss_fn, (out, targets), {}, self._statistics)
+        if isinstance(made, torch.Tensor) and made.is_floating_point():
+            self._unit = max(self._unit, torch.finfo(made.dtype).eps / 2)
+        return float(made)
 
     def few(self, outs: Sequence[tuple[Sequence[slice], Any]], unit: float) -> str:
         """What is wrong with the losses of two parts' results and of both together, in this order; ``unit`` is the
@@ -107,7 +112,7 @@ class LossParts:
             shares = [loss * n / sum(rows) for loss, n in zip(shares, rows, strict=True)]
         if not math.isfinite(found[2]):
             return True
-        return abs(found[2] - sum(shares)) <= number_tolerance(unit) * sum(map(abs, shares))
+        return abs(found[2] - sum(shares)) <= number_tolerance(max(unit, self._unit)) * sum(map(abs, shares))
 
     def _said(self, found: list[float], rows: tuple[int, int], unit: float) -> str:
         reduction = self._cut.reduction
