@@ -91,6 +91,7 @@ APART = {
     "tokens": Tokens(),
     "instance norm": nn.InstanceNorm2d(8),
     "group norm": nn.GroupNorm(2, 8),
+    "prelu": nn.PReLU(8),
     "given statistics": nn.BatchNorm2d(8).eval(),
     "spectral": nn.utils.parametrizations.spectral_norm(nn.Conv2d(8, 8, 1)),
 }

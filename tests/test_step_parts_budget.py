@@ -127,7 +127,7 @@ def test_no_room_to_find_out_is_an_error_where_operators_may_couple_rows(name, w
     assert peak(model, plan, x, t, check=False) <= plan.budget_bytes
 
 
-PROVEN = ("nothing", "instance norm", "group norm", "given statistics", "spectral")
+PROVEN = ("nothing", "instance norm", "group norm", "prelu", "given statistics", "spectral")
 
 
 @pytest.mark.parametrize("name", [*APART, *COUPLED])
