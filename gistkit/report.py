@@ -29,9 +29,9 @@ def _mib(nbytes: int) -> str:
 class BudgetReport:
     """What a plan promises of a step's peak, and what is known of the real one; all in bytes, everything counted.
 
-    ``predicted_bytes`` is the plan's peak with transfers beside the computation, ``expected_bytes`` the one with transfers
-    that overlap nothing, as the runtime makes them (``Plan.settings["sync_peak_bytes"]``; the same where a plan does not
-    tell). ``measured_bytes`` is the most that the CUDA allocator has handed out since
+    ``predicted_bytes`` is the plan's peak with transfers beside the computation, ``expected_bytes`` the one with
+    transfers that overlap nothing, as the runtime makes them (``Plan.settings["sync_peak_bytes"]``; the same where a
+    plan does not tell). ``measured_bytes`` is the most that the CUDA allocator has handed out since
     ``torch.cuda.reset_peak_memory_stats``, of this model or not; None on a CPU, which counts nothing by itself
     (``gistkit.LiveBytes`` does). ``denser`` holds,
     by storage, the density planned and measured where a step had more non-zeros than planned for, ``payload_bytes``
