@@ -37,8 +37,9 @@ from gistkit.plan.policies.rules import Planner
 def check_lossy(lossy: str | None) -> None:
     """Raises ValueError where ``lossy`` is neither None nor a known format."""
     if lossy is not None and lossy not in VALUE_FORMS:
+        shown = f'"{lossy}"' if isinstance(lossy, str) else lossy
         raise ValueError(
-            f'lossy must be None or one of {", ".join(VALUE_FORMS)}; got lossy="{lossy}": the number is the bits of a '
+            f'lossy must be None or one of {", ".join(VALUE_FORMS)}; got lossy={shown}: the number is the bits of a '
             "value, s means a scale for every 128 elements, t one for the tensor"
         )
 
