@@ -18,6 +18,7 @@ from gistkit.graph.scale import goes_as
 from gistkit.plan.budget import parse_budget
 from gistkit.plan.hardware import CUDA_LIBRARIES_BYTES, PRESETS, Hardware
 from gistkit.plan.hardware import hardware as find_hardware
+from gistkit.plan.sub_batches import trains_batch_norm
 from gistkit.runtime.inputs import check_rows, rows, spread
 
 CARDS = {"H200": "h200", "TITAN X": "titanx", "K40": "k40m"}
@@ -52,6 +53,12 @@ def step_on(
         if not among:
             raise
         raise CaptureError(f"{error}{among}") from error.__cause__
+
+
+def may_be_cut(graph: SavedGraph, batch_statistics: str | None) -> bool:
+    """Whether sub-batches of a captured step are offered: of several rows, and of batch norms in training mode only
+    where the caller accepts other statistics."""
+    return graph.batch > 1 and (batch_statistics is not None or not trains_batch_norm(graph))
 
 
 @unset_fake_temporarily()

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gistkit.captured import step_on, with_least_rows
+from gistkit.captured import may_be_cut, step_on, with_least_rows
 from gistkit.errors import BudgetError, CaptureError
 from gistkit.graph.saved import SavedGraph
 from gistkit.measuring import Measure, check_measure, costs_of, times_for, with_times
@@ -30,7 +30,7 @@ from gistkit.plan.policies.optimal_solver import prepare
 from gistkit.plan.policies.refusal import EXAMPLE_FORMAT, least_bytes, refused, remedy, unfit
 from gistkit.plan.policies.registry import POLICIES
 from gistkit.plan.simulate import Simulator
-from gistkit.plan.sub_batches import check_batch_statistics, trains_batch_norm
+from gistkit.plan.sub_batches import check_batch_statistics
 from gistkit.runtime.given import trains
 from gistkit.runtime.inputs import spread
 
@@ -101,8 +101,7 @@ def plan(
     if policy == "optimal":
         prepare()
     graph, device = step_on("plan", model, batch, loss_fn, hardware)
-    cut = batch_statistics is not None or not trains_batch_norm(graph)
-    if graph.batch > 1 and cut and (budget is not None or allowed != "bitwise"):
+    if may_be_cut(graph, batch_statistics) and (budget is not None or allowed != "bitwise"):
         graph = with_least_rows(graph, model, batch, loss_fn)
     times = times_for("plan", measure, graph, device, model, batch, loss_fn)
     costs = costs_of(graph, device, times, density, allowed)

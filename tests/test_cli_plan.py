@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+import gistkit
 from gistkit import cli
 from gistkit.plan.hardware import PRESETS
 from gistkit.plan.plan import Plan
@@ -30,6 +31,11 @@ def small(image_size=32):
 
 def normed():
     return nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 4, 3))
+
+
+def made():
+    convs = (nn.utils.parametrizations.weight_norm(nn.Conv2d(n, 16, 3, padding=1)) for n in (3, 16, 16))
+    return nn.Sequential(*(m for conv in convs for m in (conv, nn.ReLU())), nn.Flatten(), nn.Linear(16 * 32**2, 10))
 
 
 def rgb(colour):
@@ -209,6 +215,20 @@ def test_settings_reach_the_plan(tmp_path, capsys):
     assert "20%" in str([d["reason"] for d in plan["decisions"]]) or "80%" in str(
         [d["reason"] for d in plan["decisions"]]
     )
+
+
+def test_sub_batches_are_those_of_the_function(tmp_path, capsys):
+    """Weights that are made in the step are whole in each, though they look like rows."""
+    numbers, net = tmp_path / "plan.json", "tests.test_cli_plan:made"
+    words = ["--batch", "8", "--image-size", "32", "--hardware", "titanx", "--policy", "modnn"]
+    words += ["--budget", "60%", "--fidelity", "reassociated", "--json", str(numbers)]
+    assert cli.main(["plan", net, *words]) == 0
+    told = json.loads(numbers.read_text())["plan"]
+    images, labels = torch.empty(8, 3, 32, 32), torch.zeros(8, dtype=torch.long)
+    asked = {"budget": "60%", "policy": "modnn", "fidelity": "reassociated", "hardware": "titanx"}
+    plan = gistkit.plan(made(), images, labels, loss_fn=nn.functional.cross_entropy, **asked)
+    assert told["sub_batches"] == plan.sub_batches > 1
+    assert told["peak_bytes"] + labels.nbytes == plan.peak_bytes  # the command has no labels of its own
 
 
 def test_a_file_of_hardware_and_what_is_here_by_default(tmp_path, capsys):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gistkit.captured import card, step_on
+from gistkit.captured import card, may_be_cut, step_on, with_least_rows
 from gistkit.commands.wrong import InputError, claim, write
 from gistkit.errors import CaptureError, MeasureError
 from gistkit.graph.saved import SavedGraph
@@ -72,9 +72,11 @@ def _at_hand() -> Hardware | None:
     return card(found.name, found.total_memory)
 
 
-def image_step(options: argparse.Namespace, hardware: Hardware) -> tuple[SavedGraph, StepTimes | None]:
+def image_step(
+    options: argparse.Namespace, hardware: Hardware, batch_statistics: str | None = None, *, cut: bool = False
+) -> tuple[SavedGraph, StepTimes | None]:
     """The captured step of the model on a batch of images, its loss the cross entropy of labels; its measured times
-    where the options ask for them."""
+    where the options ask for them. ``cut``: it is to be planned in sub-batches, too."""
     size = options.image_size
     measure: Measure = True if options.measure else options.times or False
     try:
@@ -84,6 +86,8 @@ def image_step(options: argparse.Namespace, hardware: Hardware) -> tuple[SavedGr
             read_times(options.command, options.times)
         model, images = _network(options.model, size), torch.empty(options.batch, 3, size, size, device="meta")
         graph = step_on(options.command, model, (images,), _loss, hardware)[0]
+        if cut and may_be_cut(graph, batch_statistics):
+            graph = with_least_rows(graph, model, (images,), _loss)
         if options.measure:
             model, images = _real(options)
         times = times_for(options.command, measure, graph, hardware, model, (images,), _loss)

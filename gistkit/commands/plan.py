@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
         raise InputError(error) from error
     waiting = Console(stderr=True)
     with waiting.status("measuring a step" if options.measure else "recording a step"):
-        graph, times = image_step(options, device)
+        graph, times = image_step(options, device, options.batch_statistics, cut=True)
     found = _find(graph, costs_of(graph, device, times, options.density, allowed), times, options, waiting)
     chosen = next(row for row in found.rows if row.policy == options.policy)
     _show(found, chosen, options)
