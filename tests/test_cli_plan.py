@@ -34,8 +34,8 @@ def normed():
 
 
 def made():
-    convs = (nn.utils.parametrizations.weight_norm(nn.Conv2d(n, 16, 3, padding=1)) for n in (3, 16, 16))
-    return nn.Sequential(*(m for conv in convs for m in (conv, nn.ReLU())), nn.Flatten(), nn.Linear(16 * 32**2, 10))
+    convs = (nn.utils.parametrizations.weight_norm(nn.Conv2d(n, 64, 3, padding=1)) for n in (3, 64, 64))
+    return nn.Sequential(*(m for conv in convs for m in (conv, nn.ReLU())), nn.Flatten(), nn.Linear(64 * 8**2, 10))
 
 
 def rgb(colour):
@@ -220,12 +220,12 @@ def test_settings_reach_the_plan(tmp_path, capsys):
 def test_sub_batches_are_those_of_the_function(tmp_path, capsys):
     """Weights that are made in the step are whole in each, though they look like rows."""
     numbers, net = tmp_path / "plan.json", "tests.test_cli_plan:made"
-    words = ["--batch", "8", "--image-size", "32", "--hardware", "titanx", "--policy", "modnn"]
-    words += ["--budget", "60%", "--fidelity", "reassociated", "--json", str(numbers)]
+    words = ["--batch", "8", "--image-size", "8", "--hardware", "titanx", "--policy", "modnn"]
+    words += ["--budget", "80%", "--fidelity", "reassociated", "--json", str(numbers)]
     assert cli.main(["plan", net, *words]) == 0
     told = json.loads(numbers.read_text())["plan"]
-    images, labels = torch.empty(8, 3, 32, 32), torch.zeros(8, dtype=torch.long)
-    asked = {"budget": "60%", "policy": "modnn", "fidelity": "reassociated", "hardware": "titanx"}
+    images, labels = torch.empty(8, 3, 8, 8), torch.zeros(8, dtype=torch.long)
+    asked = {"budget": "80%", "policy": "modnn", "fidelity": "reassociated", "hardware": "titanx"}
     plan = gistkit.plan(made(), images, labels, loss_fn=nn.functional.cross_entropy, **asked)
     assert told["sub_batches"] == plan.sub_batches > 1
     assert told["peak_bytes"] + labels.nbytes == plan.peak_bytes  # the command has no labels of its own
