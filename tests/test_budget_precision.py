@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import gistkit
 from gistkit.plan.cost import cost_table
@@ -76,6 +77,7 @@ MIXED = {
         nn.Flatten(), nn.Linear(768, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5)
     ),
     "one weight twice": lambda: Twice(),
+    "checkpoint": lambda: Checkpointed(),
 }
 
 
@@ -87,6 +89,19 @@ class Twice(nn.Module):
     def forward(self, x):
         x = torch.relu(self.first(x.flatten(1)))
         return self.last(torch.relu(self.again(torch.relu(self.again(x)))))
+
+
+class Checkpointed(nn.Module):
+    """A block whose forward PyTorch runs again in backward, in an autocast context of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.again, self.last = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3), nn.Linear(16, 5)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        x = checkpoint(lambda t: torch.relu(self.again(t)), x, use_reentrant=False)
+        return self.last(x.mean((2, 3)))
 
 
 class Inside(nn.Module):
@@ -143,6 +158,48 @@ def test_budgets_count_the_casts_that_autocast_holds(name, how, dtype):
     peaks = stepped(gistkit.compress(copy.deepcopy(model), plan), x, y, context, how)
     assert max(peaks) <= plan.peak_bytes
     assert peaks[1] >= 0.99 * plan.peak_bytes
+
+
+def in_parts(build):
+    """The plan of the least budget in sub-batches, under autocast, and the peaks of two steps."""
+    torch.manual_seed(0)
+    model, x, y = build(), torch.randn(4, 3, 16, 16), torch.arange(4)
+    ask = {"loss_fn": F.cross_entropy, "density": 1.0, "fidelity": "reassociated"}
+    context = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)
+    with context():
+        with pytest.raises(gistkit.BudgetError) as refused:
+            gistkit.plan(model, x, y, budget=1, **ask)
+        plan = gistkit.plan(model, x, y, budget=refused.value.least_bytes["reassociated"], **ask)
+    return plan, stepped(gistkit.compress(copy.deepcopy(model), plan), x, y, context, "step")
+
+
+@pytest.mark.parametrize("name", ["conv", "checkpoint"])
+def test_sub_batches_under_autocast_are_alike(name):
+    """No cast that a checkpoint makes in one part's backward is left to the next part's forward."""
+    plan, peaks = in_parts(MIXED[name])
+    assert plan.sub_batches == 4
+    assert 0.99 * plan.peak_bytes <= peaks[1] <= max(peaks) <= plan.peak_bytes
+
+
+class Shifted(nn.Module):
+    """Maps in fp32, as a parameter is added, between convolutions in bf16."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.shared = (nn.Conv2d(i, 12, 3, padding=1) for i in (3, 12, 12))
+        self.shift, self.head = nn.Parameter(torch.zeros(12, 1, 1)), nn.Linear(12, 5)
+
+    def forward(self, x):
+        x = torch.relu(self.second(self.first(x) + self.shift))
+        x = torch.relu(self.shared(torch.relu(self.shared(x))))
+        return self.head(x.mean((2, 3)))
+
+
+def test_what_runs_anew_under_autocast_takes_casts_of_its_own():
+    """Beside those that backward reads: autocast's cache is not there for it."""
+    plan, peaks = in_parts(Shifted)
+    assert any(d.codec == "recompute" for d in plan.decisions)
+    assert 0.97 * plan.peak_bytes <= peaks[1] <= max(peaks) <= plan.peak_bytes  # less what comparing takes at first
 
 
 def pooled(*pools):

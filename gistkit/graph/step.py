@@ -186,7 +186,8 @@ class _Builder:
         for block, tasks in uses.items():
             found = tuple(Use(task, values) for task, values in sorted(tasks.items()))
             self.blocks[block] = replace(self.blocks[block], uses=found)
-        self.blocks = [self._as_weight(b) if self._is_cast(b) else b for b in self.blocks]
+        casts = {self.block_of[i.id] for i in self.tracer.seen if i.cast and i.id in self.block_of}
+        self.blocks = [self._as_weight(b) if b.id in casts or self._is_cast(b) else b for b in self.blocks]
 
     def _is_cast(self, block: Block) -> bool:
         return block.saved >= 0 and block.storage >= 0 and self.graph.storages[block.storage].kind == "parameter"

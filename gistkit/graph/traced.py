@@ -10,6 +10,7 @@ import torch
 from gistkit.errors import CaptureError
 from gistkit.graph.closures import others_untouched
 from gistkit.graph.ledger import tensors_in
+from gistkit.graph.mirrored import left_behind
 from gistkit.graph.recorder import Recorder
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.step import with_step
@@ -56,7 +57,7 @@ def traced_step(
                 "or make the loss of what the model returns"
             )
         tracer.phase = "backward"
-        with others_untouched(loss, [*model.parameters(), *given]):
+        with others_untouched(loss, [*model.parameters(), *given]), left_behind():
             with running("backward", model):
                 loss.backward()
             tracer.finish(notes.held())

@@ -178,8 +178,16 @@ def _passing(tasks: Sequence[int], kept: set[int], index: StepIndex, lent: tuple
                 continue
             (came if block in kept else made).add(block)
             total += graph.blocks[block].nbytes
-        worst = max(worst, total + graph.tasks[task].transient_bytes)
+        worst = max(worst, total + graph.tasks[task].transient_bytes + _cast_bytes(task, index))
         for block in [b for b in made if last[b] == position]:
             made.discard(block)
             total -= graph.blocks[block].nbytes
     return worst
+
+
+def _cast_bytes(task: int, index: StepIndex) -> int:
+    """Autocast's copies of weights that a rerun of the task takes: its own, whether or not others live, for it runs
+    without autocast's cache."""
+    graph = index.graph
+    found = (graph.blocks[b] for b in {*graph.tasks[task].reads, *graph.tasks[task].writes})
+    return sum(b.nbytes for b in found if b.kind == "weight" and b.first >= 0)

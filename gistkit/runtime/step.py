@@ -12,6 +12,7 @@ import functools
 import itertools
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from gistkit.errors import PlanMismatchError
+from gistkit.graph.mirrored import left_behind
 from gistkit.plan.hardware import CUDA_LIBRARIES_BYTES
 from gistkit.plan.plan import Plan
 from gistkit.plan.sub_batches import PER_SUB_BATCH, check_batch_statistics
@@ -165,10 +167,9 @@ def _part(
         raise ValueError(f"step: loss_fn must return a tensor with one element, got {got}; take its mean or sum")
     if weight is not None:
         loss = loss * weight
-    if any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES)):
-        # the casts of weights, which a loop that leaves its autocast context before backward lets go of here
-        torch.clear_autocast_cache()
-    loss.backward()
+    # the casts of weights go, which a loop that leaves its autocast context before backward lets go of here
+    with left_behind() if any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES)) else nullcontext():
+        loss.backward()
     return loss.detach()
 
 
