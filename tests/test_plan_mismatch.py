@@ -167,6 +167,27 @@ def test_a_larger_storage_is_named_though_the_whole_is_smaller():
     model(small, small).sum().backward()
 
 
+class Spread(nn.Module):
+    """A convolution that may be given every second column of a map twice as wide, which it holds whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.wide = conv(3, 8), False
+
+    def forward(self, x):
+        x = torch.cat([x, x], 3)[..., ::2] if self.wide else x
+        return F.relu(self.conv(x)).mean()
+
+
+def test_an_operand_that_lies_over_more_memory_is_refused():
+    model = Spread()
+    gistkit.compress(model, gistkit.plan(model, X, budget="100%"))(X).backward()
+    model.wide = True
+    text = rf"conv2d of 'conv', covered call 0, of at most {X.nbytes} bytes, got an operand of {2 * X.nbytes - 4}; plan"
+    with pytest.raises(PlanMismatchError, match=text):
+        model(X)
+
+
 def test_an_input_that_needs_a_gradient_is_part_of_the_plan():
     model = gistkit.compress(net(), planned(net()))
     with pytest.raises(PlanMismatchError, match=r"need gradients: \[False\], got .*: \[True\]; plan with such"):
