@@ -39,7 +39,7 @@ def check_lossy(lossy: str | None) -> None:
     if lossy is not None and lossy not in VALUE_FORMS:
         shown = f'"{lossy}"' if isinstance(lossy, str) else lossy
         raise ValueError(
-            f'lossy must be None or one of {", ".join(VALUE_FORMS)}; got lossy={shown}: the number is the bits of a '
+            f"lossy must be None or one of {', '.join(VALUE_FORMS)}; got lossy={shown}: the number is the bits of a "
             "value, s means a scale for every 128 elements, t one for the tensor"
         )
 
