@@ -30,12 +30,13 @@ from gistkit.runtime.earlier import Earlier
 from gistkit.runtime.exact import FIRST, PLANNED, ExactPacker
 from gistkit.runtime.fast_modules import ShortModules
 from gistkit.runtime.forecast import Forecasts, Spilled, spilled_note
-from gistkit.runtime.given import Shapes, check_mode, check_rows, given_program, plans_training, shapes, within
+from gistkit.runtime.given import check_mode, check_rows, given_program, plans_training, shapes
 from gistkit.runtime.interpose import Interposer
 from gistkit.runtime.plain import Counter, as_captured, runs_plain
 from gistkit.runtime.program import Program
 from gistkit.runtime.region import Region
 from gistkit.runtime.signature import signature, state_kinds
+from gistkit.runtime.sizes import Sizes
 from gistkit.runtime.spill import Spill
 from gistkit.runtime.stats import Observed, StepStats, observe
 from gistkit.runtime.telling import told_ahead
@@ -95,8 +96,8 @@ class Engine:
         self._probes: list[tuple[tuple, int, int, Ticket]] = []
         self._lock = threading.RLock()
         self._overwrites = True
-        self._shapes: dict[tuple, list[Shapes]] = {}
         self._warned = False
+        self._sizes = None if plan is None or plan.budget_bytes is None else Sizes()
         self._earlier = None if plan is None or plan.budget_bytes is None else Earlier(plan)
 
     @property
@@ -145,8 +146,7 @@ class Engine:
         rows = 0 if self.plan is None else check_rows(self.plan, args, kwargs)
         key = self._key(model, args, kwargs)
         with self._lock:
-            program = None if self._grows(key, args, kwargs) else self._programs.get(key)
-            program = program or self._planned(key, model, args, kwargs)
+            program = self._program(key, model, args, kwargs)
         if program is None:
             return self._recorded(key, model, forward, args, kwargs)
         if self._earlier is not None:
@@ -158,13 +158,17 @@ class Engine:
             self._earlier.follow(observed, out, rows)
         return out
 
-    def _grows(self, key: tuple, args: tuple, kwargs: dict) -> bool:
-        """Whether a forward under a budget is larger in some dimension than all before it: the next capture asks
-        whether it may be."""
-        if self.plan is None or self.plan.budget_bytes is None:
-            return False
+    def _program(self, key: tuple, model: torch.nn.Module, args: tuple, kwargs: dict) -> Program | None:
+        """What a forward is run by; None where it has to be recorded first."""
+        known = self._programs.get(key)
+        if self._sizes is None or self.plan is None:
+            return known or self._planned(key, model, args, kwargs)
         now = shapes(args, kwargs)
-        return not any(within(now, known) for known in self._shapes.get(key, ()))
+        if known is None or self._sizes.grows(key, now):
+            known = self._planned(key, model, args, kwargs)
+            self._sizes.captured(key, now)
+            return known
+        return self._sizes.program(key, now, known, partial(given_program, self.plan, model, args, kwargs), self._note)
 
     def _key(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple:
         state = () if self.plan is None else (state_kinds(model),)
@@ -175,7 +179,6 @@ class Engine:
     def _planned(self, key: tuple, model: torch.nn.Module, args: tuple, kwargs: dict) -> Program | None:
         if self.plan is not None:
             self._programs[key] = program = given_program(self.plan, model, args, kwargs)
-            self._shapes.setdefault(key, []).append(shapes(args, kwargs))
             return program
         try:
             graph = capture(model, args, kwargs)

@@ -1,0 +1,108 @@
+"""Forwards of fewer rows than planned, under a budget: an epoch's last batch, uneven sub-batches. What PyTorch's own
+ops save is known by its shape, so these are captured for themselves."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gistkit
+from gistkit.runtime import engine, sizes
+from tests.peaks import held_step, peaks_of_steps
+
+ROWS = 8
+LABELS = torch.arange(ROWS) % 5
+
+
+class Net(nn.Module):
+    """Convolutions with SiLUs, which gistkit has no operators for; ``alone``: of a single row it takes no mean."""
+
+    def __init__(self, alone=False):
+        super().__init__()
+        torch.manual_seed(0)
+        convs = [nn.Conv2d(8 if i else 3, 8, 3, padding=1) for i in range(6)]
+        self.body = nn.Sequential(*(m for conv in convs for m in (conv, nn.SiLU())))
+        self.head, self.alone = nn.Linear(8, 5), alone
+
+    def forward(self, x):
+        maps = self.body(x)
+        if self.alone and len(x) == 1:
+            maps = maps.sin()
+        return self.head(maps.mean((2, 3)))
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """The number of rows of every forward that a given plan was compiled for."""
+    seen = []
+    compiled = engine.given_program
+
+    def given_program(plan, model, args, kwargs):
+        seen.append(len(args[0]))
+        return compiled(plan, model, args, kwargs)
+
+    monkeypatch.setattr(engine, "given_program", given_program)
+    return seen
+
+
+def least(model, x, **asked):
+    """The plan of the least budget."""
+    asked = {"loss_fn": F.cross_entropy, "density": 1.0, **asked}
+    with pytest.raises(gistkit.BudgetError) as refused:
+        gistkit.plan(model, x, LABELS[: len(x)], budget=1, **asked)
+    budget = refused.value.least_bytes[asked.get("fidelity", "bitwise")]
+    return gistkit.plan(model, x, LABELS[: len(x)], budget=budget, **asked)
+
+
+def test_fewer_rows_take_less(captures):
+    model, x = Net(), torch.randn(ROWS, 3, 16, 16)
+    plan = least(model, x)
+    twin = gistkit.compress(copy.deepcopy(model), plan)
+    for rows in (8, 7, 3, 7, 8):
+        part, labels = x[:rows].clone(), LABELS[:rows].clone()
+        peaks = peaks_of_steps(twin, lambda p=part, t=labels: held_step(twin, F.cross_entropy, p, t), part, labels)
+        model.zero_grad()
+        held_step(model, F.cross_entropy, part, labels)
+        # parameters and their gradients are less than a seventh of the plan's peak; all else is in proportion
+        assert max(peaks) <= plan.peak_bytes * (rows / ROWS + 1 / 7)
+        assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert captures == [8, 7, 3]
+
+
+def test_uneven_parts_keep_a_budget():
+    model, x, y = Net(), torch.randn(7, 3, 16, 16), LABELS[:7]
+    asked = {"loss_fn": F.cross_entropy, "fidelity": "reassociated", "density": 1.0}
+    lowest = least(model, x, fidelity="reassociated").peak_bytes
+    plans = (gistkit.plan(model, x, y, budget=int(lowest * more), **asked) for more in (1.1, 1.2, 1.35, 1.5))
+    plan = next(p for p in plans if 1 < p.sub_batches < 7)
+    twin = gistkit.compress(copy.deepcopy(model), plan)
+    peaks = peaks_of_steps(twin, lambda: gistkit.step(twin, F.cross_entropy, x, y, check=False), x, y)
+    assert max(peaks) <= plan.peak_bytes
+
+
+def test_a_size_that_goes_another_way_is_told():
+    model, x = Net(alone=True), torch.randn(ROWS, 3, 16, 16)
+    twin = gistkit.compress(model, least(model, x))
+    held_step(twin, F.cross_entropy, x, LABELS)
+    held_step(twin, F.cross_entropy, x[:1], LABELS[:1])
+    assert any("a smaller forward may exceed the budget" in note for note in gistkit.report(twin).notes)
+
+
+def test_the_size_not_used_for_longest_goes(captures, monkeypatch):
+    monkeypatch.setattr(sizes, "MOST", 2)
+    model, x = Net(), torch.randn(ROWS, 3, 16, 16)
+    twin = gistkit.compress(model, least(model, x))
+    for rows in (8, 7, 6, 7, 5, 7, 6):
+        held_step(twin, F.cross_entropy, x[:rows], LABELS[:rows])
+    assert captures == [8, 7, 6, 5, 6]
+
+
+def test_what_has_no_decisions_by_shape_is_captured_once(captures):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    x = torch.randn(ROWS, 3, 16, 16)
+    twin = gistkit.compress(model, gistkit.plan(model, x, LABELS, loss_fn=F.cross_entropy, budget="100%"))
+    for rows in (8, 5, 8):
+        held_step(twin, F.cross_entropy, x[:rows], LABELS[:rows])
+    assert captures == [8]
