@@ -143,3 +143,10 @@ def test_a_plan_that_rounds_says_so():
         PlanError, match=r"plan is damaged: fidelity must be 'lossy', as it rounds to fp8, got 'bitwise'"
     ):
         gistkit.compress(net(), replace(rounded, fidelity="bitwise"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_traced_module_is_refused():
+    traced = torch.jit.trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(1, 3, 8, 8))
+    with pytest.raises(TypeError, match=r"compress: model must run in Python, got a traced module.*compress the module"):
+        gistkit.compress(traced)
