@@ -90,8 +90,9 @@ def plan(
     ``sync_peak_bytes``, the peak to expect, at most ``peak_bytes``, and ``wall_s``, the time, with the host's share
     where the hardware states it. Raises :class:`gistkit.BudgetError` where nothing allowed fits, with ``least_bytes``
     by class; :class:`gistkit.CaptureError` where the step cannot be captured, or, under a budget, its bytes cannot be
-    known (recurrent layers); :class:`gistkit.MeasureError` where it cannot be measured; ValueError or TypeError for an
-    argument that makes no sense.
+    known (recurrent layers); :class:`gistkit.PlanError` for a policy that needs a link on hardware without one;
+    :class:`gistkit.MeasureError` where it cannot be measured; ValueError or TypeError for an argument that makes no
+    sense.
     """
     allowed = check_words(policy, fidelity, lossy, density)
     check_budget(budget)
