@@ -73,8 +73,8 @@ def compress(model: Model, plan: Plan | None = None, *, lossy: str | None = None
     and ``no_grad`` run untouched code, but for a plan that was made of a model in ``eval()``: it is carried out in that
     mode, wherever gradients are on.
 
-    Raises TypeError for what is not a module (or a traced one) or a plan, ValueError for an unknown format or fidelity, CompressError
-    where the model or a part of it is compressed already. Paper: Gist (Jain et al., ISCA 2018).
+    Raises TypeError for what is not a module or a plan, and for a traced module, ValueError for an unknown format or
+    fidelity, CompressError where the model or a part of it is compressed already. Paper: Gist (Jain et al., ISCA 2018).
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(
@@ -82,8 +82,8 @@ def compress(model: Model, plan: Plan | None = None, *, lossy: str | None = None
         )
     if isinstance(model, torch.jit.TopLevelTracedModule):
         raise TypeError(
-            "compress: model must run in Python, got a traced module, whose forward is TorchScript's; compress the module "
-            "that it was traced from"
+            "compress: model must run in Python, got a traced module, whose forward is TorchScript's; compress the "
+            "module that it was traced from"
         )
     if plan is not None and not isinstance(plan, Plan):
         raise TypeError(f"compress: plan must be a gistkit.Plan or None, got {type(plan).__name__}; use Plan.from_json")

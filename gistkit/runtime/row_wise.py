@@ -30,7 +30,8 @@ ANY = -1
 """The rows of constants and random numbers: along any dimension, or none."""
 CONSTANT = ("empty", "zeros", "ones", "full", "scalar_tensor", "bernoulli", "rand", "uniform", "normal")
 UNTAGGED = (
-    "hardswish", "hardswish_", "hardtanh_", "log_sigmoid_forward", "rsub", "masked_fill", "masked_fill_", "copy_", "_prelu_kernel",
+    "hardswish", "hardswish_", "hardtanh_", "log_sigmoid_forward", "rsub", "masked_fill", "masked_fill_", "copy_",
+    "_prelu_kernel",
 )  # fmt: skip
 """Element by element like those that PyTorch tags so."""
 FACTORIES = ("empty", "zeros", "ones", "full", "rand", "new_")
