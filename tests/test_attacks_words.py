@@ -148,5 +148,5 @@ def test_a_plan_that_rounds_says_so():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_traced_module_is_refused():
     traced = torch.jit.trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(1, 3, 8, 8))
-    with pytest.raises(TypeError, match="compress: model must run in Python, got a traced module.*compress the module"):
+    with pytest.raises(TypeError, match=r"model must run in Python, got a traced module.*compress the module"):
         gistkit.compress(traced)

@@ -147,6 +147,16 @@ assert is_solved(solve(knapsack(15.0), 30))
 def test_a_fork_leaves_its_parents_process_alone():
     root = str(Path(__file__).parents[1])
     done = subprocess.run(
-        [sys.executable, "-W", "error::ResourceWarning", "-c", FORKED.format(root=root)], capture_output=True, text=True
+        [
+            sys.executable,
+            "-W",
+            "error::ResourceWarning",
+            "-W",
+            "ignore::DeprecationWarning",
+            "-c",
+            FORKED.format(root=root),
+        ],
+        capture_output=True,
+        text=True,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
