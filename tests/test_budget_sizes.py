@@ -71,7 +71,7 @@ def test_fewer_rows_take_less(captures):
     assert captures == [8, 7, 3]
 
 
-def test_uneven_parts_keep_a_budget():
+def test_uneven_parts_keep_a_budget(captures):
     model, x, y = Net(), torch.randn(7, 3, 16, 16), LABELS[:7]
     asked = {"loss_fn": F.cross_entropy, "fidelity": "reassociated", "density": 1.0}
     lowest = least(model, x, fidelity="reassociated").peak_bytes
@@ -80,6 +80,8 @@ def test_uneven_parts_keep_a_budget():
     twin = gistkit.compress(copy.deepcopy(model), plan)
     peaks = peaks_of_steps(twin, lambda: gistkit.step(twin, F.cross_entropy, x, y, check=False), x, y)
     assert max(peaks) <= plan.peak_bytes
+    # a smaller part comes first, then a larger one, of which size the program is from then on
+    assert captures == [7 // plan.sub_batches, -(-7 // plan.sub_batches), 7 // plan.sub_batches]
 
 
 def test_a_size_that_goes_another_way_is_told():
