@@ -1,4 +1,8 @@
-"""linear whose backward takes the weight gradient first and lets go of its input before the input gradient."""
+"""linear whose backward takes the weight gradient first and lets go of its input before the input gradient.
+
+As in PyTorch's, the weight is transposed by a node of its own: a node's results, which autograd holds until the last of
+them is where it belongs, are then the bias's gradient and the input's, without a sum of weight gradients beside them.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +21,13 @@ from gistkit.nn.slices import demand_slices, row_slices, summed
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Any, weight: Any, bias: Any, keep: Keep, slices: int) -> torch.Tensor:
+    def forward(ctx: Any, x: Any, matrix: Any, bias: Any, keep: Keep, slices: int) -> torch.Tensor:
         ctx.set_materialize_grads(False)
         with disabled(x.device.type):
-            y = F.linear(x, weight, bias)
+            y = F.linear(x, matrix.t(), bias)
             if y._is_view():  # of three dimensions and more: in-place ops after this one must find no view
                 y = torch.ops.aten._unsafe_view(y, y.shape)
-        ctx.save_for_backward(weight)
+        ctx.save_for_backward(matrix)
         hold(ctx, (keep(x) if ctx.needs_input_grad[1] else None, x.shape, _column_major(x), slices))
         return y
 
@@ -31,21 +35,21 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor | None):
         kept, shape, column_major, slices = take(ctx)
-        (weight,) = ctx.saved_tensors
+        (matrix,) = ctx.saved_tensors
         (grad,) = grads
         if grad is None:
             return (None,) * 5
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        grad = grad.reshape(-1, weight.shape[0])
-        grad_x = grad_weight = grad_bias = None
-        if needs_weight:
-            grad_weight = _weight_gradient(kept, grad, weight, shape, slices)
+        needs_x, needs_matrix, needs_bias = ctx.needs_input_grad[:3]
+        grad = grad.reshape(-1, matrix.shape[1])
+        grad_x = grad_matrix = grad_bias = None
+        if needs_matrix:
+            grad_matrix = _weight_gradient(kept, grad, matrix, shape, slices)
         kept = None
         if needs_bias:
             grad_bias = grad.sum(0)
         if needs_x:
-            grad_x = (weight.t().mm(grad.t()).t() if column_major else grad.mm(weight)).view(shape)
-        return grad_x, grad_weight, grad_bias, None, None
+            grad_x = (matrix.mm(grad.t()).t() if column_major else grad.mm(matrix.t())).view(shape)
+        return grad_x, grad_matrix, grad_bias, None, None
 
 
 def _column_major(x: torch.Tensor) -> bool:
@@ -53,23 +57,21 @@ def _column_major(x: torch.Tensor) -> bool:
     return x.dim() == 2 and x.stride(0) == 1 and x.stride(1) == x.shape[0]
 
 
-def _matrix_gradient(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The weight gradient, by the product that autograd forms: it depends on the weight's strides."""
-    if weight.stride(1) == 1 and weight.stride(0) == weight.shape[1]:
-        return grad.t().mm(x)
-    return x.t().mm(grad).t()
+def _matrix_gradient(grad: torch.Tensor, x: torch.Tensor, column_major: bool) -> torch.Tensor:
+    """The transposed weight's gradient, by the product that autograd forms."""
+    return grad.t().mm(x).t() if column_major else x.t().mm(grad)
 
 
 def _weight_gradient(
-    kept: Kept, grad: torch.Tensor, weight: torch.Tensor, shape: torch.Size, slices: int
+    kept: Kept, grad: torch.Tensor, matrix: torch.Tensor, shape: torch.Size, slices: int
 ) -> torch.Tensor | None:
-    inner = weight.shape[1]
+    inner, column_major = matrix.shape[0], _column_major(matrix)
     if slices == 1:
-        return _matrix_gradient(grad, kept.dense().reshape(-1, inner), weight)
+        return _matrix_gradient(grad, kept.dense().reshape(-1, inner), column_major)
     rows = grad.shape[0] // shape[0]
     parts = row_slices(kept, shape[0], slices)
     (total,) = summed(
-        (_matrix_gradient(grad[part.start * rows : part.stop * rows], x.reshape(-1, inner), weight),)
+        (_matrix_gradient(grad[part.start * rows : part.stop * rows], x.reshape(-1, inner), column_major),)
         for part, x in parts
     )
     return total
@@ -101,4 +103,4 @@ def linear(
     if bias is not None and bias.dim() != 1:
         return F.linear(x, weight, bias)
     x, weight, bias = cast("linear", x.device.type, x, weight, bias)
-    return _Linear.apply(x, weight, bias, keep or keep_dense, slices)
+    return _Linear.apply(x, weight.t(), bias, keep or keep_dense, slices)
