@@ -9,7 +9,7 @@ from torch import nn
 
 import gistkit
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic_cudnn")]
 
 BATCH, SIZE, WIDTH, LAYERS = 32, 64, 64, 17
 
@@ -37,14 +37,6 @@ def gradients(model, x, y):
     found = [loss.cpu(), *(p.grad.cpu() for p in model.parameters())]
     model.zero_grad(set_to_none=True)
     return found, peak_bytes
-
-
-@pytest.fixture(autouse=True)
-def deterministic():
-    before = torch.backends.cudnn.deterministic
-    torch.backends.cudnn.deterministic = True
-    yield
-    torch.backends.cudnn.deterministic = before
 
 
 @pytest.mark.parametrize("room_bytes", [0, 40 * 2**20])

@@ -11,17 +11,9 @@ import gistkit
 from gistkit.runtime.host import Parcel, arrived
 from tests.gpu.waiting import no_synchronisation
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic_cudnn")]
 
 SLEEP_CYCLES = 1_500_000_000  # about 0.8 s at 2 GHz, many times what the host takes for a step
-
-
-@pytest.fixture(autouse=True)
-def deterministic():
-    before = torch.backends.cudnn.deterministic
-    torch.backends.cudnn.deterministic = True
-    yield
-    torch.backends.cudnn.deterministic = before
 
 
 def test_memory_that_is_used_again_at_once_has_gone_out_before():

@@ -26,20 +26,12 @@ from tests.gpu.waiting import no_synchronisation
 from tests.tensors import FLOATS, same_bits, values_of
 from tests.test_spill import lent_bytes
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic_cudnn")]
 
 DEVICE = "cuda"
 SLEEP_CYCLES = 1_500_000_000  # about 0.8 s at 2 GHz, many times what the host takes for a step
 BATCH, SIZE, WIDTH, LAYERS = 32, 64, 32, 9
 WITHIN = [name for name, c in CODECS.items() if isinstance(c, Sparse) and c.packs_within]
-
-
-@pytest.fixture(autouse=True)
-def deterministic() -> Iterator[None]:
-    before = torch.backends.cudnn.deterministic
-    torch.backends.cudnn.deterministic = True
-    yield
-    torch.backends.cudnn.deterministic = before
 
 
 @contextmanager
