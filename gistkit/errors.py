@@ -55,7 +55,8 @@ class BudgetError(GistError):
 class BudgetWarning(UserWarning):
     """A step is not what its budget was planned for, and goes on. It has fewer zeros: names the larger storages with
     their bytes and what went to the host for that, or says by how much the budget may be exceeded. Or it holds an
-    earlier forward or a retained graph besides: says by how much."""
+    earlier forward or a retained graph besides, or its few rows take another way through the model, which runs as plain
+    PyTorch: says by how much."""
 
 
 class MeasureError(GistError):

@@ -30,7 +30,7 @@ from gistkit.runtime.earlier import Earlier
 from gistkit.runtime.exact import FIRST, PLANNED, ExactPacker
 from gistkit.runtime.fast_modules import ShortModules
 from gistkit.runtime.forecast import Forecasts, Spilled, spilled_note
-from gistkit.runtime.given import check_mode, check_rows, given_program, plans_training, shapes
+from gistkit.runtime.given import check_mode, check_rows, given_program, plans_training
 from gistkit.runtime.interpose import Interposer
 from gistkit.runtime.plain import Counter, as_captured, runs_plain
 from gistkit.runtime.program import Program
@@ -97,7 +97,7 @@ class Engine:
         self._lock = threading.RLock()
         self._overwrites = True
         self._warned = False
-        self._sizes = None if plan is None or plan.budget_bytes is None else Sizes()
+        self._sizes = None if plan is None or plan.budget_bytes is None else Sizes(plan, self.notes)
         self._earlier = None if plan is None or plan.budget_bytes is None else Earlier(plan)
 
     @property
@@ -151,7 +151,7 @@ class Engine:
             return self._recorded(key, model, forward, args, kwargs)
         if self._earlier is not None:
             self._earlier.begin(rows)
-        plain = runs_plain(self.plan)
+        plain = runs_plain(program.plan)
         run = partial(self._plain, program) if plain else partial(self._compressed, key, program, model)
         out, observed = run(forward, args, kwargs)
         if self._earlier is not None:
@@ -163,12 +163,9 @@ class Engine:
         known = self._programs.get(key)
         if self._sizes is None or self.plan is None:
             return known or self._planned(key, model, args, kwargs)
-        now = shapes(args, kwargs)
-        if known is None or self._sizes.grows(key, now):
-            known = self._planned(key, model, args, kwargs)
-            self._sizes.captured(key, now)
-            return known
-        return self._sizes.program(key, now, known, partial(given_program, self.plan, model, args, kwargs), self._note)
+        given = (partial(given_program, self.plan), model, args, kwargs)
+        own = self._programs[key] = self._sizes.own(key, known, *given)
+        return self._sizes.program(key, own, *given)
 
     def _key(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple:
         state = () if self.plan is None else (state_kinds(model),)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 from gistkit.codecs import CODECS, VALUE_FORMS
 from gistkit.errors import CaptureError, PlanError, PlanMismatchError
@@ -94,7 +96,7 @@ def check_rows(plan: Plan, args: tuple, kwargs: dict) -> int:
     planned = plan.settings.get("batch")
     if not planned or (plan.budget_bytes is None and plan.sub_batches == 1):
         return 0
-    most, rows = -(-planned // plan.sub_batches), batch_size((args, kwargs))
+    most, rows = planned_rows(plan), batch_size((args, kwargs))
     if rows <= most:
         return rows
     parts = "" if plan.sub_batches == 1 else f" (a batch of {planned} in {plan.sub_batches} sub-batches)"
@@ -102,6 +104,45 @@ def check_rows(plan: Plan, args: tuple, kwargs: dict) -> int:
     if plan.sub_batches > 1:
         remedy = f"call gistkit.step(model, loss_fn, inputs, targets), which cuts the batch up, or {remedy}"
     raise PlanMismatchError(f"a forward of at most {most} rows{parts}", f"one of {rows} rows", remedy)
+
+
+def planned_rows(plan: Plan) -> int:
+    """How many rows a forward of the plan has at most, 0 where that is not known."""
+    return -(-plan.settings.get("batch", 0) // plan.sub_batches)
+
+
+def with_planned_rows(plan: Plan, args: tuple, kwargs: dict) -> Iterator[tuple[tuple, dict]]:
+    """What a forward of fewer rows than planned would be given with as many as that: fake tensors, which take no
+    memory. First all tensors with these rows grow, then the first alone, as another may have a single row in any batch.
+    Nothing for a forward of all rows, or of none."""
+    rows, most = batch_size((args, kwargs)), planned_rows(plan)
+    if not 0 < rows < most:
+        return
+    given = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+    dense = [t for t in given if t.layout == torch.strided and not t.is_nested]
+    rowed = list(dict.fromkeys(id(t) for t in dense if t.dim() > 0 and t.shape[0] == rows))
+    for growing in (rowed, rowed[:1]) if len(rowed) > 1 else (rowed,):
+        mode, made = FakeTensorMode(), {}
+
+        def larger(t: torch.Tensor, growing: list = growing, mode: Any = mode, made: dict = made) -> torch.Tensor:
+            if id(t) in growing and id(t) not in made:
+                made[id(t)] = _with_rows(t, most, mode)
+            return made.get(id(t), t)
+
+        yield tree_map_only(torch.Tensor, larger, (args, kwargs))
+
+
+def _with_rows(t: torch.Tensor, rows: int, mode: FakeTensorMode) -> torch.Tensor:
+    """A fake tensor like t of so many rows, which lie as t's do."""
+    row = 1 + sum((n - 1) * step for n, step in zip(t.shape[1:], t.stride()[1:], strict=True))
+    with mode, torch.no_grad():
+        stride = (t.stride(0) if len(t) > 1 else row, *t.stride()[1:])
+        fake = torch.empty_strided((rows, *t.shape[1:]), stride, dtype=t.dtype, device=t.device)
+    fake.requires_grad_(t.requires_grad)
+    if t.is_leaf:
+        return fake
+    with mode:
+        return fake.clone()
 
 
 def check_mode(plan: Plan, training: bool) -> None:
@@ -228,5 +269,5 @@ def _autocast() -> str:
 
 __all__ = [
     "Shapes", "check_bytes", "check_call", "check_mode", "check_plan", "check_real", "check_rows", "given_program",
-    "plans_training", "shapes", "trains", "within",
+    "planned_rows", "plans_training", "shapes", "trains", "with_planned_rows", "within",
 ]  # fmt: skip

@@ -1,57 +1,154 @@
-"""The sizes of forwards under a budget: which were captured, and the programs of those that are smaller.
+"""The sizes of forwards under a budget: which were captured, and the programs of those that are not the largest.
 
 What PyTorch's own ops save is known by its shape (:meth:`gistkit.runtime.program.Program.uncovered`). A forward of
 fewer rows than the one that was captured, as an epoch's last batch and the last of uneven sub-batches are, has other
-shapes, so it is captured as well, or all of that would stay as it is.
+shapes, so it is captured as well, or all of that would stay as it is. Some models take another way for few rows, which
+no decision is made for: such a forward runs as plain PyTorch, whatever came before it, and is told.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
-from gistkit.errors import PlanMismatchError
-from gistkit.runtime.given import Shapes, within
+import torch
+
+from gistkit.errors import BudgetWarning, CaptureError, PlanMismatchError
+from gistkit.graph.capture import capture
+from gistkit.graph.ledger import tensors_in
+from gistkit.plan.cost import cost_table
+from gistkit.plan.hardware import PRESETS
+from gistkit.plan.plan import Plan
+from gistkit.plan.policies.plain import plain
+from gistkit.runtime.given import Shapes, shapes, with_planned_rows, within
+from gistkit.runtime.inputs import batch_size, row_bytes
 from gistkit.runtime.program import Program
 
 MOST = 16
-"""Programs of smaller forwards that are held at a time; the one not used for longest goes."""
+"""Programs of forwards other than the largest that are held at a time; the one not used for longest goes."""
+
+Compiled = Callable[[torch.nn.Module, tuple, dict], Program]
+"""The plan's program for a forward; raises PlanMismatchError where it is not the planned one."""
 
 
 class Sizes:
-    """Of one model under a budget, by kind of forward."""
+    """Of one model under a plan with a budget, by kind of forward. ``notes`` are the report's, to which it adds."""
 
-    def __init__(self) -> None:
+    def __init__(self, plan: Plan, notes: list[str]) -> None:
+        self._plan, self._notes = plan, notes
         self._known: dict[tuple, list[Shapes]] = {}
-        self._smaller: dict[tuple, Program] = {}
+        self._others: dict[tuple[tuple, Shapes], Program] = {}
+        self._warned = False
 
-    def grows(self, key: tuple, now: Shapes) -> bool:
-        """Whether a forward is larger in some dimension than all before it: its capture asks whether it may be."""
-        return not any(within(now, known) for known in self._known.get(key, ()))
-
-    def captured(self, key: tuple, now: Shapes) -> None:
-        """The kind's program is that of a forward of this size from now on."""
-        self._known.setdefault(key, []).append(now)
-        self._smaller = {at: program for at, program in self._smaller.items() if at[0] != key}
+    def own(
+        self, key: tuple, known: Program | None, compiled: Compiled, model: torch.nn.Module, args: tuple, kwargs: dict
+    ) -> Program:
+        """The kind's own program: ``known``, or that of this forward where it is larger in some dimension than all
+        before it, as its capture asks whether it may be; ``known`` stays what its size runs by. Of a forward of few
+        rows that goes another way it is that of the planned rows, so that what comes first does not matter."""
+        now = shapes(args, kwargs)
+        sizes = self._known.setdefault(key, [])
+        if known is not None and any(within(now, size) for size in sizes):
+            return known
+        try:
+            found, size = compiled(model, args, kwargs), now
+        except PlanMismatchError as error:
+            found, size = self._of_planned_rows(error, compiled, model, args, kwargs)
+            if found.goes_by_shapes:
+                self._hold(key, now, self._another_way(error, model, args, kwargs))
+        if known is not None and known.goes_by_shapes and sizes:
+            self._hold(key, sizes[-1], known)
+        sizes.append(size)
+        return found
 
     def program(
-        self, key: tuple, now: Shapes, program: Program, capture: Callable[[], Program], note: Callable[[str], None]
+        self, key: tuple, own: Program, compiled: Compiled, model: torch.nn.Module, args: tuple, kwargs: dict
     ) -> Program:
-        """The program of a forward of this size, where ``program`` is the kind's own. One that goes another way than
-        the plan has the kind's own, which is noted."""
-        known = self._known.get(key, ())
-        if not program.goes_by_shapes or not known or known[-1] == now:
-            return program
-        found = self._smaller.pop((key, now), None)
+        """The program of a forward of this size. Raises PlanMismatchError where the model would not be the planned one
+        with the planned rows either."""
+        now = shapes(args, kwargs)
+        if not own.goes_by_shapes or self._known[key][-1] == now:
+            return own
+        found = self._others.pop((key, now), None)
         if found is None:
             try:
-                found = capture()
+                found = compiled(model, args, kwargs)
             except PlanMismatchError as error:
-                note(f"a smaller forward may exceed the budget, as what uncovered ops save is kept as it is: {error}")
-                found = program
-        if len(self._smaller) >= MOST:
-            del self._smaller[next(iter(self._smaller))]
-        self._smaller[key, now] = found
+                self._of_planned_rows(error, compiled, model, args, kwargs)
+                found = self._another_way(error, model, args, kwargs)
+        self._hold(key, now, found)
         return found
+
+    def _hold(self, key: tuple, now: Shapes, program: Program) -> None:
+        if len(self._others) >= MOST:
+            del self._others[next(iter(self._others))]
+        self._others[key, now] = program
+
+    def _of_planned_rows(
+        self, error: PlanMismatchError, compiled: Compiled, model: torch.nn.Module, args: tuple, kwargs: dict
+    ) -> tuple[Program, Shapes]:
+        """The program and the size of the forward with the planned rows. Raises ``error``, which is that of the few
+        rows, where that is not the planned one either."""
+        for larger in with_planned_rows(self._plan, args, kwargs):
+            try:
+                return compiled(model, *larger), shapes(*larger)
+            except PlanMismatchError:
+                continue
+        raise error
+
+    def _another_way(self, error: PlanMismatchError, model: torch.nn.Module, args: tuple, kwargs: dict) -> Program:
+        """The program of a forward that PyTorch runs by itself, which is told: a note where that fits the budget, a
+        BudgetWarning, once a model, where it may not."""
+        try:
+            graph = capture(model, args, kwargs, on_cpu=True)
+            over_bytes = _peak_bytes(self._plan, model, args, kwargs) - _limit_bytes(self._plan)
+        except CaptureError:
+            raise error from None
+        rows = batch_size((args, kwargs))
+        told = f"a forward of {rows} row{'' if rows == 1 else 's'} goes another way than the plan, as plain PyTorch"
+        told += f", for which the budget {'has room' if over_bytes <= 0 else 'may have none'}: "
+        told += f"expected {error.expected}, got {error.got}"
+        if told not in self._notes:
+            self._notes.append(told)
+        if over_bytes > 0 and not self._warned:
+            self._warned = True
+            remedy = "leave batches of so few rows out, as drop_last=True does, or plan with so many bytes more"
+            over = f"the budget of {self._plan.budget_bytes} bytes may be exceeded by up to about {over_bytes}"
+            warnings.warn(f"{over}: {told}; {remedy}", BudgetWarning, stacklevel=2)
+        kept = graph.kept_bytes
+        made = Plan("plain", graph.fingerprint, (), (), plain_bytes=kept, kept_bytes=kept, hardware=self._plan.hardware)
+        return Program(graph, made, given=True)
+
+
+def _limit_bytes(plan: Plan) -> int:
+    """What such a forward may take: the budget; of a plan in sub-batches what it predicts, as a larger batch than the
+    planned one is held in what is left."""
+    most = plan.peak_bytes if plan.sub_batches > 1 else plan.budget_bytes or 0
+    return most - plan.settings.get("reserve", 0)
+
+
+def _peak_bytes(plan: Plan, model: torch.nn.Module, args: tuple, kwargs: dict) -> int:
+    """The most that plain PyTorch holds in a step of this forward. The loss is not known: one that keeps two tensors of
+    the results' size, as a cross entropy does not quite, with targets of that size. With sub-batches also the gradients
+    of those before it and the inputs of the others. Raises CaptureError."""
+    targets_bytes = 0
+
+    def loss_fn(out: object) -> torch.Tensor:
+        nonlocal targets_bytes
+        results = [t for t in tensors_in(out) if t.requires_grad]
+        targets_bytes = sum(t.numel() * t.element_size() for t in results)
+        return torch.stack([t.exp().exp().mean().float() for t in results]).sum()
+
+    graph = capture(model, args, kwargs, backward=True, loss_fn=loss_fn)
+    tensors = [*model.parameters(), *tensors_in([args, kwargs])]
+    device = "h200" if any(t.device.type == "cuda" for t in tensors) else "cpu"
+    costs = cost_table(graph, PRESETS.get(plan.hardware, PRESETS[device]))
+    peak_bytes = plain(graph, costs).peak_bytes + targets_bytes
+    if plan.sub_batches == 1:
+        return peak_bytes
+    others = max(0, plan.settings["batch"] - batch_size((args, kwargs)))
+    gradients_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    return peak_bytes + gradients_bytes + others * row_bytes((args, kwargs))
 
 
 __all__ = ["Sizes"]

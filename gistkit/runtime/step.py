@@ -28,15 +28,17 @@ from gistkit.plan.plan import Plan
 from gistkit.plan.sub_batches import PER_SUB_BATCH, check_batch_statistics
 from gistkit.runtime.adds_up import REMEDIES, Cut, check_parts
 from gistkit.runtime.attach import compressed_forward
+from gistkit.runtime.given import given_program, planned_rows
 from gistkit.runtime.inputs import batch_size, check_rows, row_bytes, rows, spread
 from gistkit.runtime.recompute_state import AUTOCAST_DEVICES
 from gistkit.runtime.signature import signature
 
 REDUCTIONS = ("mean", "sum")
-_asked: WeakKeyDictionary[torch.nn.Module, set[tuple]] = WeakKeyDictionary()
-"""Which kinds of steps of a model were asked whether they add up: a cache, which changes no answer and goes with the
-model. It is not in the model, whose pickles and copies would have it and would need gistkit to load, nor in a
-compressed model's engine: a plain one, which has none, is taken in parts as well, and asking takes several forwards."""
+_asked: WeakKeyDictionary[torch.nn.Module, dict[tuple, int]] = WeakKeyDictionary()
+"""Which kinds of steps of a model were asked whether they add up, with the rows of the smallest part: a cache, which
+changes no answer and goes with the model. It is not in the model, whose pickles and copies would have it and would need
+gistkit to load, nor in a compressed model's engine: a plain one, which has none, is taken in parts as well, and asking
+takes several forwards."""
 
 
 def step(
@@ -65,19 +67,21 @@ def step(
     anyway; else plan with the bytes of all gradients as ``reserve``.
 
     With ``check``, before the first step of its kind in sub-batches (a model, its signature, how many parts, the loss
-    function's code, reduction) forwards of a few rows without gradients, on a copy of the model, say whether the parts
-    add up (docs/design.md); later steps are not asked and wait for nothing. Noticed are rows that change with the rows
-    beside them or with their number, in two to twice a part's rows, and losses that are not the mean, or sum, of their
-    parts, for every part's targets. Not noticed is what half the digits of the coarsest type in use do not show, what
-    couples only more rows than those, or rows that are not alike where these are, what takes another way in a later
-    step, and what backward alone couples. ``loss_fn`` and hooks are called for it, too. Where a plan's budget has no
-    room for two rows, operators that may couple rows are refused, with the ``reserve`` to plan with. What cannot be
-    asked (a model that cannot be copied, a forward that needs gradients) is a UserWarning behind the step.
+    function's code, reduction), and the first with a smaller part, forwards of a few rows without gradients, on a copy
+    of the model, say whether the parts add up (docs/design.md); later steps are not asked and wait for nothing. Noticed
+    are rows that change with the rows beside them or with their number, in two to twice a part's rows, and losses that
+    are not the mean, or sum, of their parts, for every part's targets. Not noticed is what half the digits of the
+    coarsest type in use do not show, what couples only more rows than those, or rows that are not alike where these
+    are, what takes another way in a later step, and what backward alone couples. ``loss_fn`` and hooks are called for
+    it, too. Where a plan's budget has no room for two rows, operators that may couple rows are refused, with the
+    ``reserve`` to plan with. What cannot be asked (a model that cannot be copied, a forward that needs gradients) is a
+    UserWarning behind the step.
     ``check=False`` takes the parts for what they give.
 
     Raises ValueError or TypeError for arguments that make no sense, for tensors that cannot be cut, for batch norms
     whose statistics would change and for rows or losses that do not add up; :class:`gistkit.PlanMismatchError` for
-    inputs so much larger than the planned ones that they alone exceed the plan's budget.
+    inputs so much larger than the planned ones that they alone exceed the plan's budget and, with ``check``, for parts
+    of fewer rows than planned under a budget that take another way through the model than the planned ones.
     """
     _check(model, loss_fn, sub_batches, reduction, batch_statistics, check)
     whole = spread(inputs)
@@ -114,14 +118,34 @@ def _in_parts(
 def _ask(model: torch.nn.Module, loss_fn: Callable, whole: tuple[tuple, dict], targets: Any, cut: Cut) -> str:
     """:func:`gistkit.runtime.adds_up.check_parts`, once for every kind of step."""
     kind = (signature(model, *whole), len(cut.bounds), cut.reduction, cut.statistics, model.training, _code(loss_fn))
-    asked = _asked.setdefault(model, set())
-    if kind in asked:
+    asked = _asked.setdefault(model, {})
+    if asked.get(kind, cut.least + 1) <= cut.least:
         return ""
+    _demand_way(model, whole, cut)
     lazy = any(map(is_lazy, model.parameters()))
     why = check_parts(model, loss_fn, whole, targets, replace(cut, limit_bytes=_limit_bytes(model)))
     if not lazy:
-        asked.add(kind)
+        asked[kind] = cut.least
     return why
+
+
+def _demand_way(model: torch.nn.Module, whole: tuple[tuple, dict], cut: Cut) -> None:
+    """Raise PlanMismatchError where a plan with a budget is for larger parts than the smallest one, and this goes
+    another way through the model than they do: a batch that does not divide into parts of the planned rows leaves fewer
+    to some, however it is cut."""
+    plan = _plan_of(model)
+    planned = plan.settings.get("batch") if plan is not None else None
+    if plan is None or plan.budget_bytes is None or not planned or cut.least >= planned // plan.sub_batches:
+        return
+    try:
+        given_program(plan, model, *rows(whole, 0, cut.least))
+    except PlanMismatchError as error:
+        one = f"{cut.least} row{'' if cut.least == 1 else 's'}"
+        remedy = (
+            f"plan for a batch of {cut.batch}, leave batches of this size out, as drop_last=True does for an epoch's "
+            "last one, or take the parts for what they give with check=False"
+        )
+        raise PlanMismatchError(error.expected, f"{error.got} in a part of {one} of {cut.batch}", remedy) from None
 
 
 def _code(loss_fn: Any) -> Any:
@@ -174,7 +198,8 @@ def _part(
 
 
 def _parts(model: torch.nn.Module, batch: int, sub_batches: int | None) -> int:
-    """Into how many parts the batch is cut: never more than it has rows."""
+    """Into how many parts the batch is cut: never more than it has rows. The fewest of at most the planned rows, so
+    that their rows are as many as they can be: some models take another way for few (:func:`_demand_way`)."""
     if sub_batches is not None:
         return max(1, min(sub_batches, batch))
     plan = _plan_of(model)
@@ -183,7 +208,7 @@ def _parts(model: torch.nn.Module, batch: int, sub_batches: int | None) -> int:
     planned = plan.settings.get("batch")
     if not planned or planned == batch:
         return max(1, min(plan.sub_batches, batch))
-    return max(1, -(-batch // -(-planned // plan.sub_batches)))
+    return max(1, -(-batch // planned_rows(plan)))
 
 
 def _plan_of(model: torch.nn.Module) -> Plan | None:
