@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten
 
 from gistkit.errors import CaptureError
 from gistkit.graph.capture import capture
+from gistkit.graph.foreign import check_runs_in_python
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.scale import goes_as
 from gistkit.plan.budget import parse_budget
@@ -93,6 +94,7 @@ def _check(caller: str, model: torch.nn.Module, batch: tuple, loss_fn: Callable 
         raise TypeError(
             f"{caller}: model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself"
         )
+    check_runs_in_python(caller, model)
     if loss_fn is not None and not callable(loss_fn):
         raise TypeError(
             f"{caller}: loss_fn must be callable, got {type(loss_fn).__name__}; pass a function of the model's output "

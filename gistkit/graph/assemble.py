@@ -142,6 +142,9 @@ def _holds(frozen: Call, call: OpenCall) -> Iterator[Hold]:
 
 def _freeze(index: int, call: OpenCall, names: dict[int, tuple[str, str]]) -> Call:
     saves = tuple(_save(packed, *names[id(packed)]) for packed in _living(call.packs) if packed.storage is not None)
+    hidden = isinstance(call.number, tuple)
+    if hidden:  # the runtime does not see which function saves these, and keeps them
+        saves = tuple(replace(save, read=True) for save in saves)
     return Call(
         index=index,
         op=call.op,
@@ -154,7 +157,7 @@ def _freeze(index: int, call: OpenCall, names: dict[int, tuple[str, str]]) -> Ca
         options=call.options,
         operands=tuple(call.operands),
         results=tuple(call.results),
-        hidden=isinstance(call.number, tuple),
+        hidden=hidden,
         passing=_passing(call),
     )
 

@@ -23,7 +23,9 @@ from torch.utils._pytree import tree_map_only
 
 from gistkit.errors import CaptureError
 from gistkit.graph.closures import on_copy
+from gistkit.graph.copies import deep_copy
 from gistkit.graph.fakes import Fakes
+from gistkit.graph.foreign import check_runs_in_python, compiled_part
 from gistkit.graph.ledger import tensors_in
 from gistkit.graph.mirrored import MirroredAutocast, autocast_device
 from gistkit.graph.recorder import Recorder
@@ -64,7 +66,7 @@ def capture(
     Raises :class:`CaptureError`, its cause chained, where the copy cannot be made or fake tensors cannot go (values
     that decide the control flow or a size, operators without a fake implementation, sparse tensors, user hooks on
     modules); it says whether that was in the forward, the ``loss_fn`` or backward. TypeError or ValueError for
-    arguments that make no sense.
+    arguments that make no sense, a scripted, traced or compiled model among them.
     """
     _check(model, args, kwargs, loss_fn, targets)
     if loss_fn is not None and not backward:
@@ -75,6 +77,8 @@ def capture(
         raise ValueError("capture: backward=True needs fake=True, got fake=False; a real step is recorded forward only")
     if on_cpu and not fake:
         raise ValueError("capture: on_cpu=True needs fake=True, got fake=False; a real step runs where the model is")
+    if backward or on_cpu:
+        _refuse_compiled(model)
     _refuse(model)
     device_type = _elsewhere(model, (args, kwargs)) if backward or on_cpu else None
     mode = _fakes(model, device_type is None) if fake else None
@@ -100,6 +104,7 @@ def _check(model: Any, args: Any, kwargs: Any, loss_fn: Any, targets: Any) -> No
     """Raise TypeError for arguments in the place of others."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"capture: model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself")
+    check_runs_in_python("capture", model)
     for name, value in (("args", args), ("targets", targets)):
         if not isinstance(value, (tuple, list)):
             got, remedy = type(value).__name__, f"put it into one: {name}=(x,)"
@@ -158,6 +163,15 @@ def _refuse(model: torch.nn.Module) -> None:
             )
 
 
+def _refuse_compiled(model: torch.nn.Module) -> None:
+    """The copy of a part that is compiled in place is not: it would run other operators than the part."""
+    if name := compiled_part(model):
+        raise CaptureError(
+            f"the module {name!r} is compiled by torch.compile, and what compiled code keeps no capture tells; leave "
+            "that part uncompiled, or leave the plan out: gistkit.compress(model) takes such a part as it is"
+        )
+
+
 def _twin(model: torch.nn.Module, mode: FakeTensorMode | None, on_cpu: bool = False) -> torch.nn.Module:
     """A deep copy, its parameters and buffers fake where there is a mode; ties and aliases stay."""
     memo: dict[int, Any] = {}
@@ -171,12 +185,14 @@ def _twin(model: torch.nn.Module, mode: FakeTensorMode | None, on_cpu: bool = Fa
             for t in _tensors_of(module):
                 memo[id(t)] = _on_cpu(t, mode) if on_cpu else mode.from_tensor(t)
             _count_batches(module, memo)
-    twin = copy.deepcopy(model, memo)
+    twin = deep_copy(model, memo)
     for name, original in wrapped:
-        module = twin.get_submodule(name)
-        del module.__dict__["forward"]
+        own = vars(twin.get_submodule(name))
+        stand_in = own.pop("forward")
+        for key in [key for key, value in own.items() if getattr(value, "__self__", None) is stand_in]:
+            del own[key]
         if original is not None:
-            module.__dict__["forward"] = copy.deepcopy(original, memo)
+            own["forward"] = copy.deepcopy(original, memo)
     return twin
 
 

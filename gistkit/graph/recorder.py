@@ -55,6 +55,7 @@ class Recorder(TorchFunctionMode):
         self._busy = False
         self._covered = 0
         self._stack: list[str] = []
+        self._scripted: dict[str, None] = {}
         self._names: dict[int, str] = {}
         self._handles: list[Any] = []
         self._state = "new"
@@ -98,7 +99,9 @@ class Recorder(TorchFunctionMode):
 
         def leave(module, args, output):
             if threading.get_ident() == thread and id(module) in self._names and self._stack:
-                self._stack.pop()
+                name = self._stack.pop()
+                if isinstance(module, torch.jit.ScriptModule) and any(t.requires_grad for t in tensors_in(output)):
+                    self._scripted[name] = None
 
         hooks = torch.nn.modules.module
         self._handles = [
@@ -252,7 +255,9 @@ class Recorder(TorchFunctionMode):
         notes, self._notes = self._notes, Notes("finished")
         model, self._model = self._model, None
         graph = assemble(notes, out)
-        return graph if model is None else replace(graph, state=state_of(model), training=model.training)
+        if model is None:
+            return graph
+        return replace(graph, state=state_of(model), training=model.training, scripted=tuple(self._scripted))
 
 
 def call_name(func: Callable) -> str:

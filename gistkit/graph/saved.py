@@ -43,7 +43,8 @@ class Save:
     """One saved tensor: the storage it lies in, the node and field that hold it, its geometry.
 
     ``field`` is autograd's name without ``_saved_`` (``result``, ``self``, ``input``, ``weight``), ``?`` where autograd
-    does not tell; ``read`` is False where backward uses the shape only (max-pool's and average-pool's ``self``).
+    does not tell; ``read`` is False where backward uses the shape only (max-pool's and average-pool's ``self``),
+    unless the call is hidden.
     ``value`` is the id of the saved value (-1: unknown).
     """
 
@@ -130,7 +131,8 @@ class SavedGraph:
     captured with ``backward=True``, else empty. ``batch`` is the size of the inputs' first dimension, 0 if unknown;
     ``least_rows`` how many rows of it a sub-batch must have to take the same way through the model, as far as asked;
     ``small`` is the step of so many rows, where one of fewer than the batch was captured.
-    ``state`` are the model's parameters and buffers, ``training`` whether it was in training mode.
+    ``state`` are the model's parameters and buffers, ``training`` whether it was in training mode. ``scripted`` are the
+    modules that ran as TorchScript and returned what needs a gradient: what these keep may be another in another run.
     """
 
     calls: tuple[Call, ...]
@@ -144,6 +146,7 @@ class SavedGraph:
     state: tuple[StateTensor, ...] = ()
     training: bool = True
     small: SavedGraph | None = None
+    scripted: tuple[str, ...] = ()
 
     @property
     def most_parts(self) -> int:
@@ -213,7 +216,7 @@ def _graph(raw: dict) -> SavedGraph:
     counts = raw.get("batch", 0), raw.get("least_rows", 1)
     state = tuple(StateTensor(**{**t, "shape": tuple(t["shape"])}) for t in raw.get("state", ()))
     small = _graph(raw["small"]) if raw.get("small") else None
-    told = (*counts, state, raw.get("training", True), small)
+    told = (*counts, state, raw.get("training", True), small, tuple(raw.get("scripted", ())))
     return SavedGraph(calls, storages, raw["source"], values, tasks, blocks, *told)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from gistkit.errors import PlanMismatchError
 from gistkit.graph.calls import GEOMETRY
+from gistkit.graph.foreign import python_instead
 from gistkit.graph.saved import Call, SavedGraph, StateTensor
 from gistkit.graph.scale import scaled
 from gistkit.plan.flow import AGAIN, check_flow, check_sources, flow
@@ -77,7 +78,14 @@ def check_inputs(record: dict[str, Any], trains: list[bool]) -> None:
 
 def check_forward(record: dict[str, Any], graph: SavedGraph) -> None:
     """Raise PlanMismatchError where a captured forward is not what a budget was planned for: naming the first call that
-    is another or has other strides, kernels and the like, or the first storage that is larger."""
+    is another or has other strides, kernels and the like, or the first storage that is larger, or a part of which
+    nothing is known."""
+    if graph.scripted:
+        raise PlanMismatchError(
+            "a forward that Python runs, for the plan's budget",
+            f"{graph.scripted[0]!r} as a scripted or traced module, of which no capture tells what it will keep",
+            python_instead(graph.scripted[:1]),
+        )
     if not record:
         return
     _check_geometry(record, graph)
@@ -104,6 +112,16 @@ def check_same(record: dict[str, Any], graph: SavedGraph, trains: list[bool], au
     """Raise PlanMismatchError naming what is another in a captured forward whose fingerprint is not the plan's: its
     mode, a call, who needs a gradient, what a call reads. ``trains``: which tensors among the arguments need one;
     ``autocast``: what is in force, in words. Nothing is raised where the record does not tell."""
+    try:
+        _check_same(record, graph, trains, autocast)
+    except PlanMismatchError as error:
+        if not graph.scripted:
+            raise
+        remedy = f"TorchScript makes other operators from one run to the next: {python_instead(graph.scripted)}"
+        raise PlanMismatchError(error.expected, error.got, f"{remedy}, or leave the plan out") from None
+
+
+def _check_same(record: dict[str, Any], graph: SavedGraph, trains: list[bool], autocast: str) -> None:
     if not record:
         return
     if record["training"] != graph.training:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import copy
+from collections.abc import Callable
+from typing import Any, SupportsIndex, TypeVar
 
 import torch
+from torch.fx import GraphModule
 
 from gistkit.errors import CompressError
+from gistkit.graph.foreign import check_runs_in_python
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.gist import check_lossy
 from gistkit.runtime.decide import Settings
@@ -33,18 +37,64 @@ class CompressedForward:
         """What stood in ``model.__dict__["forward"]`` before: a captured copy runs that (graph.capture)."""
         return self.previous
 
+    @property
+    def __code__(self) -> Any:
+        """The code of the model's own forward, which torch.compile asks for where the model is a GraphModule."""
+        return type(self.model).forward.__code__
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._run(self.engine, self.model, self.previous, args, kwargs)  # type: ignore[call-arg]
 
     def __deepcopy__(self, memo: dict) -> CompressedForward:
-        import copy
-
         model = copy.deepcopy(self.model, memo)
         previous = copy.deepcopy(self.previous, memo)
         return CompressedForward(model, self.engine.settings, self.engine.plan, previous)
 
     def __reduce__(self) -> tuple:
         return CompressedForward, (self.model, self.engine.settings, self.engine.plan, self.previous)
+
+    def attach(self) -> None:
+        """Take the model's forward over. A GraphModule copies and pickles what its graph names, and nothing else that
+        it has: there these are taken over too."""
+        own = vars(self.model)
+        own["forward"] = self
+        if isinstance(self.model, GraphModule):
+            own["__deepcopy__"], own["__reduce_ex__"] = self.copy_graph, self.reduce_graph
+
+    def detach(self) -> None:
+        """Undo :meth:`attach`."""
+        own = vars(self.model)
+        for name in ("forward", *_GRAPH_MODULES):
+            own.pop(name, None)
+        if self.previous is not None:
+            own["forward"] = self.previous
+
+    def copy_graph(self, memo: dict) -> torch.nn.Module:
+        """``__deepcopy__`` of the GraphModule: its own, and the stand-in's copy."""
+        made: Any = type(self.model)
+        twin = made.__deepcopy__(self.model, memo)
+        copy.deepcopy(self, memo).attach()
+        return twin
+
+    def reduce_graph(self, protocol: SupportsIndex) -> tuple:
+        """``__reduce_ex__`` of the GraphModule: its own, whose attributes are without the stand-in."""
+        made, given, *rest = type(self.model).__reduce_ex__(self.model, protocol)
+        kept = tuple(_without_stand_in(item) if isinstance(item, dict) else item for item in given)
+        told = made, kept, self.engine.settings, self.engine.plan, self.previous
+        return _compressed_graph, told, *rest
+
+
+_GRAPH_MODULES = ("__deepcopy__", "__reduce_ex__")
+
+
+def _without_stand_in(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in attributes.items() if name not in ("forward", *_GRAPH_MODULES)}
+
+
+def _compressed_graph(made: Callable, given: tuple, settings: Settings, plan: Plan | None, previous: Any) -> Any:
+    model = made(*given)
+    CompressedForward(model, settings, plan, previous).attach()
+    return model
 
 
 def _run_eagerly(engine: Engine, model: torch.nn.Module, previous: Any, args: tuple, kwargs: dict) -> Any:
@@ -73,18 +123,15 @@ def compress(model: Model, plan: Plan | None = None, *, lossy: str | None = None
     and ``no_grad`` run untouched code, but for a plan that was made of a model in ``eval()``: it is carried out in that
     mode, wherever gradients are on.
 
-    Raises TypeError for what is not a module or a plan, and for a traced module, ValueError for an unknown format or
-    fidelity, CompressError where the model or a part of it is compressed already. Paper: Gist (Jain et al., ISCA 2018).
+    Raises TypeError for what is not a module or a plan, and for a scripted, traced or compiled module, ValueError for
+    an unknown format or fidelity, CompressError where the model or a part of it is compressed already. Paper: Gist
+    (Jain et al., ISCA 2018).
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(
             f"compress: model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself"
         )
-    if isinstance(model, torch.jit.TopLevelTracedModule):
-        raise TypeError(
-            "compress: model must run in Python, got a traced module, whose forward is TorchScript's; compress the "
-            "module that it was traced from"
-        )
+    check_runs_in_python("compress", model)
     if plan is not None and not isinstance(plan, Plan):
         raise TypeError(f"compress: plan must be a gistkit.Plan or None, got {type(plan).__name__}; use Plan.from_json")
     if fidelity not in FIDELITIES:
@@ -101,8 +148,7 @@ def compress(model: Model, plan: Plan | None = None, *, lossy: str | None = None
     if plan is not None:
         lossy = check_plan(plan, lossy)
     slices = SLICES if fidelity == "reassociated" else 1
-    stand_in = CompressedForward(model, Settings(lossy, fidelity, slices), plan, vars(model).get("forward"))
-    model.forward = stand_in  # type: ignore[method-assign]
+    CompressedForward(model, Settings(lossy, fidelity, slices), plan, vars(model).get("forward")).attach()
     return model
 
 
@@ -113,8 +159,5 @@ def restore(model: Model) -> Model:
     stand_in = compressed_forward(model)
     if stand_in is None:
         raise CompressError("restore: the model is not compressed; call gistkit.compress(model) first")
-    if stand_in.previous is None:
-        del model.forward
-    else:
-        model.forward = stand_in.previous
+    stand_in.detach()
     return model

@@ -9,10 +9,10 @@ for the host, an operator's launch is: tasks of a few tens of microseconds read 
 
 from __future__ import annotations
 
-import copy
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,8 @@ import torch
 from gistkit.errors import PlanMismatchError
 from gistkit.graph.capture import no_autocast_cache, untouched_random_states
 from gistkit.graph.closures import on_copy, others_untouched
+from gistkit.graph.copies import deep_copy
+from gistkit.graph.foreign import python_instead, scripted_parts
 from gistkit.graph.ledger import tensors_in
 from gistkit.graph.recorder import Recorder
 from gistkit.graph.saved import SavedGraph
@@ -82,14 +84,15 @@ def measured_step(graph: SavedGraph, model: torch.nn.Module, work: Work, *, repe
         whole_s = min(_unwatched(twin, work) for _ in range(2))
         for _ in range(repeats):
             twin.zero_grad(set_to_none=True)
-            taken, workspace_bytes = _one_step(graph, twin, work)
+            with _as_scripted(model):
+                taken, workspace_bytes = _one_step(graph, twin, work)
             best = {task: min(seconds, best.get(task, seconds)) for task, seconds in taken.items()}
     return Measured(best, workspace_bytes, whole_s)
 
 
 def _plain_twin(model: torch.nn.Module) -> torch.nn.Module:
     """A deep copy without gradients and without any part compressed."""
-    twin = copy.deepcopy(model)
+    twin = deep_copy(model)
     for module in list(twin.modules()):
         if compressed_forward(module) is not None:
             restore(module)
@@ -204,6 +207,19 @@ def _one_step(graph: SavedGraph, model: torch.nn.Module, work: Work) -> tuple[di
     space = timer.workspace_bytes
     workspace = {task: max((space.get((i, p), 0) for p, _ in parts), default=0) for task, (i, parts) in spans.items()}
     return seconds, {task: nbytes for task, nbytes in workspace.items() if nbytes}
+
+
+@contextmanager
+def _as_scripted(model: torch.nn.Module) -> Iterator[None]:
+    """Say of a step without the graph's tasks what it is where parts of the model are scripted or traced."""
+    try:
+        yield
+    except PlanMismatchError as error:
+        names = tuple(name for name, _ in scripted_parts(model))
+        if not names:
+            raise
+        remedy = f"TorchScript makes other operators from one run to the next: {python_instead(names)}"
+        raise PlanMismatchError(error.expected, error.got, f"{remedy}, or do not measure") from None
 
 
 Parts = tuple[int, tuple[tuple[str, float], ...]]
