@@ -46,11 +46,12 @@ def least_peak(attempt: Attempt, limit_s: float, room_bytes: int | None = 0, *, 
     reached = smallest
     if solved.taken is not None:
         reached = min(smallest, _peak(attempt, attempt.search.settled(solved.shares)), key=lambda r: r[1])
-    for _ in range(ROUNDS):
-        # On CUDA the scratches of a choice depend on what else it encodes: look again with that known.
-        if quick or not attempt.counts_late or reached[1] <= bound or time.monotonic() > deadline:
+    for number in range(ROUNDS):
+        # On CUDA the scratches of a choice depend on what else it encodes: look again with that known, once at least.
+        left_s = max(deadline - time.monotonic(), 0.0 if number else limit_s / 2)
+        if quick or not attempt.counts_late or reached[1] <= bound or left_s <= 0:
             break
-        again = Program(attempt.problem_of(reached[0])).least_peak(deadline - time.monotonic(), relaxed=quick)
+        again = Program(attempt.problem_of(reached[0])).least_peak(left_s, relaxed=quick)
         if again.taken is None:
             break
         better = _peak(attempt, attempt.search.settled(again.shares))
