@@ -153,7 +153,7 @@ def plan_graph(
     simulator = Simulator(graph, costs)
     settings |= {"wall_s": simulator.wall_s(made), "plain_wall_s": simulator.wall_s(plain)}
     settings["sync_peak_bytes"] = simulator.sync_peak_bytes(made, reserve=reserve_bytes)
-    settings["densities"] = densities(made, costs)
+    settings |= {"densities": densities(made, costs), "link": costs.hardware.has_link, "saved_bytes": graph.kept_bytes}
     told = made_for(graph, made.sub_batches)
     return replace(made, budget_bytes=budget_bytes, made_for=told, settings={**made.settings, **words, **settings})
 

@@ -224,3 +224,20 @@ def test_a_payload_that_was_planned_for_the_host_comes_back_in_parts_too(device)
     peak_bytes = simulate(c.graph, plan, c.costs).peak_bytes
     plan = replace(plan, peak_bytes=peak_bytes, budget_bytes=peak_bytes)
     assert first.storage in check(c, plan, device).moved
+
+
+def test_where_there_is_no_other_memory_it_stays_and_the_excess_is_told():
+    """A plan for the CPU that a model is on, as ``gistkit.plan`` makes it: nothing is copied beside the budget."""
+    model, x, y = Chain(False, 0.1).train(), torch.randn(BATCH, 3, SIZE, SIZE), torch.arange(BATCH)
+    asked = {"loss_fn": F.cross_entropy, "policy": "gist", "density": 0.2}
+    budget = gistkit.plan(model, x, y, **asked).peak_bytes
+    plan = gistkit.plan(model, x, y, budget=budget, **asked)
+    twin = gistkit.compress(copy.deepcopy(model), plan)
+    F.cross_entropy(model(x), y).backward()
+    with pytest.warns(gistkit.BudgetWarning, match="the host has no memory of its own") as warned, LiveBytes() as live:
+        live.track(twin, x, y)
+        gistkit.step(twin, F.cross_entropy, x, y)
+    over_bytes = int(str(warned[0].message).split("up to ")[1].split(",")[0])
+    assert 0 < live.peak_bytes - budget <= over_bytes
+    assert gistkit.report(twin).budget.moved == {}
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), twin.parameters(), strict=True))

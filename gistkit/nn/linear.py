@@ -2,6 +2,7 @@
 
 As in PyTorch's, the weight is transposed by a node of its own: a node's results, which autograd holds until the last of
 them is where it belongs, are then the bias's gradient and the input's, without a sum of weight gradients beside them.
+And the weight is kept for the input's gradient alone: one that is made in the step goes where that is not asked for.
 """
 
 from __future__ import annotations
@@ -27,23 +28,24 @@ class _Linear(torch.autograd.Function):
             y = F.linear(x, matrix.t(), bias)
             if y._is_view():  # of three dimensions and more: in-place ops after this one must find no view
                 y = torch.ops.aten._unsafe_view(y, y.shape)
-        ctx.save_for_backward(matrix)
-        hold(ctx, (keep(x) if ctx.needs_input_grad[1] else None, x.shape, _column_major(x), slices))
+        ctx.save_for_backward(matrix if ctx.needs_input_grad[0] else None)
+        shapes = x.shape, _column_major(x), matrix.shape, _column_major(matrix)
+        hold(ctx, (keep(x) if ctx.needs_input_grad[1] else None, shapes, slices))
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor | None):
-        kept, shape, column_major, slices = take(ctx)
+        kept, (shape, column_major, features, by_columns), slices = take(ctx)
         (matrix,) = ctx.saved_tensors
         (grad,) = grads
         if grad is None:
             return (None,) * 5
         needs_x, needs_matrix, needs_bias = ctx.needs_input_grad[:3]
-        grad = grad.reshape(-1, matrix.shape[1])
+        grad = grad.reshape(-1, features[1])
         grad_x = grad_matrix = grad_bias = None
         if needs_matrix:
-            grad_matrix = _weight_gradient(kept, grad, matrix, shape, slices)
+            grad_matrix = _weight_gradient(kept, grad, features[0], by_columns, shape[0], slices)
         kept = None
         if needs_bias:
             grad_bias = grad.sum(0)
@@ -63,13 +65,12 @@ def _matrix_gradient(grad: torch.Tensor, x: torch.Tensor, column_major: bool) ->
 
 
 def _weight_gradient(
-    kept: Kept, grad: torch.Tensor, matrix: torch.Tensor, shape: torch.Size, slices: int
+    kept: Kept, grad: torch.Tensor, inner: int, column_major: bool, batch: int, slices: int
 ) -> torch.Tensor | None:
-    inner, column_major = matrix.shape[0], _column_major(matrix)
     if slices == 1:
         return _matrix_gradient(grad, kept.dense().reshape(-1, inner), column_major)
-    rows = grad.shape[0] // shape[0]
-    parts = row_slices(kept, shape[0], slices)
+    rows = grad.shape[0] // batch
+    parts = row_slices(kept, batch, slices)
     (total,) = summed(
         (_matrix_gradient(grad[part.start * rows : part.stop * rows], x.reshape(-1, inner), column_major),)
         for part, x in parts

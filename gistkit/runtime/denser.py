@@ -4,6 +4,7 @@ How many zeros an activation will have is not known when a plan is made, and a s
 has no smaller form of the same bits left: what it could have been rebuilt or run anew from is let go of or planned for
 something else by then. What a budget has no room for goes to the host, bit for bit, and comes back in parts for each
 use; so the device keeps the budget, the step takes longer, and the caller is told, with the storages and their bytes.
+On a CPU, which has no other memory to send it to, it stays, and the caller is told by how much the budget is exceeded.
 
 What is more than planned is summed up over all storages of a forward, whether or not they are there at the same time.
 On the CPU non-zeros are counted before anything is packed. On CUDA the count comes later
@@ -103,6 +104,7 @@ class Room:
         self._shares = {int(s): share for s, share in plan.settings.get("densities", {}).items()}
         self._sources = {s for d in plan.decisions for s in d.sources}
         self._left_bytes = (plan.budget_bytes or 0) - plan.peak_bytes
+        self._link = plan.settings.get("link", True)
         self._lock = threading.Lock()  # backward may settle encodings on threads of several devices
         self.moved: list[Denser] = []
         self.over: list[Denser] = []
@@ -146,13 +148,17 @@ class Room:
     def away(
         self, found: Denser, codec: Sparse, send: Callable[[], Encoded], device: torch.device, decision: Decision
     ) -> PartedBody | None:
-        """The storage of :meth:`denied`, on the host; None where the host has no memory for it either."""
-        try:
-            with _disable_current_modes():
-                there = send()
-        except (RuntimeError, MemoryError) as error:
-            if not does_not_fit(error):
-                raise
+        """The storage of :meth:`denied`, on the host; None where the host has no memory for it either, or none but the
+        device's."""
+        there = None
+        if self._link or device.type != "cpu":
+            try:
+                with _disable_current_modes():
+                    there = send()
+            except (RuntimeError, MemoryError) as error:
+                if not does_not_fit(error):
+                    raise
+        if there is None:
             with self._lock:
                 self.over.append(found)
                 self._left_bytes -= found.excess_bytes
@@ -188,7 +194,7 @@ class Room:
             text = (
                 f"{budget} may be exceeded by up to {-self._left_bytes}, as there are fewer zeros than it was planned "
             )
-            text += f"with and the host has no memory left: {_worst(found)}"
+            text += f"with and the host has no memory {'left' if self._link else 'of its own'}: {_worst(found)}"
             text += f"; {away}" if self.moved else ""
         else:
             text = f"the step takes longer, as there are fewer zeros than {budget} was planned with: "

@@ -9,8 +9,9 @@ lets go of it.
 A sparse payload that came out larger than a budget has room for (:mod:`gistkit.runtime.denser`) goes to the host
 unpacked, and comes back in parts, for each use anew (:class:`PartedBody`).
 
-Host memory is pinned for a CUDA device. On a CPU model "host" is the same memory, of which nothing is gained; it is
-copied all the same, and ``LiveBytes`` does not see the copy, which stands for memory that is not the device's.
+Host memory is pinned for a CUDA device. On a CPU model "host" is the same memory, of which nothing is gained: under a
+plan for hardware with a link it is copied all the same, and ``LiveBytes`` does not see the copy: it stands for memory
+that is not the device's.
 """
 
 from __future__ import annotations
