@@ -28,7 +28,7 @@ from gistkit.plan.plan import Plan
 from gistkit.plan.policies.named import accepts, check_words, seeds
 from gistkit.plan.policies.named import made as by_name
 from gistkit.plan.policies.optimal_solver import prepare
-from gistkit.plan.policies.refusal import EXAMPLE_FORMAT, least_bytes, refused, remedy, unfit
+from gistkit.plan.policies.refusal import EXAMPLE_FORMAT, beneath, least_bytes, refused, remedy, unfit
 from gistkit.plan.policies.registry import POLICIES
 from gistkit.plan.simulate import Simulator
 from gistkit.plan.sub_batches import check_batch_statistics
@@ -144,8 +144,10 @@ def plan_graph(
     try:
         made = by_name(policy, graph, costs, budget_bytes, words)
     except BudgetError as error:
-        if policy != "optimal" or not refuse or budget_bytes is None:  # modnn: the device's memory is its limit
+        if not refuse or budget_bytes is None:  # modnn: the device's memory is its limit
             raise
+        if policy != "optimal":
+            raise beneath(graph, costs, budget_bytes, words, policy, error) from None
         raise refused(graph, costs, budget_bytes, words, error.least_bytes) from None
     if refuse and budget_bytes is not None and made.peak_bytes > budget_bytes:
         raise unfit(graph, costs, budget_bytes, words, made)

@@ -1,6 +1,8 @@
 """The files that commands write: whole or not at all."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -45,3 +47,14 @@ def test_what_is_there_stays_until_it_is_written_whole(tmp_path, monkeypatch):
 def test_a_folder_is_no_file(tmp_path):
     with pytest.raises(ValueError, match="must not be a folder"):
         claim([tmp_path])
+
+
+@pytest.mark.parametrize("command", ["plan", "profile"])
+def test_a_reader_that_closes_the_tables_early_loses_no_file(command, tmp_path):
+    file = tmp_path / "found.json"
+    words = [command, "resnet18", "--batch", "1", "--image-size", "32", "--hardware", "cpu", "--json", str(file)]
+    run = subprocess.Popen([sys.executable, "-m", "gistkit", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert run.stdout is not None
+    run.stdout.close()
+    run.wait()
+    assert file.read_text().startswith("{")

@@ -90,3 +90,18 @@ def test_bytes_that_only_a_library_knows_are_no_budget(kind, hardware):
 
 def test_other_recurrent_layers_of_the_cpu_are_planned():
     assert gistkit.plan(Recurrent(nn.GRU), torch.randn(5, 3, 8), budget="100%").peak_bytes
+
+
+@pytest.mark.parametrize("policy", ["optimal", "plain", "gist", "modnn", "vdnn+", "checkpoint", "vdnn-all", "cdma"])
+def test_whatever_the_policy_a_refusal_tells_what_every_class_needs(policy):
+    asked = {"loss_fn": F.cross_entropy, "hardware": "titanx", "policy": policy}
+    with pytest.raises(gistkit.BudgetError) as refused:
+        gistkit.plan(net(), X, T, budget="1kB", **asked)
+    least = refused.value.least_bytes
+    assert list(least) == ["bitwise", "reassociated", "lossy"]
+    plan = gistkit.plan(net(), X, T, budget=least["bitwise"], loss_fn=F.cross_entropy, hardware="titanx")
+    assert plan.peak_bytes <= least["bitwise"]
+    if policy in ("modnn", "vdnn+"):  # which have a bound of their own
+        assert f'policy="{policy}" needs ' in str(refused.value) and 'with policy="optimal" no class' in str(
+            refused.value
+        )

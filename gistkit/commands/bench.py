@@ -73,16 +73,16 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check, measure, show, write; 1 where a case failed its check or could not run."""
+    """Check, measure, write, show; 1 where a case failed its check or could not run."""
     plan = _prepare(options)
     found = list(_written(_with_progress(plan, options), options.out))
-    if found:
-        console().print(bench_table(found))
-    if options.json:
+    if options.json:  # files first: whoever reads the tables may close them early
         text = json.dumps({"environment": environment(plan.device), "planned": len(plan.jobs), "rows": found})
         write(options.json, text + "\n")
     if options.plot:
         plot_rows(found, options.plot)
+    if found:
+        console().print(bench_table(found))
     failed = [r for r in found if "error" in r]
     for r in failed:
         print(f"{r['case']} {r['direction']} {r['dtype']} {r['size_mib']:g} MiB: {r['error']}", file=sys.stderr)

@@ -28,15 +28,15 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, show, write; 0."""
+    """Measure, write, show; 0."""
     try:
         claim((options.out,))
         found = calibrate(options.device)
     except (ValueError, OSError) as error:
         raise InputError(error) from error
-    console().print(hardware_table(found))
-    if options.out:
+    if options.out:  # the file first: whoever reads the table may close it early
         write(options.out, found.to_json() + "\n")
+    console().print(hardware_table(found))
     return 0
 
 

@@ -62,7 +62,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plan, show, write; 1 where the policy has no plan within the budget."""
+    """Plan, write, show; 1 where the policy has no plan within the budget."""
     device = prepare(options)
     try:
         allowed = check_words(options.policy, options.fidelity, options.lossy, options.density)
@@ -75,11 +75,11 @@ def run(options: argparse.Namespace) -> int:
         graph, times = image_step(options, device, options.batch_statistics, cut=True)
     found = _find(graph, costs_of(graph, device, times, options.density, allowed), times, options, waiting)
     chosen = next(row for row in found.rows if row.policy == options.policy)
-    _show(found, chosen, options)
-    if options.json:
+    if options.json:  # files first: whoever reads the tables may close them early
         write(options.json, _as_json(found, chosen, options) + "\n")
     if options.plot:
         _plot(found, chosen, options)
+    _show(found, chosen, options)
     if chosen.fits:
         return 0
     print(f"gistkit: no plan by policy {chosen.policy!r}: {_why(found, chosen, options)}", file=sys.stderr)

@@ -29,16 +29,16 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Capture, show, write; 0."""
+    """Capture, write, show; 0."""
     device = prepare(options)
     with Console(stderr=True).status("measuring a step" if options.measure else "recording a step"):
         graph, times = image_step(options, device)
     found = profile_graph(graph, costs_of(graph, device, times), options.model, times)
-    shown = console()
-    for table in profile_tables(found, shown.width >= WIDE):
-        shown.print(table)
-    if options.json:
+    if options.json:  # files first: whoever reads the tables may close them early
         write(options.json, found.to_json() + "\n")
     if options.plot:
         plot_profile(found, options.plot)
+    shown = console()
+    for table in profile_tables(found, shown.width >= WIDE):
+        shown.print(table)
     return 0

@@ -46,14 +46,14 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train, show, write; 1 where the lossless loss differs from the plain one."""
+    """Train, write, show; 1 where the lossless loss differs from the plain one."""
     comparison = _prepare(options)
     result = _with_progress(comparison, options.steps)
-    console().print(result_table(result))
-    if options.json:
+    if options.json:  # files first: whoever reads the tables may close them early
         write(options.json, result.to_json())
     if options.plot:
         plot_memory(result, options.plot)
+    console().print(result_table(result))
     step = result.first_difference
     if step is not None:
         plain, lossless = (run.losses[step] for run in result.runs[:2])

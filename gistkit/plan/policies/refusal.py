@@ -63,6 +63,17 @@ def unfit(graph: SavedGraph, costs: CostTable, budget_bytes: int, words: Mapping
     return BudgetError(budget_bytes, least, f"{text}; {instead(budget_bytes, least, words['fidelity'], narrow)}")
 
 
+def beneath(
+    graph: SavedGraph, costs: CostTable, budget_bytes: int, words: Mapping[str, Any], policy: str, error: BudgetError
+) -> BudgetError:
+    """The error of a budget below a policy's own bound, which ``error`` names, with what every class needs."""
+    narrow, asked = words["lossy"] or EXAMPLE_FORMAT, words["fidelity"]
+    least = _least(graph, costs, words, narrow)
+    own = error.least_bytes.get(asked, error.least_bytes["reassociated"])
+    text = f'policy="{policy}" needs {own} bytes ({own / 2**20:.1f} MiB) at least: {error.remedy}'
+    return BudgetError(budget_bytes, least, f"{text}; {instead(budget_bytes, least, asked, narrow)}")
+
+
 def instead(budget_bytes: int, least: Mapping[str, int], asked: str, narrow: str) -> str:
     """What `optimal` can do where another policy has no plan within the budget; arguments as for :func:`remedy`."""
     if least[asked] <= budget_bytes:
@@ -93,4 +104,4 @@ def remedy(budget_bytes: int, least: Mapping[str, int], asked: str, narrow: str)
     return f"no class of moves would do; raise the budget to {least[asked]} bytes{ask} or take a smaller batch"
 
 
-__all__ = ["EXAMPLE_FORMAT", "instead", "least_bytes", "refused", "remedy", "unfit"]
+__all__ = ["EXAMPLE_FORMAT", "beneath", "instead", "least_bytes", "refused", "remedy", "unfit"]
