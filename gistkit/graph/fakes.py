@@ -31,7 +31,8 @@ class Fakes(FakeTensorMode):
         self._on_cpu = on_cpu
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        out: Any = super().__torch_dispatch__(func, types, args, kwargs or {})
+        with torch._C.DisableTorchFunction():  # TorchScript's calls leave function modes on: they would see this
+            out: Any = super().__torch_dispatch__(func, types, args, kwargs or {})
         if func is _BATCH_NORM_BACKWARD and self._on_cpu:
             return tuple(t if asked else None for t, asked in zip(out, args[-1], strict=True))
         if func is _GROUP_NORM_BACKWARD and out[0] is not None and out[0].dtype != args[1].dtype:

@@ -29,6 +29,8 @@ class CompressedForward:
         self.model = model
         self.engine = Engine(settings, plan)
         self.previous = previous
+        self.kept: dict[str, Any] = {}
+        """What else the model had in place of what :meth:`attach` puts there."""
         # A compiler that traced the runtime's own code would follow its hooks and modes without end.
         self._run = torch.compiler.disable(_run_eagerly, reason="gistkit.compress runs this model's forward eagerly")
 
@@ -48,10 +50,13 @@ class CompressedForward:
     def __deepcopy__(self, memo: dict) -> CompressedForward:
         model = copy.deepcopy(self.model, memo)
         previous = copy.deepcopy(self.previous, memo)
-        return CompressedForward(model, self.engine.settings, self.engine.plan, previous)
+        twin = CompressedForward(model, self.engine.settings, self.engine.plan, previous)
+        twin.kept = copy.deepcopy(self.kept, memo)
+        return twin
 
     def __reduce__(self) -> tuple:
-        return CompressedForward, (self.model, self.engine.settings, self.engine.plan, self.previous)
+        kept = {"kept": self.kept} if self.kept else None
+        return CompressedForward, (self.model, self.engine.settings, self.engine.plan, self.previous), kept
 
     def attach(self) -> None:
         """Take the model's forward over. A GraphModule copies and pickles what its graph names, and nothing else that
@@ -59,6 +64,7 @@ class CompressedForward:
         own = vars(self.model)
         own["forward"] = self
         if isinstance(self.model, GraphModule):
+            self.kept = {name: own[name] for name in _GRAPH_MODULES if name in own}
             own["__deepcopy__"], own["__reduce_ex__"] = self.copy_graph, self.reduce_graph
 
     def detach(self) -> None:
@@ -66,34 +72,44 @@ class CompressedForward:
         own = vars(self.model)
         for name in ("forward", *_GRAPH_MODULES):
             own.pop(name, None)
+        own.update(self.kept)
         if self.previous is not None:
             own["forward"] = self.previous
 
-    def copy_graph(self, memo: dict) -> torch.nn.Module:
-        """``__deepcopy__`` of the GraphModule: its own, and the stand-in's copy."""
+    def copy_graph(self, memo: dict) -> Any:
+        """``__deepcopy__`` of the GraphModule: its own, and the stand-in's copy where that makes a GraphModule."""
+        own = self.kept.get("__deepcopy__")
         made: Any = type(self.model)
-        twin = made.__deepcopy__(self.model, memo)
-        copy.deepcopy(self, memo).attach()
+        twin = made.__deepcopy__(self.model, memo) if own is None else own(memo)
+        if isinstance(twin, GraphModule) and twin is not self.model and compressed_forward(twin) is None:
+            memo[id(self.model)] = twin
+            copy.deepcopy(self, memo).attach()
         return twin
 
-    def reduce_graph(self, protocol: SupportsIndex) -> tuple:
+    def reduce_graph(self, protocol: SupportsIndex) -> Any:
         """``__reduce_ex__`` of the GraphModule: its own, whose attributes are without the stand-in."""
-        made, given, *rest = type(self.model).__reduce_ex__(self.model, protocol)
-        kept = tuple(_without_stand_in(item) if isinstance(item, dict) else item for item in given)
-        told = made, kept, self.engine.settings, self.engine.plan, self.previous
+        own = self.kept.get("__reduce_ex__")
+        reduced = type(self.model).__reduce_ex__(self.model, protocol) if own is None else own(protocol)
+        if isinstance(reduced, str):  # the name of a global
+            return reduced
+        made, given, *rest = reduced
+        given = tuple(self._without_stand_in(item) if isinstance(item, dict) else item for item in given)
+        told = made, given, self.engine.settings, self.engine.plan, self.previous
         return _compressed_graph, told, *rest
+
+    def _without_stand_in(self, attributes: dict[str, Any]) -> dict[str, Any]:
+        if attributes.get("forward") is not self:
+            return attributes
+        return {n: value for n, value in attributes.items() if n not in ("forward", *_GRAPH_MODULES)} | self.kept
 
 
 _GRAPH_MODULES = ("__deepcopy__", "__reduce_ex__")
 
 
-def _without_stand_in(attributes: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in attributes.items() if name not in ("forward", *_GRAPH_MODULES)}
-
-
 def _compressed_graph(made: Callable, given: tuple, settings: Settings, plan: Plan | None, previous: Any) -> Any:
     model = made(*given)
-    CompressedForward(model, settings, plan, previous).attach()
+    if isinstance(model, GraphModule):
+        CompressedForward(model, settings, plan, previous).attach()
     return model
 
 
