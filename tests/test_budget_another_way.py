@@ -41,9 +41,9 @@ class Alone(nn.Module):
         return self.head(x if scale is None else x * scale)
 
 
-def many(x):
-    """Keeps sixty maps."""
-    return torch.stack([(x * i).sin() for i in range(60)]).sum(0)
+def many(x, maps=60):
+    """Keeps so many maps."""
+    return torch.stack([(x * i).sin() for i in range(maps)]).sum(0)
 
 
 @functools.cache
@@ -102,13 +102,38 @@ def test_what_may_exceed_the_budget_is_a_warning_once(order):
         checked_steps(model, twin, x, rows)  # no warning, which would be an error
 
 
-@pytest.mark.parametrize("order", [(8, 1), (1, 8)])
-def test_a_plan_without_decisions_captures_one_size(order):
-    model, x = Alone(torch.sin), torch.randn(ROWS, 3, 16, 16)
-    plan = gistkit.plan(model, x, LABELS[:ROWS], loss_fn=F.cross_entropy, budget="200%")
+def without_decisions(model, more="200%"):
+    """A plan that keeps all as it is."""
+    plan = gistkit.plan(model, torch.zeros(ROWS, 3, 16, 16), LABELS[:ROWS], loss_fn=F.cross_entropy, budget=more)
+    assert all(d.codec == "dense" and d.place == "device" for d in plan.decisions)
+    return plan
+
+
+@pytest.mark.parametrize("way", [torch.sin, F.relu], ids=["an op of PyTorch's", "one of gistkit's"])
+@pytest.mark.parametrize("order", [(8, 1), (1, 8), (3, 1)])
+def test_a_plan_without_decisions_tells_another_way_that_fits(order, way):
+    model, x = Alone(way), torch.randn(ROWS, 3, 16, 16)
+    plan = without_decisions(model)
     twin = gistkit.compress(copy.deepcopy(model), plan)
-    assert max(checked_steps(model, twin, x, rows)[0] for rows in order) <= plan.peak_bytes
-    assert not gistkit.report(twin).notes
+    for rows in (*order, *order):
+        peak, plain = checked_steps(model, twin, x, rows)
+        assert peak <= plan.peak_bytes and (rows != 1 or peak == plain)
+    (note,) = gistkit.report(twin).notes
+    assert note.startswith("a forward of 1 row goes another way than the plan, as plain PyTorch")
+    assert "for which the budget has room: " in note
+
+
+@pytest.mark.parametrize("order", [(8, 1), (1, 8), (3, 1)])
+def test_a_plan_without_decisions_warns_of_another_way_that_may_not_fit(order):
+    model, x = Alone(functools.partial(many, maps=400), 0), torch.randn(ROWS, 3, 16, 16)
+    plan = without_decisions(model, "100%")
+    twin = gistkit.compress(copy.deepcopy(model), plan)
+    with pytest.warns(BudgetWarning, match=r"may be exceeded by up to about \d+: a forward of 1 row goes") as warned:
+        peaks = {rows: checked_steps(model, twin, x, rows)[0] for rows in order}
+    over_bytes = int(str(warned[0].message).split("about ")[1].split(":")[0])
+    assert len(warned) == 1 and len(gistkit.report(twin).notes) == 1
+    assert 0 < peaks[1] - plan.budget_bytes <= over_bytes <= 1.01 * (peaks[1] - plan.budget_bytes)
+    assert all(peak <= plan.peak_bytes for rows, peak in peaks.items() if rows != 1)
 
 
 @pytest.mark.parametrize("order", [(8, 1), (1, 8), (3, 1)])
@@ -146,6 +171,73 @@ def test_what_has_one_row_in_any_batch_stays():
         for rows in order:
             held_step(twin, F.cross_entropy, (x[:rows], scale), LABELS[:rows])
         assert len(gistkit.report(twin).notes) == 1
+
+
+class Edges(nn.Module):
+    """Three edges a row; a single row goes another way."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.row, self.edge = nn.Linear(16, 16), nn.Linear(8, 16)
+        self.mid, self.head = nn.Linear(16, 16), nn.Linear(16, 5)
+
+    def forward(self, x, edges):
+        x = torch.sin(x) if len(x) == 1 else x
+        of_edges = F.silu(self.edge(edges)).view(len(x), len(edges) // len(x), 16).sum(1)
+        return self.head(F.silu(self.mid(F.silu(self.row(x)) + of_edges)))
+
+
+@pytest.mark.parametrize("budget", ["least", "100%"])
+def test_what_has_several_entries_a_row_grows_with_it(budget):
+    model, (x, edges) = Edges(), (torch.randn(ROWS, 16), torch.randn(3 * ROWS, 8))
+    asked = {"loss_fn": F.cross_entropy, "density": 1.0}
+    if budget == "least":
+        with pytest.raises(gistkit.BudgetError) as refused:
+            gistkit.plan(model, (x, edges), LABELS[:ROWS], budget=1, **asked)
+        budget = refused.value.least_bytes["bitwise"]
+    plan, found = gistkit.plan(model, (x, edges), LABELS[:ROWS], budget=budget, **asked), set()
+    for order in ((8, 1), (1, 8), (3, 1)):
+        twin = gistkit.compress(copy.deepcopy(model), plan)
+        for rows in order:
+            for m in (model, twin):
+                m.zero_grad()
+                held_step(m, F.cross_entropy, (x[:rows], edges[: 3 * rows]), LABELS[:rows])
+            assert grads_equal(model, twin)
+        found.add(gistkit.report(twin).notes)
+    ((note,),) = found
+    assert note.startswith("a forward of 1 row goes another way")
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("way", [None, torch.sin], ids=["the way", "another way"])
+def test_what_differs_for_the_planned_rows_too_is_what_is_told(rows, way):
+    model, x = Alone(way or (lambda x: x), 0), torch.randn(rows, 3, 16, 16)
+    twin = gistkit.compress(model, least())
+    with (
+        pytest.raises(PlanMismatchError, match=r"got call 0 to be conv2d .*bfloat16.*under the autocast"),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        twin(x)
+    with pytest.raises(PlanMismatchError, match=r"inputs that need gradients: \[True\].*or detach them"):
+        twin(x.clone().requires_grad_())
+    with pytest.raises(PlanMismatchError, match=r"Input type \(double\)"):
+        twin(x.double())
+    assert not gistkit.report(twin).notes
+
+
+def test_many_shapes_of_a_few_rows_are_one_note():
+    model, x = Alone(torch.sin), torch.randn(ROWS, 3, 16, 16)
+    twin = gistkit.compress(copy.deepcopy(model), least())
+    for width in range(4, 17):
+        checked = x[:1, :, :, :width].clone()
+        model.zero_grad()
+        held_step(model, F.cross_entropy, checked, LABELS[:1])
+        twin.zero_grad()
+        held_step(twin, F.cross_entropy, checked, LABELS[:1])
+        assert grads_equal(model, twin)
+    (note,) = gistkit.report(twin).notes
+    assert note.startswith("a forward of 1 row goes another way") and note.endswith("of shape (1, 8, 16, 4)")
 
 
 def in_parts():

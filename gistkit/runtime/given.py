@@ -113,36 +113,64 @@ def planned_rows(plan: Plan) -> int:
 
 def with_planned_rows(plan: Plan, args: tuple, kwargs: dict) -> Iterator[tuple[tuple, dict]]:
     """What a forward of fewer rows than planned would be given with as many as that: fake tensors, which take no
-    memory. First all tensors with these rows grow, then the first alone, as another may have a single row in any batch.
-    Nothing for a forward of all rows, or of none."""
+    memory. First all tensors with these rows grow, then the first alone, as another may have a single row in any batch,
+    then all with several entries a row, too. Nothing for a forward of all rows, or of none."""
     rows, most = batch_size((args, kwargs)), planned_rows(plan)
     if not 0 < rows < most:
         return
-    given = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
-    dense = [t for t in given if t.layout == torch.strided and not t.is_nested]
-    rowed = list(dict.fromkeys(id(t) for t in dense if t.dim() > 0 and t.shape[0] == rows))
-    for growing in (rowed, rowed[:1]) if len(rowed) > 1 else (rowed,):
+    lengths = {id(t): len(t) for t in _strided(args, kwargs) if t.dim() > 0}
+    rowed = [i for i, length in lengths.items() if length == rows]
+    several = [i for i, length in lengths.items() if length and length % rows == 0]
+    tried: list[list[int]] = []
+    for growing in (rowed, rowed[:1], several):
+        if growing in tried:
+            continue
+        tried.append(growing)
         mode, made = FakeTensorMode(), {}
 
         def larger(t: torch.Tensor, growing: list = growing, mode: Any = mode, made: dict = made) -> torch.Tensor:
             if id(t) in growing and id(t) not in made:
-                made[id(t)] = _with_rows(t, most, mode)
+                made[id(t)] = _with_rows(t, lengths[id(t)] // rows * most, mode)
             return made.get(id(t), t)
 
         yield tree_map_only(torch.Tensor, larger, (args, kwargs))
 
 
+def _strided(args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    """The tensors of a forward's arguments that lie in memory by strides."""
+    given = (leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor))
+    return [t for t in given if t.layout == torch.strided and not t.is_nested]
+
+
 def _with_rows(t: torch.Tensor, rows: int, mode: FakeTensorMode) -> torch.Tensor:
     """A fake tensor like t of so many rows, which lie as t's do."""
     row = 1 + sum((n - 1) * step for n, step in zip(t.shape[1:], t.stride()[1:], strict=True))
+    return _like(t, (rows, *t.shape[1:]), (t.stride(0) if len(t) > 1 else row, *t.stride()[1:]), mode)
+
+
+def _like(t: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], mode: FakeTensorMode) -> torch.Tensor:
     with mode, torch.no_grad():
-        stride = (t.stride(0) if len(t) > 1 else row, *t.stride()[1:])
-        fake = torch.empty_strided((rows, *t.shape[1:]), stride, dtype=t.dtype, device=t.device)
+        fake = torch.empty_strided(shape, stride, dtype=t.dtype, device=t.device)
     fake.requires_grad_(t.requires_grad)
     if t.is_leaf:
         return fake
     with mode:
         return fake.clone()
+
+
+def _by_extent(model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """A forward's arguments with fake tensors for those that begin within their storage, as all but the first of a
+    batch's parts do: what is captured of such a view is the whole storage. One that shares it stays."""
+    given = {id(t): t for t in _strided(args, kwargs)}
+    views = {i: t for i, t in given.items() if type(t) is torch.Tensor and t.storage_offset()}
+    if not views:
+        return args, kwargs
+    state = [t for t in (*model.parameters(), *model.buffers()) if type(t) in (torch.Tensor, torch.nn.Parameter)]
+    there = [t.untyped_storage()._cdata for t in (*given.values(), *_strided(tuple(state), {}))]
+    mode = FakeTensorMode()
+    alone = {i: t for i, t in views.items() if there.count(t.untyped_storage()._cdata) == 1}
+    made = {i: _like(t, tuple(t.shape), t.stride(), mode) for i, t in alone.items()}
+    return tree_map_only(torch.Tensor, lambda t: made.get(id(t), t), (args, kwargs))
 
 
 def check_mode(plan: Plan, training: bool) -> None:
@@ -207,10 +235,11 @@ def _extent_bytes(x: torch.Tensor) -> int:
 def check_bytes(plan: Plan, graph: SavedGraph) -> None:
     """Raise PlanMismatchError where a forward saves more than the one that a budget was planned for: larger images,
     longer texts. ``graph`` is the captured one."""
-    if plan.budget_bytes is not None and plan.plain_bytes and graph.kept_bytes > plan.plain_bytes:
+    most_bytes = plan.settings.get("saved_bytes", plan.plain_bytes)
+    if plan.budget_bytes is not None and most_bytes and graph.kept_bytes > most_bytes:
         given = " and ".join(str(s.shape) for s in graph.storages if s.kind == "input")
         raise PlanMismatchError(
-            f"a forward that saves at most {plan.plain_bytes} bytes in plain PyTorch, for the plan's budget",
+            f"a forward that saves at most {most_bytes} bytes in plain PyTorch, for the plan's budget",
             f"one that saves {graph.kept_bytes}, of inputs of shape {given}",
             "plan for inputs of these sizes",
         )
@@ -237,6 +266,7 @@ def given_program(plan: Plan, model: torch.nn.Module, args: tuple, kwargs: dict)
     :func:`check_bytes` and :func:`check_real`.
     """
     check_real(model, args, kwargs)
+    args, kwargs = _by_extent(model, args, kwargs)
     found: list[SavedGraph] = []
     for on_cpu in (True, False):
         try:

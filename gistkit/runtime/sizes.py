@@ -3,11 +3,14 @@
 What PyTorch's own ops save is known by its shape (:meth:`gistkit.runtime.program.Program.uncovered`). A forward of
 fewer rows than the one that was captured, as an epoch's last batch and the last of uneven sub-batches are, has other
 shapes, so it is captured as well, or all of that would stay as it is. Some models take another way for few rows, which
-no decision is made for: such a forward runs as plain PyTorch, whatever came before it, and is told.
+no decision is made for: such a forward runs as plain PyTorch, whatever came before it, and is told. So a size is also
+captured where nothing is known by its shape, once, to know its way.
 """
 
 from __future__ import annotations
 
+import random
+import re
 import warnings
 from collections.abc import Callable
 
@@ -24,8 +27,12 @@ from gistkit.runtime.given import Shapes, shapes, with_planned_rows, within
 from gistkit.runtime.inputs import batch_size, row_bytes
 from gistkit.runtime.program import Program
 
-MOST = 16
-"""Programs of forwards other than the largest that are held at a time; the one not used for longest goes."""
+MOST = 64
+"""Programs of forwards other than the largest that are held at a time. Which one goes for another is drawn: if the one
+not used for longest went, a few sizes more than these in turn would never find theirs."""
+
+SEEN = 4096
+"""Sizes of which only the way is known, and no program held; the first seen goes."""
 
 Compiled = Callable[[torch.nn.Module, tuple, dict], Program]
 """The plan's program for a forward; raises PlanMismatchError where it is not the planned one."""
@@ -38,6 +45,9 @@ class Sizes:
         self._plan, self._notes = plan, notes
         self._known: dict[tuple, list[Shapes]] = {}
         self._others: dict[tuple[tuple, Shapes], Program] = {}
+        self._seen: dict[tuple[tuple, Shapes], None] = {}
+        self._told: set[tuple[int, bool]] = set()
+        self._draw = random.Random(0)
         self._warned = False
 
     def own(
@@ -54,8 +64,7 @@ class Sizes:
             found, size = compiled(model, args, kwargs), now
         except PlanMismatchError as error:
             found, size = self._of_planned_rows(error, compiled, model, args, kwargs)
-            if found.goes_by_shapes:
-                self._hold(key, now, self._another_way(error, model, args, kwargs))
+            self._hold(key, now, self._another_way(error, model, args, kwargs))
         if known is not None and known.goes_by_shapes and sizes:
             self._hold(key, sizes[-1], known)
         sizes.append(size)
@@ -66,8 +75,8 @@ class Sizes:
     ) -> Program:
         """The program of a forward of this size. Raises PlanMismatchError where the model would not be the planned one
         with the planned rows either."""
-        now = shapes(args, kwargs)
-        if not own.goes_by_shapes or self._known[key][-1] == now:
+        now, sizes = shapes(args, kwargs), self._known[key]
+        if sizes[-1] == now or (not own.goes_by_shapes and (now in sizes or (key, now) in self._seen)):
             return own
         found = self._others.pop((key, now), None)
         if found is None:
@@ -76,29 +85,44 @@ class Sizes:
             except PlanMismatchError as error:
                 self._of_planned_rows(error, compiled, model, args, kwargs)
                 found = self._another_way(error, model, args, kwargs)
+        if found.plan is self._plan and not own.goes_by_shapes:
+            self._see(key, now)
+            return own
         self._hold(key, now, found)
         return found
 
     def _hold(self, key: tuple, now: Shapes, program: Program) -> None:
+        self._others.pop((key, now), None)
         if len(self._others) >= MOST:
-            del self._others[next(iter(self._others))]
+            del self._others[self._draw.choice(list(self._others))]
         self._others[key, now] = program
+
+    def _see(self, key: tuple, now: Shapes) -> None:
+        if len(self._seen) >= SEEN:
+            del self._seen[next(iter(self._seen))]
+        self._seen[key, now] = None
 
     def _of_planned_rows(
         self, error: PlanMismatchError, compiled: Compiled, model: torch.nn.Module, args: tuple, kwargs: dict
     ) -> tuple[Program, Shapes]:
-        """The program and the size of the forward with the planned rows. Raises ``error``, which is that of the few
-        rows, where that is not the planned one either."""
+        """The program and the size of the forward with the planned rows. Where that is not the planned one either,
+        raises PlanMismatchError for what is another in it, which the way of the few rows may hide; ``error``, theirs,
+        where that says the same, or no forward with the planned rows can be captured."""
+        with_more = None
         for larger in with_planned_rows(self._plan, args, kwargs):
             try:
                 return compiled(model, *larger), shapes(*larger)
-            except PlanMismatchError:
-                continue
-        raise error
+            except PlanMismatchError as mismatch:
+                if with_more is None and not isinstance(mismatch.__cause__, CaptureError):
+                    with_more = mismatch
+        if with_more is None or _but_numbers(with_more) == _but_numbers(error):
+            raise error
+        got = f"{with_more.got}, with as many rows as planned"
+        raise PlanMismatchError(with_more.expected, got, with_more.remedy) from None
 
     def _another_way(self, error: PlanMismatchError, model: torch.nn.Module, args: tuple, kwargs: dict) -> Program:
         """The program of a forward that PyTorch runs by itself, which is told: a note where that fits the budget, a
-        BudgetWarning, once a model, where it may not."""
+        BudgetWarning, once a model, where it may not. One note for each number of rows says it of all their shapes."""
         try:
             graph = capture(model, args, kwargs, on_cpu=True)
             over_bytes = _peak_bytes(self._plan, model, args, kwargs) - _limit_bytes(self._plan)
@@ -108,7 +132,8 @@ class Sizes:
         told = f"a forward of {rows} row{'' if rows == 1 else 's'} goes another way than the plan, as plain PyTorch"
         told += f", for which the budget {'has room' if over_bytes <= 0 else 'may have none'}: "
         told += f"expected {error.expected}, got {error.got}"
-        if told not in self._notes:
+        if (rows, over_bytes > 0) not in self._told:
+            self._told.add((rows, over_bytes > 0))
             self._notes.append(told)
         if over_bytes > 0 and not self._warned:
             self._warned = True
@@ -118,6 +143,10 @@ class Sizes:
         kept = graph.kept_bytes
         made = Plan("plain", graph.fingerprint, (), (), plain_bytes=kept, kept_bytes=kept, hardware=self._plan.hardware)
         return Program(graph, made, given=True)
+
+
+def _but_numbers(error: PlanMismatchError) -> str:
+    return re.sub(r"\d+", "", str(error))
 
 
 def _limit_bytes(plan: Plan) -> int:

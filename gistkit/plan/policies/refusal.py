@@ -66,12 +66,12 @@ def unfit(graph: SavedGraph, costs: CostTable, budget_bytes: int, words: Mapping
 def beneath(
     graph: SavedGraph, costs: CostTable, budget_bytes: int, words: Mapping[str, Any], policy: str, error: BudgetError
 ) -> BudgetError:
-    """The error of a budget below a policy's own bound, which ``error`` names, with what every class needs."""
+    """The error of a budget below a policy's own bounds, those of ``error``, whose sums are of any order at most: for
+    all classes, with what `optimal` could do."""
     narrow, asked = words["lossy"] or EXAMPLE_FORMAT, words["fidelity"]
-    least = _least(graph, costs, words, narrow)
-    own = error.least_bytes.get(asked, error.least_bytes["reassociated"])
-    text = f'policy="{policy}" needs {own} bytes ({own / 2**20:.1f} MiB) at least: {error.remedy}'
-    return BudgetError(budget_bytes, least, f"{text}; {instead(budget_bytes, least, asked, narrow)}")
+    own = {name: error.least_bytes.get(name, error.least_bytes["reassociated"]) for name in FIDELITIES}
+    todo = instead(budget_bytes, _least(graph, costs, words, narrow), asked, narrow)
+    return BudgetError(budget_bytes, own, f'by policy="{policy}": {error.remedy}; {todo}')
 
 
 def instead(budget_bytes: int, least: Mapping[str, int], asked: str, narrow: str) -> str:
