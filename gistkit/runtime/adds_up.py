@@ -6,7 +6,9 @@ operator may couple rows, along any dimension, while rows that are coupled come 
 
 1. *Company.* Forwards of rows [a, b], [a, a] and [b, b]: a and b must come out the same whatever is beside them.
 2. *Number.* a and b by themselves: nothing may depend on how many rows there are.
-3. *Loss.* That of [a, b] must be the mean or sum of those of a and of b.
+3. *Loss.* That of [a, b] must be the mean or sum of those of a and of b, and its gradients with respect to the results,
+   through which all others go: values of weighted means are alike where the results are. Nothing goes backward through
+   the model.
 4. *Targets.* Likewise for every two neighbouring parts of the whole batch: their own targets, with the results of the
    few rows over and over, as no more forwards are run. Class weights and ignored labels show here.
 
@@ -112,7 +114,7 @@ class _Probe:
         more_bytes += copied_bytes(self._model)
         lacking_bytes = self.live.current_bytes + more_bytes - self.cut.limit_bytes
         if lacking_bytes <= 0:
-            return self._compared(rows)
+            return self._compared(rows, lacking_bytes + _grad_bytes(dry.out) <= 0)
         unproven = self._unproven(rows, dry)
         if unproven:
             return (
@@ -120,7 +122,9 @@ class _Probe:
                 f"sub-batches, and the plan's budget has no room for the {more_bytes} bytes that it takes; plan with a "
                 f"reserve of {lacking_bytes} bytes"
             )
-        return self._loss_differs(self._stand_ins(rows, dry.out), rows)
+        room_bytes = self.cut.limit_bytes - self.live.current_bytes - 4 * out_bytes
+        room_bytes -= 2 * rows * row_bytes([self.inputs, self.targets])
+        return self._loss_differs(self._stand_ins(rows, dry.out), rows, _grad_bytes(dry.out) <= room_bytes)
 
     def _unproven(self, rows: int, dry: Dry) -> str:
         """What may couple rows in a forward of 2 * rows rows that was told without memory; empty where nothing may."""
@@ -143,7 +147,7 @@ class _Probe:
         args, kwargs = joined(self.inputs, parts)
         return called(twin(self._model), args, kwargs, self._statistics)  # what a forward leaves in it goes with it
 
-    def _compared(self, rows: int) -> str:
+    def _compared(self, rows: int, with_grads: bool = True) -> str:
         a, b = self._ends(rows)
         first, both = self._forward(a), self._forward(a, b)
         for half, part in enumerate((a, b)):
@@ -157,14 +161,14 @@ class _Probe:
             off = distance(halves(both, half, alone), with_rows(alone, both))
             if off > number_tolerance(unit):
                 return self._coupled(off, both, (a, b))
-        return self._loss_differs([((a,), first), ((b,), second), ((a, b), both)], rows)
+        return self._loss_differs([((a,), first), ((b,), second), ((a, b), both)], rows, with_grads)
 
-    def _loss_differs(self, outs: Results, rows: int) -> str:
+    def _loss_differs(self, outs: Results, rows: int, with_grads: bool) -> str:
         """What is wrong with the losses of two parts' results and of both; then with those of all targets."""
         (_, first), _, (_, both) = outs
         held_bytes = self.live.current_bytes
         self.live.reset_peak()
-        said = self._losses.few(outs, max(self._unit, roundoff(tensors_in(both))))
+        said = self._losses.few(outs, max(self._unit, roundoff(tensors_in(both))), with_grads)
         each_bytes = (self.live.peak_bytes - held_bytes) // (2 * rows) + 1
         if said or len(with_rows(first, both)) < len(list(tensors_in(both))):
             return said
@@ -187,6 +191,12 @@ class _Probe:
             "the rows of a batch must not depend on each other to be taken in sub-batches, and what the model gives "
             f"for a row changes with the rows beside it, by {off:.1e} of the largest value"
         )
+
+
+def _grad_bytes(out: Any) -> int:
+    """What gradients of a loss of such results take beside its value: those of two parts and of both, and what the loss
+    keeps for them and hands back, in float32 at least."""
+    return 4 * sum(t.numel() * max(t.element_size(), 4) for t in tensors_in(out))
 
 
 def _made_up(t: Any) -> Any:

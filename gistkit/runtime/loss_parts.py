@@ -1,4 +1,4 @@
-"""Whether the loss of a batch is the mean or the sum of those of its parts."""
+"""Whether the loss of a batch is the mean or the sum of those of its parts, and its gradients are."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from torch.utils._pytree import tree_map
 
 from gistkit.graph.ledger import tensors_in
 from gistkit.runtime.inputs import joined, repeated
+from gistkit.runtime.loss_grads import Made, differentiated, grads_apart, largest, made_of
 from gistkit.runtime.near import number_tolerance, roundoff
 from gistkit.runtime.steady import GivenStatistics, called, twin
 
 Loss = Callable[[Any, Any], torch.Tensor]
 ADDED = {"mean": "the mean over its rows", "sum": "the sum over its rows"}
+Again = Callable[[torch.dtype], list[Made]]
+Scales = Sequence[float]
 OTHER = {"mean": "sum", "sum": "mean"}
 
 
@@ -48,25 +51,34 @@ class LossParts:
     def __init__(self, loss_fn: Loss, targets: Any, cut: Cut, statistics: GivenStatistics) -> None:
         self._loss_fn = twin(loss_fn) if isinstance(loss_fn, torch.nn.Module) else loss_fn
         self._targets, self._cut, self._statistics = targets, cut, statistics
-        self._unit = 0.0
+        self._with_grads, self._unit = True, 0.0
         """The roundoff of the coarsest type that losses came in: a loss may be narrower than what it is made of."""
 
-    def loss(self, out: Any, targets: Any) -> float:
-        """Of results and targets that it may overwrite. Synchronises."""
-        made = called(self._loss_fn, (out, targets), {}, self._statistics)
-        if isinstance(made, torch.Tensor) and made.is_floating_point():
-            self._unit = max(self._unit, torch.finfo(made.dtype).eps / 2)
-        return float(made)
+    def loss(self, make: Callable[[], tuple[Any, Any]]) -> Made:
+        """Of results and targets that are made for it, and that it may overwrite. Synchronises."""
+        made = self._differentiated(make) or made_of(called(self._loss_fn, make(), {}, self._statistics))
+        self._unit = max(self._unit, made.unit)
+        return made
 
-    def few(self, outs: Sequence[tuple[Sequence[slice], Any]], unit: float) -> str:
+    def _differentiated(self, make: Callable[[], tuple[Any, Any]]) -> Made | None:
+        if not self._with_grads:
+            return None
+        try:
+            return differentiated(self._loss_fn, *make(), self._statistics)
+        except Exception:  # it may do without gradients, or raises again
+            return None
+
+    def few(self, outs: Sequence[tuple[Sequence[slice], Any]], unit: float, with_grads: bool = True) -> str:
         """What is wrong with the losses of two parts' results and of both together, in this order; ``unit`` is the
-        roundoff of the coarsest type that went into them."""
+        roundoff of the coarsest type that went into them. Only values are compared, here and of all targets, where
+        there is no room ``with_grads``."""
+        self._with_grads = with_grads
 
-        def losses(made: Callable[[Any], Any]) -> list[float]:
-            return [self.loss(made(out), made(joined(self._targets, parts))) for parts, out in outs]
+        def losses(dtype: torch.dtype | None) -> list[Made]:
+            return [self.loss(lambda o=o, p=p: _retyped((o, joined(self._targets, p)), dtype)) for p, o in outs]
 
         rows = [parts[0].stop - parts[0].start for parts, _ in outs]
-        return self._differs(losses(copy.deepcopy), partial(losses, _double), (rows[0], rows[1]), unit)
+        return self._differs(losses(None), losses, (rows[0], rows[1]), unit)
 
     def all_targets(self, out: Any, out_rows: int, most_rows: int) -> str:
         """What is wrong with the losses of neighbouring parts of the whole batch, of at most ``most_rows`` rows unless
@@ -75,54 +87,68 @@ class LossParts:
         cut, unit = self._cut, roundoff(tensors_in(out))
         bounds = cut.bounds if most_rows >= cut.least else (*range(0, cut.batch, most_rows), cut.batch)
 
-        def loss(start: int, stop: int, double: bool = False) -> float:
-            results, targets = repeated(out, out_rows, start, stop), joined(self._targets, [slice(start, stop)])
-            return self.loss(_double(results), _double(targets)) if double else self.loss(results, targets)
+        def given(start: int, stop: int) -> tuple[Any, Any]:
+            return repeated(out, out_rows, start, stop), joined(self._targets, [slice(start, stop)])
 
-        def precise(a: int, b: int, c: int) -> list[float]:
-            return [loss(a, b, True), loss(b, c, True), loss(a, c, True)]
+        def loss(start: int, stop: int) -> Made:
+            return self.loss(lambda: given(start, stop))
+
+        def again(a: int, b: int, c: int, dtype: torch.dtype) -> list[Made]:
+            return [self.loss(lambda o=o: _retyped(given(*o), dtype)) for o in ((a, b), (b, c), (a, c))]
 
         try:
             last = loss(bounds[0], bounds[1])
             for a, b, c in zip(bounds, bounds[1:], bounds[2:], strict=False):
-                found = [last, loss(b, c), loss(a, c)]
-                last = found[1]
-                if said := self._differs(found, partial(precise, a, b, c), (b - a, c - b), unit):
+                following = loss(b, c)
+                if said := self._differs([last, following, loss(a, c)], partial(again, a, b, c), (b - a, c - b), unit):
                     return said
+                last = following
         except Exception:  # results of some rows beside the targets of others
             return ""
         return ""
 
-    def _differs(
-        self, found: list[float], precise: Callable[[], list[float]], rows: tuple[int, int], unit: float
-    ) -> str:
-        """What is wrong with the losses of two parts and of both; ``precise`` gives them in float64."""
+    def _differs(self, found: list[Made], again: Again, rows: tuple[int, int], unit: float) -> str:
+        """What is wrong with the losses of two parts and of both; ``again`` gives them in another type."""
         if self._same(found, rows, unit):
             return ""
-        try:  # sums that cancel are off by more than their size tells
-            found = precise()
+        scales: list[float] = []
+        own_unit = self._unit
+        try:  # sums that cancel are off by more than their size tells; gradients that are noise shrink with the type's
+            coarse = found if any(g.dtype != torch.float64 for g in found[2].grads) else again(torch.float32)
+            scales, found = largest(coarse[2]), again(torch.float64)
         except Exception:  # a loss for its own types alone
             pass
-        return "" if self._same(found, rows, unit) else self._said(found, rows, unit)
+        self._unit = own_unit
+        return "" if self._same(found, rows, unit, scales) else self._said(found, rows, unit, scales)
 
-    def _same(self, found: list[float], rows: tuple[int, int], unit: float, reduction: str = "") -> bool:
-        """Whether the third loss is made of the first two. One that is not finite says nothing."""
-        shares = found[:2]
-        if (reduction or self._cut.reduction) == "mean":
-            shares = [loss * n / sum(rows) for loss, n in zip(shares, rows, strict=True)]
-        if not math.isfinite(found[2]):
+    def _same(
+        self, found: list[Made], rows: tuple[int, int], unit: float, scales: Scales = (), other: str = ""
+    ) -> bool:
+        """Whether the third loss is made of the first two, and its gradients of theirs. One that is not finite says
+        nothing."""
+        whole, shares = found[2].loss, self._shares(rows, other)
+        if not math.isfinite(whole):
             return True
-        return abs(found[2] - sum(shares)) <= number_tolerance(max(unit, self._unit)) * sum(map(abs, shares))
+        parts = [made.loss * share for made, share in zip(found[:2], shares, strict=True)]
+        tolerance = number_tolerance(max(unit, self._unit))
+        near = abs(whole - sum(parts)) <= tolerance * sum(map(abs, parts))  # not where a part's is not a number
+        return near and grads_apart(found, shares, rows, scales) <= tolerance
 
-    def _said(self, found: list[float], rows: tuple[int, int], unit: float) -> str:
+    def _shares(self, rows: tuple[int, int], reduction: str = "") -> list[float]:
+        return [n / sum(rows) if (reduction or self._cut.reduction) == "mean" else 1.0 for n in rows]
+
+    def _said(self, found: list[Made], rows: tuple[int, int], unit: float, scales: Scales) -> str:
         reduction = self._cut.reduction
         other = OTHER[reduction]
-        first, second, whole = found
+        first, second, whole = (made.loss for made in found)
         text = (
             f"loss_fn must return {ADDED[reduction]} (reduction={reduction!r}) for sub-batches to add up, and of "
             f"{sum(rows)} rows it is {whole:.6g}, of their first {rows[0]} {first:.6g} and of the others {second:.6g}"
         )
-        if self._same(found, rows, unit, other):
+        off = grads_apart(found, self._shares(rows), rows, scales)
+        if off > number_tolerance(max(unit, self._unit)):
+            text += f", its gradients off by {off:.1e} of the largest"
+        if self._same(found, rows, unit, scales, other):
             return f"{text}: that is {ADDED[other]}; pass reduction={other!r}"
         return (
             f"{text}; where labels are ignored or classes weighted return the sum, divided by the weight of the whole "
@@ -130,10 +156,12 @@ class LossParts:
         )
 
 
-def _double(item: Any) -> Any:
-    """A copy of a nested item with its floating tensors in float64."""
+def _retyped(item: Any, dtype: torch.dtype | None) -> Any:
+    """A copy of a nested item, with its floating tensors of another type."""
     copied = copy.deepcopy(item)
-    return tree_map(lambda t: t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t, copied)
+    if dtype is None:
+        return copied
+    return tree_map(lambda t: t.to(dtype) if isinstance(t, torch.Tensor) and t.is_floating_point() else t, copied)
 
 
 __all__ = ["Cut", "Loss", "LossParts"]
