@@ -163,9 +163,9 @@ class Engine:
         known = self._programs.get(key)
         if self._sizes is None or self.plan is None:
             return known or self._planned(key, model, args, kwargs)
-        given = (partial(given_program, self.plan), model, args, kwargs)
-        own = self._programs[key] = self._sizes.own(key, known, *given)
-        return self._sizes.program(key, own, *given)
+        own, found = self._sizes.programs(key, known, model, args, kwargs)
+        self._programs[key] = own
+        return found
 
     def _key(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple:
         state = () if self.plan is None else (state_kinds(model),)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import random
 import re
 import warnings
-from collections.abc import Callable
 
 import torch
 
@@ -23,7 +22,7 @@ from gistkit.plan.cost import cost_table
 from gistkit.plan.hardware import PRESETS
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.plain import plain
-from gistkit.runtime.given import Shapes, shapes, with_planned_rows, within
+from gistkit.runtime.given import Shapes, given_program, shapes, with_planned_rows, within
 from gistkit.runtime.inputs import batch_size, row_bytes
 from gistkit.runtime.program import Program
 
@@ -34,8 +33,8 @@ not used for longest went, a few sizes more than these in turn would never find 
 SEEN = 4096
 """Sizes of which only the way is known, and no program held; the first seen goes."""
 
-Compiled = Callable[[torch.nn.Module, tuple, dict], Program]
-"""The plan's program for a forward; raises PlanMismatchError where it is not the planned one."""
+Forward = tuple[torch.nn.Module, tuple, dict]
+"""A model, its positional arguments and its named ones."""
 
 
 class Sizes:
@@ -50,41 +49,43 @@ class Sizes:
         self._draw = random.Random(0)
         self._warned = False
 
-    def own(
-        self, key: tuple, known: Program | None, compiled: Compiled, model: torch.nn.Module, args: tuple, kwargs: dict
-    ) -> Program:
+    def programs(
+        self, key: tuple, known: Program | None, model: torch.nn.Module, args: tuple, kwargs: dict
+    ) -> tuple[Program, Program]:
+        """The kind's own program, where ``known`` was it, and the program of a forward of this size. Raises
+        PlanMismatchError where the model would not be the planned one with the planned rows either."""
+        now, forward = shapes(args, kwargs), (model, args, kwargs)
+        own = self._own(key, now, known, forward)
+        return own, self._of_size(key, now, own, forward)
+
+    def _own(self, key: tuple, now: Shapes, known: Program | None, forward: Forward) -> Program:
         """The kind's own program: ``known``, or that of this forward where it is larger in some dimension than all
         before it, as its capture asks whether it may be; ``known`` stays what its size runs by. Of a forward of few
         rows that goes another way it is that of the planned rows, so that what comes first does not matter."""
-        now = shapes(args, kwargs)
         sizes = self._known.setdefault(key, [])
         if known is not None and any(within(now, size) for size in sizes):
             return known
         try:
-            found, size = compiled(model, args, kwargs), now
+            found, size = given_program(self._plan, *forward), now
         except PlanMismatchError as error:
-            found, size = self._of_planned_rows(error, compiled, model, args, kwargs)
-            self._hold(key, now, self._another_way(error, model, args, kwargs))
+            found, size = self._of_planned_rows(error, forward)
+            self._hold(key, now, self._another_way(error, *forward))
         if known is not None and known.goes_by_shapes and sizes:
             self._hold(key, sizes[-1], known)
         sizes.append(size)
         return found
 
-    def program(
-        self, key: tuple, own: Program, compiled: Compiled, model: torch.nn.Module, args: tuple, kwargs: dict
-    ) -> Program:
-        """The program of a forward of this size. Raises PlanMismatchError where the model would not be the planned one
-        with the planned rows either."""
-        now, sizes = shapes(args, kwargs), self._known[key]
+    def _of_size(self, key: tuple, now: Shapes, own: Program, forward: Forward) -> Program:
+        sizes = self._known[key]
         if sizes[-1] == now or (not own.goes_by_shapes and (now in sizes or (key, now) in self._seen)):
             return own
         found = self._others.pop((key, now), None)
         if found is None:
             try:
-                found = compiled(model, args, kwargs)
+                found = given_program(self._plan, *forward)
             except PlanMismatchError as error:
-                self._of_planned_rows(error, compiled, model, args, kwargs)
-                found = self._another_way(error, model, args, kwargs)
+                self._of_planned_rows(error, forward)
+                found = self._another_way(error, *forward)
         if found.plan is self._plan and not own.goes_by_shapes:
             self._see(key, now)
             return own
@@ -102,16 +103,14 @@ class Sizes:
             del self._seen[next(iter(self._seen))]
         self._seen[key, now] = None
 
-    def _of_planned_rows(
-        self, error: PlanMismatchError, compiled: Compiled, model: torch.nn.Module, args: tuple, kwargs: dict
-    ) -> tuple[Program, Shapes]:
+    def _of_planned_rows(self, error: PlanMismatchError, forward: Forward) -> tuple[Program, Shapes]:
         """The program and the size of the forward with the planned rows. Where that is not the planned one either,
         raises PlanMismatchError for what is another in it, which the way of the few rows may hide; ``error``, theirs,
         where that says the same, or no forward with the planned rows can be captured."""
-        with_more = None
+        with_more, (model, args, kwargs) = None, forward
         for larger in with_planned_rows(self._plan, args, kwargs):
             try:
-                return compiled(model, *larger), shapes(*larger)
+                return given_program(self._plan, model, *larger), shapes(*larger)
             except PlanMismatchError as mismatch:
                 if with_more is None and not isinstance(mismatch.__cause__, CaptureError):
                     with_more = mismatch
