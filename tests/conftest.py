@@ -45,8 +45,8 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """What is imported by now stays to the end. Frozen, no collection of garbage looks at it again: tests that count live
-    bytes ask for two a step, of 0.2 to 0.4 s each without."""
+    """What is imported by now stays to the end. Frozen, no collection of garbage looks at it again: tests that count
+    live bytes ask for one a step, of 0.2 to 0.4 s without."""
     import torch._dynamo  # noqa: F401 (else the first step would import it)
 
     gc.collect()
