@@ -21,6 +21,7 @@ from gistkit.plan.hardware import CUDA_LIBRARIES_BYTES, PRESETS, Hardware
 from gistkit.plan.hardware import hardware as find_hardware
 from gistkit.plan.sub_batches import trains_batch_norm
 from gistkit.runtime.inputs import check_rows, rows, spread
+from gistkit.uncollected import uncollected
 
 CARDS = {"H200": "h200", "TITAN X": "titanx", "K40": "k40m"}
 """Parts of CUDA device names with the preset of the card."""
@@ -29,6 +30,7 @@ UNKNOWN_CARD = "h200"
 
 
 @unset_fake_temporarily()  # the caller's mode of fake tensors; a capture has its own
+@uncollected()
 def step_on(
     caller: str,
     model: torch.nn.Module,
@@ -63,6 +65,7 @@ def may_be_cut(graph: SavedGraph, batch_statistics: str | None) -> bool:
 
 
 @unset_fake_temporarily()
+@uncollected()
 def with_least_rows(graph: SavedGraph, model: torch.nn.Module, batch: tuple, loss_fn: Callable | None) -> SavedGraph:
     """The captured step with its ``least_rows`` and the step of these, ``small``: some models take another way for a
     single row, and one that is cut along anything but its rows for every part. Asked of 1, 2, 4 ... rows, until one

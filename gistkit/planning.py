@@ -34,6 +34,7 @@ from gistkit.plan.simulate import Simulator
 from gistkit.plan.sub_batches import check_batch_statistics
 from gistkit.runtime.given import trains
 from gistkit.runtime.inputs import spread
+from gistkit.uncollected import uncollected
 
 
 def plan(
@@ -115,6 +116,7 @@ def plan(
     return with_times(replace(made, made_for=record, settings={**made.settings, "density": told}), times)
 
 
+@uncollected()
 def plan_graph(
     graph: SavedGraph,
     costs: CostTable,

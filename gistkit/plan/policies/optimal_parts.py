@@ -9,7 +9,7 @@ it keeps no values) makes a conflict. Nothing is ever more than in the simulator
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 
@@ -18,17 +18,18 @@ from gistkit.graph.tasks import Block
 from gistkit.plan.block_effects import block_effects
 from gistkit.plan.context import NO_VALUES, Context, StepIndex, is_sparse, used_at
 from gistkit.plan.cost import CostTable
-from gistkit.plan.intervals import Effects, Interval
+from gistkit.plan.intervals import Effects, Interval, Transfer
 from gistkit.plan.plan import Decision
 from gistkit.plan.policies.lossy import intolerant, rounds
+from gistkit.plan.policies.optimal_demands import BySource, Demand, Need, chains, events, more_bytes, needs_of
 from gistkit.plan.policies.optimal_joints import Event, joints_of, levels
 from gistkit.plan.policies.optimal_problem import Joint, Key, Part
 from gistkit.plan.policies.optimal_segments import Candidate
 from gistkit.plan.policies.reading import Reading
-from gistkit.plan.policies.rebuild import MAX_DEPTH
-from gistkit.plan.segments import Segment, lending, lends
+from gistkit.plan.segments import Segment, lends
 
-Slices = Mapping[int, int]
+_SERVE_NOTHING = ("recompute", *NO_VALUES)
+_NOTHING = Part()
 
 
 @dataclass(frozen=True)
@@ -41,27 +42,6 @@ class Way:
     restart: int = -1
 
 
-@dataclass(frozen=True)
-class Demand:
-    """A rebuild: its key, its block, the tasks at which it needs its sources, how it is cut, its sources' blocks. Or a
-    segment that runs anew: its block is negative, the same for all that start from one storage, as two of them would
-    be one to the plan. ``borrows``: the segment, if there is one; ``coded``: those of its sources that may be kept in
-    a form that is decoded, for the segment alone where nothing else needs it then."""
-
-    key: Key
-    block: int
-    tasks: frozenset[int]
-    slices: tuple[tuple[int, int], ...]
-    sources: tuple[int, ...]
-    borrows: Segment | None = None
-    coded: frozenset[int] = frozenset()
-
-    def excludes(self, other: Demand) -> bool:
-        """Whether the two never go together: ways of one block, segments that bring one back or that are one."""
-        again = self.borrows and other.borrows and set(self.borrows.blocks) & set(other.borrows.blocks)
-        return bool(again) or self.block == other.block
-
-
 class Parts:
     """Parts of moves, joint parts and conflicts of one graph under one context. ``known`` remembers effects, for all
     contexts that differ in their encodings only."""
@@ -70,10 +50,11 @@ class Parts:
         self._costs, self._index, self._context, self._known = costs, index, context, known
         self._tasks = len(index.graph.tasks)
         self._reading = Reading(index.graph)
+        self._bearing: dict[Demand, bool] = {}
 
     def of(self, block: Block, way: Way) -> Part:
         """What a way of treating a block adds by itself. Raises PlanError where it makes no sense."""
-        return self._part(((1, self._effects(block, way)), (1, self._sums(way))))
+        return self._part(self._effects(block, way), self._sums(way))
 
     def demands(self, key: Key, block: Block, way: Way) -> Demand:
         """The demand of a rebuild."""
@@ -85,7 +66,7 @@ class Parts:
         """What the rerun of a segment adds, its storages' lives apart."""
         segment = candidate.segment
         seconds = sum(self._costs.task_s(t) for t in segment.tasks)
-        return self._part(((1, Effects(segment.passing(), ((segment.start, seconds),))),))
+        return self._part(Effects(segment.passing(), ((segment.start, seconds),)))
 
     def rerun(self, key: Key, candidate: Candidate, coded: frozenset[int]) -> Demand:
         """The demand of a segment: what it starts from has its values when it runs anew. ``coded``: blocks that may be
@@ -106,10 +87,12 @@ class Parts:
         joints: list[Joint] = []
         chained = {b: [d for d in found if d.block >= 0] for b, found in by_source.items()}
         starts = [d for d in demands if d.block >= 0]
-        conflicts: list[tuple[Key, ...]] = [c for d in starts for c in _chains((d,), chained)]
-        for block, moves in ways.items():
-            for key, way in moves:
-                found, barred = self._serving(self._index.graph.blocks[block], key, way, by_source)
+        conflicts: list[tuple[Key, ...]] = [c for d in starts for c in chains((d,), chained)]
+        for number, moves in ways.items():
+            block = self._index.graph.blocks[number]
+            needs = needs_of(block, by_source, self._index)
+            for key, way in moves if needs else ():
+                found, barred = self._serving(block, key, way, needs)
                 joints += found
                 conflicts += barred
         for demand in demands:
@@ -118,31 +101,35 @@ class Parts:
         return joints, conflicts
 
     def _serving(
-        self, block: Block, key: Key, way: Way, by_source: Mapping[int, list[Demand]]
+        self, block: Block, key: Key, way: Way, needs: Sequence[Need]
     ) -> tuple[list[Joint], list[tuple[Key, ...]]]:
         """What a source adds for the rebuilds and reruns that start from it: alone, in chains, and two that want it at
         one time."""
-        direct = by_source.get(block.id, [])
-        conflicts: set[tuple[Key, ...]] = set()
+        barred: set[Event] = set()
         added: dict[Event, Part] = {}
-        alone = self._effects(block, way)
-        for demands in _events(block.id, direct, by_source):
-            event = tuple(d.key for d in demands)
-            if any((*fewer, key) in conflicts for i in range(len(event)) for fewer in (event[i:], event[i : i + 1])):
+        own = self._effects(block, way)
+        alone = _Sum()
+        alone.add(own, -1, self._tasks)
+        for need in needs:
+            if not barred.isdisjoint(need.fewer):
                 continue
-            effects = self._serves(block, way, demands)
+            effects = self._serves(block, way, need)
             if effects is None:
-                conflicts.add((*event, key))
+                barred.add(need.event)
+            elif effects is own or (effects.intervals == own.intervals and effects.extra_s == own.extra_s):
+                added[need.event] = _NOTHING
             else:
-                added[event] = replace(self._part(((1, effects), (-1, alone))), transfers=())
-        return joints_of((key,), added), sorted(conflicts)
+                both = alone.copy()
+                both.add(effects, 1, self._tasks)
+                added[need.event] = both.part()
+        return joints_of((key,), added), sorted((*event, key) for event in barred)
 
     def _borrowing(
         self,
         demand: Demand,
         segment: Segment,
         ways: Mapping[int, Sequence[tuple[Key, Way]]],
-        by_source: Mapping[int, list[Demand]],
+        by_source: BySource,
     ) -> list[Joint]:
         """What a rerun takes more for several decoded sources, one and two at a time. Of one that something else may
         want at that time, nothing: it is then not decoded for the rerun alone."""
@@ -151,44 +138,45 @@ class Parts:
         keys = {b: [k for k, way in ways.get(b, ()) if lends(way.decision)] for b in lent}
         added: dict[Event, Part] = {}
         for blocks in (*((b,) for b in lent), *combinations(lent, 2)):
-            nbytes = _more_bytes(segment, blocks, index)
+            nbytes = more_bytes(segment, blocks, index)
             if nbytes > 0:
                 part = Part(((segment.start, segment.start, nbytes),))
                 added |= dict.fromkeys(product(*(keys[b] for b in blocks)), part)
         return joints_of((demand.key,), added)
 
-    def _wanted(self, block: int, demand: Demand, by_source: Mapping[int, list[Demand]]) -> bool:
+    def _wanted(self, block: int, demand: Demand, by_source: BySource) -> bool:
         """Whether something else than a rerun may need a source when it runs anew."""
         (start,) = demand.tasks
-        direct = by_source.get(block, [])
-        needing = [d for event in _events(block, direct, by_source) for d in event if not d.excludes(demand)]
+        needing = [d for event in events(block, by_source) for d in event if not d.excludes(demand)]
         others = any(start in d.tasks or d.block in demand.sources for d in needing)
         return others or used_at(self._index.graph.blocks[block], start)
 
-    def _serves(self, block: Block, way: Way, demands: Sequence[Demand]) -> Effects | None:
+    def _serves(self, block: Block, way: Way, need: Need) -> Effects | None:
         """A source's effects while it serves some rebuilds and reruns, None where it cannot. What is decoded for a
         rerun alone is counted with it, where it may be the only one."""
-        tasks = frozenset().union(*(d.tasks for d in demands))
-        away = way.decision.place == "host" and any(t < way.decision.prefetch for t in tasks)
-        if away or way.decision.codec in ("recompute", *NO_VALUES):
+        decision = way.decision
+        away = decision.place == "host" and any(t < decision.prefetch for t in need.tasks)
+        if away or decision.codec in _SERVE_NOTHING:
             return None
-        if rounds(way.decision.codec) and not all(map(self._bears_rounding, demands)):
+        if rounds(decision.codec) and not all(map(self._bears_rounding, need.demands)):
             return None
-        slices = [item for d in demands for item in d.slices]
-        parts = [(d.borrows, d.coded) for d in demands if _borrows(d, block, way, demands)]
-        lent = {s.start: _more_bytes(s, (block.id,), self._index) if len(c) < 2 else 0 for s, c in parts if s}
+        lent = need.lent if need.lent and lends(decision) else ()
         try:
-            found = self._effects(block, way, tasks, slices, frozenset(lent))
+            found = self._effects(block, way, need.tasks, need.slices, frozenset(task for task, _ in lent))
         except PlanError:
             return None
-        more = (Interval(task, task, nbytes, block.id, "transient") for task, nbytes in lent.items())
+        more = (Interval(task, task, nbytes, block.id, "transient") for task, nbytes in lent)
         return replace(found, intervals=(*found.intervals, *more)) if lent else found
 
     def _bears_rounding(self, demand: Demand) -> bool:
         """Whether all that comes back has readers that may be given rounded values; rebuilt ReLUs have their masks."""
-        again = demand.borrows
-        storages = (self._index.graph.blocks[b].storage for b in (again.blocks if again else (demand.block,)))
-        return all(intolerant(s, self._reading, masked=again is None) is None for s in storages)
+        known = self._bearing.get(demand)
+        if known is None:
+            again = demand.borrows
+            storages = (self._index.graph.blocks[b].storage for b in (again.blocks if again else (demand.block,)))
+            known = all(intolerant(s, self._reading, masked=again is None) is None for s in storages)
+            self._bearing[demand] = known
+        return known
 
     def _effects(
         self,
@@ -222,59 +210,36 @@ class Parts:
             found.append(Interval(task, task, nbytes, -1, "transient"))
         return Effects(tuple(found))
 
-    def _part(self, terms: Iterable[tuple[int, Effects]]) -> Part:
-        """A sum of effects with signs; transfers are those of the first with any, where the sum has one left."""
-        steps: dict[int, int] = defaultdict(int)
-        extra: dict[int, float] = defaultdict(float)
-        transfers, count = (), 0
-        for sign, effects in terms:
-            for i in effects.intervals:
-                if i.last >= 0 and i.first < self._tasks:
-                    steps[max(i.first, 0)] += sign * i.nbytes
-                    steps[min(i.last, self._tasks - 1) + 1] -= sign * i.nbytes
-            for task, seconds in effects.extra_s:
-                extra[task] += sign * seconds
-            transfers, count = transfers or effects.transfers, count + sign * len(effects.transfers)
-        seconds = tuple((t, s) for t, s in sorted(extra.items()) if abs(s) > 1e-15)
-        return Part(levels(steps), seconds, transfers if count > 0 else ())
+    def _part(self, *terms: Effects) -> Part:
+        """A sum of effects; transfers are those of the first with any."""
+        total = _Sum()
+        for effects in terms:
+            total.add(effects, 1, self._tasks)
+        return total.part(next((e.transfers for e in terms if e.transfers), ()))
 
 
-def _events(
-    block: int, direct: Sequence[Demand], by_source: Mapping[int, Sequence[Demand]]
-) -> Iterator[tuple[Demand, ...]]:
-    """What may need a block: each of its demands, those behind it with it, and two of which one would have it decoded
-    for itself alone at a task at which the other needs it too."""
-    work: list[tuple[Demand, ...]] = [(demand,) for demand in direct]
-    for chain in work:
-        yield chain
-        if chain[0].block >= 0 and len(chain) <= MAX_DEPTH:
-            work += [(further, *chain) for further in by_source.get(chain[0].block, ()) if further not in chain]
-    for a, b in combinations(direct, 2):
-        lent = any(d.borrows is not None and block in d.coded for d in (a, b))
-        if lent and not a.excludes(b) and a.tasks & b.tasks:
-            yield a, b
+class _Sum:
+    """Effects added up with signs: steps of memory and seconds, by task."""
 
+    def __init__(self) -> None:
+        self._steps: dict[int, int] = {}
+        self._extra: dict[int, float] = {}
 
-def _borrows(demand: Demand, block: Block, way: Way, demands: Sequence[Demand]) -> bool:
-    """Whether a source is decoded for a rerun and for nothing else at that time: it does not start there by way of
-    another's rebuild either."""
-    if demand.borrows is None or block.id not in demand.sources or not lends(way.decision):
-        return False
-    start, others = demand.borrows.start, [d for d in demands if d is not demand]
-    chained = any(d.block in demand.sources for d in others)
-    return not chained and not used_at(block, start) and not any(start in d.tasks for d in others)
+    def copy(self) -> _Sum:
+        other = _Sum()
+        other._steps, other._extra = self._steps.copy(), self._extra.copy()
+        return other
 
+    def add(self, effects: Effects, sign: int, tasks: int) -> None:
+        steps, extra = self._steps, self._extra
+        for first, last, nbytes, _, _ in effects.intervals:
+            if last >= 0 and first < tasks:
+                begin, end = max(first, 0), min(last, tasks - 1) + 1
+                steps[begin] = steps.get(begin, 0) + sign * nbytes
+                steps[end] = steps.get(end, 0) - sign * nbytes
+        for task, seconds in effects.extra_s:
+            extra[task] = extra.get(task, 0.0) + sign * seconds
 
-def _more_bytes(segment: Segment, blocks: Iterable[int], index: StepIndex) -> int:
-    """Bytes that a rerun takes more for some decoded sources."""
-    with_them = lending(segment, blocks, index)
-    return sum(i.nbytes for i in with_them.passing()) - sum(i.nbytes for i in segment.passing())
-
-
-def _chains(chain: tuple[Demand, ...], by_source: Mapping[int, list[Demand]]) -> Iterator[tuple[Key, ...]]:
-    """The chains of MAX_DEPTH + 1 rebuilds that begin so."""
-    if len(chain) > MAX_DEPTH:
-        yield tuple(d.key for d in chain)
-        return
-    for further in by_source.get(chain[-1].block, ()):
-        yield from _chains((*chain, further), by_source)
+    def part(self, transfers: tuple[Transfer, ...] = ()) -> Part:
+        seconds = tuple((t, s) for t, s in sorted(self._extra.items()) if abs(s) > 1e-15)
+        return Part(levels(self._steps), seconds, transfers)

@@ -10,7 +10,9 @@ from gistkit.graph.saved import SavedGraph
 from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.optimal import minimise_peak
+from gistkit.plan.policies.optimal_planning import Common
 from gistkit.plan.policies.options import FIDELITIES
+from gistkit.plan.simulate import Simulator
 
 LEAST_S = 3.0
 """The time limit of `optimal` that a class's least peak is found under, which takes a fifth of it."""
@@ -35,12 +37,13 @@ def least_bytes(
     """
     found: dict[str, int] = {}
     best: int | None = None
+    common = Common(Simulator(graph, costs))
     for name in FIDELITIES:
         own = (known or {}).get(name)
         if own is None:
             narrow = (lossy or EXAMPLE_FORMAT) if name == "lossy" else None
             words = {"lossy": narrow, "reserve": reserve, "batch_norm": batch_norm}
-            own = minimise_peak(graph, costs, name, **words, time_limit_s=LEAST_S).peak_bytes
+            own = minimise_peak(graph, costs, name, **words, time_limit_s=LEAST_S, common=common).peak_bytes
         best = own if best is None else min(best, own)
         found[name] = best
     return found
