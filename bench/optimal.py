@@ -12,8 +12,9 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from bench.papers.common import commit, say
@@ -23,6 +24,7 @@ from gistkit.graph.saved import SavedGraph
 from gistkit.plan.cost import CostTable, cost_table
 from gistkit.plan.hardware import hardware
 from gistkit.plan.plan import Plan
+from gistkit.plan.policies.named import accepts
 from gistkit.plan.policies.optimal import minimise_peak
 from gistkit.plan.policies.optimal_whole import Allowed
 from gistkit.plan.policies.registry import POLICIES
@@ -34,17 +36,23 @@ SLACK = 1e-9
 
 
 def rows(
-    name: str, graph: SavedGraph, costs: CostTable, budgets: int, fidelity: str = "bitwise", only: Sequence[int] = ()
+    name: str,
+    graph: SavedGraph,
+    costs: CostTable,
+    budgets: int,
+    fidelity: str = "bitwise",
+    lossy: str | None = None,
+    only: Sequence[int] = (),
 ) -> Iterator[dict]:
-    """One row a budget; ``budgets`` of them, or one where there is no room between least and plain peak. ``only``:
-    those of these numbers, from 0 for the least; all without."""
+    """One row a budget; ``budgets`` of them, or one where there is no room between least and plain peak. ``lossy``: the
+    format of that class. ``only``: those of these numbers, from 0 for the least; all without."""
     plain = POLICIES["plain"](graph, costs).peak_bytes
-    least = minimise_peak(graph, costs, fidelity).peak_bytes
+    least = minimise_peak(graph, costs, fidelity, lossy=lossy).peak_bytes
     wanted = [least + (plain - least) * i // max(budgets - 1, 1) for i in range(budgets)]
     for budget in dict.fromkeys(b for i, b in enumerate(wanted) if not only or i in only):
         begun = time.perf_counter()
         try:
-            made = plan_graph(graph, costs, budget=budget, fidelity=fidelity)
+            made = plan_graph(graph, costs, budget=budget, fidelity=fidelity, lossy=lossy)
         except BudgetError:
             made = None
         seconds = time.perf_counter() - begun
@@ -53,22 +61,29 @@ def rows(
             "batch": graph.batch,
             "hardware": costs.hardware.name,
             "fidelity": fidelity,
+            "lossy": lossy,
             "budget_bytes": budget,
             "budget_share": round(budget / plain, 4),
-            "policies": others(graph, costs, budget, fidelity),
+            "policies": others(graph, costs, budget, fidelity, lossy),
             "optimal": _figures(graph, costs, made),
             "planning_s": round(seconds, 2),
         }
 
 
-def others(graph: SavedGraph, costs: CostTable, budget: int, fidelity: str) -> dict[str, dict]:
-    """Step and peak of every other policy's plan under the budget that is of the class."""
+def others(
+    graph: SavedGraph, costs: CostTable, budget: int, fidelity: str, lossy: str | None = None
+) -> dict[str, dict]:
+    """Step and peak of every other policy's plan under the budget that is of the class; in the class ``lossy`` those of
+    Gist with the format, too."""
     told = costs.hardware.tells_algorithms
     allowed, simulator = Allowed(fidelity, False, told, True), Simulator(graph, costs)
     found = {}
-    for name, policy in POLICIES.items():
-        if name == "optimal":
-            continue
+    asked: dict[str, Callable[..., Plan]] = {name: policy for name, policy in POLICIES.items() if name != "optimal"}
+    order = "bitwise" if fidelity == "bitwise" else "reassociated"
+    asked |= {name: partial(policy, fidelity=order) for name, policy in asked.items() if accepts(name, "fidelity")}
+    if lossy is not None:
+        asked[f"gist {lossy}"] = partial(POLICIES["gist"], lossy=lossy)
+    for name, policy in asked.items():
         try:
             plan = policy(graph, costs, budget)
             if not told:
@@ -128,15 +143,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--budgets", type=int, default=10)
     parser.add_argument("--only", type=int, nargs="+", default=(), metavar="I", help="these budgets alone, 0 the least")
     parser.add_argument("--fidelity", default="bitwise")
+    parser.add_argument("--lossy", help="a format (fp8), for the class lossy")
     parser.add_argument("--out", type=Path, help="rows are appended")
     options = parser.parse_args(arguments)
+    fidelity = "lossy" if options.lossy else options.fidelity
     captures, bad = Captures(), 0
     for item in options.networks:
         name, _, batch = item.partition(":")
         graph = captures.zoo(name, int(batch))
         for device in options.hardware:
             costs = cost_table(graph, hardware(device))
-            for row in rows(name, graph, costs, options.budgets, options.fidelity, options.only):
+            for row in rows(name, graph, costs, options.budgets, fidelity, options.lossy, options.only):
                 bad += bool(wrong(row))
                 say(line(row))
                 if options.out:

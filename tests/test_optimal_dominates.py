@@ -44,6 +44,13 @@ def test_never_slower_than_a_policy_that_fits(name, device):
     assert name in line(found[0])
 
 
+def test_of_the_lossy_class_gist_is_compared_with_the_format_too():
+    graph = captured("nin", 32)
+    (row,) = rows("nin", graph, cost_table(graph, hardware("h200")), 3, "lossy", "fp8", only=[1])
+    assert wrong(row) == "" and row["lossy"] == "fp8"
+    assert row["policies"]["gist fp8"]["peak_bytes"] < row["policies"]["gist"]["peak_bytes"]
+
+
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_what_the_simulator_refuses_is_not_taken(share, monkeypatch):
     """A choice that the problem allows and the simulator does not, as a chain of three rebuilds from what is away."""
