@@ -21,7 +21,7 @@ from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import Plan
 from gistkit.plan.policies.optimal_build import Options
 from gistkit.plan.policies.optimal_peak import Least
-from gistkit.plan.policies.optimal_planning import PEAK_SHARE, Common, Planning, Settings
+from gistkit.plan.policies.optimal_planning import PEAK_SHARE, Common, Planning, Settings, part_counts
 from gistkit.plan.policies.optimal_reasons import reasoned
 from gistkit.plan.policies.options import check_fidelity
 from gistkit.plan.policies.predicted import held, kept_bytes
@@ -30,10 +30,10 @@ from gistkit.plan.simulate import Simulator
 TIME_LIMIT_S, LARGE_LIMIT_S = 4.0, 16.0
 LARGE_TASKS = 3000
 """Steps of more tasks (ResNet-152 has 1,290, ResNet-1202 10,222) get the longer limit by default."""
-NARROW_SHARE = {"reassociated": 0.7, "lossy": 0.4}
-"""Share of the time in which a wider class of moves is first planned without them. Slices change little that rebuilds
-do not, and make the search slow (ResNet-50 at its least budget on an H200: 61.5 ms with 0.4, 57.6 with 0.7); rounded
-forms change much (34.0 ms, 39.5)."""
+NARROW_SHARE, SLICES_SHARE = 0.4, 0.7
+"""Share of the time in which a wider class of moves is first planned without them; SLICES_SHARE where batch slices are
+all that it has more, which change little and make the search slow. ResNet-50 at its least budget on an H200, with 0.4
+and 0.7: with slices 61.5 and 57.6 ms, with fp8 34.0 and 39.5; VGG-216 on a K40, with sub-batches, 16.3 and 19.8 s."""
 REMEDIES = {
     "bitwise": 'raise the budget, allow fidelity="reassociated" (slices, sub-batches) or lossy="fp8", or take a '
     "smaller batch",
@@ -76,13 +76,13 @@ def optimal(
     told = costs.tells_algorithms(fidelity) if algorithms is None else algorithms
     settings = Settings(fidelity, lossy, batch_norm, reserve, _limit(graph, time_limit_s), told, recompute)
     room, common = None if budget_bytes is None else budget_bytes - reserve, Common(Simulator(graph, costs))
-    begun = time.monotonic()
+    begun, share = time.monotonic(), 0.0
     if fidelity != "bitwise" and options is None:
-        narrow = _bitwise(settings, costs, algorithms)
+        share = SLICES_SHARE if fidelity == "reassociated" and part_counts(graph, settings) == [1] else NARROW_SHARE
+        narrow = _bitwise(settings, costs, algorithms, share)
         plan, _, _ = _fastest(Planning(graph, costs, narrow, seeds, None, room, common), seeds, room)
         seeds = (*seeds, *(() if plan is None else (plan,)))
-    own_s = (1 - NARROW_SHARE.get(fidelity, 0.0)) * settings.time_limit_s
-    left_s = max(settings.time_limit_s - (time.monotonic() - begun), own_s)
+    left_s = max(settings.time_limit_s - (time.monotonic() - begun), (1 - share) * settings.time_limit_s)
     planning = Planning(graph, costs, replace(settings, time_limit_s=left_s), seeds, options, room, common)
     plan, bound_s, least = _fastest(planning, () if options is not None else seeds, room)
     plan, bound_s, given_up = _against(rivals or {}, planning, plan, room, bound_s)
@@ -93,11 +93,11 @@ def optimal(
     return _figures(graph, costs, plan, common.simulator, settings, budget_bytes, least, bound_s)
 
 
-def _bitwise(settings: Settings, costs: CostTable, algorithms: bool | None) -> Settings:
-    """The narrowest class, whose plan every wider one has too: its larger program alone may miss it in the time that it
-    gets."""
+def _bitwise(settings: Settings, costs: CostTable, algorithms: bool | None, share: float) -> Settings:
+    """The narrowest class, in a share of the time: every wider one has its plan too, which its larger program alone may
+    miss in the time that it gets."""
     told = costs.tells_algorithms("bitwise") if algorithms is None else algorithms
-    limit_s = NARROW_SHARE[settings.fidelity] * settings.time_limit_s
+    limit_s = share * settings.time_limit_s
     return replace(settings, fidelity="bitwise", lossy=None, batch_norm=False, time_limit_s=limit_s, algorithms=told)
 
 
