@@ -23,7 +23,7 @@ from gistkit.plan.policies.optimal_build import Options
 from gistkit.plan.policies.optimal_peak import Least
 from gistkit.plan.policies.optimal_planning import PEAK_SHARE, Common, Planning, Settings, part_counts
 from gistkit.plan.policies.optimal_reasons import reasoned
-from gistkit.plan.policies.options import check_fidelity
+from gistkit.plan.policies.options import check_fidelity, decidable, slice_counts
 from gistkit.plan.policies.predicted import held, kept_bytes
 from gistkit.plan.simulate import Simulator
 
@@ -76,10 +76,10 @@ def optimal(
     told = costs.tells_algorithms(fidelity) if algorithms is None else algorithms
     settings = Settings(fidelity, lossy, batch_norm, reserve, _limit(graph, time_limit_s), told, recompute)
     room, common = None if budget_bytes is None else budget_bytes - reserve, Common(Simulator(graph, costs))
-    begun, share = time.monotonic(), 0.0
-    if fidelity != "bitwise" and options is None:
-        share = SLICES_SHARE if fidelity == "reassociated" and part_counts(graph, settings) == [1] else NARROW_SHARE
-        narrow = _bitwise(settings, costs, algorithms, share)
+    begun, narrow = time.monotonic(), _bitwise(settings, costs, algorithms)
+    share = 0.0 if options is not None else _narrow_share(graph, settings, narrow)
+    if share:
+        narrow = replace(narrow, time_limit_s=share * settings.time_limit_s)
         plan, _, _ = _fastest(Planning(graph, costs, narrow, seeds, None, room, common), seeds, room)
         seeds = (*seeds, *(() if plan is None else (plan,)))
     left_s = max(settings.time_limit_s - (time.monotonic() - begun), (1 - share) * settings.time_limit_s)
@@ -93,12 +93,21 @@ def optimal(
     return _figures(graph, costs, plan, common.simulator, settings, budget_bytes, least, bound_s)
 
 
-def _bitwise(settings: Settings, costs: CostTable, algorithms: bool | None, share: float) -> Settings:
-    """The narrowest class, in a share of the time: every wider one has its plan too, which its larger program alone may
-    miss in the time that it gets."""
+def _bitwise(settings: Settings, costs: CostTable, algorithms: bool | None) -> Settings:
+    """The narrowest class, whose plan every wider one has too: its larger program alone may miss it in the time that it
+    gets."""
     told = costs.tells_algorithms("bitwise") if algorithms is None else algorithms
-    limit_s = share * settings.time_limit_s
-    return replace(settings, fidelity="bitwise", lossy=None, batch_norm=False, time_limit_s=limit_s, algorithms=told)
+    return replace(settings, fidelity="bitwise", lossy=None, batch_norm=False, algorithms=told)
+
+
+def _narrow_share(graph: SavedGraph, settings: Settings, narrow: Settings) -> float:
+    """The share of the time in which the narrowest class is planned first: none where the class has nothing more."""
+    if settings.fidelity == "bitwise":
+        return 0.0
+    if settings.fidelity == "lossy" or part_counts(graph, settings) != [1]:
+        return NARROW_SHARE
+    more = slice_counts(settings.fidelity, len(decidable(graph))) != (1,) or settings.algorithms != narrow.algorithms
+    return SLICES_SHARE if more else 0.0
 
 
 def _fastest(planning: Planning, seeds: Sequence[Plan], room_bytes: int | None) -> tuple[Plan | None, float, Least]:
