@@ -12,9 +12,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from bench.papers.common import commit, say
@@ -24,7 +23,7 @@ from gistkit.graph.saved import SavedGraph
 from gistkit.plan.cost import CostTable, cost_table
 from gistkit.plan.hardware import hardware
 from gistkit.plan.plan import Plan
-from gistkit.plan.policies.named import accepts
+from gistkit.plan.policies.named import made
 from gistkit.plan.policies.optimal import minimise_peak
 from gistkit.plan.policies.optimal_whole import Allowed
 from gistkit.plan.policies.registry import POLICIES
@@ -52,9 +51,9 @@ def rows(
     for budget in dict.fromkeys(b for i, b in enumerate(wanted) if not only or i in only):
         begun = time.perf_counter()
         try:
-            made = plan_graph(graph, costs, budget=budget, fidelity=fidelity, lossy=lossy)
+            plan = plan_graph(graph, costs, budget=budget, fidelity=fidelity, lossy=lossy)
         except BudgetError:
-            made = None
+            plan = None
         seconds = time.perf_counter() - begun
         yield {
             "network": name,
@@ -65,7 +64,7 @@ def rows(
             "budget_bytes": budget,
             "budget_share": round(budget / plain, 4),
             "policies": others(graph, costs, budget, fidelity, lossy),
-            "optimal": _figures(graph, costs, made),
+            "optimal": _figures(graph, costs, plan),
             "planning_s": round(seconds, 2),
         }
 
@@ -77,15 +76,14 @@ def others(
     Gist with the format, too."""
     told = costs.hardware.tells_algorithms
     allowed, simulator = Allowed(fidelity, False, told, True), Simulator(graph, costs)
-    found = {}
-    asked: dict[str, Callable[..., Plan]] = {name: policy for name, policy in POLICIES.items() if name != "optimal"}
-    order = "bitwise" if fidelity == "bitwise" else "reassociated"
-    asked |= {name: partial(policy, fidelity=order) for name, policy in asked.items() if accepts(name, "fidelity")}
+    asked: dict[str, tuple[str, str | None]] = {name: (name, None) for name in POLICIES if name != "optimal"}
     if lossy is not None:
-        asked[f"gist {lossy}"] = partial(POLICIES["gist"], lossy=lossy)
-    for name, policy in asked.items():
+        asked[f"gist {lossy}"] = ("gist", lossy)
+    found = {}
+    for name, (policy, narrow) in asked.items():
+        words = {"fidelity": fidelity, "lossy": narrow, "reserve": 0, "batch_norm": False}
         try:
-            plan = policy(graph, costs, budget)
+            plan = made(policy, graph, costs, budget, words)
             if not told:
                 plan = replace(plan, choices=tuple(replace(c, algorithm="") for c in plan.choices))
             run = simulator.run(plan)

@@ -72,9 +72,8 @@ def checked_steps(model, twin, x, rows):
     return peaks, plain
 
 
-@pytest.mark.parametrize(
-    ("way", "after"), [(torch.sin, 0), (F.relu, 6)], ids=["an op of PyTorch's", "one of gistkit's"]
-)
+@pytest.mark.parametrize("way", [torch.sin, F.relu], ids=["an op of PyTorch's", "one of gistkit's"])
+@pytest.mark.parametrize("after", [0, 6])
 def test_a_single_row_is_told_in_every_order(way, after):
     model, x, plan = Alone(way, after), torch.randn(ROWS, 3, 16, 16), least()
     found = set()
@@ -110,7 +109,8 @@ def without_decisions(model, more="200%"):
     return plan
 
 
-@pytest.mark.parametrize(("order", "way"), [((8, 1), torch.sin), ((1, 8), F.relu), ((3, 1), torch.sin)])
+@pytest.mark.parametrize("way", [torch.sin, F.relu], ids=["an op of PyTorch's", "one of gistkit's"])
+@pytest.mark.parametrize("order", [(8, 1), (1, 8), (3, 1)])
 def test_a_plan_without_decisions_tells_another_way_that_fits(order, way):
     model, x = Alone(way), torch.randn(ROWS, 3, 16, 16)
     plan = without_decisions(model)

@@ -2,12 +2,9 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gistkit import zoo
-from gistkit.graph.capture import capture
 from gistkit.plan.cost import cost_table
 from gistkit.plan.hardware import hardware
 from gistkit.plan.plan import Plan
@@ -19,6 +16,7 @@ from gistkit.plan.policies.optimal_planning import Planning
 from gistkit.plan.policies.plain import plain
 from gistkit.planning import plan_graph
 from tests.step_graphs import step_graphs
+from tests.zoo_steps import of_zoo
 
 CLASSES = st.sampled_from(("bitwise", "reassociated"))
 
@@ -49,9 +47,7 @@ def test_what_a_schedule_takes_at_least_is_never_above_what_the_simulator_says(g
 
 @pytest.fixture(scope="module")
 def step():
-    with torch.device("meta"):
-        model = zoo.vgg16(num_classes=10, image_size=32)
-        graph = capture(model, (torch.empty(32, 3, 32, 32),), backward=True)
+    graph = of_zoo("vgg16", 32)
     return graph, cost_table(graph, hardware("titanx"))
 
 

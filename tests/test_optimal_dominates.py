@@ -4,12 +4,9 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-import torch
 
 from bench.optimal import line, main, rows, wrong
-from gistkit import zoo
 from gistkit.errors import BudgetError, PlanError
-from gistkit.graph.capture import capture
 from gistkit.plan.cost import cost_table
 from gistkit.plan.hardware import Hardware, hardware
 from gistkit.plan.plan import Decision, Plan
@@ -23,20 +20,15 @@ from gistkit.plan.policies.optimal_whole import Allowed, fastest_whole, offered
 from gistkit.plan.policies.registry import POLICIES
 from gistkit.plan.simulate import Simulator, simulate
 from tests.step_graphs import chain
+from tests.zoo_steps import of_zoo
 
 CPU = hardware("cpu")
 BITWISE = Allowed("bitwise", False, False, True)
 
 
-def captured(name, batch=8, size=32):
-    with torch.device("meta"):
-        model = getattr(zoo, name)(num_classes=10, image_size=size)
-        return capture(model, (torch.empty(batch, 3, size, size),), backward=True)
-
-
 @pytest.mark.parametrize(("name", "device"), [("nin", "h200"), ("vgg16", "titanx")])
 def test_never_slower_than_a_policy_that_fits(name, device):
-    graph = captured(name, 32)
+    graph = of_zoo(name, 32)
     found = list(rows(name, graph, cost_table(graph, hardware(device)), 3))
     assert len(found) == 3
     assert [wrong(row) for row in found] == ["", "", ""]
@@ -45,7 +37,7 @@ def test_never_slower_than_a_policy_that_fits(name, device):
 
 
 def test_of_the_lossy_class_gist_is_compared_with_the_format_too():
-    graph = captured("nin", 32)
+    graph = of_zoo("nin", 32)
     (row,) = rows("nin", graph, cost_table(graph, hardware("h200")), 3, "lossy", "fp8", only=[1])
     assert wrong(row) == "" and row["lossy"] == "fp8"
     assert row["policies"]["gist fp8"]["peak_bytes"] < row["policies"]["gist"]["peak_bytes"]
@@ -100,7 +92,7 @@ def test_a_wider_class_is_never_slower(fidelity, monkeypatch):
 
 def test_the_floor_is_the_sum_of_what_is_fastest():
     """Cut or whole, two rebuilds share a source: together they take less than by themselves, not less than one."""
-    graph = captured("resnet18")
+    graph = of_zoo("resnet18")
     costs = cost_table(graph, hardware("h200"))
     problem = Attempt(graph, costs, Simulator(graph, costs), "reassociated", None, algorithms=False).problem
     assert any(len(j.events) > 1 for j in problem.joints) and all(j.part.seconds >= 0 for j in problem.joints)
@@ -201,7 +193,7 @@ def test_a_segment_is_taken_whole_or_not_at_all():
 
 
 def test_checkpoints_are_a_seed_like_any_other():
-    graph = captured("resnet18", 32)
+    graph = of_zoo("resnet18", 32)
     costs = cost_table(graph, hardware("h200"))
     seed = checkpoint(graph, costs)
     plan = optimal(graph, costs, seed.peak_bytes, seeds=[seed], time_limit_s=3)
@@ -226,7 +218,7 @@ def test_a_whole_plan_of_the_class_is_taken_over():
 
 
 def test_algorithms_are_chosen_only_where_the_hardware_can_be_told():
-    graph = captured("alexnet", 32, 224)
+    graph = of_zoo("alexnet", 32, 224)
     for device, chosen in (("titanx", True), ("h200", False)):
         costs = cost_table(graph, hardware(device))
         told = hardware(device).tells_algorithms
@@ -242,7 +234,7 @@ def test_algorithms_are_chosen_only_where_the_hardware_can_be_told():
 
 @pytest.mark.parametrize("name", ["resnet18", "alexnet"])
 def test_the_least_peak_that_is_named_can_be_planned_for(name):
-    graph = captured(name)
+    graph = of_zoo(name)
     costs = cost_table(graph, hardware("h200"))
     with pytest.raises(BudgetError) as refused:
         optimal(graph, costs, 1, time_limit_s=3)

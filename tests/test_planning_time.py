@@ -8,7 +8,6 @@ import torch
 import gistkit
 from gistkit import planning, zoo
 from gistkit.errors import BudgetError
-from gistkit.graph.capture import capture
 from gistkit.plan.cost import cost_table
 from gistkit.plan.hardware import hardware
 from gistkit.plan.policies import optimal_planning, options
@@ -16,13 +15,12 @@ from gistkit.plan.policies.optimal import minimise_peak, optimal
 from gistkit.plan.policies.options import slice_counts
 from gistkit.plan.policies.registry import POLICIES
 from gistkit.uncollected import uncollected
+from tests.zoo_steps import of_zoo
 
 
 @pytest.fixture(scope="module")
 def resnet():
-    with torch.device("meta"):
-        model = zoo.resnet18(num_classes=10, image_size=32)
-        graph = capture(model, (torch.empty(8, 3, 32, 32),), backward=True)
+    graph = of_zoo("resnet18", 8)
     return graph, cost_table(graph, hardware("h200"))
 
 

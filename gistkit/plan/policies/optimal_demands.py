@@ -55,10 +55,10 @@ class Need:
 def needs_of(block: Block, by_source: BySource, index: StepIndex) -> list[Need]:
     """All that may need a block: each demand that starts from it, those behind it with it, and two of which one would
     have it decoded for itself alone at a task at which the other needs it too. Fewer demands before more."""
-    return [_need(block, demands, index) for demands in events(block.id, by_source)]
+    return [_need(block, demands, index) for demands in _events(block.id, by_source)]
 
 
-def events(block: int, by_source: BySource) -> Iterator[tuple[Demand, ...]]:
+def _events(block: int, by_source: BySource) -> Iterator[tuple[Demand, ...]]:
     """The demands of :func:`needs_of`."""
     direct = by_source.get(block, ())
     work: list[tuple[Demand, ...]] = [(demand,) for demand in direct]
@@ -79,20 +79,18 @@ def _need(block: Block, demands: tuple[Demand, ...], index: StepIndex) -> Need:
     fewer = {e for i in range(len(event)) for e in (event[i:], event[i : i + 1])} - {event}
     lent: dict[int, int] = {}
     for demand in demands:
-        segment = demand.borrows
-        if segment is not None and _borrows(demand, block, demands):
-            lent[segment.start] = more_bytes(segment, (block.id,), index) if len(demand.coded) < 2 else 0
+        if demand.borrows is not None and _borrows(demand.borrows.start, demand, block, demands):
+            one = len(demand.coded) < 2
+            lent[demand.borrows.start] = more_bytes(demand.borrows, (block.id,), index) if one else 0
     return Need(event, demands, tasks, slices, tuple(fewer), tuple(lent.items()))
 
 
-def _borrows(demand: Demand, block: Block, demands: Sequence[Demand]) -> bool:
-    """Whether a source is decoded for a rerun and for nothing else at that time: it does not start there by way of
-    another's rebuild either."""
-    if demand.borrows is None or block.id not in demand.sources:
+def _borrows(start: int, demand: Demand, block: Block, demands: Sequence[Demand]) -> bool:
+    """Whether a source that is decoded would be for a rerun and for nothing else at that time: it does not start there
+    by way of another's rebuild either."""
+    if block.id not in demand.coded or used_at(block, start):
         return False
-    start, others = demand.borrows.start, [d for d in demands if d is not demand]
-    chained = any(d.block in demand.sources for d in others)
-    return not chained and not used_at(block, start) and not any(start in d.tasks for d in others)
+    return not any(d.block in demand.sources or start in d.tasks for d in demands if d is not demand)
 
 
 def more_bytes(segment: Segment, blocks: Iterable[int], index: StepIndex) -> int:

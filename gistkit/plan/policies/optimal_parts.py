@@ -21,7 +21,7 @@ from gistkit.plan.cost import CostTable
 from gistkit.plan.intervals import Effects, Interval, Transfer
 from gistkit.plan.plan import Decision
 from gistkit.plan.policies.lossy import intolerant, rounds
-from gistkit.plan.policies.optimal_demands import BySource, Demand, Need, chains, events, more_bytes, needs_of
+from gistkit.plan.policies.optimal_demands import Demand, Need, chains, more_bytes, needs_of
 from gistkit.plan.policies.optimal_joints import Event, joints_of, levels
 from gistkit.plan.policies.optimal_problem import Joint, Key, Part
 from gistkit.plan.policies.optimal_segments import Candidate
@@ -88,16 +88,15 @@ class Parts:
         chained = {b: [d for d in found if d.block >= 0] for b, found in by_source.items()}
         starts = [d for d in demands if d.block >= 0]
         conflicts: list[tuple[Key, ...]] = [c for d in starts for c in chains((d,), chained)]
+        needs = {b: needs_of(self._index.graph.blocks[b], by_source, self._index) for b in ways}
         for number, moves in ways.items():
-            block = self._index.graph.blocks[number]
-            needs = needs_of(block, by_source, self._index)
-            for key, way in moves if needs else ():
-                found, barred = self._serving(block, key, way, needs)
+            for key, way in moves if needs[number] else ():
+                found, barred = self._serving(self._index.graph.blocks[number], key, way, needs[number])
                 joints += found
                 conflicts += barred
         for demand in demands:
             if demand.borrows is not None and len(demand.coded) > 1:
-                joints += self._borrowing(demand, demand.borrows, ways, by_source)
+                joints += self._borrowing(demand, demand.borrows, ways, needs)
         return joints, conflicts
 
     def _serving(
@@ -116,7 +115,7 @@ class Parts:
             effects = self._serves(block, way, need)
             if effects is None:
                 barred.add(need.event)
-            elif effects is own or (effects.intervals == own.intervals and effects.extra_s == own.extra_s):
+            elif (effects.intervals, effects.extra_s) == (own.intervals, own.extra_s):
                 added[need.event] = _NOTHING
             else:
                 both = alone.copy()
@@ -129,12 +128,12 @@ class Parts:
         demand: Demand,
         segment: Segment,
         ways: Mapping[int, Sequence[tuple[Key, Way]]],
-        by_source: BySource,
+        needs: Mapping[int, Sequence[Need]],
     ) -> list[Joint]:
         """What a rerun takes more for several decoded sources, one and two at a time. Of one that something else may
         want at that time, nothing: it is then not decoded for the rerun alone."""
         index = self._index
-        lent = [b for b in sorted(demand.coded) if not self._wanted(b, demand, by_source)]
+        lent = [b for b in sorted(demand.coded) if not self._wanted(b, demand, needs[b])]
         keys = {b: [k for k, way in ways.get(b, ()) if lends(way.decision)] for b in lent}
         added: dict[Event, Part] = {}
         for blocks in (*((b,) for b in lent), *combinations(lent, 2)):
@@ -144,10 +143,10 @@ class Parts:
                 added |= dict.fromkeys(product(*(keys[b] for b in blocks)), part)
         return joints_of((demand.key,), added)
 
-    def _wanted(self, block: int, demand: Demand, by_source: BySource) -> bool:
+    def _wanted(self, block: int, demand: Demand, needs: Sequence[Need]) -> bool:
         """Whether something else than a rerun may need a source when it runs anew."""
         (start,) = demand.tasks
-        needing = [d for event in events(block, by_source) for d in event if not d.excludes(demand)]
+        needing = [d for need in needs for d in need.demands if not d.excludes(demand)]
         others = any(start in d.tasks or d.block in demand.sources for d in needing)
         return others or used_at(self._index.graph.blocks[block], start)
 

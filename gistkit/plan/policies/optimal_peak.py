@@ -28,6 +28,16 @@ class Least:
     taken: tuple[int, ...]
     peak_bytes: int
 
+    def rules_out(self, budget_bytes: int | None) -> bool:
+        """Whether no choice fits into a budget (None: any does), though the bound be a peak that :func:`least_peak`
+        could not tell from it."""
+        return budget_bytes is not None and self.bound_bytes > _alike(budget_bytes)
+
+
+def _alike(nbytes: int) -> float:
+    """The most bytes that the program cannot tell from ``nbytes``: the tolerances of two of its figures, and a byte."""
+    return nbytes * (1 + 2 * TOLERANCE) + 1
+
 
 def least_peak(attempt: Attempt, limit_s: float, room_bytes: int | None = 0, *, quick: bool = False) -> Least:
     """The least peak of one number of sub-batches, within about ``limit_s`` seconds.
@@ -62,7 +72,7 @@ def least_peak(attempt: Attempt, limit_s: float, room_bytes: int | None = 0, *, 
         wanted = max(int(NEAR * bound), room_bytes or 0) if quick else bound
         starts = [reached[0], *attempt.seeds(), *attempt.frames()]
         reached = _lowered(attempt, starts, reached, wanted, max(deadline, time.monotonic() + limit_s))
-    if reached[1] <= bound * (1 + 2 * TOLERANCE) + 1:
+    if reached[1] <= _alike(bound):
         bound = reached[1]  # equal, as far as the program can tell
     return Least(min(bound, reached[1]), *reached)
 

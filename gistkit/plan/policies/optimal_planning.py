@@ -16,7 +16,6 @@ from gistkit.plan.policies.optimal_attempt import Attempt
 from gistkit.plan.policies.optimal_build import Options
 from gistkit.plan.policies.optimal_improve import improve
 from gistkit.plan.policies.optimal_peak import Least, least_peak
-from gistkit.plan.policies.optimal_program import TOLERANCE
 from gistkit.plan.policies.optimal_reasons import reasoned
 from gistkit.plan.policies.optimal_refine import WHOLE_SIZE, Outcome, Refinement
 from gistkit.plan.policies.optimal_whole import Allowed, fastest_whole, offered
@@ -105,9 +104,9 @@ class Planning:
         bound_s = np.inf
         for parts in self._counts:
             attempt = self._attempt(parts)
-            floor = parts * attempt.problem.floor_s
-            if _hopeless(self._least[parts], budget_bytes):
+            if self._least[parts].rules_out(budget_bytes):
                 continue
+            floor = parts * attempt.problem.floor_s
             if best is not None and floor >= best[0].parts * best[1].seconds:
                 bound_s = min(bound_s, floor)
                 continue
@@ -166,11 +165,6 @@ class Planning:
                 recompute=s.recompute, known=self._common.effects[parts],
             )  # fmt: skip
         return self._attempts[parts]
-
-
-def _hopeless(least: Least, budget_bytes: int | None) -> bool:
-    """Whether nothing fits, for sure: what a bound may be off by is left out."""
-    return budget_bytes is not None and least.bound_bytes * (1 - 4 * TOLERANCE) - 1 > budget_bytes
 
 
 def _search(

@@ -38,7 +38,7 @@ MANY = 300
 """With more kept storages than that a transfer has half as many points to begin and end."""
 UNCUT = 1000
 """With more kept storages than that no weight gradient is offered in batch slices: what one decodes is nothing to the
-whole. ResNet-1202 (32), of 4,806, has a least peak 0.4 % lower with them, and takes 20 s longer to plan."""
+whole. ResNet-1202 (32), of 4,806, has a least peak 0.4 % lower with them, and takes 14 s longer to plan."""
 SLICES = (4, 16)
 """Batch slices of a weight gradient: two of them are alive at a time, so a half and an eighth of the input."""
 
