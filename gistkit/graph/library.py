@@ -21,10 +21,9 @@ from collections import defaultdict
 from dataclasses import replace
 
 from gistkit.graph.layers import ACTV, DROPOUT, LRN, Layer, layers
-from gistkit.graph.saved import SavedGraph
+from gistkit.graph.saved import LIBRARY, SavedGraph
 from gistkit.graph.tasks import FORWARD, Block, Task, Use
 
-SOURCE = "library"
 _POOLS = ("max_pool2d", "avg_pool2d")
 _ON_OUTPUT = ("relu", "sigmoid", "tanh")
 
@@ -172,7 +171,7 @@ class _View:
 
         blocks: tuple[Block, ...] = tuple(replace(b, id=number[b.id]) for b in kept)
         tasks: tuple[Task, ...] = tuple(replace(t, reads=ids(t.reads), writes=ids(t.writes)) for t in self.tasks)
-        return replace(self.graph, source=SOURCE, blocks=blocks, tasks=tasks, small=None)
+        return replace(self.graph, source=LIBRARY, blocks=blocks, tasks=tasks, small=None)
 
     def _there(self, block: int) -> int | None:
         """The block that holds what this one held, None where it is gone."""

@@ -17,6 +17,8 @@ from functools import cached_property
 from gistkit.graph.tasks import Block, ConvShape, Task, Use
 
 KINDS = ("input", "parameter", "buffer", "activation")
+LIBRARY = "library"
+"""The ``source`` of a graph that shows a step as the papers' frameworks ran it."""
 
 
 @dataclass(frozen=True)

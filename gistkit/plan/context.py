@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gistkit.errors import PlanError
-from gistkit.graph.library import SOURCE
-from gistkit.graph.saved import SavedGraph
+from gistkit.graph.saved import LIBRARY, SavedGraph
 from gistkit.graph.tasks import BACKWARD, FORWARD, Block
 from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import CallChoice, Decision, Plan
@@ -103,7 +102,7 @@ class Context:
         encoded too, nothing is rebuilt from it, nothing is cut."""
         index = index or StepIndex(graph)
         saved = sorted(index.by_storage[s].saved for s in costs.densities if s in index.by_storage)
-        return Context(index, graph.source == SOURCE, encodings=tuple(t for t in saved if t >= 0))
+        return Context(index, graph.source == LIBRARY, encodings=tuple(t for t in saved if t >= 0))
 
     @staticmethod
     def of(plan: Plan, index: StepIndex) -> Context:
@@ -115,7 +114,7 @@ class Context:
         parts = _lending(parts, decided, index)
         return Context(
             index,
-            plan.policy in PLAIN_POLICIES or index.graph.source == SOURCE,
+            plan.policy in PLAIN_POLICIES or index.graph.source == LIBRARY,
             _slices(plan.choices, index),
             _overwritten(plan.choices, index),
             {b: frozenset(tasks) for b, tasks in also.items()},

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gistkit import formats
-from gistkit.graph.library import SOURCE
-from gistkit.graph.saved import SavedGraph
+from gistkit.graph.saved import LIBRARY, SavedGraph
 from gistkit.graph.tasks import Block
 from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import CallChoice, Decision, Plan
@@ -77,7 +76,7 @@ def kept_bytes(block: Block, decision: Decision | None, costs: CostTable) -> int
 def own_decisions(graph: SavedGraph) -> tuple[Decision, ...]:
     """What the runtime's operators do under any plan, whatever the policy: pools write small maps, dropouts bits, what
     backward reads the shape of is let go of. Nothing in a library's view, whose operators are the library's."""
-    if graph.source == SOURCE:
+    if graph.source == LIBRARY:
         return ()
     planner = Planner(graph, None, None)
     found = (planner.decide(b.storage) for b in held(graph) if b.storage >= 0)
@@ -87,7 +86,7 @@ def own_decisions(graph: SavedGraph) -> tuple[Decision, ...]:
 def kept_by_ops(graph: SavedGraph) -> set[int]:
     """Storages that the runtime's operators make and keep for themselves besides their results: statistics, maps,
     masks. Nothing in a library's view."""
-    if graph.source == SOURCE:
+    if graph.source == LIBRARY:
         return set()
     found: set[int] = set()
     for call in graph.calls:
