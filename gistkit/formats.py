@@ -23,6 +23,7 @@ IV-A; zero-value compression from cDMA (Rhu et al., HPCA 2018); what the papers 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 CSR_COLUMNS = 256
@@ -127,3 +128,9 @@ def zvc_meta_bytes(n: int) -> int:
 def csr_meta_bytes(n: int, nonzeros: int) -> int:
     """Bytes of csr's row counts and column indices for n elements of which nonzeros are stored."""
     return ceil_div(n, CSR_COLUMNS) * 2 + nonzeros
+
+
+def item_bytes(dtype: str) -> int:
+    """Bytes of one element of a torch dtype by its name: 2 for ``bfloat16``, 1 for ``bool`` and ``float8_e4m3fn``."""
+    bits = re.search(r"[0-9]+", dtype)
+    return max(1, int(bits.group()) // 8) if bits else 1

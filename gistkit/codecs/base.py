@@ -20,6 +20,11 @@ FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DEVICES = ("cpu", "cuda")
 
 
+def dtype_of(name: str) -> torch.dtype:
+    """torch.float32 for ``float32``."""
+    return getattr(torch, name)
+
+
 class Encoded:
     """One tensor under one codec: the payload's tensors and the geometry of the original, on the host.
 

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from gistkit.codecs import Sparse
 from gistkit.codecs import codec as find_codec
+from gistkit.codecs.base import dtype_of
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import Task
 from gistkit.plan.algorithms import Algorithm, arithmetic_rate, conv_algorithms
@@ -21,7 +22,7 @@ from gistkit.plan.codec_costs import RELU_BACKWARD_PASSES, passes
 from gistkit.plan.hardware import Hardware
 from gistkit.plan.part_algorithms import DEFAULT
 from gistkit.plan.policies.density import Densities
-from gistkit.plan.policies.reading import Reading, dtype_of
+from gistkit.plan.policies.reading import Reading
 
 BY_THE_OP = ("argmax4", "argmax8", "bits")
 """Codecs of maps that an operator makes by itself, in place of an index or a mask of PyTorch's."""

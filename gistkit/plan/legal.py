@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gistkit.codecs import CODECS, VALUE_FORMS
+from gistkit.codecs.base import dtype_of
 from gistkit.errors import PlanError
 from gistkit.graph.saved import Call, Save, SavedGraph, SavedStorage
 from gistkit.plan.context import NO_VALUES
 from gistkit.plan.plan import REMEDY, Decision, Plan
 from gistkit.plan.policies.lossy import intolerant, may_narrow, rounded
 from gistkit.plan.policies.predicted import kept_by_ops
-from gistkit.plan.policies.reading import Reading, dtype_of, written_late
+from gistkit.plan.policies.reading import Reading, written_late
 from gistkit.plan.policies.rebuild import recipe_of
 
 OWN = ("argmax4", "argmax8", "bits", "dense")

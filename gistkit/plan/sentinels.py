@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from gistkit.codecs.base import dtype_of
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import FORWARD
 from gistkit.plan.intervals import Interval
-from gistkit.plan.policies.reading import dtype_of
 
 
 def sentinels(graph: SavedGraph, inplace: Collection[int]) -> list[Interval]:

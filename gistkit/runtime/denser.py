@@ -24,10 +24,10 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gistkit.codecs import CODECS, Encoded, Sparse
+from gistkit.codecs.base import dtype_of
 from gistkit.errors import BudgetWarning
 from gistkit.graph.saved import SavedGraph, SavedStorage
 from gistkit.plan.plan import Decision, Plan
-from gistkit.plan.policies.reading import dtype_of
 from gistkit.runtime.exact import ExactPacker
 from gistkit.runtime.forecast import Forecasts
 from gistkit.runtime.host import HostBody, PartedBody, arrived, sent_encoding

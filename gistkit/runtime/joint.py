@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gistkit.codecs import CODECS
+from gistkit.codecs.base import dtype_of
 from gistkit.codecs.narrow import Narrow
 from gistkit.graph.saved import SavedGraph, SavedStorage
 from gistkit.plan.plan import Plan
-from gistkit.plan.policies.reading import dtype_of
 
 
 class Headroom(NamedTuple):

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
+from gistkit.codecs.base import dtype_of
 from gistkit.nn.norm import CHANNELS_LAST, rebuild_candidates
 from gistkit.plan.checks import part_bytes
-from gistkit.plan.policies.reading import dtype_of
 from gistkit.runtime.inputs import batch_size
 from gistkit.runtime.program import Program
 from gistkit.runtime.verify import blocks, same_bits

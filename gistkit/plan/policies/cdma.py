@@ -14,13 +14,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from gistkit.codecs.base import dtype_of
 from gistkit.graph.saved import SavedGraph
 from gistkit.graph.tasks import Block
 from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import Decision, Plan
 from gistkit.plan.policies.conv_choices import ConvAlgorithms
 from gistkit.plan.policies.predicted import make_plan, own_decisions
-from gistkit.plan.policies.reading import KERNEL_DTYPES, dtype_of
+from gistkit.plan.policies.reading import KERNEL_DTYPES
 from gistkit.plan.policies.vdnn import ALL, Offload, host_decision, offloads
 
 CODEC = "zvc"

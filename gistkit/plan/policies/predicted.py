@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gistkit import formats
+from gistkit.codecs.base import dtype_of
 from gistkit.graph.saved import LIBRARY, SavedGraph
 from gistkit.graph.tasks import Block
 from gistkit.plan.cost import CostTable
 from gistkit.plan.plan import CallChoice, Decision, Plan
-from gistkit.plan.policies.reading import dtype_of
 from gistkit.plan.policies.rules import CARRIED, Planner
 from gistkit.plan.simulate import simulate
 

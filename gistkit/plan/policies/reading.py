@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from gistkit.formats import item_bytes
 from gistkit.graph.saved import Call, Save, SavedGraph, SavedStorage, Value
 
 KERNEL_DTYPES = ("float32", "bfloat16", "float16")
@@ -11,14 +10,9 @@ WRITTEN_LATE = (("RreluWithNoiseBackward0", "noise"),)
 """Nodes and fields that PyTorch fills in after it has shown them to saved-tensor hooks: nothing can stand for them."""
 
 
-def dtype_of(name: str) -> torch.dtype:
-    """torch.float32 for ``float32``."""
-    return getattr(torch, name)
-
-
 def numel(storage: SavedStorage) -> int:
     """Elements of a storage under its own dtype."""
-    return storage.nbytes // dtype_of(storage.dtype).itemsize
+    return storage.nbytes // item_bytes(storage.dtype)
 
 
 def written_late(graph: SavedGraph) -> set[int]:

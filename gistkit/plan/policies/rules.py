@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 from gistkit import formats
 from gistkit.codecs import CODECS
+from gistkit.codecs.base import dtype_of
 from gistkit.graph.saved import Call, Save, SavedGraph, SavedStorage, Value
 from gistkit.plan.plan import Decision
 from gistkit.plan.policies.choices import map_bits, mask_carrier
 from gistkit.plan.policies.density import Densities
 from gistkit.plan.policies.lossy import intolerant, may_narrow, rounded
-from gistkit.plan.policies.reading import KERNEL_DTYPES, Reading, dtype_of, numel, written_late
+from gistkit.plan.policies.reading import KERNEL_DTYPES, Reading, numel, written_late
 from gistkit.plan.policies.rebuild import MAX_DEPTH, depth, recipe_of
 
 SMALL_BYTES = 4096
