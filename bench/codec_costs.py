@@ -1,6 +1,7 @@
 """The planner's table of codec costs, from rows of the layer benchmark: python -m bench.codec_costs ROWS.jsonl...
 
-Prints ``MEASURED`` and ``EMPTY`` of :mod:`gistkit.plan.codec_costs` as source, and how far the planner's seconds are
+Prints ``MEASURED`` and ``EMPTY`` of :mod:`gistkit.planning.cost.codec_costs` as source, and how far the planner's
+seconds are
 from every row's, by the table as it is checked in. The rows are of one device at two sizes or more: a figure is the
 time that a further byte takes, the slope of a line through the sizes, over the same of a copy; what a call takes
 however small its tensor is, is ``Hardware.launch_s``.
@@ -19,9 +20,9 @@ from typing import Any
 
 from bench.rows import read
 from gistkit.benchmark.measure import MIB
-from gistkit.plan.codec_costs import MEASURED_DENSITY, Passes
-from gistkit.plan.cost import CostTable
-from gistkit.plan.hardware import PRESETS
+from gistkit.planning.cost.codec_costs import MEASURED_DENSITY, Passes
+from gistkit.planning.cost.devices import PRESETS
+from gistkit.planning.cost.table import CostTable
 
 Row = dict[str, Any]
 Table = dict[str, tuple[Passes, ...]]

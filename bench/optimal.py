@@ -18,17 +18,17 @@ from pathlib import Path
 
 from bench.papers.common import commit, say
 from bench.papers.networks import Captures
+from gistkit.api.planning import plan_graph
 from gistkit.errors import BudgetError, PlanError
-from gistkit.graph.saved import SavedGraph
-from gistkit.plan.cost import CostTable, cost_table
-from gistkit.plan.hardware import hardware
-from gistkit.plan.plan import Plan
-from gistkit.plan.policies.named import made
-from gistkit.plan.policies.optimal import minimise_peak
-from gistkit.plan.policies.optimal_whole import Allowed
-from gistkit.plan.policies.registry import POLICIES
-from gistkit.plan.simulate import Simulator
-from gistkit.planning import plan_graph
+from gistkit.ir.plan import Plan
+from gistkit.ir.saved_graph import SavedGraph
+from gistkit.planning.choose import made
+from gistkit.planning.cost.devices import hardware
+from gistkit.planning.cost.table import CostTable, cost_table
+from gistkit.planning.policies.optimal.optimal import minimise_peak
+from gistkit.planning.policies.optimal.whole import Allowed
+from gistkit.planning.policies.registry import POLICIES
+from gistkit.planning.simulate.simulator import Simulator
 
 SLACK = 1e-9
 """Rounding of sums of seconds."""

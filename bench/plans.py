@@ -28,7 +28,7 @@ import torch.nn.functional as F
 import gistkit
 from gistkit import zoo
 from gistkit.benchmark.measure import environment, utc
-from gistkit.plan.hardware import PRESETS
+from gistkit.planning.cost.devices import PRESETS
 
 CLASSES, STEPS, TIMED = 1000, 3, 7
 CASES: tuple[dict[str, Any], ...] = (

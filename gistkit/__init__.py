@@ -3,10 +3,9 @@
 ``model = gistkit.compress(model)`` is bit-exact; ``lossy="fp8"`` adds delayed precision reduction. See README.md.
 """
 
-import sys
-from typing import TYPE_CHECKING
-
 from gistkit import functional, nn, policies, zoo
+from gistkit.api import Profile, measure, plan, profile
+from gistkit.capture import capture
 from gistkit.errors import (
     BudgetError,
     BudgetWarning,
@@ -20,25 +19,11 @@ from gistkit.errors import (
     PlanError,
     PlanMismatchError,
 )
-from gistkit.graph.capture import capture
-from gistkit.graph.saved import SavedGraph
-from gistkit.measuring import measure
-from gistkit.plan.hardware import Hardware
-from gistkit.plan.plan import CallChoice, Decision, Plan
-from gistkit.plan.times import StepTimes
-from gistkit.planning import PlanPackage
-from gistkit.profiling import Profile, profile
+from gistkit.ir import CallChoice, Decision, Plan, SavedGraph
+from gistkit.planning.cost import Hardware, StepTimes
 from gistkit.report import Report, report
-from gistkit.runtime.attach import compress, restore
-from gistkit.runtime.context import saving
-from gistkit.runtime.live import LiveBytes
-from gistkit.runtime.step import step
+from gistkit.runtime import LiveBytes, compress, restore, saving, step
 from gistkit.version import VERSION
-
-if TYPE_CHECKING:
-    from gistkit.planning import plan
-else:
-    sys.modules["gistkit.plan"].__class__ = PlanPackage  # the package and the function share the name
 
 __version__ = VERSION
 

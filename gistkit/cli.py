@@ -11,8 +11,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from gistkit.commands import bench, calibrate, plan, profile, train
-from gistkit.commands.wrong import InputError
+from gistkit.commands import InputError, bench, calibrate, plan, profile, train
 from gistkit.version import VERSION
 
 COMMANDS = {"profile": profile, "plan": plan, "train": train, "bench": bench, "calibrate": calibrate}

@@ -1,5 +1,5 @@
 """Policies: functions from a saved graph to a plan."""
 
-from gistkit.plan.policies.gist import gist
+from gistkit.planning.policies import gist
 
 __all__ = ["gist"]

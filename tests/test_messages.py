@@ -8,10 +8,10 @@ import torch
 from gistkit import errors
 from gistkit.kernels.layout import flat
 from gistkit.nn.keep import USED_TWICE, Alias
-from gistkit.plan.policies.options import check_fidelity
-from gistkit.plots import check_plot
-from gistkit.runtime.promise import Promise
-from gistkit.runtime.recompute_calls import ReplayError
+from gistkit.planning.forms.options import check_fidelity
+from gistkit.runtime.forward.watch import Promise
+from gistkit.runtime.recompute.calls import ReplayError
+from gistkit.training.plots import check_plot
 
 
 def test_plan_mismatch_says_what_to_do():

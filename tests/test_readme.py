@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def run(number: int) -> None:
-    text = (Path(__file__).parent.parent / "README.md").read_text()
+    text = (Path(__file__).parents[1] / "README.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(examples) == 2
     exec(compile(examples[number], "README.md", "exec"), {})

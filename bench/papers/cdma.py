@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bench.papers.common import IMPLIED, Row, Sheet, mean, run
+from bench.papers.library_view import library_view
 from bench.papers.networks import TITLES, Captures
-from gistkit.graph.library import library_view
-from gistkit.graph.saved import SavedGraph
-from gistkit.plan.cost import cost_table
-from gistkit.plan.hardware import hardware
-from gistkit.plan.policies.cdma import CODEC, cdma, with_engine, zvc_ratio
-from gistkit.plan.policies.vdnn import vdnn
-from gistkit.plan.simulate import simulate
+from gistkit.ir.saved_graph import SavedGraph
+from gistkit.planning.cost.devices import hardware
+from gistkit.planning.cost.table import cost_table
+from gistkit.planning.policies.cdma import CODEC, cdma, with_engine, zvc_ratio
+from gistkit.planning.policies.vdnn.offload import vdnn
+from gistkit.planning.simulate.simulator import simulate
 
 SIX = {"alexnet": 256, "overfeat": 256, "nin": 128, "vgg16": 128, "squeezenet": 512, "googlenet": 256}
 """The paper's six networks. Its text is not at hand: the batches are assumed."""

@@ -14,9 +14,9 @@ from bench.papers.gist_cases import Case
 from bench.papers.gist_deep import deep_rows
 from bench.papers.networks import TITLES, Captures, alexnet_2012, overfeat_accurate
 from bench.papers.vdnn_cases import Case as Swapped
+from gistkit.api.profiling import stashed_bytes
 from gistkit.formats import mask1_bytes
-from gistkit.plan.policies.gist_budget import BINARIZE, DPR, ENCODINGS, INPLACE, SSDC
-from gistkit.profiling import stashed_bytes
+from gistkit.planning.policies.gist_budget import BINARIZE, DPR, ENCODINGS, INPLACE, SSDC
 
 BATCH = 64
 DENSITY = 0.353

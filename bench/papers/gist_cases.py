@@ -12,20 +12,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from gistkit.graph.library import library_view
-from gistkit.graph.saved import SavedGraph
-from gistkit.graph.tasks import Block, Use
-from gistkit.plan.allocators import dynamic_bytes, feature_maps, investigation_bytes, static_sharing, turn_of
-from gistkit.plan.cost import CostTable, cost_table
-from gistkit.plan.effects import profile
-from gistkit.plan.hardware import hardware
-from gistkit.plan.intervals import Interval
-from gistkit.plan.plan import Decision, Plan
-from gistkit.plan.policies.conv_choices import MEMORY, ConvAlgorithms
-from gistkit.plan.policies.gist_budget import BINARIZE, DPR, ENCODINGS, INPLACE, gist_budget
-from gistkit.plan.policies.plain import plain
-from gistkit.plan.policies.predicted import held
-from gistkit.plan.simulate import simulate
+from bench.papers.allocators import dynamic_bytes, feature_maps, investigation_bytes, static_sharing, turn_of
+from bench.papers.library_view import library_view
+from gistkit.ir.plan import Decision, Plan
+from gistkit.ir.saved_graph import SavedGraph
+from gistkit.ir.tasks import Block, Use
+from gistkit.planning.cost.devices import hardware
+from gistkit.planning.cost.table import CostTable, cost_table
+from gistkit.planning.forms.predicted import held
+from gistkit.planning.policies.gist_budget import BINARIZE, DPR, ENCODINGS, INPLACE, gist_budget
+from gistkit.planning.policies.plain import plain
+from gistkit.planning.policies.vdnn.conv_choices import MEMORY, ConvAlgorithms
+from gistkit.planning.simulate.effects import profile
+from gistkit.planning.simulate.intervals import Interval
+from gistkit.planning.simulate.simulator import simulate
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from bench.papers.common import Row, Sheet, say
 from bench.papers.gist_cases import Case
 from bench.papers.networks import Captures
-from gistkit.graph.scale import scaled
-from gistkit.plan.hardware import hardware
-from gistkit.plan.policies.gist_budget import ENCODINGS
+from gistkit.ir.scale import scaled
+from gistkit.planning.cost.devices import hardware
+from gistkit.planning.policies.gist_budget import ENCODINGS
 
 CAPTURED = 1024
 LOSSY = "fp16"

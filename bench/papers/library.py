@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gistkit.graph.library import library_view
-from gistkit.graph.saved import SavedGraph
-from gistkit.plan.cost import CostTable, cost_table
-from gistkit.plan.hardware import hardware
+from bench.papers.library_view import library_view
+from gistkit.ir.saved_graph import SavedGraph
+from gistkit.planning.cost.devices import hardware
+from gistkit.planning.cost.table import CostTable, cost_table
 
 Step = TypeVar("Step", bound="LibraryStep")
 

@@ -13,22 +13,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from bench.papers.baselines import network_wide
 from bench.papers.common import EXACT, GB, IMPLIED, Row, Sheet, mean, run
 from bench.papers.library import LibraryStep
+from bench.papers.modnn_devices import modnn_on_devices
 from bench.papers.networks import TITLES, Captures, vgg101_early
 from gistkit.errors import BudgetError
-from gistkit.plan.baselines import network_wide
-from gistkit.plan.hardware import GIB
-from gistkit.plan.plan import Plan
-from gistkit.plan.policies.modnn import Scheduled, modnn_schedule
-from gistkit.plan.policies.modnn_bounds import ideal_s
-from gistkit.plan.policies.modnn_devices import modnn_on_devices
-from gistkit.plan.policies.modnn_lives import PAPER
-from gistkit.plan.policies.modnn_parts import least_bytes
-from gistkit.plan.policies.vdnn import vdnn
-from gistkit.plan.policies.vdnn_dyn import vdnn_dyn
-from gistkit.plan.policies.vdnn_plus import vdnn_plus
-from gistkit.plan.simulate import Simulation, simulate
+from gistkit.ir.plan import Plan
+from gistkit.planning.cost.devices import GIB
+from gistkit.planning.policies.modnn.bounds import ideal_s
+from gistkit.planning.policies.modnn.lives import PAPER
+from gistkit.planning.policies.modnn.modnn import Scheduled, modnn_schedule
+from gistkit.planning.policies.modnn.parts import least_bytes
+from gistkit.planning.policies.vdnn.dynamic import vdnn_dyn
+from gistkit.planning.policies.vdnn.offload import vdnn
+from gistkit.planning.policies.vdnn.plus import vdnn_plus
+from gistkit.planning.simulate.simulator import Simulation, simulate
 
 FIVE = {"vgg16": 256, "vgg19": 256, "vgg101": 128, "resnet34": 256, "fcn": 128}
 """With VGG-101's new convolutions in the early groups: see :data:`DEEPER`."""

@@ -10,8 +10,8 @@ from torch import nn
 
 from bench.papers.common import say
 from gistkit import zoo
-from gistkit.graph.capture import capture
-from gistkit.graph.saved import SavedGraph
+from gistkit.capture.entry import capture
+from gistkit.ir.saved_graph import SavedGraph
 
 TITLES = {
     "alexnet": "AlexNet", "overfeat": "OverFeat", "googlenet": "GoogLeNet", "nin": "NiN", "fcn": "FCN",

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from bench.papers.baselines import average_bytes, gradient_maps, network_wide, oracular_s
 from bench.papers.library import LibraryStep
-from gistkit.graph.layers import CONV, Layer, layers
-from gistkit.graph.tasks import Block
-from gistkit.plan.baselines import average_bytes, gradient_maps, network_wide, oracular_s
-from gistkit.plan.effects import Profile
-from gistkit.plan.plan import Plan
-from gistkit.plan.policies.conv_choices import ConvAlgorithms
-from gistkit.plan.policies.vdnn import vdnn
-from gistkit.plan.policies.vdnn_dyn import vdnn_dyn
-from gistkit.plan.simulate import Simulation, Simulator, memory_bytes
+from gistkit.ir.layer_view import CONV, Layer, layers
+from gistkit.ir.plan import Plan
+from gistkit.ir.tasks import Block
+from gistkit.planning.policies.vdnn.conv_choices import ConvAlgorithms
+from gistkit.planning.policies.vdnn.dynamic import vdnn_dyn
+from gistkit.planning.policies.vdnn.offload import vdnn
+from gistkit.planning.simulate.effects import Profile
+from gistkit.planning.simulate.simulator import Simulation, Simulator, memory_bytes
 
 POLICIES = {"all(m)": ("all", "m"), "all(p)": ("all", "p"), "conv(m)": ("conv", "m"), "conv(p)": ("conv", "p")}
 """The paper's static policies, what they offload and with which algorithms; ``dyn`` beside them."""

@@ -8,8 +8,8 @@ import torch
 
 from gistkit.benchmark.cases import Case, Setting, Workload, activation, normal
 from gistkit.benchmark.operators import POOLS, Pool
+from gistkit.kernels import relu_keeps_negative_zero
 from gistkit.kernels.reference.mask import relu as rectified
-from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 
 COLUMNS = 1024
 

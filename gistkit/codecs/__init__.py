@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from gistkit.codecs.base import Codec, Encoded
+from gistkit.codecs.base import Codec, Encoded, aligned, dtype_of, restored
 from gistkit.codecs.bounds import ErrorBound
 from gistkit.codecs.narrow import Narrow
 from gistkit.codecs.plain import Argmax, Bits, Dense, Mask1
@@ -41,4 +41,16 @@ def codec(name: str) -> Codec:
     raise ValueError(f"codec: name must be one of {', '.join(CODECS)}; got {name!r}{hint}")
 
 
-__all__ = ["CODECS", "VALUE_FORMS", "Codec", "Encoded", "ErrorBound", "Sparse", "codec"]
+__all__ = [
+    "CODECS",
+    "VALUE_FORMS",
+    "Codec",
+    "Encoded",
+    "ErrorBound",
+    "Narrow",
+    "Sparse",
+    "aligned",
+    "codec",
+    "dtype_of",
+    "restored",
+]

@@ -14,7 +14,7 @@ import torch
 
 from gistkit.codecs.bounds import ErrorBound
 from gistkit.errors import GistError
-from gistkit.kernels.layout import flat, is_dense, like
+from gistkit.kernels import flat, is_dense, like
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DEVICES = ("cpu", "cuda")

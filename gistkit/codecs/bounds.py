@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 
 from gistkit.formats import SCALE_BLOCK, FloatFormat
-from gistkit.kernels.layout import flat, like
+from gistkit.kernels import flat, like
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ import torch
 from gistkit import formats
 from gistkit.codecs.base import Codec, Encoded, dense_layout, restored
 from gistkit.codecs.bounds import ErrorBound
-from gistkit.kernels import ops
-from gistkit.kernels.layout import flat
+from gistkit.kernels import flat, ops
 
 ENCODERS = {"fp16": ops.fp16_encode, "fp10": ops.fp10_encode, "fp8": ops.fp8_encode}
 DECODERS = {"fp16": ops.fp16_decode, "fp10": ops.fp10_decode, "fp8": ops.fp8_decode}

@@ -7,8 +7,8 @@ import torch
 from gistkit import formats
 from gistkit.codecs.base import Codec, Encoded, aligned, check_grad, dense_layout, restored
 from gistkit.errors import GistError
-from gistkit.kernels import direct, ops
-from gistkit.kernels.layout import flat
+from gistkit.kernels import flat, ops
+from gistkit.kernels.launch import direct
 
 
 def _version(x: torch.Tensor) -> int:

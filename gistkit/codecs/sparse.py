@@ -8,7 +8,7 @@ has arrived. Decoding gives the same bits before and after.
 
 Where a share of stored elements can be expected, :meth:`Sparse.begin_within` does without the scratch's long life: it
 packs at once into arrays of a given capacity, and what does not fit into a *spill*, memory elsewhere that the device
-can address (gistkit.kernels.spill). The count then only tells whether the spill is needed any longer.
+can address (gistkit.kernels.sparse.spill). The count then only tells whether the spill is needed any longer.
 
 Value formats: ``raw`` keeps the bits. An unscaled narrow format is written by the kernel itself, fp10 one code per
 int16 until it is packed. A scaled one has its blocks counted over the *packed* values, so the scratch stays raw.
@@ -27,10 +27,7 @@ from gistkit.codecs.base import Codec, Encoded, aligned, dense_layout, restored
 from gistkit.codecs.bounds import ErrorBound
 from gistkit.codecs.narrow import DECODERS, ENCODERS
 from gistkit.errors import GistError
-from gistkit.kernels import ops
-from gistkit.kernels.layout import flat
-from gistkit.kernels.sparse_args import value_dtype
-from gistkit.kernels.spill import check_addressable, check_capacity, spill_bytes
+from gistkit.kernels import check_addressable, check_capacity, flat, ops, spill_bytes, value_dtype
 
 Payload = tuple[torch.Tensor, ...]
 

@@ -17,14 +17,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from gistkit.benchmark.cases import Case
-from gistkit.benchmark.measure import environment
-from gistkit.benchmark.picture import plot_rows
-from gistkit.benchmark.run import DTYPES, FAMILIES, Job, all_cases, jobs, rows
+from gistkit.benchmark import DTYPES, FAMILIES, Case, Job, all_cases, environment, jobs, plot_rows, rows
 from gistkit.commands.wrong import HelpFormatter, InputError, claim, write
-from gistkit.plots import check_plot
-from gistkit.runtime.calibrate import checked_device
-from gistkit.tables import console, milliseconds
+from gistkit.profiling import checked_device
+from gistkit.report import console, milliseconds
+from gistkit.training import check_plot
 
 SIZES_MIB = {"cpu": "4", "cuda": "64,256,512"}
 DTYPE_NAMES = {"cpu": "fp32", "cuda": "fp32,bf16"}

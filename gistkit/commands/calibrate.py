@@ -9,9 +9,9 @@ import torch
 from rich.table import Table
 
 from gistkit.commands.wrong import HelpFormatter, InputError, claim, write
-from gistkit.plan.hardware import GIB, Hardware
-from gistkit.runtime.calibrate import calibrate
-from gistkit.tables import console
+from gistkit.planning.cost import GIB, Hardware
+from gistkit.profiling import calibrate
+from gistkit.report import console
 
 
 def add(commands: argparse._SubParsersAction) -> None:

@@ -10,18 +10,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gistkit.captured import card, may_be_cut, step_on, with_least_rows
+from gistkit.api import Measure, card, check_present, may_be_cut, read_times, step_on, times_for, with_least_rows
+from gistkit.capture import loss_of
 from gistkit.commands.wrong import InputError, claim, write
 from gistkit.errors import CaptureError, MeasureError
-from gistkit.graph.saved import SavedGraph
-from gistkit.graph.traced import loss_of
-from gistkit.measuring import Measure, check_present, read_times, times_for
-from gistkit.plan.hardware import PRESETS, Hardware
-from gistkit.plan.hardware import hardware as find_hardware
-from gistkit.plan.times import StepTimes
-from gistkit.plots import check_plot
-from gistkit.runtime.host_memory import does_not_fit
-from gistkit.runtime.times import device_name
+from gistkit.ir import SavedGraph
+from gistkit.planning.cost import PRESETS, Hardware, StepTimes
+from gistkit.planning.cost import hardware as find_hardware
+from gistkit.profiling import device_name
+from gistkit.runtime import does_not_fit
+from gistkit.training import check_plot
 from gistkit.zoo import load
 
 DEFAULT_CARD = "h200"

@@ -10,25 +10,28 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from gistkit.api import (
+    EXAMPLE_FORMAT,
+    Row,
+    check_words,
+    compare,
+    costs_of,
+    decisions_table,
+    least_bytes,
+    least_table,
+    policies_table,
+    remedy,
+    with_times,
+)
 from gistkit.commands.images import add_images, image_step, prepare
 from gistkit.commands.wrong import HelpFormatter, InputError, write
 from gistkit.errors import BudgetError
-from gistkit.graph.saved import SavedGraph
-from gistkit.graph.tasks import BACKWARD
-from gistkit.measuring import costs_of, with_times
-from gistkit.plan.budget import check_budget, parse_budget, parse_bytes
-from gistkit.plan.cost import CostTable
-from gistkit.plan.plan import Plan
-from gistkit.plan.policies.refusal import instead
-from gistkit.plan.policies.registry import POLICIES
-from gistkit.plan.simulate import simulate
-from gistkit.plan.sub_batches import PER_SUB_BATCH, trains_batch_norm
-from gistkit.plan.times import StepTimes
-from gistkit.plan_view import Row, compare, decisions_table, least_table, policies_table
-from gistkit.planner_plots import plot_plan
-from gistkit.planning import EXAMPLE_FORMAT, check_words, least_bytes, remedy
-from gistkit.profile_view import told
-from gistkit.tables import console, mib, milliseconds
+from gistkit.ir import BACKWARD, Plan, SavedGraph
+from gistkit.planning import instead
+from gistkit.planning.cost import CostTable, StepTimes, check_budget, parse_budget, parse_bytes
+from gistkit.planning.policies import POLICIES
+from gistkit.planning.simulate import PER_SUB_BATCH, simulate, trains_batch_norm
+from gistkit.report import console, mib, milliseconds, plot_plan, told
 
 
 @dataclass(frozen=True)

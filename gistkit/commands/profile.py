@@ -6,13 +6,10 @@ import argparse
 
 from rich.console import Console
 
+from gistkit.api import costs_of, profile_graph
 from gistkit.commands.images import add_images, image_step, prepare
 from gistkit.commands.wrong import HelpFormatter, write
-from gistkit.measuring import costs_of
-from gistkit.planner_plots import plot_profile
-from gistkit.profile_view import profile_tables
-from gistkit.profiling import profile_graph
-from gistkit.tables import console
+from gistkit.report import console, plot_profile, profile_tables
 
 WIDE = 100
 """Columns from which the layers' kinds are shown too."""

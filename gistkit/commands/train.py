@@ -13,9 +13,8 @@ from rich.table import Table
 
 from gistkit.commands.wrong import HelpFormatter, InputError, claim, write
 from gistkit.errors import DataError, ModelError
-from gistkit.plots import check_plot, plot_memory
-from gistkit.tables import console
-from gistkit.train import Comparison, RunResult, TrainResult, TrainSettings
+from gistkit.report import console
+from gistkit.training import Comparison, RunResult, TrainResult, TrainSettings, check_plot, plot_memory
 
 MIB = 2**20
 

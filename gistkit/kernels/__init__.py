@@ -1,1 +1,26 @@
-""""""
+"""Kernels: one operator schema, three implementations (Triton, reference, fake)."""
+
+from gistkit.kernels.launch.checks import FORMS
+from gistkit.kernels.launch.direct import Masks, Narrows
+from gistkit.kernels.layout import flat, is_channels_last, is_dense, like
+from gistkit.kernels.pool.geometry import forward_geometry
+from gistkit.kernels.signed_zero import relu_keeps_negative_zero
+from gistkit.kernels.sparse.arguments import bits_of, value_dtype
+from gistkit.kernels.sparse.spill import check_addressable, check_capacity, spill_bytes
+
+__all__ = [
+    "FORMS",
+    "Masks",
+    "Narrows",
+    "bits_of",
+    "check_addressable",
+    "check_capacity",
+    "flat",
+    "forward_geometry",
+    "is_channels_last",
+    "is_dense",
+    "like",
+    "relu_keeps_negative_zero",
+    "spill_bytes",
+    "value_dtype",
+]

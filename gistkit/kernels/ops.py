@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 
 from gistkit import formats
+from gistkit.kernels.launch.library import host_operator, operator
 from gistkit.kernels.layout import is_channels_last
-from gistkit.kernels.library import host_operator, operator
 
 VALUE_DTYPES = {"fp16": torch.int16, "fp10": torch.int16, "fp8": torch.uint8}
 CODE_DTYPES = {"fp16": torch.int16, "fp10": torch.int32, "fp8": torch.uint8}

@@ -1,7 +1,7 @@
 """conv2d whose backward takes the weight gradient first and lets go of its input before the input gradient.
 
 Two calls of the library cost the host more than one (51 us each: ResNet-50, batch 64, H200, mean of 210 under the
-profiler); where that matters more than the peak, PyTorch's own convolution runs (:mod:`gistkit.runtime.native`).
+profiler); where that matters more than the peak, PyTorch's own convolution runs (:mod:`gistkit.runtime.calls.native`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gistkit.kernels.layout import is_dense
+from gistkit.kernels import is_dense
 from gistkit.nn.autocast import cast, disabled
 from gistkit.nn.eligible import covered, demand_floating, hooked, recorded
 from gistkit.nn.keep import Keep, Kept, hold, hold_weight, keep_dense, take, weight_of
@@ -21,7 +21,7 @@ from gistkit.nn.pool import Pair, Size, pair
 from gistkit.nn.slices import demand_slices, row_slices, summed
 from gistkit.nn.standin import Geometry, StandIn, settings
 from gistkit.nn.switched import switched, under
-from gistkit.plan.part_algorithms import is_switched, switches
+from gistkit.planning.cost import is_switched, switches
 
 Memo = dict[Any, Any] | None
 # How many geometries one call is remembered in before all are forgotten.
@@ -161,8 +161,8 @@ def run(
     """:func:`conv2d` for operands that are covered (:func:`gistkit.nn.eligible.covered`), with ``options`` (stride,
     padding, dilation, groups). ``memo``: a dict that the caller keeps from step to step for this call, for what depends
     on sizes, strides and settings alone; the options and the algorithm must be hashable and the same then.
-    ``algorithm``: switches of cuDNN, by part (:mod:`gistkit.plan.part_algorithms`); other names, which are planner
-    data, are left to PyTorch."""
+    ``algorithm``: switches of cuDNN, by part (:mod:`gistkit.planning.cost.part_algorithms`); other names, which are
+    planner data, are left to PyTorch."""
     if not is_switched(algorithm):
         return _run(x, weight, bias, options, keep, slices, memo, "")
     with switched(switches(algorithm, "forward")):

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from gistkit.kernels import ops
-from gistkit.kernels.layout import flat, like
+from gistkit.kernels import flat, like, ops
 from gistkit.nn.eligible import covered, demand_floating, overwritable, recorded
 from gistkit.nn.keep import hold, take
 from gistkit.nn.once import once_differentiable

@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
-from gistkit.kernels.layout import is_channels_last
+from gistkit.kernels import is_channels_last
 
 is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined]
 """True of a tensor that belongs to a function transform, also after its end."""

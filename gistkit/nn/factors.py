@@ -7,8 +7,8 @@ from math import prod
 
 import torch
 
-from gistkit.kernels import direct
-from gistkit.kernels.layout import is_channels_last
+from gistkit.kernels import is_channels_last
+from gistkit.kernels.launch import direct
 
 Vector = torch.Tensor | None
 
@@ -26,7 +26,7 @@ def plane_of(shape: torch.Size, stride: tuple[int, ...]) -> int:
 
 class Factors:
     """A batch norm's output from its input by gistkit's own kernel. ``vectors``: mean [C], 1/std [C], weight and bias
-    [2C], fp32, never written to; ``form``: the arithmetic, one of :data:`gistkit.kernels.checks.FORMS`."""
+    [2C], fp32, never written to; ``form``: the arithmetic, one of :data:`gistkit.kernels.launch.checks.FORMS`."""
 
     __slots__ = ("form", "vectors")
 

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import torch
 
+from gistkit.capture import is_weight
 from gistkit.codecs import CODECS, Encoded
 from gistkit.codecs import codec as codec_named
-from gistkit.graph.weights import is_weight
 
 is_retained = torch._C._autograd._get_current_graph_task_keep_graph  # type: ignore[attr-defined]
 """Whether the graph of the running backward is retained."""

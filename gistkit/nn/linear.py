@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gistkit.kernels.layout import is_dense
+from gistkit.kernels import is_dense
 from gistkit.nn.autocast import cast, disabled
 from gistkit.nn.eligible import covered, demand_floating, hooked, recorded
 from gistkit.nn.keep import Keep, Kept, hold, keep_dense, take

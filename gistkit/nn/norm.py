@@ -12,7 +12,7 @@ reproduces a real forward bit for bit on the device in use. With alpha = weight 
 | CUDA, cuDNN | not documented; also tried: fma(x - mean, alpha, bias), fma((x - mean) * invstd, weight, bias) |
 
 On CUDA gistkit's own kernel does all but the last of them in one pass (:class:`Factors`,
-:mod:`gistkit.kernels.rebuild`); it is asked first, and PyTorch's operators where it does not match.
+:mod:`gistkit.kernels.rebuild.rebuild`); it is asked first, and PyTorch's operators where it does not match.
 
 There beta = fma(-mean, alpha, bias) where the statistics are fp32 (that is, unless the parameters are bf16 or fp16),
 else bias - mean * alpha with both rounded to fp32.
@@ -27,8 +27,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gistkit.kernels.checks import FORMS
-from gistkit.kernels.layout import is_channels_last, is_dense
+from gistkit.kernels import FORMS, is_channels_last, is_dense
 from gistkit.nn.eligible import covered, demand_floating, hooked, recorded
 from gistkit.nn.factors import Factors, Vector
 from gistkit.nn.keep import Keep, hold, hold_weight, keep_dense, take, weight_of

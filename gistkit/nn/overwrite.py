@@ -12,9 +12,7 @@ from typing import Any
 import torch
 
 from gistkit.codecs import Encoded
-from gistkit.kernels import ops
-from gistkit.kernels.direct import Masks
-from gistkit.kernels.layout import flat
+from gistkit.kernels import Masks, flat, ops
 from gistkit.nn.keep import Coded, Keep, hold, take
 from gistkit.nn.once import apply, once_differentiable
 

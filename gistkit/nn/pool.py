@@ -8,9 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from gistkit import formats
-from gistkit.kernels import ops
-from gistkit.kernels.layout import is_channels_last
-from gistkit.kernels.pool_geometry import forward_geometry
+from gistkit.kernels import forward_geometry, is_channels_last, ops
 from gistkit.nn.eligible import covered, demand_floating, memory_format_of, recorded, strides_of
 from gistkit.nn.keep import hold, take
 from gistkit.nn.once import once_differentiable

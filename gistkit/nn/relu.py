@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from gistkit.codecs import Encoded
-from gistkit.kernels import direct, ops
-from gistkit.kernels.layout import flat, is_dense
+from gistkit.kernels import flat, is_dense, ops
+from gistkit.kernels.launch import direct
 from gistkit.nn.eligible import covered, demand_floating, overwritable, recorded
 from gistkit.nn.keep import Coded, Keep, hold, take
 from gistkit.nn.once import apply, once_differentiable

@@ -9,9 +9,9 @@ still wants a tensor there, and some backends bring it into another layout first
 | ATen's matrix product on the CPU, one group | the same; several groups are copied out of the input one by one |
 | others, contiguous input | one element of the weight, expanded to the shape: copying it is harmless |
 | ATen's on the CPU, weight in the input's memory format | the same |
-| others | none: the input itself must be there (:func:`gistkit.graph.conv_backward.needs_input`) |
+| others | none: the input itself must be there (:func:`gistkit.capture.step.conv_backward.needs_input`) |
 
-Bits and strides of the gradients are those of one joint call (tests/test_functional.py).
+Bits and strides of the gradients are those of one joint call (tests/nn/test_functional.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from gistkit.graph.conv_backward import needs_input, takes_its_own
+from gistkit.capture import needs_input, takes_its_own
 from gistkit.nn.eligible import strides_of
 
 Pair = tuple[int, int]

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from gistkit.nn.standin import Geometry
-from gistkit.plan.part_algorithms import SWITCHES, is_switched, switches
+from gistkit.planning.cost import SWITCHES, is_switched, switches
 
 
 @contextmanager
 def switched(name: str) -> Iterator[None]:
-    """Run under the switches of that name (:data:`gistkit.plan.part_algorithms.SWITCHES`); '' changes nothing."""
+    """Run under the switches of that name (:data:`gistkit.planning.cost.part_algorithms.SWITCHES`); '' changes
+    nothing."""
     if not name:
         yield
         return

@@ -1,1 +1,28 @@
-""""""
+"""Runs a model under a plan in eager mode."""
+
+from gistkit.runtime.attach import compress, compressed_forward, restore
+from gistkit.runtime.engine import Engine
+from gistkit.runtime.live import LiveBytes, LiveEvent
+from gistkit.runtime.offload.host_memory import available_bytes, does_not_fit
+from gistkit.runtime.program.density_excess import denser
+from gistkit.runtime.program.match_plan import trains
+from gistkit.runtime.program.stats import Row, StepStats
+from gistkit.runtime.saving_context import saving
+from gistkit.runtime.step.step import step
+
+__all__ = [
+    "Engine",
+    "LiveBytes",
+    "LiveEvent",
+    "Row",
+    "StepStats",
+    "available_bytes",
+    "compress",
+    "compressed_forward",
+    "denser",
+    "does_not_fit",
+    "restore",
+    "saving",
+    "step",
+    "trains",
+]

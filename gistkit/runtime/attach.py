@@ -9,13 +9,13 @@ from typing import Any, SupportsIndex, TypeVar
 import torch
 from torch.fx import GraphModule
 
+from gistkit.capture import check_runs_in_python
 from gistkit.errors import CompressError
-from gistkit.graph.foreign import check_runs_in_python
-from gistkit.plan.plan import Plan
-from gistkit.plan.policies.gist import check_lossy
-from gistkit.runtime.decide import Settings
+from gistkit.ir import Plan
+from gistkit.planning.policies import check_lossy
 from gistkit.runtime.engine import Engine
-from gistkit.runtime.given import check_plan
+from gistkit.runtime.program.match_plan import check_plan
+from gistkit.runtime.program.settings import Settings
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 FIDELITIES = ("bitwise", "reassociated")

@@ -17,30 +17,28 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from gistkit.capture import Recorder, capture, hooks_are_active
 from gistkit.errors import CaptureError, PlanMismatchError
-from gistkit.graph.calls import hooks_are_active
-from gistkit.graph.capture import Recorder, capture
-from gistkit.graph.saved import SavedGraph, SavedStorage
-from gistkit.plan.plan import Plan
-from gistkit.plan.policies.gist import gist
-from gistkit.runtime.counts import Ticket
-from gistkit.runtime.decide import Settings
-from gistkit.runtime.denser import Room, remember
-from gistkit.runtime.earlier import Earlier
-from gistkit.runtime.exact import FIRST, PLANNED, ExactPacker
-from gistkit.runtime.fast_modules import ShortModules
-from gistkit.runtime.forecast import Forecasts, Spilled, spilled_note
-from gistkit.runtime.given import check_mode, check_rows, given_program, plans_training
-from gistkit.runtime.interpose import Interposer
-from gistkit.runtime.plain import Counter, as_captured, runs_plain
-from gistkit.runtime.program import Program
-from gistkit.runtime.region import Region
+from gistkit.ir import Plan, SavedGraph, SavedStorage
+from gistkit.planning.policies import gist
+from gistkit.runtime.calls.fast_modules import ShortModules
+from gistkit.runtime.calls.interpose import Interposer
+from gistkit.runtime.calls.plain import Counter, as_captured, runs_plain
+from gistkit.runtime.calls.uncovered import hooks
+from gistkit.runtime.forward.state import Region
+from gistkit.runtime.program.density_excess import Room, remember
+from gistkit.runtime.program.match_plan import check_mode, check_rows, given_program, plans_training
+from gistkit.runtime.program.pending_backwards import Earlier
+from gistkit.runtime.program.program import Program
+from gistkit.runtime.program.settings import Settings
+from gistkit.runtime.program.sizes import Sizes
+from gistkit.runtime.program.stats import Observed, StepStats, observe
+from gistkit.runtime.rebuild.probed import told_ahead
 from gistkit.runtime.signature import signature, state_kinds
-from gistkit.runtime.sizes import Sizes
-from gistkit.runtime.spill import Spill
-from gistkit.runtime.stats import Observed, StepStats, observe
-from gistkit.runtime.telling import told_ahead
-from gistkit.runtime.uncovered import hooks
+from gistkit.runtime.sparse_sizes.counts import Ticket
+from gistkit.runtime.sparse_sizes.exact import FIRST, PLANNED, ExactPacker
+from gistkit.runtime.sparse_sizes.forecast import Forecasts, Spilled, spilled_note
+from gistkit.runtime.sparse_sizes.spill import Spill
 
 REPLAN_AFTER = frozenset((1, 2, 5, 10, 20, 50, 100, 200))
 REPLAN_EVERY = 1000

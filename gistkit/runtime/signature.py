@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten
 
-from gistkit.runtime.fast_modules import PLAIN
+from gistkit.runtime.calls.fast_modules import PLAIN
 
 
 def signature(model: torch.nn.Module, args: tuple, kwargs: dict, by_value: tuple = (int, str)) -> tuple:

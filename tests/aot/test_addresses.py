@@ -5,10 +5,11 @@ import re
 
 import pytest
 
-from gistkit.kernels import flags, fp10, narrow, nibbles
-from gistkit.kernels.csr_readers import csr_backward_kernel
-from gistkit.kernels.tiling import NUM_WARPS, ROWS
-from gistkit.kernels.zvc_kernels import zvc_backward_kernel
+from gistkit.kernels.launch.tiling import NUM_WARPS, ROWS
+from gistkit.kernels.mask import flags, nibbles
+from gistkit.kernels.narrow import fp10, narrow
+from gistkit.kernels.sparse.csr_readers import csr_backward_kernel
+from gistkit.kernels.sparse.zvc_kernels import zvc_backward_kernel
 from tests.aot import test_mask, test_narrow, test_sparse
 from tests.aot.harness import compile_kernel
 

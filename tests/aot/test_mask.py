@@ -2,9 +2,9 @@
 
 import pytest
 
-from gistkit.kernels import flags
-from gistkit.kernels import mask as kernels
-from gistkit.kernels.tiling import NUM_WARPS, ROWS
+from gistkit.kernels.launch.tiling import NUM_WARPS, ROWS
+from gistkit.kernels.mask import flags
+from gistkit.kernels.mask import mask as kernels
 from tests.aot.harness import CAPABILITIES, Compiled, compile_kernel, per_element
 
 # An H200 moves 4.3 TB/s and issues instructions for about 6.8 of them per byte moved (docs: 28 an fp32 mask element).

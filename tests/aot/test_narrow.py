@@ -2,9 +2,9 @@
 
 import pytest
 
-from gistkit.kernels import fp10, tensor_scale
-from gistkit.kernels import narrow as kernels
-from gistkit.kernels.tiling import NUM_WARPS, ROWS
+from gistkit.kernels.launch.tiling import NUM_WARPS, ROWS
+from gistkit.kernels.narrow import fp10, tensor_scale
+from gistkit.kernels.narrow import narrow as kernels
 from tests.aot.harness import CAPABILITIES, Compiled, compile_kernel, loop_body, per_element
 
 # An H200 moves 4.3 TB/s and issues instructions for about 6.8 of them per byte moved (34 for fp32 to fp8: 5 bytes).

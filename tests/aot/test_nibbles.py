@@ -2,8 +2,8 @@
 
 import pytest
 
-from gistkit.kernels import nibbles as kernels
-from gistkit.kernels.tiling import NUM_WARPS
+from gistkit.kernels.launch.tiling import NUM_WARPS
+from gistkit.kernels.mask import nibbles as kernels
 from tests.aot.harness import CAPABILITIES, compile_kernel, per_element
 
 INSTRUCTIONS_PER_BYTE = 6.8

@@ -11,11 +11,11 @@ one (Triton 3.9 and 3.6). An A100 issues 0.58 times as many instructions a secon
 
 import pytest
 
-from gistkit.kernels.pool import FORWARD_OUTPUTS, PAIRS, QUADS
-from gistkit.kernels.pool_backward import backward_kernel, backward_quads_kernel
-from gistkit.kernels.pool_backward_pairs import backward_pairs_kernel
-from gistkit.kernels.pool_forward import forward_kernel
-from gistkit.kernels.pool_forward_pairs import forward_pairs_kernel
+from gistkit.kernels.pool.backward import backward_kernel, backward_quads_kernel
+from gistkit.kernels.pool.backward_pairs import backward_pairs_kernel
+from gistkit.kernels.pool.forward import forward_kernel
+from gistkit.kernels.pool.forward_pairs import forward_pairs_kernel
+from gistkit.kernels.pool.operators import FORWARD_OUTPUTS, PAIRS, QUADS
 from tests.aot.harness import CAPABILITIES, compile_kernel, per_element
 
 POINTERS = {"fp32": "*fp32", "bf16": "*bf16", "fp16": "*fp16"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gistkit.kernels.pool_backward import backward_kernel
+from gistkit.kernels.pool.backward import backward_kernel
 from tests.aot.harness import CAPABILITIES
 from tests.aot.test_pool import _compile, _windows
 

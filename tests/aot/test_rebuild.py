@@ -3,9 +3,9 @@
 import pytest
 
 from gistkit.formats import ceil_div
-from gistkit.kernels import rebuild as kernels
-from gistkit.kernels.checks import FORMS
-from gistkit.kernels.tiling import NUM_WARPS
+from gistkit.kernels.launch.checks import FORMS
+from gistkit.kernels.launch.tiling import NUM_WARPS
+from gistkit.kernels.rebuild import rebuild as kernels
 from tests.aot.harness import CAPABILITIES, Compiled, compile_kernel, opcode_of
 
 # as in test_mask: what an H200 issues for each byte moved at memory speed

@@ -17,14 +17,14 @@ import re
 import pytest
 import triton.language as tl
 
-from gistkit.kernels.compact import CSR_SLOTS, PIECES, RUN, ZVC_SLOTS, compact_kernel
-from gistkit.kernels.csr_kernels import csr_encode_kernel
-from gistkit.kernels.csr_readers import csr_backward_kernel, csr_decode_kernel
-from gistkit.kernels.sparse import CSR_PIECES, CSR_ROWS
-from gistkit.kernels.sparse_blocks import PIECES as BLOCK_PIECES
-from gistkit.kernels.sparse_blocks import pack_blocks_kernel
-from gistkit.kernels.sparse_ends import COUNTS_A_ROUND, GROUP, SUMS_A_ROUND, ends_kernel
-from gistkit.kernels.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel
+from gistkit.kernels.sparse.blocks import PIECES as BLOCK_PIECES
+from gistkit.kernels.sparse.blocks import pack_blocks_kernel
+from gistkit.kernels.sparse.compact import CSR_SLOTS, PIECES, RUN, ZVC_SLOTS, compact_kernel
+from gistkit.kernels.sparse.csr_kernels import csr_encode_kernel
+from gistkit.kernels.sparse.csr_readers import csr_backward_kernel, csr_decode_kernel
+from gistkit.kernels.sparse.ends import COUNTS_A_ROUND, GROUP, SUMS_A_ROUND, ends_kernel
+from gistkit.kernels.sparse.operators import CSR_PIECES, CSR_ROWS
+from gistkit.kernels.sparse.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel
 from tests.aot.harness import CAPABILITIES, Compiled, compile_kernel, loop_body, loops, per_element
 
 DTYPE = {"fp32": tl.float32, "bf16": tl.bfloat16, "fp16": tl.float16}

@@ -1,4 +1,4 @@
-"""The compiled kernels that read zvc and csr, run by tests/warp.py, against the oracle bit for bit.
+"""The compiled kernels that read zvc and csr, run by tests/support/warp.py, against the oracle bit for bit.
 
 The interpreter takes another way through these kernels, without shared memory; this is the way a GPU takes, but for
 what ptxas makes of it. tests/gpu/test_sparse.py has the last word.
@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from gistkit.formats import ceil_div
-from gistkit.kernels.compact import CSR_SLOTS, UNBOUNDED
 from gistkit.kernels.reference import sparse as reference
 from gistkit.kernels.reference import sparse_blocks as block_reference
-from gistkit.kernels.sparse_args import bits_of
-from gistkit.kernels.spill import columns_start, group_slots, spill_bytes, spill_origin
+from gistkit.kernels.sparse.arguments import bits_of
+from gistkit.kernels.sparse.compact import CSR_SLOTS, UNBOUNDED
+from gistkit.kernels.sparse.spill import columns_start, group_slots, spill_bytes, spill_origin
 from tests.aot.test_sparse import BACKWARDS, PROGRAM, READERS, block_packer, compiled
 from tests.aot.test_spill import packer
-from tests.sparse_cases import EMPTY, PAYLOADS, SparseCase, decoded, relu_gradient, sparse_case
-from tests.tensors import float_values, plain_nan
-from tests.warp import bases, launch
+from tests.support.sparse_cases import EMPTY, PAYLOADS, SparseCase, decoded, relu_gradient, sparse_case
+from tests.support.tensors import float_values, plain_nan
+from tests.support.warp import bases, launch
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 BOTH = pytest.mark.parametrize("codec", PAYLOADS)

@@ -6,10 +6,18 @@ Budgets as in tests/aot/test_sparse.py, of the variants with a spill a little ab
 
 import pytest
 
-from gistkit.kernels.compact import CSR_SLOTS, PAIR_PIECES, PIECES, RUN, ZVC_SLOTS, compact_kernel, compact_pair_kernel
-from gistkit.kernels.csr_readers import csr_backward_kernel, csr_decode_kernel
-from gistkit.kernels.sparse_ends import COUNTS_A_ROUND, GROUP, SUMS_A_ROUND, ends_kernel
-from gistkit.kernels.spill import group_slots
+from gistkit.kernels.sparse.compact import (
+    CSR_SLOTS,
+    PAIR_PIECES,
+    PIECES,
+    RUN,
+    ZVC_SLOTS,
+    compact_kernel,
+    compact_pair_kernel,
+)
+from gistkit.kernels.sparse.csr_readers import csr_backward_kernel, csr_decode_kernel
+from gistkit.kernels.sparse.ends import COUNTS_A_ROUND, GROUP, SUMS_A_ROUND, ends_kernel
+from gistkit.kernels.sparse.spill import group_slots
 from tests.aot.harness import Compiled, compile_kernel, loop_body, per_element
 from tests.aot.test_sparse import ITEMS, PROGRAM, at_half_density, compiled
 

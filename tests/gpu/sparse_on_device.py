@@ -2,8 +2,8 @@
 
 import torch
 
-from tests.sparse_cases import SparseCase, sparse_case
-from tests.tensors import float_values
+from tests.support.sparse_cases import SparseCase, sparse_case
+from tests.support.tensors import float_values
 
 LENGTHS = (1, 31, 256, 1000, 1023, 1025, 3 * 1024, 1_000_000, 1_000_003)
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from gistkit import functional
 from gistkit.nn import autocast
 from tests.gpu.waiting import no_synchronisation
-from tests.tensors import same_bits
+from tests.support.tensors import same_bits
 
 pytestmark = pytest.mark.gpu
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gistkit import capture, zoo
-from gistkit.runtime.calibrate import calibrate
-from gistkit.runtime.measure import Work, measured_step
+from gistkit.profiling.calibration import calibrate
+from gistkit.profiling.measure import Work, measured_step
 
 pytestmark = pytest.mark.gpu
 

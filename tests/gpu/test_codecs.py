@@ -7,9 +7,9 @@ import torch
 
 from gistkit.codecs import CODECS, Sparse
 from gistkit.codecs.narrow import Narrow
-from gistkit.runtime.exact import ExactPacker
+from gistkit.runtime.sparse_sizes.exact import ExactPacker
 from tests.gpu.waiting import no_synchronisation
-from tests.tensors import FLOATS, plain_nan, same_bits, values_of
+from tests.support.tensors import FLOATS, plain_nan, same_bits, values_of
 
 pytestmark = pytest.mark.gpu
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from gistkit import functional
 from gistkit.nn.standin import Geometry, StandIn
-from tests.nn_cases import DTYPES, laid_out, planted, same_bits
+from tests.support.nn_cases import DTYPES, laid_out, planted, same_bits
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
-from gistkit.runtime.host import Parcel, arrived
+from gistkit.runtime.offload.host import Parcel, arrived
 from tests.gpu.waiting import no_synchronisation
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic_cudnn")]

@@ -10,7 +10,7 @@ from gistkit.kernels import ops
 from gistkit.kernels.reference import mask as reference
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 from tests.gpu.waiting import no_synchronisation
-from tests.tensors import FLOATS, bits, plain_nan, same_bits, values_of
+from tests.support.tensors import FLOATS, bits, plain_nan, same_bits, values_of
 
 pytestmark = pytest.mark.gpu
 SIZES = (0, 1, 7, 8, 16, 1000, 2**20, 2**20 + 8, 2**20 + 48, 2**22 + 5)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import gistkit
 from gistkit import MeasureError, StepTimes, capture, cli, zoo
-from gistkit.plan.part_algorithms import DEFAULT, SWITCHES, is_switched
+from gistkit.planning.cost.part_algorithms import DEFAULT, SWITCHES, is_switched
 
 pytestmark = pytest.mark.gpu
 

@@ -9,8 +9,8 @@ from gistkit.formats import FLOAT_FORMATS, SCALINGS
 from gistkit.kernels import ops
 from gistkit.kernels.reference import narrow as reference
 from tests.gpu.waiting import no_synchronisation
-from tests.narrow_values import boundaries
-from tests.tensors import FLOATS, same_bits, values_of
+from tests.support.narrow_values import boundaries
+from tests.support.tensors import FLOATS, same_bits, values_of
 
 pytestmark = pytest.mark.gpu
 ENCODE = {"fp16": ops.fp16_encode, "fp10": ops.fp10_encode, "fp8": ops.fp8_encode}

@@ -5,11 +5,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 
-from gistkit.kernels import ops, pool
+from gistkit.kernels import ops
 from gistkit.kernels.layout import is_channels_last
+from gistkit.kernels.pool import operators as pool
 from gistkit.kernels.reference import pool as reference
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
-from tests.pool_cases import (
+from tests.support.pool_cases import (
     COMMON_WINDOWS,
     DTYPES,
     PoolCase,
@@ -19,7 +20,7 @@ from tests.pool_cases import (
     pool_cases,
     values,
 )
-from tests.tensors import plain_nan, same_bits
+from tests.support.tensors import plain_nan, same_bits
 
 pytestmark = pytest.mark.gpu
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gistkit.codecs import CODECS, Sparse
-from gistkit.runtime.rebuild import same_bits
+from gistkit.runtime.rebuild.rebuild import same_bits
 
 pytestmark = pytest.mark.gpu
 NAMES = sorted(name for name, codec in CODECS.items() if isinstance(codec, Sparse))

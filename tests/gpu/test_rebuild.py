@@ -6,17 +6,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gistkit.graph.calls import BatchNorm
+from gistkit.capture.calls import BatchNorm
 from gistkit.kernels import ops
-from gistkit.kernels.checks import FORMS
+from gistkit.kernels.launch.checks import FORMS
 from gistkit.kernels.layout import flat
 from gistkit.kernels.reference import rebuild as reference
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 from gistkit.nn import norm as bn
-from gistkit.runtime.exactness import arithmetic, try_drawn
+from gistkit.runtime.rebuild.exactness import arithmetic, try_drawn
 from tests.gpu.waiting import no_synchronisation
-from tests.rebuild_cases import SIZES, factors, operands
-from tests.tensors import FLOATS, plain_nan, same_bits
+from tests.support.rebuild_cases import SIZES, factors, operands
+from tests.support.tensors import FLOATS, plain_nan, same_bits
 
 pytestmark = pytest.mark.gpu
 dtypes = pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -6,11 +6,11 @@ import torch
 from gistkit.kernels import ops
 from gistkit.kernels.reference import sparse as reference
 from gistkit.kernels.reference import sparse_blocks as block_reference
-from gistkit.kernels.sparse_ends import ends, ends_and_heads
+from gistkit.kernels.sparse.ends import ends, ends_and_heads
 from tests.gpu.sparse_on_device import LENGTHS, make_case, on_device
 from tests.gpu.waiting import no_synchronisation
-from tests.sparse_cases import EMPTY, PAYLOADS, SparseCase, decoded, relu_gradient
-from tests.tensors import FLOATS, bits, float_values, plain_nan, same_bits
+from tests.support.sparse_cases import EMPTY, PAYLOADS, SparseCase, decoded, relu_gradient
+from tests.support.tensors import FLOATS, bits, float_values, plain_nan, same_bits
 
 pytestmark = pytest.mark.gpu
 

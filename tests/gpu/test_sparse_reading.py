@@ -5,8 +5,8 @@ import pytest
 from gistkit.kernels import ops
 from gistkit.kernels.reference import sparse as reference
 from tests.gpu.sparse_on_device import LENGTHS, device_case, make_case, on_device
-from tests.sparse_cases import PAYLOADS, SCALED, UNSCALED, decoded, relu_gradient
-from tests.tensors import FLOATS, same_bits
+from tests.support.sparse_cases import PAYLOADS, SCALED, UNSCALED, decoded, relu_gradient
+from tests.support.tensors import FLOATS, same_bits
 
 pytestmark = pytest.mark.gpu
 

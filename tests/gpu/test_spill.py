@@ -14,10 +14,10 @@ from gistkit.codecs import CODECS, Encoded, Sparse
 from gistkit.kernels import ops
 from gistkit.kernels.layout import flat
 from gistkit.kernels.reference import sparse as reference
-from gistkit.kernels.sparse_ends import ends
-from gistkit.kernels.spill import GROUP, group_slots, spill_origin
+from gistkit.kernels.sparse.ends import ends
+from gistkit.kernels.sparse.spill import GROUP, group_slots, spill_origin
 from tests.gpu.waiting import no_synchronisation
-from tests.tensors import FLOATS, bits, float_values, plain_nan, same_bits
+from tests.support.tensors import FLOATS, bits, float_values, plain_nan, same_bits
 
 pytestmark = pytest.mark.gpu
 

@@ -19,12 +19,12 @@ from gistkit import zoo
 from gistkit.codecs import CODECS, Sparse
 from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.engine import LAG
-from gistkit.runtime.exact import FIRST, ExactPacker
-from gistkit.runtime.forecast import Forecast
-from gistkit.runtime.spill import Spill
+from gistkit.runtime.sparse_sizes.exact import FIRST, ExactPacker
+from gistkit.runtime.sparse_sizes.forecast import Forecast
+from gistkit.runtime.sparse_sizes.spill import Spill
 from tests.gpu.waiting import no_synchronisation
-from tests.tensors import FLOATS, same_bits, values_of
-from tests.test_spill import lent_bytes
+from tests.runtime.sparse_sizes.test_spill import lent_bytes
+from tests.support.tensors import FLOATS, same_bits, values_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic_cudnn")]
 

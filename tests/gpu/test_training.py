@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from gistkit.runtime.live import LiveBytes
-from gistkit.train import TrainSettings, train
+from gistkit.training.train import TrainSettings, train
 from gistkit.zoo.resnet import CifarBottleneckResNet, CifarResNet
-from tests.training import assert_same_training, batches
+from tests.support.training import assert_same_training, batches
 
 pytestmark = pytest.mark.gpu
 

@@ -8,12 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gistkit.formats import ceil_div
-from gistkit.kernels import ranges, rebuild, sparse
+from gistkit.kernels.rebuild import rebuild
 from gistkit.kernels.reference import ranges as range_oracle
 from gistkit.kernels.reference import rebuild as rebuild_oracle
 from gistkit.kernels.reference import sparse as oracle
-from tests.rebuild_cases import operands
-from tests.tensors import FLOATS, float_values, plain_nan, same_bits
+from gistkit.kernels.sparse import operators as sparse
+from gistkit.kernels.sparse import ranges
+from tests.support.rebuild_cases import operands
+from tests.support.tensors import FLOATS, float_values, plain_nan, same_bits
 
 # infinities minus infinities and products beyond the range: numpy reports what is meant to happen
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")

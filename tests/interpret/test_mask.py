@@ -10,10 +10,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gistkit.kernels import mask as kernels
-from gistkit.kernels.flags import pack_flags
+from gistkit.kernels.mask import mask as kernels
+from gistkit.kernels.mask.flags import pack_flags
 from gistkit.kernels.reference import mask as reference
-from tests.tensors import FLOATS, plain_nan, same_bits, values_of
+from tests.support.tensors import FLOATS, plain_nan, same_bits, values_of
 
 # NaN and infinity times zero: numpy, which stands in for the GPU here, reports what is meant to happen
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")

@@ -8,11 +8,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gistkit.formats import FLOAT_FORMATS, SCALINGS
-from gistkit.kernels import narrow as kernels
-from gistkit.kernels import tensor_scale
+from gistkit.kernels.narrow import narrow as kernels
+from gistkit.kernels.narrow import tensor_scale
 from gistkit.kernels.reference import narrow as reference
-from tests.narrow_values import boundaries
-from tests.tensors import FLOATS, same_bits, values_of
+from tests.support.narrow_values import boundaries
+from tests.support.tensors import FLOATS, same_bits, values_of
 
 # arithmetic on infinities and NaN: numpy, which stands in for the GPU here, reports what is meant to happen
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")

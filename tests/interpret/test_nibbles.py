@@ -4,7 +4,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gistkit.kernels import nibbles as kernels
+from gistkit.kernels.mask import nibbles as kernels
 from gistkit.kernels.reference import nibbles as reference
 
 PROGRAM = kernels.ROWS * kernels.CODES

@@ -13,10 +13,18 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gistkit.kernels import pool
-from gistkit.kernels.pool_tiles import divide, divisor
+from gistkit.kernels.pool import operators as pool
+from gistkit.kernels.pool.tiles import divide, divisor
 from gistkit.kernels.reference import pool as reference
-from tests.pool_cases import COMMON_WINDOWS, PoolCase, any_bits, assert_same_bits, bits_named, pool_cases, values
+from tests.support.pool_cases import (
+    COMMON_WINDOWS,
+    PoolCase,
+    any_bits,
+    assert_same_bits,
+    bits_named,
+    pool_cases,
+    values,
+)
 
 
 def check(case: PoolCase) -> None:

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from gistkit.kernels import ranges, sparse
 from gistkit.kernels.reference import ranges as oracle
 from gistkit.kernels.reference import sparse as whole_oracle
-from gistkit.runtime.rebuild import same_bits
+from gistkit.kernels.sparse import operators as sparse
+from gistkit.kernels.sparse import ranges
+from gistkit.runtime.rebuild.rebuild import same_bits
 
 NONE = torch.empty(0, dtype=torch.uint8)
 

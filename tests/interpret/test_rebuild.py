@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gistkit.kernels import rebuild as kernels
-from gistkit.kernels.checks import FORMS
+from gistkit.kernels.launch.checks import FORMS
+from gistkit.kernels.rebuild import rebuild as kernels
 from gistkit.kernels.reference import rebuild as reference
-from tests.rebuild_cases import SIZES, operands
-from tests.tensors import FLOATS, plain_nan, same_bits
+from tests.support.rebuild_cases import SIZES, operands
+from tests.support.tensors import FLOATS, plain_nan, same_bits
 
 # infinities minus infinities and products beyond the range: numpy reports what is meant to happen
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")

@@ -1,7 +1,7 @@
 """The Triton kernels of zvc and csr in the interpreter against the oracle, bit for bit.
 
 The interpreter takes 0.1 s a slot here: it rewrites every jitted helper at each call, and a slot is 32 rows. Hence few
-and short inputs; tests/test_sparse.py holds the oracle to the definition on many more.
+and short inputs; tests/kernels/test_sparse.py holds the oracle to the definition on many more.
 """
 
 from collections.abc import Iterator
@@ -13,16 +13,26 @@ import torch
 from hypothesis import given, settings
 
 from gistkit.formats import ceil_div
-from gistkit.kernels import ranges, sparse_blocks
-from gistkit.kernels import sparse as kernels
-from gistkit.kernels.compact import CSR_SLOTS, PIECES, RUN, ZVC_SLOTS, compact_kernel
 from gistkit.kernels.reference import ranges as range_oracle
 from gistkit.kernels.reference import sparse as reference
 from gistkit.kernels.reference import sparse_blocks as block_oracle
-from gistkit.kernels.sparse_args import BIT_DTYPES
-from gistkit.kernels.sparse_ends import FEW, ends, ends_and_heads
-from tests.sparse_cases import PAYLOADS, SCALED, UNSCALED, SparseCase, decoded, relu_gradient, sparse_case, sparse_cases
-from tests.tensors import FLOATS, float_values, plain_nan, same_bits
+from gistkit.kernels.sparse import blocks as sparse_blocks
+from gistkit.kernels.sparse import operators as kernels
+from gistkit.kernels.sparse import ranges
+from gistkit.kernels.sparse.arguments import BIT_DTYPES
+from gistkit.kernels.sparse.compact import CSR_SLOTS, PIECES, RUN, ZVC_SLOTS, compact_kernel
+from gistkit.kernels.sparse.ends import FEW, ends, ends_and_heads
+from tests.support.sparse_cases import (
+    PAYLOADS,
+    SCALED,
+    UNSCALED,
+    SparseCase,
+    decoded,
+    relu_gradient,
+    sparse_case,
+    sparse_cases,
+)
+from tests.support.tensors import FLOATS, float_values, plain_nan, same_bits
 
 # a scaled product past the largest float is infinite, quietly on a GPU, and clamped next; numpy warns
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in multiply:RuntimeWarning")

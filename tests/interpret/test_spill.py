@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from gistkit.formats import ceil_div
-from gistkit.kernels import ranges
-from gistkit.kernels import sparse as kernels
 from gistkit.kernels.reference import sparse as reference
-from gistkit.kernels.sparse_args import bits_of
-from gistkit.kernels.sparse_ends import FEW, ends
-from gistkit.kernels.spill import GROUP, group_slots, spill_origin
-from tests.sparse_cases import EMPTY, SparseCase, sparse_case
-from tests.tensors import float_values, same_bits
+from gistkit.kernels.sparse import operators as kernels
+from gistkit.kernels.sparse import ranges
+from gistkit.kernels.sparse.arguments import bits_of
+from gistkit.kernels.sparse.ends import FEW, ends
+from gistkit.kernels.sparse.spill import GROUP, group_slots, spill_origin
+from tests.support.sparse_cases import EMPTY, SparseCase, sparse_case
+from tests.support.tensors import float_values, same_bits
 
 STRIDES = {"zvc": 1024, "csr": 256}
 UNTOUCHED = 0x5A

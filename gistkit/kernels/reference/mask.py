@@ -1,4 +1,4 @@
-"""Torch oracle of gistkit.kernels.mask; also what runs on CPU tensors.
+"""Torch oracle of gistkit.kernels.mask.mask; also what runs on CPU tensors.
 
 Bit j of byte i belongs to element 8i+j, bits past the last element are 0. Eight flags are packed by one 64-bit product:
 with flags as the bytes f_0..f_7 of an integer, multiplying by sum(2**(56-7j)) puts f_j at bit 56+j, and no two of the
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 
 from gistkit.formats import ceil_div, mask1_bytes
-from gistkit.kernels.checks import check_dtype, check_flat, check_mask, check_values
+from gistkit.kernels.launch.checks import check_dtype, check_flat, check_mask, check_values
 
 BLOCK = 1 << 18
 

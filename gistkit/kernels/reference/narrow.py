@@ -1,4 +1,4 @@
-"""Torch oracle of gistkit.kernels.narrow; also what runs on CPU tensors.
+"""Torch oracle of gistkit.kernels.narrow.narrow; also what runs on CPU tensors.
 
 Delayed precision reduction (Gist section IV-A): 1-5-10 (``fp16``), 1-5-4 (``fp10``) and 1-4-3 (``fp8``) floats. With M
 mantissa bits, a bias B and the largest finite value F:
@@ -38,7 +38,14 @@ from typing import NamedTuple
 import torch
 
 from gistkit.formats import FLOAT_FORMATS, SCALE_BLOCK, FloatFormat, ceil_div, fp10_words, scale_count
-from gistkit.kernels.checks import check_dtype, check_exponents, check_flat, check_length, check_scaling, check_values
+from gistkit.kernels.launch.checks import (
+    check_dtype,
+    check_exponents,
+    check_flat,
+    check_length,
+    check_scaling,
+    check_values,
+)
 
 # a multiple of SCALE_BLOCK; a handful of int32 temporaries of this length live at a time
 BLOCK = 1 << 18

@@ -1,11 +1,11 @@
-"""Torch oracle of gistkit.kernels.nibbles; also what runs on CPU tensors."""
+"""Torch oracle of gistkit.kernels.mask.nibbles; also what runs on CPU tensors."""
 
 from __future__ import annotations
 
 import torch
 
 from gistkit.formats import argmax_bytes
-from gistkit.kernels.checks import check_dtype, check_flat, check_length
+from gistkit.kernels.launch.checks import check_dtype, check_flat, check_length
 
 
 def nibbles_pack(codes: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from gistkit.kernels.layout import flat, is_channels_last
-from gistkit.kernels.pool_geometry import PoolGeometry, backward_geometry, forward_geometry, none_code
+from gistkit.kernels.pool.geometry import PoolGeometry, backward_geometry, forward_geometry, none_code
 from gistkit.kernels.reference.mask import relu as rectified
 from gistkit.kernels.reference.nibbles import nibbles_pack, nibbles_unpack
 

@@ -1,14 +1,14 @@
-"""Oracle of gistkit.kernels.ranges: parts of sparse storage; also what runs on CPU tensors."""
+"""Oracle of gistkit.kernels.sparse.ranges: parts of sparse storage; also what runs on CPU tensors."""
 
 from __future__ import annotations
 
 import torch
 
 from gistkit.formats import CSR_COLUMNS, ZVC_SLOT, ZVC_WORDS, ceil_div
-from gistkit.kernels.range_args import check_csr_rows, check_zvc_slots
 from gistkit.kernels.reference import narrow
 from gistkit.kernels.reference.sparse import compact, csr_decode, zvc_decode
 from gistkit.kernels.reference.spill import joined
+from gistkit.kernels.sparse.range_arguments import check_csr_rows, check_zvc_slots
 
 _NONE = torch.empty(0, dtype=torch.uint8)
 

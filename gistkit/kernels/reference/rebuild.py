@@ -1,10 +1,10 @@
-"""Oracle of gistkit.kernels.rebuild: the same arithmetic by PyTorch's operators, one rounding each."""
+"""Oracle of gistkit.kernels.rebuild.rebuild: the same arithmetic by PyTorch's operators, one rounding each."""
 
 from __future__ import annotations
 
 import torch
 
-from gistkit.kernels.checks import check_length, check_norm, check_values
+from gistkit.kernels.launch.checks import check_length, check_norm, check_values
 from gistkit.kernels.reference.mask import relu as relu_of
 
 

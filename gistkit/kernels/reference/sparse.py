@@ -1,4 +1,4 @@
-"""Oracle of gistkit.kernels.sparse; also what runs on CPU tensors.
+"""Oracle of gistkit.kernels.sparse.operators; also what runs on CPU tensors.
 
 Sparse storage (Gist section III-A, SSDC; zero-value compression of cDMA): the elements whose bit pattern is not 0,
 close together, and where they stood. ``zvc`` says where by 32 mask words a slot of 1024, ``csr`` by one column byte a
@@ -21,7 +21,7 @@ import torch
 from gistkit.formats import CSR_COLUMNS, ZVC_SLOT, ZVC_WORDS, ceil_div
 from gistkit.kernels.reference import narrow
 from gistkit.kernels.reference import spill as spilling
-from gistkit.kernels.sparse_args import bits_of, check_compact, check_csr, check_encode, check_zvc, value_dtype
+from gistkit.kernels.sparse.arguments import bits_of, check_compact, check_csr, check_encode, check_zvc, value_dtype
 
 BLOCK = 1 << 18  # elements; a multiple of both slot sizes
 _SIGN_CODES = {"fp16": -0x8000, "fp10": 0x200, "fp8": 0x80}
@@ -103,7 +103,7 @@ def compact(
 
     scratch: any dtype of 1, 2 or 4 bytes, [stride * slots]; counts: int16[slots]; total: the sum of counts, or more
     (the items past the sum are undefined). Returns scratch's dtype, [total]. Raises ValueError for a smaller total.
-    With a spill (see gistkit.kernels.spill) total is the array's capacity, which the sum may exceed.
+    With a spill (see gistkit.kernels.sparse.spill) total is the array's capacity, which the sum may exceed.
     """
     check_compact(scratch, counts, stride, total)
     if spill is not None:

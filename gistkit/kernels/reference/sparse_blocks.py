@@ -1,4 +1,4 @@
-"""Oracle of gistkit.kernels.sparse_blocks: slots packed, then narrow; also what runs on CPU tensors."""
+"""Oracle of gistkit.kernels.sparse.blocks: slots packed, then narrow; also what runs on CPU tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from gistkit.formats import CSR_COLUMNS
 from gistkit.kernels.reference import narrow
 from gistkit.kernels.reference.sparse import compact
-from gistkit.kernels.sparse_args import check_blocks, check_compact
+from gistkit.kernels.sparse.arguments import check_blocks, check_compact
 
 _ENCODERS = {"fp16": narrow.fp16_encode, "fp8": narrow.fp8_encode}
 

@@ -1,4 +1,5 @@
-"""Oracle of packed arrays with a spill: which items lie where (gistkit.kernels.spill), and all of them close together.
+"""Oracle of packed arrays with a spill: which items lie where (gistkit.kernels.sparse.spill), and all of them close
+together.
 
 Ends never fall, so the groups that lie in the arrays come first: they have the first ``cut`` items of the one long
 array, the spill has the rest.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from gistkit.kernels.spill import check_spill, columns_start, group_slots, spill_origin
+from gistkit.kernels.sparse.spill import check_spill, columns_start, group_slots, spill_origin
 
 
 def _cut(counts: torch.Tensor, stride: int, capacity: int) -> tuple[int, int]:

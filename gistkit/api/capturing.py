@@ -1,0 +1,199 @@
+"""What `plan` and `profile` start from: the captured step of a model on a batch, and the device that is meant."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._pytree import tree_flatten
+
+from gistkit.capture import capture, check_rows, check_runs_in_python, rows, spread
+from gistkit.errors import CaptureError
+from gistkit.ir import SavedGraph, goes_as, uncollected
+from gistkit.planning.cost import CUDA_LIBRARIES_BYTES, PRESETS, Hardware, parse_budget
+from gistkit.planning.cost import hardware as find_hardware
+from gistkit.planning.simulate import trains_batch_norm
+
+CARDS = {"H200": "h200", "TITAN X": "titanx", "K40": "k40m"}
+"""Parts of CUDA device names with the preset of the card."""
+UNKNOWN_CARD = "h200"
+"""Whose rates a card without a preset is given, with its own memory."""
+
+
+@unset_fake_temporarily()  # the caller's mode of fake tensors; a capture has its own
+@uncollected()
+def step_on(
+    caller: str,
+    model: torch.nn.Module,
+    batch: tuple,
+    loss_fn: Callable | None,
+    which: Hardware | str | Path | None = None,
+) -> tuple[SavedGraph, Hardware]:
+    """The whole step of ``model`` on ``batch``, captured without arithmetic, and the hardware (:func:`hardware_of`).
+
+    With a ``loss_fn`` the first item of the batch is the model's input (:func:`gistkit.capture.batch.spread`) and the
+    others are the loss's: ``loss_fn(model(batch[0]), *batch[1:])``; without one the step is that of ``model(*batch)``.
+    Raises TypeError, ValueError and CaptureError in the name of ``caller``, for settings among the batch too.
+    """
+    _check(caller, model, batch, loss_fn)
+    hardware = hardware_of(caller, model, batch, which)
+    args, kwargs = (batch, {}) if loss_fn is None else spread(batch[0])
+    targets = () if loss_fn is None else batch[1:]
+    _check_call(caller, model, args, kwargs, batch, loss_fn is not None)
+    try:
+        return capture(model, args, kwargs, backward=True, loss_fn=loss_fn, targets=targets), hardware
+    except CaptureError as error:
+        among = _settings_among(batch)
+        if not among:
+            raise
+        raise CaptureError(f"{error}{among}") from error.__cause__
+
+
+def may_be_cut(graph: SavedGraph, batch_statistics: str | None) -> bool:
+    """Whether sub-batches of a captured step are offered: of several rows, and of batch norms in training mode only
+    where the caller accepts other statistics."""
+    return graph.batch > 1 and (batch_statistics is not None or not trains_batch_norm(graph))
+
+
+@unset_fake_temporarily()
+@uncollected()
+def with_least_rows(graph: SavedGraph, model: torch.nn.Module, batch: tuple, loss_fn: Callable | None) -> SavedGraph:
+    """The captured step with its ``least_rows`` and the step of these, ``small``: some models take another way for a
+    single row, and one that is cut along anything but its rows for every part. Asked of 1, 2, 4 ... rows, until one
+    goes as the batch does, forward and backward. A batch that needs a gradient is not cut: each part would bring one
+    for all of it."""
+    if any(t.requires_grad for t in tree_flatten(batch)[0] if isinstance(t, torch.Tensor)):
+        return replace(graph, least_rows=graph.batch)
+    inputs, targets = (spread(batch[0]), batch[1:]) if loss_fn is not None else ((batch, {}), ())
+    try:
+        check_rows(inputs, graph.batch, "inputs")
+        check_rows(targets, graph.batch, "targets")
+    except (ValueError, TypeError):
+        return replace(graph, least_rows=graph.batch)
+    least = 1
+    while least < graph.batch:
+        args, kwargs = rows(inputs, 0, least)
+        try:
+            small = capture(model, args, kwargs, backward=True, loss_fn=loss_fn, targets=rows(targets, 0, least))
+        except CaptureError:
+            small = None
+        if small is not None and goes_as(small, graph):
+            return replace(graph, least_rows=least, small=small)
+        least *= 2
+    return replace(graph, least_rows=graph.batch)
+
+
+def _check(caller: str, model: torch.nn.Module, batch: tuple, loss_fn: Callable | None) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(
+            f"{caller}: model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself"
+        )
+    check_runs_in_python(caller, model)
+    if loss_fn is not None and not callable(loss_fn):
+        raise TypeError(
+            f"{caller}: loss_fn must be callable, got {type(loss_fn).__name__}; pass a function of the model's output "
+            "and the rest of the batch"
+        )
+    if not any(isinstance(leaf, torch.Tensor) for leaf in tree_flatten(batch)[0]):
+        raise ValueError(
+            f"{caller}: batch must hold the model's inputs, got no tensor; pass them after the model, real, fake or on "
+            'the meta device: torch.empty(64, 3, 224, 224, device="meta")'
+        )
+    budget = next((item for item in batch if isinstance(item, str) and _is_budget(item)), None)
+    if budget is not None and caller == "plan":
+        raise ValueError(
+            f"{caller}: budget must be given by name, got {budget!r} among the batch; pass budget={budget!r} behind it"
+        )
+    rowed = (t for t in tree_flatten(batch)[0] if isinstance(t, torch.Tensor) and t.dim() > 0)
+    first = next(rowed, None)
+    if first is not None and not len(first):
+        raise ValueError(
+            f"{caller}: batch must hold at least one row, got a tensor of shape {tuple(first.shape)}; pass a batch of "
+            "the size that you train with"
+        )
+
+
+def _is_budget(item: str) -> bool:
+    try:
+        return parse_budget(item, 100) is not None and not item.strip().isdigit()
+    except ValueError:
+        return False
+
+
+def _check_call(caller: str, model: torch.nn.Module, args: tuple, kwargs: dict, batch: tuple, with_loss: bool) -> None:
+    """Raise TypeError where the model's forward does not take what it would be called with."""
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # a forward that is not Python's
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        remedy = (
+            "without a loss_fn all of the batch goes there; pass loss_fn=..., which the items behind the first go to, "
+            "or all that forward takes"
+        )
+        if with_loss:
+            remedy = (
+                "pass several inputs as a tuple, named ones as a dict, as in (model, (x, mask), targets, loss_fn=...), "
+                "or leave loss_fn out where forward computes the loss of all that is in the batch"
+            )
+        what = "the first item of the batch" if with_loss else "the batch"
+        raise TypeError(
+            f"{caller}: {what} must be what {type(model).__name__}.forward takes, got {len(args) + len(kwargs)} "
+            f"argument(s) for it ({error}); {remedy}{_settings_among(batch)}"
+        ) from None
+
+
+def _settings_among(batch: tuple) -> str:
+    """A remark on what ends a batch and looks like another argument; empty where nothing does."""
+    last = batch[-1]
+    if isinstance(last, int) and not isinstance(last, bool):
+        return f"; {last} ends the batch: a budget goes by name, budget={last}"
+    if callable(last) and not isinstance(last, torch.Tensor):
+        return f"; a {type(last).__name__} ends the batch: a loss function goes by name, loss_fn=..."
+    return ""
+
+
+def hardware_of(
+    caller: str, model: torch.nn.Module, batch: tuple, which: Hardware | str | Path | None = None
+) -> Hardware:
+    """The given hardware, or that of the device that the model (without parameters: the batch) is on.
+
+    A CUDA card without a preset of its own has the rates of an H200 and its own memory, and a name that says so. Raises
+    ValueError for what is on the meta device or on one without a preset, as no device is meant then.
+    """
+    if which is not None:
+        return find_hardware(which)
+    tensors = [*model.parameters(), *model.buffers()]
+    tensors += [t for t in tree_flatten(batch)[0] if isinstance(t, torch.Tensor)]
+    device = tensors[0].device
+    if device.type == "cpu":
+        return PRESETS["cpu"]
+    if device.type == "cuda" and torch.cuda.is_available():
+        found = torch.cuda.get_device_properties(device)
+        return card(found.name, found.total_memory)
+    raise ValueError(
+        f"{caller}: hardware must be given for a model on device {str(device)!r}, which says nothing of the machine it "
+        f"will train on; pass hardware={UNKNOWN_CARD!r}, another of {', '.join(PRESETS)}, or a file of "
+        "`gistkit calibrate`"
+    )
+
+
+def card(name: str, memory_bytes: int) -> Hardware:
+    """The hardware of a CUDA card by its name, with the memory that it really has and what PyTorch's libraries take.
+
+    PyTorch tells no convolution its algorithm, on a card of the papers either."""
+    preset = next((p for part, p in CARDS.items() if part in name.upper()), None)
+    rates = PRESETS[preset or UNKNOWN_CARD]
+    own = replace(rates, memory_bytes=memory_bytes, libraries_bytes=CUDA_LIBRARIES_BYTES, tells_algorithms=False)
+    if preset is not None:
+        return own
+    return replace(own, name=f"{name} at the rates of {UNKNOWN_CARD} (measure it with `gistkit calibrate`)")
+
+
+__all__ = ["card", "hardware_of", "step_on", "with_least_rows"]

@@ -1,0 +1,160 @@
+"""measure: the seconds of every task of a plain training step where it runs, and where `plan` and `profile` get them.
+
+vDNN (section III-C) and moDNN (section IV-A) profile a step before they plan. The times go into a plan at once
+(``gistkit.plan(model, batch, measure=True)``) or through a file that the caller names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from gistkit.api.capturing import card, step_on
+from gistkit.capture import spread
+from gistkit.ir import Plan, SavedGraph
+from gistkit.planning.cost import ANEW, CostTable, Hardware, StepTimes, cost_table
+from gistkit.profiling import Work, all_tensors, device_name, step_times
+
+Measure = bool | str | Path | StepTimes
+"""What ``measure=`` may be: True to measure, a file of times or the times themselves, False for the roofline."""
+
+
+def measure(
+    model: torch.nn.Module,
+    *batch: Any,
+    loss_fn: Callable[..., torch.Tensor] | None = None,
+) -> StepTimes:
+    """The seconds of every task of a plain step of ``model`` on ``batch``, on the device that they are on.
+
+    Model, batch and ``loss_fn`` as :func:`gistkit.plan` takes them, but real. A few steps run, on a deep copy: the
+    model, its gradients and all random states stay as they are, to the bit. Where a plain step does not fit, it is
+    taken on half of the rows, and so on (``rows`` tells on how many), and scaled. Give the result to
+    ``gistkit.plan(..., measure=times)``, or write ``times.to_json()`` to a file and give its path.
+
+    Raises ValueError for a model or batch that is fake or on the meta device, :class:`gistkit.MeasureError` where not
+    even one row fits, CaptureError where the step cannot be captured, and what the step itself raises.
+    """
+    check_real("measure", model, batch)
+    graph, hardware = step_on("measure", model, batch, loss_fn)
+    return _measured(graph, hardware, model, batch, loss_fn)
+
+
+def times_for(
+    caller: str,
+    measure: Measure,
+    graph: SavedGraph,
+    hardware: Hardware,
+    model: torch.nn.Module,
+    batch: tuple,
+    loss_fn: Callable[..., torch.Tensor] | None,
+) -> StepTimes | None:
+    """What ``measure=`` asks for, for the captured step on the hardware; None for False. Raises ValueError, TypeError
+    and MeasureError in the name of ``caller``."""
+    if measure is False:
+        return None
+    if measure is True:
+        check_real(caller, model, batch)
+        check_present(caller, hardware, device_name(model, batch))
+        return _measured(graph, hardware, model, batch, loss_fn)
+    times = read_times(caller, measure)
+    times.check(graph)
+    check_present(caller, hardware, times.device)
+    return times
+
+
+def costs_of(
+    graph: SavedGraph,
+    hardware: Hardware,
+    times: StepTimes | None = None,
+    density: float | Mapping[int, float] | None = None,
+    fidelity: str = "bitwise",
+) -> CostTable:
+    """The costs of a captured step with the measured times where there are some, else as predicted. In every class of
+    moves but ``bitwise`` convolutions may choose among the switches of cuDNN that were measured."""
+    if times is None:
+        return cost_table(graph, hardware, density=density)
+    offered = times.offered(graph, fidelity)
+    return cost_table(graph, hardware, density=density, measured_s=times.seconds, convolutions=offered)
+
+
+def with_times(made: Plan, times: StepTimes | None) -> Plan:
+    """The plan with settings that tell which measured times it was made with (None: predicted ones)."""
+    return replace(made, settings={**made.settings, "measured": None if times is None else times.told})
+
+
+def read_times(caller: str, which: str | Path | StepTimes) -> StepTimes:
+    """Times as they are, or those in a file. Raises TypeError for anything else, ValueError for a file that is not
+    there, cannot be read or holds no times."""
+    if isinstance(which, StepTimes):
+        return which
+    if not isinstance(which, str | Path):
+        raise TypeError(
+            f"{caller}: measure must be True, False, the path of a file of times or what gistkit.measure returned, got "
+            f"{type(which).__name__}; pass one of these"
+        )
+    try:
+        return StepTimes.from_json(Path(which).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{caller}: the file of times {which} cannot be read ({error}); {ANEW}") from error
+    except ValueError as error:
+        raise ValueError(f"{caller}: the file of times {which}: {str(error).removeprefix('times: ')}") from error
+
+
+def check_measure(caller: str, measure: Measure, model: torch.nn.Module, batch: tuple) -> None:
+    """Refuse early what :func:`times_for` would refuse after the capture."""
+    if measure is True:
+        check_real(caller, model, batch)
+    elif measure is not False:
+        read_times(caller, measure)
+
+
+def check_real(caller: str, model: torch.nn.Module, batch: tuple) -> None:
+    """Raise ValueError where nothing could run: tensors that are fake, on the meta device, or on one that is neither a
+    CPU nor CUDA."""
+    for t in all_tensors(model, batch):
+        fake = isinstance(t, FakeTensor)
+        if fake or t.device.type not in ("cpu", "cuda"):
+            got = "a fake tensor" if fake else f"one on device {str(t.device)!r}"
+            raise ValueError(
+                f"{caller}: measuring needs model and batch with real tensors on a CPU or CUDA device, got {got}; pass "
+                "real ones, a file of times that were measured elsewhere (measure=FILE), or measure=False"
+            )
+
+
+def check_present(caller: str, hardware: Hardware, device: str) -> None:
+    """Raise ValueError where times measured on ``device`` say nothing of ``hardware``."""
+    if device == "cpu":
+        same = not hardware.async_counts
+    else:
+        same = hardware.async_counts and (device in hardware.name or card(device, 2**40).name == hardware.name)
+    if not same:
+        raise ValueError(
+            f"{caller}: measured times must be of the hardware that is planned for, {hardware.name!r}, got times of "
+            f"{device!r}; leave hardware out, name a file of `gistkit calibrate` on that device, or do not measure"
+        )
+
+
+def _measured(
+    graph: SavedGraph, hardware: Hardware, model: torch.nn.Module, batch: tuple, loss_fn: Callable | None
+) -> StepTimes:
+    if loss_fn is None:
+        return step_times(graph, hardware, model, Work(batch, {}))
+    return step_times(graph, hardware, model, Work(*spread(batch[0]), batch[1:], loss_fn))
+
+
+__all__ = [
+    "Measure",
+    "check_measure",
+    "check_present",
+    "check_real",
+    "costs_of",
+    "measure",
+    "read_times",
+    "times_for",
+    "with_times",
+]

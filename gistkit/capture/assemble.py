@@ -1,0 +1,198 @@
+"""From a recorder's notes and the autograd graph to a SavedGraph: names of nodes and fields, hidden functions, escapes.
+
+A custom ``autograd.Function`` does not pass through the function mode. Its node betrays it: a sequence number inside no
+recorded call. It becomes a call of its own that reads what its edges lead to.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from gistkit.capture.ledger import NO_PRODUCER, Ledger, dtype_name, tensors_in
+from gistkit.capture.notes import Hold, Notes, OpenCall, Packed
+from gistkit.capture.walk import backward_reads, function_name, is_accumulator, nodes_from, saved_fields
+from gistkit.ir import Call, Passing, Save, SavedGraph
+from gistkit.kernels import flat, is_dense
+
+_BITS = {
+    torch.float32: torch.int32,
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+    torch.float64: torch.int64,
+}
+_DENSITY_CHUNK = 1 << 24
+UNKNOWN = "?"
+SAVED_BY_HAND = "save"
+"""The op of what Python code saved without a node of its own, as a checkpoint saves its inputs."""
+
+
+def assemble(notes: Notes, out: Any) -> SavedGraph:
+    """The SavedGraph of a recorded forward that returned ``out``; see ``Recorder.finish``."""
+    nodes = {node._sequence_nr(): node for node in nodes_from(_roots(notes.ledger, out), notes.first_node)}
+    packs = _living([ref for call in notes.calls for ref in call.packs] + notes.loose)
+    names = _names_of_packs(notes, nodes, packs)
+    ordered = sorted([*notes.calls, *_hidden_calls(notes, nodes)], key=lambda c: (c.lo, isinstance(c.number, tuple)))
+    index = {call.number: i for i, call in enumerate(ordered)}
+    calls = tuple(_freeze(i, call, names) for i, call in enumerate(ordered))
+    notes.index.update(index)
+    notes.holds.extend(h for frozen, call in zip(calls, ordered, strict=True) for h in _holds(frozen, call))
+    if notes.source == "real":
+        _measure(notes.ledger, packs)
+    values = tuple(replace(v, producer=index.get(v.producer, NO_PRODUCER)) for v in notes.ledger.values)
+    return SavedGraph(calls, notes.ledger.frozen_storages(index), notes.source, values)
+
+
+def _living(refs: list[weakref.ref[Packed]]) -> list[Packed]:
+    return [p for p in (ref() for ref in refs) if p is not None]
+
+
+def _roots(ledger: Ledger, out: Any) -> list[torch.Tensor]:
+    """Tensors that lead into the graph: the outputs and whatever else is still held. Marks both as escaping."""
+    outputs = list(tensors_in(out))
+    ours = {id(t) for t in outputs}
+    held = [t for t in ledger.survivors() if id(t) not in ours]
+    if held:
+        held.clear()
+        gc.collect()
+        held = [t for t in ledger.survivors() if id(t) not in ours]
+    for t in (*outputs, *held):
+        entry = ledger.storage_of(t, "activation", NO_PRODUCER)
+        if entry is not None and entry.kind == "activation":
+            entry.escapes = True
+    return [*outputs, *held]
+
+
+def _names_of_packs(notes: Notes, nodes: dict[int, Any], packs: list[Packed]) -> dict[int, tuple[str, str]]:
+    """(node name, field) by the id of each pack; :data:`UNKNOWN` for what autograd does not tell.
+
+    A pack is mostly held by the newest node of its time. Not where an in-place op saves a copy of what it overwrites:
+    the copy has a node of its own. Then every node of the call is asked, and the pack's node put right.
+    """
+    names = {id(packed): (UNKNOWN, UNKNOWN) for packed in packs}
+
+    def ask(sequences: Iterable[int]) -> None:
+        for sequence in sorted(nodes.keys() & sequences):
+            for field, packed in saved_fields(nodes[sequence], Packed):
+                if id(packed) in names:
+                    names[id(packed)] = (nodes[sequence].name(), field)
+                    packed.node = sequence
+
+    ask({p.node for p in packs})
+    for call in notes.calls:
+        if any(names[id(p)][0] == UNKNOWN for p in _living(call.packs)):
+            ask(range(call.lo, call.hi))
+    return names
+
+
+def _hidden_calls(notes: Notes, nodes: dict[int, Any]) -> list[OpenCall]:
+    """A call for each node that no recorded call made."""
+    starts = [c.lo for c in notes.calls]
+
+    def is_hidden(sequence: int) -> bool:
+        at = bisect_right(starts, sequence) - 1
+        return at < 0 or sequence >= notes.calls[at].hi
+
+    packs = defaultdict(list)
+    for packed in _living(notes.loose):
+        packs[packed.node].append(packed)
+    results, writes = defaultdict(list), defaultdict(list)
+    for value in notes.ledger.values:
+        results[value.producer].append(value.id)
+    for entry in notes.ledger.storages:
+        writes[entry.producer].append(entry.id)
+    hidden = []
+    for sequence in sorted({s for s in nodes if is_hidden(s)} | packs.keys()):
+        if is_hidden(sequence):
+            node, number = nodes.get(sequence), ("node", sequence)
+            call = OpenCall(number, function_name(node), "", sequence, hi=sequence + 1)
+            call.results, call.writes = results[number], writes[number]
+            _read_edges(call, node, notes)
+        else:
+            call = OpenCall(("saved", sequence), SAVED_BY_HAND, "", sequence)
+        for packed in packs[sequence]:
+            call.packs.append(weakref.ref(packed))
+            if packed.storage is not None:
+                call.add_read(packed.storage)
+        hidden.append(call)
+    return hidden
+
+
+def _read_edges(call: OpenCall, node: Any, notes: Notes) -> None:
+    for edge, slot in node.next_functions if node is not None else ():
+        if edge is None or is_accumulator(edge):
+            continue
+        value = notes.by_node.get((edge._sequence_nr(), slot))
+        if value is not None:
+            call.operands.append(value)
+            call.add_read(notes.ledger.values[value].storage)
+
+
+def _holds(frozen: Call, call: OpenCall) -> Iterator[Hold]:
+    packs = [p for p in _living(call.packs) if p.storage is not None]
+    yield from (Hold(frozen.index, p.node, save) for p, save in zip(packs, frozen.saves, strict=True))
+
+
+def _freeze(index: int, call: OpenCall, names: dict[int, tuple[str, str]]) -> Call:
+    saves = tuple(_save(packed, *names[id(packed)]) for packed in _living(call.packs) if packed.storage is not None)
+    hidden = isinstance(call.number, tuple)
+    if hidden:  # the runtime does not see which function saves these, and keeps them
+        saves = tuple(replace(save, read=True) for save in saves)
+    return Call(
+        index=index,
+        op=call.op,
+        covered=call.covered,
+        module=call.module,
+        reads=tuple(call.reads),
+        writes=tuple(call.writes),
+        saves=saves,
+        inplace=call.inplace,
+        options=call.options,
+        operands=tuple(call.operands),
+        results=tuple(call.results),
+        hidden=hidden,
+        passing=_passing(call),
+    )
+
+
+def _passing(call: OpenCall) -> tuple[Passing, ...]:
+    """What a call saved for nodes that were gone when the forward was over."""
+    known, found = 0, []
+    for ref, (storage, dtype, shape) in zip(call.packs, call.packed, strict=False):
+        alive = ref() is not None
+        if storage is not None:
+            found += [] if alive else [Passing(known, storage, dtype, shape)]
+            known += alive
+    return tuple(found)
+
+
+def _save(packed: Packed, node: str, field: str) -> Save:
+    shape, dtype = packed.geometry
+    assert packed.storage is not None
+    return Save(packed.storage, node, field, shape, dtype_name(dtype), backward_reads(node, field), packed.value)
+
+
+@torch.no_grad()
+def _measure(ledger: Ledger, packs: list[Packed]) -> None:
+    """Densities of saved float activations: the share of elements whose bits are not all zero. Synchronises once."""
+    counts = {}
+    for packed in packs:
+        entry = None if packed.storage is None else ledger.storages[packed.storage]
+        if entry is None or entry.kind != "activation" or entry.id in counts or entry.nbytes == 0:
+            continue
+        t = packed.tensor
+        if t.dtype in _BITS and is_dense(t) and t.numel() * t.element_size() == entry.nbytes:
+            bits = flat(t).view(_BITS[t.dtype]).split(_DENSITY_CHUNK)
+            counts[entry.id] = (torch.stack([part.count_nonzero() for part in bits]).sum(), t.numel())
+    devices = {count.device for count, _ in counts.values()}
+    for device in devices:
+        here = [i for i, (count, _) in counts.items() if count.device == device]
+        for i, count in zip(here, torch.stack([counts[i][0] for i in here]).tolist(), strict=True):
+            ledger.storages[i].density = count / counts[i][1]

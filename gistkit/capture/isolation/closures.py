@@ -1,0 +1,73 @@
+"""Loss functions that know more than they are given, as one with a penalty on the model's weights does: on a copy of
+the model they mean the copy's weights, and the gradients of whatever else they close over stay as they are."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from gistkit.capture.walk import is_accumulator
+
+
+class _OnCopy(TorchFunctionMode):
+    """Hands functions the copy's parameters and buffers where they are given the model's."""
+
+    def __init__(self, model: torch.nn.Module, twin: torch.nn.Module) -> None:
+        super().__init__()
+        pairs = zip(_tensors(model), _tensors(twin), strict=True)
+        self._copies = {id(own): copied for own, copied in pairs}
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        given: Any = tree_map_only(torch.Tensor, lambda t: self._copies.get(id(t), t), (args, kwargs or {}))
+        return func(*given[0], **given[1])
+
+
+def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def on_copy(loss_fn: Callable | None, model: torch.nn.Module, twin: torch.nn.Module) -> Callable | None:
+    """The loss function with a copy's parameters and buffers in place of the model's, wherever it got those from."""
+    if loss_fn is None:
+        return None
+
+    def on_twin(*args: Any) -> Any:
+        with _OnCopy(model, twin):
+            return loss_fn(*args)
+
+    return on_twin
+
+
+@contextlib.contextmanager
+def others_untouched(loss: torch.Tensor, own: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Put the gradients of all leaves of a loss back in the end but for those of ``own``: a criterion's parameters, or
+    those of a module that the model holds in secret. Meanwhile they have none."""
+    ids = {id(t) for t in own}
+    before = [(leaf, leaf.grad) for leaf in _leaves(loss) if id(leaf) not in ids]
+    for leaf, _ in before:
+        leaf.grad = None
+    try:
+        yield
+    finally:
+        for leaf, grad in before:
+            leaf.grad = grad
+
+
+def _leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
+    stack, seen = [loss.grad_fn], set()
+    while stack:
+        node: Any = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if is_accumulator(node):
+            yield node.variable
+        stack.extend(edge for edge, _ in node.next_functions)
+
+
+__all__ = ["on_copy", "others_untouched"]

@@ -1,0 +1,148 @@
+"""Who is who during one recorded forward: storages and values, numbered in the order of their first sight.
+
+Identity is the live storage: the address of its StorageImpl, which a weak reference keeps from being used again, so no
+memory is held back while a real step is recorded.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from gistkit.ir import SavedStorage, Value
+from gistkit.kernels import is_dense
+
+NO_PRODUCER = -1
+
+
+@dataclass
+class StorageEntry:
+    """One storage under observation; ``producer`` is the producing call's provisional number, see OpenCall."""
+
+    id: int
+    ref: StorageWeakRef
+    nbytes: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    kind: str
+    producer: Any
+    version: int = 0
+    escapes: bool = False
+    density: float | None = None
+
+
+def tensors_in(item: Any) -> Iterator[torch.Tensor]:
+    """All tensors in nested tuples, lists, dicts and dataclass-like outputs, depth first."""
+    if isinstance(item, torch.Tensor):
+        yield item
+    elif isinstance(item, (list, tuple, set)):
+        for part in item:
+            yield from tensors_in(part)
+    elif isinstance(item, dict):
+        for part in item.values():
+            yield from tensors_in(part)
+    elif hasattr(item, "__dataclass_fields__") and not isinstance(item, type):
+        for name in item.__dataclass_fields__:
+            yield from tensors_in(getattr(item, name))
+
+
+class Ledger:
+    """Storages and values of one forward."""
+
+    def __init__(self) -> None:
+        self.storages: list[StorageEntry] = []
+        self.values: list[Value] = []
+        self._by_address: dict[int, StorageEntry] = {}
+        self._value_ids: dict[tuple, int] = {}
+        self._alive: dict[int, weakref.ref] = {}
+
+    def register(self, t: torch.Tensor, kind: str) -> None:
+        """Note a tensor that exists before the forward: ``parameter``, ``buffer`` or ``input``."""
+        self.storage_of(t, kind, NO_PRODUCER)
+
+    def entry(self, t: torch.Tensor) -> StorageEntry | None:
+        """The entry of a tensor whose storage was seen before, else None."""
+        address = _address(t)
+        return None if address is None else self._by_address.get(address)
+
+    def known(self, identity: int) -> StorageEntry | None:
+        """The entry of a storage identity, which stays unique as long as the ledger is there."""
+        return self._by_address.get(identity)
+
+    def storage_of(self, t: torch.Tensor, kind: str, producer: Any) -> StorageEntry | None:
+        """The entry of a tensor's storage, new ones with the given kind and producer; None for a tensor without one."""
+        address = _address(t)
+        if address is None:
+            return None
+        entry = self._by_address.get(address)
+        if entry is None:
+            storage = t.untyped_storage()
+            entry = StorageEntry(
+                id=len(self.storages),
+                ref=StorageWeakRef(storage),
+                nbytes=storage.nbytes(),
+                dtype=t.dtype,
+                shape=tuple(t.shape),
+                kind=kind,
+                producer=producer,
+            )
+            self.storages.append(entry)
+            self._by_address[address] = entry
+        return entry
+
+    def value_of(self, t: torch.Tensor, entry: StorageEntry, producer: Any, version: int | None = None) -> int:
+        """The id of what a tensor holds now (or held at ``version``)."""
+        version = entry.version if version is None else version
+        key = (entry.id, version, t.storage_offset(), tuple(t.shape), t.stride(), t.dtype)
+        found = self._value_ids.get(key)
+        if found is None:
+            found = self._value_ids[key] = len(self.values)
+            whole = t.numel() * t.element_size() == entry.nbytes and is_dense(t)
+            geometry = (tuple(t.shape), dtype_name(t.dtype), whole)
+            self.values.append(Value(found, entry.id, version, *geometry, producer, t._is_view()))
+        return found
+
+    def watch(self, t: torch.Tensor, entry: StorageEntry) -> None:
+        """Remember an activation's tensor object, to see after the forward whether somebody still holds it."""
+        if entry.kind == "activation":
+            self._alive[id(t)] = weakref.ref(t)
+
+    def survivors(self) -> list[torch.Tensor]:
+        """Watched tensor objects that are still alive."""
+        return [t for t in (ref() for ref in self._alive.values()) if t is not None]
+
+    def frozen_storages(self, call_index: dict) -> tuple[SavedStorage, ...]:
+        """The storages as plain data; ``call_index`` maps provisional call numbers to final ones."""
+        return tuple(
+            SavedStorage(
+                id=s.id,
+                nbytes=s.nbytes,
+                dtype=dtype_name(s.dtype),
+                shape=s.shape,
+                kind=s.kind,
+                producer=call_index.get(s.producer, NO_PRODUCER),
+                escapes=s.escapes,
+                density=s.density,
+            )
+            for s in self.storages
+        )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``float32`` for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _address(t: torch.Tensor) -> int | None:
+    """The identity of a tensor's storage; None for tensors without one (sparse, transformed, not yet initialised)."""
+    if t.layout != torch.strided or t.is_nested:
+        return None
+    try:
+        return t.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError, ValueError):
+        return None

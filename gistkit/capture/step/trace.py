@@ -1,0 +1,286 @@
+"""Tracer: which storages exist during every operator of one step on fake tensors, forward and backward.
+
+Saved tensors are held by light stand-ins (``Recorder(light=True)``), so a storage is seen to die where it would if
+backward kept nothing of it, and what backward makes is seen to live as long as it really does. What runs between two
+changes of the forward call or the backward node is one *span*; :mod:`gistkit.capture.step.tasks` makes tasks of spans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gistkit.capture.ledger import tensors_in
+from gistkit.capture.recorder import Recorder
+from gistkit.capture.step.conv_backward import made_of, reads_input, unasked_bytes
+
+_autograd = torch._C._autograd  # type: ignore[attr-defined]
+ACCUMULATE = "torch::autograd::AccumulateGrad"
+GRADIENT_SUM = "add"
+_SUMS = (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
+_aten = torch.ops.aten
+_REDUCED = {
+    _aten.mse_loss.default,
+    _aten.smooth_l1_loss.default,
+    _aten.binary_cross_entropy.default,
+    _aten.soft_margin_loss.default,
+}
+"""Losses whose scalar keeps the storage in which the loss of every element was laid; a fake one does not show that."""
+Key = tuple[str, int | None, str]
+
+
+@dataclass
+class Seen:
+    """One storage: made in span ``first`` (-1: from before), there until the end of span ``last``.
+
+    One that stands for a saved tensor, of storage ``stand_in``, is there from the first span that reads it, that of
+    ``unpacked``, to ``last``: as long as what a plan would decode.
+    """
+
+    id: int
+    ref: StorageWeakRef
+    nbytes: int
+    dtype: str
+    first: int
+    last: int = -1
+    stand_in: int | None = None
+    unpacked: int = -1
+    cast: bool = False
+    """Made by autocast of a weight, for its cache to hold while the context is open."""
+
+
+@dataclass
+class Span:
+    """Operators that ran one after the other for one forward call or one backward node.
+
+    ``key``: (phase, provisional call number or node sequence number, node name).
+    """
+
+    key: Key
+    ops: list[str] = field(default_factory=list)
+    reads: dict[int, None] = field(default_factory=dict)
+    writes: dict[int, None] = field(default_factory=dict)
+    flops: int = 0
+    moved_bytes: int = 0
+    peak_bytes: int = 0
+    dtype: str = ""
+    conv: tuple | None = None
+    sources: dict[int, frozenset[int]] = field(default_factory=dict)
+    """What it made, by what that was made of."""
+    unasked_bytes: int = 0
+    """A weight gradient that PyTorch makes beside the bias's although nobody asked for it."""
+    reads_input: bool = False
+    """Whether a convolution's input must be there for its input gradient, taken by itself, too."""
+
+
+class Tracer(TorchDispatchMode):
+    """Watches one step; entered inside FakeTensorMode, paused while ``active`` is False. ``on_cpu``: those of the CPU
+    are the operators that will run, not another device's."""
+
+    def __init__(self, recorder: Recorder, on_cpu: bool = True) -> None:
+        from torch.utils.flop_counter import flop_registry  # here, as it imports Triton
+
+        super().__init__()
+        self._recorder, self._on_cpu = recorder, on_cpu
+        self._flops = flop_registry
+        self.phase = "forward"
+        self.active = True
+        self.spans: list[Span] = []
+        self.seen: list[Seen] = []
+        self._known: dict[int, Seen] = {}
+        self._fresh: dict[int, Seen] = {}
+        """Made since it was last asked what lives; then among ``_live``, if it still does."""
+        self._live: dict[int, Seen] = {}
+        self._live_bytes = self._asked = 0
+        self._stood: dict[int, Seen] = {}
+        self.dropped: dict[int, int] = {}
+        """By storage, the span that ran when a node that held it for backward died before that began; that after the
+        last where it outlives the step."""
+        self._leaf: torch.Tensor | None = None
+
+    def outside(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Storages from before the step."""
+        for t in tensors:
+            self._note(t, first=-1)
+
+    def _settle(self) -> None:
+        """The gradient of the parameter that was accumulated last outlives the step: no longer asked about."""
+        leaf, self._leaf = self._leaf, None
+        if leaf is not None and leaf.grad is not None:
+            cdata = leaf.grad.untyped_storage()._cdata
+            item = self._fresh.pop(cdata, None) or self._gone(cdata)
+            if item is not None:
+                item.last = len(self.spans) - 1
+
+    def _gone(self, cdata: int) -> Seen | None:
+        """What lived until it was last asked, taken out of the living."""
+        item = self._live.pop(cdata, None)
+        if item is not None:
+            item.last = self._asked
+            self._live_bytes -= item.nbytes
+        return item
+
+    def stand_in(self, make: Callable[[], torch.Tensor], storage: int | None) -> torch.Tensor:
+        """A tensor that stands for a saved one of the given SavedGraph storage; not counted as memory."""
+        active, self.active = self.active, False
+        try:
+            t = make()
+        finally:
+            self.active = active
+        if t.untyped_storage()._cdata not in self._known:
+            item = self._note(t, first=-1)
+            item.stand_in = -1 if storage is None else storage
+            self._stood[item.ref.cdata] = item
+        return t
+
+    def drop(self, storage: int) -> None:
+        """A node that held the storage has died: nothing will read what it kept, but until now it was there."""
+        if self.phase != "backward":  # by the forward itself, or by the loss
+            self.dropped[storage] = len(self.spans) - 1
+
+    def autocast_ends(self) -> None:
+        """The autocast context around the forward is left here, as in a training loop, and its cache of casts with it;
+        in the capture that context is the caller's, and stays open."""
+        self._poll()
+        for cdata in [c for c, item in self._live.items() if item.cast]:
+            self._gone(cdata)
+
+    def finish(self, held: Iterable[int] = ()) -> None:
+        """Close the last span. ``held``: storages that nodes still hold, as they lead to results that the loss does not
+        read: until the step is over."""
+        self._poll()
+        self.dropped |= dict.fromkeys(held, len(self.spans))
+        for item in self._live.values():
+            item.last = self._asked
+
+    def _key(self) -> Key:
+        node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
+        if self.phase != "backward":
+            return self.phase, self._recorder.current if self.phase == "forward" else None, ""
+        if node is None:
+            return "backward", None, ""
+        name = node.name()
+        if name == ACCUMULATE:
+            self._leaf = node.variable  # type: ignore[attr-defined]
+        return "backward", node._sequence_nr(), name
+
+    def _span(self, key: Key) -> Span:
+        if not self.spans or self.spans[-1].key != key:
+            self._settle()
+            self._poll()  # what died between the spans was there during the last one
+            self.spans.append(Span(key))
+        return self.spans[-1]
+
+    def _is_sum(self, func: Any, inputs: list[torch.Tensor], key: Key) -> bool:
+        """Whether autograd adds a node's result to what another branch sent: it runs after the node, under its name.
+
+        One term was made by the node, the other neither made nor read by it.
+        """
+        if func not in _SUMS or key[0] != "backward" or not self.spans or self.spans[-1].key != key:
+            return False
+        span, now = self.spans[-1], len(self.spans) - 1
+        terms = [self._known.get(t.untyped_storage()._cdata) for t in inputs]
+        if len(terms) != 2 or terms[0] is None or terms[1] is None:
+            return False
+        made = [t.first == now for t in terms if t is not None]
+        return sum(made) == 1 and not any(t.id in span.reads for t in terms if t is not None and t.first != now)
+
+    def _note(self, t: torch.Tensor, first: int) -> Seen:
+        storage = t.untyped_storage()
+        known = self._known.get(storage._cdata)
+        if known is None:
+            known = Seen(len(self.seen), StorageWeakRef(storage), storage.nbytes(), _name(t.dtype), first)
+            self.seen.append(known)
+            self._known[known.ref.cdata] = known
+            if first >= 0:
+                self._fresh[known.ref.cdata] = known
+        return known
+
+    def _note_cast(self, weight: torch.Tensor, lowered: torch.Tensor) -> None:
+        """Autocast caches the casts of fp32 leaves that require gradients."""
+        of = self._note(weight, first=-1)
+        if of.first < 0 and of.stand_in is None and weight.requires_grad and weight.dtype == torch.float32:
+            self._note(lowered, first=-1).cast = lowered.element_size() < weight.element_size()
+
+    def _poll(self) -> int:
+        """Bytes of what lives now; what has died lived until the end of the present span."""
+        expired, now = torch.UntypedStorage._expired, len(self.spans) - 1  # asked 10,000,000 times for 1,000 layers
+        for cdata in [c for c in self._live if expired(c)]:
+            self._gone(cdata)
+        for cdata, item in self._fresh.items():
+            if not expired(cdata):
+                self._live[cdata] = item
+                self._live_bytes += item.nbytes
+        self._fresh.clear()
+        self._asked = now
+        for cdata, item in list(self._stood.items()):
+            if item.ref.expired():
+                del self._stood[cdata]
+            elif item.unpacked >= 0:
+                item.last = now
+        return self._live_bytes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if not self.active:
+            return func(*args, **kwargs)
+        inputs = list(_tensors((args, kwargs)))
+        key = self._key()
+        span = self._span((key[0], None, GRADIENT_SUM) if self._is_sum(func, inputs, key) else key)
+        read = {self._note(t, first=-1).id: t for t in inputs}
+        out = self.run(span, func, args, kwargs)
+        outputs = list(_tensors(out))
+        made = {self._note(t, first=len(self.spans) - 1).id: t for t in outputs}
+        if func is _aten._to_copy.default and self.phase != "backward" and torch.is_autocast_cache_enabled():
+            self._note_cast(inputs[0], out)
+        if func in _REDUCED and isinstance(out, torch.Tensor) and out.dim() == 0:
+            elements = torch.broadcast_shapes(*(t.shape for t in inputs)).numel()
+            self._note(out, first=-1).nbytes = elements * out.element_size()
+        self._write_down(span, func, args, kwargs, out, read, made)
+        span.peak_bytes = max(span.peak_bytes, self._poll())
+        return out
+
+    def run(self, span: Span, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Run one operator of a span; for subclasses to time."""
+        return func(*args, **kwargs)
+
+    def _write_down(self, span: Span, func: Any, args: tuple, kwargs: dict, out: Any, read: dict, made: dict) -> None:
+        span.ops.append(func._schema.name)
+        span.reads.update(dict.fromkeys(read))
+        for i in read:
+            if self.seen[i].stand_in is not None and self.seen[i].unpacked < 0:
+                self.seen[i].unpacked = len(self.spans) - 1
+        fresh = {i: t for i, t in made.items() if i not in read}
+        changed = fresh if not func._schema.is_mutable else made
+        span.writes.update(dict.fromkeys(changed))
+        if not changed:
+            return
+        span.sources.update(self._sources(func, args, out, read, changed))
+        span.unasked_bytes = max(span.unasked_bytes, unasked_bytes(func, args))
+        span.reads_input = span.reads_input or (self._on_cpu and reads_input(func, args))
+        span.moved_bytes += sum(t.numel() * t.element_size() for t in (*read.values(), *changed.values()))
+        span.dtype = span.dtype or next((_name(t.dtype) for t in changed.values() if t.is_floating_point()), "")
+        count = self._flops.get(func._overloadpacket)
+        if count is not None:
+            span.flops += int(count(*args, **kwargs, out_val=out))
+        if func is torch.ops.aten.convolution.default:
+            span.conv = (*(tuple(t.shape) for t in args[:2]), tuple(out.shape), *args[3:6], args[8])
+
+    def _sources(self, func: Any, args: tuple, out: Any, read: dict, made: dict) -> dict[int, frozenset[int]]:
+        if func is not _aten.convolution_backward.default:
+            return dict.fromkeys(made, frozenset(read))
+        pairs = ((self._note(t, first=-1).id, of) for t, of in made_of(args, out))
+        return {i: frozenset(self._note(t, first=-1).id for t in of) for i, of in pairs if i in made}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    return (t for t in tensors_in(value) if t.layout == torch.strided)

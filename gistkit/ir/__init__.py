@@ -1,0 +1,53 @@
+"""Pure data that passes between the rooms: saved graph, tasks, plan, recipes, queries. No tensors."""
+
+from gistkit.ir.comparison import WORD_BYTES, arithmetic_bytes, digest_bytes, norm_bytes, part_bytes
+from gistkit.ir.layer_view import ACTV, CONV, Layer, layers
+from gistkit.ir.plan import PLACES, REMEDY, CallChoice, Decision, Plan
+from gistkit.ir.queries import KERNEL_DTYPES, Reading, numel, written_late
+from gistkit.ir.recipes import chain, held, norms
+from gistkit.ir.saved_graph import LIBRARY, Call, Passing, Save, SavedGraph, SavedStorage, StateTensor, Value
+from gistkit.ir.scale import goes_as, scaled
+from gistkit.ir.tasks import BACKWARD, BEFORE, FORWARD, Block, ConvShape, Task, Use
+from gistkit.ir.uncollected import uncollected
+
+__all__ = [
+    "ACTV",
+    "BACKWARD",
+    "BEFORE",
+    "CONV",
+    "FORWARD",
+    "KERNEL_DTYPES",
+    "LIBRARY",
+    "PLACES",
+    "REMEDY",
+    "WORD_BYTES",
+    "Block",
+    "Call",
+    "CallChoice",
+    "ConvShape",
+    "Decision",
+    "Layer",
+    "Passing",
+    "Plan",
+    "Reading",
+    "Save",
+    "SavedGraph",
+    "SavedStorage",
+    "StateTensor",
+    "Task",
+    "Use",
+    "Value",
+    "arithmetic_bytes",
+    "chain",
+    "digest_bytes",
+    "goes_as",
+    "held",
+    "layers",
+    "norm_bytes",
+    "norms",
+    "numel",
+    "part_bytes",
+    "scaled",
+    "uncollected",
+    "written_late",
+]

@@ -1,0 +1,47 @@
+"""What it takes to verify, under a budget, that a storage came back bit for bit: scratch memory, in bytes.
+
+The runtime compares in parts (:mod:`gistkit.runtime.stash.verify`), so that the first step of a shape, in which
+everything is verified, stays within the plan's peak as well.
+"""
+
+from __future__ import annotations
+
+from gistkit.formats import ceil_div
+
+PARTS = 64
+"""A storage is looked at in about so many parts,"""
+PART_BYTES = 512
+"""of no fewer bytes than this."""
+WORD_BYTES = 8
+"""A digest sums 64-bit words."""
+_PART_COPIES = 6
+"""Tensors of a part's size, in fp32 at least, that a batch norm's arithmetic and the comparison hold at once."""
+_ARITHMETIC_COPIES = 4
+"""Bytes of a part, widened to fp32, that a batch norm's arithmetic holds, in those of the part."""
+_VECTORS = 10
+"""Vectors of one fp32 number a channel: weights and biases drawn, what arithmetics make of them."""
+
+
+def part_bytes(nbytes: int) -> int:
+    """Bytes of one part of a storage of ``nbytes``."""
+    return min(nbytes, max(PART_BYTES, ceil_div(nbytes, PARTS)))
+
+
+def digest_bytes(nbytes: int, rows: int) -> int:
+    """Scratch of a digest: a part as words, its weights, and a few words a row."""
+    return 2 * (part_bytes(nbytes) + WORD_BYTES * rows) + 4 * WORD_BYTES * rows
+
+
+def norm_bytes(nbytes: int, channels: int, item_bytes: int) -> int:
+    """Scratch of finding a batch norm's arithmetic."""
+    wide = max(1, ceil_div(4, item_bytes))
+    return _PART_COPIES * wide * part_bytes(nbytes) + _VECTORS * 4 * channels
+
+
+def arithmetic_bytes(nbytes: int, dtype: str) -> int:
+    """Scratch of making a batch norm's output anew by PyTorch's operators: what a part takes besides the output
+    (nn.norm.Bound.widens)."""
+    return 0 if dtype == "float32" else _ARITHMETIC_COPIES * part_bytes(nbytes)
+
+
+__all__ = ["PARTS", "PART_BYTES", "WORD_BYTES", "arithmetic_bytes", "digest_bytes", "norm_bytes", "part_bytes"]

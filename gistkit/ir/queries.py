@@ -1,0 +1,68 @@
+"""What a policy asks a SavedGraph: what a storage holds when backward comes, who made that, and who reads it."""
+
+from __future__ import annotations
+
+from gistkit.formats import item_bytes
+from gistkit.ir.saved_graph import Call, Save, SavedGraph, SavedStorage, Value
+
+KERNEL_DTYPES = ("float32", "bfloat16", "float16")
+WRITTEN_LATE = (("RreluWithNoiseBackward0", "noise"),)
+"""Nodes and fields that PyTorch fills in after it has shown them to saved-tensor hooks: nothing can stand for them."""
+
+
+def numel(storage: SavedStorage) -> int:
+    """Elements of a storage under its own dtype."""
+    return storage.nbytes // item_bytes(storage.dtype)
+
+
+def written_late(graph: SavedGraph) -> set[int]:
+    """Storages whose values are not there yet when they are saved: they are kept as they are."""
+    return {s.storage for c in graph.calls for s in c.saves if (s.node, s.field) in WRITTEN_LATE}
+
+
+class Reading:
+    """A SavedGraph with the look-ups that the rules need."""
+
+    def __init__(self, graph: SavedGraph) -> None:
+        self.graph = graph
+        self._makers: dict[tuple[int, int], tuple[Call, Value]] = {}
+        for call in graph.calls:
+            for value in (graph.values[i] for i in call.results):
+                if value.storage in call.writes:
+                    self._makers.setdefault((value.storage, value.version), (call, value))
+
+    def saved(self, storage: int) -> Value | None:
+        """What backward will find in the storage, seen as a whole; None where that is not one value."""
+        values = [self.graph.values[s.value] for _, s in self.graph.savers(storage) if s.value >= 0]
+        if len({v.version for v in values}) != 1:
+            return None
+        return next((v for v in values if v.whole), None)
+
+    def made(self, key: tuple[int, int]) -> tuple[Call, Value] | None:
+        """The call that wrote a (storage, version) and the value it returned; None for inputs and op internals."""
+        return self._makers.get(key)
+
+    def maker(self, value: Value) -> Call | None:
+        """The call that made exactly this value; None where the value is a view of what was made."""
+        made = self.made((value.storage, value.version))
+        return made[0] if made is not None and made[1].id == value.id else None
+
+    def relu_behind(self, value: Value) -> Call | None:
+        """The covered ReLU whose output the value holds, as it is or through a view of all of it."""
+        made = self.made((value.storage, value.version))
+        if made is None or not value.whole or not made[1].whole:
+            return None
+        return made[0] if made[0].op == "relu" and made[0].covered >= 0 else None
+
+    def value_readers(self, storage: int, relu: Call | None = None) -> list[tuple[Call, Save]]:
+        """(call, save) pairs whose backward needs the values; a ReLU needs only the sign of its own output."""
+        own = -1 if relu is None else relu.index
+        return [(c, s) for c, s in self.graph.savers(storage) if s.read and c.index != own]
+
+    def readers_after(self, call: Call, storage: int) -> list[Call]:
+        """Calls after the given one that read the storage in forward."""
+        return [c for c in self.graph.readers(storage) if c.index > call.index]
+
+    def operand(self, call: Call, position: int = 0) -> Value:
+        """One operand of a call."""
+        return self.graph.values[call.operands[position]]

@@ -1,0 +1,102 @@
+"""What a launcher demands of its tensors; checked before anything is read or launched."""
+
+from __future__ import annotations
+
+import torch
+
+from gistkit.formats import SCALINGS, mask1_bytes, scale_count
+
+VALUE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FORMS = ("scaled", "fused", "split", "centred", "normalised")
+"""Arithmetics of a batch norm's elementwise half (:mod:`gistkit.kernels.rebuild.rebuild`)."""
+
+
+def check_flat(op: str, name: str, x: torch.Tensor) -> None:
+    """Raise ValueError unless x is 1-D and contiguous."""
+    if x.dim() != 1 or not x.is_contiguous():
+        raise ValueError(
+            f"{op}: {name} must be 1-D and contiguous, got shape {tuple(x.shape)} with strides {x.stride()}; "
+            "pass gistkit.kernels.layout.flat(x)"
+        )
+
+
+def check_dtype(op: str, name: str, dtype: torch.dtype, demanded: tuple[torch.dtype, ...] = VALUE_DTYPES) -> None:
+    """Raise TypeError unless dtype is one of those demanded."""
+    if dtype not in demanded:
+        wanted = " or ".join(str(d) for d in demanded)
+        raise TypeError(f"{op}: {name} must be of dtype {wanted}, got {dtype}; convert it first")
+
+
+def check_values(op: str, name: str, x: torch.Tensor) -> None:
+    """Raise unless x is a flat tensor of fp32, bf16 or fp16 values."""
+    if x.dim() == 1 and x.is_contiguous() and x.dtype in VALUE_DTYPES:
+        return
+    check_flat(op, name, x)
+    check_dtype(op, name, x.dtype)
+
+
+def check_length(op: str, name: str, x: torch.Tensor, length: int, why: str) -> None:
+    """Raise ValueError unless the flat tensor x has exactly ``length`` elements; ``why`` names what it must match."""
+    check_flat(op, name, x)
+    if x.numel() != length:
+        raise ValueError(
+            f"{op}: {name} must have {length} elements to match {why}, got {x.numel()}; pass the one encoded for it"
+        )
+
+
+def check_mask(op: str, mask: torch.Tensor, n: int) -> None:
+    """Raise unless mask is the bytes of an n-element 1-bit mask."""
+    if mask.dtype is torch.uint8 and mask.dim() == 1 and mask.is_contiguous() and mask.numel() == mask1_bytes(n):
+        return
+    check_dtype(op, "mask", mask.dtype, (torch.uint8,))
+    check_length(op, "mask", mask, mask1_bytes(n), f"{n} elements")
+
+
+def check_scaling(op: str, scaling: str) -> None:
+    """Raise ValueError unless scaling is one of formats.SCALINGS."""
+    if scaling not in SCALINGS:
+        raise ValueError(f"{op}: scaling must be one of {', '.join(SCALINGS)}, got {scaling!r}; pick one of them")
+
+
+def check_exponents(op: str, exponents: torch.Tensor, n: int, scaling: str) -> None:
+    """Raise unless exponents are the exponent bytes of n codes under scaling."""
+    check_scaling(op, scaling)
+    check_dtype(op, "exponents", exponents.dtype, (torch.uint8,))
+    check_length(op, "exponents", exponents, scale_count(n, scaling), f"{n} codes with scaling {scaling!r}")
+
+
+def check_norm(op: str, name: str, norm: list[torch.Tensor], form: str, n: int, plane: int) -> None:
+    """Raise unless norm is a batch norm's (mean [C], 1/std [C], weight and bias [2C]) in fp32, form one of FORMS, and
+    n elements are whole images of C planes."""
+    if form not in FORMS:
+        raise ValueError(f"{op}: {name}'s form must be one of {', '.join(FORMS)}, got {form!r}; pick one of them")
+    if len(norm) != 3:
+        raise ValueError(f"{op}: {name} must be mean, 1/std, weight and bias as one, got {len(norm)} tensors; pass 3")
+    channels = norm[0].numel()
+    if channels and plane > 0 and n % (channels * plane) == 0 and _are_vectors(norm, channels):
+        return
+    for part, vector, length in zip(
+        ("mean", "1/std", "weight and bias"), norm, (channels, channels, 2 * channels), strict=True
+    ):
+        check_dtype(op, f"{name}'s {part}", vector.dtype, (torch.float32,))
+        check_length(op, f"{name}'s {part}", vector, length, f"{channels} channels")
+    if plane < 1 or not channels or n % (channels * plane):
+        raise ValueError(
+            f"{op}: x must be whole images of {channels} channels of {plane} elements, got {n} elements; pass all of it"
+        )
+
+
+def _are_vectors(norm: list[torch.Tensor], channels: int) -> bool:
+    """Whether a batch norm's three vectors are as :func:`check_norm` wants them."""
+    mean, invstd, affine = norm
+    fp32 = mean.dtype is invstd.dtype is affine.dtype is torch.float32
+    flat = mean.dim() == invstd.dim() == affine.dim() == 1
+    return (
+        fp32
+        and flat
+        and invstd.numel() == channels
+        and affine.numel() == 2 * channels
+        and mean.is_contiguous()
+        and invstd.is_contiguous()
+        and affine.is_contiguous()
+    )

@@ -1,0 +1,227 @@
+"""The operators that a training step of many small layers calls most, past the dispatcher.
+
+The dispatcher takes 3 us a call, and as much again goes into the flat views that the operators want. A dense tensor of
+any shape is its own storage in storage order, so on a plain CUDA tensor that nothing watches the launcher is called as
+it is. Everything else (the CPU's oracles, fake tensors, dispatch modes) goes to :mod:`gistkit.kernels.ops`.
+
+:class:`Masks`, :class:`Narrows` and :class:`Rebuilds` are for callers that meet tensors of one kind (dtype, geometry,
+device) again and again, and know that they are of it: all of a launch but the addresses is made once
+(:mod:`gistkit.kernels.launch.repeated`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import Any
+
+import torch
+
+from gistkit.formats import mask1_bytes
+from gistkit.kernels import ops
+from gistkit.kernels.launch.library import LAUNCHERS
+from gistkit.kernels.layout import flat, like
+
+_modes = torch._C._len_torch_dispatch_stack  # type: ignore[attr-defined]
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    return x.is_cuda and type(x) is torch.Tensor and not _modes()
+
+
+@cache
+def _launchers(family: str) -> Any:
+    """Triton is imported at the first CUDA call and not before."""
+    return importlib.import_module(LAUNCHERS[family])
+
+
+def relu_mask1(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``ops.relu_mask1`` of a dense x of any shape, whose geometry relu(x) has."""
+    if _is_plain(x):
+        return _launchers("mask").relu_mask1_dense(x)
+    values, bits = ops.relu_mask1(flat(x))
+    # detached: a view made in a Function's forward would refuse to be modified in place later
+    return like(values, x.shape, x.stride()).detach(), bits
+
+
+def relu_mask1_(x: torch.Tensor) -> torch.Tensor:
+    """``ops.relu_mask1_`` of a dense x of any shape."""
+    if _is_plain(x):
+        return _launchers("mask").relu_mask1_dense_(x)
+    return ops.relu_mask1_(flat(x))
+
+
+def mask1_backward(grad: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """``ops.mask1_backward`` of a dense gradient of any shape, whose geometry the result has."""
+    if _is_plain(grad):
+        return _launchers("mask").mask1_backward_dense(grad, mask)
+    return like(ops.mask1_backward(flat(grad), mask), grad.shape, grad.stride())
+
+
+def bn_rebuild(
+    x: torch.Tensor,
+    norm: list[torch.Tensor],
+    form: str,
+    plane: int,
+    other: torch.Tensor | None,
+    other_norm: list[torch.Tensor],
+    other_form: str,
+    relu: bool,
+    out: torch.Tensor,
+) -> None:
+    """``ops.bn_rebuild`` of dense x, other and out of one geometry."""
+    if _is_plain(x):
+        _launchers("rebuild").bn_rebuild_dense(x, norm, form, plane, other, other_norm, other_form, relu, out)
+    else:
+        there = None if other is None else flat(other)
+        ops.bn_rebuild(flat(x), norm, form, plane, there, other_norm, other_form, relu, flat(out))
+
+
+class Masks:
+    """:func:`relu_mask1`, :func:`relu_mask1_` and :func:`mask1_backward` of dense tensors of x's kind."""
+
+    __slots__ = ("_backward", "_empty", "_nbytes", "_relu", "_shape", "_stride")
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self._shape, self._stride = x.shape, x.stride()
+        self._empty = torch.empty((0,), dtype=torch.uint8, device=x.device).new_empty
+        self._nbytes = mask1_bytes(x.numel())
+        self._relu: Any = None
+        self._backward: Any = None
+
+    def relu_(self, x: torch.Tensor) -> torch.Tensor:
+        """The mask of x, which is overwritten by relu(x)."""
+        if not _is_plain(x):
+            return relu_mask1_(x)
+        launch = self._relu
+        if launch is not None:
+            mask = self._empty(self._nbytes)
+            address = x.data_ptr()
+            if not launch.at(address, address, mask.data_ptr()):
+                launch.first(x, x, mask)
+            return mask
+        self._relu = _launchers("mask").repeated_relu(x)
+        return relu_mask1_(x)
+
+    def relu(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """relu(x) and its mask."""
+        if not _is_plain(x):
+            return relu_mask1(x)
+        launch = self._relu
+        if launch is not None:
+            y, mask = torch.empty_like(x), self._empty(self._nbytes)
+            if not launch.at(x.data_ptr(), y.data_ptr(), mask.data_ptr()):
+                launch.first(x, y, mask)
+            return y, mask
+        self._relu = _launchers("mask").repeated_relu(x)
+        return relu_mask1(x)
+
+    def backward(self, grad: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """grad, of x's shape and dtype, where the bit is set, else +0; of x's strides."""
+        ours = grad.stride() != self._stride
+        if ours:  # a copy, which is masked where it is
+            grad = torch.empty_strided(self._shape, self._stride, dtype=grad.dtype, device=grad.device).copy_(grad)
+        if not _is_plain(grad):
+            if not ours:
+                return like(ops.mask1_backward(flat(grad), mask), self._shape, self._stride)
+            ops.mask1_backward_(flat(grad), mask)
+            return grad
+        launch = self._backward
+        if launch is None:
+            launch = self._backward = _launchers("mask").repeated_backward(grad)
+        result = grad if ours else torch.empty_like(grad)
+        if not launch.at(grad.data_ptr(), mask.data_ptr(), result.data_ptr()):
+            launch.first(grad, mask, result)
+        return result
+
+
+class Narrows:
+    """``fp16`` or ``fp8`` codes of dense tensors of x's kind and back, unscaled or with a scale a ``block``."""
+
+    __slots__ = ("_codes", "_exponents", "_fmt", "_launches", "_like", "_n", "_scaling")
+
+    def __init__(self, x: torch.Tensor, fmt: str, scaling: str) -> None:
+        self._fmt, self._scaling, self._n = fmt, scaling, x.numel()
+        self._like = {"size": x.shape, "stride": x.stride(), "dtype": x.dtype, "device": x.device}
+        codes, exponents = getattr(ops, f"{fmt}_encode")(torch.empty(x.numel(), dtype=x.dtype, device="meta"), scaling)
+        # what makes arrays of their dtypes, and their lengths
+        self._codes = torch.empty((0,), dtype=codes.dtype, device=x.device).new_empty, codes.numel()
+        self._exponents = torch.empty((0,), dtype=torch.uint8, device=x.device).new_empty, exponents.numel()
+        self._launches: Any = None
+
+    def encode(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(codes, exponents) of x, as ``ops.fp8_encode`` or ``ops.fp16_encode`` gives them."""
+        launches = self._launches
+        if launches is None or not _is_plain(x):
+            if _is_plain(x):
+                self._launches = _launchers("narrow").repeated_codes(x, self._fmt, self._scaling)
+            return getattr(ops, f"{self._fmt}_encode")(flat(x), self._scaling)
+        (make_codes, n), (make_exponents, blocks) = self._codes, self._exponents
+        codes, exponents = make_codes(n), make_exponents(blocks)
+        to = (x, codes, exponents) if blocks else (x, codes)
+        if not launches[0].at(*[t.data_ptr() for t in to]):
+            launches[0].first(*to)
+        return codes, exponents
+
+    def decode(self, codes: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
+        """The tensor, of x's geometry."""
+        launches = self._launches
+        if launches is None or not _is_plain(codes):
+            dtype: Any = self._like["dtype"]
+            values = getattr(ops, f"{self._fmt}_decode")(codes, exponents, self._n, dtype, self._scaling)
+            return like(values, self._like["size"], self._like["stride"])  # type: ignore[arg-type]
+        x = torch.empty_strided(**self._like)
+        # unscaled kernels have an argument for exponents that they do not read
+        scales = exponents if self._exponents[1] else codes
+        if not launches[1].at(codes.data_ptr(), scales.data_ptr(), x.data_ptr()):
+            launches[1].first(codes, scales, x)
+        return x
+
+
+class Rebuilds:
+    """:func:`bn_rebuild` with a ReLU, of dense tensors of one kind in one arithmetic.
+
+    ``plane``: elements of one channel of x that lie together; ``form``, ``other_form``: as there, the latter ``values``
+    where other is added as it is and empty where there is none.
+    """
+
+    __slots__ = ("_launch", "_plane", "form", "other_form")
+
+    def __init__(self, plane: int, form: str, other_form: str) -> None:
+        self._plane, self.form, self.other_form = plane, form, other_form
+        self._launch: Any = None
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        vectors: list[torch.Tensor],
+        other: torch.Tensor | None,
+        other_vectors: list[torch.Tensor],
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        """out, overwritten; ``vectors``: mean, 1/std, weight and bias as one, all fp32."""
+        launch, plain = self._launch, _is_plain(x)
+        if launch is None or not plain:
+            if plain:
+                self._launch = _launchers("rebuild").repeated_rebuild(
+                    x, vectors[0].numel(), self.form, self._plane, self.other_form
+                )
+            kept = self.other_form if other_vectors else ""
+            bn_rebuild(x, vectors, self.form, self._plane, other, other_vectors, kept, True, out)
+            return out
+        mean, invstd, affine = vectors
+        if other is None:
+            there = (x.data_ptr(), mean.data_ptr(), invstd.data_ptr(), affine.data_ptr())
+            done = launch.at(*there, *there, out.data_ptr())
+        else:
+            m, i, a = other_vectors or vectors
+            done = launch.at(
+                x.data_ptr(), mean.data_ptr(), invstd.data_ptr(), affine.data_ptr(),
+                other.data_ptr(), m.data_ptr(), i.data_ptr(), a.data_ptr(), out.data_ptr(),
+            )  # fmt: skip
+        if not done:
+            launch.first(x, *vectors, x if other is None else other, *(other_vectors or vectors), out)
+        return out
+
+
+__all__ = ["Masks", "Narrows", "Rebuilds", "bn_rebuild", "mask1_backward", "relu_mask1", "relu_mask1_"]

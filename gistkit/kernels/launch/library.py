@@ -1,0 +1,65 @@
+"""Registration of gistkit's operators with PyTorch's dispatcher.
+
+One schema, three implementations: ``CPU`` is the oracle in :mod:`gistkit.kernels.reference`, ``CUDA`` the Triton
+launcher, fake tensors get shapes. Triton is imported at the first CUDA call and not before.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+import torch
+
+LIBRARY = torch.library.Library("gistkit", "DEF")
+
+LAUNCHERS = {
+    "mask": "gistkit.kernels.mask.mask",
+    "nibbles": "gistkit.kernels.mask.nibbles",
+    "narrow": "gistkit.kernels.narrow.narrow",
+    "sparse": "gistkit.kernels.sparse.operators",
+    "compact": "gistkit.kernels.sparse.compact",
+    "sparse_blocks": "gistkit.kernels.sparse.blocks",
+    "ranges": "gistkit.kernels.sparse.ranges",
+    "pool": "gistkit.kernels.pool.operators",
+    "rebuild": "gistkit.kernels.rebuild.rebuild",
+}
+"""By family of operators the module of its CUDA launchers, imported at its first call: it imports Triton."""
+
+
+def _lazy(module: str, name: str) -> Callable:
+    resolved: list[Callable] = []
+
+    def call(*args, **kwargs):
+        if not resolved:
+            resolved.append(getattr(importlib.import_module(module), name))
+        return resolved[0](*args, **kwargs)
+
+    return call
+
+
+def operator(family: str, schema: str) -> Callable[[Callable], Callable]:
+    """Define ``gistkit::name`` from its schema; the decorated function is its fake (shapes only) implementation.
+
+    The CPU oracle is ``kernels.reference.<family>.name``, the CUDA launcher ``kernels.<family>.name``. Returns the
+    callable operator overload, so the module's name is bound to what callers use.
+    """
+    name = schema[: schema.index("(")]
+
+    def bind(fake: Callable) -> Callable:
+        LIBRARY.define(schema)
+        LIBRARY.impl(name, _lazy(f"gistkit.kernels.reference.{family}", name), "CPU")
+        LIBRARY.impl(name, _lazy(LAUNCHERS[family], name), "CUDA")
+        torch.library.register_fake(f"gistkit::{name}", fake, lib=LIBRARY)
+        return getattr(torch.ops.gistkit, name).default
+
+    return bind
+
+
+def host_operator(family: str, schema: str) -> Callable:
+    """Define ``gistkit::name`` for CPU tensors alone, ``kernels.reference.<family>.name``: where sizes depend on
+    values, there is no launcher and no fake implementation."""
+    name = schema[: schema.index("(")]
+    LIBRARY.define(schema)
+    LIBRARY.impl(name, _lazy(f"gistkit.kernels.reference.{family}", name), "CPU")
+    return getattr(torch.ops.gistkit, name).default

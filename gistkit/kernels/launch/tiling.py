@@ -1,0 +1,124 @@
+"""Tiles of [ROWS, 8] elements over a flat tensor, and the launch that covers it with them.
+
+A lane then holds 8 neighbours in registers: one 16-byte access of a 16-bit type, two of fp32, one byte of a 1-bit mask.
+"""
+
+# Triton's constexprs are plain numbers while a kernel is traced.
+# pyright: reportArgumentType=false, reportOperatorIssue=false
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from gistkit.kernels.launch.launcher import launcher_of
+
+# rows a program, by bytes an element of the widest tensor: 64 bytes of values a lane, so several accesses are in flight
+ROWS = {1: 512, 2: 512, 4: 256}
+NUM_WARPS = 4
+
+
+@triton.jit
+def span(n, SIZE: tl.constexpr):
+    """(first element of this program's SIZE, how many of them are in bounds): int64 and int32.
+
+    Offsets within a program stay int32, so that only its base address is 64-bit arithmetic.
+    """
+    first = tl.program_id(0).to(tl.int64) * SIZE
+    return first, tl.minimum(n - first, SIZE).to(tl.int32)
+
+
+@triton.jit
+def tile(n, ROWS: tl.constexpr, ALIGNED: tl.constexpr):
+    """(first element, rows, rows in bounds, elements, elements in bounds); rows and elements count from the first.
+
+    ALIGNED says that n is a multiple of 8: the bounds check is then per row and leaves wide accesses possible.
+    """
+    first, count = span(n, ROWS * 8)
+    rows = tl.arange(0, ROWS)
+    offs = rows[:, None] * 8 + tl.arange(0, 8)[None, :]
+    row_mask = rows * 8 < count
+    if ALIGNED:
+        mask = tl.broadcast_to(row_mask[:, None], (ROWS, 8))
+    else:
+        mask = offs < count
+    return first, rows, row_mask, offs, mask
+
+
+def launch(
+    kernel: Any, programs: int, x: torch.Tensor, *args: Any, num_warps: int = NUM_WARPS, **constexprs: Any
+) -> None:
+    """Run kernel on x's device; not at all for 0 programs.
+
+    Products are never contracted into fused multiply-adds, so that they round as written.
+    """
+    if not programs:
+        return
+    if not x.is_cuda:  # the interpreter
+        kernel[(programs,)](*args, num_warps=num_warps, enable_fp_fusion=False, **constexprs)
+    elif x.get_device() == torch._C._cuda_getDevice():
+        launch_here(kernel, programs, x.get_device(), num_warps, args, constexprs)
+    else:
+        with torch.cuda.device(x.device):
+            launch_here(kernel, programs, x.get_device(), num_warps, args, constexprs)
+
+
+def launch_here(
+    kernel: Any, programs: int, device: int, num_warps: int, args: tuple, constexprs: dict[str, Any]
+) -> list:
+    """Run kernel on the current device ``device``; what is known of launches of its kind, as :func:`_compiled` has it.
+
+    At every launch Triton binds and specialises the arguments, looks the compiled kernel up and asks for its hooks: 20
+    to 30 us of the host's time, several times that of the launch itself. The compiled kernel that the first launch of
+    a kind gives back is called directly afterwards, as compiled PyTorch calls it; Triton's launch hooks do not see it.
+    It gets addresses as numbers, about which the driver need not be asked; the caller's tensors live on.
+
+    A kind is what Triton specialises on, and finer: every tensor's dtype and whether 16 divides its address, every
+    integer itself, any other argument's type.
+    """
+    kinds: list[Any] = []
+    values: list[Any] = []
+    odd = 0
+    for a in args:
+        if type(a) is torch.Tensor or isinstance(a, torch.Tensor):
+            address = a.data_ptr()
+            odd |= address
+            kinds.append(a.dtype)
+            values.append(address)
+        else:
+            kinds.append(a if type(a) is int else type(a))
+            values.append(a)
+    if odd & 15:
+        kinds.append(tuple([isinstance(a, torch.Tensor) and a.data_ptr() & 15 == 0 for a in args]))
+    # Kernels count by identity: Triton's own hash of one takes a lock, and is that of its source.
+    found = _compiled(id(kernel), device, num_warps, *kinds, *constexprs, *constexprs.values())
+    if found:
+        _, (run, function, before, boxed), constants = found
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        if boxed:
+            run(programs, 1, 1, stream, function, *before, (*values, *constants))
+        else:
+            run(programs, 1, 1, stream, function, *before, *values, *constants)
+        return found
+    compiled = kernel[(programs,)](*args, num_warps=num_warps, enable_fp_fusion=False, **constexprs)
+    constants = tuple([constexprs[name] for name in kernel.arg_names[len(args) :]])
+    found.extend((kernel, launcher_of(compiled.run, compiled.function, compiled.packed_metadata), constants))
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _compiled(kernel: int, device: int, num_warps: int, *kinds: Any) -> list:
+    """[kernel, :class:`gistkit.kernels.launch.launcher.Launcher`, constants in the order of the parameters] of the
+    compiled
+    kernel; empty until the first launch has filled it. The kernel itself is there so that its id stays its own."""
+    return []
+
+
+def launch_tiles(kernel: Any, x: torch.Tensor, *args: Any, **constexprs: Any) -> None:
+    """Run kernel(*args, n, ROWS, ALIGNED, ...) over the tiles of x, whose length and item size fix the grid."""
+    n, rows = x.numel(), ROWS[x.element_size()]
+    launch(kernel, -(-n // (rows * 8)), x, *args, n, ROWS=rows, ALIGNED=n % 8 == 0, **constexprs)

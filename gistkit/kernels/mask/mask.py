@@ -1,0 +1,208 @@
+"""One-bit masks: a ReLU's or a dropout's backward needs the sign of an element, not its value (Gist section III-A).
+
+Bit j of byte i is element 8i+j, set where not (x <= 0), so NaN passes as in PyTorch; bits past the last element are 0.
+
+A row of 8 elements is a mask byte, so a lane builds or reads whole bytes (:mod:`gistkit.kernels.launch.tiling`). Where
+n is no
+multiple of 8 the kernels are correct but lose the wide accesses. Flags (torch.bool) go by kernels of their own where
+they are multiples of 16 (:mod:`gistkit.kernels.mask.flags`).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from gistkit.formats import mask1_bytes
+from gistkit.kernels.launch.checks import check_dtype, check_flat, check_mask, check_values
+from gistkit.kernels.launch.repeated import Repeated, repeated_tiles
+from gistkit.kernels.launch.tiling import launch_tiles, tile
+from gistkit.kernels.mask.flags import fits, pack_flags, unpack_flags
+from gistkit.kernels.narrow.rounding import not_positive, rounded, widen
+from gistkit.kernels.signed_zero import relu_keeps_negative_zero
+
+
+@triton.jit
+def _pack_kernel(
+    x_ptr, y_ptr, mask_ptr, n, RELU: tl.constexpr, KEEP_ZERO: tl.constexpr, ROWS: tl.constexpr, ALIGNED: tl.constexpr
+):
+    """mask of x (fp32/bf16/fp16, or uint8 flags); with RELU also y = relu(x), which keeps NaN payloads.
+
+    relu(-0.0) is -0.0 where KEEP_ZERO, else +0.
+    """
+    first, rows, row_mask, offs, mask = tile(n, ROWS, ALIGNED)
+    x = tl.load(x_ptr + first + offs, mask, other=0)
+    # 16-bit floats are compared as fp32, which is exact; only the comparison's result is used, so NaN payloads survive
+    closed = x == 0 if x.dtype == tl.uint8 else not_positive(widen(x))
+    if RELU:
+        y = tl.where(widen(x) < 0 if KEEP_ZERO else closed, 0.0, x)
+        tl.store(y_ptr + first + offs, y, mask)
+    octets = tl.sum(tl.where(closed, 0, 1 << tl.arange(0, 8)[None, :]), axis=1)
+    tl.store(mask_ptr + first // 8 + rows, octets.to(tl.uint8), row_mask)
+
+
+@triton.jit
+def _bits(mask_ptr, first, rows, row_mask):
+    """[ROWS, 8] int32 of 0 and 1."""
+    octets = tl.load(mask_ptr + first // 8 + rows, row_mask, other=0).to(tl.int32)
+    return (octets[:, None] >> tl.arange(0, 8)[None, :]) & 1
+
+
+@triton.jit
+def _unpack_kernel(mask_ptr, x_ptr, n, ROWS: tl.constexpr, ALIGNED: tl.constexpr):
+    """x (fp32/bf16/fp16/uint8) of ones and zeros from the mask."""
+    first, rows, row_mask, offs, mask = tile(n, ROWS, ALIGNED)
+    bits = _bits(mask_ptr, first, rows, row_mask)
+    if x_ptr.dtype.element_ty == tl.uint8:
+        tl.store(x_ptr + first + offs, bits.to(tl.uint8), mask)
+    else:
+        tl.store(x_ptr + first + offs, tl.where(bits != 0, 1.0, 0.0).to(x_ptr.dtype.element_ty), mask)
+
+
+@triton.jit
+def _select_kernel(grad_ptr, mask_ptr, out_ptr, n, ROWS: tl.constexpr, ALIGNED: tl.constexpr):
+    """grad where the bit is set, else +0; no arithmetic touches the value."""
+    first, rows, row_mask, offs, mask = tile(n, ROWS, ALIGNED)
+    grad = tl.load(grad_ptr + first + offs, mask, other=0)
+    tl.store(out_ptr + first + offs, tl.where(_bits(mask_ptr, first, rows, row_mask) != 0, grad, 0.0), mask)
+
+
+@triton.jit
+def _scale_kernel(
+    grad_ptr, mask_ptr, out_ptr, scale, n, PORTABLE: tl.constexpr, ROWS: tl.constexpr, ALIGNED: tl.constexpr
+):
+    """grad * (scale or 0) in fp32, rounded once; by the hardware, whose NaN is PyTorch's, unless PORTABLE."""
+    first, rows, row_mask, offs, mask = tile(n, ROWS, ALIGNED)
+    grad = tl.load(grad_ptr + first + offs, mask, other=0)
+    noise = tl.where(_bits(mask_ptr, first, rows, row_mask) != 0, scale, 0.0)
+    tl.store(out_ptr + first + offs, rounded(widen(grad) * noise, grad.dtype, PORTABLE), mask)
+
+
+def _pack(x: torch.Tensor, y: torch.Tensor, relu: bool = False, keep_zero: bool = False) -> torch.Tensor:
+    mask = torch.empty(((x.numel() + 7) // 8,), dtype=torch.uint8, device=x.device)
+    launch_tiles(_pack_kernel, x, x, y, mask, RELU=relu, KEEP_ZERO=keep_zero)
+    return mask
+
+
+def mask1_encode(x: torch.Tensor) -> torch.Tensor:
+    """uint8[ceil(n/8)] of not (x <= 0), for x fp32/bf16/fp16[n]. Does not synchronise."""
+    check_values("mask1_encode", "x", x)
+    return _pack(x, x)
+
+
+def mask1_decode(mask: torch.Tensor, n: int, dtype: torch.dtype) -> torch.Tensor:
+    """dtype[n] of 1 where the bit is set, else 0. Does not synchronise."""
+    check_dtype("mask1_decode", "dtype", dtype)
+    check_mask("mask1_decode", mask, n)
+    x = torch.empty((n,), dtype=dtype, device=mask.device)
+    launch_tiles(_unpack_kernel, x, mask, x)
+    return x
+
+
+def relu_mask1(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(relu(x), its mask) in one pass. NaN payloads stay, a -0.0 becomes what ``torch.relu`` makes of it on x's device.
+
+    Does not synchronise but for asking that once (:mod:`gistkit.kernels.signed_zero`).
+    """
+    check_values("relu_mask1", "x", x)
+    return relu_mask1_dense(x)
+
+
+def relu_mask1_dense(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`relu_mask1` of a dense x of any shape, unchecked."""
+    keep_zero = relu_keeps_negative_zero(x)
+    if keep_zero is None:
+        y = torch.relu(x)
+        return y, _pack(y, y)
+    y = torch.empty_like(x)
+    return y, _pack(x, y, True, keep_zero)
+
+
+def relu_mask1_(x: torch.Tensor) -> torch.Tensor:
+    """The mask of relu(x); x is overwritten by relu(x) in the same pass. Zeros and waiting as :func:`relu_mask1`."""
+    check_values("relu_mask1_", "x", x)
+    return relu_mask1_dense_(x)
+
+
+def relu_mask1_dense_(x: torch.Tensor) -> torch.Tensor:
+    """:func:`relu_mask1_` of a dense x of any shape, unchecked."""
+    keep_zero = relu_keeps_negative_zero(x)
+    if keep_zero is None:
+        torch.relu_(x)
+        return _pack(x, x)
+    return _pack(x, x, True, keep_zero)
+
+
+def repeated_relu(x: torch.Tensor) -> Repeated | None:
+    """Launches of (x, y, mask) that make y = relu(x) and its mask; None where PyTorch's own ReLU must make y."""
+    keep_zero = relu_keeps_negative_zero(x)
+    return None if keep_zero is None else repeated_tiles(_pack_kernel, x, RELU=True, KEEP_ZERO=keep_zero)
+
+
+def repeated_backward(grad: torch.Tensor) -> Repeated:
+    """Launches of (gradient, mask, result) that do what :func:`mask1_backward` does."""
+    return repeated_tiles(_select_kernel, grad)
+
+
+def mask1_backward(grad: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """grad fp32/bf16/fp16[n] where the bit is set, else +0. Does not synchronise."""
+    check_values("mask1_backward", "grad", grad)
+    check_mask("mask1_backward", mask, grad.numel())
+    return mask1_backward_dense(grad, mask)
+
+
+def mask1_backward_(grad: torch.Tensor, mask: torch.Tensor) -> None:
+    """:func:`mask1_backward` that overwrites its gradient. Does not synchronise."""
+    check_values("mask1_backward_", "grad", grad)
+    check_mask("mask1_backward_", mask, grad.numel())
+    launch_tiles(_select_kernel, grad, grad, mask, grad)
+
+
+def mask1_backward_dense(grad: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """:func:`mask1_backward` of a dense gradient of any shape, unchecked."""
+    grad_x = torch.empty_like(grad)
+    launch_tiles(_select_kernel, grad, grad, mask, grad_x)
+    return grad_x
+
+
+def bits_encode(b: torch.Tensor) -> torch.Tensor:
+    """uint8[ceil(n/8)] from bool[n]. Does not synchronise."""
+    check_flat("bits_encode", "b", b)
+    check_dtype("bits_encode", "b", b.dtype, (torch.bool,))
+    flags = b.view(torch.uint8)
+    mask = torch.empty((mask1_bytes(b.numel()),), dtype=torch.uint8, device=b.device)
+    if fits(flags, mask):
+        pack_flags(flags, mask)
+        return mask
+    return _pack(flags, flags)
+
+
+def bits_decode(mask: torch.Tensor, n: int) -> torch.Tensor:
+    """bool[n] from a mask. Does not synchronise."""
+    check_mask("bits_decode", mask, n)
+    flags = torch.empty((n,), dtype=torch.uint8, device=mask.device)
+    if fits(flags, mask):
+        unpack_flags(mask, flags)
+    else:
+        launch_tiles(_unpack_kernel, flags, mask, flags)
+    return flags.view(torch.bool)
+
+
+def dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    """grad * (scale where the bit is set, else 0), one fp32 product rounded to grad's dtype; NaN * 0 is NaN.
+
+    grad fp32/bf16/fp16[n]. Does not synchronise.
+    """
+    check_values("dropout_backward", "grad", grad)
+    check_mask("dropout_backward", mask, grad.numel())
+    grad_x = torch.empty_like(grad)
+    launch_tiles(_scale_kernel, grad, grad, mask, grad_x, scale, PORTABLE=not grad.is_cuda)
+    return grad_x
+
+
+def dropout_backward_(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> None:
+    """:func:`dropout_backward` that overwrites its gradient. Does not synchronise."""
+    check_values("dropout_backward_", "grad", grad)
+    check_mask("dropout_backward_", mask, grad.numel())
+    launch_tiles(_scale_kernel, grad, grad, mask, grad, scale, PORTABLE=not grad.is_cuda)

@@ -1,0 +1,251 @@
+"""Eight neighbouring elements a lane: 16-byte accesses, a byte of marks, and a warp's shared memory in between.
+
+A vote gives a warp its mask word from one element a lane, at the price of 2-byte accesses and of six instructions an
+element for marks and places. With eight neighbours in a lane their marks are a byte of their own, the places follow
+from a scan over the lanes' counts, and values that are close together in the warp's shared memory (see stage.py) reach
+global memory, and come from it, eight at a time: a narrow format converts only what is stored, in whole words.
+
+CHUNKS of 256 elements are a slot of zvc. Items are seen as 32-bit words: two elements of 16 bits or one of fp32. With
+ASM, the device's compute capability as in sm_90, the helpers are PTX; with 0, portable Triton for the interpreter.
+"""
+
+# tl.static_range is unrolled by the compiler: to a type checker it is no iterator
+# pyright: reportGeneralTypeIssues=false, reportReturnType=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from gistkit.kernels.warp.lanes import LANES, last_lane, popcount, sum_upto
+from gistkit.kernels.warp.stage_rows import EVEN_BYTES, UPPER_HALVES, bytes_of
+
+OCTET = tl.constexpr(8)
+CHUNK = tl.constexpr(256)
+CHUNKS = tl.constexpr(4)
+
+_LOAD_16_IF = tl.constexpr("{ .reg .pred p; setp.ne.b32 p, $5, 0; @p ld.global.v4.b32 {$0, $1, $2, $3}, [$4]; }")
+_LOAD_16 = tl.constexpr(
+    _LOAD_16_IF.value.replace("@p", "mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0; @p")
+)
+_LOAD_8_IF = tl.constexpr("{ .reg .pred p; setp.ne.b32 p, $3, 0; @p ld.global.v2.b32 {$0, $1}, [$2]; }")
+_STORE_16 = tl.constexpr(
+    "{ .reg .pred p; setp.ne.b32 p, $6, 0; @p st.global.v4.b32 [$1], {$2, $3, $4, $5}; mov.b32 $0, 0; }"
+)
+_STORE_8 = tl.constexpr("{ .reg .pred p; setp.ne.b32 p, $4, 0; @p st.global.v2.b32 [$1], {$2, $3}; mov.b32 $0, 0; }")
+_FP10_WORDS = tl.constexpr(
+    "{ .reg .pred p; .reg .b32 which; setp.ge.s32 p, $2, $3; selp.b32 which, 1, 0, p; setp.ge.s32 p, $2, $4; "
+    "@p mov.b32 which, 2; mad.wide.s32 $0, which, $5, $6; mad.lo.s32 $1, which, -10, 22; }"
+)
+
+
+@triton.jit
+def load_16(ptr, flag, ZERO: tl.constexpr):
+    """Four int32 words of 16 bytes at ptr; where the flag is not set 0 with ZERO, else undefined."""
+    text: tl.constexpr = _LOAD_16 if ZERO else _LOAD_16_IF
+    return tl.inline_asm_elementwise(
+        text,
+        "=&r,=&r,=&r,=&r,l,r",
+        [ptr.to(tl.int64), flag.to(tl.int32)],
+        dtype=(tl.int32,) * 4,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def load_8(ptr, flag):
+    """Two int32 words of 8 bytes at ptr, undefined where the flag is not set."""
+    return tl.inline_asm_elementwise(
+        _LOAD_8_IF, "=&r,=&r,l,r", [ptr.to(tl.int64), flag.to(tl.int32)], dtype=(tl.int32,) * 2, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def store_words(ptr, words, flag):
+    """The 2, 4 or 8 words to ptr where the flag is set, 8 or 16 bytes at a time."""
+    address = ptr.to(tl.int64)
+    flag = flag.to(tl.int32)
+    if len(words) == 2:
+        tl.inline_asm_elementwise(
+            _STORE_8, "=r,l,r,r,r", [address, words[0], words[1], flag], dtype=tl.int32, is_pure=False, pack=1
+        )
+    else:
+        for first in tl.static_range(0, len(words), 4):
+            tl.inline_asm_elementwise(
+                _STORE_16,
+                "=r,l,r,r,r,r,r",
+                [address + 4 * first, words[first], words[first + 1], words[first + 2], words[first + 3], flag],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
+
+
+@triton.jit
+def fp10_words(ptr, start, place, planes, plane):
+    """(pointer, shift) of the packed fp10 codes from start (int64) + place on: their words, and how far to the left a
+    code of these goes to end up as the word's first bits.
+
+    ptr: of the words; planes: where, counted as place is, the second and the third plane of ``plane`` words start.
+    """
+    if plane.dtype == tl.int64:
+        which = (place >= planes[0]).to(tl.int32) + (place >= planes[1]).to(tl.int32)
+        return ptr + (start + place - which * plane), 22 - which * 10
+    else:
+        first, shift = tl.inline_asm_elementwise(
+            _FP10_WORDS,
+            "=l,=r,r,r,r,r,l",
+            [place, planes[0], planes[1], -plane, start + place],
+            dtype=(tl.int64, tl.int32),
+            is_pure=True,
+            pack=1,
+        )
+        return ptr + first, shift
+
+
+@triton.jit
+def fp10_pair(low, high, shift):
+    """A word of the codes of two words, each the first bits of a half."""
+    return bytes_of(low << shift, high << shift, UPPER_HALVES)
+
+
+@triton.jit
+def spread_program(PLANES: tl.constexpr):
+    """int64: which slots the program takes. PLANES: three programs in a row read the same words of fp10's three planes.
+
+    Slots in order would read the array of words three times over, once a plane, each time from memory. Those a third
+    of all slots apart start about a plane apart, as near as the density is the same everywhere, and the cache has what
+    the others have read. The last program or two that are left over keep their place.
+    """
+    program = tl.program_id(0)
+    if PLANES:
+        third = tl.num_programs(0) // 3
+        program = tl.where(program < 3 * third, program % 3 * third + program // 3, program)
+    return program.to(tl.int64)
+
+
+@triton.jit
+def load_octets(x_ptr, left, XB: tl.constexpr, WIDE: tl.constexpr):
+    """A slot's words, 2 * XB a chunk, 0 from element left on: all loads before any use.
+
+    WIDE: x_ptr is 16-byte aligned and left a multiple of 8 (ASM only).
+    """
+    words = ()
+    for c in tl.static_range(CHUNKS):
+        offs = tl.arange(0, LANES) * OCTET + c * CHUNK
+        if WIDE:
+            for first in tl.static_range(0, OCTET, 16 // XB):
+                words += load_16(x_ptr + offs + first, offs < left, True)
+        else:
+            for i in tl.static_range(0, OCTET, 4 // XB):
+                word = tl.load(x_ptr + offs + i, offs + i < left, other=0).to(tl.int32)
+                if XB == 2:
+                    high = tl.load(x_ptr + offs + i + 1, offs + i + 1 < left, other=0).to(tl.int32)
+                    word = (word & 0xFFFF) | (high << 16)
+                words += (word,)
+    return words
+
+
+@triton.jit
+def item_of(words, first: tl.constexpr, i: tl.constexpr, XB: tl.constexpr):
+    """Item i of the octet whose words start at words[first]: int32 or int16 patterns."""
+    if XB == 4:
+        return words[first + i]
+    else:
+        return (words[first + i // 2] >> (16 * (i % 2))).to(tl.int16)
+
+
+@triton.jit
+def _halves_set(word, ASM: tl.constexpr):
+    """Bits 0 and 16: whether the lower and the upper half of a word are not 0."""
+    if ASM >= 90:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 one; mov.b32 one, 0x00010001; min.u16x2 $0, $1, one; }",
+            "=r,r",
+            [word],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        return ((((word & 0x7FFF7FFF) + 0x7FFF7FFF) | word) >> 15) & 0x00010001
+
+
+@triton.jit
+def passing_flags(words, first: tl.constexpr, WORDS: tl.constexpr, FMT: tl.constexpr, ASM: tl.constexpr):
+    """Two words of a byte an item: 0 for -0.0 and its codes, 1 for all else, of the WORDS words from words[first] on.
+
+    fp10's codes lie 6 bits higher, over bits that are not defined. ASM only.
+    """
+    flags = ()
+    if WORDS == 2:
+        for w in tl.static_range(first, first + 2):
+            other = words[w] ^ -0x7F7F7F80
+            flags += (((((other & 0x7F7F7F7F) + 0x7F7F7F7F) | other) >> 7) & 0x01010101,)
+    elif WORDS == 4:
+        for w in tl.static_range(first, first + 4, 2):
+            low, high = words[w] ^ -0x7FFF8000, words[w + 1] ^ -0x7FFF8000
+            if FMT == "fp10":
+                low, high = low & -0x003F0040, high & -0x003F0040
+            flags += (bytes_of(_halves_set(low, ASM), _halves_set(high, ASM), EVEN_BYTES),)
+    else:
+        for w in tl.static_range(first, first + 8, 4):
+            word = (words[w] != -0x80000000).to(tl.int32)
+            for i in tl.static_range(1, 4):
+                word |= (words[w + i] != -0x80000000).to(tl.int32) << (8 * i)
+            flags += (word,)
+    return flags
+
+
+@triton.jit
+def octet_marks(words, first: tl.constexpr, XB: tl.constexpr, ASM: tl.constexpr):
+    """int32 0..255: bit i is "item i is not 0"."""
+    marks = tl.zeros((LANES,), tl.int32)
+    if XB == 2:
+        for w in tl.static_range(4):
+            marks += _halves_set(words[first + w], ASM) << (2 * w)
+        return (marks | (marks >> 15)) & 0xFF
+    else:
+        for w in tl.static_range(8):
+            marks += (words[first + w] != 0).to(tl.int32) << w
+        return marks
+
+
+@triton.jit
+def _ones(marks, ASM: tl.constexpr):
+    """Bits set in a byte."""
+    if ASM:
+        return popcount(marks)
+    else:
+        marks -= (marks >> 1) & 0x55
+        marks = (marks & 0x33) + ((marks >> 2) & 0x33)
+        return (marks & 0xF) + (marks >> 4)
+
+
+@triton.jit
+def _counted(marks, ASM: tl.constexpr):
+    """Marked items of each of the CHUNKS, two to a word: (those of the lanes below, a word a pair; of all lanes)."""
+    low = _ones(marks[0], ASM) | (_ones(marks[1], ASM) << 16)
+    high = _ones(marks[2], ASM) | (_ones(marks[3], ASM) << 16)
+    upto_low, upto_high = sum_upto(low, ASM), sum_upto(high, ASM)
+    return (upto_low - low, upto_high - high), (last_lane(upto_low, ASM), last_lane(upto_high, ASM))
+
+
+@triton.jit
+def octet_places(marks, ASM: tl.constexpr):
+    """(places, count): where the lane's marked items of each of the CHUNKS start in the slot, and the slot's number."""
+    below, total = _counted(marks, ASM)
+    half = (total[0] & 0xFFFF) + (total[0] >> 16)
+    low = below[0] + (total[0] << 16)
+    high = below[1] + (total[1] << 16) + half * 0x10001
+    count = half + (total[1] & 0xFFFF) + (total[1] >> 16)
+    return (low & 0xFFFF, low >> 16, high & 0xFFFF, high >> 16), count
+
+
+@triton.jit
+def row_places(marks, ASM: tl.constexpr):
+    """(places, counts): where the lane's marked items of each of the CHUNKS start in it, and the chunks' numbers."""
+    below, total = _counted(marks, ASM)
+    places = (below[0] & 0xFFFF, below[0] >> 16, below[1] & 0xFFFF, below[1] >> 16)
+    return places, (total[0] & 0xFFFF, total[0] >> 16, total[1] & 0xFFFF, total[1] >> 16)

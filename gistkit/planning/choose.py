@@ -1,0 +1,207 @@
+"""Policies by name, each given those of the caller's settings that it knows."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from gistkit.errors import BudgetError, PlanError
+from gistkit.ir import Plan, SavedGraph
+from gistkit.planning.cost import CostTable, is_switched
+from gistkit.planning.forms import FIDELITIES
+from gistkit.planning.policies import LARGE_TASKS, POLICIES, check_lossy, modnn_unless
+
+SEEDS = ("plain", "checkpoint", "gist", "vdnn-all", "vdnn-conv", "cdma", "vdnn-dyn", "vdnn+", "modnn")
+"""Policies whose plans `optimal` is given to start from, so that it is never slower than one of them: the slowest to
+plan last."""
+SEEDS_S = 2.0
+"""Seconds after which no more of them are made for a step of more than LARGE_TASKS tasks: the others are rivals, taken
+whole behind the search if they are faster."""
+LATE_S = 4.0
+"""Seconds of this thread's own time after which no more of these are begun; what is left is named in the plan. Those of
+ResNet-1202 take 9, of which vDNN+, the last, takes half: without it capture and planning stay below a minute."""
+SLOW_TASKS = 1000
+"""Steps of more tasks are planned without modnn's seed where no algorithm can be chosen (every convolution's workspace
+has to be made room for, which takes it up to 16 s for ResNet-152, 1 s where it may choose), those of more than
+LARGE_TASKS in any case: it is `optimal`'s rival, given up as soon as it cannot be faster."""
+RIVAL_S = 30.0
+"""Seconds of this thread's own time after which moDNN is given up anyway: ResNet-1202 takes less than 10."""
+
+
+def accepts(policy: str, word: str) -> bool:
+    """Whether a policy takes a setting of that name (``lossy``, ``fidelity``, ``reserve``, ``seeds``)."""
+    return word in inspect.signature(POLICIES[policy]).parameters
+
+
+def made(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: dict) -> Plan:
+    """The policy's plan; a policy that knows no reserve plans for what the reserve leaves. One that switches
+    convolutions sums in another order, whatever its paper calls it."""
+    plan = _reserving(policy, graph, costs, budget_bytes, words)
+    if plan.fidelity == "bitwise" and any(is_switched(c.algorithm) for c in plan.choices):
+        return replace(plan, fidelity="reassociated")
+    return plan
+
+
+def _reserving(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: dict) -> Plan:
+    given = {name: value for name, value in words.items() if accepts(policy, name)}
+    if accepts(policy, "seeds"):
+        given["seeds"], late = _seeds(graph, costs, budget_bytes, words)
+        given["rivals"] = _rivals(late, graph, costs, budget_bytes, words)
+    if accepts(policy, "reserve") or not words["reserve"]:
+        return _by_policy(policy, graph, costs, budget_bytes, given)
+    reserve = words["reserve"]
+    room = None if budget_bytes is None else max(1, budget_bytes - reserve)
+    plan = _by_policy(policy, graph, costs, room, given)
+    bound = plan.lower_bound_bytes + reserve if plan.lower_bound_bytes else 0
+    return replace(plan, peak_bytes=plan.peak_bytes + reserve, lower_bound_bytes=bound)
+
+
+def _by_policy(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, given: dict) -> Plan:
+    try:
+        return POLICIES[policy](graph, costs, budget_bytes, **given)
+    except PlanError as error:
+        if costs.hardware.has_link:
+            raise
+        raise PlanError(
+            f'policy="{policy}" moves tensors to the host, and hardware {costs.hardware.name!r} has no link to one; '
+            'take policy="optimal" or "gist", or other hardware'
+        ) from error
+
+
+def seeds(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping[str, Any]) -> list[Plan]:
+    """The plans of the other policies under the same budget, without those that refuse it, as many as there is time.
+
+    ``words`` are the settings ``fidelity``, ``lossy``, ``reserve`` and ``batch_norm``, of which each policy takes what
+    it knows.
+    """
+    return _seeds(graph, costs, budget_bytes, words)[0]
+
+
+def _seeds(
+    graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping[str, Any]
+) -> tuple[list[Plan], list[str]]:
+    """:func:`seeds`, and the policies for which there was no time."""
+    found: list[Plan] = []
+    late: list[str] = []
+    begun = time.monotonic()
+    for name in SEEDS:
+        over = len(graph.tasks) > LARGE_TASKS and time.monotonic() - begun > SEEDS_S
+        if over or _is_slow(name, graph, costs):
+            late.append(name)
+            continue
+        plan = _unless_refused(name, graph, costs, budget_bytes, words)
+        if plan is not None:
+            found.append(plan)
+    return found, late
+
+
+def _unless_refused(
+    name: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping[str, Any]
+) -> Plan | None:
+    return _or_none(costs, lambda: made(name, graph, costs, budget_bytes, dict(words)))
+
+
+def _or_none(costs: CostTable, plan: Callable[[], Plan | None]) -> Plan | None:
+    """A plan, None where the budget refuses it or where it needs a link to the host that there is not."""
+    try:
+        return plan()
+    except BudgetError:
+        return None
+    except PlanError:
+        if costs.hardware.has_link:
+            raise
+        return None
+
+
+def _rivals(
+    late: Iterable[str], graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping[str, Any]
+) -> dict[str, Callable[[float], Plan | None]]:
+    """By name what gives the plans of some policies when all else is done: TimeoutError behind LATE_S, counted from the
+    first."""
+    begun: list[float] = []
+
+    def rival_of(name: str) -> Callable[[float], Plan | None]:
+        def found(seconds: float) -> Plan | None:
+            begun.append(time.thread_time())
+            if begun[-1] - begun[0] > LATE_S:
+                raise TimeoutError(name)
+            return _unless_refused(name, graph, costs, budget_bytes, words)
+
+        return found
+
+    slow = rival(graph, costs, budget_bytes, words)
+    return {name: slow if _is_slow(name, graph, costs) else rival_of(name) for name in late}
+
+
+def _is_slow(name: str, graph: SavedGraph, costs: CostTable) -> bool:
+    return name == "modnn" and len(graph.tasks) > (LARGE_TASKS if costs.hardware.tells_algorithms else SLOW_TASKS)
+
+
+def rival(
+    graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping[str, Any]
+) -> Callable[[float], Plan | None]:
+    """What gives modnn's plan under the same budget where it may take fewer than so many seconds; None where it cannot
+    or refuses the budget, TimeoutError where time is up."""
+
+    def found(seconds: float) -> Plan | None:
+        begun = time.thread_time()
+
+        def enough(least_s: float) -> bool:
+            if time.thread_time() - begun > RIVAL_S:
+                raise TimeoutError("modnn")
+            return least_s >= seconds
+
+        given = {name: words[name] for name in ("fidelity", "reserve", "batch_norm") if name in words}
+        return _or_none(costs, lambda: modnn_unless(graph, costs, budget_bytes, enough, **given))
+
+    return found
+
+
+def check_words(
+    policy: str, fidelity: str, lossy: str | None, density: float | Mapping[int, float] | None = None
+) -> str:
+    """The class of moves that is allowed. Raises ValueError for words that mean nothing, alone or together, TypeError
+    for densities by anything but numbers."""
+    _check_density(density)
+    if policy not in POLICIES:
+        near = difflib.get_close_matches(str(policy), POLICIES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "take 'optimal'"
+        raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}; {hint}")
+    if fidelity not in FIDELITIES:
+        raise ValueError(
+            f"fidelity must be one of {', '.join(FIDELITIES)}, got {fidelity!r}; bitwise changes no bit of the result"
+        )
+    check_lossy(lossy)
+    if fidelity == "lossy" and lossy is None:
+        raise ValueError('fidelity="lossy" needs a format, got lossy=None; pass lossy="fp16", "fp10" or "fp8"')
+    if lossy is not None and not accepts(policy, "lossy"):
+        able = [name for name in POLICIES if accepts(name, "lossy")]
+        raise ValueError(
+            f'lossy must be None for policy="{policy}", which rounds nothing, got {lossy!r}; leave it out, or take '
+            f"{' or '.join(able)}"
+        )
+    return "lossy" if lossy is not None else fidelity
+
+
+def _check_density(density: float | Mapping[int, float] | None) -> None:
+    ids = density if isinstance(density, Mapping) else ()
+    for key in ids:
+        if isinstance(key, bool) or not isinstance(key, int):
+            raise TypeError(
+                f"density must have storage ids, whole numbers, as keys, got {key!r}; from a plan, which has them "
+                'as texts: {int(key): share for key, share in plan.settings["densities"].items()}'
+            )
+    values = density.values() if isinstance(density, Mapping) else () if density is None else (density,)
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise ValueError(
+                f"density must be a share of elements from 0 to 1 (or a dict of them by storage id), got {value!r}; "
+                "leave it out for what the ops suggest"
+            )
+
+
+__all__ = ["SEEDS", "accepts", "check_words", "made", "seeds"]

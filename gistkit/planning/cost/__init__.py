@@ -1,0 +1,36 @@
+"""What a step costs: hardware, cost table, codecs, convolution algorithms, step times, densities."""
+
+from gistkit.planning.cost.algorithms import Algorithm
+from gistkit.planning.cost.budget import check_budget, parse_budget, parse_bytes
+from gistkit.planning.cost.codec_costs import MEASURED_DENSITY, passes
+from gistkit.planning.cost.density import Densities
+from gistkit.planning.cost.devices import CUDA_LIBRARIES_BYTES, GIB, PRESETS, Hardware, hardware
+from gistkit.planning.cost.part_algorithms import DEFAULT, SWITCHES, by_part, is_switched, of_part, switches
+from gistkit.planning.cost.table import CostTable, cost_table
+from gistkit.planning.cost.times import ANEW, StepTimes, step_fingerprint
+
+__all__ = [
+    "ANEW",
+    "CUDA_LIBRARIES_BYTES",
+    "DEFAULT",
+    "GIB",
+    "MEASURED_DENSITY",
+    "PRESETS",
+    "SWITCHES",
+    "Algorithm",
+    "CostTable",
+    "Densities",
+    "Hardware",
+    "StepTimes",
+    "by_part",
+    "check_budget",
+    "cost_table",
+    "hardware",
+    "is_switched",
+    "of_part",
+    "parse_budget",
+    "parse_bytes",
+    "passes",
+    "step_fingerprint",
+    "switches",
+]

@@ -1,0 +1,272 @@
+"""CostTable: seconds and workspace of a task, seconds and bytes of a codec, seconds of a transfer. Pure data.
+
+Seconds of a task are those of the roofline: the larger of operations / rate and traffic / bandwidth, at least one
+launch (vDNN and moDNN profile instead: give ``measured_s``). Seconds of codecs come from a measured table
+(:mod:`gistkit.planning.cost.codec_costs`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from gistkit.codecs import Sparse, dtype_of
+from gistkit.codecs import codec as find_codec
+from gistkit.ir import Reading, SavedGraph, Task
+from gistkit.planning.cost.algorithms import Algorithm, arithmetic_rate, conv_algorithms
+from gistkit.planning.cost.codec_costs import RELU_BACKWARD_PASSES, passes
+from gistkit.planning.cost.density import Densities
+from gistkit.planning.cost.devices import Hardware
+from gistkit.planning.cost.part_algorithms import DEFAULT
+
+BY_THE_OP = ("argmax4", "argmax8", "bits")
+"""Codecs of maps that an operator makes by itself, in place of an index or a mask of PyTorch's."""
+
+OP_EFFICIENCY = {
+    ("max_pool2d", "forward"): 0.5,
+    ("max_pool2d", "backward"): 0.25,
+    ("batch_norm", "forward"): 2 / 3,
+    ("batch_norm", "backward"): 3 / 5,
+}
+"""Share of the copy bandwidth that PyTorch's operators reach on a GPU where it is not all of it, each operand counted
+once. Max-pools with int64 indices: measured on an H200 (layer benchmark, fp32), 0.57 and 0.43 forward, 0.17 and 0.14
+backward without the input, which backward is given and does not read. Batch norm reads its input twice, and in backward
+the gradient too."""
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """What everything costs on one device.
+
+    ``algorithms[task]`` holds at least one entry; the first is what PyTorch is taken to run. ``densities`` are by
+    storage of the SavedGraph, for those that may hold zeros. ``switched``: convolutions were measured under cuDNN's
+    switches, which a plan may set for each.
+    """
+
+    hardware: Hardware
+    algorithms: tuple[tuple[Algorithm, ...], ...]
+    densities: Mapping[int, float]
+    switched: bool = False
+
+    def tells_algorithms(self, fidelity: str) -> bool:
+        """Whether a plan of that class of moves may choose a convolution's algorithm: switches change the order of
+        sums."""
+        return self.hardware.tells_algorithms or (self.switched and fidelity != "bitwise")
+
+    def task_s(self, task: int, algorithm: str = "") -> float:
+        """Seconds of a task, by default under its first algorithm. Raises ValueError for an algorithm it has not."""
+        return self._algorithm(task, algorithm).seconds
+
+    def workspace_bytes(self, task: int, algorithm: str = "") -> int:
+        """Workspace of a task, by default under its first algorithm. Raises ValueError for one it has not."""
+        return self._algorithm(task, algorithm).workspace_bytes
+
+    def memory_optimal(self, task: int) -> str:
+        """The name of the algorithm with the least workspace, the fastest of these: vDNN's (m)."""
+        return min(self.algorithms[task], key=lambda a: (a.workspace_bytes, a.seconds)).name
+
+    def performance_optimal(self, task: int) -> str:
+        """The name of the fastest algorithm, of equals the one with the least workspace: vDNN's (p)."""
+        return min(self.algorithms[task], key=lambda a: (a.seconds, a.workspace_bytes)).name
+
+    def _algorithm(self, task: int, name: str) -> Algorithm:
+        known = self.algorithms[task]
+        if not name:
+            return known[0]
+        for algorithm in known:
+            if algorithm.name == name:
+                return algorithm
+        raise ValueError(
+            f"algorithm of task {task} must be one of {', '.join(repr(a.name) for a in known)}, got {name!r}; "
+            "leave it '' for the default"
+        )
+
+    def payload_bytes(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> int:
+        """Bytes of a tensor of ``nbytes`` bytes of ``dtype`` under a codec; density None: no zeros. Raises ValueError
+        for an unknown codec."""
+        return _payload_bytes(codec, nbytes, dtype, density)
+
+    def scratch_bytes(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> tuple[int, int]:
+        """Of a sparse codec on CUDA: bytes of the scratch that it leaves until its size is known, and of what packing
+        takes beside scratch and payload. Raises ValueError for any other codec."""
+        kind, form = dtype_of(dtype), find_codec(codec)
+        if not isinstance(form, Sparse):
+            raise ValueError(f"codec {codec!r} has no scratch, as its payload's size is known; ask for payload_bytes")
+        n = nbytes // kind.itemsize
+        return form.scratch_bytes(n, kind), form.packing_bytes(n if density is None else round(density * n), kind)
+
+    def encode_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> float:
+        """Seconds that encoding adds to the step (``nbytes`` of ``dtype`` before it).
+
+        On a GPU a ReLU writes its ``mask1`` in the same kernel, so only the mask's bytes are added. A pool that writes
+        its map instead of an int64 index saves time: the result is negative, the index's own traffic and no more.
+        """
+        if codec == "dense":
+            return 0.0
+        payload = _payload_bytes(codec, nbytes, dtype, density)
+        if codec == "mask1" and self.hardware.async_counts:
+            return self._traffic_s(payload)
+        if codec in BY_THE_OP:
+            return self._own_map_s(nbytes, payload, dtype, "forward")
+        cost = passes(codec, dtype_of(dtype).itemsize, density)
+        if cost is None:
+            return self._traffic_s(nbytes + payload) + self.hardware.launch_s
+        pack = cost.pack if self.hardware.async_counts else 0.0
+        return self._passes_s(cost.encode + pack, nbytes) + (2 if pack else 1) * self.hardware.launch_s
+
+    def decode_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None, *, slices: int = 1) -> float:
+        """Seconds that one decoding adds: all of the tensor, in ``slices`` launches. ``mask1`` and the maps are not
+        decoded, their readers run on them: what is added there is negative."""
+        if codec == "dense":
+            return 0.0
+        if codec == "mask1":
+            return self.relu_backward_s(codec, nbytes, dtype, density)
+        payload = _payload_bytes(codec, nbytes, dtype, density)
+        if codec in BY_THE_OP:
+            return self._own_map_s(nbytes, payload, dtype, "backward")
+        cost = passes(codec, dtype_of(dtype).itemsize, density)
+        launches = max(1, slices) * self.hardware.launch_s
+        if cost is None:
+            return self._traffic_s(nbytes + payload) + launches
+        return self._passes_s(cost.decode, nbytes) + launches
+
+    def relu_backward_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> float:
+        """Seconds that a ReLU's backward takes more (less: negative) when it reads the payload, not its output."""
+        cost = passes(codec, dtype_of(dtype).itemsize, density)
+        if cost is None or cost.relu_backward == 0.0:
+            return 0.0
+        extra = cost.relu_backward * self.hardware.codec_slowdown - RELU_BACKWARD_PASSES
+        # where a sparse payload's slots end is summed up before it: a launch more than PyTorch's one
+        launch_s = self.hardware.launch_s if isinstance(find_codec(codec), Sparse) else 0.0
+        return self._traffic_s(extra * nbytes) + launch_s
+
+    def copy_s(self, nbytes: int) -> float:
+        """Seconds of an elementwise kernel that reads and writes ``nbytes`` in all."""
+        return self._traffic_s(nbytes) + self.hardware.launch_s
+
+    def d2h_s(self, nbytes: int) -> float:
+        """Seconds of a copy to the host with the link to itself; infinite where there is no link."""
+        return self._link_s(nbytes, self.hardware.d2h_gbps)
+
+    def h2d_s(self, nbytes: int) -> float:
+        """Seconds of a copy from the host with the link to itself; infinite where there is no link."""
+        return self._link_s(nbytes, self.hardware.h2d_gbps)
+
+    def _traffic_s(self, nbytes: float) -> float:
+        return nbytes / (self.hardware.memory_gbps * 1e9)
+
+    def _passes_s(self, count: float, nbytes: int) -> float:
+        return self._traffic_s(count * nbytes) * self.hardware.codec_slowdown
+
+    def _link_s(self, nbytes: int, gbps: float) -> float:
+        if nbytes == 0:
+            return 0.0
+        return nbytes / (gbps * 1e9) + self.hardware.launch_s if gbps else math.inf
+
+    def _own_map_s(self, nbytes: int, payload: int, dtype: str, phase: str) -> float:
+        """A map in place of PyTorch's own tensor: the traffic of one against that of the other, same kernel."""
+        pooled = dtype == "int64" and self.hardware.async_counts
+        efficiency = OP_EFFICIENCY["max_pool2d", phase] if pooled else 1.0
+        return self._traffic_s(payload) - self._traffic_s(nbytes) / efficiency
+
+
+@lru_cache(maxsize=65536)
+def _payload_bytes(codec: str, nbytes: int, dtype: str, density: float | None) -> int:
+    kind = dtype_of(dtype)
+    return find_codec(codec).predicted_bytes(nbytes // kind.itemsize, kind, density)
+
+
+def cost_table(
+    graph: SavedGraph,
+    hardware: Hardware,
+    *,
+    density: float | Mapping[int, float] | None = None,
+    measured_s: Mapping[int, float] | None = None,
+    convolutions: Mapping[str, Mapping[int, tuple[float, int]]] | None = None,
+) -> CostTable:
+    """The costs of a captured step (``capture(..., backward=True)``) on a device.
+
+    ``density`` None: as recorded, else as the operators lead us to expect; a number: of every storage that may hold
+    zeros; a mapping: by storage, the others as with None. ``measured_s`` are seconds by task, of its default algorithm;
+    the others keep their ratio to it. ``convolutions`` are (seconds, workspace in bytes) by switches of cuDNN and task
+    (:meth:`.StepTimes.offered`), in place of the algorithms that theory knows. Raises ValueError for a density outside
+    [0, 1], a storage or task that the graph has not, seconds that are not above 0.
+    """
+    _check(graph, density, measured_s or {})
+    algorithms = []
+    for task in graph.tasks:
+        known = _task_algorithms(task, hardware)
+        if measured_s and task.index in measured_s:
+            known = _scaled(known, measured_s[task.index])
+        algorithms.append(_switched(known, task.index, convolutions or {}))
+    switched = any(name != DEFAULT and tasks for name, tasks in (convolutions or {}).items())
+    return CostTable(hardware, tuple(algorithms), _densities(graph, density), switched)
+
+
+def _task_algorithms(task: Task, hardware: Hardware) -> tuple[Algorithm, ...]:
+    if task.conv is not None:
+        return conv_algorithms(task, hardware)
+    rate = arithmetic_rate(hardware, task.dtype, conv=task.op.startswith("conv"))
+    efficiency = OP_EFFICIENCY.get((task.op, task.phase), 1.0) if hardware.async_counts else 1.0
+    moved_s = task.moved_bytes / (hardware.memory_gbps * 1e9 * efficiency)
+    # What moves nothing and computes nothing (a view, a reshape) launches nothing.
+    launch_s = hardware.launch_s if task.moved_bytes or task.flops else 0.0
+    return (Algorithm("", max(task.flops / rate, moved_s, launch_s), 0),)
+
+
+def _switched(
+    known: tuple[Algorithm, ...], task: int, convolutions: Mapping[str, Mapping[int, tuple[float, int]]]
+) -> tuple[Algorithm, ...]:
+    found = {name: Algorithm(name, *tasks[task]) for name, tasks in convolutions.items() if task in tasks}
+    if DEFAULT not in found:
+        return known
+    return found.pop(DEFAULT), *found.values()
+
+
+def _scaled(known: tuple[Algorithm, ...], seconds: float) -> tuple[Algorithm, ...]:
+    if known[0].seconds == 0.0:
+        return tuple(Algorithm(a.name, seconds, a.workspace_bytes) for a in known)
+    return tuple(Algorithm(a.name, a.seconds * seconds / known[0].seconds, a.workspace_bytes) for a in known)
+
+
+def _densities(graph: SavedGraph, density: float | Mapping[int, float] | None) -> dict[int, float]:
+    """By storage: the given ones, else those recorded or expected of what backward finds in it."""
+    given = density if isinstance(density, Mapping) else {}
+    reading = Reading(graph)
+    guess = Densities(reading, given)
+    found: dict[int, float] = {}
+    for storage in graph.storages:
+        value = reading.saved(storage.id)
+        share = given.get(storage.id) if value is None else guess.of(storage.id, value.version)
+        if share is not None:
+            found[storage.id] = float(density) if isinstance(density, int | float) else share
+    return found
+
+
+def _check(graph: SavedGraph, density: float | Mapping[int, float] | None, measured_s: Mapping[int, float]) -> None:
+    if isinstance(density, Mapping):
+        for storage, share in density.items():
+            _check_id("density", "storages", storage, len(graph.storages))
+            _check_share(f"density[{storage}]", share)
+    elif density is not None:
+        _check_share("density", density)
+    for task, seconds in measured_s.items():
+        _check_id("measured_s", "tasks", task, len(graph.tasks))
+        if not 0 < seconds < math.inf:
+            raise ValueError(f"measured_s[{task}] must be seconds above 0, got {seconds!r}; leave the task out")
+
+
+def _check_share(where: str, share: object) -> None:
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise ValueError(
+            f"{where} must be a share from 0 to 1, got {share!r}; give None for what was recorded or is expected"
+        )
+
+
+def _check_id(argument: str, what: str, key: int, count: int) -> None:
+    if not 0 <= key < count:
+        raise ValueError(
+            f"{argument} must name {what} 0 to {count - 1} of the graph, got {key}; take it from the same capture"
+        )

@@ -1,0 +1,128 @@
+"""Gist's plans with their predicted peak and time, whole or by single encodings (Jain et al., ISCA 2018, Fig. 10, 17).
+
+The allocators of the paper's figures (static sharing, the investigation baseline, dynamic) are views of the same plan.
+*Optimised software* (section V-H) has no decoded buffer: backward reads an encoding piece by piece. Here that is batch
+slices of the weight gradient, which are the ``reassociated`` class of moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gistkit.ir import Block, CallChoice, Decision, Plan, SavedGraph
+from gistkit.planning.cost import CostTable
+from gistkit.planning.forms import held, make_plan
+from gistkit.planning.policies.gist_rules import check_lossy, gist
+
+BINARIZE, SSDC, DPR, INPLACE, REBUILD = "binarize", "ssdc", "dpr", "inplace", "rebuild"
+ENCODINGS = (BINARIZE, SSDC, DPR, INPLACE)
+"""The paper's; ``rebuild`` goes beyond it."""
+_WITHOUT_VALUES = ("mask1", "drop")
+
+
+def gist_budget(
+    graph: SavedGraph,
+    costs: CostTable,
+    budget_bytes: int | None = None,
+    *,
+    lossy: str | None = None,
+    encodings: Iterable[str] = (*ENCODINGS, REBUILD),
+    slices: int = 1,
+) -> Plan:
+    """Gist's plan, lossless or with the given narrow format, with peak and seconds.
+
+    ``encodings`` are those it may use; values are narrowed, inside sparse storage too, where ``dpr`` is among them.
+    ``slices`` above 1 reads encoded inputs of weight gradients in so many batch slices (optimised software: the batch
+    size). On a library's view only what its operators allow is planned: without pool maps (``library_view(maps=True)``)
+    a ReLU that a pool reads keeps its values. Raises ValueError for unknown words and fewer than one slice.
+    """
+    allowed = tuple(encodings)
+    unknown = [e for e in allowed if e not in (*ENCODINGS, REBUILD)]
+    if unknown:
+        raise ValueError(
+            f"encodings must be among {', '.join((*ENCODINGS, REBUILD))}; got {unknown[0]!r}: leave it out"
+        )
+    if slices < 1:
+        raise ValueError(
+            f"slices must be 1 (the whole batch at once) or more, got {slices}; the batch size is the most"
+        )
+    check_lossy(lossy)
+    narrow_to = lossy if DPR in allowed else None
+    found = gist(graph, lossy=narrow_to, densities=costs.densities, rebuild=REBUILD in allowed)
+    blocks = {b.storage: b for b in held(graph) if b.storage >= 0}
+    decisions = tuple(d for d in found.decisions if _holds(d, blocks.get(d.storage), allowed))
+    choices = _choices(graph, found, decisions, INPLACE in allowed)
+    if slices > 1:
+        choices = _sliced(graph, decisions, choices, slices)
+    narrow = any(_encoding(d) == DPR or "+" in d.codec for d in decisions)
+    cut = any(c.slices > 1 for c in choices)
+    return make_plan(
+        "gist",
+        graph,
+        costs,
+        budget_bytes,
+        decisions,
+        choices,
+        settings={"lossy": lossy, "encodings": list(allowed), "slices": slices},
+        fidelity="lossy" if narrow else "reassociated" if cut else "bitwise",
+    )
+
+
+def _encoding(decision: Decision) -> str | None:
+    """Which of Gist's encodings a decision is; None for what keeps the tensor as it is."""
+    if decision.codec in _WITHOUT_VALUES or decision.codec.startswith("argmax") or decision.codec == "bits":
+        return BINARIZE
+    if decision.codec.startswith(("zvc", "csr")):
+        return SSDC
+    if decision.codec in ("rebuild", "dense"):
+        return REBUILD if decision.codec == "rebuild" else None
+    return DPR
+
+
+def _holds(decision: Decision, block: Block | None, allowed: tuple[str, ...]) -> bool:
+    """Whether a decision may be taken: an encoding that is allowed, of a block that the step keeps, with values where
+    its backward reads them."""
+    encoding = _encoding(decision)
+    if block is None or (encoding is not None and encoding not in allowed):
+        return False
+    return decision.codec not in _WITHOUT_VALUES or not any(u.values for u in block.uses)
+
+
+def _choices(graph: SavedGraph, found: Plan, decisions: tuple[Decision, ...], inplace: bool) -> tuple[CallChoice, ...]:
+    """Gist's choices as far as they belong to decisions that are taken and to blocks that are there."""
+    blocks = {b.storage for b in graph.blocks if b.storage >= 0}
+    dropped = {d.storage for d in decisions if d.codec == "drop"}
+    calls = {c.covered: c for c in graph.calls if c.covered >= 0}
+    made = []
+    for choice in found.choices:
+        call = calls[choice.covered]
+        x, y = (graph.values[ids[0]].storage for ids in (call.operands, call.results))
+        may_overwrite = choice.inplace and inplace and {x, y} <= blocks
+        carried = (choice.passes and y in dropped) or (choice.zero_code and x in dropped)
+        kept = replace(
+            choice,
+            inplace=may_overwrite,
+            passes=choice.passes and carried,
+            zero_code=choice.zero_code and carried,
+        )
+        if kept.inplace or kept.passes or kept.zero_code:
+            made.append(kept)
+    return tuple(made)
+
+
+def _sliced(
+    graph: SavedGraph, decisions: tuple[Decision, ...], choices: tuple[CallChoice, ...], slices: int
+) -> tuple[CallChoice, ...]:
+    """The choices, with slices for every covered convolution whose input is decoded for its backward.
+
+    A linear's weight gradient is larger than its input: a second one to sum it up costs more than slices save.
+    """
+    coded = {d.storage for d in decisions if d.codec != "dense" and d.codec not in _WITHOUT_VALUES}
+    by_call = {c.covered: c for c in choices}
+    for call in graph.calls:
+        if call.covered >= 0 and call.op == "conv2d":
+            if any(s.storage in coded and s.field == "input" for s in call.saves):
+                old = by_call.get(call.covered, CallChoice(call.covered, call.op))
+                by_call[call.covered] = replace(old, slices=slices)
+    return tuple(by_call[c] for c in sorted(by_call))

@@ -1,0 +1,69 @@
+"""vDNN+: vDNN with moDNN's sub-batch size (Chen et al., DATE 2018, section V-B), moDNN's own comparison.
+
+The size comes from moDNN's eq. (3); at that size vDNN_dyn chooses. vDNN keeps more than that equation counts (whatever
+it does not offload): where its best does not fit, the next smaller sub-batch is tried, down to one sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gistkit.ir import Plan, SavedGraph, scaled
+from gistkit.planning.cost import CostTable
+from gistkit.planning.forms import capacity
+from gistkit.planning.policies.modnn.bounds import sub_batch
+from gistkit.planning.policies.modnn.modnn import with_sub_batches
+from gistkit.planning.policies.modnn.parts import check, demand_room, parts_of
+from gistkit.planning.policies.vdnn.dynamic import vdnn_dyn
+from gistkit.planning.simulate import scaled_costs
+
+
+def vdnn_plus(
+    graph: SavedGraph,
+    costs: CostTable,
+    budget_bytes: int | None = None,
+    *,
+    fidelity: str = "reassociated",
+    reserve: int = 0,
+    batch_norm: bool = False,
+    prefetch: bool = True,
+) -> Plan:
+    """vDNN_dyn in sub-batches within a budget (None: the device's memory), ``reserve`` bytes of which are left free.
+
+    As with vDNN, a network that does not fit even one sample at a time gets the last plan tried, with
+    ``settings["trainable"]`` False; below moDNN's lower bound, which holds for vDNN too, a BudgetError is raised.
+    ``fidelity`` "bitwise" allows no sub-batches, ``batch_norm`` accepts them for batch norms, as in moDNN.
+    """
+    most = check(graph, fidelity, batch_norm)
+    memory = capacity(costs, budget_bytes) - reserve
+    at = parts_of(graph, costs)
+    demand_room(graph, at, memory + reserve, fidelity, reserve, batch_norm)
+    start = sub_batch(at, most, memory).part.parts if most > 1 else 1
+    plan = None
+    for parts in _parts(most, start, max(graph.batch, 1)):
+        plan = _of_parts(graph, costs, memory, parts, prefetch)
+        settings = {**plan.settings, "fidelity": fidelity, "reserve": reserve, "sub_batch": at(parts).size}
+        plan = replace(plan, budget_bytes=budget_bytes, settings=settings)
+        plan = with_sub_batches(plan, graph, costs, parts, reserve)
+        if plan.settings["trainable"]:
+            break
+    assert plan is not None
+    return plan
+
+
+def _of_parts(graph: SavedGraph, costs: CostTable, memory: int, parts: int, prefetch: bool) -> Plan:
+    """vDNN_dyn's choice for one of so many parts. While gradients accumulate, a new one lies beside its sum."""
+    one = scaled(graph, parts)
+    table = costs if parts == 1 else scaled_costs(costs, graph, one)
+    newest = max((b.nbytes for b in graph.blocks if b.kind == "weight_gradient"), default=0) if parts > 1 else 0
+    return replace(vdnn_dyn(one, table, memory - newest, prefetch=prefetch), policy="vdnn+")
+
+
+def _parts(most: int, start: int, batch: int) -> Iterator[int]:
+    """Numbers of parts from ``start`` up to ``most`` that give different sub-batch sizes."""
+    size = 0
+    for parts in range(start, most + 1):
+        if -(-batch // parts) != size:
+            size = -(-batch // parts)
+            yield parts

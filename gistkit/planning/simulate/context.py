@@ -1,0 +1,256 @@
+"""What the effects of one storage's decision depend on beyond that decision: the rest of the plan, read once.
+
+``StepIndex`` holds what follows from the graph alone, ``Context`` what follows from a plan. Both are made once and
+looked into many times.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gistkit.errors import PlanError
+from gistkit.ir import BACKWARD, FORWARD, LIBRARY, Block, CallChoice, Decision, Plan, SavedGraph
+from gistkit.planning.cost import CostTable
+from gistkit.planning.simulate.segments import Segment, lending, lends, segments
+
+PLAIN_POLICIES = ("plain",)
+"""Policies whose steps PyTorch's own operators run; see docs/design.md, "plain and the runtime differ"."""
+LAG = 4
+"""How many later encodings a CUDA scratch lives on for, at most (``runtime.exact``)."""
+NO_VALUES = ("mask1", "drop", "argmax4", "argmax8")
+
+
+class StepIndex:
+    """Look-ups over a captured step's tasks and blocks."""
+
+    def __init__(self, graph: SavedGraph) -> None:
+        if not graph.tasks:
+            raise PlanError("graph must hold the tasks of a whole step, got one without; capture it with backward=True")
+        self.graph = graph
+        self.covered = {c.covered: c for c in graph.calls if c.covered >= 0}
+        self.by_storage: dict[int, Block] = {b.storage: b for b in graph.blocks if b.storage >= 0}
+        self.written: dict[int, int] = {}
+        self.makers: dict[int, list[int]] = defaultdict(list)
+        self.of_call: dict[int, list[int]] = defaultdict(list)
+        self.input_part: dict[int, int] = {}
+        self.made_bytes: dict[int, int] = defaultdict(int)
+        """By task the bytes of the blocks that are first there during it."""
+        for block in graph.blocks:
+            self.made_bytes[block.first] += block.nbytes
+        self._read_tasks()
+
+    def _read_tasks(self) -> None:
+        weight_part: dict[int, int] = {}
+        for task in self.graph.tasks:
+            self.of_call[task.call].append(task.index)
+            if task.phase == FORWARD:
+                for block in task.writes:
+                    self.written[block] = task.index
+                    self.makers[block].append(task.index)
+            elif task.part == "weight":
+                weight_part[task.call] = task.index
+            elif task.part == "input" and task.call in weight_part:
+                self.input_part[weight_part[task.call]] = task.index
+
+    def backward_of(self, call: int) -> list[int]:
+        """The backward tasks of a call."""
+        return [t for t in self.of_call[call] if self.graph.tasks[t].phase == BACKWARD]
+
+    def block(self, storage: int) -> Block:
+        """The block of a storage. Raises PlanError for one that the step has not."""
+        if storage not in self.by_storage:
+            raise PlanError(
+                f"decision for storage {storage}: the step knows no such storage (it has "
+                f"{len(self.by_storage)}); plan the graph that is run"
+            )
+        return self.by_storage[storage]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What one block's effects read of the plan around it.
+
+    ``plain``: PyTorch's own operators run, or a library's (graph.library). ``slices``: batch slices by task.
+    ``ends_early``: blocks whose memory an in-place ReLU takes over. ``also``: tasks, by block, at which something
+    that is rebuilt or run anew needs its values. ``encodings``: forward tasks that make a sparse encoding, in order.
+    ``restart``: the task, by block, at which its segment runs anew. ``segments``: those segments. ``lent``: tasks, by
+    block, before which it is decoded for a segment alone, which counts it. ``synchronous``: transfers are copies that
+    are waited for, out when something is saved and back at its first use, as the runtime makes them (runtime.host).
+    ``least``: no more memory at any task than with fewer encodings, which settle scratches at other tasks.
+    """
+
+    index: StepIndex
+    plain: bool = False
+    slices: Mapping[int, int] | None = None
+    ends_early: frozenset[int] = frozenset()
+    also: Mapping[int, frozenset[int]] | None = None
+    encodings: tuple[int, ...] = ()
+    restart: Mapping[int, int] | None = None
+    segments: tuple[Segment, ...] = ()
+    lent: Mapping[int, frozenset[int]] | None = None
+    synchronous: bool = False
+    least: bool = False
+
+    @staticmethod
+    def alone(graph: SavedGraph, costs: CostTable, index: StepIndex | None = None) -> Context:
+        """The context of a decision of which nothing else is known: all storages that may hold zeros are taken to be
+        encoded too, nothing is rebuilt from it, nothing is cut."""
+        index = index or StepIndex(graph)
+        saved = sorted(index.by_storage[s].saved for s in costs.densities if s in index.by_storage)
+        return Context(index, graph.source == LIBRARY, encodings=tuple(t for t in saved if t >= 0))
+
+    @staticmethod
+    def of(plan: Plan, index: StepIndex) -> Context:
+        """The context that a plan gives. Raises PlanError for decisions that contradict each other."""
+        decided = {index.block(d.storage).id: d for d in plan.decisions}
+        if len(decided) < len(plan.decisions):
+            raise PlanError("plan.decisions must hold one decision a storage, got two for one; drop one of them")
+        parts, also = _needs(decided, index)
+        parts = _lending(parts, decided, index)
+        return Context(
+            index,
+            plan.policy in PLAIN_POLICIES or index.graph.source == LIBRARY,
+            _slices(plan.choices, index),
+            _overwritten(plan.choices, index),
+            {b: frozenset(tasks) for b, tasks in also.items()},
+            _encodings(decided, index),
+            {b: part.start for part in parts for b in part.blocks},
+            parts,
+            _lent(parts),
+        )
+
+    def scratch_end(self, task: int) -> int | None:
+        """The task at which a scratch made at ``task`` is settled; None where no later encoding makes it so."""
+        following = bisect_right(self.encodings, task) + LAG - 1
+        return self.encodings[following] if following < len(self.encodings) else None
+
+
+def _needs(decided: Mapping[int, Decision], index: StepIndex) -> tuple[tuple[Segment, ...], dict[int, set[int]]]:
+    """The segments that run anew, and the tasks, by block, at which they and what is rebuilt need values.
+
+    Where something is rebuilt from what runs anew, starts are moved forward until they stay.
+    """
+    again = {b: d for b, d in decided.items() if d.codec == "recompute"}
+    rebuilt = (d for d in decided.values() if d.codec == "rebuild") if again else ()
+    chained = any(index.block(s).id in again for d in rebuilt for s in d.sources)
+    parts = () if chained else segments(tuple(again.values()), index, decided)
+    while True:
+        also: dict[int, set[int]] = defaultdict(set)
+        for part in parts:
+            for block in part.needs:
+                also[block].add(part.start)
+        _spread(decided, index, also)
+        if not chained:
+            return parts, also
+        found = segments(tuple(again.values()), index, decided, also)
+        if [f.start for f in found] == [p.start for p in parts]:
+            return found, also
+        parts = found
+
+
+def _lending(parts: tuple[Segment, ...], decided: Mapping[int, Decision], index: StepIndex) -> tuple[Segment, ...]:
+    """The segments, each with what is decoded for it alone."""
+    able = {b for part in parts for b in part.needs if lends(decided.get(b))}
+    if not able:
+        return parts
+    rebuilds: dict[int, set[int]] = defaultdict(set)
+    for part in parts:
+        for block in set(part.needs) - able:
+            rebuilds[block].add(part.start)
+    _spread(decided, index, rebuilds)
+    wanted = Counter((b, part.start) for part in parts for b in part.needs)
+    found = []
+    for part in parts:
+        own = {b for b in able.intersection(part.needs) if wanted[b, part.start] == 1}
+        own = {b for b in own if part.start not in rebuilds[b] and not used_at(index.graph.blocks[b], part.start)}
+        found.append(lending(part, own, index) if own else part)
+    return tuple(found)
+
+
+def used_at(block: Block, task: int) -> bool:
+    """Whether a task itself reads a block that is kept for it."""
+    return any(u.task == task for u in block.uses)
+
+
+def _lent(parts: tuple[Segment, ...]) -> dict[int, frozenset[int]]:
+    found: dict[int, set[int]] = defaultdict(set)
+    for part in parts:
+        for block in part.lent:
+            found[block].add(part.start)
+    return {block: frozenset(tasks) for block, tasks in found.items()}
+
+
+def is_sparse(codec: str) -> bool:
+    """Whether the size of a codec's payload is known to the device alone."""
+    return codec.startswith(("zvc", "csr"))
+
+
+def _encodings(decided: Mapping[int, Decision], index: StepIndex) -> tuple[int, ...]:
+    return tuple(sorted(index.graph.blocks[b].saved for b, d in decided.items() if is_sparse(d.codec)))
+
+
+def chosen_calls(choices: Iterable[CallChoice], index: StepIndex) -> list[tuple[CallChoice, int]]:
+    """The given choices with the indices of their calls. Raises PlanError for a covered call that the step has not."""
+    choices = list(choices)
+    if not choices:
+        return []
+    calls = index.covered
+    for choice in choices:
+        if choice.covered not in calls:
+            raise PlanError(
+                f"choice for covered call {choice.covered} ({choice.op}): the step knows {len(calls)} such calls; "
+                "plan the graph that is run"
+            )
+    return [(choice, calls[choice.covered].index) for choice in choices]
+
+
+def _slices(choices: tuple[CallChoice, ...], index: StepIndex) -> dict[int, int]:
+    """Slices of every weight-gradient task that is cut."""
+    cut = chosen_calls((c for c in choices if c.slices > 1), index)
+    tasks = index.graph.tasks
+    return {t: c.slices for c, call in cut for t in index.backward_of(call) if tasks[t].part == "weight"}
+
+
+def _overwritten(choices: tuple[CallChoice, ...], index: StepIndex) -> frozenset[int]:
+    """Blocks whose memory becomes the output of a ReLU that the plan runs in place."""
+    graph, found = index.graph, set()
+    for _, call in chosen_calls((c for c in choices if c.inplace), index):
+        relu = graph.calls[call]
+        block = index.by_storage.get(graph.values[relu.operands[0]].storage)
+        if not relu.inplace and block is not None and block.last == call_task(index, call):
+            found.add(block.id)
+    return frozenset(found)
+
+
+def call_task(index: StepIndex, call: int) -> int:
+    """The forward task of a call, -1 if it has none."""
+    return next((t for t in index.of_call[call] if index.graph.tasks[t].phase == FORWARD), -1)
+
+
+def _spread(decided: Mapping[int, Decision], index: StepIndex, also: dict[int, set[int]]) -> None:
+    """Tell the sources of rebuilt storages when they are needed, through chains of them. Raises PlanError where a
+    source keeps no values or a storage would be rebuilt from itself."""
+    work = [b for b, d in decided.items() if d.codec == "rebuild"]
+    turns = (len(work) + 1) ** 2
+    while work:
+        block = index.graph.blocks[work.pop()]
+        decision = decided[block.id]
+        tasks = also[block.id] | {u.task for u in block.uses if u.values or not decision.mask}
+        turns -= 1
+        for storage in decision.sources:
+            source = index.block(storage)
+            kept = decided.get(source.id)
+            if turns < 0 or source.id == block.id:
+                raise PlanError(f"storage {block.storage}: rebuilt from itself through {storage}; break the circle")
+            if kept is not None and kept.codec in NO_VALUES:
+                raise PlanError(
+                    f"storage {block.storage} is rebuilt from storage {storage}, whose values {kept.codec!r} does not "
+                    "keep; keep them in another form"
+                )
+            if not tasks <= also[source.id]:
+                also[source.id] |= tasks
+                if kept is not None and kept.codec == "rebuild":
+                    work.append(source.id)

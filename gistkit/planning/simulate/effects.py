@@ -1,0 +1,219 @@
+"""What a whole plan does, as additive parts: memory by interval, extra seconds by task, transfers.
+
+Memory during a task is the sum of the intervals that hold it, so it follows from the plan alone and not from the clock
+(docs/design.md, "Planner"). ``Composer`` takes a graph apart once and then puts together one plan after the other; it
+remembers what every (block, decision) did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from gistkit.errors import PlanError
+from gistkit.ir import BEFORE, Block, CallChoice, Decision, Plan, SavedGraph, scaled
+from gistkit.planning.cost import CostTable, of_part
+from gistkit.planning.simulate.block_effects import block_effects
+from gistkit.planning.simulate.context import Context, StepIndex, chosen_calls
+from gistkit.planning.simulate.intervals import WHAT, Effects, Interval, Transfer
+from gistkit.planning.simulate.segments import Segment
+from gistkit.planning.simulate.sentinels import sentinels
+from gistkit.planning.simulate.sub_batches import passing, scaled_costs
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A step under a plan, of one sub-batch where the plan has several: the number of tasks, all intervals, seconds by
+    task (``task_s`` by themselves, ``extra_s`` what the plan adds to them), transfers in the order of issue."""
+
+    tasks: int
+    intervals: tuple[Interval, ...]
+    extra_s: tuple[float, ...]
+    task_s: tuple[float, ...]
+    transfers: tuple[Transfer, ...]
+
+
+class Composer:
+    """One graph on one device, ready for many plans. Raises PlanError for a graph without tasks."""
+
+    def __init__(self, graph: SavedGraph, costs: CostTable, *, accumulates: bool = False) -> None:
+        if len(costs.algorithms) != len(graph.tasks):
+            raise PlanError(
+                f"costs must be those of the graph's {len(graph.tasks)} tasks, got {len(costs.algorithms)}; "
+                "make them by cost_table(graph, hardware)"
+            )
+        self.graph, self.costs, self.index = graph, costs, StepIndex(graph)
+        self.task_s = tuple(costs.task_s(t.index) for t in graph.tasks)
+        sizes = ((t.index, costs.workspace_bytes(t.index)) for t in graph.tasks)
+        self._workspace = {task: nbytes for task, nbytes in sizes if nbytes}
+        self._choosable = [b for b in graph.blocks if b.kind in ("activation", "input")]
+        self._fixed = tuple(self._fixed_intervals(accumulates))
+        plain = (Interval(t.index, t.index, t.plain_bytes, -1, "transient") for t in graph.tasks if t.plain_bytes)
+        self._plain = tuple(plain)
+        self._nans: dict[frozenset[int], list[Interval]] = {}
+        self._parts: dict[int, Composer] = {}
+        self._memory: dict[tuple, Effects] = {}
+        self._algorithms: dict[tuple[int, str], dict[int, str]] = {}
+
+    def part(self, parts: int) -> Composer:
+        """The composer of one of ``parts`` sub-batches; itself for 1."""
+        if parts == 1:
+            return self
+        if parts not in self._parts:
+            small = scaled(self.graph, parts)
+            costs = scaled_costs(self.costs, self.graph, small)
+            self._parts[parts] = Composer(small, costs, accumulates=True)
+        return self._parts[parts]
+
+    def profile(self, plan: Plan, *, synchronous: bool = False) -> Profile:
+        """The step under a plan; ``synchronous``: with transfers as copies that are waited for, whatever points the
+        plan has for them. Raises PlanError for decisions that make no sense, each named."""
+        if plan.sub_batches != 1 and not self.graph.batch:
+            raise PlanError("plan.sub_batches must be 1 where the graph knows no batch size; capture with a batch")
+        return self.part(plan.sub_batches)._profile(plan, synchronous)
+
+    def issued(self, plan: Plan) -> list[int]:
+        """By task, how many tasks the host issues for it, in one sub-batch: itself, and those of a segment that runs
+        anew before it."""
+        composer = self.part(plan.sub_batches)
+        counts = [1] * len(composer.task_s)
+        for segment in Context.of(plan, composer.index).segments:
+            counts[segment.start] += len(segment.tasks)
+        return counts
+
+    def _profile(self, plan: Plan, synchronous: bool) -> Profile:
+        context = replace(Context.of(plan, self.index), synchronous=synchronous)
+        task_s, algorithms = self._seconds(plan)
+        extra = [0.0] * len(task_s)
+        passed = self._passed(plan)
+        intervals = [i for i in self._fixed if i.block not in passed] if passed else list(self._fixed)
+        transfers: list[Transfer] = []
+        parts = [self._of_block(b, d, context) for b, d in self._decided(plan)]
+        parts += [self._of_segment(s) for s in context.segments]
+        parts += [self._of_slices(context), *(self._of_passed(b, t) for b, t in passed.items())]
+        for part in parts:
+            intervals += part.intervals
+            transfers += part.transfers
+            for task, seconds in part.extra_s:
+                extra[task] += seconds
+        intervals += (*self._workspaces(algorithms), *(self._plain if context.plain else ()))
+        overwriting = frozenset(c.covered for c in plan.choices if c.inplace)
+        if overwriting not in self._nans:
+            self._nans[overwriting] = sentinels(self.graph, overwriting)
+        intervals += self._nans[overwriting]
+        transfers.sort(key=lambda t: (t.issue, t.due))
+        return Profile(len(task_s), tuple(intervals), tuple(extra), tuple(task_s), tuple(transfers))
+
+    def _decided(self, plan: Plan) -> Iterator[tuple[Block, Decision | None]]:
+        decisions = {self.index.block(d.storage).id: d for d in plan.decisions}
+        for block in self._choosable:
+            yield block, decisions.pop(block.id, None)
+        for block, decision in decisions.items():
+            yield self.graph.blocks[block], decision
+
+    def _of_block(self, block: Block, decision: Decision | None, context: Context) -> Effects:
+        """block_effects, remembered by what it depends on."""
+        also = context.also.get(block.id) if context.also else None
+        at_once = context.synchronous and decision is not None and decision.place == "host"
+        key = (block.id, decision, context.plain, block.id in context.ends_early, also, at_once)
+        if decision is not None and decision.codec != "dense":
+            tasks = {u.task for u in block.uses} | (also or frozenset())
+            cut = tuple(sorted((t, n) for t in tasks if (n := context.slices.get(t))) if context.slices else ())
+            late = context.scratch_end(block.saved) if self.costs.hardware.async_counts else None
+            key += (cut, late, (context.restart or {}).get(block.id), (context.lent or {}).get(block.id))
+        found = self._memory.get(key)
+        if found is None:
+            found = self._memory[key] = block_effects(self.graph, self.costs, decision, block, context)
+        return found
+
+    def _of_segment(self, segment: Segment) -> Effects:
+        seconds = sum(self.task_s[t] for t in segment.tasks)
+        return Effects(segment.passing(), ((segment.start, seconds),))
+
+    def _of_slices(self, context: Context) -> Effects:
+        """A weight gradient that is summed over slices: the sum and one part of it are there at once."""
+        intervals = []
+        for task in context.slices or ():
+            blocks = (self.graph.blocks[b] for b in self.graph.tasks[task].writes)
+            nbytes = sum(b.nbytes for b in blocks if b.kind == "weight_gradient")
+            intervals.append(Interval(task, task, nbytes, -1, "transient"))
+        return Effects(tuple(intervals))
+
+    def _passed(self, plan: Plan) -> dict[int, int]:
+        """Gradients, by block with the task, that ReLUs whose mask a pool's map carries hand on as they are."""
+        found = {}
+        for _, call in chosen_calls((c for c in plan.choices if c.passes), self.index):
+            for task in self.index.backward_of(call):
+                for block in self.graph.tasks[task].writes:
+                    if self.graph.blocks[block].kind == "gradient" and self.graph.blocks[block].first == task:
+                        found[block] = task
+        return found
+
+    def _of_passed(self, block: int, task: int) -> Effects:
+        """The gradient takes over the memory of the one that came in: nothing of its own during the ReLU's task."""
+        b = self.graph.blocks[block]
+        lives = (Interval(task + 1, b.last, b.nbytes, block, "gradient"),) if b.last > task else ()
+        return Effects(lives, ((task, -self.task_s[task]),))
+
+    def _seconds(self, plan: Plan) -> tuple[list[float], dict[int, str]]:
+        """Seconds by task and the algorithms that the plan chose, by task."""
+        algorithms: dict[int, str] = {}
+        for choice, call in chosen_calls((c for c in plan.choices if c.algorithm), self.index):
+            key = (choice.covered, choice.algorithm)
+            if key not in self._algorithms:
+                self._algorithms[key] = self._of_call(choice, call)
+            algorithms |= self._algorithms[key]
+        seconds = list(self.task_s)
+        for task, name in algorithms.items():
+            seconds[task] = self.costs.task_s(task, name)
+        return seconds, algorithms
+
+    def _of_call(self, choice: CallChoice, call: int) -> dict[int, str]:
+        """The algorithms, by task, that a choice names for a call; of a task that has none of that name nothing."""
+        known = {t: {a.name for a in self.costs.algorithms[t]} for t in self.index.of_call[call]}
+        parts = {t: self.graph.tasks[t].part_name for t in known}
+        wanted = {t: of_part(choice.algorithm, part) for t, part in parts.items()}
+        found = {t: name for t, name in wanted.items() if name in known[t]}
+        if not found:
+            raise PlanError(
+                f"choice for covered call {choice.covered} ({choice.op}): no algorithm {choice.algorithm!r}; there "
+                f"are {', '.join(sorted(set().union(*known.values())))}; take one of these or leave it ''"
+            )
+        return found
+
+    def _workspaces(self, algorithms: dict[int, str]) -> Iterator[Interval]:
+        chosen = {t: self.costs.workspace_bytes(t, name) for t, name in algorithms.items()}
+        for task, nbytes in ({**self._workspace, **chosen} if chosen else self._workspace).items():
+            if nbytes:
+                yield Interval(task, task, nbytes, -1, "workspace")
+
+    def _fixed_intervals(self, accumulates: bool) -> Iterator[Interval]:
+        """What no decision changes: what the libraries hold among it. Where gradients accumulate over sub-batches,
+        those of the parameters are there from the second one's start (:func:`passing`)."""
+        if self.costs.hardware.libraries_bytes:
+            yield Interval(BEFORE, len(self.graph.tasks), self.costs.hardware.libraries_bytes, -1, "libraries")
+        for block in self.graph.blocks:
+            if block.kind in ("activation", "input"):
+                continue
+            what = "static" if block.kind in ("weight", "buffer") else "gradient"
+            first = block.first
+            if accumulates and block.kind == "weight_gradient":
+                first = BEFORE
+            yield Interval(first, block.last, block.nbytes, block.id, what)
+        if accumulates:
+            for start, last, nbytes in passing(self.graph):
+                yield Interval(start, last, nbytes, -1, "transient")
+        for task in self.graph.tasks:
+            if task.transient_bytes:
+                yield Interval(task.index, task.index, task.transient_bytes, -1, "transient")
+
+
+def profile(graph: SavedGraph, plan: Plan, costs: CostTable) -> Profile:
+    """The step under a plan, as intervals, seconds and transfers. Raises PlanError as :func:`block_effects` does."""
+    return Composer(graph, costs).profile(plan)
+
+
+__all__ = [
+    "WHAT", "Composer", "Context", "Effects", "Interval", "Profile", "StepIndex", "Transfer",
+    "block_effects", "profile",
+]  # fmt: skip

@@ -1,0 +1,74 @@
+"""One sub-batch of a step: its costs, from those of the whole batch, what the sum over sub-batches holds, and whether
+batch norms would see other statistics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gistkit.ir import BACKWARD, SavedGraph
+from gistkit.planning.cost import Algorithm, CostTable, cost_table
+
+PER_SUB_BATCH = "per_sub_batch"
+"""The word by which a caller accepts that batch norms see the statistics of each sub-batch."""
+LOSS_BYTES = 16
+"""The sum of the sub-batches' losses, and a sub-batch's weighted share of it."""
+
+
+def check_batch_statistics(caller: str, word: str | None) -> None:
+    """Raise ValueError, in the name of ``caller``, for anything but None and :data:`PER_SUB_BATCH`."""
+    if word not in (None, PER_SUB_BATCH):
+        raise ValueError(
+            f"{caller}: batch_statistics must be None or {PER_SUB_BATCH!r}, got {word!r}; None refuses batch norms "
+            "that would see other statistics"
+        )
+
+
+def trains_batch_norm(graph: SavedGraph) -> bool:
+    """Whether the statistics of a batch norm in training mode depend on which rows are taken together."""
+    norms = (c for c in graph.calls if c.op == "batch_norm")
+    backward = any(t.phase == BACKWARD and "BatchNorm" in t.op for t in graph.tasks)
+    return backward or any((c.options or {}).get("training", True) for c in norms)
+
+
+def passing(graph: SavedGraph) -> Iterator[tuple[int, int, int]]:
+    """(first task, last task, bytes) of what is there in passing because gradients are summed over sub-batches: each
+    new weight gradient beside its sum, until its node has ended; the losses. A parameter's copy of a gradient in
+    another layout is made of the first sub-batch's alone: what it is copied from is a block of its own."""
+    tasks = graph.tasks
+    yield 0, len(tasks) - 1, LOSS_BYTES
+    for block in graph.blocks:
+        if block.kind == "weight_gradient" and block.first >= 0 and tasks[block.first].op != "accumulate":
+            last, after = block.first, block.first + 1
+            if tasks[last].part == "weight" and after < len(tasks) and tasks[after].call == tasks[last].call:
+                last += tasks[after].part == "input"
+            yield block.first, last, block.nbytes
+
+
+def scaled_costs(costs: CostTable, graph: SavedGraph, part: SavedGraph) -> CostTable:
+    """The costs of ``part``, one of a graph's sub-batches (:func:`gistkit.ir.scale.scaled`).
+
+    A task's seconds keep their ratio to what the roofline says of it, so measured seconds carry over. Densities stay.
+    """
+    whole = cost_table(graph, costs.hardware, density=dict(costs.densities))
+    small = cost_table(part, costs.hardware, density=dict(costs.densities))
+    tables = zip(costs.algorithms, whole.algorithms, small.algorithms, strict=True)
+    share = part.batch / graph.batch if graph.batch else 1.0
+    return replace(costs, algorithms=tuple(_scaled(*table, share) for table in tables))
+
+
+def _scaled(
+    given: tuple[Algorithm, ...], whole: tuple[Algorithm, ...], small: tuple[Algorithm, ...], share: float
+) -> tuple[Algorithm, ...]:
+    roofline = {a.name: a.seconds for a in whole}
+    known = {a.name: a for a in small}
+    out = []
+    for algorithm in given:
+        like = known.get(algorithm.name, small[0])
+        base = roofline.get(algorithm.name, whole[0].seconds)
+        ratio = algorithm.seconds / base if base else 1.0
+        measured = algorithm.name not in known  # under switches: most of it are copies of the maps
+        nbytes = math.ceil(algorithm.workspace_bytes * share) if measured else like.workspace_bytes
+        out.append(Algorithm(algorithm.name, like.seconds * ratio, nbytes))
+    return tuple(out)

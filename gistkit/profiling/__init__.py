@@ -1,0 +1,7 @@
+"""Measures steps: seconds by task, the rates of a device."""
+
+from gistkit.profiling.calibration import calibrate, checked_device
+from gistkit.profiling.measure import Work
+from gistkit.profiling.task_timer import all_tensors, device_name, step_times
+
+__all__ = ["Work", "all_tensors", "calibrate", "checked_device", "device_name", "step_times"]

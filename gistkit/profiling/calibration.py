@@ -1,0 +1,211 @@
+"""What the device at hand can do, measured: a :class:`gistkit.planning.cost.devices.Hardware` for the planner.
+
+Every figure is the best of a few timings of PyTorch's own operators, the device drained before and after: what others
+do on the machine only adds to a timing. A copy is a ``clone``: as in a training step, it writes memory that was just
+asked for, which costs a CPU the pages.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gistkit.capture import capture
+from gistkit.codecs import CODECS
+from gistkit.planning.cost import CUDA_LIBRARIES_BYTES, MEASURED_DENSITY, Hardware, passes
+from gistkit.runtime import compress
+
+MIB = 2**20
+REPEATS = 5
+BLOCKS, STEPS = 10, 5
+"""The network that the host is timed on, and steps in one timing."""
+CODECS_TIMED = ("mask1", "zvc", "fp8s")
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """How much work one timing is: bytes of a copy and of a codec, side of a product, shape of a convolution, times a
+    call is repeated within one timing."""
+
+    copy_bytes: int
+    codec_bytes: int
+    side: int
+    conv: tuple[int, int, int]
+    inner: int
+
+
+_CPU = _Sizes(64 * MIB, 4 * MIB, 384, (1, 32, 28), 1)
+_CUDA = _Sizes(512 * MIB, 256 * MIB, 8192, (64, 256, 56), 10)
+
+
+def calibrate(device: str | torch.device = "cuda") -> Hardware:
+    """Measure a device: copy bandwidth, link each way and both ways at once, arithmetic by dtype, launch, codecs, host.
+
+    ``device``: ``cpu``, ``cuda`` or ``cuda:N``. A CPU has no link, and is its own host. Needs about 2 GiB of device
+    memory and 0.5 GiB of pinned host memory on CUDA, 0.2 GiB on a CPU, and a few seconds; synchronises. Raises
+    ValueError for a device that is neither or is not there.
+    """
+    place = checked_device(device)
+    on_gpu = place.type == "cuda"
+    sizes = _CUDA if on_gpu else _CPU
+    host_s, runtime_host_s = host_task_s(place) if on_gpu else (0.0, 0.0)
+    with torch.no_grad():
+        memory_gbps = _copy_gbps(place, sizes)
+        d2h_gbps, h2d_gbps, both_gbps = _link_gbps(place, sizes) if on_gpu else (0.0, 0.0, 0.0)
+        return Hardware(
+            name=torch.cuda.get_device_name(place)
+            if on_gpu
+            else f"{platform.machine()} {torch.get_num_threads()} threads",
+            memory_bytes=_capacity(place),
+            memory_gbps=memory_gbps,
+            d2h_gbps=d2h_gbps,
+            h2d_gbps=h2d_gbps,
+            both_gbps=both_gbps,
+            flops=_rates(place, sizes),
+            launch_s=_launch_s(place),
+            async_counts=on_gpu,
+            codec_slowdown=_codec_slowdown(place, sizes, memory_gbps),
+            libraries_bytes=CUDA_LIBRARIES_BYTES if on_gpu else 0,
+            host_s=host_s,
+            runtime_host_s=runtime_host_s,
+        )
+
+
+def checked_device(device: str | torch.device, who: str = "calibrate") -> torch.device:
+    """The device, ``cpu``, ``cuda`` or ``cuda:N``. Raises ValueError, in the name of ``who``, for any other and for one
+    that is not there."""
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"{who}: device must be cpu, cuda or cuda:N, got {device!r}; name one of these") from error
+    if place.type not in ("cpu", "cuda"):
+        raise ValueError(f"{who}: device must be cpu, cuda or cuda:N, got {str(device)!r}; name one of these")
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"{who}: device must be there, got {str(device)!r}, but torch sees {torch.cuda.device_count()} CUDA "
+            "devices; use 'cpu' or one of these"
+        )
+    return place
+
+
+def seconds(run: Callable[[], Any], device: torch.device, inner: int = 1) -> float:
+    """Seconds of one call: the best of a few timings of ``inner`` calls each, after a warm-up. Synchronises."""
+    drain = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
+    found = []
+    for _ in range(REPEATS + 1):
+        drain()
+        start = time.perf_counter()
+        for _ in range(inner):
+            run()
+        drain()
+        found.append((time.perf_counter() - start) / inner)
+    return min(found[1:])
+
+
+def _capacity(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _copy_gbps(device: torch.device, sizes: _Sizes) -> float:
+    source = torch.ones(sizes.copy_bytes // 4, device=device)
+    return _rounded(2 * sizes.copy_bytes / seconds(source.clone, device, sizes.inner) / 1e9)
+
+
+def _link_gbps(device: torch.device, sizes: _Sizes) -> tuple[float, float, float]:
+    """(to the host, from it, sum of both at once), between pinned memory and the device on streams of their own."""
+    nbytes = sizes.copy_bytes // 2
+    hosts = [torch.zeros(nbytes, dtype=torch.uint8).pin_memory(device) for _ in range(2)]
+    devices = [torch.zeros(nbytes, dtype=torch.uint8, device=device) for _ in range(2)]
+    streams = [torch.cuda.Stream(device) for _ in range(2)]
+
+    def d2h() -> None:
+        with torch.cuda.stream(streams[0]):
+            hosts[0].copy_(devices[0], non_blocking=True)
+
+    def h2d() -> None:
+        with torch.cuda.stream(streams[1]):
+            devices[1].copy_(hosts[1], non_blocking=True)
+
+    def both() -> None:
+        d2h()
+        h2d()
+
+    out_gbps, in_gbps = (nbytes / seconds(run, device, sizes.inner) / 1e9 for run in (d2h, h2d))
+    both_gbps = 2 * nbytes / seconds(both, device, sizes.inner) / 1e9
+    return _rounded(out_gbps), _rounded(in_gbps), _rounded(min(both_gbps, out_gbps + in_gbps))
+
+
+def _rates(device: torch.device, sizes: _Sizes) -> dict[str, float]:
+    """Operations per second of square products, and of fp32 convolutions where these run on TF32."""
+    rates = {}
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        a = torch.ones(sizes.side, sizes.side, dtype=dtype, device=device)
+        rates[str(dtype).removeprefix("torch.")] = _rounded(2 * sizes.side**3 / seconds(lambda a=a: a @ a, device))
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
+        rates["tf32"] = _conv_rate(device, sizes)
+    return rates
+
+
+def _conv_rate(device: torch.device, sizes: _Sizes) -> float:
+    n, channels, side = sizes.conv
+    x = torch.ones(n, channels, side, side, device=device).contiguous(memory_format=torch.channels_last)
+    weight = torch.ones(channels, channels, 3, 3, device=device).contiguous(memory_format=torch.channels_last)
+    taken_s = seconds(lambda: F.conv2d(x, weight, padding=1), device, sizes.inner)
+    return _rounded(2 * n * channels * channels * 9 * side * side / taken_s)
+
+
+def _launch_s(device: torch.device) -> float:
+    """Seconds of an operator that has nothing to do, many in a row."""
+    x = torch.zeros(1, device=device)
+    return _rounded(seconds(lambda: x.add_(1), device, inner=1000))
+
+
+def host_task_s(device: torch.device) -> tuple[float, float]:
+    """Seconds of the host for one task of a step, plain and under the runtime: whole steps of a small network whose
+    kernels take less time than the host takes to launch them, divided by its tasks. Synchronises."""
+    model, x = small_step(device)
+    tasks = len(capture(model, (x,), backward=True).tasks)
+
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        model(x).sum().backward()
+
+    plain_s = seconds(step, device, STEPS)
+    compress(model)
+    return _rounded(plain_s / tasks), _rounded(seconds(step, device, STEPS) / tasks)
+
+
+def small_step(device: torch.device) -> tuple[nn.Sequential, torch.Tensor]:
+    """The network that the host is timed on, and its input: convolutions, batch norms and ReLUs over 4 KiB."""
+    layers = (m for _ in range(BLOCKS) for m in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()))
+    return nn.Sequential(*layers).to(device).train(), torch.zeros(2, 8, 8, 8, device=device)
+
+
+def _codec_slowdown(device: torch.device, sizes: _Sizes, memory_gbps: float) -> float:
+    """How many times longer codecs take than the measured table says of this bandwidth: the median of a few."""
+    x = torch.relu(torch.randn(sizes.codec_bytes // 4, device=device))
+    pass_s = x.nbytes / (memory_gbps * 1e9)
+    found = []
+    for name in CODECS_TIMED:
+        codec, cost = CODECS[name], passes(name, 4, MEASURED_DENSITY)
+        assert cost is not None
+        encoded = codec.encode(x)
+        found.append(seconds(lambda c=codec: c.encode(x), device) / (cost.encode * pass_s))
+        found.append(seconds(lambda c=codec, e=encoded: c.decode(e), device) / (cost.decode * pass_s))
+    return _rounded(statistics.median(found))
+
+
+def _rounded(value: float) -> float:
+    """Four digits: no more is reproducible."""
+    return float(f"{value:.4g}")

@@ -1,0 +1,117 @@
+"""Pictures of a step's predicted memory, by matplotlib (``gistkit[plot]``): plain against plan, and by class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gistkit.report.profile_view import TITLES, Profile
+
+UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+PLAIN, PLANNED, BUDGET = "#3b4252", "#0072b2", "#d55e00"
+CLASS_COLOURS = {
+    "weights": "#3b4252",
+    "weight_gradients": "#8a94a6",
+    "inputs": "#f0e442",
+    "stashed": "#0072b2",
+    "immediate": "#56b4e9",
+    "gradient_maps": "#e69f00",
+    "workspace": "#cc79a7",
+}
+
+
+def plot_profile(profile: Profile, path: Path) -> None:
+    """Draw the bytes of every class over the tasks of one step, stacked, and write the picture. Overwrites ``path``."""
+    figure, axes = _canvas()
+    shown = [
+        name for name, values in profile.memory_bytes.items() if max(values, default=0) > 0.002 * profile.peak_bytes
+    ]
+    tasks = len(next(iter(profile.memory_bytes.values())))
+    unit = _unit(profile.peak_bytes)
+    stack = [_steps(profile.memory_bytes[name], unit) for name in shown]
+    labels = [f"{TITLES[name]} ({profile.peak_class_bytes[name] / max(1, profile.peak_bytes):.0%})" for name in shown]
+    colours = [CLASS_COLOURS[name] for name in shown]
+    axes.stackplot(range(tasks + 1), stack, labels=labels, colors=colours, step="post", linewidth=0)
+    top = profile.peak_bytes / UNITS[unit]
+    axes.plot([profile.peak_task + 0.5], [top], marker="v", color="black", markersize=6, clip_on=False, zorder=5)
+    _decorate(axes, profile.backward_task, tasks, top, unit)
+    named = f"{profile.model}, " if profile.model else ""
+    axes.set_title(f"{named}batch {profile.batch}, {profile.hardware}: plain PyTorch, peak {_size(profile.peak_bytes)}")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, title="share of the peak in brackets")
+    figure.savefig(path)
+
+
+def plot_plan(
+    title: str,
+    plain_bytes: Sequence[int],
+    plan_bytes: Sequence[int] | None,
+    budget_bytes: int | None,
+    backward_task: int,
+    path: Path,
+    sub_batches: int = 1,
+) -> None:
+    """Draw the predicted bytes over the tasks of one step, plain and planned, with the budget, and write the picture.
+
+    ``plain_bytes`` and ``plan_bytes`` are by task, of one sub-batch where the plan has several; None: there is no plan.
+    Overwrites ``path``.
+    """
+    figure, axes = _canvas()
+    most = max(*plain_bytes, *(plan_bytes or ()), budget_bytes or 0)
+    unit = _unit(most)
+    of_one = f", one of {sub_batches} sub-batches" if sub_batches > 1 else ""
+    for nbytes, colour, name in ((plain_bytes, PLAIN, "plain PyTorch"), (plan_bytes, PLANNED, f"plan{of_one}")):
+        if nbytes is None:
+            continue
+        values = _steps(nbytes, unit)
+        label = f"{name}: peak {_size(max(nbytes))}"
+        axes.plot(values, drawstyle="steps-post", color=colour, linewidth=1.8, label=label)
+        axes.fill_between(range(len(values)), values, step="post", color=colour, alpha=0.08, linewidth=0)
+    if budget_bytes is not None:
+        label = f"budget {_size(budget_bytes)}"
+        axes.axhline(budget_bytes / UNITS[unit], color=BUDGET, linestyle="--", linewidth=1.4, label=label)
+    _decorate(axes, backward_task, len(plain_bytes), most / UNITS[unit], unit)
+    axes.set_title(title)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    figure.savefig(path)
+
+
+def _canvas() -> tuple[Any, Any]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5.6), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots()
+
+
+def _unit(most_bytes: int) -> str:
+    """The largest unit of which there is one."""
+    return next((name for name, nbytes in UNITS.items() if most_bytes >= nbytes), "KiB")
+
+
+def _steps(nbytes: Sequence[int], unit: str) -> list[float]:
+    """Bytes by task in a unit, the last one once more: a step begins at every point, the last task has a width too."""
+    return [b / UNITS[unit] for b in (*nbytes, nbytes[-1])]
+
+
+def _decorate(axes: Any, backward_task: int, tasks: int, top: float, unit: str) -> None:
+    axes.axvline(backward_task, color="#888888", linestyle="--", linewidth=1)
+    for x, phase in ((backward_task / 2, "forward"), ((backward_task + tasks) / 2, "backward")):
+        axes.text(x, top * 1.04, phase, ha="center", va="bottom", color="#555555")
+    axes.set_xlim(0, tasks)
+    axes.set_ylim(0, top * 1.12)
+    axes.set_xlabel("tasks of one training step, in order")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_ylabel(f"predicted device memory ({unit})")
+    axes.set_axisbelow(True)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _size(nbytes: int) -> str:
+    unit = _unit(nbytes)
+    return f"{nbytes / UNITS[unit]:.{2 if unit == 'GiB' else 1}f} {unit}"
+
+
+__all__ = ["plot_plan", "plot_profile"]

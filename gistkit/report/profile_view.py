@@ -1,0 +1,194 @@
+"""A profile as data and as tables: classes of memory, kinds of stashed maps, layers."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from gistkit.planning.cost import StepTimes
+from gistkit.report.tables import mib, milliseconds, rendered
+
+SHOWN = 40
+TITLES = {
+    "weights": "weights and buffers",
+    "weight_gradients": "weight gradients",
+    "inputs": "inputs not kept",
+    "stashed": "stashed feature maps",
+    "immediate": "immediately consumed maps",
+    "gradient_maps": "gradient maps",
+    "workspace": "workspace",
+    "relu_pool": "ReLU -> pool",
+    "relu_conv": "ReLU -> conv",
+    "pool_index": "int64 indices of pools",
+    "other": "other",
+}
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """One layer of the forward (vDNN, Fig. 5 and 6).
+
+    Bytes of its input and output feature maps (an in-place layer's are the same), of its weights and of its forward's
+    workspace; seconds of forward and backward. ``reuse_s`` is the reuse distance of its input: from the end of its
+    forward to the start of its backward; None where it has no backward.
+    """
+
+    module: str
+    kind: str
+    op: str
+    x_bytes: int
+    y_bytes: int
+    workspace_bytes: int
+    weight_bytes: int
+    forward_s: float
+    backward_s: float
+    reuse_s: float | None
+
+
+@dataclass(frozen=True)
+class TaskProfile:
+    """One task of the step: its seconds, and those that arithmetic and bytes give it (``predicted_s``)."""
+
+    phase: str
+    op: str
+    part: str
+    module: str
+    seconds: float
+    predicted_s: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A step of plain PyTorch; ``str()`` gives tables, :meth:`to_json` all of it.
+
+    By class (:mod:`gistkit.api.profiling`): ``total_bytes``, every storage once; ``most_bytes``, the most of the class
+    at one moment; ``peak_class_bytes``, at the moment of the step's peak; ``memory_bytes``, by task, for pictures.
+    ``stashed_bytes`` are the stashed ones by what makes and reads them. Workspace is reused, so its total is its most.
+    ``backward_task`` is the first task of the backward. ``tasks`` are all tasks in order. ``times`` are the measured
+    times that all seconds come from, None where they are predictions.
+    """
+
+    model: str
+    hardware: str
+    batch: int
+    peak_bytes: int
+    peak_task: int
+    step_s: float
+    backward_task: int
+    total_bytes: dict[str, int]
+    most_bytes: dict[str, int]
+    peak_class_bytes: dict[str, int]
+    stashed_bytes: dict[str, int]
+    memory_bytes: dict[str, tuple[int, ...]]
+    layers: tuple[LayerProfile, ...]
+    tasks: tuple[TaskProfile, ...] = ()
+    times: StepTimes | None = None
+
+    def to_json(self) -> str:
+        """The profile as JSON text."""
+        return json.dumps(asdict(self))
+
+    def __str__(self) -> str:
+        return profile_text(self)
+
+
+_SHORT = {"workspace": "work", "forward": "fwd", "backward": "bwd"}
+
+
+def profile_text(profile: Profile) -> str:
+    """All tables as text."""
+    return rendered(profile_tables(profile))
+
+
+def profile_tables(profile: Profile, wide: bool = True) -> list[Table]:
+    """Memory by class, stashed maps by kind, seconds by op where they were measured, layers; not ``wide``: for 80
+    columns, without the layers' kinds."""
+    times = [] if profile.times is None else [_ops(profile, profile.times)]
+    return [_classes(profile), _stashes(profile), *times, _layers(profile, wide)]
+
+
+def _classes(profile: Profile) -> Table:
+    named = f"{profile.model}, batch {profile.batch}" if profile.model else f"batch {profile.batch}"
+    table = Table(
+        title=f"plain PyTorch: {named}, {profile.hardware}",
+        caption=f"peak {mib(profile.peak_bytes)} MiB, step {milliseconds(profile.step_s)} ms",
+    )
+    table.add_column("class", no_wrap=True)
+    for name in ("total MiB", "most at once", "at peak", "share"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, total in profile.total_bytes.items():
+        at_peak = profile.peak_class_bytes[name]
+        share = f"{at_peak / max(1, profile.peak_bytes):.1%}"
+        table.add_row(TITLES[name], mib(total), mib(profile.most_bytes[name]), mib(at_peak), share)
+    return table
+
+
+def _stashes(profile: Profile) -> Table:
+    table = Table(title="stashed feature maps, by maker and reader")
+    table.add_column("kind", no_wrap=True)
+    table.add_column("MiB", justify="right")
+    table.add_column("share", justify="right")
+    total = max(1, sum(profile.stashed_bytes.values()))
+    for name, nbytes in profile.stashed_bytes.items():
+        table.add_row(TITLES[name], mib(nbytes), f"{nbytes / total:.1%}")
+    return table
+
+
+def _ops(profile: Profile, times: StepTimes) -> Table:
+    """Seconds by op and phase, measured and predicted, those with most time first."""
+    table = Table(title="ms by op, measured and predicted", caption=told(times), box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("op", "phase"):
+        table.add_column(name, no_wrap=True)
+    for name in ("tasks", "measured", "share", "predicted", "ratio"):
+        table.add_column(name, justify="right", no_wrap=True)
+    found: dict[tuple[str, str], list[TaskProfile]] = defaultdict(list)
+    for task in profile.tasks:
+        found[task.op, task.phase].append(task)
+    sums = {key: (sum(t.seconds for t in all_), sum(t.predicted_s for t in all_)) for key, all_ in found.items()}
+    total_s = sum(measured_s for measured_s, _ in sums.values())
+    for (op, phase), (measured_s, predicted_s) in sorted(sums.items(), key=lambda item: -item[1][0]):
+        ratio = f"{measured_s / predicted_s:.2f}" if predicted_s else "-"
+        shown = (milliseconds(measured_s), f"{measured_s / total_s:.1%}", milliseconds(predicted_s), ratio)
+        table.add_row(op, phase, str(len(found[op, phase])), *shown)
+    return table
+
+
+def told(times: StepTimes) -> str:
+    """Where times come from, in a line."""
+    rows = "" if times.rows == times.batch else f" of {times.rows} rows, scaled to {times.batch}"
+    return (
+        f"measured on {times.device}: a step{rows} took {milliseconds(times.step_s)} ms, all tasks"
+        f"{'' if not rows else ' of the batch'} add up to {milliseconds(times.total_s)} ms"
+    )
+
+
+def _layers(profile: Profile, wide: bool) -> Table:
+    table = Table(
+        title="layers: MiB of the forward, ms, reuse distance of the input",
+        caption="reuse: ms from the end of a layer's forward to the start of its backward",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("layer", no_wrap=True)
+    if wide:
+        table.add_column("kind", no_wrap=True)
+    for name in ("X", "Y", "workspace", "weights", "forward", "backward", "reuse"):
+        shown = name if wide else _SHORT.get(name, name)
+        table.add_column(shown, justify="right", no_wrap=True)
+    for layer in profile.layers[:SHOWN]:
+        kind = (layer.kind,) if wide else ()
+        reuse = "-" if layer.reuse_s is None else milliseconds(layer.reuse_s)
+        sizes = (layer.x_bytes, layer.y_bytes, layer.workspace_bytes, layer.weight_bytes)
+        times = (milliseconds(layer.forward_s), milliseconds(layer.backward_s), reuse)
+        table.add_row(layer.module or layer.op, *kind, *map(mib, sizes), *times)
+    rest = profile.layers[SHOWN:]
+    if rest:
+        table.add_row(f"{len(rest)} more: --json")
+    return table
+
+
+__all__ = ["TITLES", "LayerProfile", "Profile", "TaskProfile", "profile_tables", "profile_text", "told"]

@@ -1,0 +1,167 @@
+"""What a compressed model did in its last step: a table of every kept tensor, predicted and measured, with the
+reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from gistkit.errors import CompressError
+from gistkit.ir import Plan
+from gistkit.runtime import Engine, Row, StepStats, compressed_forward, denser
+
+MIB = 2**20
+SHOWN = 40
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / MIB:.2f}"
+
+
+@dataclass(frozen=True)
+class BudgetReport:
+    """What a plan promises of a step's peak, and what is known of the real one; all in bytes, everything counted.
+
+    ``predicted_bytes`` is the plan's peak with transfers beside the computation, ``expected_bytes`` the one with
+    transfers that overlap nothing, as the runtime makes them (``Plan.settings["sync_peak_bytes"]``; the same where a
+    plan does not tell). ``measured_bytes`` is the most that the CUDA allocator has handed out since
+    ``torch.cuda.reset_peak_memory_stats``, of this model or not; None on a CPU, which counts nothing by itself
+    (``gistkit.LiveBytes`` does). ``denser`` holds,
+    by storage, the density planned and measured where a step had more non-zeros than planned for, ``payload_bytes``
+    what their payloads take at each; ``excess_bytes`` is how much more that is. ``moved``: those that
+    found no room and went to the host, with their bytes.
+    """
+
+    budget_bytes: int
+    predicted_bytes: int
+    expected_bytes: int
+    measured_bytes: int | None = None
+    denser: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    excess_bytes: int = 0
+    payload_bytes: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    moved: Mapping[int, int] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """The same in words."""
+        measured = "" if self.measured_bytes is None else f", measured {_mib(self.measured_bytes)} MiB"
+        predicted = f"budget {_mib(self.budget_bytes)} MiB, predicted peak {_mib(self.predicted_bytes)} MiB"
+        if self.expected_bytes < self.predicted_bytes:
+            predicted += f" ({_mib(self.expected_bytes)} with transfers that overlap nothing)"
+        lines = [predicted + measured]
+        if self.denser:
+            worst, (planned, found) = next(iter(self.denser.items()))
+            planned_bytes, real_bytes = self.payload_bytes[worst]
+            lines.append(
+                f"{len(self.denser)} storages have fewer zeros than planned for (storage {worst}: density {found:.3f}, "
+                f"planned {planned:.3f}; {real_bytes} bytes, planned {planned_bytes}): their payloads take up to "
+                f"{self.excess_bytes} bytes more than planned; {len(self.moved)} of them, {sum(self.moved.values())} "
+                "bytes, went to the host, which takes longer; plan again with density=gistkit.report(model).densities"
+            )
+        return lines
+
+
+@dataclass(frozen=True)
+class Report:
+    """The last training forward of a compressed model. ``str()`` gives tables; ``stats`` the data behind them.
+
+    ``stats`` is None before the first training forward. ``densities`` are the shares of non-zero elements that its
+    steps measured, by storage: what :func:`gistkit.plan` takes as ``density``. ``budget`` is there under a plan with a
+    budget.
+    """
+
+    stats: StepStats | None
+    notes: tuple[str, ...] = ()
+    densities: Mapping[int, float] = field(default_factory=dict)
+    budget: BudgetReport | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """Bytes that plain PyTorch keeps over bytes kept here; None where plain was not captured."""
+        if self.stats is None or not self.stats.plain_bytes or not self.stats.kept_bytes:
+            return None
+        return self.stats.plain_bytes / self.stats.kept_bytes
+
+    def __str__(self) -> str:
+        console = Console(width=150, record=True, file=None, quiet=True)
+        with console.capture() as captured:
+            console.quiet = False
+            for part in self._parts():
+                console.print(part)
+        return captured.get()
+
+    def _parts(self) -> list:
+        promise = [] if self.budget is None else self.budget.lines()
+        if self.stats is None:
+            return ["no training forward yet", *promise, *self.notes]
+        return [self._table(self.stats.rows), self._totals(self.stats), *promise, *self.stats.notes, *self.notes]
+
+    @staticmethod
+    def _table(rows: tuple[Row, ...]) -> Table:
+        table = Table(title="kept for backward, largest first")
+        for name in ("module", "op", "shape", "codec"):
+            table.add_column(name)
+        for name in ("plain MiB", "kept MiB"):
+            table.add_column(name, justify="right")
+        table.add_column("why")
+        ordered = sorted(rows, key=lambda r: -max(r.plain_bytes, r.kept_bytes))
+        for r in ordered[:SHOWN]:
+            shape = "x".join(map(str, r.shape))
+            table.add_row(r.module, r.op, shape, r.codec, _mib(r.plain_bytes), _mib(r.kept_bytes), r.reason)
+        rest = ordered[SHOWN:]
+        if rest:
+            plain, kept = sum(r.plain_bytes for r in rest), sum(r.kept_bytes for r in rest)
+            table.add_row(f"{len(rest)} smaller ones", "", "", "", _mib(plain), _mib(kept), "all in report.stats.rows")
+        return table
+
+    def _totals(self, stats: StepStats) -> str:
+        kept = f"kept {stats.kept_bytes / MIB:.2f} MiB"
+        if stats.plain_bytes is None or stats.predicted_bytes is None:
+            return kept
+        text = (
+            f"{kept}, predicted {stats.predicted_bytes / MIB:.2f} MiB, plain PyTorch {stats.plain_bytes / MIB:.2f} MiB"
+        )
+        gain = "" if self.ratio is None else f": {self.ratio:.2f}x"
+        if self.ratio is not None and self.ratio < 1.05:
+            gain += " - nothing gained; the column 'why' says for each tensor what stands in the way"
+        return text + gain
+
+
+def report(model: torch.nn.Module) -> Report:
+    """The report of a compressed model's last training forward. Raises CompressError where it is not compressed.
+
+    Does not synchronise with a device; on CUDA, sparse encodings count with the size that was forecast, those of which
+    nothing could be with their scratch until their size has arrived.
+    """
+    stand_in = compressed_forward(model)
+    if stand_in is None:
+        raise CompressError("report: the model is not compressed; call gistkit.compress(model) first")
+    engine = stand_in.engine
+    densities = engine.densities
+    budget = None if engine.plan is None else _budget(model, engine.plan, densities, engine)
+    return Report(engine.stats, tuple(engine.all_notes), densities, budget)
+
+
+def _budget(model: torch.nn.Module, plan: Plan, densities: Mapping[int, float], engine: Engine) -> BudgetReport | None:
+    """The promise of a plan and what is known of it; None for a plan without a budget."""
+    if plan.budget_bytes is None:
+        return None
+    found = denser(plan, densities, engine.storages)
+    device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    measured = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    return BudgetReport(
+        plan.budget_bytes,
+        plan.peak_bytes,
+        plan.settings.get("sync_peak_bytes", plan.peak_bytes),
+        measured,
+        {d.storage: (d.planned, d.measured) for d in found},
+        sum(d.excess_bytes for d in found),
+        {d.storage: (d.planned_bytes, d.measured_bytes) for d in found},
+        dict(engine.moved),
+    )
+
+
+__all__ = ["BudgetReport", "Report", "report"]

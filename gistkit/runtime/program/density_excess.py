@@ -1,0 +1,271 @@
+"""Densities that a plan relies on, and what becomes of a storage with fewer zeros than planned.
+
+How many zeros an activation will have is not known when a plan is made, and a storage whose payload has come out larger
+has no smaller form of the same bits left: what it could have been rebuilt or run anew from is let go of or planned for
+something else by then. What a budget has no room for goes to the host, bit for bit, and comes back in parts for each
+use; so the device keeps the budget, the step takes longer, and the caller is told, with the storages and their bytes.
+On a CPU, which has no other memory to send it to, it stays, and the caller is told by how much the budget is exceeded.
+
+What is more than planned is summed up over all storages of a forward, whether or not they are there at the same time.
+On the CPU non-zeros are counted before anything is packed. On CUDA the count comes later
+(:mod:`gistkit.runtime.sparse_sizes.exact`): until then the worst-case scratch is the payload, as planned, and it goes
+to the host as it is.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from gistkit.codecs import CODECS, Encoded, Sparse, dtype_of
+from gistkit.errors import BudgetWarning
+from gistkit.ir import Decision, Plan, SavedGraph, SavedStorage
+from gistkit.runtime.offload.host import HostBody, PartedBody, arrived, sent_encoding
+from gistkit.runtime.offload.host_memory import does_not_fit
+from gistkit.runtime.sparse_sizes.exact import ExactPacker
+from gistkit.runtime.sparse_sizes.forecast import Forecasts
+from gistkit.runtime.stash.stash import Body, CodedBody
+
+
+@dataclass(frozen=True)
+class Denser:
+    """A storage with fewer zeros than planned: the densities planned and measured, and its payload's bytes at each."""
+
+    storage: int
+    planned: float
+    measured: float
+    planned_bytes: int
+    measured_bytes: int
+
+    @property
+    def excess_bytes(self) -> int:
+        """What it takes more than planned."""
+        return self.measured_bytes - self.planned_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"storage {self.storage}: {self.measured_bytes} bytes where {self.planned_bytes} are planned, density "
+            f"{self.measured:.3f} instead of {self.planned:.3f}"
+        )
+
+
+def denser(plan: Plan, densities: Mapping[int, float], storages: Mapping[int, SavedStorage]) -> tuple[Denser, ...]:
+    """The storages that are denser than the plan counts with, those that take most beyond it first."""
+    shares = {int(s): share for s, share in plan.settings.get("densities", {}).items()}
+    found = []
+    for decision in plan.decisions:
+        s, storage = decision.storage, storages.get(decision.storage)
+        if s in shares and storage is not None and densities.get(s, 0.0) > shares[s]:
+            sizes = (_payload_bytes(decision.codec, storage, share) for share in (shares[s], densities[s]))
+            found.append(Denser(s, shares[s], densities[s], *sizes))
+    return tuple(sorted(found, key=lambda d: (-d.excess_bytes, d.storage)))
+
+
+def _payload_bytes(codec: str, storage: SavedStorage, density: float) -> int:
+    """A payload's bytes; of what does not pay the tensor itself is kept."""
+    dtype = dtype_of(storage.dtype)
+    predicted = CODECS[codec].predicted_bytes(storage.nbytes // dtype.itemsize, dtype, density)
+    return min(predicted, storage.nbytes)
+
+
+def remember(known: dict[int, float], measured: Mapping[int, float], plan: Plan | None) -> None:
+    """Take a forward's densities into ``known``: the last ones; under a plan of the caller's the largest, as its peak
+    is that of the densest sub-batch of the densest step."""
+    for storage, share in measured.items():
+        known[storage] = share if plan is None else max(share, known.get(storage, 0.0))
+
+
+class Room:
+    """What a budget leaves beside its plan's peak, and what of it a forward has used up: one for each forward.
+
+    ``densities`` and ``notes``, by storage, are the forward's, and told of what is found out; ``told`` is what hears of
+    counts that come when the forward is over, and forecasts nothing. ``moved``: the storages that went to the host.
+    ``over``: those that would have had to and could not.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        graph: SavedGraph,
+        densities: dict[int, float],
+        notes: dict[int, str] | None = None,
+        told: Forecasts | None = None,
+    ) -> None:
+        self._plan, self._graph, self.told = plan, graph, told
+        self._densities, self._notes = densities, {} if notes is None else notes
+        self._shares = {int(s): share for s, share in plan.settings.get("densities", {}).items()}
+        self._sources = {s for d in plan.decisions for s in d.sources}
+        self._left_bytes = (plan.budget_bytes or 0) - plan.peak_bytes
+        self._link = plan.settings.get("link", True)
+        self._lock = threading.Lock()  # backward may settle encodings on threads of several devices
+        self.moved: list[Denser] = []
+        self.over: list[Denser] = []
+
+    def body(self, codec: Sparse, x: torch.Tensor, decision: Decision, packer: ExactPacker) -> Body | None:
+        """What stands in for x (dense) where its payload may have no room; None where it has or may take any, so that
+        x is encoded as ever. Waits for the device only for what goes to the host in any case."""
+        if decision.storage not in self._shares or not x.numel():
+            return None
+        to_host = decision.place == "host"
+        if not packer.at_once(x):
+            return (
+                self._waited(codec, x, decision, packer) if to_host else PromisedBody(self, codec, x, decision, packer)
+            )
+        found = self.denied(decision, codec, x.numel(), packer.count(x).wait())
+        return None if found is None else self.away(found, codec, lambda: codec.begin(arrived(x)), x.device, decision)
+
+    def _waited(self, codec: Sparse, x: torch.Tensor, decision: Decision, packer: ExactPacker) -> Body:
+        encoded, total = packer.encode_and_wait(codec, x)
+        found = self.denied(decision, codec, x.numel(), total)
+        if found is not None:
+            body = self.away(found, codec, lambda: sent_encoding(encoded), x.device, decision)
+            if body is not None:
+                return body
+        codec.settle(encoded, total)
+        return HostBody(encoded)
+
+    def denied(self, decision: Decision, codec: Sparse, n: int, stored: int) -> Denser | None:
+        """None where a payload of ``stored`` out of n elements fits, whose room is taken then; else what is to go."""
+        found = self._found(decision, n, stored)
+        # what packing takes for a moment, beyond what the plan counts of that
+        storage = self._graph.storages[decision.storage]
+        dtype = dtype_of(storage.dtype)
+        planned = round(found.planned * (storage.nbytes // dtype.itemsize))
+        passing_bytes = codec.packing_bytes(stored, dtype) - codec.packing_bytes(planned, dtype)
+        with self._lock:
+            fits = found.excess_bytes <= 0 or found.excess_bytes + passing_bytes <= self._left_bytes
+            self._left_bytes -= max(0, found.excess_bytes) if fits else 0
+        return None if fits else found
+
+    def away(
+        self, found: Denser, codec: Sparse, send: Callable[[], Encoded], device: torch.device, decision: Decision
+    ) -> PartedBody | None:
+        """The storage of :meth:`denied`, on the host; None where the host has no memory for it either, or none but the
+        device's."""
+        there = None
+        if self._link or device.type != "cpu":
+            try:
+                with _disable_current_modes():
+                    there = send()
+            except (RuntimeError, MemoryError) as error:
+                if not does_not_fit(error):
+                    raise
+        if there is None:
+            with self._lock:
+                self.over.append(found)
+                self._left_bytes -= found.excess_bytes
+            return None
+        body = PartedBody(codec, there, device, found.planned_bytes)
+        self._notes[decision.storage] = "larger than planned: on the host, so that the budget is kept"
+        # What is encoded from now on is let go of earlier in backward, so that it may have the room of this one, unless
+        # this one's first reader comes later than its encoding.
+        with self._lock:
+            self.moved.append(found)
+            if not decision.mask and decision.storage not in self._sources:
+                self._left_bytes += max(0, found.planned_bytes - body.use_bytes)
+        return body
+
+    def _found(self, decision: Decision, n: int, stored: int) -> Denser:
+        s = decision.storage
+        storage, share = self._graph.storages[s], stored / n
+        self._densities[s] = share
+        planned_bytes = _payload_bytes(decision.codec, storage, self._shares[s])
+        real_bytes = CODECS[decision.codec].predicted_bytes(n, dtype_of(storage.dtype), share)
+        return Denser(s, self._shares[s], share, planned_bytes, real_bytes)
+
+    def warn(self) -> bool:
+        """Warn of what was moved to the host, and of what had to stay although the budget is exceeded by it; whether
+        there was any."""
+        found = sorted(self.moved + self.over, key=lambda d: (-d.excess_bytes, d.storage))
+        if not found:
+            return False
+        budget = f"the budget of {self._plan.budget_bytes} bytes"
+        sent_bytes = sum(d.measured_bytes for d in self.moved)
+        away = f"{len(self.moved)} of these storages, {sent_bytes} bytes, went to the host and come back for each use"
+        if self.over:
+            text = (
+                f"{budget} may be exceeded by up to {-self._left_bytes}, as there are fewer zeros than it was planned "
+            )
+            text += f"with and the host has no memory {'left' if self._link else 'of its own'}: {_worst(found)}"
+            text += f"; {away}" if self.moved else ""
+        else:
+            text = f"the step takes longer, as there are fewer zeros than {budget} was planned with: "
+            text += f"{_worst(found)}; {away}"
+        again = "plan again with density=gistkit.report(model).densities"
+        warnings.warn(f"{text}; {again}", BudgetWarning, stacklevel=2)
+        return True
+
+
+def _worst(found: list[Denser]) -> str:
+    return "; ".join(map(str, found[:3])) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
+
+
+class PromisedBody:
+    """The payload of a storage whose size only the device knows yet: a scratch, as planned, and then what
+    :class:`Room` has room for, the packed payload, or the scratch on the host."""
+
+    def __init__(self, room: Room, codec: Sparse, x: torch.Tensor, decision: Decision, packer: ExactPacker) -> None:
+        self._room, self._codec, self._decision, self._device = room, codec, decision, x.device
+        self._lock = threading.RLock()
+        told = None if room.told is None else room.told.of(decision.storage)
+        encoded = packer.encode(codec, x, weakref.WeakMethod(self.settle), told)
+        self._form: CodedBody | PartedBody = CodedBody(encoded)
+
+    def settle(self, encoded: Encoded, total: int) -> None:
+        """Take the final form: called by the packer when the number of stored elements has come. Raises GistError for
+        one that cannot be."""
+        with self._lock:
+            if not encoded.pending or isinstance(self._form, PartedBody):
+                return
+            possible = total <= encoded.numel
+            found = self._room.denied(self._decision, self._codec, encoded.numel, total) if possible else None
+            if found is not None:
+                send = lambda: sent_encoding(encoded)  # noqa: E731
+                away = self._room.away(found, self._codec, send, self._device, self._decision)
+                if away is not None:
+                    self._form = away
+                    return
+            self._codec.settle(encoded, total)
+
+    def _with_values(self) -> CodedBody | PartedBody:
+        """The form from which values are decoded. A scaled format's scratch is packed first, for which the device is
+        waited for: decoded as it is, it would take several times the tensor (Sparse._rounded)."""
+        form = self._form
+        if self._codec.scaling != "none" and isinstance(form, CodedBody) and form.encoded.pending:
+            self.settle(form.encoded, int(self._codec.total(form.encoded)))
+        return self._form
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device now."""
+        return self._form.nbytes
+
+    @property
+    def density(self) -> float | None:
+        """The share of elements that are stored; None where the host does not know it, or has noted it elsewhere."""
+        return self._form.density if isinstance(self._form, CodedBody) else None
+
+    def dense(self) -> torch.Tensor:
+        """The tensor, on the device."""
+        return self._with_values().dense()
+
+    def dense_range(self, start: int, stop: int) -> torch.Tensor:
+        """Elements start..stop in storage order, on the device."""
+        return self._with_values().dense_range(start, stop)
+
+    def dense_rows(self, start: int, stop: int) -> torch.Tensor:
+        """Rows start..stop of the tensor, on the device."""
+        return self._with_values().dense_rows(start, stop)
+
+    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
+        """ReLU's input gradient, the tensor being the ReLU's whole output."""
+        return self._form.relu_backward(grad)
+
+
+__all__ = ["Denser", "PromisedBody", "Room", "denser", "remember"]

@@ -1,0 +1,67 @@
+"""Which convolutions may take both gradients at once without a higher peak.
+
+A node that does holds its decoded input beside both gradients. That is no more than the device held when the forward
+ended, where at least as much was kept for the calls after it, whose nodes are gone by then: autograd runs them in the
+reverse order of the forward.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gistkit.codecs import CODECS, Narrow, dtype_of
+from gistkit.ir import Plan, SavedGraph, SavedStorage
+
+
+class Headroom(NamedTuple):
+    """What there is below the peak when a convolution takes both gradients at once, at the sizes of the graph:
+    ``input_bytes``; ``spare_bytes``, what later calls keep beyond its input and both gradients; ``weight_bytes``, the
+    gradients of all parameters."""
+
+    input_bytes: int
+    spare_bytes: int
+    weight_bytes: int
+
+    def suffices(self, input_bytes: int) -> bool:
+        """Whether it is enough for a call with an input of that size: all but the weights grows with it."""
+        return self.spare_bytes * input_bytes >= self.weight_bytes * self.input_bytes
+
+
+def headrooms(graph: SavedGraph, plan: Plan) -> dict[int, Headroom]:
+    """The headroom of every convolution, by covered call."""
+    later = _kept_later(graph, plan)
+    weights = sum(s.nbytes for s in graph.storages if s.kind == "parameter")
+    found = {}
+    for call in graph.calls:
+        if call.op == "conv2d" and call.covered >= 0 and call.operands and call.results:
+            x, y = (graph.storages[graph.values[v].storage].nbytes for v in (call.operands[0], call.results[0]))
+            found[call.covered] = Headroom(x, later[call.index] - 2 * x - y, weights)
+    return found
+
+
+def _kept_later(graph: SavedGraph, plan: Plan) -> list[int]:
+    """By call: bytes on the device of the storages of a size known beforehand that only later calls save."""
+    decided = {d.storage: d for d in plan.decisions}
+    fresh = [0] * (len(graph.calls) + 1)
+    for storage in graph.kept():
+        decision = decided.get(storage.id)
+        if decision is not None and decision.place == "device" and storage.kind == "activation":
+            fresh[min(call.index for call, _ in graph.savers(storage.id))] += _least_bytes(decision.codec, storage)
+    later, total = [0] * len(graph.calls), 0
+    for index in range(len(graph.calls) - 1, -1, -1):
+        later[index] = total
+        total += fresh[index]
+    return later
+
+
+def _least_bytes(name: str, storage: SavedStorage) -> int:
+    """What a storage takes at the least, whatever its values: as it is, or in narrow codes."""
+    if name == "dense":
+        return storage.nbytes
+    codec = CODECS.get(name)
+    if not isinstance(codec, Narrow):
+        return 0
+    return storage.nbytes // dtype_of(storage.dtype).itemsize * codec.fmt.bits // 8
+
+
+__all__ = ["Headroom", "headrooms"]

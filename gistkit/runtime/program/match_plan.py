@@ -1,0 +1,300 @@
+"""What is asked of a plan that the caller gave: that it can be carried out, and that the step is the planned one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from gistkit.capture import GEOMETRY, Bound, batch_size, capture
+from gistkit.codecs import CODECS, VALUE_FORMS
+from gistkit.errors import CaptureError, PlanError, PlanMismatchError
+from gistkit.ir import PLACES, REMEDY, Plan, SavedGraph
+from gistkit.planning import AGAIN, check_forward, check_inputs, check_same, check_state
+from gistkit.planning.forms import check_decisions
+from gistkit.runtime.program.program import Program
+from gistkit.runtime.recompute.state import AUTOCAST_DEVICES, autocast_now
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def check_plan(plan: Plan, lossy: str | None = None) -> str | None:
+    """The narrow format that the plan's decisions use, None for none.
+
+    Raises ValueError where ``lossy`` names another format, PlanError for a plan that means nothing.
+    """
+    _check_words(plan)
+    formats = {part for d in plan.decisions for part in d.codec.split("+") if part in VALUE_FORMS}
+    planned = next(iter(sorted(formats)), None)
+    if planned is not None and plan.fidelity != "lossy":
+        _refuse("fidelity", f"'lossy', as it rounds to {planned}", repr(plan.fidelity))
+    if lossy is not None and lossy not in formats and planned is not None:
+        raise ValueError(
+            f"compress: lossy must be None or the plan's own format {planned!r}, got {lossy!r}; leave it out, or plan "
+            f"with lossy={lossy!r}"
+        )
+    return planned
+
+
+def _check_words(plan: Plan) -> None:
+    """Raise PlanError for what no policy writes, as a damaged or edited file has it."""
+    known = (*CODECS, "dense", "rebuild", "recompute", "drop")
+    seen: set[int] = set()
+    for d in plan.decisions:
+        what = f"the decision for storage {d.storage}"
+        if d.storage < 0 or d.storage in seen:
+            _refuse(what, "one for each storage", "a second one" if d.storage >= 0 else "no storage")
+        seen.add(d.storage)
+        if d.codec not in known:
+            _refuse(f"{what}: codec", f"one of {', '.join(dict.fromkeys(known))}", repr(d.codec))
+        if d.place not in PLACES:
+            _refuse(f"{what}: place", f"one of {', '.join(PLACES)}", repr(d.place))
+        if d.codec == "rebuild" and not (d.recipe[:1] == ("relu",) and _is_recipe(d.recipe)):
+            _refuse(f"{what}: recipe", 'a ("relu", ...) of terms bn, stash, add and relu', repr(d.recipe))
+    if plan.sub_batches < 1 or any(c.slices < 1 for c in plan.choices):
+        _refuse("sub_batches and slices", "at least 1", str(min([plan.sub_batches, *(c.slices for c in plan.choices)])))
+
+
+def _is_recipe(term: Any) -> bool:
+    match term:
+        case ("bn" | "stash", int()):
+            return True
+        case ("relu", a):
+            return _is_recipe(a)
+        case ("add", a, b):
+            return _is_recipe(a) and _is_recipe(b)
+    return False
+
+
+def _check_calls(plan: Plan, graph: SavedGraph) -> None:
+    """Raise PlanError where the plan speaks of storages or covered calls that its step has not."""
+    for d in plan.decisions:
+        if d.storage >= len(graph.storages):
+            _refuse("decisions", f"about storages 0 to {len(graph.storages) - 1}", f"one about storage {d.storage}")
+    ops = {c.covered: c.op for c in graph.calls if c.covered >= 0}
+    for c in plan.choices:
+        if ops.get(c.covered) != c.op:
+            _refuse(f"the choice for covered call {c.covered}", f"for {ops.get(c.covered, 'a call that exists')}", c.op)
+
+
+def _refuse(what: str, demand: str, got: str) -> None:
+    raise PlanError(f"compress: plan is damaged: {what} must be {demand}, got {got}; {REMEDY}")
+
+
+def check_rows(plan: Plan, args: tuple, kwargs: dict) -> int:
+    """The rows of a forward, 0 where nothing hangs on them. Raise PlanMismatchError for one of more rows than the plan
+    is for; fewer are fine.
+
+    A plan with a budget is for ``settings["batch"]`` rows, in as many sub-batches as it says.
+    """
+    planned = plan.settings.get("batch")
+    if not planned or (plan.budget_bytes is None and plan.sub_batches == 1):
+        return 0
+    most, rows = planned_rows(plan), batch_size((args, kwargs))
+    if rows <= most:
+        return rows
+    parts = "" if plan.sub_batches == 1 else f" (a batch of {planned} in {plan.sub_batches} sub-batches)"
+    remedy = f"plan for a batch of {rows}"
+    if plan.sub_batches > 1:
+        remedy = f"call gistkit.step(model, loss_fn, inputs, targets), which cuts the batch up, or {remedy}"
+    raise PlanMismatchError(f"a forward of at most {most} rows{parts}", f"one of {rows} rows", remedy)
+
+
+def planned_rows(plan: Plan) -> int:
+    """How many rows a forward of the plan has at most, 0 where that is not known."""
+    return -(-plan.settings.get("batch", 0) // plan.sub_batches)
+
+
+def with_planned_rows(plan: Plan, args: tuple, kwargs: dict) -> Iterator[tuple[tuple, dict]]:
+    """What a forward of fewer rows than planned would be given with as many as that: fake tensors, which take no
+    memory. First all tensors with these rows grow, then the first alone, as another may have a single row in any batch,
+    then all with several entries a row, too. Nothing for a forward of all rows, or of none."""
+    rows, most = batch_size((args, kwargs)), planned_rows(plan)
+    if not 0 < rows < most:
+        return
+    lengths = {id(t): len(t) for t in _strided(args, kwargs) if t.dim() > 0}
+    rowed = [i for i, length in lengths.items() if length == rows]
+    several = [i for i, length in lengths.items() if length and length % rows == 0]
+    tried: list[list[int]] = []
+    for growing in (rowed, rowed[:1], several):
+        if growing in tried:
+            continue
+        tried.append(growing)
+        mode, made = FakeTensorMode(), {}
+
+        def larger(t: torch.Tensor, growing: list = growing, mode: Any = mode, made: dict = made) -> torch.Tensor:
+            if id(t) in growing and id(t) not in made:
+                made[id(t)] = _with_rows(t, lengths[id(t)] // rows * most, mode)
+            return made.get(id(t), t)
+
+        yield tree_map_only(torch.Tensor, larger, (args, kwargs))
+
+
+def _strided(args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    """The tensors of a forward's arguments that lie in memory by strides."""
+    given = (leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor))
+    return [t for t in given if t.layout == torch.strided and not t.is_nested]
+
+
+def _with_rows(t: torch.Tensor, rows: int, mode: FakeTensorMode) -> torch.Tensor:
+    """A fake tensor like t of so many rows, which lie as t's do."""
+    row = 1 + sum((n - 1) * step for n, step in zip(t.shape[1:], t.stride()[1:], strict=True))
+    return _like(t, (rows, *t.shape[1:]), (t.stride(0) if len(t) > 1 else row, *t.stride()[1:]), mode)
+
+
+def _like(t: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], mode: FakeTensorMode) -> torch.Tensor:
+    with mode, torch.no_grad():
+        fake = torch.empty_strided(shape, stride, dtype=t.dtype, device=t.device)
+    fake.requires_grad_(t.requires_grad)
+    if t.is_leaf:
+        return fake
+    with mode:
+        return fake.clone()
+
+
+def _by_extent(model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """A forward's arguments with fake tensors for those that begin within their storage, as all but the first of a
+    batch's parts do: what is captured of such a view is the whole storage. One that shares it stays."""
+    given = {id(t): t for t in _strided(args, kwargs)}
+    views = {i: t for i, t in given.items() if type(t) is torch.Tensor and t.storage_offset()}
+    if not views:
+        return args, kwargs
+    state = [t for t in (*model.parameters(), *model.buffers()) if type(t) in (torch.Tensor, torch.nn.Parameter)]
+    there = [t.untyped_storage()._cdata for t in (*given.values(), *_strided(tuple(state), {}))]
+    mode = FakeTensorMode()
+    alone = {i: t for i, t in views.items() if there.count(t.untyped_storage()._cdata) == 1}
+    made = {i: _like(t, tuple(t.shape), t.stride(), mode) for i, t in alone.items()}
+    return tree_map_only(torch.Tensor, lambda t: made.get(id(t), t), (args, kwargs))
+
+
+def check_mode(plan: Plan, training: bool) -> None:
+    """Raise PlanMismatchError where a budget was planned for the other mode of the model."""
+    if plan.budget_bytes is not None and training is not plans_training(plan):
+        planned, now = (_mode(mode) for mode in (not training, training))
+        remedy = f"call model.{'eval' if training else 'train'}(), plan in this mode, or leave gradients off"
+        raise PlanMismatchError(f"a forward in {planned} mode", f"one in {now} mode with gradients on", remedy)
+
+
+def plans_training(plan: Plan | None) -> bool:
+    """Whether the forwards of a plan, without one those that are compressed, are in training mode."""
+    return True if plan is None else plan.made_for.get("training", True)
+
+
+def _mode(training: bool) -> str:
+    return "training" if training else "evaluation"
+
+
+def shapes(args: tuple, kwargs: dict) -> Shapes:
+    """The shapes of the tensors of a forward's arguments."""
+    return tuple(tuple(leaf.shape) for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor))
+
+
+def trains(args: tuple, kwargs: dict) -> list[bool]:
+    """Which tensors of a forward's arguments need gradients."""
+    return [leaf.requires_grad for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+
+
+def within(now: Shapes, known: Shapes) -> bool:
+    """Whether no dimension of any argument is larger than in a forward that is known."""
+    pairs = zip(now, known, strict=True) if len(now) == len(known) else [((1,), ())]
+    return all(len(a) == len(b) and all(x <= y for x, y in zip(a, b, strict=True)) for a, b in pairs)
+
+
+def check_call(program: Program, index: int, bound: Bound) -> None:
+    """Raise PlanMismatchError where a covered call has other strides, another kernel and the like than its plan's, or
+    a larger operand."""
+    call, sizes = program.call(index), program.plan.made_for.get("bytes", ())
+    where = f"{call.op}{f' of {call.module!r}' if call.module else ''}, covered call {index},"
+    for name in GEOMETRY[call.op]:
+        now = getattr(bound, name)
+        planned = (call.options or {}).get(name, now)
+        if (tuple(planned) if isinstance(planned, list) else planned) != now:
+            raise PlanMismatchError(f"{where} with {name}={planned}", f"{now}", AGAIN)
+    if sizes and call.operands:
+        most, nbytes = sizes[program.graph.values[call.operands[0]].storage], _extent_bytes(bound.x)
+        if nbytes > most:
+            raise PlanMismatchError(
+                f"{where} of at most {most} bytes", f"an operand of {nbytes}", "plan for inputs of these sizes"
+            )
+
+
+def _extent_bytes(x: torch.Tensor) -> int:
+    """From the first to the last element in memory: less than the elements of an expanded tensor, or of windows that
+    overlap, and never more than the storage, whose bytes are what is planned."""
+    if not x.numel():
+        return 0
+    return (1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))) * x.element_size()
+
+
+def check_bytes(plan: Plan, graph: SavedGraph) -> None:
+    """Raise PlanMismatchError where a forward saves more than the one that a budget was planned for: larger images,
+    longer texts. ``graph`` is the captured one."""
+    most_bytes = plan.settings.get("saved_bytes", plan.plain_bytes)
+    if plan.budget_bytes is not None and most_bytes and graph.kept_bytes > most_bytes:
+        given = " and ".join(str(s.shape) for s in graph.storages if s.kind == "input")
+        raise PlanMismatchError(
+            f"a forward that saves at most {most_bytes} bytes in plain PyTorch, for the plan's budget",
+            f"one that saves {graph.kept_bytes}, of inputs of shape {given}",
+            "plan for inputs of these sizes",
+        )
+
+
+def check_real(model: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+    """Raise PlanMismatchError for what is on the meta device: a plan can be made there, and not be run."""
+    named = {f"the parameter or buffer {name!r}": t for name, t in (*model.named_parameters(), *model.named_buffers())}
+    given = (leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor))
+    named |= {f"input {i}": t for i, t in enumerate(given)}
+    for name, t in named.items():
+        if t.is_meta:
+            remedy = "pass real ones"
+            if not name.startswith("input"):
+                remedy = "call model.to_empty(device=...) and give it values, or compress a model that has some"
+            raise PlanMismatchError("a forward of tensors with values", f"{name} on the meta device", remedy)
+
+
+def given_program(plan: Plan, model: torch.nn.Module, args: tuple, kwargs: dict) -> Program:
+    """The plan compiled for a model's forward.
+
+    A plan is made from the CPU's operators wherever the model is, so these are what the forward is captured with; one
+    that was made from the device's own is known by its fingerprint. Raises PlanMismatchError where neither fits, and as
+    :func:`check_bytes` and :func:`check_real`.
+    """
+    check_real(model, args, kwargs)
+    args, kwargs = _by_extent(model, args, kwargs)
+    found: list[SavedGraph] = []
+    for on_cpu in (True, False):
+        try:
+            graph = capture(model, args, kwargs, on_cpu=on_cpu)
+        except CaptureError as error:
+            raise PlanMismatchError("a forward that can be captured, as for the plan", str(error), AGAIN) from error
+        if graph.fingerprint == plan.fingerprint:
+            _check_calls(plan, graph)
+            check_decisions(plan, graph)
+            if plan.budget_bytes is not None:
+                check_inputs(plan.made_for, trains(args, kwargs))
+                check_state(plan.made_for, graph.state, gradients=True)
+                check_bytes(plan, graph)
+                check_forward(plan.made_for, graph)
+            return Program(graph, plan, given=True)
+        found.append(graph)
+    check_state(plan.made_for, found[0].state, gradients=False)
+    check_same(plan.made_for, found[0], trains(args, kwargs), _autocast())
+    raise PlanMismatchError(
+        f"a forward with fingerprint {plan.fingerprint}", f"one with fingerprint {found[0].fingerprint}", AGAIN
+    )
+
+
+def _autocast() -> str:
+    """What autocast does here, in words."""
+    states = zip(AUTOCAST_DEVICES, autocast_now(), strict=True)
+    found = [f"{str(dtype).removeprefix('torch.')} on {device}" for device, (enabled, dtype) in states if enabled]
+    return f"autocast to {' and '.join(found)}" if found else "no autocast"
+
+
+__all__ = [
+    "Shapes", "check_bytes", "check_call", "check_mode", "check_plan", "check_real", "check_rows", "given_program",
+    "planned_rows", "plans_training", "shapes", "trains", "with_planned_rows", "within",
+]  # fmt: skip

@@ -1,0 +1,125 @@
+"""What one step really kept: pure data.
+
+When a compressed forward ends only the bytes are read (:func:`observe`), for they change later; names and reasons are
+looked up when somebody asks for the stats.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from gistkit.nn.keep import Away, Coded
+from gistkit.runtime.forward.state import Region
+from gistkit.runtime.program.program import Program
+
+OWN_CODECS = {"relu": "mask1", "dropout": "mask1", "max_pool2d": "argmax", "batch_norm": "dense"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One storage, or one node's own payload: where it came from, how it is kept, bytes plain and kept, why."""
+
+    storage: int
+    op: str
+    module: str
+    shape: tuple[int, ...]
+    codec: str
+    plain_bytes: int
+    kept_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """One forward of a compressed model: a row a kept thing, and the totals in bytes.
+
+    ``plain_bytes`` is what plain PyTorch keeps for backward (None where the forward was never captured),
+    ``predicted_bytes`` the plan's forecast, ``kept_bytes`` what was held when the forward ended; parameters left out.
+    """
+
+    rows: tuple[Row, ...]
+    plain_bytes: int | None
+    predicted_bytes: int | None
+    kept_bytes: int
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """The stats as JSON text."""
+        return json.dumps(asdict(self))
+
+
+def payload_bytes(kept: Any) -> int:
+    """Bytes that a node's own hold really keeps: the distinct storages of its tensors."""
+    if type(kept) is Coded:
+        return kept.encoded.nbytes
+    if isinstance(kept, torch.Tensor):
+        return kept.untyped_storage().nbytes()
+    if isinstance(kept, Away):
+        return 0
+    encoded = getattr(kept, "encoded", None)
+    if encoded is not None:
+        return int(encoded.nbytes)
+    found: dict[int, int] = {}
+    pending = list(kept) if type(kept) is tuple else [kept]
+    while pending:
+        item = pending.pop()
+        if type(item) is torch.Tensor or isinstance(item, torch.Tensor):
+            storage = item.untyped_storage()
+            found[storage._cdata] = storage.nbytes()
+        elif isinstance(item, (tuple, list)):
+            pending.extend(item)
+        elif hasattr(item, "__dict__"):
+            pending.extend(vars(item).values())
+    return sum(found.values())
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The bytes of a forward that has just ended; ``storages``: (planned id, codec, plain bytes, kept bytes, reason),
+    ``own``: (covered call, op, bytes)."""
+
+    program: Program | None
+    storages: tuple[tuple[int, str, int, int, str], ...]
+    own: tuple[tuple[int, str, int], ...]
+    diverged: str = ""
+
+    def stats(self) -> StepStats:
+        """The same with names, as a report shows it."""
+        program, plan = self.program, None if self.program is None else self.program.plan
+        rows = [_row(program, *storage) for storage in self.storages]
+        for index, op, nbytes in self.own:
+            if nbytes:
+                module = program.module(index) if program else ""
+                rows.append(Row(-1, op, module, (), OWN_CODECS[op], 0, nbytes, "what its own backward needs"))
+        return StepStats(
+            tuple(rows),
+            None if plan is None else plan.plain_bytes,
+            None if plan is None else plan.kept_bytes,
+            sum(r.kept_bytes for r in rows),
+            (f"the forward left its plan: {self.diverged}",) if self.diverged else (),
+        )
+
+
+def observe(region: Region) -> Observed:
+    """What a forward that has just ended keeps; the region is not yet cleared. Holds no tensors."""
+    notes = region.notes
+    storages = [
+        (s.storage, s.codec, s.plain_bytes, s.body.nbytes, notes.get(s.storage, s.reason))
+        for s in region.table.stashes()
+    ]
+    storages += [
+        (h.storage, "dense", h.nbytes, h.nbytes, h.reason if h.ref else notes.get(h.storage, h.reason))
+        for h in region.held.values()
+        if h.ref is None or not h.ref.expired()
+    ]
+    own = [(i, op, kept if type(kept) is int else payload_bytes(kept)) for i, op, kept in region.own]
+    return Observed(region.program, tuple(storages), tuple(own), region.diverged)
+
+
+def _row(program: Program | None, storage: int, codec: str, plain: int, kept: int, reason: str) -> Row:
+    op, module, shape = program.origin(storage) if program else ("", "", ())
+    return Row(storage, op, module, shape, codec, plain, kept, reason)

@@ -1,0 +1,155 @@
+"""Which arithmetic a device's batch norm has for tensors of one kind, told from data that tell them apart.
+
+The arithmetics of :func:`gistkit.nn.norm.rebuild_candidates` differ in single roundings, and some data do not show
+which it is: where the means are next to nothing beside the biases, or the biases nothing beside the means,
+bias - mean * alpha has the same bits with one rounding and with two. What fits a network's first step may so be wrong
+in its second. Which one runs depends on the kind of tensor alone (shape, layout, dtype, device), so it is asked with
+tensors of that kind whose means, weights and biases are all of the order of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from gistkit.capture import batch_size
+from gistkit.codecs import dtype_of
+from gistkit.ir import part_bytes
+from gistkit.nn.norm import CHANNELS_LAST, rebuild_candidates
+from gistkit.runtime.program.program import Program
+from gistkit.runtime.stash.verify import blocks, same_bits
+
+Rebuild = Callable[..., torch.Tensor]
+# Arithmetics differ in about one element of ten in fp32, and after a rounding to bf16 in one of some 50,000, but for
+# those that fp32 biases make nearly cancel.
+ELEMENTS, ELEMENTS_16 = 2**12, 2**18
+# A factor of a channel is rounded once for all its elements: so many channels are to have been asked.
+CHANNELS = 64
+ROUNDS = 64
+DRAWN_SCALE = 256.0
+"""Of weights drawn at random: what is left of rounding is then no subnormal in fp16, and a whole output no infinity."""
+
+
+class Kind(NamedTuple):
+    """What a batch norm's arithmetic depends on: its input's geometry, dtype and device, the dtype of weight and bias
+    (None: there are none) and eps."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    affine: torch.dtype | None
+    eps: float
+
+    @classmethod
+    def of(cls, x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> Kind:
+        """The kind of a batch norm of x."""
+        return cls(tuple(x.shape), x.stride(), x.dtype, x.device, None if weight is None else weight.dtype, eps)
+
+
+def told(verified: dict, kind: Kind) -> list[Rebuild]:
+    """The arithmetics that give the training batch norm of tensors x of that kind bit for bit, remembered in
+    ``verified``. Takes twice such a tensor's memory and synchronises where it is new; random states stay as they are.
+    """
+    key = ("told", *kind, torch._C._get_cudnn_enabled())
+    if key not in verified:
+        wide = torch.float32 in (kind.dtype, kind.affine)
+        elements, numel = ELEMENTS if wide else ELEMENTS_16, torch.Size(kind.shape).numel()
+        rounds = min(max(-(-elements // numel), -(-CHANNELS // kind.shape[1])), ROUNDS)
+        able = None
+        with torch.no_grad():
+            for seed in range(rounds):
+                able = _that_give(able, kind, seed)
+        verified[key] = able
+    return verified[key]
+
+
+def _that_give(candidates: list[Rebuild] | None, kind: Kind, seed: int) -> list[Rebuild]:
+    """Those of the candidates (None: all that are known) that give the batch norm of one drawn tensor."""
+    generator, channels = torch.Generator().manual_seed(seed), kind.shape[1]
+
+    def drawn() -> torch.Tensor:
+        """Of the order of one, of either sign, never near zero."""
+        size = torch.rand(channels, generator=generator) + 0.5
+        return torch.where(torch.rand(channels, generator=generator) < 0.5, size, -size).to(kind.device)
+
+    x = torch.empty_strided(kind.shape, kind.stride, dtype=kind.dtype, device=kind.device)
+    x.normal_(generator=torch.Generator(kind.device).manual_seed(seed))
+    x.add_(drawn().to(x.dtype).view((1, -1) + (1,) * (x.dim() - 2)))
+    weight = bias = None
+
+    def forward() -> tuple:
+        cudnn = torch._C._get_cudnn_enabled()
+        return torch._batch_norm_impl_index(x, weight, bias, None, None, True, 0.0, kind.eps, cudnn)[:3]
+
+    if kind.affine is not None:
+        weight, bias = (
+            drawn().mul_(DRAWN_SCALE).to(kind.affine),
+            torch.zeros(channels, device=kind.device).to(kind.affine),
+        )
+        mean, invstd = forward()[1:]
+        bias.copy_(cancelling(x, mean, invstd, weight))
+    y, *stats = forward()
+    known = rebuild_candidates(x) if candidates is None else candidates
+    return [c for c in known if gives(c, x, y, *stats, weight, bias)]
+
+
+def cancelling(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+    """Biases that leave next to nothing but rounding of one element a channel. Arithmetics differ by an ulp of fp32,
+    which in 16 bits one element in some 50,000 shows; of such a one it is nearly all that there is."""
+    first = x[(0, slice(None), *(0,) * (x.dim() - 2))]
+    scaled = (first.double() - mean.double()).mul_(invstd)
+    return (scaled if weight is None else scaled.mul_(weight)).neg_()
+
+
+def gives(
+    candidate: Rebuild,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    mean: torch.Tensor,
+    invstd: torch.Tensor,
+    *affine: torch.Tensor | None,
+) -> bool:
+    """Whether an arithmetic gives y from x, asked block by block: so much beside the two is in every plan."""
+    vectors = (mean, invstd, *affine)
+    for index in blocks(x, part_bytes(x.numel() * x.element_size())):
+        own = (None if v is None else v[index[1]] for v in vectors)
+        if not same_bits(candidate(x[index], *own), y[index]):
+            return False
+    return True
+
+
+def told_ahead(verified: dict, program: Program, args: tuple, kwargs: dict) -> None:
+    """:func:`told`, before a forward with these arguments, for every batch norm from which the program rebuilds: there
+    is room for its tensors then, and under a budget perhaps not later."""
+    inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    if not inputs:
+        return
+    asked = (batch_size((args, kwargs)), inputs[0].device)
+    if asked not in program.kinds:
+        program.kinds[asked] = tuple(dict.fromkeys(_kinds(program, *asked)))
+    for kind in program.kinds[asked]:
+        told(verified, kind)
+
+
+def _kinds(program: Program, rows: int, device: torch.device) -> Iterator[Kind]:
+    """The kinds of those batch norms, as far as a graph tells: in either memory format, as weights may turn maps."""
+    graph = program.graph
+    for call in program.norms():
+        x, *others = (graph.values[v] for v in call.operands)
+        affine = next((_dtype(v.dtype) for v in others if graph.storages[v.storage].kind == "parameter"), None)
+        shape = (rows, *x.shape[1:]) if graph.batch and x.shape[0] == graph.batch else x.shape
+        options: dict[str, Any] = call.options or {}
+        for layout in dict.fromkeys((torch.contiguous_format, CHANNELS_LAST.get(len(shape), torch.contiguous_format))):
+            stride = torch.empty(shape, device="meta", memory_format=layout).stride()
+            yield Kind(tuple(shape), stride, _dtype(x.dtype), device, affine, options["eps"])
+
+
+def _dtype(name: str) -> torch.dtype:
+    return dtype_of(name.removeprefix("torch."))
+
+
+__all__ = ["DRAWN_SCALE", "Kind", "cancelling", "gives", "told", "told_ahead"]

@@ -1,0 +1,84 @@
+"""Calls of a forward as they are written down to run once more: every tensor among the arguments is an operand, a
+storage that the segment makes itself, or a hold on one that is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gistkit.errors import GistError
+from gistkit.runtime.recompute.state import AutocastState, RandomState
+
+Geometry = tuple[torch.Size, tuple[int, ...], int]
+
+
+class ReplayError(GistError):
+    """A call that runs anew did not give what it gave in forward; ``what`` says which and how."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what}; a forward that runs anew must make the same tensors: change nothing that it depends on before "
+            'backward, or plan with policy="gist", which runs nothing anew'
+        )
+
+
+def geometry(x: torch.Tensor) -> Geometry:
+    """Size, stride and offset of x in its storage."""
+    return x.size(), x.stride(), int(x.storage_offset())
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor among a call's arguments: ``storage`` of the graph that the segment makes itself, or a hold, by its
+    number, on one that it does not. One tensor given twice is one operand: attention goes by whether key is value."""
+
+    storage: int
+    hold: int
+    where: Geometry
+    dtype: torch.dtype
+    requires_grad: bool
+
+
+@dataclass
+class Written:
+    """One call written down. ``leaves`` and ``spec`` are its arguments, flattened, tensors as :class:`Operand`.
+
+    ``makes``: (which tensor of its result, storage, geometry); ``changes``: storages that it overwrites; ``packs``:
+    storages that it makes inside, by the number of the saved tensor; ``casts``: storages that autocast makes of its
+    tensors, with the tensor's number and their dtype. ``random``: (device type, index, state before it) where it drew
+    random numbers. ``switch``: the name of cuDNN's switches that a convolution ran under.
+    """
+
+    number: int
+    name: str
+    func: Callable
+    leaves: list[Any]
+    spec: Any
+    autocast: AutocastState
+    makes: tuple[tuple[int, int, Geometry], ...] = ()
+    changes: tuple[int, ...] = ()
+    packs: dict[int, int] = field(default_factory=dict)
+    casts: dict[int, tuple[int, torch.dtype]] = field(default_factory=dict)
+    random: tuple[RandomState, ...] = ()
+    switch: str = ""
+
+    def operands(self) -> Iterator[Operand]:
+        """Its tensors."""
+        return (leaf for leaf in self.leaves if isinstance(leaf, Operand))
+
+    def cast_of(self, x: torch.Tensor, last: bool) -> int:
+        """The number of the tensor that autocast has made x of, or of whose transpose; -1 for none. Of two of one shape
+        the first, or the ``last``: gistkit's operators keep their input and show hooks their weight alone."""
+        shapes = (x.shape, x.t().shape if x.dim() == 2 else x.shape)
+        found = [i for i, o in enumerate(self.operands()) if o.dtype != x.dtype and o.where[0] in shapes]
+        return found[-1 if last else 0] if found else -1
+
+    def made(self) -> set[int]:
+        """Storages that are new with this call."""
+        return {s for _, s, _ in self.makes} | set(self.packs.values()) | set(self.casts)
+
+
+__all__ = ["Geometry", "Operand", "ReplayError", "Written", "geometry"]

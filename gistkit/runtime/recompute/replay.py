@@ -1,0 +1,182 @@
+"""One run of written-down calls, in order and without gradients, as far as what is wanted depends on them.
+
+The same functions run on the same values under the same autocast and random state, so they give the same bits. A tensor
+is told by its storage and geometry, so views need no replay. What nobody wants any more is freed on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.utils._pytree import tree_unflatten
+
+from gistkit.capture import tensors_in
+from gistkit.nn.keep import Kept
+from gistkit.nn.switched import switched
+from gistkit.runtime.recompute.calls import Operand, ReplayError, Written, geometry
+from gistkit.runtime.recompute.state import DrawnFrom, autocast, random_states_back, set_random
+from gistkit.runtime.stash.stash import whole
+
+
+class Wanted(Protocol):
+    """A storage that is wanted as it was at a time: twice a call's number, plus one where that call had written it."""
+
+    storage: int
+    time: int
+    dtype: torch.dtype
+
+
+Give = Callable[[Any, torch.Tensor], None]
+
+
+def run_anew(calls: list[Written], holds: list[Kept], wanted: Sequence[Wanted], give: Give) -> None:
+    """Run the calls that ``wanted`` depends on and give each of them its values as soon as they are there."""
+    needed = _needed(calls, wanted)
+    states = [s for c in needed for s in c.random]
+    with torch.no_grad(), torch._C.DisableTorchFunction(), random_states_back(states):
+        _Replay(needed, holds, wanted, give).run()
+
+
+def _needed(calls: list[Written], wanted: Sequence[Wanted]) -> list[Written]:
+    """The calls on which the wanted storages depend, in order."""
+    open_storages: set[int] = set()
+    waiting = sorted(wanted, key=lambda b: b.time)
+    found = []
+    for call in reversed(calls):
+        while waiting and waiting[-1].time > 2 * call.number:
+            open_storages.add(waiting.pop().storage)
+        made = call.made()
+        if open_storages.isdisjoint(made) and open_storages.isdisjoint(call.changes):
+            continue
+        found.append(call)
+        open_storages -= made
+        open_storages.update(o.storage for o in call.operands() if o.hold < 0)
+    return found[::-1]
+
+
+class _Replay:
+    """One run: ``_there`` maps storages that the segment makes, and holds, to tensors over them."""
+
+    def __init__(self, calls: list[Written], holds: list[Kept], wanted: Sequence[Wanted], give: Give) -> None:
+        self._calls, self._holds, self._give = calls, holds, give
+        self._waiting = sorted(wanted, key=lambda b: -b.time)
+        self._there: dict[tuple[str, int], torch.Tensor] = {}
+        self._given: set[int] = set()
+        self._last: dict[tuple[str, int], int] = {}
+        for call in calls:
+            for operand in call.operands():
+                self._last[_key(operand)] = call.number
+
+    def run(self) -> None:
+        for at, call in enumerate(self._calls):
+            self._step(call)
+            following = self._calls[at + 1].number if at + 1 < len(self._calls) else None
+            while self._waiting and (following is None or self._waiting[-1].time <= 2 * following):
+                self._hand_over(self._waiting.pop())
+            self._forget(call)
+
+    def _hand_over(self, body: Wanted) -> None:
+        base = self._there.get(("made", body.storage))
+        if base is None:
+            raise ReplayError(f"storage {body.storage} did not come back when its segment ran anew")
+        if base.dtype != body.dtype:
+            base = _over(base, ((base.untyped_storage().nbytes() // body.dtype.itemsize,), (1,), 0), body.dtype)
+        self._given.add(body.storage)
+        self._give(body, whole(base))
+
+    def _forget(self, call: Written) -> None:
+        """Let go of what no later call reads and nobody waits for."""
+        waited = {("made", b.storage) for b in self._waiting}
+        for key in [k for k in self._there if self._last.get(k, -1) <= call.number and k not in waited]:
+            del self._there[key]
+
+    def _step(self, call: Written) -> None:
+        for storage in self._given.intersection(call.changes):
+            # somebody has the values from before this write
+            old = self._there["made", storage]
+            self._there["made", storage] = whole(old).clone()
+            self._given.discard(storage)
+        given = {id(leaf): self._argument(leaf) for leaf in call.leaves}
+        leaves = [given[id(leaf)] for leaf in call.leaves]
+        if call.random:
+            set_random(call.random)
+        with autocast(call.autocast), switched(call.switch):
+            result, packed = _with_packs(call, leaves) if call.packs else (_call(call, leaves), {})
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)] if call.casts else []
+        del leaves, given
+        self._keep_results(call, result)
+        for number, storage in call.packs.items():
+            if number not in packed:
+                raise ReplayError(f"{call.name} (call {call.number}) saved fewer tensors when it ran anew")
+            self._there["made", storage] = packed[number]
+        for storage, (number, dtype) in call.casts.items():
+            self._there["made", storage] = tensors[number].to(dtype)
+
+    def _keep_results(self, call: Written, result: Any) -> None:
+        made = list(tensors_in(result))
+        for leaf, storage, where in call.makes:
+            if leaf >= len(made) or geometry(made[leaf]) != where:
+                raise ReplayError(f"{call.name} (call {call.number}) gave a tensor of another shape when it ran anew")
+            self._there["made", storage] = made[leaf].detach()
+
+    def _argument(self, leaf: Any) -> Any:
+        if isinstance(leaf, DrawnFrom):
+            return leaf.generator()
+        return self._tensor(leaf) if isinstance(leaf, Operand) else leaf
+
+    def _tensor(self, operand: Operand) -> torch.Tensor:
+        key = _key(operand)
+        if key not in self._there:
+            if operand.hold < 0:
+                raise ReplayError(f"storage {operand.storage} was not there when its segment ran anew")
+            self._there[key] = self._holds[operand.hold].dense()
+        return _over(self._there[key], operand.where, operand.dtype) if operand.hold < 0 else self._there[key]
+
+
+def _key(operand: Operand) -> tuple[str, int]:
+    return ("made", operand.storage) if operand.hold < 0 else ("hold", operand.hold)
+
+
+def _over(base: torch.Tensor, where: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of that geometry and dtype over base's storage."""
+    if base.dtype == dtype:
+        return base if geometry(base) == where else base.as_strided(*where)
+    size, stride, offset = where
+    return torch.empty(0, dtype=dtype, device=base.device).set_(base.untyped_storage(), offset, size, stride)
+
+
+def _call(call: Written, leaves: list[Any]) -> Any:
+    args, kwargs = tree_unflatten(leaves, call.spec)
+    return call.func(*args, **kwargs)
+
+
+def _operands(leaves: list[Any], call: Written) -> Iterator[tuple[torch.Tensor, Operand]]:
+    pairs = zip(leaves, call.leaves, strict=True)
+    return ((leaf, known) for leaf, known in pairs if isinstance(known, Operand))
+
+
+def _never(_: None) -> torch.Tensor:
+    raise ReplayError("the graph of a call that ran anew has no backward")
+
+
+def _with_packs(call: Written, leaves: list[Any]) -> tuple[Any, dict[int, torch.Tensor]]:
+    """The call with gradients on, so that PyTorch shows what it would save: that is how one gets at what a call makes
+    inside. The graph made on the way holds none of it."""
+    packed: dict[int, torch.Tensor] = {}
+    count = 0
+
+    def pack(t: torch.Tensor) -> None:
+        nonlocal count
+        if count in call.packs:
+            packed[count] = t.detach()
+        count += 1
+
+    own = {id(k): leaf.detach().requires_grad_(k.requires_grad) for leaf, k in _operands(leaves, call)}
+    live = [own.get(id(known), leaf) for leaf, known in zip(leaves, call.leaves, strict=True)]
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, _never):
+        return _call(call, live), packed
+
+
+__all__ = ["Give", "Wanted", "run_anew"]

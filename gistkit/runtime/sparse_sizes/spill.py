@@ -1,0 +1,209 @@
+"""Host memory for the elements of sparse encodings that are more than were forecast.
+
+An encoding of a forecast capacity needs a place for what does not fit, and must have it before anybody knows whether
+anything does not: pinned host memory that the device's kernels address, for the worst case. In the usual case nothing
+is written there, and the encoding lets go of it when the count has arrived.
+
+**Reuse without events.** A span is a tensor, and free again when that tensor dies. Spans are kept apart by stream, as
+PyTorch's allocator keeps device memory: a free one is handed out again on its own stream only, whose order puts the new
+owner's writes behind the last reads. So what holds for readers on other streams is what holds for the payload's device
+tensors, which go at the same time.
+
+**PyTorch's pinned allocator** knows a stream that uses a block by its copies alone, and would hand a block that was let
+go of to others while kernels still write to it. One small copy out of each chunk, on its stream, tells it: a chunk that
+is let go of then waits for an event that is recorded at that moment. So an engine may go at any time, and each has a
+spill of its own, whose memory goes with it and with the encodings that use it.
+
+**Threads.** A span dies in whatever thread, even within a garbage collection that this module itself has set off: that
+only appends its number to a list, which the next :meth:`Spill.take` empties under its lock.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from bisect import insort
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from gistkit.codecs import Sparse
+from gistkit.runtime.offload.host_memory import available_bytes
+from gistkit.runtime.sparse_sizes.counts import PinnedCounts, stream_of
+
+CHUNK_BYTES = 16 * 2**20
+"""The least that is pinned at a time. PyTorch pins powers of two."""
+ALIGNMENT_BYTES = 512
+SHARE = 4
+"""One part in so many of the host's free memory may be pinned for spans."""
+PROBE_ELEMENTS = 3 * 8192 + 5
+"""Elements of the encoding that a device is tried with: more than two groups of 8192, the last one not whole."""
+NO_MEMORY = "the host has no memory left for what may be more than forecast"
+
+
+def pinned(nbytes: int, device: torch.device) -> torch.Tensor:
+    """Pinned host memory, known to PyTorch's allocator to be in use by the device's current stream until that has come
+    as far as it is when the memory is let go of. Raises RuntimeError where there is none."""
+    memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+    torch.empty(ALIGNMENT_BYTES, dtype=torch.uint8, device=device).copy_(memory[:ALIGNMENT_BYTES], non_blocking=True)
+    return memory
+
+
+def most_bytes(device: torch.device, held_bytes: int) -> int:
+    """The most that may be pinned for a device by someone who has ``held_bytes`` already: a quarter of what the host
+    has free, and no more than the device has memory."""
+    of_host = (available_bytes() + held_bytes) // SHARE
+    return min(of_host, torch.cuda.get_device_properties(device).total_memory)
+
+
+class _Chunk:
+    """One piece of pinned memory, its free runs in order."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
+        self._free = [(-memory.data_ptr() % ALIGNMENT_BYTES, memory.numel())]
+
+    def take(self, nbytes: int) -> tuple[int, int] | None:
+        """The first free run of so many bytes."""
+        for i, (start, stop) in enumerate(self._free):
+            if stop - start >= nbytes:
+                self._free[i : i + 1] = [(start + nbytes, stop)] if stop - start > nbytes else []
+                return start, start + nbytes
+        return None
+
+    def give(self, start: int, stop: int) -> None:
+        """A run is free again; joined with its neighbours."""
+        insort(self._free, (start, stop))
+        joined: list[tuple[int, int]] = []
+        for run in self._free:
+            if joined and joined[-1][1] == run[0]:
+                joined[-1] = (joined[-1][0], run[1])
+            else:
+                joined.append(run)
+        self._free = joined
+
+
+class _Lent(NamedTuple):
+    """A run that somebody has, and the weak reference to his tensor, whose end is told."""
+
+    chunk: _Chunk
+    start: int
+    stop: int
+    tensor: weakref.ref[torch.Tensor]
+
+
+class Spill:
+    """Host memory for one engine's encodings; safe to use from several threads.
+
+    ``make`` gives memory that a device can write to (raising RuntimeError where there is none), ``limit`` the most
+    bytes of it for a device and the bytes held already: a test's own, where there is no device.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int, torch.device], torch.Tensor] = pinned,
+        limit: Callable[[torch.device, int], int] = most_bytes,
+    ) -> None:
+        self._make, self._limit = make, limit
+        self._chunks: dict[torch.cuda.Stream | None, list[_Chunk]] = {}
+        self._lent: dict[int, _Lent] = {}
+        self._ended: deque[int] = deque()
+        self._numbers = count()
+        self._lock = threading.Lock()
+        self._verdicts: dict[torch.device, str] = {}
+
+    @property
+    def held_bytes(self) -> int:
+        """Host memory that is pinned."""
+        return sum(c.memory.numel() for chunks in list(self._chunks.values()) for c in chunks)
+
+    def take(self, nbytes: int, x: torch.Tensor) -> torch.Tensor | None:
+        """Memory for an encoding of x on the current stream of its device: uint8, ``nbytes`` or a little more, from a
+        multiple of 512 on, free again when this very tensor dies; None where there is none. Never waits for the device,
+        but pinning more memory takes its time."""
+        stream = stream_of(x)
+        nbytes = max(1, -(-nbytes // ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
+        with self._lock:
+            self._collect()
+            chunks = self._chunks.setdefault(stream, [])
+            for chunk in chunks:
+                run = chunk.take(nbytes)
+                if run is not None:
+                    return self._lend(chunk, *run)
+            made = self._grow(nbytes, x.device)
+            if made is None:
+                return None
+            chunks.append(made)
+            run = made.take(nbytes)
+            return None if run is None else self._lend(made, *run)
+
+    def unusable(self, codec: Sparse, x: torch.Tensor) -> str:
+        """Why tensors like x cannot be encoded with a spill; empty where they can. Each device is asked once, with a
+        small encoding that goes past its capacity, for which the host waits. Raises OutOfMemoryError where the device
+        has no memory for that."""
+        if x.device not in self._verdicts:
+            capacity = codec.capacity(PROBE_ELEMENTS, 0.0)
+            memory = self.take(codec.spill_bytes(PROBE_ELEMENTS, x.dtype, capacity), x)
+            if memory is None:
+                return NO_MEMORY
+            self._verdicts[x.device] = self._tried(codec, x, capacity, memory)
+        return self._verdicts[x.device]
+
+    @staticmethod
+    def _tried(codec: Sparse, x: torch.Tensor, capacity: int, memory: torch.Tensor) -> str:
+        if x.is_cuda and not memory.is_pinned():
+            return f"memory that was to be pinned for {x.device} is not"
+        try:
+            full = (torch.arange(PROBE_ELEMENTS, device=x.device) % 64 + 1).to(x.dtype)
+            encoded = codec.begin_within(full, capacity, memory)
+            wrong = torch.count_nonzero(codec.decode(encoded) != codec.decode(codec.begin(full)))
+            # by an event: .item() would raise under torch.cuda.set_sync_debug_mode("error")
+            lost = PinnedCounts().send(wrong).wait() if x.is_cuda else int(wrong)
+        except torch.OutOfMemoryError:  # says nothing of the host's memory, and may be different next time
+            raise
+        except RuntimeError as error:
+            return f"{x.device} cannot write to the host's memory: {error}"
+        return f"what {x.device} writes to the host's memory does not come back" if lost else ""
+
+    def _lend(self, chunk: _Chunk, start: int, stop: int) -> torch.Tensor:
+        memory, number = chunk.memory[start:stop], next(self._numbers)
+        # told by number, so that no cycle keeps the memory beyond this object's own life
+        self._lent[number] = _Lent(chunk, start, stop, weakref.ref(memory, partial(_ends, self._ended, number)))
+        return memory
+
+    def _collect(self) -> None:
+        """Take in the spans that have ended."""
+        while self._ended:
+            lent = self._lent.pop(self._ended.popleft())
+            lent.chunk.give(lent.start, lent.stop)
+
+    def _grow(self, nbytes: int, device: torch.device) -> _Chunk | None:
+        """One more chunk: as much again as is held, so that there are few, or as much as is needed."""
+        held_bytes = self.held_bytes
+        left_bytes = self._limit(device, held_bytes) - held_bytes
+        # a CPU's memory, in tests, may begin anywhere
+        least_bytes = _power_of_two(max(nbytes + ALIGNMENT_BYTES * (device.type == "cpu"), CHUNK_BYTES))
+        for size in sorted({least_bytes, max(least_bytes, _power_of_two(held_bytes))}, reverse=True):
+            if size <= left_bytes:
+                try:
+                    with _disable_current_modes():
+                        return _Chunk(self._make(size, device))
+                except RuntimeError:  # out of memory, in PyTorch's words for pinned memory
+                    continue
+        return None
+
+
+def _ends(ended: deque[int], number: int, _: Any) -> None:
+    ended.append(number)
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
+
+
+__all__ = ["NO_MEMORY", "Spill", "most_bytes", "pinned"]

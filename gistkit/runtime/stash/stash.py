@@ -1,0 +1,244 @@
+"""One storage, one stash: what stands in for a storage between its two uses, and who reads it.
+
+A ``Stash`` holds the content of one storage in another form (a codec's payload, or a recipe that rebuilds it). Every
+backward node that needs the storage holds a ``Reader`` of the same stash. Lifetimes are Python's: the last node that
+lets go of its reader frees the payload; the table below is only consulted while a forward runs.
+
+Identity is the live storage: a weak reference keeps the storage's control block, so its address cannot be reused while
+the table knows it, and the version counter tells an in-place update apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from gistkit.kernels import flat, is_dense
+from gistkit.nn.keep import Coded, Kept, rows_from
+
+Rows = tuple[int, int] | None
+
+
+def covers(x: torch.Tensor) -> bool:
+    """True where x is dense and fills its storage from the first byte to the last."""
+    nbytes = x.numel() * x.element_size()
+    return is_dense(x) and x.storage_offset() == 0 and x.untyped_storage().nbytes() == nbytes
+
+
+def whole(x: torch.Tensor) -> torch.Tensor:
+    """x where it covers its storage, else the flat run of all that the storage holds."""
+    if covers(x):
+        return x
+    return x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
+
+
+def aligned(grad: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """grad with the given dense strides; itself where it has them."""
+    if grad.stride() == stride:
+        return grad
+    return torch.empty_strided(grad.size(), stride, dtype=grad.dtype, device=grad.device).copy_(grad)
+
+
+def rows_of(kept: Kept, start: int, stop: int) -> torch.Tensor:
+    """Rows start..stop of a kept tensor's first dimension, decoding no more than them where the hold can."""
+    dense_rows = getattr(kept, "dense_rows", None)
+    return kept.dense()[start:stop] if dense_rows is None else dense_rows(start, stop)
+
+
+class Body(Protocol):
+    """What a stash holds in place of its storage."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def dense(self) -> torch.Tensor: ...
+
+    def dense_range(self, start: int, stop: int) -> torch.Tensor:
+        """Elements start..stop in storage order."""
+        ...
+
+    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor: ...
+
+
+class CodedBody(Coded):
+    """A codec's payload of a dense tensor."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.encoded.nbytes
+
+    @property
+    def density(self) -> float | None:
+        """The share of elements that a sparse codec stores; None where it is not known."""
+        stored, n = self.encoded.nonzeros, self.encoded.numel
+        return None if stored is None or not n else stored / n
+
+
+class RebuiltBody:
+    """A recipe over other kept tensors; it holds no bytes of its own."""
+
+    nbytes = 0
+
+    def __init__(self, build: Callable[[Rows], torch.Tensor], row_elements: int) -> None:
+        self._build = build
+        self._row_elements = row_elements
+
+    def dense(self) -> torch.Tensor:
+        return self._build(None)
+
+    def dense_rows(self, start: int, stop: int) -> torch.Tensor:
+        """Rows start..stop: a recipe that reads this one row by row makes no more of it than them."""
+        return self._build((start, stop))
+
+    def dense_range(self, start: int, stop: int) -> torch.Tensor:
+        per_row = self._row_elements
+        first, last = start // per_row, -(-stop // per_row)
+        return flat(self._build((first, last)))[start - first * per_row : stop - first * per_row]
+
+    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.threshold_backward(grad, self._build(None), 0)
+
+
+@dataclass(eq=False, slots=True)
+class Stash:
+    """The stand-in for one storage: its body, and what the report says of it."""
+
+    body: Body
+    storage: int
+    codec: str
+    plain_bytes: int
+    reason: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the stash really holds."""
+        return self.body.nbytes
+
+
+class Reader:
+    """One node's view of a stash: the geometry of the tensor that it saved."""
+
+    def __init__(self, stash: Stash, x: torch.Tensor) -> None:
+        self.stash = stash
+        self._geometry = (x.size(), x.stride(), x.storage_offset())
+
+    def dense(self) -> torch.Tensor:
+        """The saved tensor, decoded or rebuilt into fresh memory."""
+        base = self.stash.body.dense()
+        size, stride, offset = self._geometry
+        if base.size() == size and base.stride() == stride:
+            return base
+        return base.as_strided(size, stride, offset)
+
+    def dense_rows(self, start: int, stop: int) -> torch.Tensor:
+        """Rows start..stop of the saved tensor; only they are decoded where its first dimension is its outermost."""
+        size, stride, offset = self._geometry
+        rows = None if offset else rows_from(self.stash.body.dense_range, size, stride, start, stop)
+        return self.dense()[start:stop] if rows is None else rows
+
+    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
+        """ReLU's input gradient; the stash is that of the ReLU's whole output."""
+        return self.stash.body.relu_backward(grad)
+
+
+class Shape:
+    """Stands for a tensor whose values backward never reads, a pool's input: a tensor of its geometry without memory.
+
+    PyTorch's pools bring it into the memory format that its strides suggest, where it is not in it; a copy would read
+    what is not there. So the strides are those of that format, which is all that they know of them.
+    """
+
+    nbytes = 0
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self._like = (x.size(), _as_pooled(x), x.dtype, x.device)
+
+    def dense(self) -> torch.Tensor:
+        """The stand-in; takes its memory for a moment only, where its gradient of the same size comes next."""
+        size, stride, dtype, device = self._like
+        made = torch.empty_strided(size, stride, dtype=dtype, device=device)
+        made.untyped_storage().resize_(0)
+        return made
+
+
+def _as_pooled(x: torch.Tensor) -> tuple[int, ...]:
+    """The strides of x in the memory format in which a pool takes it."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if x.is_contiguous() or (x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()])):
+        return x.stride()
+    like = torch.empty_strided(x.size(), x.stride(), device="meta")
+    if x.dim() == 4:  # a result has the format that its input suggests
+        return torch.ops.aten.avg_pool2d(like, [1, 1]).stride()
+    if x.dim() == 5:
+        return torch.ops.aten.max_pool3d_with_indices(like, [1, 1, 1])[0].stride()
+    return torch.empty_like(like, memory_format=torch.contiguous_format).stride()
+
+
+class StashTable:
+    """The stashes of one forward, found by live storage and version."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[int, int], tuple[Stash, torch.dtype]] = {}
+        self._names: dict[int, Stash] = {}
+        self._tags: set[tuple[int, int]] = set()
+        self._weak: set[int] = set()
+
+    def __del__(self) -> None:
+        self.clear()
+
+    def known(self, x: torch.Tensor) -> tuple[int, int]:
+        """The key of x's storage as it is now, which nothing else has before the table is cleared."""
+        storage = x.untyped_storage()
+        address = storage._cdata
+        if address not in self._weak:
+            # what StorageWeakRef holds, without its two calls of Python
+            self._weak.add(storage._weak_ref())  # type: ignore[arg-type]
+        return address, x._version
+
+    def add(self, x: torch.Tensor, stash: Stash, tag: bool = False) -> tuple[int, int]:
+        """Record that x's storage at its present version is stashed, under the key that is returned; with ``tag`` as
+        :meth:`tag` does too."""
+        key = self.known(x)
+        self._entries[key] = (stash, x.dtype)
+        if tag:
+            self._tags.add(key)
+        if stash.storage >= 0:
+            self._names[stash.storage] = stash
+        return key
+
+    def find(self, x: torch.Tensor) -> Stash | None:
+        """The stash of x's storage as it is now, or None."""
+        return self.find_in(x.untyped_storage()._cdata, x)
+
+    def find_in(self, address: int, x: torch.Tensor) -> Stash | None:
+        """:meth:`find`, the address of x's storage being known."""
+        # no need to ask whether the weak reference has expired: it keeps the address from being another storage's
+        entry = self._entries.get((address, x._version))
+        return None if entry is None or entry[1] != x.dtype else entry[0]
+
+    def tag(self, x: torch.Tensor) -> None:
+        """Remember that x's storage, as it is now, is worth zero-value compression."""
+        self._tags.add(self.known(x))
+
+    def tagged(self, x: torch.Tensor) -> bool:
+        """Whether x's storage, as it is now, was tagged."""
+        return (x.untyped_storage()._cdata, x._version) in self._tags
+
+    def named(self, storage: int) -> Stash | None:
+        """The stash of a planned storage id, or None."""
+        return self._names.get(storage)
+
+    def stashes(self) -> list[Stash]:
+        """Every stash once."""
+        return list({id(s): s for s, _ in self._entries.values()}.values())
+
+    def clear(self) -> None:
+        """Forget everything; nodes keep what they hold."""
+        self._entries.clear()
+        self._names.clear()
+        self._tags.clear()
+        while self._weak:
+            torch.UntypedStorage._free_weak_ref(self._weak.pop())

@@ -1,0 +1,87 @@
+"""Pictures of a training comparison, by matplotlib (``gistkit[plot]``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gistkit.runtime import LiveEvent
+from gistkit.training.train import RunResult, TrainResult
+
+MIB = 2**20
+COLOURS = ("#3b4252", "#0072b2", "#d55e00")
+
+
+def check_plot(path: Path) -> None:
+    """Raise ValueError where :func:`plot_memory` cannot write this file: no matplotlib, or no picture's ending."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ValueError("plotting needs matplotlib; pip install 'gistkit[plot]'") from error
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"plot file must end in .png, .svg or .pdf, got {path.name!r}; name one that does")
+
+
+def plot_memory(result: TrainResult, path: Path) -> None:
+    """Draw live bytes over the measured step, a line a run, and write the picture. Overwrites ``path``.
+
+    The runs execute different operators, so each run's forward and each run's backward is stretched to the same width.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5.6), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    plain = result.runs[0]
+    for run, colour in zip(result.runs, COLOURS, strict=False):
+        _draw(axes, run, plain, colour)
+    top = max(event.nbytes for run in result.runs for event in run.memory) / MIB
+    _decorate(axes, result, top)
+    # Below the axes, where no curve can run through it.
+    figure.legend(loc="outside lower center", frameon=False)
+    figure.savefig(path)
+
+
+def step_curve(memory: Sequence[LiveEvent]) -> tuple[list[float], list[float]]:
+    """(positions, MiB) of a step's events: the forward spread evenly over 0 to 1, the backward over 1 to 2."""
+    counts = [sum(event.backward == backward for event in memory) for backward in (False, True)]
+    x, y, seen = [0.0], [0.0], [0, 0]
+    for event in memory:
+        seen[event.backward] += 1
+        x.append(event.backward + seen[event.backward] / counts[event.backward])
+        y.append(event.nbytes / MIB)
+    return x, y
+
+
+def _draw(axes: Any, run: RunResult, plain: RunResult, colour: str) -> None:
+    x, y = step_curve(run.memory)
+    kept, peak = f"kept {run.kept_bytes / MIB:.1f} MiB", f"peak {run.peak_bytes / MIB:.1f} MiB"
+    if run is not plain:
+        kept += f" ({plain.kept_bytes / run.kept_bytes:.1f}x less)"
+        peak += f" ({plain.peak_bytes / run.peak_bytes:.1f}x less)"
+    label = f"{run.name}: {kept}, {peak}"
+    # The bytes hold until the next operator ends.
+    axes.plot(x, y, drawstyle="steps-post", color=colour, linewidth=1.8, label=label)
+    axes.fill_between(x, y, step="post", color=colour, alpha=0.08, linewidth=0)
+    axes.plot([1], [run.kept_bytes / MIB], marker="o", color=colour, markersize=6, markeredgecolor="white", zorder=5)
+
+
+def _decorate(axes: Any, result: TrainResult, top: float) -> None:
+    settings = result.settings
+    axes.axvline(1, color="#888888", linestyle="--", linewidth=1)
+    for x, phase in ((0.5, "forward"), (1.5, "backward")):
+        axes.text(x, top * 1.035, phase, ha="center", va="bottom", color="#555555")
+    axes.set_xlim(0, 2)
+    axes.set_ylim(0, top * 1.1)
+    axes.set_xticks([0, 1, 2], ["begin", "loss (dot: bytes kept for backward)", "end"])
+    axes.set_xlabel("operators of one training step, each phase stretched to one width")
+    axes.set_ylabel("live tensor bytes (MiB)")
+    what = f"{settings.model}, batch {settings.batch}, {settings.image_size}x{settings.image_size}, {settings.device}"
+    axes.set_title(f"{what}; without parameters, gradients, batch")
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+__all__ = ["check_plot", "plot_memory", "step_curve"]

@@ -1,0 +1,168 @@
+"""Capture: who reads a tensor, seen or hidden, and who still holds it afterwards."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
+
+from gistkit.capture.entry import capture
+from gistkit.planning.cost.times import step_fingerprint
+from tests.support.graphs import Double, captured, conv, fake_batch, ops, output_of, saves_of, the  # fmt: skip
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_keep_their_input_only_and_run_once(reentrant):
+    runs = []
+
+    def inner(m, t):
+        runs.append(1)
+        return F.relu(m[1](F.relu(t)))
+
+    def forward(m, x):
+        return m[2](checkpoint(lambda t: inner(m, t), m[0](x), use_reentrant=reentrant))
+
+    graph = captured(forward, conv(), conv(), conv())
+    assert runs == [1]
+    assert ops(graph, covered_only=True) == ["conv2d", "conv2d"]
+    boundary, inside = output_of(graph, "conv2d", 0), output_of(graph, "relu", 0)
+    assert [read for _, _, read in saves_of(graph, boundary)] == [True]
+    assert saves_of(graph, inside) == []
+    assert saves_of(graph, output_of(graph, "relu", 1)) == [("conv2d", "input", True)]
+
+
+def test_custom_functions_are_found_by_their_nodes():
+    graph = captured(lambda m, x: F.max_pool2d(Double.apply(F.relu(m[0](x))), 2), conv())
+    assert ops(graph) == ["conv2d", "relu", "Double", "mul", "max_pool2d"]
+    relu, hidden = output_of(graph, "relu"), the(graph, "Double")
+    assert hidden.covered == -1 and hidden.reads == (relu,)
+    assert (relu, "saved_tensors", True) in [(s.storage, s.field, s.read) for s in hidden.saves]
+    assert the(graph, "relu").index < hidden.index < the(graph, "max_pool2d").index
+    doubled = graph.values[the(graph, "max_pool2d").operands[0]].storage
+    assert graph.storages[doubled].kind == "activation"
+
+
+class Silent(torch.autograd.Function):
+    """Reads its input without a trace but its edge."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+def test_a_function_that_saves_nothing_is_read_from_its_edge():
+    def forward(m, x):
+        y = F.relu(m[0](x))
+        return F.max_pool2d(y, 2), Silent.apply(y)
+
+    graph = captured(forward, conv())
+    assert the(graph, "Silent").reads == (output_of(graph, "relu"),)
+
+
+def test_module_backward_hooks_count_as_readers():
+    model = nn.Sequential(conv(), nn.ReLU(), nn.MaxPool2d(2))
+    model[1].register_full_backward_hook(lambda *args: None)
+    graph = capture(model, (fake_batch(2, 8, 16, 16),))
+    readers = [c.op for c in graph.readers(output_of(graph, "relu"))]
+    assert "BackwardHookFunction" in readers and readers[-1] == "max_pool2d"
+
+
+@pytest.mark.parametrize(
+    "ask, name", [(lambda y: y.retain_grad(), "retain_grad"), (lambda y: y.register_hook(abs), "register_hook")]
+)
+def test_hooks_on_tensors_are_readers(ask, name):
+    graph = captured(lambda m, x: (y := F.relu(m[0](x)), ask(y))[0] * 1, conv())
+    assert name in [c.op for c in graph.readers(output_of(graph, "relu"))]
+
+
+def test_asking_for_a_shape_is_no_reading():
+    def forward(m, x):
+        y = F.relu(m[0](x))
+        assert y.shape == x.size() and y.dim() == 4 and y.dtype and y.is_contiguous() and y.requires_grad
+        return F.max_pool2d(y, 2)
+
+    graph = captured(forward, conv())
+    assert [c.op for c in graph.readers(output_of(graph, "relu"))] == ["max_pool2d"]
+
+
+def test_what_the_model_puts_away_escapes():
+    class Hoarder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.kept = conv(), None
+
+        def forward(self, x):
+            self.kept = {"deep": [F.relu(self.conv(x))]}
+            return self.conv(self.kept["deep"][0]).sum()
+
+    model = Hoarder()
+    graph = capture(model, (fake_batch(2, 8, 16, 16),))
+    assert graph.storages[output_of(graph, "relu")].escapes
+    assert model.kept is None, "the copy's attribute, not the user's"
+    assert not graph.storages[output_of(graph, "conv2d")].escapes
+
+
+def test_garbage_in_a_reference_cycle_does_not_escape():
+    def forward(m, x):
+        cycle = [F.relu(m[0](x))]
+        cycle.append(cycle)
+        return m[0](cycle[0]).sum()
+
+    assert not captured(forward, conv()).storages[output_of(captured(forward, conv()), "relu")].escapes
+
+
+def test_views_and_concatenations():
+    def forward(m, x):
+        parts = [F.relu(m[0](x))]
+        for layer in m[1:]:
+            parts.append(F.relu(layer(torch.cat(parts, 1))))
+        return torch.cat(parts, 1).chunk(2, 1)[0].mean()
+
+    graph = captured(forward, conv(), nn.Conv2d(8, 4, 3, padding=1), nn.Conv2d(12, 4, 3, padding=1))
+    cats = [c for c in graph.calls if c.op == "cat"]
+    assert [len(c.operands) for c in cats] == [1, 2, 3]
+    assert saves_of(graph, output_of(graph, "cat", 1)) == [("conv2d", "input", True)]
+    chunk = the(graph, "chunk")
+    assert all(not graph.values[i].whole and graph.values[i].storage in cats[2].writes for i in chunk.results)
+
+
+def test_unet_upsampling_lstm_and_attention_go_through():
+    def unet(m, x):
+        down = F.relu(m[0](x))
+        up = F.interpolate(m[1](F.max_pool2d(down, 2)), scale_factor=2)
+        return m[2](torch.cat((down, up), 1))
+
+    graph = captured(unet, conv(), conv(), nn.Conv2d(16, 8, 1))
+    assert [c.op for c in graph.readers(output_of(graph, "relu"))] == ["max_pool2d", "cat"]
+    graph = capture(nn.LSTM(8, 8), (fake_batch(5, 2, 8),))
+    assert "lstm" in ops(graph)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, activation="gelu", dropout=0.0)
+    graph = capture(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), (fake_batch(5, 2, 16),))
+    assert ops(graph).count("multi_head_attention_forward") == 2
+    fields = {s.field for c in graph.calls for s in c.saves if c.op == "layer_norm" and not s.read}
+    assert fields == {"bias"}
+
+
+@pytest.mark.parametrize("layers", [(nn.LSTM,), (nn.LSTM, nn.GRU), (nn.GRU, nn.LSTM)])
+def test_every_capture_of_a_recurrent_layer_gives_the_same_tasks(layers):
+    """Its two biases have one gradient, which is copied for the second, whatever fake tensors remember."""
+
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(kind(8, 8) for kind in layers)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)[0]
+            return x
+
+    FakeTensorMode.cache_clear()
+    graphs = [capture(Recurrent(), (torch.randn(5, 3, 8),), backward=True) for _ in range(3)]
+    assert len({step_fingerprint(graph) for graph in graphs}) == 1
+    assert [t.op for t in graphs[0].tasks].count("accumulate") >= 1

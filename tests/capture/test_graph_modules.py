@@ -1,0 +1,184 @@
+"""fx graphs, which Python runs: modules like others, however they copy, pickle and change."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
+
+import gistkit
+from gistkit.capture.isolation.copies import deep_copy
+from gistkit.runtime.attach import compressed_forward
+from gistkit.runtime.signature import signature
+from tests.support.foreign_cases import assert_same, made, peak, plan
+from tests.support.peaks import held_step, peaks_of_steps
+from tests.support.planning_cases import T, X
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "error::UserWarning")
+
+
+def graphs(model):
+    return fx.symbolic_trace(model)
+
+
+def inside(_):
+    return made(fx.symbolic_trace)
+
+
+@pytest.mark.parametrize("make", [graphs, inside])
+@pytest.mark.parametrize("words", [None, {"policy": "gist"}, {"policy": "plain"}, {"budget": "85%"}])
+def test_a_graph_module_is_a_module(make, words):
+    model = make(made())
+    found = None if words is None else plan(model, **words)
+    twin = gistkit.compress(copy.deepcopy(model), found)
+    if found is not None:
+        assert peak(gistkit.compress(copy.deepcopy(model), found)) <= found.peak_bytes
+    assert_same(model, twin)
+    assert gistkit.report(twin)
+
+
+def test_a_compressed_graph_module_copies_pickles_and_is_restored():
+    plain = graphs(made())
+    found = plan(plain, budget="85%")
+    model = gistkit.compress(copy.deepcopy(plain), found)
+    parent = nn.ModuleList([model])
+    for twin in (
+        copy.deepcopy(model),
+        copy.deepcopy(copy.deepcopy(parent))[0],
+        pickle.loads(pickle.dumps(model)),
+        pickle.loads(pickle.dumps(parent))[0],
+    ):
+        stand_in = compressed_forward(twin)
+        assert stand_in is not None and stand_in.model is twin and stand_in.engine is not model.forward.engine
+        assert stand_in.engine.plan == found
+        assert_same(copy.deepcopy(plain), twin, steps=2)
+        assert vars(gistkit.restore(twin)).keys() == vars(plain).keys()
+        assert compressed_forward(copy.deepcopy(twin)) is compressed_forward(pickle.loads(pickle.dumps(twin))) is None
+    assert list(model.state_dict()) == list(plain.state_dict())
+    assert plan(model, budget="85%").decisions == found.decisions
+    model.graph.lint()
+    model.recompile()
+    assert_same(copy.deepcopy(plain), model)
+
+
+@pytest.mark.parametrize("make", [made, lambda: graphs(made())])
+def test_compiled_around_a_compressed_module_it_runs_eagerly(make):
+    plain, model = make(), make()
+    found = plan(model, budget="85%")
+    around: Any = torch.compile(gistkit.compress(model, found), backend="eager")
+    assert_same(plain, around)
+    assert peak(around) <= found.peak_bytes
+
+
+def test_a_graph_module_is_captured_with_all_that_it_has():
+    """Its own deep copy leaves out what the graph does not name: here parameters of the loss."""
+    model: Any = graphs(made())
+    model.scale, model.unused = nn.Parameter(torch.ones(3)), nn.Linear(2, 3)
+
+    def loss_fn(out, target):
+        return F.cross_entropy(out, target) + model.scale.square().sum() + model.unused.weight.sum()
+
+    found = gistkit.plan(model, X, T, loss_fn=loss_fn, budget="85%")
+    gistkit.compress(model, found)
+    assert max(peaks_of_steps(model, lambda: held_step(model, loss_fn, X, T), X, T)) <= found.peak_bytes
+    copied: Any = deep_copy(gistkit.restore(model))
+    assert [name for name, _ in copied.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert copied.unused is not model.unused and torch.equal(copied(X), model(X))
+
+
+def add_tanh(model):
+    """Changes what a graph does after its first module, and compiles it."""
+    first = next(node for node in model.graph.nodes if node.op == "call_module")
+    users = list(first.users)
+    with model.graph.inserting_after(first):
+        added = model.graph.call_function(torch.tanh, (first,))
+    for user in users:
+        user.replace_input_with(first, added)
+    model.recompile()
+
+
+@pytest.mark.parametrize(("make", "part"), [(graphs, lambda model: model), (inside, lambda model: model[1])])
+def test_a_graph_that_changes_has_another_plan(make, part):
+    given, own = (make(made()) for _ in range(2))
+    gistkit.compress(given, plan(given, budget="90%"))
+    gistkit.compress(own)
+    for model in (given, own):
+        held_step(model, F.cross_entropy, X, T)
+        add_tanh(part(model))
+    with pytest.raises(gistkit.PlanMismatchError, match=r"got call \d to be tanh "):
+        given(X)
+    programs = own.forward.engine._programs
+    for _ in range(2):
+        held_step(own, F.cross_entropy, X, T)
+        assert len(programs) == 2
+        pickle.dumps(own)  # compiles the same code again
+
+
+def calls(function):
+    graph = fx.Graph()
+    graph.output(graph.call_function(function, (graph.placeholder("x"),)))
+    return graph
+
+
+def times(number):
+    def act(x):
+        return x * number
+
+    return act
+
+
+def test_another_function_of_the_same_name_is_other_code():
+    two, three = times(2), times(3)
+    told = [signature(fx.GraphModule({}, calls(function)), (X,), {}) for function in (two, three, two)]
+    assert told[0] == told[2] != told[1]
+
+
+def test_a_lazy_graph_is_known_by_the_code_that_it_will_have():
+    with _use_lazy_graph_module(True):
+        two, tanh = (_make_graph_module({}, calls(function)) for function in (times(2), torch.tanh))
+    told = [signature(model, (X,), {}) for model in (two, tanh)]
+    assert told[0] != told[1]
+    two(X)
+    assert told[0] == signature(two, (X,), {})
+
+
+def other(*_):
+    return nn.Identity()
+
+
+def reduced(_):
+    return other, ()
+
+
+def test_what_a_graph_module_has_of_its_own_to_copy_and_pickle_is_asked_and_put_back():
+    model = graphs(made())
+    vars(model).update(__deepcopy__=other, __reduce_ex__=reduced)
+    before = dict(vars(model))
+    for change in (gistkit.compress, gistkit.restore):
+        change(model)
+        assert type(copy.deepcopy(model)) is type(pickle.loads(pickle.dumps(model))) is nn.Identity
+    assert vars(model) == before
+
+
+def test_a_graph_module_that_its_own_functions_make_is_compressed():
+    model: Any = graphs(made())
+    plain, kind = copy.deepcopy(model), type(model)
+    vars(model)["__deepcopy__"] = lambda memo: kind.__deepcopy__(model, memo)
+    copied = copy.deepcopy(gistkit.compress(model))
+    assert compressed_forward(copied) is not None
+    assert_same(plain, copied)
+
+
+def test_a_graph_module_is_measured_and_taken_in_parts():
+    model = graphs(made(middle=(nn.Conv2d(8, 8, 1), nn.ReLU())))
+    assert gistkit.measure(model, X, T, loss_fn=F.cross_entropy).seconds
+    found = plan(model, budget="50%", fidelity="reassociated")
+    assert found.sub_batches > 1
+    gistkit.compress(model, found)
+    step = lambda: gistkit.step(model, F.cross_entropy, X, T)  # noqa: E731
+    step()  # asks whether the parts add up
+    assert max(peaks_of_steps(model, step, X, T)) <= found.peak_bytes

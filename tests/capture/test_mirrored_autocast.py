@@ -1,0 +1,74 @@
+"""A step of another device under its autocast is captured with the CPU's operators, cast alike."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import gistkit
+from gistkit.capture.isolation.autocast_cache import MirroredAutocast, autocast_device
+
+
+def net():
+    torch.manual_seed(0)
+    parts = (nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 8, 3))
+    return nn.Sequential(*parts, nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 4))
+
+
+@pytest.fixture
+def cuda_autocast():
+    """CUDA's autocast as a machine with a device has it in its context."""
+    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    yield
+    torch.set_autocast_enabled("cuda", before[0])
+    torch.set_autocast_dtype("cuda", before[1])
+
+
+def on_meta():
+    return gistkit.plan(net().to("meta"), torch.empty(4, 3, 12, 12, device="meta"), hardware="h200")
+
+
+def test_a_plan_under_the_devices_autocast_is_that_of_its_narrow_tensors(cuda_autocast):
+    made = on_meta()
+    torch.set_autocast_enabled("cuda", False)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = gistkit.plan(net(), torch.empty(4, 3, 12, 12), hardware="h200")
+    assert made.peak_bytes == expected.peak_bytes
+    assert made.settings["plain_peak_bytes"] == expected.settings["plain_peak_bytes"]
+    assert made.settings["plain_peak_bytes"] < on_meta().settings["plain_peak_bytes"]
+
+
+class Inside(nn.Module):
+    """A forward that turns its device's autocast on and off by itself, for a part."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.seen = []
+
+    def forward(self, x):
+        torch.set_autocast_enabled("cuda", True)
+        x = self.first(x)
+        torch.set_autocast_enabled("cuda", False)
+        self.seen += [x.dtype, self.second(x.float()).dtype]
+        return x
+
+
+def test_contexts_inside_the_model_are_followed_and_the_cpus_is_put_back():
+    model, before = Inside(), (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
+    dtype = torch.get_autocast_dtype("cuda")
+    with MirroredAutocast("cuda"):
+        model(torch.randn(2, 4))
+    assert model.seen == [dtype, torch.float32]
+    assert (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")) == before
+
+
+def test_the_cpu_follows_itself_alone(cuda_autocast):
+    assert autocast_device([torch.empty(1)]) is None and autocast_device([torch.empty(1, device="meta")]) == "cuda"
+    torch.set_autocast_enabled("cuda", False)
+    assert autocast_device([torch.empty(1, device="meta")]) is None
+    model = net()
+    assert gistkit.plan(copy.deepcopy(model), torch.empty(4, 3, 12, 12)).peak_bytes > 0

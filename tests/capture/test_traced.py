@@ -1,0 +1,166 @@
+"""The traced step: tasks and blocks, checked against what a real step of plain PyTorch holds."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import gistkit
+from gistkit import zoo
+from gistkit.ir.saved_graph import SavedGraph
+from gistkit.runtime.live import LiveBytes
+from tests.support.models import DenseNet, UNet
+from tests.support.peaks import held_step
+
+TARGETS = torch.tensor([1, 0, 2, 3])
+
+
+def captured(model, x, y):
+    return gistkit.capture(model, (x,), backward=True, loss_fn=F.cross_entropy, targets=(y,))
+
+
+def plain_memory(graph):
+    """Bytes by task under plain PyTorch, straight from the definition of a block's life."""
+    end = len(graph.tasks)
+    memory = [t.transient_bytes for t in graph.tasks]
+    for b in graph.blocks:
+        last = max([b.last, b.holder, *(u.task for u in b.uses)])
+        if last > b.last and last + 1 < end and graph.tasks[last + 1].call == graph.tasks[last].call:
+            last += graph.tasks[last].part == "weight"
+        for t in range(max(0, b.first), min(end - 1, last) + 1):
+            memory[t] += b.nbytes
+    return memory
+
+
+def measured_peak(model, x, y):
+    """Peak of live bytes of the second step, everything counted."""
+    for _ in range(2):
+        model.zero_grad(set_to_none=True)
+        with LiveBytes() as live:
+            live.track(model, x, y)
+            held_step(model, F.cross_entropy, x, y)
+    return live.peak_bytes
+
+
+def zoo_net(name, size):
+    return lambda: zoo.load(name, num_classes=10, image_size=size)
+
+
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [
+        pytest.param(zoo_net("alexnet", 64), 64, id="alexnet"),
+        pytest.param(zoo_net("vgg16", 32), 32, id="vgg16"),
+        pytest.param(zoo_net("resnet18", 32), 32, id="resnet18"),
+        pytest.param(zoo_net("googlenet", 64), 64, id="googlenet"),
+        pytest.param(DenseNet, 16, id="dense"),
+        pytest.param(UNet, 16, id="unet"),
+    ],
+)
+def test_plain_peak_is_predicted(make, size):
+    torch.manual_seed(0)
+    model, x = make().train(), torch.randn(4, 3, size, size)
+    y = TARGETS if model(x).dim() == 2 else torch.zeros(4, size, size, dtype=torch.int64)
+    predicted, measured = max(plain_memory(captured(model, x, y))), measured_peak(model, x, y)
+    assert predicted == measured
+
+
+def test_tasks_of_a_small_step():
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(36, 5)
+    )
+    graph = captured(model.train(), torch.randn(4, 3, 8, 8), TARGETS)
+    ops = [(t.phase, t.op, t.part) for t in graph.tasks if t.op in ("conv2d", "relu", "max_pool2d", "linear")]
+    assert ops == [
+        ("forward", "conv2d", ""),
+        ("forward", "relu", ""),
+        ("forward", "max_pool2d", ""),
+        ("forward", "linear", ""),
+        ("backward", "linear", "weight"),
+        ("backward", "linear", "input"),
+        ("backward", "max_pool2d", ""),
+        ("backward", "relu", ""),
+        ("backward", "conv2d", "weight"),
+    ]
+    forward = next(t for t in graph.tasks if t.op == "conv2d")
+    assert forward.flops == 2 * 4 * 4 * 6 * 6 * 3 * 9 and forward.conv.kernel == (3, 3)
+    assert [t.index for t in graph.tasks] == list(range(len(graph.tasks)))
+
+
+def test_lives_and_uses():
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 5, 6), torch.nn.Flatten())
+    graph = captured(model.train(), torch.randn(4, 3, 8, 8), TARGETS)
+    tasks = {(t.phase, t.call, t.part): t.index for t in graph.tasks}
+    calls = {c.op: c.index for c in reversed(graph.calls)}
+    second = [c.index for c in graph.calls if c.op == "conv2d"][1]
+    relu = next(b for b in graph.blocks if b.first == tasks["forward", calls["relu"], ""])
+    assert (relu.kind, relu.last, relu.saved) == ("activation", tasks["forward", second, ""], relu.first)
+    assert [(u.task, u.values) for u in relu.uses] == [
+        (tasks["backward", second, "weight"], True),
+        (tasks["backward", calls["relu"], ""], False),
+    ]
+    before = next(b for b in graph.blocks if b.first == tasks["forward", calls["conv2d"], ""])
+    assert before.uses == () and before.last == relu.first
+    gradients = [b for b in graph.blocks if b.kind == "weight_gradient"]
+    assert sum(b.nbytes for b in gradients) == sum(p.nbytes for p in model.parameters())
+    assert all(b.last == len(graph.tasks) for b in gradients)
+
+
+def test_meta_model_larger_than_the_machine():
+    with torch.device("meta"):
+        model, x = zoo.vgg16(), torch.empty(4096, 3, 224, 224)
+    graph = gistkit.capture(model.train(), (x,), backward=True)
+    assert graph.batch == 4096
+    assert max(plain_memory(graph)) > 250 * 2**30
+    assert all(p.is_meta and p.grad is None for p in model.parameters())
+
+
+def test_a_captured_step_leaves_no_trace():
+    model, x = zoo.load("resnet18", num_classes=5, image_size=32).train(), torch.randn(4, 3, 32, 32)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    state = torch.get_rng_state()
+    captured(model, x, TARGETS)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_json_both_ways():
+    graph = captured(zoo.load("squeezenet", num_classes=5, image_size=64).train(), torch.randn(4, 3, 64, 64), TARGETS)
+    assert graph.tasks and SavedGraph.from_json(graph.to_json()) == graph
+
+
+def test_the_step_does_not_change_the_forward_graph():
+    model, x = zoo.load("resnet18", num_classes=5, image_size=32).train(), torch.randn(4, 3, 32, 32)
+    forward, step = gistkit.capture(model, (x,)), captured(model, x, TARGETS)
+    assert (forward.calls, forward.storages, forward.values) == (step.calls, step.storages, step.values)
+    assert forward.fingerprint == step.fingerprint
+
+
+class WithLoss(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return {"logits": self.fc(x), "features": self.fc(x).relu()}
+
+
+def test_losses():
+    x = torch.randn(2, 4)
+    summed = gistkit.capture(WithLoss().train(), (x,), backward=True)
+    assert any(t.phase == "backward" and t.op == "relu" for t in summed.tasks)
+    own = gistkit.capture(WithLoss().train(), (x,), backward=True, loss_fn=lambda out: out["logits"].mean())
+    assert not any(t.phase == "backward" and t.op == "relu" for t in own.tasks)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "text"),
+    [
+        ({"fake": False}, "backward=True needs fake=True, got fake=False"),
+        ({"loss_fn": lambda out: out["logits"]}, r"loss_fn must return a tensor with one element, got \(2, 4\)"),
+        ({"loss_fn": lambda out: out["logits"].detach().sum()}, "the loss needs no gradient"),
+    ],
+)
+def test_errors(kwargs, text):
+    with pytest.raises((ValueError, gistkit.CaptureError), match=text):
+        gistkit.capture(WithLoss().train(), (torch.randn(2, 4),), backward=True, **kwargs)

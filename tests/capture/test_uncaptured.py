@@ -1,0 +1,237 @@
+"""What cannot be captured, or was put in another argument's place: which part, what it raised, what to do."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gistkit
+from tests.support.planning_cases import T, X, net
+
+
+def plan(model=None, *batch, **words):
+    return gistkit.plan(model or net(), *(batch or (X, T)), **{"loss_fn": F.cross_entropy, **words})
+
+
+class Apply(nn.Module):
+    """A network, and a function of it."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.net, self.function = net(), function
+
+    def forward(self, x, *others):
+        return self.function(self.net(x), *others)
+
+
+def mine(*_):
+    raise ZeroDivisionError("mine")
+
+
+class Undone(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise KeyError("undone")
+
+
+LOSS = r"^loss_fn could not be captured on fake tensors, as a copy of Sequential returned them: "
+CALLED = r"; it is called as loss_fn\(output, \*targets\), a plan's as loss_fn\(model\(batch\[0\]\), \*batch\[1:\]\)$"
+LEAVE = r"or leave the plan out: gistkit.compress\(model\) records a real step$"
+SIZES = r"makes a tensor whose size hangs on values \(indexing by a bool .* use torch.where, or the mask as a factor, "
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "text"),
+    [
+        (mine, LOSS + "ZeroDivisionError: mine" + CALLED),
+        (lambda out: out.sum(), LOSS + r"TypeError: .* takes 1 positional argument but 2 were given" + CALLED),
+        (lambda out, t: F.cross_entropy(out, t[:3]), LOSS + r"ValueError: Expected input batch_size" + ".*" + CALLED),
+        (
+            lambda out, t: out.sum() * out.sum().item(),
+            LOSS + r".*; the loss_fn asks a tensor for its values .*" + LEAVE,
+        ),
+        (lambda out, t: F.cross_entropy(out[t > 0], t[t > 0]), LOSS + r".*; the loss_fn " + SIZES + LEAVE),
+        (lambda out, t: 1.0, r"^loss_fn must return a tensor with one element, got float; take the mean or the sum$"),
+        (lambda out, t: out.detach().sum(), r"^the loss needs no gradient: .*; train one, or make the loss of what"),
+        (
+            lambda out, t: Undone.apply(out).sum(),
+            r"^the backward of Sequential could not be captured on a copy of it: KeyError: 'undone'; mend it "
+            r"where the model alone raises it too, " + LEAVE,
+        ),
+    ],
+)
+def test_what_a_loss_raises_is_not_the_forwards(loss_fn, text):
+    with pytest.raises(gistkit.CaptureError, match=text):
+        plan(loss_fn=loss_fn)
+
+
+def test_a_size_that_hangs_on_values():
+    model, forward = (
+        Apply(lambda out: out[out > 0].sum()),
+        r"^the forward of Apply could not be captured on a copy of it: ",
+    )
+    with pytest.raises(gistkit.CaptureError, match=forward + r"DynamicOutputShapeException: .*; the forward " + SIZES):
+        gistkit.plan(model, X)
+    # without a plan the first step is recorded, as the error says
+    twin = gistkit.compress(copy.deepcopy(model))
+    for m in (model, twin):
+        for _ in range(2):
+            m.zero_grad()
+            m(X).backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_sparse_gradients_have_no_storage_to_plan():
+    model = nn.Sequential(nn.Embedding(20, 8, sparse=True), nn.Flatten(), nn.Linear(40, 10))
+    tokens = torch.randint(20, (len(T), 5))
+    with pytest.raises(gistkit.CaptureError, match=r"has no storage .* planned: make '0' with sparse=False, " + LEAVE):
+        plan(model, tokens, T)
+    with pytest.raises(gistkit.CaptureError, match=r"has no storage .* planned: give dense tensors, " + LEAVE):
+        plan(net(), X.to_sparse(), T)
+    with pytest.raises(gistkit.CaptureError, match=r"make 'Embedding' with sparse=False"):
+        gistkit.plan(model[0], tokens)
+    gistkit.compress(model)
+    F.cross_entropy(model(tokens), T).backward()
+    assert model[0].weight.grad.is_sparse
+    model[0].sparse = False
+    gistkit.restore(model)
+    assert plan(model, tokens, T, budget="100%").peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("batch", "words", "kind", "text"),
+    [
+        (
+            (X, T),
+            {"loss_fn": None},
+            TypeError,
+            r"^plan: the batch must be what Sequential.forward takes, got 2 argument\(s\) for it \(too many positional "
+            r"arguments\); without a loss_fn all of the batch goes there; pass loss_fn=..., which the items behind",
+        ),
+        (
+            ((X, T),),
+            {},
+            TypeError,
+            r"^plan: the first item of the batch must be what Sequential.forward takes, got 2 argument\(s\) .*; pass "
+            r"several inputs as a tuple, named ones as a dict, .* or leave loss_fn out where forward computes the loss",
+        ),
+        (({"x": X}, T), {}, TypeError, r"first item .* takes, got 1 argument\(s\) for it \(.*'input'\); pass several"),
+        (
+            (X, T, F.cross_entropy),
+            {"loss_fn": None},
+            TypeError,
+            r"too many positional .*; a function ends the batch: a loss function goes by name, loss_fn=...$",
+        ),
+        (
+            (X, T, "70%"),
+            {},
+            ValueError,
+            r"^plan: budget must be given by name, got '70%' among the batch; pass budget=",
+        ),
+        ((X, "1.5 GiB"), {"loss_fn": None}, ValueError, r"^plan: budget must be given by name, got '1.5 GiB' among"),
+        ((X, T, 2**20), {}, gistkit.CaptureError, r"1048576 ends the batch: a budget goes by name, budget=1048576$"),
+        ((X, 2**20), {"loss_fn": None}, TypeError, r"1048576 ends the batch: a budget goes by name, budget=1048576$"),
+        (
+            (X, T),
+            {"density": {"1": 0.5}},
+            TypeError,
+            r"density must have storage ids, whole numbers, as keys, got '1'; from a plan, .*\{int\(key\): share for",
+        ),
+        ((X, T), {"density": {True: 0.5}}, TypeError, r"density must have storage ids, .*, got True"),
+        ((X, T), {"density": {1.5: 0.5}}, TypeError, r"density must have storage ids, .*, got 1.5"),
+    ],
+)
+def test_arguments_in_the_place_of_others(batch, words, kind, text):
+    with pytest.raises(kind, match=text):
+        plan(net(), *batch, **words)
+
+
+def test_texts_and_numbers_may_be_inputs():
+    words = Apply(lambda out, how, scale: getattr(out, how)() * scale)
+    assert gistkit.plan(words, X, "mean", 3, budget="100%").peak_bytes
+    with pytest.raises(TypeError, match=r"^profile: the batch must be what Sequential.forward takes, got 2"):
+        gistkit.profile(net(), X, "70%")
+
+
+def test_a_forward_that_computes_the_loss():
+    model = Apply(F.cross_entropy)
+    made = gistkit.plan(model, X, T, budget="100%")
+    twin = gistkit.compress(copy.deepcopy(model), made)
+    assert torch.equal(model(X, T), twin(X, T))
+    with pytest.raises(gistkit.CaptureError, match=r"^the forward of Apply could not be captured .*'target'"):
+        plan(model)
+
+
+@pytest.mark.parametrize(
+    ("args", "words", "kind", "text"),
+    [
+        (
+            (X,),
+            {},
+            TypeError,
+            r"args must be a tuple, one item for each argument, got Tensor; put it into one: args=\(x,",
+        ),
+        (
+            ({"input": X},),
+            {},
+            TypeError,
+            r"args must be a tuple, .*, got dict; pass named ones as kwargs, behind args: ",
+        ),
+        (((X,), [T]), {}, TypeError, r"kwargs must be a dict of the forward's arguments by name, got list; positional"),
+        (((X,), {1: T}), {}, TypeError, r"kwargs must be a dict .*, got a dict with other keys; positional"),
+        (
+            ((X,),),
+            {"loss_fn": 3, "backward": True},
+            TypeError,
+            r"loss_fn must be callable, got int; pass a function of",
+        ),
+        (
+            ((X,),),
+            {"loss_fn": F.cross_entropy, "targets": T, "backward": True},
+            TypeError,
+            r"targets must be a tuple, one item for each argument, got Tensor; put it into one: targets=\(x,\)",
+        ),
+        (
+            ((X,),),
+            {"loss_fn": F.cross_entropy, "targets": (T,)},
+            ValueError,
+            r"loss_fn needs backward=True, got backward=False; without a backward there is no loss",
+        ),
+    ],
+)
+def test_capture_with_arguments_in_the_place_of_others(args, words, kind, text):
+    with pytest.raises(kind, match="^capture: " + text):
+        gistkit.capture(net(), *args, **words)
+
+
+def test_capture_of_no_module():
+    with pytest.raises(
+        TypeError, match=r"^capture: model must be a torch.nn.Module, got Tensor; pass the module itself"
+    ):
+        gistkit.capture(X, (net(),))
+
+
+def test_a_plan_made_on_the_meta_device_runs_where_there_are_values():
+    far = net().to("meta")
+    made = gistkit.plan(far, X.to("meta"), T.to("meta"), loss_fn=F.cross_entropy, budget="100%", hardware="cpu")
+    gistkit.compress(far, made)
+    for x in (X, X.to("meta")):
+        with pytest.raises(
+            gistkit.PlanMismatchError,
+            match=r"expected a forward of tensors with values, got the parameter or buffer '0.weight' on the meta "
+            r"device; call model.to_empty\(device=...\) and give it values, or compress a model that has some",
+        ):
+            far(x)
+    near = gistkit.compress(net(), made)
+    with pytest.raises(gistkit.PlanMismatchError, match=r"got input 0 on the meta device; pass real ones"):
+        near(X.to("meta"))
+    F.cross_entropy(near(X), T).backward()
+    far.to_empty(device="cpu").load_state_dict(near.state_dict())
+    F.cross_entropy(far(X), T).backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(far.parameters(), near.parameters(), strict=True))

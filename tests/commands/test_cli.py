@@ -1,0 +1,121 @@
+"""The command as a user meets it: exit status, the files it writes, one line for wrong input."""
+
+import json
+import re
+from functools import partial
+from importlib.metadata import entry_points
+
+import pytest
+from PIL import Image
+
+from gistkit import cli
+from gistkit.commands import train
+from gistkit.training.train import Comparison
+from tests.training.test_train import nudge
+
+TINY = ["train", "tests.training.test_train:tiny", "--steps", "3", "--batch", "4"]
+
+
+def test_the_main_job(tmp_path, capsys):
+    picture, numbers = tmp_path / "new" / "memory.png", tmp_path / "new" / "result.json"
+    assert cli.main([*TINY, "--plot", str(picture), "--json", str(numbers)]) == 0
+    shown = capsys.readouterr()
+    for text in ("plain", "lossless", "fp8", "kept MiB", "peak live MiB", "ms/step", "last loss", "accuracy"):
+        assert text in shown.out
+    assert "the lossless loss equals the plain one bit for bit in all 3 steps" in shown.out
+    raw = json.loads(numbers.read_text())
+    assert raw["first_difference"] is None and len(raw["runs"]) == 3
+    with Image.open(picture) as image:
+        assert image.size == (1350, 840)
+        # White ground, grey axes and the colours of three lines.
+        colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 24)}
+        assert {(0x3B, 0x42, 0x52), (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)} <= colours
+
+
+def test_a_table_fits_eighty_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main([*TINY, "--lossy", "none"]) == 0
+    out = capsys.readouterr().out
+    assert "…" not in out and "fp8" not in out
+
+
+def test_a_differing_bit_fails(capsys, monkeypatch):
+    monkeypatch.setattr(train, "Comparison", partial(Comparison, compress=nudge))
+    assert cli.main(TINY) == 1
+    shown = capsys.readouterr()
+    assert "the lossless loss differs from the plain one" in shown.err and "in step 3;" in shown.err
+    assert "equals" not in shown.out
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    for label in ("ape", "bee"):
+        (tmp_path / label).mkdir()
+        for i in range(6):
+            Image.new("RGB", (40, 50), (40 * i, 80, 120)).save(tmp_path / label / f"{i}.png")
+    return tmp_path
+
+
+def test_trains_on_a_folder(pictures, capsys):
+    assert cli.main([*TINY, "--data", str(pictures)]) == 0
+    assert "accuracy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["vgg_16"], "model must be one of vgg16, .*; did you mean 'vgg16'"),
+        (["nowhere.models:net"], "module 'nowhere.models' cannot be imported"),
+        (["vgg16", "--data", "/nowhere"], "data directory /nowhere does not exist"),
+        (["vgg16", "--steps", "1"], "steps must be at least 3"),
+        (["vgg16", "--image-size", "16"], "image_size must be at least 32, got 16"),
+        (["tests.training.test_train:tiny", "--lossy", "fp7"], "fp7"),
+        (
+            ["tests.training.test_train:tiny", "--plot", "memory.txt"],
+            "plot file must end in .png, .svg or .pdf",
+        ),
+        (["tests.training.test_train:tiny", "--json", "/proc/none/x.json"], "No such file or directory|Permission"),
+        (["tests.training.test_train:tiny", "--json", "."], "the file to write must not be a folder"),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_two(arguments, text, capsys):
+    assert cli.main(["train", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.count("\n") == 1
+    assert shown.err.startswith("gistkit: error: ")
+    assert re.search(text, shown.err), shown.err
+
+
+def test_a_network_without_class_scores_is_wrong_input_too(capsys):
+    assert cli.main(["train", "tests.training.test_train:maps", "--steps", "3", "--batch", "4"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("gistkit: error: the model must return class scores, for 4 images of 10 classes a tensor of")
+
+
+def test_the_progress_bars_reach_the_last_step(capsys):
+    assert cli.main([*TINY, "--lossy", "none"]) == 0
+    bars = capsys.readouterr().err
+    assert len(re.findall(r"(plain|lossless) .* 3/3 ", bars)) == 2
+
+
+def test_an_unreadable_image_is_wrong_input_too(pictures, capsys):
+    (pictures / "bee" / "3.png").write_bytes(b"broken")
+    assert cli.main([*TINY, "--data", str(pictures), "--batch", "12"]) == 2
+    assert "bee/3.png cannot be read as an image" in capsys.readouterr().err
+
+
+def test_help_and_no_command(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["train", "-h"])
+    assert exit_.value.code == 0
+    shown = capsys.readouterr().out
+    for option in ("--data", "--steps", "--batch", "--lossy", "--image-size", "--device", "--seed", "--lr", "--json"):
+        assert option in shown
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([])
+    assert exit_.value.code == 2 and "COMMAND" in capsys.readouterr().err
+
+
+def test_the_console_script_is_this_function():
+    (script,) = entry_points(group="console_scripts", name="gistkit")
+    assert script.load() is cli.main

@@ -1,0 +1,305 @@
+"""``gistkit profile`` and ``gistkit plan`` as a user meets them: tables, files, pictures, exit status, one line for
+wrong input."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import gistkit
+from gistkit import cli
+from gistkit.ir.plan import Plan
+from gistkit.planning import choose as named
+from gistkit.planning.cost.devices import PRESETS
+from gistkit.planning.policies.registry import POLICIES
+from gistkit.report.planner_plots import BUDGET, CLASS_COLOURS, PLAIN, PLANNED
+
+NET = "tests.commands.test_cli_plan:small"
+SMALL = [NET, "--batch", "4", "--image-size", "32", "--hardware", "titanx"]
+
+
+def small(image_size=32):
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(),
+        nn.Flatten(), nn.Linear(image_size**2 * 4, 10),
+    )  # fmt: skip
+
+
+def normed():
+    return nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 4, 3))
+
+
+def made():
+    convs = (nn.utils.parametrizations.weight_norm(nn.Conv2d(n, 64, 3, padding=1)) for n in (3, 64, 64))
+    return nn.Sequential(*(m for conv in convs for m in (conv, nn.ReLU())), nn.Flatten(), nn.Linear(64 * 8**2, 10))
+
+
+def rgb(colour):
+    return tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5))
+
+
+def colours_of(picture):
+    with Image.open(picture) as image:
+        assert image.size == (1350, 840)
+        return {colour for _, colour in image.convert("RGB").getcolors(1 << 24)}
+
+
+def test_profile(tmp_path, capsys):
+    picture, numbers = tmp_path / "new" / "memory.png", tmp_path / "new" / "profile.json"
+    assert cli.main(["profile", *SMALL, "--plot", str(picture), "--json", str(numbers)]) == 0
+    shown = capsys.readouterr()
+    for text in (
+        "stashed feature maps",
+        "ReLU -> pool",
+        "gradient maps",
+        "workspace",
+        "reuse",
+        f"{NET}, batch 4, titanx",
+    ):
+        assert text in shown.out
+    raw = json.loads(numbers.read_text())
+    assert raw["batch"] == 4 and raw["stashed_bytes"]["relu_pool"] == 4 * 16 * 32 * 32 * 4
+    assert {rgb(CLASS_COLOURS[name]) for name in ("weights", "stashed", "gradient_maps")} <= colours_of(picture)
+
+
+def test_plan(tmp_path, capsys):
+    picture, numbers = tmp_path / "new" / "plan.png", tmp_path / "new" / "plan.json"
+    arguments = ["plan", *SMALL, "--budget", "90%", "--plot", str(picture), "--json", str(numbers)]
+    assert cli.main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert all(policy in shown for policy in POLICIES)
+    for text in (
+        "what becomes of the tensors",
+        "kept MiB",
+        "least feasible budget",
+        "lossy (fp8)",
+        "optimal on titanx: peak",
+    ):
+        assert text in shown
+    assert "with host and copies" not in shown  # which nobody measured there, and of which there are none
+    raw = json.loads(numbers.read_text())
+    assert [row["policy"] for row in raw["policies"]] == list(POLICIES)
+    assert list(raw["least_bytes"]) == ["bitwise", "reassociated", "lossy"]
+    plan = Plan.from_json(json.dumps(raw["plan"]))
+    assert plan.policy == "optimal" and plan.peak_bytes <= raw["budget_bytes"] == plan.budget_bytes
+    plain = raw["policies"][0]
+    assert not plain["fits"] and raw["budget_bytes"] == int(0.9 * plain["peak_bytes"])
+    assert {rgb(c) for c in (PLAIN, PLANNED, BUDGET)} <= colours_of(picture)
+
+
+@pytest.mark.parametrize(("batch", "size", "unit"), [(1, 8, "KiB"), (4, 32, "MiB"), (8, 1024, "GiB")])
+def test_pictures_have_units_that_suit_the_numbers(batch, size, unit, tmp_path):
+    """An SVG has each text in a comment."""
+    for command in ("plan", "profile"):
+        picture = tmp_path / f"{command}.svg"
+        words = ["--policy", "gist"] if command == "plan" else []
+        arguments = [NET, "--batch", str(batch), "--image-size", str(size), "--hardware", "titanx", *words]
+        assert cli.main([command, *arguments, "--plot", str(picture)]) == 0
+        texts = re.findall(r"<!-- (.*?) -->", picture.read_text())
+        assert f"predicted device memory ({unit})" in texts and "tasks of one training step, in order" in texts
+        assert any(re.search(rf"peak \d+\.\d+ {unit}", text) for text in texts)
+        ticks = [float(text) for text in texts if re.fullmatch(r"[0-9.]+", text)]
+        assert max(ticks[-5:]) >= 1 and "0" in texts
+
+
+def test_tables_fit_eighty_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert (
+        cli.main(["plan", "vgg16", "--batch", "2", "--hardware", "cpu", "--policy", "gist", "--image-size", "64"]) == 0
+    )
+    out = capsys.readouterr().out
+    assert "…" not in out and " why" not in out and max(map(len, out.splitlines())) <= 80
+    assert "needs a link" in out
+    assert cli.main(["profile", "vgg16", "--batch", "256", "--hardware", "titanx"]) == 0
+    out = capsys.readouterr().out
+    assert "…" not in out and "CONV" not in out and max(map(len, out.splitlines())) <= 80
+    monkeypatch.setenv("COLUMNS", "140")
+    assert cli.main(["plan", *SMALL, "--policy", "gist"]) == cli.main(["profile", *SMALL]) == 0
+    out = capsys.readouterr().out
+    assert " why" in out and "CONV" in out
+
+
+class Deep(nn.Module):
+    """A network in modules of long names."""
+
+    def __init__(self):
+        super().__init__()
+        self.a_name_that_alone_takes_more_than_half_of_a_line_of_eighty_columns = small()
+
+    def forward(self, x):
+        return self.a_name_that_alone_takes_more_than_half_of_a_line_of_eighty_columns(x)
+
+
+def test_a_pipe_gets_all_of_a_table(capsys, monkeypatch):
+    """What is no terminal has no width, which rich takes for 80 columns."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    arguments = ["tests.commands.test_cli_plan:Deep", *SMALL[1:]]
+    assert cli.main(["plan", *arguments, "--policy", "gist"]) == cli.main(["profile", *arguments]) == 0
+    out = capsys.readouterr().out
+    assert "…" not in out and " why" in out and "CONV" in out
+    for layer in range(5):
+        assert f"eighty_columns.{layer} " in out
+
+
+def test_a_policy_that_does_not_fit_says_what_its_class_needs(capsys):
+    """Not the least of all classes, which sub-batches would be."""
+    budget = ["--budget", "100kB"]
+    assert cli.main(["plan", *SMALL, "--policy", "modnn", *budget]) == 1
+    assert cli.main(["plan", *SMALL, "--policy", "modnn", "--fidelity", "reassociated", *budget]) == 1
+    needs = re.findall(r"modnn +│ +needs ([0-9.]+)", capsys.readouterr().out)
+    assert len(needs) == 2 and float(needs[0]) > float(needs[1])
+
+
+def test_a_budget_that_is_not_met(capsys):
+    assert cli.main(["plan", *SMALL, "--budget", "10kB"]) == 1
+    shown = capsys.readouterr()
+    assert "least feasible budget" in shown.out and "needs" in shown.out
+    assert shown.err.splitlines()[-1].startswith(
+        "gistkit: no plan by policy 'optimal': the budget must be at least what the step needs, by the class of moves: "
+    )
+    assert "no class of moves would do; raise the budget to" in shown.err
+    assert cli.main(["plan", *SMALL, "--budget", "90%", "--policy", "plain"]) == 1
+    assert re.search(
+        r"no plan by policy .plain.: the budget .*: it needs \d.\d+ MiB; policy=.optimal. fits$",
+        capsys.readouterr().err,
+    )
+
+
+def test_the_hosts_share_is_told_where_it_is_known(capsys):
+    assert cli.main(["plan", *SMALL[:-1], "h200", "--policy", "gist"]) == 0
+    assert re.search(r"; with host and copies [\d.]+ ms \(plain [\d.]+\)", " ".join(capsys.readouterr().out.split()))
+
+
+def test_a_policy_without_a_plan_on_the_hardware_says_why(tmp_path, capsys):
+    picture = tmp_path / "plan.png"
+    arguments = [NET, "--batch", "4", "--image-size", "32", "--hardware", "cpu", "--policy", "vdnn-all"]
+    assert cli.main(["plan", *arguments, "--plot", str(picture)]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "gistkit: no plan by policy 'vdnn-all': policy=\"vdnn-all\" moves tensors to the host, and hardware 'cpu' has "
+        'no link to one; take policy="optimal" or "gist", or other hardware'
+    )
+    assert rgb(PLAIN) in colours_of(picture) and rgb(PLANNED) not in colours_of(picture)  # there is none to draw
+    small_card = tmp_path / "small.json"
+    small_card.write_text(replace(PRESETS["titanx"], memory_bytes=10_000, name="small").to_json())
+    assert cli.main(["plan", NET, "--image-size", "32", "--hardware", str(small_card), "--policy", "modnn"]) == 1
+    assert "by policy 'modnn': the budget must be at least what the step needs, by the" in capsys.readouterr().err
+
+
+def test_help_tells_the_defaults_that_say_something(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["plan", "-h"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "images a step (default: 64)" in shown and "None" not in shown and "False" not in shown
+
+
+def test_other_statistics_are_marked(capsys):
+    arguments = ["tests.commands.test_cli_plan:normed", "--batch", "8", "--image-size", "32", "--hardware", "titanx"]
+    arguments += ["--budget", "50%", "--fidelity", "reassociated", "--policy", "modnn"]
+    assert cli.main(["plan", *arguments]) == 1 and "/2" not in capsys.readouterr().out
+    assert cli.main(["plan", *arguments, "--batch-statistics", "per_sub_batch"]) == 0
+    out = capsys.readouterr().out
+    words = " ".join(out.split())  # a caption may be wrapped
+    assert re.search(r"reassociated /\d\*", words) and "* with other statistics of the batch norms" in words
+
+
+def test_settings_reach_the_plan(tmp_path, capsys):
+    numbers = tmp_path / "plan.json"
+    words = ["--lossy", "fp8", "--density", "0.2", "--reserve", "1MiB", "--policy", "gist", "--json", str(numbers)]
+    assert cli.main(["plan", *SMALL, *words]) == 0
+    plan = json.loads(numbers.read_text())["plan"]
+    assert plan["fidelity"] == "lossy" and plan["settings"]["lossy"] == "fp8" and plan["settings"]["reserve"] == 2**20
+    assert "20%" in str([d["reason"] for d in plan["decisions"]]) or "80%" in str(
+        [d["reason"] for d in plan["decisions"]]
+    )
+
+
+def test_sub_batches_are_those_of_the_function(tmp_path, capsys):
+    """Weights that are made in the step are whole in each, though they look like rows."""
+    numbers, net = tmp_path / "plan.json", "tests.commands.test_cli_plan:made"
+    words = ["--batch", "8", "--image-size", "8", "--hardware", "titanx", "--policy", "modnn"]
+    words += ["--budget", "80%", "--fidelity", "reassociated", "--json", str(numbers)]
+    assert cli.main(["plan", net, *words]) == 0
+    told = json.loads(numbers.read_text())["plan"]
+    images, labels = torch.empty(8, 3, 8, 8), torch.zeros(8, dtype=torch.long)
+    asked = {"budget": "80%", "policy": "modnn", "fidelity": "reassociated", "hardware": "titanx"}
+    plan = gistkit.plan(made(), images, labels, loss_fn=nn.functional.cross_entropy, **asked)
+    assert told["sub_batches"] == plan.sub_batches > 1
+    assert told["peak_bytes"] + labels.nbytes == plan.peak_bytes  # the command has no labels of its own
+
+
+def test_a_file_of_hardware_and_what_is_here_by_default(tmp_path, capsys):
+    file = tmp_path / "mine.json"
+    file.write_text(PRESETS["k40m"].to_json().replace("k40m", "my card"))
+    assert cli.main(["profile", NET, "--batch", "2", "--image-size", "32", "--hardware", str(file)]) == 0
+    assert "my card" in capsys.readouterr().out
+    if not torch.cuda.is_available():
+        assert cli.main(["profile", NET, "--batch", "2", "--image-size", "32"]) == 0
+        assert "h200" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["plan", "profile"])
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["vgg_16"], "model must be one of vgg16, .*; did you mean 'vgg16'"),
+        (["nowhere.models:net"], "module 'nowhere.models' cannot be imported"),
+        ([NET, "--batch", "0"], "batch must be at least 1, got 0"),
+        (["vgg16", "--image-size", "16"], "image_size must be at least 32, got 16"),
+        ([NET, "--hardware", "h20"], "hardware must be one of titanx, .* did you mean 'h200'"),
+        ([NET, "--plot", "memory.txt"], "plot file must end in .png, .svg or .pdf"),
+        ([NET, "--json", "/proc/none/x.json"], "No such file or directory|Permission"),
+        ([NET, "--json", "."], r"the file to write must not be a folder, got \.; name a file in it"),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_two(command, arguments, text, capsys):
+    assert cli.main([command, *arguments]) == 2
+    _one_line(capsys, text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--budget", "lots"], r"budget must be .*, got 'lots'; write a number and a unit"),
+        (["--reserve", "5%"], r"reserve must be .*, got '5%': a share of what"),
+        (["--policy", "optimum"], r"policy must be one of .*; did you mean 'optimal'"),
+        (["--fidelity", "exact"], r"fidelity must be one of bitwise, reassociated, lossy, got 'exact'"),
+        (["--lossy", "fp7"], r"lossy must be None or one of .*fp7"),
+        (["--density", "2"], r"density must be a share of elements from 0 to 1 .*, got 2.0"),
+    ],
+)
+def test_wrong_words_of_plan(arguments, text, capsys):
+    assert cli.main(["plan", *SMALL, *arguments]) == 2
+    _one_line(capsys, text)
+
+
+def _one_line(capsys, text):
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.count("\n") == 1
+    assert shown.err.startswith("gistkit: error: ")
+    assert re.search(text, shown.err), shown.err
+
+
+@pytest.mark.parametrize("command", ["plan", "profile"])
+def test_help(command, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([command, "-h"])
+    assert exit_.value.code == 0
+    shown = capsys.readouterr().out
+    options = ["--batch", "--image-size", "--hardware", "--json", "--plot"]
+    options += ["--budget", "--policy", "--fidelity", "--lossy", "--density", "--reserve"] if command == "plan" else []
+    assert all(option in shown for option in options)
+
+
+def test_what_was_not_compared_is_told(capsys, monkeypatch):
+    words = ["plan", *SMALL, "--budget", "90%"]
+    assert cli.main(words) == 0 and "not compared" not in capsys.readouterr().out
+    monkeypatch.setattr(named, "LARGE_TASKS", 1)
+    monkeypatch.setattr(named, "SEEDS_S", -1.0)
+    monkeypatch.setattr(named, "LATE_S", -1.0)
+    assert cli.main(words) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "not compared, for want of time: plain, checkpoint, gist, vdnn-all, vdnn-conv, cdma, vdnn-dyn, vdnn+" in out

@@ -1,0 +1,163 @@
+"""Layers of a step, and the step as the papers' libraries ran it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from bench.papers.library_view import library_view
+from gistkit.capture.entry import capture
+from gistkit.ir.layer_view import layers
+from gistkit.ir.plan import Decision, Plan
+from gistkit.ir.saved_graph import SavedGraph
+from gistkit.planning.cost.devices import hardware
+from gistkit.planning.cost.table import cost_table
+from gistkit.planning.simulate.effects import profile
+from tests.support.step_graphs import Step, chain, forked, pooled
+
+
+def block_of(graph, storage):
+    return next((b for b in graph.blocks if b.storage == storage), None)
+
+
+def kept(graph):
+    return {b.storage: b.nbytes for b in graph.blocks if b.uses and b.kind in ("input", "activation")}
+
+
+def test_layers_group_forward_and_backward():
+    made = layers(pooled())
+    assert [layer.kind for layer in made] == [
+        *("CONV", "ACTV", "CONV", "ACTV", "POOL", "CONV", "ACTV", "POOL", "DROPOUT", "FC", "OTHER"),
+    ]
+    conv, pool = made[2], made[4]
+    tasks = pooled().tasks
+    assert [tasks[t].part for t in conv.backward] == ["weight", "input"]
+    assert conv.tasks == (conv.forward, *conv.backward) and len(conv.weights) == 2
+    assert pool.own and pool.own != pool.y
+    assert made[6].x == made[6].y  # in place
+    assert [layer.index for layer in made] == list(range(len(made)))
+
+
+def test_layers_behind_an_fc_extract_no_features():
+    step = Step()
+    x = step.relu(step.linear(step.flatten(step.relu(step.conv(step.input(3, 8, 8), 4))), 10))
+    flags = [(layer.kind, layer.features) for layer in layers(step.finish(step.linear(x, 5)))]
+    assert flags == [
+        *(("CONV", True), ("ACTV", True), ("FC", False), ("ACTV", False), ("FC", False), ("OTHER", False)),
+    ]
+
+
+def test_max_pool_reads_x_and_y_and_keeps_no_index():
+    graph = pooled()
+    view = library_view(graph)
+    pool = next(layer for layer in layers(view) if layer.kind == "POOL")
+    assert not any(b.dtype == "int64" for b in view.blocks)
+    for block in (*pool.x, *pool.y):
+        assert pool.backward[0] in [u.task for u in view.blocks[block].uses if u.values]
+    task = view.tasks[pool.backward[0]]
+    dy, dx = 2048, 8192
+    assert task.moved_bytes == 8192 + 2048 + dy + dx  # X, Y, dY read, dX written
+
+
+def test_maps_leave_the_pool_its_index():
+    graph = pooled()
+    view = library_view(graph, maps=True)
+    assert sum(b.dtype == "int64" for b in view.blocks) == 2
+    pool = next(layer for layer in layers(view) if layer.kind == "POOL")
+    assert not [u for u in view.blocks[pool.x[0]].uses if u.task == pool.backward[0]]
+
+
+def test_activations_run_in_place_both_ways():
+    graph = chain(layers=2)
+    view = library_view(graph)
+    relu = layers(view)[1]
+    assert relu.x == relu.y and view.blocks[relu.x[0]].first == relu.forward - 1
+    back = view.tasks[relu.backward[0]]
+    gradients = [b for b in back.reads if view.blocks[b].kind == "gradient"]
+    assert list(back.writes) == gradients
+    assert kept(view) == kept(graph)
+    apart = library_view(graph, inplace=False)
+    assert layers(apart)[1].x != layers(apart)[1].y
+
+
+@pytest.mark.parametrize("norm_first", (True, False))
+def test_an_x_that_backward_needs_is_not_overwritten(norm_first):
+    step = Step()
+    x = step.batch_norm(step.conv(step.input(3, 8, 8), 4))
+    ops = [step.batch_norm, step.relu] if norm_first else [step.relu, step.batch_norm]
+    graph = step.finish(step.add(*[op(x) for op in ops]))  # the norm keeps its input, the ReLU's input
+    relu = next(layer for layer in layers(library_view(graph)) if layer.kind == "ACTV")
+    assert relu.x != relu.y
+
+
+def test_an_x_that_somebody_reads_later_is_not_overwritten():
+    step = Step()
+    x = step.conv(step.input(3, 8, 8), 4)
+    relu = next(layer for layer in layers(library_view(step.finish(step.add(step.relu(x), x)))) if layer.kind == "ACTV")
+    assert relu.x != relu.y
+
+
+def test_dropout_keeps_a_byte_an_element():
+    view = library_view(pooled())
+    drop = next(layer for layer in layers(view) if layer.kind == "DROPOUT")
+    assert [view.blocks[b].nbytes for b in drop.own] == [view.blocks[drop.y[0]].nbytes // 4]
+
+
+def test_the_batch_goes_after_its_last_reader():
+    graph = pooled()
+    view = library_view(graph)
+    batch = next(b for b in view.blocks if b.kind == "input")
+    assert (batch.last, batch.uses[-1].task) == (0, len(view.tasks) - 1)
+    assert next(b for b in graph.blocks if b.kind == "input").last == len(graph.tasks)
+
+
+@pytest.mark.parametrize("codec", ("dense", "zvc"))
+def test_x_stays_through_both_halves_of_a_convolutions_backward(codec):
+    """And is decoded once: no second use."""
+    step = Step()
+    graph = library_view(step.finish(step.conv(step.conv(step.input(3, 8, 8), 4), 4)))
+    conv = layers(graph)[1]
+    x = graph.blocks[conv.x[0]]
+    weight, gradient = conv.backward
+    assert [u.task for u in x.uses] == [weight]
+    plan = Plan("gist", graph.fingerprint, (Decision(x.storage, codec),), ())
+    costs = cost_table(graph, replace(hardware("titanx"), async_counts=False), density=0.1)
+    mine = [i for i in profile(graph, plan, costs).intervals if i.block == x.id]
+    assert max(i.last for i in mine) == gradient
+    assert [i.first for i in mine if i.what == "decoded"] == ([weight] if codec == "zvc" else [])
+
+
+def test_local_response_norm_is_one_kernel_each_way():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(True), nn.LocalResponseNorm(5), nn.Conv2d(8, 8, 3))
+    graph = capture(model, (torch.empty(2, 3, 12, 12),), backward=True)
+    view = library_view(graph)
+    norm = next(layer for layer in layers(view) if layer.kind == "LRN")
+    maps = 2 * 8 * 10 * 10 * 4
+    assert norm.own == () and len(norm.x) == len(norm.y) == 1
+    assert [b.nbytes for b in (*map(view.blocks.__getitem__, (*norm.x, *norm.y)),)] == [maps, maps]
+    *empty, last = (view.tasks[t] for t in norm.backward)
+    assert empty and all(t.moved_bytes == t.flops == t.transient_bytes == 0 for t in empty)
+    assert last.moved_bytes == 4 * maps
+    for block in (*norm.x, *norm.y):
+        assert last.index in [u.task for u in view.blocks[block].uses]
+    assert sum(kept(view).values()) == sum(kept(graph).values()) - 2 * maps  # the power's and the quotient's operands
+    made = [b for b in view.blocks if b.kind == "gradient" and norm.backward[0] <= b.first <= norm.backward[-1]]
+    assert [(b.first, b.nbytes) for b in made] == [(last.index, maps)]
+
+
+@pytest.mark.parametrize("make", (pooled, forked, chain))
+def test_a_view_is_a_whole_graph(make):
+    view = library_view(make())
+    assert [b.id for b in view.blocks] == list(range(len(view.blocks)))
+    assert view.source == "library" and view.fingerprint == make().fingerprint
+    for task in view.tasks:
+        for block in (view.blocks[b] for b in (*task.reads, *task.writes)):
+            until = max(block.last, *(u.task for u in block.uses)) if block.uses else block.last
+            assert block.first <= task.index <= until
+    assert SavedGraph.from_json(view.to_json()) == view
+
+
+def test_a_forward_alone_is_refused():
+    with pytest.raises(ValueError, match="capture it with backward=True"):
+        library_view(replace(chain(), tasks=(), blocks=()))

@@ -1,0 +1,137 @@
+"""Plan as data."""
+
+import json
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gistkit.errors import PlanError
+from gistkit.ir.plan import CallChoice, Decision, Plan
+
+
+def plan():
+    recipe = ("relu", ("add", ("bn", 12), ("stash", 3)))
+    return Plan(
+        policy="gist",
+        fingerprint="0123456789abcdef",
+        decisions=(
+            Decision(3, "zvc+fp8", reason="why"),
+            Decision(5, "rebuild", place="nowhere", mask=True, sources=(2, 3), recipe=recipe),
+        ),
+        choices=(CallChoice(1, "relu", inplace=True, passes=True), CallChoice(2, "max_pool2d", zero_code=True)),
+        plain_bytes=100,
+        kept_bytes=10,
+        settings={"lossy": "fp8"},
+    )
+
+
+def test_json_round_trip():
+    assert Plan.from_json(plan().to_json()) == plan()
+    raw = json.loads(plan().to_json())
+    assert raw["decisions"][1]["recipe"] == ["relu", ["add", ["bn", 12], ["stash", 3]]]
+
+
+@given(st.text(max_size=60) | st.binary(max_size=60).map(lambda b: b.decode("latin-1")))
+def test_any_text_is_a_plan_or_a_plan_error(text):
+    with pytest.raises(PlanError, match=r"Plan\.from_json: text must be that of Plan\.to_json, got"):
+        Plan.from_json(text)
+
+
+def edited(**changes):
+    raw = json.loads(plan().to_json())
+    for path, value in changes.items():
+        *way, last = path.split("__")
+        place = raw
+        for step in way:
+            place = place[int(step)] if step.isdigit() else place[step]
+        last = int(last) if last.isdigit() else last
+        if value is None:
+            del place[last]
+        else:
+            place[last] = value
+    return json.dumps(raw)
+
+
+def nested(depth):
+    term = ["stash", 3]
+    for _ in range(depth):
+        term = ["relu", term]
+    return term
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (plan().to_json()[:-20], "got text that is no JSON .*give the whole file"),
+        ("[]", "got a list without \"format\": 'gistkit.plan'; give the whole file as to_json wrote it, or plan again"),
+        ("{}", "got an empty object without"),
+        ('{"calls": [], "storages": []}', "got an object with 'calls', 'storages' without"),
+        (edited(format="gistkit.hardware"), "got an object with 'version', 'policy'"),
+        (edited(version=1), "of version 3, got version 1; plan again with this gistkit"),
+        (edited(version=2), "of version 3, got version 2; plan again with this gistkit"),
+        ("[" * 100_000, "got text of brackets within brackets beyond any plan's; give the whole file"),
+        (edited(decisions__1__recipe=nested(900)), "brackets within brackets beyond any plan's"),
+        (edited(step_s=float("nan")), r"got plan.step_s = nan"),
+        (edited(gap=float("inf")), r"got plan.gap = inf"),
+        (edited(decisions={}), "got decisions that are an empty object and not a list"),
+        (edited(decisions__0=7), r"got decisions\[0\] that is a int and not an object"),
+        (edited(decisions__0__colour="red"), r"got decisions\[0\] with the unknown field 'colour'"),
+        (edited(decisions__1__codec=None), r"got decisions\[1\] with no 'codec'"),
+        (edited(decisions__1__storage="3"), r"got decisions\[1\].storage = '3'"),
+        (edited(choices__0__inplace=1), r"got choices\[0\].inplace = 1"),
+        (edited(choices__0__slices=True), r"got choices\[0\].slices = True"),
+        (edited(peak_bytes="many"), "got plan.peak_bytes = 'many'"),
+        (edited(fingerprint=None), "got plan with no 'fingerprint'"),
+        (edited(settings=[1]), r"got plan.settings = \[1\]"),
+    ],
+)
+def test_what_is_no_plan_is_refused_by_name(text, message):
+    with pytest.raises(PlanError, match=message) as caught:
+        Plan.from_json(text)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_whole_numbers_are_seconds_too():
+    assert Plan.from_json(edited(step_s=2, gap=0, digest=None)).step_s == 2
+
+
+CHANGES = {
+    "fingerprint": "f" * 16,
+    "budget_bytes": 7,
+    "policy": "plain",
+    "plain_bytes": 99,
+    "kept_bytes": 11,
+    "settings__lossy": "fp16",
+    "settings__reserve": -(10**9),
+    "peak_bytes": 1,
+    "step_s": 1e-9,
+    "lower_bound_bytes": 3,
+    "gap": 0.0,
+    "sub_batches": 2,
+    "fidelity": "lossy",
+    "hardware": "h200",
+    "made_for__training": False,
+    "decisions__0__reason": "another",
+    "choices__0__slices": 2,
+}
+
+
+@pytest.mark.parametrize("place", CHANGES)
+def test_a_file_that_was_altered_anywhere_is_refused(place):
+    with pytest.raises(PlanError, match=r"edited after it was planned: its digest '[0-9a-f]{16}' is not that of the"):
+        Plan.from_json(edited(**{place: CHANGES[place]}))
+    assert Plan.from_json(edited(**{place: CHANGES[place]}, digest=None)) != plan()
+
+
+def test_every_field_can_be_altered_above():
+    assert {f.name for f in fields(Plan)} - {place.split("__")[0] for place in CHANGES} == set()
+
+
+def test_a_file_is_the_same_in_another_spelling():
+    made = replace(plan(), step_s=2.0, gap=0.0, settings={"b": 1.0, "a": (1, 2), 10: None, 9: True})
+    raw = json.loads(made.to_json())
+    again = Plan.from_json(json.dumps({**raw, "step_s": 2, "gap": 0}, sort_keys=True, indent=1))
+    assert again.settings == {"b": 1.0, "a": [1, 2], "10": None, "9": True} and again.step_s == 2
+    assert Plan.from_json(again.to_json()) == again

@@ -1,0 +1,104 @@
+"""Sub-batches of a captured step against a second capture at the smaller batch."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import gistkit
+from bench.papers.library_view import library_view
+from gistkit.ir.scale import goes_as, scaled
+from tests.support.step_graphs import forked, pooled
+
+
+@pytest.mark.parametrize("build", [pooled, forked])
+def test_scaled_is_the_smaller_step(build):
+    whole, small = scaled(build(batch=8), 4), build(batch=2)
+    assert whole.batch == 2 and whole.fingerprint == small.fingerprint
+    images = {s.id for s in small.storages if s.kind == "input"}
+    for a, b in zip(whole.blocks, small.blocks, strict=True):
+        assert a.storage in images or a == (replace(b, nbytes=a.nbytes) if b.nbytes == 4 else b)
+    assert [s for s in whole.storages if s.id not in images] == [s for s in small.storages if s.id not in images]
+    assert [v for v in whole.values if v.storage not in images] == [v for v in small.values if v.storage not in images]
+    for a, b in zip(whole.tasks, small.tasks, strict=True):
+        assert (a.flops, a.conv) == (b.flops, b.conv)
+        # reads of the whole input batch and of single numbers are no share of theirs
+        assert a.moved_bytes == b.moved_bytes or a.op in ("mean", "conv2d", "batch_norm")
+
+
+@pytest.mark.parametrize("build", [pooled, forked])
+def test_two_steps_tell_every_size(build):
+    small, whole = build(batch=1), build(batch=8)
+    assert goes_as(small, whole)
+    # no multiples of the batch, which shapes could be asked for
+    whole = replace(whole, batch=9, least_rows=2, small=replace(small, batch=2))
+    found, expected = scaled(whole, 2), build(batch=4)
+    assert found.batch == 5 and found.values == expected.values and found.calls == expected.calls
+    assert found.tasks == expected.tasks
+    for a, b in zip(found.storages, expected.storages, strict=True):
+        assert a == b or a.kind == "input"
+
+    def blocks(graph):  # but for the batch, which the caller holds whole
+        return [b for b in graph.blocks if b.kind != "input"]
+
+    assert blocks(found) == blocks(expected)
+    assert blocks(scaled(found, 2)) == blocks(scaled(whole, 3)), "of 3 rows, from 5 or from 9"
+    smaller = build(batch=2)
+    again = scaled(scaled(replace(build(batch=8), small=smaller), 4), 2)
+    assert blocks(again) == blocks(scaled(smaller, 2)), "of less than the smaller step's rows: by shape"
+
+
+def test_what_two_steps_tell_rounds_up():
+    small, whole = pooled(batch=1), pooled(batch=8)
+    block = next(b for b in small.blocks if b.kind == "activation")
+    grown = tuple(replace(b, nbytes=b.nbytes + 3) if b is block else b for b in small.blocks)
+    part = scaled(replace(whole, small=replace(small, blocks=grown)), 2)
+    exact = scaled(replace(whole, small=small), 2)
+    assert part.blocks[block.id].nbytes == exact.blocks[block.id].nbytes + 2  # 3 * 4 / 7
+
+
+def test_a_step_that_goes_another_way_tells_nothing():
+    whole, small = pooled(batch=8), pooled(batch=1)
+    assert not goes_as(replace(small, tasks=small.tasks[:-1]), whole)
+    assert not goes_as(replace(small, blocks=(*small.blocks[:-1], replace(small.blocks[-1], last=0))), whole)
+    assert not goes_as(forked(batch=1), whole)
+
+
+def test_a_librarys_view_has_blocks_of_its_own():
+    whole = replace(pooled(batch=8), small=pooled(batch=1))
+    view, without = library_view(whole), library_view(replace(whole, small=None))
+    assert scaled(view, 2) == scaled(without, 2)
+
+
+def test_sizes_round_up():
+    graph = pooled(batch=5)
+    graph = replace(graph, tasks=(replace(graph.tasks[0], transient_bytes=7), *graph.tasks[1:]))
+    part = scaled(graph, 2)
+    assert part.tasks[0].transient_bytes == 5
+    assert part.batch == 3 and scaled(graph, 1) is graph and scaled(graph, 5).batch == 1
+    block = next(b for b in graph.blocks if b.kind == "activation")
+    assert part.blocks[block.id].nbytes == block.nbytes * 3 // 5
+    static = [b for b in graph.blocks if b.kind in ("weight", "buffer", "weight_gradient", "input")]
+    assert all(part.blocks[b.id] == b for b in static)
+
+
+def test_a_captured_network():
+    def captured(batch):
+        with torch.device("meta"):
+            net, x = gistkit.zoo.load("resnet18", num_classes=10, image_size=32), torch.empty(batch, 3, 32, 32)
+        return gistkit.capture(net.train(), (x,), backward=True)
+
+    part, small = scaled(captured(12), 3), captured(4)
+    assert len(part.blocks) == len(small.blocks)
+    kept = [(a, b) for a, b in zip(part.blocks, small.blocks, strict=True) if b.kind != "input" and b.nbytes > 4096]
+    assert kept and all(a == b for a, b in kept)
+    assert sum(t.flops for t in part.tasks) == sum(t.flops for t in small.tasks)
+    moved = [sum(t.moved_bytes for t in g.tasks) for g in (part, small)]
+    assert moved[0] == pytest.approx(moved[1], rel=0.05)  # weights read by both halves of a backward count once here
+
+
+def test_parts_are_checked():
+    graph = pooled(batch=4)
+    for wrong in (0, 5, 2.0, -1):
+        with pytest.raises(ValueError, match="parts must be an int from 1 to the batch size 4, got"):
+            scaled(graph, wrong)

@@ -1,0 +1,72 @@
+"""The compiled kernel of a launch's first call is called directly by the later ones, and only by those of its kind."""
+
+import pytest
+import torch
+
+from gistkit.kernels.launch import tiling
+
+
+class Compiled:
+    function, packed_metadata = "handle", "metadata"
+
+    def __init__(self):
+        self.calls = []
+
+    def run(self, *args):
+        self.calls.append(args)
+
+
+class Kernel:
+    """Stands for a Triton kernel of two addresses, a number and two constants."""
+
+    arg_names = ("x_ptr", "y_ptr", "n", "ROWS", "ALIGNED")
+
+    def __init__(self):
+        self.compiled = []
+
+    def __getitem__(self, grid):
+        def first(*args, **options):
+            self.compiled.append(Compiled())
+            return self.compiled[-1]
+
+        return first
+
+
+X = torch.empty(64)
+N = 3 * 16
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
+    kernel = Kernel()
+
+    def launch(x=X, y=X, n=N, device=0, num_warps=4, **constants):
+        tiling.launch_here(kernel, 5, device, num_warps, (x, y, n), {"ALIGNED": True, "ROWS": 256, **constants})
+        return kernel.compiled
+
+    launch()
+    return launch
+
+
+def test_a_second_launch_calls_the_compiled_kernel(launched):
+    (compiled,) = launched()
+    address = X.data_ptr()
+    assert compiled.calls == [(5, 1, 1, 7, "handle", "metadata", None, None, None, address, address, N, 256, True)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"n": 1}, {"n": 17}, {"n": 2**31}, {"n": 2**63}, {"n": 16.0}, {"x": X.half()}, {"y": X[1:]}, {"y": None},
+     {"device": 1}, {"num_warps": 1}, {"ROWS": 512}, {"ALIGNED": False}],
+    ids=lambda change: next(iter(change)),
+)  # fmt: skip
+def test_what_triton_specialises_on_makes_another_kind(launched, change):
+    compiled = launched(**change)
+    assert len(compiled) == 2 and not compiled[0].calls
+    launched(**change)
+    assert len(compiled) == 2 and len(compiled[1].calls) == 1
+
+
+def test_alignment_is_told_by_the_address(launched):
+    assert len(launched(x=X[4:])) == 1 and len(launched(x=X[2:])) == 2

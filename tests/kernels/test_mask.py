@@ -1,0 +1,166 @@
+"""One-bit masks on CPU tensors: the definition, PyTorch's own gradients, the layout, bad arguments."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from gistkit.kernels import ops
+from gistkit.kernels.reference import mask as reference
+from gistkit.kernels.signed_zero import relu_keeps_negative_zero
+from tests.support.tensors import FLOATS, same_bits, values_of
+
+LENGTHS = st.one_of(st.integers(0, 40), st.integers(0, 2600))
+dtypes = pytest.mark.parametrize("dtype", FLOATS, ids=str)
+
+
+def every_pattern(dtype: torch.dtype) -> torch.Tensor:
+    """All values of a 16-bit dtype; for fp32 those whose upper 16 bits take all patterns, with five lower halves."""
+    upper = torch.arange(-(2**15), 2**15, dtype=torch.int32)
+    if dtype != torch.float32:
+        return upper.to(torch.int16).view(dtype)
+    return torch.cat([(upper << 16) + low for low in (0, 1, 0x7FFF, 0x8000, 0xFFFF)]).view(dtype)
+
+
+@dtypes
+def test_relu_and_its_mask_on_every_bit_pattern(dtype):
+    x = every_pattern(dtype)
+    y, mask = ops.relu_mask1(x)
+    assert same_bits(y, torch.relu(x))
+    assert torch.equal(ops.bits_decode(mask, x.numel()), ~(x <= 0))
+    assert torch.equal(ops.mask1_encode(x), mask)
+    assert torch.equal(ops.mask1_encode(y), mask), "the output has the mask of its input"
+
+
+@dtypes
+def test_relu_of_negative_zero_is_positive_zero_where_asked(dtype):
+    x = every_pattern(dtype)
+    y, mask = reference.relu_mask1(x, positive_zero=True)
+    z = x.clone()
+    assert torch.equal(reference.relu_mask1_(z, positive_zero=True), mask) and same_bits(z, y)
+    assert torch.equal(mask, reference.mask1_encode(x)) and not y[x <= 0].signbit().any()
+    passing = ~(x <= 0)
+    assert same_bits(y[passing], torch.relu(x)[passing])
+
+
+def test_what_relu_makes_of_negative_zero_is_asked():
+    for dtype in FLOATS:
+        x = torch.tensor([-0.0], dtype=dtype)
+        assert relu_keeps_negative_zero(x) is bool(torch.relu(x).signbit())
+
+
+@dtypes
+@given(n=LENGTHS, seed=st.integers(0, 999))
+def test_backward_is_pytorchs(dtype, n, seed):
+    x, grad = values_of(n, dtype, seed, 0.3, False), values_of(n, dtype, seed + 1, 0.1, True)
+    y, mask = ops.relu_mask1(x)
+    expected = torch.ops.aten.threshold_backward(grad, y, 0)
+    assert same_bits(ops.mask1_backward(grad, mask), expected)
+    version = grad._version
+    ops.mask1_backward_(grad, mask)
+    assert same_bits(grad, expected) and (grad._version > version or n == 0)
+
+
+@dtypes
+def test_in_place_relu_writes_its_argument(dtype):
+    x = values_of(1001, dtype, 0, 0.2, False)
+    y, mask = ops.relu_mask1(x)
+    version = x._version
+    assert torch.equal(ops.relu_mask1_(x), mask)
+    assert same_bits(x, y)
+    assert x._version > version, "autograd must see the write"
+
+
+@given(n=LENGTHS, seed=st.integers(0, 99))
+def test_bit_j_of_byte_i_is_element_8i_plus_j(n, seed):
+    flags = values_of(n, torch.bool, seed, 0.0, False)
+    mask = ops.bits_encode(flags)
+    assert np.array_equal(mask.numpy(), np.packbits(flags.numpy(), bitorder="little"))
+    assert torch.equal(ops.bits_decode(mask, n), flags)
+
+
+@dtypes
+def test_mask_decodes_to_ones_and_zeros(dtype):
+    x = values_of(77, dtype, 0, 0.4, False)
+    decoded = ops.mask1_decode(ops.mask1_encode(x), 77, dtype)
+    assert same_bits(decoded, (~(x <= 0)).to(dtype))
+
+
+@dtypes
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
+def test_dropout_backward_is_pytorchs(dtype, p):
+    x = torch.ones(3001, dtype=dtype, requires_grad=True)
+    y = F.dropout(x, p)
+    grad = values_of(3001, dtype, 2, 0.1, False)
+    (expected,) = torch.autograd.grad(y, x, grad)
+    scale = torch.ones((), dtype=dtype).div_(1 - p).item()
+    mask = ops.bits_encode(y.detach() != 0)
+    got = ops.dropout_backward(grad, mask, scale)
+    overwritten = grad.clone()
+    ops.dropout_backward_(overwritten, mask, scale)
+    assert same_bits(overwritten, got)
+    # NaN and infinity times zero are NaN in both; a NaN's payload is not compared, the rest is, to the bit
+    assert torch.equal(got.isnan(), expected.isnan()) and got.isnan().any()
+    assert same_bits(got.masked_fill(got.isnan(), 0), expected.masked_fill(expected.isnan(), 0))
+
+
+@dtypes
+def test_blocks_join_without_a_seam(dtype, monkeypatch):
+    x, grad = values_of(1013, dtype, 1, 0.3, False), values_of(1013, dtype, 3, 0.0, False)
+    whole = reference.mask1_encode(x)
+    parts = [reference.mask1_backward(grad, whole), reference.mask1_decode(whole, 1013, dtype)]
+    parts += [reference.bits_decode(whole, 1013), reference.dropout_backward(grad, whole, 1.25)]
+    monkeypatch.setattr(reference, "BLOCK", 64)
+    assert torch.equal(reference.mask1_encode(x), whole)
+    assert torch.equal(reference.bits_encode(parts[2]), whole)
+    again = [reference.mask1_backward(grad, whole), reference.mask1_decode(whole, 1013, dtype)]
+    again += [reference.bits_decode(whole, 1013), reference.dropout_backward(grad, whole, 1.25)]
+    assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+def test_flags_at_an_odd_address():
+    flags = values_of(67, torch.bool, 0, 0.0, False)
+    assert torch.equal(ops.bits_encode(flags[3:]), ops.bits_encode(flags[3:].clone()))
+
+
+def test_operators_meet_their_schemas():
+    x, grad = torch.randn(19), torch.randn(19)
+    mask = ops.mask1_encode(x)
+    calls = [
+        (ops.mask1_encode, (x,)),
+        (ops.mask1_decode, (mask, 19, torch.bfloat16)),
+        (ops.relu_mask1, (x,)),
+        (ops.relu_mask1_, (x,)),
+        (ops.mask1_backward, (grad, mask)),
+        (ops.mask1_backward_, (grad, mask)),
+        (ops.bits_encode, (x > 0,)),
+        (ops.bits_decode, (mask, 19)),
+        (ops.dropout_backward, (grad, mask, 2.0)),
+        (ops.dropout_backward_, (grad, mask, 2.0)),
+    ]
+    for op, args in calls:
+        torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_bad_arguments():
+    x, mask = torch.randn(16), torch.zeros(2, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"mask1_encode: x must be 1-D and contiguous, got shape \(4, 4\).*flat\(x\)"):
+        ops.mask1_encode(x.view(4, 4))
+    with pytest.raises(
+        ValueError, match=r"relu_mask1: x must be 1-D and contiguous, got shape \(8,\) with strides \(2,\)"
+    ):
+        ops.relu_mask1(x[::2])
+    with pytest.raises(TypeError, match=r"mask1_encode: x must be of dtype torch.float32 or .*, got torch.int32"):
+        ops.mask1_encode(x.to(torch.int32))
+    with pytest.raises(TypeError, match=r"mask1_decode: dtype must be .* got torch.float64"):
+        ops.mask1_decode(mask, 16, torch.float64)
+    with pytest.raises(ValueError, match=r"mask1_backward: mask must have 3 elements to match 17 elements, got 2"):
+        ops.mask1_backward(torch.randn(17), mask)
+    with pytest.raises(TypeError, match=r"dropout_backward: mask must be of dtype torch.uint8, got torch.bool"):
+        ops.dropout_backward(x, mask.bool(), 2.0)
+    with pytest.raises(TypeError, match=r"bits_encode: b must be of dtype torch.bool, got torch.uint8"):
+        ops.bits_encode(mask)

@@ -1,0 +1,248 @@
+"""Narrow floats on CPU tensors: every code, every tie, PyTorch's own formats, scales, error bounds, bad arguments."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from gistkit.formats import FLOAT_FORMATS, SCALE_BLOCK, SCALINGS, FloatFormat, scale_count
+from gistkit.kernels import ops
+from gistkit.kernels.reference import narrow as reference
+from tests.support.narrow_values import boundaries, expected_codes, expected_exponent, scale_of, table
+from tests.support.tensors import FLOATS, same_bits, special_values, values_of
+
+ENCODE = {"fp16": ops.fp16_encode, "fp10": ops.fp10_encode, "fp8": ops.fp8_encode}
+DECODE = {"fp16": ops.fp16_decode, "fp10": ops.fp10_decode, "fp8": ops.fp8_decode}
+QUIET_NAN = {torch.float32: 0x7FC00000, torch.bfloat16: 0x7FC0, torch.float16: 0x7E00}
+formats = pytest.mark.parametrize("f", FLOAT_FORMATS.values(), ids=lambda f: f.name)
+dtypes = pytest.mark.parametrize("dtype", FLOATS, ids=str)
+
+
+def unpacked(codes: torch.Tensor, n: int, f: FloatFormat) -> torch.Tensor:
+    """int64 codes, one an element, sign included, not negative."""
+    each = reference.fp10_unpack(codes, n) if f.name == "fp10" else codes
+    return each.long() & ((1 << f.bits) - 1)
+
+
+def codes_of(x: torch.Tensor, f: FloatFormat, scaling: str = "none") -> torch.Tensor:
+    return unpacked(ENCODE[f.name](x, scaling)[0], x.numel(), f)
+
+
+def round_trip(x: torch.Tensor, f: FloatFormat, scaling: str) -> torch.Tensor:
+    return DECODE[f.name](*ENCODE[f.name](x, scaling), x.numel(), x.dtype, scaling)
+
+
+@formats
+def test_every_code_its_neighbours_and_every_tie(f):
+    x = boundaries(f)
+    assert torch.equal(codes_of(x, f), expected_codes(x, f))
+
+
+@dtypes
+@formats
+def test_every_sixteen_bit_value(f, dtype):
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    x = (x.to(torch.int32) << 16).view(torch.float32) if dtype == torch.float32 else x.view(dtype)
+    assert torch.equal(codes_of(x, f), expected_codes(x, f))
+
+
+@formats
+def test_ends_of_the_range(f):
+    inf, nan = torch.inf, torch.nan
+    x = torch.tensor([0.0, -0.0, inf, -inf, nan, 3e38, -3e38, 1e-45, -1e-45, f.max_finite * 1.001])
+    x = torch.cat((x, torch.tensor([-1], dtype=torch.int32).view(torch.float32)))  # NaN of the other sign
+    top, sign = f.max_code, 1 << (f.bits - 1)
+    expected = [0, sign, top, top | sign, f.nan_code, top, top | sign, 0, sign, top, f.nan_code | sign]
+    assert codes_of(x, f).tolist() == expected
+
+
+@dtypes
+@formats
+def test_decoding_every_code(f, dtype):
+    codes = torch.arange(1 << f.bits)
+    x = reference.from_codes(codes, f.name, dtype)
+    magnitude = codes & ((1 << (f.bits - 1)) - 1)
+    finite = magnitude <= f.max_code
+    expected = table(f, True)[magnitude.clamp(max=f.max_code)].to(dtype)
+    expected = torch.where(codes >> (f.bits - 1) == 1, -expected, expected)
+    assert same_bits(x[finite], expected[finite])
+    assert torch.equal(x.isnan(), magnitude >= f.first_nan_code)
+    assert torch.equal(x.isinf(), ~finite & (magnitude < f.first_nan_code))
+    pattern = x.view(torch.int32 if dtype == torch.float32 else torch.int16)
+    nan = pattern[magnitude == f.nan_code].tolist()
+    width = torch.finfo(dtype).bits
+    assert nan == [QUIET_NAN[dtype], QUIET_NAN[dtype] - (1 << (width - 1))]
+
+
+def test_fp8_bytes_are_pytorchs():
+    codes = torch.arange(256).to(torch.uint8)
+    theirs = codes.view(torch.float8_e4m3fn)
+    ours = DECODE["fp8"](codes, codes[:0], 256, torch.float32, "none")
+    finite = codes & 0x7F != 0x7F
+    assert same_bits(ours[finite], theirs.float()[finite])
+    assert torch.equal(ours.isnan(), theirs.float().isnan())
+    # with clamping explicit and what either calls subnormal left out, the roundings agree as well
+    x = boundaries(FLOAT_FORMATS["fp8"])
+    x = x[x.abs() >= 2.0**-6]
+    rounded = x.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+    assert torch.equal(ENCODE["fp8"](x, "none")[0], rounded)
+
+
+@given(seed=st.integers(0, 999))
+def test_fp16_is_pytorchs_half_but_for_clamp_and_flush(seed):
+    x = values_of(2000, torch.float32, seed, 0.0, seed % 3 == 0)
+    half = x.clamp(-65504, 65504).half()
+    normal = x.abs() >= 2.0**-14 * (1 - 2.0**-12)  # what rounds to the least normal or above
+    expected = torch.where(normal, half, torch.zeros_like(half).copysign(half))
+    got = ENCODE["fp16"](x, "none")[0].view(torch.float16)
+    known = ~x.isnan()
+    assert same_bits(got[known], expected[known]) and torch.equal(got.isnan(), x.isnan())
+
+
+@formats
+def test_codes_survive_a_second_trip(f):
+    codes = torch.arange(1 << f.bits)
+    magnitude = codes & ((1 << (f.bits - 1)) - 1)
+    kept = codes[(magnitude == 0) | (magnitude >> f.mantissa_bits > 0) & (magnitude <= f.max_code)]
+    x = reference.from_codes(kept, f.name, torch.float32)
+    assert torch.equal(codes_of(x, f), kept)
+
+
+@dtypes
+@formats
+@given(n=st.integers(1, 400), seed=st.integers(0, 9999))
+def test_scaled_codes_and_exponents_by_definition(f, dtype, n, seed):
+    x = values_of(n, dtype, seed, 0.2, seed % 5 == 0)
+    for scaling in ("tensor", "block"):
+        codes, exponents = ENCODE[f.name](x, scaling)
+        each = unpacked(codes, n, f)
+        size = n if scaling == "tensor" else SCALE_BLOCK
+        for i, start in enumerate(range(0, n, size)):
+            block = x[start : start + size]
+            assert exponents[i].item() == expected_exponent(block, f)
+            scale = scale_of(exponents[i].item(), f)
+            assert torch.equal(each[start : start + size], expected_codes(block, f, scale))
+
+
+@dtypes
+@formats
+@given(seed=st.integers(0, 9999), scale=st.integers(-146, 127))
+def test_scaled_error_bound(f, dtype, seed, scale):
+    """The bounds of the module's text: per value, and relative to the block's maximum where b was not raised."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(SCALE_BLOCK, generator=g, dtype=torch.float64)
+    x = x * 2.0 ** torch.randint(-30, 1, (SCALE_BLOCK,), generator=g)
+    x = (x / x.abs().max() * 2.0**scale * 1.99).to(dtype)
+    x = x[x.isfinite()]
+    assume(x.any())
+    exponent = ENCODE[f.name](x, "block")[1].item()
+    error = (round_trip(x, f, "block").double() - x.double()).abs()
+    m, e, twice = f.mantissa_bits, f.max_exponent, 1 if dtype == torch.float32 else 2
+    # an fp32 result below 2**-126 is rounded once more, to the grid that x lies on: at most doubling the error too
+    twice = 2 if exponent - 127 - e - f.bias - m < -149 else twice
+    least = 2.0 ** -(f.bias + m) * scale_of(exponent, f)
+    assert (error <= twice * torch.maximum(x.double().abs() * 2.0 ** -(m + 1), torch.tensor(least))).all()
+    if exponent > e + 1:
+        largest = x.double().abs().max()
+        c = 16 / 14.5 if f.name == "fp8" else 1 + 2.0**-m
+        assert least <= 2.0 ** -(f.bias + m + e) * c * largest
+        assert error.max() <= twice * 2.0 ** -(m + 1) * largest
+
+
+@dtypes
+@formats
+@pytest.mark.parametrize("scaling", ["tensor", "block"])
+def test_finite_stays_finite_and_special_stays_special(f, dtype, scaling):
+    largest = torch.finfo(dtype).max
+    x = torch.cat((torch.tensor([largest, -largest], dtype=dtype), special_values(dtype)))
+    got = round_trip(x, f, scaling)
+    assert torch.equal(got.isnan(), x.isnan()) and not got.isinf().any()
+    assert torch.equal(torch.signbit(got), torch.signbit(x))
+    # infinities become what the largest finite values of the block can reach: at least half of the maximum
+    assert (got[x.isinf()].abs().double() >= largest / 2).all()
+
+
+@formats
+def test_blocks_without_finite_values(f):
+    x = torch.cat((torch.zeros(128), torch.full((128,), torch.inf), torch.full((128,), torch.nan), -torch.zeros(1)))
+    codes, exponents = ENCODE[f.name](x, "block")
+    assert exponents.tolist() == [127] * 4
+    got = DECODE[f.name](codes, exponents, x.numel(), torch.float32, "block")
+    assert torch.equal(got[:128], x[:128]) and torch.signbit(got[-1])
+    assert (got[128:256] == f.max_finite * scale_of(127, f)).all() and got[256:384].isnan().all()
+
+
+@dtypes
+@formats
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 127, 128, 129, 1000])
+def test_any_length(f, dtype, scaling, n):
+    x = values_of(n, dtype, 1, 0.1, False)
+    codes, exponents = ENCODE[f.name](x, scaling)
+    held = codes.numel() * codes.element_size()
+    assert (held, exponents.numel()) == (f.packed_bytes(n), scale_count(n, scaling))
+    assert round_trip(x, f, scaling).shape == (n,)
+
+
+@formats
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_working_blocks_join_without_a_seam(f, scaling, monkeypatch):
+    x = values_of(2000, torch.float32, 0, 0.1, False)
+    whole = ENCODE[f.name](x, scaling)
+    back = DECODE[f.name](*whole, 2000, torch.float32, scaling)
+    monkeypatch.setattr(reference, "BLOCK", 256)
+    again = ENCODE[f.name](x, scaling)
+    assert all(torch.equal(a, b) for a, b in zip(whole, again, strict=True))
+    assert same_bits(DECODE[f.name](*again, 2000, torch.float32, scaling), back)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 4, 5, 300, 1001])
+def test_fp10_words_lie_in_planes(n):
+    codes = torch.randint(0, 1024, (n,), generator=torch.Generator().manual_seed(n)).to(torch.int16)
+    words = ops.fp10_pack(codes).long()
+    size = len(words)
+    for i, code in enumerate(codes.tolist()):
+        assert words[i % size] >> 10 * (i // size) & 1023 == code
+    held = sum(int(code) << 10 * (i // size) for i, code in enumerate(codes.tolist()))
+    assert words.sum() == held, "bits that belong to no element are 0"
+    assert torch.equal(reference.fp10_unpack(words.to(torch.int32), n), codes)
+    x = values_of(n, torch.float32, 0, 0.1, False)
+    assert torch.equal(ENCODE["fp10"](x, "none")[0], ops.fp10_pack(reference.to_codes(x, "fp10")))
+
+
+@formats
+def test_operators_meet_their_schemas(f):
+    x = torch.randn(301)
+    for scaling in SCALINGS:
+        payload = ENCODE[f.name](x, scaling)
+        torch.library.opcheck(ENCODE[f.name], (x, scaling), test_utils=("test_schema", "test_faketensor"))
+        args = (*payload, 301, torch.bfloat16, scaling)
+        torch.library.opcheck(DECODE[f.name], args, test_utils=("test_schema", "test_faketensor"))
+    codes = torch.zeros(10, dtype=torch.int16)
+    torch.library.opcheck(ops.fp10_pack, (codes,), test_utils=("test_schema", "test_faketensor"))
+
+
+def test_bad_arguments():
+    x = torch.randn(12)
+    codes, exponents = ENCODE["fp8"](x, "block")
+    words, none = ENCODE["fp10"](x, "none")
+    with pytest.raises(ValueError, match="fp8_encode: scaling must be one of none, tensor, block, got 'row'"):
+        reference.fp8_encode(x, "row")
+    with pytest.raises(TypeError, match=r"fp16_encode: x must be of dtype torch.float32 or .*, got torch.int64"):
+        reference.fp16_encode(x.long(), "none")
+    with pytest.raises(ValueError, match="fp10_encode: x must be 1-D and contiguous"):
+        reference.fp10_encode(x.view(3, 4), "none")
+    with pytest.raises(ValueError, match="fp8_decode: codes must have 13 elements to match 13 values, got 12"):
+        reference.fp8_decode(codes, exponents, 13, torch.float32, "block")
+    with pytest.raises(ValueError, match="exponents must have 0 elements to match 12 codes with scaling 'none', got 1"):
+        reference.fp8_decode(codes, exponents, 12, torch.float32, "none")
+    with pytest.raises(ValueError, match=r"fp10_decode: codes must have 256 elements to match 385 values, three"):
+        reference.fp10_decode(words, none, 385, torch.float32, "none")
+    with pytest.raises(TypeError, match=r"fp16_decode: codes must be of dtype torch.int16, got torch.uint8"):
+        reference.fp16_decode(codes, none, 12, torch.float32, "none")
+    with pytest.raises(TypeError, match=r"fp8_decode: dtype must be of dtype .* got torch.float64"):
+        reference.fp8_decode(codes, exponents, 12, torch.float64, "block")
+    with pytest.raises(TypeError, match=r"fp10_pack: codes must be of dtype torch.int16, got torch.uint8"):
+        reference.fp10_pack(codes)

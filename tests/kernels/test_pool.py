@@ -1,0 +1,195 @@
+"""The CPU's max-pool with window positions against plain PyTorch, bit for bit; the operators' shapes and refusals."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+
+from gistkit import formats
+from gistkit.kernels import ops
+from gistkit.kernels.layout import flat, is_channels_last
+from gistkit.kernels.reference import pool as reference
+from tests.support.pool_cases import DTYPES, PoolCase, assert_same_bits, pool_cases, values
+
+WINDOWS_2X2 = ((2, 2), (2, 2), (0, 0), (1, 1))
+
+
+def plain(case: PoolCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(y, input, leaf) of the same pool in plain PyTorch; under zero_code alone the input is a ReLU's output."""
+    leaf = case.x.clone(memory_format=torch.preserve_format).requires_grad_()
+    pooled = torch.relu(leaf) if case.relu or case.zero_code else leaf
+    kernel, stride, padding, dilation = case.windows
+    return F.max_pool2d(pooled, kernel, stride, padding, dilation, case.ceil_mode), pooled, leaf
+
+
+def as_used(case: PoolCase) -> PoolCase:
+    """zero_code without relu is for an input that already is a ReLU's output."""
+    if case.zero_code and not case.relu:
+        x = torch.relu(case.x)
+        return PoolCase(x, case.windows, case.ceil_mode, False, True, case.bits)
+    return case
+
+
+@given(pool_cases())
+def test_output_and_gradient_equal_plain_pytorch(case):
+    y, codes = ops.maxpool_forward(*as_used(case).forward_args)
+    expected, pooled, leaf = plain(case)
+    assert_same_bits(y, expected)
+    assert y.is_contiguous(memory_format=_layout(case.x))
+    grad_y = case.gradient(y)
+    grad_x = ops.maxpool_backward(*case.backward_args(grad_y, codes))
+    # with zero_code the codes carry the ReLU's mask; without it the gradient is that of the pool alone
+    source = leaf if case.zero_code else pooled
+    (expected_grad,) = torch.autograd.grad(expected, source, grad_y)
+    assert_same_bits(grad_x, expected_grad)
+    assert grad_x.is_contiguous(memory_format=_layout(case.x))
+
+
+def _layout(x):
+    return torch.channels_last if is_channels_last(x) else torch.contiguous_format
+
+
+def test_sums_of_overlapping_windows_follow_the_order_and_dtype_of_the_cpu():
+    # the centre is the maximum of all four windows; 1 + 3 * 2**-9 rounds to 1 in bf16 if every addition rounds
+    x = torch.zeros(1, 1, 3, 3, dtype=torch.bfloat16)
+    x[..., 1, 1] = 1
+    windows = ((2, 2), (1, 1), (0, 0), (1, 1))
+    _, codes = ops.maxpool_forward(x, *windows, False, False, False, 4)
+    grad_y = torch.tensor([1.0, 2**-9, 2**-9, 2**-9]).view(1, 1, 2, 2)
+    in_bf16 = ops.maxpool_backward(grad_y.bfloat16(), codes, 3, 3, *windows, False, False, 4)
+    in_fp32 = ops.maxpool_backward(grad_y, codes, 3, 3, *windows, False, False, 4)
+    assert in_bf16[0, 0, 1, 1] == 1 and in_fp32[0, 0, 1, 1] == 1 + 3 * 2**-9
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_codes_are_positions_in_storage_order_low_nibble_first(bits):
+    x = torch.tensor([[3.0, 0, 0, 1, 0], [0, 0, 0, 0, 0], [0, 0, 0, 0, 0], [5, 9, 9, 0, 0]]).view(1, 1, 4, 5)
+    windows = ((2, 2), (2, 1), (0, 0), (1, 1))
+    _, codes = ops.maxpool_forward(x, *windows, False, False, True, bits)
+    none = 15 if bits == 4 else 255
+    positions = [0, none, 1, 0, 3, 2, 2, none]
+    packed = [a | (b << 4) for a, b in zip(positions[::2], positions[1::2], strict=True)]
+    assert codes.tolist() == (packed if bits == 4 else positions)
+
+
+def test_an_odd_number_of_codes_leaves_the_last_nibble_zero():
+    x = torch.ones(1, 3, 2, 2)
+    x[..., 1, 1] = 2
+    _, codes = ops.maxpool_forward(x, *WINDOWS_2X2, False, False, True, 4)
+    assert codes.tolist() == [0x33, 0x03]
+
+
+def test_corner_rules():
+    nan, inf = float("nan"), float("inf")
+    windows = ((1, 4), (1, 4), (0, 0), (1, 1))
+    rows = torch.tensor(
+        [[nan, 1, nan, 2], [-inf, -inf, -inf, -inf], [1, 2, 2, 1], [-0.0, 0, 0, -0.0], [-1, -1, -2, nan]]
+    )
+    y, codes = ops.maxpool_forward(rows.view(1, 1, 5, 4), *windows, False, False, False, 8)
+    assert codes.tolist() == [2, 0, 1, 0, 3], "last NaN, first of equals, first where nothing is above -inf"
+    assert y.flatten()[0].isnan() and torch.signbit(y.flatten()[3])
+    _, codes = ops.maxpool_forward(rows.view(1, 1, 5, 4), *windows, False, True, True, 8)
+    assert codes.tolist() == [2, 255, 1, 255, 3], "no gradient but where the maximum is positive or NaN"
+
+
+def test_padding_never_wins():
+    x = torch.full((1, 1, 2, 2), -float("inf"))
+    y, codes = ops.maxpool_forward(x, (3, 3), (2, 2), (1, 1), (1, 1), False, False, False, 8)
+    assert y.item() == -float("inf") and codes.tolist() == [4]
+
+
+def test_codes_without_gradient_index_inside_the_plane(monkeypatch):
+    """PyTorch's backward writes wherever an index points, even if it adds nothing there."""
+    seen, scatter = [], reference._scatter
+
+    def spy(grad, indices, *rest):
+        seen.append(indices)
+        return scatter(grad, indices, *rest)
+
+    monkeypatch.setattr(reference, "_scatter", spy)
+    _, codes = ops.maxpool_forward(torch.zeros(1, 1, 4, 4), *WINDOWS_2X2, False, False, True, 8)
+    ops.maxpool_backward(torch.ones(1, 1, 2, 2), codes, 4, 4, *WINDOWS_2X2, False, True, 8)
+    assert codes.tolist() == [255] * 4 and seen[0].min() >= 0 and seen[0].max() < 16
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("images", [1, 2, 7])
+def test_slices_of_the_batch_join_seamlessly(images, layout, monkeypatch):
+    x = values((7, 3, 9, 9), torch.float32, 0.1, 5).contiguous(memory_format=layout)
+    args = (x, (3, 3), (2, 2), (0, 0), (1, 1), False, False, False, 4)
+    y, codes = reference.maxpool_forward(*args)
+    monkeypatch.setattr(reference, "SLICE_OUTPUTS", images * 3 * 4 * 4)
+    sliced_y, sliced_codes = reference.maxpool_forward(*args)
+    assert_same_bits(sliced_y, y)
+    assert torch.equal(sliced_codes, codes)
+    backward = (torch.randn(y.shape), codes, 9, 9, *args[1:5], is_channels_last(x), False, 4)
+    sliced_grad = reference.maxpool_backward(*backward)
+    monkeypatch.undo()
+    assert_same_bits(sliced_grad, reference.maxpool_backward(*backward))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bytes_and_fake_shapes(dtype, bits):
+    x = torch.randn(2, 5, 7, 9).to(dtype).contiguous(memory_format=torch.channels_last)
+    args = ((3, 3), (2, 2), (1, 1), (1, 1), True, True, True, bits)
+    y, codes = ops.maxpool_forward(x, *args)
+    assert codes.dtype == torch.uint8 and codes.numel() == formats.argmax_bytes(y.numel(), bits)
+    torch.library.opcheck(torch.ops.gistkit.maxpool_forward.default, (x, *args))
+    backward = (torch.randn_like(y), codes, 7, 9, *args[:4], True, True, bits)
+    torch.library.opcheck(torch.ops.gistkit.maxpool_backward.default, backward)
+
+
+def test_codes_follow_storage_order_in_channels_last():
+    x = values((2, 3, 6, 6), torch.float32, 0.0, 1)
+    y, codes = ops.maxpool_forward(x, *WINDOWS_2X2, False, False, False, 8)
+    y_last, codes_last = ops.maxpool_forward(
+        x.contiguous(memory_format=torch.channels_last), *WINDOWS_2X2, False, False, False, 8
+    )
+    assert torch.equal(y, y_last)
+    assert torch.equal(flat(codes.view(y.shape).contiguous(memory_format=torch.channels_last)), codes_last)
+
+
+def _forward(x=None, kernel=(2, 2), stride=(2, 2), padding=(0, 0), dilation=(1, 1), zero_code=True, bits=4):
+    x = torch.ones(1, 2, 4, 4) if x is None else x
+    return ops.maxpool_forward(x, kernel, stride, padding, dilation, False, False, zero_code, bits)
+
+
+@pytest.mark.parametrize(
+    "error, text, arguments",
+    [
+        (TypeError, "x must be of dtype .*float32.* got torch.float64", {"x": torch.ones(1, 1, 4, 4).double()}),
+        (ValueError, r"x must be 4-D \(N, C, H, W\), got shape \(4, 4\)", {"x": torch.ones(4, 4)}),
+        (ValueError, r"x must be contiguous .* pass x.contiguous\(\)", {"x": torch.ones(1, 2, 4, 8)[..., ::2]}),
+        (ValueError, r"kernel must be two integers of at least 1, got \(2, 0\); give one", {"kernel": (2, 0)}),
+        (ValueError, r"padding must be at most half of the kernel, got padding \(2, 0\)", {"padding": (2, 0)}),
+        (ValueError, "bits must be 4 or 8, got 3; 8 takes", {"bits": 3}),
+        (ValueError, "4-bit codes name at most 15 window positions .* use bits=8", {"kernel": (4, 4)}),
+        (ValueError, "8-bit codes name at most 255 .* use PyTorch's own", {"kernel": (16, 16), "bits": 8}),
+        (ValueError, "has no output; use a smaller window", {"kernel": (5, 3)}),
+        (
+            ValueError,
+            "lies wholly in the padding of a 4 x 1 plane, .* smaller dilation",
+            {"x": torch.ones(1, 1, 4, 1), "kernel": (2, 2), "padding": (0, 1), "dilation": (1, 2)},
+        ),
+    ],
+)
+def test_forward_refuses(error, text, arguments):
+    with pytest.raises(error, match="maxpool_forward: .*" + text):
+        _forward(**arguments)
+
+
+def test_sixteen_positions_fit_four_bits_without_the_zero_code():
+    y, codes = _forward(torch.arange(16.0).view(1, 1, 4, 4), kernel=(4, 4), zero_code=False)
+    assert y.item() == 15 and codes.tolist() == [15]
+
+
+def test_backward_refuses_what_does_not_fit_together():
+    grad_y = torch.ones(1, 2, 2, 2)
+    codes = torch.zeros(4, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="grad_y must have the planes that the pool makes of 9 x 4 inputs"):
+        ops.maxpool_backward(grad_y, codes, 9, 4, *WINDOWS_2X2, False, True, 4)
+    with pytest.raises(ValueError, match="codes must be 4 contiguous uint8 for 8 outputs at 4 bits, got 3"):
+        ops.maxpool_backward(grad_y, codes[:3], 4, 4, *WINDOWS_2X2, False, True, 4)
+    with pytest.raises(TypeError, match=r"grad_y must be of dtype .* got torch\.int64"):
+        ops.maxpool_backward(grad_y.long(), codes, 4, 4, *WINDOWS_2X2, False, True, 4)

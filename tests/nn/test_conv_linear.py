@@ -1,0 +1,285 @@
+"""conv2d and linear against PyTorch's own, bit for bit: outputs, gradients, strides, what is kept and for how long."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gistkit import functional
+from gistkit.nn.keep import keep_coded, keep_dense
+from gistkit.nn.standin import Geometry, StandIn
+from gistkit.runtime.live import LiveBytes
+from tests.support.nn_cases import DTYPES, LAYOUTS, assert_same, laid_out, planted
+
+# batch, channels in and out, kernel, then stride, padding, dilation, groups
+CONVOLUTIONS = {
+    "3x3": ((2, 4, 6, 3), (1, 1, 1, 1)),
+    "1x1": ((3, 4, 6, 1), (1, 0, 1, 1)),
+    "strided": ((2, 4, 6, 5), (2, 2, 1, 1)),
+    "dilated": ((2, 4, 6, 3), (1, 2, 2, 1)),
+    "grouped": ((2, 4, 8, 3), (2, 1, 1, 2)),
+    "depthwise": ((2, 4, 4, 3), (1, 1, 1, 4)),
+    "depthwise dilated": ((2, 4, 4, 3), (1, 2, 2, 4)),
+    "large batch": ((17, 8, 8, 3), (1, 1, 1, 1)),
+    "one channel": ((2, 1, 4, 3), (1, 1, 1, 1)),
+    "uneven": ((2, 4, 6, (3, 2)), ((2, 1), (0, 1), (1, 2), 1)),
+    "same": ((2, 4, 6, 3), (1, "same", 2, 1)),
+    "same, uneven": ((2, 4, 6, (2, 4)), (1, "same", 1, 1)),
+    "valid": ((2, 4, 6, 3), (2, "valid", 1, 1)),
+}
+
+
+def _operands(case, dtype, x_layout="contiguous", weight_layout="contiguous", bias=True, special=False):
+    (n, c, o, k), (*_, groups) = CONVOLUTIONS[case]
+    kernel = k if isinstance(k, tuple) else (k, k)
+    x = laid_out(planted((n, c, 9, 8), dtype, special), x_layout)
+    weight = laid_out(planted((o, c // groups, *kernel), dtype, special), weight_layout)
+    return [x.requires_grad_(), weight.requires_grad_(), planted((o,), dtype).requires_grad_() if bias else None]
+
+
+def _pair(case, **options):
+    where = CONVOLUTIONS[case][1]
+    return (lambda x, w, b: functional.conv2d(x, w, b, *where, **options)), (lambda x, w, b: F.conv2d(x, w, b, *where))
+
+
+@pytest.fixture(autouse=True)
+def _quiet(recwarn):
+    """PyTorch warns once of the copy that uneven "same" padding makes."""
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("x_layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("weight_layout", ["contiguous", "channels_last"])
+def test_conv2d(case, dtype, x_layout, weight_layout):
+    operands = _operands(case, dtype, x_layout, weight_layout, bias=dtype != torch.float16)
+    for grad_layout in ("contiguous", "channels_last", "expanded"):
+        assert_same(*_pair(case), operands, grad_layout=grad_layout, special=False)
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+@pytest.mark.parametrize("x_layout", ["contiguous", "channels_last"])
+def test_conv2d_without_onednn(case, x_layout):
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert_same(*_pair(case), _operands(case, torch.float32, x_layout), special=False)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_conv2d_of_any_layout_with_special_values(layout):
+    assert_same(*_pair("3x3"), _operands("3x3", torch.float32, layout, special=True))
+
+
+@pytest.mark.parametrize("needs", [(x, w, b) for x in (0, 1) for w in (0, 1) for b in (0, 1)])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("onednn", [True, False])
+@pytest.mark.parametrize("case", ["3x3", "grouped"])
+def test_conv2d_keeps_its_input_only_where_a_parameter_needs_it(needs, layout, onednn, case):
+    asked = []
+
+    def keep(x):
+        asked.append(x)
+        return keep_dense(x)
+
+    operands = _operands(case, torch.float32, layout)
+    for x, need in zip(operands, needs, strict=True):
+        x.requires_grad_(bool(need))
+    with torch.backends.mkldnn.flags(enabled=onednn):
+        if any(needs):
+            assert_same(*_pair(case, keep=keep), operands, special=False)
+        # some backends without a stand-in read the input for its own gradient
+        without = not onednn and layout == "channels_last" and case == "grouped"
+        read = any(needs[1:]) or (needs[0] and without)
+    assert len(asked) == int(bool(read))
+
+
+@pytest.mark.parametrize("codec", ["zvc", "csr", "dense"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_coded_inputs(codec, layout):
+    operands = _operands("3x3", torch.float32, layout)
+    keep = keep_coded(codec)
+    rectified = lambda f: lambda x, w, b: f(F.relu(x), w, b)  # noqa: E731
+    own, plain = _pair("3x3", keep=keep)
+    assert_same(rectified(own), rectified(plain), operands)
+    flat = [planted((6, 5)).requires_grad_(), planted((4, 5)).requires_grad_(), None]
+    assert_same(lambda *t: functional.linear(*t, keep=keep), F.linear, flat)
+
+
+def test_conv2d_unbatched():
+    x, weight, bias = _operands("3x3", torch.float32)
+    assert_same(*_pair("3x3"), [x.detach()[0].contiguous().requires_grad_(), weight, bias], special=False)
+
+
+@pytest.mark.parametrize("slices", [2, 3, 64])
+def test_slices_sum_the_same_terms(slices):
+    # Small integers: every partial sum is exact in fp32 and in bf16's fp32 accumulator, so the order cannot matter.
+    for dtype in (torch.float32, torch.bfloat16):
+        ints = [torch.randint(-2, 3, s).to(dtype).requires_grad_() for s in ((5, 2, 6, 6), (3, 2, 3, 3), (3,))]
+        _same_integers(lambda *t: functional.conv2d(*t, slices=slices), F.conv2d, ints)
+        ints = [torch.randint(-2, 3, s).to(dtype).requires_grad_() for s in ((5, 3, 4), (2, 4), (2,))]
+        _same_integers(lambda *t: functional.linear(*t, slices=slices), F.linear, ints)
+
+
+def _same_integers(own, plain, operands):
+    grad = torch.randint(-2, 3, plain(*operands).shape).to(operands[0].dtype)
+    got = torch.autograd.grad(own(*operands), operands, grad)
+    want = torch.autograd.grad(plain(*operands), operands, grad)
+    assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(got, want, strict=True))
+
+
+def test_slices_decode_rows_only():
+    x, weight = planted((6, 2, 5, 5), special=False).requires_grad_(), planted((3, 2, 3, 3), special=False)
+    asked = []
+
+    class Rows:
+        def dense(self):
+            raise AssertionError("the whole input is not needed")
+
+        def dense_rows(self, start, stop):
+            asked.append((start, stop))
+            return x.detach()[start:stop]
+
+    functional.conv2d(x, weight.requires_grad_(), keep=lambda _: Rows(), slices=3).sum().backward()
+    assert asked == [(0, 2), (2, 4), (4, 6)]
+
+
+@pytest.mark.parametrize("slices", [0, -1, 1.5, True])
+def test_slices_must_be_positive(slices):
+    x, w = planted((2, 3)), planted((4, 3))
+    with pytest.raises(ValueError, match=r"linear: slices must be an int of at least 1, got .*; pass 1 for exact sums"):
+        functional.linear(x, w, slices=slices)
+
+
+LINEARS = [(4, 5), (1, 5), (5,), (2, 4, 5), (2, 3, 4, 5), (0, 5), (2, 0, 5), (7, 1)]
+
+
+@pytest.mark.parametrize("shape", LINEARS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("special", [False, True])
+def test_linear(shape, dtype, bias, special):
+    parameters = [planted((3, shape[-1]), dtype, special).requires_grad_()]
+    parameters.append(planted((3,), dtype, special).requires_grad_() if bias else None)
+    assert_same(functional.linear, F.linear, [planted(shape, dtype, special).requires_grad_(), *parameters])
+
+
+@pytest.mark.parametrize("layout", ["permuted", "sliced", "expanded"])
+@pytest.mark.parametrize("shape", [(6, 5), (3, 6, 5)])
+@pytest.mark.parametrize("needs", [(1, 1, 1), (1, 0, 1), (0, 1, 0), (1, 0, 0), (0, 0, 1)])
+def test_linear_layouts_and_frozen_operands(layout, shape, needs):
+    for column_major in (False, True):
+        weight = planted((5, 4)).t() if column_major else planted((4, 5))
+        operands = [laid_out(planted(shape), layout), weight, planted((4,))]
+        operands = [x.requires_grad_(bool(need)) for x, need in zip(operands, needs, strict=True)]
+        for grad_layout in ("contiguous", "permuted"):
+            assert_same(functional.linear, F.linear, operands, grad_layout=grad_layout)
+
+
+def test_linear_of_a_frozen_weight_keeps_nothing():
+    def keep(x):
+        raise AssertionError("nothing reads the input")
+
+    x, weight = planted((4, 5)).requires_grad_(), planted((3, 5))
+    functional.linear(x, weight, keep=keep).sum().backward()
+    assert x.grad is not None
+
+
+@pytest.mark.parametrize("op", ["conv2d", "linear"])
+def test_the_decoded_input_is_gone_before_the_input_gradient(op):
+    n, c, size = 4, 16, 32
+    x = F.relu(planted((n, c, size, size), special=False)).requires_grad_()
+    if op == "linear":
+        x = x.detach().view(-1, 64).requires_grad_()
+    weight = planted((c, c, 3, 3) if op == "conv2d" else (64, 64), special=False).requires_grad_()
+    where = {"padding": 1} if op == "conv2d" else {}
+    y = getattr(functional, op)(x, weight, keep=keep_coded("zvc"), **where)
+    grad = torch.ones_like(y)
+    with LiveBytes() as live:
+        y.backward(grad)
+    # at no time do the decoded input and the input gradient exist together
+    nbytes, slack = x.numel() * 4, weight.numel() * 8
+    assert nbytes <= live.peak_bytes <= nbytes + slack
+
+
+@pytest.mark.parametrize("op", ["conv2d", "linear"])
+def test_an_input_kept_whole_is_gone_before_the_input_gradient(op):
+    x = planted((4, 16, 32, 32) if op == "conv2d" else (1024, 64), special=False).requires_grad_()
+    weight = planted((16, 16, 3, 3) if op == "conv2d" else (64, 64), special=False).requires_grad_()
+    grad = torch.ones_like(x)
+    with LiveBytes() as live:
+        y = getattr(functional, op)(x.clone(), weight, **({"padding": 1} if op == "conv2d" else {}))
+        y.backward(grad)
+    nbytes, slack = x.numel() * 4, weight.numel() * 8
+    # the output lives on; beside it either the clone or the gradient, which the clone's backward hands on uncopied
+    assert 2 * nbytes <= live.peak_bytes <= 2 * nbytes + slack
+
+
+def test_a_stand_in_is_empty_only_where_its_backend_takes_it_as_it_is():
+    x = planted((17, 8, 9, 8), special=False)
+    for rows, groups, onednn in ((17, 1, True), (17, 2, True), (4, 1, False)):  # NNPACK takes 16 rows and more
+        weight, geometry = planted((8, 8 // groups, 3, 3), special=False), Geometry((1, 1), (1, 1), (1, 1), groups)
+        with torch.backends.mkldnn.flags(enabled=onednn):
+            made = StandIn.of(x[:rows], weight, geometry).tensor(weight, geometry)
+        assert made.untyped_storage().nbytes() == 0
+    weight, geometry = planted((8, 4, 3, 3), special=False), Geometry((1, 1), (1, 1), (1, 1), 2)
+    stand_in = StandIn.of(x, weight, geometry)
+    # both would be copied before use: another layout, another backend
+    turned = laid_out(weight, "channels_last")
+    assert stand_in.tensor(turned, geometry).data_ptr() == turned.data_ptr()
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert stand_in.tensor(weight, geometry).data_ptr() == weight.data_ptr()
+
+
+@pytest.mark.parametrize("op", ["conv2d", "linear"])
+def test_the_input_is_freed_by_its_backward(op):
+    x = planted((2, 3, 8, 8), special=False).requires_grad_()
+    z = x * 2 if op == "conv2d" else (x * 2).view(-1, 8)
+    weight = planted((4, 3, 3, 3) if op == "conv2d" else (5, 8), special=False).requires_grad_()
+    memory = weakref.ref(z.untyped_storage())
+    y = functional.conv2d(z, weight) if op == "conv2d" else functional.linear(z, weight)
+    kept = y.grad_fn.kept[0]
+    storage = weakref.ref(kept.dense())
+    del z, kept
+    gc.collect()
+    assert storage() is not None
+    y.sum().backward()
+    assert storage() is None and memory() is None
+
+
+@pytest.mark.parametrize("op", ["conv2d", "linear"])
+def test_writing_to_an_operand_in_between_raises(op):
+    for written in range(2):
+        x = planted((2, 3, 8, 8), special=False).requires_grad_()
+        z = x * 2
+        weight = planted((4, 3, 3, 3) if op == "conv2d" else (5, 8), special=False).requires_grad_()
+        y = getattr(functional, op)(z, weight)
+        with torch.no_grad():
+            (z, weight)[written].mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "bad", [dict(stride=0), dict(padding=-1), dict(groups=2), dict(padding="same", stride=2), dict(padding="full"),
+            dict(dilation=9), dict(bias=torch.ones(7)), dict(stride=(1, 1, 1)), dict(weight=torch.ones(4, 3, 3))]
+)  # fmt: skip
+def test_conv2d_errors_are_pytorchs(bad):
+    operands = {"input": planted((2, 3, 8, 8)).requires_grad_(), "weight": torch.ones(4, 3, 3, 3), **bad}
+    with pytest.raises(RuntimeError) as plain:
+        F.conv2d(**operands)
+    x, weight = operands.pop("input"), operands.pop("weight")
+    with pytest.raises(RuntimeError) as own:
+        functional.conv2d(x, weight, **operands)
+    assert str(own.value) == str(plain.value)
+
+
+@pytest.mark.parametrize("op", ["conv2d", "linear"])
+@pytest.mark.parametrize("name", ["x", "weight", "bias"])
+def test_integers_are_named(op, name):
+    operands = dict(x=torch.ones(1, 3, 4, 4), weight=torch.ones(2, 3, 3, 3), bias=torch.ones(2))
+    operands[name] = operands[name].long()
+    with pytest.raises(
+        TypeError, match=rf"functional\.{op}: {name} must be a floating-point tensor, got dtype torch.int64"
+    ):
+        getattr(functional, op)(**operands)

@@ -1,0 +1,146 @@
+"""gistkit.nn's classes against torch.nn's: constructors, state dicts, results, what runs in eval()."""
+
+import copy
+import inspect
+import pickle
+
+import pytest
+import torch
+
+import gistkit.nn as gnn
+from gistkit.nn import functional
+from tests.support.nn_cases import laid_out, planted, same_bits
+
+IMAGE = (4, 6, 9, 8)
+CASES = {
+    "ReLU": [(), dict(inplace=True)],
+    "MaxPool2d": [(2,), (3, 2, 1), ((2, 3), None, 1, 1, False, True), dict(kernel_size=3, stride=1, dilation=2)],
+    "Conv2d": [
+        (6, 4, 3), (6, 4, (3, 1), 2, (1, 0)), (6, 6, 3, 1, "same", 2, 6), (6, 4, 3, 1, "valid", 1, 2, False),
+        *((6, 4, 3, 1, 1, 1, 1, True, mode) for mode in ("reflect", "replicate", "circular")),
+        dict(in_channels=6, out_channels=4, kernel_size=3, dtype=torch.bfloat16),
+    ],
+    "Linear": [(8, 5), (8, 5, False), dict(in_features=8, out_features=5, dtype=torch.bfloat16)],
+    "BatchNorm2d": [(6,), (6, 1e-3, 0.4), (6, 1e-5, None), (6, 1e-5, 0.1, False), (6, 1e-5, 0.1, True, False)],
+    "Dropout": [(), (0.2,), (0.2, True), (0.0,), (1.0,)],
+}  # fmt: skip
+PAIRS = [(name, args) for name, all_args in CASES.items() for args in all_args]
+
+
+def _make(name, args, **more):
+    arguments = (lambda cls: cls(**args, **more)) if isinstance(args, dict) else (lambda cls: cls(*args, **more))
+    torch.manual_seed(2)
+    own = arguments(getattr(gnn, name))
+    plain = copy.deepcopy(own) if more else None
+    torch.manual_seed(2)
+    if plain is None:
+        plain = arguments(getattr(torch.nn, name))
+    return own, plain
+
+
+def _step(module, x, times=2):
+    """Outputs, gradients, buffers and the random state after some steps over x."""
+    torch.manual_seed(7)
+    x = x.clone(memory_format=torch.preserve_format).requires_grad_()
+    module.zero_grad()
+    outputs = []
+    for _ in range(times):
+        y = module(x * 1)
+        outputs.append(y.detach().clone())
+        (y * torch.linspace(-1, 1, y.numel()).view(y.shape).to(y.dtype)).sum().backward()
+    gradients = [p.grad for p in module.parameters()]
+    return [*outputs, x.grad, *gradients, *(b.clone() for b in module.buffers()), torch.get_rng_state()]
+
+
+def _same(got, want):
+    return len(got) == len(want) and all(same_bits(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("name, args", PAIRS)
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_same_results_in_training(name, args, layout):
+    own, plain = _make(name, args)
+    dtype = args.get("dtype", torch.float32) if isinstance(args, dict) else torch.float32
+    x = laid_out(planted(IMAGE, dtype, special=False), layout)
+    assert _same(_step(own, x), _step(plain, x))
+
+
+@pytest.mark.parametrize("name, args", PAIRS)
+def test_same_face(name, args):
+    own, plain = _make(name, args)
+    assert isinstance(own, getattr(torch.nn, name))
+    assert repr(own) == repr(plain)
+    assert list(own.state_dict()) == list(plain.state_dict())
+    assert all(same_bits(a, b) for a, b in zip(own.state_dict().values(), plain.state_dict().values(), strict=True))
+    plain.load_state_dict(own.state_dict())
+    assert repr(copy.deepcopy(own)) == repr(pickle.loads(pickle.dumps(own))) == repr(own)
+
+
+@pytest.mark.parametrize("name", [*CASES, "ReLUMaxPool2d"])
+def test_nothing_of_gistkit_runs_in_eval_or_without_gradients(name, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("gistkit's function ran")
+
+    for f in functional.__all__:
+        monkeypatch.setattr(functional, f, refuse)
+    cls = getattr(gnn, name)
+    module = cls(*CASES.get(name, [(2,)])[0]) if name != "Linear" else cls(8, 5)
+    x = planted(IMAGE, special=False)
+    with torch.no_grad():
+        module(x)
+    module.eval()
+    module(x.requires_grad_()).sum().backward()
+    with pytest.raises(AssertionError, match="gistkit's function ran"):
+        module.train()(x)
+
+
+@pytest.mark.parametrize("args", [(2,), (3, 2, 1), dict(kernel_size=3, stride=1, dilation=2, ceil_mode=True)])
+def test_relu_max_pool2d(args):
+    pool = (lambda cls: cls(**args)) if isinstance(args, dict) else (lambda cls: cls(*args))
+    own, plain = pool(gnn.ReLUMaxPool2d), torch.nn.Sequential(torch.nn.ReLU(), pool(torch.nn.MaxPool2d))
+    x = planted(IMAGE, special=False)
+    assert _same(_step(own, x), _step(plain, x))
+    assert same_bits(own.eval()(x), plain(x))
+
+
+@pytest.mark.parametrize("cls", [gnn.MaxPool2d, gnn.ReLUMaxPool2d])
+def test_pools_that_return_indices(cls):
+    x = planted(IMAGE, special=False).requires_grad_()
+    y, indices = cls(2, return_indices=True)(x)
+    want = torch.nn.MaxPool2d(2, return_indices=True)(torch.relu(x) if cls is gnn.ReLUMaxPool2d else x)
+    assert same_bits(y, want[0]) and torch.equal(indices, want[1])
+
+
+@pytest.mark.parametrize("name, args", [("Conv2d", (6, 4, 3)), ("Linear", (8, 5)), ("BatchNorm2d", (6,))])
+def test_codec(name, args):
+    own, _ = _make(name, args, codec="zvc")
+    plain = getattr(torch.nn, name)(*args)
+    plain.load_state_dict(own.state_dict())
+    x = torch.relu(planted(IMAGE, special=False))
+    assert _same(_step(own, x), _step(plain, x))
+    assert repr(own) == repr(plain)[:-1] + ", codec='zvc')"
+    assert repr(pickle.loads(pickle.dumps(own))) == repr(own)
+    kept = own(x.requires_grad_()).grad_fn.kept
+    assert kept[0].encoded.codec == "zvc"
+    # lossy, so that a codec that is not used would show
+    lossy = getattr(gnn, name)(*args, codec="fp8")
+    lossy.load_state_dict(own.state_dict())
+    assert not torch.equal(_step(lossy, x.detach())[3], _step(plain, x.detach())[3])
+
+
+@pytest.mark.parametrize("name, args", [("Conv2d", (6, 4, 3)), ("Linear", (8, 5)), ("BatchNorm2d", (6,))])
+def test_unknown_codec(name, args):
+    with pytest.raises(ValueError, match=r"codec: name must be one of dense, .*; got 'zvcc'; did you mean 'zvc'\?"):
+        getattr(gnn, name)(*args, codec="zvcc")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_constructors_accept_torchs_arguments(name):
+    torchs = inspect.signature(getattr(torch.nn, name)).parameters
+    accepts = inspect.signature(getattr(gnn, name)).parameters
+    assert set(torchs) <= set(accepts) or any(p.kind is p.VAR_KEYWORD for p in accepts.values())
+
+
+def test_batch_norm_checks_its_input():
+    with pytest.raises(ValueError, match=r"expected 4D input \(got 3D input\)"):
+        gnn.BatchNorm2d(3)(torch.ones(2, 3, 4))

@@ -1,0 +1,178 @@
+"""batch_norm against PyTorch's own, bit for bit, and the rebuild of its output from its input."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gistkit import functional
+from gistkit.capture.calls import BatchNorm
+from gistkit.nn.keep import keep_coded
+from gistkit.nn.norm import rebuild_candidates
+from gistkit.runtime.rebuild.exactness import arithmetic, try_drawn
+from tests.support.nn_cases import DTYPES, LAYOUTS, assert_same, laid_out, planted, same_bits
+
+SHAPES = [(4, 6, 5, 7), (4, 16, 3, 3), (4, 40, 3, 3), (9, 6), (3, 6, 8), (2, 3, 2, 3, 2)]
+
+
+def _batch_norm(f, buffers=None, **options):
+    """f as a function of (x, weight, bias) that puts copies of fresh running statistics into ``buffers``."""
+
+    def call(x, weight=None, bias=None):
+        dtype = x.dtype if weight is None else weight.dtype
+        running = [torch.zeros(x.shape[1], dtype=dtype), torch.ones(x.shape[1], dtype=dtype)]
+        y = f(x, *running, weight, bias, True, 0.3, 1e-4, **options)
+        if buffers is not None:
+            buffers.extend(running)
+        return y
+
+    return call
+
+
+def _affine(channels, dtype):
+    return [planted((channels,), dtype, False).requires_grad_() for _ in range(2)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("parameters", ["same", "fp32", "none"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "permuted"])
+def test_batch_norm(shape, dtype, parameters, layout):
+    layout = "contiguous" if layout == "channels_last" and len(shape) != 4 else layout
+    x = laid_out(planted(shape, dtype, False), layout).requires_grad_()
+    affine = [] if parameters == "none" else _affine(shape[1], dtype if parameters == "same" else torch.float32)
+    got, want = [], []
+    own, plain = _batch_norm(functional.batch_norm, got), _batch_norm(F.batch_norm, want)
+    for grad_layout in ("contiguous", "permuted"):
+        assert_same(own, plain, [x, *affine], grad_layout=grad_layout, special=False)
+    assert len(got) == 4 and all(same_bits(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_special_values_and_layouts(layout):
+    x = laid_out(planted((4, 6, 5, 7)), layout).requires_grad_()
+    assert_same(_batch_norm(functional.batch_norm), _batch_norm(F.batch_norm), [x, *_affine(6, torch.float32)])
+
+
+@pytest.mark.parametrize("needs", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1)])
+def test_frozen_operands(needs):
+    operands = [planted((4, 6, 5, 7)), *_affine(6, torch.float32)]
+    operands = [x.detach().requires_grad_(bool(need)) for x, need in zip(operands, needs, strict=True)]
+    assert_same(_batch_norm(functional.batch_norm), _batch_norm(F.batch_norm), operands)
+
+
+@pytest.mark.parametrize("codec", ["dense", "zvc"])
+def test_coded_input(codec):
+    x = planted((4, 6, 5, 7)).requires_grad_()
+    own = _batch_norm(functional.batch_norm, keep=keep_coded(codec))
+    assert_same(own, _batch_norm(F.batch_norm), [x, *_affine(6, torch.float32)])
+
+
+def test_inference_and_absent_statistics():
+    x = planted((4, 6, 5, 7)).requires_grad_()
+    affine = _affine(6, torch.float32)
+    running = planted((6,), special=False), planted((6,), special=False).abs()
+    for options in (running, (None, None)):
+        training = options[0] is None
+        own, plain = (_with(f, *options, training=training) for f in (functional.batch_norm, F.batch_norm))
+        assert_same(own, plain, [x, *affine])
+
+
+def _with(f, mean, variance, training):
+    return lambda x, weight, bias: f(x, mean, variance, weight, bias, training)
+
+
+def test_errors():
+    one = torch.ones(1, 3, 1, 1).requires_grad_()
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
+        functional.batch_norm(one, None, None, training=True)
+    x = torch.ones(2, 3, 2, 2).requires_grad_()
+    with pytest.raises(RuntimeError, match="running_mean should contain 3 elements not 4"):
+        functional.batch_norm(x, torch.zeros(4), torch.ones(4), training=True)
+    with pytest.raises(TypeError, match=r"batch_norm: weight must be a floating-point tensor, got dtype torch.int64"):
+        functional.batch_norm(x, None, None, weight=torch.ones(3).long(), training=True)
+    y = functional.batch_norm(z := x * 2, None, None, training=True)
+    with torch.no_grad():
+        z.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("parameters", ["same", "fp32", "none"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "permuted"])
+def test_rebuild(shape, dtype, parameters, layout):
+    layout = "contiguous" if layout == "channels_last" and len(shape) != 4 else layout
+    x = laid_out(planted(shape, dtype, special=len(shape) == 3) * 3 + 1, layout).requires_grad_()
+    affine = [None] * 2 if parameters == "none" else _affine(shape[1], dtype if parameters == "same" else torch.float32)
+    stats = []
+    y = functional.batch_norm(x, None, None, *affine, training=True, on_stats=lambda *s: stats.extend(s))
+    mean, invstd = stats
+    with torch.no_grad():
+        rebuilt = functional.bn_apply(x, mean, invstd, *affine)
+    assert same_bits(rebuilt, y, nan_payloads=False)
+    candidate = functional.rebuild_candidates(x)[0](x.detach(), mean, invstd, *affine)
+    assert same_bits(rebuilt, candidate)
+
+
+def test_candidates_for_cudnn_compute_batch_norm():
+    from gistkit.nn import norm
+
+    x, weight, bias = (planted(s, special=False) for s in ((4, 6, 5, 7), (6,), (6,)))
+    stats = []
+    y = functional.batch_norm(x.requires_grad_(), None, None, weight, bias, True, on_stats=lambda *s: stats.extend(s))
+    for affine in ((weight, bias), (None, None)):
+        want = y if affine[0] is not None else F.batch_norm(x, None, None, training=True)
+        for candidate in (norm._centred, norm._normalised, norm._fused, norm._stepwise):
+            # 4 roundings of values of at most 8, in either form: 2 * 4 * 8 * 2**-24 = 4e-6
+            torch.testing.assert_close(candidate(x.detach(), *stats, *affine), want.detach(), atol=4e-6, rtol=0)
+
+
+def test_statistics_are_the_batches():
+    x = planted((64, 3, 8, 8), special=False).requires_grad_()
+    stats = []
+    functional.batch_norm(x, None, None, training=True, eps=0.5, on_stats=lambda *s: stats.extend(s))
+    wide = x.detach().double()
+    mean, variance = wide.mean((0, 2, 3)), wide.var((0, 2, 3), unbiased=False)
+    # 4096 terms of order 1 summed in fp32: at most 4096 * 2**-24 = 2.5e-4 relative to their absolute values' mean
+    torch.testing.assert_close(stats[0].double(), mean, atol=2.5e-4, rtol=0)
+    torch.testing.assert_close(stats[1].double(), (variance + 0.5).rsqrt(), atol=0, rtol=5e-4)
+
+
+def test_a_rebuild_that_is_right_for_unit_weights_alone_is_not_relied_on(monkeypatch):
+    """A network begins with unit weights and zero biases: there an arithmetic that forgets both gives the same bits."""
+    x, weight, bias = torch.randn(4, 8, 5, 5), torch.ones(8), torch.zeros(8)
+    y, mean, invstd, _, _ = torch._batch_norm_impl_index(x, weight, bias, None, None, True, 0.1, 1e-5, False)
+    (right,) = [c for c in rebuild_candidates(x) if c.__name__ == "_fused"]
+
+    def forgets(x, mean, invstd, weight, bias):
+        return right(x, mean, invstd, torch.ones_like(mean), torch.zeros_like(mean))
+
+    monkeypatch.setattr("gistkit.runtime.rebuild.probed.rebuild_candidates", lambda x: [forgets, right])
+    state = torch.get_rng_state()
+    assert torch.equal(forgets(x, mean, invstd, weight, bias), y)
+    verified, call = {}, BatchNorm(x, None, None, weight, bias, True, 0.1, 1e-5)
+    try_drawn(verified, 0, call)
+    assert arithmetic(verified, 0, call, y, (mean, invstd)) is right
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("shape", [(4, 16, 8, 8), (2, 3, 4), (6, 5)])
+def test_data_that_tell_nothing_apart_decide_nothing(monkeypatch, shape):
+    """With means of zero it makes no difference how often bias - mean * alpha is rounded; in the next step it may."""
+    half = torch.randn(shape)
+    x = torch.cat((half, -half))
+    weight, bias = torch.ones(shape[1]), torch.zeros(shape[1])
+    y, mean, invstd, _, _ = torch._batch_norm_impl_index(x, weight, bias, None, None, True, 0.1, 1e-5, False)
+    (right,) = [c for c in rebuild_candidates(x) if c.__name__ == "_fused"]
+
+    def rounds_twice(x, mean, invstd, weight, bias):
+        alpha = weight * invstd
+        over = (1, -1) + (1,) * (x.dim() - 2)
+        return torch.addcmul((bias - mean * alpha).view(over), x, alpha.view(over))
+
+    assert torch.equal(rounds_twice(x, mean, invstd, weight, bias), y)
+    monkeypatch.setattr("gistkit.runtime.rebuild.probed.rebuild_candidates", lambda x: [rounds_twice, right])
+    verified, call = {}, BatchNorm(x, None, None, weight, bias, True, 0.1, 1e-5)
+    try_drawn(verified, 0, call)
+    assert arithmetic(verified, 0, call, y, (mean, invstd)) is right

@@ -1,0 +1,272 @@
+"""Convolutions under cuDNN's switches: what a plan may choose of what was measured, and that the runtime does so."""
+
+import copy
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gistkit
+from gistkit import CallChoice, StepTimes, capture
+from gistkit.api.measuring import costs_of
+from gistkit.ir.scale import scaled
+from gistkit.nn import conv
+from gistkit.nn.switched import switched
+from gistkit.planning.cost.devices import PRESETS
+from gistkit.planning.cost.part_algorithms import DEFAULT, SWITCHES, by_part, is_switched, switches
+from gistkit.planning.cost.times import step_fingerprint
+from gistkit.planning.simulate.sub_batches import scaled_costs
+from gistkit.profiling import task_timer as runtime_times
+
+H200 = PRESETS["h200"]
+MIB = 2**20
+
+
+def now():
+    return torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
+
+
+def step():
+    return network(), torch.randn(4, 3, 16, 16)
+
+
+def made_up(graph, benchmark=(1.0, 0), deterministic=(1.0, 0), default=(1.0, 0)):
+    """Times as from an H200: (share of 1 ms, workspace) of every convolution's task."""
+    convs = [t.index for t in graph.tasks if t.conv is not None]
+    each = {DEFAULT: default, "benchmark": benchmark, "deterministic": deterministic}
+    return StepTimes(
+        step_fingerprint(graph),
+        "NVIDIA H200",
+        graph.batch,
+        graph.batch,
+        0.1,
+        {t.index: 1e-3 for t in graph.tasks},
+        {name: {t: (1e-3 * share, nbytes) for t in convs} for name, (share, nbytes) in each.items()},
+    )
+
+
+def test_names_by_part():
+    text = by_part({"forward": "benchmark", "weight": "implicit_gemm", "input": "deterministic"})
+    assert [switches(text, part) for part in ("forward", "weight", "input")] == ["benchmark", "", "deterministic"]
+    assert is_switched(text) and not is_switched("winograd") and not is_switched(DEFAULT)
+    assert switches("benchmark", "weight") == "benchmark" and switches("fft", "weight") == ""
+
+
+def test_switches_are_put_back():
+    before = now()
+    for name, wanted in SWITCHES.items():
+        with pytest.raises(KeyError), switched(name):
+            assert now() == wanted
+            raise KeyError
+        assert now() == before
+    with switched(""):
+        assert now() == before
+
+
+def test_only_what_is_worth_it_is_offered():
+    graph = capture(*_args(), backward=True)
+    convs = {t.index for t in graph.tasks if t.conv is not None}
+    times = made_up(graph, benchmark=(0.98, 0), deterministic=(2.0, MIB), default=(1.0, 2 * MIB))
+    assert {name: set(tasks) for name, tasks in times.offered(graph, "bitwise").items()} == {DEFAULT: convs}
+    found = times.offered(graph, "reassociated")
+    # 2 MiB less; as fast within the clock's noise, but 1 MiB less.
+    assert set(found["benchmark"]) == set(found["deterministic"]) == convs
+    times = made_up(graph, benchmark=(0.98, 0), deterministic=(0.96, 0))
+    found = times.offered(graph, "lossy")
+    assert found["benchmark"] == {} and set(found["deterministic"]) == convs
+
+
+def _args():
+    model, x = step()
+    return model, (x,)
+
+
+def test_costs_are_the_measured_ones():
+    graph = capture(*_args(), backward=True)
+    times = made_up(graph, benchmark=(0.5, 3 * MIB), default=(1.0, MIB))
+    task = next(t.index for t in graph.tasks if t.conv is not None)
+    costs = costs_of(graph, H200, times, None, "reassociated")
+    assert [(a.name, a.seconds, a.workspace_bytes) for a in costs.algorithms[task]] == [
+        (DEFAULT, 1e-3, MIB), ("benchmark", 5e-4, 3 * MIB), ("deterministic", 1e-3, 0),
+    ]  # fmt: skip
+    assert costs.tells_algorithms("reassociated") and not costs.tells_algorithms("bitwise")
+    bitwise = costs_of(graph, H200, times)
+    assert [a.name for a in bitwise.algorithms[task]] == [DEFAULT] and not bitwise.tells_algorithms("reassociated")
+    half = scaled_costs(costs, graph, scaled(graph, 2)).algorithms[task]
+    assert [(a.name, a.workspace_bytes) for a in half] == [
+        (DEFAULT, MIB // 2), ("benchmark", 3 * MIB // 2), ("deterministic", 0),
+    ]  # fmt: skip
+
+
+def test_a_plan_switches_what_is_faster():
+    model, x = step()
+    graph = capture(model, (x,), backward=True)
+    times = made_up(graph, benchmark=(0.5, 0))
+    fast = gistkit.plan(model, x, hardware="h200", measure=times, fidelity="reassociated")
+    assert {c.algorithm for c in fast.choices if c.op == "conv2d"} == {"benchmark"}
+    assert fast.fidelity == "reassociated"
+    slow = gistkit.plan(model, x, hardware="h200", measure=times)
+    assert not any(is_switched(c.algorithm) for c in slow.choices) and slow.fidelity == "bitwise"
+    convs = sum(t.conv is not None for t in graph.tasks)
+    assert slow.step_s - fast.step_s == pytest.approx(convs * 0.5e-3)
+    # vDNN's performance-optimal convolutions are the same, and no less another order of sums.
+    vdnn = gistkit.plan(model, x, hardware="h200", measure=times, fidelity="reassociated", policy="cdma")
+    assert {c.algorithm for c in vdnn.choices if c.op == "conv2d"} == {"benchmark"}
+    assert vdnn.fidelity == "reassociated"
+    assert gistkit.plan(model, x, hardware="h200", measure=times, policy="cdma").fidelity == "bitwise"
+
+
+def test_a_budget_may_ask_for_less_workspace():
+    model, x = step()
+    graph = capture(model, (x,), backward=True)
+    times = made_up(graph, (1.0, 64 * MIB), deterministic=(1.5, 0), default=(1.0, 64 * MIB))
+    free = gistkit.plan(model, x, hardware="h200", measure=times, fidelity="reassociated")
+    assert not any(is_switched(c.algorithm) for c in free.choices)
+    assert free.peak_bytes > 64 * MIB + H200.libraries_bytes
+    tight = gistkit.plan(model, x, hardware="h200", measure=times, fidelity="reassociated", budget="110MiB")
+    assert {c.algorithm for c in tight.choices if c.op == "conv2d"} == {"deterministic"}
+    with pytest.raises(gistkit.BudgetError) as raised:
+        gistkit.plan(model, x, hardware="h200", measure=times, budget="110MiB")
+    assert raised.value.least_bytes["bitwise"] > 110 * MIB
+
+
+def test_files_hold_them():
+    graph = capture(*_args(), backward=True)
+    times = made_up(graph, benchmark=(0.5, 7))
+    assert StepTimes.from_json(times.to_json()) == times
+    raw = json.loads(times.to_json())
+    assert raw["convolutions"]["benchmark"]["0"] == [5e-4, 7]
+
+
+def test_on_a_cpu_there_is_nothing_to_switch(monkeypatch):
+    model, x = step()
+    assert gistkit.measure(model, x).convolutions == {}
+    # As a CUDA build would: each switch measured, that which does not fit left out.
+    seen = []
+    original = runtime_times.measured_step
+
+    def measured(*args, **options):
+        seen.append(now())
+        if now() == SWITCHES["benchmark"]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(*args, **options)
+
+    monkeypatch.setattr(runtime_times, "measured_step", measured)
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+    monkeypatch.setattr(runtime_times, "device_name", lambda *_: "NVIDIA H200")
+    graph = capture(model, (x,), backward=True)
+    found = runtime_times.step_times(graph, H200, model, runtime_times.Work((x,), {}), repeats=1)
+    assert seen == [now(), SWITCHES["benchmark"], SWITCHES["deterministic"]] and now() == seen[0]
+    assert set(found.convolutions) == {DEFAULT, "deterministic"}
+    convs = {t.index for t in graph.tasks if t.conv is not None}
+    assert set(found.convolutions[DEFAULT]) == convs
+    assert all(pair == (found.seconds[t], 0) for t, pair in found.convolutions[DEFAULT].items())
+
+
+class Seen(TorchDispatchMode):
+    """The switches under which every convolution and gradient ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.forward, self.weight, self.input = [], [], []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.convolution.default:
+            self.forward.append(now())
+        if func is torch.ops.aten.convolution_backward.default:
+            self.weight += [now()] * args[-1][1]
+            self.input += [now()] * args[-1][0]
+        return func(*args, **(kwargs or {}))
+
+
+def run(model, x):
+    seen = Seen()
+    with seen:
+        loss = model(x).square().mean()
+        between = now()
+        loss.backward()
+    return seen, between, [loss.detach(), *(p.grad for p in model.parameters())]
+
+
+@pytest.mark.parametrize("fidelity", ["bitwise", "reassociated"])
+def test_the_runtime_runs_under_the_planned_switches(fidelity):
+    model, x = step()
+    _, _, plain = run(copy.deepcopy(model), x)
+    times = made_up(capture(model, (x,), backward=True), benchmark=(0.5, 0))
+    plan = gistkit.plan(model, x, hardware="h200", measure=times, fidelity=fidelity)
+    before = now()
+    wanted = SWITCHES["benchmark"] if fidelity == "reassociated" else before
+    gistkit.compress(model, gistkit.Plan.from_json(plan.to_json()))
+    model(x)  # the first one is captured, by fake convolutions
+    seen, between, found = run(model, x)
+    assert seen.forward == [wanted] * 2 and seen.weight == [wanted] * 2 and seen.input == [wanted]
+    assert between == before == now()
+    # A CPU has nothing to switch: the same bits.
+    assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
+
+
+def test_each_part_has_its_own():
+    model, x = step()
+    plan = gistkit.plan(model, x, hardware="cpu", policy="gist")
+    told = by_part({"forward": "benchmark", "weight": "", "input": "deterministic"})
+    choices = [replace(c, algorithm=told) for c in plan.choices if c.op == "conv2d"]
+    choices += [CallChoice(n, "conv2d", algorithm=told) for n in (0, 2) if n not in {c.covered for c in choices}]
+    others = [c for c in plan.choices if c.op != "conv2d"]
+    gistkit.compress(model, replace(plan, choices=(*others, *choices)))
+    before = now()
+    model(x)
+    seen, _, _ = run(model, x)
+    assert seen.forward == [SWITCHES["benchmark"]] * 2 and seen.input == [SWITCHES["deterministic"]]
+    assert seen.weight == [before] * 2
+
+
+def test_planner_data_changes_nothing():
+    model, x = step()
+    seen = Seen()
+    with seen:
+        y = conv.run(x, model[0].weight, model[0].bias, (1, 1, 1, 1), conv.keep_dense, algorithm="winograd")
+        y.sum().backward()
+    assert seen.forward == seen.weight == [now()]
+
+
+def test_an_error_puts_them_back():
+    before = now()
+    x, weight = torch.randn(2, 3, 8, 8, requires_grad=True), torch.randn(4, 5, 3, 3)
+    with pytest.raises(RuntimeError, match=r"channels"):
+        conv.run(x, weight, None, (1, 1, 1, 1), conv.keep_dense, algorithm="benchmark")
+    assert now() == before
+
+
+def test_the_stand_in_is_chosen_under_the_switches_of_its_gradient(monkeypatch):
+    """cuDNN takes no dilated convolution under ``deterministic``: what runs then would read the stand-in."""
+    asked, original = [], torch._C._select_conv_backend
+    monkeypatch.setattr(torch._C, "_select_conv_backend", lambda *a, **k: (asked.append(now()), original(*a, **k))[1])
+    x, weight = torch.randn(2, 3, 8, 8, requires_grad=True), torch.randn(4, 3, 3, 3, requires_grad=True)
+    told = by_part({"forward": "benchmark", "weight": "benchmark", "input": "deterministic"})
+    y = conv.run(x, weight, None, (1, 1, 2, 1), conv.keep_dense, algorithm=told)
+    y.sum().backward()
+    assert asked and set(asked) == {SWITCHES["deterministic"]}
+
+
+def test_a_segment_runs_anew_under_the_switches_of_its_forward():
+    """With others its convolutions might give other bits than the forward did."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())))
+    x = torch.randn(4, 8, 16, 16)
+    plan = gistkit.plan(model, x, policy="checkpoint", hardware="cpu")
+    assert any(d.codec == "recompute" for d in plan.decisions)
+    told = by_part({"forward": "benchmark", "weight": "deterministic", "input": ""})
+    choices = tuple(CallChoice(2 * n, "conv2d", algorithm=told) for n in range(6))
+    gistkit.compress(model, replace(plan, choices=choices))
+    model(x).sum().backward()
+    seen, _, _ = run(model, x)
+    assert len(seen.forward) > 6 and set(seen.forward) == {SWITCHES["benchmark"]}
+    assert seen.weight == [SWITCHES["deterministic"]] * 6 and seen.input == [now()] * 5

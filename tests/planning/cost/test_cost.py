@@ -1,0 +1,266 @@
+"""The cost table: rooflines by hand, codecs against the measured rows, densities, and the text of refusals."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gistkit.codecs import CODECS
+from gistkit.planning.cost.codec_costs import EMPTY, MEASURED, MEASURED_DENSITY, Passes, passes
+from gistkit.planning.cost.devices import PRESETS
+from gistkit.planning.cost.table import BY_THE_OP, cost_table
+from tests.support.step_graphs import chain, forked, pooled, step_graphs
+
+H200, CPU = PRESETS["h200"], PRESETS["cpu"]
+BIG = 1 << 29
+
+
+def table(hardware=H200, graph=None, **options):
+    return cost_table(graph or chain(2), hardware, **options)
+
+
+def task(graph, op, phase="forward"):
+    return next(t for t in graph.tasks if (t.op, t.phase) == (op, phase))
+
+
+# Tasks
+
+
+def test_an_elementwise_task_is_its_traffic_and_at_least_a_launch():
+    graph = pooled(channels=64, size=256, batch=64)
+    costs, relu = table(graph=graph), task(graph, "relu")
+    assert costs.task_s(relu.index) == relu.moved_bytes / (H200.memory_gbps * 1e9)
+    small = chain(1, size=4)
+    assert table(graph=small).task_s(task(small, "relu").index) == H200.launch_s
+
+
+def test_a_view_costs_nothing():
+    graph = pooled()
+    assert table(graph=graph).task_s(task(graph, "flatten").index) == 0.0
+
+
+def test_a_product_is_its_arithmetic():
+    graph = pooled(channels=256, size=64, batch=512)
+    linear = replace(task(graph, "linear"), flops=10**14)
+    graph = replace(graph, tasks=tuple(linear if t.index == linear.index else t for t in graph.tasks))
+    assert table(graph=graph).task_s(linear.index) == 10**14 / H200.flops["float32"]
+
+
+def test_pools_with_int64_indices_are_slow_on_a_gpu_only():
+    graph = pooled(channels=64, size=256, batch=64)
+    pool = task(graph, "max_pool2d")
+    assert table(graph=graph).task_s(pool.index) == pytest.approx(2 * pool.moved_bytes / (H200.memory_gbps * 1e9))
+    assert table(CPU, graph).task_s(pool.index) == pytest.approx(pool.moved_bytes / (CPU.memory_gbps * 1e9))
+
+
+def test_algorithms_by_name():
+    graph = chain(2, channels=64, size=56, batch=64)
+    costs, conv = table(PRESETS["k40m"], graph), graph.tasks[2]
+    assert conv.conv is not None
+    assert costs.task_s(conv.index) == costs.task_s(conv.index, "implicit_precomp_gemm")
+    assert costs.memory_optimal(conv.index) == "implicit_gemm" and costs.workspace_bytes(2, "implicit_gemm") == 0
+    fastest = costs.performance_optimal(conv.index)
+    assert costs.task_s(2, fastest) < costs.task_s(2) < costs.task_s(2, "implicit_gemm")
+    with pytest.raises(ValueError) as raised:
+        costs.task_s(2, "direct")
+    assert str(raised.value) == (
+        "algorithm of task 2 must be one of 'implicit_precomp_gemm', 'implicit_gemm', 'gemm', 'winograd', 'fft', "
+        "'fft_tiling', got 'direct'; leave it '' for the default"
+    )
+
+
+def test_on_a_cpu_there_is_nothing_to_choose():
+    graph = forked()
+    costs = table(CPU, graph)
+    assert {len(a) for a in costs.algorithms} == {1}
+    assert {costs.workspace_bytes(t.index) for t in graph.tasks} == {0}
+
+
+def test_measured_seconds_take_the_place_of_the_default_and_scale_the_others():
+    graph = chain(2, channels=64, size=56, batch=64)
+    theory = table(PRESETS["k40m"], graph)
+    costs = table(PRESETS["k40m"], graph, measured_s={2: 0.5, 3: 0.25})
+    assert costs.task_s(2) == 0.5 and costs.task_s(3) == 0.25
+    assert costs.task_s(2, "winograd") / 0.5 == pytest.approx(theory.task_s(2, "winograd") / theory.task_s(2))
+    assert costs.task_s(0) == theory.task_s(0)
+    view = task(pooled(), "flatten").index
+    assert table(graph=pooled(), measured_s={view: 1e-6}).task_s(view) == 1e-6
+
+
+# Codecs
+
+
+def test_masks_and_maps_are_fused_with_their_operators():
+    costs = table()
+    pass_s = BIG / (H200.memory_gbps * 1e9)
+    assert costs.encode_s("mask1", BIG, "float32") == pytest.approx(pass_s / 32)
+    # Measured: 2.09 passes with the mask against 3 with the output.
+    assert costs.decode_s("mask1", BIG, "float32") == pytest.approx(-0.91 * pass_s)
+    assert costs.relu_backward_s("mask1", BIG, "float32") == costs.decode_s("mask1", BIG, "float32")
+    # An int64 index of which a sixteenth is written; at half and a quarter of the copy's speed.
+    assert costs.encode_s("argmax4", BIG, "int64") == pytest.approx(pass_s / 16 - 2 * pass_s)
+    assert costs.decode_s("argmax4", BIG, "int64") == pytest.approx(pass_s / 16 - 4 * pass_s)
+    assert costs.encode_s("bits", BIG, "bool") == pytest.approx(-7 / 8 * pass_s)
+    assert costs.encode_s("dense", BIG, "float32") == costs.decode_s("dense", BIG, "float32") == 0.0
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_a_map_never_saves_more_than_its_pool_takes(phase):
+    graph = pooled(channels=64, size=256, batch=64)
+    costs, pool = table(graph=graph), task(graph, "max_pool2d", phase)
+    index = next(b for b in graph.blocks if b.dtype == "int64")
+    saved = costs.encode_s if phase == "forward" else costs.decode_s
+    assert costs.task_s(pool.index) + saved("argmax4", index.nbytes, "int64") > 0
+
+
+def test_relu_backward_on_a_payload():
+    costs, pass_s = table(), BIG / (H200.memory_gbps * 1e9)
+    assert costs.relu_backward_s("mask1", BIG, "float32") == pytest.approx((2.09 - 3) * pass_s)
+    for codec, taken in (("zvc", 2.47), ("csr", 2.54)):  # the ends of their slots are summed up by a launch before
+        assert costs.relu_backward_s(codec, BIG, "float32", 0.5) == pytest.approx((taken - 3) * pass_s + H200.launch_s)
+    assert costs.relu_backward_s("dense", BIG, "float32") == 0.0
+
+
+def test_slices_pay_their_launches_and_nothing_else():
+    costs = table()
+    whole, sliced = (costs.decode_s("zvc", BIG, "float32", 0.5, slices=n) for n in (1, 8))
+    assert sliced - whole == pytest.approx(7 * H200.launch_s)
+
+
+def test_a_cpu_packs_at_once_and_runs_the_slow_oracles():
+    costs = table(CPU)
+    row = passes("zvc", 4, 0.5)
+    pass_s = BIG / (CPU.memory_gbps * 1e9)
+    expected = CPU.codec_slowdown * row.encode * pass_s + CPU.launch_s
+    assert costs.encode_s("zvc", BIG, "float32", 0.5) == pytest.approx(expected)
+    assert costs.encode_s("mask1", BIG, "float32") > pass_s
+    slow_s = (CPU.codec_slowdown * row.relu_backward - 3) * pass_s + CPU.launch_s
+    assert costs.relu_backward_s("zvc", BIG, "float32", 0.5) == pytest.approx(slow_s)
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_every_codec_has_a_price(name, dtype):
+    costs = table()
+    kind = {"bits": "bool", "argmax4": "int64", "argmax8": "int64"}.get(name, dtype)
+    size = {"bool": 1, "int64": 8, "float32": 4}.get(kind, 2)
+    n = 1 << 20
+    assert 0 < costs.payload_bytes(name, n * size, kind, 0.3) <= n * size * 1.1
+    for seconds in (costs.encode_s(name, n * size, kind, 0.3), costs.decode_s(name, n * size, kind, 0.3)):
+        assert math.isfinite(seconds)
+        assert seconds > 0 or name in (*BY_THE_OP, "dense", "mask1")
+    # A codec without measured rows would be charged its bare traffic: none is left out by accident.
+    assert (passes(name, size, 0.3) is None) == (name in (*BY_THE_OP, "dense"))
+
+
+@settings(deadline=None, max_examples=40, derandomize=True)
+@given(
+    st.sampled_from([n for n in CODECS if n not in BY_THE_OP]),
+    st.sampled_from((2, 4)),
+    st.floats(0, 1),
+    st.floats(0, 1),
+)
+def test_more_to_store_never_costs_less(name, itemsize, a, b):
+    if name == "dense":
+        return
+    low, high = sorted((a, b))
+    one, two = passes(name, itemsize, low), passes(name, itemsize, high)
+    assert all(getattr(one, f) <= getattr(two, f) for f in ("encode", "pack", "decode", "relu_backward"))
+    assert one.encode > 0 and one.decode > 0
+    assert passes(name, itemsize, None) == passes(name, itemsize, 1.0)
+
+
+def test_the_rows_are_at_density_one_half():
+    assert MEASURED_DENSITY == 0.5
+    assert passes("zvc", 4, 0.5) == MEASURED["zvc"][0] == Passes(1.52, 1.13, 1.57, 2.47)
+    assert passes("zvc", 2, 0.5) == MEASURED["zvc"][1] == Passes(1.58, 1.25, 1.65, 2.47)
+
+
+def test_what_is_stored_in_another_form_costs_nothing_where_nothing_is_stored():
+    empty = EMPTY["zvc"][0]
+    for name in ("zvc", "zvc+fp8", "zvc+fp10t"):
+        nothing, half, all_of_it = (passes(name, 4, density) for density in (0.0, 0.5, 1.0))
+        assert nothing.pack == pytest.approx(empty.pack) and nothing.decode == pytest.approx(empty.decode)
+        assert all_of_it.encode - half.encode == pytest.approx(half.encode - nothing.encode)
+
+
+def test_payload_bytes_are_the_codecs_own():
+    costs = table()
+    # 1024 fp32 elements: 128 bytes of mask, a count of 2 bytes, and half of the values.
+    assert costs.payload_bytes("zvc", 4096, "float32", 0.5) == 128 + 2 + 2048
+    assert costs.payload_bytes("zvc", 4096, "float32") == 128 + 2 + 4096
+    assert costs.payload_bytes("argmax4", 8 * 1024, "int64") == 512
+    assert costs.payload_bytes("bits", 1024, "bool") == costs.payload_bytes("mask1", 4096, "float32") == 128
+    with pytest.raises(ValueError, match=r"codec: name must be one of .*; got 'zvd'; did you mean 'zvc'"):
+        costs.payload_bytes("zvd", 4096, "float32")
+
+
+# Transfers
+
+
+def test_copies_and_the_link():
+    costs = table()
+    assert costs.copy_s(4_200_000_000) == pytest.approx(1e-3 + H200.launch_s)
+    assert costs.d2h_s(55_000_000) == pytest.approx(1e-3 + H200.launch_s)
+    one_way = cost_table(chain(1), replace(H200, d2h_gbps=40.0))
+    assert one_way.d2h_s(40_000_000) == pytest.approx(1e-3 + H200.launch_s) == one_way.h2d_s(55_000_000)
+    assert table(CPU).d2h_s(1) == table(CPU).h2d_s(1) == math.inf
+    assert table(CPU).d2h_s(0) == costs.h2d_s(0) == 0.0
+
+
+# Densities
+
+
+def test_densities_expected_given_and_recorded():
+    graph = pooled()
+    by_op = {c.op: c for c in reversed(graph.calls)}
+    relu, pool, conv = by_op["max_pool2d"].reads[0], by_op["max_pool2d"].writes[0], by_op["conv2d"].writes[0]
+    expected = table(graph=graph).densities
+    assert expected[relu] == 0.5 and expected[pool] == 1 - 0.5**4
+    assert conv not in expected and by_op["linear"].reads[1] not in expected
+    given_one = table(graph=graph, density=0.2).densities
+    assert set(given_one) == set(expected) and set(given_one.values()) == {0.2}
+    mapped = table(graph=graph, density={relu: 0.1}).densities
+    assert mapped[relu] == 0.1 and mapped[pool] == pytest.approx(1 - 0.9**4)
+    recorded = tuple(replace(s, density=0.3) if s.id == relu else s for s in graph.storages)
+    assert table(graph=replace(graph, storages=recorded)).densities[relu] == 0.3
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"density": 1.5},
+            "density must be a share from 0 to 1, got 1.5; give None for what was recorded or is expected",
+        ),
+        ({"density": float("nan")}, "density must be a share from 0 to 1, got nan"),
+        ({"density": True}, "density must be a share from 0 to 1, got True"),
+        ({"density": {1: -0.1}}, r"density\[1\] must be a share from 0 to 1, got -0.1"),
+        ({"density": {999: 0.5}}, r"density must name storages 0 to \d+ of the graph, got 999; take it from the same"),
+        (
+            {"measured_s": {999: 0.5}},
+            r"measured_s must name tasks 0 to \d+ of the graph, got 999; take it from the same",
+        ),
+        ({"measured_s": {0: 0.0}}, r"measured_s\[0\] must be seconds above 0, got 0.0; leave the task out"),
+        ({"measured_s": {0: math.inf}}, r"measured_s\[0\] must be seconds above 0, got inf"),
+    ],
+)
+def test_refusals(options, text):
+    with pytest.raises(ValueError, match=text):
+        table(**options)
+
+
+@settings(deadline=None, max_examples=25, derandomize=True)
+@given(step_graphs(), st.sampled_from(list(PRESETS)))
+def test_every_task_of_every_graph_has_a_price(graph, name):
+    costs = cost_table(graph, PRESETS[name])
+    assert len(costs.algorithms) == len(graph.tasks)
+    for t in graph.tasks:
+        assert 0 <= costs.task_s(t.index) < math.inf and costs.workspace_bytes(t.index) >= 0
+        fastest, leanest = costs.performance_optimal(t.index), costs.memory_optimal(t.index)
+        assert costs.task_s(t.index, fastest) <= costs.task_s(t.index)
+        alone = t.conv is not None and len(costs.algorithms[t.index]) == 1 and PRESETS[name].async_counts
+        assert costs.workspace_bytes(t.index, leanest) == (costs.workspace_bytes(t.index) if alone else 0)
+    assert set(costs.densities) <= {s.id for s in graph.storages}

@@ -1,0 +1,155 @@
+"""The Gist policy: one rule, one graph, one decision at a time."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gistkit import formats, zoo
+from gistkit.capture.entry import capture
+from gistkit.codecs import CODECS
+from gistkit.ir.plan import Plan
+from gistkit.planning.policies.gist_rules import gist
+from tests.support.graphs import Double, Functional, N, captured, choice, conv, decision, decisions, fake_batch, the
+
+
+def conv_relu_pool(**options):
+    return captured(lambda m, x: m[1](F.max_pool2d(F.relu(m[0](x)), **options)), conv(), conv())
+
+
+@pytest.mark.parametrize("kernel, bits", [(2, 4), (3, 4), ((3, 5), 4), (4, 8), (15, 8)])
+def test_relu_before_a_pool_keeps_nothing_and_the_map_carries_the_mask(kernel, bits):
+    graph = conv_relu_pool(kernel_size=kernel, stride=1)
+    found = decision(graph, "relu")
+    assert (found.codec, found.mask, found.reason) == ("drop", False, "the pool's map carries the mask")
+    assert choice(graph, "relu").passes and choice(graph, "max_pool2d").zero_code
+    index = next(s for s in graph.kept() if s.dtype == "int64")
+    assert decisions(graph)[index.id].codec == f"argmax{bits}"
+
+
+def test_windows_too_large_for_the_code_of_no_gradient():
+    graph = conv_relu_pool(kernel_size=16, stride=1)
+    assert decision(graph, "relu").codec == "mask1" and not choice(graph, "relu").passes
+    index = next(s for s in graph.kept() if s.dtype == "int64")
+    assert decisions(graph)[index.id].codec == "argmax8" and not choice(graph, "max_pool2d").zero_code
+    larger = conv_relu_pool(kernel_size=(16, 17), stride=1, padding=(0, 1))
+    index = next(s for s in larger.kept() if s.dtype == "int64")
+    assert decisions(larger)[index.id].codec == "dense", "PyTorch's own pool runs"
+
+
+SPOILERS = {
+    "retain_grad": lambda m, y: y.retain_grad(),
+    "register_hook": lambda m, y: y.register_hook(abs),
+    "another pool": lambda m, y: F.avg_pool2d(y, 2),
+    "a sum": lambda m, y: y.sum(),
+    "a custom function": lambda m, y: Double.apply(y).sum(),
+    "a view": lambda m, y: y.flatten(1).mean(),
+}
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("name", SPOILERS)
+def test_any_other_reader_keeps_the_mask_with_the_relu(name, first):
+    def forward(m, x):
+        y = F.relu(m[0](x))
+        other = SPOILERS[name](m, y) if first else None
+        return F.max_pool2d(y, 2), other if first else SPOILERS[name](m, y)
+
+    graph = captured(forward, conv())
+    expected = "zvc" if name == "a custom function" else "mask1"
+    assert decision(graph, "relu").codec == expected
+    assert not choice(graph, "relu").passes and not choice(graph, "max_pool2d").zero_code
+
+
+def test_an_output_of_the_model_is_left_where_it_lies():
+    graph = captured(lambda m, x: (y := F.relu(m[0](x)), F.max_pool2d(y, 2)), conv())
+    found = decision(graph, "relu")
+    assert found.codec == "dense" and "still held outside the forward" in found.reason
+    assert not choice(graph, "relu").passes
+
+
+def test_relu_before_average_pooling_is_a_mask():
+    graph = captured(lambda m, x: m[1](F.avg_pool2d(F.relu(m[0](x)), 2)), conv(), conv())
+    found = decision(graph, "relu")
+    assert (found.codec, found.reason) == ("mask1", "backward asks a ReLU output only for its sign")
+    assert gist(graph).kept_bytes == 32768 + 8192 + formats.mask1_bytes(N)
+
+
+def test_values_that_nobody_reads_are_dropped():
+    graph = captured(lambda m, x: m[1](F.max_pool2d(m[0](x), 2)), conv(), conv())
+    found = decision(graph, "conv2d")
+    assert (found.codec, found.reason) == ("drop", "backward reads its shape only")
+    assert not choice(graph, "max_pool2d").zero_code
+
+
+def test_dropout_masks_are_bits():
+    graph = captured(lambda m, x: F.dropout(m[0](x), 0.5).sum(), conv())
+    mask = next(s for s in graph.kept() if s.producer == the(graph, "dropout").index)
+    assert decisions(graph)[mask.id].codec == "bits"
+    graph = captured(lambda m, x: torch.where(m[0](x) > 0, m[0](x), x), conv())
+    assert "bits" in [d.codec for d in gist(graph).decisions]
+
+
+@pytest.mark.parametrize("lossy", ["fp16", "fp10", "fp8", "fp16s", "fp10t", "fp8s"])
+def test_masks_and_maps_are_never_narrowed(lossy):
+    graph = conv_relu_pool(kernel_size=2)
+    assert decision(graph, "relu", lossy=lossy).codec == "drop"
+    index = next(s for s in graph.kept() if s.dtype == "int64")
+    assert decisions(graph, lossy=lossy)[index.id].codec == "argmax4"
+    assert decision(graph, "max_pool2d", lossy=lossy).codec in (lossy, f"zvc+{lossy}")
+
+
+def test_relus_run_in_place_where_their_input_has_no_other_use():
+    graph = captured(lambda m, x: m[1](F.relu(m[0](x))), conv(), conv())
+    assert choice(graph, "relu").inplace
+    for spoiler in (
+        lambda m, x: F.relu(x),
+        lambda m, x: F.relu(m[1](m[0](x)).sigmoid()),
+        lambda m, x: (y := m[0](x), F.relu(y) + y)[1],
+        lambda m, x: (y := m[0](x), y.mean(), F.relu(y))[2],
+        lambda m, x: F.relu(m[0](x)[:, :4]),
+        lambda m, x: F.relu(m[0](x).view(4, -1)),
+        lambda m, x: F.relu(m[0](x), inplace=True),
+        lambda m, x: (y := m[0](x), F.relu(y))[::1],
+    ):
+        assert not choice(captured(spoiler, conv(), conv()), "relu").inplace
+
+
+def test_a_transformer_gains_nothing_lossless_and_is_told_why():
+    layer = nn.TransformerEncoderLayer(64, 4, 128, activation="gelu", dropout=0.0, batch_first=True)
+    graph = capture(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), (fake_batch(8, 32, 64),))
+    plan = gist(graph)
+    assert plan.kept_bytes == plan.plain_bytes and plan.choices == ()
+    assert {d.codec for d in plan.decisions} == {"dense"}
+    assert all(d.reason for d in plan.decisions)
+    assert "gelu reads its values, and nothing speaks for zeros in them" in {d.reason for d in plan.decisions}
+    assert gist(graph, lossy="fp8").kept_bytes < 0.7 * plan.plain_bytes
+
+
+@pytest.mark.parametrize("lossy", [None, "fp8", "fp10s"])
+@pytest.mark.parametrize(
+    "make, shape",
+    [(Functional, (4, 8, 16, 16)), (lambda: zoo.resnet18(10), (2, 3, 64, 64)), (zoo.nin, (2, 3, 224, 224))],
+)
+def test_plans_cover_every_kept_storage_once_and_survive_json(make, shape, lossy):
+    graph = capture(make(), (fake_batch(*shape),))
+    plan = gist(graph, lossy=lossy)
+    assert [d.storage for d in plan.decisions] == [s.id for s in graph.kept()]
+    assert Plan.from_json(plan.to_json()) == plan
+    assert (plan.policy, plan.fingerprint, plan.settings) == ("gist", graph.fingerprint, {"lossy": lossy})
+    assert plan.plain_bytes == graph.kept_bytes >= plan.kept_bytes
+    assert all(d.codec in CODECS or d.codec in ("rebuild", "drop") for d in plan.decisions)
+    assert all(d.reason for d in plan.decisions)
+    assert all((d.place == "nowhere") == (d.codec == "rebuild") for d in plan.decisions)
+    covered = {c.covered: c.op for c in graph.calls}
+    assert all(covered[c.covered] == c.op for c in plan.choices)
+
+
+@pytest.mark.parametrize(
+    "name, lossy, least",
+    [("vgg16", None, 3.0), ("vgg16", "fp8", 9.0), ("resnet50", None, 1.4), ("resnet50", "fp8s", 5.0)],
+)
+def test_predicted_ratios_of_the_papers_networks(name, lossy, least):
+    graph = capture(getattr(zoo, name)(), (fake_batch(16, 3, 224, 224),))
+    plan = gist(graph, lossy=lossy)
+    assert plan.plain_bytes / plan.kept_bytes >= least

@@ -1,0 +1,54 @@
+"""Segments that the runtime would refuse to run anew are not planned."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gistkit
+from gistkit.errors import BudgetError
+from tests.support.recompute_cases import Chain, Hidden, assert_same, block
+from tests.support.training import batches
+
+
+class Overwrites(nn.Module):
+    """Adds to an activation that something else was made of, of which backward needs nothing."""
+
+    def forward(self, x):
+        y = x * 1.5
+        z = torch.tanh(torch.cumsum(y, 1))
+        return z + y.add_(1)
+
+
+class Counts(nn.Module):
+    """A norm that updates running statistics by a call that is not batch_norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("var", torch.ones(8))
+
+    def forward(self, x):
+        return F.instance_norm(x, self.mean, self.var, use_input_stats=True)
+
+
+@pytest.mark.parametrize("part", [Hidden, Overwrites, Counts])
+@pytest.mark.parametrize("policy", ["optimal", "checkpoint"])
+def test_plans_run_whatever_stands_in_between(part, policy):
+    torch.manual_seed(0)
+    model, data = (
+        Chain(*(block(8 if i else 3, 8) for i in range(3)), part(), *(block(8, 8) for _ in range(3))),
+        batches(2, 4, 8),
+    )
+    words = {"loss_fn": F.cross_entropy, "density": 1.0, "policy": policy}
+    budgets = [None]
+    if policy == "optimal":
+        with pytest.raises(BudgetError) as refused:
+            gistkit.plan(model, *data[0], budget=1, **words)
+        budgets = [refused.value.least_bytes["bitwise"], "80%"]
+    for budget in budgets:
+        plan = gistkit.plan(model, *data[0], budget=budget, **words)
+        assert policy == "optimal" or any(d.codec == "recompute" for d in plan.decisions)
+        assert_same(model, gistkit.compress(copy.deepcopy(model), plan), data)

@@ -1,0 +1,208 @@
+"""Who may be given rounded values: no divisor, power or logarithm, whatever its input comes back from, and no ReLU
+without a mask of its own."""
+
+import copy
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gistkit
+from gistkit.api.capturing import step_on
+from gistkit.codecs import CODECS
+from gistkit.errors import PlanError
+from gistkit.ir.queries import Reading
+from gistkit.planning.cost.table import cost_table
+from gistkit.planning.forms.lossy import may_narrow
+from gistkit.planning.policies.gist_rules import gist
+from gistkit.planning.policies.optimal.attempt import Attempt
+from gistkit.planning.simulate.simulator import Simulator
+from tests.planning.policies.test_optimal_sound import choices
+
+X = torch.randn(8, 3, 24, 24, generator=torch.Generator().manual_seed(0))
+
+
+class Blocks(nn.Module):
+    """Convolution, batch norm, ReLU; what ``read`` makes of it goes into the next."""
+
+    def __init__(self, read, count=4, channels=8):
+        super().__init__()
+        self.read, self.stem = read, nn.Conv2d(3, channels, 3, padding=1)
+        self.convs = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(count))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(count))
+
+    def forward(self, x):
+        h = self.stem(x)
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            h = self.read(F.relu(norm(conv(h))))
+        return h.mean((2, 3)).pow(2).sum()
+
+
+def net(read, count=4, channels=8):
+    torch.manual_seed(0)
+    return Blocks(read, count, channels)
+
+
+STRICT = {"a power": lambda y: y.pow(1.3), "a divisor": lambda y: y / (1 + y)}
+
+
+def rounded(plan, storage, above=()):
+    """Whether a storage comes back from rounded values."""
+    found = next((d for d in plan.decisions if d.storage == storage), None)
+    if found is None or storage in above:
+        return False
+    lossless = found.codec not in CODECS or CODECS[found.codec].lossless
+    return not lossless or any(rounded(plan, s, (*above, storage)) for s in found.sources)
+
+
+def wrongly_rounded(graph, plan):
+    """Storages that come back rounded for a reader that may not be given such values."""
+    reading, masks = Reading(graph), {d.storage: d.mask for d in plan.decisions}
+    for s in graph.kept():
+        value = reading.saved(s.id)
+        relu = None if value is None else reading.relu_behind(value)
+        strict = [c.op for c, save in reading.value_readers(s.id, relu) if not may_narrow(c, save)]
+        codec = next((d.codec for d in plan.decisions if d.storage == s.id), "dense")
+        unmasked = relu is not None and codec == "recompute" and not masks[s.id]
+        if (strict or unmasked) and rounded(plan, s.id):
+            yield s.id, strict, codec
+
+
+@pytest.mark.parametrize("name", STRICT)
+def test_gist_rebuilds_nothing_from_rounded_values_for_a_strict_reader(name):
+    model = net(STRICT[name], 2)
+    graph = gistkit.capture(model, (X,))
+    plan = gist(graph, lossy="fp8")
+    codecs = [d.codec for d in plan.decisions]
+    assert plan.fidelity == "lossy" and "fp8" in codecs and not list(wrongly_rounded(graph, plan))
+    assert "rebuild" not in codecs
+    assert "rebuild" in [d.codec for d in gist(graph).decisions], "from what is kept as it is, it may"
+
+
+def test_what_bears_rounding_is_rebuilt_from_rounded_values():
+    graph = gistkit.capture(net(F.silu), (X,))
+    assert [d.codec for d in gist(graph, lossy="fp8").decisions].count("rebuild") == 4
+
+
+@pytest.mark.parametrize("name", STRICT)
+def test_no_choice_of_optimal_brings_rounded_values_back_for_a_strict_reader(name):
+    model = net(STRICT[name], 5, 16)
+    graph, device = step_on("plan", model, (X,), None, "cpu")
+    costs = cost_table(graph, device)
+    attempt = Attempt(graph, costs, Simulator(graph, costs), "lossy", "fp8", parts=1, algorithms=False)
+    both = 0
+    for taken in choices(attempt.problem, random.Random(0), 200):
+        plan = attempt.plan(taken)
+        assert not list(wrongly_rounded(graph, plan))
+        both += len({"fp8", "recompute"} & {d.codec for d in plan.decisions}) == 2
+    assert both > 10
+    plan = gistkit.plan(model, X, budget="40%", lossy="fp8")
+    twin = gistkit.compress(copy.deepcopy(model), plan)
+    twin(X).backward()
+    assert plan.fidelity == "lossy" and all(
+        p.grad is not None and torch.isfinite(p.grad).all() for p in twin.parameters()
+    )
+
+
+def test_a_file_that_rounds_for_a_strict_reader_is_refused():
+    model = net(STRICT["a power"], 2)
+    plan = gistkit.plan(model, X, policy="gist")
+    graph = gistkit.capture(model, (X,))
+    made = next(d for d in plan.decisions if d.codec == "rebuild")
+
+    def edited(**how):
+        changes = {made.sources[0]: {"codec": "fp8"}, made.storage: how}
+        decisions = tuple(replace(d, **changes.get(d.storage, {})) for d in plan.decisions)
+        return replace(plan, decisions=decisions, fidelity="lossy")
+
+    for how, text in (
+        ({}, r"cannot be 'rebuild'.*: the backward of pow \(call \d+\) takes no rounded values, and what it follows"),
+        (
+            {"codec": "recompute", "recipe": ()},
+            rf"recompute from storage {made.sources[0]}, which comes back rounded, but the backward of pow of",
+        ),
+    ):
+        with pytest.raises(PlanError, match=text):
+            gistkit.compress(copy.deepcopy(model), edited(**how))(X)
+    assert list(wrongly_rounded(graph, edited()))
+
+
+def test_a_relu_without_a_mask_does_not_come_back_from_rounded_values():
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Conv2d(3 if i == 0 else 8, 8, 3, padding=1) for i in range(2)), nn.ReLU())
+    model.append(nn.Conv2d(8, 8, 3, padding=1))
+    plan = gistkit.plan(model, X, policy="gist")
+    graph = gistkit.capture(model, (X,))
+    source, relu = (next(c for c in graph.calls if c.op == op and c.module == m) for op, m in
+                    (("conv2d", "0"), ("relu", "2")))  # fmt: skip
+    kept, again = (graph.values[c.results[0]].storage for c in (source, relu))
+    changes = {kept: {"codec": "fp8"}, again: {"codec": "recompute", "place": "nowhere", "sources": (kept,)}}
+    decisions = tuple(replace(d, **changes.get(d.storage, {})) for d in plan.decisions)
+    wrong = replace(plan, decisions=decisions, fidelity="lossy")
+    with pytest.raises(PlanError, match=r"backward of relu of 2 .*takes no rounded values; keep one of the two exact"):
+        gistkit.compress(copy.deepcopy(model), wrong)(X)
+    masked = tuple(replace(d, mask=True) if d.storage == again else d for d in decisions)
+    gistkit.compress(copy.deepcopy(model), replace(wrong, decisions=masked))(X).sum().backward()
+
+
+def read_twice(weights, x):
+    """A convolution's input that a logarithm reads later on, too."""
+    y = F.relu(F.conv2d(x, weights[0], padding=1)) * 1e-3 + 1e-5
+    return F.conv2d(y, weights[1], padding=1).sum() + y.log().mean()
+
+
+def test_without_a_plan_only_what_is_known_to_bear_it_is_rounded():
+    torch.manual_seed(0)
+    weights = [torch.randn(8, 3, 3, 3, requires_grad=True), torch.randn(8, 8, 3, 3, requires_grad=True)]
+    x = X.clone().requires_grad_()
+    want = torch.autograd.grad(read_twice(weights, x), (x, weights[1]))
+    with gistkit.saving(lossy="fp8") as saved:
+        loss = read_twice(weights, x)
+    got = torch.autograd.grad(loss, (x, weights[1]))
+    assert torch.equal(got[0], want[0]) and not torch.equal(got[1], want[1])
+    assert saved.stats and {"fp8", "dense"} <= {r.codec for r in saved.stats.rows}
+
+
+def test_a_forward_that_leaves_its_plan_rounds_for_nobody_unknown():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = nn.ParameterList([torch.randn(8, 3, 3, 3), torch.randn(8, 8, 3, 3)])
+            self.more = False
+
+        def forward(self, x):
+            return read_twice([*self.weights], F.relu(x) if self.more else x)
+
+    torch.manual_seed(0)
+    model, x = gistkit.compress(Model(), lossy="fp8"), X.clone().requires_grad_()
+    model(x).backward()
+    model.more = True
+    (got,) = torch.autograd.grad(model(x), x)
+    (want,) = torch.autograd.grad(gistkit.restore(model)(x), x)
+    assert torch.equal(got, want)
+
+
+def test_what_is_stored_in_place_of_a_rebuild_is_exact_for_a_strict_reader():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm, self.scale = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), 1.0
+
+        def forward(self, x):
+            h = self.conv(x)
+            y = self.norm(h)
+            y = F.relu(y if self.scale == 1 else y.mul(self.scale))
+            return (y.pow(1.3) + h.pow(3)).sum()
+
+    torch.manual_seed(0)
+    model, x = gistkit.compress(Model(), lossy="fp8"), X.clone().requires_grad_()
+    model(x).backward()
+    model.scale = 1e-3
+    (got,) = torch.autograd.grad(model(x), x)
+    stats = gistkit.report(model).stats
+    assert stats and any("not rebuild as planned" in r.reason for r in stats.rows)
+    (want,) = torch.autograd.grad(gistkit.restore(model)(x), x)
+    assert torch.equal(got, want)

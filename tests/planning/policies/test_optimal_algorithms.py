@@ -1,0 +1,81 @@
+"""Algorithms as `optimal` chooses them: for each task of a convolution by itself, equal to brute force."""
+
+from itertools import product
+
+import pytest
+import torch
+from torch import nn
+
+from gistkit.capture.entry import capture
+from gistkit.ir.plan import CallChoice
+from gistkit.planning.cost.devices import hardware
+from gistkit.planning.cost.part_algorithms import of_part
+from gistkit.planning.cost.table import cost_table
+from gistkit.planning.forms.options import options
+from gistkit.planning.policies.optimal.algorithms import algorithm_moves, chosen, joined
+from gistkit.planning.policies.optimal.attempt import Attempt
+from gistkit.planning.policies.optimal.optimal import optimal
+from gistkit.planning.simulate.simulator import Simulator, simulate
+
+PARTS = ("forward", "weight", "input")
+
+
+@pytest.fixture(scope="module")
+def problem():
+    """Two convolutions on a K40m: (graph, costs, the first option of every storage)."""
+    with torch.device("meta"):
+        layers = [nn.Conv2d(16, 64, 5, padding=2), nn.ReLU(), nn.Conv2d(64, 48, 5, padding=2), nn.ReLU()]
+        model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 4))
+        graph = capture(model, (torch.empty(32, 16, 28, 28),), backward=True)
+    costs = cost_table(graph, hardware("k40m"))
+    return graph, costs, {s: found[:1] for s, found in options(graph, costs).items()}
+
+
+def test_every_task_chooses_for_itself(problem):
+    graph, costs, first = problem
+    simulator = Simulator(graph, costs)
+    attempt = Attempt(graph, costs, simulator, "bitwise", None, found=first)
+    groups = attempt.problem.groups
+    assert sum(len(g) > 1 for g in groups) == 5  # the first convolution has no input gradient
+    runs = []
+    for taken in product(*(range(len(g)) for g in groups)):
+        run = simulator.run(attempt.plan(taken))
+        runs.append((run.peak_bytes, run.step_s, attempt.plan(taken)))
+    peaks = sorted({p for p, _, _ in runs})
+    assert len(peaks) > 3
+    mixed = set()
+    for budget in peaks[:: max(1, len(peaks) // 6)]:
+        best = min(s for p, s, _ in runs if p <= budget)
+        plan = optimal(graph, costs, budget, options=first, time_limit_s=20)
+        assert simulate(graph, plan, costs).peak_bytes == plan.peak_bytes <= budget
+        assert plan.step_s == pytest.approx(best, rel=3e-6)  # HiGHS meets its rows to 1e-6 of the step
+        assert plan.gap == 0.0
+        mixed |= {tuple(of_part(c.algorithm, part) for part in PARTS) for c in plan.choices if c.algorithm}
+    assert any(len(set(names)) > 1 for names in mixed)
+
+
+def test_what_another_beats_is_not_offered(problem):
+    graph, costs, _ = problem
+    call = next(c for c in graph.calls if c.op == "conv2d")
+    task = next(t.index for t in graph.tasks if t.call == call.index and t.phase == "forward")
+    moves = algorithm_moves(graph, costs, task)
+    offered = {m.choice.algorithm.partition("=")[2] for m in moves if m.choice}
+    known = costs.algorithms[task]
+    for a in known[1:]:
+        as_good = [b for b in known if b.seconds <= a.seconds and b.workspace_bytes <= a.workspace_bytes]
+        assert (a.name in offered) is (
+            as_good[0] is a and all((b.seconds, b.workspace_bytes) == (a.seconds, a.workspace_bytes) for b in as_good)
+        )
+    name = next(iter(offered))
+    assert chosen(moves, {call.covered: f"weight=fft,forward={name}"}) == chosen(moves, {call.covered: name}) > 0
+    assert chosen(moves, {call.covered: f"weight={name}"}) == chosen(moves, {}) == 0
+
+
+def test_choices_of_one_call_are_joined():
+    assert joined(("", "weight=fft"), PARTS) == "weight=fft"
+    assert joined(("", "fft"), PARTS) == "fft" and joined(("", ""), PARTS) == ""
+    assert joined(("forward=fft", "weight=fft"), ("forward", "weight")) == "fft"
+    assert joined(("forward=fft", "weight=fft"), PARTS) == "forward=fft,weight=fft"
+    both = joined(("forward=winograd", "weight=fft"), PARTS)
+    assert (of_part(both, "forward"), of_part(both, "weight"), of_part(both, "input")) == ("winograd", "fft", "")
+    assert CallChoice(0, "conv2d", algorithm=both).algorithm == both

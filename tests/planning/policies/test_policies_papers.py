@@ -1,0 +1,214 @@
+"""Checkpoints, Gist with a budget, vDNN's baselines, and what holds for every policy."""
+
+import pytest
+from hypothesis import given, settings
+
+from bench.papers.baselines import average_bytes, most_at_once, network_wide, oracular_s
+from bench.papers.library_view import library_view
+from gistkit.ir.plan import Plan
+from gistkit.planning.cost.devices import hardware
+from gistkit.planning.cost.table import cost_table
+from gistkit.planning.policies.checkpoint import checkpoint, cuts
+from gistkit.planning.policies.gist_budget import gist_budget
+from gistkit.planning.policies.gist_rules import gist
+from gistkit.planning.policies.plain import plain
+from gistkit.planning.policies.registry import POLICIES
+from gistkit.planning.policies.vdnn.offload import vdnn
+from gistkit.planning.simulate.simulator import simulate
+from tests.support.paper_costs import WORKSPACE, costs_of
+from tests.support.step_graphs import Step, chain, forked, pooled, step_graphs
+
+OURS = ("plain", "gist", "vdnn-all", "vdnn-conv", "vdnn-dyn", "cdma", "checkpoint")
+
+
+@settings(deadline=None, max_examples=25, derandomize=True)
+@given(step_graphs())
+def test_every_plan_is_simulated_as_it_says(graph):
+    for seen in (graph, library_view(graph)):
+        costs = cost_table(seen, hardware("titanx"))
+        for name in OURS:
+            plan = POLICIES[name](seen, costs, 10**6)
+            run = simulate(seen, plan, costs)
+            assert (plan.peak_bytes, plan.step_s) == (run.peak_bytes, run.step_s), name
+            assert plan.settings["trainable"] == (plan.peak_bytes <= 10**6)
+            assert (plan.budget_bytes, plan.hardware) == (10**6, "titanx")
+            assert plan.fidelity == "bitwise"
+            assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_plain_decides_nothing():
+    graph = pooled()
+    plan = plain(graph, costs_of(graph))
+    assert (plan.decisions, plan.choices) == ((), ())
+    assert plan.plain_bytes == plan.kept_bytes == graph.kept_bytes
+
+
+def test_cuts_are_where_one_map_is_read_across():
+    step = Step()
+    x = step.relu(step.conv(step.input(3, 16, 16), 4))
+    y = step.add(step.conv(step.relu(step.conv(x, 4)), 4), x)  # x is read across all of the block
+    graph = step.finish(step.conv(y, 4))
+    found = [(graph.blocks[c.block].name, c.task) for c in cuts(graph)]
+    assert found == [("activation3", 0), ("activation4", 1), ("activation12", 5), ("activation15", 6)]
+
+
+def test_a_checkpoint_runs_its_segments_anew():
+    """One second a task, so every ReLU output that comes back costs its convolution and itself: two seconds."""
+    graph = chain(layers=12)
+    costs = costs_of(graph)
+    whole, parts = checkpoint(graph, costs, segments=1), checkpoint(graph, costs, segments=4)
+    assert whole.decisions == () and whole.peak_bytes == plain(graph, costs).peak_bytes
+    assert {d.codec for d in parts.decisions} == {"recompute"} and parts.settings["segments"] == 4
+    assert len({d.sources for d in parts.decisions}) == 3
+    boundaries = {s for d in parts.decisions for s in d.sources}
+    assert boundaries.isdisjoint({d.storage for d in parts.decisions})
+    assert len(parts.decisions) >= 5
+    assert parts.step_s - whole.step_s == 2 * len(parts.decisions)
+    assert parts.peak_bytes < whole.peak_bytes
+    assert whole.kept_bytes - parts.kept_bytes == 8192 * len(parts.decisions)
+
+
+def test_checkpoints_grow_with_the_root_of_the_depth():
+    """4 and 16 times the layers: boundaries and one segment grow as sqrt(n), 2 and 4 times, plain grows with n. The
+    count of segments is rounded and tried in steps of 1.4 around the root: up to 1.5 times more."""
+    peaks = {}
+    for layers in (8, 32, 128):
+        graph = chain(layers=layers, size=8)
+        costs = costs_of(graph)
+        weights = 2 * sum(b.nbytes for b in graph.blocks if b.kind == "weight")
+        peaks[layers] = [p(graph, costs).peak_bytes - weights for p in (plain, checkpoint)]
+    assert peaks[128][0] > 10 * peaks[8][0]
+    assert peaks[128][1] < 6 * peaks[8][1] and peaks[32][1] < 3 * peaks[8][1]
+
+
+def test_more_segments_than_places_are_as_many_as_there_are():
+    graph = chain(layers=2)
+    assert checkpoint(graph, costs_of(graph), segments=50).settings["segments"] <= len(cuts(graph)) + 1
+    with pytest.raises(ValueError, match=r"segments must be 1 .* got 0"):
+        checkpoint(graph, costs_of(graph), segments=0)
+
+
+def test_gist_with_a_budget_is_gist():
+    graph = pooled()
+    costs = cost_table(graph, hardware("titanx"), density=0.3)
+    bare = gist(graph, densities=costs.densities)
+    plan = gist_budget(graph, costs)
+    assert (plan.decisions, plan.choices) == (bare.decisions, bare.choices)
+    assert (plan.plain_bytes, plan.kept_bytes) == (bare.plain_bytes, bare.kept_bytes)
+    assert plan.peak_bytes < plain(graph, costs).peak_bytes
+
+
+def test_gists_encodings_one_by_one():
+    graph = library_view(pooled(size=64), maps=True)
+    costs = cost_table(graph, hardware("titanx"), density=0.2)
+    kept = {}
+    for encodings in ((), ("binarize",), ("ssdc",), ("binarize", "ssdc")):
+        plan = gist_budget(graph, costs, encodings=encodings)
+        codecs = {d.codec for d in plan.decisions} - {"dense"}
+        assert all(c.startswith(("zvc", "csr")) for c in codecs) == ("binarize" not in encodings), codecs
+        kept[encodings] = plan.kept_bytes
+    both = kept["binarize", "ssdc"]
+    assert both < min(kept["binarize",], kept["ssdc",]) <= max(kept["binarize",], kept["ssdc",]) < kept[()]
+
+
+def test_without_dpr_no_value_is_narrowed():
+    """Gist, IV-A: DPR goes over SSDC's values as well; without it they stay FP32."""
+    graph = chain(layers=3)
+    costs = cost_table(graph, hardware("titanx"), density=0.2)
+    exact = gist_budget(graph, costs, encodings=("ssdc",))
+    assert any(d.codec == "zvc" for d in exact.decisions)
+    found = gist_budget(graph, costs, lossy="fp8", encodings=("ssdc",))
+    assert (found.decisions, found.fidelity) == (exact.decisions, "bitwise")
+    both = gist_budget(graph, costs, lossy="fp8", encodings=("ssdc", "dpr"))
+    assert any(d.codec == "zvc+fp8" for d in both.decisions) and both.fidelity == "lossy"
+    with pytest.raises(ValueError, match="lossy must be None or one of"):
+        gist_budget(graph, costs, lossy="fp7", encodings=("ssdc",))
+
+
+def test_without_pool_maps_a_pools_input_keeps_its_values():
+    graph = pooled(size=64)
+    view = library_view(graph)
+    plan = gist_budget(view, cost_table(view, hardware("titanx"), density=0.2))
+    pools = [c.reads[0] for c in graph.calls if c.op == "max_pool2d"]
+    decided = {d.storage: d.codec for d in plan.decisions}
+    assert not any(decided.get(s, "dense") in ("drop", "mask1") for s in pools)
+    assert not any(c.zero_code or c.passes for c in plan.choices)
+
+
+def test_the_paper_rebuilds_nothing():
+    graph = forked()
+    costs = cost_table(graph, hardware("titanx"), density=0.2)
+    ours, papers = (gist_budget(graph, costs, **k) for k in ({}, {"encodings": ("binarize", "ssdc", "inplace")}))
+    rebuilt = {d.storage for d in ours.decisions if d.codec == "rebuild"}
+    assert rebuilt and {d.codec for d in papers.decisions if d.storage in rebuilt} == {"zvc"}
+    assert papers.kept_bytes > ours.kept_bytes
+
+
+def test_optimised_software_decodes_in_slices():
+    graph = chain(layers=4, size=32, batch=8)
+    costs = cost_table(graph, hardware("titanx"), density=0.05)
+    whole, cut = gist_budget(graph, costs), gist_budget(graph, costs, slices=8)
+    assert (whole.fidelity, cut.fidelity) == ("bitwise", "reassociated")
+    assert {c.slices for c in cut.choices if c.op == "conv2d"} == {8}
+    coded = {d.storage for d in whole.decisions if d.codec != "dense"}
+    readers = [
+        t.index for t in graph.tasks if t.part == "weight" and coded & {graph.blocks[b].storage for b in t.reads}
+    ]
+    held, less = (simulate(graph, p, costs).memory_bytes for p in (whole, cut))
+    decoded, weights = 8 * 4 * 32 * 32 * 4, 4 * (4 * 4 * 9 + 4)
+    assert len(readers) == 3
+    for task in readers:  # two slices of eight at a time, and the weight gradient twice
+        assert held[task] - less[task] == decoded * 6 // 8 - weights
+    assert gist_budget(graph, costs, lossy="fp8", slices=8).fidelity == "lossy"
+
+
+def test_gists_settings_are_checked():
+    graph = chain(layers=1)
+    costs = costs_of(graph)
+    with pytest.raises(ValueError, match=r"encodings must be among binarize.*got 'zip'"):
+        gist_budget(graph, costs, encodings=("zip",))
+    with pytest.raises(ValueError, match=r"slices must be 1 .* got 0"):
+        gist_budget(graph, costs, slices=0)
+
+
+def test_network_wide_allocation():
+    """Two layers in place. Maps: input 6144, two of 8192, the loss. dX and dY: at most two at once, 8192 each."""
+    graph = library_view(chain(layers=2))
+    costs = costs_of(graph, workspace=WORKSPACE)
+    by_task = {t.index: "winograd" for t in graph.tasks if t.conv}
+    base = network_wide(graph, costs, by_task)
+    assert base.feature_map_bytes == 6144 + 2 * 8192 + 4
+    assert base.gradient_map_bytes == 2 * 8192
+    assert base.workspace_bytes == WORKSPACE
+    weights = 4 * (4 * 3 * 9 + 4 + 4 * 4 * 9 + 4)
+    assert base.weight_bytes == 2 * weights
+    assert base.total_bytes == 2 * weights + 6144 + 2 * 8192 + 4 + 2 * 8192 + WORKSPACE
+    assert network_wide(graph, costs).workspace_bytes == WORKSPACE // 2  # the default's
+    deep = library_view(chain(layers=6))
+    apart, reused = (network_wide(deep, costs_of(deep), improved=i) for i in (False, True))
+    assert apart.gradient_map_bytes == 6 * 8192 and reused.gradient_map_bytes == 2 * 8192
+
+
+def test_most_at_once_counts_a_block_through_its_last_task():
+    graph = library_view(chain(layers=3))
+    gradients = [b for b in graph.blocks if b.kind == "gradient"]
+    by_hand = max(sum(b.first <= t <= b.last for b in gradients) for t in range(len(graph.tasks)))
+    assert most_at_once(gradients) == by_hand
+    assert most_at_once([]) == 0
+
+
+def test_the_oracle_takes_every_layers_fastest_algorithm():
+    graph = library_view(pooled())
+    costs = costs_of(graph, workspace=WORKSPACE)
+    assert oracular_s(graph, costs) == len(graph.tasks)  # winograd: one second, as all other tasks
+    features = oracular_s(graph, costs, features_only=True)
+    assert features == len(graph.tasks) - 7  # FC: 3 tasks, mean: 2, flatten: 2
+    assert oracular_s(graph, costs) <= vdnn(graph, costs, offload="none", algorithms="p").step_s
+
+
+def test_average_memory_is_weighted_by_time():
+    graph = library_view(chain(layers=2))
+    costs = costs_of(graph)
+    run = simulate(graph, plain(graph, costs), costs)
+    assert average_bytes(run) == pytest.approx(sum(run.memory_bytes) / len(graph.tasks))
+    assert average_bytes(run) < run.peak_bytes

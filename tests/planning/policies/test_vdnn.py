@@ -1,0 +1,247 @@
+"""vDNN's policies against the rules of its paper; rows V1 to V35 of the checklist."""
+
+import pytest
+import torch
+
+from bench.papers.library_view import library_view
+from gistkit import zoo
+from gistkit.capture.entry import capture
+from gistkit.errors import PlanError
+from gistkit.ir.layer_view import ACTV, CONV, layers
+from gistkit.planning.cost.devices import hardware
+from gistkit.planning.cost.table import cost_table
+from gistkit.planning.policies.vdnn.dynamic import vdnn_dyn
+from gistkit.planning.policies.vdnn.offload import offloads, vdnn, vdnn_all, vdnn_conv
+from gistkit.planning.simulate.effects import profile
+from gistkit.planning.simulate.simulator import simulate
+from tests.support.paper_costs import WORKSPACE, costs_of, device
+from tests.support.step_graphs import Step, chain, pooled
+
+
+def fork(first, second):
+    """conv, relu, then two readers of its output, then their sum."""
+    step = Step()
+    x = step.relu(step.conv(step.input(3, 16, 16), 4))
+    ops = {"conv": lambda: step.conv(x, 4), "relu": lambda: step.relu(x), "norm": lambda: step.batch_norm(x)}
+    a = ops[first]()
+    b = ops[second]()
+    return step.finish(step.add(a, b))
+
+
+def hosted(plan):
+    return {d.storage: d for d in plan.decisions if d.place == "host"}
+
+
+def by_forward(graph):
+    return {layer.forward: layer for layer in layers(graph)}
+
+
+def test_only_the_last_consumer_offloads():
+    graph = fork("conv", "conv")
+    sent = {graph.blocks[o.block].name: o for o in offloads(graph, "all")}
+    shared = sent["activation4"]
+    readers = [t.index for t in graph.tasks[:6] if shared.block in t.reads]
+    assert len(readers) == 2
+    assert (shared.offload, shared.release) == (readers[1], readers[1] + 1)
+
+
+def test_an_x_whose_last_consumer_is_no_conv_stays_with_vdnn_conv():
+    graph = fork("conv", "norm")
+    shared = {graph.blocks[o.block].name for o in offloads(graph, "all")}
+    assert "activation4" in shared
+    assert "activation4" not in {graph.blocks[o.block].name for o in offloads(graph, "conv")}
+
+
+def test_activations_never_offload():
+    for graph in (fork("conv", "relu"), library_view(pooled()), chain()):
+        owners = {o.layer for o in offloads(graph, "all")}
+        assert owners and ACTV not in {layers(graph)[i].kind for i in owners}
+    assert "activation4" not in {b.name for b in (graph.blocks[o.block] for o in offloads(fork("conv", "relu"), "all"))}
+
+
+def test_the_classifier_keeps_its_x():
+    graph = library_view(pooled())
+    linear = next(layer for layer in layers(graph) if layer.kind == "FC")
+    assert not linear.features and set(linear.x).isdisjoint({o.block for o in offloads(graph, "all")})
+
+
+def test_vdnn_conv_takes_the_convolutions_alone():
+    graph = library_view(pooled())
+    kinds = {which: {layers(graph)[o.layer].kind for o in offloads(graph, which)} for which in ("conv", "all")}
+    assert kinds == {"conv": {CONV}, "all": {CONV, "POOL", "DROPOUT"}}
+    assert offloads(graph, "none") == ()
+
+
+def test_what_has_no_reuse_goes_without_a_transfer():
+    step = Step()
+    graph = step.finish(step.conv(step.max_pool(step.conv(step.input(3, 16, 16), 4)), 4))
+    plan = vdnn_all(graph, costs_of(graph))
+    pool_x = graph.calls[1].reads[0]
+    dropped = {d.storage: d for d in plan.decisions if d.codec == "drop"}
+    assert pool_x in dropped and pool_x not in hosted(plan)
+
+
+def test_the_next_layer_waits_for_the_offload_and_only_where_there_is_one():
+    """X of the second convolution is 8192 bytes: 2 s at 4096 B/s, its forward 1 s. The layer behind starts 1 s late."""
+    graph = library_view(chain(layers=2))
+    costs = costs_of(graph, device(link_gbps=4096e-9))
+    plan = vdnn_conv(graph, costs)
+    run = simulate(graph, plan, costs)
+    sent = {o.offload: o for o in offloads(graph, "conv")}
+    second = by_forward(graph)[2]
+    assert second.kind == CONV and sent[2].release == 3
+    assert run.start_s[3] - run.start_s[2] == pytest.approx(2.0)
+    assert run.start_s[2] - run.start_s[1] == pytest.approx(1.0)
+    transfer = next(t for t in profile(graph, plan, costs).transfers if t.direction == "d2h" and t.issue == 2)
+    assert (transfer.due, transfer.nbytes) == (3, 8192)
+
+
+def test_an_offloaded_x_is_gone_before_the_next_layer():
+    graph = library_view(chain(layers=3))
+    costs = costs_of(graph)
+    kept, sent = (simulate(graph, vdnn(graph, costs, offload=w), costs).memory_bytes for w in ("none", "all"))
+    away = [o for o in offloads(graph, "all") if o.release < o.prefetch]
+    assert len(away) == 4
+    for o in away:
+        gone = sum(graph.blocks[p.block].nbytes for p in away if p.release <= o.release < p.prefetch)
+        assert kept[o.release] - sent[o.release] == gone
+
+
+def test_a_prefetch_overlaps_a_later_layer_and_is_ready_before_the_next():
+    """Bytes at 2048 B/s: 4 s under a layer of 1 or 2 s, so the layer after it waits although it does not read X yet."""
+    graph = library_view(chain(layers=3))
+    costs = costs_of(graph, device(link_gbps=2048e-9))
+    run = simulate(graph, vdnn_all(graph, costs), costs)
+    sent = offloads(graph, "all")
+    ahead = [o for o in sent if o.prefetch < graph.blocks[o.block].uses[0].task]
+    assert len(ahead) == 3
+    for o in ahead:
+        block, owner = graph.blocks[o.block], layers(graph)[o.layer]
+        during = next(layer for layer in layers(graph) if layer.backward[:1] == (o.prefetch,))
+        assert during.index > owner.index and o.ready == during.backward[-1] + 1
+        assert run.start_s[o.ready] - run.start_s[o.prefetch] >= block.nbytes / 2048 - 1e-9
+
+
+def test_ready_comes_before_the_first_use_where_layers_lie_between():
+    """conv, relu, pool, conv: the last CONV fetches for the pool, the pool for the first CONV, an ACTV lies between."""
+    step = Step()
+    x = step.max_pool(step.relu(step.conv(step.input(3, 16, 16), 4), inplace=True))
+    graph = library_view(step.finish(step.conv(x, 4)))
+    first = next(o for o in offloads(graph, "all") if o.layer == 0)
+    assert first.prefetch < first.ready < graph.blocks[first.block].uses[0].task
+
+
+def test_copies_on_demand_start_at_their_use_and_cost_more():
+    graph = library_view(chain(layers=4))
+    costs = costs_of(graph, device(link_gbps=8192e-9))
+    ahead, late = (vdnn_all(graph, costs, prefetch=p) for p in (True, False))
+    for storage, decision in hosted(late).items():
+        block = next(b for b in graph.blocks if b.storage == storage)
+        assert decision.prefetch == decision.ready == block.uses[0].task
+    assert late.step_s > ahead.step_s
+    assert late.peak_bytes <= ahead.peak_bytes
+
+
+def test_algorithms_m_and_p():
+    graph = library_view(chain(layers=2))
+    costs = costs_of(graph, workspace=WORKSPACE)
+    small, fast = vdnn_all(graph, costs, algorithms="m"), vdnn_all(graph, costs, algorithms="p")
+    assert {c.algorithm for c in small.choices} == {"implicit_gemm"}
+    assert {c.algorithm for c in fast.choices} == {"winograd"}
+    assert small.peak_bytes < fast.peak_bytes and small.step_s > fast.step_s
+
+
+def dynamic():
+    """A network whose late convolutions want workspace, with the peaks of vDNN_dyn's configurations."""
+    step = Step()
+    x = step.max_pool(step.relu(step.conv(step.input(3, 16, 16), 4)))
+    for _ in range(3):
+        x = step.relu(step.conv(x, 32, 1))
+    graph = library_view(step.finish(x))
+    costs = costs_of(graph, workspace=WORKSPACE, largest=8)
+    peak = {
+        (offload, which): vdnn(graph, costs, offload=offload, algorithms=which).peak_bytes
+        for offload in ("none", "conv", "all")
+        for which in ("m", "p")
+    }
+    assert peak["all", "m"] < peak["conv", "m"] < peak["all", "p"] < peak["conv", "p"] < peak["none", "p"]
+    return graph, costs, peak
+
+
+@pytest.mark.parametrize("offload", ("none", "conv", "all"))
+def test_dyn_phase_2_takes_the_first_that_fits_with_the_fastest_algorithms(offload):
+    graph, costs, peak = dynamic()
+    plan = vdnn_dyn(graph, costs, peak[offload, "p"])
+    assert (plan.settings["offload"], plan.settings["phase"]) == (offload, 2)
+    assert {c.algorithm for c in plan.choices} == {"winograd"}
+    assert plan.settings["trainable"] and plan.policy == "vdnn-dyn"
+
+
+def test_dyn_phase_3_downgrades_each_layer_no_further_than_it_must():
+    graph, costs, peak = dynamic()
+    budget = peak["all", "p"] - 1
+    plan = vdnn_dyn(graph, costs, budget)
+    assert plan.settings["phase"] == 3 and plan.peak_bytes <= budget
+    used = [c.algorithm for c in plan.choices]
+    assert "winograd" in used and used != ["winograd"] * len(used)
+    faster = {"implicit_gemm": "precomp", "precomp": "winograd"}
+    calls = {c.covered: c.index for c in graph.calls if c.covered >= 0}
+    chosen = {calls[c.covered]: c.algorithm for c in plan.choices}
+    for call, name in chosen.items():
+        if name in faster:
+            tried = {**chosen, call: faster[name]}
+            assert vdnn(graph, costs, offload=plan.settings["offload"], algorithms=tried).peak_bytes > budget
+
+
+def test_dyn_phase_3_tries_vdnn_conv_before_vdnn_all():
+    graph, costs, peak = dynamic()
+    assert vdnn_dyn(graph, costs, peak["conv", "m"]).settings["offload"] == "conv"
+    below = vdnn_dyn(graph, costs, peak["conv", "m"] - 1)
+    assert (below.settings["offload"], below.settings["phase"]) == ("all", 3)
+    least = vdnn_dyn(graph, costs, peak["all", "m"])
+    assert (least.settings["offload"], least.settings["phase"], least.peak_bytes) == ("all", 3, peak["all", "m"])
+
+
+def test_dyn_phase_1_marks_what_cannot_be_trained():
+    graph, costs, peak = dynamic()
+    plan = vdnn_dyn(graph, costs, peak["all", "m"] - 1)
+    assert plan.settings["phase"] == 1 and not plan.settings["trainable"]
+    assert plan.peak_bytes == peak["all", "m"]
+
+
+def test_without_a_budget_the_devices_memory_is_the_limit():
+    graph, _, peak = dynamic()
+    tight = costs_of(graph, device(memory_bytes=peak["conv", "p"]), workspace=WORKSPACE, largest=8)
+    assert vdnn_dyn(graph, tight).settings["offload"] == "conv"
+    assert not vdnn(graph, tight, offload="none", algorithms="p").settings["trainable"]
+
+
+def test_vgg16_with_256_images_offloads_15_6_gb():
+    """vDNN Fig. 12 ("up to 16 GB"). X of 13 CONV and 5 POOL layers is 15,203,328 elements an image; the pooling to 7x7
+    that torchvision's VGG has before its classifier adds 25,088, which the paper's has not."""
+    with torch.device("meta"):
+        model = zoo.vgg16()
+    captured = capture(model, (torch.empty(256, 3, 224, 224, device="meta"),), backward=True)
+    graph = library_view(captured)
+    costs = cost_table(graph, hardware("titanx"))
+    run = simulate(graph, vdnn_all(graph, costs), costs)
+    assert run.d2h_bytes == run.h2d_bytes == 4 * 256 * (15_203_328 + 25_088)
+    assert round(run.d2h_bytes / 1e9, 1) == 15.6
+    convs = simulate(graph, vdnn_conv(graph, costs), costs)
+    assert convs.d2h_bytes == sum(
+        graph.blocks[b].nbytes for layer in layers(graph) if layer.kind == CONV for b in layer.x
+    )
+
+
+def test_words_that_are_no_settings():
+    graph = chain(layers=1)
+    with pytest.raises(ValueError, match=r'offload must be "all", "conv" or "none", got \'most\''):
+        vdnn(graph, costs_of(graph), offload="most")
+    with pytest.raises(ValueError, match=r'algorithms must be "m" \(memory-optimal\) or "p"'):
+        vdnn(graph, costs_of(graph), algorithms="fast")
+
+
+def test_a_device_without_a_link_is_refused():
+    graph = chain(layers=2)
+    with pytest.raises(PlanError, match="has no link"):
+        vdnn_all(graph, costs_of(graph, hardware("cpu")))

@@ -1,0 +1,107 @@
+"""What decisions on the host do, one at a time, and which decisions and plans are refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from gistkit.errors import GistError, PlanError
+from gistkit.ir.plan import CallChoice, Decision
+from gistkit.planning.cost.table import cost_table
+from gistkit.planning.simulate.effects import profile
+from tests.support.effect_cases import BYTES, CHAIN, CPU, RELU, TITANX, block_of, effects, plan_of, short
+from tests.support.step_graphs import forked
+
+
+def host(**fields):
+    return Decision(RELU.storage, "dense", "host", **{"release": 4, "prefetch": 6, **fields})
+
+
+def test_host_leaves_and_comes_back():
+    made = effects(CHAIN, RELU, host(), TITANX)
+    assert short(made) == [(1, 3, BYTES, "dense"), (6, 9, BYTES, "dense")]
+    assert [t[1:] for t in made.transfers] == [(BYTES, "d2h", 2, 4), (BYTES, "h2d", 6, 7)]
+    made = effects(CHAIN, RELU, host(offload=3, ready=6), TITANX)
+    assert [t[3:] for t in made.transfers] == [(3, 4), (6, 6)]
+
+
+def test_vdnn_copies_while_the_reader_runs():
+    conv = block_of(forked(1), "conv2d")
+    made = effects(forked(1), conv, Decision(conv.storage, "dense", "host", release=3, prefetch=20), TITANX)
+    assert made.transfers[0].issue == conv.saved == 1
+
+
+def test_coded_on_the_host():
+    made = effects(CHAIN, RELU, replace(host(), codec="fp16", mask=True), TITANX)
+    assert short(made) == [
+        (1, 2, BYTES, "dense"),
+        (1, 9, BYTES // 32, "mask"),
+        (1, 3, BYTES // 2, "payload"),
+        (6, 7, BYTES // 2, "payload"),
+        (7, 7, BYTES, "decoded"),
+    ]
+    assert [t[1:] for t in made.transfers] == [(BYTES // 2, "d2h", 2, 4), (BYTES // 2, "h2d", 6, 7)]
+
+
+def test_sparse_on_the_host_is_packed_beside_its_scratch():
+    """What crosses the link is the exact payload: on CUDA the host learns its size first, and packs it at once."""
+    costs = cost_table(CHAIN, replace(TITANX, async_counts=True))
+    scratch, packed = (costs.payload_bytes("zvc", BYTES, "float32", d) for d in (None, 0.5))
+    made = effects(CHAIN, RELU, replace(host(), codec="zvc"), costs.hardware)
+    assert packed < scratch
+    assert short(made) == [
+        (1, 2, BYTES, "dense"),
+        (1, 3, scratch, "scratch"),
+        (1, 1, packed, "payload"),
+        (6, 9, packed, "payload"),
+        (7, 7, BYTES, "decoded"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("decision", "text"),
+    [
+        (host(release=2), r"release must be after task 2, its last use in forward, got 2; release it at task 3"),
+        (host(prefetch=8), r"prefetch must lie between release 4 and task 7, its first use in backward, got 8; move"),
+        (host(prefetch=3), r"prefetch must lie between release 4 and task 7"),
+        (host(ready=8), r"ready must lie between prefetch 6 and task 7, its first use in backward, got 8"),
+        (host(offload=5), r"offload must be at most release 4, got 5; leave it -1"),
+        (Decision(RELU.storage, "drop"), r"'drop' on device: task 7 needs its values, which are not kept; keep them"),
+        (Decision(RELU.storage, "mask1"), r"'mask1' on device: task 7 needs its values"),
+        (Decision(RELU.storage, "fp8"), r"'fp8' on device: task 9 needs its signs, of which narrow .* add mask=True"),
+        (Decision(RELU.storage, "zvc", "moon"), r"place must be device, host or nowhere; take one of these"),
+        (Decision(RELU.storage, "rebuild", "nowhere", sources=(RELU.storage,)), r"rebuilt from itself through"),
+        (Decision(99, "dense"), r"decision for storage 99: the step knows no such storage"),
+        (Decision(block_of(CHAIN, "conv2d").storage, "zvc"), r"backward keeps nothing of this activation; leave it"),
+    ],
+)  # fmt: skip
+def test_decisions_that_make_no_sense(decision, text):
+    with pytest.raises(PlanError, match=text) as caught:
+        profile(CHAIN, plan_of(CHAIN, decision), cost_table(CHAIN, TITANX))
+    assert f"storage {decision.storage}" in str(caught.value)
+    assert isinstance(caught.value, ValueError) and isinstance(caught.value, GistError)
+
+
+def test_plans_that_contradict_themselves():
+    costs = cost_table(CHAIN, CPU)
+    other = block_of(CHAIN, "relu", 1)
+    for decisions, text in (
+        ((host(),), "cpu has no link; keep it on the device"),
+        ((Decision(RELU.storage, "zvc"), Decision(RELU.storage, "dense")), "one decision a storage, got two"),
+        (
+            (Decision(RELU.storage, "rebuild", sources=(other.storage,)), Decision(other.storage, "mask1")),
+            f"storage {RELU.storage} is rebuilt from storage {other.storage}, whose values 'mask1' does not keep",
+        ),
+        ((Decision(other.storage, "dense", "host", release=8, prefetch=9),), "task 6, its first use"),
+    ):
+        with pytest.raises(PlanError, match=text):
+            profile(CHAIN, plan_of(CHAIN, *decisions), costs if "no link" in text else cost_table(CHAIN, TITANX))
+    for choice, text in (
+        (CallChoice(77, "relu", inplace=True), r"choice for covered call 77 \(relu\): the step knows 4 such calls"),
+        (CallChoice(0, "conv2d", algorithm="magic"), r"no algorithm 'magic'; there are .*; take one of these"),
+    ):
+        with pytest.raises(PlanError, match=text):
+            profile(CHAIN, plan_of(CHAIN, choices=(choice,)), costs)
+    with pytest.raises(PlanError, match="got one without; capture it with backward=True"):
+        profile(replace(CHAIN, tasks=(), blocks=()), plan_of(CHAIN), replace(costs, algorithms=()))
+    with pytest.raises(PlanError, match="costs must be those of the graph's 11 tasks, got 9"):
+        profile(CHAIN, plan_of(CHAIN), replace(costs, algorithms=costs.algorithms[:9]))

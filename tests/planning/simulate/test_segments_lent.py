@@ -1,0 +1,110 @@
+"""What is decoded for a segment that runs anew: in passing, gone before the task at which it starts makes anything."""
+
+import copy
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import gistkit
+from gistkit.capture.entry import capture
+from gistkit.ir.plan import Decision, Plan
+from gistkit.ir.tasks import BACKWARD
+from gistkit.planning.cost.devices import hardware
+from gistkit.planning.cost.table import cost_table
+from gistkit.planning.forms.predicted import make_plan
+from gistkit.planning.policies.optimal.attempt import Attempt
+from gistkit.planning.policies.optimal.problem import spread
+from gistkit.planning.simulate.context import Context, StepIndex
+from gistkit.planning.simulate.segments import lending, lends
+from gistkit.planning.simulate.simulator import Simulator, memory_bytes, profile, simulate
+from gistkit.runtime.live import LiveBytes
+from tests.support.step_graphs import chain
+
+
+class Wide(nn.Module):
+    """Of three maps the last two come back from the first, before a task that makes a gradient; ``again``: the first is
+    read once more by what starts them."""
+
+    def __init__(self, source, again):
+        super().__init__()
+        self.first, self.second, self.third = nn.Conv2d(3, source, 1), nn.Conv2d(source, 8, 1), nn.Conv2d(8, 16, 1)
+        self.last, self.again = nn.Conv2d(16, 3, 1), again
+
+    def forward(self, x):
+        source = torch.relu(self.first(x))
+        y = self.third(torch.sigmoid(self.second(source))).sigmoid()
+        return self.last(y * source[:, :16] if self.again else y).square().mean()
+
+
+def planned(again, kept, channels=16):
+    """(model, input, graph, costs, plan): the maps between run anew from a source that is ``kept`` in some form."""
+    torch.manual_seed(0)
+    model, x = Wide(channels, again), torch.randn(4, 3, 16, 16)
+    graph = capture(model, (x,), backward=True)
+    recorded = gistkit.capture(model, (x,), fake=False)
+    dense = {s.id: s.density for s in recorded.storages if s.density is not None}
+    costs = cost_table(graph, hardware("cpu"), density=dense)
+    of = {op: [graph.values[c.results[0]].storage for c in graph.calls if c.op == op] for op in ("relu", "sigmoid")}
+    (source,) = of["relu"]
+    decisions = [Decision(source, kept, mask=kept == "fp8")]
+    decisions += [Decision(s, "recompute", "nowhere", sources=(source,)) for s in of["sigmoid"]]
+    plan = make_plan("optimal", graph, costs, 2**30, decisions, fidelity="lossy" if kept == "fp8" else "bitwise")
+    return model, x, graph, costs, plan
+
+
+@pytest.mark.parametrize("kept", ["dense", "zvc", "fp8"])
+@pytest.mark.parametrize(("channels", "again"), [(16, False), (16, True), (64, False), (64, True)])
+def test_a_backward_holds_what_the_rerun_or_its_task_does(channels, again, kept):
+    """The source is as large as a gradient, so that the task needs more than the rerun, or four times that."""
+    model, x, graph, costs, plan = planned(again, kept, channels)
+    context = Context.of(plan, StepIndex(graph))
+    assert bool(context.lent) == (kept != "dense" and not again)
+    twin = gistkit.compress(copy.deepcopy(model), plan)
+    for _ in range(2):
+        twin.zero_grad(set_to_none=True)
+        gc.collect()
+        with LiveBytes() as live:
+            live.track(twin, x)
+            twin(x).backward()
+        assert live.peak_bytes <= plan.peak_bytes
+    composed = profile(graph, plan, costs)
+    found = memory_bytes([i for i in composed.intervals if i.what != "scratch"], composed.tasks)
+    wanted = max(n for n, task in zip(found, graph.tasks, strict=True) if task.phase == BACKWARD)
+    assert max(e.nbytes for e in live.timeline if e.backward) == wanted
+
+
+def test_what_is_lent_is_there_while_the_rerun_reads_it():
+    """By hand, in maps: 64 + 8 while the convolution reads the source, of which it makes 8; at the end 8 + 16 + 16,
+    24 of which stay."""
+    _, _, graph, _, plan = planned(False, "zvc", 64)
+    index = StepIndex(graph)
+    (segment,) = Context.of(plan, index).segments
+    made_bytes = sum(b.nbytes for b in graph.blocks if b.first == segment.start)
+    made_bytes += graph.tasks[segment.start].transient_bytes
+    channel_bytes = 4 * 16 * 16 * 4
+    assert segment.passing_bytes == (64 + 8 - 24) * channel_bytes - made_bytes
+    assert lending(segment, (), index).passing_bytes == (8 + 16 + 16 - 24) * channel_bytes - made_bytes
+
+
+def test_sums_of_moves_know_it_too():
+    """Every segment of a chain with its source in every form: the bytes of the sums are the simulator's."""
+    graph = chain(5, 8, 32, 4)
+    costs = cost_table(graph, hardware("cpu"))
+    attempt = Attempt(graph, costs, Simulator(graph, costs), "lossy", "fp8", algorithms=False)
+    problem, lent = attempt.problem, 0
+    for tie in problem.ties:
+        bare = list(attempt._build.seed(problem, Plan("optimal", graph.fingerprint, (), ())))
+        for group, move in (tie.on, *tie.members):
+            bare[group] = move
+        for group, moves in enumerate(problem.groups):
+            for number, move in enumerate(moves):
+                taken = [*bare[:group], number, *bare[group + 1 :]]
+                if not lends(move.decision) or not problem.allowed(taken):
+                    continue
+                plan = attempt._build.plan(problem, taken)
+                lent += bool(Context.of(plan, attempt._build.index).lent)
+                found = spread(problem.parts(taken), problem.base_bytes)
+                assert tuple(found) == tuple(simulate(graph, plan, costs).memory_bytes)
+    assert lent > 10

@@ -1,0 +1,297 @@
+"""The simulator: memory against the definition, seconds against hand-made cases, peaks against measured steps."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gistkit
+from gistkit.ir.plan import Decision, Plan
+from gistkit.ir.scale import scaled
+from gistkit.planning.cost.devices import hardware
+from gistkit.planning.cost.table import cost_table
+from gistkit.planning.policies.gist_rules import gist
+from gistkit.planning.policies.registry import POLICIES
+from gistkit.planning.simulate.effects import profile
+from gistkit.planning.simulate.intervals import Transfer
+from gistkit.planning.simulate.link import Link
+from gistkit.planning.simulate.simulator import Simulator, memory_bytes, simulate
+from gistkit.runtime.live import LiveBytes
+from tests.support.models import UNet
+from tests.support.peaks import held_step
+from tests.support.step_graphs import chain, forked, pooled, step_graphs
+
+BYTES = 8192
+CHAIN = chain(2)
+RELU = next(b for b in CHAIN.blocks if b.saved == 1)
+EVERY = {task.index: 1.0 for task in CHAIN.tasks}
+
+
+def plan_of(graph, *decisions, policy="test", **fields):
+    return Plan(policy, graph.fingerprint, decisions, (), **fields)
+
+
+def link(d2h_s, h2d_s, both=None):
+    """A device whose link takes so many seconds for 8192 bytes."""
+    rates = BYTES / d2h_s / 1e9, BYTES / h2d_s / 1e9
+    return replace(
+        hardware("titanx"), launch_s=0.0, d2h_gbps=rates[0], h2d_gbps=rates[1], both_gbps=sum(rates) * (both or 1.0)
+    )
+
+
+def timed(d2h_s, h2d_s, **decision):
+    """A chain whose 11 tasks take a second each, with one storage on the host."""
+    host = Decision(RELU.storage, "dense", "host", **{"release": 4, "prefetch": 6, **decision})
+    return simulate(CHAIN, plan_of(CHAIN, host), cost_table(CHAIN, link(d2h_s, h2d_s), measured_s=EVERY))
+
+
+@given(step_graphs(8), st.integers(0, 10**6), st.sampled_from(("plain", "none", "gist", "fp8")))
+@settings(deadline=None, max_examples=40, derandomize=True)
+def test_memory_is_the_sum_of_what_lives(graph, reserve, which):
+    costs = cost_table(graph, hardware("titanx"))
+    plan = (
+        plan_of(graph, policy=which)
+        if which in ("plain", "none")
+        else gist(graph, lossy={"gist": None}.get(which, which))
+    )
+    found, lives = simulate(graph, plan, costs, reserve=reserve), profile(graph, plan, costs).intervals
+    by_hand = [reserve + sum(i.nbytes for i in lives if i.first <= t <= i.last) for t in range(len(graph.tasks))]
+    assert list(found.memory_bytes) == by_hand == memory_bytes(lives, len(graph.tasks), reserve)
+    assert found.peak_bytes == max(by_hand) and by_hand.index(found.peak_bytes) == found.peak_task
+    assert found.step_s == pytest.approx(found.compute_s + found.extra_s) and found.stall_s == 0
+    assert found.d2h_bytes == found.h2d_bytes == 0
+
+
+def test_a_transfer_that_fits_costs_nothing():
+    found = timed(1.9, 0.9)
+    assert (found.stall_s, found.step_s) == (0, 11) and found.start_s == tuple(range(11))
+    assert (found.d2h_bytes, found.h2d_bytes) == (BYTES, BYTES)
+
+
+def test_release_and_first_use_wait():
+    # offloaded from task 2 on: 2.5 s instead of 2 until task 4 begins; back from task 6 on, wanted by task 7
+    found = timed(2.5, 3.0)
+    assert found.start_s == pytest.approx((0, 1, 2, 3, 4.5, 5.5, 6.5, 9.5, 10.5, 11.5, 12.5))
+    assert found.stall_s == pytest.approx(2.5) and found.step_s == pytest.approx(13.5)
+    assert found.memory_bytes == timed(0.1, 0.1).memory_bytes
+
+
+def test_ready_waits_earlier_and_offload_begins_later():
+    assert timed(0.5, 2.0, ready=6).start_s[6] == pytest.approx(8)  # issued when task 5 ends: all of it is a stall
+    assert timed(1.5, 0.5, offload=3).start_s[4] == pytest.approx(4.5)
+    assert timed(1.5, 0.5, offload=4).start_s[4] == pytest.approx(5.5)
+    early = timed(0.5, 2.0, prefetch=5)
+    assert early.stall_s == 0 and early.memory_bytes[5] == timed(0.5, 2.0).memory_bytes[5] + BYTES
+
+
+def carried(transfers, costs):
+    """Seconds at which every transfer is done, all issued at 0."""
+    line = Link(costs)
+    numbers = [line.issue(t) for t in transfers]
+    ends, state = [], line
+    for transfer, number in zip(transfers, numbers, strict=True):
+        fresh = Link(costs)
+        for other in transfers:
+            fresh.issue(other)
+        ends.append(fresh.finish(transfer.direction, number))
+    assert state.now == 0
+    return ends
+
+
+def test_directions_share_the_link_and_queues_are_in_order():
+    d2h, h2d = (Transfer(0, BYTES, d, 0, 1) for d in ("d2h", "h2d"))
+    alone = SimpleNamespace(hardware=link(2.0, 1.0), d2h_s=lambda n: 2.0, h2d_s=lambda n: 1.0)
+    half = SimpleNamespace(hardware=link(2.0, 1.0, 0.5), d2h_s=lambda n: 2.0, h2d_s=lambda n: 1.0)
+    assert carried([d2h, h2d], alone) == [2, 1]
+    # both at half their rate until h2d is done at 2; d2h has one second of its own left then
+    assert carried([d2h, h2d], half) == [3, 2]
+    assert carried([d2h, h2d, h2d], half) == pytest.approx([4, 2, 4])
+    assert carried([h2d, h2d, h2d], half) == [1, 2, 3]
+
+
+@given(step_graphs(8), st.data())
+@settings(deadline=None, max_examples=40, derandomize=True)
+def test_laws_of_the_clock(graph, data):
+    plan = plan_of(graph, *hosted(graph, data.draw))
+    d2h_s, h2d_s, both = (data.draw(st.floats(0.1, 4)) for _ in range(3))
+    every = {t.index: 1.0 for t in graph.tasks if cost_table(graph, link(1, 1)).task_s(t.index) > 0}
+    found, fast = (
+        simulate(graph, plan, cost_table(graph, device, measured_s=every))
+        for device in (link(d2h_s, h2d_s, min(1.0, both)), link(1e-9, 1e-9))
+    )
+    assert found.step_s == pytest.approx(found.compute_s + found.extra_s + found.stall_s)
+    assert fast.stall_s == pytest.approx(0, abs=1e-4) and found.step_s >= fast.step_s - 1e-4
+    assert found.memory_bytes == fast.memory_bytes
+    assert all(a <= b for a, b in zip(found.start_s, found.start_s[1:], strict=False))
+    nbytes = sum(graph.storages[d.storage].nbytes for d in plan.decisions)
+    assert found.d2h_bytes == found.h2d_bytes == nbytes
+    assert found.step_s >= nbytes / BYTES * max(d2h_s, h2d_s) - 1e-6  # all of it crosses within the step
+    peak = simulate(graph, plan_of(graph), cost_table(graph, link(1, 1))).memory_bytes
+    assert all(a <= b for a, b in zip(found.memory_bytes, peak, strict=True))
+
+
+def hosted(graph, draw):
+    """Drawn places on the host: anything that lasts from the forward into the backward may leave."""
+    for block in graph.blocks:
+        gone = max(block.last, block.saved) + 1
+        if block.kind == "activation" and block.uses and gone <= block.uses[0].task and draw(st.booleans()):
+            release = draw(st.integers(gone, block.uses[0].task))
+            yield Decision(
+                block.storage, "dense", "host", release=release, prefetch=draw(st.integers(release, block.uses[0].task))
+            )
+
+
+@pytest.mark.parametrize("build", [pooled, lambda: forked(3), lambda: chain(7)])
+def test_one_simulator_for_many_plans_is_as_good_as_new(build):
+    graph = build()
+    costs = cost_table(graph, hardware("titanx"), density=0.4)
+    simulator = Simulator(graph, costs)
+    plans = [plan_of(graph), plan_of(graph, policy="plain"), gist(graph), gist(graph, lossy="fp8")]
+    plans += [replace(plans[2], decisions=plans[2].decisions[:n], choices=()) for n in (1, 3, 5)]
+    plans += [replace(plans[0], sub_batches=2), *plans]
+    for plan in plans:
+        assert simulator.run(plan, reserve=7) == simulate(graph, plan, costs, reserve=7)
+
+
+def test_sub_batches():
+    graph = pooled(channels=32, batch=8)
+    costs = cost_table(graph, hardware("h200"))
+    whole, parts = (simulate(graph, plan_of(graph, sub_batches=n), costs) for n in (1, 4))
+    small = scaled(graph, 4)
+    one = simulate(small, plan_of(small), cost_table(small, hardware("h200")))
+    assert parts.step_s == pytest.approx(4 * one.step_s) and parts.compute_s >= whole.compute_s
+    gradients = [b for b in graph.blocks if b.kind == "weight_gradient"]
+    # the sums are there from the start, each new gradient beside its sum until its node has ended, and two losses
+    ends = {t.index: t.index + (t.part == "weight") for t in graph.tasks}
+    assert any(t.part == "input" for t in graph.tasks)
+    for task, (a, b) in enumerate(zip(parts.memory_bytes, one.memory_bytes, strict=True)):
+        later = sum(g.nbytes for g in gradients if g.first > task)
+        assert a - b == 16 + later + sum(g.nbytes for g in gradients if g.first <= task <= ends[g.first])
+    assert parts.peak_bytes < whole.peak_bytes
+    measured_s = {t: 2 * costs.task_s(t) for t in range(len(graph.tasks)) if costs.task_s(t) > 0}
+    slow = simulate(graph, plan_of(graph, sub_batches=4), cost_table(graph, hardware("h200"), measured_s=measured_s))
+    assert slow.step_s == pytest.approx(2 * parts.step_s)
+
+
+def test_reserve_is_checked():
+    costs = cost_table(CHAIN, hardware("cpu"))
+    for wrong in (-1, 1.5, True):
+        with pytest.raises(ValueError, match="reserve must be a number of bytes of at least 0, got"):
+            simulate(CHAIN, plan_of(CHAIN), costs, reserve=wrong)
+    with pytest.raises(ValueError, match="sub_batches must be 1 where the graph knows no batch size"):
+        simulate(replace(CHAIN, batch=0), plan_of(CHAIN, sub_batches=2), costs)
+
+
+def zoo_net(name):
+    return lambda: gistkit.zoo.load(name, num_classes=10, image_size=32)
+
+
+@pytest.mark.parametrize("lossy", [None, "fp8"])
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [
+        pytest.param(zoo_net("vgg16"), 32, id="vgg16"),
+        pytest.param(zoo_net("resnet18"), 32, id="resnet18"),
+        pytest.param(UNet, 32, id="unet"),
+    ],
+)
+def test_gist_peak_is_predicted(make, size, lossy):
+    torch.manual_seed(0)
+    model, x = make().train(), torch.randn(8, 3, size, size)
+    y = torch.arange(8) if model(x).dim() == 2 else torch.zeros(8, size, size, dtype=torch.int64)
+    graph = gistkit.capture(model, (x,), backward=True, loss_fn=F.cross_entropy, targets=(y,))
+    plan = gist(graph, lossy=lossy)
+    live = measured(gistkit.compress(model, plan, lossy=lossy), x, y)
+    seen = vars(model)["forward"].engine._densities.values()
+    costs = cost_table(graph, hardware("cpu"), density={s: d for found in seen for s, d in found.items()})
+    # 5 % is what the project promises (issue 3); the forms themselves are exact to the byte. A fake step adds two
+    # gradients into a third map where a real one may add in place, and counts a whole node as one moment.
+    assert simulate(graph, plan, costs).peak_bytes == pytest.approx(live, rel=0.05)
+
+
+def measured(model, x, y):
+    """Peak of live bytes of the second step, everything counted."""
+    peak = 0
+    for _ in range(2):
+        model.zero_grad(set_to_none=True)
+        with LiveBytes(timeline=False) as live:
+            live.track(model, x, y)
+            held_step(model, F.cross_entropy, x, y)
+        peak = live.peak_bytes
+    return peak
+
+
+def issuing(host_s, runtime_host_s):
+    return replace(link(2.0, 2.0), host_s=host_s, runtime_host_s=runtime_host_s)
+
+
+def wall_s(graph, plan, device, **words):
+    return Simulator(graph, cost_table(graph, device, **words)).wall_s(plan)
+
+
+def test_a_host_that_is_late_is_waited_for():
+    # 11 tasks of a second each; a host that needs half of one for each is ahead after the first.
+    assert wall_s(CHAIN, plan_of(CHAIN, policy="plain"), issuing(0.5, 0.9), measured_s=EVERY) == 0.5 + 11
+    assert wall_s(CHAIN, plan_of(CHAIN), issuing(0.5, 0.9), measured_s=EVERY) == pytest.approx(0.9 + 11)
+    assert wall_s(CHAIN, plan_of(CHAIN, policy="plain"), issuing(0.0, 0.9), measured_s=EVERY) == 11
+    # One that needs longer than the device is behind all through: the last task begins when it is issued.
+    last_is_long = {**dict.fromkeys(EVERY, 0.5), 10: 4.0}
+    assert wall_s(CHAIN, plan_of(CHAIN), issuing(0.0, 0.75), measured_s=last_is_long) == 11 * 0.75 + 4.0
+
+
+def test_on_the_wall_a_copy_hides_behind_nothing():
+    # Out before task 2 (issued after its reader began), back before task 7: 2.5 and 3 seconds on the link. Overlapped
+    # they stall for 0.5 and 2; as copies that take their turn among the tasks, each adds all of its time.
+    host = Decision(RELU.storage, "dense", "host", release=4, prefetch=6)
+    plan, device = plan_of(CHAIN, host), link(2.5, 3.0)
+    costs = cost_table(CHAIN, device, measured_s=EVERY)
+    assert simulate(CHAIN, plan, costs).step_s == pytest.approx(13.5)
+    assert Simulator(CHAIN, costs).wall_s(plan) == pytest.approx(11 + 2.5 + 3.0)
+    assert Simulator(CHAIN, costs).wall_s(plan_of(CHAIN)) == 11
+    # A host that needs a quarter of a second for each task stays ahead of the device, also beyond a copy.
+    late = replace(device, runtime_host_s=0.25)
+    assert wall_s(CHAIN, plan, late, measured_s=EVERY) == pytest.approx(11 + 2.5 + 3.0 + 0.25)
+
+
+def test_on_the_wall_the_host_waits_for_sizes():
+    # Tasks of a tenth of a second, of which the host issues one a second: copies of 0.25 and 0.3 seconds are done
+    # before the next. Of a sparse payload it must know the size, so before that goes out it waits for the task before.
+    late, brief = replace(link(0.25, 0.3), runtime_host_s=1.0), dict.fromkeys(EVERY, 0.1)
+    for codec, waited in (("dense", 0.0), ("zvc", 0.1)):
+        plan = plan_of(CHAIN, Decision(RELU.storage, codec, "host", release=4, prefetch=6))
+        assert wall_s(CHAIN, plan, late, measured_s=brief) == pytest.approx(11 * 1.0 + 0.1 + waited, abs=1e-3)
+
+
+def test_segments_that_run_anew_are_issued_anew():
+    graph = chain(6, 8, 32, 4)
+    device = replace(hardware("titanx"), runtime_host_s=1.0)
+    costs = cost_table(graph, device)
+    simulator = Simulator(graph, costs)
+    kept, again = (POLICIES["checkpoint"](graph, costs, segments=n) for n in (1, 3))
+    rerun = {d.storage for d in again.decisions if d.codec == "recompute"}
+    assert rerun and simulator.wall_s(kept) == pytest.approx(len(graph.tasks), rel=1e-3)
+    # A convolution and its ReLU for every block that comes back but for each segment's boundary.
+    assert simulator.wall_s(again) >= len(graph.tasks) + len(rerun)
+
+
+@given(step_graphs(8), st.sampled_from((0.0, 1e-6, 1e-5, 1e-3)), st.sampled_from((1, 2)), st.booleans())
+@settings(deadline=None, max_examples=40, derandomize=True)
+def test_the_wall_is_never_before_device_or_host(graph, each_s, parts, plain):
+    device = replace(hardware("titanx"), host_s=each_s, runtime_host_s=3 * each_s)
+    simulator = Simulator(graph, cost_table(graph, device))
+    parts = min(parts, graph.batch)
+    plan = plan_of(graph, policy="plain" if plain else "test", sub_batches=parts)
+    run, taken, tasks = simulator.run(plan), simulator.wall_s(plan), len(graph.tasks)
+    mine = each_s if plain else 3 * each_s
+    seconds = [
+        s + e for s, e in zip(*(getattr(simulator.profile(plan), n) for n in ("task_s", "extra_s")), strict=True)
+    ]
+    # Without a link in use: some task begins when it is issued and nothing waits from there on, or none waits at all.
+    by_hand = max(0.0, *(mine * (t + 1) + sum(seconds[t:]) for t in range(tasks)))
+    assert taken == pytest.approx(parts * by_hand) and taken >= max(run.step_s, parts * mine * tasks) * (1 - 1e-9)
+    if each_s == 0.0:
+        assert taken == run.step_s or taken == pytest.approx(run.step_s)

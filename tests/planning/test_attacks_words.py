@@ -1,0 +1,152 @@
+"""What a user may give or edit that makes no sense, and what was once answered badly: each is told by name."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gistkit
+from gistkit.api.planning import remedy
+from gistkit.capture.entry import capture
+from gistkit.errors import CaptureError, PlanError
+from gistkit.planning.policies.gist_rules import gist
+from gistkit.runtime.rebuild.rebuild import same_bits
+from tests.runtime.test_attacks import images
+
+LEAST = {"bitwise": 300, "reassociated": 200, "lossy": 100}
+
+
+def net(norm=None):
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 8, 3, padding=1), norm or nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)
+    return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(8 * 1024, 5))
+
+
+@cache
+def plan(**words):
+    return gistkit.plan(net(), images(), torch.arange(4), loss_fn=F.cross_entropy, **words)
+
+
+def step(model):
+    return gistkit.step(model, F.cross_entropy, images(), torch.arange(4))
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ("bitwise", "raise the budget to 300 bytes or take"),
+        ("reassociated", "raise the budget to 200 bytes, for reassociated moves, or take"),
+        ("lossy", "raise the budget to 100 bytes, for lossy moves, or take"),
+    ],
+)
+def test_a_refusal_names_the_bytes_of_the_class_that_was_asked_for(asked, text):
+    assert text in remedy(50, LEAST, asked, "fp8")
+
+
+def test_the_budget_that_a_refusal_names_is_enough():
+    with pytest.raises(gistkit.BudgetError, match=r"raise the budget to \d+ bytes") as refused:
+        gistkit.plan(net(), images(), torch.arange(4), loss_fn=F.cross_entropy, budget=1)
+    asked = int(str(refused.value).split("raise the budget to ")[1].split()[0])
+    found = gistkit.plan(net(), images(), torch.arange(4), loss_fn=F.cross_entropy, budget=asked)
+    assert found.fidelity == "bitwise" and found.peak_bytes <= asked
+
+
+@pytest.mark.parametrize("call", [gistkit.plan, gistkit.profile])
+def test_a_batch_without_rows_is_refused(call):
+    text = r"(plan|profile): batch must hold at least one row, got a tensor of shape \(0, 3, 32, 32\); pass a batch"
+    with pytest.raises(ValueError, match=text):
+        call(net(), images()[:0], torch.arange(0), loss_fn=F.cross_entropy)
+
+
+def test_a_batch_norm_that_averages_over_all_batches_is_planned():
+    norm = nn.BatchNorm2d(8, momentum=None)
+    model = net(norm)
+    made = gistkit.plan(model, images(), torch.arange(4), loss_fn=F.cross_entropy, budget="90%")
+    assert norm.num_batches_tracked == 0
+    plain, twin = net(nn.BatchNorm2d(8, momentum=None)), gistkit.compress(model, made)
+    for _ in range(3):
+        assert same_bits(step(plain), step(twin))
+        assert all(same_bits(a, b) for a, b in zip(plain.buffers(), twin.buffers(), strict=True))
+    on_meta = gistkit.plan(net(norm).to("meta"), images().to("meta"), hardware="cpu", policy="plain")
+    assert on_meta.peak_bytes > 0
+
+
+class Asks(nn.Module):
+    def forward(self, x):
+        return x * float(x.sum())
+
+
+def test_a_forward_that_asks_for_values_is_told_what_to_do():
+    with pytest.raises(CaptureError, match=r"asks a tensor for its values .*or leave the plan out: gistkit\.compress"):
+        gistkit.plan(nn.Sequential(net(), Asks()), images())
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ({"num_classes": 0}, "num_classes must be at least 1, got 0; pass the number of labels"),
+        ({"num_classes": -3}, "num_classes must be at least 1, got -3"),
+        ({"num_classes": 2.5}, "num_classes must be at least 1, got 2.5"),
+        ({"image_size": -1}, "image_size must be at least 1, got -1; resize the images"),
+        ({"image_size": 31}, "image_size must be at least 32, got 31; resize the images"),
+        ({"image_size": 64.0}, "image_size must be at least 1, got 64.0"),
+    ],
+)
+def test_networks_of_impossible_sizes_are_refused(words, text):
+    with pytest.raises(ValueError, match=text):
+        gistkit.zoo.load("vgg16", **words)
+
+
+def test_the_package_is_a_command():
+    shown = subprocess.run([sys.executable, "-m", "gistkit", "--help"], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("usage: gistkit [-h] [--version] COMMAND")
+    wrong = subprocess.run([sys.executable, "-m", "gistkit", "profile", "vgg17"], capture_output=True, text=True)
+    assert wrong.returncode == 2 and "did you mean" in wrong.stderr
+
+
+@pytest.mark.parametrize("name", ["codec", "peak_bytes", "sub_batches", "slices", "budget_bytes"])
+def test_a_plan_edited_after_it_was_planned_is_refused(name):
+    raw = json.loads(plan(policy="gist").to_json())
+    if name == "codec":
+        at = next(d for d in raw["decisions"] if d["codec"] not in ("dense", "drop"))
+        at.update(codec="dense", mask=False, sources=[], recipe=[], place="device")
+    elif name == "slices":
+        raw["choices"].append({"covered": 0, "op": "conv2d", "slices": 2})
+    else:
+        raw[name] = 7
+    with pytest.raises(PlanError, match=r"was edited after it was planned.*plan again, or remove \"digest\" to run it"):
+        gistkit.Plan.from_json(json.dumps(raw))
+    del raw["digest"]
+    assert gistkit.Plan.from_json(json.dumps(raw)) != plan(policy="gist")
+
+
+def test_a_plan_in_another_order_or_of_before_is_read():
+    raw = json.loads(plan(policy="gist").to_json())
+    assert gistkit.Plan.from_json(json.dumps(raw, sort_keys=True, indent=1)) == plan(policy="gist")
+    del raw["digest"]
+    assert gistkit.Plan.from_json(json.dumps(raw)) == plan(policy="gist")
+
+
+def test_a_plan_that_rounds_says_so():
+    graph = capture(net(), (images(),))
+    assert gist(graph, lossy="fp8").fidelity == "lossy"
+    assert gist(graph).fidelity == "bitwise"
+    rounded = gistkit.plan(net(), images(), torch.arange(4), loss_fn=F.cross_entropy, policy="gist", lossy="fp8")
+    step(gistkit.compress(net(), rounded))
+    with pytest.raises(
+        PlanError, match=r"plan is damaged: fidelity must be 'lossy', as it rounds to fp8, got 'bitwise'"
+    ):
+        gistkit.compress(net(), replace(rounded, fidelity="bitwise"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_traced_module_is_refused():
+    traced = torch.jit.trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(1, 3, 8, 8))
+    with pytest.raises(TypeError, match=r"model must run in Python, got a traced module.*compress the module"):
+        gistkit.compress(traced)

@@ -1,0 +1,96 @@
+"""Budgets as callers write them: every form, every unit, and what is said of nonsense."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gistkit.planning.cost.budget import UNITS, check_budget, parse_budget, parse_bytes
+
+GIB = 2**30
+PLAIN = 1_000_003
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        (12 * GIB, 12 * GIB),
+        ("12GiB", 12 * GIB),
+        ("12 GiB", 12 * GIB),
+        (" 12gib ", 12 * GIB),
+        ("12GIB", 12 * GIB),
+        ("800MB", 800_000_000),
+        ("1.5 kB", 1500),
+        (".5KiB", 512),
+        ("3.MiB", 3 * 2**20),
+        ("2tib", 2 * 2**40),
+        ("4096", 4096),
+        ("4096 B", 4096),
+        ("0.1GB", 100_000_000),  # exact: 0.1 is no binary fraction
+        ("0.3KiB", 307),  # 307.2, rounded down
+    ],
+)
+def test_forms(text, nbytes):
+    assert parse_budget(text, PLAIN) == nbytes == parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("60%", 600_001), ("100 %", PLAIN), ("33.3%", 333_000), ("250%", 2_500_007)]
+)
+def test_shares_of_the_plain_peak_are_rounded_down(text, nbytes):
+    assert parse_budget(text, PLAIN) == nbytes
+
+
+def test_no_budget_and_no_reserve():
+    assert parse_budget(None, PLAIN) is None
+    assert parse_bytes(0) == parse_bytes("0") == 0
+
+
+FORMS = r'bytes as an int, "12GiB", "800MB"'
+
+
+@pytest.mark.parametrize(
+    ("budget", "text"),
+    [
+        (
+            "a lot",
+            rf'budget must be {FORMS} or "60%" of the plain peak, got .a lot.; write a number and a unit, as "1.5GiB"',
+        ),
+        ("", r"budget must be .*, got ''; write a number"),
+        ("GiB", r"got 'GiB'; write a number"),
+        ("-1GiB", r"got '-1GiB'; write a number"),
+        ("1e9", r"got '1e9'; write a number"),
+        ("1,5GiB", r"got '1,5GiB'; write a number"),
+        ("12 parsecs", r"got '12 parsecs': the unit 'parsecs' is none of B, kB, MB, GB, TB, KiB, MiB, GiB, TiB or %"),
+        ("12G", r"the unit 'G' is none of"),
+        ("0", r"budget must be more than 0, got '0'; write .*, or None for no budget"),
+        (0, r"budget must be more than 0, got 0"),
+        ("0%", r"budget must be more than 0, got '0%'"),
+        ("5000%", r"budget must be at most 1000%, got '5000%'; 100% is what plain PyTorch needs"),
+        (-5, r"budget must be .*, from 0 to 2\*\*60 bytes, got -5; check the number"),
+        ("9999999TiB", r"from 0 to 2\*\*60 bytes, got '9999999TiB'; check the unit"),
+    ],
+)
+def test_nonsense(budget, text):
+    with pytest.raises(ValueError, match=text):
+        parse_budget(budget, PLAIN)
+    with pytest.raises(ValueError, match=text):
+        check_budget(budget)
+
+
+@pytest.mark.parametrize("budget", [1.5, True, [1], b"12GiB"])
+def test_other_types(budget):
+    with pytest.raises(TypeError, match=rf"budget must be .*, got {type(budget).__name__} .*; write one of these"):
+        parse_budget(budget, PLAIN)
+
+
+def test_a_reserve_is_no_share():
+    with pytest.raises(ValueError, match=r"reserve must be .*, got '10%': a share of what\? Write bytes"):
+        parse_bytes("10%", "reserve")
+
+
+@settings(deadline=None, max_examples=40, derandomize=True)
+@given(st.integers(0, 2**20), st.sampled_from(sorted(UNITS)), st.booleans(), st.sampled_from(["", " "]))
+def test_whole_numbers_of_every_unit(number, unit, upper, gap):
+    text = f"{number}{gap}{unit.upper() if upper else unit}"
+    if number * UNITS[unit] <= 2**60:
+        assert parse_bytes(text) == number * UNITS[unit]

@@ -1,0 +1,186 @@
+"""Whatever one decision of a plan is changed to: the step ends in an error of gistkit's, or its bits are PyTorch's."""
+
+import copy
+import functools
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import gistkit
+from gistkit.api.planning import plan_graph
+from gistkit.codecs import CODECS
+from gistkit.errors import BudgetError, BudgetWarning, GistError, PlanError
+from gistkit.ir.plan import Decision
+from gistkit.planning.forms.legal import NOWHERE, check_decisions
+from gistkit.planning.policies.registry import POLICIES
+from tests.support.models import UNet
+from tests.support.plan_cases import LINKED, Shared, Small, captured, data, loss_of, made, same, step
+
+
+class Residual(nn.Module):
+    """What rebuilds start from, a pool that carries a mask, an uncovered activation, a dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Conv2d(i, 8, 3, padding=1) for i in (3, 8, 8))
+        self.m, self.n, self.head = nn.BatchNorm2d(8), nn.BatchNorm2d(8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.a(x)), 2)
+        y = F.relu(self.m(self.b(x)))
+        y = F.relu(x + self.n(self.c(y)))
+        return self.head(F.dropout(F.silu(y), 0.3).mean((2, 3)))
+
+
+MODELS = {"residual": Residual, "small": Small}
+WORDS: tuple[dict[str, Any], ...] = (
+    {"policy": "gist"},
+    {"policy": "checkpoint"},
+    {"budget": "60%"},
+    {"budget": "45%", "density": 0.5},
+)
+CODEC_NAMES = (*(c for c in CODECS if "+" not in c and not c.startswith("fp")), "rebuild", "recompute", "drop")
+
+
+@functools.cache
+def case(name, number, hardware):
+    torch.manual_seed(0)
+    model = MODELS[name]().train()
+    x, y = data()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BudgetWarning)
+        easy: dict[str, Any] = {"budget": "90%"}
+        for words in WORDS[number], WORDS[-1], easy:  # what the model can do with
+            try:
+                plan = gistkit.plan(model, x, y, loss_fn=loss_of, hardware=LINKED if hardware else "cpu", **words)
+                break
+            except BudgetError:
+                continue
+    return model, plan, step(copy.deepcopy(model), x, y)
+
+
+FIELDS = ("codec", "place", "mask", "sources", "recipe", "release", "prefetch", "storage", "offload")
+
+
+def changed(draw, plan):
+    """The plan with one to three fields of one decision as another file might have them."""
+    i = draw(st.integers(0, len(plan.decisions) - 1))
+    other = plan.decisions[draw(st.integers(0, len(plan.decisions) - 1))]
+    words = {}
+    for name in draw(st.lists(st.sampled_from(FIELDS), min_size=1, max_size=3, unique=True)):
+        words[name] = {
+            "codec": st.sampled_from(CODEC_NAMES),
+            "place": st.sampled_from(("device", "host", "nowhere")),
+            "mask": st.booleans(),
+            "storage": st.integers(0, 2 * len(plan.decisions)),
+        }.get(name, st.sampled_from((getattr(other, name), getattr(Decision(0, "dense"), name))))
+    found = replace(plan.decisions[i], **{name: draw(kind) for name, kind in words.items()})
+    return replace(plan, decisions=(*plan.decisions[:i], found, *plan.decisions[i + 1 :]))
+
+
+def attempt(model, plan, expected):
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BudgetWarning)
+            got = step(gistkit.compress(copy.deepcopy(model), plan), *data())
+    except GistError:
+        return
+    assert same(got, expected), plan.decisions
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_every_other_codec_of_every_decision_is_an_error_or_exact(number):
+    model, plan, expected = case("residual", number, False)
+    for i, decision in enumerate(plan.decisions):
+        for codec in set(CODEC_NAMES) - {decision.codec}:
+            found = replace(decision, codec=codec, place="nowhere" if codec in NOWHERE else "device")
+            attempt(model, replace(plan, decisions=(*plan.decisions[:i], found, *plan.decisions[i + 1 :])), expected)
+
+
+@settings(deadline=None, max_examples=25, derandomize=True)
+@given(st.data(), st.sampled_from(sorted(MODELS)), st.integers(0, len(WORDS) - 2), st.booleans())
+def test_an_edited_decision_is_an_error_or_exact(drawn, name, number, hardware):
+    model, plan, expected = case(name, number, hardware)
+    if not plan.decisions:
+        return
+    for _ in range(3):
+        attempt(model, changed(drawn.draw, plan), expected)
+
+
+@pytest.mark.parametrize("model", [Residual, Small, Shared, UNet])
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_what_policies_decide_is_legal(model, policy):
+    torch.manual_seed(0)
+    model, (x, y) = model().train(), data()
+    graph, costs = captured(model, x, y)
+    running = gistkit.capture(model, (x,))
+    for words in ({}, {"fidelity": "lossy", "lossy": "fp8"}):
+        try:
+            plan = plan_graph(graph, costs, policy=policy, budget="70%", refuse=False, **words)
+        except (BudgetError, ValueError):
+            continue
+        check_decisions(plan, running)
+
+
+def storage_of(graph, op, number=0):
+    return graph.values[[c for c in graph.calls if c.op == op][number].results[0]].storage
+
+
+class Quotient(nn.Module):
+    """A divisor, and a ReLU's output that a convolution reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 3, padding=1)
+
+    def forward(self, x):
+        x = F.relu(self.a(x))
+        return (self.b(x) / (torch.sigmoid(x[:, :4]) + 1)).mean((2, 3))
+
+
+@pytest.mark.parametrize("codec", ["fp16", "fp8s", "zvc+fp8", "csr+fp16s"])
+def test_what_may_not_be_rounded_is_not_in_sparse_storage_either(codec):
+    torch.manual_seed(0)
+    model, (x, y) = Quotient().train(), data()
+    graph, _ = captured(model, x, y)
+    narrow = Decision(storage_of(graph, "relu"), codec, mask="+" not in codec)
+    divisor = Decision(storage_of(graph, "add"), codec)
+    step(gistkit.compress(copy.deepcopy(model), made(graph, [narrow])), x, y)
+    with pytest.raises(PlanError, match=r"the backward of div \(call \d+\) takes no rounded values"):
+        step(gistkit.compress(copy.deepcopy(model), made(graph, [narrow, divisor])), x, y)
+
+
+def test_every_reason_is_told():
+    torch.manual_seed(0)
+    model, (x, y) = Residual().train(), data()
+    graph, _ = captured(model, x, y)
+    relu, conv, silu = storage_of(graph, "relu", 1), storage_of(graph, "conv2d", 1), storage_of(graph, "relu", 2)
+    (pool,) = (s.storage for c in graph.calls if c.op == "max_pool2d" for s in c.saves if s.dtype == "int64")
+    plan = gistkit.plan(model, x, y, loss_fn=loss_of, policy="gist")
+    (rebuilt, *_) = (d for d in plan.decisions if d.codec == "rebuild" and d.storage == relu)
+    cases = [
+        (Decision(relu, "mask1"), r"needs its values"),
+        (Decision(conv, "drop"), r"backward of batch_norm \(call \d+\) needs its values"),
+        (Decision(conv, "argmax4"), r"needs its values"),
+        (Decision(conv, "zvc", "nowhere"), r"its payload must be somewhere"),
+        (replace(rebuilt, place="host"), r"what has no payload is in no place"),
+        (replace(rebuilt, sources=()), r"it comes about as \('relu', \('bn', \d+\)\) from storages"),
+        (replace(rebuilt, storage=conv), r"it does not follow from what batch norms and additions read"),
+        (Decision(conv, "bits"), r"its dtype is float32"),
+        (Decision(silu, "dense", "host", release=9, prefetch=7), r"must leave before it comes back, .* \[9, 7\]"),
+        (Decision(silu, "dense", "host", release=-5), r"a task has a number from 0 on"),
+        (Decision(pool, "zvc"), r"its op keeps it for itself in a form of its own"),
+        (Decision(relu, "fp16"), r"needs a mask beside rounded values"),
+        (Decision(next(s.id for s in graph.storages if s.kind == "parameter"), "zvc"), r"it is a parameter"),
+    ]
+    for decision, text in cases:
+        plan = made(graph, [decision], fidelity="lossy")
+        with pytest.raises(PlanError, match=rf"plan is damaged: storage {decision.storage} \(.*: .*{text}.*plan again"):
+            step(gistkit.compress(copy.deepcopy(model), plan), x, y)

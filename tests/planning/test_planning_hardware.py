@@ -1,0 +1,63 @@
+"""gistkit.plan: which device a plan is for, and what is known of it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import gistkit
+from gistkit.api.capturing import card
+from gistkit.planning.cost.devices import PRESETS, Hardware
+from tests.support.planning_cases import GIB, H200, made, net
+
+
+def test_the_preset_and_the_card_hold_the_same():
+    x = torch.randn(2, 3, 32, 32)
+    by_name, free = (gistkit.plan(net(), x, policy="plain", hardware=h, reserve=55) for h in ("h200", H200))
+    assert by_name.peak_bytes - free.peak_bytes == 96 * 2**20
+    assert (
+        gistkit.plan(net(), x, policy="plain", hardware=card("NVIDIA H200", GIB)).peak_bytes + 55 == by_name.peak_bytes
+    )
+    assert by_name.settings["reserve"] == free.settings["reserve"] == 55
+    assert [name for name, preset in PRESETS.items() if preset.libraries_bytes] == ["h200"]
+
+
+def test_hardware_files_say_what_the_libraries_hold():
+    held = replace(PRESETS["h200"], libraries_bytes=12345)
+    raw = json.loads(held.to_json())
+    assert Hardware.from_json(json.dumps(raw)) == held
+    del raw["libraries_bytes"]  # as in files from before
+    assert Hardware.from_json(json.dumps(raw)) == replace(held, libraries_bytes=0)
+    with pytest.raises(ValueError, match="libraries_bytes must be a whole number of bytes below memory_bytes, got -1"):
+        replace(held, libraries_bytes=-1)
+
+
+def test_the_device_of_the_model():
+    assert made(hardware=None).hardware == "cpu"
+    assert made(hardware=PRESETS["titanx"]).hardware == "titanx"
+
+
+def test_hardware_without_a_link():
+    with pytest.raises(
+        gistkit.PlanError, match=r"policy=\"vdnn-all\" moves tensors to the host, and hardware 'cpu' has no"
+    ):
+        made(hardware="cpu", policy="vdnn-all")
+    assert made(hardware="cpu", budget="80%").peak_bytes < made(hardware="cpu", policy="plain").peak_bytes
+
+
+def test_cards():
+    assert card("NVIDIA H200", 100 * GIB).name == "h200" and card("NVIDIA H200", 100 * GIB).memory_bytes == 100 * GIB
+    assert card("NVIDIA TITAN X (Pascal)", GIB).name == card("GeForce GTX TITAN X", GIB).name == "titanx"
+    assert card("Tesla K40m", GIB).name == "k40m"
+    assert not card("Tesla K40m", GIB).tells_algorithms, "that is the frameworks of the papers, not PyTorch on the card"
+    assert card("NVIDIA H200", 100 * GIB).libraries_bytes == 96 * 2**20
+    unknown = card("NVIDIA A100-SXM4-80GB", 80 * GIB)
+    assert unknown.name == "NVIDIA A100-SXM4-80GB at the rates of h200 (measure it with `gistkit calibrate`)"
+    assert (unknown.memory_bytes, unknown.memory_gbps) == (80 * GIB, PRESETS["h200"].memory_gbps)
+
+
+def test_a_calibrated_file(tmp_path):
+    file = tmp_path / "card.json"
+    file.write_text(json.dumps({**json.loads(PRESETS["k40m"].to_json()), "name": "mine"}))
+    assert made(hardware=file, policy="plain").hardware == made(hardware=str(file), policy="plain").hardware == "mine"

@@ -1,0 +1,105 @@
+"""gistkit.plan: arguments, models and batches that are refused, by the text."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gistkit
+from gistkit.planning.refusal import remedy
+from tests.support.planning_cases import T, X, net
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "text"),
+    [
+        ({"budget": "lots"}, ValueError, r"budget must be .*, got 'lots'; write a number and a unit"),
+        ({"budget": 1.5}, TypeError, r"budget must be .*, got float 1.5"),
+        ({"budget": "x" * 500}, ValueError, r"budget must be .*, got 'x{44}\.\.\.x{11}'; write a number and a unit"),
+        ({"budget": 10**5000}, ValueError, r"budget must be .*, got int too long to be shown; check the number"),
+        ({"reserve": "10%"}, ValueError, r"reserve must be .*, got '10%': a share of what"),
+        (
+            {"policy": "optimum"},
+            ValueError,
+            r"policy must be one of plain, .*, got 'optimum'; did you mean 'optimal'\?",
+        ),
+        ({"policy": 3}, ValueError, r"policy must be one of .*, got 3; take 'optimal'"),
+        ({"fidelity": "exact"}, ValueError, r"fidelity must be one of bitwise, reassociated, lossy, got 'exact'"),
+        ({"fidelity": "lossy"}, ValueError, r'fidelity="lossy" needs a format, got lossy=None; pass lossy="fp16"'),
+        ({"lossy": "fp7"}, ValueError, r'lossy must be None or one of fp16, .*; got lossy="fp7"'),
+        (
+            {"lossy": "fp8", "policy": "vdnn-all"},
+            ValueError,
+            r"lossy must be None for policy=\"vdnn-all\", which rounds nothing, got 'fp8'; leave it out, or take gist",
+        ),
+        ({"hardware": "h20"}, ValueError, r"hardware must be one of titanx, .* did you mean 'h200'\?"),
+        ({"hardware": "cuda"}, ValueError, r"hardware must be .*, got 'cuda'; leave it out for the device at hand$"),
+        ({"hardware": "h100"}, ValueError, r"got 'h100'; leave it out for .*, or measure one with `gistkit calibrate"),
+        ({"hardware": 3}, TypeError, r"hardware must be a preset's name"),
+        ({"density": 1.5}, ValueError, r"density must be a share of elements from 0 to 1 .*, got 1.5; leave it out"),
+        ({"density": {3: "half"}}, ValueError, r"density must be .*, got 'half'"),
+        ({"batch_statistics": True}, ValueError, r"plan: batch_statistics must be None or 'per_sub_batch', got True"),
+        ({"loss_fn": "mse"}, TypeError, r"plan: loss_fn must be callable, got str"),
+    ],
+)
+def test_wrong_arguments(words, kind, text):
+    with pytest.raises(kind, match=text):
+        gistkit.plan(net(), X, T, **{"loss_fn": F.cross_entropy, **words})
+
+
+def test_wrong_models_and_batches():
+    with pytest.raises(TypeError, match=r"plan: model must be a torch.nn.Module, got Tensor; pass the module itself"):
+        gistkit.plan(X, net())
+    with pytest.raises(
+        ValueError, match=r"plan: batch must hold the model's inputs, got no tensor; pass them after the"
+    ):
+        gistkit.plan(net(), budget="1GiB")
+    with pytest.raises(
+        ValueError, match=r"plan: hardware must be given for a model on device 'meta', .*pass hardware='h200'"
+    ):
+        gistkit.plan(net().to("meta"), X)
+    with pytest.raises(gistkit.CaptureError, match="could not be captured"):
+        gistkit.plan(net(), X[:, :2], T, loss_fn=F.cross_entropy)
+
+
+def test_what_to_raise_a_budget_to_is_said_of_the_narrowest_class_that_meets_it():
+    least = {"bitwise": 900, "reassociated": 900, "lossy": 900}
+    for asked in least:
+        assert remedy(100, least, asked, "fp8").endswith("raise the budget to 900 bytes or take a smaller batch")
+    text = remedy(100, {**least, "reassociated": 800, "lossy": 800}, "lossy", "fp8")
+    assert text.endswith("raise the budget to 800 bytes, for reassociated moves, or take a smaller batch")
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.layer = kind(8, 8)
+
+    def forward(self, x):
+        return self.layer(x.relu())[0]
+
+
+@pytest.mark.parametrize(("kind", "hardware"), [(nn.LSTM, "cpu"), (nn.LSTM, "h200"), (nn.GRU, "h200")])
+def test_bytes_that_only_a_library_knows_are_no_budget(kind, hardware):
+    """PyTorch's fake LSTM has a workspace of 0 bytes, where the real one keeps several times its output."""
+    model, x = Recurrent(kind), torch.randn(5, 3, 8)
+    with pytest.raises(gistkit.CaptureError, match=r"how many \w+ of 'layer' \(call \d\) keeps .* without a budget"):
+        gistkit.plan(model, x, budget="90%", hardware=hardware)
+    assert gistkit.plan(model, x, hardware=hardware).peak_bytes
+
+
+def test_other_recurrent_layers_of_the_cpu_are_planned():
+    assert gistkit.plan(Recurrent(nn.GRU), torch.randn(5, 3, 8), budget="100%").peak_bytes
+
+
+@pytest.mark.parametrize("policy", ["optimal", "plain", "gist", "modnn", "vdnn+", "checkpoint", "vdnn-all", "cdma"])
+def test_whatever_the_policy_a_refusal_tells_what_every_class_needs(policy):
+    asked = {"loss_fn": F.cross_entropy, "hardware": "titanx", "policy": policy}
+    with pytest.raises(gistkit.BudgetError) as refused:
+        gistkit.plan(net(), X, T, budget="1kB", **asked)
+    least = refused.value.least_bytes
+    assert list(least) == ["bitwise", "reassociated", "lossy"]
+    own = policy if policy in ("modnn", "vdnn+") else "optimal"  # these have bounds of their own
+    plan = gistkit.plan(net(), X, T, budget=least["bitwise"], **{**asked, "policy": own})
+    assert plan.policy == own and plan.peak_bytes <= least["bitwise"]
+    assert 'with policy="optimal" no class of moves would do' in str(refused.value) or policy == "optimal"

@@ -1,0 +1,146 @@
+"""Calibration on the CPU: figures within reason, the file as a hardware, the command."""
+
+import json
+import re
+import time
+
+import pytest
+import torch
+
+from gistkit import capture, cli, compress
+from gistkit.planning.cost.devices import Hardware, hardware
+from gistkit.planning.cost.table import cost_table
+from gistkit.profiling import calibration as module
+from gistkit.profiling.calibration import calibrate, seconds
+from tests.support.step_graphs import pooled
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return calibrate("cpu")
+
+
+def test_a_cpu_has_no_link_and_knows_its_counts(measured):
+    assert (measured.d2h_gbps, measured.h2d_gbps, measured.both_gbps) == (0.0, 0.0, 0.0)
+    assert not measured.has_link and not measured.async_counts
+    assert sorted(measured.flops) == ["bfloat16", "float16", "float32"]
+
+
+def test_figures_are_possible_ones(measured):
+    # Orders of magnitude that hold on any machine that runs these tests, alone or crowded.
+    assert 2**28 < measured.memory_bytes < 2**46
+    assert 0.01 < measured.memory_gbps < 5000
+    assert all(1e6 < rate < 1e15 for rate in measured.flops.values())
+    assert 1e-8 < measured.launch_s < 1e-2
+    assert 0.01 < measured.codec_slowdown < 10_000
+    assert measured.host_s == measured.runtime_host_s == 0.0  # a CPU is its own host
+
+
+def test_the_host_is_timed_by_whole_steps(monkeypatch):
+    monkeypatch.setattr(module, "BLOCKS", 2)
+    calls, compressed = [], []
+    monkeypatch.setattr(module, "compress", lambda model: compressed.append(compress(model)))
+
+    def timing(run, device, inner):
+        calls.append(inner)
+        assert len(compressed) == len(calls) - 1  # plain first
+        run()
+        return 0.11 * len(calls)
+
+    monkeypatch.setattr(module, "seconds", timing)
+    plain_s, runtime_s = module.host_task_s(CPU)
+    model, x = module.small_step(CPU)
+    tasks = len(capture(model, (x,), backward=True).tasks)
+    assert 12 <= tasks <= 20  # 6 forward; as many nodes backward, the convolutions' with two parts; the output's sum
+    assert plain_s == pytest.approx(0.11 / tasks, rel=1e-3) and runtime_s == pytest.approx(0.22 / tasks, rel=1e-3)
+    assert calls == [module.STEPS, module.STEPS]
+
+
+def test_the_planner_takes_it(measured, tmp_path):
+    path = tmp_path / "here.json"
+    path.write_text(measured.to_json())
+    assert hardware(path) == measured
+    graph = pooled()
+    costs = cost_table(graph, measured)
+    assert all(costs.task_s(t.index) >= measured.launch_s for t in graph.tasks if t.moved_bytes)
+
+
+def test_seconds_are_those_of_one_call():
+    calls = []
+
+    def run():
+        calls.append(None)
+        time.sleep(0.002)
+
+    # A sleep is never shorter than asked for; how much longer depends on the machine.
+    assert seconds(run, CPU, inner=3) >= 0.002
+    assert len(calls) == 3 * (module.REPEATS + 1)
+
+
+def test_bandwidth_counts_what_is_read_and_what_is_written(monkeypatch):
+    monkeypatch.setattr(module, "seconds", lambda run, device, inner=1: 0.5)
+    sizes = module._Sizes(copy_bytes=10**6, codec_bytes=4096, side=10, conv=(1, 2, 4), inner=1)
+    assert module._copy_gbps(CPU, sizes) == 2 * 10**6 / 0.5 / 1e9
+    assert module._rates(CPU, sizes)["float32"] == 2 * 10**3 / 0.5
+    assert module._conv_rate(CPU, sizes) == pytest.approx(2 * 2 * 2 * 9 * 16 / 0.5)
+
+
+@pytest.mark.parametrize(
+    ("device", "text"),
+    [
+        ("tpu", "calibrate: device must be cpu, cuda or cuda:N, got 'tpu'; name one of these"),
+        ("meta", "calibrate: device must be cpu, cuda or cuda:N, got 'meta'; name one of these"),
+        (None, "calibrate: device must be cpu, cuda or cuda:N, got None; name one of these"),
+        (
+            "cuda:4096",
+            f"calibrate: device must be there, got 'cuda:4096', but torch sees {torch.cuda.device_count()} CUDA "
+            "devices; use 'cpu' or one of these",
+        ),
+    ],
+)
+def test_refusals(device, text):
+    with pytest.raises(ValueError) as raised:
+        calibrate(device)
+    assert str(raised.value) == text
+
+
+def test_the_command(measured, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("gistkit.commands.calibrate.calibrate", lambda device: measured)
+    path = tmp_path / "new" / "here.json"
+    assert cli.main(["calibrate", "--device", "cpu", "--out", str(path)]) == 0
+    shown = capsys.readouterr().out
+    for text in (measured.name, "memory GiB", "copy GB/s", "float32 TFLOP/s", "launch us"):
+        assert text in shown
+    assert "host" not in shown
+    assert Hardware.from_json(path.read_text()) == measured
+    assert json.loads(path.read_text())["name"] == measured.name
+
+
+def test_the_command_shows_the_host(capsys, monkeypatch):
+    monkeypatch.setattr("gistkit.commands.calibrate.calibrate", lambda device: hardware("h200"))
+    assert cli.main(["calibrate"]) == 0
+    assert re.search(r"host us a task, plain and under gistkit\W+20.0, 107.0", capsys.readouterr().out)
+
+
+def test_the_command_shows_a_link(capsys, monkeypatch):
+    monkeypatch.setattr("gistkit.commands.calibrate.calibrate", lambda device: hardware("h200"))
+    assert cli.main(["calibrate"]) == 0
+    shown = capsys.readouterr().out
+    assert "device to host GB/s" in shown and "both at once GB/s" in shown and "tf32" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--device", "tpu"], "device must be cpu, cuda or cuda:N, got 'tpu'"),
+        (["--out", "/proc/none/x.json"], "No such file or directory|Permission"),
+        (["--out", "."], "the file to write must not be a folder, got .; name a file in it"),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_two(arguments, text, capsys):
+    assert cli.main(["calibrate", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.count("\n") == 1 and shown.err.startswith("gistkit: error: ")
+    assert any(part in shown.err for part in text.split("|"))

@@ -1,0 +1,168 @@
+"""Seconds by task of a real step on the CPU."""
+
+import copy
+import time
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gistkit
+from gistkit import capture, zoo
+from gistkit.errors import PlanMismatchError
+from gistkit.planning.cost.devices import PRESETS
+from gistkit.planning.cost.table import cost_table
+from gistkit.profiling import measure
+from gistkit.profiling.measure import Work, measured_step
+
+
+class Net(nn.Module):
+    """A convolution, batch norm, a ReLU in place, a sum, a pool, dropout, a linear layer that is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.conv, self.relu, self.pool = nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2)
+        self.square, self.drop = nn.Linear(128, 128), nn.Dropout(0.5)
+
+    def forward(self, x):
+        y = self.relu(self.norm(self.stem(x)))
+        y = self.pool(self.relu(self.conv(y) + y)).flatten(1)
+        return self.square(self.drop(self.square(y)))
+
+
+def step(batch=4):
+    torch.manual_seed(0)
+    return Net(), torch.randn(batch, 3, 8, 8)
+
+
+def measured_tasks(graph, model, args, *, targets=(), loss_fn=None, repeats=3):
+    return measured_step(graph, model, Work(args, {}, targets, loss_fn), repeats=repeats).seconds
+
+
+def captured(model, x, **options):
+    return capture(model, (x,), backward=True, **options)
+
+
+@pytest.fixture
+def ticking(monkeypatch):
+    """A clock that goes on by one second at each look: an operator takes one second, whatever it does."""
+    now = iter(range(1 << 30))
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: float(next(now)))
+
+
+def test_every_task_has_its_time_and_all_fit_into_the_step():
+    model, x = step(batch=64)
+    graph = captured(model, x)
+    start = time.perf_counter()
+    taken = measured_tasks(graph, model, (x,), repeats=2)
+    wall_s = time.perf_counter() - start
+    assert sorted(taken) == [t.index for t in graph.tasks]
+    assert min(taken.values()) > 0
+    # Four steps ran, two of them watched, and the least of a task's times is at most that of either.
+    assert sum(taken.values()) < wall_s / 2
+
+
+@pytest.mark.parametrize("name", ["vgg16", "resnet18", "squeezenet"])
+def test_the_zoo(name):
+    model, x = zoo.load(name, num_classes=10, image_size=32), torch.randn(2, 3, 32, 32)
+    graph = captured(model, x)
+    taken = measured_tasks(graph, model, (x,), repeats=1)
+    assert sorted(taken) == [t.index for t in graph.tasks] and min(taken.values()) > 0
+
+
+def test_an_operator_goes_to_the_task_that_ran_it(ticking):
+    model, x = step()
+    graph = captured(model, x)
+    taken = measured_tasks(graph, model, (x,), repeats=1)
+    by_op = {(t.op, t.phase, t.part): taken[t.index] for t in graph.tasks}
+    # One operator each, and one for each gradient of a convolution; the sum of both gradients that meet before the
+    # second one is shared by its two tasks. The stem has a weight gradient only.
+    assert all(t.conv is not None for t in graph.tasks if t.op == "conv2d")
+    assert by_op["conv2d", "forward", ""] == by_op["batch_norm", "backward", ""] == 1.0
+    assert [taken[t.index] for t in graph.tasks if t.op == "conv2d" and t.part] == [1.5, 1.5, 1.0]
+    # Dropout on the CPU: an empty tensor, its noise, the division and the product.
+    assert by_op["dropout", "forward", ""] == 4.0
+    assert sum(taken.values()) == int(sum(taken.values()))
+
+
+def test_the_least_of_the_repeats_counts(monkeypatch):
+    model, x = step()
+    graph = captured(model, x)
+    turns = iter([9.0, 4.0, 7.0])
+    monkeypatch.setattr(measure, "_one_step", lambda *_: (dict.fromkeys(range(3), next(turns)), {}))
+    assert measured_tasks(graph, model, (x,), repeats=3) == {0: 4.0, 1: 4.0, 2: 4.0}
+
+
+def test_the_model_and_the_random_states_stay_as_they_are():
+    model, x = step()
+    model(x).sum().backward()
+    before, twin = torch.get_rng_state(), copy.deepcopy(model)
+    gradients = [p.grad.clone() for p in model.parameters()]
+    graph = captured(model, x)
+    assert sorted(measured_tasks(graph, model, (x,), repeats=1)) == [t.index for t in graph.tasks]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), twin.state_dict().values(), strict=True))
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients, strict=True))
+
+
+def test_with_a_loss(ticking):
+    model, x = step()
+    targets = torch.randint(128, (4,))
+    graph = captured(model, x, loss_fn=F.cross_entropy, targets=(targets,))
+    taken = measured_tasks(graph, model, (x,), targets=(targets,), loss_fn=F.cross_entropy, repeats=1)
+    phases = Counter((t.op, t.phase) for t in graph.tasks)
+    assert phases["loss", "forward"] >= 1 and sorted(taken) == [t.index for t in graph.tasks]
+
+
+def test_a_loss_that_knows_the_model_leaves_every_gradient_as_it_is(ticking):
+    model, x = step()
+    scale = nn.Parameter(torch.ones(()))
+
+    def loss_fn(out):
+        return scale * out.sum() + sum(p.square().sum() for p in model.parameters())
+
+    graph = captured(model, x, loss_fn=loss_fn)
+    taken = measured_tasks(graph, model, (x.requires_grad_(),), loss_fn=loss_fn, repeats=1)
+    assert sorted(taken) == [t.index for t in graph.tasks]
+    assert all(t.grad is None for t in (*model.parameters(), scale, x))
+
+
+def test_a_compressed_model_is_measured_in_plain_pytorch(ticking):
+    model, x = step()
+    graph = captured(model, x)
+    plain = measured_tasks(graph, model, (x,), repeats=1)
+    gistkit.compress(model)
+    assert measured_tasks(graph, model, (x,), repeats=1) == plain
+    assert "forward" in vars(model)
+
+
+def test_the_cost_table_takes_them():
+    model, x = step()
+    graph = captured(model, x)
+    taken = measured_tasks(graph, model, (x,), repeats=1)
+    costs = cost_table(graph, PRESETS["cpu"], measured_s=taken)
+    assert sum(costs.task_s(t.index) for t in graph.tasks) == pytest.approx(sum(taken.values()))
+
+
+def test_another_models_graph():
+    model, x = step()
+    graph = captured(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Sigmoid()), x)
+    with pytest.raises(PlanMismatchError) as raised:
+        measured_tasks(graph, model, (x,), repeats=1)
+    assert str(raised.value) == (
+        "the step differs from its plan: expected the task 1, forward sigmoid of 1, got a step without it; "
+        "measure the model, batch and loss that the graph was captured from"
+    )
+
+
+def test_refusals():
+    model, x = step()
+    with pytest.raises(ValueError) as raised:
+        measured_tasks(captured(model, x), model, (x,), repeats=0)
+    assert str(raised.value) == "measured_step: repeats must be at least 1, got 0; give 3"
+    with pytest.raises(ValueError) as raised:
+        measured_tasks(capture(model, (x,)), model, (x,))
+    assert str(raised.value) == ("measured_step: graph must have tasks, got none; capture the model with backward=True")

@@ -1,0 +1,151 @@
+"""Measured times of a step on their way into plans and profiles, in memory and through files."""
+
+import copy
+import json
+import random
+import re
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import gistkit
+from gistkit import StepTimes, capture
+from gistkit.planning.cost.times import step_fingerprint
+from gistkit.profiling import measure
+from tests.support.measuring_cases import saved, step, targets
+
+
+@pytest.fixture(scope="module")
+def times():
+    return gistkit.measure(*step())
+
+
+def test_a_plan_takes_its_seconds_from_the_measured_step(times):
+    model, x = step()
+    plan = gistkit.plan(model, x, policy="plain", measure=times)
+    assert plan.step_s == pytest.approx(times.total_s, rel=1e-9)
+    assert plan.settings["measured"] == times.told and plan.settings["measured"]["device"] == "cpu"
+    assert gistkit.Plan.from_json(plan.to_json()).settings == plan.settings
+    assert gistkit.plan(model, x, policy="plain").settings["measured"] is None
+    now = gistkit.plan(model, x, policy="plain", measure=True)
+    assert now.settings["measured"]["fingerprint"] == times.fingerprint
+    assert now.step_s != gistkit.plan(model, x, policy="plain").step_s
+
+
+def test_a_file_between_them(times, tmp_path):
+    model, x = step()
+    file = saved(tmp_path, times)
+    assert StepTimes.from_json(file.read_text()) == times
+    plans = [gistkit.plan(model, x, policy="gist", measure=way) for way in (times, file, str(file))]
+    assert plans[0] == plans[1] == plans[2]
+    # Times that are there already are also for a model that has no memory.
+    meta = gistkit.plan(model.to("meta"), x.to("meta"), policy="gist", measure=file, hardware="cpu")
+    assert meta.step_s == plans[0].step_s
+
+
+def test_what_was_measured(times):
+    model, x = step()
+    graph = capture(model, (x,), backward=True)
+    assert sorted(times.seconds) == [t.index for t in graph.tasks]
+    assert (times.device, times.batch, times.rows) == ("cpu", 4, 4) and times.step_s > 0
+    assert times.fingerprint == step_fingerprint(graph)
+
+
+def test_measuring_changes_no_bit_of_anything():
+    model, x = step()
+    F.cross_entropy(model(x), targets()).backward()
+    twin, gradients = copy.deepcopy(model), [p.grad.clone() for p in model.parameters()]
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    gistkit.plan(model, x, targets(), loss_fn=F.cross_entropy, policy="plain", measure=True)
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+    assert all(np.array_equal(a, b) for a, b in zip(np.random.get_state(), before[2], strict=True))
+    for (name, now), then in zip(model.state_dict().items(), twin.state_dict().values(), strict=True):
+        assert torch.equal(now, then), name
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients, strict=True))
+    assert all(p.grad is not None for p in model.parameters()) and x.grad is None
+
+
+def test_named_inputs_and_a_compressed_part(monkeypatch):
+    model, x = step()
+    gistkit.compress(model.head)
+    original, seen = measure._one_step, []
+    monkeypatch.setattr(
+        measure, "_one_step", lambda graph, twin, work: (seen.append(twin), original(graph, twin, work))[1]
+    )
+    found = gistkit.measure(model, {"x": x}, targets(), loss_fn=F.cross_entropy)
+    assert seen and not any("forward" in vars(m) for twin in seen for m in twin.modules())
+    assert "forward" in vars(model.head)
+    model, x = step()
+    assert found.fingerprint == gistkit.measure(model, x, targets(), loss_fn=F.cross_entropy).fingerprint
+
+
+def test_a_profile_with_measured_seconds(times):
+    model, x = step()
+    found = gistkit.profile(model, x, measure=times)
+    predicted = gistkit.profile(model, x)
+    # Through a ratio: an ulp or two.
+    measured_s = [times.seconds[i] for i in range(len(found.tasks))]
+    assert [t.seconds for t in found.tasks] == pytest.approx(measured_s, rel=1e-15)
+    assert [t.predicted_s for t in found.tasks] == [t.seconds for t in predicted.tasks]
+    assert found.step_s == pytest.approx(times.total_s, rel=1e-9)
+    assert found.layers[0].forward_s == found.tasks[0].seconds != predicted.layers[0].forward_s
+    text = str(found)
+    assert "ms by op, measured and predicted" in text and "measured on cpu: a step took" in text
+    assert "measured" not in str(predicted) and predicted.times is None
+    assert json.loads(found.to_json())["times"]["seconds"]["0"] == times.seconds[0]
+
+
+@pytest.mark.parametrize("other", ["batch", "loss", "model", "sizes"])
+def test_times_of_another_step(times, other):
+    model, x = step(8) if other == "batch" else step()
+    batch, loss_fn = (x,), None
+    if other == "loss":
+        batch, loss_fn = (x, targets()), F.cross_entropy
+    elif other == "model":
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    elif other == "sizes":
+        batch = (torch.randn(4, 3, 20, 20),)
+    with pytest.raises(ValueError) as raised:
+        gistkit.plan(model, *batch, loss_fn=loss_fn, measure=times)
+    of = " of batch 4" if other == "batch" else ""
+    assert re.fullmatch(
+        rf"times: must be those of this step of batch {len(x)}, fingerprint \w+, got those of another step{of}, "
+        rf"fingerprint {times.fingerprint}; measure anew: .*, with this model, batch and loss",
+        str(raised.value),
+    )
+
+
+@pytest.mark.parametrize("call", [gistkit.plan, gistkit.profile])
+def test_hardware_that_is_not_here(times, call):
+    for way, hardware in ((True, "titanx"), (times, "h200"), (times, "k40m")):
+        with pytest.raises(ValueError) as raised:
+            call(*step(), measure=way, hardware=hardware)
+        assert str(raised.value) == (
+            f"{call.__name__ if call is gistkit.profile else 'plan'}: measured times must be of the hardware that is "
+            f"planned for, {hardware!r}, got times of 'cpu'; leave hardware out, name a file of `gistkit calibrate` on "
+            "that device, or do not measure"
+        )
+
+
+def test_nothing_that_could_run():
+    model, x = step()
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(x)
+    with pytest.raises(ValueError) as raised:
+        gistkit.plan(model, fake, measure=True)
+    assert str(raised.value) == (
+        "plan: measuring needs model and batch with real tensors on a CPU or CUDA device, got a fake tensor; pass real "
+        "ones, a file of times that were measured elsewhere (measure=FILE), or measure=False"
+    )
+    with pytest.raises(ValueError, match=r"^measure: measuring needs .*, got one on device 'meta'; pass real ones"):
+        gistkit.measure(model, x.to("meta"))
+    with pytest.raises(ValueError, match=r"^profile: measuring needs .*, got one on device 'meta'; pass real ones"):
+        gistkit.profile(model.to("meta"), x, measure=True, hardware="cpu")
+    with pytest.raises(TypeError, match=r"^measure: model must be a torch.nn.Module, got function"):
+        gistkit.measure(F.relu, x)
+    with pytest.raises(ValueError, match=r"^measure: batch must hold the model's inputs, got no tensor"):
+        gistkit.measure(step()[0])

@@ -1,0 +1,133 @@
+"""Files of measured times and the command line that writes and reads them; what is wrong with them, by the text."""
+
+import json
+import re
+
+import pytest
+import torch
+
+import gistkit
+from gistkit import StepTimes, capture, cli
+from gistkit.planning.cost.times import step_fingerprint
+from tests.support.measuring_cases import SMALL, Net, labelled, saved, step
+
+
+@pytest.fixture(scope="module")
+def times():
+    return gistkit.measure(*step())
+
+
+def changed(text, **values):
+    return json.dumps({**json.loads(text), **values})
+
+
+NONSENSE = {
+    "not json": (lambda t: "{", r"not JSON \("),
+    "nested": (lambda t: "[" * 100_000, r"not JSON \("),
+    "a list": (lambda t: "[1]", r'must be a JSON object with "format": \'gistkit.times\''),
+    "a plan": (lambda t: '{"format": "gistkit.plan"}', r'must be a JSON object with "format": \'gistkit.times\''),
+    "version": (lambda t: changed(t, version=7), r"version must be 1, got 7"),
+    "unknown": (lambda t: changed(t, speed=1), r"unknown 'speed'"),
+    "missing": (lambda t: json.dumps({k: v for k, v in json.loads(t).items() if k != "rows"}), r"no 'rows'"),
+    "device": (lambda t: changed(t, device=3), r"device must be a text that is not empty, got 3"),
+    "batch": (lambda t: changed(t, batch=True), r"batch must be a whole number of at least 0, got True"),
+    "rows": (lambda t: changed(t, rows=5), r"rows must be at most the batch's 4, got 5"),
+    "step": (lambda t: changed(t, step_s=0), r"step_s must be seconds above 0, got 0"),
+    "nan": (lambda t: changed(t, seconds={"0": float("nan")}), r"seconds must be seconds above 0 .*, got \{0: nan\}"),
+    "text": (lambda t: changed(t, seconds={"0": "1"}), r"seconds must be seconds above 0 .*, got \{0: '1'\}"),
+    "key": (lambda t: changed(t, seconds={"conv": 1.0}), r"seconds must be an object by number of a task"),
+    "switches": (
+        lambda t: changed(t, convolutions={"fast": {}}),
+        r"convolutions must be by default, benchmark, .*'fast'",
+    ),
+    "pair": (
+        lambda t: changed(t, convolutions={"default": {"0": [1.0]}}),
+        r"convolutions must be \[seconds, bytes\] by",
+    ),
+    "bytes": (
+        lambda t: changed(t, convolutions={"default": {"0": [1.0, -1]}}),
+        r"convolutions must be \[seconds above 0, whole bytes\] by number of a task, got \{0: \[1.0, -1\]\}",
+    ),
+    "no object": (
+        lambda t: changed(t, convolutions=[]),
+        r"convolutions must be an object by switches of cuDNN, got \[\]",
+    ),
+    "array": (lambda t: changed(t, seconds=[1.0]), r"seconds must be an object by number of a task"),
+}
+
+
+@pytest.mark.parametrize("case", NONSENSE)
+def test_nonsense_files(times, tmp_path, case):
+    make, text = NONSENSE[case]
+    file = saved(tmp_path, times)
+    file.write_text(make(times.to_json()))
+    with pytest.raises(ValueError, match=rf"^plan: the file of times {file}: {text}.*; measure anew: `gistkit profile"):
+        gistkit.plan(*step(), measure=file)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(ValueError, match=r"^plan: the file of times nowhere.json cannot be read .*; measure anew"):
+        gistkit.plan(*step(), measure="nowhere.json")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"^profile: the file of times .*binary cannot be read"):
+        gistkit.profile(*step(), measure=tmp_path / "binary")
+    with pytest.raises(TypeError) as raised:
+        gistkit.plan(*step(), measure=3)
+    assert str(raised.value) == (
+        "plan: measure must be True, False, the path of a file of times or what gistkit.measure returned, got int; "
+        "pass one of these"
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="measures on the GPU there")
+def test_commands(tmp_path, capsys):
+    times, numbers = tmp_path / "new" / "times.json", tmp_path / "numbers.json"
+    arguments = [*SMALL, "--measure", "--times", str(times), "--json", str(numbers)]
+    assert cli.main(["profile", *arguments]) == 0
+    out = capsys.readouterr().out
+    assert "ms by op, measured and predicted" in out and "measured on cpu: a step took" in out
+    found = StepTimes.from_json(times.read_text())
+    raw = json.loads(numbers.read_text())
+    assert raw["times"]["seconds"] == {str(t): s for t, s in found.seconds.items()}
+    assert raw["tasks"][0]["seconds"] == pytest.approx(found.seconds[0]) != raw["tasks"][0]["predicted_s"]
+    words = ["--times", str(times), "--policy", "gist", "--json", str(numbers)]
+    assert cli.main(["plan", *SMALL, *words]) == 0
+    assert "seconds measured on cpu: a step took" in " ".join(capsys.readouterr().out.split())
+    raw = json.loads(numbers.read_text())
+    assert raw["times"]["fingerprint"] == found.fingerprint == raw["plan"]["settings"]["measured"]["fingerprint"]
+    assert raw["policies"][0]["step_s"] == pytest.approx(found.total_s, rel=1e-9)
+    assert cli.main(["plan", *SMALL, "--measure", "--policy", "gist", "--json", str(numbers)]) == 0
+    assert json.loads(numbers.read_text())["times"]["device"] == "cpu"
+
+
+@pytest.mark.parametrize("command", ["plan", "profile"])
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            ["--measure", "--hardware", "k40m"],
+            "measured times must be of the hardware that is planned for, 'k40m', got",
+        ),
+        (
+            ["--times", "nowhere.json"],
+            "the file of times nowhere.json cannot be read .*; measure anew: `gistkit profile",
+        ),
+        (
+            ["--times", "FILE", "--hardware", "h200"],
+            "measured times must be of the hardware that is planned for, 'h200'",
+        ),
+        (
+            ["--times", "FILE", "--batch", "5", "--hardware", "cpu"],
+            "must be those of this step of batch 5, fingerprint",
+        ),
+        (["--measure", "--times", "/proc/none/x.json"], "No such file or directory|Permission"),
+    ],
+)
+def test_wrong_input_of_the_commands(times, tmp_path, capsys, command, arguments, text):
+    graph = capture(Net(), (torch.empty(4, 3, 16, 16),), backward=True, loss_fn=labelled)
+    every = {t.index: 1e-3 for t in graph.tasks}
+    file = saved(tmp_path, StepTimes(step_fingerprint(graph), "cpu", 4, 4, 1.0, every))
+    assert cli.main([command, *SMALL, *(str(file) if a == "FILE" else a for a in arguments)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.count("\n") == 1 and shown.err.startswith("gistkit: error: ")
+    assert re.search(text, shown.err), shown.err

@@ -1,0 +1,135 @@
+"""Attacks on sub-batches: models that take another way for single rows, inputs that are no rows.
+
+What `plan` returns, `step` carries out, within the budget.
+"""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import gistkit
+from gistkit.api import capturing as captured
+from gistkit.planning.cost.devices import hardware
+from gistkit.planning.cost.table import cost_table
+from gistkit.planning.policies.modnn.parts import least_bytes
+from tests.support.peaks import peaks_of_steps
+
+
+class Encoder(nn.Module):
+    """PyTorch's attention asks for a batch of one row, and goes without a view then."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+
+    def forward(self, x, mask=None):
+        return self.layer(x, mask)
+
+
+class Recurrent(nn.Module):
+    """A GRU whose first dimension is time: fewer "rows" are another forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.last = nn.GRU(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.last(self.layer(x)[0])
+
+
+def loss_fn(y, _):
+    return y.square().mean()
+
+
+def least_plan(model, x, targets, **words):
+    """The plan for the least budget of its class."""
+    with pytest.raises(gistkit.BudgetError) as refused:
+        gistkit.plan(model, x, targets, budget=1, loss_fn=loss_fn, **words)
+    least = refused.value.least_bytes[words.get("fidelity", "bitwise")]
+    return gistkit.plan(model, x, targets, budget=least, loss_fn=loss_fn, **words)
+
+
+def run(model, plan, x, targets):
+    """(gradients, peaks) of two steps under a plan."""
+    twin = gistkit.compress(copy.deepcopy(model), plan)
+    peaks = peaks_of_steps(twin, lambda: gistkit.step(twin, loss_fn, x, targets), x, targets)
+    return [p.grad for p in twin.parameters()], peaks
+
+
+@pytest.mark.parametrize(("batch", "parts"), [(6, 3), (7, 3), (2, 1)])
+def test_single_rows_that_go_another_way_are_no_sub_batches(batch, parts):
+    torch.manual_seed(0)
+    model, x, targets = Encoder(), torch.randn(batch, 5, 16), torch.zeros(batch)
+    plan = least_plan(model, x, targets, fidelity="reassociated")
+    assert plan.sub_batches == parts
+    _, peaks = run(model, plan, x, targets)
+    assert max(peaks) <= plan.peak_bytes
+
+
+def test_modnn_takes_no_sub_batches_of_such_a_model():
+    model, x = Encoder(), torch.randn(6, 5, 16)
+    graph = gistkit.capture(model, (x,), backward=True)
+    least = least_bytes(graph, cost_table(graph, hardware("cpu")))
+    budget = sum(least.values()) // 2
+    with pytest.raises(gistkit.BudgetError):
+        gistkit.plan(model, x, policy="modnn", budget=budget, fidelity="reassociated")
+
+
+@pytest.mark.parametrize("model", [Recurrent(), Encoder()])
+def test_what_is_not_cut_along_rows_stays_whole(model):
+    """A GRU's first dimension is time; a mask of the sequence's length has no rows of the batch."""
+    inputs = torch.randn(6, 4, 8) if isinstance(model, Recurrent) else (torch.randn(6, 5, 16), torch.zeros(5, 5))
+    plan = least_plan(model, inputs, torch.zeros(6), fidelity="reassociated")
+    assert plan.sub_batches == 1
+    run(model, plan, inputs, torch.zeros(6))
+
+
+def test_rows_are_asked_for_only_where_sub_batches_may_be(monkeypatch):
+    asked = []
+    monkeypatch.setattr("gistkit.api.planning.with_least_rows", lambda graph, *_: asked.append(graph) or graph)
+    x, norm = torch.randn(4, 3, 8, 8), nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
+    gistkit.plan(norm, x, fidelity="reassociated")
+    gistkit.plan(norm[0], x)
+    assert not asked
+    gistkit.plan(norm, x, fidelity="reassociated", batch_statistics="per_sub_batch")
+    assert len(asked) == 1
+    asked.clear()
+    gistkit.plan(norm[0], x, fidelity="reassociated")
+    assert len(asked) == 1 and captured.with_least_rows(asked[0], norm[0], (x,), None).least_rows == 1
+
+
+def normed():
+    """A batch norm between convolutions; each row goes as the batch does but for the statistics."""
+    norms = (nn.Conv2d(3, 18, 3), nn.BatchNorm2d(18), nn.ReLU(), nn.Conv2d(18, 9, 3), nn.BatchNorm2d(9), nn.ReLU())
+    return nn.Sequential(*norms, nn.Flatten(), nn.Linear(9 * 12 * 12, 4))
+
+
+@pytest.mark.parametrize("policy", ["optimal", "modnn"])
+def test_batch_norms_see_parts_only_where_plan_and_step_are_told(policy):
+    torch.manual_seed(0)
+    model, x, targets = normed(), torch.randn(8, 3, 16, 16), torch.zeros(8)
+    words = {"policy": policy, "fidelity": "reassociated", "loss_fn": loss_fn}
+    with pytest.raises(gistkit.BudgetError) as refused:
+        gistkit.plan(model, x, targets, budget=1, **words)
+    budget = refused.value.least_bytes["reassociated"]
+    assert gistkit.plan(model, x, targets, budget=budget, **words).sub_batches == 1
+    accepted = {**words, "batch_statistics": "per_sub_batch"}
+    plan = gistkit.plan(model, x, targets, budget=int(budget * 0.8), **accepted)
+    assert plan.sub_batches > 1 and plan.lower_bound_bytes < budget
+    twin = gistkit.compress(copy.deepcopy(model), plan)
+    with pytest.raises(ValueError, match="a batch norm must see the whole batch"):
+        gistkit.step(twin, loss_fn, x, targets)
+
+    def step(of=twin, parts=None):
+        return gistkit.step(of, loss_fn, x, targets, sub_batches=parts, batch_statistics="per_sub_batch")
+
+    assert max(peaks_of_steps(twin, step, x, targets)) <= plan.peak_bytes
+    for _ in range(2):  # the running statistics have seen two steps
+        model.zero_grad(set_to_none=True)
+        step(model, plan.sub_batches)
+    # Sums in another order, of at most 8 * 14 * 14 terms: 1568 roundings of 2**-24 are below 1e-4 of what is added.
+    for mine, plain in zip(twin.parameters(), model.parameters(), strict=True):
+        assert torch.allclose(mine.grad, plain.grad, rtol=1e-4, atol=1e-6)
+    assert all(torch.equal(a, b) for a, b in zip(twin.buffers(), model.buffers(), strict=True))

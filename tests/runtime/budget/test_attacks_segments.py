@@ -1,0 +1,142 @@
+"""Segments that run anew over calls that a replay must take care of: random numbers, custom Functions, what is saved
+and goes again at once. A plan with such a segment is carried out bit for bit, or is not made."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gistkit
+from gistkit.runtime.rebuild.rebuild import same_bits
+from tests.support.models import Call
+from tests.support.peaks import held_step
+
+
+class Square(torch.autograd.Function):
+    """Saves its input while the region's function mode is on."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * ctx.saved_tensors[0] * grad
+
+
+class Between(torch.autograd.Function):
+    """Saves what it makes on the way."""
+
+    @staticmethod
+    def forward(ctx, x):
+        a = x.tanh()
+        ctx.save_for_backward(a, torch.bernoulli(a.abs()))
+        return (a * ctx.to_save[1]).relu()
+
+    @staticmethod
+    def backward(ctx, grad):
+        a, kept = ctx.saved_tensors
+        return grad * kept * (1 - a * a) * (a * kept > 0)
+
+
+GENERATOR = torch.Generator()
+RANDOM = {
+    "dropout": F.dropout,
+    "dropout2d": F.dropout2d,
+    "alpha_dropout": lambda x: F.alpha_dropout(x, 0.3, True),
+    "feature_alpha_dropout": lambda x: F.feature_alpha_dropout(x, 0.3, True),
+    "rrelu": lambda x: F.rrelu(x, training=True),
+    "bernoulli": lambda x: x * torch.bernoulli(torch.sigmoid(x).detach()),
+    "rand_like": lambda x: x + torch.rand_like(x),
+    "uniform_": lambda x: x * torch.empty_like(x).uniform_(),
+    "randperm": lambda x: x[:, torch.randperm(x.shape[1])],
+    "gumbel_softmax": lambda x: F.gumbel_softmax(x, dim=1),
+    "a generator": lambda x: x * torch.randn(x.shape, generator=GENERATOR),
+    "an own generator": lambda x: x * torch.randn(x.shape, generator=torch.Generator().manual_seed(3)),
+}
+FUNCTIONS = {"Square": Square.apply, "Between": Between.apply}
+
+
+def network(*layers):
+    torch.manual_seed(0)
+    made = [nn.Conv2d(3, 8, 3, padding=1), nn.SELU(), nn.Conv2d(8, 8, 3, padding=1), nn.Sigmoid(), *layers]
+    made += [nn.Conv2d(8, 8, 3, padding=1), nn.SELU(), *layers, nn.Tanh(), nn.Conv2d(8, 8, 3, padding=1), nn.SELU()]
+    return nn.Sequential(*made, nn.Conv2d(8, 8, 3, padding=1), nn.SELU(), nn.Flatten(), nn.Linear(1152, 5))
+
+
+def batch():
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(4, 3, 12, 12, generator=generator), torch.arange(4)
+
+
+def results(model, steps=2):
+    found = []
+    GENERATOR.manual_seed(1)
+    for step in range(steps):
+        torch.manual_seed(step)
+        model.zero_grad(set_to_none=True)
+        with gistkit.LiveBytes():  # which asks tensors between the calls
+            found.append(gistkit.step(model, F.cross_entropy, *batch()))
+        found += [p.grad for p in model.parameters()] + [b.clone() for b in model.buffers()]
+    return found
+
+
+def assert_carried_out(model, **words):
+    """The plan runs under a budget, so every decision of it, and gives plain PyTorch's bits. The plan."""
+    x, y = batch()
+    made = gistkit.plan(model, x, y, loss_fn=F.cross_entropy, **words)
+    found = results(gistkit.compress(copy.deepcopy(model), made))
+    assert all(same_bits(a, b) for a, b in zip(results(copy.deepcopy(model)), found, strict=True))
+    return made
+
+
+@pytest.mark.parametrize("kind", RANDOM)
+def test_random_calls_in_a_segment_draw_the_same_numbers(kind):
+    made = assert_carried_out(network(Call(RANDOM[kind])), policy="checkpoint", budget="95%")
+    assert sum(d.codec == "recompute" for d in made.decisions) >= 3
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_custom_functions_in_a_segment(kind):
+    made = assert_carried_out(network(Call(FUNCTIONS[kind])), policy="checkpoint", budget="95%")
+    assert sum(d.codec == "recompute" for d in made.decisions) >= 3
+
+
+def strange(x, _=None):
+    """A torch function that is called with an object."""
+    if torch._C._is_torch_function_mode_enabled():
+        return torch.overrides.handle_torch_function(strange, (x,), x, object())
+    return torch.sinh(x) * x
+
+
+def test_what_takes_an_object_that_cannot_be_kept_is_not_planned_to_run_anew():
+    made = assert_carried_out(network(Call(strange)), policy="checkpoint", budget="100%")
+    # the first segment is free of it, and that behind the second
+    assert 0 < sum(d.codec == "recompute" for d in made.decisions) <= 4
+
+
+def test_running_statistics_are_written_once():
+    for norm in (nn.InstanceNorm2d(8, affine=True, track_running_stats=True), nn.BatchNorm2d(8)):
+        assert_carried_out(network(norm), policy="checkpoint", budget="100%")
+
+
+def test_what_goes_at_once_takes_no_other_decision():
+    # sigmoid saves its result for a node that goes with the detach: it was held under the next one's decision
+    x, y = batch()
+    model = network(Call(RANDOM["bernoulli"]))
+    made = gistkit.plan(model, x, y, loss_fn=F.cross_entropy)
+    twin = gistkit.compress(model, made)
+    with gistkit.LiveBytes() as live:
+        live.track(twin, x, y)
+        held_step(twin, F.cross_entropy, x, y)
+    assert live.peak_bytes == made.peak_bytes
+
+
+def test_dropout_of_everything_keeps_no_mask():
+    model = network(nn.Dropout(1.0))
+    for policy in ("gist", "checkpoint"):
+        made = assert_carried_out(model, policy=policy, budget="100%")
+        assert not any(d.codec == "bits" for d in made.decisions)

@@ -1,0 +1,221 @@
+"""What a loop holds until its step ends: the model's outputs and what leads to those that no loss reads, gradients of
+inputs, weights that are made in the step, gradients that a library makes unasked. Budgets count all of it."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import gistkit
+from gistkit.planning.cost.devices import hardware
+from gistkit.planning.cost.table import cost_table
+from gistkit.runtime.live import LiveBytes
+from tests.support.nn_cases import same_bits
+from tests.support.peaks import held_step
+from tests.support.predicted import steady_peak_bytes
+
+
+def conv(i, o, k=3):
+    return nn.Conv2d(i, o, k, padding=k // 2)
+
+
+class Head(nn.Module):
+    """A segmentation head as wide as anything before it, and what else models return beside."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.body = nn.Sequential(conv(3, 16), nn.BatchNorm2d(16), nn.ReLU(), conv(16, 16), nn.ReLU())
+        self.head, self.kind = conv(16, 21, 1), kind
+
+    def forward(self, x):
+        features = self.body(x)
+        out = self.head(features)
+        return {
+            "alone": lambda: out,
+            "features": lambda: {"out": out, "features": features},
+            "clipped": lambda: F.relu(out),
+            "in place": lambda: [F.relu_(out)],
+            "views": lambda: (out[:, 1:], x[:, 1:], next(self.parameters()).view(-1)),
+            "unread": lambda: (out, torch.sigmoid(F.relu(self.head(features))) * 2),
+        }[self.kind]()
+
+
+def first_of(out, y):
+    out = next(iter(out.values())) if isinstance(out, dict) else out
+    return F.cross_entropy(out if isinstance(out, torch.Tensor) else out[0], y)
+
+
+def peaks(model, loss_fn, x, y):
+    """(gradients, peaks) of two steps of a loop, from no gradients; those of x beside the parameters'."""
+    found = []
+    for _ in range(2):
+        model.zero_grad(set_to_none=True)
+        x.grad = None
+        with LiveBytes(timeline=False) as live:
+            live.track(model, x, y)
+            held_step(model, loss_fn, x, y)
+        found.append(live.peak_bytes)
+    return [t.grad for t in (*model.parameters(), x) if t.grad is not None], found
+
+
+def assert_kept(model, loss_fn, x, y):
+    """The plain step to the byte; the least budget and one in the middle kept, and predicted to the byte but for the
+    first step's comparing."""
+    ask = {"loss_fn": loss_fn, "density": 1.0}
+    graph = gistkit.capture(model, (x,), backward=True, loss_fn=loss_fn, targets=(y,))
+    costs = cost_table(graph, hardware("cpu"), density=1.0)
+    expected, measured = peaks(copy.deepcopy(model), loss_fn, x, y)
+    plain = gistkit.plan(model, x, y, policy="plain", **ask)
+    assert measured == [plain.peak_bytes] * 2
+    with pytest.raises(gistkit.BudgetError) as refused:
+        gistkit.plan(model, x, y, budget=1, **ask)
+    least = refused.value.least_bytes["bitwise"]
+    for budget in (least, (least + plain.peak_bytes) // 2):
+        plan = gistkit.plan(model, x, y, budget=budget, **ask)
+        grads, measured = peaks(gistkit.compress(copy.deepcopy(model), plan), loss_fn, x, y)
+        assert max(measured) <= plan.peak_bytes <= budget
+        assert measured[1] == steady_peak_bytes(graph, plan, costs)
+        assert all(same_bits(a, b) for a, b in zip(grads, expected, strict=True))
+    return least, plain.peak_bytes
+
+
+@pytest.mark.parametrize("kind", ["alone", "features", "clipped", "in place", "views", "unread"])
+def test_outputs_are_held_until_the_step_ends(kind):
+    torch.manual_seed(0)
+    assert_kept(Head(kind), first_of, torch.randn(4, 3, 16, 16), torch.randint(20, (4, 16, 16)))
+
+
+@pytest.mark.parametrize(
+    ("policy", "on"),
+    [("gist", "cpu"), ("modnn", "cpu"), ("checkpoint", "cpu"), ("vdnn-all", "titanx"), ("cdma", "titanx")],
+)
+@pytest.mark.parametrize("kind", ["alone", "features", "unread"])
+def test_policies_of_papers_leave_outputs_to_the_loop(policy, on, kind):
+    torch.manual_seed(0)
+    model, x, y = Head(kind), torch.randn(4, 3, 16, 16), torch.randint(20, (4, 16, 16))
+    plan = gistkit.plan(model, x, y, policy=policy, loss_fn=first_of, density=1.0, hardware=on)
+    expected, _ = peaks(copy.deepcopy(model), first_of, x, y)
+    grads, measured = peaks(gistkit.compress(model, plan), first_of, x, y)
+    assert measured[1] == plan.settings["sync_peak_bytes"]
+    assert all(same_bits(a, b) for a, b in zip(grads, expected, strict=True))
+
+
+@pytest.mark.parametrize("first", [conv(32, 8), conv(64, 4, 1), nn.Sequential(nn.ReLU(), conv(32, 8))])
+def test_a_gradient_of_the_input_is_counted(first):
+    torch.manual_seed(0)
+    width = next(m for m in first.modules() if isinstance(m, nn.Conv2d))
+    tail = [nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width.out_channels, 5)]
+    model, x = nn.Sequential(first, *tail), torch.randn(4, width.in_channels, 16, 16)
+    assert_kept(model, F.cross_entropy, x.requires_grad_(), torch.arange(4))
+
+
+def test_a_batch_that_needs_a_gradient_is_not_cut_and_holds_for_no_other():
+    torch.manual_seed(0)
+    model = nn.Sequential(conv(3, 8), nn.ReLU(), conv(8, 8), nn.ReLU(), nn.Flatten(), nn.Linear(2048, 5))
+    x, y = torch.randn(4, 3, 16, 16, requires_grad=True), torch.arange(4)
+    ask = {"loss_fn": F.cross_entropy, "fidelity": "reassociated"}
+    least = []
+    for batch in (x, x.detach()):
+        with pytest.raises(gistkit.BudgetError) as refused:
+            gistkit.plan(model, batch, y, budget=1, **ask)
+        least.append(refused.value.least_bytes["reassociated"])
+    plan = gistkit.plan(model, x, y, budget=least[0], **ask)
+    assert plan.sub_batches == 1 and least[1] < least[0]
+    assert gistkit.plan(model, x.detach(), y, budget=least[1], **ask).sub_batches > 1
+    with pytest.raises(gistkit.PlanMismatchError, match="inputs that need gradients"):
+        gistkit.step(gistkit.compress(model, plan), F.cross_entropy, x.detach(), y)
+
+
+def test_shapes_alone_tell_of_an_inputs_gradient_too():
+    model = nn.Sequential(conv(32, 4), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 5))
+    found = []
+    for device in ("cpu", "meta"):
+        x, y = torch.empty(4, 32, 16, 16, device=device), torch.arange(4, device=device)
+        needs = x.clone().requires_grad_()
+        ask = {"policy": "plain", "hardware": "cpu", "loss_fn": F.cross_entropy}
+        found.append([gistkit.plan(model.to(device), t, y, **ask).peak_bytes for t in (x, needs, needs * 2)])
+    without, leaf, later = found[0]
+    assert leaf == later >= without + x.nbytes // 2 and found[0] == found[1]
+
+
+class Standardised(nn.Conv2d):
+    """A convolution whose weight is made in the step."""
+
+    def forward(self, x):
+        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return F.conv2d(x, weight / (weight.std((1, 2, 3), keepdim=True) + 1e-5), self.bias, self.stride, self.padding)
+
+
+FROZEN = {
+    "convolutions' weights": lambda name: name in ("0.weight", "3.weight"),
+    "all but biases": lambda name: name.endswith("weight"),
+    "all biases": lambda name: name.endswith("bias"),
+    "all but the last": lambda name: not name.startswith("7."),
+    "all but the first": lambda name: name != "0.weight",
+}
+
+
+@pytest.mark.parametrize("part", FROZEN)
+def test_frozen_parts(part):
+    torch.manual_seed(0)
+    layers = [conv(3, 64), nn.BatchNorm2d(64), nn.ReLU(), conv(64, 64), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(64, 5))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not FROZEN[part](name))
+    # weights are larger than maps, so that a gradient that nobody asked for shows
+    assert_kept(model, F.cross_entropy, torch.randn(4, 3, 6, 6), torch.arange(4))
+
+
+def test_a_batch_norm_makes_no_gradient_of_an_input_that_needs_none(monkeypatch):
+    """On a CPU; cuDNN makes it."""
+    torch.manual_seed(0)
+    model, x, y = nn.Sequential(nn.BatchNorm2d(16), nn.Conv2d(16, 2, 3, 2)), torch.randn(4, 16, 16, 16), torch.arange(4)
+    loss_fn = lambda out, _: out.square().mean()  # noqa: E731
+    assert_kept(model, loss_fn, x, y)
+    ask = {"backward": True, "loss_fn": loss_fn, "targets": (y,)}
+    here = gistkit.capture(model, (x,), **ask)
+    monkeypatch.setattr("gistkit.capture.entry.autocast_device", lambda _: "cuda")
+    elsewhere = gistkit.capture(model, (x,), **ask)
+    assert [g.tasks[-1].transient_bytes for g in (here, elsewhere)] == [0, x.nbytes]
+
+
+@pytest.mark.parametrize("between", [nn.Identity, nn.Sigmoid])
+def test_a_frozen_convolution_needs_no_input(between):
+    """Neither is it kept for that one, nor does what runs anew begin there."""
+    torch.manual_seed(0)
+    frozen = nn.Conv2d(16, 16, 3).requires_grad_(False)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), between(), frozen, nn.ReLU(), nn.Conv2d(16, 4, 3), nn.Flatten(1))
+    x, y = torch.randn(4, 3, 16, 16), torch.arange(4)
+    least, plain = assert_kept(model, lambda out, _: out.square().mean(), x, y)
+    assert least < 0.96 * plain
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda i, o: parametrizations.weight_norm(conv(i, o)),
+        lambda i, o: parametrizations.spectral_norm(conv(i, o)),
+        lambda i, o: Standardised(i, o, 3, padding=1),
+    ],
+    ids=["weight norm", "spectral norm", "standardised"],
+)
+def test_weights_that_are_made_in_the_step(made):
+    torch.manual_seed(0)
+    tail = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), parametrizations.weight_norm(nn.Linear(64, 5))]
+    model = nn.Sequential(made(3, 64), nn.ReLU(), made(64, 64), nn.ReLU(), *tail)
+    assert_kept(model, F.cross_entropy, torch.randn(4, 3, 16, 16), torch.arange(4))
+
+
+def test_gradients_of_weights_that_are_made_in_the_step_come_first():
+    model = nn.Sequential(conv(3, 8), nn.ReLU(), Standardised(8, 8, 3), nn.Flatten(), nn.Linear(8, 5))
+    x, y = torch.empty(2, 3, 3, 3), torch.arange(2)
+    graph = gistkit.capture(model, (x,), backward=True, loss_fn=F.cross_entropy, targets=(y,))
+    halves = {t.part: t for t in graph.tasks if t.module == "2" and t.op == "conv2d" and t.phase == "backward"}
+    sizes = {part: {graph.blocks[b].nbytes for b in t.writes} for part, t in halves.items()}
+    weight, bias, maps = 8 * 8 * 9 * 4, 8 * 4, 2 * 8 * 9 * 4
+    assert sizes == {"weight": {weight, bias}, "input": {maps}}
+    used = [{u.task for u in b.uses} for b in graph.blocks if b.saved >= 0 and b.nbytes == weight]
+    assert {halves["weight"].index, halves["input"].index} in used

@@ -1,0 +1,204 @@
+"""Budgets that need sub-batches: the peaks of gistkit.step under its plan, every live byte counted, against prediction
+and budget, for steps whose shapes do not tell what is made of rows."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import gistkit
+from gistkit.api.capturing import step_on, with_least_rows
+from gistkit.ir.scale import scaled
+from tests.support.peaks import peaks_of_steps
+
+ROWS, CHANNELS, CLASSES = 8, 16, 5  # as many channels as two batches
+LABELS = torch.arange(ROWS) % CLASSES
+
+
+def conv(i, o=CHANNELS):
+    return nn.Conv2d(i, o, 3, padding=1)
+
+
+def parameter(*shape):
+    return nn.Parameter(torch.randn(*shape) * 0.1)
+
+
+class Net(nn.Module):
+    """Two convolutions, a linear, and what a function makes of them and of parameters."""
+
+    def __init__(self, forward, a=None, b=None, **parameters):
+        super().__init__()
+        self.a, self.b, self.head, self.how = a or conv(3), b or conv(CHANNELS), nn.Linear(CHANNELS, CLASSES), forward
+        for name, p in parameters.items():
+            setattr(self, name, p)
+
+    def forward(self, x):
+        return self.head(self.how(self, x))
+
+    def first(self, x):
+        return F.relu(self.a(x))
+
+    def weighted(self, x, weight):
+        return F.relu(F.conv2d(self.first(x), weight, padding=1)).mean((2, 3))
+
+
+class Scaled(torch.autograd.Function):
+    """A weight that is made by no torch function call."""
+
+    @staticmethod
+    def forward(ctx, w):
+        ctx.save_for_backward(w)
+        return w.exp() * w
+
+    @staticmethod
+    def backward(ctx, grad):
+        (w,) = ctx.saved_tensors
+        return grad * (1 + w) * w.exp()
+
+
+def residual(m, x):
+    r = m.first(x)
+    return F.relu(m.b(r) + r).mean((2, 3))
+
+
+def once(m, x):
+    return F.relu(m.b(m.first(x))).mean((2, 3))
+
+
+def twice(m, x):
+    return F.relu(m.b(F.relu(m.b(m.first(x))))).mean((2, 3))
+
+
+def after_tokens(m, tokens, x):
+    return F.gelu(torch.cat([tokens, x], 1) @ m.w).mean(1)
+
+
+NETS = {
+    "a residual without a norm": lambda: Net(residual),
+    "a shared convolution": lambda: Net(twice),
+    "weight norm": lambda: Net(twice, parametrizations.weight_norm(conv(3))),
+    "shared weight norm": lambda: Net(twice, b=parametrizations.weight_norm(conv(CHANNELS))),
+    "spectral norm": lambda: Net(once, *(parametrizations.spectral_norm(conv(i)) for i in (3, CHANNELS))),
+    "an expression of parameters": lambda: Net(
+        lambda m, x: m.weighted(x, (m.g.expand_as(m.w) * m.w).tanh()),
+        w=parameter(CHANNELS, CHANNELS, 3, 3), g=parameter(CHANNELS, 1, 1, 1),
+    ),
+    "a weight of a custom function": lambda: Net(
+        lambda m, x: m.weighted(x, Scaled.apply(m.w)), w=parameter(CHANNELS, CHANNELS, 3, 3)
+    ),
+}  # fmt: skip
+SEQUENCES = {
+    "a repeated token": lambda: Net(
+        lambda m, x: after_tokens(m, m.t.repeat(len(x), 1, 1).tanh(), x),
+        t=parameter(CHANNELS, CHANNELS), w=parameter(CHANNELS, CHANNELS),
+    ),
+    "a token expanded to the batch": lambda: Net(
+        lambda m, x: after_tokens(m, m.t.expand(len(x), -1, -1).tanh(), x),
+        t=parameter(1, CHANNELS, CHANNELS), w=parameter(CHANNELS, CHANNELS),
+    ),
+    "places looked up for every row": lambda: Net(
+        lambda m, x: F.gelu((x + m.t(torch.arange(CHANNELS).expand(len(x), CHANNELS))) @ m.w).mean(1),
+        t=nn.Embedding(CHANNELS, CHANNELS), w=parameter(CHANNELS, CHANNELS),
+    ),
+    "a square mask": lambda: Net(
+        lambda m, x: F.gelu((x @ m.w).transpose(1, 2) @ torch.ones(CHANNELS, CHANNELS).tril()).mean(2),
+        w=parameter(CHANNELS, CHANNELS),
+    ),
+}  # fmt: skip
+
+
+def of_step(make, x, loss_fn=F.cross_entropy):
+    torch.manual_seed(0)
+    return make(), x, LABELS, loss_fn
+
+
+def images():
+    return torch.randn(ROWS, 3, 16, 16)
+
+
+CASES = {
+    **{name: lambda make=make: of_step(make, images()) for name, make in NETS.items()},
+    **{
+        name: lambda make=make: of_step(make, torch.randn(ROWS, CHANNELS, CHANNELS)) for name, make in SEQUENCES.items()
+    },
+    "an expanded batch": lambda: of_step(lambda: Net(twice), torch.randn(ROWS, 1, 16, 16).expand(ROWS, 3, 16, 16)),
+    "windows of one signal": lambda: of_step(lambda: Net(twice), torch.randn(ROWS, 3, 46).unfold(2, 16, 2)),
+}
+
+
+def plans(model, x, y, loss_fn):
+    """Plans with the least budget and one in the middle."""
+    ask = {"loss_fn": loss_fn, "density": 1.0, "hardware": "cpu", "fidelity": "reassociated"}
+    plain_bytes = gistkit.plan(model, x, y, policy="plain", loss_fn=loss_fn, hardware="cpu").peak_bytes
+    with pytest.raises(gistkit.BudgetError) as refused:
+        gistkit.plan(model, x, y, budget=1, **ask)
+    least = refused.value.least_bytes["reassociated"]
+    return [gistkit.plan(model, x, y, budget=budget, **ask) for budget in (least, (least + plain_bytes) // 2)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_peaks_are_predicted(name):
+    model, x, y, loss_fn = CASES[name]()
+    for plan in plans(model, x, y, loss_fn):
+        assert plan.sub_batches > 1
+        twin = gistkit.compress(copy.deepcopy(model), plan)
+        peaks = peaks_of_steps(twin, lambda twin=twin: gistkit.step(twin, loss_fn, x, y, check=False), x, y)
+        # what is left are the result, which gistkit.step does not hold, and single numbers
+        assert 0.995 * plan.peak_bytes <= min(peaks) <= max(peaks) <= plan.peak_bytes <= plan.budget_bytes
+
+
+def test_a_penalty_on_the_weights_is_whole_in_every_part():
+    torch.manual_seed(0)
+    model, x = Net(twice, conv(3, 64), conv(64, 64)), torch.randn(ROWS, 3, 8, 8)
+    model.b, model.head = conv(64, 64), nn.Linear(64, CLASSES)
+    owners = [model]
+
+    def loss_fn(out, y):
+        return F.cross_entropy(out, y) + sum(p.square().sum() for p in owners[0].parameters())
+
+    ask = {"loss_fn": loss_fn, "density": 1.0, "fidelity": "reassociated"}
+    with pytest.raises(gistkit.BudgetError) as refused:
+        gistkit.plan(model, x, LABELS, budget=1, **ask)
+    plan = gistkit.plan(model, x, LABELS, budget=refused.value.least_bytes["reassociated"], **ask)
+    assert plan.sub_batches > 1 and all(p.grad is None for p in model.parameters())
+    owners[0] = twin = gistkit.compress(copy.deepcopy(model), plan)
+    peaks = peaks_of_steps(twin, lambda: gistkit.step(twin, loss_fn, x, LABELS, check=False), x, LABELS)
+    assert 0.995 * plan.peak_bytes <= min(peaks) <= max(peaks) <= plan.peak_bytes
+
+
+@pytest.mark.parametrize("name", [*NETS, *SEQUENCES])
+def test_a_sub_batch_is_the_step_of_so_many_rows(name):
+    model, x, y, loss_fn = CASES[name]()
+    graph, _ = step_on("plan", model, (x, y), loss_fn, "cpu")
+    graph = with_least_rows(graph, model, (x, y), loss_fn)
+    few = ROWS // 2
+    part = scaled(graph, 2)
+    captured = gistkit.capture(model, (x[:few],), backward=True, loss_fn=loss_fn, targets=(y[:few],))
+    assert part.values == captured.values and part.calls == captured.calls
+    for a, b in (*zip(part.storages, captured.storages, strict=True), *zip(part.blocks, captured.blocks, strict=True)):
+        assert a == b or a.kind == "input"  # the caller holds the whole batch
+    assert part.tasks == captured.tasks
+
+
+def test_a_residual_without_a_norm_has_its_map_in_the_second_half():
+    model, x, y, loss_fn = CASES["a residual without a norm"]()
+    graph = gistkit.capture(model, (x,), backward=True, loss_fn=loss_fn, targets=(y,))
+    halves = {t.part: t for t in graph.tasks if t.module == "b" and t.op == "conv2d" and t.phase == "backward"}
+    sizes = {part: sorted(graph.blocks[b].nbytes for b in t.writes) for part, t in halves.items()}
+    weight, bias, maps = CHANNELS * CHANNELS * 9 * 4, CHANNELS * 4, ROWS * CHANNELS * 256 * 4
+    assert sizes == {"weight": [bias, weight], "input": [maps]}
+
+
+def test_rows_that_go_another_way_back_are_no_sub_batch():
+    torch.manual_seed(0)
+    model, x = Net(twice), images()
+
+    def loss_fn(out, y):
+        return F.cross_entropy(out, y) if len(out) > 1 else out.exp().sin().mean()
+
+    graph, _ = step_on("plan", model, (x, LABELS), loss_fn, "cpu")
+    found = with_least_rows(graph, model, (x, LABELS), loss_fn)
+    assert found.least_rows == 2 and found.small is not None and found.small.batch == 2

@@ -1,0 +1,218 @@
+"""Forwards that run twice before backward, and graphs that are retained, break a budget's promise: it is said."""
+
+import copy
+import re
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import gistkit
+from tests.support.runtime_cases import block, run
+
+
+@pytest.fixture(scope="module")
+def data():
+    torch.manual_seed(0)
+    return torch.randn(4, 3, 32, 32), torch.randint(10, (4,))
+
+
+@pytest.fixture(scope="module", params=["optimal", "plain"])
+def made(request, data):
+    """A network with a plan whose budget leaves next to nothing."""
+    torch.manual_seed(0)
+    model = block()
+    budget = "100%" if request.param == "plain" else "80%"
+    plan = gistkit.plan(model, *data, loss_fn=F.cross_entropy, budget=budget, policy=request.param)
+    kept = sum(s.nbytes for s in gistkit.capture(model, data[:1]).kept() if s.kind == "activation")
+    return model, plan, kept
+
+
+@pytest.fixture
+def model(made):
+    return gistkit.compress(copy.deepcopy(made[0]), made[1])
+
+
+def peak_bytes(model, data, step):
+    with gistkit.LiveBytes() as live:
+        step()
+    state = [*model.parameters(), *model.buffers(), *data]
+    return live.peak_bytes + sum(t.numel() * t.element_size() for t in state)
+
+
+def told(caught):
+    (warning,) = [w for w in caught if issubclass(w.category, gistkit.BudgetWarning)]
+    text = str(warning.message)
+    figures = [int(n) for n in re.findall(r"(\d+) bytes|up to (\d+)", text) for n in n if n]
+    return text, figures  # the budget, the excess, what is held
+
+
+def test_two_forwards_before_a_backward_are_told_once(model, made, data):
+    plan, stats = made[1], []
+
+    def step():
+        x, t = data
+        first = F.cross_entropy(model(x), t)
+        stats.append(gistkit.report(model).stats)
+        (first + F.cross_entropy(model(x + 1), t)).backward()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        peak = peak_bytes(model, data, step)
+        step()
+    text, (budget, excess, held) = told(caught)
+    assert budget == plan.budget_bytes and excess == held - (plan.budget_bytes - plan.peak_bytes)
+    assert held == sum(row.kept_bytes for row in stats[0].rows if row.shape != tuple(data[0].shape))
+    # beside what is held: the second input, the first logits and the first loss with what its backward reads
+    beside = data[0].nbytes + 5 * data[0].shape[0] * 10 * 4
+    assert budget < peak <= budget + excess + beside
+    assert "while" in text and "an earlier forward of this model kept for a backward that has not run" in text
+    assert text.endswith("or plan with so many bytes more as reserve=")
+
+
+def test_a_retained_graph_is_told(model, made, data):
+    plan = made[1]
+
+    def step():
+        loss = run(model, data, retain_graph=True)
+        loss.backward()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        peak = peak_bytes(model, data, step)
+        step()
+    text, (budget, excess, _) = told(caught)
+    assert budget == plan.budget_bytes and peak <= budget + excess
+    assert "a graph is retained" in text and "call backward once, without retain_graph" in text
+
+
+def test_it_is_told_before_the_second_forward_takes_memory(model, data):
+    x, t = data
+    first = model(x)
+    with pytest.warns(gistkit.BudgetWarning, match="an earlier forward of this model"):
+        model(x)
+    F.cross_entropy(first, t).backward()
+
+
+def test_with_the_bytes_as_reserve_nothing_is_told(made, data):
+    (model, plan, kept), (x, t) = made, data
+    model = copy.deepcopy(model)
+    room = {"budget": plan.budget_bytes + kept, "reserve": kept, "policy": plan.policy}
+    gistkit.compress(model, gistkit.plan(model, x, t, loss_fn=F.cross_entropy, **room))
+    (F.cross_entropy(model(x), t) + F.cross_entropy(model(x), t)).backward()
+
+
+class Two(nn.Module):
+    """Two results, by way of one network, as a detector has them."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        y = self.model(x)
+        return {"a": y[:, :5] * 2, "b": (y[:, 5:].exp(),)}
+
+
+def test_a_result_that_lives_keeps_its_forward_among_those_told(data):
+    torch.manual_seed(0)
+    model = Two(block())
+    gistkit.compress(model, gistkit.plan(model, data[0], budget="100%"))
+    b = model(data[0])["b"][0]  # "a" is gone
+    with pytest.warns(gistkit.BudgetWarning, match="may be exceeded"):
+        model(data[0])
+    b.sum().backward()
+
+
+def test_backward_from_one_of_two_results_is_a_backward(data):
+    torch.manual_seed(0)
+    model = Two(block())
+    gistkit.compress(model, gistkit.plan(model, data[0], budget="100%"))
+    kept = []
+    for _ in range(2):
+        kept.append(model(data[0]))
+        kept[-1]["a"].sum().backward()
+
+
+def _loop(model, x, t):
+    for _ in range(3):
+        out = model(x)
+        loss = F.cross_entropy(out, t)
+        loss.backward()
+    return out, loss
+
+
+def _kept_results(model, x, t):
+    """Results that live on, of which backward has run."""
+    kept = []
+    for _ in range(3):
+        kept.append(model(x))
+        F.cross_entropy(kept[-1], t).backward()
+
+
+def _dropped(model, x, t):
+    for _ in range(3):
+        out = model(x)
+        del out
+
+
+def _no_grad(model, x, t):
+    with torch.no_grad():
+        kept = [model(x) for _ in range(3)]
+    _loop(model, x, t)
+    return kept
+
+
+def _evaluated(model, x, t):
+    with torch.no_grad():
+        model.eval()(x)
+        model(x)
+    model.train()
+    _loop(model, x, t)
+
+
+def _checkpointed(model, x, t):
+    y = checkpoint(model, x.clone().requires_grad_(), use_reentrant=True)
+    F.cross_entropy(y, t).backward()
+
+
+def _parts(model, x, t):
+    gistkit.step(model, F.cross_entropy, x, t, sub_batches=4)
+    gistkit.step(model, F.cross_entropy, x, t)
+
+
+def _failed(model, x, t):
+    with pytest.raises(ValueError):
+        F.cross_entropy(model(x), t[:1])
+    _loop(model, x, t)
+
+
+def _halves(model, x, t):
+    """Two forwards of half the rows hold no more than one of all."""
+    _loop(model, x, t)
+    (F.cross_entropy(model(x[:2]), t[:2]) + F.cross_entropy(model(x[2:]), t[2:])).backward()
+
+
+LOOPS = [_loop, _kept_results, _dropped, _no_grad, _evaluated, _parts, _failed, _halves]
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__[1:])
+def test_steps_within_the_budget_tell_nothing(model, data, loop):
+    loop(model, *data)  # warnings are errors
+
+
+def test_a_checkpoint_around_the_model_tells_nothing(data):
+    torch.manual_seed(0)
+    model, x = block(), data[0].clone().requires_grad_()
+    gistkit.compress(model, gistkit.plan(model, x, data[1], loss_fn=F.cross_entropy, budget="100%"))
+    for _ in range(2):
+        _checkpointed(model, *data)
+
+
+def test_a_plan_without_a_budget_promises_nothing(made, data):
+    model, (x, t) = copy.deepcopy(made[0]), data
+    gistkit.compress(model, gistkit.plan(model, x, t, loss_fn=F.cross_entropy))
+    (F.cross_entropy(model(x), t) + F.cross_entropy(model(x), t)).backward()

@@ -1,0 +1,239 @@
+# ruff: noqa: F811
+"""The short way of a model that is changed, watched or used otherwise between steps or within one."""
+
+import copy
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import gistkit
+from tests.support.fast_cases import both, compressed_and_plain, image, settle, shift  # noqa: F401
+from tests.support.nn_cases import same_bits
+
+
+def _frozen(model):
+    model.convs[0].weight.requires_grad_(False)
+    model.norms[2].weight.requires_grad_(False)
+
+
+def _replaced(model):
+    generator = torch.Generator().manual_seed(1)
+    model.before = [[layer.weight for layer in (model.convs[1], *model.norms)]]  # they live on
+    for layer in (model.convs[1], model.norms[1], model.norms[3]):
+        layer.weight = nn.Parameter(torch.rand(layer.weight.shape, generator=generator))
+
+
+def _strided(model):
+    model.convs[2].stride = (1, 1)
+    model.convs[2].padding, model.convs[2].dilation = (2, 2), (2, 2)
+
+
+def _numbers(model):
+    model.norms[0].momentum, model.norms[1].eps, model.first.momentum = 0.3, 0.1, None
+
+
+def _evaluated(model):
+    model.norms[0].eval()
+
+
+def _not_in_place(model):
+    model.relu.inplace = False
+
+
+def _without_affine(model):
+    model.norms[2].weight = model.norms[2].bias = None
+
+
+@pytest.mark.parametrize("change", [_frozen, _replaced, _strided, _numbers, _evaluated, _not_in_place, _without_affine])
+def test_a_model_that_was_changed(compressed_and_plain, change):
+    settle(compressed_and_plain, 3)
+    for model in compressed_and_plain:
+        change(model)
+    settle(compressed_and_plain, 3)
+
+
+def test_another_dtype_and_back(compressed_and_plain):
+    settle(compressed_and_plain, 3)
+    for dtype in (torch.bfloat16, torch.float32):
+        for model in compressed_and_plain:
+            model.to(dtype)
+        for _ in range(2):
+            both(compressed_and_plain, image().to(dtype))
+
+
+def test_parameters_of_another_dtype_alone(compressed_and_plain):
+    with torch.autocast("cpu", torch.bfloat16):
+        settle(compressed_and_plain, 3)
+        for model in compressed_and_plain:
+            model.norms[0].bfloat16()
+            model.norms[2].bfloat16()
+        settle(compressed_and_plain, 3)
+
+
+def test_other_sizes_and_layouts_in_turn(compressed_and_plain):
+    last = image(seed=9).contiguous(memory_format=torch.channels_last)
+    for x in (image(), image(), image(2), image(size=12), last, image(), last, image(2)):
+        both(compressed_and_plain, x)
+
+
+def test_autocast_now_and_then(compressed_and_plain):
+    for enabled in (False, False, True, True, False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            both(compressed_and_plain)
+
+
+def test_autocast_within_the_forward(compressed_and_plain):
+    settle(compressed_and_plain, 3)
+    for model in compressed_and_plain:
+        inner = model.convs[2].forward
+        model.convs[2].forward = lambda x, inner=inner: _lowered(inner, x)
+    settle(compressed_and_plain, 3)
+
+
+def _lowered(inner, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        y = inner(x)
+    return y.float()
+
+
+def test_evaluation_and_foreign_hooks_between_steps(compressed_and_plain):
+    settle(compressed_and_plain, 3)
+    outputs = [model.eval()(image()) for model in compressed_and_plain]
+    assert same_bits(*outputs)
+    for model in compressed_and_plain:
+        model.train()
+    both(compressed_and_plain)
+    with torch.autograd.graph.save_on_cpu():
+        both(compressed_and_plain)
+    both(compressed_and_plain)
+
+
+def test_foreign_hooks_within_the_forward_see_what_is_saved(compressed_and_plain):
+    settle(compressed_and_plain, 3)
+    seen = {model: [] for model in compressed_and_plain}
+    for model in compressed_and_plain:
+        for layer in (model.norms[0], model.convs[1]):
+            layer.forward = lambda x, inner=layer.forward, seen=seen[model]: _watched(inner, x, seen)
+    for _ in range(3):
+        both(compressed_and_plain)
+    ours, theirs = seen.values()
+    assert ours == theirs and len(ours) > 6
+
+
+def _watched(inner, x, seen):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t.shape) or t, lambda t: t):
+        return inner(x)
+
+
+def test_gradients_off_for_a_part(compressed_and_plain):
+    settle(compressed_and_plain, 3)
+    for model in compressed_and_plain:
+        inner = model.convs[0].forward
+        model.convs[0].forward = lambda x, inner=inner: _without_gradient(inner, x)
+    settle(compressed_and_plain, 3)
+
+
+def _without_gradient(inner, x):
+    with torch.no_grad():
+        return inner(x)
+
+
+def test_an_optimiser_that_writes_between_forward_and_backward(compressed_and_plain):
+    """Biases are read by no backward of PyTorch's; a rebuild reads the copy that forward made."""
+    settle(compressed_and_plain, 3)
+    gradients = []
+    for model in compressed_and_plain:
+        model.zero_grad()
+        loss = model(image()).sum()
+        with torch.no_grad():
+            for layer in model.norms:
+                layer.bias.add_(1)
+        loss.backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert all(same_bits(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_parameters_written_within_the_forward(compressed_and_plain):
+    settle(compressed_and_plain, 3)
+    for model in compressed_and_plain:
+        model.convs[1].register_forward_hook(lambda *_, model=model: shift(model))
+    settle(compressed_and_plain, 3)
+
+
+def test_threads_side_by_side(compressed_and_plain):
+    model, plain = compressed_and_plain
+    settle(compressed_and_plain, 3)
+    want = [torch.autograd.grad(plain(image(batch)).sum(), plain.convs[1].weight)[0] for batch in (2, 4)]
+    wrong = []
+
+    def work(i, batch):
+        for _ in range(5):
+            got = torch.autograd.grad(model(image(batch)).sum(), model.convs[1].weight)[0]
+            wrong.append(not same_bits(got, want[i]))
+
+    threads = [threading.Thread(target=work, args=(i, batch)) for i, batch in enumerate((2, 4))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(wrong) == 10 and not any(wrong)
+
+
+class Turned(nn.Module):
+    """A convolution of a ReLU's output with height and width exchanged: a view of the same storage."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.relu = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True)
+        self.conv, self.other = nn.Conv2d(8, 8, 3, bias=False), nn.Conv2d(8, 8, 3, bias=False)
+
+    def forward(self, x):
+        y = self.relu(self.norm(self.first(x)))
+        return (self.conv(y) + self.other(y.transpose(2, 3))).mean((2, 3))
+
+
+def test_a_stash_that_is_seen_otherwise(compressed_and_plain):
+    torch.manual_seed(0)
+    plain = Turned()
+    settle((gistkit.compress(copy.deepcopy(plain)), plain), 9)
+
+
+def test_masks_go_with_their_backward(compressed_and_plain):
+    settle(compressed_and_plain, 3)
+    model, _ = compressed_and_plain
+    loss = model(image()).sum()
+    pending, masked = [loss.grad_fn], {}
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in masked:
+            masked[node] = node.name() == "_MaskedReLUBackward"
+            pending.extend(edge for edge, _ in node.next_functions)
+    masked = [node for node, is_one in masked.items() if is_one]
+    assert len(masked) == 4 and all(node.kept is not None for node in masked)
+    loss.backward()
+    assert all(node.kept is None for node in masked)
+
+
+def test_second_derivatives_are_refused(compressed_and_plain):
+    settle(compressed_and_plain, 3)
+    model, _ = compressed_and_plain
+    x = image().requires_grad_()
+    (grad,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        grad.sum().backward()
+
+
+def test_a_graph_that_is_retained(compressed_and_plain):
+    settle(compressed_and_plain, 3)
+    results = []
+    for model in compressed_and_plain:
+        loss = model(image()).sum()
+        first = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+        results.append([*first, *torch.autograd.grad(loss, list(model.parameters()))])
+    assert all(same_bits(a, b) for a, b in zip(*results, strict=True))
+    with pytest.raises(RuntimeError, match="second time"):
+        loss = compressed_and_plain[0](image()).sum()
+        loss.backward()
+        loss.backward()

@@ -1,0 +1,181 @@
+# ruff: noqa: F811
+"""Modules that take the short way while a compressed forward runs are their own before, after and in every copy."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gistkit
+from tests.support.fast_cases import Net, both, compressed_and_plain, image, settle  # noqa: F401
+
+
+class Seen(nn.Module):
+    """Does something within the forward."""
+
+    def __init__(self, work):
+        super().__init__()
+        self.work = work
+
+    def forward(self, x):
+        self.work()
+        return x
+
+
+def kinds(model):
+    return [type(m) for m in model.modules()]
+
+
+def within(models, work):
+    """Both models, which do that work with themselves within their forward, once they are settled."""
+    for model in models:
+        model.pool = nn.Sequential(nn.MaxPool2d(2), Seen(lambda: None))
+    settle(models, 3)
+    for model in models:
+        model.pool[1].work = lambda model=model: work(model)
+
+
+def test_classes_are_put_back(compressed_and_plain):
+    ours, plain = compressed_and_plain
+    met = []
+    within(compressed_and_plain, lambda model: met.append([repr(model.first), kinds(model)]))
+    both(compressed_and_plain)
+    assert kinds(ours) == kinds(plain)
+    assert met[0][0] == met[1][0] and met[0][1] != met[1][1]
+    assert all(issubclass(a, b) for a, b in zip(met[0][1], met[1][1], strict=True))
+
+
+def test_classes_are_put_back_after_an_error(compressed_and_plain):
+    ours, plain = compressed_and_plain
+
+    def fail(_):
+        raise KeyError("work")
+
+    within(compressed_and_plain, fail)
+    with pytest.raises(KeyError):
+        ours(image())
+    assert kinds(ours) == kinds(plain)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies_made_within_a_forward_are_plain(compressed_and_plain, copied):
+    made = []
+    within(
+        compressed_and_plain, lambda model: made.append([copied(model.first), copied(model.relu), copied(model.stem)])
+    )
+    both(compressed_and_plain)
+    for ours, plain in zip(*made, strict=True):
+        assert type(ours) is type(plain) and ours.__dict__.keys() == plain.__dict__.keys()
+
+
+@pytest.mark.parametrize(
+    "owner, name", [(F, "relu"), (F, "batch_norm"), (nn.ReLU, "forward"), (nn.BatchNorm2d, "forward")]
+)
+def test_a_function_that_somebody_replaced_is_called(compressed_and_plain, monkeypatch, owner, name):
+    settle(compressed_and_plain, 3)
+    calls, real = [], getattr(owner, name)
+
+    def replaced(*args, **kwargs):
+        calls.append(name)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, replaced)
+    counts = []
+    for model in compressed_and_plain:
+        calls.clear()
+        model(image())
+        counts.append(len(calls))
+    assert counts[0] >= counts[1] > 2, "PyTorch hands its Python functions to a mode under the name that is there"
+
+
+def test_a_forward_of_the_modules_own_is_called(compressed_and_plain):
+    settle(compressed_and_plain, 3)
+    for model in compressed_and_plain:
+        model.norms[1].forward = lambda x, inner=model.norms[1].forward: inner(x) * 2
+        model.convs[1]._conv_forward = lambda x, w, b: F.conv2d(x, w, b, 1, 1) + 1
+    settle(compressed_and_plain, 2)
+
+
+def test_what_stands_before_a_modules_parameters_is_read(compressed_and_plain):
+    settle(compressed_and_plain, 3)
+    for model in compressed_and_plain:
+        model.norms[0].__dict__["weight"] = nn.Parameter(torch.full((8,), 0.5))
+        model.convs[1].__dict__["bias"] = None
+        del model.convs[3]._parameters["bias"]
+        model.convs[3].bias = torch.ones(8)
+        model.norms[2]._buffers.pop("running_mean")
+        model.norms[2].running_mean = torch.ones(8)
+    settle(compressed_and_plain, 3)
+
+
+def test_counters_and_odd_settings(compressed_and_plain):
+    settle(compressed_and_plain, 3)
+    for model in compressed_and_plain:
+        model.norms[0].momentum = None
+        model.norms[1].track_running_stats = False
+        model.norms[2].num_batches_tracked = None
+        model.convs[0].padding_mode = "circular"
+        model.convs[0]._reversed_padding_repeated_twice = [1, 1, 1, 1]
+    settle(compressed_and_plain, 3)
+
+
+def test_hooks_of_modules_run(compressed_and_plain):
+    settle(compressed_and_plain, 3)
+    for model in compressed_and_plain:
+        model.first.register_forward_pre_hook(lambda m, args: (args[0] * 0.5,))
+        model.relu.register_forward_hook(lambda m, args, y: y.clone())
+        model.convs[1].register_full_backward_hook(lambda m, grad_in, grad_out: (grad_in[0] * 2,))
+    settle(compressed_and_plain, 3)
+
+
+def test_a_mode_of_somebody_elses_sees_the_calls(compressed_and_plain):
+    settle(compressed_and_plain, 3)
+    seen = []
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    for model in compressed_and_plain:
+        inner = model.norms[1].forward
+
+        def watched(x, inner=inner):
+            with Watch():
+                return inner(x)
+
+        model.norms[1].forward = watched
+    for model in compressed_and_plain:
+        seen.clear()
+        model(image())
+        assert F.batch_norm in seen
+    settle(compressed_and_plain, 2)
+
+
+def test_calls_by_name_and_of_wrong_form(compressed_and_plain):
+    settle(compressed_and_plain, 3)
+    for model in compressed_and_plain:
+        model.pool = nn.Sequential()
+        model.pool.forward = lambda input, model=model: F.max_pool2d(model.relu(input=input * 1), 2)
+    settle(compressed_and_plain, 2)
+    for model in compressed_and_plain:
+        model.pool.forward = lambda input, model=model: model.relu(input, input)
+        with pytest.raises(TypeError, match="positional argument"):
+            model(image())
+
+
+def test_a_module_that_left_is_not_held():
+    import weakref
+
+    model = gistkit.compress(Net())
+    for seed in range(3):
+        model(image(seed=seed)).sum().backward()
+    gone = weakref.ref(model.norms[0])
+    model.norms[0] = nn.BatchNorm2d(8)
+    import gc
+
+    gc.collect()
+    assert gone() is None

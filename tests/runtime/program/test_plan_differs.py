@@ -1,0 +1,137 @@
+"""A forward that is not the planned one: the error names what differs, whatever the plan promises."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gistkit
+from gistkit.errors import PlanMismatchError
+from gistkit.ir.plan import Plan
+from tests.runtime.program.test_plan_mismatch import conv, equal, net, step
+
+X, Y = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0)), torch.arange(4)
+
+
+def bfloat16():
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def planned(model, words, x=X):
+    plan = gistkit.plan(model, x, Y, loss_fn=F.cross_entropy, **words)
+    return Plan.from_json(plan.to_json())
+
+
+def gelu(model):
+    model[2] = nn.GELU()
+
+
+def in_place(model):
+    model[2].inplace = True
+
+
+def longer(model):
+    model.append(nn.ReLU())
+
+
+def without_a_layer(model):
+    del model[7]
+
+
+def frozen(model):
+    for part in list(model.children())[:5]:
+        part.requires_grad_(False)
+
+
+WORDS = ({"policy": "gist"}, {"policy": "checkpoint"}, {"budget": "90%"})
+CHANGES = [
+    (gelu, r"expected call 3 to be relu of '2' making float32 of shape \(4, 8, 16, 16\), got call 3 to be gelu of '2'"),
+    (in_place, r"expected call 3 to be relu of '2'.*, got call 3 to be relu in place of '2'.*; make the plan from"),
+    (longer, r"expected the end after call \d+, linear of '8.2', got call \d+ to be relu of '9' making float32"),
+    (without_a_layer, r"expected call \d+ to be sigmoid of '7'.*, got call \d+ to be adaptive_avg_pool2d of '7.0'"),
+    (frozen, r"float32 of shape \(8, 3, 3, 3\) with a gradient as parameter or buffer '0.weight', got .* without a"),
+]
+
+
+@pytest.mark.parametrize("words", WORDS, ids=str)
+@pytest.mark.parametrize(("change", "text"), CHANGES, ids=lambda c: getattr(c, "__name__", ""))
+def test_another_layer_is_named(change, text, words):
+    plan, model = planned(net(), words), net()
+    change(model)
+    with pytest.raises(PlanMismatchError, match=text):
+        step(gistkit.compress(model, plan))
+
+
+@pytest.mark.parametrize("words", WORDS, ids=str)
+def test_autocast_is_named(words):
+    model = gistkit.compress(net(), planned(net(), words))
+    text = (
+        r"call 0 to be conv2d of '0' making float32 of shape \(4, 8, 16, 16\), got call 0 to be conv2d of '0' making "
+        r"bfloat16 .*; run it in the dtypes and under the autocast that were planned, or plan in these \(autocast to "
+        r"bfloat16 on cpu\)"
+    )
+    with bfloat16(), pytest.raises(PlanMismatchError, match=text):
+        model(X)
+    with bfloat16():
+        model = gistkit.compress(net(), planned(net(), words))
+    with pytest.raises(
+        PlanMismatchError, match=r"making bfloat16 .*, got .* making float32 .*plan in these \(no autoc"
+    ):
+        model(X)
+
+
+@pytest.mark.parametrize("words", WORDS, ids=str)
+def test_an_empty_batch_is_named(words):
+    model = gistkit.compress(net(), planned(net(), words))
+    with pytest.raises(PlanMismatchError, match=r"of shape \(0, 8, 16, 16\), an empty one; leave empty batches out"):
+        model(X[:0])
+
+
+def test_other_dtypes_and_shapes_are_named():
+    plan = planned(net(), {"budget": "90%"})
+    with pytest.raises(PlanMismatchError, match=r"float32 of shape \(8, 3, 3, 3\) .*'0.weight', got float64 of shape"):
+        gistkit.compress(net().double(), plan)(X.double())
+    larger = torch.randn(4, 3, 24, 24)
+    with pytest.raises(PlanMismatchError, match=r"saves \d+, of inputs of shape \(4, 3, 24, 24\); plan for inputs"):
+        gistkit.compress(net(), plan)(larger)
+    with pytest.raises(PlanMismatchError, match=r"could not be captured .* expected 4D input \(got 3D input\)"):
+        gistkit.compress(net(), plan)(X[0])
+
+
+@pytest.mark.parametrize("words", WORDS, ids=str)
+def test_a_memory_format_is_no_other_forward(words):
+    model = net().to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    x = X.contiguous(memory_format=torch.channels_last)
+    expected = step(copy.deepcopy(model), x)
+    assert equal(step(gistkit.compress(model, planned(net(), words)), x), expected)
+
+
+def test_what_a_call_reads_is_named():
+    class Skips(nn.Module):
+        """Adds to the first or to the second map."""
+
+        def __init__(self, second):
+            super().__init__()
+            self.a, self.b, self.c, self.second = conv(3, 8), conv(8, 8), conv(8, 8), second
+
+        def forward(self, x):
+            a = F.relu(self.a(x))
+            b = F.relu(self.b(a))
+            return (self.c(b) + (b if self.second else a)).mean((2, 3))
+
+    model = gistkit.compress(Skips(True), planned(Skips(False), {"policy": "gist"}))
+    text = (
+        r"call 5, add, to read the results of call 1, relu and call 4, conv2d of 'c', got call 3, relu and call 4, "
+        r"conv2d of 'c'; make the plan"
+    )
+    with pytest.raises(PlanMismatchError, match=text):
+        model(X)
+
+
+def test_the_mode_is_named_without_a_budget_too():
+    model = nn.Sequential(*list(net().children())[:8], nn.Dropout(), *list(net().children())[8:]).eval()
+    plan = planned(model, {"policy": "gist"})
+    with pytest.raises(PlanMismatchError, match="a forward in evaluation mode, got one in training mode; make the pl"):
+        gistkit.compress(model.train(), plan)(X)

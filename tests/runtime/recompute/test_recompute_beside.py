@@ -1,0 +1,134 @@
+"""Segments that run anew beside masks, codecs, the host and other policies' moves: bits and bytes."""
+
+import copy
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+import gistkit
+from gistkit.ir.plan import Decision
+from gistkit.planning.forms.predicted import kept_by_ops, make_plan, own_decisions
+from gistkit.runtime.live import LiveBytes
+from gistkit.runtime.recompute.calls import Operand, Written, geometry
+from tests.support.predicted import steady_peak_bytes
+from tests.support.recompute_cases import Chain, assert_same, between, by_hand, captured, chain, measured
+from tests.support.training import batches
+
+
+def test_a_mask_beside_what_runs_anew():
+    model, data = chain(), batches(3, 2, 8)
+    graph, costs = captured(model, *data[0])
+    relus = [graph.values[c.results[0]].storage for c in graph.calls if c.op == "relu"]
+    plan = by_hand(graph, costs, relus[1:3], (relus[0],), mask=True)
+    twin = gistkit.compress(copy.deepcopy(model), plan)
+    assert_same(model, twin, data)
+    assert measured(twin, *data[0]) == steady_peak_bytes(graph, plan, costs)
+
+
+@pytest.mark.parametrize("form", [("zvc", "device"), ("dense", "host"), ("zvc", "host")])
+def test_sources_in_other_forms(form):
+    codec, place = form
+    model, data = chain(), batches(3, 4, 8)
+    graph, costs = captured(model, *data[0])
+    found = between(graph, costs)
+    (source,) = next(d.sources for d in found.decisions if d.codec == "recompute")
+    plan = replace(found, decisions=(*found.decisions, Decision(source, codec, place)))
+    twin = gistkit.compress(copy.deepcopy(model), plan)
+    assert_same(model, twin, data)
+    codecs = [r.codec for r in gistkit.report(twin).stats.rows]
+    assert codec in codecs and codecs.count("recompute") == len(found.decisions)
+
+
+class Residual(nn.Module):
+    """relu(bn(conv) + x) out of place: what the Gist policy rebuilds, overwrites, and gives to the pool's map."""
+
+    def __init__(self, pool=False):
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(16, 16, 3, padding=1) for _ in range(2))
+        self.norms, self.pool = nn.ModuleList(nn.BatchNorm2d(16) for _ in range(2)), pool
+
+    def forward(self, x):
+        y = torch.relu(self.norms[0](self.convs[0](x)))
+        y = torch.relu(self.norms[1](self.convs[1](y)) + x)
+        return F.max_pool2d(torch.relu(y * 2), 3, 1, 1) if self.pool else y
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_beside_the_moves_of_another_policy(seed):
+    torch.manual_seed(0)
+    parts = [Residual(pool=i % 2 == 0) for i in range(4)]
+    model, data = Chain(nn.Conv2d(3, 16, 1), *parts, width=16), batches(3, 4, 8)
+    graph, costs = captured(model, *data[0])
+    other = gistkit.policies.gist(graph)
+    own = {d.storage for d in own_decisions(graph)} | kept_by_ops(graph)
+    kept = {d.storage: d for d in other.decisions}
+    able = [s.id for s in graph.kept() if s.kind == "activation" and s.id not in own and not s.escapes]
+    able = [s for s in able if kept.get(s) is None or kept[s].codec in ("dense", "zvc", "csr", "rebuild")]
+    chosen = random.Random(seed).sample(able, len(able) // 2)
+    source = next(s.id for s in graph.storages if s.kind == "input")
+    again = [Decision(s, "recompute", "nowhere", bool(kept[s].mask), (source,)) for s in chosen]
+    rest = [d for d in other.decisions if d.storage not in chosen]
+    plan = make_plan("by hand", graph, costs, None, (*rest, *again), other.choices)
+    twin = gistkit.compress(copy.deepcopy(model), plan)
+    assert_same(model, twin, data)
+    rows = {r.storage: r.codec for r in gistkit.report(twin).stats.rows}
+    assert [rows[s] for s in chosen] == ["recompute"] * len(chosen)
+    assert measured(twin, *data[0]) == steady_peak_bytes(graph, plan, costs)
+
+
+class Normed(nn.Module):
+    """Weights that are made in the step, of convolutions and of linear layers, square ones too."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (weight_norm(nn.Conv2d(i, 16, 3, padding=1)) for i in (3, 16))
+        self.c, self.d = weight_norm(nn.Linear(64, 64)), weight_norm(nn.Linear(64, 10))
+
+    def forward(self, x):
+        x = F.relu(self.b(F.relu(self.a(x))))
+        return self.d(F.relu(self.c(F.adaptive_avg_pool2d(x, 2).flatten(1).float())))
+
+
+@pytest.mark.parametrize("batch", [8, 64])
+@pytest.mark.parametrize("words", [{}, {"budget": "100%"}], ids=str)
+def test_casts_of_weights_that_are_made_in_the_step_come_back(words, batch):
+    torch.manual_seed(0)
+    model, x, y = Normed(), torch.randn(batch, 3, 16, 16), torch.randint(10, (batch,))
+
+    def step(m):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = m(x)
+        F.cross_entropy(out.float(), y).backward()
+        return [p.grad for p in m.parameters()]
+
+    with torch.autocast("cpu", torch.bfloat16):
+        words = {"policy": "checkpoint", "loss_fn": lambda out, t: F.cross_entropy(out.float(), t), **words}
+        plan = gistkit.plan(model, x, y, **words)
+    twin = gistkit.compress(copy.deepcopy(model), plan)
+    expected = step(model)
+    assert all(map(torch.equal, expected, step(twin))), "the first time it is compared"
+    twin.zero_grad()
+    with LiveBytes(timeline=False) as live:
+        live.track(twin, x, y)
+        assert all(map(torch.equal, expected, step(twin)))
+    assert live.peak_bytes <= (plan.budget_bytes or live.peak_bytes)
+    again = [r for r in gistkit.report(twin).stats.rows if r.codec == "recompute"]
+    assert len(again) == sum(d.codec == "recompute" for d in plan.decisions) > 2
+
+
+def test_of_two_operands_of_one_shape_the_kept_input_is_the_first_and_what_hooks_are_shown_the_weight():
+    square, wide = torch.empty(8, 8), torch.empty(4, 8)
+
+    def number(x, *operands, last):
+        known = [Operand(i, -1, geometry(t), t.dtype, True) for i, t in enumerate(operands)]
+        return Written(0, "linear", F.linear, [*known, None], None, ()).cast_of(x, last)
+
+    assert [number(square.bfloat16(), square, square, last=last) for last in (False, True)] == [0, 1]
+    assert [number(square.bfloat16(), wide, square, last=last) for last in (False, True)] == [1, 1]
+    assert number(wide.t().bfloat16(), square, wide, last=True) == 1
+    assert number(square.bfloat16(), square.bfloat16(), wide, last=False) == -1, "no cast was made of either"

@@ -1,0 +1,132 @@
+"""Segments that run anew: what lives how long, graphs run twice, threads, exceptions."""
+
+import copy
+import gc
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gistkit
+from gistkit.runtime.live import LiveBytes
+from tests.support.predicted import steady_peak_bytes
+from tests.support.recompute_cases import by_hand, captured, chain, measured, planned
+from tests.support.training import batches
+
+
+def test_nothing_is_left_behind():
+    model, (x, t) = chain(dropout=0.2), batches(1, 2, 8)[0]
+    twin = gistkit.compress(model, planned(model, x, t))
+    F.cross_entropy(twin(x), t).backward()
+    with LiveBytes() as live:
+        loss = F.cross_entropy(twin(x), t)
+        kept = live.current_bytes
+        loss.backward()
+        del loss
+        left = live.current_bytes
+        for _ in range(2):
+            F.cross_entropy(twin(x), t).backward()
+        assert live.current_bytes == left
+        out = twin(x)
+        del out
+        gc.collect()
+        assert live.current_bytes == left < kept
+
+
+class Stumbling(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.stumble = inner, False
+
+    def forward(self, x):
+        y = self.inner.blocks(x)
+        if self.stumble:
+            raise ArithmeticError("stumbled")
+        return self.inner.head(y.flatten(1))
+
+
+def test_an_exception_in_forward_leaves_nothing():
+    model, (x, t) = Stumbling(chain()), batches(1, 2, 8)[0]
+    twin = gistkit.compress(model, planned(model, x, t))
+    for _ in range(2):
+        F.cross_entropy(twin(x), t).backward()
+    with LiveBytes() as live:
+        model.stumble = True
+        with pytest.raises(ArithmeticError):
+            twin(x)
+        gc.collect()
+        assert live.current_bytes == 0
+    model.stumble = False
+    F.cross_entropy(twin(x), t).backward()
+
+
+def test_retained_graphs_and_second_uses():
+    model, (x, t) = chain(), batches(1, 2, 8)[0]
+    twin = gistkit.compress(copy.deepcopy(model), planned(model, x, t))
+    for m in (model, twin):
+        loss = F.cross_entropy(m(x), t)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            loss.backward()
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+
+
+def test_two_forwards_before_their_backwards():
+    model, data = chain(dropout=0.3), batches(2, 2, 8)
+    twin = gistkit.compress(copy.deepcopy(model), planned(model, *data[0]))
+    for m in (model, twin):
+        torch.manual_seed(5)
+        losses = [F.cross_entropy(m(x), t) for x, t in data]
+        for loss in reversed(losses):
+            loss.backward()
+    for (name, a), b in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad), name
+
+
+def test_threads_of_their_own():
+    model, (x, t) = chain(), batches(1, 2, 8)[0]
+    twin = gistkit.compress(copy.deepcopy(model), planned(model, x, t))
+    want = torch.autograd.grad(F.cross_entropy(model(x), t), list(model.parameters()))
+    losses = [F.cross_entropy(twin(x), t) for _ in range(4)]
+    found = {}
+
+    def work(i):
+        found[i] = torch.autograd.grad(losses[i], list(twin.parameters()))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(a, b) for i in range(4) for a, b in zip(want, found[i], strict=True))
+
+
+def test_a_written_parameter_is_pytorchs_error():
+    model, (x, t) = chain(), batches(1, 2, 8)[0]
+    twin = gistkit.compress(model, planned(model, x, t))
+    F.cross_entropy(twin(x), t).backward()
+    loss = F.cross_entropy(twin(x), t)
+    with torch.no_grad():
+        # which no backward reads, but the replay does
+        for part in model.blocks:
+            part[1].bias.add_(1)
+    with pytest.raises(RuntimeError, match=r"modified by an inplace operation: .* is at version \d+; expected version"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_backward_reads_the_shape_of_is_gone_within_the_rerun(dtype):
+    """A pool's input: it comes by in the rerun, and is predicted so."""
+    torch.manual_seed(0)
+    body = [nn.Conv2d(3, 16, 3), nn.AvgPool2d(2), nn.Sigmoid(), nn.Conv2d(16, 4, 1), nn.Flatten(), nn.Linear(196, 4)]
+    model, x, t = nn.Sequential(*body).to(dtype), torch.randn(4, 3, 16, 16, dtype=dtype), torch.arange(4)
+    graph, costs = captured(model, x, t)
+    first, _, sigmoid = (graph.values[c.results[0]].storage for c in graph.calls[:3])
+    plan = by_hand(graph, costs, [first, sigmoid], [graph.values[graph.calls[0].operands[0]].storage])
+    assert [b.storage for b in graph.blocks if b.saved >= 0 and not b.uses] == [first]
+    twin = gistkit.compress(model, plan)
+    assert [measured(twin, x, t) for _ in range(2)][1] == steady_peak_bytes(graph, plan, costs)

@@ -1,0 +1,316 @@
+"""Sparse encodings within a forecast: nobody waits, one scratch at a time, and no bit is lost where it was too low."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gistkit.codecs import CODECS, Encoded, Sparse
+from gistkit.errors import GistError
+from gistkit.runtime.live import LiveBytes
+from gistkit.runtime.sparse_sizes.exact import BY_COUNT, FIRST, PLANNED, ExactPacker
+from gistkit.runtime.sparse_sizes.forecast import MARGIN, Forecast, Forecasts, Spilled, spilled_note
+from gistkit.runtime.sparse_sizes.spill import NO_MEMORY, Spill
+from tests.runtime.sparse_sizes.test_exact import LateCounts
+from tests.runtime.sparse_sizes.test_spill import lent_bytes
+from tests.support.tensors import float_values, plain_nan, same_bits, tensors
+
+SPARSE = {name: c for name, c in CODECS.items() if isinstance(c, Sparse)}
+WITHIN = [name for name, c in SPARSE.items() if c.packs_within]
+N = 40_000
+
+
+class Host:
+    """A packer whose counts arrive when told to, host memory that is the CPU's, and what it was told."""
+
+    def __init__(self, limit_bytes: int = 2**28, **options) -> None:
+        self.counts = LateCounts()
+        self.spill = Spill(lambda n, _: torch.empty(n, dtype=torch.uint8), lambda *_: limit_bytes)
+        self.packer = ExactPacker(transport=lambda: self.counts, spill=self.spill, **options)
+        self.told: list[tuple[float, int]] = []
+
+    def forecast(self, share: float | None) -> Forecast:
+        return Forecast(share, lambda share, spilled_bytes: self.told.append((share, spilled_bytes)))
+
+    def encode(self, name: str, x: torch.Tensor, share: float | None) -> Encoded:
+        return self.packer.encode(name, x, forecast=self.forecast(share))
+
+    def arrive(self) -> None:
+        for ticket in self.counts.tickets:
+            ticket.arrive()
+
+    @property
+    def waited(self) -> int:
+        return sum(ticket.waited for ticket in self.counts.tickets)
+
+
+def values(seed: int = 0, zeros: float = 0.5, n: int = N) -> torch.Tensor:
+    return float_values(n, torch.float32, seed, zeros, False).abs()
+
+
+def share_of(x: torch.Tensor) -> float:
+    return int((x != 0).sum()) / x.numel()
+
+
+@pytest.mark.parametrize("name", WITHIN)
+@settings(deadline=None, max_examples=20, derandomize=True)
+@given(x=tensors(), share=st.floats(0, 1))
+def test_every_bit_comes_back_before_and_after_the_count_whatever_was_forecast(name, x, share):
+    host, codec = Host(), SPARSE[name]
+    x = plain_nan(x)
+    encoded, want = host.encode(name, x, share), codec.decode(codec.encode(x))
+    assert same_bits(codec.decode(encoded), want)
+    host.arrive()
+    assert host.packer.poll() == len(host.counts.tickets) and not encoded.pending
+    assert same_bits(codec.decode(encoded), want) and host.waited == 0
+    if x.numel():
+        stored = codec.encode(x).nonzeros
+        assert stored == encoded.nonzeros and host.told[0][0] == stored / x.numel()
+        assert (host.told[0][1] > 0) == bool(encoded.spilled)
+
+
+def test_what_was_as_forecast_gives_the_hosts_memory_back_when_the_count_says_so():
+    host, x = Host(), values()
+    encoded = host.encode("zvc", x, share_of(x))
+    capacity = SPARSE["zvc"].capacity(N, share_of(x) + MARGIN)
+    assert encoded.pending and encoded.nbytes == SPARSE["zvc"].within_bytes(N, x.dtype, capacity)
+    assert lent_bytes(host.spill) > 0 and host.packer.waiting == 0
+    host.arrive()
+    host.packer.poll()
+    assert host.told == [(share_of(x), 0)] and encoded.spilled is False and lent_bytes(host.spill) == 0
+
+
+def test_what_is_denser_keeps_it_until_nobody_wants_the_encoding():
+    host, x = Host(), values()
+    encoded, codec = host.encode("csr", x, 0.2), SPARSE["csr"]
+    host.arrive()
+    host.packer.poll()
+    stored, capacity = int((x != 0).sum()), codec.capacity(N, 0.2 + MARGIN)
+    assert encoded.spilled is True and host.told == [(stored / N, (stored - capacity) * 5)]
+    assert lent_bytes(host.spill) > 0 and same_bits(codec.decode(encoded), x)
+    del encoded
+    assert lent_bytes(host.spill) == 0
+    again = host.encode("csr", x, host.told[0][0])
+    host.arrive()
+    host.packer.poll()
+    assert again.spilled is False
+
+
+def test_the_next_encoding_takes_counts_in_oldest_first_and_asks_no_more_than_one_in_vain():
+    host = Host()
+    held = [host.encode("zvc", values(seed), 0.6) for seed in range(4)]
+    assert [t.asked for t in host.counts.tickets] == [3, 0, 0, 0]
+    host.arrive()
+    held.append(host.encode("zvc", values(4), 0.6))
+    assert [e.pending for e in held] == [False] * 4 + [True] and len(host.told) == 4
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_one_scratch_lives_at_a_time_however_far_ahead_the_host_is(bounded):
+    host, codec = Host(bounded=bounded), SPARSE["zvc"]
+    xs = [values(seed) for seed in range(9)]
+    host.encode("zvc", xs[0][:100], 0.5)  # the device has been asked whether it reaches the host's memory
+    capacity = codec.capacity(N, 0.5 + MARGIN)
+    kept_bytes, held = codec.within_bytes(N, torch.float32, capacity), []
+    with LiveBytes() as live:
+        for i, x in enumerate(xs):
+            live.reset_peak()
+            held.append(host.encode("zvc", x, 0.5))
+            assert live.current_bytes == kept_bytes * (i + 1)
+            once_bytes = codec.scratch_bytes(N, torch.float32) + 4 * capacity
+            assert live.peak_bytes <= kept_bytes * i + once_bytes + 8  # the count
+        assert host.waited == 0 and sum(e.nbytes for e in held) == live.current_bytes
+        del held
+        assert live.current_bytes == 0
+
+
+def test_delayed_ones_hold_more():
+    """So the test above can fail: the same encodings without a forecast."""
+    host, held = Host(bounded=True, lag=4), []
+    with LiveBytes() as live:
+        for seed in range(9):
+            held.append(host.encode("zvc", values(seed), None))
+    scratch_bytes = SPARSE["zvc"].scratch_bytes(N, torch.float32)
+    assert host.packer.waiting == 4 and live.peak_bytes > 4 * scratch_bytes and host.waited == 5
+    assert host.packer.waits == {FIRST: 5}
+
+
+@pytest.mark.parametrize("name", [name for name in SPARSE if name not in WITHIN])
+def test_a_format_whose_packing_depends_on_the_count_is_waited_for_and_says_so(name):
+    host = Host(bounded=True, lag=1)
+    held = [host.encode(name, values(seed), 0.5) for seed in range(3)]
+    assert [e.pending for e in held] == [False, False, True] and host.packer.waits == {BY_COUNT.format(name): 2}
+    assert [share for share, _ in host.told] == [share_of(values(seed)) for seed in range(2)]
+
+
+def test_without_host_memory_it_is_waited_for_and_says_so():
+    host = Host(limit_bytes=2**24, bounded=True, lag=1)
+    full = [host.spill.take(2**24 - 512, values())]
+    held = [host.encode("zvc", values(seed), 0.5) for seed in range(2)]
+    assert host.packer.waits == {NO_MEMORY: 1}
+    full.clear()
+    held.clear()
+    encoded = host.encode("zvc", values(), 0.5)
+    assert encoded.nbytes < SPARSE["zvc"].scratch_bytes(N, torch.float32)
+    none, x = Host(limit_bytes=0, bounded=True, lag=1), values()
+    held = [none.encode("zvc", x, 0.5) for _ in range(2)]
+    assert none.packer.waits == {NO_MEMORY: 1} and not held[0].pending
+    assert none.packer.fit(CODECS["zvc"], x, none.forecast(0.5)) == (0, NO_MEMORY)
+
+
+def test_a_scratch_of_an_earlier_step_is_not_waited_for_by_what_makes_none():
+    host = Host(bounded=True, lag=1)
+    first = host.encode("zvc", values(), None)
+    held = [host.encode("zvc", values(seed), 0.5) for seed in range(3)]
+    assert host.waited == 0 and host.packer.waiting == 1 and first.pending
+    host.arrive()
+    held.append(host.encode("zvc", values(3), 0.5))
+    assert not first.pending and host.packer.waiting == 0 and host.packer.waits == {}
+
+
+def test_the_first_of_all_are_waited_for_together_and_nothing_else_is():
+    host = Host(bounded=True, lag=4)
+    held = [host.encode("zvc", values(seed), None) for seed in range(3)]
+    held += [host.encode("zvc", values(3), 0.5), host.encode("zvc+fp10", values(4), None)]
+    host.packer.settle_first()
+    assert [e.pending for e in held] == [False] * 3 + [True] * 2 and host.packer.waits == {FIRST: 3}
+    assert [share for share, _ in host.told] == [share_of(values(seed)) for seed in range(3)]
+
+
+@pytest.mark.parametrize("share", [None, 0.6])
+def test_a_count_is_learnt_when_its_encoding_is_long_dead_and_holds_nothing(share):
+    host, x = Host(bounded=True), values()
+    encoded = host.encode("zvc", x, share)
+    tensors_held = [weakref.ref(t) for t in encoded.payload]
+    del encoded
+    gc.collect()
+    assert not any(ref() is not None for ref in tensors_held) and lent_bytes(host.spill) == 0
+    assert host.packer.poll() == 0 and host.told == []
+    host.arrive()
+    assert host.packer.poll() == 0 and host.told == [(share_of(x), 0)]
+    assert host.packer.poll() == 0 and len(host.told) == 1 and host.waited == 0
+
+
+def test_listening_tells_what_was_stored_and_packs_nothing():
+    host, x = Host(bounded=True), values()
+    first, second = host.encode("zvc", x, None), host.encode("zvc", x, 0.5)
+    host.arrive()
+    host.packer.listen()
+    assert [share for share, _ in host.told] == [share_of(x)] * 2
+    assert first.pending and first.nonzeros == second.nonzeros == int((x != 0).sum()) and not second.pending
+
+
+def test_a_count_that_cannot_be_is_refused_and_nothing_is_lost():
+    host, x = Host(), values()
+    encoded = host.encode("zvc", x, 0.1)
+    ticket = host.counts.tickets[0]
+    total, ticket.total = ticket.total, N + 1
+    host.arrive()
+    with pytest.raises(GistError, match=f"codec zvc: got {N + 1} stored elements of {N}"):
+        host.packer.poll()
+    with pytest.raises(GistError, match="defect of the transport"):
+        host.encode("zvc", x, 0.1)
+    assert encoded.pending and host.told == [] and same_bits(SPARSE["zvc"].decode(encoded), x)
+    ticket.total = total
+    assert host.packer.poll() == 1 and encoded.spilled is True
+
+
+@settings(deadline=None, max_examples=25, derandomize=True)
+@given(data=st.data())
+def test_encodings_that_come_go_and_are_counted_in_any_order_keep_their_bits(data):
+    host, held, sent = Host(bounded=True, lag=3), {}, 0
+    for _ in range(data.draw(st.integers(5, 25))):
+        what = data.draw(st.sampled_from(["encode", "encode", "encode", "arrive", "poll", "drop", "read"]))
+        if what == "encode":
+            name, zeros = data.draw(st.sampled_from(WITHIN)), data.draw(st.sampled_from([0.1, 0.6, 0.95]))
+            share = data.draw(st.sampled_from([None, 0.02, 0.3, 0.8]))
+            x = values(sent, zeros, data.draw(st.sampled_from([900, 9000, 20_000])))
+            held[sent] = name, SPARSE[name].decode(SPARSE[name].encode(x)), host.encode(name, x, share)
+            sent += 1
+        elif what == "arrive" and sent:
+            host.counts.tickets[data.draw(st.integers(0, sent - 1))].arrive()
+        elif what == "poll":
+            host.packer.poll()
+        elif held:
+            number = data.draw(st.sampled_from(sorted(held)))
+            name, want, encoded = held.pop(number) if what == "drop" else held[number]
+            assert same_bits(SPARSE[name].decode(encoded), want)
+            del encoded
+    spilled = [encoded.state()[2] for _, _, encoded in held.values()]
+    assert lent_bytes(host.spill) == sum(memory.numel() for memory in spilled if memory is not None)
+    assert all(same_bits(SPARSE[name].decode(encoded), want) for name, want, encoded in held.values())
+    host.arrive()
+    host.packer.poll()
+    assert all(same_bits(SPARSE[name].decode(encoded), want) for name, want, encoded in held.values())
+    assert not any(encoded.pending for _, _, encoded in held.values()) and len(host.told) == sent
+    spilled.clear()
+    held.clear()
+    assert lent_bytes(host.spill) == 0
+
+
+def test_backwards_in_other_threads_see_one_state_or_the_other():
+    host, wrong, done = Host(), [], threading.Event()
+    held: list[tuple[str, Encoded, torch.Tensor]] = []
+
+    def backward() -> None:
+        while not done.is_set():
+            for name, encoded, want in list(held):
+                host.packer.poll()
+                if not same_bits(SPARSE[name].decode(encoded), want):
+                    wrong.append(name)
+
+    readers = [threading.Thread(target=backward) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for i in range(80):
+        name, x = WITHIN[i % len(WITHIN)], values(i, n=20_000)
+        encoded = host.encode(name, x, 0.1 if i % 3 else 0.6)
+        held.append((name, encoded, SPARSE[name].decode(SPARSE[name].encode(x))))
+        del encoded
+        host.counts.tickets[-1].arrive()
+        if len(held) > 5:
+            held.pop(0)
+    done.set()
+    for reader in readers:
+        reader.join()
+    held.clear()
+    host.packer.poll()
+    assert not wrong and lent_bytes(host.spill) == 0 and host.packer.waiting == 0 and len(host.told) == 80
+
+
+def test_a_forecast_knows_the_last_share_and_what_was_beyond_it():
+    shares, spilled = {3: 0.25}, {}
+    forecasts = Forecasts(shares, shares.update, spilled, step=7)
+    assert forecasts.of(-1) is None and forecasts.of(4).share is None
+    forecast = forecasts.of(3)
+    assert forecast.share == 0.25
+    assert forecast.capacity(SPARSE["zvc"], N) == SPARSE["zvc"].capacity(N, 0.25 + MARGIN)
+    assert Forecast(0.99, forecast.heard).capacity(SPARSE["zvc"], N) == SPARSE["zvc"].capacity(N, 1.0)
+    forecast.heard(0.5, 0)
+    assert forecasts.of(3).share == 0.5 and spilled == {}
+    forecast.heard(0.75, 100)
+    assert shares == {3: 0.75} and spilled == {3: Spilled(7, 100)}
+    spilled |= {s: Spilled(7, s) for s in range(10, 14)}
+    assert spilled_note(spilled, 8) == ""
+    assert spilled_note(spilled, 7) == (
+        "denser than the steps before: storage 3 by 100 bytes, storage 13 by 13 bytes, storage 12 by 12 bytes and 2 "
+        "more; what was beyond the forecast is in the host's memory until it is used, which is slower, not wrong"
+    )
+
+
+def test_without_a_forecast_or_a_spill_nothing_changes():
+    host, x = Host(), values()
+    assert host.packer.encode("zvc", x).nbytes == SPARSE["zvc"].scratch_bytes(N, x.dtype)
+    assert host.packer.fit(CODECS["zvc"], x, None) == host.packer.fit(CODECS["fp8"], x, None) == (0, PLANNED)
+    assert host.packer.fit(CODECS["zvc"], x, host.forecast(None)) == (0, FIRST)
+    counts = LateCounts()
+    bare = ExactPacker(lag=1, bounded=True, transport=lambda: counts)
+    held = [bare.encode("zvc", x, forecast=host.forecast(0.5)) for _ in range(2)]
+    assert bare.waits == {PLANNED: 1} and not held[0].pending
+    assert not ExactPacker(spill=host.spill).encode("zvc", x, forecast=host.forecast(0.5)).pending

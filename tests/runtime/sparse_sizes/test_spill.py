@@ -1,0 +1,226 @@
+"""Host memory for what a forecast has no room for: who has which bytes, for how long, and how many there may be."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gistkit.codecs import CODECS
+from gistkit.runtime.offload.host_memory import available_bytes
+from gistkit.runtime.sparse_sizes import spill
+from gistkit.runtime.sparse_sizes.spill import ALIGNMENT_BYTES, CHUNK_BYTES, NO_MEMORY, Spill, most_bytes
+
+X = torch.zeros(1)
+MIB = 2**20
+
+
+def pageable(nbytes, _):
+    return torch.empty(nbytes, dtype=torch.uint8)
+
+
+def owner(limit_bytes=256 * MIB, make=pageable):
+    """A spill of memory of the CPU's, and the sizes of the chunks that it has asked for."""
+    asked = []
+
+    def made(nbytes, device):
+        asked.append(nbytes)
+        return make(nbytes, device)
+
+    return Spill(made, lambda _, held_bytes: limit_bytes), asked
+
+
+def lent_bytes(s):
+    """What of its memory is in use."""
+    with s._lock:
+        s._collect()
+        return sum(lent.stop - lent.start for lent in s._lent.values())
+
+
+@settings(deadline=None, max_examples=40, derandomize=True)
+@given(st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 7)), max_size=40))
+def test_every_span_is_its_owners_alone_until_it_dies(steps):
+    with patch.object(spill, "CHUNK_BYTES", 2**15):
+        check_spans(steps)
+
+
+def check_spans(steps):
+    s, asked = owner()
+    held = {}
+    for number, (nbytes, victim) in enumerate(steps):
+        memory = s.take(nbytes, X)
+        assert memory.dtype is torch.uint8 and memory.numel() >= nbytes and memory.data_ptr() % ALIGNMENT_BYTES == 0
+        memory.fill_(number)
+        held[number] = memory
+        del memory
+        held.pop(victim, None)
+        assert all(bool((held[other] == other).all()) for other in held)
+        assert lent_bytes(s) == sum(m.numel() for m in held.values())
+    held.clear()
+    whole = s.held_bytes
+    assert lent_bytes(s) == 0 and whole == sum(asked)
+    assert all(s.take(size - ALIGNMENT_BYTES, X) is not None for size in asked)  # no run is lost or left in pieces
+    assert s.held_bytes == whole
+
+
+def test_the_same_step_again_pins_nothing_more_and_chunks_are_powers_of_two():
+    s, asked = owner()
+    for _ in range(3):
+        held = [s.take(size, X) for size in (5 * MIB, 9 * MIB, 40 * MIB, 100, 9 * MIB)]
+        assert len(held) == 5 and asked == [CHUNK_BYTES, 64 * MIB]
+        del held
+
+
+def test_there_is_no_more_than_the_limit_and_less_where_the_host_has_less():
+    s, asked = owner(limit_bytes=CHUNK_BYTES + CHUNK_BYTES // 2)
+    held = s.take(CHUNK_BYTES // 2, X)
+    assert s.take(CHUNK_BYTES, X) is None and asked == [CHUNK_BYTES]
+    assert s.take(CHUNK_BYTES // 4, X) is not None and held is not None
+
+    def short(nbytes, _):
+        if nbytes > CHUNK_BYTES:
+            raise RuntimeError("CUDA error: out of memory")
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    s, asked = owner(make=short)
+    held = [s.take(CHUNK_BYTES - ALIGNMENT_BYTES, X) for _ in range(3)]
+    assert len(held) == 3 and s.take(CHUNK_BYTES, X) is None
+    assert asked == [CHUNK_BYTES, CHUNK_BYTES, 2 * CHUNK_BYTES, CHUNK_BYTES, 4 * CHUNK_BYTES, 2 * CHUNK_BYTES]
+
+
+def test_a_stream_does_not_get_what_another_one_may_still_read(monkeypatch):
+    s, asked = owner()
+    monkeypatch.setattr(spill, "stream_of", lambda x: "first")
+    there = s.take(MIB, X).data_ptr()
+    monkeypatch.setattr(spill, "stream_of", lambda x: "second")
+    other = s.take(MIB, X)
+    assert other.data_ptr() != there and len(asked) == 2
+    monkeypatch.setattr(spill, "stream_of", lambda x: "first")
+    assert s.take(MIB, X).data_ptr() == there and len(asked) == 2
+
+
+def test_spans_may_die_while_memory_is_being_made_and_in_other_threads():
+    held = []
+
+    def making(nbytes, _):
+        held.clear()  # as a garbage collection might, with the lock held
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    s, _ = owner(make=making)
+    held += [s.take(CHUNK_BYTES - ALIGNMENT_BYTES, X)]
+    more = s.take(MIB, X)
+    assert not held and lent_bytes(s) == more.numel()
+
+    wrong = []
+
+    def worker(number):
+        for i in range(200):
+            mine = s.take(1000 * (i % 7), X)
+            mine.fill_(number)
+            if not bool((mine == number).all()):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=worker, args=(number,)) for number in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong and lent_bytes(s) == more.numel()
+
+
+def test_memory_goes_with_its_owner_and_the_last_span():
+    s, _ = owner()
+    gc.disable()  # no cycle keeps it
+    try:
+        memory = s.take(1000, X).fill_(7)
+        storage = memory.untyped_storage()._weak_ref()
+        del s
+        assert bool((memory == 7).all())
+        del memory
+        assert torch.UntypedStorage._new_with_weak_ptr(storage) is None
+    finally:
+        gc.enable()
+        torch.UntypedStorage._free_weak_ref(storage)
+
+
+def test_a_device_is_asked_once_whether_it_reaches_the_hosts_memory(monkeypatch):
+    zvc = CODECS["zvc"]
+    s, _ = owner()
+    times = []
+    begin_within = zvc.begin_within
+
+    def counted(*args):
+        times.append(1)
+        return begin_within(*args)
+
+    monkeypatch.setattr(zvc, "begin_within", counted)
+    assert s.unusable(zvc, X) == s.unusable(CODECS["csr"], X) == "" and len(times) == 1
+    assert lent_bytes(s) == 0
+
+    def lost(x, capacity, memory):
+        encoded = begin_within(x, capacity, memory)
+        memory.zero_()
+        return encoded
+
+    monkeypatch.setattr(zvc, "begin_within", lost)
+    s, _ = owner()
+    assert s.unusable(zvc, X) == "what cpu writes to the host's memory does not come back"
+
+    def refused(*_):
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(zvc, "begin_within", refused)
+    s, _ = owner()
+    assert s.unusable(zvc, X) == "cpu cannot write to the host's memory: an illegal memory access"
+
+    def full_device(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(zvc, "begin_within", full_device)
+    s, _ = owner(limit_bytes=CHUNK_BYTES)
+    with pytest.raises(torch.OutOfMemoryError):
+        s.unusable(zvc, X)
+    full = [s.take(CHUNK_BYTES - ALIGNMENT_BYTES, X)]
+    assert s.unusable(zvc, X) == NO_MEMORY
+    full.clear()
+    monkeypatch.setattr(zvc, "begin_within", begin_within)
+    assert s.unusable(zvc, X) == ""  # it may have some later
+
+
+def files(root, **texts):
+    for name, text in texts.items():
+        path = root / name.replace("__", "/").replace("_dot_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_free_memory_is_the_least_that_the_kernel_tells(tmp_path):
+    proc = files(tmp_path / "proc", meminfo="MemTotal: 9000 kB\nMemAvailable:    4000 kB\n")
+    free = files(tmp_path / "free", memory_dot_max="max\n", memory_dot_current="77\n")
+    assert available_bytes(proc, free) == available_bytes(proc, tmp_path / "none") == 4000 * 1024
+    second = files(
+        tmp_path / "v2",
+        memory_dot_max="1000000\n",
+        memory_dot_current="700000\n",
+        memory_dot_stat="anon 5\nactive_file 9\ninactive_file 50000\n",
+    )
+    assert available_bytes(proc, second) == 350_000
+    first = files(
+        tmp_path / "v1", memory__memory_dot_limit_in_bytes="500000\n", memory__memory_dot_usage_in_bytes="600000\n"
+    )
+    assert available_bytes(proc, first) == 0
+    assert available_bytes(tmp_path / "none", second) == 0
+    assert available_bytes() > 0
+
+
+@pytest.mark.parametrize(("free", "held", "most"), [(1000, 0, 250), (1000, 200, 300), (10_000, 0, 600)])
+def test_no_more_is_pinned_than_a_quarter_of_the_host_or_all_of_the_device(free, held, most, monkeypatch):
+    monkeypatch.setattr(spill, "available_bytes", lambda: free)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: type("P", (), {"total_memory": 600}))
+    assert most_bytes(torch.device("cuda:0"), held) == most

@@ -1,0 +1,185 @@
+"""step: sub-batches add up to the whole batch; cutting, weighting."""
+
+import copy
+from collections import UserDict, namedtuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gistkit
+from gistkit.capture.batch import spread
+from gistkit.ir.plan import Plan
+from tests.support.error_bounds import step_bounds
+from tests.support.step_cases import batch, net
+
+
+def gradients(model):
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def stepped(model, *args, **kwargs):
+    model.zero_grad()
+    loss = gistkit.step(model, *args, **kwargs)
+    return loss, gradients(model)
+
+
+def plain(model, loss_fn, x, t):
+    model.zero_grad()
+    loss = loss_fn(model(x), t)
+    loss.backward()
+    return loss.detach(), gradients(model)
+
+
+def integers(model):
+    """Small whole numbers: every sum is exact in float32, so that no order of summation matters."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randint(-2, 3, p.shape))
+    return model
+
+
+def weighted(out, t):
+    return (out * t).sum()
+
+
+def test_one_sub_batch_is_the_plain_loop_bit_for_bit():
+    torch.manual_seed(0)
+    model, (x, t) = net(), batch()
+    (loss, got), (want_loss, want) = stepped(model, F.cross_entropy, x, t), plain(model, F.cross_entropy, x, t)
+    assert torch.equal(loss, want_loss) and not loss.requires_grad
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("parts", [2, 3, 7, 100])
+def test_sub_batches_sum_the_same_terms(parts):
+    model, x = integers(net()), torch.randint(-2, 3, (7, 3, 8, 8)).float()
+    t = torch.randint(-2, 3, (7, 4)).float()
+    loss, got = stepped(model, weighted, x, t, sub_batches=parts, reduction="sum")
+    want_loss, want = plain(model, weighted, x, t)
+    assert torch.equal(loss, want_loss)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("parts", [2, 3, 7])
+def test_means_are_weighted_by_rows(parts):
+    # a loss of so many terms a row (tests/runtime/step/test_step_bounds.py has those of whole networks)
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 5, 1, bias=False)
+    x, c = torch.randn(7, 3, 6, 6), torch.randn(7, 5, 6, 6)
+    bounds = step_bounds(model, lambda out, c: (out * c).mean(), x, c)
+    loss, (grad,) = stepped(model, lambda out, c: (out * c).mean(), x, c, sub_batches=parts)
+    bounds.assert_holds(loss, {"weight": grad})
+
+
+def test_gradients_accumulate_over_steps():
+    model, x, t = integers(net()), torch.ones(4, 3, 8, 8), torch.ones(4, 4)
+    _, once = stepped(model, weighted, x, t, sub_batches=2, reduction="sum")
+    gistkit.step(model, weighted, x, t, sub_batches=2, reduction="sum")
+    assert all(torch.equal(a, 2 * b) for a, b in zip(gradients(model), once, strict=True))
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+class Several(nn.Module):
+    """Takes inputs of many shapes, and notes the rows that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.rows = nn.Linear(3, 2), []
+
+    def forward(self, a, b=None, *, more=None, scale=1.0):
+        self.rows.append(a.shape[0])
+        return self.linear(a + (b if b is not None else 0) + (more.left + more.right[0] if more else 0)) * scale
+
+
+def nested(n=5):
+    a, b, c, d = (torch.randint(-2, 3, (n, 3)).float() for _ in range(4))
+    return {"a": a, "b": b, "more": Pair(c, [d]), "scale": torch.tensor(2.0)}
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_nested_inputs_and_targets(parts):
+    torch.manual_seed(0)
+    model, inputs, targets = integers(Several()), nested(), {"y": torch.ones(5, 2), "power": 2}
+
+    def loss_fn(out, t):
+        return ((out - t["y"]) ** t["power"]).sum()
+
+    for given in (inputs, UserDict(inputs)):
+        loss, got = stepped(model, loss_fn, given, targets, sub_batches=parts, reduction="sum")
+    want_loss, want = _by_hand(model, loss_fn, inputs, targets)
+    assert torch.equal(loss, want_loss) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    assert model.rows == 2 * {1: [5], 2: [2, 3], 5: [1] * 5}[parts] + [5]
+
+
+def _by_hand(model, loss_fn, inputs, targets):
+    model.zero_grad()
+    loss = loss_fn(model(**inputs), targets)
+    loss.backward()
+    return loss.detach(), gradients(model)
+
+
+def test_spread():
+    x = torch.zeros(1)
+    assert spread(x) == ((x,), {}) and spread((x, 1)) == ((x, 1), {}) and spread([x]) == ((x,), {})
+    assert spread({"a": x}) == ((), {"a": x}) and spread({0: x}) == (({0: x},), {})
+
+
+def test_gradients_of_the_inputs_are_whole():
+    model, (x, t) = integers(net()), batch(4)
+    x = x.round().requires_grad_()
+    gistkit.step(model, weighted, x, F.one_hot(t, 4).float(), sub_batches=3, reduction="sum")
+    got, x.grad = x.grad, None
+    weighted(model(x), F.one_hot(t, 4).float()).backward()
+    assert torch.equal(got, x.grad)
+
+
+def compressed(model, parts, planned):
+    graph = gistkit.capture(model, (torch.randn(planned, 3, 8, 8),))
+    made = gistkit.policies.gist(graph)
+    settings = {**made.settings, "batch": planned}
+    return gistkit.compress(model, Plan(**{**vars(made), "sub_batches": parts, "settings": settings}))
+
+
+@pytest.mark.parametrize(
+    ("rows", "calls"), [(8, [2, 2, 2, 2]), (7, [1, 2, 2, 2]), (2, [2]), (13, [1, 2, 2, 2, 2, 2, 2])]
+)
+def test_the_plans_sub_batches_never_exceed_the_planned_rows(rows, calls):
+    model = integers(net())
+    twin = compressed(copy.deepcopy(model), parts=4, planned=8)
+    seen = []
+
+    def loss_fn(out, t):
+        seen.append(out.shape[0])
+        return weighted(out, t)
+
+    x, t = torch.randint(-2, 3, (rows, 3, 8, 8)).float(), torch.randint(-2, 3, (rows, 4)).float()
+    loss, got = stepped(twin, loss_fn, x, t, reduction="sum", check=False)  # which calls the loss function, too
+    want_loss, want = plain(model, weighted, x, t)
+    assert seen == calls
+    assert torch.equal(loss, want_loss) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_a_plan_of_sub_batches_from_budget_to_gradients():
+    model = integers(net(16))
+    x, t = torch.randint(-2, 3, (8, 3, 8, 8)).float(), torch.randint(-2, 3, (8, 4)).float()
+    words = {"loss_fn": weighted, "fidelity": "reassociated"}
+    with pytest.raises(gistkit.BudgetError) as raised:
+        gistkit.plan(model, x, t, budget=1, **words)
+    plan = gistkit.plan(model, x, t, budget=raised.value.least_bytes["reassociated"], **words)
+    assert plan.sub_batches > 1
+    want_loss, want = plain(model, weighted, x, t)
+    loss, got = stepped(gistkit.compress(model, plan), weighted, x, t, reduction="sum")
+    assert torch.equal(loss, want_loss) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_a_compressed_model_without_sub_batches_is_exact():
+    torch.manual_seed(0)
+    model, (x, t) = net(), batch()
+    twin = gistkit.compress(copy.deepcopy(model))
+    (loss, got), (want_loss, want) = stepped(twin, F.cross_entropy, x, t), plain(model, F.cross_entropy, x, t)
+    assert torch.equal(loss, want_loss) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))

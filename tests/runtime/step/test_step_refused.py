@@ -1,0 +1,111 @@
+"""step: what is refused, by its text."""
+
+from collections import UserDict
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gistkit
+from tests.support.step_cases import batch, net
+
+
+def normed():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 4))
+
+
+def test_batch_norm_in_training_is_refused():
+    model, (x, t) = normed(), batch()
+    with pytest.raises(ValueError) as raised:
+        gistkit.step(model, F.cross_entropy, x, t, sub_batches=2)
+    assert str(raised.value) == (
+        "step: a batch norm must see the whole batch, and '1' in training mode would see 2 sub-batches, each with its "
+        "own statistics; accept that with batch_statistics='per_sub_batch', or pass sub_batches=1, or plan without "
+        'sub-batches (fidelity="bitwise"), or put it into eval mode'
+    )
+    assert all(p.grad is None for p in model.parameters()) and model[1].num_batches_tracked == 0
+    gistkit.step(model, F.cross_entropy, x, t)
+    assert model[1].num_batches_tracked == 1
+    gistkit.step(model, F.cross_entropy, x, t, sub_batches=2, batch_statistics="per_sub_batch")
+    assert model[1].num_batches_tracked == 3
+    model[1].eval()
+    gistkit.step(model, F.cross_entropy, x, t, sub_batches=2)
+    assert model[1].num_batches_tracked == 3
+
+
+def test_batch_statistics_in_eval_mode_are_refused_too():
+    model, (x, t) = normed(), batch()
+    model[1] = nn.BatchNorm2d(4, track_running_stats=False).eval()
+    with pytest.raises(ValueError, match="'1' in training mode would see 7 sub-batches"):
+        gistkit.step(model, F.cross_entropy, x, t, sub_batches=7)
+
+
+X, T = torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "kind", "text"),
+    [
+        (
+            (F.relu, F.cross_entropy, X, T),
+            {},
+            TypeError,
+            r"step: model must be a torch.nn.Module, got .*; pass the module",
+        ),
+        (
+            (None, X, T, F.cross_entropy),
+            {},
+            TypeError,
+            r"loss_fn must be callable, got Tensor; the order is step\(model, ",
+        ),
+        (
+            (None, F.cross_entropy, X, T),
+            {"sub_batches": 0},
+            ValueError,
+            r"sub_batches must be None \(as planned\) or an int",
+        ),
+        ((None, F.cross_entropy, X, T), {"sub_batches": 2.0}, ValueError, r"got 2.0; leave it out"),
+        (
+            (None, F.cross_entropy, X, T),
+            {"reduction": "none"},
+            ValueError,
+            r"reduction must be 'mean' or 'sum', got 'none'",
+        ),
+        (
+            (None, F.cross_entropy, X, T),
+            {"batch_statistics": True},
+            ValueError,
+            r"must be None or 'per_sub_batch', got True",
+        ),
+        (
+            (None, F.cross_entropy, X, T[:3]),
+            {"sub_batches": 2},
+            ValueError,
+            r"tensor of targets must have the batch's 4 rows to be cut up, got shape \(3,\); expand it along the batch",
+        ),
+        (
+            (None, F.cross_entropy, (X, torch.zeros(8, 8)), T),
+            {"sub_batches": 2},
+            ValueError,
+            r"every tensor of inputs must have the batch's 4 rows",
+        ),
+        (
+            (None, F.cross_entropy, X, UserDict(t=T)),
+            {"sub_batches": 2},
+            TypeError,
+            r"targets must hold tensors, numbers and texts in tuples, lists and dicts .* got a UserDict; convert it",
+        ),
+        (
+            (None, lambda out, t: out, X, T),
+            {},
+            ValueError,
+            r"loss_fn must return a tensor with one element, got shape \(4, 4\); take its mean or sum",
+        ),
+        ((None, lambda out, t: 1.0, X, T), {}, ValueError, r"with one element, got float"),
+    ],
+)
+def test_wrong_arguments(arguments, options, kind, text):
+    model, *rest = arguments
+    with pytest.raises(kind, match=text):
+        gistkit.step(net() if model is None else model, *rest, **options)

@@ -1,0 +1,262 @@
+"""Ways of use that once broke the promise that a compressed model is plain PyTorch, bit for bit."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import gistkit
+from gistkit.errors import GistError, PlanMismatchError
+from gistkit.runtime.attach import compressed_forward
+from gistkit.runtime.rebuild.rebuild import same_bits
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+
+
+def network(channels=16):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, channels, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(channels, channels, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(channels, channels, 3, padding=1),
+    )
+
+
+def images(batch=4):
+    return torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def assert_same_gradients(model, run, steps=1):
+    """``run(model, step)`` gives a loss; after each step the gradients of a compressed copy are the model's own."""
+    twin = gistkit.compress(copy.deepcopy(model))
+    for step in range(steps):
+        for m in (model, twin):
+            m.zero_grad()
+            torch.manual_seed(step)
+            run(m, step).backward()
+        for (name, a), b in zip(model.named_parameters(), twin.parameters(), strict=True):
+            assert (a.grad is None) == (b.grad is None), (step, name)
+            assert a.grad is None or same_bits(a.grad, b.grad), (step, name)
+    return twin
+
+
+def test_two_forwards_in_one_autocast_region_share_the_casts_of_weights():
+    def run(model, step):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(images()).float().sum() + model(images() * 2).float().mean()
+
+    assert_same_gradients(network(), run, steps=2)
+
+
+class OwnRegions(nn.Module):
+    """Uses a weight in two autocast regions of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.conv = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x):
+        for weight in (self.stem, self.conv, self.conv):
+            with torch.autocast("cpu", torch.bfloat16):
+                x = torch.relu(weight(x)).float()
+        return x
+
+
+def test_casts_of_weights_end_with_an_autocast_region_inside_the_forward():
+    assert_same_gradients(OwnRegions(), lambda model, step: model(images()).sum(), steps=2)
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm2d(3), nn.ReLU()])
+def test_a_gradient_penalty_of_pytorchs_own_nodes(layer):
+    # what they keep stays dense
+    penalties = []
+    for model in (nn.Sequential(layer), gistkit.compress(nn.Sequential(copy.deepcopy(layer)))):
+        x = images().requires_grad_()
+        (grad,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+        penalties.append(torch.autograd.grad(grad.norm(), x)[0])
+    assert torch.equal(*penalties) and penalties[0].any()
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)), nn.MaxPool2d(2), nn.Conv2d(3, 16, 3), nn.Linear(32, 4)]
+)
+def test_a_gradient_penalty_is_refused_and_no_constant(layer):
+    # the gradient that comes in is that of a sum: it requires none itself
+    model, x = gistkit.compress(nn.Sequential(layer)), images().requires_grad_()
+    for scaled in (model(x).sum(), (2 * model(x)).sum()):
+        (grad,) = torch.autograd.grad(scaled, x, create_graph=True)
+        with pytest.raises(RuntimeError, match=r"differentiate twice .* call gistkit\.restore\(model\)"):
+            (1 + grad.norm()).backward()
+        (grad,) = torch.autograd.grad(scaled, x, create_graph=True)
+        with pytest.raises(RuntimeError, match=r"differentiate twice .* call gistkit\.restore\(model\)"):
+            torch.autograd.grad(grad.norm(), x, allow_unused=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        torch.autograd.functional.hessian(lambda t: model(t).sum() ** 2, torch.rand(1, 3, 4, 32))
+    x.grad = None
+    model(x).sum().backward()
+    assert not x.grad.requires_grad
+
+
+class Later(nn.Module):
+    """From its third forward on, reads a convolution's output or its ReLU's in a way that the first did not show."""
+
+    def __init__(self, conv_output, read, hooked=False):
+        super().__init__()
+        self.stem, self.conv = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3)
+        self.conv_output, self.read, self.steps = conv_output, read, 0
+        if hooked:
+            self.conv.register_forward_hook(lambda *_: None)
+
+    def forward(self, x):
+        self.steps += 1
+        h = self.stem(x)
+        y = torch.relu(h)
+        out = self.conv(nn.functional.max_pool2d(y, 2)).mean()
+        if self.read is None or self.steps < 3:
+            return out
+        return out + self.read(h if self.conv_output else y).sum()
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+READS = {
+    "a transposing property": lambda t: t.mT,
+    "data": lambda t: t.data,
+    "a Function": Doubled.apply,
+    "an ATen overload": lambda t: torch.ops.aten.mul.Scalar(t, 2),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_a_new_reader_of_a_relu_whose_pool_carries_the_mask(read):
+    assert_same_gradients(Later(False, read), lambda model, step: model(images()), steps=4)
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_a_new_reader_of_an_overwritten_tensor_is_refused_once(read):
+    plain = Later(True, read)
+    model = gistkit.compress(copy.deepcopy(plain))
+    model(images()), model(images())
+    with pytest.raises(PlanMismatchError, match="run the step again, no ReLU of this model overwrites its input"):
+        model(images())
+    plain.steps = 3
+    for m in (plain, model):
+        m(images()).backward()
+    for a, b in zip(plain.parameters(), model.parameters(), strict=True):
+        assert same_bits(a.grad, b.grad)
+
+
+def scripted_sum():
+    class Sum(nn.Module):
+        def forward(self, x):
+            return x.sum()
+
+    return torch.jit.trace(Sum(), torch.ones(2, 2, 2, 2), check_trace=False)
+
+
+def test_scripted_readers_are_not_served_wrong_values():
+    read = scripted_sum()
+    model = gistkit.compress(Later(False, read))
+    model(images()), model(images())
+    with pytest.raises(GistError, match=r"besides the max-pool after it .*scripted code"):
+        model(images()).backward()
+    model = gistkit.compress(Later(True, read))
+    model(images()), model(images())
+    assert model(images()).isnan()
+
+
+class Watched(Later):
+    """Puts away a statistic of a convolution's output that scripted code takes without gradients."""
+
+    def forward(self, x):
+        h = self.stem(x)
+        y = torch.relu(h)
+        with torch.no_grad():
+            statistic = self.read(h)
+        return self.conv(nn.functional.max_pool2d(y, 2)).mean() * statistic
+
+
+def test_what_a_recording_cannot_see_is_not_overwritten():
+    plain = Watched(True, scripted_sum(), hooked=True)
+    assert_same_gradients(plain, lambda model, step: model(images()), steps=3)
+
+
+def test_a_hook_on_the_pools_node_is_seen_or_refused():
+    class Hooked(Later):
+        def forward(self, x):
+            pooled = nn.functional.max_pool2d(torch.relu(self.stem(x)), 2)
+            self.steps += 1
+            if self.steps > self.read:
+                pooled.grad_fn.register_hook(lambda grads, _: (grads[0] + 1,))
+            return self.conv(pooled).mean()
+
+    assert_same_gradients(Hooked(False, 0), lambda model, step: model(images()), steps=2)
+    late = gistkit.compress(Hooked(False, 1))
+    late(images())
+    with pytest.raises(GistError, match="a hook on a backward node"):
+        late(images()).backward()
+
+
+def test_function_transforms_run_plain():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    twin = gistkit.compress(copy.deepcopy(model))
+
+    def results(m):
+        def loss(parameters, x):
+            return torch.func.functional_call(m, parameters, (x[None],)).square().sum()
+
+        parameters = dict(m.named_parameters())
+        single = torch.func.grad(loss)(parameters, images()[0])
+        per_sample = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, images())
+        _, tangent = torch.func.jvp(m, (images(),), (images(),))
+        return [*single.values(), *per_sample.values(), tangent]
+
+    assert all(same_bits(a, b) for a, b in zip(results(model), results(twin), strict=True))
+    assert_same_gradients(model, lambda m, step: m(images()).sum())
+
+
+def test_steps_between_forward_and_backward():
+    def run(model, step):
+        loss = model(images()).square().mean()
+        norm = model[1]
+        if step == 1:
+            with torch.no_grad():
+                norm.bias.add_(1)
+        if step == 2:
+            norm.weight.data.mul_(0.5)
+        return loss
+
+    layers = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3)
+    assert_same_gradients(nn.Sequential(*layers), run, steps=4)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_compiled_around_and_inside():
+    plain = network()
+    twin = copy.deepcopy(plain)
+    twin[2] = torch.compile(twin[2], backend="eager")
+    gistkit.compress(twin)
+    around = torch.compile(twin, backend="eager")
+    for _ in range(2):
+        for model in (plain, around):
+            model.zero_grad()
+            model(images()).sum().backward()
+        for a, b in zip(plain.parameters(), twin.parameters(), strict=True):
+            assert same_bits(a.grad, b.grad)
+    assert compressed_forward(twin).engine.stats is not None
+    torch.compiler.reset()
+    whole = torch.compile(twin, backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match=r"gistkit\.compress runs this model's forward eagerly"):
+        whole(images())

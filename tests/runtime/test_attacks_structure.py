@@ -1,0 +1,88 @@
+"""Networks of odd structure under which a compressed model once failed or computed otherwise than plain PyTorch."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import gistkit
+from gistkit.runtime.rebuild.rebuild import same_bits
+from tests.runtime.test_attacks import assert_same_gradients, images
+from tests.support.peaks import held_step
+
+
+class InnerSlice(nn.Module):
+    """A convolution saves a part of a ReLU's output that is too dense for sparse storage."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3)
+        nn.init.constant_(self.stem.bias, 9.0)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.stem(x))[:, :, 1:-1, 1:-1]).square().mean()
+
+
+def test_a_part_of_a_relu_that_stays_dense_is_not_counted():
+    assert_same_gradients(InnerSlice(), lambda model, step: model(images()), steps=3)
+
+
+class Feedforward(nn.Module):
+    """Linear layers over the last of four dimensions, with in-place ops on what they return."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32, bias=False)
+
+    def forward(self, x):
+        y = F.relu(self.up(x), inplace=True)
+        return self.down(y).add_(x).mul_(0.5).square().mean()
+
+
+def test_a_linears_output_may_be_written_to():
+    assert_same_gradients(Feedforward(), lambda model, step: model(images()), steps=2)
+
+
+def stage():
+    return nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), nn.BatchNorm2d(4))
+
+
+class Checkpointed(nn.Module):
+    """Two checkpoints in a row, in a model that is recorded on its first real step as it has a hook."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.first, self.second = nn.Conv2d(3, 4, 3), stage(), stage()
+        self.stem.register_forward_hook(lambda *_: None)
+
+    def forward(self, x):
+        x = checkpoint(self.first, self.stem(x), use_reentrant=False)
+        return checkpoint(self.second, x, use_reentrant=False).mean()
+
+
+def test_recording_a_step_runs_no_checkpoint_anew():
+    plain = Checkpointed()
+    twin = gistkit.compress(copy.deepcopy(plain))
+    for step in range(3):
+        for model in (plain, twin):
+            model(images()).backward()
+        assert twin.first[2].num_batches_tracked == plain.first[2].num_batches_tracked == 2 * (step + 1)
+        assert all(same_bits(a, b) for a, b in zip(plain.buffers(), twin.buffers(), strict=True))
+
+
+INPLACE = [nn.SiLU(True), nn.Hardswish(True), nn.Mish(True), nn.ReLU6(True), nn.LeakyReLU(0.1, True), nn.ELU(1.0, True)]
+
+
+@pytest.mark.parametrize("act", INPLACE, ids=lambda act: type(act).__name__)
+def test_what_an_inplace_op_saves_of_its_input_counts(act):
+    # PyTorch saves a copy of what silu_ overwrites, behind a node that is not the newest
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), act, nn.Conv2d(8, 8, 3, padding=1), act, nn.Flatten())
+    x, y = images(2), torch.arange(2)
+    plan = gistkit.plan(model, x, y, loss_fn=F.cross_entropy, policy="plain")
+    with gistkit.LiveBytes() as live:
+        live.track(model, x, y)
+        held_step(model, F.cross_entropy, x, y)
+    assert plan.peak_bytes == live.peak_bytes

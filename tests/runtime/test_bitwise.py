@@ -1,0 +1,65 @@
+"""Lossless is bit for bit: loss, gradients, buffers and parameters after many steps, for the zoo's families."""
+
+import pytest
+import torch
+from torch import nn
+
+from gistkit import zoo
+from gistkit.zoo.resnet import CifarBottleneckResNet, CifarResNet
+from tests.support.training import assert_same_training, batches
+
+
+@pytest.mark.parametrize(
+    "name", ["alexnet", "googlenet", "nin", "resnet18", "resnet34", "resnet50", "squeezenet", "vgg16"]
+)
+def test_twenty_steps_of_zoo_networks(name):
+    torch.manual_seed(0)
+    assert_same_training(zoo.MODELS[name](num_classes=10, image_size=32), batches(20, 2, 32))
+
+
+@pytest.mark.parametrize("make", [lambda: CifarResNet(1, 10), lambda: CifarBottleneckResNet((1, 1, 1), 10)])
+def test_twenty_steps_of_zero_padded_shortcuts(make):
+    """The blocks of resnet1202, and of resnet509 and resnet851, three of them."""
+    torch.manual_seed(0)
+    assert_same_training(make(), batches(20, 2, 32))
+
+
+@pytest.mark.parametrize("name", ["vgg16", "resnet18"])
+def test_channels_last(name):
+    model = zoo.MODELS[name](num_classes=10, image_size=32).to(memory_format=torch.channels_last)
+    data = [(x.contiguous(memory_format=torch.channels_last), t) for x, t in batches(3, 2, 32)]
+    assert_same_training(model, data)
+
+
+@pytest.mark.parametrize("name", ["vgg16", "resnet18"])
+def test_autocast_to_bf16(name):
+    def loss_fn(out, target):
+        return nn.functional.cross_entropy(out.float(), target)
+
+    class Autocast(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.inner(x)
+
+    assert_same_training(Autocast(zoo.MODELS[name](num_classes=10, image_size=32)), batches(3, 2, 32), loss_fn=loss_fn)
+
+
+def test_bf16_weights():
+    model = zoo.vgg16(num_classes=10, image_size=32).bfloat16()
+    assert_same_training(model, [(x.bfloat16(), t) for x, t in batches(3, 2, 32)])
+
+
+@pytest.mark.parametrize("planted", [float("nan"), float("inf"), -float("inf"), -0.0, 1e-40, -1e-40])
+def test_planted_values(planted):
+    data = batches(1, 2, 32)
+    data[0][0][:, :, ::3, ::5] = planted
+    assert_same_training(zoo.resnet18(num_classes=10, image_size=32), data)
+    assert_same_training(zoo.vgg16(num_classes=10, image_size=32), data)
+
+
+def test_last_batch_of_another_size():
+    assert_same_training(zoo.resnet18(num_classes=10, image_size=32), [*batches(2, 6, 32), *batches(1, 3, 32)])

@@ -1,0 +1,74 @@
+"""Delayed precision reduction: the forward is plain PyTorch's, masks and maps stay exact, values keep their bound."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.grad import conv2d_weight
+
+import gistkit
+from gistkit import zoo
+from gistkit.codecs import CODECS, VALUE_FORMS
+from gistkit.runtime.rebuild.rebuild import same_bits
+from tests.support.training import batches
+
+
+def step(model, x, t):
+    torch.manual_seed(3)
+    loss = F.cross_entropy(model(x), t)
+    loss.backward()
+    return loss, {n: p.grad for n, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("lossy", list(VALUE_FORMS))
+def test_only_weight_gradients_feel_it_in_a_network_without_batch_norm(lossy):
+    plain = zoo.vgg16(num_classes=10, image_size=32)
+    twin = gistkit.compress(copy.deepcopy(plain), lossy=lossy)
+    x, t = batches(1, 4, 32)[0]
+    (loss, want), (loss_now, got) = step(plain, x, t), step(twin, x, t)
+    assert same_bits(loss, loss_now)
+    changed = 0
+    for name, grad in want.items():
+        if name.endswith("bias"):  # activation gradients pass masks, maps and weights, none of which is narrowed
+            assert same_bits(grad, got[name]), name
+        else:
+            changed += not torch.equal(grad, got[name])
+    assert changed >= 10
+
+
+@pytest.mark.parametrize("lossy", list(VALUE_FORMS))
+def test_a_weight_gradient_is_off_by_no_more_than_its_kept_input(lossy):
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 8, 3, padding=1, bias=False))
+    twin = gistkit.compress(copy.deepcopy(plain), lossy=lossy)
+    x, grad = torch.randn(4, 3, 32, 32), torch.randn(4, 8, 32, 32)
+    plain(x).backward(grad)
+    twin(x).backward(grad)
+    want, got = plain[2].weight.grad, twin[2].weight.grad
+    kept = torch.relu(plain[0](x)).detach()
+    row = next(r for r in gistkit.report(twin).stats.rows if r.op == "relu" and r.plain_bytes)
+    assert row.codec.endswith("+" + lossy)
+    error = CODECS[row.codec].error_bound(kept)
+    # The gradient is linear in the kept input: the error of each element times |grad|, summed. Both sums have n terms
+    # and are off by at most n eps times the sum of their magnitudes (Higham, eq. 4.4), the kept one grown by its error.
+    terms, eps = grad[:, 0].numel(), torch.finfo(torch.float32).eps
+    bound = conv2d_weight(
+        error + 2 * terms * eps * (kept.double().abs() + error), want.shape, grad.double().abs(), padding=1
+    )
+    assert ((want - got).abs() <= bound).all()
+    assert not torch.equal(want, got)
+
+
+@pytest.mark.parametrize("lossy", ["fp8s", "fp16"])
+def test_batch_norm_networks(lossy):
+    plain = zoo.resnet18(num_classes=10, image_size=32)
+    twin = gistkit.compress(copy.deepcopy(plain), lossy=lossy)
+    x, t = batches(1, 4, 32)[0]
+    (loss, want), (loss_now, got) = step(plain, x, t), step(twin, x, t)
+    assert same_bits(loss, loss_now)
+    for a, b in zip(plain.buffers(), twin.buffers(), strict=True):
+        assert same_bits(a, b)
+    assert all(torch.isfinite(g).all() for g in got.values())
+    assert any(not torch.equal(g, got[n]) for n, g in want.items())

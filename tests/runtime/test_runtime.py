@@ -1,0 +1,285 @@
+"""The runtime under an unchanged training loop: what it covers and what it refuses."""
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import gistkit
+from gistkit.errors import CompressError, PlanMismatchError
+from gistkit.runtime.rebuild.rebuild import same_bits
+from tests.support.runtime_cases import block, run
+from tests.support.training import assert_same_training, batches
+
+
+class Functional(nn.Module):
+    """Functional calls, tensor methods, one ReLU called thrice, skip branches, concatenation."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Conv2d(3, 16, 3, padding=1)
+        self.b = nn.Conv2d(16, 16, 3, padding=1)
+        self.c = nn.Conv2d(32, 16, 3, padding=1, stride=2)
+        self.norm = nn.BatchNorm2d(16)
+        self.relu = nn.ReLU(inplace=True)
+        self.out = nn.Linear(16 * 64, 10)
+
+    def forward(self, x):
+        a = self.relu(self.norm(self.a(x)))
+        b = F.relu(self.b(a)) + a
+        b = self.relu(b)
+        c = torch.cat((a, b.relu()), 1)
+        c = self.relu(self.c(c))
+        c = F.max_pool2d(F.dropout(c, 0.3, self.training), 3, 2, 1)
+        return self.out(torch.sigmoid(c).flatten(1))
+
+
+def test_functions_methods_and_shared_modules():
+    assert_same_training(Functional(), batches(4, 4, 32))
+
+
+@pytest.mark.parametrize("act", [nn.GELU(), nn.SiLU(), nn.LeakyReLU(0.1), nn.ReLU6(), nn.Softplus(), nn.Hardswish()])
+def test_other_activations(act):
+    model = block()
+    model[1] = act
+    assert_same_training(model, batches(2, 4, 32))
+
+
+POOLS = [
+    nn.AvgPool2d(2),
+    nn.AdaptiveAvgPool2d(16),
+    nn.AdaptiveMaxPool2d(16),
+    nn.MaxPool2d(2, 2, 0, 1),
+    nn.MaxPool2d(17, 1),
+]
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_other_pools(pool):
+    model = block()
+    model[4] = pool
+    assert_same_training(model, batches(2, 4, 32))
+
+
+def test_gradient_accumulation():
+    data, plain = batches(3, 4, 32), block()
+    twin = gistkit.compress(copy.deepcopy(plain))
+    for d in data:
+        run(plain, d)
+        run(twin, d)
+    for a, b in zip(plain.parameters(), twin.parameters(), strict=True):
+        assert same_bits(a.grad, b.grad)
+
+
+def test_retain_graph_gives_the_same_gradients_twice_and_a_third_run_is_refused():
+    (x, t), model = batches(1, 4, 32)[0], gistkit.compress(block())
+    loss = F.cross_entropy(model(x), t)
+    params = list(model.parameters())
+    first = torch.autograd.grad(loss, params, retain_graph=True)
+    second = torch.autograd.grad(loss, params)
+    assert all(same_bits(a, b) for a, b in zip(first, second, strict=True))
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        torch.autograd.grad(loss, params)
+
+
+def test_double_backward_is_a_clear_error():
+    (x, t), model = batches(1, 4, 32)[0], gistkit.compress(block())
+    grads = torch.autograd.grad(F.cross_entropy(model(x), t), list(model.parameters()), create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        sum(g.square().sum() for g in grads).backward()
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU())
+        self.body = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Dropout(0.2))
+        self.head = nn.Sequential(
+            nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(10)
+        )
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        return self.head(checkpoint(self.body, self.stem(x), use_reentrant=self.reentrant))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint_around_a_part(reentrant):
+    model = Checkpointed(reentrant)
+    model(torch.randn(1, 3, 32, 32))
+    assert_same_training(model, batches(3, 4, 32))
+
+
+def test_a_compressed_model_inside_a_checkpoint():
+    plain, data = block(), batches(1, 4, 32)[0]
+    twin = gistkit.compress(copy.deepcopy(plain))
+    for model in (plain, twin):
+        loss = F.cross_entropy(checkpoint(model, data[0], use_reentrant=False), data[1])
+        loss.backward()
+    for a, b in zip(plain.parameters(), twin.parameters(), strict=True):
+        assert same_bits(a.grad, b.grad)
+
+
+def test_two_models_in_one_process_interleaved():
+    data = batches(2, 4, 32)
+    plain = [block(8), block(16)]
+    twins = [gistkit.compress(copy.deepcopy(m)) for m in plain]
+    for models in (plain, twins):
+        losses = [F.cross_entropy(m(data[0][0]), data[0][1]) for m in models]
+        sum(losses).backward()
+    for p, q in zip(plain, twins, strict=True):
+        assert all(same_bits(a.grad, b.grad) for a, b in zip(p.parameters(), q.parameters(), strict=True))
+
+
+def test_backward_from_another_thread():
+    (x, t), plain = batches(1, 4, 32)[0], block()
+    twin = gistkit.compress(copy.deepcopy(plain))
+    run(plain, (x, t))
+    loss = F.cross_entropy(twin(x), t)
+    thread = threading.Thread(target=loss.backward)
+    thread.start()
+    thread.join()
+    assert all(same_bits(a.grad, b.grad) for a, b in zip(plain.parameters(), twin.parameters(), strict=True))
+
+
+def test_eval_and_no_grad_run_untouched_code():
+    model, x = gistkit.compress(Functional()), torch.randn(2, 3, 32, 32)
+    model.eval()
+    out = model(x)
+    assert "ConvolutionBackward0" in str(_nodes(out))
+    model.train()
+    with torch.no_grad():
+        assert model(x).grad_fn is None
+    assert gistkit.report(model).stats is None
+
+
+def _nodes(out):
+    seen, todo = [], [out.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.append(node)
+            todo.extend(n for n, _ in node.next_functions)
+    return [type(n).__name__ for n in seen]
+
+
+def test_compress_changes_no_key_no_class_and_copies():
+    model = block()
+    keys, classes = list(model.state_dict()), [type(m) for m in model.modules()]
+    assert gistkit.compress(model) is model
+    assert list(model.state_dict()) == keys
+    assert [type(m) for m in model.modules()] == classes
+    run(model, batches(1, 4, 32)[0])
+    twin = copy.deepcopy(model)
+    run(twin, batches(1, 4, 32)[0])
+    assert gistkit.report(twin).stats is not None and twin.forward.model is twin
+    again = pickle.loads(pickle.dumps(model))
+    run(again, batches(1, 4, 32)[0])
+    assert gistkit.report(again).stats is not None
+    gistkit.restore(model)
+    assert "forward" not in vars(model)
+    run(model, batches(1, 4, 32)[0])
+
+
+class Changing(nn.Module):
+    """Its control flow changes from step to step."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Conv2d(3, 16, 3, padding=1)
+        self.b = nn.Conv2d(16, 16, 3, padding=1)
+        self.way = 0
+
+    def forward(self, x):
+        h = self.a(x)
+        y = F.relu(h)
+        if self.way == 1:
+            y = F.relu(self.b(y))
+        if self.way == 2:
+            return (F.max_pool2d(y, 2).sum() + y.sum()).reshape(1)
+        if self.way == 3:
+            return (F.max_pool2d(y, 2).sum() + h.sum()).reshape(1)
+        if self.way == 4:
+            return y.mean((1, 2, 3))
+        return F.max_pool2d(y, 2).sum().reshape(1)
+
+
+@pytest.mark.parametrize("way", [1, 2, 4])
+def test_control_flow_that_changes_stays_exact(way):
+    plain = Changing()
+    twin = gistkit.compress(copy.deepcopy(plain))
+    x = torch.randn(4, 3, 32, 32)
+    for now in (0, 0, way, way, 0):
+        for model in (plain, twin):
+            model.way = now
+            model.zero_grad()
+            model(x).sum().backward()
+        for a, b in zip(plain.parameters(), twin.parameters(), strict=True):
+            assert (a.grad is None) == (b.grad is None)
+            assert a.grad is None or same_bits(a.grad, b.grad)
+
+
+def test_a_late_reader_of_an_overwritten_tensor_is_refused():
+    model, x = gistkit.compress(Changing()), torch.randn(4, 3, 32, 32)
+    model(x).sum().backward()
+    model.way = 3
+    with pytest.raises(PlanMismatchError, match=r"no reader of the input of ReLU 1.*run the step again"):
+        model(x)
+
+
+def test_a_given_plan_is_held_to():
+    model, x = Changing(), torch.randn(4, 3, 32, 32)
+    plan = gistkit.policies.gist(gistkit.capture(model, (x,)))
+    twin = gistkit.compress(copy.deepcopy(model), gistkit.Plan.from_json(plan.to_json()))
+    twin(x).sum().backward()
+    twin.way = 1
+    with pytest.raises(PlanMismatchError, match="the step differs from its plan: expected"):
+        twin(x)
+    other = gistkit.compress(block(), plan)
+    with pytest.raises(PlanMismatchError, match="fingerprint"):
+        other(torch.randn(4, 3, 32, 32))
+
+
+def test_hooks_and_retained_gradients_of_intermediate_tensors_are_plain_ones():
+    class Retains(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 16, 3, padding=1)
+
+        def forward(self, x):
+            self.y = F.relu(self.conv(x))
+            self.y.retain_grad()
+            return F.max_pool2d(self.y, 2).sum().reshape(1)
+
+    plain = Retains()
+    twin = gistkit.compress(copy.deepcopy(plain))
+    x = torch.randn(4, 3, 32, 32)
+    for _ in range(2):
+        plain(x).sum().backward()
+        twin(x).sum().backward()
+        assert same_bits(plain.y.grad, twin.y.grad)
+
+
+def test_bad_arguments():
+    model = gistkit.compress(block())
+    with pytest.raises(CompressError, match=r"it is compressed already; call gistkit\.restore"):
+        gistkit.compress(model)
+    with pytest.raises(CompressError, match="its submodule '0' is compressed already"):
+        gistkit.compress(nn.Sequential(model))
+    with pytest.raises(CompressError, match=r"not compressed; call gistkit\.compress"):
+        gistkit.restore(block())
+    with pytest.raises(CompressError, match="not compressed"):
+        gistkit.report(block())
+    with pytest.raises(ValueError, match=r'lossy must be None or one of fp16, .*; got lossy="fp7"'):
+        gistkit.compress(block(), lossy="fp7")
+    with pytest.raises(ValueError, match="fidelity must be one of bitwise, reassociated, got 'exact'; bitwise changes"):
+        gistkit.compress(block(), fidelity="exact")
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got function"):
+        gistkit.compress(F.relu)
+    with pytest.raises(TypeError, match=r"plan must be a gistkit\.Plan"):
+        gistkit.compress(block(), {"policy": "gist"})

@@ -1,0 +1,103 @@
+"""A network and its steps, for the tests of the short way (:mod:`gistkit.runtime.calls.fast`)."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gistkit
+from gistkit.nn import norm
+from gistkit.runtime.calls import interpose, native
+from gistkit.runtime.rebuild import probed as telling
+from tests.support.nn_cases import same_bits
+
+
+class Net(nn.Module):
+    """Convolutions with and without a bias, two residual blocks, a pool; ``turn`` is what a forward does otherwise."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.first = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1, bias=i == 1) for i in range(4))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(4))
+        self.relu, self.pool, self.head = nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Linear(8, 5)
+        self.turn = ""
+
+    def forward(self, x):
+        x = self.pool(self.relu(self.first(self.stem(x))))
+        for i in (0, 2):
+            y = self.norms[i](self.convs[i](x))
+            y = torch.relu(y) if self.turn == "function" else self.relu(y)
+            if self.turn == "view":
+                y = y.view(y.shape)
+            y = self.convs[i + 1](y)
+            if self.turn == "skipped" and i == 2:
+                return self.head(y.mean((2, 3)))
+            if self.turn == "written":
+                y.mul_(2)
+            x = self.relu(self.norms[i + 1](y) + x)
+            if self.turn == "alpha":
+                x = torch.add(x, x, alpha=0.5)
+        return self.head(x.mean((2, 3)))
+
+
+@pytest.fixture(params=["by parts", "in one pass"])
+def compressed_and_plain(request, monkeypatch):
+    """A compressed network and its plain copy; ``in one pass`` as on a GPU, by gistkit's kernel."""
+    if request.param == "in one pass":
+        monkeypatch.setattr(telling, "rebuild_candidates", lambda x: list(norm.KERNEL_CANDIDATES))
+        monkeypatch.setitem(native.JOINT_BYTES, "cpu", 2**20)
+    torch.manual_seed(0)
+    plain = Net()
+    return gistkit.compress(copy.deepcopy(plain)), plain
+
+
+@pytest.fixture
+def long_way(monkeypatch):
+    """The functions of the covered calls that went the long way."""
+    seen = []
+    real = interpose.Interposer._call
+
+    def call(self, op, func, args, kwargs):
+        if op is not None:
+            seen.append(op)
+        return real(self, op, func, args, kwargs)
+
+    monkeypatch.setattr(interpose.Interposer, "_call", call)
+    return seen
+
+
+def image(batch=4, size=16, seed=0):
+    return torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+def step(model, x=None):
+    """Loss, gradients and buffers of a step that moves the parameters."""
+    x = image() if x is None else x
+    model.zero_grad()
+    loss = F.cross_entropy(model(x), torch.arange(x.shape[0]) % 5)
+    loss.backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.grad is not None:
+                p.sub_(p.grad, alpha=0.01)
+    return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None), *model.buffers()]
+
+
+def both(models, *args):
+    """The step of both, which must agree."""
+    ours, plain = (step(model, *args) for model in models)
+    assert len(ours) == len(plain) and all(same_bits(a, b) for a, b in zip(ours, plain, strict=True))
+
+
+def settle(models, steps=7):
+    for seed in range(steps):
+        both(models, image(seed=seed))
+
+
+def shift(model):
+    with torch.no_grad():
+        model.norms[2].weight.mul_(1.5)
+        model.norms[2].bias.add_(0.5)

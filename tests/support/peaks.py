@@ -1,0 +1,43 @@
+"""Training steps as a budget counts them, and their peaks of live bytes."""
+
+import copy
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+import gistkit
+from gistkit.capture.batch import spread
+from gistkit.ir.plan import Plan
+from gistkit.runtime.live import LiveBytes
+
+
+def held_step(model: nn.Module, loss_fn: Callable, x: Any, y: Any) -> torch.Tensor:
+    """Forward and backward, which plain loops hold the model's output during; the loss, detached."""
+    args, kwargs = spread(x)
+    out = model(*args, **kwargs)
+    loss = loss_fn(out, y)
+    loss.backward()
+    return loss.detach()
+
+
+def peaks_of_steps(model: nn.Module, step: Callable[[], Any], *held: Any) -> list[int]:
+    """The peaks of two steps from no gradients; all tensors of the model and of ``held`` count."""
+    peaks = []
+    for _ in range(2):
+        model.zero_grad(set_to_none=True)
+        gc.collect()
+        with LiveBytes(timeline=False) as live:
+            live.track(model, *tree_leaves(held))
+            step()
+        peaks.append(live.peak_bytes)
+    return peaks
+
+
+def peaks_of(model: nn.Module, plan: Plan, x: torch.Tensor) -> list[int]:
+    """The peaks of two steps of a copy of the model, whose output is its loss."""
+    twin = gistkit.compress(copy.deepcopy(model), plan)
+    return peaks_of_steps(twin, lambda: twin(x).backward(), x)

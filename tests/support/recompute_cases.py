@@ -1,0 +1,103 @@
+"""Networks and plans for the tests of segments that run anew in backward."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gistkit
+from gistkit.ir.plan import Decision, Plan
+from gistkit.planning.cost.devices import hardware
+from gistkit.planning.cost.table import cost_table
+from gistkit.planning.forms.predicted import kept_by_ops, make_plan, own_decisions
+from gistkit.planning.policies.checkpoint import checkpoint
+from gistkit.runtime.live import LiveBytes
+from tests.support.peaks import held_step
+from tests.support.training import train
+
+
+def by_pixel(out, t):
+    return F.cross_entropy(out, (t % 4)[:, None, None].expand(-1, *out.shape[2:]))
+
+
+def block(inside, out, dropout=0.0):
+    parts = [nn.Conv2d(inside, out, 3, padding=1), nn.BatchNorm2d(out), nn.ReLU(inplace=True)]
+    return nn.Sequential(*parts, *([nn.Dropout(dropout)] if dropout else []))
+
+
+class Unseen(torch.autograd.Function):
+    """As one whose forward is a kernel of its own: no function mode sees what it does."""
+
+    @staticmethod
+    def forward(ctx, x):
+        with torch._C.DisableTorchFunction():
+            return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class Hidden(nn.Module):
+    def forward(self, x):
+        return Unseen.apply(x)
+
+
+class Chain(nn.Module):
+    """Blocks in a row, a classifier behind them."""
+
+    def __init__(self, *blocks, width=8, size=8):
+        super().__init__()
+        self.blocks, self.head = nn.Sequential(*blocks), nn.Linear(width * size * size, 10)
+
+    def forward(self, x):
+        return self.head(self.blocks(x).flatten(1))
+
+
+def chain(depth=6, dropout=0.0):
+    torch.manual_seed(0)
+    return Chain(block(3, 8, dropout), *(block(8, 8, dropout) for _ in range(depth - 1)))
+
+
+def captured(model, x, t, loss_fn=F.cross_entropy):
+    graph = gistkit.capture(model, (x,), backward=True, loss_fn=loss_fn, targets=(t,))
+    return graph, cost_table(graph, hardware("cpu"))
+
+
+def planned(model, x, t, segments=3, loss_fn=F.cross_entropy, budget=None):
+    graph, costs = captured(model, x, t, loss_fn)
+    return checkpoint(graph, costs, budget, segments=segments)
+
+
+def by_hand(graph, costs, storages, sources, **words):
+    again = [Decision(s, "recompute", "nowhere", sources=tuple(sources), **words) for s in storages]
+    return make_plan("by hand", graph, costs, None, (*own_decisions(graph), *again))
+
+
+def between(graph, costs=None):
+    """A plan in which all that is kept between the first ReLU's output and the third's comes back; no figures without
+    costs."""
+    relus = [graph.values[c.results[0]].storage for c in graph.calls if c.op == "relu"]
+    own = {d.storage for d in own_decisions(graph)} | kept_by_ops(graph)
+    found = [s.id for s in graph.kept() if relus[0] < s.id < relus[2] and s.kind == "activation" and s.id not in own]
+    if costs is None:
+        again = [Decision(s, "recompute", "nowhere", sources=(relus[0],)) for s in found]
+        return Plan("by hand", graph.fingerprint, tuple(again), ())
+    return by_hand(graph, costs, found, relus[:1])
+
+
+def assert_same(model, twin, data, loss_fn=F.cross_entropy):
+    plain, other = train(model, data, loss_fn), train(twin, data, loss_fn)
+    assert torch.equal(torch.stack(plain.losses), torch.stack(other.losses))
+    for want, got in ((plain.state, other.state), (plain.grads, other.grads)):
+        assert want.keys() == got.keys()
+        for name in want:
+            assert torch.equal(want[name], got[name]), name
+
+
+def measured(model, x, t, loss_fn=F.cross_entropy):
+    """Peak of live bytes over a step, all that was there before counted."""
+    model.zero_grad()
+    with LiveBytes(timeline=False) as live:
+        live.track(model, x, t)
+        held_step(model, loss_fn, x, t)
+    return live.peak_bytes

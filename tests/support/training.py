@@ -1,0 +1,60 @@
+"""Training steps of a model, plain and compressed, from the same start: what the runtime's tests compare."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+import gistkit
+from gistkit.runtime.rebuild.rebuild import same_bits
+
+
+@dataclass
+class Trained:
+    """Losses by step, and every tensor of the model and its last gradients by name."""
+
+    losses: list[torch.Tensor]
+    state: dict[str, torch.Tensor]
+    grads: dict[str, torch.Tensor]
+
+
+def train(
+    model: nn.Module, batches: list, loss_fn: Callable = nn.functional.cross_entropy, lr: float = 0.01
+) -> Trained:
+    """SGD with momentum over the batches; random numbers start from the same seed each time."""
+    torch.manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    losses = []
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        loss = loss_fn(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach().clone())
+    grads = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    return Trained(losses, copy.deepcopy(model.state_dict()), grads)
+
+
+def batches(steps: int, batch: int, size: int, classes: int = 10, seed: int = 0) -> list:
+    """Random images and labels."""
+    g = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randn(batch, 3, size, size, generator=g), torch.randint(classes, (batch,), generator=g))
+        for _ in range(steps)
+    ]
+
+
+def assert_same_training(model: nn.Module, data: list, **train_options) -> None:
+    """A compressed copy trains to the same bits as the model itself."""
+    twin = gistkit.compress(copy.deepcopy(model))
+    plain, compressed = train(model, data, **train_options), train(twin, data, **train_options)
+    for step, (a, b) in enumerate(zip(plain.losses, compressed.losses, strict=True)):
+        assert same_bits(a, b), f"loss of step {step}: {a} and {b}"
+    for name, tensors, others in (("state", plain.state, compressed.state), ("grad", plain.grads, compressed.grads)):
+        assert tensors.keys() == others.keys()
+        for key, tensor in tensors.items():
+            assert same_bits(tensor, others[key]), f"{name} {key}"

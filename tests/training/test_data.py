@@ -1,0 +1,176 @@
+"""Reading images: what comes out, in which order, and what a bad folder answers."""
+
+import builtins
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from gistkit.errors import DataError
+from gistkit.training import data
+
+
+def save(path, size=(40, 40), colour=(10, 20, 30), mode="RGB"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).convert(mode).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for label, colour in (("ape", (255, 0, 0)), ("bee", (0, 255, 0))):
+        for i in range(4):
+            save(tmp_path / label / f"{i}.png", colour=colour)
+    return tmp_path
+
+
+def test_class_folders_directly(folder):
+    train, test = data.open_images(str(folder), 32)
+    assert test is None
+    assert train.classes == ("ape", "bee") and train.labels.tolist() == [0] * 4 + [1] * 4
+    pixels = train.pixels([0, 7])
+    assert pixels.dtype == torch.uint8 and pixels.shape == (2, 3, 32, 32) and pixels.is_contiguous()
+    assert pixels[0, :, 5, 5].tolist() == [255, 0, 0] and pixels[1, :, 5, 5].tolist() == [0, 255, 0]
+
+
+@pytest.mark.parametrize("held_out", ["test", "val"])
+def test_train_and_test_folders_share_the_training_classes(tmp_path, held_out):
+    for label in ("ape", "bee", "cow"):
+        save(tmp_path / "train" / label / "0.png")
+    save(tmp_path / held_out / "cow" / "deep" / "0.JPG")
+    train, test = data.open_images(str(tmp_path), 32)
+    assert test is not None and train.classes == test.classes == ("ape", "bee", "cow")
+    assert test.labels.tolist() == [2]
+
+
+def test_other_files_and_hidden_ones_are_left_out(folder):
+    (folder / "ape" / "notes.txt").write_text("not an image")
+    (folder / "ape" / ".hidden.png").write_text("not an image")
+    (folder / ".cache").mkdir()
+    train, _ = data.open_images(str(folder), 32)
+    assert len(train.labels) == 8 and len(train.classes) == 2
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "1", "CMYK"])
+@pytest.mark.parametrize("size", [(32, 32), (64, 48), (7, 100), (33, 31)])
+def test_any_mode_and_size_becomes_one_shape(tmp_path, mode, size):
+    path = tmp_path / ("x.tif" if mode == "CMYK" else "x.png")
+    save(path, size=size, colour=(255, 255, 255), mode=mode)
+    image = data.read_image(path, 32)
+    assert image.shape == (3, 32, 32) and image.is_contiguous() and image.unique().tolist() == [255]
+
+
+def test_the_middle_is_cut_out_at_scale(tmp_path):
+    """96 x 32, left third red, middle green, right blue: only the middle is left."""
+    picture = Image.new("RGB", (96, 32))
+    for i, colour in enumerate([(255, 0, 0), (0, 255, 0), (0, 0, 255)]):
+        picture.paste(colour, (32 * i, 0, 32 * i + 32, 32))
+    picture.save(tmp_path / "x.png")
+    image = data.read_image(tmp_path / "x.png", 32)
+    assert torch.equal(image, torch.tensor([0, 255, 0], dtype=torch.uint8).view(3, 1, 1).expand(3, 32, 32))
+
+
+def test_decoded_once_where_all_fit_and_each_time_where_not(folder, monkeypatch):
+    reads = []
+    real = data.read_image
+    monkeypatch.setattr(data, "read_image", lambda path, size: reads.append(path.name) or real(path, size))
+    cached, _ = data.open_images(str(folder), 32)
+    monkeypatch.setattr(data, "CACHE_BYTES", 8 * 3 * 32 * 32 - 1)
+    uncached, _ = data.open_images(str(folder), 32)
+    assert torch.equal(cached.pixels([0, 5, 0]), uncached.pixels([0, 5, 0]))
+    assert sorted(reads) == ["0.png", "0.png", "0.png", "1.png", "1.png"]
+    assert torch.equal(cached.pixels([5, 1]), uncached.pixels([5, 1]))
+    assert len(reads) == 8
+
+
+def test_batches_depend_on_the_seed_alone_and_cover_each_epoch():
+    train, test = data.open_images("digits", 32)
+    assert test is not None and (len(train.labels), len(test.labels)) == (1437, 360)
+    first = list(data.batches(train, 16, 3, seed=1))
+    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(first, data.batches(train, 16, 3, seed=1), strict=True))
+    assert not torch.equal(first[0][0], next(data.batches(train, 16, 1, seed=2))[0])
+    x, y = first[0]
+    assert x.shape == (16, 3, 32, 32) and x.dtype == torch.float32 and x.is_contiguous()
+    assert y.shape == (16,) and y.dtype == torch.int64
+
+
+def test_epochs_show_every_image_once_in_new_orders(folder):
+    train, _ = data.open_images(str(folder), 32)
+    train.labels = torch.arange(8)
+    shown = [y.tolist() for _, y in data.batches(train, 4, 4, seed=0)]
+    assert sorted(shown[0] + shown[1]) == sorted(shown[2] + shown[3]) == list(range(8))
+    assert shown[0] + shown[1] != shown[2] + shown[3]
+    assert len(list(data.batches(train, 5, 3, seed=0))) == 3
+
+
+def test_digits_keep_their_grey_values():
+    from sklearn.datasets import load_digits
+
+    train, _ = data.open_images("digits", 8)
+    bunch: Any = load_digits()
+    original = torch.as_tensor(bunch.images[1], dtype=torch.float32)
+    assert torch.equal(train.pixels([0])[0], (original * 255 / 16).round().to(torch.uint8).expand(3, 8, 8))
+
+
+def test_folders_are_normalised_as_imagenet(folder):
+    train, _ = data.open_images(str(folder), 32)
+    red, green = data.inputs(train, [0, 4])[:, :, 5, 5]
+    assert torch.allclose(red, torch.tensor([0.515 / 0.229, -0.456 / 0.224, -0.406 / 0.225]))
+    assert torch.allclose(green, torch.tensor([-0.485 / 0.229, 0.544 / 0.224, -0.406 / 0.225]))
+
+
+def test_digits_are_normalised_by_their_own_mean_and_deviation():
+    train, _ = data.open_images("digits", 8)
+    x = data.inputs(train, range(len(train.labels)))
+    # The constants are rounded to three digits and taken over test images too.
+    assert abs(x.mean()) < 0.01 and abs(x.std() - 1) < 0.01
+
+
+def test_bad_folders_are_named(tmp_path, folder):
+    with pytest.raises(DataError, match="data directory /none does not exist; give a folder with one sub-folder"):
+        data.open_images("/none", 32)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="file is not a directory; give a folder"):
+        data.open_images(str(tmp_path / "file"), 32)
+    with pytest.raises(DataError, match="ape has no class folders; put the images of each class into a sub-folder"):
+        data.open_images(str(folder / "ape"), 32)
+    (folder / "cow").mkdir()
+    with pytest.raises(DataError, match=r"class folder .*cow has no images; add some \(PNG, JPEG, ...\) or remove it"):
+        data.open_images(str(folder), 32)
+
+
+def test_a_test_class_without_training_images_is_refused(tmp_path):
+    save(tmp_path / "train" / "ape" / "0.png")
+    save(tmp_path / "test" / "yak" / "0.png")
+    with pytest.raises(DataError, match="test has classes that the training images lack: yak; remove them"):
+        data.open_images(str(tmp_path), 32)
+
+
+@pytest.mark.parametrize("damage", ["text", "empty", "cut"])
+def test_an_unreadable_image_is_named(folder, damage):
+    path = folder / "bee" / "2.png"
+    whole = path.read_bytes()
+    path.write_bytes({"text": b"no image at all", "empty": b"", "cut": whole[: len(whole) // 2]}[damage])
+    train, _ = data.open_images(str(folder), 32)
+    with pytest.raises(DataError, match=r"bee/2\.png cannot be read as an image \(.+\); replace or remove it"):
+        train.pixels(range(8))
+
+
+def test_too_large_a_batch_is_refused(folder):
+    train, _ = data.open_images(str(folder), 32)
+    with pytest.raises(DataError, match="a batch of 9 needs as many images, there are 8; use a batch of at most 8"):
+        next(data.batches(train, 9, 1, seed=0))
+
+
+@pytest.mark.parametrize(("source", "package", "extra"), [("digits", "sklearn", "digits"), ("folder", "PIL", "images")])
+def test_a_missing_package_names_its_extra(folder, monkeypatch, source, package, extra):
+    real = builtins.__import__
+
+    def refuse(name, *args, **kwargs):
+        if name.split(".")[0] == package:
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(DataError, match=rf"pip install 'gistkit\[{extra}\]'"):
+        data.open_images("digits" if source == "digits" else str(folder), 32)

@@ -1,0 +1,207 @@
+"""The training comparison: what is equal, what is counted, and that a single wrong bit is found."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import gistkit
+from gistkit.errors import DataError, ModelError
+from gistkit.runtime.live import LiveBytes, LiveEvent
+from gistkit.training.data import batches, open_images
+from gistkit.training.plots import step_curve
+from gistkit.training.train import Comparison, RunResult, TrainResult, TrainSettings, train
+
+
+def tiny(num_classes):
+    """A network that takes milliseconds: conv, ReLU, pool, dropout, linear."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(4), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(), nn.Linear(128, num_classes),
+    )  # fmt: skip
+
+
+def maps():
+    """A label for every pixel."""
+    return nn.Conv2d(3, 10, 3, padding=1)
+
+
+def few():
+    """Four classes, whatever is asked for."""
+    return tiny(4)
+
+
+def frozen(num_classes):
+    """Nothing to train."""
+    return tiny(num_classes).requires_grad_(False)
+
+
+TINY = TrainSettings("tests.training.test_train:tiny", steps=4, batch=8)
+
+
+def same(model, lossy=None):
+    return model
+
+
+class Nudged(nn.Module):
+    """The model, its first score 2**-14 higher from the third training forward on."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.forwards = model, 0
+
+    def forward(self, x):
+        scores = self.model(x)
+        self.forwards += self.training
+        if self.forwards < 3:
+            return scores
+        return scores + torch.zeros_like(scores).index_fill(1, torch.tensor([0]), 2**-14)
+
+
+def nudge(model, lossy=None):
+    return model if lossy else Nudged(model)
+
+
+def test_lossless_equals_plain_and_keeps_less():
+    result = train(TINY)
+    plain, lossless, fp8 = result.runs
+    assert [run.name for run in result.runs] == ["plain", "lossless", "fp8"]
+    assert result.first_difference is None and len(plain.losses) == 4 and plain.losses == lossless.losses
+    assert fp8.losses != plain.losses and fp8.losses[0] == pytest.approx(plain.losses[0], rel=1e-2)
+    assert fp8.kept_bytes < lossless.kept_bytes < plain.kept_bytes
+    assert lossless.peak_bytes < plain.peak_bytes
+    assert all(run.step_s > 0 and run.device_peak_bytes is None for run in result.runs)
+    assert plain.accuracy == lossless.accuracy and fp8.accuracy is not None and 0 <= fp8.accuracy <= 1
+
+
+def test_a_plain_run_is_an_ordinary_training_loop():
+    plain = train(TINY, same).runs[0]
+    torch.manual_seed(TINY.seed)
+    model = tiny(10)
+    torch.manual_seed(TINY.seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=TINY.lr, momentum=TINY.momentum)
+    losses = []
+    for x, y in batches(open_images("digits", 32)[0], 8, 4, seed=TINY.seed):
+        optimizer.zero_grad()
+        with LiveBytes() as live:
+            loss = nn.functional.cross_entropy(model(x), y)
+            kept_bytes = live.current_bytes
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert plain.losses == tuple(losses) and plain.kept_bytes == kept_bytes
+
+
+def test_memory_is_of_forward_and_backward_without_gradients():
+    run = train(TINY, same).runs[0]
+    assert run.peak_bytes == run.shown_peak_bytes == max(event.nbytes for event in run.memory)
+    assert [event.backward for event in run.memory] == sorted(event.backward for event in run.memory)
+    # By hand: 8x8x32x32 floats of conv1 kept by ReLU, its 8x8 pool outputs (8 channels) and their int64 positions, ...
+    first = 8 * 8 * 32 * 32 * 4
+    assert run.kept_bytes > first + 8 * 8 * 8 * 8 * (4 + 8)
+    # At the end only the loss is alive: gradients were there before.
+    assert run.memory[-1].nbytes < 5000
+
+
+def test_a_wrong_step_is_found():
+    result = train(TINY, nudge)
+    plain, lossless = result.runs[:2]
+    assert result.first_difference == 2 and abs(plain.losses[2] - lossless.losses[2]) < 2**-14
+    assert json.loads(result.to_json())["first_difference"] == 2
+
+
+def result_of(*losses):
+    runs = (RunResult(name, 1, 1, None, 1.0, values, None, ()) for name, values in zip("ab", losses, strict=True))
+    return TrainResult(TINY, {}, tuple(runs))
+
+
+def test_equality_is_of_bits():
+    nan = float("nan")
+    assert result_of((1.0, nan, 3.0), (1.0, nan, 3.0)).first_difference is None
+    assert result_of((1.0, 0.0), (1.0, -0.0)).first_difference == 1
+    assert result_of((1.0,), (math.nextafter(1.0, 2.0),)).first_difference == 0
+
+
+def test_json_is_strict_and_has_every_bit():
+    text = train(TINY, same).to_json()
+    raw = json.loads(text, parse_constant=pytest.fail)
+    assert raw["settings"]["model"] == TINY.model and raw["environment"]["torch"] == torch.__version__
+    assert raw["environment"]["gistkit"] == gistkit.__version__
+    assert [run["name"] for run in raw["runs"]] == ["plain", "lossless", "fp8"]
+    assert {"op", "bytes"} & set(raw["runs"][0]) == set() and raw["runs"][0]["memory"][0][1] > 0
+    odd = json.loads(result_of((math.inf, 0.1), (math.inf, 0.1)).to_json(), parse_constant=pytest.fail)
+    assert odd["runs"][0]["losses"] == [None, 0.1]
+    assert bytes.fromhex(odd["runs"][0]["losses_hex"][1]) == bytes.fromhex("3fb999999999999a")
+
+
+def test_progress_and_a_run_left_out():
+    seen = []
+    result = train(TrainSettings(TINY.model, steps=3, batch=8, lossy=None), same, lambda *step: seen.append(step))
+    assert [run.name for run in result.runs] == ["plain", "lossless"]
+    assert seen == [(name, step) for name in ("plain", "lossless") for step in range(4)]
+
+
+def test_the_random_state_of_one_run_does_not_reach_the_next():
+    def noisy(model, lossy=None):
+        torch.rand(7)
+        return model
+
+    assert train(TINY, noisy).first_difference is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"steps": 2}, r"steps must be at least 3 \(one to warm up, one to measure\), got 2; ask for more"),
+        ({"batch": 0}, "batch must be at least 1, got 0; leave it out"),
+        ({"image_size": 0}, "image_size must be at least 1, got 0"),
+        ({"lr": -1.0}, "lr must be a finite number of at least 0, got -1.0; 0.01 is the default"),
+        ({"lr": float("nan")}, "lr must be a finite number of at least 0, got nan"),
+        ({"device": "tpu"}, "device must be cpu or cuda, got 'tpu'; name one of the two"),
+    ],
+)
+def test_settings_out_of_range(changed, text):
+    with pytest.raises(ValueError, match=text):
+        TrainSettings("vgg16", **changed)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "maps",
+            r"must return class scores, for 8 images of 10 classes a tensor of shape \(8, 10\), got \(8, 10, 32",
+        ),
+        (
+            "few",
+            r"of shape \(8, 10\), got \(8, 4\); give a factory whose network does, it is given num_classes",
+        ),
+        ("frozen", "the model's scores must need a gradient, and no parameter leads to them; train at least one"),
+    ],
+)
+def test_networks_that_cannot_be_trained_on_labels(name, text):
+    with pytest.raises(ModelError, match=text):
+        train(replace(TINY, model=f"tests.training.test_train:{name}"))
+
+
+def test_no_cuda():
+    with pytest.raises(ValueError, match=r"device cuda is not there: .*; use device cpu"):
+        TrainSettings("vgg16", device="cuda")
+
+
+def test_wrong_settings_show_before_the_first_step():
+    with pytest.raises(ValueError, match="fp7"):
+        Comparison(TrainSettings(TINY.model, batch=8, lossy="fp7"))
+    with pytest.raises(ValueError, match="model must be one of"):
+        Comparison(TrainSettings("vgg"))
+    with pytest.raises(DataError, match="a batch of 5000 needs as many images, there are 1437"):
+        Comparison(TrainSettings(TINY.model, batch=5000))
+
+
+def test_the_curve_stretches_both_phases_to_one_width():
+    memory = [LiveEvent("a", 2**20, False), LiveEvent("b", 2**21, False), LiveEvent("c", 0, True)]
+    assert step_curve(memory) == ([0.0, 0.5, 1.0, 2.0], [0.0, 1.0, 2.0, 0.0])
