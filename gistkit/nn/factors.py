@@ -25,38 +25,21 @@ def plane_of(shape: torch.Size, stride: tuple[int, ...]) -> int:
 
 
 class Factors:
-    """A batch norm's output from its input by gistkit's own kernel. ``vectors``: mean [C], 1/std [C], weight and bias
-    [2C], fp32, never written to; ``form``: the arithmetic, one of :data:`gistkit.kernels.launch.checks.FORMS`."""
+    """A batch norm's output from its input by gistkit's own kernel. ``norm``: mean, 1/std, weight and bias, [C] each;
+    ``form``: the arithmetic, one of :data:`gistkit.kernels.FORMS`."""
 
-    __slots__ = ("form", "vectors")
+    __slots__ = ("form", "norm")
 
-    def __init__(self, mean: torch.Tensor, invstd: torch.Tensor, affine: torch.Tensor, form: str) -> None:
-        self.vectors, self.form = [mean, invstd, affine], form
-
-    @classmethod
-    def of(
-        cls, form: str, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector, affine: Vector = None
-    ) -> Factors:
-        """The factors with a copy of weight and bias: ``affine`` where there is one already, in fp32."""
-        if affine is not None:
-            pass
-        elif weight is not None and bias is not None and weight.dtype == bias.dtype:
-            affine = as_fp32(torch.cat((weight, bias)))
-        else:
-            scale = torch.ones_like(mean) if weight is None else weight
-            affine = torch.cat((scale.float(), torch.zeros_like(mean).float() if bias is None else bias.float()))
-        if mean.dtype is not torch.float32 or invstd.dtype is not torch.float32:
-            mean, invstd = as_fp32(mean), as_fp32(invstd)
-        return cls(mean, invstd, affine, form)
-
-    def plane(self, x: torch.Tensor) -> int:
-        """Elements of one channel of x that lie together."""
-        return plane_of(x.shape, x.stride())
+    def __init__(self, form: str, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> None:
+        mean, invstd = as_fp32(mean), as_fp32(invstd)
+        weight = torch.ones_like(mean) if weight is None else weight.detach()
+        bias = torch.zeros_like(mean) if bias is None else bias.detach()
+        self.norm, self.form = [mean, invstd, weight, bias], form
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """BN(x) for dense x [N, C, ...], contiguous or channels_last."""
         y = torch.empty_like(x)
-        direct.bn_rebuild(x, self.vectors, self.form, self.plane(x), None, [], "", False, y)
+        direct.bn_rebuild(x, self.norm, self.form, plane_of(x.shape, x.stride()), None, [], "", False, y)
         return y
 
     def relu(
@@ -64,7 +47,7 @@ class Factors:
     ) -> torch.Tensor:
         """y, overwritten by relu(BN(x)), relu(BN(x) + other) or, with its ``factors``, relu(BN(x) + BN(other)); all of
         one geometry. y may be x or other."""
-        vectors, form = ([], "") if factors is None else (factors.vectors, factors.form)
+        norm, form = ([], "") if factors is None else (factors.norm, factors.form)
         plane = plane_of(x.shape, x.stride())
-        direct.bn_rebuild(x, self.vectors, self.form, plane, other, vectors, form, True, y)
+        direct.bn_rebuild(x, self.norm, self.form, plane, other, norm, form, True, y)
         return y

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import methodcaller
 from typing import Any, Protocol
 
 import torch
@@ -114,6 +115,42 @@ class Coded:
         return CODECS[self.encoded.codec].relu_backward(self.encoded, grad)
 
 
+_dense = methodcaller("dense")
+
+
+class SingleUse:
+    """What a node's saved tensor is replaced by: a hold that is let go of when it is unpacked, unless the graph is
+    retained."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(self, kept: Kept) -> None:
+        self._kept: Kept | None = kept
+
+    def __call__(self, x: torch.Tensor) -> SingleUse:
+        """Itself: what a saved-tensor hook makes of x."""
+        return self
+
+    def dense(self) -> torch.Tensor:
+        """The tensor; raises PyTorch's own error where it has been let go of."""
+        kept = self._kept
+        if kept is None:
+            raise RuntimeError(USED_TWICE)
+        if not is_retained():
+            self._kept = None
+        return kept.dense()
+
+
+def replace_saved(y: Any, field: str, kept: Kept) -> None:
+    """Have y's node hold ``kept`` in place of the tensor that it saved as ``field`` (autograd's name without
+    ``_saved_``); where that is the tensor itself, PyTorch's own hold stays, with its check against writes.
+
+    The node must have saved it under no saved-tensor hooks.
+    """
+    if type(kept) is not Alias:
+        getattr(y.grad_fn, f"_raw_saved_{field}").register_hooks(SingleUse(kept), _dense)
+
+
 def keep_dense(x: torch.Tensor) -> Kept:
     """Keep the tensor itself."""
     return Alias(x)
@@ -157,11 +194,13 @@ __all__ = [
     "Coded",
     "Keep",
     "Kept",
+    "SingleUse",
     "hold",
     "hold_weight",
     "is_retained",
     "keep_coded",
     "keep_dense",
+    "replace_saved",
     "take",
     "weight_of",
 ]

@@ -28,48 +28,15 @@ import torch
 import torch.nn.functional as F
 
 from gistkit.kernels import FORMS, is_channels_last, is_dense
-from gistkit.nn.eligible import covered, demand_floating, hooked, recorded
+from gistkit.nn.eligible import covered, demand_floating, hooked
 from gistkit.nn.factors import Factors, Vector
-from gistkit.nn.keep import Keep, hold, hold_weight, keep_dense, take, weight_of
-from gistkit.nn.once import apply, once_differentiable
+from gistkit.nn.keep import Keep, keep_dense, replace_saved
 
-Statistics = Callable[[torch.Tensor, torch.Tensor], None]
 Rebuild = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Vector, Vector], torch.Tensor]
 
 
-STATISTICS = slice(1, 4)
-"""Where a node's hold has what it keeps for itself: mean, 1/std, the library's reserve."""
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """By the number of dimensions."""
-
-
-class _BatchNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any, weight: Any, bias: Any, options: Any, keep: Keep, on_stats: Any):
-        ctx.set_materialize_grads(False)
-        running_mean, running_var, momentum, eps = options
-        y, mean, invstd, reserve, implementation = torch._batch_norm_impl_index(
-            x, weight, bias, running_mean, running_var, True, momentum, eps, torch._C._get_cudnn_enabled()
-        )
-        if on_stats is not None:
-            on_stats(mean, invstd)
-        hold(ctx, (keep(x), mean, invstd, reserve, implementation, eps, hold_weight(ctx, weight)))
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor | None):
-        kept, mean, invstd, reserve, implementation, eps, held = take(ctx)
-        (grad,) = grads
-        if grad is None:
-            return (None,) * 6
-        weight = weight_of(ctx, held)
-        x, kept = kept.dense(), None
-        # in training the running statistics are an argument that backward does not read
-        grad_x, grad_weight, grad_bias = torch.ops.aten._batch_norm_impl_index_backward.default(
-            implementation, x, grad, weight, None, None, mean, invstd, True, eps, ctx.needs_input_grad[:3], reserve
-        )
-        return grad_x, grad_weight, grad_bias, None, None, None
 
 
 def batch_norm(
@@ -83,20 +50,24 @@ def batch_norm(
     eps: float = 1e-5,
     *,
     keep: Keep | None = None,
-    on_stats: Statistics | None = None,
+    on_stats: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
     """``torch.nn.functional.batch_norm``, bit for bit, that in training keeps its input as ``keep`` makes it.
 
     x: [N, C, ...] fp32, bf16 or fp16; the others [C] or None, of x's dtype or fp32. Running statistics are updated as
-    PyTorch updates them. ``keep``: a callable tensor -> Kept (default: the tensor, or whatever the
-    saved-tensor hooks in force make of it). ``on_stats(mean, invstd)`` gets the
-    batch's statistics, [C] each, for :func:`bn_apply`. Inference, empty batches and tensors with gaps go to PyTorch.
+    PyTorch updates them. ``keep``: a callable tensor -> Kept (default: the tensor). ``on_stats(mean, invstd)`` gets the
+    batch's statistics, [C] each, for :func:`bn_apply`. Inference, empty batches, tensors
+    with gaps and calls under saved-tensor hooks are PyTorch's own.
     Raises TypeError for integer and complex tensors and what PyTorch raises. Does not synchronise.
     """
     demand_floating("batch_norm", x=x, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
-    if not covered(x, weight, bias, running_mean, running_var) or (keep is None and hooked()):
-        return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
-    return run(x, running_mean, running_var, weight, bias, training, momentum, eps, keep or keep_dense, on_stats)
+    operands = (x, running_mean, running_var, weight, bias)
+    if not covered(*operands) or hooked() or not is_dense(x) or x.numel() == 0:
+        return F.batch_norm(*operands, training, momentum, eps)
+    y = run(*operands, training, momentum, eps, keep or keep_dense)
+    if on_stats is not None and training and keeps_its_input(y):
+        on_stats(y.grad_fn._saved_result1, y.grad_fn._saved_result2)  # type: ignore[union-attr]
+    return y
 
 
 def run(
@@ -109,14 +80,17 @@ def run(
     momentum: float,
     eps: float,
     keep: Keep,
-    on_stats: Statistics | None = None,
 ) -> torch.Tensor:
-    """:func:`batch_norm` for operands that are covered (:func:`gistkit.nn.eligible.covered`)."""
-    if not (training and recorded(x, weight, bias)) or x.dim() < 2 or x.numel() == 0 or not is_dense(x):
-        return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
-    F._verify_batch_size(x.shape)  # type: ignore[attr-defined]
-    options = (running_mean, running_var, momentum, eps)
-    return apply(_BatchNorm, x, weight, bias, options, keep, on_stats)
+    """PyTorch's own batch norm, whose node keeps what ``keep`` makes of its input; no saved-tensor hooks in force."""
+    y = F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+    if training and keeps_its_input(y):
+        replace_saved(y, "input", keep(x))
+    return y
+
+
+def keeps_its_input(y: torch.Tensor) -> bool:
+    """Whether y's node is a batch norm's that saves its input where one can get at it."""
+    return y.grad_fn is not None and hasattr(y.grad_fn, "_raw_saved_input")
 
 
 def _over_channels(vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -183,8 +157,8 @@ def _elementwise_kernel(
     return torch.ops.aten.batch_norm_elemt(x, weight, bias, mean, invstd, 0.0)
 
 
-def _by_kernel(form: str, x: torch.Tensor, *constants: Any) -> torch.Tensor:
-    return Factors.of(form, *constants)(x)
+def _by_kernel(form: str, x: torch.Tensor, *vectors: Any) -> torch.Tensor:
+    return Factors(form, *vectors)(x)
 
 
 KERNEL_CANDIDATES: tuple[Rebuild, ...] = tuple(partial(_by_kernel, form) for form in FORMS)
@@ -206,56 +180,22 @@ def rebuild_candidates(x: torch.Tensor) -> list[Rebuild]:
     return [_fused if last else _stepwise]
 
 
-class Bound:
-    """A batch norm's output from its input by PyTorch's operators; ``constants`` are vectors [C], or None."""
-
-    __slots__ = ("_arithmetic", "_constants")
-
-    def __init__(self, arithmetic: Callable[..., torch.Tensor], *constants: Vector) -> None:
-        self._arithmetic, self._constants = arithmetic, constants
-
-    def __call__(self, x: torch.Tensor, channels: slice = slice(None)) -> torch.Tensor:
-        """BN(x), of which x has those channels only."""
-        return self._arithmetic(x, *(None if v is None else v[channels] for v in self._constants))
-
-    def widens(self, x: torch.Tensor) -> bool:
-        """Whether it makes more tensors of x's size than its result, at most four times x's bytes in all."""
-        if self._arithmetic is _elementwise_kernel:
-            return False
-        return x.dtype != torch.float32 or (self._arithmetic is _stepwise and not x.is_contiguous())
-
-    def result_like(self, x: torch.Tensor) -> torch.Tensor:
-        """Memory for BN(x)."""
-        layout = torch.contiguous_format if self._arithmetic is _stepwise else torch.preserve_format
-        return torch.empty_like(x, memory_format=layout)
+def widens(arithmetic: Rebuild, x: torch.Tensor) -> bool:
+    """Whether an arithmetic makes more tensors of x's size than its result, at most four times x's bytes in all."""
+    if arithmetic is _elementwise_kernel or arithmetic in KERNEL_CANDIDATES:
+        return False
+    return x.dtype != torch.float32 or (arithmetic is _stepwise and not x.is_contiguous())
 
 
-def bound(
-    rebuild: Rebuild,
-    x: torch.Tensor,
-    mean: torch.Tensor,
-    invstd: torch.Tensor,
-    weight: Vector,
-    bias: Vector,
-    affine: Vector = None,
-) -> tuple[Callable[[torch.Tensor], torch.Tensor], tuple[torch.Tensor, ...]]:
-    """(x or rows of it -> batch norm's output, the tensors it holds besides the statistics).
+def result_like(arithmetic: Rebuild, x: torch.Tensor) -> torch.Tensor:
+    """Memory for an arithmetic's result."""
+    layout = torch.contiguous_format if arithmetic is _stepwise else torch.preserve_format
+    return torch.empty_like(x, memory_format=layout)
 
-    It holds nothing of weight and bias themselves, which may change: an optimiser may step between forward and
-    backward, and PyTorch's batch norm reads no bias there. What depends on no x is computed here, once. ``affine``: a
-    copy of weight and bias as one [2C] in fp32, for gistkit's kernel.
-    """
-    if affine is None:
-        weight, bias = None if weight is None else weight.detach(), None if bias is None else bias.detach()
-    if rebuild in KERNEL_CANDIDATES:
-        factors = Factors.of(rebuild.args[0], mean, invstd, weight, bias, affine)  # type: ignore[attr-defined]
-        return factors, (factors.vectors[2],)
-    if rebuild is _fused:
-        alpha, beta = _factors(mean, invstd, weight, bias)
-        return Bound(_multiply_add, alpha, beta), (beta,) if weight is None else (alpha, beta)
-    weight, bias = None if weight is None else weight.clone(), None if bias is None else bias.clone()
-    own = tuple(t for t in (weight, bias) if t is not None)
-    return Bound(rebuild, mean, invstd, weight, bias), own
+
+def in_blocks(arithmetic: Rebuild, x: torch.Tensor, vectors: tuple[Vector, ...], channels: slice) -> torch.Tensor:
+    """BN(x), of which x has those channels only."""
+    return arithmetic(x, *(None if v is None else v[channels] for v in vectors))
 
 
 def bn_apply(

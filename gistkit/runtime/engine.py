@@ -1,9 +1,11 @@
 """Carries plans out: one engine per compressed model.
 
-The first training forward of a new signature (dtypes, devices, ranks, what needs gradients, autocast; not sizes) is
-captured on a copy with fake tensors and planned; where fake tensors cannot go, the first real step runs as plain
-PyTorch and is recorded. Every later forward runs in a region under that plan. Measured densities flow back into the
-policy during the first steps, as Gist watches the sparsity of its first 200 minibatches (section IV-A).
+The first training forward of a new kind (dtypes, devices, ranks, autocast; not sizes) is captured on a copy with fake
+tensors and planned; where fake tensors cannot go, the first real step runs as plain PyTorch and is recorded. Where the
+plan gains next to nothing every forward is the model's own, untouched. Else the modules between which something is kept
+in another form are interposed on (:mod:`gistkit.runtime.calls.sites`), the whole forward under a plan of the caller's
+and in the few steps that count zeros: measured densities flow back into the policy, as Gist watches the sparsity of its
+first 200 minibatches (section IV-A).
 """
 
 from __future__ import annotations
@@ -21,19 +23,18 @@ from gistkit.capture import Recorder, capture, hooks_are_active
 from gistkit.errors import CaptureError, PlanMismatchError
 from gistkit.ir import Plan, SavedGraph, SavedStorage
 from gistkit.planning.policies import gist
-from gistkit.runtime.calls.fast_modules import ShortModules
-from gistkit.runtime.calls.interpose import Interposer
-from gistkit.runtime.calls.plain import Counter, as_captured, runs_plain
-from gistkit.runtime.calls.uncovered import hooks
-from gistkit.runtime.forward.state import Region
+from gistkit.runtime.calls.by_pytorch import Counter
+from gistkit.runtime.calls.interpose import interposed
+from gistkit.runtime.calls.sites import Sites
+from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.density_excess import Room, remember
 from gistkit.runtime.program.match_plan import check_mode, check_rows, given_program, plans_training
 from gistkit.runtime.program.pending_backwards import Earlier
 from gistkit.runtime.program.program import Program
 from gistkit.runtime.program.settings import Settings
 from gistkit.runtime.program.sizes import Sizes
-from gistkit.runtime.program.stats import Observed, StepStats, observe
-from gistkit.runtime.rebuild.probed import told_ahead
+from gistkit.runtime.program.stats import Observed, StepStats, as_captured, observe
+from gistkit.runtime.rebuild.arithmetic import probe_ahead
 from gistkit.runtime.signature import signature, state_kinds
 from gistkit.runtime.sparse_sizes.counts import Ticket
 from gistkit.runtime.sparse_sizes.exact import FIRST, PLANNED, ExactPacker
@@ -46,17 +47,10 @@ REPLAN_EVERY = 1000
 # for the oldest of them. Without a bound, a host that enqueues a whole forward at once would leave every scratch of
 # that forward alive, and nothing would be saved.
 LAG = 4
-# How many plans a model may have before numbers and texts among its arguments no longer tell signatures apart.
+# How many plans a model may have before numbers and texts among its arguments no longer tell kinds of forwards apart.
 PLANS = 16
 # How many rebuilds may be known to be exact, one a layer and size, before all are forgotten and checked anew.
 CHECKS = 4096
-
-
-def run_inside(region: Region, forward: Callable, args: tuple, kwargs: dict) -> Any:
-    """Call the forward with the region's function mode and saved-tensor hooks around it."""
-    pack, unpack = hooks(region)
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack), Interposer(region, pack):
-        return forward(*args, **kwargs)
 
 
 def _moves(plan: Plan) -> tuple:
@@ -65,7 +59,7 @@ def _moves(plan: Plan) -> tuple:
 
 
 def _foreign() -> str:
-    """What is in force here that leaves no room for a region's own hooks; empty where nothing is."""
+    """What is in force here that leaves no room for a forward's own hooks; empty where nothing is."""
     if torch._C._are_functorch_transforms_active():
         return "a function transform (torch.func) was active"
     if forward_ad._current_level >= 0:
@@ -76,7 +70,7 @@ def _foreign() -> str:
 
 
 class Engine:
-    """Plans, regions and statistics of one compressed model; ``plan`` is None where it makes its own."""
+    """Plans, forwards and statistics of one compressed model; ``plan`` is None where it makes its own."""
 
     def __init__(self, settings: Settings, plan: Plan | None = None) -> None:
         self.settings = settings
@@ -86,17 +80,17 @@ class Engine:
         self.notes: list[str] = []
         self.moved: dict[int, int] = {}
         self._programs: dict[tuple, Program] = {}
+        self._sites: dict[tuple, Sites] = {}
         self._densities: dict[tuple, dict[int, float]] = {}
         self._verified: dict = {}
-        self._short = ShortModules()
         self._packer = ExactPacker(lag=LAG, bounded=True, spill=Spill())
         self._spilled: dict[int, Spilled] = {}
         self._probes: list[tuple[tuple, int, int, Ticket]] = []
         self._lock = threading.RLock()
-        self._overwrites = True
         self._warned = False
-        self._sizes = None if plan is None or plan.budget_bytes is None else Sizes(plan, self.notes)
-        self._earlier = None if plan is None or plan.budget_bytes is None else Earlier(plan)
+        promises = plan is not None and plan.budget_bytes is not None
+        self._sizes = Sizes(plan) if plan is not None and promises else None
+        self._earlier = Earlier(plan) if plan is not None and promises else None
 
     @property
     def stats(self) -> StepStats | None:
@@ -135,11 +129,8 @@ class Engine:
         if not model.training and plans_training(self.plan):
             return forward(*args, **kwargs)
         foreign = _foreign()
-        if foreign and self.plan is not None and self.plan.budget_bytes is not None:
-            remedy = "leave that first: around a forward it would run as plain PyTorch, whatever the budget"
-            raise PlanMismatchError("a forward by itself, for the plan's budget", foreign, remedy)
         if foreign:
-            self._note(f"{foreign} around a forward: it ran as plain PyTorch")
+            self._refuse_foreign(foreign)
             return forward(*args, **kwargs)
         rows = 0 if self.plan is None else check_rows(self.plan, args, kwargs)
         key = self._key(model, args, kwargs)
@@ -147,31 +138,36 @@ class Engine:
             program = self._program(key, model, args, kwargs)
         if program is None:
             return self._recorded(key, model, forward, args, kwargs)
+        if self.plan is None and not self._gains(program):
+            return self._untouched(program, forward, args, kwargs)
         if self._earlier is not None:
             self._earlier.begin(rows)
-        plain = runs_plain(program.plan)
-        run = partial(self._plain, program) if plain else partial(self._compressed, key, program, model)
+        run = partial(self._plain, program) if program.runs_plain else partial(self._compressed, key, program, model)
         out, observed = run(forward, args, kwargs)
         if self._earlier is not None:
             self._earlier.follow(observed, out, rows)
         return out
 
-    def _program(self, key: tuple, model: torch.nn.Module, args: tuple, kwargs: dict) -> Program | None:
-        """What a forward is run by; None where it has to be recorded first."""
-        known = self._programs.get(key)
-        if self._sizes is None or self.plan is None:
-            return known or self._planned(key, model, args, kwargs)
-        own, found = self._sizes.programs(key, known, model, args, kwargs)
-        self._programs[key] = own
-        return found
+    def _refuse_foreign(self, foreign: str) -> None:
+        """Note, or under a budget refuse, a forward around which something leaves no room for the forward's own."""
+        if self.plan is not None and self.plan.budget_bytes is not None:
+            remedy = "leave that first: around a forward it would run as plain PyTorch, whatever the budget"
+            raise PlanMismatchError("a forward by itself, for the plan's budget", foreign, remedy)
+        self._note(f"{foreign} around a forward: it ran as plain PyTorch")
 
     def _key(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple:
         state = () if self.plan is None else (state_kinds(model),)
-        key = (*signature(model, args, kwargs), *state)
+        key = (*signature(args, kwargs), *state)
         few = key in self._programs or len(self._programs) < PLANS
-        return key if few else (*signature(model, args, kwargs, ()), *state)
+        return key if few else (*signature(args, kwargs, ()), *state)
 
-    def _planned(self, key: tuple, model: torch.nn.Module, args: tuple, kwargs: dict) -> Program | None:
+    def _program(self, key: tuple, model: torch.nn.Module, args: tuple, kwargs: dict) -> Program | None:
+        """What a forward is run by; None where it has to be recorded first."""
+        if self._sizes is not None:
+            program = self._programs[key] = self._sizes.program(key, model, args, kwargs)
+            return program
+        if key in self._programs:
+            return self._programs[key]
         if self.plan is not None:
             self._programs[key] = program = given_program(self.plan, model, args, kwargs)
             return program
@@ -183,15 +179,31 @@ class Engine:
         return self._install(key, graph)
 
     def _install(self, key: tuple, graph: SavedGraph) -> Program:
+        """Plan by the densities known so far; a program that would do the same stays, with what its calls have
+        learnt."""
         densities = self._densities.setdefault(key, {})
         plan = gist(graph, lossy=self.settings.lossy, densities=densities)
         known = self._programs.get(key)
-        if known is None or known.graph is not graph:
+        if known is None or known.graph is not graph or _moves(known.plan) != _moves(plan):
             self._programs[key] = Program(graph, plan)
-        elif _moves(known.plan) != _moves(plan):
-            self._programs[key] = program = Program(graph, plan)
-            program.carry_over(known)
-        return self._programs[key]  # with what its calls have learnt
+            self._sites.pop(key, None)
+        return self._programs[key]
+
+    def _gains(self, program: Program) -> bool:
+        plan = program.plan
+        return plan.plain_bytes - plan.kept_bytes > self.settings.min_gain * plan.plain_bytes
+
+    def _untouched(self, program: Program, forward: Callable, args: tuple, kwargs: dict) -> Any:
+        if self._stats is None or not isinstance(self._stats, Observed) or self._stats.program is not program:
+            plan = program.plan
+            gain = (plan.plain_bytes - plan.kept_bytes) / max(plan.plain_bytes, 1)
+            self._note(
+                f"a plan would keep {gain:.1%} less than plain PyTorch, at most the {self.settings.min_gain:.0%} of "
+                "compress(min_gain=): the model's own forward runs, untouched"
+            )
+            self._stats = as_captured(program)
+        self.steps += 1
+        return forward(*args, **kwargs)
 
     def _recorded(self, key: tuple, model: torch.nn.Module, forward: Callable, args: tuple, kwargs: dict) -> Any:
         with Recorder(model) as recorder:
@@ -206,10 +218,10 @@ class Engine:
         return out
 
     def _plain(self, program: Program, forward: Callable, args: tuple, kwargs: dict) -> tuple[Any, Observed]:
-        region = Region(self.settings, self._packer, program, strict=True)
-        with Counter(region):
+        state = ForwardState(self.settings, self._packer, program, strict=True)
+        with Counter(state):
             out = forward(*args, **kwargs)
-        region.finish()
+        state.finish()
         with self._lock:
             self._stats, self.steps = as_captured(program), self.steps + 1
             return out, self._stats
@@ -219,55 +231,66 @@ class Engine:
     ) -> tuple[Any, Observed]:
         if len(self._verified) > CHECKS:
             self._verified.clear()
-        region = Region(self.settings, self._packer, program, self.plan is not None, self._verified)
-        region.probing, region.overwrites = self._replans_next(), self._overwrites
-        if not region.probing:
-            region.fast = program.fast
-        shares = self._densities.setdefault(key, {})
-        learn = partial(remember, shares, plan=self.plan)
-        if self.plan is not None and self.plan.budget_bytes is not None:
-            region.bound = True
-            told_ahead(self._verified, program, args, kwargs)
-            told = Forecasts({}, learn, self._spilled, self.steps + 1)
-            region.room = Room(self.plan, program.graph, region.densities, region.notes, told)
-        else:
-            self._packer.hear()
-            region.forecasts = Forecasts(shares, learn, self._spilled, self.steps + 1)
+        state = ForwardState(self.settings, self._packer, program, self.plan is not None, self._verified)
+        self._prepare(state, key, args, kwargs)
         try:
-            opened = self._short.open(model, program) if region.fast else []
-            try:
-                out = run_inside(region, forward, args, kwargs)
-            finally:
-                self._short.close(opened)
-            region.finish()
-            if region.bound:  # packing takes memory beside the scratch, which a budget counts with the next encoding
+            with self._interposed(state, key, model):
+                out = forward(*args, **kwargs)
+            state.finish()
+            if state.bound:  # packing takes memory beside the scratch, which a budget counts with the next encoding
                 self._packer.listen()
             else:
                 self._packer.settle_first()
                 self._packer.poll()
-            self._stats = observed = observe(region)
-            self._learn(key, program, region)
+            self._stats = observed = observe(state)
+            self._learn(key, program, state)
             return out, observed
         finally:
-            self._overwrites &= not region.watch.broken
-            region.clear()
+            state.clear()
+
+    def _prepare(self, state: ForwardState, key: tuple, args: tuple, kwargs: dict) -> None:
+        """What a forward goes by besides its program: densities, forecasts, and the account of a budget's room."""
+        program: Any = state.program
+        state.probing = self._replans_next()
+        learn = partial(remember, self._densities.setdefault(key, {}), plan=self.plan)
+        if self.plan is not None and self.plan.budget_bytes is not None:
+            state.bound = True
+            probe_ahead(self._verified, program, args, kwargs)
+            heard = Forecasts({}, learn, self._spilled, self.steps + 1)
+            state.room = Room(self.plan, program.graph, state.densities, state.notes, heard)
+        else:
+            self._packer.hear()
+            state.forecasts = Forecasts(self._densities[key], learn, self._spilled, self.steps + 1)
+
+    def _interposed(self, state: ForwardState, key: tuple, model: torch.nn.Module) -> Any:
+        """The whole forward under a plan of the caller's and where zeros are counted, else its sites alone."""
+        program: Any = state.program
+        if state.strict or state.probing or program.catches_functions:
+            return interposed(state)
+        sites = self._sites.get(key)
+        if sites is None or sites.program is not program:
+            sites = self._sites[key] = Sites(model, program)
+        if sites.whole:
+            return interposed(state)
+        state.expected = sites.expected
+        return sites.interposed(state)
 
     def _replans_next(self) -> bool:
         step = self.steps + 1
         return self.plan is None and (step in REPLAN_AFTER or step % REPLAN_EVERY == 0)
 
-    def _learn(self, key: tuple, program: Program, region: Region) -> None:
+    def _learn(self, key: tuple, program: Program, state: ForwardState) -> None:
         """Take the step's densities in; plan anew after some steps, or where the forward left its plan."""
         with self._lock:
             replan, self.steps = self._replans_next(), self.steps + 1
             densities = self._densities.setdefault(key, {})
-            remember(densities, region.measured(), self.plan)
-            if region.room is not None:
-                self.moved |= {d.storage: d.measured_bytes for d in region.room.moved}
-                self._warned = self._warned or region.room.warn()
-            self._probes.extend((key, *probe) for probe in region.probes)
+            remember(densities, state.measured(), self.plan)
+            if state.room is not None:
+                self.moved |= {d.storage: d.measured_bytes for d in state.room.moved}
+                self._warned = self._warned or state.room.warn()
+            self._probes.extend((key, *probe) for probe in state.probes)
             self._read_probes()
-            if region.diverged:
+            if state.diverged:
                 self._programs.pop(key, None)
             elif replan and self._programs.get(key) is program:
                 self._install(key, program.graph)

@@ -10,9 +10,8 @@ import torch
 from gistkit.capture import hooks_are_active
 from gistkit.errors import CompressError
 from gistkit.planning.policies import check_lossy
-from gistkit.runtime.calls.interpose import Interposer
-from gistkit.runtime.calls.uncovered import hooks
-from gistkit.runtime.forward.state import Region
+from gistkit.runtime.calls.interpose import interposed
+from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.settings import Settings
 from gistkit.runtime.program.stats import StepStats, observe
 from gistkit.runtime.sparse_sizes.exact import ExactPacker
@@ -41,12 +40,11 @@ def saving(lossy: str | None = None) -> Iterator[Saved]:
             "saving: other saved-tensor hooks are active here and only the innermost pair applies; "
             "leave that block first"
         )
-    region, saved = Region(Settings(lossy), ExactPacker()), Saved()
-    pack, unpack = hooks(region)
+    state, saved = ForwardState(Settings(lossy), ExactPacker()), Saved()
     try:
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack), Interposer(region, pack):
+        with interposed(state):
             yield saved
-        region.finish()
-        saved.stats = observe(region).stats()
+        state.finish()
+        saved.stats = observe(state).stats()
     finally:
-        region.clear()
+        state.clear()

@@ -66,37 +66,18 @@ def check_exponents(op: str, exponents: torch.Tensor, n: int, scaling: str) -> N
 
 
 def check_norm(op: str, name: str, norm: list[torch.Tensor], form: str, n: int, plane: int) -> None:
-    """Raise unless norm is a batch norm's (mean [C], 1/std [C], weight and bias [2C]) in fp32, form one of FORMS, and
-    n elements are whole images of C planes."""
+    """Raise unless norm is a batch norm's mean and 1/std (fp32 [C]), weight and bias (fp32, bf16 or fp16 [C]), form one
+    of FORMS, and n elements are whole images of C planes."""
     if form not in FORMS:
         raise ValueError(f"{op}: {name}'s form must be one of {', '.join(FORMS)}, got {form!r}; pick one of them")
-    if len(norm) != 3:
-        raise ValueError(f"{op}: {name} must be mean, 1/std, weight and bias as one, got {len(norm)} tensors; pass 3")
+    if len(norm) != 4:
+        raise ValueError(f"{op}: {name} must be mean, 1/std, weight and bias, got {len(norm)} tensors; pass 4")
     channels = norm[0].numel()
-    if channels and plane > 0 and n % (channels * plane) == 0 and _are_vectors(norm, channels):
-        return
-    for part, vector, length in zip(
-        ("mean", "1/std", "weight and bias"), norm, (channels, channels, 2 * channels), strict=True
-    ):
-        check_dtype(op, f"{name}'s {part}", vector.dtype, (torch.float32,))
-        check_length(op, f"{name}'s {part}", vector, length, f"{channels} channels")
+    for part, vector in zip(("mean", "1/std", "weight", "bias"), norm, strict=True):
+        statistic = part in ("mean", "1/std")
+        check_dtype(op, f"{name}'s {part}", vector.dtype, (torch.float32,) if statistic else VALUE_DTYPES)
+        check_length(op, f"{name}'s {part}", vector, channels, f"{channels} channels")
     if plane < 1 or not channels or n % (channels * plane):
         raise ValueError(
             f"{op}: x must be whole images of {channels} channels of {plane} elements, got {n} elements; pass all of it"
         )
-
-
-def _are_vectors(norm: list[torch.Tensor], channels: int) -> bool:
-    """Whether a batch norm's three vectors are as :func:`check_norm` wants them."""
-    mean, invstd, affine = norm
-    fp32 = mean.dtype is invstd.dtype is affine.dtype is torch.float32
-    flat = mean.dim() == invstd.dim() == affine.dim() == 1
-    return (
-        fp32
-        and flat
-        and invstd.numel() == channels
-        and affine.numel() == 2 * channels
-        and mean.is_contiguous()
-        and invstd.is_contiguous()
-        and affine.is_contiguous()
-    )

@@ -182,7 +182,7 @@ class Rebuilds:
     """:func:`bn_rebuild` with a ReLU, of dense tensors of one kind in one arithmetic.
 
     ``plane``: elements of one channel of x that lie together; ``form``, ``other_form``: as there, the latter ``values``
-    where other is added as it is and empty where there is none.
+    where other is added as it is and empty where there is none. A norm is a list of mean, 1/std, weight and bias [C].
     """
 
     __slots__ = ("_launch", "_plane", "form", "other_form")
@@ -194,33 +194,24 @@ class Rebuilds:
     def __call__(
         self,
         x: torch.Tensor,
-        vectors: list[torch.Tensor],
+        norm: list[torch.Tensor],
         other: torch.Tensor | None,
-        other_vectors: list[torch.Tensor],
+        other_norm: list[torch.Tensor],
         out: torch.Tensor,
     ) -> torch.Tensor:
-        """out, overwritten; ``vectors``: mean, 1/std, weight and bias as one, all fp32."""
+        """out, overwritten by relu(BN(x)), relu(BN(x) + other) or relu(BN(x) + BN(other))."""
         launch, plain = self._launch, _is_plain(x)
         if launch is None or not plain:
             if plain:
                 self._launch = _launchers("rebuild").repeated_rebuild(
-                    x, vectors[0].numel(), self.form, self._plane, self.other_form
+                    x, norm[0].numel(), self.form, self._plane, self.other_form
                 )
-            kept = self.other_form if other_vectors else ""
-            bn_rebuild(x, vectors, self.form, self._plane, other, other_vectors, kept, True, out)
+            kept = self.other_form if other_norm else ""
+            bn_rebuild(x, norm, self.form, self._plane, other, other_norm, kept, True, out)
             return out
-        mean, invstd, affine = vectors
-        if other is None:
-            there = (x.data_ptr(), mean.data_ptr(), invstd.data_ptr(), affine.data_ptr())
-            done = launch.at(*there, *there, out.data_ptr())
-        else:
-            m, i, a = other_vectors or vectors
-            done = launch.at(
-                x.data_ptr(), mean.data_ptr(), invstd.data_ptr(), affine.data_ptr(),
-                other.data_ptr(), m.data_ptr(), i.data_ptr(), a.data_ptr(), out.data_ptr(),
-            )  # fmt: skip
-        if not done:
-            launch.first(x, *vectors, x if other is None else other, *(other_vectors or vectors), out)
+        tensors = (x, *norm, x if other is None else other, *(other_norm or norm), out)
+        if not launch.at(*[t.data_ptr() for t in tensors]):
+            launch.first(*tensors)
         return out
 
 

@@ -50,13 +50,13 @@ def _fma(a, b, c, PORTABLE: tl.constexpr):
 
 @triton.jit
 def _batch_norm(
-    x, mean_ptr, invstd_ptr, affine_ptr, channel, mask, channels, FORM: tl.constexpr, PORTABLE: tl.constexpr
+    x, mean_ptr, invstd_ptr, weight_ptr, bias_ptr, channel, mask, FORM: tl.constexpr, PORTABLE: tl.constexpr
 ):
     """BN(x) in fp32; ``channel`` is shaped to be broadcast over x."""
     mean = tl.broadcast_to(tl.load(mean_ptr + channel, mask), x.shape)
     invstd = tl.broadcast_to(tl.load(invstd_ptr + channel, mask), x.shape)
-    weight = tl.broadcast_to(tl.load(affine_ptr + channel, mask), x.shape)
-    bias = tl.broadcast_to(tl.load(affine_ptr + channels + channel, mask), x.shape)
+    weight = tl.broadcast_to(widen(tl.load(weight_ptr + channel, mask)), x.shape)
+    bias = tl.broadcast_to(widen(tl.load(bias_ptr + channel, mask)), x.shape)
     wide = widen(x)
     if FORM == "scaled":
         y = _fma(weight * (wide - mean), invstd, bias, PORTABLE)
@@ -93,7 +93,8 @@ def _finish(
 
 @triton.jit
 def _rebuild_kernel(
-    x_ptr, mean_ptr, invstd_ptr, affine_ptr, other_ptr, other_mean_ptr, other_invstd_ptr, other_affine_ptr, y_ptr,
+    x_ptr, mean_ptr, invstd_ptr, weight_ptr, bias_ptr,
+    other_ptr, other_mean_ptr, other_invstd_ptr, other_weight_ptr, other_bias_ptr, y_ptr,
     outer, inner_steps, channels,
     FORM: tl.constexpr, OTHER: tl.constexpr, RELU: tl.constexpr, KEEP_ZERO: tl.constexpr, CHANNELS_INNER: tl.constexpr,
     STEP: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr, WRAPS: tl.constexpr, PORTABLE: tl.constexpr,
@@ -118,13 +119,13 @@ def _rebuild_kernel(
         if WRAPS:
             channel = channel % channels
     x = tl.load(x_ptr + first + offs, mask)
-    y = _batch_norm(x, mean_ptr, invstd_ptr, affine_ptr, channel, channel_mask, channels, FORM, PORTABLE)
+    y = _batch_norm(x, mean_ptr, invstd_ptr, weight_ptr, bias_ptr, channel, channel_mask, FORM, PORTABLE)
     other = y
     if OTHER != "":
         other = tl.load(other_ptr + first + offs, mask)
         if OTHER != "values":
             other = _batch_norm(
-                other, other_mean_ptr, other_invstd_ptr, other_affine_ptr, channel, channel_mask, channels,
+                other, other_mean_ptr, other_invstd_ptr, other_weight_ptr, other_bias_ptr, channel, channel_mask,
                 OTHER, PORTABLE,
             )  # fmt: skip
     tl.store(y_ptr + first + offs, _finish(y, other, x.dtype, OTHER, RELU, KEEP_ZERO, PORTABLE), mask)
@@ -132,21 +133,24 @@ def _rebuild_kernel(
 
 @triton.jit
 def _either_norm(
-    x, mean_ptr, invstd_ptr, affine_ptr, left, in_left, channels, FORM: tl.constexpr, PORTABLE: tl.constexpr
+    x, mean_ptr, invstd_ptr, weight_ptr, bias_ptr, left, in_left, channels, FORM: tl.constexpr, PORTABLE: tl.constexpr
 ):
     """BN(x) in fp32 of rows that begin in channel ``left`` and end there, or in the next from where in_left is not set.
 
     Both are computed: to select the factors takes as many instructions, and from the slower half of the processor.
     """
-    first = _batch_norm(x, mean_ptr, invstd_ptr, affine_ptr, left, None, channels, FORM, PORTABLE)
+    first = _batch_norm(x, mean_ptr, invstd_ptr, weight_ptr, bias_ptr, left, None, FORM, PORTABLE)
     last = left < channels - 1
-    second = _batch_norm(x, mean_ptr + 1, invstd_ptr + 1, affine_ptr + 1, left, last, channels, FORM, PORTABLE)
+    second = _batch_norm(
+        x, mean_ptr + 1, invstd_ptr + 1, weight_ptr + 1, bias_ptr + 1, left, last, FORM, PORTABLE
+    )
     return tl.where(in_left, first, second)
 
 
 @triton.jit
 def _across_kernel(
-    x_ptr, mean_ptr, invstd_ptr, affine_ptr, other_ptr, other_mean_ptr, other_invstd_ptr, other_affine_ptr, y_ptr,
+    x_ptr, mean_ptr, invstd_ptr, weight_ptr, bias_ptr,
+    other_ptr, other_mean_ptr, other_invstd_ptr, other_weight_ptr, other_bias_ptr, y_ptr,
     planes, plane, reciprocal, channels,
     FORM: tl.constexpr, OTHER: tl.constexpr, RELU: tl.constexpr, KEEP_ZERO: tl.constexpr,
     PLANES: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr, PORTABLE: tl.constexpr,
@@ -175,14 +179,15 @@ def _across_kernel(
     left = (plane_first.to(tl.uint32) % channels.to(tl.uint32)).to(tl.int32) + number
     left = tl.where(left < channels, left, left - channels)
     x = tl.load(x_ptr + first + offs, mask)
-    y = _either_norm(x, mean_ptr, invstd_ptr, affine_ptr, left, in_left, channels, FORM, PORTABLE)
+    y = _either_norm(x, mean_ptr, invstd_ptr, weight_ptr, bias_ptr, left, in_left, channels, FORM, PORTABLE)
     other = y
     if OTHER != "":
         other = tl.load(other_ptr + first + offs, mask)
         if OTHER != "values":
             other = _either_norm(
-                other, other_mean_ptr, other_invstd_ptr, other_affine_ptr, left, in_left, channels, OTHER, PORTABLE
-            )
+                other, other_mean_ptr, other_invstd_ptr, other_weight_ptr, other_bias_ptr, left, in_left, channels,
+                OTHER, PORTABLE,
+            )  # fmt: skip
     tl.store(y_ptr + first + offs, _finish(y, other, x.dtype, OTHER, RELU, KEEP_ZERO, PORTABLE), mask)
 
 
@@ -223,8 +228,8 @@ def bn_rebuild(
 ) -> None:
     """out = relu?(BN(x) [+ other | + BN(other)]), rounded as the forms above say.
 
-    x, other, out: fp32/bf16/fp16[n] of one dtype, in storage order; out may be x or other. ``norm``: mean [C], 1/std
-    [C], weight and bias [2C], all fp32. ``plane``: elements of one channel that lie together, 1 for channels_last.
+    x, other, out: fp32/bf16/fp16[n] of one dtype, in storage order; out may be x or other. ``norm``: mean and 1/std,
+    fp32[C], weight and bias, fp32, bf16 or fp16 [C]. ``plane``: elements of one channel that lie together, 1 for channels_last.
     ``other_norm`` is empty where other is added as it is. Raises ValueError and TypeError for operands that do not
     fit. Does not synchronise but for asking once about -0.0 (:mod:`gistkit.kernels.signed_zero`).
     """
@@ -267,9 +272,9 @@ def bn_rebuild_dense(
 
 
 def repeated_rebuild(x: torch.Tensor, channels: int, form: str, plane: int, how: str) -> Repeated | None:
-    """Launches of (x, mean, 1/std, weight and bias, other, its three, out) that do what :func:`bn_rebuild` does with a
+    """Launches of (x, mean, 1/std, weight, bias, other, its four, out) that do what :func:`bn_rebuild` does with a
     ReLU. ``how``: the other's form, ``values`` where it is added as it is, nothing where there is none and x and its
-    three stand in its place. None where PyTorch's own ReLU must follow."""
+    four stand in its place. None where PyTorch's own ReLU must follow."""
     keep_zero = relu_keeps_negative_zero(x)
     if keep_zero is None:
         return None

@@ -15,9 +15,8 @@ def _fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
 
 def batch_norm(x: torch.Tensor, norm: list[torch.Tensor], form: str, plane: int) -> torch.Tensor:
     """BN(x) of x[n] in one of the forms, rounded to x's dtype."""
-    mean, invstd, affine = norm
-    channels = mean.numel()
-    mean, invstd, weight, bias = (v.view(channels, 1) for v in (mean, invstd, affine[:channels], affine[channels:]))
+    channels = norm[0].numel()
+    mean, invstd, weight, bias = (v.float().view(channels, 1) for v in norm)
     wide = x.float().view(-1, channels, plane)
     if form == "scaled":
         y = _fma(weight * (wide - mean), invstd, bias)

@@ -1,0 +1,1 @@
+"""Covered calls: one file an operator, and what hands them over."""

@@ -1,27 +1,29 @@
-"""The function mode of a region: every torch function call of the forward passes here on its way to PyTorch.
+"""The function mode of a forward: every torch function call passes here on its way to PyTorch.
 
-Covered calls (relu, max_pool2d, conv2d, linear, batch_norm, dropout; as functions, methods or modules alike) go to
-their fast call or their handler; an addition is counted and remembered, and runs as everything else does: as it is, its
-saved tensors caught by the region's hooks. Calls under somebody
-else's saved-tensor hooks (a checkpoint inside the model) and calls without gradients run untouched.
+Covered calls (relu, max_pool2d, conv2d, linear, batch_norm, dropout, add; as functions, methods or modules alike) are
+run as planned. Everything else runs as it is, under the forward's saved-tensor hooks where it saves something that is
+kept in another form. Calls under somebody else's saved-tensor hooks (a checkpoint inside the model) and calls without
+gradients run untouched.
 """
 
 from __future__ import annotations
 
 import types
-from functools import lru_cache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from gistkit.capture import COVERED, Add, MaxPool2d, bind, binder, is_counted, is_metadata, region_is_open
-from gistkit.runtime.calls.fast import FastAdd, run_fast, summed
-from gistkit.runtime.calls.handlers import HANDLERS, runs
-from gistkit.runtime.forward.kept_ledger import OWNERS
-from gistkit.runtime.forward.state import Region
+from gistkit.capture import COVERED, bind, is_counted, is_metadata
+from gistkit.runtime.calls.hooks import catches, caught, pack
+from gistkit.runtime.calls.run import run_next
+from gistkit.runtime.forward.state import ForwardState
 
 _F = torch.nn.functional
+_top = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
 # Their backward asks the saved input for its shape only.
 UNREAD = frozenset(
     getattr(module, f"{kind}_pool{d}d{suffix}")
@@ -52,28 +54,23 @@ _tells_metadata = lru_cache(maxsize=1024)(is_metadata)
 
 
 class Interposer(TorchFunctionMode):
-    """Hands covered calls of the running forward to their handlers."""
+    """Runs the covered calls of the running forward as planned."""
 
-    def __init__(self, region: Region, pack: Any) -> None:
+    def __init__(self, state: ForwardState) -> None:
         super().__init__()
-        self.region = region
-        self.pack = pack
+        self.state = state
 
     def __torch_function__(self, func: Any, _: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = {} if kwargs is None else kwargs
         if torch.compiler.is_compiling():  # a compiled part of the model: its graph is the compiler's
             return func(*args, **kwargs)
-        op = COVERED.get(func)
+        op, state = COVERED.get(func), self.state
         if op is None:
             if _tells_metadata(func):
                 return func(*args, **kwargs)
-        elif op == "add" and self._adds_to_a_number(args):
+        elif op == "add" and state.tape is None and _adds_to_a_number(args):
             return func(*args, **kwargs)
-        elif self.region.fast:
-            result = run_fast(self.region, self.pack, func, args, kwargs)
-            if result is not None:
-                return result
-        tape = self.region.tape
+        tape = state.tape
         if tape is None:
             return self._call(op, func, args, kwargs)
         tape.begin(func, args, kwargs)
@@ -81,55 +78,43 @@ class Interposer(TorchFunctionMode):
         tape.end(result)
         return result
 
-    def _adds_to_a_number(self, args: tuple) -> bool:
-        """Whether this adds to a batch norm's counter or the like: no covered call, no reader of what is watched."""
-        region = self.region
-        if region.watch.items or not args or type(args[0]) is not torch.Tensor or args[0].dim() != 0:
-            return False
-        return region.tape is None or region.tape.passes_by()
-
     def _call(self, op: str | None, func: Any, args: tuple, kwargs: dict) -> Any:
-        region, bound = self.region, None
-        if op is not None and region_is_open(self.pack):
-            bound = bind(op, func, args, kwargs)
-        # a pool is the one reader that a promise waits for
-        if region.watch.items and type(bound) is not MaxPool2d:
-            region.watch.touch(func, args, kwargs)
+        bound = bind(op, func, args, kwargs) if op is not None and self._is_open() else None
         if op is None or bound is None or not is_counted(bound):
+            if self.state.deferred is not None:
+                self.state.store_deferred()
             return self._uncovered(func, args, kwargs)
-        step = region.next_step(op, bound)
-        # what PyTorch's own op saves where it runs in the place of a covered call is as planned for that call
-        region.instead = step.index
-        try:
-            handler = HANDLERS.get(op)
-            if type(bound) is Add and type(bound.x) is type(bound.other) is torch.Tensor and runs(bound):
-                region.learnt = FastAdd(step, bound)
-                region.learn(step, func, binder(func))
-                return summed(region, bound.x, bound.other, bound.alpha, func, args, kwargs)
-            if handler is None or not runs(bound):
-                if type(bound) is MaxPool2d:
-                    region.watch.touch(func, args, kwargs)
-                return self._uncovered(func, args, kwargs)
-            result = handler(region, step, bound)
-        finally:
-            region.instead, region.unread = -1, False  # also where the call fails and the model goes on without it
-        if op in OWNERS:
-            region.account(step, result)
-        if region.learnt is not None:
-            region.learn(step, func, binder(func))
-        return result
+        return run_next(self.state, op, bound, partial(self._uncovered, func, args, kwargs))
+
+    def _is_open(self) -> bool:
+        """Whether covered calls count now: gradients are on and nobody else's saved-tensor hooks are on top."""
+        if not torch.is_grad_enabled():
+            return False
+        top = _top(False)
+        return top is None or (self.state.hooked and _is_ours(top[0], self.state))
 
     def _uncovered(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if func in COMPOSED:
             with _Inside(self):
                 return COMPOSED[func](*args, **kwargs)
-        if func not in UNREAD:
-            return func(*args, **kwargs)
-        self.region.unread = True
+        state = self.state
+        state.unread = func in UNREAD
         try:
-            return func(*args, **kwargs)
+            if not catches(state) or state.hooked or not torch.is_grad_enabled() or _top(False) is not None:
+                return func(*args, **kwargs)
+            with caught(state):
+                return func(*args, **kwargs)
         finally:
-            self.region.unread = False
+            state.unread = False
+
+
+def _is_ours(hook: Any, state: ForwardState) -> bool:
+    return type(hook) is partial and hook.func is pack and hook.args[0] is state
+
+
+def _adds_to_a_number(args: tuple) -> bool:
+    """Whether this adds to a batch norm's counter or the like, which is no covered call."""
+    return bool(args) and type(args[0]) is torch.Tensor and args[0].dim() == 0
 
 
 class _Inside(TorchFunctionMode):
@@ -141,3 +126,15 @@ class _Inside(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, _: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         return self._outer._uncovered(func, args, kwargs or {})
+
+
+@contextmanager
+def interposed(state: ForwardState) -> Iterator[None]:
+    """The forward's function mode around a block, and its hooks where custom Functions save what they are to catch."""
+    state.hooked = state.program is None or state.program.catches_functions
+    if not state.hooked:
+        with Interposer(state):
+            yield
+        return
+    with caught(state), Interposer(state):
+        yield

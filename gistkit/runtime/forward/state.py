@@ -1,7 +1,7 @@
-"""One forward under gistkit: what has been stashed so far, and how the next tensor is kept.
+"""The state of one forward: how its tensors are kept, what was found out about them.
 
-A region lives from the first to the last instruction of one forward. With a program (a compiled plan) every covered
-call has its decisions; without one, or after the forward left its plan, decisions follow from the tensor alone
+A forward's state lives from its first to its last covered call. With a program (a compiled plan) every covered call has
+its decisions; without one, or after the forward left its plan, decisions follow from the tensor alone
 (:func:`gistkit.runtime.program.settings.ad_hoc`).
 """
 
@@ -12,24 +12,20 @@ from typing import Any
 
 import torch
 
-from gistkit.capture import Bound
 from gistkit.codecs import CODECS, Codec, Encoded, Sparse
 from gistkit.ir import CallChoice, Decision
 from gistkit.nn.eligible import KERNEL_DTYPES
 from gistkit.nn.keep import Alias, Kept
-from gistkit.nn.overwrite import not_a_number
 from gistkit.planning.forms import rounds
-from gistkit.runtime.calls.one_pass import OnePassBody
-from gistkit.runtime.forward.kept_ledger import Accounts
-from gistkit.runtime.forward.provenance import Origins
-from gistkit.runtime.forward.watch import Watch
+from gistkit.runtime.forward.deferred_mask import DeferredMask
+from gistkit.runtime.forward.kept_ledger import KeptLedger
 from gistkit.runtime.offload.host import HostBody
 from gistkit.runtime.program.density_excess import Room
-from gistkit.runtime.program.match_plan import check_call
+from gistkit.runtime.program.joint_gradients import JOINT_BYTES
 from gistkit.runtime.program.program import Key, Program, Step
 from gistkit.runtime.program.refusals import cannot_keep, cannot_run, left, not_as_planned
 from gistkit.runtime.program.settings import KEEP_DENSE, WITHOUT_VALUES, Settings, ad_hoc
-from gistkit.runtime.rebuild.rebuild import BatchNormTerm
+from gistkit.runtime.rebuild.terms import NormSource
 from gistkit.runtime.recompute.checks import Checks
 from gistkit.runtime.recompute.tape import Tape
 from gistkit.runtime.sparse_sizes.counts import Ticket
@@ -42,23 +38,15 @@ DENSE = "too dense for sparse storage to pay"
 AGAIN = "a segment that runs anew in backward starts from it"
 
 
-def _settled(codec: Codec, x: torch.Tensor) -> Encoded:
-    """The encoding of x in its exact size; waits for the device where only that knows it."""
-    encoded = codec.encode(x)
-    if encoded.pending and isinstance(codec, Sparse):
-        codec.settle(encoded, int(codec.total(encoded)))
-    return encoded
-
-
 @dataclass
-class Region(Accounts):
+class ForwardState(KeptLedger):
     """The state of one forward; cleared when it ends, so that only backward nodes hold on to anything.
 
     ``strict``: the plan is the caller's; ``bound``: and promises a budget, of which ``room`` keeps account.
-    ``forecasts``: what earlier steps say of the storages' densities, None under a budget. ``instead``
-    is the covered call in whose place PyTorch's own op runs (-1: none). ``fast``: the program's fast calls
-    (:mod:`gistkit.runtime.calls.fast`), none where this forward goes the long way; ``learnt`` is the one that a
-    handler has just left, ``affines`` what batch norms' share (:mod:`gistkit.runtime.calls.fast_norm`).
+    ``forecasts``: what earlier steps say of the storages' densities, None under a budget. ``calls`` is the
+    number of the covered call that comes next, ``seen`` how many came by, of ``expected`` ones (None: all of the
+    program's); ``instead`` is the covered call in whose place PyTorch's own op runs (-1: none). ``norms``: the batch norms
+    that ran under the plan, by covered call. ``hooked``: its saved-tensor hooks are on all the time. ``nodes``: by planned storage the backward node that made it, for recipes.
     """
 
     settings: Settings
@@ -66,56 +54,37 @@ class Region(Accounts):
     program: Program | None = None
     strict: bool = False
     verified: dict = field(default_factory=dict)
-    table: StashTable = field(default_factory=StashTable)
-    watch: Watch = field(default_factory=Watch)
-    norms: dict[int, BatchNormTerm] = field(default_factory=dict)
-    origins: Origins = field(init=False)
-    calls: int = 0
-    unread: bool = False
     bound: bool = False
     room: Room | None = None
     forecasts: Forecasts | None = None
+    probing: bool = False
+    table: StashTable = field(default_factory=StashTable)
+    norms: dict[int, NormSource] = field(default_factory=dict)
+    nodes: dict[int, Any] = field(default_factory=dict)
+    aliases: dict[int, Kept] = field(default_factory=dict)
+    calls: int = 0
+    seen: int = 0
+    expected: int | None = None
     instead: int = -1
-    fast: list = field(default_factory=list)
-    learnt: Any = None
-    affines: dict[int, tuple] | None = None
+    unread: bool = False
+    hooked: bool = False
     turns: dict[Key, int] = field(default_factory=dict)
     met: set[int] = field(default_factory=set)
-    probing: bool = False
-    overwrites: bool = True
     diverged: str = ""
-    aliases: dict[int, Kept] = field(default_factory=dict)
     probes: list[tuple[int, int, Ticket]] = field(default_factory=list)
-    nans: dict[tuple, torch.Tensor] = field(default_factory=dict)
+    deferred: tuple[torch.Tensor, DeferredMask] | None = None
     tape: Tape | None = None
 
     def __post_init__(self) -> None:
-        self.origins = Origins(self.table.known)
         again = None if self.program is None else self.program.again
         if again is not None:
             # as with rebuilds: what starts from rounded values does not give the forward's bits
             verified = None if self.settings.lossy is not None else self.verified
             self.tape = Tape(again, self._outside, Checks(verified, self._not_again, lambda: self.bound))
 
-    def learn(self, step: Step, func: Any, bind: Any) -> None:
-        """Keep the fast call that the call's handler has left, for the forwards to come."""
-        learnt, self.learnt = self.learnt, None
-        if self.program is not None:
-            self.program.fast[step.index] = (func, bind, learnt, self.program.call(step.index).index)
-
-    def next_step(self, op: str, bound: Bound) -> Step:
-        """The plan's word on the covered call that comes now; a blank one without a plan. Under a budget the call must
-        be the planned one in its strides and the like, too."""
-        index, self.calls = self.calls, self.calls + 1
-        if self.program is None:
-            return Step(index, op, CallChoice(index, op), None, None)
-        step = self.program.step(index)
-        if step is not None and step.op == op:
-            if self.strict and self.program.plan.budget_bytes is not None:
-                check_call(self.program, index, bound)
-            return step
-        self.diverge(f"call {index} to be {step.op if step else 'the end'}", op)
-        return Step(index, op, CallChoice(index, op), None, None)
+    def blank(self, op: str) -> Step:
+        """A step of which no plan says anything."""
+        return Step(-1, op, CallChoice(-1, op), None, None)
 
     def diverge(self, expected: str, got: str) -> None:
         """The forward left its plan: an error where the caller gave the plan, else go on without it."""
@@ -123,23 +92,57 @@ class Region(Accounts):
             raise left(expected, got)
         self.diverged = f"expected {expected}, got {got}"
         self.program = None
-        self.fast = []
-        self.watch.settle_all()
 
-    def slices(self, step: Step) -> int:
+    def has_room(self, call: int, x: torch.Tensor) -> bool:
+        """Whether PyTorch's own node may hold x decoded beside both gradients
+        (:mod:`gistkit.runtime.program.joint_gradients`); never under a plan of the caller's, which counts less."""
+        if self.strict or self.tape is not None or self.settings.slices > 1:
+            return False
+        nbytes = x.numel() * x.element_size()
+        if nbytes <= JOINT_BYTES:
+            return True
+        found = None if self.program is None else self.program.headrooms.get(call)
+        return found is not None and found.suffices(nbytes)
+
+    def weight_grad_slices(self, step: Step) -> int:
         """Batch slices of a call's weight gradient: the plan's where the caller gave one."""
         return step.choice.slices if self.strict else self.settings.slices
 
     def mark_sparse(self, y: torch.Tensor) -> None:
-        """Remember that y is worth zero-value compression (a ReLU's output, or a pool's or dropout's after one)."""
-        self.table.tag(y)
+        """Remember that y is worth zero-value compression (a ReLU's output, or a pool's or dropout's after one), for
+        decisions that follow from the tensor alone."""
+        if self.program is None or self.probing:
+            self.table.tag(y)
+
+    # --- masks that the next call may carry ---------------------------------------------------------------------------
+
+    def defer(self, y: torch.Tensor, mask: DeferredMask) -> None:
+        """y's ReLU keeps its mask at the next covered call, unless that is the max-pool that carries it."""
+        self.deferred = y, mask
+
+    def carrier(self, x: Any) -> DeferredMask | None:
+        """The deferred mask of x, which a max-pool reads now; any other is stored."""
+        pending, self.deferred = self.deferred, None
+        if pending is None:
+            return None
+        y, mask = pending
+        if x is y:
+            return mask
+        mask.store(y)
+        return None
+
+    def store_deferred(self) -> None:
+        """Something else than the planned max-pool comes: store the mask."""
+        if self.deferred is not None:
+            self.carrier(None)
+
+    # --- stashes ------------------------------------------------------------------------------------------------------
 
     def keep(self, x: torch.Tensor, decision: Decision | None) -> Kept:
         """A hold on x for one backward node: the stash that exists, else a new one as decided, else x itself."""
         stash = self.table.find(x)
         if stash is not None:
-            body = stash.body
-            return body if type(body) is OnePassBody and body.is_like(x) else Reader(stash, x)
+            return Reader(stash, x)
         if decision is None:
             # a plan of the caller's counts what it leaves open, or what a branch without a backward saves, as it is
             decision = KEEP_DENSE if self.strict else ad_hoc(x, self.table.tagged(x), self.settings)
@@ -173,16 +176,23 @@ class Region(Accounts):
         if codec is None:
             return None
         if decision.codec == "dense":
-            return self._stash(x, HostBody(codec.encode(whole(x.detach()))), decision)
+            return self.stash(x, HostBody(codec.encode(whole(x.detach()))), decision)
         why = "a view of a part of a storage" if not covers(x) else codec.accepts(x)
         if why:
             self.cannot(decision, why)
             return None
-        x = x.detach()
+        body = self.body(x.detach(), codec, decision)
+        if body is None:  # too dense to pay
+            return self.encode(x, replace(decision, codec="dense")) if to_host else None
+        return self.stash(x, body, decision)
+
+    def body(self, x: torch.Tensor, codec: Codec, decision: Decision) -> Body | None:
+        """x under a codec that takes it; None (and a note) where that does not pay."""
+        to_host = decision.place == "host"
         if self.room is not None and isinstance(codec, Sparse):
             body = self.room.body(codec, x, decision, self.packer)
             if body is not None:
-                return self._stash(x, body, decision)
+                return body
         # a plan of the caller's counts on what little it saves
         pays_bytes = (1.0 if self.strict else PAYS) * x.numel() * x.element_size()
         forecast = None if to_host or self.forecasts is None else self.forecasts.of(decision.storage)
@@ -198,15 +208,15 @@ class Region(Accounts):
                 self.densities[decision.storage] = encoded.nonzeros / max(encoded.numel, 1)
             if encoded.nbytes > pays_bytes:
                 self.notes[decision.storage] = DENSE
-                return self.encode(x, replace(decision, codec="dense")) if to_host else None
-        return self._stash(x, HostBody(encoded) if to_host else CodedBody(encoded), decision)
+                return None
+        return HostBody(encoded) if to_host else CodedBody(encoded)
 
     def _recomputed(self, x: torch.Tensor, decision: Decision) -> Stash | None:
         body = "its forward is not written down" if self.tape is None else self.tape.body(x, decision)
         if isinstance(body, str):
             self.cannot(decision, body)
             return None
-        return self._stash(x, body, decision)
+        return self.stash(x, body, decision)
 
     def _outside(self, x: torch.Tensor, storage: int) -> Kept:
         """A hold for a segment on what it starts from."""
@@ -219,17 +229,35 @@ class Region(Accounts):
         if decision is not None:
             self.cannot(decision, why)
 
-    def _stash(self, x: torch.Tensor, body: Body, decision: Decision) -> Stash:
-        plain = x.untyped_storage().nbytes()
-        stash = Stash(body, decision.storage, decision.codec, plain, decision.reason)
-        self.stashed(x, stash)
+    def stash(self, x: torch.Tensor, body: Body, decision: Decision) -> Stash:
+        """Have readers of x's storage as it is now share that body."""
+        stash = Stash(body, decision.storage, decision.codec, x.untyped_storage().nbytes(), decision.reason, x.grad_fn)
+        self.table.add(x, stash)
+        if self.is_source(decision.storage):
+            self.nodes[decision.storage] = x.grad_fn
         return stash
 
-    def stashed(self, x: torch.Tensor, stash: Stash, tag: bool = False) -> None:
-        """Readers of x's storage as it is now share that stash; with ``tag`` as :meth:`mark_sparse` does too."""
-        self.table.add(x, stash, tag)
-        if self.program is not None and stash.storage in self.program.sources:
-            self.origins.made("stash", stash.storage, x)
+    def is_source(self, storage: int) -> bool:
+        """Whether something is rebuilt from a planned storage's values."""
+        return self.program is not None and storage in self.program.sources
+
+    def alias(self, x: torch.Tensor, decision: Decision) -> Kept:
+        """Keep the tensor itself, with PyTorch's check against writes; recorded for the report."""
+        kept = Alias(x)
+        self.record_dense(x, decision)
+        if decision.storage >= 0:
+            self.aliases[decision.storage] = kept
+            if self.is_source(decision.storage) and self.table.named(decision.storage) is None:
+                self.nodes[decision.storage] = x.grad_fn
+            self.probe(x, decision.storage)
+        return kept
+
+    def probe(self, x: torch.Tensor, storage: int) -> None:
+        """Now and then count the zeros of what is kept dense although zeros are likely, as that may have changed."""
+        if self.probing and self.table.tagged(x) and x.dtype in KERNEL_DTYPES and covers(x):
+            self.probes.append((storage, x.numel(), self.packer.count(x.detach())))
+
+    # --- what is not carried out --------------------------------------------------------------------------------------
 
     def cannot(self, decision: Decision, why: str) -> None:
         """A decision that is not carried out: noted for the report, an error where the plan promises a budget."""
@@ -244,22 +272,16 @@ class Region(Accounts):
         if self.bound:
             raise cannot_run(step, how, why)
 
-    def alias(self, x: torch.Tensor, decision: Decision) -> Kept:
-        """Keep the tensor itself, with PyTorch's check against writes; remembered for the report."""
-        kept = Alias(x)
-        self.hold(x, decision)
-        if decision.storage >= 0:
-            self.aliased(x, decision.storage, kept)
-            if self.probing and self.table.tagged(x) and x.dtype in KERNEL_DTYPES and covers(x):
-                # Kept dense although zeros are likely: count them now and then, as that may have changed.
-                self.probes.append((decision.storage, x.numel(), self.packer.count(x.detach())))
-        return kept
+    # --- recipes ------------------------------------------------------------------------------------------------------
 
-    def aliased(self, x: torch.Tensor, storage: int, kept: Kept) -> None:
-        """The values of a planned storage are x's own, unless a stash has them."""
-        self.aliases[storage] = kept
-        if self.program is not None and storage in self.program.sources and self.table.named(storage) is None:
-            self.origins.made("stash", storage, x)
+    def kept_by(self, storage: int, node: Any) -> Kept | None:
+        """The hold on a planned storage's values, if ``node`` is what made them."""
+        if node is None or self.nodes.get(storage) is not node:
+            return None
+        stash = self.table.named(storage)
+        return self.aliases.get(storage) if stash is None else stash.body  # type: ignore[return-value]
+
+    # --- the end ------------------------------------------------------------------------------------------------------
 
     def measured(self) -> dict[int, float]:
         """Density by planned storage id, as this step's sparse stashes say."""
@@ -267,34 +289,31 @@ class Region(Accounts):
         return self.densities | {storage: density for storage, density in found if density is not None}
 
     def finish(self) -> None:
-        """The forward returned: is everything that the plan relies on as it should be?"""
-        if self.program is not None and self.calls != self.program.length:
-            self.diverge(f"{self.program.length} covered calls", f"{self.calls}")
-        self.watch.close()
+        """The forward returned: have all its calls been made?"""
+        self.store_deferred()
+        if self.program is not None:
+            expected = self.program.length if self.expected is None else self.expected
+            if self.seen != expected:
+                self.diverge(f"{expected} covered calls", f"{self.seen}")
         if self.tape is not None:
             self.tape.close()
-
-    def kept(self, storage: int) -> Kept | None:
-        """The hold on a planned storage's values, for recipes."""
-        stash = self.table.named(storage)
-        return self.aliases.get(storage) if stash is None else stash.body
-
-    def nan(self, x: torch.Tensor) -> torch.Tensor:
-        """A 0-d NaN of x's dtype and device, one for all overwritten tensors of the forward."""
-        key = (x.dtype, x.device)
-        if key not in self.nans:
-            self.nans[key] = not_a_number(x)
-        return self.nans[key]
 
     def clear(self) -> None:
         """Let go of everything; called however the forward ended."""
         self.table.clear()
         self.norms.clear()
-        self.origins.clear()
+        self.nodes.clear()
         self.aliases.clear()
-        self.clear_accounts()
-        self.affines = None
-        self.nans.clear()
+        self.clear_ledger()
+        self.deferred = None
         if self.tape is not None:
             self.tape.clear()
-            self.tape = None  # it knows the region: a cycle would wait for the garbage collector
+            self.tape = None  # it knows the state: a cycle would wait for the garbage collector
+
+
+def _settled(codec: Codec, x: torch.Tensor) -> Encoded:
+    """The encoding of x in its exact size; waits for the device where only that knows it."""
+    encoded = codec.encode(x)
+    if encoded.pending and isinstance(codec, Sparse):
+        codec.settle(encoded, int(codec.total(encoded)))
+    return encoded

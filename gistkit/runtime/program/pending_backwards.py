@@ -18,7 +18,6 @@ from gistkit.capture import tensors_in
 from gistkit.errors import BudgetWarning
 from gistkit.ir import Plan
 from gistkit.nn.keep import is_retained
-from gistkit.runtime.calls.plain import runs_plain
 from gistkit.runtime.program.stats import Observed
 
 
@@ -48,7 +47,7 @@ class Left:
         found = sum(row[3] for row in self._observed.storages if row[0] < 0 or storages[row[0]].kind == "activation")
         found += sum(nbytes for _, _, nbytes in self._observed.own)
         captured = next((s.shape[0] for s in storages if s.kind == "input" and s.shape), 0)
-        as_captured = runs_plain(self._observed.program.plan)
+        as_captured = self._observed.program.runs_plain
         return found * self._rows // captured if as_captured and 0 < self._rows < captured else found
 
 

@@ -4,12 +4,14 @@ saves."""
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from gistkit.ir import Call, CallChoice, Decision, Passing, Plan, Reading, Save, SavedGraph
 from gistkit.planning.forms import intolerant, recompute_plan
+from gistkit.planning.simulate import PLAIN_POLICIES
 from gistkit.runtime.program.joint_gradients import Headroom, headrooms
 from gistkit.runtime.program.settings import KEEP_DENSE, WITHOUT_VALUES
 
@@ -19,7 +21,8 @@ class Step:
     """The plan's word on one covered call: its choice, the decisions for its output's and its saved input's storage,
     and for the one that its op makes for itself (``own``: a pool's map, a dropout's mask).
 
-    ``feeds_recipe`` says that a rebuild starts from this batch norm. ``memo`` is what the call's op remembers of the
+    ``feeds_recipe`` says that a rebuild starts from this batch norm, ``is_source`` that one starts from the call's
+    output. ``memo`` is what the call's op remembers of the
     geometries that it has seen.
     """
 
@@ -30,6 +33,7 @@ class Step:
     input: Decision | None
     own: Decision | None = None
     feeds_recipe: bool = False
+    is_source: bool = False
     memo: dict = field(default_factory=dict, compare=False)
 
 
@@ -55,20 +59,25 @@ class Program:
         self.again = recompute_plan(graph, self._decisions, plan.choices)
         self._choices = {c.covered: c for c in plan.choices}
         self._in_recipes = {n for d in plan.decisions for n in _named(d.recipe, "bn")}
-        self.kinds: dict[tuple, tuple] = {}
-        """By kind of inputs the kinds of its batch norms (:mod:`gistkit.runtime.rebuild.probed`)."""
+        self._remembered: dict[Any, Any] = {}
         self.sources = {s for d in plan.decisions for s in _named(d.recipe, "stash")}
         """Storages from whose values something is rebuilt."""
         self._calls = [c for c in graph.calls if c.covered >= 0]
         self._steps = [self._step(c) for c in self._calls]
         self._gaps, self._within = self._saves()
-        self.fast: list[Any] = [None] * len(self._steps)
-        """By covered call its :data:`gistkit.runtime.calls.fast.Entry` once it has run, else None."""
+        self.calls: list[Any] = [None] * len(self._steps)
+        """By covered call how it runs (:mod:`gistkit.runtime.calls`), once it has been specialised."""
 
     @cached_property
     def headrooms(self) -> dict[int, Headroom]:
         """By covered call the headroom for a convolution's joint backward."""
         return headrooms(self.graph, self.plan)
+
+    def remembered(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What ``make`` gave the first time it was asked for under that key."""
+        if key not in self._remembered:
+            self._remembered[key] = make()
+        return self._remembered[key]
 
     def bears_rounding(self, storage: int) -> bool:
         """Whether all that reads a storage's values in backward may be given rounded ones."""
@@ -78,20 +87,16 @@ class Program:
     def _reading(self) -> Reading:
         return Reading(self.graph)
 
-    def carry_over(self, before: Program) -> None:
-        """Take over what calls have learnt under another plan of the same graph, where the two say the same of them,
-        for whatever reason."""
-        for old, new in zip(before._steps, self._steps, strict=True):
-            if before.fast[old.index] is not None and before._word_on(old) == self._word_on(new):
-                self.fast[new.index] = before.fast[old.index]
+    @property
+    def runs_plain(self) -> bool:
+        """Whether the plan says no more than that PyTorch shall run by itself."""
+        return self.plan.policy in PLAIN_POLICIES and not self.plan.decisions and not self.plan.choices
 
-    def _word_on(self, step: Step) -> tuple:
-        """All that fast calls go by: reasons name densities, which change at every step."""
-        decisions = [
-            None if d is None else (replace(d, reason=""), d.storage in self.sources)
-            for d in (step.output, step.input, step.own)
-        ]
-        return step.op, step.choice, step.feeds_recipe, decisions, self.headrooms.get(step.index)
+    @cached_property
+    def dense_storages(self) -> tuple[tuple[int, int, str], ...]:
+        """(storage, bytes, reason) of what is kept for backward as it is, by the capture."""
+        kept = ((s, self._decisions.get(s.id)) for s in self.graph.kept() if s.kind == "activation")
+        return tuple((s.id, s.nbytes, d.reason if d else "") for s, d in kept if not _changes(d))
 
     @property
     def length(self) -> int:
@@ -114,8 +119,27 @@ class Program:
     @cached_property
     def goes_by_shapes(self) -> bool:
         """Whether anything that is saved, and not kept as it is, is known by its shape."""
-        found = (d for saved in (self._gaps, self._within) for several in saved.values() for d in several)
-        return any(d is not None and (d.codec != "dense" or d.place == "host") for d in found)
+        return bool(self.caught or self.caught_within)
+
+    @cached_property
+    def caught(self) -> frozenset[int]:
+        """After how many covered calls an uncovered one saves something that is to be caught: what is not kept as it is,
+        or what recipes start from."""
+        return frozenset(key[0] for key, several in self._gaps.items() if any(map(self._is_caught, several)))
+
+    @cached_property
+    def caught_within(self) -> frozenset[int]:
+        """The same of the covered calls in whose place PyTorch's own op runs."""
+        return frozenset(key[0] for key, several in self._within.items() if any(map(self._is_caught, several)))
+
+    def _is_caught(self, decision: Decision | None) -> bool:
+        return _changes(decision) or (decision is not None and decision.storage in self.sources)
+
+    @cached_property
+    def catches_functions(self) -> bool:
+        """Whether a custom autograd Function, which no function mode sees, saves something that is not kept as it is."""
+        saved = {s.storage for c in self.graph.calls if c.hidden for s in c.saves}
+        return any(map(_changes, (self._decisions.get(s) for s in saved)))
 
     def within(self, key: Key) -> tuple[Decision | None, ...]:
         """The same for what PyTorch's own op saves in place of a covered call of that number."""
@@ -124,6 +148,36 @@ class Program:
     def norms(self) -> list[Call]:
         """The batch norms from which something is rebuilt."""
         return [c for c in self._calls if c.op == "batch_norm" and c.covered in self._in_recipes]
+
+    def interposed_calls(self) -> list[tuple[int, str]]:
+        """(number, module) of the covered calls that do not just run as plain PyTorch."""
+        return [(s.index, self.module(s.index)) for s in self._steps if self._is_interposed(s)]
+
+    def _is_interposed(self, step: Step) -> bool:
+        if step.op == "add":
+            return False
+        changed = {
+            "relu": (step.output,), "conv2d": (step.input,), "linear": (step.input,), "batch_norm": (step.input,)
+        }.get(step.op, (step.own,))  # fmt: skip
+        return step.is_source or step.choice != CallChoice(step.index, step.op) or any(map(_changes, changed))
+
+    def caught_calls(self) -> list[tuple[int, str]]:
+        """(number of the covered call that comes next, module) of the uncovered calls that save something to be
+        caught."""
+        found, done = [], 0
+        for call in self.graph.calls:
+            done = max(done, call.covered + 1)
+            if call.covered < 0 and any(self._is_caught(self._decisions.get(s.storage)) for s in _in_order(call)):
+                found.append((done, call.module))
+        return found
+
+    def modules(self) -> list[tuple[int, str]]:
+        """(number, module) of every covered call."""
+        return [(c.covered, c.module) for c in self._calls]
+
+    def op(self, index: int) -> str:
+        """The operator of a covered call."""
+        return self._steps[index].op
 
     def call(self, index: int) -> Call:
         """A covered call as it was captured."""
@@ -143,9 +197,10 @@ class Program:
 
     def _step(self, call: Call) -> Step:
         choice = self._choices.get(call.covered) or CallChoice(call.covered, call.op)
-        output = self._decisions.get(self.graph.values[call.results[0]].storage) if call.results else None
         feeds = call.covered in self._in_recipes
-        return Step(call.covered, call.op, choice, output, self._input(call), self._own(call), feeds)
+        made = self.graph.values[call.results[0]].storage if call.results else -1
+        output = self._decisions.get(made)
+        return Step(call.covered, call.op, choice, output, self._input(call), self._own(call), feeds, made in self.sources)
 
     def _own(self, call: Call) -> Decision | None:
         """The decision for a map or mask that a covered op makes and keeps for itself."""
@@ -184,6 +239,11 @@ class Program:
         again at once, one that may be asked for them."""
         decision = self._decisions.get(storage)
         return KEEP_DENSE if decision is not None and not read and decision.codec in WITHOUT_VALUES else decision
+
+
+def _changes(decision: Decision | None) -> bool:
+    """Whether a storage is kept in another form than as it is."""
+    return decision is not None and (decision.codec != "dense" or decision.place == "host")
 
 
 def _in_order(call: Call) -> list[Save | Passing]:

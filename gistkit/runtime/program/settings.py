@@ -17,11 +17,13 @@ WITHOUT_VALUES = ("rebuild", "mask1", "drop")
 
 @dataclass(frozen=True)
 class Settings:
-    """What the caller allows: a lossy format or None, and whether sums may be reassociated."""
+    """What the caller allows: a lossy format or None, whether sums may be reassociated, and the share of the kept bytes
+    that a plan of gistkit's own must save for the model not to run untouched."""
 
     lossy: str | None = None
     fidelity: str = "bitwise"
     slices: int = 1
+    min_gain: float = 0.02
 
 
 def ad_hoc(x: torch.Tensor, sparse: bool, settings: Settings) -> Decision:

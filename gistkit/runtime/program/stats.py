@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from gistkit.nn.keep import Away, Coded
-from gistkit.runtime.forward.state import Region
+from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.program import Program
 
+BY_PYTORCH = "PyTorch's own operators run; its size as captured"
 OWN_CODECS = {"relu": "mask1", "dropout": "mask1", "max_pool2d": "argmax", "batch_norm": "dense"}
 
 
@@ -104,20 +105,29 @@ class Observed:
         )
 
 
-def observe(region: Region) -> Observed:
-    """What a forward that has just ended keeps; the region is not yet cleared. Holds no tensors."""
-    notes = region.notes
+def observe(state: ForwardState) -> Observed:
+    """What a forward that has just ended keeps; the state is not yet cleared. Holds no tensors.
+
+    Storages that stay dense without having come by are those of the plan, with their captured sizes."""
+    notes, program = state.notes, state.program
     storages = [
         (s.storage, s.codec, s.plain_bytes, s.body.nbytes, notes.get(s.storage, s.reason))
-        for s in region.table.stashes()
+        for s in state.table.stashes()
     ]
     storages += [
-        (h.storage, "dense", h.nbytes, h.nbytes, h.reason if h.ref else notes.get(h.storage, h.reason))
-        for h in region.held.values()
-        if h.ref is None or not h.ref.expired()
+        (d.storage, "dense", d.nbytes, d.nbytes, d.reason) for d in state.dense.values() if not d.ref.expired()
     ]
-    own = [(i, op, kept if type(kept) is int else payload_bytes(kept)) for i, op, kept in region.own]
-    return Observed(region.program, tuple(storages), tuple(own), region.diverged)
+    if program is not None:
+        met = {row[0] for row in storages}
+        storages += [(s, "dense", n, n, notes.get(s, why)) for s, n, why in program.dense_storages if s not in met]
+    own = [(i, op, payload_bytes(kept)) for i, op, kept in state.own]
+    return Observed(program, tuple(storages), tuple(own), state.diverged)
+
+
+def as_captured(program: Program) -> Observed:
+    """What a forward keeps that PyTorch carried out, by its capture."""
+    kept = tuple((s.id, "dense", s.nbytes, s.nbytes, BY_PYTORCH) for s in program.graph.kept())
+    return Observed(program, kept, ())
 
 
 def _row(program: Program | None, storage: int, codec: str, plain: int, kept: int, reason: str) -> Row:

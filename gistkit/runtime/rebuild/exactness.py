@@ -1,118 +1,90 @@
-"""Rebuilds are believed only once they have given a forward's bits, in each shape, dtype and layout and on each device.
+"""Rebuilds are relied on only once they have given a forward's bits, in each shape, dtype and layout and on each device.
 
-A batch norm's arithmetic is one of those that drawn tensors of its kind have told
-(:mod:`gistkit.runtime.rebuild.probed`), and
-is tried while the batch norm runs: before it, a forward with weights and biases drawn at random, in the memory that the
-output is about to take (a network's first ones are one and zero, under which every arithmetic gives the same bits);
-after it, the forward itself. Both are compared block by block. A whole recipe is
-compared with the forward's output at once, or under a budget, where no second such tensor has room, with a digest of it
-when backward rebuilds it first.
+The arithmetic of each batch norm is found by drawn tensors (:mod:`gistkit.runtime.rebuild.arithmetic`); then the whole
+recipe is compared with the forward's own output. Under a budget, where no second such tensor has room in forward, a
+digest of the output is compared with what backward rebuilds first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from gistkit.capture import BatchNorm
-from gistkit.kernels import is_dense
-from gistkit.runtime.rebuild.probed import DRAWN_SCALE, Kind, cancelling, gives, told
-from gistkit.runtime.rebuild.rebuild import FusedTerm, ReluTerm, Term, builder
+from gistkit.runtime.rebuild.arithmetic import arithmetics
+from gistkit.runtime.rebuild.terms import ADD, NormSource, Recipe, ReluTerm, builder, can_fuse
 from gistkit.runtime.stash.stash import Rows
 from gistkit.runtime.stash.verify import Digest, Trial, same_bits
 
-Rebuild = Callable[..., torch.Tensor]
+Build = Callable[[Rows], torch.Tensor]
+Bind = Callable[[Recipe], Any]
+"""From a recipe to its term in the running forward, or None."""
 
 
-def try_drawn(verified: dict, call: int, b: BatchNorm) -> None:
-    """To be called before a batch norm, the covered call of that number, from which something is rebuilt: remembers in
-    ``verified`` the arithmetics that give a forward with random weights and biases. Synchronises where it is new."""
-    key = _key(call, b)
-    if key in verified or not b.training or b.x.dim() < 2 or b.x.numel() == 0 or not is_dense(b.x):
-        return
-    with torch.no_grad():
-        x = b.x.detach()
-        able = told(verified, Kind.of(x, b.weight, b.eps))
-        drawn = _drawn_forward(x, b.weight, b.bias, b.eps)
-        verified[("drawn", *key)] = [c for c in able if gives(c, x, *drawn)]
+def norms_of(steps: tuple, node: Any, norms: Mapping[int, NormSource]) -> dict[int, NormSource] | None:
+    """By covered call the batch norms that a recipe starts from, found from the node of the ReLU's input on; None where
+    the nodes are not the recipe's."""
+    kind, first = steps[0], steps[1]
+    if kind == "stash":
+        return {}
+    if kind == "bn":
+        source = norms.get(first) or NormSource.of(node)
+        return None if source is None else {first: source}
+    if kind != "add" or type(node).__name__ != ADD:
+        return None
+    parts = [norms_of(s, n, norms) for s, (n, _) in zip(steps[1:], node.next_functions, strict=True)]
+    return None if None in parts else {k: v for part in parts for k, v in part.items()}  # type: ignore[union-attr]
 
 
-def arithmetic(verified: dict, call: int, b: BatchNorm, y: torch.Tensor, stats: tuple) -> Rebuild | None:
-    """The arithmetic that gives the batch norm's output y, and gave the drawn forward, bit for bit on this device, or
-    None. ``stats``: mean and 1/std of the batch. Synchronises where it is new."""
-    key = _key(call, b)
-    if key not in verified:
-        with torch.no_grad():
-            x, able = b.x.detach(), verified.pop(("drawn", *key), ())
-            verified[key] = next((c for c in able if gives(c, x, y.detach(), *stats, b.weight, b.bias)), None)
-    return verified[key]
+class Exactness:
+    """How one ReLU's output y comes back exactly: by one launch, else operator by operator, else not at all.
 
-
-def _key(call: int, b: BatchNorm) -> tuple:
-    x, affine = b.x, None if b.weight is None else b.weight.dtype
-    return ("bn", call, x.dtype, x.device, tuple(x.shape), x.stride(), affine, torch._C._get_cudnn_enabled())
-
-
-def _relu_key(call: int, recipe: tuple, y: torch.Tensor) -> tuple:
-    return ("relu", call, recipe, y.dtype, y.device, tuple(y.shape), y.stride())
-
-
-def _drawn_forward(x: torch.Tensor, weight: Any, bias: Any, eps: float) -> tuple:
-    """(output, mean, invstd, weight, bias) of PyTorch's training batch norm of x, its weights like the given ones but
-    drawn at random, its biases made to tell arithmetics apart; the caller's random states untouched."""
-    generator = torch.Generator().manual_seed(0)
-
-    def drawn(like: Any) -> Any:
-        return None if like is None else torch.randn(like.shape, generator=generator).mul_(DRAWN_SCALE).to(like)
-
-    def forward() -> tuple:
-        cudnn = torch._C._get_cudnn_enabled()
-        return torch._batch_norm_impl_index(x, scale, shift, None, None, True, 0.0, eps, cudnn)[:3]
-
-    scale, shift = drawn(weight), drawn(bias)
-    if shift is not None:
-        mean, invstd = forward()[1:]
-        shift.copy_(cancelling(x, mean, invstd, scale))
-    return *forward(), scale, shift
-
-
-def exact(
-    verified: dict, call: int, recipe: tuple, y: torch.Tensor, term: ReluTerm, later: Callable[[], None] | None
-) -> Callable[[Rows], torch.Tensor] | None:
-    """What rebuilds y, the output of the covered call of that number: in one pass where that gives its bits, else
-    operator by operator, else None.
-
-    With ``later`` an unknown one is not tried now but at its first use; ``later()`` is called, and must raise, where no
-    way of it is exact then.
+    ``verified`` remembers what was found, by call, recipe and geometry; results are looked up there.
     """
-    key = _relu_key(call, recipe, y)
-    if key not in verified and later is not None:
+
+    def __init__(self, verified: dict, call: int, steps: tuple, y: torch.Tensor) -> None:
+        self._verified, self._steps, self._y = verified, steps, y
+        self._key = ("relu", call, steps, y.dtype, y.device, tuple(y.shape), y.stride())
+
+    def recipes(self, node: Any, norms: Mapping[int, NormSource], bind: Bind) -> list[Recipe]:
+        """The recipe in the ways that may be exact, the quickest first."""
+        found = norms_of(self._steps[1], node, norms)
+        if found is None:
+            return []
+        known = {index: arithmetics(self._verified, source.kind) for index, source in found.items()}
+        if not all(known.values()):
+            return []
+        chosen = {index: able[0] for index, able in known.items()}
+        by_operators = Recipe(self._steps, chosen, self._y, fused=False)
+        term = bind(by_operators)
+        if term is None:
+            return []
+        fuses = isinstance(term, ReluTerm) and can_fuse(term)
+        return [Recipe(self._steps, chosen, self._y, fused=True), by_operators] if fuses else [by_operators]
+
+    def check(self, recipes: list[Recipe], bind: Bind) -> Recipe | None:
+        """The first recipe that gives y's bits now. Synchronises where it is new."""
+        if self._key not in self._verified:
+            y = self._y.detach()
+            with torch.no_grad():
+                same = (same_bits(builder(bind(r), y)(None), y) for r in recipes)
+                self._verified[self._key] = next((i for i, equal in enumerate(same) if equal), None)
+        number = self._verified[self._key]
+        return None if number is None or number >= len(recipes) else recipes[number]
+
+    @property
+    def known(self) -> bool:
+        """Whether it has been found out already."""
+        return self._key in self._verified
+
+    def later(self, recipes: list[Recipe], bind: Bind, refuse: Callable[[], None]) -> Build:
+        """What rebuilds y and finds out at its first use which recipe is exact; ``refuse()``, which must raise, is
+        called where none is."""
 
         def found(number: int | None) -> None:
-            verified[key] = number
+            self._verified[self._key] = number
             if number is None:
-                later()
+                refuse()
 
-        return Trial([builder(t, y) for t in ways(term)], Digest(y.detach()), found)
-    if key not in verified:
-        with torch.no_grad():
-            same = [same_bits(builder(t, y)(None), y.detach()) for t in ways(term)]
-        verified[key] = same.index(True) if any(same) else None
-    number = verified[key]
-    return None if number is None else builder(ways(term)[number], y)
-
-
-def known(verified: dict, call: int, recipe: tuple, y: torch.Tensor) -> int | None:
-    """The number of the way that is known to rebuild y, the output of that covered call; None where none is."""
-    return verified.get(_relu_key(call, recipe, y))
-
-
-def ways(term: ReluTerm) -> list[Term]:
-    """The term in one pass, where there is one, and operator by operator."""
-    fused = FusedTerm.of(term)
-    return [term] if fused is None else [fused, term]
-
-
-__all__ = ["arithmetic", "exact", "known", "try_drawn", "ways"]
+        return Trial([builder(bind(r), self._y) for r in recipes], Digest(self._y.detach()), found)

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from operator import methodcaller
+from typing import Any, Protocol
 
 import torch
 
 from gistkit.kernels import flat, is_dense
-from gistkit.nn.keep import Coded, Kept, rows_from
+from gistkit.nn.keep import Alias, Coded, Kept, is_retained, rows_from
 
 Rows = tuple[int, int] | None
+DENSE_VALUES = methodcaller("dense")
+"""The unpack half of a saved-tensor hook whose pack half gives a hold."""
 
 
 def covers(x: torch.Tensor) -> bool:
@@ -102,6 +105,79 @@ class RebuiltBody:
         return torch.ops.aten.threshold_backward(grad, self._build(None), 0)
 
 
+class SharedValues:
+    """A body whose values are made once for the last two of its readers: a ReLU's node runs right behind the last
+    node that reads its output, so the values stay from the one to the other. Earlier readers get values of their own.
+
+    ``readers`` is counted up by whoever gives this to a node (:meth:`join`), down by every :meth:`dense`.
+    """
+
+    __slots__ = ("_body", "_readers", "_values")
+
+    def __init__(self, body: Any) -> None:
+        self._body, self._readers = body, 0
+        self._values: torch.Tensor | None = None
+
+    def join(self) -> SharedValues:
+        """Itself, for one node more."""
+        self._readers += 1
+        return self
+
+    def __call__(self, x: torch.Tensor) -> SharedValues:
+        """Itself: what a saved-tensor hook makes of x."""
+        return self
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held between forward and backward."""
+        return self._body.nbytes
+
+    @property
+    def density(self) -> float | None:
+        """The share of elements that a sparse codec stores; None where it is not known."""
+        return getattr(self._body, "density", None)
+
+    def dense(self) -> torch.Tensor:
+        """The values for one node; not to be written to."""
+        values = self._values
+        if is_retained():
+            return self._body.dense() if values is None else values
+        self._readers -= 1
+        if values is None:
+            values = self._body.dense()
+            if self._readers == 1:
+                self._values = values
+        elif self._readers <= 0:
+            self._values = None
+        return values
+
+    def source(self) -> tuple[torch.Tensor, bool]:
+        """(values, whether the caller may overwrite them) for a rebuild that starts from them; no reader is counted."""
+        values = self._values
+        return (self._body.dense(), True) if values is None else (values, False)
+
+    def dense_rows(self, start: int, stop: int) -> torch.Tensor:
+        """Rows start..stop."""
+        values = self._values
+        return rows_of(self._body, start, stop) if values is None else values[start:stop]
+
+    def dense_range(self, start: int, stop: int) -> torch.Tensor:
+        """Elements start..stop in storage order."""
+        return self._body.dense_range(start, stop)
+
+    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
+        """ReLU's input gradient."""
+        return self._body.relu_backward(grad)
+
+
+def source_of(kept: Kept, rows: Rows = None) -> tuple[torch.Tensor, bool]:
+    """(values or rows of them, whether they may be overwritten) of a kept tensor that a rebuild starts from."""
+    if type(kept) is SharedValues and rows is None:
+        return kept.source()
+    values = kept.dense() if rows is None else rows_of(kept, *rows)
+    return values, getattr(kept, "fresh", not isinstance(kept, Alias))
+
+
 @dataclass(eq=False, slots=True)
 class Stash:
     """The stand-in for one storage: its body, and what the report says of it."""
@@ -111,6 +187,8 @@ class Stash:
     codec: str
     plain_bytes: int
     reason: str = ""
+    node: Any = None
+    """The backward node of the tensor that was stashed, which readers of that very tensor have as ``grad_fn``."""
 
     @property
     def nbytes(self) -> int:

@@ -1,9 +1,9 @@
-"""Which arithmetic a device's batch norm has for tensors of one kind, told from data that tell them apart.
+"""Which arithmetic a device's batch norm has for tensors of one kind, found by trying all on drawn tensors.
 
-The arithmetics of :func:`gistkit.nn.norm.rebuild_candidates` differ in single roundings, and some data do not show
-which it is: where the means are next to nothing beside the biases, or the biases nothing beside the means,
-bias - mean * alpha has the same bits with one rounding and with two. What fits a network's first step may so be wrong
-in its second. Which one runs depends on the kind of tensor alone (shape, layout, dtype, device), so it is asked with
+The arithmetics of :func:`gistkit.nn.norm.rebuild_candidates` differ in single roundings, and a network's own data do
+not always show which it is: where the means are next to nothing beside the biases, bias - mean * alpha has the same
+bits with one rounding and with two. What fits a first step may be wrong in the second. Which arithmetic runs depends on
+the kind of tensor alone (shape, layout, dtype, device), so candidates are compared with PyTorch's batch norm on drawn
 tensors of that kind whose means, weights and biases are all of the order of one.
 """
 
@@ -44,30 +44,26 @@ class Kind(NamedTuple):
     affine: torch.dtype | None
     eps: float
 
-    @classmethod
-    def of(cls, x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> Kind:
-        """The kind of a batch norm of x."""
-        return cls(tuple(x.shape), x.stride(), x.dtype, x.device, None if weight is None else weight.dtype, eps)
 
 
-def told(verified: dict, kind: Kind) -> list[Rebuild]:
+def arithmetics(verified: dict, kind: Kind) -> list[Rebuild]:
     """The arithmetics that give the training batch norm of tensors x of that kind bit for bit, remembered in
-    ``verified``. Takes twice such a tensor's memory and synchronises where it is new; random states stay as they are.
-    """
-    key = ("told", *kind, torch._C._get_cudnn_enabled())
+    ``verified``. Where it is new it takes twice such a tensor's memory and synchronises; random states stay as they
+    are."""
+    key = ("arithmetics", *kind, torch._C._get_cudnn_enabled())
     if key not in verified:
         wide = torch.float32 in (kind.dtype, kind.affine)
         elements, numel = ELEMENTS if wide else ELEMENTS_16, torch.Size(kind.shape).numel()
         rounds = min(max(-(-elements // numel), -(-CHANNELS // kind.shape[1])), ROUNDS)
-        able = None
+        exact = None
         with torch.no_grad():
             for seed in range(rounds):
-                able = _that_give(able, kind, seed)
-        verified[key] = able
+                exact = _exact(exact, kind, seed)
+        verified[key] = exact
     return verified[key]
 
 
-def _that_give(candidates: list[Rebuild] | None, kind: Kind, seed: int) -> list[Rebuild]:
+def _exact(candidates: list[Rebuild] | None, kind: Kind, seed: int) -> list[Rebuild]:
     """Those of the candidates (None: all that are known) that give the batch norm of one drawn tensor."""
     generator, channels = torch.Generator().manual_seed(seed), kind.shape[1]
 
@@ -91,13 +87,13 @@ def _that_give(candidates: list[Rebuild] | None, kind: Kind, seed: int) -> list[
             torch.zeros(channels, device=kind.device).to(kind.affine),
         )
         mean, invstd = forward()[1:]
-        bias.copy_(cancelling(x, mean, invstd, weight))
+        bias.copy_(_cancelling(x, mean, invstd, weight))
     y, *stats = forward()
     known = rebuild_candidates(x) if candidates is None else candidates
-    return [c for c in known if gives(c, x, y, *stats, weight, bias)]
+    return [c for c in known if _gives(c, x, y, *stats, weight, bias)]
 
 
-def cancelling(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+def _cancelling(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
     """Biases that leave next to nothing but rounding of one element a channel. Arithmetics differ by an ulp of fp32,
     which in 16 bits one element in some 50,000 shows; of such a one it is nearly all that there is."""
     first = x[(0, slice(None), *(0,) * (x.dim() - 2))]
@@ -105,7 +101,7 @@ def cancelling(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight
     return (scaled if weight is None else scaled.mul_(weight)).neg_()
 
 
-def gives(
+def _gives(
     candidate: Rebuild,
     x: torch.Tensor,
     y: torch.Tensor,
@@ -122,17 +118,15 @@ def gives(
     return True
 
 
-def told_ahead(verified: dict, program: Program, args: tuple, kwargs: dict) -> None:
-    """:func:`told`, before a forward with these arguments, for every batch norm from which the program rebuilds: there
-    is room for its tensors then, and under a budget perhaps not later."""
+def probe_ahead(verified: dict, program: Program, args: tuple, kwargs: dict) -> None:
+    """:func:`arithmetics`, before a forward with these arguments, for every batch norm from which the program rebuilds:
+    there is room for its tensors then, and under a budget perhaps not later."""
     inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if not inputs:
         return
-    asked = (batch_size((args, kwargs)), inputs[0].device)
-    if asked not in program.kinds:
-        program.kinds[asked] = tuple(dict.fromkeys(_kinds(program, *asked)))
-    for kind in program.kinds[asked]:
-        told(verified, kind)
+    rows, device = batch_size((args, kwargs)), inputs[0].device
+    for kind in program.remembered(("kinds", rows, device), lambda: tuple(dict.fromkeys(_kinds(program, rows, device)))):
+        arithmetics(verified, kind)
 
 
 def _kinds(program: Program, rows: int, device: torch.device) -> Iterator[Kind]:
@@ -152,4 +146,4 @@ def _dtype(name: str) -> torch.dtype:
     return dtype_of(name.removeprefix("torch."))
 
 
-__all__ = ["DRAWN_SCALE", "Kind", "cancelling", "gives", "told", "told_ahead"]
+__all__ = ["Kind", "arithmetics", "probe_ahead"]

@@ -1,0 +1,109 @@
+"""The saved-tensor hooks of a forward: what becomes of the tensors that PyTorch's own ops save.
+
+Hooks are set only around calls that save something which is kept in another form, or around the whole forward where a
+custom autograd Function does, which no function mode sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from gistkit.capture import is_weight
+from gistkit.ir import Decision
+from gistkit.nn.keep import Alias, Kept
+from gistkit.runtime.forward.state import ForwardState
+from gistkit.runtime.program.settings import KEEP_DENSE
+from gistkit.runtime.stash.stash import DENSE_VALUES, Shape
+
+_top = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
+_push = torch._C._autograd._push_saved_tensors_default_hooks  # type: ignore[attr-defined]
+_pop = torch._C._autograd._pop_saved_tensors_default_hooks  # type: ignore[attr-defined]
+
+
+def catches(state: ForwardState) -> bool:
+    """Whether PyTorch's own op, which runs now, saves something that is to be caught."""
+    program = state.program
+    if program is None:
+        return True
+    return state.calls in program.caught if state.instead < 0 else state.instead in program.caught_within
+
+
+@contextmanager
+def caught(state: ForwardState) -> Iterator[None]:
+    """What is saved in this block goes to the forward's hooks."""
+    _push(partial(pack, state), DENSE_VALUES)
+    try:
+        yield
+    finally:
+        _pop()
+
+
+class without_hooks:
+    """No hooks of the forward's own in this block, if there are any around it."""
+
+    __slots__ = ("_hooks",)
+
+    def __init__(self, state: ForwardState) -> None:
+        self._hooks = _top(False) if state.hooked else None
+
+    def __enter__(self) -> None:
+        if self._hooks is not None:
+            _pop()
+
+    def __exit__(self, *_: Any) -> None:
+        if self._hooks is not None:
+            _push(*self._hooks)
+
+
+def pack(state: ForwardState, x: torch.Tensor) -> Kept | Shape:
+    """A hold on what an op saves."""
+    # a custom Function saves while the forward's function mode is on, which would take what is asked here for calls
+    with torch._C.DisableTorchFunction():
+        keep: Callable = partial(_pack, state)
+        return keep(x) if state.tape is None else state.tape.saving(keep, x)
+
+
+def _pack(state: ForwardState, x: torch.Tensor) -> Kept | Shape:
+    # not of a pool's indices, which its backward reads
+    if state.unread and x.is_floating_point() and x.layout == torch.strided and not x.is_nested:
+        _planned(state, x)  # its turn has come, so that the next one of its shape is not taken for it
+        return Shape(x)
+    if is_weight(x) or x.layout != torch.strided or x.is_nested:
+        return Alias(x)
+    decision = _planned(state, x)
+    return state.keep(x, decision) if decision is not None or state.settings.lossy is None else state.keep_exact(x)
+
+
+def _planned(state: ForwardState, x: torch.Tensor) -> Decision | None:
+    """The plan's decision for what PyTorch's own op saves; of several that fit, the one whose turn it is."""
+    program = state.program
+    if program is None:
+        return None
+    number = state.calls if state.instead < 0 else state.instead
+    key = (number, str(x.dtype).removeprefix("torch."), tuple(x.shape))
+    found = program.uncovered(key) if state.instead < 0 else program.within(key)
+    open_choice = KEEP_DENSE if state.strict else None
+    if len(found) < 2:
+        decision = (found[0] if found else None) or open_choice
+        return KEEP_DENSE if decision is not None and decision.storage in program.passing else decision
+    if x.untyped_storage()._cdata in state.dense:
+        return KEEP_DENSE
+    if state.table.find(x) is not None:
+        return None
+    if state.strict:
+        found = found if state.tape is None else state.tape.meant(found)
+        decision = next((d for d in found if d is not None and not _met(state, d.storage)), KEEP_DENSE)
+        state.met.add(decision.storage)
+        return KEEP_DENSE if decision.storage in program.passing else decision
+    turn = state.turns[key] = state.turns.get(key, -1) + 1
+    return (found[turn] if turn < len(found) else None) or open_choice
+
+
+def _met(state: ForwardState, storage: int) -> bool:
+    """Whether a planned storage has come by already, so that this tensor, which is not known, is another."""
+    return storage in state.met or storage in state.aliases or state.table.named(storage) is not None

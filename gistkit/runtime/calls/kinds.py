@@ -1,0 +1,82 @@
+"""What a specialised call depends on of its operands, so that it can tell whether it may run again."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch.nn import Parameter
+
+from gistkit.nn.eligible import KERNEL_DTYPES, is_wrapped, transformed
+
+_Tensor, _strided = torch.Tensor, torch.strided
+_NUMBERS = frozenset((int, float, bool, tuple, str, type(None)))
+
+
+class SpecialisedCall(Protocol):
+    """One covered call, ready to run for operands of the kind that it was made for."""
+
+    def fits(self, *values: Any) -> bool:
+        """Whether the operands, in the order of the call's form in :mod:`gistkit.capture.calls`, are of that kind."""
+        ...
+
+    def __call__(self, state: Any, *values: Any) -> torch.Tensor:
+        """The call's result."""
+        ...
+
+
+class TensorKind:
+    """Dtype, device, geometry and need of a gradient of a plain strided tensor."""
+
+    __slots__ = ("_device", "_dtype", "_needs_gradient", "_shape", "_stride")
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self._dtype, self._device, self._needs_gradient = x.dtype, x.device, x.requires_grad
+        self._shape, self._stride = x.shape, x.stride()
+
+    def fits(self, x: Any) -> bool:
+        """Whether x is such a tensor."""
+        return (
+            type(x) is _Tensor
+            and x.dtype is self._dtype
+            and x.shape == self._shape
+            and x.layout is _strided
+            and x.stride() == self._stride
+            and x.requires_grad is self._needs_gradient
+            and x.device == self._device
+            and not x.is_neg()
+            and not is_wrapped(x)
+        )
+
+
+def weight_kind(weight: Any) -> tuple | None:
+    """What an operator depends on of a weight: None is None's."""
+    if weight is None:
+        return None
+    return type(weight) is Parameter, weight.dtype, weight.requires_grad, weight.shape, weight.stride()
+
+
+def autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
+    """The dtype in which autocast runs x's convolutions and products, None where it is off."""
+    device_type = "cuda" if x.is_cuda else "cpu"
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+
+
+def runs(values: tuple) -> bool:
+    """Whether gistkit's operators take these operands: plain strided fp32, bf16 or fp16 tensors on a CPU or a CUDA
+    device, outside function transforms. For others PyTorch's own runs."""
+    if transformed():
+        return False
+    for t in values:
+        kind = type(t)
+        if kind is _Tensor or kind is Parameter:
+            if t.dtype not in KERNEL_DTYPES or t.layout is not _strided or t.is_neg():
+                return False
+            if kind is _Tensor and (not (t.is_cuda or t.is_cpu) or t.is_nested or is_wrapped(t)):
+                return False
+        elif kind not in _NUMBERS and isinstance(t, torch.Tensor):
+            return False
+    return True
+
+
+__all__ = ["SpecialisedCall", "TensorKind", "autocast_dtype", "runs", "weight_kind"]

@@ -1,0 +1,250 @@
+"""ReLU: how its output comes back in backward, and what its own node keeps.
+
+| plan | node | keeps |
+|---|---|---|
+| output dense | PyTorch's | the output |
+| output rebuilt or coded, its readers leave room | PyTorch's | nothing of its own: the values that its readers share |
+| output rebuilt or coded, no room | gistkit's | a 1-bit mask beside a rebuilt output, else the shared stash |
+| values read by nobody | gistkit's | a 1-bit mask |
+| the max-pool behind it carries the mask | gistkit's | nothing |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gistkit.capture import Relu
+from gistkit.codecs import CODECS
+from gistkit.ir import Decision
+from gistkit.kernels import Masks, is_dense
+from gistkit.nn import relu as relu_op
+from gistkit.nn.eligible import overwritable
+from gistkit.nn.keep import Alias, Kept
+from gistkit.planning.forms import rounds
+from gistkit.runtime.calls.kinds import SpecialisedCall, TensorKind
+from gistkit.runtime.forward.deferred_mask import DeferredMask
+from gistkit.runtime.forward.state import ForwardState
+from gistkit.runtime.offload.host import AwayOnHost
+from gistkit.runtime.program.program import Step
+from gistkit.runtime.program.settings import KEEP_DENSE
+from gistkit.runtime.rebuild.exactness import Exactness
+from gistkit.runtime.rebuild.terms import Recipe, builder
+from gistkit.runtime.stash.stash import DENSE_VALUES, Reader, RebuiltBody, SharedValues, Stash, covers
+
+NOT_EXACT = "it cannot be rebuilt bit for bit on this device"
+MADE_OTHERWISE = "the forward made it in another way than when it was captured"
+
+
+def specialise(state: ForwardState, step: Step, b: Relu) -> SpecialisedCall:
+    """How a ReLU of such an operand runs as planned."""
+    x, decision = b.x, step.output
+    if not x.requires_grad or x.numel() == 0 or (b.inplace and not (overwritable(x) and is_dense(x))):
+        return PlainRelu(step, b)
+    if decision is None or decision.codec in ("mask1", "drop"):
+        if decision is not None and decision.codec == "drop" and step.choice.passes and is_dense(x):
+            return DeferredRelu(step, b)
+        return MaskedRelu(step, b)
+    if decision.codec == "rebuild":
+        return RebuiltRelu(state, step, b)
+    if decision.codec == "dense" and decision.place == "device":
+        return PlainRelu(step, b) if not decision.mask else MaskedRelu(step, b)
+    return MaskedRelu(step, b) if decision.mask else StashedRelu(state, step, b)
+
+
+class PlainRelu:
+    """PyTorch's own ReLU, whose output stays as it is."""
+
+    def __init__(self, step: Step, b: Relu) -> None:
+        self._x, self._inplace, self._step = TensorKind(b.x), b.inplace, step
+
+    def fits(self, x: Any, inplace: Any) -> bool:
+        return inplace is self._inplace and self._x.fits(x)
+
+    def __call__(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
+        y = torch.relu_(x) if inplace else torch.relu(x)
+        if y.requires_grad:
+            decision = self._step.output or KEEP_DENSE
+            state.mark_sparse(y)
+            if decision.codec == "dense" and not (decision.storage < 0 and state.program is not None):
+                state.alias(y, decision)
+            elif decision.codec not in ("dense", "drop"):
+                state.cannot(decision, "PyTorch's own op ran, for these operands are not ones that gistkit's takes")
+        return y
+
+
+class MaskedRelu:
+    """A node that keeps a 1-bit mask; its output's values are kept for others as decided, or read by nobody."""
+
+    def __init__(self, step: Step, b: Relu) -> None:
+        self._x, self._inplace, self._step = TensorKind(b.x), b.inplace, step
+        self._masks = Masks(b.x) if is_dense(b.x) else None
+
+    def fits(self, x: Any, inplace: Any) -> bool:
+        return inplace is self._inplace and self._x.fits(x) and (not inplace or overwritable(x))
+
+    def __call__(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
+        step, decision = self._step, self._step.output
+        y = relu_op.run(x, inplace) if self._masks is None else relu_op.masked(x, inplace, self._masks)
+        if decision is not None and step.choice.passes:
+            state.cannot(decision, "the tensor has gaps, and the ReLU keeps a mask of its own")
+        node: Any = y.grad_fn
+        if decision is not None and decision.codec != "drop" and decision.place == "host":
+            node.kept = AwayOnHost(node.kept)
+        state.record_own(step.index, step.op, node.kept)
+        state.mark_sparse(y)
+        if decision is not None and decision.mask:
+            state.encode(y, decision)
+        return y
+
+
+class DeferredRelu:
+    """A node whose mask the max-pool behind it carries, should that be the next covered call."""
+
+    def __init__(self, step: Step, b: Relu) -> None:
+        self._x, self._inplace, self._step = TensorKind(b.x), b.inplace, step
+
+    def fits(self, x: Any, inplace: Any) -> bool:
+        return inplace is self._inplace and self._x.fits(x) and (not inplace or overwritable(x))
+
+    def __call__(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
+        mask = DeferredMask()
+        y = relu_op.run(x, inplace, lambda _: mask)
+        state.record_own(self._step.index, self._step.op, mask)
+        state.mark_sparse(y)
+        state.defer(y, mask)
+        return y
+
+
+class StashedRelu:
+    """One stash serves the ReLU's backward and every later reader of its output."""
+
+    def __init__(self, state: ForwardState, step: Step, b: Relu) -> None:
+        self._x, self._inplace, self._step = TensorKind(b.x), b.inplace, step
+        # a rounded value may be zero where the ReLU's was not
+        exact = step.output is not None and step.output.place == "device" and not rounds(step.output.codec)
+        self._shares = exact and step.output.codec in CODECS and state.has_room(step.index, b.x)  # type: ignore[union-attr]
+
+    def fits(self, x: Any, inplace: Any) -> bool:
+        return inplace is self._inplace and self._x.fits(x) and (not inplace or overwritable(x))
+
+    def __call__(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
+        y = self._shared(state, x, inplace) if self._shares else self._own(state, x, inplace)
+        state.mark_sparse(y)
+        return y
+
+    def _shared(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
+        y = torch.relu_(x) if inplace else torch.relu(x)
+        decision: Any = self._step.output
+        codec = CODECS[decision.codec]
+        why = "a view of a part of a storage" if not covers(y) else codec.accepts(y)
+        body = None if why else state.body(y.detach(), codec, decision)
+        if why:
+            state.cannot(decision, why)
+        if body is None:
+            state.alias(y, decision)
+        else:
+            share(state, y, body, decision)
+        return y
+
+    def _own(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
+        decision: Any = self._step.output
+        made: list[Stash] = []
+
+        def keep(y: torch.Tensor) -> Kept:
+            stash = state.encode(y, decision)
+            if stash is None:
+                return Alias(y)
+            made.append(stash)
+            return Reader(stash, y)
+
+        y = relu_op.run(x, inplace, keep)
+        if made:
+            state.table.add(y, made[0])
+            made[0].node = y.grad_fn
+            if state.is_source(decision.storage):
+                state.nodes[decision.storage] = y.grad_fn
+        else:
+            state.alias(y, decision)
+        return y
+
+
+class RebuiltRelu:
+    """A ReLU whose output comes back from what batch norms keep, once that has given the forward's own bits."""
+
+    def __init__(self, state: ForwardState, step: Step, b: Relu) -> None:
+        self._x, self._inplace, self._step = TensorKind(b.x), b.inplace, step
+        # what starts from rounded values may be zero where the ReLU's output was not
+        self._shares = state.settings.lossy is None and state.has_room(step.index, b.x)
+        self._masks = Masks(b.x) if is_dense(b.x) else None
+        self._version = b.x._version
+        self._recipe: Recipe | None = None
+
+    def fits(self, x: Any, inplace: Any) -> bool:
+        return inplace is self._inplace and self._x.fits(x) and (not inplace or overwritable(x))
+
+    def __call__(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
+        node, as_made = x.grad_fn, x._version == self._version
+        recipe = self._recipe
+        term = recipe.term(node, state.norms, state.kept_by) if recipe is not None and as_made else None
+        y = self._run(state, x, inplace)
+        if term is not None and covers(y):
+            build: Any = builder(term, y)
+        else:
+            build = self._found(state, y, node) if as_made and covers(y) else None
+        if build is None:
+            self._store(state, y, NOT_EXACT if as_made and self._recipe is None else MADE_OTHERWISE)
+            return y
+        decision: Any = self._step.output
+        body = RebuiltBody(build, y.numel() // y.shape[0])
+        if self._shares:
+            share(state, y, body, decision)
+        else:
+            state.stash(y, body, decision)
+        state.mark_sparse(y)
+        return y
+
+    def _run(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
+        if self._shares:
+            return torch.relu_(x) if inplace else torch.relu(x)
+        y = relu_op.run(x, inplace) if self._masks is None else relu_op.masked(x, inplace, self._masks)
+        state.record_own(self._step.index, self._step.op, y.grad_fn.kept)  # type: ignore[union-attr]
+        return y
+
+    def _found(self, state: ForwardState, y: torch.Tensor, node: Any) -> Any:
+        """What rebuilds y, found out now or, under a budget, at its first use; None where nothing does."""
+        decision: Any = self._step.output
+        bind = lambda recipe: recipe.term(node, state.norms, state.kept_by)  # noqa: E731
+        exactness = Exactness(state.verified, self._step.index, decision.recipe, y)
+        recipes = exactness.recipes(node, state.norms, bind)
+        if not recipes:
+            return None
+        if state.settings.lossy is not None:  # what starts from rounded values does not give the forward's bits
+            self._recipe = recipes[0]
+            return builder(bind(self._recipe), y)
+        if state.bound and not exactness.known:
+            return exactness.later(recipes, bind, lambda: state.cannot(decision, NOT_EXACT))
+        self._recipe = exactness.check(recipes, bind)
+        return None if self._recipe is None else builder(bind(self._recipe), y)
+
+    def _store(self, state: ForwardState, y: torch.Tensor, why: str) -> None:
+        """Keep y's values after all."""
+        decision: Any = self._step.output
+        state.cannot(decision, why)
+        program, lossy = state.program, state.settings.lossy
+        lossy = lossy if program is None or program.bears_rounding(decision.storage) else None
+        instead = Decision(decision.storage, "zvc" if lossy is None else f"zvc+{lossy}", reason=f"stored: {why}")
+        if not self._shares:
+            state.encode(y, instead)
+            return
+        body = state.body(y.detach(), CODECS[instead.codec], instead) if covers(y) else None
+        if body is not None:
+            share(state, y, body, instead)
+
+
+def share(state: ForwardState, y: torch.Tensor, body: Any, decision: Decision) -> None:
+    """Have the node of y, PyTorch's own ReLU, and all readers of y share that body's values."""
+    shared = SharedValues(body)
+    y.grad_fn._raw_saved_result.register_hooks(shared.join(), DENSE_VALUES)  # type: ignore[union-attr]
+    state.stash(y, shared, decision)

@@ -1,0 +1,105 @@
+"""One covered call: its step of the plan, its specialised form, its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gistkit.capture import BatchNorm, Bound, Conv2d, Dropout, Linear, MaxPool2d, Relu
+from gistkit.runtime.calls import batch_norm, conv2d, dropout, linear, max_pool2d, relu
+from gistkit.runtime.calls.hooks import without_hooks
+from gistkit.runtime.calls.kinds import runs
+from gistkit.runtime.forward.state import ForwardState
+from gistkit.runtime.program.match_plan import check_call
+from gistkit.runtime.program.program import Program, Step
+
+SPECIALISE: dict[str, tuple[Callable[..., Any], Callable[[ForwardState, Step, Any], Any]]] = {
+    "relu": (Relu, relu.specialise),
+    "max_pool2d": (MaxPool2d, max_pool2d.specialise),
+    "conv2d": (Conv2d, conv2d.specialise),
+    "linear": (Linear, linear.specialise),
+    "batch_norm": (BatchNorm, batch_norm.specialise),
+    "dropout": (Dropout, dropout.specialise),
+}
+"""By covered op the form of its operands and what makes a call of them. Additions are counted, for plans that name
+them, and run as PyTorch's own."""
+
+
+class ByPyTorch:
+    """A call over operands that gistkit's operators do not take."""
+
+    def fits(self, *values: Any) -> bool:
+        """Whether they still do not."""
+        return not runs(values)
+
+
+def next_call(state: ForwardState, op: str, bound: Bound) -> int:
+    """The number of the covered call that a function mode sees now. Where the forward leaves its plan the state goes on
+    without it, or raises; under a budget the call must be the planned one in its strides and the like, too."""
+    index, program = state.calls, state.program
+    state.calls, state.seen = index + 1, state.seen + 1
+    step = None if program is None else program.step(index)
+    if program is not None and (step is None or step.op != op):
+        state.diverge(f"call {index} to be {step.op if step else 'the end'}", op)
+    elif program is not None and state.strict and program.plan.budget_bytes is not None:
+        check_call(program, index, bound)
+    return index
+
+
+def run_next(state: ForwardState, op: str, bound: Bound, plain: Callable[[], Any]) -> Any:
+    """:func:`run` of the covered call that a function mode sees now."""
+    index = next_call(state, op, bound)
+    return run(state, state.program, index, op, bound, plain)
+
+
+def run(
+    state: ForwardState, program: Program | None, index: int, op: str, values: tuple, plain: Callable[[], Any]
+) -> Any:
+    """The covered call of that number under a program, or under none, with its operands in order; ``plain()`` runs it
+    by PyTorch, its saved tensors caught as planned."""
+    if state.deferred is not None and op != "max_pool2d":
+        state.store_deferred()
+    if op == "add":
+        return _by_pytorch(state, index, plain)
+    call = None if program is None else program.calls[index]
+    if call is None or not call.fits(*values):
+        call = _specialised(state, program, index, op, values)
+    if type(call) is ByPyTorch:
+        state.store_deferred()
+        return _by_pytorch(state, index, plain)
+    if not state.hooked:
+        y = call(state, *values)
+    else:
+        with without_hooks(state):
+            y = call(state, *values)
+    if program is not None:
+        _hold_source(state, program.step(index), y)
+    return y
+
+
+def _specialised(state: ForwardState, program: Program | None, index: int, op: str, values: tuple) -> Any:
+    form, specialise = SPECIALISE[op]
+    step = None if program is None else program.step(index)
+    call = specialise(state, step or state.blank(op), form(*values)) if runs(values) else ByPyTorch()
+    if program is not None:
+        program.calls[index] = call
+    return call
+
+
+def _by_pytorch(state: ForwardState, index: int, plain: Callable[[], Any]) -> Any:
+    # what PyTorch's own op saves where it runs in the place of a covered call is as planned for that call
+    state.instead = index
+    try:
+        return plain()
+    finally:
+        state.instead = -1  # also where the call fails and the model goes on without it
+
+
+def _hold_source(state: ForwardState, step: Step | None, y: torch.Tensor) -> None:
+    """Where recipes start from y: keep a hold on it, if no stash has it and it stays as it is."""
+    if step is None or not step.is_source or step.output is None:
+        return
+    if step.output.codec == "dense" and step.output.storage not in state.nodes:
+        state.alias(y, step.output)

@@ -1,0 +1,73 @@
+"""A ReLU's mask that the max-pool behind it carries in its map, so that the ReLU keeps nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gistkit.errors import GistError
+from gistkit.kernels import flat, like, ops
+from gistkit.runtime.stash.stash import aligned
+
+
+class DeferredMask:
+    """A ReLU's hold on its mask until the next covered call: if that is the planned max-pool, its backward zeroes the
+    gradient where the ReLU's output was not positive, and nothing is kept; else the mask is stored (:meth:`store`).
+
+    Storing it as well would be safe: masking is idempotent. A reader of the ReLU's output behind the pool would not: so
+    backward demands the very gradient that the pool's node returned.
+    """
+
+    def __init__(self) -> None:
+        self._carried = False
+        self._masked: torch.Tensor | None = None
+        self._mask: torch.Tensor | None = None
+        self._stride: tuple[int, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the mask, where it was stored."""
+        return 0 if self._mask is None else self._mask.numel()
+
+    def store(self, y: torch.Tensor) -> None:
+        """Keep the mask of y, the ReLU's output."""
+        if self._mask is None:
+            y = y.detach()
+            self._mask, self._stride = ops.mask1_encode(flat(y)), y.stride()
+
+    def carry(self, pool: Any) -> None:
+        """The pool's backward node masks the gradient from now on."""
+        self._carried = True
+        pool.register_hook(self._expect)
+
+    def _expect(self, grads: tuple, _: tuple) -> None:
+        self._masked = grads[0]
+
+    def dense(self) -> torch.Tensor:
+        """Nothing reads a ReLU's values through its mask."""
+        raise GistError(
+            "a ReLU's output must be read by the max-pool after it alone, which carries its mask, and something else "
+            "asks for its values now; call gistkit.restore(model), or compress the model's other parts only"
+        )
+
+    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
+        """The ReLU's input gradient."""
+        masked, self._masked = self._masked, None
+        if self._mask is None and self._carried:
+            if masked is not grad:
+                raise GistError(
+                    "a ReLU's output was used by something besides the max-pool after it that the model's first "
+                    "forward did not show, and the ReLU kept no mask for it; call gistkit.restore(model), or compress "
+                    "the model's other parts only"
+                )
+            return grad
+        if self._mask is None:
+            raise GistError(
+                "backward through a ReLU whose pool never ran: the forward stopped between them; run the forward again"
+            )
+        ordered = aligned(grad, self._stride)
+        if ordered is grad:
+            return like(ops.mask1_backward(flat(grad), self._mask), tuple(grad.size()), self._stride)
+        ops.mask1_backward_(flat(ordered), self._mask)
+        return ordered

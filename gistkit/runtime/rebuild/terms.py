@@ -1,0 +1,277 @@
+"""Tensors that are not kept because kept ones give them back: ReLU(BN(x)), ReLU(BN(x) + identity), ...
+
+A recipe is nested tuples of data, as a plan holds it: ``("bn", covered call)``, ``("stash", storage)``,
+``("add", a, b)``, ``("relu", a)``. :class:`Recipe` binds it to one forward's tensors by walking the backward nodes from
+the ReLU's input: the node of an addition leads to those of its terms, the node of a batch norm keeps input and
+statistics. So what is rebuilt is what the forward really computed; where the nodes are others there is no term.
+
+Rebuilding uses the forward's own operators in the forward's operand order (which NaN an addition hands on depends on
+it), so the result is the forward's, bit for bit; :mod:`gistkit.runtime.rebuild.exactness` checks that before anybody
+relies on it. Gist section II-B: recomputing cheap layers is compatible with encodings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from gistkit.ir import part_bytes
+from gistkit.kernels.launch import direct
+from gistkit.nn.factors import Factors, plane_of
+from gistkit.nn.keep import Kept, unchanged
+from gistkit.nn.norm import KERNEL_CANDIDATES, in_blocks, result_like, widens
+from gistkit.runtime.rebuild.arithmetic import Kind
+from gistkit.runtime.stash.stash import Rows, aligned, rows_of, source_of
+from gistkit.runtime.stash.verify import blocks
+
+Arithmetic = Callable[..., torch.Tensor]
+"""(x, mean, 1/std, weight, bias) -> the batch norm's output."""
+ADD = "AddBackward0"
+NORMS = ("NativeBatchNormBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0")
+
+
+class Term(Protocol):
+    """A part of a recipe bound to kept tensors; ``fresh`` says that dense() gives memory that may be overwritten.
+
+    ``rows`` (start, stop) restricts it to a part of the batch: every operator of a recipe works row by row.
+    """
+
+    @property
+    def fresh(self) -> bool: ...
+
+    def dense(self, rows: Rows = None) -> torch.Tensor: ...
+
+
+class NormSource(NamedTuple):
+    """A batch norm of the running forward: its backward node, its weight and bias and, where the node no longer keeps
+    its input as it was, the hold on that and its geometry."""
+
+    node: Any
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None
+    kept: Kept | None = None
+    geometry: tuple = ()
+
+    @classmethod
+    def of(cls, node: Any) -> NormSource | None:
+        """From its node alone; None where the node does not lead to its bias (a bias that needs no gradient)."""
+        if type(node).__name__ not in NORMS:
+            return None
+        weight = node._saved_weight
+        if weight is None:
+            return cls(node, None, None)
+        bias = getattr(node.next_functions[2][0], "variable", None)
+        return None if bias is None else cls(node, weight, bias)
+
+    @property
+    def kind(self) -> Kind:
+        """What its arithmetic depends on."""
+        eps = getattr(self.node, "_saved_eps", None)
+        eps = self.node._saved_epsilon if eps is None else eps
+        affine = None if self.weight is None else self.weight.dtype
+        return Kind(*(self.geometry or geometry_of(self.node._saved_input)), affine, eps)
+
+
+def geometry_of(x: torch.Tensor) -> tuple:
+    """Shape, stride, dtype and device."""
+    return tuple(x.shape), x.stride(), x.dtype, x.device
+
+
+class NormTerm:
+    """BN(x) from the x, the statistics and the weight that the batch norm's node keeps.
+
+    PyTorch's batch norm reads no bias in backward: a bias that was written to since forward is an error here.
+    """
+
+    __slots__ = ("_bias", "_kept", "_node", "_version", "arithmetic")
+    fresh = True
+
+    def __init__(self, source: NormSource, arithmetic: Arithmetic) -> None:
+        self._node, self._bias, self._kept = source.node, source.bias, source.kept
+        self._version = 0 if source.bias is None else source.bias._version
+        self.arithmetic = arithmetic
+
+    def input(self, rows: Rows = None) -> torch.Tensor:
+        """x, or rows of it."""
+        if self._kept is not None:
+            return self._kept.dense() if rows is None else rows_of(self._kept, *rows)
+        x = self._node._saved_input
+        return x if rows is None else x[rows[0] : rows[1]]
+
+    def vectors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Mean, 1/std, weight, bias."""
+        node, bias = self._node, self._bias
+        if bias is not None and bias._version != self._version:
+            unchanged(bias, self._version)
+        return node._saved_result1, node._saved_result2, node._saved_weight, bias
+
+    def factors(self) -> Factors:
+        """For gistkit's kernel, where the arithmetic is one of its."""
+        return Factors(self.arithmetic.args[0], *self.vectors())  # type: ignore[attr-defined]
+
+    @torch.no_grad()
+    def dense(self, rows: Rows = None) -> torch.Tensor:
+        x, vectors = self.input(rows), self.vectors()
+        if not widens(self.arithmetic, x):
+            return self.arithmetic(x, *vectors)
+        y = result_like(self.arithmetic, x)
+        for index in blocks(x, part_bytes(x.numel() * x.element_size())):
+            y[index] = in_blocks(self.arithmetic, x[index], vectors, index[1])
+        return y
+
+
+@dataclass(slots=True)
+class KeptTerm:
+    """A tensor that is kept with its values."""
+
+    kept: Kept
+    fresh: bool = False
+
+    def dense(self, rows: Rows = None) -> torch.Tensor:
+        values, self.fresh = source_of(self.kept, rows)
+        return values
+
+
+@dataclass(slots=True)
+class AddTerm:
+    """a + b, in a's or b's own memory where that is free to use."""
+
+    a: Term
+    b: Term
+    fresh = True
+
+    def dense(self, rows: Rows = None) -> torch.Tensor:
+        a, b = self.a.dense(rows), self.b.dense(rows)
+        if self.a.fresh:
+            return torch.add(a, b, out=a)
+        return torch.add(a, b, out=b) if self.b.fresh else torch.add(a, b)
+
+
+@dataclass(slots=True)
+class ReluTerm:
+    """relu(a)."""
+
+    a: Term
+    fresh = True
+
+    def dense(self, rows: Rows = None) -> torch.Tensor:
+        a = self.a.dense(rows)
+        return a.relu_() if self.a.fresh else a.relu()
+
+
+class FusedTerm:
+    """relu(BN(x)), relu(BN(x) + other) or relu(BN(x) + BN(other)) by one launch of gistkit's kernel, in other's own
+    memory where that is free to use. ``launch``: of tensors of y's geometry ``like``; ``whole``: the same operator by
+    operator, for other geometries and for rows."""
+
+    __slots__ = ("_launch", "_like", "_norm", "_other", "_whole")
+    fresh = True
+
+    def __init__(
+        self, launch: direct.Rebuilds, norm: NormTerm, other: Term | None, whole: ReluTerm, like: tuple
+    ) -> None:
+        self._launch, self._norm, self._other, self._whole, self._like = launch, norm, other, whole, like
+
+    def dense(self, rows: Rows = None) -> torch.Tensor:
+        if rows is not None:
+            return self._whole.dense(rows)
+        x, other, vectors = self._norm.input(), self._other, []
+        if (x.dtype, x.shape, x.stride()) != self._like:
+            return self._whole.dense()
+        if other is None:
+            values, out = None, torch.empty_like(x)
+        else:
+            values = other.input() if type(other) is NormTerm else other.dense()
+            if (values.dtype, values.shape, values.stride()) != self._like:
+                return self._whole.dense()
+            if type(other) is NormTerm:  # its input is not free: who else reads it is unknown here
+                vectors, out = other.factors().norm, torch.empty_like(x)
+            else:
+                out = values if other.fresh else torch.empty_like(x)
+        return self._launch(x, self._norm.factors().norm, values, vectors, out)
+
+
+class Recipe:
+    """The recipe of one ReLU's output, bound to the tensors of forward after forward.
+
+    ``arithmetics``: by covered batch norm, as they have been found on this device. ``fused``: by one launch.
+    """
+
+    def __init__(self, steps: tuple, arithmetics: Mapping[int, Arithmetic], y: torch.Tensor, fused: bool) -> None:
+        self._steps, self._arithmetics, self.fused = steps[1], arithmetics, fused
+        self._like, self._launch = (y.dtype, y.shape, y.stride()), None
+
+    def term(self, node: Any, norms: Mapping[int, NormSource], kept: Callable[[int, Any], Kept | None]) -> Term | None:
+        """relu of what ``node`` made; None where the nodes are not the recipe's or something is not kept. ``norms``:
+        batch norms that ran under the plan, by covered call; ``kept(storage, node)``: the hold on a planned storage
+        that this node made."""
+        bound = self._bound(self._steps, node, norms, kept)
+        if bound is None:
+            return None
+        whole = ReluTerm(bound)
+        return self._by_kernel(whole) if self.fused else whole
+
+    def _bound(self, steps: tuple, node: Any, norms: Mapping, kept: Callable) -> Term | None:
+        kind, first = steps[0], steps[1]
+        if kind == "bn":
+            source = norms.get(first)
+            source = NormSource.of(node) if source is None else source if source.node is node else None
+            return None if source is None else NormTerm(source, self._arithmetics[first])
+        if kind == "stash":
+            found = kept(first, node)
+            return None if found is None else KeptTerm(found)
+        if kind != "add" or type(node).__name__ != ADD or node._saved_alpha != 1:
+            return None
+        (a_node, _), (b_node, _) = node.next_functions
+        a = self._bound(first, a_node, norms, kept)
+        b = None if a is None else self._bound(steps[2], b_node, norms, kept)
+        return None if a is None or b is None else AddTerm(a, b)
+
+    def _by_kernel(self, whole: ReluTerm) -> Term:
+        a, b = (whole.a.a, whole.a.b) if type(whole.a) is AddTerm else (whole.a, None)
+        # addition commutes, but for which NaN it hands on: CUDA's has one NaN only
+        norm, other = (a, b) if has_kernel(a) else (b, a)
+        if self._launch is None:
+            other_form = "" if other is None else _form(other) if has_kernel(other) else "values"
+            self._launch = direct.Rebuilds(plane_of(*self._like[1:]), _form(norm), other_form)
+        return FusedTerm(self._launch, norm, other, whole, self._like)  # type: ignore[arg-type]
+
+
+def has_kernel(term: Any) -> bool:
+    """Whether a term is a batch norm in an arithmetic of gistkit's kernel."""
+    return type(term) is NormTerm and term.arithmetic in KERNEL_CANDIDATES
+
+
+def _form(term: Any) -> str:
+    return term.arithmetic.args[0]
+
+
+def can_fuse(term: ReluTerm) -> bool:
+    """Whether one launch does it: a batch norm alone, or its sum with another or with a kept tensor."""
+    parts = (term.a.a, term.a.b) if type(term.a) is AddTerm else (term.a,)
+    if not any(has_kernel(part) for part in parts):
+        return False
+    return all(has_kernel(part) or type(part) is KeptTerm for part in parts)
+
+
+def norms_in(steps: tuple) -> set[int]:
+    """The covered batch norms that a recipe starts from."""
+    if steps[:1] == ("bn",):
+        return {steps[1]}
+    return set().union(*(norms_in(part) for part in steps[1:] if isinstance(part, tuple)))
+
+
+class builder:
+    """A function that rebuilds y or rows of it (its values, its strides) from the term; it does not hold y."""
+
+    __slots__ = ("_stride", "_term")
+
+    def __init__(self, term: Term, y: torch.Tensor) -> None:
+        self._term, self._stride = term, y.stride()
+
+    def __call__(self, rows: Rows) -> torch.Tensor:
+        values = self._term.dense(rows)
+        return values if values.stride() == self._stride else aligned(values, self._stride)
