@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 
 from gistkit.kernels import FORMS, is_channels_last, is_dense
-from gistkit.nn.eligible import covered, demand_floating, hooked, recorded
+from gistkit.nn.eligible import covered, hooked, recorded
 from gistkit.nn.factors import Factors, Vector
 from gistkit.nn.keep import Keep, hold, hold_weight, keep_dense, take, weight_of
 from gistkit.nn.once import apply, once_differentiable
@@ -73,7 +73,7 @@ class _BatchNorm(torch.autograd.Function):
 
 
 def batch_norm(
-    x: torch.Tensor,
+    input: torch.Tensor,
     running_mean: torch.Tensor | None,
     running_var: torch.Tensor | None,
     weight: torch.Tensor | None = None,
@@ -87,16 +87,15 @@ def batch_norm(
 ) -> torch.Tensor:
     """``torch.nn.functional.batch_norm``, bit for bit, that in training keeps its input as ``keep`` makes it.
 
-    x: [N, C, ...] fp32, bf16 or fp16; the others [C] or None, of x's dtype or fp32. Running statistics are updated as
-    PyTorch updates them. ``keep``: a callable tensor -> Kept (default: the tensor, or whatever the
-    saved-tensor hooks in force make of it). ``on_stats(mean, invstd)`` gets the
-    batch's statistics, [C] each, for :func:`bn_apply`. Inference, empty batches and tensors with gaps go to PyTorch.
-    Raises TypeError for integer and complex tensors and what PyTorch raises. Does not synchronise.
+    input: [N, C, ...] fp32, bf16 or fp16; the others [C] or None, of its dtype or fp32. Running statistics are updated
+    as PyTorch updates them. ``keep``: a callable tensor -> Kept (default: the tensor, or whatever the saved-tensor
+    hooks in force make of it). ``on_stats(mean, invstd)`` gets the batch's statistics, [C] each, for :func:`bn_apply`.
+    Inference, empty batches, other dtypes and tensors with gaps go to PyTorch. Raises what PyTorch raises. Does not
+    synchronise.
     """
-    demand_floating("batch_norm", x=x, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
-    if not covered(x, weight, bias, running_mean, running_var) or (keep is None and hooked()):
-        return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
-    return run(x, running_mean, running_var, weight, bias, training, momentum, eps, keep or keep_dense, on_stats)
+    if not covered(input, weight, bias, running_mean, running_var) or (keep is None and hooked()):
+        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    return run(input, running_mean, running_var, weight, bias, training, momentum, eps, keep or keep_dense, on_stats)
 
 
 def run(
