@@ -20,7 +20,7 @@ from gistkit.capture.calls import (
     operands,
     region_is_open,
 )
-from gistkit.capture.entry import capture, no_autocast_cache, untouched_random_states
+from gistkit.capture.entry import STAND_IN, capture, no_autocast_cache, untouched_random_states
 from gistkit.capture.isolation.autocast_cache import left_behind
 from gistkit.capture.isolation.closures import on_copy, others_untouched
 from gistkit.capture.isolation.copies import deep_copy
@@ -37,6 +37,7 @@ __all__ = [
     "COVERED",
     "GEOMETRY",
     "PLAIN",
+    "STAND_IN",
     "Add",
     "BatchNorm",
     "Bound",

@@ -33,9 +33,9 @@ from gistkit.capture.step.traced import traced_step
 from gistkit.errors import CaptureError
 from gistkit.ir import SavedGraph
 
-ORIGINAL_FORWARD = "gistkit_original"
-"""An object in ``module.__dict__["forward"]`` with this attribute is a wrapper that the copy does without: the
-attribute holds what was in ``__dict__`` before, or None."""
+STAND_IN = "_gistkit"
+"""The name in ``module.__dict__`` of what stands in for a compressed module's forward. While it is ``in_force``, a
+copy runs ``previous`` in its place, which was in ``__dict__["forward"]`` before (None: the class's forward)."""
 
 
 def capture(
@@ -145,7 +145,8 @@ def _record(twin: torch.nn.Module, args: tuple, kwargs: dict, mode: FakeTensorMo
 def _refuse(model: torch.nn.Module) -> None:
     """Hooks and replaced forwards are functions: a deep copy shares them, and they would act on the user's objects."""
     for name, module in model.named_modules():
-        forward = module.__dict__.get("forward")
+        stand_in = _stand_in(module)
+        forward = module.__dict__.get("forward") if stand_in is None else stand_in.previous
         what = None
         if any(t is not None and is_lazy(t) for t in (*module._parameters.values(), *module._buffers.values())):
             raise CaptureError(
@@ -154,7 +155,7 @@ def _refuse(model: torch.nn.Module) -> None:
             )
         if module._forward_hooks or module._forward_pre_hooks:
             what = "forward hooks"
-        elif isinstance(getattr(forward, ORIGINAL_FORWARD, forward), types.FunctionType):
+        elif isinstance(forward, types.FunctionType):
             what = "a forward replaced by a function"
         if what:
             raise CaptureError(
@@ -177,23 +178,29 @@ def _twin(model: torch.nn.Module, mode: FakeTensorMode | None, on_cpu: bool = Fa
     memo: dict[int, Any] = {}
     wrapped: list[tuple[str, Any]] = []
     for name, module in model.named_modules():
-        forward = module.__dict__.get("forward")
-        if hasattr(forward, ORIGINAL_FORWARD):
-            wrapped.append((name, getattr(forward, ORIGINAL_FORWARD)))
-            memo[id(forward)] = forward
+        stand_in = _stand_in(module)
+        if stand_in is not None:
+            wrapped.append((name, stand_in))
+            memo[id(stand_in)] = stand_in
         if mode is not None:
             for t in _tensors_of(module):
                 memo[id(t)] = _on_cpu(t, mode) if on_cpu else mode.from_tensor(t)
             _count_batches(module, memo)
     twin = deep_copy(model, memo)
-    for name, original in wrapped:
+    for name, stand_in in wrapped:
         own = vars(twin.get_submodule(name))
-        stand_in = own.pop("forward")
-        for key in [key for key, value in own.items() if getattr(value, "__self__", None) is stand_in]:
+        own.pop("forward", None)
+        for key in [k for k, value in own.items() if value is stand_in or getattr(value, "__self__", None) is stand_in]:
             del own[key]
-        if original is not None:
-            own["forward"] = copy.deepcopy(original, memo)
+        if stand_in.previous is not None:
+            own["forward"] = copy.deepcopy(stand_in.previous, memo)
     return twin
+
+
+def _stand_in(module: torch.nn.Module) -> Any:
+    """What stands in for the forward of a compressed module, or None."""
+    found = module.__dict__.get(STAND_IN)
+    return found if found is not None and found.in_force else None
 
 
 def _count_batches(module: torch.nn.Module, memo: dict[int, Any]) -> None:

@@ -24,7 +24,7 @@ from gistkit.capture.assemble import assemble
 from gistkit.capture.ledger import NO_PRODUCER, StorageEntry, dtype_name, tensors_in
 from gistkit.capture.notes import Notes, OpenCall, Packed
 from gistkit.capture.state import state_of
-from gistkit.capture.weights import is_weight
+from gistkit.capture.weights import is_parameter, is_weight
 from gistkit.errors import CaptureError
 from gistkit.ir import SavedGraph
 
@@ -205,6 +205,8 @@ class Recorder(TorchFunctionMode):
             sequence = _autograd._get_sequence_nr() - 1
             origin = ("node", sequence) if call is None else call.number
             entry = notes.ledger.storage_of(t, "parameter" if is_weight(t) else "activation", origin)
+            if entry is not None and is_parameter(t):
+                entry.kind = "parameter"  # also where fully_shard gathered it within the forward: a call's result then
             packed = Packed(t, sequence, None if entry is None else entry.id)
             (notes.loose if call is None else call.packs).append(weakref.ref(packed, self._watch(packed.storage)))
             if call is not None:

@@ -15,12 +15,17 @@ def is_weight(t: torch.Tensor) -> bool:
 
     The last catches autocast's narrow copies of weights. Reads no values and does not synchronise.
     """
-    if _is_parameter(t) or (t._is_view() and _is_parameter(t._base)):
+    if is_parameter(t):
         return True
     node = t.grad_fn
     while node is not None and node.name() in _GEOMETRY_AND_CASTS:
         node = node.next_functions[0][0]
     return node is not None and _is_parameter(getattr(node, "variable", None))
+
+
+def is_parameter(t: torch.Tensor) -> bool:
+    """Whether a tensor is a parameter or a view of one."""
+    return _is_parameter(t) or (t._is_view() and _is_parameter(t._base))
 
 
 def _is_parameter(t: torch.Tensor | None) -> bool:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from gistkit.kernels import is_dense
 from gistkit.nn.autocast import cast, disabled
-from gistkit.nn.eligible import covered, demand_floating, hooked, recorded
+from gistkit.nn.eligible import covered, hooked, recorded
 from gistkit.nn.keep import Keep, Kept, hold, hold_weight, keep_dense, take, weight_of
 from gistkit.nn.once import apply, once_differentiable
 from gistkit.nn.pool import Pair, Size, pair
@@ -207,7 +207,7 @@ def prepared(memo: dict, x: torch.Tensor, weight: torch.Tensor, options: tuple) 
 
 
 def conv2d(
-    x: torch.Tensor,
+    input: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     stride: Size = 1,
@@ -221,16 +221,15 @@ def conv2d(
     """``torch.nn.functional.conv2d``, bit for bit, that keeps its input as ``keep`` makes it (default: the tensor,
     or whatever the saved-tensor hooks in force make of it).
 
-    x: [N, C, H, W] or [C, H, W]; weight: [O, C/groups, KH, KW]; bias: [O] or None; fp32, bf16 or fp16. ``keep``: a
-    callable tensor -> Kept. Nothing of x is kept where neither weight nor bias needs a gradient. Backward decodes x,
-    takes the weight and bias gradients, lets go of it, then takes the input gradient. ``slices`` > 1 takes the weight
-    gradient in that many batch slices, which sums in another order. Under torch.autocast the operands are cast as
-    PyTorch casts them (:func:`gistkit.nn.autocast.cast`). Raises TypeError for integer and complex tensors,
+    input: [N, C, H, W] or [C, H, W]; weight: [O, C/groups, KH, KW]; bias: [O] or None; fp32, bf16 or fp16; any other
+    dtype is PyTorch's own op. ``keep``: a callable tensor -> Kept. Nothing of the input is kept where neither weight
+    nor bias needs a gradient. Backward decodes it, takes the weight and bias gradients, lets go of it, then takes the
+    input gradient. ``slices`` > 1 takes the weight gradient in that many batch slices, which sums in another order.
+    Under torch.autocast the operands are cast as PyTorch casts them (:func:`gistkit.nn.autocast.cast`). Raises
     ValueError for slices < 1, and what ``torch.conv2d`` raises. Does not synchronise.
     """
-    demand_floating("conv2d", x=x, weight=weight, bias=bias)
     demand_slices("conv2d", slices)
     options = (stride, padding, dilation, groups)
-    if not covered(x, weight, bias) or (keep is None and hooked()):
-        return F.conv2d(x, weight, bias, *options)  # type: ignore[arg-type]
-    return run(x, weight, bias, options, keep or keep_dense, slices)
+    if not covered(input, weight, bias) or (keep is None and hooked()):
+        return F.conv2d(input, weight, bias, *options)  # type: ignore[arg-type]
+    return run(input, weight, bias, options, keep or keep_dense, slices)

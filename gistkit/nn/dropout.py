@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from gistkit.kernels import flat, like, ops
-from gistkit.nn.eligible import covered, demand_floating, overwritable, recorded
+from gistkit.nn.eligible import covered, overwritable, recorded
 from gistkit.nn.keep import hold, take
 from gistkit.nn.once import once_differentiable
 
@@ -85,13 +85,13 @@ def _reordered(mask: torch.Tensor, shape: torch.Size, before: tuple[int, ...], a
     return ops.bits_encode(flat(flags))
 
 
-def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
     """``torch.nn.functional.dropout`` with the same random numbers, bit for bit, that keeps a 1-bit mask.
 
-    x: fp32, bf16 or fp16 of any shape and strides. p = 0, p = 1, inference, and in place on views are PyTorch's own.
-    Raises TypeError for integer and complex tensors, ValueError as PyTorch for p outside [0, 1]. Does not synchronise.
+    input: fp32, bf16 or fp16 of any shape and strides. p = 0, p = 1, inference, other dtypes, and in place on views are
+    PyTorch's own. Raises ValueError as PyTorch for p outside [0, 1]. Does not synchronise.
     """
-    demand_floating("dropout", x=x)
+    x = input
     direct = training and recorded(x) and covered(x) and x.numel() > 0 and 0.0 < p < 1.0
     if not direct or (inplace and not overwritable(x)):
         return F.dropout(x, p, training, inplace)

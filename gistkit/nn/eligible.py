@@ -22,17 +22,6 @@ KERNEL_DEVICES = ("cpu", "cuda")
 EXACT_TYPES = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
-def demand_floating(op: str, **tensors: Any) -> None:
-    """Raise TypeError for an integer, bool or complex tensor, naming the argument; the rest is for PyTorch to judge."""
-    for name, x in tensors.items():
-        if isinstance(x, torch.Tensor) and not x.is_floating_point():
-            remedy = f"pass {name}.real and {name}.imag" if x.is_complex() else f"convert it with {name}.float()"
-            raise TypeError(
-                f"gistkit.functional.{op}: {name} must be a floating-point tensor, got dtype {x.dtype} with shape "
-                f"{tuple(x.shape)}; {remedy}"
-            )
-
-
 def recorded(*tensors: Any) -> bool:
     """Whether autograd records an op over these tensors (None and non-tensors are skipped)."""
     if torch.is_grad_enabled():

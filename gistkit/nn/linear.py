@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from gistkit.kernels import is_dense
 from gistkit.nn.autocast import cast, disabled
-from gistkit.nn.eligible import covered, demand_floating, hooked, recorded
+from gistkit.nn.eligible import covered, hooked, recorded
 from gistkit.nn.keep import Keep, Kept, hold, keep_dense, take
 from gistkit.nn.once import once_differentiable
 from gistkit.nn.slices import demand_slices, row_slices, summed
@@ -79,7 +79,7 @@ def _weight_gradient(
 
 
 def linear(
-    x: torch.Tensor,
+    input: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
@@ -89,13 +89,13 @@ def linear(
     """``torch.nn.functional.linear``, bit for bit, that keeps its input as ``keep`` makes it (default: the tensor,
     or whatever the saved-tensor hooks in force make of it).
 
-    x: [..., I] with at least one leading dimension, contiguous if there are several; weight: [O, I]; bias: [O] or
-    None; fp32, bf16 or fp16; any other geometry is PyTorch's own op. ``keep``: a callable tensor -> Kept. Nothing of
-    x is kept where the weight needs no gradient. ``slices``, autocast and errors: as :func:`gistkit.nn.conv.conv2d`'s,
-    slices running over the first dimension. Does not synchronise.
+    input: [..., I] with at least one leading dimension, contiguous if there are several; weight: [O, I]; bias: [O] or
+    None; fp32, bf16 or fp16; any other geometry or dtype is PyTorch's own op. ``keep``: a callable tensor -> Kept.
+    Nothing of the input is kept where the weight needs no gradient. ``slices``, autocast and errors: as
+    :func:`gistkit.nn.conv.conv2d`'s, slices running over the first dimension. Does not synchronise.
     """
-    demand_floating("linear", x=x, weight=weight, bias=bias)
     demand_slices("linear", slices)
+    x = input
     if not recorded(x, weight, bias) or not covered(x, weight, bias) or (keep is None and hooked()):
         return F.linear(x, weight, bias)
     flattens = x.dim() > 2 and x.is_contiguous()

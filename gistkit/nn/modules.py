@@ -5,13 +5,15 @@ In ``eval()`` and under ``no_grad`` they run torch.nn's own code.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from gistkit.nn import functional
-from gistkit.nn.keep import keep_coded
+from gistkit.nn.keep import Keep, keep_coded
 
 
 class _Training:
@@ -27,13 +29,24 @@ class _Coded(_Training):
     """Classes whose backward reads their input, which a codec of CODECS may hold; None holds the tensor itself."""
 
     codec: str | None
-
-    def _use(self, codec: str | None) -> None:
-        self._keep = None if codec is None else keep_coded(codec)
-        self.codec = codec
+    _keep: Keep | None
 
     def _with_codec(self, repr_of_torch: str) -> str:
         return repr_of_torch if self.codec is None else f"{repr_of_torch}, codec={self.codec!r}"
+
+
+def _constructor(of: type[torch.nn.Module]) -> Callable[..., None]:
+    """``__init__`` with the arguments of a class of torch.nn, whichever its version has, and ``codec``."""
+
+    def __init__(self: Any, *args: Any, codec: str | None = None, **kwargs: Any) -> None:
+        of.__init__(self, *args, **kwargs)
+        self._keep = None if codec is None else keep_coded(codec)
+        self.codec = codec
+
+    torchs = inspect.signature(of.__init__)
+    own = inspect.Parameter("codec", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="str | None")
+    __init__.__signature__ = torchs.replace(parameters=[*torchs.parameters.values(), own])  # type: ignore[attr-defined]
+    return __init__
 
 
 class ReLU(_Training, torch.nn.ReLU):
@@ -50,10 +63,10 @@ class MaxPool2d(_Training, torch.nn.MaxPool2d):
     """
 
     def forward(self, input: torch.Tensor) -> Any:
-        if self.return_indices or not self._keeps():
+        if not self._keeps():
             return super().forward(input)
         windows = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
-        return functional.max_pool2d(input, *windows)
+        return functional.max_pool2d(input, *windows, self.return_indices)
 
 
 class ReLUMaxPool2d(_Training, torch.nn.MaxPool2d):
@@ -61,10 +74,10 @@ class ReLUMaxPool2d(_Training, torch.nn.MaxPool2d):
     :func:`gistkit.nn.functional.relu_max_pool2d`."""
 
     def forward(self, input: torch.Tensor) -> Any:
-        if self.return_indices or not self._keeps():
+        if not self._keeps():
             return super().forward(torch.relu(input))
         windows = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
-        return functional.relu_max_pool2d(input, *windows)
+        return functional.relu_max_pool2d(input, *windows, self.return_indices)
 
 
 class Conv2d(_Coded, torch.nn.Conv2d):
@@ -73,9 +86,7 @@ class Conv2d(_Coded, torch.nn.Conv2d):
     Raises ValueError for a codec that CODECS does not have.
     """
 
-    def __init__(self, *args: Any, codec: str | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._use(codec)
+    __init__ = _constructor(torch.nn.Conv2d)
 
     def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if not self._keeps():
@@ -97,9 +108,7 @@ class Linear(_Coded, torch.nn.Linear):
     Raises ValueError for a codec that CODECS does not have.
     """
 
-    def __init__(self, *args: Any, codec: str | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._use(codec)
+    __init__ = _constructor(torch.nn.Linear)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self._keeps():
@@ -116,9 +125,7 @@ class BatchNorm2d(_Coded, torch.nn.BatchNorm2d):
     Raises ValueError for a codec that CODECS does not have.
     """
 
-    def __init__(self, *args: Any, codec: str | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._use(codec)
+    __init__ = _constructor(torch.nn.BatchNorm2d)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self._keeps():

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 
 from gistkit.kernels import FORMS, is_channels_last, is_dense
-from gistkit.nn.eligible import covered, demand_floating, hooked
+from gistkit.nn.eligible import covered, hooked
 from gistkit.nn.factors import Factors, Vector
 from gistkit.nn.keep import Keep, keep_dense, replace_saved
 
@@ -40,7 +40,7 @@ CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def batch_norm(
-    x: torch.Tensor,
+    input: torch.Tensor,
     running_mean: torch.Tensor | None,
     running_var: torch.Tensor | None,
     weight: torch.Tensor | None = None,
@@ -54,15 +54,13 @@ def batch_norm(
 ) -> torch.Tensor:
     """``torch.nn.functional.batch_norm``, bit for bit, that in training keeps its input as ``keep`` makes it.
 
-    x: [N, C, ...] fp32, bf16 or fp16; the others [C] or None, of x's dtype or fp32. Running statistics are updated as
-    PyTorch updates them. ``keep``: a callable tensor -> Kept (default: the tensor). ``on_stats(mean, invstd)`` gets the
-    batch's statistics, [C] each, for :func:`bn_apply`. Inference, empty batches, tensors
-    with gaps and calls under saved-tensor hooks are PyTorch's own.
-    Raises TypeError for integer and complex tensors and what PyTorch raises. Does not synchronise.
+    input: [N, C, ...] fp32, bf16 or fp16; the others [C] or None, of its dtype or fp32. Running statistics are updated
+    as PyTorch updates them. ``keep``: a callable tensor -> Kept (default: the tensor). ``on_stats(mean, invstd)`` gets
+    the batch's statistics, [C] each, for :func:`bn_apply`. Inference, empty batches, other dtypes, tensors with gaps and
+    calls under saved-tensor hooks are PyTorch's own. Raises what PyTorch raises. Does not synchronise.
     """
-    demand_floating("batch_norm", x=x, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
-    operands = (x, running_mean, running_var, weight, bias)
-    if not covered(*operands) or hooked() or not is_dense(x) or x.numel() == 0:
+    operands = (input, running_mean, running_var, weight, bias)
+    if not covered(*operands) or hooked() or not is_dense(input) or input.numel() == 0:
         return F.batch_norm(*operands, training, momentum, eps)
     y = run(*operands, training, momentum, eps, keep or keep_dense)
     if on_stats is not None and training and keeps_its_input(y):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from gistkit import formats
 from gistkit.kernels import forward_geometry, is_channels_last, ops
-from gistkit.nn.eligible import covered, demand_floating, memory_format_of, recorded, strides_of
+from gistkit.nn.eligible import covered, memory_format_of, recorded, strides_of
 from gistkit.nn.keep import hold, take
 from gistkit.nn.once import once_differentiable
 
@@ -127,43 +127,48 @@ def _pool(x: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ce
 
 
 def max_pool2d(
-    x: torch.Tensor,
+    input: torch.Tensor,
     kernel_size: Size,
     stride: Size | None = None,
     padding: Size = 0,
     dilation: Size = 1,
     ceil_mode: bool = False,
+    return_indices: bool = False,
     *,
     zero_code: bool = False,
-) -> torch.Tensor:
+) -> Any:
     """``torch.nn.functional.max_pool2d``, bit for bit, that keeps neither its input nor int64 indices.
 
-    x: [N, C, H, W] or [C, H, W], fp32, bf16 or fp16, any strides. Keeps 4 bits an output for windows of up to 16
-    positions, 8 bits up to 256; larger windows, and arguments that PyTorch rejects, go to PyTorch. ``zero_code=True``
-    (15 and 255 positions), for a ReLU's output x: no gradient flows from an output that is not positive, so that the
-    ReLU needs no mask. Raises TypeError for integer and complex tensors. Does not synchronise. Gist (ISCA 2018)
-    section III-A.
+    input: [N, C, H, W] or [C, H, W], fp32, bf16 or fp16, any strides. Keeps 4 bits an output for windows of up to 16
+    positions, 8 bits up to 256; larger windows, other dtypes, ``return_indices=True`` (output and indices), and
+    arguments that PyTorch rejects, go to PyTorch. ``zero_code=True`` (15 and 255 positions), for a ReLU's output: no
+    gradient flows from an output that is not positive, so that the ReLU needs no mask. Does not synchronise. Gist (ISCA
+    2018) section III-A.
     """
-    demand_floating("max_pool2d", x=x)
-    y = _pool(x, kernel_size, stride, padding, dilation, ceil_mode, False, zero_code)
+    y = None if return_indices else _pool(input, kernel_size, stride, padding, dilation, ceil_mode, False, zero_code)
     if y is not None:
         return y
     # a second ReLU changes no value of a ReLU's output, and zeroes the gradient as the codes would have
-    return F.max_pool2d(torch.relu(x) if zero_code else x, kernel_size, stride, padding, dilation, ceil_mode)
+    x = torch.relu(input) if zero_code else input
+    return F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)  # type: ignore
 
 
 def relu_max_pool2d(
-    x: torch.Tensor,
+    input: torch.Tensor,
     kernel_size: Size,
     stride: Size | None = None,
     padding: Size = 0,
     dilation: Size = 1,
     ceil_mode: bool = False,
-) -> torch.Tensor:
-    """``max_pool2d(relu(x), ...)``, bit for bit, in one pass: relu(x) never exists and only the pool's codes are kept.
+    return_indices: bool = False,
+) -> Any:
+    """``max_pool2d(relu(input), ...)``, bit for bit, in one pass: the ReLU's output never exists and only the pool's
+    codes are kept.
 
     Arguments, limits and errors as :func:`max_pool2d`'s with ``zero_code=True``.
     """
-    demand_floating("relu_max_pool2d", x=x)
-    y = _pool(x, kernel_size, stride, padding, dilation, ceil_mode, True, True)
-    return F.max_pool2d(torch.relu(x), kernel_size, stride, padding, dilation, ceil_mode) if y is None else y
+    y = None if return_indices else _pool(input, kernel_size, stride, padding, dilation, ceil_mode, True, True)
+    if y is not None:
+        return y
+    x = torch.relu(input)
+    return F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)  # type: ignore

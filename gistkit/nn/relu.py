@@ -9,7 +9,7 @@ import torch
 from gistkit.codecs import Encoded
 from gistkit.kernels import flat, is_dense, ops
 from gistkit.kernels.launch import direct
-from gistkit.nn.eligible import covered, demand_floating, overwritable, recorded
+from gistkit.nn.eligible import covered, overwritable, recorded
 from gistkit.nn.keep import Coded, Keep, hold, take
 from gistkit.nn.once import apply, once_differentiable
 
@@ -55,19 +55,18 @@ class _ReLU(torch.autograd.Function):
         return None if grad is None else kept.relu_backward(grad), None, None, None
 
 
-def relu(x: torch.Tensor, inplace: bool = False, *, keep: Keep | None = None, passes: bool = False) -> torch.Tensor:
+def relu(input: torch.Tensor, inplace: bool = False, *, keep: Keep | None = None, passes: bool = False) -> torch.Tensor:
     """``torch.nn.functional.relu``, bit for bit, that keeps a 1-bit mask instead of its output.
 
-    x: fp32, bf16 or fp16 of any shape and strides; the result has the strides that ``torch.relu`` gives. ``keep``: what
-    to keep of the output, a callable tensor -> Kept. ``passes=True`` keeps nothing and hands the gradient on unchanged;
-    only right where every reader of the output zeroes the gradient where the output is not positive (a pool with
-    ``zero_code=True``). In place on views, and for tensors that gistkit has no kernels for, PyTorch's own op runs.
-    Raises TypeError for integer and complex tensors. Does not synchronise. Gist (ISCA 2018) section III-A, Binarize.
+    input: fp32, bf16 or fp16 of any shape and strides; the result has the strides that ``torch.relu`` gives. ``keep``:
+    what to keep of the output, a callable tensor -> Kept. ``passes=True`` keeps nothing and hands the gradient on
+    unchanged; only right where every reader of the output zeroes the gradient where the output is not positive (a pool
+    with ``zero_code=True``). In place on views, and for tensors that gistkit has no kernels for, PyTorch's own op runs.
+    Does not synchronise. Gist (ISCA 2018) section III-A, Binarize.
     """
-    demand_floating("relu", x=x)
-    if not covered(x):
-        return torch.relu_(x) if inplace else torch.relu(x)
-    return run(x, inplace, keep, passes)
+    if not covered(input):
+        return torch.relu_(input) if inplace else torch.relu(input)
+    return run(input, inplace, keep, passes)
 
 
 def run(x: torch.Tensor, inplace: bool, keep: Keep | None = None, passes: bool = False) -> torch.Tensor:

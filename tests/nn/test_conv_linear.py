@@ -272,14 +272,3 @@ def test_conv2d_errors_are_pytorchs(bad):
     with pytest.raises(RuntimeError) as own:
         functional.conv2d(x, weight, **operands)
     assert str(own.value) == str(plain.value)
-
-
-@pytest.mark.parametrize("op", ["conv2d", "linear"])
-@pytest.mark.parametrize("name", ["x", "weight", "bias"])
-def test_integers_are_named(op, name):
-    operands = dict(x=torch.ones(1, 3, 4, 4), weight=torch.ones(2, 3, 3, 3), bias=torch.ones(2))
-    operands[name] = operands[name].long()
-    with pytest.raises(
-        TypeError, match=rf"functional\.{op}: {name} must be a floating-point tensor, got dtype torch.int64"
-    ):
-        getattr(functional, op)(**operands)

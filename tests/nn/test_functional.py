@@ -261,26 +261,6 @@ def test_dtypes_without_kernels_are_pytorchs(dtype):
             functional.relu(x)
 
 
-FLOAT_DEMAND = "must be a floating-point tensor, got dtype torch."
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
-@pytest.mark.parametrize(
-    "f",
-    [
-        functional.relu,
-        functional.dropout,
-        lambda x: functional.max_pool2d(x, 2),
-        lambda x: functional.relu_max_pool2d(x, 2),
-        lambda x: functional.batch_norm(x, None, None, training=True),
-    ],
-)
-def test_integers_and_complex_numbers(dtype, f):
-    remedy = "x.real and x.imag" if dtype == torch.complex64 else r"convert it with x\.float\(\)"
-    with pytest.raises(TypeError, match=rf"x {FLOAT_DEMAND}.*with shape \(1, 1, 4, 4\); .*{remedy}"):
-        f(torch.ones(1, 1, 4, 4).to(dtype))
-
-
 @pytest.mark.parametrize("f", [functional.relu, functional.dropout, lambda x: functional.max_pool2d(x, 2)])
 def test_nothing_recorded_without_gradients(f):
     x = planted((1, 2, 4, 4))

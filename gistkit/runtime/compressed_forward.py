@@ -1,0 +1,240 @@
+"""The callable that stands in a compressed model's ``forward``: how it is found, copied, pickled and taken off."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any, SupportsIndex
+
+import torch
+from torch.fx import GraphModule
+
+from gistkit.capture import STAND_IN
+from gistkit.errors import CompressError
+from gistkit.ir import Plan
+from gistkit.runtime.engine import Engine
+from gistkit.runtime.program.settings import Settings
+
+
+class CompressedForward:
+    """Stands in the model's ``forward``; copies and pickles with it (with a fresh engine of the same settings).
+
+    It has the face of the bound method that it stands for (signature, name, doc, ``__wrapped__``, ``__func__``,
+    ``__self__``). It also stands under :data:`STAND_IN`, where it is found after somebody has wrapped ``forward``.
+    """
+
+    # ``functools.wraps`` copies what is in ``__dict__`` into wrappers, which would then hold the model and the engine.
+    __slots__ = ("__dict__", "__func__", "__weakref__", "_run", "active", "engine", "kept", "model", "previous")
+
+    def __init__(self, model: torch.nn.Module, settings: Settings, plan: Plan | None, previous: Any = None) -> None:
+        self.model = model
+        self.engine = Engine(settings, plan)
+        self.previous = previous
+        """What stood in ``model.__dict__["forward"]`` before: a captured copy runs that (graph.capture)."""
+        self.active = True
+        """False where :func:`restore` had to leave it inside a wrapper: it hands calls on."""
+        self.kept: dict[str, Any] = {}
+        """What else the model had in place of what :meth:`attach` puts there."""
+        for name in functools.WRAPPER_ASSIGNMENTS:
+            if hasattr(self.__wrapped__, name):
+                setattr(self, name, getattr(self.__wrapped__, name))
+        self.__func__ = _unbound(self.__wrapped__)
+        # A compiler that traced the runtime's own code would follow its hooks and modes without end.
+        self._run = torch.compiler.disable(_run_eagerly, reason="gistkit.compress runs this model's forward eagerly")
+
+    @property
+    def __wrapped__(self) -> Any:
+        """The forward that this one stands for."""
+        return self.previous or type(self.model).forward.__get__(self.model)
+
+    @property
+    def __self__(self) -> torch.nn.Module:
+        return self.model
+
+    @property
+    def __code__(self) -> Any:
+        """The code of the model's own forward, which torch.compile asks for where the model is a GraphModule."""
+        return type(self.model).forward.__code__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.active:
+            return self.__wrapped__(*args, **kwargs)
+        return self._run(self.engine, self.model, self.previous, args, kwargs)  # type: ignore[call-arg]
+
+    def __deepcopy__(self, memo: dict) -> CompressedForward:
+        model = copy.deepcopy(self.model, memo)
+        previous = copy.deepcopy(self.previous, memo)
+        twin = CompressedForward(model, self.engine.settings, self.engine.plan, previous)
+        twin.kept, twin.active = copy.deepcopy(self.kept, memo), self.active
+        twin.__func__ = self.__func__  # a copied wrapper has this one, and finds the copy's stand-in by it
+        return twin
+
+    def __reduce__(self) -> tuple:
+        if self.in_force and not self._is_outermost:
+            raise pickle.PicklingError(
+                f"pickle: {name_of(vars(self.model)['forward'])} stands around the forward of a compressed model and "
+                "would be lost; undo that first (accelerate: unwrap_model(model, keep_fp32_wrapper=False)), or pickle "
+                "model.state_dict()"
+            )
+        changed = {"kept": self.kept, "active": self.active}
+        return CompressedForward, (self.model, self.engine.settings, self.engine.plan, self.previous), (None, changed)
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether what stands in the model's forward is this, or says that it wraps it: a bound method, a partial, what
+        ``functools.wraps`` made."""
+        found = vars(self.model).get("forward")
+        while found is not None and found is not self and found is not self.__func__:
+            partial = found.func if isinstance(found, functools.partial) else None
+            found = getattr(found, "__wrapped__", None) or getattr(found, "__func__", partial)
+        return found is not None
+
+    @property
+    def in_force(self) -> bool:
+        """Whether the model is compressed. A function that does not say what it wraps is taken to call this."""
+        found = vars(self.model).get("forward")
+        if not self.active or self.is_reached:
+            return self.active
+        removed = found is self.previous or getattr(found, "__func__", None) is type(self.model).forward
+        return not removed
+
+    @property
+    def _is_outermost(self) -> bool:
+        found = vars(self.model).get("forward")
+        return found is self or getattr(found, "__func__", None) is self.__func__
+
+    def attach(self) -> None:
+        """Take the model's forward over, and what copies the model without a copy of this. A GraphModule copies and
+        pickles what its graph names, and nothing else that it has: there all copying is taken over."""
+        own = vars(self.model)
+        if not self.is_reached:
+            own["forward"] = self
+        taken = {"_replicate_for_data_parallel": self.replicate, "__reduce_ex__": self.reduce_model}
+        if isinstance(self.model, GraphModule):
+            taken["__deepcopy__"] = self.copy_graph
+        self.kept = {name: own[name] for name in taken if name in own}
+        own.update(taken, **{STAND_IN: self})
+        self.active = True
+
+    def detach(self) -> None:
+        """Undo :meth:`attach`; inside somebody's wrapper this stays, and hands calls on."""
+        own = vars(self.model)
+        for name in _COPYING:
+            own.pop(name, None)
+        own.update(self.kept)
+        self.active, self.engine = False, Engine(self.engine.settings)
+        if self.is_reached and not self._is_outermost:
+            return
+        del own[STAND_IN]
+        if self._is_outermost:
+            own.pop("forward")
+            if self.previous is not None:
+                own["forward"] = self.previous
+
+    def replicate(self) -> Any:
+        """``_replicate_for_data_parallel`` of the model: a replica whose forward refuses."""
+        own = self.kept.get("_replicate_for_data_parallel")
+        made: Any = type(self.model)
+        replica = made._replicate_for_data_parallel(self.model) if own is None else own()
+        vars(replica)["forward"] = functools.partial(_refuse, _REPLICA)
+        return replica
+
+    def copy_graph(self, memo: dict) -> Any:
+        """``__deepcopy__`` of the GraphModule: its own, and the stand-in's copy where that makes a GraphModule."""
+        own = self.kept.get("__deepcopy__")
+        made: Any = type(self.model)
+        twin = made.__deepcopy__(self.model, memo) if own is None else own(memo)
+        if isinstance(twin, GraphModule) and twin is not self.model and compressed_forward(twin) is None:
+            memo[id(self.model)] = twin
+            copy.deepcopy(self, memo).attach()
+        return twin
+
+    def reduce_model(self, protocol: SupportsIndex) -> Any:
+        """``__reduce_ex__`` of the model: its own. A GraphModule's attributes go without the stand-in, which is made
+        anew; a shallow copy, which ``copy.copy`` makes of the same attributes, gets a forward that refuses."""
+        own = self.kept.get("__reduce_ex__")
+        kind: Any = type(self.model)
+        reduced = kind.__reduce_ex__(self.model, protocol) if own is None else own(protocol)
+        if isinstance(reduced, str):  # the name of a global
+            return reduced
+        made, given, *rest = reduced
+        if isinstance(self.model, GraphModule):
+            given = tuple(self._without_stand_in(item) if isinstance(item, dict) else item for item in given)
+            told = made, given, self.engine.settings, self.engine.plan, self.previous
+            return _compressed_graph, told, *rest
+        shallow = sys._getframe(1).f_code is copy.copy.__code__
+        return made, given, *(self._carried(item, shallow) if isinstance(item, dict) else item for item in rest)
+
+    def _without_stand_in(self, attributes: dict[str, Any]) -> dict[str, Any]:
+        if attributes.get(STAND_IN) is not self:
+            return attributes
+        return {n: value for n, value in attributes.items() if n not in ("forward", STAND_IN, *_COPYING)} | self.kept
+
+    def _carried(self, attributes: dict[str, Any], shallow: bool) -> dict[str, Any]:
+        if shallow:
+            return self._without_stand_in(attributes) | {"forward": functools.partial(_refuse, _SHALLOW)}
+        return attributes | {"forward": self} if self._is_outermost else attributes
+
+
+_COPYING = ("__deepcopy__", "__reduce_ex__", "_replicate_for_data_parallel")
+_REPLICA = (
+    "DataParallel: a replica of a compressed model cannot run, its forward would be the original's; use "
+    "torch.nn.parallel.DistributedDataParallel, one process a device, or call gistkit.restore(model) first"
+)
+_SHALLOW = (
+    "copy.copy: a shallow copy of a compressed model cannot run, its forward would be the original's; use "
+    "copy.deepcopy(model), or call gistkit.restore(model) before copying"
+)
+
+
+def _refuse(text: str, *args: Any, **kwargs: Any) -> Any:
+    raise CompressError(text)
+
+
+def _unbound(original: Callable) -> Callable:
+    """A stand-in as a function of the module. accelerate wraps ``forward.__func__`` and binds the result to the model;
+    as this holds no model, a copy of that runs the copy. It has no ``__wrapped__``: accelerate would follow it past
+    gistkit when it takes its wrapper off."""
+
+    def forward(self: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        stand_in = vars(self).get(STAND_IN)
+        return type(self).forward(self, *args, **kwargs) if stand_in is None else stand_in(*args, **kwargs)
+
+    functools.update_wrapper(forward, original, updated=())
+    del forward.__wrapped__
+    with contextlib.suppress(TypeError, ValueError):  # what has no signature, or one with a "self" of its own
+        told = inspect.signature(original)
+        module = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        forward.__signature__ = told.replace(parameters=[module, *told.parameters.values()])  # type: ignore[attr-defined]
+    return forward
+
+
+def name_of(function: Any) -> str:
+    """What an error calls a function, or an object that is called as one."""
+    return getattr(function, "__qualname__", type(function).__name__)
+
+
+def _compressed_graph(made: Callable, given: tuple, settings: Settings, plan: Plan | None, previous: Any) -> Any:
+    model = made(*given)
+    if isinstance(model, GraphModule):
+        CompressedForward(model, settings, plan, previous).attach()
+    return model
+
+
+def _run_eagerly(engine: Engine, model: torch.nn.Module, previous: Any, args: tuple, kwargs: dict) -> Any:
+    # the lookup is here because PyTorch 2.11 cannot trace it, and would say only that
+    return engine.run(model, previous or type(model).forward.__get__(model), args, kwargs)
+
+
+def compressed_forward(model: torch.nn.Module) -> CompressedForward | None:
+    """The stand-in of a compressed model, or None."""
+    found = vars(model).get(STAND_IN)
+    return found if isinstance(found, CompressedForward) and found.in_force else None
+
+
+__all__ = ["CompressedForward", "compressed_forward", "name_of"]

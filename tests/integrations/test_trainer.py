@@ -1,0 +1,50 @@
+"""Hugging Face's Trainer with its defaults: it reads the forward's signature, and wraps the forward where precision is
+mixed."""
+
+import inspect
+
+import pytest
+from torch.utils.data import Dataset
+
+import gistkit
+from tests.integrations.cases import BATCH, IMAGES, LABELS, Net, assert_same, network
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+
+class Rows(Dataset):
+    """Rows as Trainer takes them, with a column that the model does not."""
+
+    def __len__(self):
+        return len(IMAGES)
+
+    def __getitem__(self, i):
+        return {"images": IMAGES[i], "labels": int(LABELS[i]), "path": float(i)}
+
+
+def train(model, folder, **options):
+    """Losses of training and evaluation, and the state dict."""
+    arguments = transformers.TrainingArguments(
+        output_dir=folder, num_train_epochs=2, per_device_train_batch_size=BATCH, use_cpu=True, report_to=[],
+        logging_steps=1, disable_tqdm=True, eval_strategy="epoch", **options,
+    )  # fmt: skip
+    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=Rows(), eval_dataset=Rows())
+    trainer.train()
+    trainer.save_model()
+    found = [row[key] for row in trainer.state.log_history for key in ("loss", "eval_loss") if key in row]
+    return found, model.state_dict()
+
+
+@pytest.mark.parametrize("options", [{}, {"bf16": True}, {"bf16": True, "gradient_accumulation_steps": 2}])
+def test_trains_to_the_same_bits(tmp_path, options):
+    model = gistkit.compress(network())
+    assert_same(train(network(), tmp_path, **options), train(model, tmp_path, **options))
+    report = gistkit.report(model)
+    assert report.ratio > 1.5 and report.notes == ()
+    assert inspect.signature(model.forward) == inspect.signature(Net().forward)
+    with pytest.raises(gistkit.errors.CompressError, match="compressed already"):
+        gistkit.compress(model)
+    gistkit.restore(model)
+    with pytest.raises(gistkit.errors.CompressError, match="not compressed"):
+        gistkit.report(model)
