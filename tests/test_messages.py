@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from gistkit.runtime.forward.watch import Promise
 
 from gistkit import errors
 from gistkit.kernels.layout import flat
 from gistkit.nn.keep import USED_TWICE, Alias
 from gistkit.planning.forms.options import check_fidelity
-from gistkit.runtime.forward.watch import Promise
 from gistkit.runtime.recompute.calls import ReplayError
 from gistkit.training.plots import check_plot
 

@@ -56,8 +56,8 @@ def batch_norm(
 
     input: [N, C, ...] fp32, bf16 or fp16; the others [C] or None, of its dtype or fp32. Running statistics are updated
     as PyTorch updates them. ``keep``: a callable tensor -> Kept (default: the tensor). ``on_stats(mean, invstd)`` gets
-    the batch's statistics, [C] each, for :func:`bn_apply`. Inference, empty batches, other dtypes, tensors with gaps and
-    calls under saved-tensor hooks are PyTorch's own. Raises what PyTorch raises. Does not synchronise.
+    the batch's statistics, [C] each, for :func:`bn_apply`. Inference, empty batches, other dtypes, tensors with gaps
+    and calls under saved-tensor hooks are PyTorch's own. Raises what PyTorch raises. Does not synchronise.
     """
     operands = (input, running_mean, running_var, weight, bias)
     if not covered(*operands) or hooked() or not is_dense(input) or input.numel() == 0:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 from gistkit.capture import hooks_are_active
 from gistkit.errors import CompressError
 from gistkit.planning.policies import check_lossy

@@ -9,7 +9,6 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten
 
 
-
 def signature(args: tuple, kwargs: dict, by_value: tuple = (int, str)) -> tuple:
     """What a plan depends on besides the model: everything about the arguments but sizes, and autocast.
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from gistkit.runtime.rebuild.rebuild import same_bits
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -12,7 +13,6 @@ from gistkit.kernels import ops
 from gistkit.kernels.layout import flat
 from gistkit.nn.keep import keep_coded
 from gistkit.runtime.live import LiveBytes
-from gistkit.runtime.rebuild.rebuild import same_bits
 from gistkit.runtime.stash.stash import CodedBody, Reader, Stash
 
 FLOAT_CODECS = sorted(name for name, codec in CODECS.items() if codec.dtypes and torch.float32 in codec.dtypes)

@@ -9,7 +9,7 @@ import torch
 
 from tests.support.nn_cases import same_bits
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def test_data_parallel_processes_train_compressed_models_to_the_same_bits(tmp_path):

@@ -9,7 +9,7 @@ from gistkit.kernels.launch.repeated import Repeated, repeated_tiles
 from gistkit.kernels.layout import flat
 from gistkit.kernels.reference import mask as mask_reference
 from gistkit.kernels.reference import rebuild as rebuild_reference
-from gistkit.runtime.rebuild.rebuild import same_bits
+from gistkit.runtime.stash.verify import same_bits
 from tests.kernels.test_launch import Kernel
 
 X, Y = torch.empty(64), torch.empty(64)

@@ -24,10 +24,6 @@ OPS = {
     "relu_max_pool2d": (lambda x: functional.relu_max_pool2d(x, 2), lambda x: F.max_pool2d(F.relu(x), 2)),
     "conv2d": (lambda x: functional.conv2d(x, WEIGHT), lambda x: F.conv2d(x, WEIGHT)),
     "linear": (lambda x: functional.linear(x, MATRIX), lambda x: F.linear(x, MATRIX)),
-    "batch_norm": (
-        lambda x: functional.batch_norm(x, None, None, training=True),
-        lambda x: F.batch_norm(x, None, None, training=True),
-    ),
     "dropout": (functional.dropout, F.dropout),
 }
 

@@ -5,10 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from gistkit import functional
-from gistkit.capture.calls import BatchNorm
 from gistkit.nn.keep import keep_coded
-from gistkit.nn.norm import rebuild_candidates
-from gistkit.runtime.rebuild.exactness import arithmetic, try_drawn
 from tests.support.nn_cases import DTYPES, LAYOUTS, assert_same, laid_out, planted, same_bits
 
 SHAPES = [(4, 6, 5, 7), (4, 16, 3, 3), (4, 40, 3, 3), (9, 6), (3, 6, 8), (2, 3, 2, 3, 2)]
@@ -135,42 +132,3 @@ def test_statistics_are_the_batches():
     # 4096 terms of order 1 summed in fp32: at most 4096 * 2**-24 = 2.5e-4 relative to their absolute values' mean
     torch.testing.assert_close(stats[0].double(), mean, atol=2.5e-4, rtol=0)
     torch.testing.assert_close(stats[1].double(), (variance + 0.5).rsqrt(), atol=0, rtol=5e-4)
-
-
-def test_a_rebuild_that_is_right_for_unit_weights_alone_is_not_relied_on(monkeypatch):
-    """A network begins with unit weights and zero biases: there an arithmetic that forgets both gives the same bits."""
-    x, weight, bias = torch.randn(4, 8, 5, 5), torch.ones(8), torch.zeros(8)
-    y, mean, invstd, _, _ = torch._batch_norm_impl_index(x, weight, bias, None, None, True, 0.1, 1e-5, False)
-    (right,) = [c for c in rebuild_candidates(x) if c.__name__ == "_fused"]
-
-    def forgets(x, mean, invstd, weight, bias):
-        return right(x, mean, invstd, torch.ones_like(mean), torch.zeros_like(mean))
-
-    monkeypatch.setattr("gistkit.runtime.rebuild.probed.rebuild_candidates", lambda x: [forgets, right])
-    state = torch.get_rng_state()
-    assert torch.equal(forgets(x, mean, invstd, weight, bias), y)
-    verified, call = {}, BatchNorm(x, None, None, weight, bias, True, 0.1, 1e-5)
-    try_drawn(verified, 0, call)
-    assert arithmetic(verified, 0, call, y, (mean, invstd)) is right
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.parametrize("shape", [(4, 16, 8, 8), (2, 3, 4), (6, 5)])
-def test_data_that_tell_nothing_apart_decide_nothing(monkeypatch, shape):
-    """With means of zero it makes no difference how often bias - mean * alpha is rounded; in the next step it may."""
-    half = torch.randn(shape)
-    x = torch.cat((half, -half))
-    weight, bias = torch.ones(shape[1]), torch.zeros(shape[1])
-    y, mean, invstd, _, _ = torch._batch_norm_impl_index(x, weight, bias, None, None, True, 0.1, 1e-5, False)
-    (right,) = [c for c in rebuild_candidates(x) if c.__name__ == "_fused"]
-
-    def rounds_twice(x, mean, invstd, weight, bias):
-        alpha = weight * invstd
-        over = (1, -1) + (1,) * (x.dim() - 2)
-        return torch.addcmul((bias - mean * alpha).view(over), x, alpha.view(over))
-
-    assert torch.equal(rounds_twice(x, mean, invstd, weight, bias), y)
-    monkeypatch.setattr("gistkit.runtime.rebuild.probed.rebuild_candidates", lambda x: [rounds_twice, right])
-    verified, call = {}, BatchNorm(x, None, None, weight, bias, True, 0.1, 1e-5)
-    try_drawn(verified, 0, call)
-    assert arithmetic(verified, 0, call, y, (mean, invstd)) is right

@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 import torch
 import torch.nn.functional as F
+from gistkit.runtime.rebuild.rebuild import same_bits
 from torch import nn
 
 import gistkit
@@ -16,7 +17,6 @@ from gistkit.api.planning import remedy
 from gistkit.capture.entry import capture
 from gistkit.errors import CaptureError, PlanError
 from gistkit.planning.policies.gist_rules import gist
-from gistkit.runtime.rebuild.rebuild import same_bits
 from tests.runtime.test_attacks import images
 
 LEAST = {"bitwise": 300, "reassociated": 200, "lossy": 100}

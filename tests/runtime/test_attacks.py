@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
+from gistkit.runtime.rebuild.rebuild import same_bits
 from torch import nn
 
 import gistkit
 from gistkit.errors import GistError, PlanMismatchError
 from gistkit.runtime.attach import compressed_forward
-from gistkit.runtime.rebuild.rebuild import same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 

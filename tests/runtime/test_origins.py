@@ -8,22 +8,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
-from gistkit.runtime.forward.provenance import Origins
-from gistkit.runtime.stash.stash import StashTable
 from tests.support.nn_cases import same_bits
-
-
-def _other_data(y):
-    y.data = y.data * 2
-    return y
-
 
 CHANGES = {
     "scaled": lambda y: y * 2,
     "scaled in place": lambda y: y.mul_(2),
     "mixed": lambda y: torch.lerp(y, y.flip(0), 0.7),
     "dropped path": lambda y: y * torch.tensor([0.0, 2.0, 0.0, 2.0]).view(4, 1, 1, 1),
-    "other data": _other_data,
     "rounded": lambda y: y.bfloat16().float(),
     "transposed": lambda y: y.transpose(2, 3),
 }
@@ -71,8 +62,7 @@ def rows(model):
 
 
 TURNS = [(where, what) for where in ("norm", "branch", "identity", "sum") for what in CHANGES]
-# the first is refused by PyTorch, in the second its backward reads data that its forward did not
-TURNS = [t for t in TURNS if t not in (("identity", "scaled in place"), ("identity", "other data"))]
+TURNS = [t for t in TURNS if t != ("identity", "scaled in place")]  # PyTorch refuses it
 
 
 @pytest.mark.parametrize("inplace", [False, True])
@@ -109,19 +99,3 @@ def test_a_plan_of_the_callers_says_what_it_could_not_do(budget):
     ours(x).sum().backward()
     reasons = [r.reason for r in rows(ours) if r.codec == "zvc"]
     assert reasons and any("another way than when it was captured" in r for r in reasons)
-
-
-def test_a_key_tells_values_apart():
-    table = StashTable()
-    origins, x, z = Origins(table.known), torch.randn(4, 4), torch.randn(4, 4)
-    origins.made("bn", 3, x)
-    assert origins.are(("bn", 3), origins.key(x.view(4, 4))) and not origins.are(("bn", 2), origins.key(x))
-    assert not origins.are(("bn", 3), origins.key(x.t())) and not origins.are(("bn", 3), origins.key(z))
-    origins.made("stash", 3, z)
-    origins.summed(origins.key(x), origins.key(z), y := x + z)
-    assert origins.are(("add", ("bn", 3), ("stash", 3)), origins.key(y))
-    assert not origins.are(("add", ("stash", 3), ("bn", 3)), origins.key(y))
-    y.add_(1)
-    assert not origins.are(("add", ("bn", 3), ("stash", 3)), origins.key(y))
-    x.mul_(1)
-    assert not origins.are(("bn", 3), origins.key(x))

@@ -7,12 +7,12 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
+from gistkit.runtime.rebuild.rebuild import same_bits
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import gistkit
 from gistkit.errors import CompressError, PlanMismatchError
-from gistkit.runtime.rebuild.rebuild import same_bits
 from tests.support.runtime_cases import block, run
 from tests.support.training import assert_same_training, batches
 

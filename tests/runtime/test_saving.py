@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from gistkit.runtime.rebuild.rebuild import same_bits
 
 import gistkit
 from gistkit.errors import CompressError
 from gistkit.runtime.live import LiveBytes
-from gistkit.runtime.rebuild.rebuild import same_bits
 
 
 def network(w, v, x):

@@ -17,8 +17,8 @@ SIZES = (
 def factors(channels: int, seed: int) -> list[torch.Tensor]:
     """mean, 1/std, weight and bias."""
     g = torch.Generator().manual_seed(seed)
-    mean, invstd, affine = (torch.randn(k, generator=g) for k in (channels, channels, 2 * channels))
-    return [mean, invstd.abs() + 0.1, affine]
+    mean, invstd, weight, bias = (torch.randn(channels, generator=g) for _ in range(4))
+    return [mean, invstd.abs() + 0.1, weight, bias]
 
 
 def operands(size: tuple[int, int, int], dtype: torch.dtype, seed: int) -> tuple:

@@ -24,7 +24,8 @@ LAUNCHERS = {
     "pool": "gistkit.kernels.pool.operators",
     "rebuild": "gistkit.kernels.rebuild.rebuild",
 }
-"""By family of operators the module of its CUDA launchers. They import Triton, so each is imported at its first call."""
+"""By family of operators the module of its CUDA launchers. They import Triton, so each is imported at its first
+call."""
 
 
 def _lazy(module: str, name: str) -> Callable:

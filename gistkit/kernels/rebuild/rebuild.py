@@ -141,9 +141,7 @@ def _either_norm(
     """
     first = _batch_norm(x, mean_ptr, invstd_ptr, weight_ptr, bias_ptr, left, None, FORM, PORTABLE)
     last = left < channels - 1
-    second = _batch_norm(
-        x, mean_ptr + 1, invstd_ptr + 1, weight_ptr + 1, bias_ptr + 1, left, last, FORM, PORTABLE
-    )
+    second = _batch_norm(x, mean_ptr + 1, invstd_ptr + 1, weight_ptr + 1, bias_ptr + 1, left, last, FORM, PORTABLE)
     return tl.where(in_left, first, second)
 
 
@@ -229,7 +227,8 @@ def bn_rebuild(
     """out = relu?(BN(x) [+ other | + BN(other)]), rounded as the forms above say.
 
     x, other, out: fp32/bf16/fp16[n] of one dtype, in storage order; out may be x or other. ``norm``: mean and 1/std,
-    fp32[C], weight and bias, fp32, bf16 or fp16 [C]. ``plane``: elements of one channel that lie together, 1 for channels_last.
+    fp32[C], weight and bias, fp32, bf16 or fp16 [C]. ``plane``: elements of one channel that lie together, 1 for
+    channels_last.
     ``other_norm`` is empty where other is added as it is. Raises ValueError and TypeError for operands that do not
     fit. Does not synchronise but for asking once about -0.0 (:mod:`gistkit.kernels.signed_zero`).
     """

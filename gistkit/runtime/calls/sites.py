@@ -10,6 +10,7 @@ module that makes it (:class:`Area`). What neither needs runs as plain PyTorch, 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,6 +22,7 @@ from torch import nn
 
 from gistkit.capture import bind
 from gistkit.nn.eligible import transformed
+from gistkit.nn.norm import keeps_its_input
 from gistkit.runtime.calls.batch_norm import NativeBatchNorm
 from gistkit.runtime.calls.interpose import Interposer
 from gistkit.runtime.calls.run import run
@@ -47,6 +49,8 @@ def _relu(m: Any, x: torch.Tensor) -> tuple:
 
 def _conv2d(m: Any, x: torch.Tensor) -> tuple:
     own = m._parameters
+    if m.padding_mode != "zeros" or type(m.padding) is str:
+        raise KeyError(m.padding_mode)
     return x, own["weight"], own["bias"], m.stride, m.padding, m.dilation, m.groups
 
 
@@ -56,6 +60,8 @@ def _linear(m: Any, x: torch.Tensor) -> tuple:
 
 
 def _max_pool2d(m: Any, x: torch.Tensor) -> tuple:
+    if m.return_indices:
+        raise KeyError("return_indices")
     found = bind("max_pool2d", F.max_pool2d, (x, m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode), None)
     return found or ()
 
@@ -64,47 +70,79 @@ def _dropout(m: Any, x: torch.Tensor) -> tuple:
     return x, m.p, m.training, m.inplace
 
 
+def _batch_norm(m: Any, x: torch.Tensor) -> tuple:
+    own = m._parameters
+    return x, own["weight"], own["bias"]
+
+
 LEAVES: dict[type, tuple[str, Operands]] = {
     nn.ReLU: ("relu", _relu),
     nn.Conv2d: ("conv2d", _conv2d),
     nn.Linear: ("linear", _linear),
     nn.MaxPool2d: ("max_pool2d", _max_pool2d),
     nn.Dropout: ("dropout", _dropout),
-    nn.BatchNorm2d: ("batch_norm", _relu),
-    nn.BatchNorm1d: ("batch_norm", _relu),
-    nn.BatchNorm3d: ("batch_norm", _relu),
+    nn.BatchNorm1d: ("batch_norm", _batch_norm),
+    nn.BatchNorm2d: ("batch_norm", _batch_norm),
+    nn.BatchNorm3d: ("batch_norm", _batch_norm),
 }
-"""Modules whose forward is one covered call of their own attributes."""
-_FORWARDS = {kind: kind.forward for kind in LEAVES}
-_FUNCTIONS = F.relu, F.conv2d, F.linear, F.max_pool2d, F.dropout, F.batch_norm
+"""Modules whose forward is one covered call. What gives its operands raises KeyError where the call would be
+another."""
+OVERRIDING = frozenset(
+    "forward _conv_forward _check_input_dim weight bias running_mean running_var num_batches_tracked".split()
+)
+"""Attributes that, on an instance, change what a leaf's forward does."""
+
+
+def _library() -> tuple:
+    """What the leaves' forwards call and are; somebody may put others in."""
+    functions = F.relu, F.conv2d, F.linear, F.max_pool2d, F.dropout, F.batch_norm, nn.Conv2d._conv_forward
+    return (*functions, *[kind.forward for kind in LEAVES])
+
+
+_LIBRARY = _library()
 
 
 class _Site:
-    """A module of the model whose forward is ours while the model's runs."""
+    """A module of the model whose forward is ours while the model's runs. ``calls``: its covered calls, in order."""
 
     def __init__(self, module: nn.Module, program: Program, calls: Iterable[int]) -> None:
-        self.module, self.at = module, 0
-        self._program, self._calls = program, tuple(calls)
-        self._plain: Any = type(module).forward.__get__(module)
-
-    def install(self) -> None:
-        """Take the module's forward over, unless somebody else has."""
+        self._ref, self._forward = weakref.ref(module), type(module).forward
+        self.module: Any = None
         self.at = 0
-        vars(self.module).setdefault("forward", self)
-
-    def remove(self) -> None:
-        """Give it back."""
-        own = vars(self.module)
-        if own.get("forward") is self:
-            del own["forward"]
+        self._program, self._calls = program, tuple(calls)
 
     @property
     def expected(self) -> int:
         """How many covered calls it makes in a forward."""
         return len(self._calls)
 
+    def _is_free(self, module: nn.Module) -> bool:
+        return "forward" not in module.__dict__ and type(module).forward is self._forward
+
+    def install(self) -> None:
+        """Take the module's forward over, unless somebody else has or it is another by now."""
+        self.at = 0
+        module = self._ref()
+        if module is not None and self._is_free(module):
+            self.module = module
+            module.__dict__["forward"] = self
+
+    def remove(self) -> None:
+        """Give it back."""
+        module, self.module = self.module, None
+        if module is not None and module.__dict__.get("forward") is self:
+            del module.__dict__["forward"]
+
     def __deepcopy__(self, memo: dict) -> Any:
-        return type(self.module).forward.__get__(memo.get(id(self.module), self.module))
+        return _own_forward(memo[id(self.module)])
+
+    def __reduce__(self) -> tuple:
+        return _own_forward, (self.module,)
+
+
+def _own_forward(module: nn.Module) -> Any:
+    """The forward of a copy that was made within a compressed forward."""
+    return type(module).forward.__get__(module)
 
 
 class Leaf(_Site):
@@ -112,37 +150,43 @@ class Leaf(_Site):
 
     def __init__(self, module: nn.Module, program: Program, calls: Iterable[int]) -> None:
         super().__init__(module, program, calls)
-        self._op, self._operands = LEAVES[type(module)]
-        self._is_norm = self._op == "batch_norm"
+        self._kind = type(module)
+        self._op, self._operands = LEAVES[self._kind]
+
+    def _is_free(self, module: nn.Module) -> bool:
+        return type(module) is self._kind and OVERRIDING.isdisjoint(module.__dict__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        state, at = _running.state, self.at
+        state, at, module = _running.state, self.at, self.module
         if state is None or kwargs or len(args) != 1 or not _gradients() or _top(False) is not None or transformed():
-            return self._plain(*args, **kwargs)
+            return self._forward(module, *args, **kwargs)
         self.at = at + 1
         state.seen += 1
-        if at >= len(self._calls) or type(args[0]) is not torch.Tensor:
-            return self._plain(*args)
+        x = args[0]
+        if at >= len(self._calls) or type(x) is not torch.Tensor:
+            return self._forward(module, x)
         index = self._calls[at]
         state.calls = index + 1
-        if self._is_norm:
-            return self._norm(state, index, args[0])
-        values = self._operands(self.module, args[0])
-        return run(state, self._program, index, self._op, values, partial(self._plain, *args))
+        try:
+            values = self._operands(module, x)
+        except KeyError:
+            return self._forward(module, x)
+        if self._op == "batch_norm":
+            return self._norm(state, index, *values)
+        return run(state, self._program, index, self._op, values, partial(self._forward, module, x))
 
-    def _norm(self, state: ForwardState, index: int, x: torch.Tensor) -> Any:
-        module: Any = self.module
-        y, call = self._plain(x), self._program.calls[index]
-        if type(call) is NativeBatchNorm and module.training and hasattr(y.grad_fn, "_raw_saved_input"):
-            call.replace(state, y, x, module.weight, module.bias)
+    def _norm(self, state: ForwardState, index: int, x: torch.Tensor, weight: Any, bias: Any) -> Any:
+        y, call = self._forward(self.module, x), self._program.calls[index]
+        if type(call) is NativeBatchNorm and self.module.training and keeps_its_input(y):
+            call.replace(state, y, x, weight, bias)
         return y
 
 
 class Area(_Site):
     """A module whose own code makes covered calls, or others that save what is to be caught.
 
-    ``calls``: all covered calls beneath it, in order, or, where there are none, the numbers of the covered calls that
-    come next after what is to be caught.
+    ``calls``: all covered calls beneath it, in order, or, where there are none (``counts`` False), the numbers of the
+    covered calls that come next after what is to be caught.
     """
 
     def __init__(self, module: nn.Module, name: str, program: Program, calls: Iterable[int], counts: bool) -> None:
@@ -151,19 +195,18 @@ class Area(_Site):
 
     @property
     def expected(self) -> int:
-        """How many covered calls it makes in a forward."""
         return len(self._calls) if self._counts else 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        state = _running.state
+        state, module = _running.state, self.module
         if state is None or not _gradients() or _top(False) is not None or transformed():
-            return self._plain(*args, **kwargs)
+            return self._forward(module, *args, **kwargs)
         if self.at < len(self._calls):
             state.calls = self._calls[self.at]
         before, _running.state = state.seen, None
         try:
             with Interposer(state):
-                return self._plain(*args, **kwargs)
+                return self._forward(module, *args, **kwargs)
         finally:
             _running.state = state
             self.at += state.seen - before if self._counts else 1
@@ -190,8 +233,9 @@ class Sites:
     def interposed(self, state: ForwardState) -> Iterator[None]:
         """The sites' modules are ours in this block; calls of other threads run as plain PyTorch."""
         before, _running.state = _running.state, state
-        for site in self._sites:
-            site.install()
+        if _library() == _LIBRARY:
+            for site in self._sites:
+                site.install()
         try:
             yield
         finally:
@@ -223,15 +267,11 @@ def _sites(model: nn.Module, program: Program) -> list[_Site]:
     return found
 
 
-def _is_leaf(module: nn.Module | None, op: str) -> bool:
+def _is_leaf(module: Any, op: str) -> bool:
     kind = type(module)
-    if kind not in LEAVES or LEAVES[kind][0] != op or "forward" in vars(module):
+    if kind not in LEAVES or LEAVES[kind][0] != op or module._compiled_call_impl is not None:
         return False
-    if kind is nn.Conv2d and (module.padding_mode != "zeros" or isinstance(module.padding, str)):  # type: ignore[union-attr]
-        return False
-    if kind.forward is not _FORWARDS[kind] or module._compiled_call_impl is not None:  # type: ignore[union-attr]
-        return False
-    return (F.relu, F.conv2d, F.linear, F.max_pool2d, F.dropout, F.batch_norm) == _FUNCTIONS
+    return OVERRIDING.isdisjoint(module.__dict__)
 
 
 def _beneath(name: str, area: str) -> bool:

@@ -45,8 +45,10 @@ class ForwardState(KeptLedger):
     ``strict``: the plan is the caller's; ``bound``: and promises a budget, of which ``room`` keeps account.
     ``forecasts``: what earlier steps say of the storages' densities, None under a budget. ``calls`` is the
     number of the covered call that comes next, ``seen`` how many came by, of ``expected`` ones (None: all of the
-    program's); ``instead`` is the covered call in whose place PyTorch's own op runs (-1: none). ``norms``: the batch norms
-    that ran under the plan, by covered call. ``hooked``: its saved-tensor hooks are on all the time. ``nodes``: by planned storage the backward node that made it, for recipes.
+    program's); ``instead`` is the covered call in whose place PyTorch's own op runs (-1: none). ``norms``: the batch
+    norms
+    that ran under the plan, by covered call. ``hooked``: its saved-tensor hooks are on all the time. ``nodes``: by
+    planned storage the backward node that made it, for recipes.
     """
 
     settings: Settings

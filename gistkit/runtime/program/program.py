@@ -123,8 +123,8 @@ class Program:
 
     @cached_property
     def caught(self) -> frozenset[int]:
-        """After how many covered calls an uncovered one saves something that is to be caught: what is not kept as it is,
-        or what recipes start from."""
+        """After how many covered calls an uncovered one saves something that is to be caught: what is not kept as it
+        is, or what recipes start from."""
         return frozenset(key[0] for key, several in self._gaps.items() if any(map(self._is_caught, several)))
 
     @cached_property
@@ -137,7 +137,8 @@ class Program:
 
     @cached_property
     def catches_functions(self) -> bool:
-        """Whether a custom autograd Function, which no function mode sees, saves something that is not kept as it is."""
+        """Whether a custom autograd Function, which no function mode sees, saves something that is not kept as it
+        is."""
         saved = {s.storage for c in self.graph.calls if c.hidden for s in c.saves}
         return any(map(_changes, (self._decisions.get(s) for s in saved)))
 
@@ -200,7 +201,9 @@ class Program:
         feeds = call.covered in self._in_recipes
         made = self.graph.values[call.results[0]].storage if call.results else -1
         output = self._decisions.get(made)
-        return Step(call.covered, call.op, choice, output, self._input(call), self._own(call), feeds, made in self.sources)
+        return Step(
+            call.covered, call.op, choice, output, self._input(call), self._own(call), feeds, made in self.sources
+        )
 
     def _own(self, call: Call) -> Decision | None:
         """The decision for a map or mask that a covered op makes and keeps for itself."""

@@ -45,7 +45,6 @@ class Kind(NamedTuple):
     eps: float
 
 
-
 def arithmetics(verified: dict, kind: Kind) -> list[Rebuild]:
     """The arithmetics that give the training batch norm of tensors x of that kind bit for bit, remembered in
     ``verified``. Where it is new it takes twice such a tensor's memory and synchronises; random states stay as they
@@ -125,7 +124,9 @@ def probe_ahead(verified: dict, program: Program, args: tuple, kwargs: dict) -> 
     if not inputs:
         return
     rows, device = batch_size((args, kwargs)), inputs[0].device
-    for kind in program.remembered(("kinds", rows, device), lambda: tuple(dict.fromkeys(_kinds(program, rows, device)))):
+    for kind in program.remembered(
+        ("kinds", rows, device), lambda: tuple(dict.fromkeys(_kinds(program, rows, device)))
+    ):
         arithmetics(verified, kind)
 
 

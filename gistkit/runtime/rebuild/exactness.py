@@ -1,4 +1,5 @@
-"""Rebuilds are relied on only once they have given a forward's bits, in each shape, dtype and layout and on each device.
+"""Rebuilds are relied on only once they have given a forward's bits, in each shape, dtype and layout and on each
+device.
 
 The arithmetic of each batch norm is found by drawn tensors (:mod:`gistkit.runtime.rebuild.arithmetic`); then the whole
 recipe is compared with the forward's own output. Under a budget, where no second such tensor has room in forward, a

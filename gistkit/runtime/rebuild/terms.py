@@ -58,7 +58,7 @@ class NormSource(NamedTuple):
     @classmethod
     def of(cls, node: Any) -> NormSource | None:
         """From its node alone; None where the node does not lead to its bias (a bias that needs no gradient)."""
-        if type(node).__name__ not in NORMS:
+        if type(node).__name__ not in NORMS or not node._saved_training:
             return None
         weight = node._saved_weight
         if weight is None:

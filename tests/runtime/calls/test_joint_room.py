@@ -9,7 +9,7 @@ from torch import nn
 import gistkit
 from gistkit.capture.entry import capture
 from gistkit.planning.policies.gist_rules import gist
-from gistkit.runtime.calls import native
+from gistkit.runtime.forward import state
 from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.program.joint_gradients import Headroom, headrooms
 from tests.support.nn_cases import same_bits
@@ -65,14 +65,12 @@ def _nodes(loss):
     return list(seen.values())
 
 
-@pytest.mark.parametrize(("lossy", "most"), [(None, DEPTH), ("fp16", 2 * DEPTH - 3), ("fp8", 2 * DEPTH - 1)])
-def test_joint_calls_raise_no_peak(monkeypatch, lossy, most):
-    results = []
-    for limits in ({}, {"cpu": 0}):
-        monkeypatch.setattr(native, "JOINT_BYTES", limits)
-        results.append(step(gistkit.compress(network(), lossy=lossy), image()))
-    (apart, own, wanted), (joint, fewer, grads) = results
-    assert own.count("_Conv2dBackward") == 2 * DEPTH and 0 < fewer.count("_Conv2dBackward") <= most
+def test_pytorchs_nodes_raise_no_peak_where_there_is_room(monkeypatch):
+    monkeypatch.setattr(state, "JOINT_BYTES", 0)
+    joint, fewer, grads = step(gistkit.compress(network()), image())
+    monkeypatch.setattr(state.ForwardState, "has_room", lambda *_: False)
+    apart, own, wanted = step(gistkit.compress(network()), image())
+    assert own.count("_Conv2dBackward") == 2 * DEPTH and 0 < fewer.count("_Conv2dBackward") <= DEPTH
     assert all(map(same_bits, grads, wanted)) and joint <= apart
 
 

@@ -11,7 +11,7 @@ from gistkit.errors import PlanError, PlanMismatchError
 from gistkit.ir.plan import Decision
 from gistkit.planning.forms.predicted import held
 from gistkit.planning.policies.gist_rules import gist
-from gistkit.runtime.rebuild.rebuild import ReluTerm
+from gistkit.runtime.rebuild.terms import ReluTerm
 from tests.support.models import UNet
 from tests.support.plan_cases import BATCH, Shared, Small, captured, data, loss_of, made, same, step
 
@@ -37,7 +37,7 @@ def test_a_decision_that_its_storage_cannot_have_is_refused_before_anything_runs
 
 
 def test_a_rebuild_that_is_not_exact_breaks_a_budget(monkeypatch):
-    monkeypatch.setattr("gistkit.runtime.calls.handlers.arithmetic", lambda *_: None)
+    monkeypatch.setattr("gistkit.runtime.rebuild.exactness.arithmetics", lambda *_: [])
     model, (x, y) = UNet().train(), data()
     graph, _ = captured(model, x, y)
     plan = gist(graph)

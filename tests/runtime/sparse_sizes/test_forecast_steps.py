@@ -9,6 +9,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
+from gistkit.runtime.rebuild.rebuild import same_bits
 from torch import nn
 
 import gistkit
@@ -16,7 +17,6 @@ from gistkit.codecs import CODECS
 from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.engine import LAG
 from gistkit.runtime.live import LiveBytes
-from gistkit.runtime.rebuild.rebuild import same_bits
 from gistkit.runtime.sparse_sizes.exact import BY_COUNT, FIRST, ExactPacker
 from gistkit.runtime.sparse_sizes.forecast import MARGIN, Forecast
 from gistkit.runtime.sparse_sizes.spill import NO_MEMORY, Spill

@@ -2,21 +2,11 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
-import gistkit
-from gistkit.capture.calls import BatchNorm
-from gistkit.ir.comparison import digest_bytes, norm_bytes, part_bytes
-from gistkit.nn import norm
-from gistkit.planning.policies.gist_rules import gist
+from gistkit.ir.comparison import digest_bytes, part_bytes
 from gistkit.runtime.live import LiveBytes
-from gistkit.runtime.program.program import Program
-from gistkit.runtime.rebuild import probed as telling
-from gistkit.runtime.rebuild.exactness import arithmetic, try_drawn
-from gistkit.runtime.rebuild.probed import Kind, told, told_ahead
 from gistkit.runtime.stash.verify import Digest, Trial, blocks
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex128]
@@ -113,61 +103,5 @@ def test_a_trial_takes_the_first_exact_way_and_hands_on_no_other():
         Trial([way(off)], Digest(x), refuse)(None)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [(4, 64, 32, 32), (8, 100), (2, 16, 5, 5), (4, 3, 64, 64)])
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_a_batch_norms_arithmetic_is_found_in_the_room_of_its_output(shape, dtype, channels_last):
-    x = torch.randn(shape).to(dtype)
-    if channels_last:
-        if len(shape) != 4:
-            pytest.skip("no such layout")
-        x = x.contiguous(memory_format=torch.channels_last)
-    weight, bias = torch.ones(shape[1]), torch.zeros(shape[1])
-    call, verified = BatchNorm(x, None, None, weight, bias, True, 0.1, 1e-5), {}
-    with LiveBytes() as plain:
-        y, mean, invstd, _, _ = torch._batch_norm_impl_index(x, weight, bias, None, None, True, 0.1, 1e-5, False)
-        del y, mean, invstd
-    told(verified, Kind.of(x, weight, 1e-5))  # ahead of a forward under a budget
-    with LiveBytes() as live:
-        try_drawn(verified, 0, call)
-        y, mean, invstd, _, _ = torch._batch_norm_impl_index(x, weight, bias, None, None, True, 0.1, 1e-5, False)
-        found = arithmetic(verified, 0, call, y, (mean, invstd))
-    assert found is not None
-    nbytes = x.numel() * x.element_size()
-    assert live.peak_bytes <= plain.peak_bytes + norm_bytes(nbytes, shape[1], x.element_size())
-    assert torch.equal(found(x, mean, invstd, weight, bias), F.batch_norm(x, None, None, weight, bias, True))
-
-
 def test_parts_are_few_and_small():
     assert [part_bytes(n) for n in (0, 100, 2048, 64 * 512, 2**30)] == [0, 100, 512, 512, 2**24]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_arithmetics_are_told_apart_by_few_elements_of_16_bits(dtype, monkeypatch):
-    # by outputs of ordinary size, 14 to 30 of 30 wrong ones passed in 16 bits
-    wrong = [c for c in norm.KERNEL_CANDIDATES if c.args[0] not in ("fused", "split")]
-    monkeypatch.setattr(telling, "rebuild_candidates", lambda x: [*wrong, norm._stepwise, norm._fused])
-    for seed in range(10):
-        x = torch.randn(4, 8, 6, 6, generator=torch.Generator().manual_seed(seed)).to(dtype)
-        layer, verified = torch.nn.BatchNorm2d(8), {}
-        operands = BatchNorm(x, None, None, layer.weight, layer.bias, True, 0.1, 1e-5)
-        try_drawn(verified, 0, operands)
-        (able,) = [found for key, found in verified.items() if key[0] == "drawn"]
-        assert able == [norm._fused], seed
-
-
-def test_what_was_forgotten_is_told_again_before_a_forward():
-    """The engine forgets all that it knows to be exact now and then; under a budget there is room ahead only."""
-    model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 4, 3))
-    x = torch.randn(4, 3, 20, 20)
-    graph = gistkit.capture(model, (x,))
-    program, verified = Program(graph, gist(graph)), {}
-    assert program.norms()
-    told_ahead(verified, program, (x,), {})
-    known = dict(verified)
-    verified.clear()
-    told_ahead(verified, program, (x,), {})
-    assert known.keys() == verified.keys() and len(known) == 2
-    for layout in (torch.contiguous_format, torch.channels_last):
-        met = torch.empty((4, 32, 18, 18), memory_format=layout)
-        assert told(verified, Kind.of(met, model[1].weight, 1e-5)) and verified.keys() == known.keys()

@@ -1,4 +1,4 @@
-"""A network and its steps, for the tests of the short way (:mod:`gistkit.runtime.calls.fast`)."""
+"""A network and its steps, for the tests of specialised calls (:mod:`gistkit.runtime.calls`)."""
 
 import copy
 
@@ -9,8 +9,8 @@ from torch import nn
 
 import gistkit
 from gistkit.nn import norm
-from gistkit.runtime.calls import interpose, native
-from gistkit.runtime.rebuild import probed as telling
+from gistkit.runtime.forward import state
+from gistkit.runtime.rebuild import arithmetic
 from tests.support.nn_cases import same_bits
 
 
@@ -43,30 +43,17 @@ class Net(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-@pytest.fixture(params=["by parts", "in one pass"])
+@pytest.fixture(params=["shared values", "own nodes", "by kernel"])
 def compressed_and_plain(request, monkeypatch):
-    """A compressed network and its plain copy; ``in one pass`` as on a GPU, by gistkit's kernel."""
-    if request.param == "in one pass":
-        monkeypatch.setattr(telling, "rebuild_candidates", lambda x: list(norm.KERNEL_CANDIDATES))
-        monkeypatch.setitem(native.JOINT_BYTES, "cpu", 2**20)
+    """A compressed network and its plain copy: with PyTorch's nodes for ReLUs and convolutions; with gistkit's; with
+    rebuilds by gistkit's kernel, as on a GPU."""
+    if request.param == "own nodes":
+        monkeypatch.setattr(state.ForwardState, "has_room", lambda *_: False)
+    if request.param == "by kernel":
+        monkeypatch.setattr(arithmetic, "rebuild_candidates", lambda x: list(norm.KERNEL_CANDIDATES))
     torch.manual_seed(0)
     plain = Net()
     return gistkit.compress(copy.deepcopy(plain)), plain
-
-
-@pytest.fixture
-def long_way(monkeypatch):
-    """The functions of the covered calls that went the long way."""
-    seen = []
-    real = interpose.Interposer._call
-
-    def call(self, op, func, args, kwargs):
-        if op is not None:
-            seen.append(op)
-        return real(self, op, func, args, kwargs)
-
-    monkeypatch.setattr(interpose.Interposer, "_call", call)
-    return seen
 
 
 def image(batch=4, size=16, seed=0):

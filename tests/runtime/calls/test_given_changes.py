@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gistkit
 from gistkit.runtime.recompute import tape as recompute_tape
-from tests.support.fast_cases import Net, image
+from tests.support.call_cases import Net, image
 from tests.support.given_cases import ANEW, LABELS, Mixed, agree, by_hand, held_off, network, pair, planned, step
 from tests.support.nn_cases import same_bits
 
