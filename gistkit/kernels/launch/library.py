@@ -24,7 +24,7 @@ LAUNCHERS = {
     "pool": "gistkit.kernels.pool.operators",
     "rebuild": "gistkit.kernels.rebuild.rebuild",
 }
-"""By family of operators the module of its CUDA launchers, imported at its first call: it imports Triton."""
+"""By family of operators the module of its CUDA launchers. They import Triton, so each is imported at its first call."""
 
 
 def _lazy(module: str, name: str) -> Callable:
