@@ -1,6 +1,6 @@
 """One training step, recorded without running it for real: model and batch to SavedGraph."""
 
-from gistkit.capture.batch import batch_size, check_rows, joined, repeated, row_bytes, rows, spread
+from gistkit.capture.batch import batch_size, check_rows, joined, row_bytes, rows, spread
 from gistkit.capture.calls import (
     COVERED,
     GEOMETRY,
@@ -71,7 +71,6 @@ __all__ = [
     "others_untouched",
     "python_instead",
     "region_is_open",
-    "repeated",
     "row_bytes",
     "rows",
     "scripted_parts",

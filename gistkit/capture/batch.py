@@ -64,23 +64,10 @@ def joined(item: Any, parts: Iterable[slice]) -> Any:
     return tree_map(join, item)
 
 
-def repeated(item: Any, of: int, start: int, stop: int) -> Any:
-    """Rows ``start`` to ``stop`` of a nested item whose tensors are made of ``of`` rows, over and over, as copies. A
-    tensor's first dimension may have several entries a row."""
-
-    def repeat(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        each = len(leaf) // of
-        return leaf[torch.arange(start * each, stop * each, device=leaf.device) % len(leaf)]
-
-    return tree_map(repeat, item)
-
-
 def row_bytes(item: Any) -> int:
     """Bytes of one row of all tensors of a nested item."""
     tensors = (leaf for leaf in tree_flatten(item)[0] if isinstance(leaf, torch.Tensor))
     return sum(t[0].numel() * t.element_size() for t in tensors if t.dim() > 0 and len(t))
 
 
-__all__ = ["batch_size", "check_rows", "joined", "repeated", "row_bytes", "rows", "spread"]
+__all__ = ["batch_size", "check_rows", "joined", "row_bytes", "rows", "spread"]

@@ -1,144 +1,122 @@
-"""What a forward of some rows takes, and whether its rows depend on each other, told without memory and arithmetic.
+"""Whether the rows of a model's results depend on each other, found out with forwards of a few rows.
 
-A copy of the model runs on fake tensors. Of every tensor it is known along which dimension its rows lie, outermost in
-it. A few kinds of operators keep rows apart for certain: what goes element by element, what leaves that dimension as it
-is, and products with what has no rows. With any other operator, or another way of using these, nothing is proven. Used
-where a budget has no room for two rows (:mod:`gistkit.runtime.step.norm_arithmetic`).
+Any operator may couple rows, along any dimension, so the model itself is asked: a copy of it, without gradients, its
+random draws constant (:mod:`gistkit.runtime.step.deterministic_forward`).
+
+1. *Company.* Forwards of rows [a, b], [a, a] and [b, b]: a and b must give the same whatever is beside them.
+2. *Number.* Forwards of a and of b alone: nothing may depend on how many rows there are.
+
+a and b are the first and last row of the batch; where these do not pass, as many rows as the smallest part has, for
+rows may belong together in groups.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_map_only
 
-from gistkit.capture import no_autocast_cache, tensors_in, untouched_random_states
+from gistkit.capture import joined, no_autocast_cache, row_bytes, tensors_in, untouched_random_states
+from gistkit.capture import rows as slices
 from gistkit.runtime.live import LiveBytes
-from gistkit.runtime.step.deterministic_forward import GivenStatistics, tensors_of
-from gistkit.runtime.step.row_preserving_ops import kept_along
+from gistkit.runtime.step.deterministic_forward import copied_bytes, deterministic, isolated, tensors_of
+from gistkit.runtime.step.tolerances import company_tolerance, distance, number_tolerance, roundoff
 
-aten = torch.ops.aten
-ANY = -1
-"""The rows of constants and random numbers: along any dimension, or none."""
-CONSTANT = ("empty", "zeros", "ones", "full", "scalar_tensor", "bernoulli", "rand", "uniform", "normal")
-UNTAGGED = (
-    "hardswish", "hardswish_", "hardtanh_", "log_sigmoid_forward", "rsub", "masked_fill", "masked_fill_", "copy_",
-    "_prelu_kernel",
-)  # fmt: skip
-"""Element by element like those that PyTorch tags so."""
-FACTORIES = ("empty", "zeros", "ones", "full", "rand", "new_")
-"""Which read nothing of their operands but the shape."""
+REMEDIES = (
+    'pass sub_batches=1, or plan without sub-batches (fidelity="bitwise"), or take the parts for what they give with '
+    "check=False"
+)
+UNKNOWN = "whether rows depend on each other could not be found out"
+Inputs = tuple[tuple, dict]
 
 
-class Unproven(Exception):
-    """An operator may couple rows; says which."""
+def check_row_independence(
+    model: torch.nn.Module, inputs: Inputs, batch: int, least: int, given_statistics: bool, room_bytes: int | None
+) -> None:
+    """Raise ValueError where the rows of ``model``'s results depend on each other, or where that cannot be found out.
+
+    ``least``: the rows of the smallest part. ``given_statistics``: batch norms have given statistics instead of the
+    batch's. ``room_bytes``: what the forwards may take; None: anything. Nothing of the model nor the random states
+    changes, but its hooks are called. Synchronises.
+    """
+    if any(map(is_lazy, model.parameters())):
+        raise ValueError(f"step: {UNKNOWN}: the model has lazy parameters, which its first forward makes; {REMEDIES}")
+
+    def forward(*parts: slice) -> Any:
+        args, kwargs = joined(inputs, parts)
+        copied = isolated(model, given_statistics=given_statistics)
+        with deterministic():
+            return copied(*args, **kwargs)
+
+    why, unit = "", roundoff(tensors_in([tensors_of(model), inputs]))
+    for rows in dict.fromkeys((1, least)):
+        try:
+            why = "" if room_bytes is None else _lacks_room(model, inputs, rows, room_bytes)
+            why = why or _coupled(forward, slice(0, rows), slice(batch - rows, batch), unit)
+        except Exception as error:  # few rows may be too few for the model; the step itself may run
+            cause = str(error).strip().split("\n")[0]
+            why = f"{UNKNOWN}: {type(error).__name__}: {cause}"
+        if not why:
+            return
+    raise ValueError(f"step: {why}; {REMEDIES}")
 
 
-@dataclass(frozen=True)
-class Dry:
-    """A forward on fake tensors: the most bytes that it made, what it gave, which operator may couple rows (empty: none
-    does)."""
-
-    peak_bytes: int
-    out: Any
-    unproven: str
-    numbers: tuple
-    """Of every operator that goes element by element: those that depend on the number of rows make all of it do so."""
-
-
-def dry_run(model: torch.nn.Module, inputs: tuple[tuple, dict], rows: int, statistics: GivenStatistics) -> Dry:
-    """The forward of ``inputs`` of ``rows`` rows, real ones, without memory. Raises what the forward raises on fake
-    tensors."""
-    mode = FakeTensorMode()
-    twin = copy.deepcopy(model, {id(t): mode.from_tensor(t) for t, _ in tensors_of(model)})
-    # detached: a tensor that is no leaf is asked for its gradient, which warns
-    fake = tree_map(lambda t: mode.from_tensor(t.detach()) if isinstance(t, torch.Tensor) else t, inputs)
-    watch = RowWatch(rows, tensors_in(list(fake)))
-    with untouched_random_states(), no_autocast_cache(), torch.no_grad(), mode:
-        with LiveBytes(timeline=False) as live, watch, statistics:
-            out = twin(*fake[0], **fake[1])
-    apart = all(watch.of(t) == 0 for t in tensors_in(out))
-    return Dry(
-        live.peak_bytes, out, watch.unproven or ("" if apart else "what the model returns"), tuple(watch.numbers)
+def _coupled(forward: Callable[..., Any], a: slice, b: slice, unit: float) -> str:
+    """What is wrong with rows a and b, empty where nothing is."""
+    both = forward(a, b)
+    if not any(True for _ in tensors_in(both)):
+        return f"{UNKNOWN}: the model's results, a {type(both).__name__}, hold no tensors in tuples, lists or dicts"
+    off = max(_off(forward, both, half, part, unit) for half, part in enumerate((a, b)))
+    if not off:
+        return ""
+    return (
+        "the rows of a batch must not depend on each other to be taken in sub-batches, and what the model gives for a "
+        f"row changes with the rows beside it, by {off:.1e} of the largest value"
     )
 
 
-class RowWatch(TorchDispatchMode):
-    """Follows the dimension of the rows from ``inputs`` on; ``unproven`` is the first operator that may couple them."""
-
-    def __init__(self, rows: int, inputs: Iterable[torch.Tensor]) -> None:
-        super().__init__()
-        self._rows, self.unproven = rows, ""
-        self.numbers: list[tuple] = []
-        self._along = WeakIdKeyDictionary()
-        for t in inputs:
-            if t.dim():
-                self._along[t] = 0
-
-    def of(self, t: Any) -> int | None:
-        """The dimension of a tensor's rows; None where it has none."""
-        return self._along.get(t) if isinstance(t, torch.Tensor) else None
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        name = func._schema.name.split("::")[1]
-        if torch.Tag.pointwise in func.tags or name in UNTAGGED or "full" in name:
-            numbers = [v for v in (*args, *(kwargs or {}).values()) if isinstance(v, int | float)]
-            self.numbers.append((name, *numbers))
-        if not self.unproven:
-            try:
-                along = self._found(func, args, kwargs or {}, out)
-            except Exception as error:  # also a rule that meets arguments which it does not know
-                self.unproven = str(error) if isinstance(error, Unproven) else func._schema.name
-                return out
-            if along is not None:
-                for t in tensors_in(out):
-                    self._along[t] = along
-        return out
-
-    def _found(self, func: Any, args: tuple, kwargs: dict, out: Any) -> int | None:
-        """Where the rows of a call's results lie."""
-        op, name = func.overloadpacket, func._schema.name.split("::")[1]
-        given = list(tensors_in([list(args), kwargs]))
-        if next(tensors_in(out), None) is None:
-            return None
-        having = [t for t in given if self.of(t) is not None]
-        if all(self.of(t) == ANY for t in having):
-            made = op in (aten.expand, aten.repeat) or any(part in name for part in CONSTANT)
-            return ANY if having or made else None
-        if name.startswith(FACTORIES):
-            return ANY
-        if torch.Tag.pointwise in func.tags or name in UNTAGGED:
-            return self._elementwise(name, given, out)
-        found = {self.of(t) for t in having} - {ANY}
-        if len(found) > 1:
-            raise Unproven(name)
-        along = found.pop()
-        assert along is not None
-        kept = kept_along(op, args, along, out, self._rows, [t for t in given if self.of(t) in (None, ANY)])
-        if kept is None:
-            raise Unproven(name)
-        return kept
-
-    def _elementwise(self, name: str, given: list[torch.Tensor], out: Any) -> int:
-        """What broadcasts: rows meet rows, and nothing else has any there."""
-        out = next(tensors_in(out))
-        at = {self.of(t) + out.dim() - t.dim() for t in given if self.of(t) not in (None, ANY)}  # type: ignore[operator]
-        if len(at) > 1 or (name.endswith("_") and self.of(given[0]) in (None, ANY)):
-            raise Unproven(name)
-        along = at.pop()
-        for t in (t for t in given if self.of(t) is None):
-            place = along - out.dim() + t.dim()
-            if place >= 0 and t.shape[place] != 1:
-                raise Unproven(name)
-        return along
+def _off(forward: Callable[..., Any], both: Any, half: int, part: slice, unit: float) -> float:
+    """How far results of ``part`` as a half of ``both`` are from those alone and beside themselves, 0 where near."""
+    alone = forward(part)
+    mine = _half(both, half, alone)
+    off = [0.0]
+    for found, tolerance in (
+        (lambda: tensors_in(alone), number_tolerance(max(unit, roundoff(mine)))),
+        (lambda: _half(forward(part, part), half, alone), company_tolerance(roundoff(mine))),
+    ):
+        off += [n for n in map(distance, mine, found()) if n > tolerance]
+    return max(off)
 
 
-__all__ = ["Dry", "dry_run"]
+def _half(item: Any, half: int, like: Any) -> list[torch.Tensor]:
+    """The first or second half of every tensor along the dimension in which it is twice as long as that of ``like``;
+    one of the same shape, which has no rows, as it is."""
+    found = []
+    for t, alone in zip(tensors_in(item), tensors_in(like), strict=True):
+        dims = [d for d, (n, m) in enumerate(zip(t.shape, alone.shape, strict=False)) if n != m]
+        if t.dim() != alone.dim() or any(t.shape[d] != 2 * alone.shape[d] for d in dims) or len(dims) > 1:
+            raise ValueError(f"the model returns shape {tuple(t.shape)} for twice the rows of {tuple(alone.shape)}")
+        found.append(t.narrow(dims[0], half * alone.shape[dims[0]], alone.shape[dims[0]]) if dims else t)
+    return found
+
+
+def _lacks_room(model: torch.nn.Module, inputs: Inputs, rows: int, room_bytes: int) -> str:
+    """Why the forwards of 2 * rows rows must not run, empty where they take at most ``room_bytes``: one without
+    gradients, told on fake tensors, its inputs, other results and differences, and what a copy has of its own."""
+    mode = FakeTensorMode()
+    args, kwargs = tree_map_only(torch.Tensor, lambda t: mode.from_tensor(t.detach()), slices(inputs, 0, 2 * rows))
+    fake = isolated(model, mode.from_tensor)
+    with untouched_random_states(), no_autocast_cache(), torch.no_grad(), mode, LiveBytes(timeline=False) as live:
+        out = fake(*args, **kwargs)
+    result_bytes = sum(t.numel() * t.element_size() for t in tensors_in(out))
+    need_bytes = live.peak_bytes + 2 * result_bytes + 2 * rows * row_bytes(inputs) + copied_bytes(model)
+    if need_bytes <= room_bytes:
+        return ""
+    return f"{UNKNOWN}: it takes {need_bytes} bytes; plan with a budget of {need_bytes - room_bytes} bytes more"
+
+
+__all__ = ["REMEDIES", "check_row_independence"]

@@ -1,27 +1,27 @@
 """step: forward and backward of one training step, in the sub-batches of the model's plan.
 
 The batch is cut into nearly equal parts, whose gradients accumulate in ``.grad`` (moDNN, section IV-A). Up to the order
-of summation the result is that of the whole batch: a sum's parts are added, a mean's are weighted by their rows. What
-couples rows does not hold of the parts: the statistics of a batch norm, a mean over the batch, a loss over pairs. So it
-is asked first (:mod:`gistkit.runtime.step.norm_arithmetic`). Dropout draws other masks.
+of summation the result is that of the whole batch, provided that
+
+* the model's rows do not depend on each other: :mod:`gistkit.runtime.step.row_independence` finds out, once;
+* the loss is a mean or a sum, of which each part contributes its own: :mod:`gistkit.runtime.step.known_losses` puts
+  PyTorch's losses together, :mod:`gistkit.runtime.step.compared_losses` compares any other in every step.
+
+Dropout draws other masks.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import is_lazy
 
-from gistkit.capture import batch_size, check_rows, left_behind, row_bytes, rows, spread
+from gistkit.capture import batch_size, check_rows, left_behind, row_bytes, rows, spread, tensors_in
 from gistkit.errors import PlanMismatchError
 from gistkit.ir import Plan
 from gistkit.planning.cost import CUDA_LIBRARIES_BYTES
@@ -30,14 +30,16 @@ from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.program.match_plan import given_program, planned_rows
 from gistkit.runtime.recompute.state import AUTOCAST_DEVICES
 from gistkit.runtime.signature import signature
-from gistkit.runtime.step.norm_arithmetic import REMEDIES, Cut, check_parts
+from gistkit.runtime.step.compared_losses import ComparedLoss
+from gistkit.runtime.step.deterministic_forward import tensors_of
+from gistkit.runtime.step.known_losses import Share, known_share
+from gistkit.runtime.step.row_independence import check_row_independence
 
-REDUCTIONS = ("mean", "sum")
-_asked: WeakKeyDictionary[torch.nn.Module, dict[tuple, int]] = WeakKeyDictionary()
-"""Which kinds of steps of a model were asked whether they add up, with the rows of the smallest part: a cache, which
-changes no answer and goes with the model. It is not in the model, whose pickles and copies would have it and would need
-gistkit to load, nor in a compressed model's engine: a plain one, which has none, is taken in parts as well, and asking
-takes several forwards."""
+REDUCTIONS = (None, "mean", "sum")
+_checked: WeakKeyDictionary[torch.nn.Module, dict[tuple, int]] = WeakKeyDictionary()
+"""For which kinds of forwards of a model rows are known to be independent, with the rows of the smallest part: a
+cache, which changes no answer and goes with the model. It is not in the model, whose pickles and copies would have it
+and would need gistkit to load."""
 
 
 def step(
@@ -47,7 +49,7 @@ def step(
     targets: Any,
     *,
     sub_batches: int | None = None,
-    reduction: str = "mean",
+    reduction: str | None = None,
     batch_statistics: str | None = None,
     check: bool = True,
 ) -> torch.Tensor:
@@ -55,141 +57,139 @@ def step(
 
     ``inputs`` is a tensor, a tuple of positional arguments or a dict of named ones; it and ``targets`` may nest, and
     share their first dimension, the batch. ``sub_batches`` is by default that of the compressed model's plan, else 1; a
-    batch of another size than the planned one is taken in parts of at most the planned rows. ``reduction`` says what
-    ``loss_fn`` returns: the ``mean`` over the rows, or their ``sum``. ``batch_statistics="per_sub_batch"`` accepts that
-    a batch norm in training mode sees the statistics of each part, and updates its running ones once a part.
+    batch of another size than the planned one is taken in parts of at most the planned rows.
+    ``batch_statistics="per_sub_batch"`` accepts that a batch norm in training mode sees the statistics of each part,
+    and updates its running ones once a part.
 
-    Returns the loss of the whole batch, detached. With one sub-batch every bit is that of the plain loop. A mean that
-    is not over rows (class weights, ignored labels) cannot be put together from the parts' means: return the sum and
-    divide by the weight of the whole batch. An error in a later part leaves the gradients of the earlier ones in
-    ``.grad``. A budget is for a step that begins with ``.grad`` None or is taken in sub-batches, which accumulate
-    anyway; else plan with the bytes of all gradients as ``reserve``.
+    Returns the loss of the whole batch, detached. With one sub-batch every bit is that of the plain loop. An error in a
+    later part leaves the gradients of the earlier ones in ``.grad``. A budget is for a step that begins with ``.grad``
+    None or is taken in sub-batches, which accumulate anyway; else plan with the bytes of all gradients as ``reserve``.
 
-    With ``check``, before the first step of its kind in sub-batches (a model, its signature, how many parts, the loss
-    function's code, reduction), and the first with a smaller part, forwards of a few rows without gradients, on a copy
-    of the model, say whether the parts add up (docs/design.md); later steps are not asked and wait for nothing. Noticed
-    are rows that change with the rows beside them or with their number, in two to twice a part's rows, and losses that
-    are not the mean, or sum, of their parts, for every part's targets. Not noticed is what half the digits of the
-    coarsest type in use do not show, what couples only more rows than those, or rows that are not alike where these
-    are, what takes another way in a later step, and what backward alone couples. ``loss_fn`` and hooks are called for
-    it, too. Where a plan's budget has no room for two rows, operators that may couple rows are refused, with the
-    ``reserve`` to plan with. What cannot be asked (a model that cannot be copied, a forward that needs gradients) is a
-    UserWarning behind the step.
-    ``check=False`` takes the parts for what they give.
+    Losses. Those of torch.nn.functional, ``functools.partial`` of them and their modules
+    (:mod:`gistkit.runtime.step.known_losses`) are right by construction, with class weights, ignored labels and either
+    ``reduction``, and nothing waits for the device. Any other ``loss_fn`` is taken for what ``reduction`` says: the
+    ``"mean"`` over the rows (None) or their ``"sum"``. When the parts of a step are done it is called again, with
+    made-up results and the step's targets, and refused where values or gradients do not add up: ``.grad`` is to be
+    cleared then. That waits for the device. Not noticed is what half the digits of float32 do not show, or results
+    between 0.1 and 0.9. Pass ``check=False`` with a function that keeps a state or a log.
+
+    Rows. Before the first step of its kind in sub-batches (a model, its modes, the inputs' types), and the first with
+    smaller parts, forwards of one or two rows, or of two parts where these do not pass, on a copy of the model and
+    without gradients, say whether its rows depend on each other. Not noticed is what half the digits of the coarsest
+    type in use do not show, what couples only more rows or rows that are not alike where these are, what takes another
+    way in a later step, and what backward alone couples. Hooks are called for it, too.
+
+    ``check=False`` leaves out both checks.
 
     Raises ValueError or TypeError for arguments that make no sense, for tensors that cannot be cut, for batch norms
-    whose statistics would change and for rows or losses that do not add up; :class:`gistkit.PlanMismatchError` for
-    inputs so much larger than the planned ones that they alone exceed the plan's budget and, with ``check``, for parts
-    of fewer rows than planned under a budget that take another way through the model than the planned ones.
+    whose statistics would change, for rows that depend on each other, losses that do not add up and what cannot be
+    found out, as where a plan's budget has no room for it; :class:`gistkit.PlanMismatchError` for inputs so much larger
+    than the planned ones that they alone exceed the plan's budget and, with ``check``, for parts of fewer rows than
+    planned under a budget that take another way through the model than the planned ones.
     """
     _check(model, loss_fn, sub_batches, reduction, batch_statistics, check)
     whole = spread(inputs)
     batch = batch_size(whole)
     parts = _parts(model, batch, sub_batches)
     if parts == 1:
-        return _part(model, loss_fn, whole, targets, None)
+        return _part(model, loss_fn, whole, targets)
     check_rows(whole, batch, "inputs")
     check_rows(targets, batch, "targets")
     _demand_room(model, batch, row_bytes((whole, targets)))
     if batch_statistics is None:
         _refuse_batch_norm(model, parts)
-    cut = Cut(tuple(i * batch // parts for i in range(parts + 1)), reduction, batch_statistics is not None)
-    why = _ask(model, loss_fn, whole, targets, cut) if check else ""
-    total = _in_parts(model, loss_fn, whole, targets, cut)
-    if why:
-        warnings.warn(f"step: whether sub-batches add up was not found out: {why}; {REMEDIES}", stacklevel=2)
+    bounds = tuple(i * batch // parts for i in range(parts + 1))
+    known = known_share(loss_fn, targets, bounds, reduction)
+    own = ComparedLoss(loss_fn, reduction or "mean", bounds)
+    if check:
+        _check_model(model, whole, targets, bounds, batch_statistics is not None)
+    total = _in_parts(model, known or own.share, whole, targets, bounds)
+    if check and known is None:
+        own.compare(targets, _room_bytes(model, (whole, targets)))
     return total
 
 
 def _in_parts(
-    model: torch.nn.Module, loss_fn: Callable, whole: tuple[tuple, dict], targets: Any, cut: Cut
+    model: torch.nn.Module, share: Share, whole: tuple[tuple, dict], targets: Any, bounds: tuple[int, ...]
 ) -> torch.Tensor:
     """Forward and backward of one part after the other; the loss of the whole batch, detached."""
     total: torch.Tensor | None = None
-    for start, stop in itertools.pairwise(cut.bounds):
-        weight = (stop - start) / cut.batch if cut.reduction == "mean" else None
-        loss = _part(model, loss_fn, rows(whole, start, stop), rows(targets, start, stop), weight)
+    for start, stop in itertools.pairwise(bounds):
+        fraction = (stop - start) / bounds[-1]
+        of_part = lambda out, t, fraction=fraction: share(out, t, fraction)  # noqa: E731
+        loss = _part(model, of_part, rows(whole, start, stop), rows(targets, start, stop))
         total = loss if total is None else total + loss
     assert total is not None
     return total
 
 
-def _ask(model: torch.nn.Module, loss_fn: Callable, whole: tuple[tuple, dict], targets: Any, cut: Cut) -> str:
-    """:func:`gistkit.runtime.step.norm_arithmetic.check_parts`, once for every kind of step."""
-    kind = (signature(model, *whole), len(cut.bounds), cut.reduction, cut.statistics, model.training, _code(loss_fn))
-    asked = _asked.setdefault(model, {})
-    if asked.get(kind, cut.least + 1) <= cut.least:
-        return ""
-    _demand_way(model, whole, cut)
-    lazy = any(map(is_lazy, model.parameters()))
-    why = check_parts(model, loss_fn, whole, targets, replace(cut, limit_bytes=_limit_bytes(model)))
-    if not lazy:
-        asked[kind] = cut.least
-    return why
+def _check_model(
+    model: torch.nn.Module, whole: tuple[tuple, dict], targets: Any, bounds: tuple[int, ...], statistics: bool
+) -> None:
+    """:func:`gistkit.runtime.step.row_independence.check_row_independence`, once for every kind of forward."""
+    least = min(stop - start for start, stop in itertools.pairwise(bounds))
+    kind = (signature(*whole), tuple(m.training for m in model.modules()), statistics)
+    checked = _checked.setdefault(model, {})
+    if checked.get(kind, least + 1) <= least:
+        return
+    _demand_way(model, whole, bounds[-1], least)
+    room_bytes = _room_bytes(model, (whole, targets))
+    check_row_independence(model, whole, bounds[-1], least, statistics, room_bytes)
+    checked[kind] = least
 
 
-def _demand_way(model: torch.nn.Module, whole: tuple[tuple, dict], cut: Cut) -> None:
-    """Raise PlanMismatchError where a plan with a budget is for larger parts than the smallest one, and this goes
-    another way through the model than they do: a batch that does not divide into parts of the planned rows leaves fewer
-    to some, however it is cut."""
-    plan = _plan_of(model)
-    planned = plan.settings.get("batch") if plan is not None else None
-    if plan is None or plan.budget_bytes is None or not planned or cut.least >= planned // plan.sub_batches:
+def _demand_way(model: torch.nn.Module, whole: tuple[tuple, dict], batch: int, least: int) -> None:
+    """Raise PlanMismatchError where a plan with a budget is for larger parts than the smallest one, of ``least`` rows,
+    and this goes another way through the model than they do: a batch that does not divide into parts of the planned
+    rows leaves fewer to some, however it is cut."""
+    plan = _plan_of(model, with_budget=True)
+    if plan is None or least >= plan.settings.get("batch", 0) // plan.sub_batches:
         return
     try:
-        given_program(plan, model, *rows(whole, 0, cut.least))
+        given_program(plan, model, *rows(whole, 0, least))
     except PlanMismatchError as error:
-        one = f"{cut.least} row{'' if cut.least == 1 else 's'}"
+        got = f"{error.got} in a part of {least} row{'' if least == 1 else 's'} of {batch}"
         remedy = (
-            f"plan for a batch of {cut.batch}, leave batches of this size out, as drop_last=True does for an epoch's "
+            f"plan for a batch of {batch}, leave batches of this size out, as drop_last=True does for an epoch's "
             "last one, or take the parts for what they give with check=False"
         )
-        raise PlanMismatchError(error.expected, f"{error.got} in a part of {one} of {cut.batch}", remedy) from None
-
-
-def _code(loss_fn: Any) -> Any:
-    """What tells loss functions apart: a lambda in a loop is another function each time."""
-    if isinstance(loss_fn, functools.partial):
-        return _code(loss_fn.func)
-    function = getattr(loss_fn, "__func__", loss_fn)
-    return getattr(function, "__code__", type(loss_fn))
-
-
-def _limit_bytes(model: torch.nn.Module) -> int | None:
-    """What the plan's budget leaves to tensors."""
-    plan = _plan_of(model)
-    if plan is None or plan.budget_bytes is None:
-        return None
-    on_gpu = any(p.device.type == "cuda" for p in model.parameters())
-    return plan.budget_bytes - plan.settings.get("reserve", 0) - (CUDA_LIBRARIES_BYTES if on_gpu else 0)
+        raise PlanMismatchError(error.expected, got, remedy) from None
 
 
 def _demand_room(model: torch.nn.Module, batch: int, each_bytes: int) -> None:
     """Raise PlanMismatchError where a larger batch than the planned one, which is held whole, breaks the budget."""
-    plan = _plan_of(model)
+    plan = _plan_of(model, with_budget=True)
     planned = plan.settings.get("batch") if plan is not None else None
-    if plan is None or plan.budget_bytes is None or not planned or not each_bytes:
+    if plan is None or not planned or not each_bytes:
         return
-    room_rows = max(0, plan.budget_bytes - plan.peak_bytes) // each_bytes
-    if batch > planned + room_rows:
+    most = planned + max(0, (plan.budget_bytes or 0) - plan.peak_bytes) // each_bytes
+    if batch > most:
         raise PlanMismatchError(
-            f"a batch of at most {planned + room_rows} rows, which the plan's budget has room for",
+            f"a batch of at most {most} rows, which the plan's budget has room for",
             f"one of {batch} rows of {each_bytes} bytes",
             f"plan for a batch of {batch}, or call gistkit.step with {planned} rows at a time",
         )
 
 
-def _part(
-    model: torch.nn.Module, loss_fn: Callable, inputs: tuple[tuple, dict], targets: Any, weight: float | None
-) -> torch.Tensor:
+def _room_bytes(model: torch.nn.Module, given: Any) -> int | None:
+    """What the plan's budget leaves beside parameters, buffers, gradients and the batch; None without a budget."""
+    plan = _plan_of(model, with_budget=True)
+    if plan is None:
+        return None
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    there = {t.untyped_storage()._cdata: t for t in tensors_in([tensors_of(model), gradients, given])}
+    taken_bytes = plan.settings.get("reserve", 0) + sum(t.untyped_storage().nbytes() for t in there.values())
+    on_gpu = any(p.device.type == "cuda" for p in model.parameters())
+    return (plan.budget_bytes or 0) - taken_bytes - (CUDA_LIBRARIES_BYTES if on_gpu else 0)
+
+
+def _part(model: torch.nn.Module, loss_fn: Callable, inputs: tuple[tuple, dict], targets: Any) -> torch.Tensor:
     """Forward and backward of one part; its share of the loss, detached."""
     args, kwargs = inputs
     loss = loss_fn(model(*args, **kwargs), targets)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise ValueError(f"step: loss_fn must return a tensor with one element, got {got}; take its mean or sum")
-    if weight is not None:
-        loss = loss * weight
     # the casts of weights go, which a loop that leaves its autocast context before backward lets go of here
     with left_behind() if any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES)) else nullcontext():
         loss.backward()
@@ -210,13 +210,14 @@ def _parts(model: torch.nn.Module, batch: int, sub_batches: int | None) -> int:
     return max(1, -(-batch // planned_rows(plan)))
 
 
-def _plan_of(model: torch.nn.Module) -> Plan | None:
+def _plan_of(model: torch.nn.Module, with_budget: bool = False) -> Plan | None:
     stand_in = compressed_forward(model)
-    return None if stand_in is None else stand_in.engine.plan
+    plan = None if stand_in is None else stand_in.engine.plan
+    return None if with_budget and (plan is None or plan.budget_bytes is None) else plan
 
 
 def _check(
-    model: torch.nn.Module, loss_fn: Any, sub_batches: Any, reduction: str, batch_statistics: str | None, check: Any
+    model: torch.nn.Module, loss_fn: Any, sub_batches: Any, reduction: Any, batch_statistics: str | None, check: Any
 ) -> None:
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"step: model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself")
@@ -231,7 +232,7 @@ def _check(
         )
     if reduction not in REDUCTIONS:
         raise ValueError(
-            f"step: reduction must be {' or '.join(map(repr, REDUCTIONS))}, got {reduction!r}; it says what loss_fn "
+            f"step: reduction must be None, 'mean' or 'sum', got {reduction!r}; it says what a loss_fn of your own "
             "returns for a batch"
         )
     check_batch_statistics("step", batch_statistics)

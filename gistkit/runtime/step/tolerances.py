@@ -1,83 +1,66 @@
-"""How close two evaluations of one thing must be: results of a model's rows, losses and the sum of their parts.
+"""How close two evaluations of one thing must be.
 
-In other parts, sums are taken in another order. What that makes of a deep network no count of terms bounds, so half of
-the digits are asked for, ``sqrt(u)`` relatively, u the unit roundoff of the coarsest type in use: a result of which
-fewer survive another order of summation means nothing, and what depends on how many rows there are, or on which, is off
-by 1/2 with twice the rows. The *same shapes* are worked off by the same instructions, row by row: there a few units in
-the last place are allowed, for kernels that sort their rows.
+Other numbers of rows take other kernels, and with them other orders of summation. What that makes of a deep network no
+count of terms bounds, so half of the digits are demanded, ``sqrt(u)`` relatively, u the unit roundoff of the coarsest
+type in use. Equal shapes take equal instructions, row by row: there UNITS times u are allowed, for kernels that sort
+their rows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import torch
-
-from gistkit.capture import tensors_in
+from torch.linalg import vector_norm
 
 UNITS = 64
-"""Units in the last place that equal shapes may differ by."""
 TF32 = 2.0**-11
 """The unit roundoff of CUDA's products of float32, unless the caller has them in full."""
 
 
+def _of_dtype(dtype: torch.dtype) -> float:
+    """The unit roundoff of a type, 0 for whole numbers."""
+    return torch.finfo(dtype).eps / 2 if dtype.is_floating_point or dtype.is_complex else 0.0
+
+
 def roundoff(items: Iterable[torch.Tensor]) -> float:
     """The unit roundoff of the coarsest floating type among tensors, autocast and CUDA's products."""
-    found = [t for t in items if t.is_floating_point() or t.is_complex()]
-    units = [torch.finfo(t.dtype).eps / 2 for t in found]
+    found = [t for t in items if _of_dtype(t.dtype)]
+    units = [_of_dtype(t.dtype) for t in found]
     for device in {t.device.type for t in found}:
         if torch.is_autocast_enabled(device):
-            units.append(torch.finfo(torch.get_autocast_dtype(device)).eps / 2)
+            units.append(_of_dtype(torch.get_autocast_dtype(device)))
         if device == "cuda":
             units.append(TF32)
-    return max(units, default=torch.finfo(torch.float32).eps / 2)
+    return max(units, default=_of_dtype(torch.float32))
 
 
-def halves(item: Any, half: int, like: Any) -> list[torch.Tensor]:
-    """The first or second half of the rows of every tensor that has twice the rows of that of ``like``."""
-    found = zip(tensors_in(item), tensors_in(like), strict=True)
-    return [t.narrow(0, half * len(a), len(a)) for t, a in found if _twice(a, t)]
-
-
-def with_rows(like: Any, twice: Any) -> list[torch.Tensor]:
-    """The tensors of ``like`` of which those of ``twice`` have twice the rows."""
-    return [a for a, t in zip(tensors_in(like), tensors_in(twice), strict=True) if _twice(a, t)]
-
-
-def _twice(a: torch.Tensor, t: torch.Tensor) -> bool:
-    return a.dim() > 0 and t.dim() == a.dim() and t.shape == (2 * a.shape[0], *a.shape[1:])
-
-
-def distance(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> float:
-    """The largest difference of two lists of tensors, each relative to the largest value of its tensor; infinite where
-    one is finite and the other not. Synchronises."""
-    return max((_apart(a, b) for a, b in zip(left, right, strict=True)), default=0.0)
-
-
-def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
-    if torch.equal(a, b) or not a.numel():
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest difference of two tensors relative to their largest value; infinite where one is finite and the other
+    not. Takes another tensor of their size where all is finite, else five. Synchronises."""
+    if torch.equal(a, b):
         return 0.0
-    if not (a.is_floating_point() or a.is_complex()):
+    if not _of_dtype(a.dtype):
         return math.inf
-    finite = a.isfinite()
-    if not torch.equal(finite, b.isfinite()):
-        return math.inf
-    a, b = a.where(finite, 0), b.where(finite, 0)
-    largest = max(float(a.abs().max()), float(b.abs().max()))
-    return float((a - b).abs().max()) / largest if largest else 0.0
+    off = float(vector_norm(a - b, math.inf))
+    if not math.isfinite(off):
+        finite = a.isfinite()
+        if not torch.equal(finite, b.isfinite()):
+            return math.inf
+        a, b = a.where(finite, 0), b.where(finite, 0)
+        off = float(vector_norm(a - b, math.inf))
+    return off / max(float(vector_norm(a, math.inf)), float(vector_norm(b, math.inf))) if off else 0.0
 
 
 def number_tolerance(unit: float) -> float:
-    """What may differ, relatively, between other numbers of rows in arithmetic of that roundoff: half the digits."""
+    """What may differ, relatively, between other numbers of rows in arithmetic of that roundoff."""
     return math.sqrt(unit)
 
 
-def company_tolerance(items: Sequence[torch.Tensor]) -> float:
+def company_tolerance(unit: float) -> float:
     """What may differ, relatively, between rows of tensors of the same shapes."""
-    unit = roundoff(items)
     return min(UNITS * unit, math.sqrt(unit))
 
 
-__all__ = ["company_tolerance", "distance", "halves", "number_tolerance", "roundoff", "with_rows"]
+__all__ = ["UNITS", "company_tolerance", "distance", "number_tolerance", "roundoff"]

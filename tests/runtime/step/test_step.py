@@ -1,6 +1,5 @@
 """step: sub-batches add up to the whole batch; cutting, weighting."""
 
-import copy
 from collections import UserDict, namedtuple
 
 import pytest
@@ -9,9 +8,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
-from gistkit.capture.batch import spread
-from gistkit.ir.plan import Plan
-from tests.support.error_bounds import step_bounds
 from tests.support.step_cases import batch, net
 
 
@@ -45,10 +41,12 @@ def weighted(out, t):
     return (out * t).sum()
 
 
-def test_one_sub_batch_is_the_plain_loop_bit_for_bit():
+@pytest.mark.parametrize("compress", [False, True])
+def test_one_sub_batch_is_the_plain_loop_bit_for_bit(compress):
     torch.manual_seed(0)
     model, (x, t) = net(), batch()
-    (loss, got), (want_loss, want) = stepped(model, F.cross_entropy, x, t), plain(model, F.cross_entropy, x, t)
+    want_loss, want = plain(model, F.cross_entropy, x, t)
+    loss, got = stepped(gistkit.compress(model) if compress else model, F.cross_entropy, x, t)
     assert torch.equal(loss, want_loss) and not loss.requires_grad
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
@@ -61,17 +59,6 @@ def test_sub_batches_sum_the_same_terms(parts):
     want_loss, want = plain(model, weighted, x, t)
     assert torch.equal(loss, want_loss)
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-
-
-@pytest.mark.parametrize("parts", [2, 3, 7])
-def test_means_are_weighted_by_rows(parts):
-    # a loss of so many terms a row (tests/runtime/step/test_step_bounds.py has those of whole networks)
-    torch.manual_seed(0)
-    model = nn.Conv2d(3, 5, 1, bias=False)
-    x, c = torch.randn(7, 3, 6, 6), torch.randn(7, 5, 6, 6)
-    bounds = step_bounds(model, lambda out, c: (out * c).mean(), x, c)
-    loss, (grad,) = stepped(model, lambda out, c: (out * c).mean(), x, c, sub_batches=parts)
-    bounds.assert_holds(loss, {"weight": grad})
 
 
 def test_gradients_accumulate_over_steps():
@@ -123,12 +110,6 @@ def _by_hand(model, loss_fn, inputs, targets):
     return loss.detach(), gradients(model)
 
 
-def test_spread():
-    x = torch.zeros(1)
-    assert spread(x) == ((x,), {}) and spread((x, 1)) == ((x, 1), {}) and spread([x]) == ((x,), {})
-    assert spread({"a": x}) == ((), {"a": x}) and spread({0: x}) == (({0: x},), {})
-
-
 def test_gradients_of_the_inputs_are_whole():
     model, (x, t) = integers(net()), batch(4)
     x = x.round().requires_grad_()
@@ -136,32 +117,6 @@ def test_gradients_of_the_inputs_are_whole():
     got, x.grad = x.grad, None
     weighted(model(x), F.one_hot(t, 4).float()).backward()
     assert torch.equal(got, x.grad)
-
-
-def compressed(model, parts, planned):
-    graph = gistkit.capture(model, (torch.randn(planned, 3, 8, 8),))
-    made = gistkit.policies.gist(graph)
-    settings = {**made.settings, "batch": planned}
-    return gistkit.compress(model, Plan(**{**vars(made), "sub_batches": parts, "settings": settings}))
-
-
-@pytest.mark.parametrize(
-    ("rows", "calls"), [(8, [2, 2, 2, 2]), (7, [1, 2, 2, 2]), (2, [2]), (13, [1, 2, 2, 2, 2, 2, 2])]
-)
-def test_the_plans_sub_batches_never_exceed_the_planned_rows(rows, calls):
-    model = integers(net())
-    twin = compressed(copy.deepcopy(model), parts=4, planned=8)
-    seen = []
-
-    def loss_fn(out, t):
-        seen.append(out.shape[0])
-        return weighted(out, t)
-
-    x, t = torch.randint(-2, 3, (rows, 3, 8, 8)).float(), torch.randint(-2, 3, (rows, 4)).float()
-    loss, got = stepped(twin, loss_fn, x, t, reduction="sum", check=False)  # which calls the loss function, too
-    want_loss, want = plain(model, weighted, x, t)
-    assert seen == calls
-    assert torch.equal(loss, want_loss) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
 def test_a_plan_of_sub_batches_from_budget_to_gradients():
@@ -173,13 +128,6 @@ def test_a_plan_of_sub_batches_from_budget_to_gradients():
     plan = gistkit.plan(model, x, t, budget=raised.value.least_bytes["reassociated"], **words)
     assert plan.sub_batches > 1
     want_loss, want = plain(model, weighted, x, t)
-    loss, got = stepped(gistkit.compress(model, plan), weighted, x, t, reduction="sum")
-    assert torch.equal(loss, want_loss) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-
-
-def test_a_compressed_model_without_sub_batches_is_exact():
-    torch.manual_seed(0)
-    model, (x, t) = net(), batch()
-    twin = gistkit.compress(copy.deepcopy(model))
-    (loss, got), (want_loss, want) = stepped(twin, F.cross_entropy, x, t), plain(model, F.cross_entropy, x, t)
+    twin = gistkit.compress(model, plan)
+    loss, got = stepped(twin, weighted, x, t, reduction="sum", check=False)  # for which the least budget has no room
     assert torch.equal(loss, want_loss) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))

@@ -32,79 +32,36 @@ def test_batch_norm_in_training_is_refused():
     model[1].eval()
     gistkit.step(model, F.cross_entropy, x, t, sub_batches=2)
     assert model[1].num_batches_tracked == 3
-
-
-def test_batch_statistics_in_eval_mode_are_refused_too():
-    model, (x, t) = normed(), batch()
     model[1] = nn.BatchNorm2d(4, track_running_stats=False).eval()
     with pytest.raises(ValueError, match="'1' in training mode would see 7 sub-batches"):
         gistkit.step(model, F.cross_entropy, x, t, sub_batches=7)
 
 
 X, T = torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.long)
+CE = F.cross_entropy
+TWO = {"sub_batches": 2}
+WRONG = [
+    ((F.relu, CE, X, T), {}, TypeError, r"step: model must be a torch.nn.Module, got .*; pass the module"),
+    ((None, X, T, CE), {}, TypeError, r"loss_fn must be callable, got Tensor; the order is step\(model, "),
+    ((None, CE, X, T), {"sub_batches": 0}, ValueError, r"sub_batches must be None \(as planned\) or an int"),
+    ((None, CE, X, T), {"sub_batches": 2.0}, ValueError, r"got 2.0; leave it out"),
+    ((None, CE, X, T), {"reduction": "none"}, ValueError, r"reduction must be None, 'mean' or 'sum', got 'none'"),
+    ((None, CE, X, T), {"batch_statistics": True}, ValueError, r"must be None or 'per_sub_batch', got True"),
+    ((None, CE, X, T), {"check": "no"}, TypeError, r"check must be True or False, got 'no'; False takes the parts for"),
+    ((None, CE, X, T[:3]), TWO, ValueError, r"tensor of targets must have the batch's 4 rows to be cut up, got shape "),
+    ((None, CE, (X, T[:3]), T), TWO, ValueError, r"every tensor of inputs must have the batch's 4 rows"),
+    (
+        (None, CE, X, UserDict(t=T)),
+        TWO,
+        TypeError,
+        r"targets must hold tensors, numbers and texts in tuples, .*UserDict",
+    ),
+    ((None, lambda out, t: out, X, T), {}, ValueError, r"with one element, got shape \(4, 4\); take its mean or sum"),
+    ((None, lambda out, t: 1.0, X, T), TWO, ValueError, r"loss_fn must return a tensor with one element, got float"),
+]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "kind", "text"),
-    [
-        (
-            (F.relu, F.cross_entropy, X, T),
-            {},
-            TypeError,
-            r"step: model must be a torch.nn.Module, got .*; pass the module",
-        ),
-        (
-            (None, X, T, F.cross_entropy),
-            {},
-            TypeError,
-            r"loss_fn must be callable, got Tensor; the order is step\(model, ",
-        ),
-        (
-            (None, F.cross_entropy, X, T),
-            {"sub_batches": 0},
-            ValueError,
-            r"sub_batches must be None \(as planned\) or an int",
-        ),
-        ((None, F.cross_entropy, X, T), {"sub_batches": 2.0}, ValueError, r"got 2.0; leave it out"),
-        (
-            (None, F.cross_entropy, X, T),
-            {"reduction": "none"},
-            ValueError,
-            r"reduction must be 'mean' or 'sum', got 'none'",
-        ),
-        (
-            (None, F.cross_entropy, X, T),
-            {"batch_statistics": True},
-            ValueError,
-            r"must be None or 'per_sub_batch', got True",
-        ),
-        (
-            (None, F.cross_entropy, X, T[:3]),
-            {"sub_batches": 2},
-            ValueError,
-            r"tensor of targets must have the batch's 4 rows to be cut up, got shape \(3,\); expand it along the batch",
-        ),
-        (
-            (None, F.cross_entropy, (X, torch.zeros(8, 8)), T),
-            {"sub_batches": 2},
-            ValueError,
-            r"every tensor of inputs must have the batch's 4 rows",
-        ),
-        (
-            (None, F.cross_entropy, X, UserDict(t=T)),
-            {"sub_batches": 2},
-            TypeError,
-            r"targets must hold tensors, numbers and texts in tuples, lists and dicts .* got a UserDict; convert it",
-        ),
-        (
-            (None, lambda out, t: out, X, T),
-            {},
-            ValueError,
-            r"loss_fn must return a tensor with one element, got shape \(4, 4\); take its mean or sum",
-        ),
-        ((None, lambda out, t: 1.0, X, T), {}, ValueError, r"with one element, got float"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "options", "kind", "text"), WRONG)
 def test_wrong_arguments(arguments, options, kind, text):
     model, *rest = arguments
     with pytest.raises(kind, match=text):
