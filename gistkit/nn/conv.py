@@ -1,7 +1,7 @@
 """conv2d whose backward takes the weight gradient first and lets go of its input before the input gradient.
 
 Two calls of the library cost the host more than one (51 us each: ResNet-50, batch 64, H200, mean of 210 under the
-profiler); where that matters more than the peak, PyTorch's own convolution runs (:mod:`gistkit.runtime.calls.native`).
+profiler); where that matters more than the peak, PyTorch's own convolution runs (:mod:`gistkit.runtime.calls.conv2d`).
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -51,6 +52,9 @@ LAG = 4
 PLANS = 16
 # How many rebuilds may be known to be exact, one a layer and size, before all are forgotten and checked anew.
 CHECKS = 4096
+# After how many steps a model is gone through for parameters that it did not have.
+PARAMETERS_EVERY = 100
+_needs_gradient = attrgetter("requires_grad")
 
 
 def _moves(plan: Plan) -> tuple:
@@ -87,6 +91,7 @@ class Engine:
         self._spilled: dict[int, Spilled] = {}
         self._probes: list[tuple[tuple, int, int, Ticket]] = []
         self._lock = threading.RLock()
+        self._parameters: list[torch.nn.Parameter] = []
         self._warned = False
         promises = plan is not None and plan.budget_bytes is not None
         self._sizes = Sizes(plan) if plan is not None and promises else None
@@ -139,7 +144,8 @@ class Engine:
         if program is None:
             return self._recorded(key, model, forward, args, kwargs)
         if self.plan is None and not self._gains(program):
-            return self._untouched(program, forward, args, kwargs)
+            if not (program.may_gain_zeros and self._replans_next()):
+                return self._untouched(program, forward, args, kwargs)
         if self._earlier is not None:
             self._earlier.begin(rows)
         run = partial(self._plain, program) if program.runs_plain else partial(self._compressed, key, program, model)
@@ -156,17 +162,23 @@ class Engine:
         self._note(f"{foreign} around a forward: it ran as plain PyTorch")
 
     def _key(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple:
-        state = () if self.plan is None else (state_kinds(model),)
+        state = (self._trainable(model),) if self.plan is None else (state_kinds(model),)
         key = (*signature(args, kwargs), *state)
         few = key in self._programs or len(self._programs) < PLANS
         return key if few else (*signature(args, kwargs, ()), *state)
+
+    def _trainable(self, model: torch.nn.Module) -> tuple[bool, ...]:
+        """Which parameters need gradients. The model is gone through for its parameters now and then only."""
+        if self.steps % PARAMETERS_EVERY == 0 or not self._parameters:
+            self._parameters = list(model.parameters())
+        return tuple(map(_needs_gradient, self._parameters))
 
     def _program(self, key: tuple, model: torch.nn.Module, args: tuple, kwargs: dict) -> Program | None:
         """What a forward is run by; None where it has to be recorded first."""
         if self._sizes is not None:
             program = self._programs[key] = self._sizes.program(key, model, args, kwargs)
             return program
-        if key in self._programs:
+        if key in self._programs and not self._programs[key].is_stale:
             return self._programs[key]
         if self.plan is not None:
             self._programs[key] = program = given_program(self.plan, model, args, kwargs)

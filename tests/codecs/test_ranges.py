@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from gistkit.runtime.rebuild.rebuild import same_bits
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -14,6 +13,7 @@ from gistkit.kernels.layout import flat
 from gistkit.nn.keep import keep_coded
 from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.stash.stash import CodedBody, Reader, Stash
+from gistkit.runtime.stash.verify import same_bits
 
 FLOAT_CODECS = sorted(name for name, codec in CODECS.items() if codec.dtypes and torch.float32 in codec.dtypes)
 LENGTHS = [0, 1, 255, 1023, 1024, 1025, 5000]

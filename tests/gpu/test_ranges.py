@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from gistkit.runtime.rebuild.rebuild import same_bits
 
 from gistkit.codecs import CODECS, Sparse
+from gistkit.runtime.stash.verify import same_bits
 
 pytestmark = pytest.mark.gpu
 NAMES = sorted(name for name, codec in CODECS.items() if isinstance(codec, Sparse))

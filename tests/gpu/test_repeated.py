@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from gistkit.runtime.rebuild.rebuild import same_bits
 
 from gistkit.kernels import ops
 from gistkit.kernels.launch import direct
 from gistkit.kernels.layout import flat
 from gistkit.nn.factors import Factors
+from gistkit.runtime.stash.verify import same_bits
 
 pytestmark = pytest.mark.gpu
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

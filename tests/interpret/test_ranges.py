@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from gistkit.runtime.rebuild.rebuild import same_bits
 
 from gistkit.kernels.reference import ranges as oracle
 from gistkit.kernels.reference import sparse as whole_oracle
 from gistkit.kernels.sparse import operators as sparse
 from gistkit.kernels.sparse import ranges
+from gistkit.runtime.stash.verify import same_bits
 
 NONE = torch.empty(0, dtype=torch.uint8)
 

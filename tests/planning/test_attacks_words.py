@@ -9,7 +9,6 @@ from functools import cache
 import pytest
 import torch
 import torch.nn.functional as F
-from gistkit.runtime.rebuild.rebuild import same_bits
 from torch import nn
 
 import gistkit
@@ -17,6 +16,7 @@ from gistkit.api.planning import remedy
 from gistkit.capture.entry import capture
 from gistkit.errors import CaptureError, PlanError
 from gistkit.planning.policies.gist_rules import gist
+from gistkit.runtime.stash.verify import same_bits
 from tests.runtime.test_attacks import images
 
 LEAST = {"bitwise": 300, "reassociated": 200, "lossy": 100}

@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from gistkit.runtime.rebuild.rebuild import same_bits
 from torch import nn
 
 import gistkit
 from gistkit.runtime.attach import compressed_forward
+from gistkit.runtime.stash.verify import same_bits
 from tests.runtime.test_attacks import images
 
 

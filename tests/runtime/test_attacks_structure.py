@@ -5,11 +5,11 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from gistkit.runtime.rebuild.rebuild import same_bits
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import gistkit
+from gistkit.runtime.stash.verify import same_bits
 from tests.runtime.test_attacks import assert_same_gradients, images
 from tests.support.peaks import held_step
 

@@ -60,12 +60,12 @@ def no_collector():
 def test_steps_leave_nothing_to_the_collector(monkeypatch, no_collector, how):
     model, regions = compressed(how), []
 
-    class Region(engine.Region):
+    class Watched(engine.ForwardState):
         def __post_init__(self):
             super().__post_init__()
             regions.append(weakref.ref(self))
 
-    monkeypatch.setattr(engine, "Region", Region)
+    monkeypatch.setattr(engine, "ForwardState", Watched)
     with LiveBytes(timeline=False) as live:
         for _ in range(3):
             loss = model(images()).square().sum()

@@ -36,7 +36,7 @@ def test_a_plan_of_the_same_moves_keeps_what_its_calls_have_learnt():
         programs.append(next(iter(engine._programs.values())))
     # made anew after steps 1, 2, 5 and 10: with the first counts it is csr, and stays
     assert len({id(p) for p in programs[2:]}) == 1
-    assert any(call is not None for call in programs[-1].fast)
+    assert any(call is not None for call in programs[-1].calls)
 
 
 def test_what_a_step_measured_outlives_the_step_only_as_a_number():

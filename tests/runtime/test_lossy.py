@@ -5,13 +5,13 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from gistkit.runtime.rebuild.rebuild import same_bits
 from torch import nn
 from torch.nn.grad import conv2d_weight
 
 import gistkit
 from gistkit import zoo
 from gistkit.codecs import CODECS, VALUE_FORMS
+from gistkit.runtime.stash.verify import same_bits
 from tests.support.training import batches
 
 

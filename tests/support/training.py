@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from gistkit.runtime.rebuild.rebuild import same_bits
 from torch import nn
 
 import gistkit
+from gistkit.runtime.stash.verify import same_bits
 
 
 @dataclass

@@ -18,13 +18,11 @@ transfers overlap nothing (``Context.synchronous``) the payload is out once save
 
 from __future__ import annotations
 
-from math import prod
-
 from gistkit.codecs import VALUE_FORMS
 from gistkit.formats import ceil_div
-from gistkit.ir import Block, Decision, SavedGraph, arithmetic_bytes, chain, digest_bytes, held, norm_bytes, norms
+from gistkit.ir import Block, Decision, SavedGraph, arithmetic_bytes, chain, digest_bytes, held, norms
 from gistkit.planning.cost import CostTable
-from gistkit.planning.simulate.context import Context, call_task, is_sparse
+from gistkit.planning.simulate.context import Context, is_sparse
 from gistkit.planning.simulate.host_points import check_points, wrong
 from gistkit.planning.simulate.intervals import Effects, Interval, Transfer
 
@@ -184,14 +182,12 @@ class _Case:
         self._add(task, task, max(0, nbytes), "scratch")
 
     def _factors(self, norm: int) -> None:
-        """What a batch norm's output is made of anew besides its input: two vectors, of its own until the last need
-        (nn.norm.bound)."""
+        """What a batch norm's output is made of anew besides its input: two vectors, at every need."""
         call = self.context.index.covered.get(norm)
         if call is not None:
-            shape, task = self.graph.values[call.operands[0]].shape, call_task(self.context.index, call.index)
-            self._add(task, max(*self.needs[-1:], *self.dead, task), 2 * _FACTOR_BYTES * shape[1], "payload")
-            nbytes = self.block.nbytes
-            self._add(task, task, norm_bytes(nbytes, shape[1], max(1, nbytes // max(1, prod(shape)))), "scratch")
+            channels = self.graph.values[call.operands[0]].shape[1]
+            for task in self.needs:
+                self._add(task, task, 2 * _FACTOR_BYTES * channels, "scratch")
 
     def _again(self) -> None:
         start = (self.context.restart or {}).get(self.block.id)

@@ -50,9 +50,6 @@ class NativeBatchNorm:
         elif state.table.find(x) is not None:
             kept = state.keep(x, decision)
             replace_saved(y, "input", kept)
-        if state.strict:
-            statistics = [y.grad_fn._saved_result1, y.grad_fn._saved_result2]
-            state.record_own(step.index, step.op, statistics)
         if step.feeds_recipe:
             replaced = kept is not None and type(kept) is not Alias
             source = NormSource(y.grad_fn, weight, bias, kept, geometry_of(x)) if replaced else None

@@ -109,7 +109,7 @@ class DeferredRelu:
         return inplace is self._inplace and self._x.fits(x) and (not inplace or overwritable(x))
 
     def __call__(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
-        mask = DeferredMask()
+        mask = DeferredMask(state.program)
         y = relu_op.run(x, inplace, lambda _: mask)
         state.record_own(self._step.index, self._step.op, mask)
         state.mark_sparse(y)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from gistkit.capture import BatchNorm, Bound, Conv2d, Dropout, Linear, MaxPool2d, Relu
 from gistkit.runtime.calls import batch_norm, conv2d, dropout, linear, max_pool2d, relu
-from gistkit.runtime.calls.hooks import without_hooks
+from gistkit.runtime.calls.hooks import caught, without_hooks
 from gistkit.runtime.calls.kinds import runs
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.match_plan import check_call
@@ -25,6 +26,10 @@ SPECIALISE: dict[str, tuple[Callable[..., Any], Callable[[ForwardState, Step, An
 }
 """By covered op the form of its operands and what makes a call of them. Additions are counted, for plans that name
 them, and run as PyTorch's own."""
+
+
+WEIGHTED = ("conv2d", "linear")
+"""Ops whose nodes keep a weight."""
 
 
 class ByPyTorch:
@@ -69,7 +74,9 @@ def run(
     if type(call) is ByPyTorch:
         state.store_deferred()
         return _by_pytorch(state, index, plain)
-    if not state.hooked:
+    if program is not None and op in WEIGHTED and index in program.caught_within:
+        y = _with_weight(state, index, call, values)
+    elif not state.hooked:
         y = call(state, *values)
     else:
         with without_hooks(state):
@@ -95,6 +102,19 @@ def _by_pytorch(state: ForwardState, index: int, plain: Callable[[], Any]) -> An
         return plain()
     finally:
         state.instead = -1  # also where the call fails and the model goes on without it
+
+
+def _with_weight(state: ForwardState, index: int, call: Any, values: tuple) -> Any:
+    """A call of gistkit's own node that may save a weight which is no parameter but made in the step."""
+    if isinstance(values[1], torch.nn.Parameter):
+        with without_hooks(state):
+            return call(state, *values)
+    state.instead = index
+    try:
+        with nullcontext() if state.hooked else caught(state):
+            return call(state, *values)
+    finally:
+        state.instead = -1
 
 
 def _hold_source(state: ForwardState, step: Step | None, y: torch.Tensor) -> None:

@@ -14,12 +14,14 @@ from gistkit.runtime.stash.stash import aligned
 class DeferredMask:
     """A ReLU's hold on its mask until the next covered call: if that is the planned max-pool, its backward zeroes the
     gradient where the ReLU's output was not positive, and nothing is kept; else the mask is stored (:meth:`store`).
+    ``program``: what is stale where another reader turns up.
 
     Storing it as well would be safe: masking is idempotent. A reader of the ReLU's output behind the pool would not: so
     backward demands the very gradient that the pool's node returned.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, program: Any = None) -> None:
+        self._program = program
         self._carried = False
         self._masked: torch.Tensor | None = None
         self._mask: torch.Tensor | None = None
@@ -56,10 +58,12 @@ class DeferredMask:
         masked, self._masked = self._masked, None
         if self._mask is None and self._carried:
             if masked is not grad:
+                if self._program is not None:
+                    self._program.is_stale = True
                 raise GistError(
-                    "a ReLU's output was used by something besides the max-pool after it that the model's first "
-                    "forward did not show, and the ReLU kept no mask for it; call gistkit.restore(model), or compress "
-                    "the model's other parts only"
+                    "a ReLU's output was used by something besides the max-pool after it that the forward had not shown "
+                    "when it was captured, and the ReLU kept no mask for it; run the step again: the model is captured "
+                    "anew at its next forward"
                 )
             return grad
         if self._mask is None:

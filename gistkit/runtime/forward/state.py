@@ -21,7 +21,7 @@ from gistkit.runtime.forward.deferred_mask import DeferredMask
 from gistkit.runtime.forward.kept_ledger import KeptLedger
 from gistkit.runtime.offload.host import HostBody
 from gistkit.runtime.program.density_excess import Room
-from gistkit.runtime.program.joint_gradients import JOINT_BYTES
+from gistkit.runtime.program.joint_gradients import JOINT_BYTES, JOINT_SHARE
 from gistkit.runtime.program.program import Key, Program, Step
 from gistkit.runtime.program.refusals import cannot_keep, cannot_run, left, not_as_planned
 from gistkit.runtime.program.settings import KEEP_DENSE, WITHOUT_VALUES, Settings, ad_hoc
@@ -100,11 +100,12 @@ class ForwardState(KeptLedger):
         (:mod:`gistkit.runtime.program.joint_gradients`); never under a plan of the caller's, which counts less."""
         if self.strict or self.tape is not None or self.settings.slices > 1:
             return False
-        nbytes = x.numel() * x.element_size()
-        if nbytes <= JOINT_BYTES:
-            return True
-        found = None if self.program is None else self.program.headrooms.get(call)
-        return found is not None and found.suffices(nbytes)
+        nbytes, program = x.numel() * x.element_size(), self.program
+        if program is None:
+            return nbytes <= JOINT_BYTES
+        found = program.headrooms.get(call)
+        small_bytes = min(JOINT_BYTES, int(JOINT_SHARE * program.plan.kept_bytes))
+        return nbytes <= small_bytes or (found is not None and found.suffices(nbytes))
 
     def weight_grad_slices(self, step: Step) -> int:
         """Batch slices of a call's weight gradient: the plan's where the caller gave one."""

@@ -29,8 +29,9 @@ class Headroom(NamedTuple):
         return self.spare_bytes * input_bytes >= self.weight_bytes * self.input_bytes
 
 
-JOINT_BYTES = 32 * 2**20
-"""Tensors of at most so many bytes are decoded beside both gradients whatever is kept later."""
+JOINT_BYTES, JOINT_SHARE = 32 * 2**20, 0.02
+"""Tensors of at most so many bytes, and of at most that share of all that a plan keeps, are decoded beside both
+gradients whatever is kept later."""
 
 
 def headrooms(graph: SavedGraph, plan: Plan) -> dict[int, Headroom]:
@@ -70,4 +71,4 @@ def _least_bytes(name: str, storage: SavedStorage) -> int:
     return storage.nbytes // dtype_of(storage.dtype).itemsize * codec.fmt.bits // 8
 
 
-__all__ = ["JOINT_BYTES", "Headroom", "headrooms"]
+__all__ = ["JOINT_BYTES", "JOINT_SHARE", "Headroom", "headrooms"]

@@ -60,6 +60,8 @@ class Program:
         self._choices = {c.covered: c for c in plan.choices}
         self._in_recipes = {n for d in plan.decisions for n in _named(d.recipe, "bn")}
         self._remembered: dict[Any, Any] = {}
+        self.is_stale = False
+        """Whether a backward has shown that the model goes another way than it was captured."""
         self.sources = {s for d in plan.decisions for s in _named(d.recipe, "stash")}
         """Storages from whose values something is rebuilt."""
         self._calls = [c for c in graph.calls if c.covered >= 0]
@@ -93,9 +95,14 @@ class Program:
         return self.plan.policy in PLAIN_POLICIES and not self.plan.decisions and not self.plan.choices
 
     @cached_property
+    def may_gain_zeros(self) -> bool:
+        """Whether a ReLU's output is kept as it is for want of zeros, which may come."""
+        return any(s.op == "relu" and s.output is not None and not _changes(s.output) for s in self._steps)
+
+    @cached_property
     def dense_storages(self) -> tuple[tuple[int, int, str], ...]:
         """(storage, bytes, reason) of what is kept for backward as it is, by the capture."""
-        kept = ((s, self._decisions.get(s.id)) for s in self.graph.kept() if s.kind == "activation")
+        kept = ((s, self._decisions.get(s.id)) for s in self.graph.kept() if s.kind != "parameter")
         return tuple((s.id, s.nbytes, d.reason if d else "") for s, d in kept if not _changes(d))
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gistkit.nn.keep import Away, Coded
+from gistkit.nn.keep import Away
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.program import Program
 
@@ -55,27 +55,15 @@ class StepStats:
 
 def payload_bytes(kept: Any) -> int:
     """Bytes that a node's own hold really keeps: the distinct storages of its tensors."""
-    if type(kept) is Coded:
-        return kept.encoded.nbytes
     if isinstance(kept, torch.Tensor):
         return kept.untyped_storage().nbytes()
     if isinstance(kept, Away):
         return 0
-    encoded = getattr(kept, "encoded", None)
-    if encoded is not None:
-        return int(encoded.nbytes)
-    found: dict[int, int] = {}
-    pending = list(kept) if type(kept) is tuple else [kept]
-    while pending:
-        item = pending.pop()
-        if type(item) is torch.Tensor or isinstance(item, torch.Tensor):
-            storage = item.untyped_storage()
-            found[storage._cdata] = storage.nbytes()
-        elif isinstance(item, (tuple, list)):
-            pending.extend(item)
-        elif hasattr(item, "__dict__"):
-            pending.extend(vars(item).values())
-    return sum(found.values())
+    if isinstance(kept, (tuple, list)):
+        storages = (t.untyped_storage() for t in kept if isinstance(t, torch.Tensor))
+        return sum({s._cdata: s.nbytes() for s in storages}.values())
+    encoded = getattr(kept, "encoded", kept)
+    return int(encoded.nbytes)
 
 
 @dataclass(frozen=True)
@@ -126,7 +114,8 @@ def observe(state: ForwardState) -> Observed:
 
 def as_captured(program: Program) -> Observed:
     """What a forward keeps that PyTorch carried out, by its capture."""
-    kept = tuple((s.id, "dense", s.nbytes, s.nbytes, BY_PYTORCH) for s in program.graph.kept())
+    why = {s: reason for s, _, reason in program.dense_storages}
+    kept = tuple((s.id, "dense", s.nbytes, s.nbytes, why.get(s.id) or BY_PYTORCH) for s in program.graph.kept())
     return Observed(program, kept, ())
 
 

@@ -6,10 +6,10 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from gistkit.runtime.rebuild.rebuild import same_bits
 from torch import nn
 
 import gistkit
+from gistkit.runtime.stash.verify import same_bits
 from tests.support.models import Call
 from tests.support.peaks import held_step
 

@@ -9,7 +9,6 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from gistkit.runtime.rebuild.rebuild import same_bits
 from torch import nn
 
 import gistkit
@@ -20,6 +19,7 @@ from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.sparse_sizes.exact import BY_COUNT, FIRST, ExactPacker
 from gistkit.runtime.sparse_sizes.forecast import MARGIN, Forecast
 from gistkit.runtime.sparse_sizes.spill import NO_MEMORY, Spill
+from gistkit.runtime.stash.verify import same_bits
 from tests.runtime.sparse_sizes.test_exact import LateCounts
 from tests.runtime.sparse_sizes.test_spill import lent_bytes
 
