@@ -19,7 +19,7 @@ def specialise(state: ForwardState, step: Step, b: Dropout) -> SpecialisedCall:
     return MaskedDropout(step)
 
 
-class MaskedDropout:
+class MaskedDropout(SpecialisedCall):
     """Gistkit's dropout; it takes operands of any kind."""
 
     def __init__(self, step: Step) -> None:

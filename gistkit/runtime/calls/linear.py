@@ -19,8 +19,10 @@ def specialise(state: ForwardState, step: Step, b: Linear) -> SpecialisedCall:
     return SplitLinear(step, state.weight_grad_slices(step))
 
 
-class SplitLinear:
+class SplitLinear(SpecialisedCall):
     """Gistkit's linear layer; it takes operands of any kind."""
+
+    direct = False
 
     def __init__(self, step: Step, slices: int) -> None:
         self._step, self._slices = step, slices

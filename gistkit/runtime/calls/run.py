@@ -35,6 +35,8 @@ WEIGHTED = ("conv2d", "linear")
 class ByPyTorch:
     """A call over operands that gistkit's operators do not take."""
 
+    direct = False
+
     def fits(self, *values: Any) -> bool:
         """Whether they still do not."""
         return not runs(values)
@@ -45,7 +47,7 @@ def next_call(state: ForwardState, op: str, bound: Bound) -> int:
     without it, or raises; under a budget the call must be the planned one in its strides and the like, too."""
     index, program = state.calls, state.program
     state.calls, state.seen = index + 1, state.seen + 1
-    step = None if program is None else program.step(index)
+    step = None if program is None or index >= program.length else program.steps[index]
     if program is not None and (step is None or step.op != op):
         state.diverge(f"call {index} to be {step.op if step else 'the end'}", op)
     elif program is not None and state.strict and program.plan.budget_bytes is not None:
@@ -74,21 +76,22 @@ def run(
     if type(call) is ByPyTorch:
         state.store_deferred()
         return _by_pytorch(state, index, plain)
-    if program is not None and op in WEIGHTED and index in program.caught_within:
+    made_weight = op in WEIGHTED and type(values[1]) is not torch.nn.Parameter
+    if made_weight and program is not None and index in program.caught_within:
         y = _with_weight(state, index, call, values)
     elif not state.hooked:
         y = call(state, *values)
     else:
         with without_hooks(state):
             y = call(state, *values)
-    if program is not None:
-        _hold_source(state, program.step(index), y)
+    if program is not None and index in program.held_outputs:
+        hold_output(state, program.steps[index], y)
     return y
 
 
 def _specialised(state: ForwardState, program: Program | None, index: int, op: str, values: tuple) -> Any:
     form, specialise = SPECIALISE[op]
-    step = None if program is None else program.step(index)
+    step = None if program is None else program.steps[index]
     call = specialise(state, step or state.blank(op), form(*values)) if runs(values) else ByPyTorch()
     if program is not None:
         program.calls[index] = call
@@ -106,9 +109,6 @@ def _by_pytorch(state: ForwardState, index: int, plain: Callable[[], Any]) -> An
 
 def _with_weight(state: ForwardState, index: int, call: Any, values: tuple) -> Any:
     """A call of gistkit's own node that may save a weight which is no parameter but made in the step."""
-    if isinstance(values[1], torch.nn.Parameter):
-        with without_hooks(state):
-            return call(state, *values)
     state.instead = index
     try:
         with nullcontext() if state.hooked else caught(state):
@@ -117,9 +117,8 @@ def _with_weight(state: ForwardState, index: int, call: Any, values: tuple) -> A
         state.instead = -1
 
 
-def _hold_source(state: ForwardState, step: Step | None, y: torch.Tensor) -> None:
-    """Where recipes start from y: keep a hold on it, if no stash has it and it stays as it is."""
-    if step is None or not step.is_source or step.output is None:
-        return
-    if step.output.codec == "dense" and step.output.storage not in state.nodes:
-        state.alias(y, step.output)
+def hold_output(state: ForwardState, step: Step, y: torch.Tensor) -> None:
+    """Keep a hold on the output of a call of :attr:`Program.held_outputs`, if no stash has it."""
+    decision = step.output
+    if decision is not None and decision.storage not in state.nodes:
+        state.alias(y, decision)
