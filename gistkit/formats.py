@@ -97,6 +97,12 @@ FP10 = FloatFormat("fp10", 5, 4, 15, 63488.0, 3)
 FP8 = FloatFormat("fp8", 4, 3, 7, 448.0, 4)
 FLOAT_FORMATS = {f.name: f for f in (FP16, FP10, FP8)}
 SCALINGS = ("none", "tensor", "block")
+VALUE_FORMS = {
+    name + suffix: (fmt, scaling)
+    for suffix, scaling in (("", "none"), ("s", "block"), ("t", "tensor"))
+    for name, fmt in FLOAT_FORMATS.items()
+}
+"""Narrow floats by the name that callers give them: (format, scaling)."""
 
 
 def mask1_bytes(n: int) -> int:

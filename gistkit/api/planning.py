@@ -33,7 +33,7 @@ from gistkit.planning import (
 from gistkit.planning import made as by_name
 from gistkit.planning.cost import CostTable, Hardware, check_budget, parse_budget, parse_bytes
 from gistkit.planning.policies import POLICIES, prepare
-from gistkit.planning.simulate import Simulator, check_batch_statistics, is_sparse
+from gistkit.planning.simulate import Simulator, check_batch_statistics
 from gistkit.runtime import trains
 
 
@@ -187,7 +187,7 @@ def _demand_known_bytes(graph: SavedGraph, device: Hardware) -> None:
 
 def densities(plan: Plan, costs: CostTable) -> dict[str, float]:
     """The densities that a plan's sparse payloads were counted with, by storage id (as a text, as JSON has it)."""
-    coded = (d.storage for d in plan.decisions if is_sparse(d.codec))
+    coded = (d.storage for d in plan.decisions if d.form.sparse)
     return {str(s): costs.densities[s] for s in coded if s in costs.densities}
 
 

@@ -1,10 +1,12 @@
 """Pure data that passes between the rooms: saved graph, tasks, plan, recipes, queries. No tensors."""
 
 from gistkit.ir.comparison import WORD_BYTES, arithmetic_bytes, digest_bytes, norm_bytes, part_bytes
+from gistkit.ir.forms import FORMS, KERNEL_DTYPES, NEVER, OPERATORS, RERUN, STAY, Form
 from gistkit.ir.layer_view import ACTV, CONV, Layer, layers
 from gistkit.ir.plan import PLACES, REMEDY, CallChoice, Decision, Plan
-from gistkit.ir.queries import KERNEL_DTYPES, Reading, numel, written_late
+from gistkit.ir.queries import Reading, Uses, numel, written_late
 from gistkit.ir.recipes import chain, held, norms
+from gistkit.ir.rerun import Rerun, rerun_of
 from gistkit.ir.saved_graph import LIBRARY, Call, Passing, Save, SavedGraph, SavedStorage, StateTensor, Value
 from gistkit.ir.scale import goes_as, scaled
 from gistkit.ir.tasks import BACKWARD, BEFORE, FORWARD, Block, ConvShape, Task, Use
@@ -15,27 +17,35 @@ __all__ = [
     "BACKWARD",
     "BEFORE",
     "CONV",
+    "FORMS",
     "FORWARD",
     "KERNEL_DTYPES",
     "LIBRARY",
+    "NEVER",
+    "OPERATORS",
     "PLACES",
     "REMEDY",
+    "RERUN",
+    "STAY",
     "WORD_BYTES",
     "Block",
     "Call",
     "CallChoice",
     "ConvShape",
     "Decision",
+    "Form",
     "Layer",
     "Passing",
     "Plan",
     "Reading",
+    "Rerun",
     "Save",
     "SavedGraph",
     "SavedStorage",
     "StateTensor",
     "Task",
     "Use",
+    "Uses",
     "Value",
     "arithmetic_bytes",
     "chain",
@@ -47,6 +57,7 @@ __all__ = [
     "norms",
     "numel",
     "part_bytes",
+    "rerun_of",
     "scaled",
     "uncollected",
     "written_late",

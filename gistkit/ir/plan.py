@@ -10,6 +10,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from gistkit.errors import PlanError
+from gistkit.ir.forms import FORMS, Form
 
 PLACES = ("device", "host", "nowhere")
 FORMAT, VERSION = "gistkit.plan", 3
@@ -22,10 +23,8 @@ REMEDY = "give the whole file as to_json wrote it, or plan again"
 class Decision:
     """How one storage spends the time between its two uses.
 
-    ``codec`` is a name of CODECS, ``dense`` (the tensor itself is kept), ``rebuild`` (recomputed from the storages in
-    ``sources`` by the ops that made it, place ``nowhere``), ``recompute`` (the forward runs anew from the storages in
-    ``sources``, as a checkpoint does, at the first use of any storage with the same sources) or ``drop`` (nobody reads
-    its values).
+    ``codec`` is the name of a form (:mod:`gistkit.ir.forms`); storages with the form ``recompute`` and the same
+    ``sources`` come back together, at the first use of any of them.
     With place ``host`` the codec's payload (``dense``: the raw bytes) crosses the link: from the start of task
     ``offload`` on (-1: as soon as it is there), its device memory is let go of before task ``release`` begins, which
     waits for the transfer, and comes back from the start of task ``prefetch`` on; task ``ready`` (-1: its first use)
@@ -46,6 +45,21 @@ class Decision:
     prefetch: int = -1
     ready: int = -1
     offload: int = -1
+
+    @property
+    def form(self) -> Form:
+        """The form's row: what it keeps, and how its values come back."""
+        return FORMS[self.codec]
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the payload lies in host memory between the uses."""
+        return self.place == "host"
+
+    @property
+    def stays(self) -> bool:
+        """Whether the tensor itself stays on the device."""
+        return self.codec == "dense" and self.place == "device"
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ import gistkit
 from gistkit.api.planning import plan_graph
 from gistkit.codecs import CODECS
 from gistkit.errors import BudgetError, BudgetWarning, GistError, PlanError
+from gistkit.ir.forms import FORMS, RERUN
 from gistkit.ir.plan import Decision
-from gistkit.planning.forms.legal import NOWHERE, check_decisions
+from gistkit.planning.forms.allowed import Judge, check_decisions
 from gistkit.planning.policies.registry import POLICIES
 from tests.support.models import UNet
 from tests.support.plan_cases import LINKED, Shared, Small, captured, data, loss_of, made, same, step
@@ -100,7 +101,7 @@ def test_every_other_codec_of_every_decision_is_an_error_or_exact(number):
     model, plan, expected = case("residual", number, False)
     for i, decision in enumerate(plan.decisions):
         for codec in set(CODEC_NAMES) - {decision.codec}:
-            found = replace(decision, codec=codec, place="nowhere" if codec in NOWHERE else "device")
+            found = replace(decision, codec=codec, place="nowhere" if not FORMS[codec].payload else "device")
             attempt(model, replace(plan, decisions=(*plan.decisions[:i], found, *plan.decisions[i + 1 :])), expected)
 
 
@@ -127,6 +128,24 @@ def test_what_policies_decide_is_legal(model, policy):
         except (BudgetError, ValueError):
             continue
         check_decisions(plan, running)
+
+
+@pytest.mark.parametrize("model", [Residual, Small])
+def test_every_allowed_form_is_carried_out_and_no_other(model):
+    torch.manual_seed(0)
+    model, (x, y) = model().train(), data()
+    graph, _ = captured(model, x, y)
+    judge, expected = Judge(gistkit.capture(model, (x,))), step(copy.deepcopy(model), x, y)
+    for s in judge.graph.kept():
+        allowed = {d.codec: d for d in judge.allowed(s.id)}
+        assert "dense" in allowed and all(d.reason for d in allowed.values())
+        for name, form in FORMS.items():
+            decision = allowed.get(name, Decision(s.id, name, "device" if form.payload else "nowhere"))
+            assert (judge.refusal(decision, {}.get) == "") == (name in allowed), (s, name)
+        exact = [d for d in allowed.values() if not d.form.rounds_to and d.form.returns != RERUN]
+        for decision in exact:
+            plan = made(graph, [decision])
+            assert same(step(gistkit.compress(copy.deepcopy(model), plan), x, y), expected), decision
 
 
 def storage_of(graph, op, number=0):

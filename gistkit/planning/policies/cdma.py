@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gistkit.codecs import dtype_of
+from gistkit.formats import item_bytes
 from gistkit.ir import KERNEL_DTYPES, Block, Decision, Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import make_plan, own_decisions
@@ -28,7 +28,7 @@ WINDOW = 32
 
 def zvc_ratio(density: float, dtype: str = "float32") -> float:
     """Dense bytes over compressed bytes at a density: at most the bits of an element."""
-    bits = 8 * dtype_of(dtype).itemsize
+    bits = 8 * item_bytes(dtype)
     return bits / (1 + bits * density)
 
 

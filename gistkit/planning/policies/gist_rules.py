@@ -26,9 +26,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gistkit.codecs import VALUE_FORMS
+from gistkit.formats import VALUE_FORMS
 from gistkit.ir import Decision, Plan, SavedGraph
-from gistkit.planning.forms import Planner, call_choices, rounds
+from gistkit.planning.forms import Planner, call_choices
 
 
 def check_lossy(lossy: str | None) -> None:
@@ -65,7 +65,7 @@ def gist(
         plain_bytes=graph.kept_bytes,
         kept_bytes=sum(planner.predicted_bytes(d) for d in decisions),
         settings={"lossy": lossy},
-        fidelity="lossy" if any(rounds(d.codec) for d in decisions) else "bitwise",
+        fidelity="lossy" if any(d.form.rounds_to for d in decisions) else "bitwise",
     )
 
 

@@ -12,7 +12,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gistkit.errors import PlanError
-from gistkit.ir import BACKWARD, FORWARD, LIBRARY, Block, CallChoice, Decision, Plan, SavedGraph
+from gistkit.ir import (
+    BACKWARD,
+    FORMS,
+    FORWARD,
+    LIBRARY,
+    OPERATORS,
+    RERUN,
+    Block,
+    CallChoice,
+    Decision,
+    Plan,
+    SavedGraph,
+)
 from gistkit.planning.cost import CostTable
 from gistkit.planning.simulate.segments import Segment, lending, lends, segments
 
@@ -20,7 +32,7 @@ PLAIN_POLICIES = ("plain",)
 """Policies whose steps PyTorch's own operators run; see docs/design.md, "plain and the runtime differ"."""
 LAG = 4
 """How many later encodings a CUDA scratch lives on for, at most (``runtime.exact``)."""
-NO_VALUES = ("mask1", "drop", "argmax4", "argmax8")
+NO_VALUES = tuple(form.name for form in FORMS.values() if not form.values)
 
 
 class StepIndex:
@@ -55,6 +67,11 @@ class StepIndex:
             elif task.part == "input" and task.call in weight_part:
                 self.input_part[weight_part[task.call]] = task.index
 
+    def rows(self, block: int) -> int:
+        """The first dimension of a block that is a storage; 1 for one without any."""
+        shape = self.graph.storages[self.graph.blocks[block].storage].shape
+        return shape[0] if shape else 1
+
     def backward_of(self, call: int) -> list[int]:
         """The backward tasks of a call."""
         return [t for t in self.of_call[call] if self.graph.tasks[t].phase == BACKWARD]
@@ -73,13 +90,12 @@ class StepIndex:
 class Context:
     """What one block's effects read of the plan around it.
 
-    ``plain``: PyTorch's own operators run, or a library's (graph.library). ``slices``: batch slices by task.
-    ``ends_early``: blocks whose memory an in-place ReLU takes over. ``also``: tasks, by block, at which something
-    that is rebuilt or run anew needs its values. ``encodings``: forward tasks that make a sparse encoding, in order.
-    ``restart``: the task, by block, at which its segment runs anew. ``segments``: those segments. ``lent``: tasks, by
-    block, before which it is decoded for a segment alone, which counts it. ``synchronous``: transfers are copies that
-    are waited for, out when something is saved and back at its first use, as the runtime makes them (runtime.host).
-    ``least``: no more memory at any task than with fewer encodings, which settle scratches at other tasks.
+    ``plain``: the operators are PyTorch's own, or a library's. ``slices``: batch slices by task. ``ends_early``: blocks
+    whose memory an in-place ReLU takes over. ``also``: tasks, by block, at which a rebuild or a rerun needs its values.
+    ``encodings``: forward tasks that make a sparse encoding, in order. ``restart``: by block the task at which its
+    segment runs anew. ``segments``: those segments. ``lent``: tasks, by block, before which it is decoded for a segment
+    alone, which counts it. ``synchronous``: transfers are copies in line with the tasks, out when something is saved,
+    back at its first use, as the runtime makes them. ``least``: the least memory that any set of encodings may take.
     """
 
     index: StepIndex
@@ -131,10 +147,11 @@ class Context:
 def _needs(decided: Mapping[int, Decision], index: StepIndex) -> tuple[tuple[Segment, ...], dict[int, set[int]]]:
     """The segments that run anew, and the tasks, by block, at which they and what is rebuilt need values.
 
-    Where something is rebuilt from what runs anew, starts are moved forward until they stay.
+    What is rebuilt from a segment's storage may need it earlier than its own uses: then starts move forward until they
+    stay.
     """
-    again = {b: d for b, d in decided.items() if d.codec == "recompute"}
-    rebuilt = (d for d in decided.values() if d.codec == "rebuild") if again else ()
+    again = {b: d for b, d in decided.items() if d.form.returns == RERUN}
+    rebuilt = (d for d in decided.values() if d.form.returns == OPERATORS) if again else ()
     chained = any(index.block(s).id in again for d in rebuilt for s in d.sources)
     parts = () if chained else segments(tuple(again.values()), index, decided)
     while True:
@@ -152,7 +169,7 @@ def _needs(decided: Mapping[int, Decision], index: StepIndex) -> tuple[tuple[Seg
 
 
 def _lending(parts: tuple[Segment, ...], decided: Mapping[int, Decision], index: StepIndex) -> tuple[Segment, ...]:
-    """The segments, each with what is decoded for it alone."""
+    """The segments, each with what is decoded for it alone: nothing else needs that at the task at which it starts."""
     able = {b for part in parts for b in part.needs if lends(decided.get(b))}
     if not able:
         return parts
@@ -185,11 +202,11 @@ def _lent(parts: tuple[Segment, ...]) -> dict[int, frozenset[int]]:
 
 def is_sparse(codec: str) -> bool:
     """Whether the size of a codec's payload is known to the device alone."""
-    return codec.startswith(("zvc", "csr"))
+    return FORMS[codec].sparse
 
 
 def _encodings(decided: Mapping[int, Decision], index: StepIndex) -> tuple[int, ...]:
-    return tuple(sorted(index.graph.blocks[b].saved for b, d in decided.items() if is_sparse(d.codec)))
+    return tuple(sorted(index.graph.blocks[b].saved for b, d in decided.items() if d.form.sparse))
 
 
 def chosen_calls(choices: Iterable[CallChoice], index: StepIndex) -> list[tuple[CallChoice, int]]:
@@ -231,9 +248,9 @@ def call_task(index: StepIndex, call: int) -> int:
 
 
 def _spread(decided: Mapping[int, Decision], index: StepIndex, also: dict[int, set[int]]) -> None:
-    """Tell the sources of rebuilt storages when they are needed, through chains of them. Raises PlanError where a
+    """Add to ``also`` when the sources of rebuilt storages are needed, through chains of them. Raises PlanError where a
     source keeps no values or a storage would be rebuilt from itself."""
-    work = [b for b, d in decided.items() if d.codec == "rebuild"]
+    work = [b for b, d in decided.items() if d.form.returns == OPERATORS]
     turns = (len(work) + 1) ** 2
     while work:
         block = index.graph.blocks[work.pop()]
@@ -245,12 +262,12 @@ def _spread(decided: Mapping[int, Decision], index: StepIndex, also: dict[int, s
             kept = decided.get(source.id)
             if turns < 0 or source.id == block.id:
                 raise PlanError(f"storage {block.storage}: rebuilt from itself through {storage}; break the circle")
-            if kept is not None and kept.codec in NO_VALUES:
+            if kept is not None and not kept.form.values:
                 raise PlanError(
                     f"storage {block.storage} is rebuilt from storage {storage}, whose values {kept.codec!r} does not "
                     "keep; keep them in another form"
                 )
             if not tasks <= also[source.id]:
                 also[source.id] |= tasks
-                if kept is not None and kept.codec == "rebuild":
+                if kept is not None and kept.form.returns == OPERATORS:
                     work.append(source.id)

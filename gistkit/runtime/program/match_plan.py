@@ -10,9 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from gistkit.capture import GEOMETRY, Bound, batch_size, capture
-from gistkit.codecs import CODECS, VALUE_FORMS
 from gistkit.errors import CaptureError, PlanError, PlanMismatchError
-from gistkit.ir import PLACES, REMEDY, Plan, SavedGraph
+from gistkit.ir import FORMS, OPERATORS, PLACES, REMEDY, Plan, SavedGraph
 from gistkit.planning import AGAIN, check_forward, check_inputs, check_same, check_state
 from gistkit.planning.forms import check_decisions
 from gistkit.runtime.program.program import Program
@@ -27,7 +26,7 @@ def check_plan(plan: Plan, lossy: str | None = None) -> str | None:
     Raises ValueError where ``lossy`` names another format, PlanError for a plan that means nothing.
     """
     _check_words(plan)
-    formats = {part for d in plan.decisions for part in d.codec.split("+") if part in VALUE_FORMS}
+    formats = {d.form.rounds_to for d in plan.decisions} - {""}
     planned = next(iter(sorted(formats)), None)
     if planned is not None and plan.fidelity != "lossy":
         _refuse("fidelity", f"'lossy', as it rounds to {planned}", repr(plan.fidelity))
@@ -41,18 +40,17 @@ def check_plan(plan: Plan, lossy: str | None = None) -> str | None:
 
 def _check_words(plan: Plan) -> None:
     """Raise PlanError for what no policy writes, as a damaged or edited file has it."""
-    known = (*CODECS, "dense", "rebuild", "recompute", "drop")
     seen: set[int] = set()
     for d in plan.decisions:
         what = f"the decision for storage {d.storage}"
         if d.storage < 0 or d.storage in seen:
             _refuse(what, "one for each storage", "a second one" if d.storage >= 0 else "no storage")
         seen.add(d.storage)
-        if d.codec not in known:
-            _refuse(f"{what}: codec", f"one of {', '.join(dict.fromkeys(known))}", repr(d.codec))
+        if d.codec not in FORMS:
+            _refuse(f"{what}: codec", f"one of {', '.join(FORMS)}", repr(d.codec))
         if d.place not in PLACES:
             _refuse(f"{what}: place", f"one of {', '.join(PLACES)}", repr(d.place))
-        if d.codec == "rebuild" and not (d.recipe[:1] == ("relu",) and _is_recipe(d.recipe)):
+        if d.form.returns == OPERATORS and not (d.recipe[:1] == ("relu",) and _is_recipe(d.recipe)):
             _refuse(f"{what}: recipe", 'a ("relu", ...) of terms bn, stash, add and relu', repr(d.recipe))
     if plan.sub_batches < 1 or any(c.slices < 1 for c in plan.choices):
         _refuse("sub_batches and slices", "at least 1", str(min([plan.sub_batches, *(c.slices for c in plan.choices)])))

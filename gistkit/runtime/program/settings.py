@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from gistkit.ir import Decision
+from gistkit.ir import FORMS, NEVER, OPERATORS, Decision
 from gistkit.nn.eligible import KERNEL_DTYPES
 from gistkit.planning.forms import SMALL_BYTES
 
 KEEP_DENSE = Decision(-1, "dense", reason="kept as it is")
-WITHOUT_VALUES = ("rebuild", "mask1", "drop")
-"""Codecs by which a tensor is not kept with its values."""
+WITHOUT_VALUES = tuple(f.name for f in FORMS.values() if f.returns in (NEVER, OPERATORS) and not f.made_by_op)
+"""Forms by which no reader finds the values in a stash."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import gistkit
 from gistkit import zoo
 from gistkit.ir.comparison import digest_bytes
 from gistkit.ir.plan import Decision, Plan
-from gistkit.planning.forms.predicted import own_decisions
+from gistkit.planning.forms.allowed import own_decisions
 from gistkit.planning.policies.checkpoint import checkpoint
 from gistkit.planning.simulate.simulator import simulate
 from gistkit.runtime.live import LiveBytes
