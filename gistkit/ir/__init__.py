@@ -9,6 +9,7 @@ from gistkit.ir.recipes import chain, held, norms
 from gistkit.ir.rerun import Rerun, rerun_of
 from gistkit.ir.saved_graph import LIBRARY, Call, Passing, Save, SavedGraph, SavedStorage, StateTensor, Value
 from gistkit.ir.scale import goes_as, scaled
+from gistkit.ir.serial import from_json, to_json
 from gistkit.ir.tasks import BACKWARD, BEFORE, FORWARD, Block, ConvShape, Task, Use
 from gistkit.ir.uncollected import uncollected
 
@@ -50,6 +51,7 @@ __all__ = [
     "arithmetic_bytes",
     "chain",
     "digest_bytes",
+    "from_json",
     "goes_as",
     "held",
     "layers",
@@ -59,6 +61,7 @@ __all__ = [
     "part_bytes",
     "rerun_of",
     "scaled",
+    "to_json",
     "uncollected",
     "written_late",
 ]

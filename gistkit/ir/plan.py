@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from dataclasses import MISSING, asdict, dataclass, field, fields
-from math import isfinite
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gistkit.errors import PlanError
 from gistkit.ir.forms import FORMS, Form
+from gistkit.ir.serial import from_json, spelling, to_json
 
 PLACES = ("device", "host", "nowhere")
-FORMAT, VERSION = "gistkit.plan", 3
-TUPLES = ("sources", "recipe")
-ASKED = "Plan.from_json: text must be that of Plan.to_json"
+FORMAT, VERSION = "gistkit.plan", 4
 REMEDY = "give the whole file as to_json wrote it, or plan again"
 
 
@@ -114,102 +110,38 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as JSON text."""
-        told = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        return json.dumps({**told, "digest": _digest(told)})
+        return to_json(self, format=FORMAT, version=VERSION, digest=self.digest)
+
+    @property
+    def digest(self) -> str:
+        """Hash of all that the plan says."""
+        return hashlib.sha256(spelling(self)).hexdigest()[:16]
 
     @staticmethod
     def from_json(text: str) -> Plan:
-        """The plan of :meth:`to_json`'s text. Raises PlanError for text that is not one: what is wrong with it.
+        """The plan of :meth:`to_json`'s text. Raises PlanError for any other: the place in it, what was expected there
+        and what it has.
 
         Where the text has a ``digest``, all else must be what that was made of: decisions, figures, settings.
         """
         try:
-            return _plan_of(_parsed(text))
-        except RecursionError as error:
-            raise PlanError(f"{ASKED}, got text of brackets within brackets beyond any plan's; {REMEDY}") from error
+            plan, header = from_json(Plan, text, {"format": FORMAT, "version": VERSION, "digest": None})
+            plan = replace(plan, decisions=tuple(map(_with_recipe, plan.decisions)))
+        except (ValueError, RecursionError) as error:
+            raise PlanError(f"Plan.from_json: text must be that of Plan.to_json; {error}; {REMEDY}") from error
+        if header["digest"] not in (None, plan.digest):
+            raise PlanError(
+                f"Plan.from_json: text must be that of Plan.to_json, got one that was edited after it was planned: its "
+                f"digest {header['digest']!r} is not that of the decisions, figures and settings that it holds; plan "
+                'again, or remove "digest" to run it at your own risk'
+            )
+        return plan
 
 
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, TypeError) as error:
-        raise PlanError(f"{ASKED}, got text that is no JSON ({error}); {REMEDY}") from error
-
-
-def _plan_of(raw: Any) -> Plan:
-    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
-        others = {k: v for k, v in raw.items() if k != "format"} if isinstance(raw, dict) else raw
-        raise PlanError(f'{ASKED}, got {_summary(others)} without "format": {FORMAT!r}; {REMEDY}')
-    if raw.get("version") != VERSION:
-        got = f"version {raw.get('version')!r}"
-        raise PlanError(f"{ASKED} of version {VERSION}, got {got}; plan again with this gistkit")
-    digest = raw.pop("digest", None)
-    told = {name: value for name, value in raw.items() if name not in ("format", "version")}
-    plan = _read(Plan, {**told, "decisions": _each(Decision, raw), "choices": _each(CallChoice, raw)}, "plan")
-    if digest is not None and digest != _digest({"format": FORMAT, "version": VERSION, **asdict(plan)}):
-        raise PlanError(
-            f"{ASKED}, got one that was edited after it was planned: its digest {digest!r} is not that of the "
-            'decisions, figures and settings that it holds; plan again, or remove "digest" to run it at your own risk'
-        )
-    return plan
-
-
-def _digest(told: dict) -> str:
-    """Hash of all that a plan's file says, whatever the order of its fields and the spelling of its numbers."""
-    return hashlib.sha256(json.dumps(_spelt(told), sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _spelt(item: Any) -> Any:
-    """Nested data as any JSON has it: texts as keys, no whole number as a float."""
-    if isinstance(item, dict):
-        return {key if isinstance(key, str) else json.dumps(key): _spelt(value) for key, value in item.items()}
-    if isinstance(item, list | tuple):
-        return [_spelt(part) for part in item]
-    return int(item) if isinstance(item, float) and item.is_integer() else item
-
-
-def _summary(raw: Any) -> str:
-    if isinstance(raw, dict):
-        return f"an object with {', '.join(map(repr, list(raw)[:4]))}" if raw else "an empty object"
-    return f"a {type(raw).__name__}"
-
-
-def _each(kind: type, raw: dict) -> tuple:
-    """The decisions or choices of a plan."""
-    name = "decisions" if kind is Decision else "choices"
-    items = raw.get(name)
-    if not isinstance(items, list):
-        raise PlanError(f"{ASKED}, got {name} that are {_summary(items)} and not a list; {REMEDY}")
-    return tuple(_read(kind, item, f"{name}[{i}]") for i, item in enumerate(items))
-
-
-def _read(kind: type, raw: Any, where: str) -> Any:
-    """A dataclass from its fields, each of the type that it is declared with."""
-    if not isinstance(raw, dict):
-        raise PlanError(f"{ASKED}, got {where} that is {_summary(raw)} and not an object; {REMEDY}")
-    hints = get_type_hints(kind)
-    strange = sorted(set(raw) - set(hints))
-    missing = sorted(f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING)
-    missing = [name for name in missing if name not in raw]
-    if strange or missing:
-        what = [f"the unknown field {name!r}" for name in strange] + [f"no {name!r}" for name in missing]
-        raise PlanError(f"{ASKED}, got {where} with {', '.join(what)}; {REMEDY}")
-    values = {name: _tuples(value) if name in TUPLES else value for name, value in raw.items()}
-    for name, value in values.items():
-        if not _is(value, hints[name]):
-            raise PlanError(f"{ASKED}, got {where}.{name} = {value!r}; {REMEDY}")
-    return kind(**values)
-
-
-def _is(value: Any, hint: Any) -> bool:
-    """Whether a value is of a field's type; no bool counts as a number, nor what is not finite."""
-    allowed = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    plain = tuple(get_origin(a) or a for a in allowed)
-    if (isinstance(value, bool) and bool not in plain) or (isinstance(value, float) and not isfinite(value)):
-        return False
-    return isinstance(value, plain) or (float in plain and isinstance(value, int))
+def _with_recipe(decision: Decision) -> Decision:
+    """The decision with its recipe as nested tuples, which JSON knows as lists."""
+    return replace(decision, recipe=_tuples(decision.recipe)) if decision.recipe else decision
 
 
 def _tuples(item: Any) -> Any:
-    """Nested lists, as JSON knows them, as nested tuples."""
-    return tuple(_tuples(part) for part in item) if isinstance(item, list) else item
+    return tuple(map(_tuples, item)) if isinstance(item, list | tuple) else item

@@ -19,12 +19,12 @@ at twice the 10 GB/s; a fresh tensor's pages cost as much again and more.
 from __future__ import annotations
 
 import difflib
-import json
 import math
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from gistkit.errors import quoted
+from gistkit.ir import from_json, to_json
 
 GIB = 2**30
 _POSITIVE = ("memory_gbps", "codec_slowdown")
@@ -112,30 +112,18 @@ class Hardware:
 
     def to_json(self) -> str:
         """The hardware as JSON text."""
-        return json.dumps(asdict(self), indent=2)
+        return to_json(self, indent=2)
 
     @staticmethod
     def from_json(text: str) -> Hardware:
-        """The hardware of :meth:`to_json`'s text. Raises ValueError for text that is no JSON, lacks a field, has one
-        too many, or holds an absurd value."""
+        """The hardware of :meth:`to_json`'s text. Raises ValueError for any other: the place in it, what was expected
+        there and what it has."""
         try:
-            raw = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"hardware: not JSON ({error}); write it anew with `gistkit calibrate`") from error
-        if not isinstance(raw, dict):
-            raise ValueError(f"hardware: must be a JSON object, got {type(raw).__name__}; see `gistkit calibrate`")
-        known = {field.name for field in fields(Hardware)}
-        needed = {field.name for field in fields(Hardware) if field.default is MISSING}
-        missing, extra = sorted(needed - set(raw)), sorted(set(raw) - known)
-        if missing or extra:
-            wrong = " and ".join(
-                f"{what} {', '.join(names)}" for what, names in (("lacks", missing), ("has unknown", extra)) if names
-            )
-            raise ValueError(f"hardware: {wrong}; write it anew with `gistkit calibrate`")
-        lacks = raw.pop("lacks", [])
-        if not isinstance(lacks, list):
-            _refuse("lacks", "a list of convolution algorithms", lacks)
-        return Hardware(**raw, lacks=tuple(lacks))
+            return from_json(Hardware, text)[0]
+        except ValueError as error:
+            what = str(error).removeprefix("hardware: ")
+            again = "" if "gistkit calibrate" in what else "; write it anew with `gistkit calibrate`"
+            raise ValueError(f"hardware: {what}{again}") from error
 
 
 def _hint(name: str) -> str:
