@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import gistkit
 from gistkit import errors
 from gistkit.kernels.layout import flat
 from gistkit.nn.keep import USED_TWICE, Alias
@@ -79,3 +80,17 @@ def test_words_that_are_none_say_what_there_is():
             check_fidelity(*words)
     with pytest.raises(ValueError, match=r"must end in \.png, \.svg or \.pdf, got 'x.txt'; name one that does"):
         check_plot(Path("x.txt"))
+
+
+def test_old_keywords_name_the_new_ones():
+    x, weight = torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2)
+    for call, text in (
+        (lambda: gistkit.plan(reserve=1), r"plan: reserve= is called reserved_bytes= now"),
+        (lambda: gistkit.functional.conv2d(x, weight, slices=2), "slices= is called weight_grad_slices= now"),
+        (lambda: gistkit.functional.linear(x, x, slices=2), "slices= is called weight_grad_slices= now"),
+        (lambda: gistkit.functional.relu(x, passes=True), "passes= is called mask_in_pool= now"),
+        (lambda: gistkit.functional.max_pool2d(x, 2, zero_code=True), "zero_code= is called mask_in_pool= now"),
+        (lambda: gistkit.CallChoice(0, "conv2d", slices=2), "slices= is called weight_grad_slices= now"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            call()

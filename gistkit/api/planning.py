@@ -16,7 +16,7 @@ import torch
 from gistkit.api.capturing import may_be_cut, step_on, with_least_rows
 from gistkit.api.measuring import Measure, check_measure, costs_of, times_for, with_times
 from gistkit.capture import python_instead, spread
-from gistkit.errors import BudgetError, CaptureError
+from gistkit.errors import BudgetError, CaptureError, renamed
 from gistkit.ir import Plan, SavedGraph, uncollected
 from gistkit.planning import (
     EXAMPLE_FORMAT,
@@ -33,10 +33,11 @@ from gistkit.planning import (
 from gistkit.planning import made as by_name
 from gistkit.planning.cost import CostTable, Hardware, check_budget, parse_budget, parse_bytes
 from gistkit.planning.policies import POLICIES, prepare
-from gistkit.planning.simulate import Simulator, check_batch_statistics
+from gistkit.planning.simulate import Simulator, check_per_sub_batch_norm
 from gistkit.runtime import trains
 
 
+@renamed(reserve="reserved_bytes=", batch_statistics="per_sub_batch_norm=True")
 def plan(
     model: torch.nn.Module,
     *batch: Any,
@@ -46,10 +47,10 @@ def plan(
     lossy: str | None = None,
     hardware: Hardware | str | Path | None = None,
     density: float | Mapping[int, float] | None = None,
-    reserve: int | str = 0,
+    reserved_bytes: int | str = 0,
     loss_fn: Callable[..., torch.Tensor] | None = None,
     measure: Measure = False,
-    batch_statistics: str | None = None,
+    per_sub_batch_norm: bool = False,
 ) -> Plan:
     """The plan of one training step (forward and backward) that fits ``budget`` and takes the least time.
 
@@ -61,10 +62,10 @@ def plan(
 
     ``budget`` counts everything on the device during forward and backward: parameters, buffers, gradients, inputs,
     activations, stashes, decoded copies, workspace, what the device's libraries hold (``Hardware.libraries_bytes``),
-    and ``reserve`` for what the planner cannot see (optimiser state, another model). Bytes or ``"12GiB"``,
-    ``"800MB"``, or ``"60%"`` of what plain PyTorch needs, reserve included. None sets no limit: the fastest step.
+    and ``reserved_bytes`` for what the planner cannot see (optimiser state, another model). Bytes or ``"12GiB"``,
+    ``"800MB"``, or ``"60%"`` of what plain PyTorch needs, these included. None sets no limit: the fastest step.
     The step is taken to begin with ``.grad`` None. One that adds to the gradients of earlier steps, or zeros them in
-    place, holds all of them from its beginning: give it the bytes of the trainable parameters as ``reserve`` more. A
+    place, holds all of them from its beginning: give it the bytes of the trainable parameters as ``reserved_bytes``. A
     plan of several sub-batches has them in already, as these accumulate. Likewise it is one forward with the planned
     loss, its backward right behind it and nothing retained: what another ``loss_fn`` takes is not in the budget, and
     where a second forward begins before the first one's backward, or backward retains the graph, a
@@ -76,8 +77,8 @@ def plan(
     calibrate`` or a Hardware; None is the device that the model is on. ``density`` is the share of elements that are
     not zero in what may hold zeros (default: by the producing op), one number or by storage id.
 
-    ``batch_statistics="per_sub_batch"`` accepts sub-batches for a network whose batch norms, in training mode, then see
-    the statistics of each part; :func:`gistkit.step` asks for the same word. None: such a network is not cut.
+    ``per_sub_batch_norm=True`` accepts sub-batches for a network whose batch norms, in training mode, then see the
+    statistics of each part; :func:`gistkit.step` wants to be told so too. False: such a network is not cut.
 
     ``measure`` says where the seconds of the step's tasks come from: False, arithmetic and bytes by the rates of the
     hardware; True, a few plain steps that run now on the device that model and batch are on, which must be real (on
@@ -98,18 +99,18 @@ def plan(
     """
     allowed = check_words(policy, fidelity, lossy, density)
     check_budget(budget)
-    parse_bytes(reserve)
-    check_batch_statistics("plan", batch_statistics)
+    parse_bytes(reserved_bytes)
+    check_per_sub_batch_norm("plan", per_sub_batch_norm)
     check_measure("plan", measure, model, batch)
     if policy == "optimal":
         prepare()
     graph, device = step_on("plan", model, batch, loss_fn, hardware)
-    if may_be_cut(graph, batch_statistics) and (budget is not None or allowed != "bitwise"):
+    if may_be_cut(graph, per_sub_batch_norm) and (budget is not None or allowed != "bitwise"):
         graph = with_least_rows(graph, model, batch, loss_fn)
     times = times_for("plan", measure, graph, device, model, batch, loss_fn)
     costs = costs_of(graph, device, times, density, allowed)
-    words = {"fidelity": fidelity, "lossy": lossy, "reserve": reserve, "batch_statistics": batch_statistics}
-    made = plan_graph(graph, costs, budget=budget, policy=policy, **words)
+    words = {"reserved_bytes": reserved_bytes, "per_sub_batch_norm": per_sub_batch_norm}
+    made = plan_graph(graph, costs, budget=budget, policy=policy, fidelity=fidelity, lossy=lossy, **words)
     told = density if density is None or isinstance(density, int | float) else "by storage"
     inputs = trains(*(spread(batch[0]) if loss_fn is not None else (batch, {})))
     record = {**made.made_for, "inputs": inputs}
@@ -125,8 +126,8 @@ def plan_graph(
     policy: str = "optimal",
     fidelity: str = "bitwise",
     lossy: str | None = None,
-    reserve: int | str = 0,
-    batch_statistics: str | None = None,
+    reserved_bytes: int | str = 0,
+    per_sub_batch_norm: bool = False,
     refuse: bool = True,
 ) -> Plan:
     """:func:`plan` of a step that is captured already (with its tasks), on given costs. Errors as there.
@@ -135,12 +136,11 @@ def plan_graph(
     in its own words.
     """
     allowed = check_words(policy, fidelity, lossy)
-    reserve_bytes = parse_bytes(reserve)
+    reserve_bytes = parse_bytes(reserved_bytes)
     plain = POLICIES["plain"](graph, costs)
     plain_peak_bytes = plain.peak_bytes + reserve_bytes
     budget_bytes = parse_budget(budget, plain_peak_bytes)
-    accepted = batch_statistics is not None
-    words = {"fidelity": allowed, "lossy": lossy, "reserve": reserve_bytes, "batch_norm": accepted}
+    words = {"fidelity": allowed, "lossy": lossy, "reserve": reserve_bytes, "batch_norm": per_sub_batch_norm}
     if budget_bytes is not None:
         _demand_known_bytes(graph, costs.hardware)
     try:

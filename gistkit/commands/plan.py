@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         allowed = check_words(options.policy, options.fidelity, options.lossy, options.density)
         check_budget(options.budget)
-        parse_bytes(options.reserve)
+        parse_bytes(options.reserve, "--reserve")
     except (ValueError, TypeError) as error:
         raise InputError(error) from error
     waiting = Console(stderr=True)
@@ -92,20 +92,20 @@ def run(options: argparse.Namespace) -> int:
 def _find(
     graph: SavedGraph, costs: CostTable, times: StepTimes | None, options: argparse.Namespace, waiting: Console
 ) -> Findings:
-    reserve = parse_bytes(options.reserve)
+    reserve = parse_bytes(options.reserve, "--reserve")
     plain = POLICIES["plain"](graph, costs)
     try:
         budget_bytes = parse_budget(options.budget, plain.peak_bytes + reserve)
     except ValueError as error:
         raise InputError(error) from error
-    words = {"fidelity": options.fidelity, "lossy": options.lossy, "reserve": reserve}
-    asked = {**words, "batch_statistics": options.batch_statistics}
+    accepted = options.batch_statistics is not None
+    words = {"fidelity": options.fidelity, "lossy": options.lossy}
+    words |= {"reserved_bytes": reserve, "per_sub_batch_norm": accepted}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=waiting, transient=True) as progress:
         task = progress.add_task("planning", total=len(POLICIES) + 1)
-        rows = compare(graph, costs, budget_bytes, asked, lambda _: progress.advance(task))
+        rows = compare(graph, costs, budget_bytes, words, lambda _: progress.advance(task))
         progress.update(task, description="the least budget")
-        accepted = options.batch_statistics is not None
         least = least_bytes(graph, costs, lossy=options.lossy, reserve=reserve, batch_norm=accepted)
         progress.advance(task)
     return Findings(graph, costs, times, budget_bytes, rows, least)
@@ -181,7 +181,7 @@ def _figures(made: Plan | None) -> dict:
 
 def _plot(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
     graph, costs = found.graph, found.costs
-    reserve = parse_bytes(options.reserve)
+    reserve = parse_bytes(options.reserve, "--reserve")
     plain = next(row.plan for row in found.rows if row.policy == "plain")
     assert plain is not None
     plans = (plain,) if chosen.plan is None else (plain, chosen.plan)

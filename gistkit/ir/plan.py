@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gistkit.errors import PlanError
+from gistkit.errors import PlanError, renamed
 from gistkit.ir.forms import FORMS, Form
 from gistkit.ir.serial import from_json, spelling, to_json
 
@@ -60,18 +60,40 @@ class Decision:
 
 @dataclass(frozen=True)
 class CallChoice:
-    """How one covered call runs: ``inplace`` for a ReLU that may overwrite its input, ``zero_code`` for a max-pool
-    whose map also carries the ReLU's mask, ``passes`` for that ReLU (its backward is the identity), ``slices`` for the
-    batch slices in which a weight gradient is taken, ``algorithm`` for a convolution's: switches of cuDNN that the
-    runtime sets (:mod:`gistkit.planning.cost.part_algorithms`), or a name that is planner data."""
+    """How one covered call runs.
+
+    ``inplace``: a ReLU overwrites its input. ``mask_in_pool``: a ReLU whose backward is the identity, as the map of the
+    max-pool behind it carries its mask; and that pool. ``weight_grad_slices``: the batch slices in which a weight
+    gradient is taken. ``algorithm`` of a convolution: switches of cuDNN that the runtime sets
+    (:mod:`gistkit.planning.cost.part_algorithms`), or a name that is planner data.
+    """
 
     covered: int
     op: str
     inplace: bool = False
-    zero_code: bool = False
-    passes: bool = False
-    slices: int = 1
+    mask_in_pool: bool = False
+    weight_grad_slices: int = 1
     algorithm: str = ""
+
+    @property
+    def passes(self) -> bool:
+        """Whether a ReLU's backward is the identity."""
+        return self.mask_in_pool and self.op == "relu"
+
+    @property
+    def zero_code(self) -> bool:
+        """Whether a max-pool's map has a code for "no gradient"."""
+        return self.mask_in_pool and self.op == "max_pool2d"
+
+    @property
+    def slices(self) -> int:
+        """The same as ``weight_grad_slices``."""
+        return self.weight_grad_slices
+
+
+CallChoice.__init__ = renamed(slices="weight_grad_slices=", passes="mask_in_pool=", zero_code="mask_in_pool=")(
+    CallChoice.__init__
+)
 
 
 @dataclass(frozen=True)

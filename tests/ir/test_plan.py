@@ -20,7 +20,10 @@ def plan():
             Decision(3, "zvc+fp8", reason="why"),
             Decision(5, "rebuild", place="nowhere", mask=True, sources=(2, 3), recipe=recipe),
         ),
-        choices=(CallChoice(1, "relu", inplace=True, passes=True), CallChoice(2, "max_pool2d", zero_code=True)),
+        choices=(
+            CallChoice(1, "relu", inplace=True, mask_in_pool=True),
+            CallChoice(2, "max_pool2d", mask_in_pool=True),
+        ),
         plain_bytes=100,
         kept_bytes=10,
         settings={"lossy": "fp8"},
@@ -72,7 +75,7 @@ def edited(**changes):
         (edited(decisions__1__codec=None), r"decisions\[1\]: object missing required field `codec`"),
         (edited(decisions__1__storage="3"), r"decisions\[1\].storage: expected `int`, got `str`"),
         (edited(choices__0__inplace=1), r"choices\[0\].inplace: expected `bool`, got `int`"),
-        (edited(choices__0__slices=True), r"choices\[0\].slices: expected `int`, got `bool`"),
+        (edited(choices__0__weight_grad_slices=True), r"choices\[0\].weight_grad_slices: expected `int`, got `bool`"),
         (edited(fingerprint=None), "; object missing required field `fingerprint`"),
     ],
 )
@@ -103,7 +106,7 @@ CHANGES = {
     "hardware": "h200",
     "made_for__training": False,
     "decisions__0__reason": "another",
-    "choices__0__slices": 2,
+    "choices__0__weight_grad_slices": 2,
 }
 
 

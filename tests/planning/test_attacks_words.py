@@ -110,14 +110,14 @@ def test_the_package_is_a_command():
     assert wrong.returncode == 2 and "did you mean" in wrong.stderr
 
 
-@pytest.mark.parametrize("name", ["codec", "peak_bytes", "sub_batches", "slices", "budget_bytes"])
+@pytest.mark.parametrize("name", ["codec", "peak_bytes", "sub_batches", "weight_grad_slices", "budget_bytes"])
 def test_a_plan_edited_after_it_was_planned_is_refused(name):
     raw = json.loads(plan(policy="gist").to_json())
     if name == "codec":
         at = next(d for d in raw["decisions"] if d["codec"] not in ("dense", "drop"))
         at.update(codec="dense", mask=False, sources=[], recipe=[], place="device")
-    elif name == "slices":
-        raw["choices"].append({"covered": 0, "op": "conv2d", "slices": 2})
+    elif name == "weight_grad_slices":
+        raw["choices"].append({"covered": 0, "op": "conv2d", "weight_grad_slices": 2})
     else:
         raw[name] = 7
     with pytest.raises(PlanError, match=r"was edited after it was planned.*plan again, or remove \"digest\" to run it"):

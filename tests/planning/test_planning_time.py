@@ -82,4 +82,4 @@ def test_a_step_of_very_many_storages_has_no_slices(resnet, monkeypatch):
     monkeypatch.setattr(options, "UNCUT", 0)
     uncut = optimal(*resnet, (plain + least) // 2, **words)
     assert planned == ["reassociated"]
-    assert uncut.fidelity == "bitwise" and all(c.slices == 1 for c in uncut.choices)
+    assert uncut.fidelity == "bitwise" and all(c.weight_grad_slices == 1 for c in uncut.choices)

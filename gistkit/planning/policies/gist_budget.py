@@ -55,7 +55,7 @@ def gist_budget(
     if slices > 1:
         choices = _sliced(graph, decisions, choices, slices)
     narrow = any(d.form.rounds_to for d in decisions)
-    cut = any(c.slices > 1 for c in choices)
+    cut = any(c.weight_grad_slices > 1 for c in choices)
     return make_plan(
         "gist",
         graph,
@@ -99,14 +99,9 @@ def _choices(graph: SavedGraph, found: Plan, decisions: tuple[Decision, ...], in
         call = calls[choice.covered]
         x, y = (graph.values[ids[0]].storage for ids in (call.operands, call.results))
         may_overwrite = choice.inplace and inplace and {x, y} <= blocks
-        carried = (choice.passes and y in dropped) or (choice.zero_code and x in dropped)
-        kept = replace(
-            choice,
-            inplace=may_overwrite,
-            passes=choice.passes and carried,
-            zero_code=choice.zero_code and carried,
-        )
-        if kept.inplace or kept.passes or kept.zero_code:
+        carried = choice.mask_in_pool and (y if choice.op == "relu" else x) in dropped
+        kept = replace(choice, inplace=may_overwrite, mask_in_pool=carried)
+        if kept.inplace or kept.mask_in_pool:
             made.append(kept)
     return tuple(made)
 
@@ -124,5 +119,5 @@ def _sliced(
         if call.covered >= 0 and call.op == "conv2d":
             if any(s.storage in coded and s.field == "input" for s in call.saves):
                 old = by_call.get(call.covered, CallChoice(call.covered, call.op))
-                by_call[call.covered] = replace(old, slices=slices)
+                by_call[call.covered] = replace(old, weight_grad_slices=slices)
     return tuple(by_call[c] for c in sorted(by_call))

@@ -11,6 +11,7 @@ from gistkit.planning.simulate.simulator import Profile, Simulator, memory_bytes
 from gistkit.planning.simulate.sub_batches import (
     PER_SUB_BATCH,
     check_batch_statistics,
+    check_per_sub_batch_norm,
     passing,
     scaled_costs,
     trains_batch_norm,
@@ -32,6 +33,7 @@ __all__ = [
     "Transfer",
     "block_effects",
     "check_batch_statistics",
+    "check_per_sub_batch_norm",
     "is_sparse",
     "lending",
     "lends",

@@ -226,9 +226,9 @@ def chosen_calls(choices: Iterable[CallChoice], index: StepIndex) -> list[tuple[
 
 def _slices(choices: tuple[CallChoice, ...], index: StepIndex) -> dict[int, int]:
     """Slices of every weight-gradient task that is cut."""
-    cut = chosen_calls((c for c in choices if c.slices > 1), index)
+    cut = chosen_calls((c for c in choices if c.weight_grad_slices > 1), index)
     tasks = index.graph.tasks
-    return {t: c.slices for c, call in cut for t in index.backward_of(call) if tasks[t].part == "weight"}
+    return {t: c.weight_grad_slices for c, call in cut for t in index.backward_of(call) if tasks[t].part == "weight"}
 
 
 def _overwritten(choices: tuple[CallChoice, ...], index: StepIndex) -> frozenset[int]:

@@ -142,7 +142,7 @@ class Composer:
     def _passed(self, plan: Plan) -> dict[int, int]:
         """Gradients, by block with the task, that ReLUs whose mask a pool's map carries hand on as they are."""
         found = {}
-        for _, call in chosen_calls((c for c in plan.choices if c.passes), self.index):
+        for _, call in chosen_calls((c for c in plan.choices if c.mask_in_pool and c.op == "relu"), self.index):
             for task in self.index.backward_of(call):
                 for block in self.graph.tasks[task].writes:
                     if self.graph.blocks[block].kind == "gradient" and self.graph.blocks[block].first == task:

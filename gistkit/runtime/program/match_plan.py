@@ -52,8 +52,9 @@ def _check_words(plan: Plan) -> None:
             _refuse(f"{what}: place", f"one of {', '.join(PLACES)}", repr(d.place))
         if d.form.returns == OPERATORS and not (d.recipe[:1] == ("relu",) and _is_recipe(d.recipe)):
             _refuse(f"{what}: recipe", 'a ("relu", ...) of terms bn, stash, add and relu', repr(d.recipe))
-    if plan.sub_batches < 1 or any(c.slices < 1 for c in plan.choices):
-        _refuse("sub_batches and slices", "at least 1", str(min([plan.sub_batches, *(c.slices for c in plan.choices)])))
+    least = min([plan.sub_batches, *(c.weight_grad_slices for c in plan.choices)])
+    if least < 1:
+        _refuse("sub_batches and weight_grad_slices", "at least 1", str(least))
 
 
 def _is_recipe(term: Any) -> bool:

@@ -116,7 +116,7 @@ class Earlier:
         self._told, self._left = True, []
         warnings.warn(
             f"the budget of {self._budget_bytes} bytes may be exceeded by up to {over_bytes}: {why}; {remedy}, or plan "
-            "with so many bytes more as reserve=",
+            "with so many bytes more as reserved_bytes=",
             BudgetWarning,
             stacklevel=3,
         )

@@ -132,7 +132,7 @@ def test_without_pool_maps_a_pools_input_keeps_its_values():
     pools = [c.reads[0] for c in graph.calls if c.op == "max_pool2d"]
     decided = {d.storage: d.codec for d in plan.decisions}
     assert not any(decided.get(s, "dense") in ("drop", "mask1") for s in pools)
-    assert not any(c.zero_code or c.passes for c in plan.choices)
+    assert not any(c.mask_in_pool for c in plan.choices)
 
 
 def test_the_paper_rebuilds_nothing():
@@ -149,7 +149,7 @@ def test_optimised_software_decodes_in_slices():
     costs = cost_table(graph, hardware("titanx"), density=0.05)
     whole, cut = gist_budget(graph, costs), gist_budget(graph, costs, slices=8)
     assert (whole.fidelity, cut.fidelity) == ("bitwise", "reassociated")
-    assert {c.slices for c in cut.choices if c.op == "conv2d"} == {8}
+    assert {c.weight_grad_slices for c in cut.choices if c.op == "conv2d"} == {8}
     coded = {d.storage for d in whole.decisions if d.codec != "dense"}
     readers = [
         t.index for t in graph.tasks if t.part == "weight" and coded & {graph.blocks[b].storage for b in t.reads}

@@ -117,7 +117,7 @@ def test_what_leaves_is_gone_once_saved_and_back_at_its_first_use(release, prefe
 @settings(deadline=None, max_examples=30, derandomize=True)
 def test_copies_that_are_waited_for_never_hold_more(graph, policy, reserve):
     costs = cost_table(graph, hardware("titanx"))
-    made = planning.plan_graph(graph, costs, policy=policy, reserve=reserve)
+    made = planning.plan_graph(graph, costs, policy=policy, reserved_bytes=reserve)
     found, overlapped = made.settings["sync_peak_bytes"], made.peak_bytes
     assert found <= overlapped
     if all(d.place != "host" for d in made.decisions):

@@ -193,7 +193,7 @@ class Build:
         if told not in self._known_choices:
             algorithm = joined((c.algorithm for c in told), self._parts_of[told[0].covered])
             slices = max(c.slices for c in told)
-            self._known_choices[told] = replace(told[0], slices=slices, algorithm=algorithm)
+            self._known_choices[told] = replace(told[0], weight_grad_slices=slices, algorithm=algorithm)
         return self._known_choices[told]
 
     def _sliced(self, moves: Iterable[Move]) -> Iterable[CallChoice]:
@@ -201,7 +201,7 @@ class Build:
             if move.slices > 1 and move.decision is not None:
                 for task in self._weight_tasks(self.index.by_storage[move.decision.storage]):
                     call = self.graph.calls[self.graph.tasks[task].call]
-                    yield CallChoice(call.covered, call.op, slices=move.slices)
+                    yield CallChoice(call.covered, call.op, weight_grad_slices=move.slices)
 
     def _class(self, moves: Iterable[Move]) -> str:
         """The class of the moves really used."""
