@@ -121,7 +121,7 @@ def _show(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
     shown.print(least_table(found.least, options.lossy or EXAMPLE_FORMAT, plain.peak_bytes))
     if chosen.plan is not None:
         shown.print(_summary(chosen.plan, plain))
-        left_out = chosen.plan.settings.get("not_compared")
+        left_out = chosen.plan.prediction.not_compared
         if left_out:
             shown.print(f"not compared, for want of time: {', '.join(left_out)} may be faster")
     if found.times is not None:
@@ -131,8 +131,8 @@ def _show(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
 def _summary(made: Plan, plain: Plan) -> str:
     gap = "" if made.gap is None else f", at most {made.gap:.2%} above the least possible time"
     parts = "" if made.sub_batches == 1 else f", in {made.sub_batches} sub-batches"
-    wall_s, plain_s = made.settings["wall_s"], made.settings["plain_wall_s"]
-    waited_bytes = made.settings["sync_peak_bytes"]
+    wall_s, plain_s = made.prediction.wall_s, made.prediction.plain_wall_s
+    waited_bytes = made.prediction.sync_peak_bytes
     told = wall_s > made.step_s * (1 + 1e-9) or waited_bytes < made.peak_bytes
     today = f"; with host and copies {milliseconds(wall_s)} ms (plain {milliseconds(plain_s)})" if told else ""
     today += f", peak {mib(waited_bytes)} MiB" if waited_bytes < made.peak_bytes else ""
@@ -176,7 +176,7 @@ def _figures(made: Plan | None) -> dict:
     if made is None:
         return {}
     names = ("peak_bytes", "step_s", "kept_bytes", "fidelity", "sub_batches", "gap", "lower_bound_bytes")
-    return {**{name: getattr(made, name) for name in names}, "sync_peak_bytes": made.settings["sync_peak_bytes"]}
+    return {**{name: getattr(made, name) for name in names}, "sync_peak_bytes": made.prediction.sync_peak_bytes}
 
 
 def _plot(found: Findings, chosen: Row, options: argparse.Namespace) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from gistkit.errors import PlanError, renamed
+from gistkit.ir.contract import Contract, Prediction
 from gistkit.ir.forms import FORMS, Form
 from gistkit.ir.serial import from_json, spelling, to_json
 
@@ -96,21 +97,22 @@ CallChoice.__init__ = renamed(slices="weight_grad_slices=", passes="mask_in_pool
 )
 
 
+_OPEN, _UNKNOWN = Contract(), Prediction()
+
+
 @dataclass(frozen=True)
 class Plan:
     """All decisions of one step, by storage and by covered call, with what was predicted of it.
 
-    ``plain_bytes`` and ``kept_bytes`` are what plain PyTorch and the plan keep for backward. Where a budget was planned
-    for: ``peak_bytes`` is the most that the device holds during forward and backward (parameters, buffers, gradients,
-    inputs, activations, stashes, decoded copies, workspace, reserve), ``step_s`` the device's seconds of forward and
-    backward, both with transfers beside the computation. The runtime does not do that yet but copies in between:
-    ``settings["wall_s"]`` has the whole time of every copy, and the host's share, in it, and
-    ``settings["sync_peak_bytes"]`` is the most that the device holds then, the peak to expect: what leaves is gone once
-    saved and back at its first use. ``lower_bound_bytes`` is the least peak that the allowed moves can reach, ``gap``
-    how far ``step_s`` may be above the least possible (0.0: proven optimal; None: the policy proves nothing),
-    ``sub_batches`` the parts in which the batch is taken. ``fidelity`` is ``bitwise``, ``reassociated`` or ``lossy``:
-    the class of the moves really used. ``made_for`` is what the step must be besides
-    (:mod:`gistkit.planning.contract`).
+    ``plain_bytes`` and ``kept_bytes`` are what plain PyTorch and the plan keep for backward. ``peak_bytes`` is the most
+    that the device holds during forward and backward: parameters, buffers, gradients, inputs, activations, stashes,
+    decoded copies, workspace, reserved bytes. ``step_s`` is the device's seconds of forward and backward. Both have
+    transfers beside the computation; ``prediction`` has both as the runtime copies today, and plain PyTorch's.
+    ``lower_bound_bytes`` is the least peak that the allowed moves can reach, ``gap`` how far ``step_s`` may be above
+    the least possible (0.0: proven optimal; None: the policy proves nothing), ``sub_batches`` the parts in which the
+    batch is taken. ``fidelity`` is ``bitwise``, ``reassociated`` or ``lossy``: the class of the moves really used.
+    ``contract`` says which step the plan was made for. ``details`` is what the policy tells of its own search, for
+    reports: nothing relies on it.
     """
 
     policy: str
@@ -119,7 +121,6 @@ class Plan:
     choices: tuple[CallChoice, ...]
     plain_bytes: int = 0
     kept_bytes: int = 0
-    settings: dict = field(default_factory=dict)
     budget_bytes: int | None = None
     peak_bytes: int = 0
     step_s: float = 0.0
@@ -128,7 +129,28 @@ class Plan:
     sub_batches: int = 1
     fidelity: str = "bitwise"
     hardware: str = ""
-    made_for: dict = field(default_factory=dict)
+    contract: Contract = _OPEN
+    prediction: Prediction = _UNKNOWN
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def planned_rows(self) -> int:
+        """The most rows of one forward, 0 where that is not known."""
+        return -(-self.contract.batch // self.sub_batches)
+
+    @property
+    def settings(self) -> NoReturn:
+        """Replaced by typed attributes; raises AttributeError."""
+        raise AttributeError(
+            "Plan.settings is gone; read plan.contract (batch, densities, reserved_bytes, fidelity, lossy, ...), "
+            "plan.prediction (wall_s, sync_peak_bytes, plain_peak_bytes, measured, not_compared, ...) or plan.details "
+            "(what the policy tells of its search)"
+        )
+
+    @property
+    def made_for(self) -> NoReturn:
+        """Replaced by ``contract``; raises AttributeError."""
+        raise AttributeError("Plan.made_for is gone; read plan.contract")
 
     def to_json(self) -> str:
         """The plan as JSON text."""
@@ -144,7 +166,7 @@ class Plan:
         """The plan of :meth:`to_json`'s text. Raises PlanError for any other: the place in it, what was expected there
         and what it has.
 
-        Where the text has a ``digest``, all else must be what that was made of: decisions, figures, settings.
+        Where the text has a ``digest``, all else must be what that was made of: decisions, figures, contract.
         """
         try:
             plan, header = from_json(Plan, text, {"format": FORMAT, "version": VERSION, "digest": None})
@@ -154,7 +176,7 @@ class Plan:
         if header["digest"] not in (None, plan.digest):
             raise PlanError(
                 f"Plan.from_json: text must be that of Plan.to_json, got one that was edited after it was planned: its "
-                f"digest {header['digest']!r} is not that of the decisions, figures and settings that it holds; plan "
+                f"digest {header['digest']!r} is not that of the decisions, figures and contract that it holds; plan "
                 'again, or remove "digest" to run it at your own risk'
             )
         return plan

@@ -19,7 +19,7 @@ def to_json(item: Any, *, indent: int = 0, **header: Any) -> str:
 
 def spelling(item: Any) -> bytes:
     """The one JSON text of a dataclass whatever file it was read from: for hashes."""
-    return msgspec.json.encode(item, order="deterministic")
+    return msgspec.json.encode(msgspec.to_builtins(item, str_keys=True), order="deterministic")
 
 
 def from_json(kind: type[T], text: str | bytes, header: dict[str, Any] | None = None) -> tuple[T, dict[str, Any]]:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gistkit.errors import PlanError
+from gistkit.ir.contract import Contract
 from gistkit.ir.plan import CallChoice, Decision, Plan
 
 
@@ -26,7 +27,8 @@ def plan():
         ),
         plain_bytes=100,
         kept_bytes=10,
-        settings={"lossy": "fp8"},
+        contract=Contract(8, densities={3: 0.5}, lossy="fp8"),
+        details={"segments": 3},
     )
 
 
@@ -95,8 +97,10 @@ CHANGES = {
     "policy": "plain",
     "plain_bytes": 99,
     "kept_bytes": 11,
-    "settings__lossy": "fp16",
-    "settings__reserve": -(10**9),
+    "contract__lossy": "fp16",
+    "contract__reserved_bytes": -(10**9),
+    "prediction__wall_s": 9.0,
+    "details__segments": 4,
     "peak_bytes": 1,
     "step_s": 1e-9,
     "lower_bound_bytes": 3,
@@ -104,7 +108,7 @@ CHANGES = {
     "sub_batches": 2,
     "fidelity": "lossy",
     "hardware": "h200",
-    "made_for__training": False,
+    "contract__training": False,
     "decisions__0__reason": "another",
     "choices__0__weight_grad_slices": 2,
 }

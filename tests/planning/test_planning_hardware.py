@@ -19,7 +19,7 @@ def test_the_preset_and_the_card_hold_the_same():
     assert (
         gistkit.plan(net(), x, policy="plain", hardware=card("NVIDIA H200", GIB)).peak_bytes + 55 == by_name.peak_bytes
     )
-    assert by_name.settings["reserve"] == free.settings["reserve"] == 55
+    assert by_name.contract.reserved_bytes == free.contract.reserved_bytes == 55
     assert [name for name, preset in PRESETS.items() if preset.libraries_bytes] == ["h200"]
 
 

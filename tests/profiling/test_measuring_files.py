@@ -83,7 +83,7 @@ def test_commands(tmp_path, capsys):
     assert cli.main(["plan", *SMALL, *words]) == 0
     assert "seconds measured on cpu: a step took" in " ".join(capsys.readouterr().out.split())
     raw = json.loads(numbers.read_text())
-    assert raw["times"]["fingerprint"] == found.fingerprint == raw["plan"]["settings"]["measured"]["fingerprint"]
+    assert raw["times"]["fingerprint"] == found.fingerprint == raw["plan"]["prediction"]["measured"]["fingerprint"]
     assert raw["policies"][0]["step_s"] == pytest.approx(found.total_s, rel=1e-9)
     assert cli.main(["plan", *SMALL, "--measure", "--policy", "gist", "--json", str(numbers)]) == 0
     assert json.loads(numbers.read_text())["times"]["device"] == "cpu"

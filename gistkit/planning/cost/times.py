@@ -12,10 +12,9 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from gistkit.errors import quoted
-from gistkit.ir import SavedGraph, from_json, to_json
+from gistkit.ir import Measured, SavedGraph, from_json, to_json
 from gistkit.planning.cost.part_algorithms import DEFAULT, SWITCHES
 
 FORMAT, VERSION = "gistkit.times", 1
@@ -52,9 +51,9 @@ class StepTimes:
         return math.fsum(self.seconds.values())
 
     @property
-    def told(self) -> dict[str, Any]:
-        """What the settings of a plan say of them."""
-        return {name: getattr(self, name) for name in ("device", "batch", "rows", "step_s", "fingerprint")}
+    def measured(self) -> Measured:
+        """What a plan says of them."""
+        return Measured(self.device, self.batch, self.rows, self.step_s, self.fingerprint)
 
     def offered(self, graph: SavedGraph, fidelity: str) -> dict[str, dict[int, tuple[float, int]]]:
         """What a plan of that class of moves may choose for each convolution: the default, and in all classes but

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from gistkit import formats
 from gistkit.ir import Block, CallChoice, Decision, Plan, SavedGraph
@@ -19,16 +20,16 @@ def make_plan(
     decisions: Iterable[Decision] = (),
     choices: Iterable[CallChoice] = (),
     *,
-    settings: Mapping | None = None,
+    details: Mapping[str, Any] | None = None,
     fidelity: str = "bitwise",
 ) -> Plan:
     """A plan with its predicted figures.
 
-    ``settings["trainable"]`` tells whether its peak is within the budget (without one: the device's memory); vDNN marks
-    such a policy with (*) in its figures (section V) and goes on.
+    ``details`` are the policy's own. Among them ``trainable`` tells whether the peak is within the budget (without one:
+    the device's memory); vDNN marks a policy that is not with (*) in its figures (section V) and goes on.
     """
     decided = {d.storage: d for d in decisions}
-    bare = Plan(policy, graph.fingerprint, tuple(decided.values()), tuple(choices), settings=dict(settings or {}))
+    bare = Plan(policy, graph.fingerprint, tuple(decided.values()), tuple(choices))
     run = simulate(graph, bare, costs)
     kept = held(graph)
     return replace(
@@ -38,7 +39,7 @@ def make_plan(
         budget_bytes=budget_bytes,
         peak_bytes=run.peak_bytes,
         step_s=run.step_s,
-        settings={**bare.settings, "trainable": run.peak_bytes <= capacity(costs, budget_bytes)},
+        details={**(details or {}), "trainable": run.peak_bytes <= capacity(costs, budget_bytes)},
         fidelity=fidelity,
         hardware=costs.hardware.name,
     )

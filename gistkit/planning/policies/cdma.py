@@ -75,7 +75,7 @@ def cdma(
     by_call = found.of(algorithms)
     names = {t: by_call.get(call, "") for call, tasks in found.tasks.items() for t in tasks}
     sent = [_decision(graph, priced, names, o) for o in offloads(graph, offload, prefetch)]
-    settings = {"offload": offload, "algorithms": algorithms if isinstance(algorithms, str) else "by layer"}
+    details = {"offload": offload, "algorithms": algorithms if isinstance(algorithms, str) else "by layer"}
     return make_plan(
         "cdma",
         graph,
@@ -83,7 +83,7 @@ def cdma(
         budget_bytes,
         (*own_decisions(graph), *sent),
         found.choices(by_call),
-        settings={**settings, "engine": engine, "prefetch": prefetch},
+        details={**details, "engine": engine, "prefetch": prefetch},
     )
 
 

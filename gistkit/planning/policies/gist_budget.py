@@ -63,7 +63,7 @@ def gist_budget(
         budget_bytes,
         decisions,
         choices,
-        settings={"lossy": lossy, "encodings": list(allowed), "slices": slices},
+        details={"lossy": lossy, "encodings": list(allowed), "slices": slices},
         fidelity="lossy" if narrow else "reassociated" if cut else "bitwise",
     )
 

@@ -64,7 +64,7 @@ def gist(
         choices=call_choices(planner.reading, {d.storage: d for d in decisions}),
         plain_bytes=graph.kept_bytes,
         kept_bytes=sum(planner.predicted_bytes(d) for d in decisions),
-        settings={"lossy": lossy},
+        details={"lossy": lossy},
         fidelity="lossy" if any(d.form.rounds_to for d in decisions) else "bitwise",
     )
 

@@ -58,7 +58,7 @@ class Denser:
 
 def denser(plan: Plan, densities: Mapping[int, float], storages: Mapping[int, SavedStorage]) -> tuple[Denser, ...]:
     """The storages that are denser than the plan counts with, those that take most beyond it first."""
-    shares = {int(s): share for s, share in plan.settings.get("densities", {}).items()}
+    shares = plan.contract.densities
     found = []
     for decision in plan.decisions:
         s, storage = decision.storage, storages.get(decision.storage)
@@ -98,10 +98,10 @@ class Room:
     ) -> None:
         self._plan, self._graph, self.told = plan, graph, told
         self._densities, self._notes = densities, {} if notes is None else notes
-        self._shares = {int(s): share for s, share in plan.settings.get("densities", {}).items()}
+        self._shares = plan.contract.densities
         self._sources = {s for d in plan.decisions for s in d.sources}
         self._left_bytes = (plan.budget_bytes or 0) - plan.peak_bytes
-        self._link = plan.settings.get("link", True)
+        self._link = plan.contract.has_link
         self._lock = threading.Lock()  # backward may settle encodings on threads of several devices
         self.moved: list[Denser] = []
         self.over: list[Denser] = []

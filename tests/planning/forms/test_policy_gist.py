@@ -136,7 +136,7 @@ def test_plans_cover_every_kept_storage_once_and_survive_json(make, shape, lossy
     plan = gist(graph, lossy=lossy)
     assert [d.storage for d in plan.decisions] == [s.id for s in graph.kept()]
     assert Plan.from_json(plan.to_json()) == plan
-    assert (plan.policy, plan.fingerprint, plan.settings) == ("gist", graph.fingerprint, {"lossy": lossy})
+    assert (plan.policy, plan.fingerprint, plan.details) == ("gist", graph.fingerprint, {"lossy": lossy})
     assert plan.plain_bytes == graph.kept_bytes >= plan.kept_bytes
     assert all(d.codec in CODECS or d.codec in ("rebuild", "drop") for d in plan.decisions)
     assert all(d.reason for d in plan.decisions)

@@ -4,7 +4,6 @@ whatever came before them; parts of a step that do are refused."""
 import copy
 import functools
 import itertools
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +12,8 @@ from torch import nn
 
 import gistkit
 from gistkit.errors import BudgetWarning, PlanMismatchError
+from gistkit.ir.contract import Contract
+from gistkit.ir.plan import Plan
 from gistkit.runtime.step.step import _parts
 from tests.support.peaks import held_step, peaks_of_steps
 
@@ -289,7 +290,7 @@ def test_parts_have_as_many_rows_as_they_can(monkeypatch):
         for batch in range(1, 3 * planned):
             if batch == planned or parts > planned:
                 continue
-            plan = SimpleNamespace(sub_batches=parts, settings={"batch": planned})
+            plan = Plan("by hand", "", (), (), sub_batches=parts, contract=Contract(planned))
             taken = _parts(plan, batch, None)
             possible = [n for n in range(1, batch + 1) if -(-batch // n) <= most]
             assert taken in possible

@@ -9,6 +9,7 @@ from torch import nn
 
 import gistkit
 from gistkit.errors import PlanMismatchError
+from gistkit.ir.contract import Contract
 from gistkit.ir.plan import CallChoice, Decision
 from tests.support.plan_cases import Shared, captured, data, hosted, loss_of, made
 from tests.support.sums import Operands, assert_reordered_only
@@ -72,7 +73,7 @@ def test_whole_plans_only_reorder_sums(rows, parts, slices):
         if slices > 1
         else []
     )
-    fields = {"sub_batches": parts, "fidelity": "reassociated", "settings": {"batch": rows}}
+    fields = {"sub_batches": parts, "fidelity": "reassociated", "contract": Contract(rows)}
     plan = made(graph, decisions, *choices, **fields)
     plain = measured(copy.deepcopy(model), lambda m: gistkit.step(m, loss_of, x, y))
     found = measured(gistkit.compress(copy.deepcopy(model), plan), lambda m: gistkit.step(m, loss_of, x, y))

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import gistkit
+from gistkit.ir.contract import Contract
 from gistkit.ir.plan import CallChoice
 from gistkit.nn import conv, linear
 from gistkit.nn.slices import row_slices
@@ -62,7 +63,7 @@ def cut(name, parts, slices):
     choices = [
         CallChoice(c.covered, c.op, weight_grad_slices=slices) for c in graph.calls if c.op in ("conv2d", "linear")
     ]
-    fields = {"sub_batches": parts, "fidelity": "reassociated", "settings": {"batch": ROWS}}
+    fields = {"sub_batches": parts, "fidelity": "reassociated", "contract": Contract(ROWS)}
     return gistkit.compress(copy.deepcopy(model), made(graph, [], *choices, **fields))
 
 
