@@ -74,7 +74,7 @@ def test_what_runs_anew_differently_and_what_a_pool_carries_say_what_to_do():
 
 
 def test_words_that_are_none_say_what_there_is():
-    wrong = (("exact", None), "; bitwise changes no bit"), (("lossy", "fp7"), "lossy='fp7'; None rounds nothing")
+    wrong = (("exact", None), "; bitwise changes no bit"), (("lossy", "fp7"), 'lossy="fp7": the number is the bits')
     for words, text in wrong:
         with pytest.raises(ValueError, match=text):
             check_fidelity(*words)

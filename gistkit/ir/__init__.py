@@ -1,12 +1,12 @@
 """Pure data that passes between the rooms: saved graph, tasks, plan, recipes, queries. No tensors."""
 
 from gistkit.ir.comparison import WORD_BYTES, arithmetic_bytes, digest_bytes, norm_bytes, part_bytes
-from gistkit.ir.contract import Contract, DataflowCall, Measured, PlannedCall, Prediction
+from gistkit.ir.contract import Contract, Measured, PlannedCall, Prediction
 from gistkit.ir.forms import FORMS, KERNEL_DTYPES, NEVER, OPERATORS, RERUN, STAY, Form
 from gistkit.ir.layer_view import ACTV, CONV, Layer, layers
 from gistkit.ir.plan import PLACES, REMEDY, CallChoice, Decision, Plan
 from gistkit.ir.queries import Reading, Uses, numel, written_late
-from gistkit.ir.recipes import chain, held, norms
+from gistkit.ir.recipes import chain, held, is_recipe, norms
 from gistkit.ir.rerun import Rerun, rerun_of
 from gistkit.ir.saved_graph import LIBRARY, Call, Passing, Save, SavedGraph, SavedStorage, StateTensor, Value
 from gistkit.ir.scale import goes_as, scaled
@@ -35,7 +35,6 @@ __all__ = [
     "CallChoice",
     "Contract",
     "ConvShape",
-    "DataflowCall",
     "Decision",
     "Form",
     "Layer",
@@ -60,6 +59,7 @@ __all__ = [
     "from_json",
     "goes_as",
     "held",
+    "is_recipe",
     "layers",
     "norm_bytes",
     "norms",

@@ -10,25 +10,16 @@ from gistkit.ir.saved_graph import StateTensor
 
 @dataclass(frozen=True)
 class PlannedCall:
-    """A call of the planned forward by which backward keeps something: its op, its module, the arguments that change
-    what it keeps."""
-
-    op: str
-    module: str
-    geometry: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class DataflowCall:
-    """A call of the planned forward in its dataflow. ``dtype`` and ``shape`` are those of the first result, '' and ()
-    without one; ``sources`` are the numbers of the calls that last wrote what this one reads, -1 for what the forward
-    was given."""
+    """A call of the planned forward. ``dtype`` and ``shape`` are those of its first result, '' and () without one.
+    ``sources`` are the numbers of the calls that last wrote what it reads, -1 for what the forward was given.
+    ``geometry`` holds the arguments that change what a covered call keeps; None where backward keeps nothing of it."""
 
     op: str
     module: str
     dtype: str
     shape: tuple[int, ...]
     sources: tuple[int, ...]
+    geometry: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -37,8 +28,8 @@ class Contract:
 
     A fingerprint knows no sizes, so that a last, smaller batch runs under the plan of the others. A budget relies on
     more: ``batch`` rows, ``training`` mode, the ``inputs``, parameters and buffers (``state``), the ``calls``, at most
-    ``storage_bytes`` in every storage of one sub-batch and ``saved_bytes`` in all of plain PyTorch's together. ``flow``
-    and ``autocast`` say what differs where the fingerprints do.
+    ``storage_bytes`` in every storage of one sub-batch and ``saved_bytes`` in all of plain PyTorch's together. The
+    calls and ``autocast``, in words, also tell what differs where the fingerprints do.
 
     ``densities``: by storage the share of non-zero elements that its sparse payload was counted with. ``has_link``: the
     hardware has a link to a host. ``fidelity``, ``lossy``, ``reserved_bytes`` and ``per_sub_batch_norm`` are what the
@@ -50,7 +41,6 @@ class Contract:
     inputs: tuple[StateTensor, ...] | None = None
     state: tuple[StateTensor, ...] = ()
     calls: tuple[PlannedCall, ...] = ()
-    flow: tuple[DataflowCall, ...] = ()
     storage_bytes: tuple[int, ...] = ()
     saved_bytes: int = 0
     autocast: str = ""
@@ -98,4 +88,4 @@ class Prediction:
     not_compared: tuple[str, ...] = ()
 
 
-__all__ = ["Contract", "DataflowCall", "Measured", "PlannedCall", "Prediction"]
+__all__ = ["Contract", "Measured", "PlannedCall", "Prediction"]

@@ -1,46 +1,66 @@
 """The contract of a plan: written when a step is planned, compared with the forward that is about to run.
 
-:class:`gistkit.ir.Contract` says what it holds. What differs in the dataflow: :mod:`gistkit.planning.dataflow`.
+:class:`gistkit.ir.Contract` says what it holds. Sizes may differ, as a last batch is smaller; an empty one has another
+graph.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from gistkit.capture import GEOMETRY, python_instead
 from gistkit.errors import PlanMismatchError
 from gistkit.ir import Call, Contract, PlannedCall, SavedGraph, StateTensor, scaled
-from gistkit.planning.dataflow import AGAIN, check_flow, check_sources, flow
+from gistkit.planning.forms import OBSERVERS
 
+AGAIN = "make the plan from this model, in this mode, with a batch of this kind"
 Tensors = tuple[StateTensor, ...]
+Calls = Sequence[PlannedCall]
 
 
 def contract_of(graph: SavedGraph, sub_batches: int = 1) -> Contract:
     """The contract of a captured step that is planned in so many sub-batches. The caller of :func:`gistkit.plan` adds
-    inputs, autocast and words."""
+    inputs, autocast and what it asked for."""
     part = scaled(graph, sub_batches)
     return Contract(
         batch=graph.batch,
         training=graph.training,
         state=graph.state,
-        calls=_calls(graph),
-        flow=flow(part),
+        calls=_calls(part),
         storage_bytes=tuple(s.nbytes for s in part.storages),
         saved_bytes=graph.kept_bytes,
     )
 
 
 def _calls(graph: SavedGraph) -> tuple[PlannedCall, ...]:
-    """The covered calls and those of which backward keeps something. The others differ between a capture of a whole
-    step and one of a forward (what a custom function makes, say); their sizes are in ``storage_bytes``."""
-    acting = (call for call in graph.calls if call.covered >= 0 or call.saves)
-    return tuple(PlannedCall(call.op, call.module, geometry(call)) for call in acting)
+    """The calls of a forward, those left out by which somebody watches it."""
+    wrote: dict[int, int] = {}
+    found: list[PlannedCall] = []
+    for call in graph.calls:
+        if call.op in OBSERVERS:
+            continue
+        made = graph.values[call.results[0]] if call.results else None
+        read = (s for s in call.reads if graph.storages[s].kind not in ("parameter", "buffer"))
+        sources = tuple(sorted({wrote.get(s, -1) for s in read}))
+        op = f"{call.op} in place" if call.inplace else call.op
+        result = (made.dtype, made.shape) if made else ("", ())
+        found.append(PlannedCall(op, call.module, *result, sources, _geometry(call)))
+        wrote |= dict.fromkeys(call.writes, len(found) - 1)
+    return tuple(found)
 
 
-def geometry(call: Call) -> dict[str, Any]:
-    """The arguments of a covered call that change what it keeps, by name; nothing of another call."""
-    known = call.options or {}
-    return {name: known[name] for name in GEOMETRY.get(call.op, ()) if call.covered >= 0 and name in known}
+def _geometry(call: Call) -> dict[str, Any] | None:
+    known = call.options or {} if call.covered >= 0 else {}
+    names = (name for name in GEOMETRY.get(call.op, ()) if name in known)
+    return {name: known[name] for name in names} if call.covered >= 0 or call.saves else None
+
+
+def _acting(calls: Calls) -> list[PlannedCall]:
+    """The calls of which backward keeps something. Of the others a capture of a whole step may see more than one of a
+    forward (what a custom function makes, say); their sizes are in ``Contract.storage_bytes``."""
+    return [call for call in calls if call.geometry is not None]
 
 
 def check_state(contract: Contract, state: Tensors, *, gradients: bool) -> None:
@@ -65,12 +85,12 @@ def _by_name(tensors: Tensors, gradients: bool) -> dict[str, str]:
 def check_inputs(contract: Contract, inputs: Tensors) -> None:
     """Raise PlanMismatchError where a gradient is asked for an input for which none was planned, or the other way
     round."""
-    if contract.inputs is None:
-        return
-    planned, now = ([t.requires_grad for t in tensors] for tensors in (contract.inputs, inputs))
-    if planned != now:
-        expected = f"inputs that need gradients: {planned}"
-        raise PlanMismatchError(expected, f"inputs that need gradients: {now}", "plan with such inputs, or detach them")
+    if contract.inputs is not None:
+        planned, now = (
+            f"inputs that need gradients: {[t.requires_grad for t in tensors]}" for tensors in (contract.inputs, inputs)
+        )
+        if planned != now:
+            raise PlanMismatchError(planned, now, "plan with such inputs, or detach them")
 
 
 def check_forward(contract: Contract, graph: SavedGraph) -> None:
@@ -85,34 +105,36 @@ def check_forward(contract: Contract, graph: SavedGraph) -> None:
         )
     if not contract.known:
         return
-    _check_geometry(contract, graph)
-    for what, planned, now in (
-        ("calls", contract.calls, _calls(graph)),
-        ("storages", contract.storage_bytes, graph.storages),
-    ):
-        if len(planned) != len(now):
-            raise PlanMismatchError(f"a forward of {len(planned)} {what}", f"one of {len(now)}", AGAIN)
+    calls = _calls(graph)
+    _check_geometry(contract, calls)
+    counts = len(_acting(contract.calls)), len(_acting(calls))
+    for what, planned, now in (("calls", *counts), ("storages", len(contract.storage_bytes), len(graph.storages))):
+        if planned != now:
+            raise PlanMismatchError(f"a forward of {planned} {what}", f"one of {now}", AGAIN)
     for storage, most in zip(graph.storages, contract.storage_bytes, strict=True):
         if storage.kind in ("input", "activation") and storage.nbytes > most:
+            maker = graph.calls[storage.producer] if storage.producer >= 0 else None
+            made = f"{maker.op} of {maker.module or 'the model'}" if maker is not None else "an input"
             raise PlanMismatchError(
                 f"at most {most} bytes in storage {storage.id}, for the plan's budget",
-                f"{storage.nbytes} ({_maker(graph, storage.producer)}, shape {storage.shape})",
+                f"{storage.nbytes} ({made}, shape {storage.shape})",
                 "plan for inputs of these sizes",
             )
-
-
-def _check_geometry(contract: Contract, graph: SavedGraph) -> None:
-    for i, (planned, now) in enumerate(zip(contract.calls, _calls(graph), strict=False)):
-        if (planned.op, planned.geometry) != (now.op, now.geometry):
-            raise PlanMismatchError(_call(i, planned), _call(i, now), AGAIN)
 
 
 def check_same(contract: Contract, graph: SavedGraph, inputs: Tensors, autocast: str) -> None:
     """Raise PlanMismatchError naming what is another in a captured forward whose fingerprint is not the plan's: its
     mode, a call, who needs a gradient, what a call reads. ``autocast``: what is in force, in words. Nothing is raised
     where the contract does not know the step."""
+    calls = _calls(graph)
     try:
-        _check_same(contract, graph, inputs, autocast)
+        if contract.known:
+            _check_mode(contract, graph)
+            _check_calls(contract, calls, autocast)
+            check_state(contract, graph.state, gradients=True)
+            check_inputs(contract, inputs)
+            _check_geometry(contract, calls)
+            _check_sources(contract, calls)
     except PlanMismatchError as error:
         if not graph.scripted:
             raise
@@ -120,30 +142,61 @@ def check_same(contract: Contract, graph: SavedGraph, inputs: Tensors, autocast:
         raise PlanMismatchError(error.expected, error.got, f"{remedy}, or leave the plan out") from None
 
 
-def _check_same(contract: Contract, graph: SavedGraph, inputs: Tensors, autocast: str) -> None:
-    if not contract.known:
-        return
+def _check_mode(contract: Contract, graph: SavedGraph) -> None:
     if contract.training != graph.training:
         planned, now = ("training" if mode else "evaluation" for mode in (contract.training, graph.training))
         raise PlanMismatchError(f"a forward in {planned} mode", f"one in {now} mode", AGAIN)
-    check_flow(contract, graph, autocast)
-    check_state(contract, graph.state, gradients=True)
-    check_inputs(contract, inputs)
-    _check_geometry(contract, graph)
-    check_sources(contract, graph)
 
 
-def _call(index: int, call: PlannedCall) -> str:
-    arguments = ", ".join(f"{name}={value}" for name, value in call.geometry.items())
-    module, given = f" of {call.module!r}" if call.module else "", f" ({arguments})" if arguments else ""
-    return f"call {index} to be {call.op}{module}{given}"
+def _check_calls(contract: Contract, now: Calls, autocast: str) -> None:
+    """The first call with another op, another dtype, an empty result."""
+    planned = contract.calls
+    for i, (expected, got) in enumerate(zip_longest(planned, now)):
+        if expected is None or got is None or expected.op != got.op:
+            raise PlanMismatchError(_result(i, expected, planned), _result(i, got, now), AGAIN)
+        texts = _result(i, expected, planned), _result(i, got, now)
+        if expected.dtype != got.dtype:
+            remedy = f"run it in the planned dtypes, or plan in these ({autocast})"
+            if contract.autocast not in ("", autocast):
+                remedy = f"it was planned under {contract.autocast}: run it so, or plan it under {autocast}"
+            raise PlanMismatchError(*texts, remedy)
+        if 0 in got.shape and 0 not in expected.shape:
+            raise PlanMismatchError(texts[0], f"{texts[1]}, an empty one", "leave empty batches out")
 
 
-def _maker(graph: SavedGraph, producer: int) -> str:
-    if producer < 0:
-        return "an input"
-    call = graph.calls[producer]
-    return f"{call.op} of {call.module or 'the model'}"
+def _check_geometry(contract: Contract, now: Calls) -> None:
+    """The first call with other strides, kernels and the like."""
+    for i, (expected, got) in enumerate(zip(_acting(contract.calls), _acting(now), strict=False)):
+        if (expected.op, expected.geometry) != (got.op, got.geometry):
+            planned, given = (f"call {i} to be {_name(call)}{_arguments(call)}" for call in (expected, got))
+            raise PlanMismatchError(planned, given, AGAIN)
 
 
-__all__ = ["AGAIN", "check_forward", "check_inputs", "check_same", "check_state", "contract_of", "geometry"]
+def _check_sources(contract: Contract, now: Calls) -> None:
+    """The first call that reads what another call made."""
+    for i, (expected, got) in enumerate(zip(contract.calls, now, strict=False)):
+        if expected.sources != got.sources:
+            where = f"call {i}, {_name(got)}, to read the results of"
+            raise PlanMismatchError(f"{where} {_sources(expected, contract.calls)}", _sources(got, now), AGAIN)
+
+
+def _name(call: PlannedCall) -> str:
+    return f"{call.op}{f' of {call.module!r}' if call.module else ''}"
+
+
+def _arguments(call: PlannedCall) -> str:
+    return f" ({', '.join(f'{name}={value}' for name, value in call.geometry.items())})" if call.geometry else ""
+
+
+def _result(index: int, call: PlannedCall | None, calls: Calls) -> str:
+    if call is not None:
+        return f"call {index} to be {_name(call)}{f' making {call.dtype} of shape {call.shape}' if call.dtype else ''}"
+    return f"the end after call {index - 1}, {_name(calls[-1])}" if calls else "a forward without a call"
+
+
+def _sources(call: PlannedCall, calls: Calls) -> str:
+    named = (f"call {i}, {_name(calls[i])}" if i >= 0 else "what the forward was given" for i in call.sources)
+    return " and ".join(named) or "none"
+
+
+__all__ = ["AGAIN", "check_forward", "check_inputs", "check_same", "check_state", "contract_of"]

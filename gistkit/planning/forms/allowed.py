@@ -193,6 +193,17 @@ def rebuilt(storage: int, recipe: Recipe) -> Decision:
     return Decision(storage, "rebuild", "nowhere", True, recipe.sources, f"follows from {follows}", recipe.steps)
 
 
+def default_form(dtype: str, nbytes: int, *, zeros: bool, lossy: str | None = None) -> Decision:
+    """The form of a tensor that no plan speaks of: always correct, not always the smallest. ``zeros``: many elements
+    are expected to be zero. ``lossy``: the narrow float that its readers may be given."""
+    if dtype in (FORMS["bits"].dtypes or ()):
+        return Decision(-1, "bits", reason="a mask of 1 bit an element")
+    if dtype not in KERNEL_DTYPES or nbytes < SMALL_BYTES or not (zeros or lossy):
+        return Decision(-1, "dense", reason="kept as it is")
+    name = "+".join(filter(None, ("zvc" if zeros else "", lossy)))
+    return Decision(-1, name, reason="a ReLU's output, zeros left out" if zeros else "delayed precision reduction")
+
+
 def _misplaced(d: Decision) -> str:
     """What is wrong with a decision's place and with its points of transfer."""
     if not d.form.payload:

@@ -19,11 +19,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from gistkit.formats import VALUE_FORMS
 from gistkit.ir import BACKWARD, KERNEL_DTYPES, Block, Decision, SavedGraph, SavedStorage
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms.allowed import SMALL_BYTES, Judge
-from gistkit.planning.forms.rules import SPARSE, encodings
+from gistkit.planning.forms.rules import SPARSE, check_lossy, encodings
 
 FIDELITIES = ("bitwise", "reassociated", "lossy")
 ROOM = (1.0, 4.0)
@@ -43,10 +42,7 @@ def check_fidelity(fidelity: str, lossy: str | None) -> None:
         raise ValueError(
             f"fidelity must be one of {', '.join(FIDELITIES)}; got {fidelity!r}; bitwise changes no bit of the result"
         )
-    if lossy is not None and lossy not in VALUE_FORMS:
-        raise ValueError(
-            f"lossy must be None or one of {', '.join(VALUE_FORMS)}; got lossy={lossy!r}; None rounds nothing"
-        )
+    check_lossy(lossy)
     if lossy is not None and fidelity != "lossy":
         raise ValueError(
             f'lossy={lossy!r} rounds activations, which fidelity="{fidelity}" forbids; pass fidelity="lossy"'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gistkit import formats
-from gistkit.formats import item_bytes
+from gistkit.formats import VALUE_FORMS, item_bytes
 from gistkit.ir import KERNEL_DTYPES, Decision, SavedGraph, SavedStorage, Uses, Value, numel
 from gistkit.planning.cost import Densities
 from gistkit.planning.forms.allowed import SMALL_BYTES, Judge, rebuilt
@@ -20,6 +20,16 @@ PAYS = 0.95
 def encodings(sparse: tuple[str, ...], narrow: str | None) -> tuple[str, ...]:
     """The forms from which values are decoded, exact ones first: sparse ones, and what ``narrow`` makes of all."""
     return sparse if narrow is None else (*sparse, *(f"{name}+{narrow}" for name in sparse), narrow)
+
+
+def check_lossy(lossy: str | None) -> None:
+    """Raises ValueError where ``lossy`` is neither None nor a known format."""
+    if lossy is not None and lossy not in VALUE_FORMS:
+        shown = f'"{lossy}"' if isinstance(lossy, str) else lossy
+        raise ValueError(
+            f"lossy must be None or one of {', '.join(VALUE_FORMS)}; got lossy={shown}: the number is the bits of a "
+            "value, s means a scale for every 128 elements, t one for the tensor"
+        )
 
 
 class Planner:

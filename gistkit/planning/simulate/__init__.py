@@ -5,7 +5,7 @@ from gistkit.planning.simulate.context import NO_VALUES, PLAIN_POLICIES, Context
 from gistkit.planning.simulate.effects import profile
 from gistkit.planning.simulate.intervals import Effects, Interval, Transfer
 from gistkit.planning.simulate.memory_map import MemoryMap, Runs
-from gistkit.planning.simulate.segments import Segment, lending, lends, segments, valued
+from gistkit.planning.simulate.segments import Segment, decoding, is_decoded, segments, valued
 from gistkit.planning.simulate.sentinels import sentinels
 from gistkit.planning.simulate.simulator import Profile, Simulator, memory_bytes, simulate
 from gistkit.planning.simulate.sub_batches import (
@@ -34,9 +34,9 @@ __all__ = [
     "block_effects",
     "check_batch_statistics",
     "check_per_sub_batch_norm",
+    "decoding",
+    "is_decoded",
     "is_sparse",
-    "lending",
-    "lends",
     "memory_bytes",
     "passing",
     "profile",

@@ -108,7 +108,7 @@ class _DecidedBlock:
         self.signs_on_mask = signs if decision.mask else []
         self.signs_on_payload = [] if decision.mask else signs
         self.values = _value_tasks(block, context, signs_too=False)
-        self.lent = (context.lent or {}).get(block.id, frozenset())
+        self.segments_own = (context.decoded_for_segment or {}).get(block.id, frozenset())
         self.needs = sorted({*self.values, *self.signs_on_payload})
         # until when nodes that lead nowhere hold what stands for the block
         self.dead = [block.last] if block.read >= 0 else []
@@ -216,7 +216,7 @@ class _DecidedBlock:
         self._place(block.saved, self.needs, self._payload_bytes(codec, self.density), "payload")
         self.extra.append((block.saved, self.costs.encode_s(*measures)))
         for task in self.values:
-            if task not in self.lent:
+            if task not in self.segments_own:
                 self._add(task, task, self._decoded_bytes(task), "decoded")
             self.extra.append((task, self.costs.decode_s(*measures)))
         self.extra += [(t, self.costs.relu_backward_s(*measures)) for t in self.signs_on_payload]
@@ -266,7 +266,7 @@ class _DecidedBlock:
         if settled is None and packing_bytes and self.values and not to_host:
             # packed before its first use, when there is room for what is decoded then
             end, settled = self.values[0], self.values[0] + 1
-            decoded_bytes = 0 if end in self.lent else self._decoded_bytes(end)
+            decoded_bytes = 0 if end in self.segments_own else self._decoded_bytes(end)
             packing_bytes = max(0, nbytes + packing_bytes - decoded_bytes)
         self._add(first, end, scratch_bytes, "scratch")
         if self.context.least and settled is not None:

@@ -26,7 +26,7 @@ from gistkit.ir import (
     SavedGraph,
 )
 from gistkit.planning.cost import CostTable
-from gistkit.planning.simulate.segments import Segment, lending, lends, segments
+from gistkit.planning.simulate.segments import Segment, decoding, is_decoded, segments
 
 PLAIN_POLICIES = ("plain",)
 """Policies whose steps PyTorch's own operators run; see docs/design.md, "plain and the runtime differ"."""
@@ -93,9 +93,10 @@ class Context:
     ``plain``: the operators are PyTorch's own, or a library's. ``slices``: batch slices by task. ``ends_early``: blocks
     whose memory an in-place ReLU takes over. ``also``: tasks, by block, at which a rebuild or a rerun needs its values.
     ``encodings``: forward tasks that make a sparse encoding, in order. ``restart``: by block the task at which its
-    segment runs anew. ``segments``: those segments. ``lent``: tasks, by block, before which it is decoded for a segment
-    alone, which counts it. ``synchronous``: transfers are copies in line with the tasks, out when something is saved,
-    back at its first use, as the runtime makes them. ``least``: the least memory that any set of encodings may take.
+    segment runs anew. ``segments``: those segments. ``decoded_for_segment``: tasks, by block, before which it is
+    decoded for a segment alone, which counts it. ``synchronous``: transfers are copies in line with the tasks, out when
+    something is saved, back at its first use, as the runtime makes them. ``least``: the least memory that any set of
+    encodings may take.
     """
 
     index: StepIndex
@@ -106,7 +107,7 @@ class Context:
     encodings: tuple[int, ...] = ()
     restart: Mapping[int, int] | None = None
     segments: tuple[Segment, ...] = ()
-    lent: Mapping[int, frozenset[int]] | None = None
+    decoded_for_segment: Mapping[int, frozenset[int]] | None = None
     synchronous: bool = False
     least: bool = False
 
@@ -125,7 +126,7 @@ class Context:
         if len(decided) < len(plan.decisions):
             raise PlanError("plan.decisions must hold one decision a storage, got two for one; drop one of them")
         parts, also = _needs(decided, index)
-        parts = _lending(parts, decided, index)
+        parts = _with_decoded(parts, decided, index)
         return Context(
             index,
             plan.policy in PLAIN_POLICIES or index.graph.source == LIBRARY,
@@ -135,7 +136,7 @@ class Context:
             _encodings(decided, index),
             {b: part.start for part in parts for b in part.blocks},
             parts,
-            _lent(parts),
+            _decoded_for(parts),
         )
 
     def scratch_end(self, task: int) -> int | None:
@@ -168,9 +169,9 @@ def _needs(decided: Mapping[int, Decision], index: StepIndex) -> tuple[tuple[Seg
         parts = found
 
 
-def _lending(parts: tuple[Segment, ...], decided: Mapping[int, Decision], index: StepIndex) -> tuple[Segment, ...]:
+def _with_decoded(parts: tuple[Segment, ...], decided: Mapping[int, Decision], index: StepIndex) -> tuple[Segment, ...]:
     """The segments, each with what is decoded for it alone: nothing else needs that at the task at which it starts."""
-    able = {b for part in parts for b in part.needs if lends(decided.get(b))}
+    able = {b for part in parts for b in part.needs if is_decoded(decided.get(b))}
     if not able:
         return parts
     rebuilds: dict[int, set[int]] = defaultdict(set)
@@ -183,7 +184,7 @@ def _lending(parts: tuple[Segment, ...], decided: Mapping[int, Decision], index:
     for part in parts:
         own = {b for b in able.intersection(part.needs) if wanted[b, part.start] == 1}
         own = {b for b in own if part.start not in rebuilds[b] and not used_at(index.graph.blocks[b], part.start)}
-        found.append(lending(part, own, index) if own else part)
+        found.append(decoding(part, own, index) if own else part)
     return tuple(found)
 
 
@@ -192,10 +193,10 @@ def used_at(block: Block, task: int) -> bool:
     return any(u.task == task for u in block.uses)
 
 
-def _lent(parts: tuple[Segment, ...]) -> dict[int, frozenset[int]]:
+def _decoded_for(parts: tuple[Segment, ...]) -> dict[int, frozenset[int]]:
     found: dict[int, set[int]] = defaultdict(set)
     for part in parts:
-        for block in part.lent:
+        for block in part.decoded:
             found[block].add(part.start)
     return {block: frozenset(tasks) for block, tasks in found.items()}
 

@@ -120,7 +120,7 @@ class Composer:
             tasks = {u.task for u in block.uses} | (also or frozenset())
             cut = tuple(sorted((t, n) for t in tasks if (n := context.slices.get(t))) if context.slices else ())
             late = context.scratch_end(block.saved) if self.costs.hardware.async_counts else None
-            key += (cut, late, (context.restart or {}).get(block.id), (context.lent or {}).get(block.id))
+            key += (cut, late, (context.restart or {}).get(block.id), (context.decoded_for_segment or {}).get(block.id))
         found = self._memory.get(key)
         if found is None:
             found = self._memory[key] = block_effects(self.graph, self.costs, decision, block, context)

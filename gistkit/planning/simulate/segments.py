@@ -37,9 +37,9 @@ class Segment:
     """``blocks`` come back before task ``start`` through the forward ``tasks``, which start from ``needs``.
 
     ``passing_bytes`` is what the rerun holds at its worst moment beyond ``blocks`` and beyond what task ``start`` makes
-    afterwards, ``compared_bytes`` what verifying it takes on top (:mod:`gistkit.ir.comparison`). ``lent`` are those of
-    ``needs`` that are decoded for the rerun alone, which counts them; of ``unread``, among ``blocks``, backward reads
-    the shape only, so they are gone again when the rerun ends.
+    afterwards, ``compared_bytes`` what verifying it takes on top (:mod:`gistkit.ir.comparison`). ``decoded`` are those
+    of ``needs`` that are decoded for the rerun alone, which counts them; of ``unread``, among ``blocks``, backward
+    reads the shape only, so they are gone again when the rerun ends.
     """
 
     start: int
@@ -48,7 +48,7 @@ class Segment:
     needs: tuple[int, ...]
     passing_bytes: int
     compared_bytes: int = 0
-    lent: tuple[int, ...] = ()
+    decoded: tuple[int, ...] = ()
     unread: tuple[int, ...] = ()
 
     def passing(self) -> tuple[Interval, ...]:
@@ -105,7 +105,7 @@ def _segment(
             raise PlanError(f"storage {storage}: recompute, but no task of the forward makes it; keep it")
     needs = starts | {b for b in found.needs if graph.blocks[b].kind not in STATIC}
     unread = tuple(b for b in blocks if not read_at[b])
-    return lending(Segment(start, tuple(blocks), found.calls, tuple(sorted(needs)), 0, unread=unread), (), index)
+    return decoding(Segment(start, tuple(blocks), found.calls, tuple(sorted(needs)), 0, unread=unread), (), index)
 
 
 def _own_uses(block: int, index: StepIndex, decided: Mapping[int, Decision]) -> list[int]:
@@ -114,21 +114,21 @@ def _own_uses(block: int, index: StepIndex, decided: Mapping[int, Decision]) -> 
     return [u.task for u in index.graph.blocks[block].uses if u.values or not masked]
 
 
-def lends(decision: Decision | None) -> bool:
+def is_decoded(decision: Decision | None) -> bool:
     """Whether each reader of a storage decodes its values for itself."""
     return decision is not None and decision.form.decoded_by_reader
 
 
-def lending(segment: Segment, blocks: Iterable[int], index: StepIndex) -> Segment:
+def decoding(segment: Segment, blocks: Iterable[int], index: StepIndex) -> Segment:
     """The segment with some of its ``needs`` decoded for the rerun alone: from the first of its tasks that reads them
     to the last, and gone before task ``start`` makes anything."""
-    lent = tuple(sorted(blocks))
+    decoded = tuple(sorted(blocks))
     back = set(segment.blocks).difference(segment.unread)
-    passing = _worst_bytes(segment.tasks, back, index, lent) - _made_during(segment.start, index)
+    passing = _worst_bytes(segment.tasks, back, index, decoded) - _made_during(segment.start, index)
     # one block is compared at a time
     compared = max((digest_bytes(index.graph.blocks[b].nbytes, index.rows(b)) for b in back), default=0)
     compared_bytes = max(0, passing + compared) - max(0, passing)
-    return replace(segment, passing_bytes=max(0, passing), compared_bytes=compared_bytes, lent=lent)
+    return replace(segment, passing_bytes=max(0, passing), compared_bytes=compared_bytes, decoded=decoded)
 
 
 def _valued(block: int, index: StepIndex, decided: Mapping[int, Decision]) -> bool:
@@ -141,8 +141,8 @@ def _made_during(task: int, index: StepIndex) -> int:
     return index.made_bytes.get(task, 0) + index.graph.tasks[task].transient_bytes
 
 
-def _worst_bytes(tasks: Sequence[int], back: set[int], index: StepIndex, lent: tuple[int, ...]) -> int:
-    """Bytes at the rerun's worst moment, the ``lent`` among them, beyond those of ``back`` when all of it is there."""
+def _worst_bytes(tasks: Sequence[int], back: set[int], index: StepIndex, decoded: tuple[int, ...]) -> int:
+    """Bytes at the rerun's worst moment, ``decoded`` among them, beyond those of ``back`` when all of it is there."""
     graph = index.graph
     last: dict[int, int] = {}
     for position, task in enumerate(tasks):
@@ -152,7 +152,7 @@ def _worst_bytes(tasks: Sequence[int], back: set[int], index: StepIndex, lent: t
     there: set[int] = set()
     worst, total = 0, -sum(graph.blocks[b].nbytes for b in back)
     for position, task in enumerate(tasks):
-        for block in (*(b for b in lent if b in graph.tasks[task].reads), *graph.tasks[task].writes):
+        for block in (*(b for b in decoded if b in graph.tasks[task].reads), *graph.tasks[task].writes):
             if block in passing or block in there or graph.blocks[block].kind in STATIC:
                 continue
             (there if block in back else passing).add(block)

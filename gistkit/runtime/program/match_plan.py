@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from gistkit.capture import GEOMETRY, Bound, batch_size, capture
 from gistkit.errors import CaptureError, PlanError, PlanMismatchError
-from gistkit.ir import FORMS, OPERATORS, PLACES, REMEDY, Plan, SavedGraph, StateTensor
+from gistkit.ir import FORMS, OPERATORS, PLACES, REMEDY, Plan, SavedGraph, StateTensor, is_recipe
 from gistkit.planning import AGAIN, check_forward, check_inputs, check_same, check_state
 from gistkit.planning.forms import check_decisions
 from gistkit.runtime.program.program import Program
@@ -51,22 +51,11 @@ def _check_words(plan: Plan) -> None:
             _refuse(f"{what}: codec", f"one of {', '.join(FORMS)}", repr(d.codec))
         if d.place not in PLACES:
             _refuse(f"{what}: place", f"one of {', '.join(PLACES)}", repr(d.place))
-        if d.form.returns == OPERATORS and not (d.recipe[:1] == ("relu",) and _is_recipe(d.recipe)):
+        if d.form.returns == OPERATORS and not (d.recipe[:1] == ("relu",) and is_recipe(d.recipe)):
             _refuse(f"{what}: recipe", 'a ("relu", ...) of terms bn, stash, add and relu', repr(d.recipe))
     least = min([plan.sub_batches, *(c.weight_grad_slices for c in plan.choices)])
     if least < 1:
         _refuse("sub_batches and weight_grad_slices", "at least 1", str(least))
-
-
-def _is_recipe(term: Any) -> bool:
-    match term:
-        case ("bn" | "stash", int()):
-            return True
-        case ("relu", a):
-            return _is_recipe(a)
-        case ("add", a, b):
-            return _is_recipe(a) and _is_recipe(b)
-    return False
 
 
 def _check_calls(plan: Plan, graph: SavedGraph) -> None:
