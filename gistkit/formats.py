@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 
 CSR_COLUMNS = 256
 ZVC_SLOT = 1024
@@ -136,6 +137,7 @@ def csr_meta_bytes(n: int, nonzeros: int) -> int:
     return ceil_div(n, CSR_COLUMNS) * 2 + nonzeros
 
 
+@cache
 def item_bytes(dtype: str) -> int:
     """Bytes of one element of a torch dtype by its name: 2 for ``bfloat16``, 1 for ``bool`` and ``float8_e4m3fn``."""
     bits = re.search(r"[0-9]+", dtype)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from gistkit.errors import PlanError, renamed
+from gistkit.formats import item_bytes, mask1_bytes
 from gistkit.ir.contract import Contract, Prediction
 from gistkit.ir.forms import FORMS, Form
 from gistkit.ir.serial import from_json, spelling, to_json
@@ -47,6 +48,13 @@ class Decision:
     def form(self) -> Form:
         """The form's row: what it keeps, and how its values come back."""
         return FORMS[self.codec]
+
+    def kept_bytes(self, nbytes: int, dtype: str, density: float | None = None) -> int:
+        """Bytes on the device between the uses of a storage of ``nbytes`` of ``dtype``, its mask included; ``density``
+        as for :meth:`Form.nbytes`."""
+        elements = nbytes // item_bytes(dtype)
+        payload = 0 if self.on_host else self.form.nbytes(elements, item_bytes(dtype), density)
+        return payload + (mask1_bytes(elements) if self.mask else 0)
 
     @property
     def on_host(self) -> bool:

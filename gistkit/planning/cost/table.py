@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from gistkit.codecs import Sparse, dtype_of
 from gistkit.codecs import codec as find_codec
@@ -84,7 +83,7 @@ class CostTable:
     def payload_bytes(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> int:
         """Bytes of a tensor of ``nbytes`` bytes of ``dtype`` under a codec; density None: no zeros. Raises ValueError
         for an unknown codec."""
-        return _payload_bytes(codec, nbytes, dtype, density)
+        return find_codec(codec).form.nbytes(nbytes // item_bytes(dtype), item_bytes(dtype), density)
 
     def scratch_bytes(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> tuple[int, int]:
         """Of a sparse codec on CUDA: bytes of the scratch that it leaves until its size is known, and of what packing
@@ -104,7 +103,7 @@ class CostTable:
         form = FORMS[codec]
         if form.returns == STAY:
             return 0.0
-        payload = _payload_bytes(codec, nbytes, dtype, density)
+        payload = self.payload_bytes(codec, nbytes, dtype, density)
         if form.made_by_op:
             return self._own_map_s(nbytes, payload, dtype, "forward")
         if not form.values and self.hardware.async_counts:
@@ -121,7 +120,7 @@ class CostTable:
         form = FORMS[codec]
         if form.returns == STAY:
             return 0.0
-        payload = _payload_bytes(codec, nbytes, dtype, density)
+        payload = self.payload_bytes(codec, nbytes, dtype, density)
         if form.made_by_op:
             return self._own_map_s(nbytes, payload, dtype, "backward")
         if not form.values:
@@ -170,11 +169,6 @@ class CostTable:
         pooled = dtype == "int64" and self.hardware.async_counts
         efficiency = OP_EFFICIENCY["max_pool2d", phase] if pooled else 1.0
         return self._traffic_s(payload) - self._traffic_s(nbytes) / efficiency
-
-
-@lru_cache(maxsize=65536)
-def _payload_bytes(codec: str, nbytes: int, dtype: str, density: float | None) -> int:
-    return find_codec(codec).form.nbytes(nbytes // item_bytes(dtype), item_bytes(dtype), density)
 
 
 def cost_table(

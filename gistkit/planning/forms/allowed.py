@@ -2,9 +2,9 @@
 
 Gist's rules take the smallest allowed form (:mod:`gistkit.planning.forms.rules`), `optimal` chooses among all of them
 (:mod:`gistkit.planning.forms.options`), and a plan from a file is compared with them before anything runs
-(:func:`check_decisions`). What the judge knows: who reads a storage's values in backward and may be given rounded ones,
-what an operator keeps for itself, what a rebuild or a rerun starts from. Whether a form saves anything is no question
-of his. Which calls a rerun may repeat: :mod:`gistkit.planning.forms.recompute`.
+(:func:`check_decisions`). The judge looks at who reads a storage's values in backward and may be given rounded ones, at
+what an operator keeps for itself, at what a rebuild starts from. It does not weigh what a form saves. Which calls a
+rerun may repeat: :mod:`gistkit.planning.forms.recompute`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from gistkit import formats
 from gistkit.ir import Block, CallChoice, Decision, Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.simulate import simulate
@@ -57,10 +56,5 @@ def held(graph: SavedGraph) -> list[Block]:
 
 def kept_bytes(block: Block, decision: Decision | None, costs: CostTable) -> int:
     """Bytes on the device that a decision keeps of a block between its two uses."""
-    if decision is None or decision.stays:
-        return block.nbytes
-    mask = formats.mask1_bytes(block.nbytes // formats.item_bytes(block.dtype)) if decision.mask else 0
-    if decision.on_host or not decision.form.payload:
-        return mask
     density = costs.densities.get(block.storage)
-    return costs.payload_bytes(decision.codec, block.nbytes, block.dtype, density) + mask
+    return block.nbytes if decision is None else decision.kept_bytes(block.nbytes, block.dtype, density)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gistkit import formats
-from gistkit.formats import VALUE_FORMS, item_bytes
-from gistkit.ir import KERNEL_DTYPES, Decision, SavedGraph, SavedStorage, Uses, Value, numel
+from gistkit.formats import VALUE_FORMS
+from gistkit.ir import KERNEL_DTYPES, Decision, SavedGraph, SavedStorage, Uses, Value
 from gistkit.planning.cost import Densities
 from gistkit.planning.forms.allowed import SMALL_BYTES, Judge, rebuilt
 from gistkit.planning.forms.rebuild import MAX_DEPTH, depth
@@ -58,10 +57,9 @@ class Planner:
     def predicted_bytes(self, decision: Decision) -> int:
         """Bytes that a decision keeps for backward."""
         storage = self._graph.storages[decision.storage]
-        mask = formats.mask1_bytes(numel(storage)) if decision.mask else 0
         saved = self.reading.saved(storage.id)
         density = None if saved is None else self.densities.of(storage.id, saved.version)
-        return decision.form.nbytes(numel(storage), item_bytes(storage.dtype), density) + mask
+        return decision.kept_bytes(storage.nbytes, storage.dtype, density)
 
     def _decision(self, s: SavedStorage) -> Decision:
         uses = self.reading.uses(s.id)
