@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gistkit.formats import item_bytes
-from gistkit.ir import Form, Plan, SavedGraph, SavedStorage, numel
+from gistkit.formats import VALUE_FORMS
+from gistkit.ir import STAY, Form, Plan, SavedGraph, SavedStorage, numel
 
 
 class Headroom(NamedTuple):
@@ -55,9 +55,13 @@ def _kept_later(graph: SavedGraph, plan: Plan) -> list[int]:
 
 
 def _least_bytes(form: Form, storage: SavedStorage) -> int:
-    """What a storage's values take at the least, whatever they are: as they are, or in narrow codes."""
-    known = form.payload and not form.sparse and form.values and not form.made_by_op
-    return form.nbytes(numel(storage), item_bytes(storage.dtype)) if known else 0
+    """What a storage takes at the least, whatever its values: as it is, or in narrow codes."""
+    if form.returns == STAY:
+        return storage.nbytes
+    if form.sparse or not form.rounds_to:
+        return 0
+    narrow, _ = VALUE_FORMS[form.rounds_to]
+    return numel(storage) * narrow.bits // 8
 
 
 __all__ = ["Headroom", "headrooms"]
