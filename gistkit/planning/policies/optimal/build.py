@@ -20,7 +20,7 @@ from gistkit.planning.policies.optimal.algorithms import algorithm_moves, chosen
 from gistkit.planning.policies.optimal.parts import Parts, Way
 from gistkit.planning.policies.optimal.problem import Key, Link, Move, Part, Problem, Tie, spread
 from gistkit.planning.policies.optimal.segments import Candidate, candidates, even_plans
-from gistkit.planning.simulate import Context, Profile, StepIndex, is_sparse, lends
+from gistkit.planning.simulate import Context, Profile, StepIndex, is_decoded, is_sparse
 
 Options = Mapping[int, Sequence[Decision]]
 
@@ -107,7 +107,7 @@ class Build:
             demands += [parts.demands(k, block, w) for k, w in ways[block.id] if w.decision.codec == "rebuild"]
             groups.append(tuple(moves))
         ties = []
-        coded = frozenset(b for b, moves in ways.items() if any(lends(way.decision) for _, way in moves))
+        coded = frozenset(b for b, moves in ways.items() if any(is_decoded(way.decision) for _, way in moves))
         for s, candidate in enumerate(self.segments):
             ties.append(Tie((len(groups), 1), tuple(members[s])))
             groups.append((Move(Part()), Move(parts.segment(candidate))))
