@@ -155,11 +155,6 @@ class Plan:
             "(what the policy tells of its search)"
         )
 
-    @property
-    def made_for(self) -> NoReturn:
-        """Replaced by ``contract``; raises AttributeError."""
-        raise AttributeError("Plan.made_for is gone; read plan.contract")
-
     def to_json(self) -> str:
         """The plan as JSON text."""
         return to_json(self, format=FORMAT, version=VERSION, digest=self.digest)

@@ -114,9 +114,9 @@ class CostTable:
         pack = cost.pack if self.hardware.async_counts else 0.0
         return self._passes_s(cost.encode + pack, nbytes) + (2 if pack else 1) * self.hardware.launch_s
 
-    def decode_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None, *, slices: int = 1) -> float:
-        """Seconds that one decoding adds: all of the tensor, in ``slices`` launches. ``mask1`` and the maps are not
-        decoded, their readers run on them: what is added there is negative."""
+    def decode_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> float:
+        """Seconds that one decoding of the tensor adds. ``mask1`` and the maps are not decoded, their readers run
+        on them: what is added there is negative."""
         form = FORMS[codec]
         if form.returns == STAY:
             return 0.0
@@ -126,10 +126,9 @@ class CostTable:
         if not form.values:
             return self.relu_backward_s(codec, nbytes, dtype, density)
         cost = passes(codec, item_bytes(dtype), density)
-        launches = max(1, slices) * self.hardware.launch_s
         if cost is None:
-            return self._traffic_s(nbytes + payload) + launches
-        return self._passes_s(cost.decode, nbytes) + launches
+            return self._traffic_s(nbytes + payload) + self.hardware.launch_s
+        return self._passes_s(cost.decode, nbytes) + self.hardware.launch_s
 
     def relu_backward_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> float:
         """Seconds that a ReLU's backward takes more (less: negative) when it reads the payload, not its output."""

@@ -43,8 +43,8 @@ class EngineCosts(CostTable):
     def encode_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> float:
         return 0.0 if codec == CODEC else super().encode_s(codec, nbytes, dtype, density)
 
-    def decode_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None, *, slices: int = 1) -> float:
-        return 0.0 if codec == CODEC else super().decode_s(codec, nbytes, dtype, density, slices=slices)
+    def decode_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> float:
+        return 0.0 if codec == CODEC else super().decode_s(codec, nbytes, dtype, density)
 
     def relu_backward_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> float:
         return 0.0 if codec == CODEC else super().relu_backward_s(codec, nbytes, dtype, density)

@@ -124,12 +124,6 @@ def test_relu_backward_on_a_payload():
     assert costs.relu_backward_s("dense", BIG, "float32") == 0.0
 
 
-def test_slices_pay_their_launches_and_nothing_else():
-    costs = table()
-    whole, sliced = (costs.decode_s("zvc", BIG, "float32", 0.5, slices=n) for n in (1, 8))
-    assert sliced - whole == pytest.approx(7 * H200.launch_s)
-
-
 def test_a_cpu_packs_at_once_and_runs_the_slow_oracles():
     costs = table(CPU)
     row = passes("zvc", 4, 0.5)
