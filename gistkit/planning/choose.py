@@ -13,7 +13,7 @@ from gistkit.errors import BudgetError, PlanError
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.cost import CostTable, is_switched
 from gistkit.planning.forms import FIDELITIES
-from gistkit.planning.policies import LARGE_TASKS, POLICIES, check_lossy, modnn_unless
+from gistkit.planning.policies import LARGE_TASKS, POLICIES, check_lossy
 
 SEEDS = ("plain", "checkpoint", "gist", "vdnn-all", "vdnn-conv", "cdma", "vdnn-dyn", "vdnn+", "modnn")
 """Policies whose plans `optimal` is given to start from, so that it is never slower than one of them: the slowest to
@@ -148,15 +148,9 @@ def rival(
     or refuses the budget, TimeoutError where time is up."""
 
     def found(seconds: float) -> Plan | None:
-        begun = time.thread_time()
-
-        def enough(least_s: float) -> bool:
-            if time.thread_time() - begun > RIVAL_S:
-                raise TimeoutError("modnn")
-            return least_s >= seconds
-
         given = {name: words[name] for name in ("fidelity", "reserve", "batch_norm") if name in words}
-        return _or_none(costs, lambda: modnn_unless(graph, costs, budget_bytes, enough, **given))
+        modnn = POLICIES["modnn"]
+        return _or_none(costs, lambda: modnn(graph, costs, budget_bytes, time_limit_s=RIVAL_S, **given))
 
     return found
 

@@ -18,7 +18,7 @@ from gistkit.codecs import dtype_of
 from gistkit.ir import KERNEL_DTYPES, Block, Decision, Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import make_plan, own_decisions
-from gistkit.planning.policies.vdnn.conv_choices import ConvAlgorithms
+from gistkit.planning.policies.convolutions import ConvAlgorithms
 from gistkit.planning.policies.vdnn.offload import ALL, Offload, host_decision, offloads
 
 CODEC = "zvc"

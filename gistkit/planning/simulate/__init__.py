@@ -4,7 +4,6 @@ from gistkit.planning.simulate.block_effects import block_effects
 from gistkit.planning.simulate.context import NO_VALUES, PLAIN_POLICIES, Context, StepIndex, is_sparse, used_at
 from gistkit.planning.simulate.effects import profile
 from gistkit.planning.simulate.intervals import Effects, Interval, Transfer
-from gistkit.planning.simulate.memory_map import MemoryMap, Runs
 from gistkit.planning.simulate.segments import Segment, lending, lends, segments, valued
 from gistkit.planning.simulate.sentinels import sentinels
 from gistkit.planning.simulate.simulator import Profile, Simulator, memory_bytes, simulate
@@ -23,9 +22,7 @@ __all__ = [
     "Context",
     "Effects",
     "Interval",
-    "MemoryMap",
     "Profile",
-    "Runs",
     "Segment",
     "Simulator",
     "StepIndex",

@@ -17,7 +17,7 @@ from dataclasses import replace
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import capacity
-from gistkit.planning.policies.vdnn.conv_choices import MEMORY, PERFORMANCE, ConvAlgorithms
+from gistkit.planning.policies.convolutions import MEMORY, PERFORMANCE, ConvAlgorithms
 from gistkit.planning.policies.vdnn.offload import ALL, CONVS, NONE, vdnn
 from gistkit.planning.simulate import simulate
 

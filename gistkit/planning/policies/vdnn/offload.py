@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from gistkit.ir import ACTV, CONV, FORWARD, Block, Decision, Layer, Plan, SavedGraph, layers
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import make_plan, own_decisions
-from gistkit.planning.policies.vdnn.conv_choices import ConvAlgorithms
+from gistkit.planning.policies.convolutions import ConvAlgorithms
 from gistkit.planning.policies.vdnn.prefetch import LayerFlags, prefetches
 
 ALL, CONVS, NONE = "all", "conv", "none"
