@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gistkit.codecs import VALUE_FORMS
-from gistkit.ir import Decision, Plan, SavedGraph
+from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.forms import Planner, call_choices, rounds
 
 
@@ -67,6 +67,3 @@ def gist(
         settings={"lossy": lossy},
         fidelity="lossy" if any(rounds(d.codec) for d in decisions) else "bitwise",
     )
-
-
-__all__ = ["Decision", "check_lossy", "gist"]
