@@ -85,9 +85,3 @@ def test_cdma_keeps_vdnns_schedule_and_moves_fewer_bytes_in_less_time():
     assert packed.step_s == less.step_s and packed.settings["engine"]
     software = cdma(graph, costs)
     assert packed.step_s <= software.step_s
-
-
-def test_the_policy_refuses_what_vdnn_refuses():
-    graph = chain(layers=1)
-    with pytest.raises(ValueError, match="offload must be"):
-        cdma(graph, costs_of(graph), offload="some")

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 import gistkit
 from gistkit.planning.cost.devices import hardware
-from gistkit.planning.cost.part_algorithms import by_part, of_part
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.modnn.memory import Memory, MemoryMap, offload_delay_s
 from gistkit.planning.policies.modnn.sub_batch import PAPER, PLAN, lower_bound, next_size, parts_of, sub_batch
@@ -51,12 +50,9 @@ def test_of_runs_of_equal_delay_the_one_needed_last_goes_then_the_one_that_moves
     assert scheme(lambda run: 0.0) == (1, 2)
 
 
-def test_no_run_is_no_scheme():
+def test_no_run_is_no_scheme_and_free_segments_count():
     assert scheme(lambda run: 0.0, pinned=(1, 3, 5)) is None
     assert scheme(lambda run: 0.0, nbytes=12) is None
-
-
-def test_free_segments_count_in_runs():
     memory = figure_4()
     memory.free(2)
     assert list(memory.runs(4, lambda b: b != 4)) == [(1,), (5, 6)]
@@ -143,15 +139,12 @@ def test_equation_3_leaves_room_for_the_workspace_of_the_fastest_algorithm():
     assert sub_batch(at, 16, 160).parts == 6
 
 
-def test_equation_3_takes_the_whole_batch_where_it_fits_and_one_sample_where_it_must():
+def test_equation_3_at_its_ends_and_in_a_cycle():
     assert sub_batch(growing(), 16, 1000).parts == 1
     # 10 bytes are free, the workspace never fits: the size goes down to 1, whose baseline algorithm fits.
     assert sub_batch(growing(workspace=500), 16, 110).size == 1
     with pytest.raises(ValueError, match=r"at least the bound of eq. \(2\), got 105"):
         sub_batch(growing(), 16, 105)
-
-
-def test_equation_3_in_a_cycle_takes_its_largest_size_that_fits():
     # Workspace at size 16 only: 16 -> 4 -> 16 -> ...; the baseline fits at 16.
     at = growing(workspace=lambda size: 480 if size == 16 else 0, resident=0)
     assert [next_size(at(parts), 160) for parts in (1, 4)] == [4, 16]
@@ -206,13 +199,6 @@ def test_what_operators_keep_small_and_what_runs_in_place():
 
 def test_without_a_link_nothing_leaves():
     assert all(len(found) == 1 for found in stays(forked(), PLAN, hardware("cpu"))[0].values())
-
-
-def test_algorithms_by_part_in_one_text():
-    assert by_part({"forward": "fft", "weight": "fft"}) == "fft"
-    text = by_part({"forward": "fft", "weight": "gemm"})
-    assert (of_part(text, "forward"), of_part(text, "weight"), of_part(text, "input")) == ("fft", "gemm", "")
-    assert of_part("fft", "weight") == "fft" and of_part("", "weight") == ""
 
 
 def test_what_operators_keep_for_themselves_never_leaves():
