@@ -2,15 +2,12 @@
 
 from gistkit.planning.simulate.block_effects import block_effects
 from gistkit.planning.simulate.context import NO_VALUES, PLAIN_POLICIES, Context, StepIndex, is_sparse, used_at
-from gistkit.planning.simulate.effects import profile
 from gistkit.planning.simulate.intervals import Effects, Interval, Transfer
 from gistkit.planning.simulate.segments import Segment, lending, lends, segments, valued
-from gistkit.planning.simulate.sentinels import sentinels
 from gistkit.planning.simulate.simulator import Profile, Simulator, memory_bytes, simulate
 from gistkit.planning.simulate.sub_batches import (
     PER_SUB_BATCH,
     check_batch_statistics,
-    passing,
     scaled_costs,
     trains_batch_norm,
 )
@@ -33,11 +30,8 @@ __all__ = [
     "lending",
     "lends",
     "memory_bytes",
-    "passing",
-    "profile",
     "scaled_costs",
     "segments",
-    "sentinels",
     "simulate",
     "trains_batch_norm",
     "used_at",
