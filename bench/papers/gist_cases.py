@@ -20,9 +20,9 @@ from gistkit.ir.tasks import Block, Use
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import CostTable, cost_table
 from gistkit.planning.forms.predicted import held
+from gistkit.planning.policies.convolutions import MEMORY, ConvAlgorithms
 from gistkit.planning.policies.gist_budget import BINARIZE, DPR, ENCODINGS, INPLACE, gist_budget
 from gistkit.planning.policies.plain import plain
-from gistkit.planning.policies.vdnn.conv_choices import MEMORY, ConvAlgorithms
 from gistkit.planning.simulate.effects import profile
 from gistkit.planning.simulate.intervals import Interval
 from gistkit.planning.simulate.simulator import simulate

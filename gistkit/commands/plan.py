@@ -45,6 +45,11 @@ class Findings:
     rows: list[Row]
     least: dict[str, int]
 
+    @property
+    def plain(self) -> Plan:
+        """Plain PyTorch's plan."""
+        return next(row.plan for row in self.rows if row.policy == "plain" and row.plan)
+
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Declare the command."""
@@ -116,11 +121,9 @@ def _show(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
     if chosen.plan is not None:
         shown.print(decisions_table(found.graph, found.costs, chosen.plan, shown.width))
     shown.print(policies_table(found.rows, found.budget_bytes, trains_batch_norm(found.graph)))
-    plain = next(row.plan for row in found.rows if row.policy == "plain")
-    assert plain is not None
-    shown.print(least_table(found.least, options.lossy or EXAMPLE_FORMAT, plain.peak_bytes))
+    shown.print(least_table(found.least, options.lossy or EXAMPLE_FORMAT, found.plain.peak_bytes))
     if chosen.plan is not None:
-        shown.print(_summary(chosen.plan, plain))
+        shown.print(_summary(chosen.plan, found.plain))
         left_out = chosen.plan.prediction.not_compared
         if left_out:
             shown.print(f"not compared, for want of time: {', '.join(left_out)} may be faster")
@@ -182,9 +185,7 @@ def _figures(made: Plan | None) -> dict:
 def _plot(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
     graph, costs = found.graph, found.costs
     reserve = parse_bytes(options.reserve, "--reserve")
-    plain = next(row.plan for row in found.rows if row.policy == "plain")
-    assert plain is not None
-    plans = (plain,) if chosen.plan is None else (plain, chosen.plan)
+    plans = (found.plain,) if chosen.plan is None else (found.plain, chosen.plan)
     before, *after = (simulate(graph, p, costs, reserve=reserve).memory_bytes for p in plans)
     backward = next((t.index for t in graph.tasks if t.phase == BACKWARD), len(graph.tasks))
     policy = f"policy {chosen.policy}" if chosen.plan else f"no plan by policy {chosen.policy}"

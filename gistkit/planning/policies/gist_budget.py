@@ -32,9 +32,9 @@ def gist_budget(
     """Gist's plan, lossless or with the given narrow format, with peak and seconds.
 
     ``encodings`` are those it may use; values are narrowed, inside sparse storage too, where ``dpr`` is among them.
-    ``slices`` above 1 reads encoded inputs of weight gradients in so many batch slices (optimised software: the batch
-    size). On a library's view only what its operators allow is planned: without pool maps (``library_view(maps=True)``)
-    a ReLU that a pool reads keeps its values. Raises ValueError for unknown words and fewer than one slice.
+    ``slices`` above 1 reads encoded inputs of weight gradients in that many batch slices (optimised software: the batch
+    size). On a library's view a ReLU that a pool reads keeps its values, unless the view has pool maps
+    (``library_view(maps=True)``). Raises ValueError for unknown words and fewer than one slice.
     """
     allowed = tuple(encodings)
     unknown = [e for e in allowed if e not in (*ENCODINGS, REBUILD)]
@@ -90,20 +90,19 @@ def _holds(decision: Decision, block: Block | None, allowed: tuple[str, ...]) ->
 
 
 def _choices(graph: SavedGraph, found: Plan, decisions: tuple[Decision, ...], inplace: bool) -> tuple[CallChoice, ...]:
-    """Gist's choices as far as they belong to decisions that are taken and to blocks that are there."""
+    """Gist's choices for the decisions that are taken and the blocks that the step has."""
     blocks = {b.storage for b in graph.blocks if b.storage >= 0}
     dropped = {d.storage for d in decisions if d.form.gone}
     calls = {c.covered: c for c in graph.calls if c.covered >= 0}
-    made = []
+    taken = []
     for choice in found.choices:
         call = calls[choice.covered]
         x, y = (graph.values[ids[0]].storage for ids in (call.operands, call.results))
-        may_overwrite = choice.inplace and inplace and {x, y} <= blocks
+        overwrites = choice.inplace and inplace and {x, y} <= blocks
         carried = choice.mask_in_pool and (y if choice.op == "relu" else x) in dropped
-        kept = replace(choice, inplace=may_overwrite, mask_in_pool=carried)
-        if kept.inplace or kept.mask_in_pool:
-            made.append(kept)
-    return tuple(made)
+        if overwrites or carried:
+            taken.append(replace(choice, inplace=overwrites, mask_in_pool=carried))
+    return tuple(taken)
 
 
 def _sliced(

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gistkit.ir import Decision, Plan, SavedGraph
+from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.forms import Planner, call_choices, check_lossy
 
 
@@ -56,6 +56,3 @@ def gist(
         details={"lossy": lossy},
         fidelity="lossy" if any(d.form.rounds_to for d in decisions) else "bitwise",
     )
-
-
-__all__ = ["Decision", "check_lossy", "gist"]

@@ -43,13 +43,10 @@ def test_only_the_last_consumer_offloads():
     readers = [t.index for t in graph.tasks[:6] if shared.block in t.reads]
     assert len(readers) == 2
     assert (shared.offload, shared.release) == (readers[1], readers[1] + 1)
-
-
-def test_an_x_whose_last_consumer_is_no_conv_stays_with_vdnn_conv():
+    # whose last consumer is no CONV: it stays with vDNN_conv
     graph = fork("conv", "norm")
-    shared = {graph.blocks[o.block].name for o in offloads(graph, "all")}
-    assert "activation4" in shared
-    assert "activation4" not in {graph.blocks[o.block].name for o in offloads(graph, "conv")}
+    names = [{graph.blocks[o.block].name for o in offloads(graph, which)} for which in ("all", "conv")]
+    assert "activation4" in names[0] - names[1]
 
 
 def test_activations_never_offload():
@@ -233,15 +230,11 @@ def test_vgg16_with_256_images_offloads_15_6_gb():
     )
 
 
-def test_words_that_are_no_settings():
-    graph = chain(layers=1)
+def test_words_that_are_no_settings_and_a_device_without_a_link_are_refused():
+    graph = chain(layers=2)
     with pytest.raises(ValueError, match=r'offload must be "all", "conv" or "none", got \'most\''):
         vdnn(graph, costs_of(graph), offload="most")
     with pytest.raises(ValueError, match=r'algorithms must be "m" \(memory-optimal\) or "p"'):
         vdnn(graph, costs_of(graph), algorithms="fast")
-
-
-def test_a_device_without_a_link_is_refused():
-    graph = chain(layers=2)
     with pytest.raises(PlanError, match="has no link"):
         vdnn_all(graph, costs_of(graph, hardware("cpu")))

@@ -13,7 +13,7 @@ import gistkit
 from gistkit.api import capturing as captured
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.policies.modnn.parts import least_bytes
+from gistkit.planning.policies.modnn.sub_batch import least_bytes
 from tests.support.peaks import peaks_of_steps
 
 
