@@ -71,15 +71,14 @@ class Decision:
 class CallChoice:
     """How one covered call runs.
 
-    ``inplace``: a ReLU overwrites its input. ``mask_in_pool``: a ReLU whose backward is the identity, as the map of the
-    max-pool behind it carries its mask; and that pool. ``weight_grad_slices``: the batch slices in which a weight
-    gradient is taken. ``algorithm`` of a convolution: switches of cuDNN that the runtime sets
-    (:mod:`gistkit.planning.cost.part_algorithms`), or a name that is planner data.
+    ``mask_in_pool``: a ReLU whose backward is the identity, as the map of the max-pool behind it carries its mask; and
+    that pool. ``weight_grad_slices``: the batch slices in which a weight gradient is taken. ``algorithm`` of a
+    convolution: switches of cuDNN that the runtime sets (:mod:`gistkit.planning.cost.part_algorithms`), or a name that
+    is planner data.
     """
 
     covered: int
     op: str
-    inplace: bool = False
     mask_in_pool: bool = False
     weight_grad_slices: int = 1
     algorithm: str = ""

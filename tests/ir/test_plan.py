@@ -22,7 +22,7 @@ def plan():
             Decision(5, "rebuild", place="nowhere", mask=True, sources=(2, 3), recipe=recipe),
         ),
         choices=(
-            CallChoice(1, "relu", inplace=True, mask_in_pool=True),
+            CallChoice(1, "relu", mask_in_pool=True),
             CallChoice(2, "max_pool2d", mask_in_pool=True),
         ),
         plain_bytes=100,
@@ -76,7 +76,7 @@ def edited(**changes):
         (edited(decisions__0__colour="red"), r"decisions\[0\].colour: expected no such field"),
         (edited(decisions__1__codec=None), r"decisions\[1\]: object missing required field `codec`"),
         (edited(decisions__1__storage="3"), r"decisions\[1\].storage: expected `int`, got `str`"),
-        (edited(choices__0__inplace=1), r"choices\[0\].inplace: expected `bool`, got `int`"),
+        (edited(choices__0__mask_in_pool=1), r"choices\[0\].mask_in_pool: expected `bool`, got `int`"),
         (edited(choices__0__weight_grad_slices=True), r"choices\[0\].weight_grad_slices: expected `int`, got `bool`"),
         (edited(fingerprint=None), "; object missing required field `fingerprint`"),
     ],

@@ -15,8 +15,8 @@ from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import held, make_plan
 from gistkit.planning.policies.gist_rules import check_lossy, gist
 
-BINARIZE, SSDC, DPR, INPLACE, REBUILD = "binarize", "ssdc", "dpr", "inplace", "rebuild"
-ENCODINGS = (BINARIZE, SSDC, DPR, INPLACE)
+BINARIZE, SSDC, DPR, REBUILD = "binarize", "ssdc", "dpr", "rebuild"
+ENCODINGS = (BINARIZE, SSDC, DPR)
 """The paper's; ``rebuild`` goes beyond it."""
 
 
@@ -51,7 +51,7 @@ def gist_budget(
     found = gist(graph, lossy=narrow_to, densities=costs.densities, rebuild=REBUILD in allowed)
     blocks = {b.storage: b for b in held(graph) if b.storage >= 0}
     decisions = tuple(d for d in found.decisions if _holds(d, blocks.get(d.storage), allowed))
-    choices = _choices(graph, found, decisions, INPLACE in allowed)
+    choices = _choices(graph, found, decisions)
     if slices > 1:
         choices = _sliced(graph, decisions, choices, slices)
     narrow = any(d.form.rounds_to for d in decisions)
@@ -89,19 +89,16 @@ def _holds(decision: Decision, block: Block | None, allowed: tuple[str, ...]) ->
     return decision.form.values or decision.form.made_by_op or not any(u.values for u in block.uses)
 
 
-def _choices(graph: SavedGraph, found: Plan, decisions: tuple[Decision, ...], inplace: bool) -> tuple[CallChoice, ...]:
-    """Gist's choices for the decisions that are taken and the blocks that the step has."""
-    blocks = {b.storage for b in graph.blocks if b.storage >= 0}
+def _choices(graph: SavedGraph, found: Plan, decisions: tuple[Decision, ...]) -> tuple[CallChoice, ...]:
+    """Gist's choices for the decisions that are taken."""
     dropped = {d.storage for d in decisions if d.form.gone}
     calls = {c.covered: c for c in graph.calls if c.covered >= 0}
     taken = []
     for choice in found.choices:
         call = calls[choice.covered]
-        x, y = (graph.values[ids[0]].storage for ids in (call.operands, call.results))
-        overwrites = choice.inplace and inplace and {x, y} <= blocks
-        carried = choice.mask_in_pool and (y if choice.op == "relu" else x) in dropped
-        if overwrites or carried:
-            taken.append(replace(choice, inplace=overwrites, mask_in_pool=carried))
+        carried = call.results if choice.op == "relu" else call.operands
+        if graph.values[carried[0]].storage in dropped:
+            taken.append(choice)
     return tuple(taken)
 
 

@@ -9,9 +9,11 @@
 | read by shape only | nothing | IV-A |
 | anything else | dense; with ``lossy`` a narrow float | DPR, III-B, IV-A |
 
-A ReLU whose input has no other use runs in place (III-C). Masks, maps and sparse structure are never narrowed.
+Masks, maps and sparse structure are never narrowed.
 
 Where it departs from the paper:
+- A ReLU runs in place (III-C) only where the model has it so (``nn.ReLU(inplace=True)``). The paper knows every layer's
+  readers; a PyTorch module may hand its result to any code, and to overwrite it every reader would have to be watched.
 - What backward reads decides, not the pair of layers (Table I): a ReLU before an average pool is a mask too, and one
   before a linear layer is sparse.
 - DPR "is applicable to any layer combination" (IV-A); here only to readers that are known to bear it

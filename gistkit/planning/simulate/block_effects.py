@@ -71,10 +71,6 @@ def made_for_backward(block: Block) -> bool:
     return block.first == block.last == block.saved
 
 
-def _forward_last(block: Block, context: Context) -> int:
-    return block.last - (block.id in context.ends_early and block.last > block.first)
-
-
 def _value_tasks(block: Block, context: Context, *, signs_too: bool) -> list[int]:
     """Tasks during which the values must be there: readers in backward, and what is made of it anew."""
     tasks = {u.task for u in block.uses if u.values or signs_too}
@@ -93,7 +89,7 @@ def _held_until(block: Block, tasks: list[int], context: Context) -> int:
 
 def _dense(block: Block, context: Context) -> Effects:
     needed = _held_until(block, _value_tasks(block, context, signs_too=True), context)
-    last = max(_forward_last(block, context), needed)
+    last = max(block.last, needed)
     return Effects((Interval(block.first, last, block.nbytes, block.id, _WHAT.get(block.kind, "static")),))
 
 
@@ -124,7 +120,7 @@ class _DecidedBlock:
             self._mask()
             self._place(block.first, self.needs, block.nbytes, "dense")
         else:
-            dense_last = block.read if block.read >= 0 else _forward_last(block, self.context)
+            dense_last = block.read if block.read >= 0 else block.last
             self._add(block.first, dense_last, block.nbytes, "dense")
             self._mask()
             self._form()
@@ -239,9 +235,9 @@ class _DecidedBlock:
         if not decision.on_host:
             last = _held_until(block, needs, self.context) if needs else first
             if what == "dense" or self.dead:
-                last = max(last, _forward_last(block, self.context))
+                last = max(last, block.last)
             return self._pending(first, last, nbytes, what)
-        gone = max(_forward_last(block, self.context), block.saved)
+        gone = max(block.last, block.saved)
         check_points(block, decision, needs, gone, self.costs.hardware)
         out, back = decision.release - 1, decision.prefetch
         if self.context.synchronous:

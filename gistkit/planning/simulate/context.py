@@ -90,19 +90,17 @@ class StepIndex:
 class Context:
     """What one block's effects read of the plan around it.
 
-    ``plain``: the operators are PyTorch's own, or a library's. ``slices``: batch slices by task. ``ends_early``: blocks
-    whose memory an in-place ReLU takes over. ``also``: tasks, by block, at which a rebuild or a rerun needs its values.
-    ``encodings``: forward tasks that make a sparse encoding, in order. ``restart``: by block the task at which its
-    segment runs anew. ``segments``: those segments. ``decoded_for_segment``: tasks, by block, before which it is
-    decoded for a segment alone, which counts it. ``synchronous``: transfers are copies in line with the tasks, out when
-    something is saved, back at its first use, as the runtime makes them. ``least``: the least memory that any set of
-    encodings may take.
+    ``plain``: the operators are PyTorch's own, or a library's. ``slices``: batch slices by task. ``also``: tasks, by
+    block, at which a rebuild or a rerun needs its values. ``encodings``: forward tasks that make a sparse encoding, in
+    order. ``restart``: by block the task at which its segment runs anew. ``segments``: those segments.
+    ``decoded_for_segment``: tasks, by block, before which it is decoded for a segment alone, which counts it.
+    ``synchronous``: transfers are copies in line with the tasks, out when something is saved, back at its first use, as
+    the runtime makes them. ``least``: the least memory that any set of encodings may take.
     """
 
     index: StepIndex
     plain: bool = False
     slices: Mapping[int, int] | None = None
-    ends_early: frozenset[int] = frozenset()
     also: Mapping[int, frozenset[int]] | None = None
     encodings: tuple[int, ...] = ()
     restart: Mapping[int, int] | None = None
@@ -131,7 +129,6 @@ class Context:
             index,
             plan.policy in PLAIN_POLICIES or index.graph.source == LIBRARY,
             _slices(plan.choices, index),
-            _overwritten(plan.choices, index),
             {b: frozenset(tasks) for b, tasks in also.items()},
             _encodings(decided, index),
             {b: part.start for part in parts for b in part.blocks},
@@ -230,17 +227,6 @@ def _slices(choices: tuple[CallChoice, ...], index: StepIndex) -> dict[int, int]
     cut = chosen_calls((c for c in choices if c.weight_grad_slices > 1), index)
     tasks = index.graph.tasks
     return {t: c.weight_grad_slices for c, call in cut for t in index.backward_of(call) if tasks[t].part == "weight"}
-
-
-def _overwritten(choices: tuple[CallChoice, ...], index: StepIndex) -> frozenset[int]:
-    """Blocks whose memory becomes the output of a ReLU that the plan runs in place."""
-    graph, found = index.graph, set()
-    for _, call in chosen_calls((c for c in choices if c.inplace), index):
-        relu = graph.calls[call]
-        block = index.by_storage.get(graph.values[relu.operands[0]].storage)
-        if not relu.inplace and block is not None and block.last == call_task(index, call):
-            found.add(block.id)
-    return frozenset(found)
 
 
 def call_task(index: StepIndex, call: int) -> int:

@@ -13,7 +13,6 @@ from gistkit.kernels import Masks
 from gistkit.nn import relu as relu_op
 from gistkit.nn.eligible import overwritable
 from gistkit.nn.keep import Alias
-from gistkit.nn.overwrite import overwrite_masked
 from gistkit.runtime.calls import native
 from gistkit.runtime.calls.fast import Kind, geometry
 from gistkit.runtime.calls.native import Hooks
@@ -30,16 +29,11 @@ Bind = Callable[[tuple, Mapping, Callable], Term | None]
 
 class FastRelu:
     """A ReLU of a tensor that fills its storage; ``bind``: what makes the recipe's term that is known to be exact
-    (:func:`gistkit.runtime.rebuild.rebuild.fused` or ``resolve``), None where there is no recipe; ``overwrites``: it
-    took over its input's memory, though not called in place."""
+    (:func:`gistkit.runtime.rebuild.rebuild.fused` or ``resolve``), None where there is no recipe."""
 
-    def __init__(
-        self, region: Region, step: Step, b: Relu, y: torch.Tensor, bind: Bind | None, overwrites: bool
-    ) -> None:
+    def __init__(self, region: Region, step: Step, b: Relu, y: torch.Tensor, bind: Bind | None) -> None:
         decision: Any = step.output
-        # what was overwritten is no more, and was as y is now
-        self._x, self._inplace, self._bind = Kind(y if overwrites else b.x), b.inplace, bind
-        self._index, self._overwrites = step.index, overwrites
+        self._x, self._inplace, self._bind = Kind(b.x), b.inplace, bind
         self._nbytes, self._row_elements = y.untyped_storage().nbytes(), y.numel() // y.shape[0]
         self._recipe, self._storage, self._reason = decision.recipe, decision.storage, decision.reason
         self._term = ("stash", decision.storage)
@@ -51,10 +45,10 @@ class FastRelu:
     def __call__(self, region: Region, hooks: Hooks, x: Any, inplace: Any) -> torch.Tensor | None:
         if inplace is not self._inplace or not self._x.fits(x) or (inplace and not overwritable(x)):
             return None
-        if x.untyped_storage().nbytes() != self._nbytes or (self._overwrites and not _overwritable(region, x)):
+        if x.untyped_storage().nbytes() != self._nbytes:
             return None
         if self._bind is None:
-            y = self._run(region, x, inplace)
+            y = relu_op.masked(x, inplace, self._masks)
             region.own.append(self._own)
             region.mark_sparse(y)
             return y
@@ -65,20 +59,13 @@ class FastRelu:
         body = self._body(region)
         if body is None:
             return None
-        y = self._run(region, x, inplace)
+        y = relu_op.masked(x, inplace, self._masks)
         region.own.append(self._own)
         if type(body) is not OnePassBody:
             body = RebuiltBody(builder(body, y), self._row_elements)
         key = table.add(y, Stash(body, self._storage, "rebuild", self._nbytes, self._reason), True)
         if self._is_source:
             origins.made_as(self._term, (key, self._geometry))
-        return y
-
-    def _run(self, region: Region, x: torch.Tensor, inplace: bool) -> torch.Tensor:
-        if not self._overwrites:
-            return relu_op.masked(x, inplace, self._masks)
-        y = overwrite_masked(x, self._masks, region.nan(x))
-        region.watch.overwritten(x, self._index)
         return y
 
     def _body(self, region: Region) -> Any:
@@ -118,11 +105,6 @@ class FastDenseRelu:
         region.held.setdefault(y.untyped_storage()._cdata, self._held)
         region.mark_sparse(y)
         return y
-
-
-def _overwritable(region: Region, x: torch.Tensor) -> bool:
-    """Whether the ReLU may still take over the memory of an x that fills its storage."""
-    return region.overwrites and x.grad_fn is not None and not x._is_view() and region.table.find(x) is None
 
 
 __all__ = ["FastDenseRelu", "FastRelu"]

@@ -19,7 +19,6 @@ from gistkit.nn import conv, functional, norm
 from gistkit.nn import relu as relu_op
 from gistkit.nn.eligible import KERNEL_DTYPES, is_wrapped, transformed
 from gistkit.nn.keep import Alias, Coded, Kept
-from gistkit.nn.overwrite import overwrite_relu
 from gistkit.nn.switched import is_switched
 from gistkit.runtime.calls import native
 from gistkit.runtime.calls.fast_conv import FastConv2d
@@ -65,11 +64,11 @@ def relu(region: Region, step: Step, b: Relu) -> torch.Tensor:
         return relu_op.run(x, b.inplace)
     if decision is not None and decision.codec == "drop" and step.choice.passes and is_dense(x):
         promise = Promise()
-        y = _run_relu(region, step, b, lambda _: promise)
+        y = relu_op.run(b.x, b.inplace, lambda _: promise)
         region.watch.promise(y, promise)
     elif decision is not None and decision.codec == "rebuild":
         made = region.origins.are(decision.recipe[1], region.origins.key(x))
-        y = _run_relu(region, step, b, None)
+        y = relu_op.run(b.x, b.inplace)
         if _stash_rebuilt(region, step, decision, y, made):
             recipe, lossy = decision.recipe, region.settings.lossy is not None
             number = 0 if lossy else known(region.verified, step.index, recipe, y)
@@ -77,14 +76,14 @@ def relu(region: Region, step: Step, b: Relu) -> torch.Tensor:
                 one_pass = number == 0 and fused(recipe, region.norms, region.kept) is not None
                 _learn_relu(region, step, b, y, fused if one_pass else resolve)
     elif decision is not None and decision.mask:
-        y = _run_relu(region, step, b, None)
+        y = relu_op.run(b.x, b.inplace)
         region.encode(y, decision)
     elif decision is not None and decision.codec not in ("mask1", "drop"):
         y = _shared_relu(region, step, b, decision)
     else:
         if decision is not None and step.choice.passes:
             region.cannot(decision, "the tensor has gaps, and the ReLU keeps a mask of its own")
-        y = _run_relu(region, step, b, None)
+        y = relu_op.run(b.x, b.inplace)
         _place_own(region, decision, y)
         if decision is not None and decision.codec == "mask1" and not step.choice.passes:
             _learn_relu(region, step, b, y, None)
@@ -94,9 +93,8 @@ def relu(region: Region, step: Step, b: Relu) -> torch.Tensor:
 
 def _learn_relu(region: Region, step: Step, b: Relu, y: torch.Tensor, bind: Any) -> None:
     mask = type(getattr(y.grad_fn, "kept", None)) is Coded
-    overwritten = id(b.x) in region.watch.items
-    if mask and type(b.x) is torch.Tensor and covers(y) and (overwritten or not step.choice.inplace):
-        region.learnt = FastRelu(region, step, b, y, bind, overwritten)
+    if mask and type(b.x) is torch.Tensor and covers(y):
+        region.learnt = FastRelu(region, step, b, y, bind)
 
 
 def _place_own(region: Region, decision: Decision | None, y: torch.Tensor) -> None:
@@ -108,22 +106,6 @@ def _place_own(region: Region, decision: Decision | None, y: torch.Tensor) -> No
         region.cannot(decision, "PyTorch's own op ran, for these operands are not ones that gistkit's takes")
     elif decision.place == "host":
         y.grad_fn.kept = AwayOnHost(kept)  # type: ignore[union-attr]
-
-
-def _run_relu(region: Region, step: Step, b: Relu, keep: Any) -> torch.Tensor:
-    x = b.x
-    if b.inplace or not step.choice.inplace:
-        return relu_op.run(x, b.inplace, keep)
-    if not (region.overwrites and _overwritable(region, x)):
-        region.cannot_run(step, "in the memory of its input", "somebody else may read that input")
-        return relu_op.run(x, b.inplace, keep)
-    y = overwrite_relu(x, keep=keep, nan=region.nan(x))
-    region.watch.overwritten(x, step.index)
-    return y
-
-
-def _overwritable(region: Region, x: torch.Tensor) -> bool:
-    return x.grad_fn is not None and not x._is_view() and covers(x) and region.table.find(x) is None
 
 
 def _shared_relu(region: Region, step: Step, b: Relu, decision: Decision) -> torch.Tensor:
@@ -142,7 +124,7 @@ def _shared_relu(region: Region, step: Step, b: Relu, decision: Decision) -> tor
         made.append(stash)
         return Reader(stash, y)
 
-    y = _run_relu(region, step, b, keep)
+    y = relu_op.run(b.x, b.inplace, keep)
     if made:
         region.stashed(y, made[0])
     else:

@@ -17,7 +17,6 @@ from gistkit.codecs import CODECS, Codec, Encoded, Sparse
 from gistkit.ir import CallChoice, Decision
 from gistkit.nn.eligible import KERNEL_DTYPES
 from gistkit.nn.keep import Alias, Kept
-from gistkit.nn.overwrite import not_a_number
 from gistkit.planning.forms import rounds
 from gistkit.runtime.calls.one_pass import OnePassBody
 from gistkit.runtime.forward.kept_ledger import Accounts
@@ -86,7 +85,6 @@ class Region(Accounts):
     diverged: str = ""
     aliases: dict[int, Kept] = field(default_factory=dict)
     probes: list[tuple[int, int, Ticket]] = field(default_factory=list)
-    nans: dict[tuple, torch.Tensor] = field(default_factory=dict)
     tape: Tape | None = None
 
     def __post_init__(self) -> None:
@@ -279,13 +277,6 @@ class Region(Accounts):
         stash = self.table.named(storage)
         return self.aliases.get(storage) if stash is None else stash.body
 
-    def nan(self, x: torch.Tensor) -> torch.Tensor:
-        """A 0-d NaN of x's dtype and device, one for all overwritten tensors of the forward."""
-        key = (x.dtype, x.device)
-        if key not in self.nans:
-            self.nans[key] = not_a_number(x)
-        return self.nans[key]
-
     def clear(self) -> None:
         """Let go of everything; called however the forward ended."""
         self.table.clear()
@@ -294,7 +285,6 @@ class Region(Accounts):
         self.aliases.clear()
         self.clear_accounts()
         self.affines = None
-        self.nans.clear()
         if self.tape is not None:
             self.tape.clear()
             self.tape = None  # it knows the region: a cycle would wait for the garbage collector

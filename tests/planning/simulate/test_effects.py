@@ -206,13 +206,6 @@ def test_what_a_rebuild_reads_in_slices_is_there_one_at_a_time():
     assert decoded(plan_of(graph, *decisions), source) == [(conv, BYTES), (bn, BYTES)]
 
 
-def test_in_place_relu_takes_its_input_over():
-    conv = block_of(CHAIN, "conv2d")
-    assert (conv.first, conv.last) == (0, 1)
-    choice = CallChoice(1, "relu", inplace=True)
-    assert lives(CHAIN, plan_of(CHAIN, choices=(choice,)))[conv.id, "dense"] == [(0, 0, BYTES)]
-
-
 def test_relu_whose_mask_the_map_carries_hands_its_gradient_on():
     graph = chain(1)
     call = next(c for c in graph.calls if c.op == "relu")

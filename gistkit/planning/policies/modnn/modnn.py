@@ -55,7 +55,7 @@ def modnn(
     plan = replace(
         bare,
         decisions=(*bare.decisions, *sent),
-        choices=tuple(sorted((*bare.choices, *_algorithms(graph, costs, found)), key=lambda c: c.covered)),
+        choices=_algorithms(graph, costs, found),
         details={"sub_batch": part.size, **own_clock},
         budget_bytes=budget_bytes,
         lower_bound_bytes=least["bitwise" if fidelity == "bitwise" else "reassociated"],

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from gistkit.errors import BudgetError
-from gistkit.ir import Plan, Reading, SavedGraph, scaled
+from gistkit.ir import Plan, SavedGraph, scaled
 from gistkit.planning.cost import CostTable
-from gistkit.planning.forms import call_choices, check_fidelity, kept_by_ops, own_decisions
+from gistkit.planning.forms import check_fidelity, kept_by_ops, own_decisions
 from gistkit.planning.policies.modnn.tdfg import TDFG, paper_tdfg, plan_tdfg
 from gistkit.planning.simulate import Simulator, scaled_costs, trains_batch_norm
 
@@ -134,9 +134,8 @@ def parts_of(graph: SavedGraph, costs: CostTable, rule: str = PLAN) -> Callable[
 
 
 def bare_plan(graph: SavedGraph) -> Plan:
-    """What holds for every plan of moDNN: operators keep small maps by themselves, ReLUs run in place."""
-    inplace = tuple(c for c in call_choices(Reading(graph), {}) if c.inplace)
-    return Plan("modnn", graph.fingerprint, own_decisions(graph), inplace)
+    """What holds for every plan of moDNN: operators keep small maps by themselves."""
+    return Plan("modnn", graph.fingerprint, own_decisions(graph), ())
 
 
 def _least(at: Callable[[int], Part], most: int) -> dict[str, int]:
