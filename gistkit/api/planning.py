@@ -73,9 +73,11 @@ def plan(
     ``policy`` is ``optimal`` or one of the papers' (``plain``, ``gist``, ``vdnn-all``, ``vdnn-conv``, ``vdnn-dyn``,
     ``vdnn+``, ``modnn``, ``cdma``, ``checkpoint``). ``fidelity`` is the class of moves that may be used: ``bitwise``,
     or ``reassociated`` (sums in another order); ``lossy="fp8"`` (``fp16``, ``fp10``, their scaled forms) implies the
-    class ``lossy``. ``hardware`` is a preset (``titanx``, ``k40m``, ``h200``, ``cpu``), a file of ``gistkit
-    calibrate`` or a Hardware; None is the device that the model is on. ``density`` is the share of elements that are
-    not zero in what may hold zeros (default: by the producing op), one number or by storage id.
+    class ``lossy``. ``hardware`` is a preset (``h100-sxm``, ``rtx4090``, ``cpu``, ...), a file of ``gistkit calibrate``
+    or a Hardware; None is the device that the model is on: a CUDA card by its calibration on this machine or its
+    preset, and one without either is measured now, once, for a few seconds (``prediction.rates``). ``density`` is the
+    share of elements that are not zero in what may hold zeros (default: by the producing op), one number or by storage
+    id.
 
     ``per_sub_batch_norm=True`` accepts sub-batches for a network whose batch norms, in training mode, then see the
     statistics of each part; :func:`gistkit.step` wants to be told so too. False: such a network is not cut.
@@ -169,6 +171,7 @@ def plan_graph(
         plain_peak_bytes=plain_peak_bytes,
         plain_step_s=plain.step_s,
         plain_wall_s=simulator.wall_s(plain),
+        rates=costs.hardware.source or f"given as {costs.hardware.name}",
     )
     return replace(made, budget_bytes=budget_bytes, contract=contract, prediction=prediction)
 

@@ -141,7 +141,8 @@ def _summary(made: Plan, plain: Plan) -> str:
     today += f", peak {mib(waited_bytes)} MiB" if waited_bytes < made.peak_bytes else ""
     return (
         f"{made.policy} on {made.hardware}: peak {mib(made.peak_bytes)} MiB (plain {mib(plain.peak_bytes)}), step "
-        f"{milliseconds(made.step_s)} ms (plain {milliseconds(plain.step_s)}), moves {made.fidelity}{parts}{gap}{today}"
+        f"{milliseconds(made.step_s)} ms (plain {milliseconds(plain.step_s)}), moves {made.fidelity}{parts}{gap}"
+        f"{today}\nrates of {made.hardware}: {made.prediction.rates}"
     )
 
 

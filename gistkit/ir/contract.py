@@ -75,8 +75,9 @@ class Prediction:
 
     As the runtime runs it today, every transfer in line with the tasks: ``sync_peak_bytes``, the peak to expect, at
     most ``peak_bytes``, and ``wall_s``, with the host's share where the hardware states it. ``plain_peak_bytes``,
-    ``plain_step_s`` and ``plain_wall_s`` are plain PyTorch's. ``measured``: the seconds come from measured times.
-    ``not_compared``: policies that may be faster, for which there was no time.
+    ``plain_step_s`` and ``plain_wall_s`` are plain PyTorch's. ``rates`` says where the rates of ``Plan.hardware`` are
+    from: a preset and its source, a calibration and its date, a file. ``measured``: the seconds come from measured
+    times. ``not_compared``: policies that may be faster, for which there was no time.
     """
 
     sync_peak_bytes: int = 0
@@ -84,6 +85,7 @@ class Prediction:
     plain_peak_bytes: int = 0
     plain_step_s: float = 0.0
     plain_wall_s: float = 0.0
+    rates: str = ""
     measured: Measured | None = None
     not_compared: tuple[str, ...] = ()
 
