@@ -10,7 +10,7 @@ from rich.table import Table
 
 from gistkit.commands.wrong import HelpFormatter, InputError, claim, write
 from gistkit.planning.cost import GIB, Hardware
-from gistkit.profiling import calibrate
+from gistkit.profiling import calibrate, keep_calibration
 from gistkit.report import console
 
 
@@ -34,9 +34,12 @@ def run(options: argparse.Namespace) -> int:
         found = calibrate(options.device)
     except (ValueError, OSError) as error:
         raise InputError(error) from error
+    kept = keep_calibration(found) if found.async_counts else None
     if options.out:  # the file first: whoever reads the table may close it early
         write(options.out, found.to_json() + "\n")
     console().print(hardware_table(found))
+    if kept is not None:
+        console().print(f"kept in {kept}: plans for {found.name} on this machine take these figures from now on")
     return 0
 
 

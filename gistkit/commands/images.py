@@ -10,7 +10,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gistkit.api import Measure, card, check_present, may_be_cut, read_times, step_on, times_for, with_least_rows
+from gistkit.api import (
+    Measure,
+    card_at_hand,
+    check_present,
+    may_be_cut,
+    read_times,
+    step_on,
+    times_for,
+    with_least_rows,
+)
 from gistkit.capture import loss_of
 from gistkit.commands.wrong import InputError, claim, write
 from gistkit.errors import CaptureError, MeasureError
@@ -66,8 +75,7 @@ def _at_hand() -> Hardware | None:
     """This machine's GPU."""
     if not torch.cuda.is_available():
         return None
-    found = torch.cuda.get_device_properties(0)
-    return card(found.name, found.total_memory)
+    return card_at_hand(torch.device("cuda", 0))
 
 
 def image_step(

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 
 from rich.console import Console, RenderableType
+from rich.table import Table
 
 MIB = 2**20
 NO_EDGE = 10_000
@@ -28,6 +29,14 @@ def rendered(parts: Iterable[RenderableType], width: int = 120) -> str:
     return captured.get()
 
 
+def table(title: str, *columns: str, **style) -> Table:
+    """A table without rows; the name of a column of numbers begins with ``>``, which aligns it on the right."""
+    made = Table(title=title, **style)
+    for name in columns:
+        made.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", no_wrap=True)
+    return made
+
+
 def mib(nbytes: float) -> str:
     """MiB with one digit, two below 10."""
     value = nbytes / MIB
@@ -40,4 +49,4 @@ def milliseconds(seconds: float) -> str:
     return f"{value:,.3f}" if value < 1 else f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
 
 
-__all__ = ["MIB", "console", "mib", "milliseconds", "rendered"]
+__all__ = ["MIB", "console", "mib", "milliseconds", "rendered", "table"]

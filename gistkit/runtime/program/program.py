@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from gistkit.ir import Call, CallChoice, Decision, Passing, Plan, Reading, Save, SavedGraph
+from gistkit.ir import STAY, Call, CallChoice, Decision, Passing, Plan, Reading, Save, SavedGraph
 from gistkit.planning.forms import intolerant, recompute_plan
 from gistkit.planning.simulate import PLAIN_POLICIES
 from gistkit.runtime.program.joint_gradients import Headroom, headrooms
@@ -97,13 +97,13 @@ class Program:
     @cached_property
     def may_gain_zeros(self) -> bool:
         """Whether a ReLU's output is kept as it is for want of zeros, which may come."""
-        return any(s.op == "relu" and s.output is not None and not _changes(s.output) for s in self.steps)
+        return any(s.op == "relu" and s.output is not None and s.output.stays for s in self.steps)
 
     @cached_property
     def dense_storages(self) -> tuple[tuple[int, int, str], ...]:
         """(storage, bytes, reason) of what is kept for backward as it is, by the capture."""
         kept = ((s, self._decisions.get(s.id)) for s in self.graph.kept() if s.kind != "parameter")
-        return tuple((s.id, s.nbytes, d.reason if d else "") for s, d in kept if not _changes(d))
+        return tuple((s.id, s.nbytes, d.reason if d else "") for s, d in kept if d is None or d.stays)
 
     @property
     def length(self) -> int:
@@ -113,7 +113,7 @@ class Program:
     @cached_property
     def held_outputs(self) -> frozenset[int]:
         """Covered calls from whose outputs, kept as they are, something is rebuilt."""
-        sources = (s for s in self.steps if s.is_source and s.output is not None and s.output.codec == "dense")
+        sources = (s for s in self.steps if s.is_source and s.output is not None and s.output.form.returns == STAY)
         return frozenset(s.index for s in sources)
 
     def decision(self, storage: int) -> Decision | None:
@@ -250,12 +250,12 @@ class Program:
         """The decision for a storage that is saved; where no backward reads its values, as the node goes
         again at once, one that may be asked for them."""
         decision = self._decisions.get(storage)
-        return KEEP_DENSE if decision is not None and not read and decision.codec in WITHOUT_VALUES else decision
+        return KEEP_DENSE if decision is not None and not read and decision.form in WITHOUT_VALUES else decision
 
 
 def _changes(decision: Decision | None) -> bool:
     """Whether a storage is kept in another form than as it is."""
-    return decision is not None and (decision.codec != "dense" or decision.place == "host")
+    return decision is not None and not decision.stays
 
 
 def _in_order(call: Call) -> list[Save | Passing]:
