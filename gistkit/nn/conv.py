@@ -131,8 +131,13 @@ def _kind(x: torch.Tensor, weight: torch.Tensor, options: tuple) -> tuple:
     return (*shapes, x.device, weight.device, lowered, settings(), options)
 
 
+def takes(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether gistkit's node takes tensors of these geometries; for others PyTorch's own runs."""
+    return x.dim() in (3, 4) and weight.dim() == 4 and x.numel() > 0 and is_dense(x)
+
+
 def _decided(x: torch.Tensor, weight: torch.Tensor, options: tuple, algorithm: str) -> Prepared | None:
-    if x.dim() not in (3, 4) or weight.dim() != 4 or x.numel() == 0 or not is_dense(x):
+    if not takes(x, weight):
         return None
     call = _resolved(weight, *options)
     if call is not None:

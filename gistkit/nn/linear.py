@@ -79,6 +79,14 @@ def _weight_gradient(
     return total
 
 
+def takes(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether gistkit's node takes tensors of these geometries; for others PyTorch's own runs."""
+    flattens = x.dim() > 2 and x.is_contiguous()
+    if not (flattens or (x.dim() == 2 and is_dense(x))) or weight.dim() != 2 or x.numel() == 0 or weight.numel() == 0:
+        return False
+    return bias is None or bias.dim() == 1
+
+
 @renamed(slices="weight_grad_slices=")
 def linear(
     input: torch.Tensor,
@@ -100,10 +108,7 @@ def linear(
     x = input
     if not recorded(x, weight, bias) or not covered(x, weight, bias) or (keep is None and hooked()):
         return F.linear(x, weight, bias)
-    flattens = x.dim() > 2 and x.is_contiguous()
-    if not (flattens or (x.dim() == 2 and is_dense(x))) or weight.dim() != 2 or x.numel() == 0 or weight.numel() == 0:
-        return F.linear(x, weight, bias)
-    if bias is not None and bias.dim() != 1:
+    if not takes(x, weight, bias):
         return F.linear(x, weight, bias)
     x, weight, bias = cast("linear", x.device.type, x, weight, bias)
     return _Linear.apply(x, weight.t(), bias, keep or keep_dense, weight_grad_slices)

@@ -36,12 +36,14 @@ class NativeBatchNorm(SpecialisedCall):
         training: bool, momentum: float, eps: float,
     ) -> torch.Tensor:  # fmt: skip
         y: Any = F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
-        if training and keeps_its_input(y):
-            self.replace(state, y, x, weight, bias)
+        if keeps_its_input(y):
+            self.replace(state, y, x, weight, bias, training)
         return y
 
-    def replace(self, state: ForwardState, y: Any, x: torch.Tensor, weight: Any, bias: Any) -> None:
-        """Have y's node keep its input as planned, and record the batch norm for rebuilds."""
+    def replace(
+        self, state: ForwardState, y: Any, x: torch.Tensor, weight: Any, bias: Any, training: bool
+    ) -> None:  # fmt: skip
+        """Have y's node keep its input as planned, and record a batch norm of batch statistics for rebuilds."""
         step, decision = self._step, self._step.input
         kept: Kept | None = None
         if decision is None or not decision.stays or state.strict:
@@ -50,7 +52,7 @@ class NativeBatchNorm(SpecialisedCall):
         elif state.table.find(x) is not None:
             kept = state.keep(x, decision)
             replace_saved(y, "input", kept)
-        if step.feeds_recipe:
+        if step.feeds_recipe and training:
             replaced = kept is not None and type(kept) is not Alias
             source = NormSource(y.grad_fn, weight, bias, kept, geometry_of(x)) if replaced else None
             state.norms[step.index] = source or NormSource(y.grad_fn, weight, bias)

@@ -14,7 +14,6 @@ from torch.nn import Parameter
 
 from gistkit.capture import Conv2d
 from gistkit.ir import Decision
-from gistkit.kernels import is_dense
 from gistkit.nn import conv
 from gistkit.nn.standin import settings
 from gistkit.nn.switched import is_switched
@@ -24,11 +23,13 @@ from gistkit.runtime.program.program import Step
 from gistkit.runtime.stash.stash import DENSE_VALUES, Reader, SharedValues
 
 
-def specialise(state: ForwardState, step: Step, b: Conv2d) -> SpecialisedCall:
+def specialise(state: ForwardState, step: Step, b: Conv2d) -> SpecialisedCall | None:
     """How a convolution over such operands runs as planned."""
     x, weight = b.x, b.weight
+    if not conv.takes(x, weight):
+        return None
     native = type(weight) is Parameter and weight.requires_grad and type(b.padding) is tuple and x.dim() == 4
-    if native and x.numel() and not is_switched(step.choice.algorithm) and is_dense(x) and not state.strict:
+    if native and not is_switched(step.choice.algorithm) and not state.strict:
         if not x.requires_grad or state.has_room(step.index, x):
             return NativeConv2d(step, b)
     return SplitConv2d(state, step, b)

@@ -22,6 +22,8 @@ def specialise(state: ForwardState, step: Step, b: Dropout) -> SpecialisedCall:
 class MaskedDropout(SpecialisedCall):
     """Gistkit's dropout; it takes operands of any kind."""
 
+    direct = False
+
     def __init__(self, step: Step) -> None:
         self._step = step
 

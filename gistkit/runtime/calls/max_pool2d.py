@@ -22,6 +22,8 @@ def specialise(state: ForwardState, step: Step, b: MaxPool2d) -> SpecialisedCall
 class MappedMaxPool2d(SpecialisedCall):
     """Gistkit's max-pool; it takes operands of any kind."""
 
+    direct = False
+
     def __init__(self, step: Step) -> None:
         self._step = step
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from gistkit.capture import BatchNorm, Bound, Conv2d, Dropout, Linear, MaxPool2d, Relu
 from gistkit.runtime.calls import batch_norm, conv2d, dropout, linear, max_pool2d, relu
 from gistkit.runtime.calls.hooks import caught, without_hooks
-from gistkit.runtime.calls.kinds import runs
+from gistkit.runtime.calls.kinds import TensorKind, runs
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.match_plan import check_call
 from gistkit.runtime.program.program import Program, Step
@@ -24,8 +25,8 @@ SPECIALISE: dict[str, tuple[Callable[..., Any], Callable[[ForwardState, Step, An
     "batch_norm": (BatchNorm, batch_norm.specialise),
     "dropout": (Dropout, dropout.specialise),
 }
-"""By covered op the form of its operands and what makes a call of them. Additions are counted, for plans that name
-them, and run as PyTorch's own."""
+"""By covered op the form of its operands and what makes a call of them, None where PyTorch's own op runs. Additions are
+counted, for plans that name them, and run as PyTorch's own."""
 
 
 WEIGHTED = ("conv2d", "linear")
@@ -33,13 +34,16 @@ WEIGHTED = ("conv2d", "linear")
 
 
 class ByPyTorch:
-    """A call over operands that gistkit's operators do not take."""
+    """A call over operands that gistkit's operators do not take: at all (``x`` None), or an ``x`` of that kind."""
+
+    def __init__(self, x: torch.Tensor | None) -> None:
+        self._x = None if x is None else TensorKind(x)
 
     direct = False
 
     def fits(self, *values: Any) -> bool:
         """Whether they still do not."""
-        return not runs(values)
+        return not runs(values) if self._x is None else self._x.fits(values[0])
 
 
 def next_call(state: ForwardState, op: str, bound: Bound) -> int:
@@ -69,16 +73,15 @@ def run(
     if state.deferred is not None and op != "max_pool2d":
         state.store_deferred()
     if op == "add":
-        return _by_pytorch(state, index, plain)
+        return _saving(state, program, index, plain)
     call = None if program is None else program.calls[index]
     if call is None or not call.fits(*values):
         call = _specialised(state, program, index, op, values)
     if type(call) is ByPyTorch:
         state.store_deferred()
-        return _by_pytorch(state, index, plain)
-    made_weight = op in WEIGHTED and type(values[1]) is not torch.nn.Parameter
-    if made_weight and program is not None and index in program.caught_within:
-        y = _with_weight(state, index, call, values)
+        return _saving(state, program, index, plain)
+    if _may_save(program, index, op, values):
+        y = _saving(state, program, index, partial(call, state, *values))
     elif not state.hooked:
         y = call(state, *values)
     else:
@@ -92,29 +95,32 @@ def run(
 def _specialised(state: ForwardState, program: Program | None, index: int, op: str, values: tuple) -> Any:
     form, specialise = SPECIALISE[op]
     step = None if program is None else program.steps[index]
-    call = specialise(state, step or state.blank(op), form(*values)) if runs(values) else ByPyTorch()
+    taken = runs(values)
+    call = specialise(state, step or state.blank(op), form(*values)) if taken else None
+    if call is None:
+        call = ByPyTorch(values[0] if taken else None)
     if program is not None:
         program.calls[index] = call
     return call
 
 
-def _by_pytorch(state: ForwardState, index: int, plain: Callable[[], Any]) -> Any:
-    # what PyTorch's own op saves where it runs in the place of a covered call is as planned for that call
+def _may_save(program: Program | None, index: int, op: str, values: tuple) -> bool:
+    """Whether a specialised call may save what is to be caught: a pool or a dropout that runs by PyTorch after all, or
+    a weight which is no parameter but made in the step."""
+    if program is not None and index not in program.caught_within:
+        return False
+    return not isinstance(values[1], torch.nn.Parameter) if op in WEIGHTED else op in ("max_pool2d", "dropout")
+
+
+def _saving(state: ForwardState, program: Program | None, index: int, plain: Callable[[], Any]) -> Any:
+    """``plain()``; what PyTorch saves in it is kept as planned for that covered call."""
     state.instead = index
+    catches = not state.hooked and (program is None or index in program.caught_within)
     try:
-        return plain()
+        with caught(state) if catches else nullcontext():
+            return plain()
     finally:
         state.instead = -1  # also where the call fails and the model goes on without it
-
-
-def _with_weight(state: ForwardState, index: int, call: Any, values: tuple) -> Any:
-    """A call of gistkit's own node that may save a weight which is no parameter but made in the step."""
-    state.instead = index
-    try:
-        with nullcontext() if state.hooked else caught(state):
-            return call(state, *values)
-    finally:
-        state.instead = -1
 
 
 def hold_output(state: ForwardState, step: Step, y: torch.Tensor) -> None:

@@ -25,6 +25,7 @@ from gistkit.capture import bind
 from gistkit.nn.norm import keeps_its_input
 from gistkit.runtime.calls.batch_norm import NativeBatchNorm
 from gistkit.runtime.calls.interpose import Interposer
+from gistkit.runtime.calls.kinds import runs
 from gistkit.runtime.calls.run import hold_output, run
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.program import Program
@@ -177,8 +178,10 @@ class Leaf(_Site):
 
     def _norm(self, state: ForwardState, index: int, x: torch.Tensor, weight: Any, bias: Any) -> Any:
         y, call = self.plain(self.module, x), self._program.calls[index]
-        if type(call) is NativeBatchNorm and self.module.training and keeps_its_input(y):
-            call.replace(state, y, x, weight, bias)
+        if call is None and runs((x, weight, bias)):
+            call = self._program.calls[index] = NativeBatchNorm(self._program.steps[index])
+        if type(call) is NativeBatchNorm and keeps_its_input(y):
+            call.replace(state, y, x, weight, bias, self.module.training)
         return y
 
 

@@ -49,7 +49,7 @@ class Program:
     """
 
     def __init__(self, graph: SavedGraph, plan: Plan, given: bool = False) -> None:
-        self.graph, self.plan = graph, plan
+        self.graph, self.plan, self._given = graph, plan, given
         self._decisions = {d.storage: d for d in plan.decisions}
         kept = {s.id for s in graph.kept()}
         self.passing = frozenset(p.storage for c in graph.calls for p in c.passing) - kept
@@ -66,6 +66,7 @@ class Program:
         """Storages from whose values something is rebuilt."""
         self._calls = [c for c in graph.calls if c.covered >= 0]
         self.steps = [self._step(c) for c in self._calls]
+        self._unread: tuple[set[int], set[int]] = set(), set()
         self._gaps, self._within = self._saves()
         self.calls: list[Any] = [None] * len(self.steps)
         """By covered call how it runs (:mod:`gistkit.runtime.calls`), once it has been specialised."""
@@ -133,13 +134,17 @@ class Program:
     @cached_property
     def caught(self) -> frozenset[int]:
         """After how many covered calls an uncovered one saves something that is to be caught: what is not kept as it
-        is, or what recipes start from."""
-        return frozenset(key[0] for key, several in self._gaps.items() if any(map(self._is_caught, several)))
+        is, what recipes start from or, as a plan of the caller's counts on it, what backward reads no value of."""
+        return self._numbers(self._gaps, self._unread[0])
 
     @cached_property
     def caught_within(self) -> frozenset[int]:
         """The same of the covered calls in whose place PyTorch's own op runs."""
-        return frozenset(key[0] for key, several in self._within.items() if any(map(self._is_caught, several)))
+        return self._numbers(self._within, self._unread[1])
+
+    def _numbers(self, found: dict[Key, tuple], unread: set[int]) -> frozenset[int]:
+        caught = {key[0] for key, several in found.items() if any(map(self._is_caught, several))}
+        return frozenset(caught | unread if self._given else caught)
 
     def _is_caught(self, decision: Decision | None) -> bool:
         return _changes(decision) or (decision is not None and decision.storage in self.sources)
@@ -235,6 +240,8 @@ class Program:
         done = 0
         for call in self.graph.calls:
             found, number = (gaps, done) if call.covered < 0 else (within, call.covered)
+            if any(not s.read for s in call.saves):
+                self._unread[call.covered >= 0].add(number)
             if call.covered >= 0:
                 done = call.covered + 1
             for save in _in_order(call):

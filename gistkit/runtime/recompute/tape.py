@@ -98,34 +98,6 @@ class Tape:
         now.written.clear()
         now.over = True
 
-    def passes(self, number: int, before: int = 0) -> bool:
-        """Have ``before`` calls over and that call running; False, and nothing done, where they are not what comes now
-        or there is something to write down or to compare."""
-        order, watched, at = self._plan.order, self._plan.watched, self._at + before
-        if at >= len(order) or order[at] != number or number in watched or self._checks.waiting:
-            return False
-        if before and not watched.isdisjoint(order[self._at : at]):
-            return False
-        self._at = at + 1
-        self._open_unwritten(number)
-        return True
-
-    def passed(self) -> None:
-        """The call of :meth:`passes` returned."""
-        self._now.over = True
-
-    def unpass(self, before: int = 0) -> None:
-        """Nothing was done of the calls of :meth:`passes`: they are still to come."""
-        self._at -= before + 1
-
-    def passes_by(self) -> bool:
-        """Count the call that comes now, which saves nothing; False, and nothing done, as with :meth:`passes`."""
-        order, at = self._plan.order, self._at
-        if at >= len(order) or not self.passes(order[at]):
-            return False
-        self._now.over = True
-        return True
-
     def _open_unwritten(self, number: int) -> None:
         self._now = now = self._unwritten
         now.number, now.over, now.saves = number, False, 0

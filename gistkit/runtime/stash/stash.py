@@ -189,7 +189,8 @@ class Stash:
     plain_bytes: int
     reason: str = ""
     node: Any = None
-    """The backward node of the tensor that was stashed, which readers of that very tensor have as ``grad_fn``."""
+    """The backward node of the tensor that was stashed, which readers of that very tensor have as ``grad_fn``; None
+    after the forward, as that node holds the stash."""
 
     @property
     def nbytes(self) -> int:
@@ -312,6 +313,8 @@ class StashTable:
 
     def clear(self) -> None:
         """Forget everything; nodes keep what they hold."""
+        for stash, _ in self._entries.values():
+            stash.node = None
         self._entries.clear()
         self._names.clear()
         self._tags.clear()

@@ -152,16 +152,14 @@ def test_rebuild_of_a_sum_of_two_norms_holds_both_terms():
     terms = ("relu", ("add", ("bn", norm.covered), ("bn", norm.covered)))
     block = replace(block, uses=(replace(block.uses[0], values=True),))
     made = effects(graph, block, Decision(block.storage, "rebuild", "nowhere", sources=(source.storage,), recipe=terms))
-    # Verifying (gistkit.ir.comparison) goes in parts of 512 bytes, as 64 of them are more than the tensor: six parts
-    # and
-    # ten vectors of 4 fp32 channels for the norm; for a digest a part as words and its weights, and 6 words for each of
-    # the 2 rows. The backward task makes a gradient larger than that after the digest: none of it is left there.
+    # Verifying (gistkit.ir.comparison) goes in parts of 512 bytes, as 64 of them are more than the tensor: for a digest
+    # a part as words and its weights, and 6 words for each of the 2 rows. The backward task makes a gradient larger
+    # than that after the digest: none of it is left there.
     part, word, rows = 512, 8, 2
     assert 64 * part > BYTES > part and graph.storages[block.storage].shape[0] == rows
     assert sum(graph.blocks[b].nbytes for b in graph.tasks[12].writes) > 2 * part + 6 * word * rows
     assert short(made)[1:] == [
-        (7, 12, 2 * 4 * 4, "payload"),  # the norm's two factors live from its forward on (one norm, in both terms)
-        (7, 7, 6 * part + 10 * 4 * 4, "scratch"),
+        (12, 12, 2 * 4 * 4, "scratch"),  # the norm's two factors, for 4 fp32 channels (one norm, in both terms)
         (block.saved, block.saved, 2 * part + 6 * word * rows, "scratch"),
         (12, 12, 2 * BYTES, "decoded"),
     ]

@@ -156,18 +156,13 @@ def test_a_checkpoint_under_a_budget(budget):
     "make, forms", [(Mixed, {"conv2d": ANEW}), (Net, {"relu": ANEW}), (Checkpointed, {"relu": ANEW})]
 )
 def test_every_call_is_counted(make, forms, monkeypatch):
-    """Of steps that go both ways: the count ends where that of the captured forward does."""
-    ends, passed = [], []
-    close, passes = recompute_tape.Tape.close, recompute_tape.Tape.passes
+    """The tape's count of a step's calls ends where that of the captured forward does."""
+    ends, close = [], recompute_tape.Tape.close
     monkeypatch.setattr(recompute_tape.Tape, "close", lambda tape: (ends.append(_left(tape)), close(tape)))
-    monkeypatch.setattr(
-        recompute_tape.Tape, "passes", lambda tape, *call: passed.append(passes(tape, *call)) or passed[-1]
-    )
     model, _ = pair(by_hand(make, **forms), make)
     for seed in range(4):
-        passed.clear()
         step(model, image(seed=seed))
-    assert ends == [0] * 4 and {True, False} == set(passed) and sum(passed) >= 4
+    assert ends == [0] * 4
 
 
 def _left(tape):
