@@ -12,6 +12,11 @@ def quoted(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 15]}...{text[-12:]}"
 
 
+def printable(text: str) -> str:
+    """A text with everything that a terminal would obey, or that cannot be encoded, as an escape such as ``\\x1b``."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 class GistError(RuntimeError):
     """Base class of every error in capturing, planning or running; arguments raise ValueError or TypeError."""
 

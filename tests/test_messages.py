@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from gistkit import errors
+from gistkit.commands.wrong import InputError, claim
 from gistkit.kernels.layout import flat
 from gistkit.nn.keep import USED_TWICE, Alias
 from gistkit.planning.forms.options import check_fidelity
 from gistkit.runtime.forward.watch import Promise
 from gistkit.runtime.recompute.calls import ReplayError
-from gistkit.training.plots import check_plot
 
 
 def test_plan_mismatch_says_what_to_do():
@@ -77,5 +77,5 @@ def test_words_that_are_none_say_what_there_is():
     for words, text in wrong:
         with pytest.raises(ValueError, match=text):
             check_fidelity(*words)
-    with pytest.raises(ValueError, match=r"must end in \.png, \.svg or \.pdf, got 'x.txt'; name one that does"):
-        check_plot(Path("x.txt"))
+    with pytest.raises(InputError, match=r"must end in \.png, \.svg or \.pdf, got 'x.txt'; name one that does"):
+        claim(plot=Path("x.txt"))

@@ -29,10 +29,10 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, write, show; 0."""
+    claim(options.out)
     try:
-        claim((options.out,))
         found = calibrate(options.device)
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         raise InputError(error) from error
     if options.out:  # the file first: whoever reads the table may close it early
         write(options.out, found.to_json() + "\n")

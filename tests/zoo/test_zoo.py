@@ -283,7 +283,7 @@ def test_factories_get_the_arguments_that_they_take(factories):
         (
             "no_such_module:f",
             ValueError,
-            "module 'no_such_module' cannot be imported .*; install it or put it on PYTHON",
+            "module 'no_such_module' cannot be imported .*; install it, put it on PYTHON",
         ),
         (":f", ValueError, "module '' cannot be imported"),
         ("zoo_factories:missing", ValueError, "has no attribute 'missing'; give package.module:factory"),

@@ -25,21 +25,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gistkit.errors import ModelError
-from gistkit.runtime import LiveBytes, LiveEvent, compress
-from gistkit.training.data import ImageSet, batches, inputs, open_images
+from gistkit.errors import GistError, ModelError, quoted
+from gistkit.runtime import LiveBytes, LiveEvent, compress, does_not_fit
+from gistkit.training.data import ImageSet, batches, inputs, open_images, orders
+from gistkit.training.folder import OnImage
 from gistkit.version import VERSION
 from gistkit.zoo import load
 
 LEAST_STEPS = 3
-TEST_IMAGES = 256
+BOUNDS = {"batch": (1, 2**20), "image_size": (1, 2**14), "seed": (0, 2**63 - 1), "lr": (0, 1000)}
+TEST_IMAGES = 512
 OnStep = Callable[[str, int], None]
 
 
 @dataclass(frozen=True)
 class TrainSettings:
     """What to train on what; ``lossy`` names the third run's format, None leaves that run out.
-
     Raises ValueError where a number is out of range or the device is not there.
     """
 
@@ -59,11 +60,11 @@ class TrainSettings:
             raise ValueError(
                 f"steps must be at least {LEAST_STEPS} (one to warm up, one to measure), got {self.steps}; ask for more"
             )
-        for name in ("batch", "image_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}; leave it out for the default")
-        if not (math.isfinite(self.lr) and self.lr >= 0):
-            raise ValueError(f"lr must be a finite number of at least 0, got {self.lr}; 0.01 is the default")
+        for name, (least, most) in BOUNDS.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                got = quoted(value)
+                raise ValueError(f"{name} must be from {least} to {most}, got {got}; leave it out for the default")
         if self.device not in ("cpu", "cuda"):
             raise ValueError(f"device must be cpu or cuda, got {self.device!r}; name one of the two")
         if self.device == "cuda" and not torch.cuda.is_available():
@@ -76,7 +77,7 @@ class RunResult:
 
     ``kept_bytes``: live after the measured step's forward; ``peak_bytes``: most live at once in forward and backward;
     ``device_peak_bytes``: the same by CUDA's allocator, workspaces included, None elsewhere. ``step_s`` is a median.
-    ``memory`` has the live bytes after every operator of that step. ``accuracy`` is on up to 256 test images, None
+    ``memory`` has the live bytes after every operator of that step. ``accuracy`` is on the result's ``tested``, None
     without any.
     """
 
@@ -97,10 +98,12 @@ class RunResult:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """All runs of one comparison; the first is plain, the second lossless."""
+    """All runs of one comparison; the first is plain, the second lossless. ``tested`` says which images the accuracy is
+    of, none of which is trained on; None where there are none."""
 
     settings: TrainSettings
     environment: dict[str, Any]
+    tested: str | None
     runs: tuple[RunResult, ...]
 
     @property
@@ -116,7 +119,7 @@ class TrainResult:
         for run in self.runs:
             losses = [x if math.isfinite(x) else None for x in run.losses]
             runs.append({**asdict(run), "losses": losses, "losses_hex": [_bits(x).hex() for x in run.losses]})
-        fields = {"settings": asdict(self.settings), "environment": self.environment}
+        fields = {"settings": asdict(self.settings), "environment": self.environment, "tested": self.tested}
         return json.dumps({**fields, "first_difference": self.first_difference, "runs": runs})
 
 
@@ -129,26 +132,32 @@ def train(
 
     ``compress(model, lossy=...)`` stands for :func:`gistkit.compress`. Waits for the device in every step. On CUDA,
     deterministic algorithms are on meanwhile. Raises ValueError and TypeError for a bad model or format, DataError for
-    bad images, all of them before the first step, but for an image that turns out unreadable, and ModelError for a
-    network whose scores are none.
+    bad images, all of them before the first step, and ModelError for a network that plain PyTorch cannot train on them.
     """
     return Comparison(settings, compress).run(on_step)
 
 
 class Comparison:
-    """The images opened, the network built, the format checked: all that can be wrong with the settings shows here.
+    """The images looked at, the network built, the format checked: all that can be wrong with the settings shows here.
 
-    Arguments and errors as for :func:`train`.
+    ``on_image(set, images looked at, images)`` is called along the way. Arguments and errors as for :func:`train`.
     """
 
-    def __init__(self, settings: TrainSettings, compress: Callable[..., torch.nn.Module] = compress) -> None:
+    def __init__(
+        self,
+        settings: TrainSettings,
+        compress: Callable[..., torch.nn.Module] = compress,
+        on_image: OnImage = lambda name, done, count: None,
+    ) -> None:
         self._settings = settings
         self._compress = compress
+        self._compress(torch.nn.Identity(), lossy=settings.lossy)
         self._images, self._test_images = open_images(settings.data, settings.image_size)
-        next(batches(self._images, settings.batch, 1, settings.seed))
         torch.manual_seed(settings.seed)
         self._model = load(settings.model, num_classes=len(self._images.classes), image_size=settings.image_size)
-        self._compress(torch.nn.Identity(), lossy=settings.lossy)
+        self._images.check(_drawn(self._images, settings), on_image)
+        if self._test_images is not None:
+            self._test_images.check(set(_tested(self._test_images).tolist()), on_image)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -157,16 +166,38 @@ class Comparison:
 
     def run(self, on_step: OnStep) -> TrainResult:
         """All trainings, one after the other; ``on_step`` as for :func:`train`."""
-        settings = self._settings
+        settings, test_images = self._settings, self._test_images
         with _deterministic(settings.device):
-            runs = tuple(
-                _run(name, self._copy(name), self._images, self._test_images, settings, on_step) for name in self.names
-            )
-        return TrainResult(settings, _environment(settings.device), runs)
+            runs = tuple(self._train(name, on_step) for name in self.names)
+        tested = None if test_images is None else f"{len(_tested(test_images))} images of {test_images.name}"
+        return TrainResult(settings, _environment(settings.device), tested, runs)
 
-    def _copy(self, name: str) -> torch.nn.Module:
-        model = copy.deepcopy(self._model).to(self._settings.device)
-        return model if name == "plain" else self._compress(model, lossy=None if name == "lossless" else name)
+    def _train(self, name: str, on_step: OnStep) -> RunResult:
+        """One training. What fails in plain PyTorch is the network's fault, and is said as ModelError."""
+        settings = self._settings
+        model = copy.deepcopy(self._model).to(settings.device)
+        if name != "plain":
+            model = self._compress(model, lossy=None if name == "lossless" else name)
+        try:
+            return _run(name, model, self._images, self._test_images, settings, on_step)
+        except Exception as error:
+            if name != "plain" or isinstance(error, GistError) or does_not_fit(error):
+                raise
+            size = settings.image_size
+            raise ModelError(
+                f"plain PyTorch cannot train {settings.model} on {settings.batch} images of {size}x{size} "
+                f"({type(error).__name__}: {error}); mend it, or take another image_size"
+            ) from error
+
+
+def _drawn(images: ImageSet, settings: TrainSettings) -> set[int]:
+    """The images that a training draws. Raises DataError where there are too few for a batch."""
+    count = len(images.labels)
+    epoch = count // settings.batch
+    parts = orders(count, settings.batch, min(settings.steps, epoch), settings.seed)
+    drawn = {i for part in parts for i in part.tolist()}
+    # Each epoch leaves out others.
+    return drawn if settings.steps <= epoch else set(range(count))
 
 
 def _run(
@@ -252,14 +283,18 @@ class _Meter:
 @torch.no_grad()
 def _accuracy(model: torch.nn.Module, images: ImageSet, settings: TrainSettings) -> float:
     model.eval()
-    count = min(TEST_IMAGES, len(images.labels))
-    # Spread over the set: the folders list one class after the other.
-    chosen = torch.linspace(0, len(images.labels) - 1, count).long()
+    chosen = _tested(images)
     right = 0
     for part in chosen.split(settings.batch):
         scores = model(inputs(images, part.tolist()).to(settings.device))
         right += int((scores.argmax(1).cpu() == images.labels[part]).sum())
-    return right / count
+    return right / len(chosen)
+
+
+def _tested(images: ImageSet) -> torch.Tensor:
+    """Indices of at most TEST_IMAGES, spread over the set: folders list one class after the other."""
+    count = len(images.labels)
+    return torch.linspace(0, count - 1, min(TEST_IMAGES, count)).long()
 
 
 def _now(device: str) -> float:
