@@ -40,7 +40,10 @@ def add(commands: argparse._SubParsersAction) -> None:
         ("seed", "of parameters, order and dropout"),
     ):
         train.add_argument(f"--{name}", type=int, metavar="N", default=default[name.replace("-", "_")], help=text)
-    train.add_argument("--lr", type=float, metavar="RATE", default=default["lr"], help="learning rate of SGD")
+    text = "highest learning rate: it rises over the first tenth of the steps, then falls along a cosine"
+    train.add_argument("--lr", type=float, metavar="RATE", default=default["lr"], help=text)
+    text = "of SGD, in Nesterov's form"
+    train.add_argument("--momentum", type=float, metavar="M", default=default["momentum"], help=text)
     train.add_argument("--lossy", metavar="FORMAT", default=default["lossy"], help="of the lossy training; or 'none'")
     train.add_argument("--device", choices=("cpu", "cuda"), default=default["device"], help="where to train")
     text = "write the result, every loss and the memory curves, making folders"
@@ -117,7 +120,7 @@ def result_table(result: TrainResult) -> Table:
     """The comparison as a table, a row a run."""
     settings, environment = result.settings, result.environment
     size = settings.image_size
-    tested = "" if result.tested is None else printable(f"; accuracy on {result.tested}, none of them trained on")
+    tested = "" if result.tested is None else printable(f"; accuracy on {result.tested}, none trained on")
     what = f"{settings.model} on {settings.data}, batch {settings.batch}, {size}x{size}, {settings.steps} steps"
     where = f"{environment['device']}, {environment['threads']} threads, torch {environment['torch']}"
     memory = "memory without parameters, gradients, optimiser state and batch"

@@ -33,26 +33,29 @@ from gistkit.version import VERSION
 from gistkit.zoo import load
 
 LEAST_STEPS = 3
-BOUNDS = {"batch": (1, 2**20), "image_size": (1, 2**14), "seed": (0, 2**63 - 1), "lr": (0, 1000)}
+BOUNDS = {"batch": (1, 2**20), "image_size": (1, 2**14), "seed": (0, 2**63 - 1), "lr": (0, 1000), "momentum": (0, 1)}
 TEST_IMAGES = 512
+WARM_UP = 0.1
 OnStep = Callable[[str, int], None]
 
 
 @dataclass(frozen=True)
 class TrainSettings:
     """What to train on what; ``lossy`` names the third run's format, None leaves that run out.
+
+    The optimiser is SGD with Nesterov's momentum; ``lr`` is its highest learning rate, see :func:`share_of_rate`.
     Raises ValueError where a number is out of range or the device is not there.
     """
 
     model: str
     data: str = "digits"
-    steps: int = 20
+    steps: int = 50
     batch: int = 32
     image_size: int = 32
     lossy: str | None = "fp8"
     device: str = "cpu"
     seed: int = 0
-    lr: float = 0.01
+    lr: float = 0.003
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
@@ -169,7 +172,7 @@ class Comparison:
         settings, test_images = self._settings, self._test_images
         with _deterministic(settings.device):
             runs = tuple(self._train(name, on_step) for name in self.names)
-        tested = None if test_images is None else f"{len(_tested(test_images))} images of {test_images.name}"
+        tested = None if test_images is None else f"{len(_tested(test_images))} test images ({test_images.name})"
         return TrainResult(settings, _environment(settings.device), tested, runs)
 
     def _train(self, name: str, on_step: OnStep) -> RunResult:
@@ -200,6 +203,11 @@ def _drawn(images: ImageSet, settings: TrainSettings) -> set[int]:
     return drawn if settings.steps <= epoch else set(range(count))
 
 
+def share_of_rate(step: int, steps: int) -> float:
+    """The learning rate of a step, of the highest: a rise over the first tenth of the steps, and a cosine to 0."""
+    return min((step + 1) / max(1, WARM_UP * steps), (1 + math.cos(math.pi * step / steps)) / 2)
+
+
 def _run(
     name: str,
     model: torch.nn.Module,
@@ -211,7 +219,9 @@ def _run(
     gc.collect()
     torch.manual_seed(settings.seed)
     model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
+    momentum = settings.momentum
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=momentum, nesterov=momentum > 0)
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: share_of_rate(step, settings.steps))
     losses, times = [], []
     meter = _Meter(settings.device)
     on_step(name, 0)
@@ -226,6 +236,7 @@ def _run(
         else:
             loss = meter.step(model, x, targets, len(images.classes))
         optimizer.step()
+        rates.step()
         times.append(_now(settings.device) - begin)
         losses.append(loss.item())
         on_step(name, step + 1)

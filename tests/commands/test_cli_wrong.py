@@ -117,6 +117,7 @@ CASES = [
     ([*TRAIN, "--seed", "-1"], "seed must be from 0 to 9223372036854775807, got -1; leave it out"),
     ([*TRAIN, "--lr", "nan"], "lr must be from 0 to 1000, got nan; leave it out"),
     ([*TRAIN, "--lr", "1e308"], r"lr must be from 0 to 1000, got 1e\+308; leave it out"),
+    ([*TRAIN, "--momentum", "1.5"], "momentum must be from 0 to 1, got 1.5; leave it out"),
     ([*TRAIN, "--lossy", "fp7"], "fp7"),
     ([*TRAIN, "--batch", "5000"], "a batch of 5000 needs as many images, there are 1437; use a batch of at most 1437"),
     ([*TRAIN, "--device", "tpu"], "argument --device: invalid choice: 'tpu'"),

@@ -12,6 +12,7 @@ import gistkit
 from gistkit.errors import DataError, ModelError
 from gistkit.runtime.live import LiveBytes, LiveEvent
 from gistkit.training import Comparison, RunResult, TrainResult, TrainSettings, batches, open_images, train
+from gistkit.training.loop import share_of_rate
 from gistkit.training.plots import step_curve
 
 
@@ -81,9 +82,10 @@ def test_a_plain_run_is_an_ordinary_training_loop():
     torch.manual_seed(TINY.seed)
     model = tiny(10)
     torch.manual_seed(TINY.seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=TINY.lr, momentum=TINY.momentum, nesterov=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=TINY.momentum, nesterov=True)
     losses = []
-    for x, y in batches(open_images("digits", 32)[0], 8, 4, seed=TINY.seed):
+    for step, (x, y) in enumerate(batches(open_images("digits", 32)[0], 8, 4, seed=TINY.seed)):
+        optimizer.param_groups[0]["lr"] = TINY.lr * share_of_rate(step, 4)
         optimizer.zero_grad()
         with LiveBytes() as live:
             loss = nn.functional.cross_entropy(model(x), y)
@@ -92,6 +94,18 @@ def test_a_plain_run_is_an_ordinary_training_loop():
         optimizer.step()
         losses.append(loss.item())
     assert plain.losses == tuple(losses) and plain.kept_bytes == kept_bytes
+
+
+def test_the_learning_rate_rises_for_a_tenth_of_the_steps_and_falls_along_a_cosine():
+    shares = [share_of_rate(step, 100) for step in range(100)]
+    assert shares[:3] == pytest.approx([0.1, 0.2, 0.3]) and shares[50] == pytest.approx(0.5)
+    assert max(shares) == shares[9] > 0.97 and shares[9:] == sorted(shares[9:], reverse=True) and shares[-1] < 0.001
+
+
+def test_digits_are_learnt():
+    result = train(replace(TINY, steps=50, batch=32, lr=0.1, lossy=None), same)
+    assert result.tested == "360 test images (every fifth digit)"
+    assert all(run.accuracy is not None and run.accuracy > 0.85 for run in result.runs)
 
 
 def test_memory_is_of_forward_and_backward_without_gradients():
