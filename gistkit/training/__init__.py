@@ -2,8 +2,9 @@
 
 from gistkit.training.data import Digits, ImageSet, batches, inputs, open_images
 from gistkit.training.folder import ImageFolder
-from gistkit.training.loop import Comparison, RunResult, TrainResult, TrainSettings, train
+from gistkit.training.loop import Comparison, train
 from gistkit.training.plots import plot_memory
+from gistkit.training.result import RunResult, TrainResult, TrainSettings
 
 __all__ = [
     "Comparison",

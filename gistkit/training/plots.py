@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gistkit.runtime import LiveEvent
-from gistkit.training.loop import RunResult, TrainResult
+from gistkit.training.result import RunResult, TrainResult
 
 MIB = 2**20
 COLOURS = ("#3b4252", "#0072b2", "#d55e00")
