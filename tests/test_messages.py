@@ -25,7 +25,7 @@ def test_every_kind_is_a_gist_error_and_the_one_warning_is_none():
     assert all((kind.__doc__ or "").strip() for kind in kinds)
     assert {kind for kind in kinds if not issubclass(kind, errors.GistError)} == {errors.BudgetWarning}
     assert issubclass(errors.GistError, RuntimeError)
-    assert issubclass(errors.BudgetWarning, UserWarning)  # the step goes on (docs/design.md, "What a budget ...")
+    assert issubclass(errors.BudgetWarning, UserWarning)  # the step goes on (docs/limits.md, "Budgets")
 
 
 def test_flat_names_shape_strides_and_remedy():
