@@ -139,7 +139,7 @@ def _dtypes(text: str) -> list[torch.dtype]:
 
 
 def _cases(options: argparse.Namespace) -> list[Case]:
-    """The cases that are meant. Raises ValueError for a codec that has none."""
+    """The cases that the options select. Raises ValueError for a codec that has none."""
     if not options.codec:
         return [c for c in all_cases(options.family or ("codec",)) if (options.only or "") in c.name]
     cases = all_cases(("codec",))

@@ -1,4 +1,4 @@
-"""``gistkit calibrate``: measure the device at hand and write what the planner wants to know of it."""
+"""``gistkit calibrate``: measure the device at hand and write the rates that the planner uses."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def add_images(parser: argparse.ArgumentParser) -> None:
 
 
 def prepare(options: argparse.Namespace) -> Hardware:
-    """The hardware that is meant, when everything that can be wrong with files and numbers has been looked at."""
+    """Check the files and numbers among the options; the hardware to plan for."""
     for name in ("batch", "image_size"):
         value = getattr(options, name)
         if not 1 <= value <= MOST:

@@ -1,5 +1,4 @@
-"""What goes wrong in a command and the status that it ends with, the files that it writes, and what its help says of
-defaults."""
+"""Errors and exit statuses of the commands, the files that they write, and defaults in their help."""
 
 from __future__ import annotations
 

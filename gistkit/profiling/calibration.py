@@ -50,7 +50,7 @@ _CUDA = _Sizes(512 * MIB, 256 * MIB, 8192, (64, 256, 56), 10)
 def calibrate(device: str | torch.device = "cuda") -> Hardware:
     """Measure a device: copy bandwidth, link each way and both ways at once, arithmetic by dtype, launch, codecs, host.
 
-    ``device``: ``cpu``, ``cuda`` or ``cuda:N``. A CPU has no link, and is its own host. Needs about 2 GiB of device
+    ``device``: ``cpu``, ``cuda`` or ``cuda:N``. A CPU has no link to a host. Needs about 2 GiB of device
     memory and 0.5 GiB of pinned host memory on CUDA, 0.2 GiB on a CPU, and a few seconds; synchronises. Raises
     ValueError for a device that is neither or is not there.
     """
@@ -166,7 +166,7 @@ def _conv_rate(device: torch.device, sizes: _Sizes) -> float:
 
 
 def _launch_s(device: torch.device) -> float:
-    """Seconds of an operator that has nothing to do, many in a row."""
+    """Seconds of an operator on a single element, many in a row."""
     x = torch.zeros(1, device=device)
     return _rounded(seconds(lambda: x.add_(1), device, inner=1000))
 
