@@ -34,6 +34,11 @@ def renamed(**names: str) -> typing.Callable[[F], F]:
     return decorated
 
 
+def printable(text: str) -> str:
+    """A text with everything that a terminal would obey, or that cannot be encoded, as an escape such as ``\\x1b``."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 class GistError(RuntimeError):
     """Base class of every error in capturing, planning or running; arguments raise ValueError or TypeError."""
 

@@ -18,7 +18,7 @@ and i+2W (bits 20-29). W is rounded up to a multiple of 128, so that planes star
 of a scale: up to 508 bytes a tensor more. "Non-zero" in `csr` and `zvc` is by bit pattern: -0.0 and NaN are values.
 
 Source: Gist (Jain et al., ISCA 2018) section
-IV-A; zero-value compression from cDMA (Rhu et al., HPCA 2018); what the papers leave open is fixed in docs/design.md.
+IV-A; zero-value compression from cDMA (Rhu et al., HPCA 2018); what the papers leave open is fixed in docs/kernels.md.
 """
 
 from __future__ import annotations

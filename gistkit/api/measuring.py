@@ -98,6 +98,8 @@ def read_times(caller: str, which: str | Path | StepTimes) -> StepTimes:
             f"{type(which).__name__}; pass one of these"
         )
     try:
+        if Path(which).exists() and not Path(which).is_file():  # a device or a FIFO may give bytes without end
+            raise OSError("no regular file")
         return StepTimes.from_json(Path(which).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{caller}: the file of times {which} cannot be read ({error}); {ANEW}") from error

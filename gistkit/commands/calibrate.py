@@ -1,4 +1,4 @@
-"""``gistkit calibrate``: measure the device at hand and write what the planner wants to know of it."""
+"""``gistkit calibrate``: measure the device at hand and write the rates that the planner uses."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, write, show; 0."""
+    claim(options.out)
     try:
-        claim((options.out,))
         found = calibrate(options.device)
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         raise InputError(error) from error
     kept = keep_calibration(found) if found.async_counts else None
     if options.out:  # the file first: whoever reads the table may close it early

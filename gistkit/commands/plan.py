@@ -24,7 +24,7 @@ from gistkit.api import (
     with_times,
 )
 from gistkit.commands.images import add_images, image_step, prepare
-from gistkit.commands.wrong import HelpFormatter, InputError, write
+from gistkit.commands.wrong import HelpFormatter, InputError, write, writing
 from gistkit.errors import BudgetError
 from gistkit.ir import BACKWARD, Plan, SavedGraph
 from gistkit.planning import instead
@@ -86,7 +86,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:  # files first: whoever reads the tables may close them early
         write(options.json, _as_json(found, chosen, options) + "\n")
     if options.plot:
-        _plot(found, chosen, options)
+        with writing(options.plot):
+            _plot(found, chosen, options)
     _show(found, chosen, options)
     if chosen.fits:
         return 0

@@ -176,7 +176,7 @@ def _conv_rate(device: torch.device, sizes: _Sizes) -> float:
 
 
 def _launch_s(device: torch.device) -> float:
-    """Seconds of an operator that has nothing to do, many in a row."""
+    """Seconds of an operator on a single element, many in a row."""
     x = torch.zeros(1, device=device)
     return _rounded(seconds(lambda: x.add_(1), device, inner=1000))
 

@@ -88,7 +88,7 @@ class Report:
         return self.stats.plain_bytes / self.stats.kept_bytes
 
     def __str__(self) -> str:
-        console = Console(width=150, record=True, file=None, quiet=True)
+        console = Console(width=150, record=True, file=None, quiet=True, markup=False, emoji=False)
         with console.capture() as captured:
             console.quiet = False
             for part in self._parts():

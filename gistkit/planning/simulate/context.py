@@ -29,7 +29,7 @@ from gistkit.planning.cost import CostTable
 from gistkit.planning.simulate.segments import Segment, decoding, is_decoded, segments
 
 PLAIN_POLICIES = ("plain",)
-"""Policies whose steps PyTorch's own operators run; see docs/design.md, "plain and the runtime differ"."""
+"""Policies whose steps PyTorch's own operators run; see docs/planner.md, "plain and the runtime differ"."""
 LAG = 4
 """How many later encodings a CUDA scratch lives on for, at most (``runtime.exact``)."""
 NO_VALUES = tuple(form.name for form in FORMS.values() if not form.values)

@@ -1,7 +1,7 @@
 """What a whole plan does, as additive parts: memory by interval, extra seconds by task, transfers.
 
 Memory during a task is the sum of the intervals that hold it, so it follows from the plan alone and not from the clock
-(docs/design.md, "Planner"). ``Composer`` takes a graph apart once and then puts together one plan after the other; it
+(docs/planner.md, "Planner"). ``Composer`` takes a graph apart once and then puts together one plan after the other; it
 remembers what every (block, decision) did.
 """
 

@@ -1,4 +1,4 @@
-"""What decisions do, one at a time, against intervals worked out by hand from docs/design.md's semantics."""
+"""What decisions do, one at a time, against intervals worked out by hand from docs/planner.md's semantics."""
 
 from dataclasses import replace
 
