@@ -77,7 +77,7 @@ FILES = [
     ("/dev/full", "/dev/full cannot be written: No space left on device; name another file"),
 ]
 READ = [
-    ("plain", "plain.* JSON "),
+    ("plain", "plain.* JSON"),
     ("/dev/full", "/dev/full"),
     ("fifo", "fifo"),
     ("/nowhere.json", "/nowhere.json"),

@@ -1,6 +1,6 @@
 """ReLU outputs that need not be kept: ReLU(BN(x)) and ReLU(BN(x) + y) follow from what batch norm keeps anyway.
 
-Gist keeps every feature map in some form; this rule goes beyond it (docs/concepts.md). It holds where the ReLU's input is
+Gist keeps every feature map in some form; this rule goes beyond it (docs/concepts.md). It holds where the input is
 a training batch norm's output, or a plain addition (alpha 1, equal shapes and dtypes) of such outputs and of storages
 that are kept with their values. A chain through rebuilt storages is cut after :data:`MAX_DEPTH`, or backward would
 repeat more and more of the forward. In-place calls do no harm: a rebuild starts from kept inputs, never from
