@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NoReturn
 
 from gistkit.errors import PlanError, renamed
@@ -44,7 +45,7 @@ class Decision:
     ready: int = -1
     offload: int = -1
 
-    @property
+    @cached_property
     def form(self) -> Form:
         """The form's row: what it keeps, and how its values come back."""
         return FORMS[self.codec]
@@ -56,12 +57,12 @@ class Decision:
         payload = 0 if self.on_host else self.form.nbytes(elements, item_bytes(dtype), density)
         return payload + (mask1_bytes(elements) if self.mask else 0)
 
-    @property
+    @cached_property
     def on_host(self) -> bool:
         """Whether the payload lies in host memory between the uses."""
         return self.place == "host"
 
-    @property
+    @cached_property
     def stays(self) -> bool:
         """Whether the tensor itself stays on the device."""
         return self.codec == "dense" and self.place == "device"

@@ -85,6 +85,9 @@ def _pack(state: ForwardState, x: torch.Tensor) -> Kept | Shape:
     if is_weight(x) or x.layout != torch.strided or x.is_nested:
         return Alias(x)
     decision = _planned(state, x)
+    if decision is not None and decision.storage in state.program.settled and not state.probing:  # type: ignore[union-attr]
+        if state.table.find(x) is None:
+            return Alias(x)
     return state.keep(x, decision) if decision is not None or state.settings.lossy is None else state.keep_exact(x)
 
 

@@ -106,6 +106,14 @@ class Program:
         kept = ((s, self._decisions.get(s.id)) for s in self.graph.kept() if s.kind != "parameter")
         return tuple((s.id, s.nbytes, d.reason if d else "") for s, d in kept if d is None or d.stays)
 
+    @cached_property
+    def settled(self) -> frozenset[int]:
+        """Storages that stay as they are, whatever the forward, and of which nothing is rebuilt: nothing is recorded of
+        them but what the capture says."""
+        if self._given:
+            return frozenset()
+        return frozenset(s for s, _, _ in self.dense_storages if s in self._decisions) - self.sources
+
     @property
     def length(self) -> int:
         """How many covered calls the forward makes."""
