@@ -184,14 +184,17 @@ class Program:
         }.get(step.op, (step.own,))  # fmt: skip
         return step.is_source or step.choice != CallChoice(step.index, step.op) or any(map(_changes, changed))
 
-    def caught_calls(self) -> list[tuple[int, str]]:
-        """(number of the covered call that comes next, module) of the uncovered calls that save something to be
-        caught."""
+    def caught_calls(self) -> list[tuple[int, str, bool]]:
+        """(number of the covered call that comes next, module, whether it saves nothing to be caught but outputs of
+        covered ReLUs, which have a stash by then) of the uncovered calls that save something to be caught."""
+        outputs = {s.output.storage for s in self.steps if s.op == "relu" and s.output is not None}
         found, done = [], 0
         for call in self.graph.calls:
             done = max(done, call.covered + 1)
-            if call.covered < 0 and any(self._is_caught(self._decisions.get(s.storage)) for s in _in_order(call)):
-                found.append((done, call.module))
+            saved = [] if call.covered >= 0 else [s.storage for s in _in_order(call)]
+            caught = {s for s in saved if self._is_caught(self._decisions.get(s))}
+            if caught:
+                found.append((done, call.module, caught <= outputs))
         return found
 
     def modules(self) -> list[tuple[int, str]]:
