@@ -88,16 +88,17 @@ def plan(
     what :func:`gistkit.measure` returned: times measured before, of this very step (``prediction.measured``).
 
     The result has ``peak_bytes``, ``step_s``, ``lower_bound_bytes`` (0 where the policy gives none), ``gap``,
-    ``sub_batches`` and ``contract``, what it was made for. ``optimal`` is never slower than another policy that fits
-    and is of the class, but for those that it had no time to compare with, which happens in steps of thousands of
-    tasks: ``prediction.not_compared`` names them. ``peak_bytes`` and ``step_s`` have transfers beside the computation.
-    What the runtime does today, every transfer in line with the computation, is in ``prediction``:
-    ``sync_peak_bytes``, the peak to expect, at most ``peak_bytes``, and ``wall_s``, the time, with the host's share
-    where the hardware states it. Raises :class:`gistkit.BudgetError` where nothing allowed fits, with ``least_bytes``
-    by class; :class:`gistkit.CaptureError` where the step cannot be captured, or, under a budget, its bytes cannot be
-    known (recurrent layers, scripted parts that need gradients); :class:`gistkit.PlanError` for a policy that needs a
-    link on hardware without one; :class:`gistkit.MeasureError` where it cannot be measured; ValueError or TypeError for
-    an argument that makes no sense, a scripted, traced or compiled model among them.
+    ``sub_batches`` and ``contract``, what it was made for. ``optimal`` is never slower, by ``prediction.wall_s``, than
+    another policy that fits and is of the class, but for those that it had no time to compare with, which happens in
+    steps of thousands of tasks: ``prediction.not_compared`` names them. ``gap`` and ``step_s`` are the device's clock,
+    ``peak_bytes`` and ``step_s`` have transfers beside the computation. What the runtime does today, every transfer in
+    line with the computation, is in ``prediction``: ``sync_peak_bytes``, the peak to expect, at most ``peak_bytes``,
+    and ``wall_s``, the time, with the host's share where the hardware states it. Raises :class:`gistkit.BudgetError`
+    where nothing allowed fits, with ``least_bytes`` by class; :class:`gistkit.CaptureError` where the step cannot be
+    captured, or, under a budget, its bytes cannot be known (recurrent layers, scripted parts that need gradients);
+    :class:`gistkit.PlanError` for a policy that needs a link on hardware without one; :class:`gistkit.MeasureError`
+    where it cannot be measured; ValueError or TypeError for an argument that makes no sense, a scripted, traced or
+    compiled model among them.
     """
     allowed = check_words(policy, fidelity, lossy, density)
     check_budget(budget)

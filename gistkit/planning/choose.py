@@ -7,6 +7,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gistkit.errors import BudgetError, PlanError
@@ -14,6 +15,7 @@ from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.cost import CostTable, is_switched
 from gistkit.planning.forms import FIDELITIES
 from gistkit.planning.policies import LARGE_TASKS, POLICIES, check_lossy
+from gistkit.planning.wall import fastest_on_the_wall, without_link
 
 SEEDS = ("plain", "checkpoint", "gist", "vdnn-all", "vdnn-conv", "cdma", "vdnn-dyn", "vdnn+", "modnn")
 """Policies whose plans `optimal` is given to start from, so that it is never slower than one of them: the slowest to
@@ -28,6 +30,8 @@ SLOW_TASKS = 1000
 """Steps of more tasks are planned without modnn's seed where no algorithm can be chosen (every convolution's workspace
 has to be made room for, which takes it up to 16 s for ResNet-152, 1 s where it may choose), those of more than
 LARGE_TASKS in any case: it is `optimal`'s rival, behind the search."""
+WITHOUT_LINK_S = 2.0
+"""Seconds of the second search, where the first one's plan sends something to the host: half of what that has."""
 RIVAL_S = 30.0
 """Seconds of this thread's own time after which moDNN is given up: ResNet-509 takes 3 to 34, ResNet-1202 more."""
 
@@ -49,8 +53,7 @@ def made(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | N
 def _reserving(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: dict) -> Plan:
     given = {name: value for name, value in words.items() if accepts(policy, name)}
     if accepts(policy, "seeds"):
-        given["seeds"], late = _seeds(graph, costs, budget_bytes, words)
-        given["rivals"] = _rivals(late, graph, costs, budget_bytes, words)
+        return _optimal(policy, graph, costs, budget_bytes, words, given)
     if accepts(policy, "reserve") or not words["reserve"]:
         return _by_policy(policy, graph, costs, budget_bytes, given)
     reserve = words["reserve"]
@@ -58,6 +61,21 @@ def _reserving(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: i
     plan = _by_policy(policy, graph, costs, room, given)
     bound = plan.lower_bound_bytes + reserve if plan.lower_bound_bytes else 0
     return replace(plan, peak_bytes=plan.peak_bytes + reserve, lower_bound_bytes=bound)
+
+
+def _optimal(
+    policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: dict, given: dict
+) -> Plan:
+    """The search's plan, or one that is faster on the wall (:mod:`gistkit.planning.wall`)."""
+    others, late = _seeds(graph, costs, budget_bytes, words)
+
+    def search(on: CostTable, seeds: list[Plan], **more: Any) -> Plan:
+        return _by_policy(policy, graph, on, budget_bytes, {**given, "seeds": seeds, **more})
+
+    found = search(costs, others, rivals=_rivals(late, graph, costs, budget_bytes, words))
+    if len(graph.tasks) <= LARGE_TASKS:
+        others += without_link(costs, found, others, partial(search, time_limit_s=WITHOUT_LINK_S))
+    return fastest_on_the_wall(graph, costs, budget_bytes, found, others, words["fidelity"], words["reserve"])
 
 
 def _by_policy(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, given: dict) -> Plan:

@@ -64,7 +64,7 @@ def test_the_peak_to_expect_is_the_measured_one(name, policy, budget):
     model, x, y, graph, costs = case(name)
     plan = planning.plan_graph(graph, costs, policy=policy, budget=budget, refuse=False)
     peaks = measured(model, plan, x, y)
-    assert any(d.place == "host" for d in plan.decisions)
+    assert policy == "optimal" or any(d.place == "host" for d in plan.decisions)
     assert peaks[1] == plan.prediction.sync_peak_bytes <= plan.peak_bytes
     assert peaks[0] <= plan.peak_bytes
     if (policy, budget) in OFFLOADING:  # prefetches are there ahead of their use
