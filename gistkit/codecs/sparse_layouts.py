@@ -5,6 +5,7 @@ from __future__ import annotations
 from gistkit import formats
 from gistkit.codecs.sparse import Sparse
 from gistkit.kernels import ops
+from gistkit.kernels.launch import direct
 
 
 class Zvc(Sparse):
@@ -17,16 +18,16 @@ class Zvc(Sparse):
         return ops.zvc_pack(x, fmt)
 
     def _scratch(self, x, fmt):
-        return ops.zvc_encode(x, fmt)
+        return direct.zvc_encode(x, fmt)
 
     def _compacted(self, index, counts, scratch, total, spill=None):
-        return index, ops.compact(scratch, counts, self.slot, total, spill)
+        return index, direct.compact(scratch, counts, self.slot, total, spill)
 
     def _compacted_blocks(self, index, counts, scratch, total):
         return index, *ops.compact_blocks(scratch, counts, self.slot, total, self.value_format)
 
     def _decode(self, payload, n, dtype, fmt, scaling, packed, spill=None):
-        return ops.zvc_decode(*payload, n, dtype, fmt, scaling, packed, spill)
+        return direct.zvc_decode(*payload, n, dtype, fmt, scaling, packed, spill)
 
     def _decode_groups(self, payload, first, n, dtype, fmt, packed, spill):
         return ops.zvc_decode_slots(*payload, first, n, dtype, fmt, self.scaling if packed else "none", packed, spill)

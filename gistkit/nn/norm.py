@@ -193,7 +193,8 @@ def result_like(arithmetic: Rebuild, x: torch.Tensor) -> torch.Tensor:
 
 def in_blocks(arithmetic: Rebuild, x: torch.Tensor, vectors: tuple[Vector, ...], channels: slice) -> torch.Tensor:
     """BN(x), of which x has those channels only."""
-    return arithmetic(x, *(None if v is None else v[channels] for v in vectors))
+    parts: Any = [None if v is None else v[channels] for v in vectors]
+    return arithmetic(x, *parts)
 
 
 def bn_apply(

@@ -10,10 +10,10 @@ from gistkit.capture import STAND_IN, check_runs_in_python
 from gistkit.errors import CompressError
 from gistkit.ir import Plan
 from gistkit.planning.policies import check_lossy
-from gistkit.runtime.compressed_forward import CompressedForward, compressed_forward, name_of
 from gistkit.runtime.engine import Engine
 from gistkit.runtime.program.match_plan import check_plan
 from gistkit.runtime.program.settings import Settings
+from gistkit.runtime.stand_in import CompressedForward, compressed_forward, name_of
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 FIDELITIES = ("bitwise", "reassociated")

@@ -83,10 +83,11 @@ def test_a_training_step_rebuilds_in_one_pass_where_that_is_exact(wrong, monkeyp
 def test_rows_of_what_is_rebuilt_from_a_rebuild_make_no_more_of_that():
     x, asked = torch.arange(24.0).view(4, 6), []
 
-    def build(rows):
-        asked.append(rows)
-        return x if rows is None else x[slice(*rows)]
+    class Term:
+        def dense(self, rows):
+            asked.append(rows)
+            return x if rows is None else x[slice(*rows)]
 
-    inner = RebuiltBody(build, 6)
+    inner = RebuiltBody(Term(), x)
     assert torch.equal(KeptTerm(inner).dense((1, 3)), x[1:3]) and asked == [(1, 3)]
     assert torch.equal(KeptTerm(inner).dense(), x) and asked[1:] == [None]

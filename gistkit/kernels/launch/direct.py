@@ -12,6 +12,7 @@ device) again and again, and know that they are of it: all of a launch but the a
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -75,6 +76,21 @@ def bn_rebuild(
     else:
         there = None if other is None else flat(other)
         ops.bn_rebuild(flat(x), norm, form, plane, there, other_norm, other_form, relu, flat(out))
+
+
+def _past_the_dispatcher(family: str, name: str) -> Callable[..., Any]:
+    """``ops.name``, whose first tensor says whether the launcher is called as it is."""
+    operator = getattr(ops, name)
+
+    def call(x: torch.Tensor, *args: Any) -> Any:
+        return getattr(_launchers(family), name)(x, *args) if _is_plain(x) else operator(x, *args)
+
+    return call
+
+
+zvc_encode = _past_the_dispatcher("sparse", "zvc_encode")
+zvc_decode = _past_the_dispatcher("sparse", "zvc_decode")
+compact = _past_the_dispatcher("compact", "compact")
 
 
 class Masks:
@@ -215,4 +231,15 @@ class Rebuilds:
         return out
 
 
-__all__ = ["Masks", "Narrows", "Rebuilds", "bn_rebuild", "mask1_backward", "relu_mask1", "relu_mask1_"]
+__all__ = [
+    "Masks",
+    "Narrows",
+    "Rebuilds",
+    "bn_rebuild",
+    "compact",
+    "mask1_backward",
+    "relu_mask1",
+    "relu_mask1_",
+    "zvc_decode",
+    "zvc_encode",
+]

@@ -71,16 +71,19 @@ def _constants(x: torch.Tensor, n: int, fmt: str, packed: bool, *arrays: torch.T
 def decode_slots(words, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
     """dtype[n] from slot ``first`` of a checked zvc payload on."""
     x = torch.empty((n,), dtype=dtype, device=values.device)
-    slots = slice(first, first + ceil_div(n, ZVC_SLOT))
-    items = values if packed else values[first * ZVC_SLOT :]
+    ends, items = _ends(counts, ZVC_SLOT, values, packed, spill), values
+    if first or counts.numel() != ceil_div(n, ZVC_SLOT):
+        slots = slice(first, first + ceil_div(n, ZVC_SLOT))
+        words, counts, ends = words[first * ZVC_WORDS :], counts[slots], ends[slots]
+        items = values if packed else values[first * ZVC_SLOT :]
     launch_warps(
         zvc_decode_kernel,
         ceil_div(n, ZVC_SLOT),
         x,
         _item_view(x, fmt),
-        words[first * ZVC_WORDS :].view(torch.uint8),
-        counts[slots],
-        _ends(counts, ZVC_SLOT, values, packed, spill)[slots],
+        words.view(torch.uint8),
+        counts,
+        ends,
         bits_of(items),
         exponents,
         n,

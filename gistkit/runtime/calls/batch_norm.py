@@ -22,7 +22,7 @@ def specialise(state: ForwardState, step: Step, b: BatchNorm) -> SpecialisedCall
     return NativeBatchNorm(step)
 
 
-class NativeBatchNorm:
+class NativeBatchNorm(SpecialisedCall):
     """PyTorch's batch norm; it takes operands of any kind."""
 
     def __init__(self, step: Step) -> None:

@@ -35,7 +35,7 @@ def specialise(state: ForwardState, step: Step, b: Conv2d) -> SpecialisedCall | 
     return SplitConv2d(state, step, b)
 
 
-class NativeConv2d:
+class NativeConv2d(SpecialisedCall):
     """PyTorch's convolution; how its input is kept depends on the input alone."""
 
     def __init__(self, step: Step, b: Conv2d) -> None:
@@ -66,8 +66,10 @@ def replace_input(state: ForwardState, y: Any, decision: Decision | None) -> Non
         y.grad_fn._raw_saved_input.register_hooks(partial(state.keep, decision=decision), DENSE_VALUES)
 
 
-class SplitConv2d:
+class SplitConv2d(SpecialisedCall):
     """Gistkit's convolution: prepared for operands of one kind and one setting of autocast and the libraries."""
+
+    direct = False
 
     def __init__(self, state: ForwardState, step: Step, b: Conv2d) -> None:
         self._step, self._slices = step, state.weight_grad_slices(step)

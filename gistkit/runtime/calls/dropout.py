@@ -19,8 +19,10 @@ def specialise(state: ForwardState, step: Step, b: Dropout) -> SpecialisedCall:
     return MaskedDropout(step)
 
 
-class MaskedDropout:
+class MaskedDropout(SpecialisedCall):
     """Gistkit's dropout; it takes operands of any kind."""
+
+    direct = False
 
     def __init__(self, step: Step) -> None:
         self._step = step

@@ -43,6 +43,15 @@ def caught(state: ForwardState) -> Iterator[None]:
         _pop()
 
 
+def caught_in(state: ForwardState, func: Callable, args: tuple, kwargs: dict) -> Any:
+    """``func(*args, **kwargs)``, what it saves going to the forward's hooks."""
+    _push(partial(pack, state), DENSE_VALUES)
+    try:
+        return func(*args, **kwargs)
+    finally:
+        _pop()
+
+
 class without_hooks:
     """No hooks of the forward's own in this block, if there are any around it."""
 

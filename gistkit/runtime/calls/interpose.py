@@ -18,7 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gistkit.capture import COVERED, bind, is_counted, is_metadata
-from gistkit.runtime.calls.hooks import catches, caught, pack
+from gistkit.runtime.calls.hooks import catches, caught, caught_in, pack
 from gistkit.runtime.calls.run import run_next
 from gistkit.runtime.forward.state import ForwardState
 
@@ -50,6 +50,7 @@ def _opened(function: Any) -> Any:
 # Functions with such a pool inside, which PyTorch would not show.
 COMPOSED = {f: _opened(f) for f in (_F.local_response_norm, _F.lp_pool1d, _F.lp_pool2d) if hasattr(f, "__code__")}
 
+_is_compiling = torch.compiler.is_compiling
 _tells_metadata = lru_cache(maxsize=1024)(is_metadata)
 
 
@@ -62,7 +63,7 @@ class Interposer(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, _: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = {} if kwargs is None else kwargs
-        if torch.compiler.is_compiling():  # a compiled part of the model: its graph is the compiler's
+        if _is_compiling():  # a compiled part of the model: its graph is the compiler's
             return func(*args, **kwargs)
         op, state = COVERED.get(func), self.state
         if op is None:
@@ -102,8 +103,7 @@ class Interposer(TorchFunctionMode):
         try:
             if not catches(state) or state.hooked or not torch.is_grad_enabled() or _top(False) is not None:
                 return func(*args, **kwargs)
-            with caught(state):
-                return func(*args, **kwargs)
+            return caught_in(state, func, args, kwargs)
         finally:
             state.unread = False
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.nn import Parameter
@@ -13,16 +14,17 @@ _Tensor, _strided = torch.Tensor, torch.strided
 _NUMBERS = frozenset((int, float, bool, tuple, str, type(None)))
 
 
-class SpecialisedCall(Protocol):
-    """One covered call, ready to run for operands of the kind that it was made for."""
+class SpecialisedCall:
+    """One covered call, ready to run for operands of the kind that it was made for. ``direct``: whether it may be
+    called without :func:`gistkit.runtime.calls.run.run` around it."""
 
-    def fits(self, *values: Any) -> bool:
-        """Whether the operands, in the order of the call's form in :mod:`gistkit.capture.calls`, are of that kind."""
-        ...
+    direct = True
+    fits: Callable[..., bool]
+    """Whether the operands, in the order of the call's form in :mod:`gistkit.capture.calls`, are of that kind."""
 
     def __call__(self, state: Any, *values: Any) -> torch.Tensor:
         """The call's result."""
-        ...
+        raise NotImplementedError
 
 
 class TensorKind:
@@ -44,6 +46,32 @@ class TensorKind:
             and x.stride() == self._stride
             and x.requires_grad is self._needs_gradient
             and x.device == self._device
+            and not x.is_neg()
+            and not is_wrapped(x)
+        )
+
+
+class ReluKind(TensorKind):
+    """The same of a ReLU's input, and whether the ReLU overwrites it."""
+
+    __slots__ = ("_inplace",)
+
+    def __init__(self, x: torch.Tensor, inplace: bool) -> None:
+        super().__init__(x)
+        self._inplace = inplace
+
+    def fits(self, x: Any, inplace: Any) -> bool:
+        """Whether x is such a tensor, and may be overwritten where it is to be (as :func:`overwritable` says)."""
+        return (
+            inplace is self._inplace
+            and type(x) is _Tensor
+            and x.dtype is self._dtype
+            and x.shape == self._shape
+            and x.layout is _strided
+            and x.stride() == self._stride
+            and x.requires_grad is self._needs_gradient
+            and x.device == self._device
+            and not (inplace and (x.is_leaf or x._is_view()))
             and not x.is_neg()
             and not is_wrapped(x)
         )

@@ -20,8 +20,10 @@ def specialise(state: ForwardState, step: Step, b: Linear) -> SpecialisedCall | 
     return SplitLinear(step, state.weight_grad_slices(step), b.x) if takes(b.x, b.weight, b.bias) else None
 
 
-class SplitLinear:
+class SplitLinear(SpecialisedCall):
     """Gistkit's linear layer; it takes an input of that geometry."""
+
+    direct = False
 
     def __init__(self, step: Step, slices: int, x: torch.Tensor) -> None:
         self._step, self._slices = step, slices

@@ -19,8 +19,10 @@ def specialise(state: ForwardState, step: Step, b: MaxPool2d) -> SpecialisedCall
     return MappedMaxPool2d(step)
 
 
-class MappedMaxPool2d:
+class MappedMaxPool2d(SpecialisedCall):
     """Gistkit's max-pool; it takes operands of any kind."""
+
+    direct = False
 
     def __init__(self, step: Step) -> None:
         self._step = step

@@ -23,14 +23,14 @@ from gistkit.nn import relu as relu_op
 from gistkit.nn.eligible import overwritable
 from gistkit.nn.keep import Alias, Kept
 from gistkit.planning.forms import rounds
-from gistkit.runtime.calls.kinds import SpecialisedCall, TensorKind
+from gistkit.runtime.calls.kinds import ReluKind, SpecialisedCall
 from gistkit.runtime.forward.deferred_mask import DeferredMask
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.offload.host import AwayOnHost
 from gistkit.runtime.program.program import Step
 from gistkit.runtime.program.settings import KEEP_DENSE
 from gistkit.runtime.rebuild.exactness import Exactness
-from gistkit.runtime.rebuild.terms import Recipe, builder
+from gistkit.runtime.rebuild.terms import Recipe
 from gistkit.runtime.stash.stash import DENSE_VALUES, Reader, RebuiltBody, SharedValues, Stash, covers
 
 NOT_EXACT = "it cannot be rebuilt bit for bit on this device"
@@ -53,14 +53,11 @@ def specialise(state: ForwardState, step: Step, b: Relu) -> SpecialisedCall:
     return MaskedRelu(step, b) if decision.mask else StashedRelu(state, step, b)
 
 
-class PlainRelu:
+class PlainRelu(SpecialisedCall):
     """PyTorch's own ReLU, whose output stays as it is."""
 
     def __init__(self, step: Step, b: Relu) -> None:
-        self._x, self._inplace, self._step = TensorKind(b.x), b.inplace, step
-
-    def fits(self, x: Any, inplace: Any) -> bool:
-        return inplace is self._inplace and self._x.fits(x)
+        self._step, self.fits = step, ReluKind(b.x, b.inplace).fits
 
     def __call__(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
         y = torch.relu_(x) if inplace else torch.relu(x)
@@ -74,15 +71,12 @@ class PlainRelu:
         return y
 
 
-class MaskedRelu:
+class MaskedRelu(SpecialisedCall):
     """A node that keeps a 1-bit mask; its output's values are kept for others as decided, or read by nobody."""
 
     def __init__(self, step: Step, b: Relu) -> None:
-        self._x, self._inplace, self._step = TensorKind(b.x), b.inplace, step
+        self._step, self.fits = step, ReluKind(b.x, b.inplace).fits
         self._masks = Masks(b.x) if is_dense(b.x) else None
-
-    def fits(self, x: Any, inplace: Any) -> bool:
-        return inplace is self._inplace and self._x.fits(x) and (not inplace or overwritable(x))
 
     def __call__(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
         step, decision = self._step, self._step.output
@@ -99,14 +93,11 @@ class MaskedRelu:
         return y
 
 
-class DeferredRelu:
+class DeferredRelu(SpecialisedCall):
     """A node whose mask the max-pool behind it carries, should that be the next covered call."""
 
     def __init__(self, step: Step, b: Relu) -> None:
-        self._x, self._inplace, self._step = TensorKind(b.x), b.inplace, step
-
-    def fits(self, x: Any, inplace: Any) -> bool:
-        return inplace is self._inplace and self._x.fits(x) and (not inplace or overwritable(x))
+        self._step, self.fits = step, ReluKind(b.x, b.inplace).fits
 
     def __call__(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
         mask = DeferredMask(state.program)
@@ -117,17 +108,14 @@ class DeferredRelu:
         return y
 
 
-class StashedRelu:
+class StashedRelu(SpecialisedCall):
     """One stash serves the ReLU's backward and every later reader of its output."""
 
     def __init__(self, state: ForwardState, step: Step, b: Relu) -> None:
-        self._x, self._inplace, self._step = TensorKind(b.x), b.inplace, step
+        self._step, self.fits = step, ReluKind(b.x, b.inplace).fits
         # a rounded value may be zero where the ReLU's was not
         exact = step.output is not None and step.output.place == "device" and not rounds(step.output.codec)
         self._shares = exact and step.output.codec in CODECS and state.has_room(step.index, b.x)  # type: ignore[union-attr]
-
-    def fits(self, x: Any, inplace: Any) -> bool:
-        return inplace is self._inplace and self._x.fits(x) and (not inplace or overwritable(x))
 
     def __call__(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
         y = self._shared(state, x, inplace) if self._shares else self._own(state, x, inplace)
@@ -170,34 +158,32 @@ class StashedRelu:
         return y
 
 
-class RebuiltRelu:
+class RebuiltRelu(SpecialisedCall):
     """A ReLU whose output comes back from what batch norms keep, once that has given the forward's own bits."""
 
     def __init__(self, state: ForwardState, step: Step, b: Relu) -> None:
-        self._x, self._inplace, self._step = TensorKind(b.x), b.inplace, step
+        self._step, self.fits = step, ReluKind(b.x, b.inplace).fits
         # what starts from rounded values may be zero where the ReLU's output was not
         self._shares = state.settings.lossy is None and state.has_room(step.index, b.x)
         self._masks = Masks(b.x) if is_dense(b.x) else None
         self._version = b.x._version
         self._recipe: Recipe | None = None
 
-    def fits(self, x: Any, inplace: Any) -> bool:
-        return inplace is self._inplace and self._x.fits(x) and (not inplace or overwritable(x))
-
     def __call__(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
         node, as_made = x.grad_fn, x._version == self._version
         recipe = self._recipe
         term = recipe.term(node, state.norms, state.kept_by) if recipe is not None and as_made else None
         y = self._run(state, x, inplace)
-        if term is not None and covers(y):
-            build: Any = builder(term, y)
+        if not covers(y):
+            body = None
+        elif term is not None:
+            body = RebuiltBody(term, y)
         else:
-            build = self._found(state, y, node) if as_made and covers(y) else None
-        if build is None:
+            body = self._found(state, y, node) if as_made else None
+        if body is None:
             self._store(state, y, NOT_EXACT if as_made and self._recipe is None else MADE_OTHERWISE)
             return y
         decision: Any = self._step.output
-        body = RebuiltBody(build, y.numel() // y.shape[0])
         if self._shares:
             share(state, y, body, decision)
         else:
@@ -212,7 +198,7 @@ class RebuiltRelu:
         state.record_own(self._step.index, self._step.op, y.grad_fn.kept)  # type: ignore[union-attr]
         return y
 
-    def _found(self, state: ForwardState, y: torch.Tensor, node: Any) -> Any:
+    def _found(self, state: ForwardState, y: torch.Tensor, node: Any) -> RebuiltBody | None:
         """What rebuilds y, found out now or, under a budget, at its first use; None where nothing does."""
         decision: Any = self._step.output
         bind = lambda recipe: recipe.term(node, state.norms, state.kept_by)  # noqa: E731
@@ -222,11 +208,11 @@ class RebuiltRelu:
             return None
         if state.settings.lossy is not None:  # what starts from rounded values does not give the forward's bits
             self._recipe = recipes[0]
-            return builder(bind(self._recipe), y)
+            return RebuiltBody(bind(self._recipe), y)
         if state.bound and not exactness.known:
             return exactness.later(recipes, bind, lambda: state.cannot(decision, NOT_EXACT))
         self._recipe = exactness.check(recipes, bind)
-        return None if self._recipe is None else builder(bind(self._recipe), y)
+        return None if self._recipe is None else RebuiltBody(bind(self._recipe), y)
 
     def _store(self, state: ForwardState, y: torch.Tensor, why: str) -> None:
         """Keep y's values after all."""

@@ -39,6 +39,8 @@ class ByPyTorch:
     def __init__(self, x: torch.Tensor | None) -> None:
         self._x = None if x is None else TensorKind(x)
 
+    direct = False
+
     def fits(self, *values: Any) -> bool:
         """Whether they still do not."""
         return not runs(values) if self._x is None else self._x.fits(values[0])
@@ -49,7 +51,7 @@ def next_call(state: ForwardState, op: str, bound: Bound) -> int:
     without it, or raises; under a budget the call must be the planned one in its strides and the like, too."""
     index, program = state.calls, state.program
     state.calls, state.seen = index + 1, state.seen + 1
-    step = None if program is None else program.step(index)
+    step = None if program is None or index >= program.length else program.steps[index]
     if program is not None and (step is None or step.op != op):
         state.diverge(f"call {index} to be {step.op if step else 'the end'}", op)
     elif program is not None and state.strict and program.plan.budget_bytes is not None:
@@ -85,14 +87,14 @@ def run(
     else:
         with without_hooks(state):
             y = call(state, *values)
-    if program is not None:
-        _hold_source(state, program.step(index), y)
+    if program is not None and index in program.held_outputs:
+        hold_output(state, program.steps[index], y)
     return y
 
 
 def _specialised(state: ForwardState, program: Program | None, index: int, op: str, values: tuple) -> Any:
     form, specialise = SPECIALISE[op]
-    step = None if program is None else program.step(index)
+    step = None if program is None else program.steps[index]
     taken = runs(values)
     call = specialise(state, step or state.blank(op), form(*values)) if taken else None
     if call is None:
@@ -121,9 +123,8 @@ def _saving(state: ForwardState, program: Program | None, index: int, plain: Cal
         state.instead = -1  # also where the call fails and the model goes on without it
 
 
-def _hold_source(state: ForwardState, step: Step | None, y: torch.Tensor) -> None:
-    """Where recipes start from y: keep a hold on it, if no stash has it and it stays as it is."""
-    if step is None or not step.is_source or step.output is None:
-        return
-    if step.output.codec == "dense" and step.output.storage not in state.nodes:
-        state.alias(y, step.output)
+def hold_output(state: ForwardState, step: Step, y: torch.Tensor) -> None:
+    """Keep a hold on the output of a call of :attr:`Program.held_outputs`, if no stash has it."""
+    decision = step.output
+    if decision is not None and decision.storage not in state.nodes:
+        state.alias(y, decision)

@@ -19,19 +19,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd import forward_ad
 
 from gistkit.capture import bind
-from gistkit.nn.eligible import transformed
 from gistkit.nn.norm import keeps_its_input
 from gistkit.runtime.calls.batch_norm import NativeBatchNorm
 from gistkit.runtime.calls.interpose import Interposer
 from gistkit.runtime.calls.kinds import runs
-from gistkit.runtime.calls.run import run
+from gistkit.runtime.calls.run import hold_output, run
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.program import Program
 
 _top = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
 _gradients = torch.is_grad_enabled
+_transforms = torch._C._are_functorch_transforms_active
 
 
 class _Running(threading.local):
@@ -41,18 +42,18 @@ class _Running(threading.local):
 
 
 _running = _Running()
-Operands = Callable[[Any, torch.Tensor], tuple]
+Operands = Callable[[Any, torch.Tensor], tuple | None]
 
 
 def _relu(m: Any, x: torch.Tensor) -> tuple:
     return x, m.inplace
 
 
-def _conv2d(m: Any, x: torch.Tensor) -> tuple:
-    own = m._parameters
-    if m.padding_mode != "zeros" or type(m.padding) is str:
-        raise KeyError(m.padding_mode)
-    return x, own["weight"], own["bias"], m.stride, m.padding, m.dilation, m.groups
+def _conv2d(m: Any, x: torch.Tensor) -> tuple | None:
+    own, padding = m._parameters, m.padding
+    if m.padding_mode != "zeros" or type(padding) is str:
+        return None
+    return x, own["weight"], own["bias"], m.stride, padding, m.dilation, m.groups
 
 
 def _linear(m: Any, x: torch.Tensor) -> tuple:
@@ -60,11 +61,10 @@ def _linear(m: Any, x: torch.Tensor) -> tuple:
     return x, own["weight"], own["bias"]
 
 
-def _max_pool2d(m: Any, x: torch.Tensor) -> tuple:
+def _max_pool2d(m: Any, x: torch.Tensor) -> tuple | None:
     if m.return_indices:
-        raise KeyError("return_indices")
-    found = bind("max_pool2d", F.max_pool2d, (x, m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode), None)
-    return found or ()
+        return None
+    return bind("max_pool2d", F.max_pool2d, (x, m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode), None)
 
 
 def _dropout(m: Any, x: torch.Tensor) -> tuple:
@@ -86,8 +86,7 @@ LEAVES: dict[type, tuple[str, Operands]] = {
     nn.BatchNorm2d: ("batch_norm", _batch_norm),
     nn.BatchNorm3d: ("batch_norm", _batch_norm),
 }
-"""Modules whose forward is one covered call. What gives its operands raises KeyError where the call would be
-another."""
+"""Modules whose forward is one covered call, and what gives its operands: None where the call would be another."""
 OVERRIDING = frozenset(
     "forward _conv_forward _check_input_dim weight bias running_mean running_var num_batches_tracked".split()
 )
@@ -103,11 +102,18 @@ def _library() -> tuple:
 _LIBRARY = _library()
 
 
+def _is_transformed() -> bool:
+    return _transforms() or forward_ad._current_level >= 0
+
+
 class _Site:
-    """A module of the model whose forward is ours while the model's runs. ``calls``: its covered calls, in order."""
+    """A module of the model whose forward is ours while the model's runs. ``calls``: its covered calls, in order;
+    ``guards``: attributes that, on an instance, change what its forward does."""
+
+    guards = frozenset(("forward",))
 
     def __init__(self, module: nn.Module, program: Program, calls: Iterable[int]) -> None:
-        self._ref, self._forward = weakref.ref(module), type(module).forward
+        self.ref, self.kind, self.plain = weakref.ref(module), type(module), type(module).forward
         self.module: Any = None
         self.at = 0
         self._program, self._calls = program, tuple(calls)
@@ -117,22 +123,9 @@ class _Site:
         """How many covered calls it makes in a forward."""
         return len(self._calls)
 
-    def _is_free(self, module: nn.Module) -> bool:
-        return "forward" not in module.__dict__ and type(module).forward is self._forward
-
-    def install(self) -> None:
-        """Take the module's forward over, unless somebody else has or it is another by now."""
-        self.at = 0
-        module = self._ref()
-        if module is not None and self._is_free(module):
-            self.module = module
-            module.__dict__["forward"] = self
-
-    def remove(self) -> None:
-        """Give it back."""
-        module, self.module = self.module, None
-        if module is not None and module.__dict__.get("forward") is self:
-            del module.__dict__["forward"]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward."""
+        raise NotImplementedError
 
     def __deepcopy__(self, memo: dict) -> Any:
         return _own_forward(memo[id(self.module)])
@@ -149,37 +142,44 @@ def _own_forward(module: nn.Module) -> Any:
 class Leaf(_Site):
     """A module whose forward is one covered call; it may run several times in a forward."""
 
+    guards = OVERRIDING
+
     def __init__(self, module: nn.Module, program: Program, calls: Iterable[int]) -> None:
         super().__init__(module, program, calls)
-        self._kind = type(module)
-        self._op, self._operands = LEAVES[self._kind]
-
-    def _is_free(self, module: nn.Module) -> bool:
-        return type(module) is self._kind and OVERRIDING.isdisjoint(module.__dict__)
+        self._op, self._operands = LEAVES[self.kind]
+        self._is_norm = self._op == "batch_norm"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state, at, module = _running.state, self.at, self.module
-        if state is None or kwargs or len(args) != 1 or not _gradients() or _top(False) is not None or transformed():
-            return self._forward(module, *args, **kwargs)
+        if (
+            state is None or kwargs or len(args) != 1 or not _gradients() or _top(False) is not None
+            or _transforms() or forward_ad._current_level >= 0
+        ):  # fmt: skip
+            return self.plain(module, *args, **kwargs)
         self.at = at + 1
         state.seen += 1
         x = args[0]
         if at >= len(self._calls) or type(x) is not torch.Tensor:
-            return self._forward(module, x)
-        index = self._calls[at]
-        state.calls = index + 1
-        try:
-            values = self._operands(module, x)
-        except KeyError:
-            return self._forward(module, x)
-        if self._op == "batch_norm":
+            return self.plain(module, x)
+        state.calls = (index := self._calls[at]) + 1
+        values = self._operands(module, x)
+        if values is None:
+            return self.plain(module, x)
+        if self._is_norm:
             return self._norm(state, index, *values)
-        return run(state, self._program, index, self._op, values, partial(self._forward, module, x))
+        program = self._program
+        call = program.calls[index]
+        if call is None or not call.direct or state.deferred is not None or not call.fits(*values):
+            return run(state, program, index, self._op, values, partial(self.plain, module, x))
+        y = call(state, *values)
+        if index in program.held_outputs:
+            hold_output(state, program.steps[index], y)
+        return y
 
     def _norm(self, state: ForwardState, index: int, x: torch.Tensor, weight: Any, bias: Any) -> Any:
-        y, call = self._forward(self.module, x), self._program.calls[index]
+        y, call = self.plain(self.module, x), self._program.calls[index]
         if call is None and runs((x, weight, bias)):
-            call = self._program.calls[index] = NativeBatchNorm(self._program.step(index))  # type: ignore[arg-type]
+            call = self._program.calls[index] = NativeBatchNorm(self._program.steps[index])
         if type(call) is NativeBatchNorm and keeps_its_input(y):
             call.replace(state, y, x, weight, bias, self.module.training)
         return y
@@ -202,49 +202,51 @@ class Area(_Site):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state, module = _running.state, self.module
-        if state is None or not _gradients() or _top(False) is not None or transformed():
-            return self._forward(module, *args, **kwargs)
+        if state is None or not _gradients() or _top(False) is not None or _is_transformed():
+            return self.plain(module, *args, **kwargs)
         if self.at < len(self._calls):
             state.calls = self._calls[self.at]
         before, _running.state = state.seen, None
         try:
             with Interposer(state):
-                return self._forward(module, *args, **kwargs)
+                return self.plain(module, *args, **kwargs)
         finally:
             _running.state = state
             self.at += state.seen - before if self._counts else 1
 
 
 class Sites:
-    """The sites of one model under one program."""
+    """The sites of one model under one program.
+
+    ``whole``: the model's own code makes calls that have to be seen, so its whole forward is interposed on;
+    ``expected``: how many covered calls the sites see in a forward that goes as captured.
+    """
 
     def __init__(self, model: nn.Module, program: Program) -> None:
         self.program = program
         self._sites = _sites(model, program)
-
-    @property
-    def whole(self) -> bool:
-        """Whether the model's own code makes calls that have to be seen: then its whole forward is interposed on."""
-        return any(isinstance(s, Area) and s.name == "" for s in self._sites)
-
-    @property
-    def expected(self) -> int:
-        """How many covered calls the sites see in a forward that goes as captured."""
-        return sum(s.expected for s in self._sites)
+        self.whole = any(isinstance(s, Area) and s.name == "" for s in self._sites)
+        self.expected = sum(s.expected for s in self._sites)
 
     @contextmanager
     def interposed(self, state: ForwardState) -> Iterator[None]:
-        """The sites' modules are ours in this block; calls of other threads run as plain PyTorch."""
+        """The sites' modules are ours in this block, but for those that are not what they were when the model was
+        captured; calls of other threads run as plain PyTorch."""
         before, _running.state = _running.state, state
-        if _library() == _LIBRARY:
-            for site in self._sites:
-                site.install()
+        sites = self._sites if _library() == _LIBRARY else []
+        for site in sites:
+            site.at, module = 0, site.ref()
+            if type(module) is site.kind and site.kind.forward is site.plain and site.guards.isdisjoint(vars(module)):
+                site.module = module
+                vars(module)["forward"] = site
         try:
             yield
         finally:
             _running.state = before
-            for site in self._sites:
-                site.remove()
+            for site in sites:
+                module, site.module = site.module, None
+                if module is not None and vars(module).get("forward") is site:
+                    del vars(module)["forward"]
 
 
 def _sites(model: nn.Module, program: Program) -> list[_Site]:

@@ -65,10 +65,10 @@ class Program:
         self.sources = {s for d in plan.decisions for s in _named(d.recipe, "stash")}
         """Storages from whose values something is rebuilt."""
         self._calls = [c for c in graph.calls if c.covered >= 0]
-        self._steps = [self._step(c) for c in self._calls]
+        self.steps = [self._step(c) for c in self._calls]
         self._unread: tuple[set[int], set[int]] = set(), set()
         self._gaps, self._within = self._saves()
-        self.calls: list[Any] = [None] * len(self._steps)
+        self.calls: list[Any] = [None] * len(self.steps)
         """By covered call how it runs (:mod:`gistkit.runtime.calls`), once it has been specialised."""
 
     @cached_property
@@ -98,7 +98,7 @@ class Program:
     @cached_property
     def may_gain_zeros(self) -> bool:
         """Whether a ReLU's output is kept as it is for want of zeros, which may come."""
-        return any(s.op == "relu" and s.output is not None and not _changes(s.output) for s in self._steps)
+        return any(s.op == "relu" and s.output is not None and not _changes(s.output) for s in self.steps)
 
     @cached_property
     def dense_storages(self) -> tuple[tuple[int, int, str], ...]:
@@ -109,11 +109,13 @@ class Program:
     @property
     def length(self) -> int:
         """How many covered calls the forward makes."""
-        return len(self._steps)
+        return len(self.steps)
 
-    def step(self, index: int) -> Step | None:
-        """The step of a covered call, None past the end."""
-        return self._steps[index] if index < len(self._steps) else None
+    @cached_property
+    def held_outputs(self) -> frozenset[int]:
+        """Covered calls from whose outputs, kept as they are, something is rebuilt."""
+        sources = (s for s in self.steps if s.is_source and s.output is not None and s.output.codec == "dense")
+        return frozenset(s.index for s in sources)
 
     def decision(self, storage: int) -> Decision | None:
         """The decision for a storage."""
@@ -164,7 +166,7 @@ class Program:
 
     def interposed_calls(self) -> list[tuple[int, str]]:
         """(number, module) of the covered calls that do not just run as plain PyTorch."""
-        return [(s.index, self.module(s.index)) for s in self._steps if self._is_interposed(s)]
+        return [(s.index, self.module(s.index)) for s in self.steps if self._is_interposed(s)]
 
     def _is_interposed(self, step: Step) -> bool:
         if step.op == "add":
@@ -190,7 +192,7 @@ class Program:
 
     def op(self, index: int) -> str:
         """The operator of a covered call."""
-        return self._steps[index].op
+        return self.steps[index].op
 
     def call(self, index: int) -> Call:
         """A covered call as it was captured."""

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 
 from gistkit.runtime.rebuild.arithmetic import arithmetics
-from gistkit.runtime.rebuild.terms import ADD, NormSource, Recipe, ReluTerm, builder, can_fuse
-from gistkit.runtime.stash.stash import Rows
+from gistkit.runtime.rebuild.terms import ADD, NormSource, Recipe, ReluTerm, can_fuse
+from gistkit.runtime.stash.stash import RebuiltBody
 from gistkit.runtime.stash.verify import Digest, Trial, same_bits
 
-Build = Callable[[Rows], torch.Tensor]
 Bind = Callable[[Recipe], Any]
 """From a recipe to its term in the running forward, or None."""
 
@@ -69,7 +68,7 @@ class Exactness:
         if self._key not in self._verified:
             y = self._y.detach()
             with torch.no_grad():
-                same = (same_bits(builder(bind(r), y)(None), y) for r in recipes)
+                same = (same_bits(RebuiltBody(bind(r), y).dense(), y) for r in recipes)
                 self._verified[self._key] = next((i for i, equal in enumerate(same) if equal), None)
         number = self._verified[self._key]
         return None if number is None or number >= len(recipes) else recipes[number]
@@ -79,8 +78,8 @@ class Exactness:
         """Whether it has been found out already."""
         return self._key in self._verified
 
-    def later(self, recipes: list[Recipe], bind: Bind, refuse: Callable[[], None]) -> Build:
-        """What rebuilds y and finds out at its first use which recipe is exact; ``refuse()``, which must raise, is
+    def later(self, recipes: list[Recipe], bind: Bind, refuse: Callable[[], None]) -> RebuiltBody:
+        """A body that finds out at its first use which recipe is exact; ``refuse()``, which must raise, is
         called where none is."""
 
         def found(number: int | None) -> None:
@@ -88,4 +87,5 @@ class Exactness:
             if number is None:
                 refuse()
 
-        return Trial([builder(bind(r), self._y) for r in recipes], Digest(self._y.detach()), found)
+        ways = [RebuiltBody(bind(r), self._y).dense for r in recipes]
+        return RebuiltBody(Trial(ways, Digest(self._y.detach()), found), self._y)

@@ -24,7 +24,7 @@ from gistkit.nn.factors import Factors, plane_of
 from gistkit.nn.keep import Kept, unchanged
 from gistkit.nn.norm import KERNEL_CANDIDATES, in_blocks, result_like, widens
 from gistkit.runtime.rebuild.arithmetic import Kind
-from gistkit.runtime.stash.stash import Rows, aligned, rows_of, source_of
+from gistkit.runtime.stash.stash import Rows, rows_of, source_of
 from gistkit.runtime.stash.verify import blocks
 
 Arithmetic = Callable[..., torch.Tensor]
@@ -72,7 +72,8 @@ class NormSource(NamedTuple):
         eps = getattr(self.node, "_saved_eps", None)
         eps = self.node._saved_epsilon if eps is None else eps
         affine = None if self.weight is None else self.weight.dtype
-        return Kind(*(self.geometry or geometry_of(self.node._saved_input)), affine, eps)
+        shape, stride, dtype, device = self.geometry or geometry_of(self.node._saved_input)
+        return Kind(shape, stride, dtype, device, affine, eps)
 
 
 def geometry_of(x: torch.Tensor) -> tuple:
@@ -108,12 +109,17 @@ class NormTerm:
             unchanged(bias, self._version)
         return node._saved_result1, node._saved_result2, node._saved_weight, bias
 
-    def factors(self) -> Factors:
-        """For gistkit's kernel, where the arithmetic is one of its."""
-        return Factors(self.arithmetic.args[0], *self.vectors())  # type: ignore[attr-defined]
+    def norm(self) -> list[torch.Tensor]:
+        """Mean, 1/std, weight and bias for gistkit's kernel, where the arithmetic is one of its."""
+        mean, invstd, weight, bias = self.vectors()
+        if weight is None or bias is None or mean.dtype is not torch.float32:
+            return Factors(self.arithmetic.args[0], mean, invstd, weight, bias).norm  # type: ignore[attr-defined]
+        return [mean, invstd, weight.detach(), bias.detach()]
 
-    @torch.no_grad()
     def dense(self, rows: Rows = None) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self.dense(rows)
         x, vectors = self.input(rows), self.vectors()
         if not widens(self.arithmetic, x):
             return self.arithmetic(x, *vectors)
@@ -164,34 +170,28 @@ class ReluTerm:
 
 class FusedTerm:
     """relu(BN(x)), relu(BN(x) + other) or relu(BN(x) + BN(other)) by one launch of gistkit's kernel, in other's own
-    memory where that is free to use. ``launch``: of tensors of y's geometry ``like``; ``whole``: the same operator by
-    operator, for other geometries and for rows."""
+    memory where that is free to use. ``launch``: of tensors of y's geometry ``like``; ``total``: what relu is applied
+    to, operator by operator, for other geometries and for rows."""
 
-    __slots__ = ("_launch", "_like", "_norm", "_other", "_whole")
+    __slots__ = ("_launch", "_like", "_norm", "_other", "_total")
     fresh = True
 
-    def __init__(
-        self, launch: direct.Rebuilds, norm: NormTerm, other: Term | None, whole: ReluTerm, like: tuple
-    ) -> None:
-        self._launch, self._norm, self._other, self._whole, self._like = launch, norm, other, whole, like
+    def __init__(self, launch: direct.Rebuilds, norm: NormTerm, other: Term | None, total: Term, like: tuple) -> None:
+        self._launch, self._norm, self._other, self._total, self._like = launch, norm, other, total, like
 
     def dense(self, rows: Rows = None) -> torch.Tensor:
-        if rows is not None:
-            return self._whole.dense(rows)
-        x, other, vectors = self._norm.input(), self._other, []
-        if (x.dtype, x.shape, x.stride()) != self._like:
-            return self._whole.dense()
+        norm, other = self._norm, self._other
+        x = None if rows is not None else norm.input()
+        if x is None or (x.dtype, x.shape, x.stride()) != self._like:
+            return ReluTerm(self._total).dense(rows)
         if other is None:
-            values, out = None, torch.empty_like(x)
-        else:
-            values = other.input() if type(other) is NormTerm else other.dense()
-            if (values.dtype, values.shape, values.stride()) != self._like:
-                return self._whole.dense()
-            if type(other) is NormTerm:  # its input is not free: who else reads it is unknown here
-                vectors, out = other.factors().norm, torch.empty_like(x)
-            else:
-                out = values if other.fresh else torch.empty_like(x)
-        return self._launch(x, self._norm.factors().norm, values, vectors, out)
+            return self._launch(x, norm.norm(), None, [], torch.empty_like(x))
+        values = other.input() if type(other) is NormTerm else other.dense()
+        if (values.dtype, values.shape, values.stride()) != self._like:
+            return ReluTerm(self._total).dense()
+        if type(other) is NormTerm:  # its input is not free: who else reads it is unknown here
+            return self._launch(x, norm.norm(), values, other.norm(), torch.empty_like(x))
+        return self._launch(x, norm.norm(), values, [], values if other.fresh else torch.empty_like(x))
 
 
 class Recipe:
@@ -211,8 +211,7 @@ class Recipe:
         bound = self._bound(self._steps, node, norms, kept)
         if bound is None:
             return None
-        whole = ReluTerm(bound)
-        return self._by_kernel(whole) if self.fused else whole
+        return self._by_kernel(bound) if self.fused else ReluTerm(bound)
 
     def _bound(self, steps: tuple, node: Any, norms: Mapping, kept: Callable) -> Term | None:
         kind, first = steps[0], steps[1]
@@ -230,14 +229,16 @@ class Recipe:
         b = None if a is None else self._bound(steps[2], b_node, norms, kept)
         return None if a is None or b is None else AddTerm(a, b)
 
-    def _by_kernel(self, whole: ReluTerm) -> Term:
-        a, b = (whole.a.a, whole.a.b) if type(whole.a) is AddTerm else (whole.a, None)
-        # addition commutes, but for which NaN it hands on: CUDA's has one NaN only
-        norm, other = (a, b) if has_kernel(a) else (b, a)
+    def _by_kernel(self, total: Term) -> Term:
+        norm: Any = total
+        other: Any = None
+        if type(total) is AddTerm:
+            # addition commutes, but for which NaN it hands on: CUDA's has one NaN only
+            norm, other = (total.a, total.b) if has_kernel(total.a) else (total.b, total.a)
         if self._launch is None:
             other_form = "" if other is None else _form(other) if has_kernel(other) else "values"
             self._launch = direct.Rebuilds(plane_of(*self._like[1:]), _form(norm), other_form)
-        return FusedTerm(self._launch, norm, other, whole, self._like)  # type: ignore[arg-type]
+        return FusedTerm(self._launch, norm, other, total, self._like)
 
 
 def has_kernel(term: Any) -> bool:
@@ -262,16 +263,3 @@ def norms_in(steps: tuple) -> set[int]:
     if steps[:1] == ("bn",):
         return {steps[1]}
     return set().union(*(norms_in(part) for part in steps[1:] if isinstance(part, tuple)))
-
-
-class builder:
-    """A function that rebuilds y or rows of it (its values, its strides) from the term; it does not hold y."""
-
-    __slots__ = ("_stride", "_term")
-
-    def __init__(self, term: Term, y: torch.Tensor) -> None:
-        self._term, self._stride = term, y.stride()
-
-    def __call__(self, rows: Rows) -> torch.Tensor:
-        values = self._term.dense(rows)
-        return values if values.stride() == self._stride else aligned(values, self._stride)

@@ -10,7 +10,6 @@ the table knows it, and the version counter tells an in-place update apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any, Protocol
@@ -81,28 +80,30 @@ class CodedBody(Coded):
 
 
 class RebuiltBody:
-    """A recipe over other kept tensors; it holds no bytes of its own."""
+    """y as a term over other kept tensors (:mod:`gistkit.runtime.rebuild.terms`); it holds no bytes of its own."""
 
+    __slots__ = ("_row_elements", "_stride", "_term")
     nbytes = 0
 
-    def __init__(self, build: Callable[[Rows], torch.Tensor], row_elements: int) -> None:
-        self._build = build
-        self._row_elements = row_elements
+    def __init__(self, term: Any, y: torch.Tensor) -> None:
+        self._term, self._stride, self._row_elements = term, y.stride(), y.numel() // y.shape[0]
 
-    def dense(self) -> torch.Tensor:
-        return self._build(None)
+    def dense(self, rows: Rows = None) -> torch.Tensor:
+        """y, or rows start..stop of it, in its strides."""
+        values = self._term.dense(rows)
+        return values if values.stride() == self._stride else aligned(values, self._stride)
 
     def dense_rows(self, start: int, stop: int) -> torch.Tensor:
         """Rows start..stop: a recipe that reads this one row by row makes no more of it than them."""
-        return self._build((start, stop))
+        return self.dense((start, stop))
 
     def dense_range(self, start: int, stop: int) -> torch.Tensor:
         per_row = self._row_elements
         first, last = start // per_row, -(-stop // per_row)
-        return flat(self._build((first, last)))[start - first * per_row : stop - first * per_row]
+        return flat(self.dense((first, last)))[start - first * per_row : stop - first * per_row]
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        return torch.ops.aten.threshold_backward(grad, self._build(None), 0)
+        return torch.ops.aten.threshold_backward(grad, self.dense(), 0)
 
 
 class SharedValues:
@@ -290,12 +291,8 @@ class StashTable:
 
     def find(self, x: torch.Tensor) -> Stash | None:
         """The stash of x's storage as it is now, or None."""
-        return self.find_in(x.untyped_storage()._cdata, x)
-
-    def find_in(self, address: int, x: torch.Tensor) -> Stash | None:
-        """:meth:`find`, the address of x's storage being known."""
         # no need to ask whether the weak reference has expired: it keeps the address from being another storage's
-        entry = self._entries.get((address, x._version))
+        entry = self._entries.get((x.untyped_storage()._cdata, x._version))
         return None if entry is None or entry[1] != x.dtype else entry[0]
 
     def tag(self, x: torch.Tensor) -> None:

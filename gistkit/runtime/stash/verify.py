@@ -96,7 +96,8 @@ class Trial:
         self._at = 0
         self._exact: set[int] = set()
 
-    def __call__(self, rows: Rows) -> torch.Tensor:
+    def dense(self, rows: Rows = None) -> torch.Tensor:
+        """The tensor or rows of it, exact."""
         if len(self._exact) == self._digest.rows:
             return self._ways[self._at](rows)
         # a digest of a tensor whose rows are scattered is one of all of it

@@ -90,17 +90,17 @@ def test_a_trial_takes_the_first_exact_way_and_hands_on_no_other():
     off = x.clone()
     off[3, 50] += 1
     trial = Trial([way(off), way(x)], Digest(x), told.append)
-    assert torch.equal(trial((0, 2)), x[:2]) and told == []  # as far as is known the first is exact
-    assert torch.equal(trial((2, 4)), x[2:]) and told == []
-    assert torch.equal(trial(None), x) and told == [1]
-    assert torch.equal(trial((1, 3)), x[1:3]) and told == [1]
+    assert torch.equal(trial.dense((0, 2)), x[:2]) and told == []  # as far as is known the first is exact
+    assert torch.equal(trial.dense((2, 4)), x[2:]) and told == []
+    assert torch.equal(trial.dense(), x) and told == [1]
+    assert torch.equal(trial.dense((1, 3)), x[1:3]) and told == [1]
 
     def refuse(number):
         assert number is None
         raise ArithmeticError("none is exact")
 
     with pytest.raises(ArithmeticError, match="none is exact"):
-        Trial([way(off)], Digest(x), refuse)(None)
+        Trial([way(off)], Digest(x), refuse).dense()
 
 
 def test_parts_are_few_and_small():
