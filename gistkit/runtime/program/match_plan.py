@@ -3,9 +3,6 @@ model's step must match the step that the plan was made for. Raises PlanError or
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map_only
@@ -97,41 +94,10 @@ def planned_rows(plan: Plan) -> int:
     return plan.planned_rows
 
 
-def with_planned_rows(plan: Plan, args: tuple, kwargs: dict) -> Iterator[tuple[tuple, dict]]:
-    """What a forward of fewer rows than planned would be given with as many as that: fake tensors, which take no
-    memory. First all tensors with these rows grow, then the first alone, as another may have a single row in any batch,
-    then all with several entries a row, too. Nothing for a forward of all rows, or of none."""
-    rows, most = batch_size((args, kwargs)), plan.planned_rows
-    if not 0 < rows < most:
-        return
-    lengths = {id(t): len(t) for t in _strided(args, kwargs) if t.dim() > 0}
-    rowed = [i for i, length in lengths.items() if length == rows]
-    several = [i for i, length in lengths.items() if length and length % rows == 0]
-    tried: list[list[int]] = []
-    for growing in (rowed, rowed[:1], several):
-        if growing in tried:
-            continue
-        tried.append(growing)
-        mode, made = FakeTensorMode(), {}
-
-        def larger(t: torch.Tensor, growing: list = growing, mode: Any = mode, made: dict = made) -> torch.Tensor:
-            if id(t) in growing and id(t) not in made:
-                made[id(t)] = _with_rows(t, lengths[id(t)] // rows * most, mode)
-            return made.get(id(t), t)
-
-        yield tree_map_only(torch.Tensor, larger, (args, kwargs))
-
-
 def _strided(args: tuple, kwargs: dict) -> list[torch.Tensor]:
     """The tensors of a forward's arguments that lie in memory by strides."""
     given = (leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor))
     return [t for t in given if t.layout == torch.strided and not t.is_nested]
-
-
-def _with_rows(t: torch.Tensor, rows: int, mode: FakeTensorMode) -> torch.Tensor:
-    """A fake tensor like t of so many rows, which lie as t's do."""
-    row = 1 + sum((n - 1) * step for n, step in zip(t.shape[1:], t.stride()[1:], strict=True))
-    return _like(t, (rows, *t.shape[1:]), (t.stride(0) if len(t) > 1 else row, *t.stride()[1:]), mode)
 
 
 def _like(t: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], mode: FakeTensorMode) -> torch.Tensor:
@@ -188,12 +154,6 @@ def inputs_of(args: tuple, kwargs: dict) -> tuple[StateTensor, ...]:
         StateTensor(f"input {i}", str(t.dtype).removeprefix("torch."), tuple(t.shape), t.requires_grad)
         for i, t in enumerate(tensors)
     )
-
-
-def within(now: Shapes, known: Shapes) -> bool:
-    """Whether no dimension of any argument is larger than in a forward that is known."""
-    pairs = zip(now, known, strict=True) if len(now) == len(known) else [((1,), ())]
-    return all(len(a) == len(b) and all(x <= y for x, y in zip(a, b, strict=True)) for a, b in pairs)
 
 
 def check_call(program: Program, index: int, bound: Bound) -> None:
@@ -289,5 +249,5 @@ def autocast_in_force() -> str:
 
 __all__ = [
     "Shapes", "autocast_in_force", "check_bytes", "check_call", "check_mode", "check_plan", "check_real", "check_rows",
-    "given_program", "inputs_of", "planned_rows", "plans_training", "shapes", "with_planned_rows", "within",
+    "given_program", "inputs_of", "planned_rows", "plans_training", "shapes",
 ]  # fmt: skip

@@ -135,11 +135,6 @@ class Program:
         return self._gaps.get(key, ())
 
     @cached_property
-    def goes_by_shapes(self) -> bool:
-        """Whether anything that is saved, and not kept as it is, is known by its shape."""
-        return bool(self.caught or self.caught_within)
-
-    @cached_property
     def caught(self) -> frozenset[int]:
         """After how many covered calls an uncovered one saves something that is to be caught: what is not kept as it
         is, what recipes start from or, as a plan of the caller's counts on it, what backward reads no value of."""

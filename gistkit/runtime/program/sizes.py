@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from gistkit.ir import Plan
-from gistkit.runtime.program.match_plan import Shapes, given_program, shapes, within
+from gistkit.runtime.program.match_plan import Shapes, given_program, shapes
 from gistkit.runtime.program.program import Program
 
 MOST = 64
@@ -31,10 +31,5 @@ class Sizes:
         if found is None:
             if len(self._known) >= MOST:
                 self._known.clear()
-            found = self._known[key, now] = self._like(key, now) or given_program(self._plan, model, args, kwargs)
+            found = self._known[key, now] = given_program(self._plan, model, args, kwargs)
         return found
-
-    def _like(self, key: tuple, now: Shapes) -> Program | None:
-        """The program of a larger forward, where nothing in it is known by its shape."""
-        known = ((size, program) for (kind, size), program in self._known.items() if kind == key)
-        return next((p for size, p in known if not p.goes_by_shapes and within(now, size)), None)

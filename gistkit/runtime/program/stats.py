@@ -114,7 +114,7 @@ def observe(state: ForwardState) -> Observed:
 
 def as_captured(program: Program) -> Observed:
     """What a forward keeps that PyTorch carried out, by its capture."""
-    why = {s: reason for s, _, reason in program.dense_storages}
+    why = {} if program.runs_plain else {s: reason for s, _, reason in program.dense_storages}
     kept = tuple((s.id, "dense", s.nbytes, s.nbytes, why.get(s.id) or BY_PYTORCH) for s in program.graph.kept())
     return Observed(program, kept, ())
 

@@ -81,9 +81,10 @@ class Exactness:
     def later(self, recipes: list[Recipe], bind: Bind, refuse: Callable[[], None]) -> RebuiltBody:
         """A body that finds out at its first use which recipe is exact; ``refuse()``, which must raise, is
         called where none is."""
+        verified, key = self._verified, self._key  # the body must not hold y
 
         def found(number: int | None) -> None:
-            self._verified[self._key] = number
+            verified[key] = number
             if number is None:
                 refuse()
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import gistkit
+from gistkit.capture import entry
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.runtime.live import LiveBytes
@@ -177,7 +178,7 @@ def test_a_batch_norm_makes_no_gradient_of_an_input_that_needs_none(monkeypatch)
     assert_kept(model, loss_fn, x, y)
     ask = {"backward": True, "loss_fn": loss_fn, "targets": (y,)}
     here = gistkit.capture(model, (x,), **ask)
-    monkeypatch.setattr("gistkit.capture.entry.autocast_device", lambda _: "cuda")
+    monkeypatch.setattr(entry, "autocast_device", lambda _: "cuda")
     elsewhere = gistkit.capture(model, (x,), **ask)
     assert [g.tasks[-1].transient_bytes for g in (here, elsewhere)] == [0, x.nbytes]
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import gistkit
+from gistkit.capture import entry
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.runtime.live import LiveBytes
@@ -113,7 +114,7 @@ def test_an_input_that_aten_copies_is_counted_where_nothing_stands_in_for_it(nam
 
 
 def test_on_another_device_no_input_is_taken_for_copied(monkeypatch, without_onednn):
-    monkeypatch.setattr("gistkit.capture.entry.autocast_device", lambda _: "cuda")
+    monkeypatch.setattr(entry, "autocast_device", lambda _: "cuda")
     model, x = last_conv("dilated", False)
     graph = gistkit.capture(model, (x,), backward=True)
     assert {graph.tasks[u.task].part for b in graph.blocks if b.kind == "activation" for u in b.uses} == {"weight"}
