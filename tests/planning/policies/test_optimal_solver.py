@@ -42,8 +42,8 @@ def child(monkeypatch, tmp_path):
 
     def begin(body: str) -> None:
         path = tmp_path / "child.py"
-        path.write_text(WRAPPED.format(body=body, child=str(optimal_solver._CHILD)))
-        monkeypatch.setattr(optimal_solver, "_CHILD", path)
+        path.write_text(WRAPPED.format(body=body, child=str(optimal_solver._FILE)))
+        monkeypatch.setattr(optimal_solver, "_FILE", path)
 
     yield begin
     while idle:

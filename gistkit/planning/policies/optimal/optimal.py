@@ -1,33 +1,34 @@
 """`optimal`: the fastest step within a budget among all moves of a class, with its optimality gap.
 
-A mixed-integer program over every storage's decisions (:mod:`.options`), convolution algorithms, batch slices and,
-where order of summation may change, sub-batches; segments of the forward may run anew (:mod:`.optimal_segments`). Bytes
-are exact at every task, the link's stalls bounded from below, and the simulator has the last word
-(:mod:`.optimal_refine`). Plans of other policies may be given as ``seeds``: what they do is offered too, and each
-competes whole (:mod:`.optimal_whole`), so the result is never slower than any of them that fits and is of the class.
+Every storage's forms, convolution algorithms, batch slices and, where the order of summation may change, sub-batches
+(:mod:`.variants`); segments of the forward may run anew (:mod:`.segments`). A program bounds the step from below
+(:mod:`.program`), a local search finds the plan (:mod:`.search`), and the simulator has the last word. Plans of other
+policies may be given as ``seeds``: what they do is offered too, and each competes whole (:mod:`.whole`), so the result is
+never slower than any of them that fits and is of the class.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-
-import numpy as np
+from dataclasses import asdict, replace
 
 from gistkit.errors import BudgetError
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import check_fidelity, decidable, held, kept_bytes, slice_counts
-from gistkit.planning.policies.optimal.build import Options
-from gistkit.planning.policies.optimal.peak import Least
-from gistkit.planning.policies.optimal.planning import PEAK_SHARE, Common, Planning, Settings, part_counts
-from gistkit.planning.policies.optimal.reasons import reasoned
+from gistkit.planning.policies.optimal.least import Least
+from gistkit.planning.policies.optimal.sub_batches import PEAK_SHARE, Planning
+from gistkit.planning.policies.optimal.variants import Options
+from gistkit.planning.policies.optimal.whole import Allowed
 from gistkit.planning.simulate import Simulator
 
 TIME_LIMIT_S, LARGE_LIMIT_S = 4.0, 16.0
 LARGE_TASKS = 3000
 """Steps of more tasks (ResNet-152 has 1,290, ResNet-1202 10,222) get the longer limit by default."""
+MORE_SHARE, MORE_S = 0.5, 2.0
+"""With a gap above a tenth the search goes on for so much of its time again, at most MORE_S seconds: at the least budgets
+4 s are too short for most steps (ResNet-50 on an H200: 74.4 -> 68.1 ms; on a Titan X 778 -> 757)."""
 NARROW_SHARE, SLICES_SHARE = 0.4, 0.7
 """Share of the time in which a wider class of moves is first planned without them; SLICES_SHARE where batch slices are
 all that it has more, which change little and make the search slow. ResNet-50 at its least budget on an H200, with 0.4
@@ -58,7 +59,7 @@ def optimal(
 ) -> Plan:
     """The fastest plan within ``budget_bytes`` (None: any peak), ``reserve`` bytes of which are left free.
 
-    ``fidelity`` and ``lossy`` name the class of moves (:mod:`.options`). ``batch_norm`` accepts sub-batches for a
+    ``fidelity`` and ``lossy`` name the class of moves (:mod:`gistkit.planning.forms`). ``batch_norm`` accepts sub-batches for a
     network whose batch norms would then see other statistics. ``algorithms``: a convolution's algorithm is chosen too;
     None asks the costs (:meth:`.CostTable.tells_algorithms`: the papers' cards under their own frameworks, and switches
     of cuDNN that were measured). ``recompute``: segments may run anew. ``options`` restricts the decisions by storage,
@@ -71,77 +72,52 @@ def optimal(
     format or a graph without tasks.
     """
     check_fidelity(fidelity, lossy)
-    told = costs.tells_algorithms(fidelity) if algorithms is None else algorithms
-    settings = Settings(fidelity, lossy, batch_norm, reserve, _limit(graph, time_limit_s), told, recompute)
-    room, common = None if budget_bytes is None else budget_bytes - reserve, Common(Simulator(graph, costs))
-    begun, narrow = time.monotonic(), _bitwise(settings, costs, algorithms)
-    share = 0.0 if options is not None else _narrow_share(graph, settings, narrow)
+    allowed = _allowed(costs, fidelity, lossy, batch_norm, algorithms, recompute)
+    limit_s, simulator, begun = _limit(graph, time_limit_s), Simulator(graph, costs), time.monotonic()
+    given = {"listed": options, "room_bytes": None if budget_bytes is None else budget_bytes - reserve}
+    narrow = _allowed(costs, "bitwise", None, False, algorithms, recompute)
+    share = 0.0 if options is not None else _narrow_share(graph, allowed, narrow)
+    starts: list[Plan] = []
     if share:
-        narrow = replace(narrow, time_limit_s=share * settings.time_limit_s)
-        plan, _, _ = _fastest(Planning(graph, costs, narrow, seeds, None, room, common), seeds, room)
-        seeds = (*seeds, *(() if plan is None else (plan,)))
-    left_s = max(settings.time_limit_s - (time.monotonic() - begun), (1 - share) * settings.time_limit_s)
-    planning = Planning(graph, costs, replace(settings, time_limit_s=left_s), seeds, options, room, common)
-    plan, bound_s, least = _fastest(planning, () if options is not None else seeds, room)
-    plan, bound_s, given_up = _against(rivals or {}, planning, plan, room, bound_s)
+        first = Planning(graph, costs, simulator, narrow, share * limit_s, **given)
+        first.run()
+        starts += [] if first.plan is None else [first.plan]
+    left_s, more_s = max((1 - share) * limit_s, limit_s - (time.monotonic() - begun)), min(MORE_SHARE * limit_s, MORE_S)
+    planning = Planning(graph, costs, simulator, allowed, left_s, more_s=more_s, **given)
+    planning.run(starts)
+    planning.against((*starts, *(seeds if options is None else ())))
+    given_up = []
+    for name, ask in (rivals or {}).items():
+        try:
+            late = ask(planning.step_s)
+        except TimeoutError:
+            given_up.append(name)
+        else:
+            planning.against([] if late is None else [late])
+    plan, least = planning.plan, planning.found
     if plan is None:
         assert budget_bytes is not None
         raise BudgetError(budget_bytes, {fidelity: least.peak_bytes + reserve}, REMEDIES[fidelity])
-    plan = replace(plan, settings={**plan.settings, "not_compared": given_up})
-    return _figures(graph, costs, plan, common.simulator, settings, budget_bytes, least, bound_s)
+    told = {**plan.settings, **asdict(allowed), "reserve": reserve, "time_limit_s": limit_s, "not_compared": given_up}
+    return _figures(graph, costs, replace(plan, settings=told), simulator, budget_bytes, least, planning.bound_s)
 
 
-def _bitwise(settings: Settings, costs: CostTable, algorithms: bool | None) -> Settings:
-    """The narrowest class, whose plan every wider one has too: its larger program alone may miss it in the time that it
-    gets."""
-    told = costs.tells_algorithms("bitwise") if algorithms is None else algorithms
-    return replace(settings, fidelity="bitwise", lossy=None, batch_norm=False, algorithms=told)
+def _allowed(
+    costs: CostTable, fidelity: str, lossy: str | None, batch_norm: bool, algorithms: bool | None, recompute: bool
+) -> Allowed:
+    told = costs.tells_algorithms(fidelity) if algorithms is None else algorithms
+    return Allowed(fidelity, lossy, batch_norm, told, recompute)
 
 
-def _narrow_share(graph: SavedGraph, settings: Settings, narrow: Settings) -> float:
-    """The share of the time in which the narrowest class is planned first: none where the class has nothing more."""
-    if settings.fidelity == "bitwise":
+def _narrow_share(graph: SavedGraph, allowed: Allowed, narrow: Allowed) -> float:
+    """The share of the time in which the bitwise class is planned first, whose plan every wider one has too and may miss
+    in the time that it gets: none where the class has nothing more."""
+    if allowed.fidelity == "bitwise":
         return 0.0
-    if settings.fidelity == "lossy" or part_counts(graph, settings) != [1]:
+    if allowed.fidelity == "lossy" or allowed.part_counts(graph) != [1]:
         return NARROW_SHARE
-    more = slice_counts(settings.fidelity, len(decidable(graph))) != (1,) or settings.algorithms != narrow.algorithms
+    more = slice_counts(allowed.fidelity, len(decidable(graph))) != (1,) or allowed.algorithms != narrow.algorithms
     return SLICES_SHARE if more else 0.0
-
-
-def _fastest(planning: Planning, seeds: Sequence[Plan], room_bytes: int | None) -> tuple[Plan | None, float, Least]:
-    """The plan that is found or taken over whole, what no plan goes below (seconds), and the least peak."""
-    best, least = planning.run(room_bytes)
-    whole = planning.whole(seeds, room_bytes)
-    if whole is not None and (best is None or whole.step_s < best[0].parts * best[1].seconds * (1 - 1e-9)):
-        return whole, planning.floor_s if best is None else min(best[2], whole.step_s), least
-    if best is None:
-        return None, np.inf, least
-    attempt, outcome, bound_s = best
-    plan = reasoned(attempt, outcome.taken or ())
-    return replace(plan, step_s=attempt.parts * outcome.seconds), bound_s, least
-
-
-def _against(
-    rivals: Mapping[str, Callable[[float], Plan | None]],
-    planning: Planning,
-    plan: Plan | None,
-    room_bytes: int | None,
-    bound_s: float,
-) -> tuple[Plan | None, float, list[str]]:
-    """The faster of a plan and those of rivals, which may not fit or not be of the class, the bound below all, and the
-    rivals that were given up."""
-    best_s, given_up = np.inf if plan is None else planning.seconds(plan), []
-    for name, ask in rivals.items():
-        try:
-            late = ask(best_s)
-        except TimeoutError:
-            given_up.append(name)
-            continue
-        whole = None if late is None else planning.whole([late], room_bytes)
-        if whole is not None and whole.step_s < best_s:
-            bound_s = min(planning.floor_s if plan is None else bound_s, whole.step_s)
-            plan, best_s = whole, whole.step_s
-    return plan, bound_s, given_up
 
 
 def minimise_peak(
@@ -156,23 +132,21 @@ def minimise_peak(
     recompute: bool = True,
     time_limit_s: float | None = None,
     options: Options | None = None,
-    common: Common | None = None,
 ) -> Plan:
     """The plan of least peak, whatever its time; arguments and errors as :func:`optimal`, which names its
     ``peak_bytes`` where it refuses a budget under the same time limit.
 
     ``peak_bytes`` is a budget that can be met, ``lower_bound_bytes`` one below which no plan of the class is: where
-    both are equal there is no smaller peak. ``gap`` is None. ``common``: what other searches over the same graph and
-    costs have looked at.
+    both are equal there is no smaller peak. ``gap`` is None.
     """
     check_fidelity(fidelity, lossy)
-    told = costs.tells_algorithms(fidelity) if algorithms is None else algorithms
-    settings = Settings(fidelity, lossy, batch_norm, reserve, _limit(graph, time_limit_s), told, recompute)
-    common = common or Common(Simulator(graph, costs))
-    planning = Planning(graph, costs, settings, (), options, None, common)
-    least = planning.least(time.monotonic() + PEAK_SHARE * settings.time_limit_s)
-    plan = planning.smallest()
-    return replace(_figures(graph, costs, plan, common.simulator, settings, None, least, 0.0), gap=None)
+    allowed = _allowed(costs, fidelity, lossy, batch_norm, algorithms, recompute)
+    limit_s, simulator = _limit(graph, time_limit_s), Simulator(graph, costs)
+    planning = Planning(graph, costs, simulator, allowed, limit_s, listed=options)
+    planning.least(time.monotonic() + PEAK_SHARE * limit_s)
+    told = {**asdict(allowed), "reserve": reserve, "time_limit_s": limit_s}
+    plan = replace(planning.smallest(), settings=told)
+    return replace(_figures(graph, costs, plan, simulator, None, planning.found, 0.0), gap=None)
 
 
 def _limit(graph: SavedGraph, time_limit_s: float | None) -> float:
@@ -186,12 +160,12 @@ def _figures(
     costs: CostTable,
     plan: Plan,
     simulator: Simulator,
-    settings: Settings,
     budget_bytes: int | None,
     least: Least,
     bound_s: float,
 ) -> Plan:
-    run = simulator.run(plan, reserve=settings.reserve)
+    reserve = plan.settings["reserve"]
+    run = simulator.run(plan, reserve=reserve)
     kept = held(graph)
     decided = {d.storage: d for d in plan.decisions}
     gap = max(0.0, (run.step_s - bound_s) / run.step_s) if run.step_s > 0 else 0.0
@@ -199,21 +173,11 @@ def _figures(
         plan,
         plain_bytes=sum(b.nbytes for b in kept),
         kept_bytes=sum(kept_bytes(b, decided.get(b.storage), costs) for b in kept),
-        settings={
-            **plan.settings,
-            "fidelity": settings.fidelity,
-            "lossy": settings.lossy,
-            "reserve": settings.reserve,
-            "batch_norm": settings.batch_norm,
-            "algorithms": settings.algorithms,
-            "recompute": settings.recompute,
-            "time_limit_s": settings.time_limit_s,
-        },
         budget_bytes=budget_bytes,
         peak_bytes=run.peak_bytes,
         step_s=run.step_s,
         # a whole plan may do what is no move, and be below all moves
-        lower_bound_bytes=min(least.bound_bytes + settings.reserve, run.peak_bytes),
+        lower_bound_bytes=min(least.bound_bytes + reserve, run.peak_bytes),
         gap=0.0 if gap < 1e-5 else gap,
         hardware=costs.hardware.name,
     )

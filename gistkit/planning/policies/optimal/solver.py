@@ -1,30 +1,28 @@
-"""HiGHS (scipy's milp), in a process of its own.
+"""HiGHS (scipy's milp), in a process of its own, which runs this file: it imports nothing of gistkit's.
 
 A planner runs where somebody trains, and HiGHS is native code: version 1.12 (SciPy 1.17) has crashed at its time limit,
 on a program of a SqueezeNet in about every second run, and prints past Python to standard output. In a process of its
 own a crash is a program that was not solved, and what is printed goes nowhere. Version 1.8 (SciPy 1.15 and 1.16) has
 called a program infeasible that has solutions. So what presolving leads to is asked again without it where that is a
-crash, or that there is no solution.
-
-A process is started when the first program is solved, kept for the next ones, and ends with this one. It imports numpy
-and scipy, of gistkit nothing.
+crash, or that there is no solution. A process is started when the first program is solved, kept for the next ones, and
+ends with this one.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 INFEASIBLE, OTHER = 2, 4
 """Of the values of ``status``."""
@@ -32,11 +30,10 @@ PATIENCE_S = 60.0
 """How much longer than its time limit a program may take before its process is ended."""
 LEAST_S = 0.05
 """The least time limit that a program is given."""
-_CHILD = Path(__file__).with_name("child.py")
+_FILE = __file__
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """What scipy's milp says: its status, the columns (None: no solution was found), the figure, the dual bound."""
 
     status: int
@@ -50,13 +47,9 @@ class _Child:
 
     def __init__(self) -> None:
         self.owner = os.getpid()
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", str(_CHILD)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        self._end = weakref.finalize(self, _end, self._process, self.owner)
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen([sys.executable, "-I", _FILE], **pipes)
+        self.close = weakref.finalize(self, _end, self._process, self.owner)
         self._send(list(sys.path))
 
     def _send(self, item: Any) -> None:
@@ -79,13 +72,9 @@ class _Child:
         finally:
             watch.cancel()
 
-    def close(self) -> None:
-        self._end()
-
 
 def _end(process: subprocess.Popen, owner: int) -> None:
-    forked = os.getpid() != owner  # then it is the other's process: there is nothing to wait for
-    if forked:
+    if os.getpid() != owner:  # a fork's: there is nothing to wait for
         process.returncode = 0
     else:
         process.kill()
@@ -109,9 +98,8 @@ def prepare() -> None:
 def solve(words: Mapping[str, Any], limit_s: float) -> Found:
     """scipy's milp of the arguments ``words`` within ``limit_s`` seconds; without its options. A program is infeasible
     where two ways of solving it say so in that time; else, and of one that crashes, nothing is known (``OTHER``)."""
-    until, presolve = time.monotonic() + limit_s, True
+    until, presolve, infeasible = time.monotonic() + limit_s, True, False
     left_s = max(limit_s, LEAST_S)
-    infeasible = False
     while left_s >= LEAST_S:
         options = {**words.get("options", {}), "time_limit": left_s, "presolve": presolve}
         found = _solved({**words, "options": options}, left_s + PATIENCE_S)
@@ -126,7 +114,7 @@ def solve(words: Mapping[str, Any], limit_s: float) -> Found:
 def _solved(words: Mapping[str, Any], most_s: float) -> Found | None:
     child = _taken()
     if child is None:
-        return _here(words)
+        return Found(*_milp(words))
     found = child.solve(words, most_s)
     if found is not None:
         _idle.append(child)
@@ -139,7 +127,7 @@ def _taken() -> _Child | None:
         child = _idle.pop()
         if child.owner == os.getpid():  # else this process is a fork of the one whose child it is
             return child
-    if not Path(sys.executable or "").name.lower().startswith("python"):
+    if not os.path.basename(sys.executable or "").lower().startswith("python"):
         return None
     try:
         return _Child()
@@ -147,11 +135,28 @@ def _taken() -> _Child | None:
         return None
 
 
-def _here(words: Mapping[str, Any]) -> Found:
+def _milp(words: Mapping[str, Any]) -> tuple:
     from scipy.optimize import milp
 
     found = milp(**words)
-    return Found(found.status, found.x, found.fun, getattr(found, "mip_dual_bound", None))
+    return found.status, found.x, found.fun, getattr(found, "mip_dual_bound", None)
 
 
-__all__ = ["INFEASIBLE", "Found", "prepare", "solve"]
+def _serve() -> None:
+    """Solve what comes on standard input (the path to import from, then programs) until it ends, and answer on standard
+    output, where nothing else is written."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for who asks; without that the input ends
+    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.path[:] = pickle.load(requests)
+    while True:
+        try:
+            words = pickle.load(requests)
+        except EOFError:
+            return
+        pickle.dump(_milp(words), replies)
+        replies.flush()
+
+
+if __name__ == "__main__":
+    _serve()
