@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import gistkit
 from gistkit import errors
 from gistkit.kernels.layout import flat
 from gistkit.nn.keep import USED_TWICE, Alias
@@ -73,9 +74,23 @@ def test_what_runs_anew_differently_and_what_a_pool_carries_say_what_to_do():
 
 
 def test_words_that_are_none_say_what_there_is():
-    wrong = (("exact", None), "; bitwise changes no bit"), (("lossy", "fp7"), "lossy='fp7'; None rounds nothing")
+    wrong = (("exact", None), "; bitwise changes no bit"), (("lossy", "fp7"), 'lossy="fp7": the number is the bits')
     for words, text in wrong:
         with pytest.raises(ValueError, match=text):
             check_fidelity(*words)
     with pytest.raises(ValueError, match=r"must end in \.png, \.svg or \.pdf, got 'x.txt'; name one that does"):
         check_plot(Path("x.txt"))
+
+
+def test_old_keywords_name_the_new_ones():
+    x, weight = torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2)
+    for call, text in (
+        (lambda: gistkit.plan(reserve=1), r"plan: reserve= is called reserved_bytes= now"),
+        (lambda: gistkit.functional.conv2d(x, weight, slices=2), "slices= is called weight_grad_slices= now"),
+        (lambda: gistkit.functional.linear(x, x, slices=2), "slices= is called weight_grad_slices= now"),
+        (lambda: gistkit.functional.relu(x, passes=True), "passes= is called mask_in_pool= now"),
+        (lambda: gistkit.functional.max_pool2d(x, 2, zero_code=True), "zero_code= is called mask_in_pool= now"),
+        (lambda: gistkit.CallChoice(0, "conv2d", slices=2), "slices= is called weight_grad_slices= now"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            call()

@@ -149,7 +149,7 @@ def decoded_view(view: SavedGraph, plan: Plan, once: bool = False) -> SavedGraph
     The simulator decodes for each use, in memory and in time. ``once``: for seconds, a ReLU's own use goes with the use
     beside it, whose decoded copy serves both.
     """
-    coded = {d.storage for d in plan.decisions if d.codec.startswith(("csr", "fp"))}
+    coded = {d.storage for d in plan.decisions if d.form.decoded_by_reader}
 
     def uses(block: Block) -> tuple[Use, ...]:
         if once and any(u.values for u in block.uses):

@@ -93,7 +93,7 @@ class Case(LibraryStep):
     @cached_property
     def vdnn(self) -> Simulation | None:
         plan = vdnn_dyn(self.graph, self.costs)
-        return simulate(self.graph, plan, self.costs) if plan.settings["trainable"] else None
+        return simulate(self.graph, plan, self.costs) if plan.details["trainable"] else None
 
     @cached_property
     def vdnn_all(self) -> Simulation:
@@ -112,7 +112,7 @@ class Case(LibraryStep):
 
 def trained_s(plan: Plan) -> float | None:
     """A plan's seconds, None where it does not fit."""
-    return plan.step_s if plan.settings["trainable"] else None
+    return plan.step_s if plan.details["trainable"] else None
 
 
 def rows(sheet: Sheet) -> Iterator[Row]:

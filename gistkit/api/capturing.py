@@ -53,10 +53,10 @@ def step_on(
         raise CaptureError(f"{error}{among}") from error.__cause__
 
 
-def may_be_cut(graph: SavedGraph, batch_statistics: str | None) -> bool:
+def may_be_cut(graph: SavedGraph, per_sub_batch_norm: object) -> bool:
     """Whether sub-batches of a captured step are offered: of several rows, and of batch norms in training mode only
     where the caller accepts other statistics."""
-    return graph.batch > 1 and (batch_statistics is not None or not trains_batch_norm(graph))
+    return graph.batch > 1 and (bool(per_sub_batch_norm) or not trains_batch_norm(graph))
 
 
 @unset_fake_temporarily()

@@ -144,8 +144,8 @@ def form_of(decision: Decision | None) -> str:
     """How a storage is kept, in a few words."""
     if decision is None:
         return "dense"
-    where = " on the host" if decision.place == "host" else ""
-    mask = " + mask1" if decision.mask and decision.codec != "mask1" else ""
+    where = " on the host" if decision.on_host else ""
+    mask = " + mask1" if decision.mask else ""
     return f"{decision.codec}{mask}{where}"
 
 

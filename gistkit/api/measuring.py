@@ -83,8 +83,8 @@ def costs_of(
 
 
 def with_times(made: Plan, times: StepTimes | None) -> Plan:
-    """The plan with settings that tell which measured times it was made with (None: predicted ones)."""
-    return replace(made, settings={**made.settings, "measured": None if times is None else times.told})
+    """The plan with a prediction that names the measured times it was made with (None: predicted ones)."""
+    return replace(made, prediction=replace(made.prediction, measured=None if times is None else times.measured))
 
 
 def read_times(caller: str, which: str | Path | StepTimes) -> StepTimes:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from gistkit import formats
+from gistkit.errors import renamed
 from gistkit.kernels import forward_geometry, is_channels_last, ops
 from gistkit.nn.eligible import covered, demand_floating, memory_format_of, recorded, strides_of
 from gistkit.nn.keep import hold, take
@@ -126,6 +127,7 @@ def _pool(x: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ce
     return _MaxPool2d.apply(x, windows, bool(ceil_mode), relu, zero, bits)
 
 
+@renamed(zero_code="mask_in_pool=")
 def max_pool2d(
     x: torch.Tensor,
     kernel_size: Size,
@@ -134,22 +136,22 @@ def max_pool2d(
     dilation: Size = 1,
     ceil_mode: bool = False,
     *,
-    zero_code: bool = False,
+    mask_in_pool: bool = False,
 ) -> torch.Tensor:
     """``torch.nn.functional.max_pool2d``, bit for bit, that keeps neither its input nor int64 indices.
 
     x: [N, C, H, W] or [C, H, W], fp32, bf16 or fp16, any strides. Keeps 4 bits an output for windows of up to 16
-    positions, 8 bits up to 256; larger windows, and arguments that PyTorch rejects, go to PyTorch. ``zero_code=True``
-    (15 and 255 positions), for a ReLU's output x: no gradient flows from an output that is not positive, so that the
-    ReLU needs no mask. Raises TypeError for integer and complex tensors. Does not synchronise. Gist (ISCA 2018)
-    section III-A.
+    positions, 8 bits up to 256; larger windows, and arguments that PyTorch rejects, go to PyTorch.
+    ``mask_in_pool=True`` (15 and 255 positions), for a ReLU's output x: no gradient flows from an output that is not
+    positive, so that the ReLU needs no mask. Raises TypeError for integer and complex tensors. Does not synchronise.
+    Gist (ISCA 2018) section III-A.
     """
     demand_floating("max_pool2d", x=x)
-    y = _pool(x, kernel_size, stride, padding, dilation, ceil_mode, False, zero_code)
+    y = _pool(x, kernel_size, stride, padding, dilation, ceil_mode, False, mask_in_pool)
     if y is not None:
         return y
     # a second ReLU changes no value of a ReLU's output, and zeroes the gradient as the codes would have
-    return F.max_pool2d(torch.relu(x) if zero_code else x, kernel_size, stride, padding, dilation, ceil_mode)
+    return F.max_pool2d(torch.relu(x) if mask_in_pool else x, kernel_size, stride, padding, dilation, ceil_mode)
 
 
 def relu_max_pool2d(
@@ -162,7 +164,7 @@ def relu_max_pool2d(
 ) -> torch.Tensor:
     """``max_pool2d(relu(x), ...)``, bit for bit, in one pass: relu(x) never exists and only the pool's codes are kept.
 
-    Arguments, limits and errors as :func:`max_pool2d`'s with ``zero_code=True``.
+    Arguments, limits and errors as :func:`max_pool2d`'s with ``mask_in_pool=True``.
     """
     demand_floating("relu_max_pool2d", x=x)
     y = _pool(x, kernel_size, stride, padding, dilation, ceil_mode, True, True)

@@ -192,8 +192,8 @@ def _check_density(density: float | Mapping[int, float] | None) -> None:
     for key in ids:
         if isinstance(key, bool) or not isinstance(key, int):
             raise TypeError(
-                f"density must have storage ids, whole numbers, as keys, got {key!r}; from a plan, which has them "
-                'as texts: {int(key): share for key, share in plan.settings["densities"].items()}'
+                f"density must have storage ids, whole numbers, as keys, got {key!r}; take those of "
+                "plan.contract.densities or of gistkit.report(model).densities"
             )
     values = density.values() if isinstance(density, Mapping) else () if density is None else (density,)
     for value in values:

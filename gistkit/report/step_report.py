@@ -27,7 +27,7 @@ class BudgetReport:
     """What a plan promises of a step's peak, and what is known of the real one; all in bytes, everything counted.
 
     ``predicted_bytes`` is the plan's peak with transfers beside the computation, ``expected_bytes`` the one with
-    transfers that overlap nothing, as the runtime makes them (``Plan.settings["sync_peak_bytes"]``; the same where a
+    transfers that overlap nothing, as the runtime makes them (``Plan.prediction.sync_peak_bytes``; the same where a
     plan does not tell). ``measured_bytes`` is the most that the CUDA allocator has handed out since
     ``torch.cuda.reset_peak_memory_stats``, of this model or not; None on a CPU, which counts nothing by itself
     (``gistkit.LiveBytes`` does). ``denser`` holds,
@@ -155,7 +155,7 @@ def _budget(model: torch.nn.Module, plan: Plan, densities: Mapping[int, float], 
     return BudgetReport(
         plan.budget_bytes,
         plan.peak_bytes,
-        plan.settings.get("sync_peak_bytes", plan.peak_bytes),
+        plan.prediction.sync_peak_bytes or plan.peak_bytes,
         measured,
         {d.storage: (d.planned, d.measured) for d in found},
         sum(d.excess_bytes for d in found),

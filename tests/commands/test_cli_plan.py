@@ -211,7 +211,8 @@ def test_settings_reach_the_plan(tmp_path, capsys):
     words = ["--lossy", "fp8", "--density", "0.2", "--reserve", "1MiB", "--policy", "gist", "--json", str(numbers)]
     assert cli.main(["plan", *SMALL, *words]) == 0
     plan = json.loads(numbers.read_text())["plan"]
-    assert plan["fidelity"] == "lossy" and plan["settings"]["lossy"] == "fp8" and plan["settings"]["reserve"] == 2**20
+    assert plan["fidelity"] == "lossy" and plan["contract"]["lossy"] == "fp8"
+    assert plan["contract"]["reserved_bytes"] == 2**20
     assert "20%" in str([d["reason"] for d in plan["decisions"]]) or "80%" in str(
         [d["reason"] for d in plan["decisions"]]
     )

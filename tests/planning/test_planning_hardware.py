@@ -14,12 +14,12 @@ from tests.support.planning_cases import GIB, H200, made, net
 
 def test_the_preset_and_the_card_hold_the_same():
     x = torch.randn(2, 3, 32, 32)
-    by_name, free = (gistkit.plan(net(), x, policy="plain", hardware=h, reserve=55) for h in ("h200", H200))
+    by_name, free = (gistkit.plan(net(), x, policy="plain", hardware=h, reserved_bytes=55) for h in ("h200", H200))
     assert by_name.peak_bytes - free.peak_bytes == 96 * 2**20
     assert (
         gistkit.plan(net(), x, policy="plain", hardware=card("NVIDIA H200", GIB)).peak_bytes + 55 == by_name.peak_bytes
     )
-    assert by_name.settings["reserve"] == free.settings["reserve"] == 55
+    assert by_name.contract.reserved_bytes == free.contract.reserved_bytes == 55
     assert [name for name, preset in PRESETS.items() if preset.libraries_bytes] == ["h200"]
 
 

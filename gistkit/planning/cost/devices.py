@@ -19,12 +19,12 @@ at twice the 10 GB/s; a fresh tensor's pages cost as much again and more.
 from __future__ import annotations
 
 import difflib
-import json
 import math
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from gistkit.errors import quoted
+from gistkit.ir import from_json, to_json
 
 GIB = 2**30
 _POSITIVE = ("memory_gbps", "codec_slowdown")
@@ -75,7 +75,7 @@ class Hardware:
     runtime_host_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
+        if not self.name:
             _refuse("name", "a text that is not empty", self.name)
         if type(self.memory_bytes) is not int or not 0 < self.memory_bytes < 2**50:
             _refuse("memory_bytes", "a whole number of bytes above 0 and below 2**50", self.memory_bytes)
@@ -83,12 +83,6 @@ class Hardware:
             _refuse("libraries_bytes", "a whole number of bytes below memory_bytes", self.libraries_bytes)
         for field in (*_POSITIVE, *_NOT_NEGATIVE):
             _check_number(field, getattr(self, field), field in _POSITIVE)
-        if type(self.async_counts) is not bool:
-            _refuse("async_counts", "true or false", self.async_counts)
-        if type(self.tells_algorithms) is not bool:
-            _refuse("tells_algorithms", "true or false", self.tells_algorithms)
-        if not all(isinstance(name, str) for name in self.lacks):
-            _refuse("lacks", "names of convolution algorithms", self.lacks)
         self._check_link()
         self._check_flops()
 
@@ -105,37 +99,25 @@ class Hardware:
             _refuse("both_gbps", "at most the sum of both directions", self.both_gbps)
 
     def _check_flops(self) -> None:
-        if not isinstance(self.flops, dict) or "float32" not in self.flops:
+        if "float32" not in self.flops:
             _refuse("flops", "a mapping of dtype names to rates with 'float32' among them", self.flops)
         for dtype, rate in self.flops.items():
             _check_number(f"flops[{dtype!r}]", rate, True, _MOST_FLOPS)
 
     def to_json(self) -> str:
         """The hardware as JSON text."""
-        return json.dumps(asdict(self), indent=2)
+        return to_json(self, indent=2)
 
     @staticmethod
     def from_json(text: str) -> Hardware:
-        """The hardware of :meth:`to_json`'s text. Raises ValueError for text that is no JSON, lacks a field, has one
-        too many, or holds an absurd value."""
+        """The hardware of :meth:`to_json`'s text. Raises ValueError for any other: the place in it, what was expected
+        there and what it has."""
         try:
-            raw = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"hardware: not JSON ({error}); write it anew with `gistkit calibrate`") from error
-        if not isinstance(raw, dict):
-            raise ValueError(f"hardware: must be a JSON object, got {type(raw).__name__}; see `gistkit calibrate`")
-        known = {field.name for field in fields(Hardware)}
-        needed = {field.name for field in fields(Hardware) if field.default is MISSING}
-        missing, extra = sorted(needed - set(raw)), sorted(set(raw) - known)
-        if missing or extra:
-            wrong = " and ".join(
-                f"{what} {', '.join(names)}" for what, names in (("lacks", missing), ("has unknown", extra)) if names
-            )
-            raise ValueError(f"hardware: {wrong}; write it anew with `gistkit calibrate`")
-        lacks = raw.pop("lacks", [])
-        if not isinstance(lacks, list):
-            _refuse("lacks", "a list of convolution algorithms", lacks)
-        return Hardware(**raw, lacks=tuple(lacks))
+            return from_json(Hardware, text)[0]
+        except ValueError as error:
+            what = str(error).removeprefix("hardware: ")
+            again = "" if "gistkit calibrate" in what else "; write it anew with `gistkit calibrate`"
+            raise ValueError(f"hardware: {what}{again}") from error
 
 
 def _hint(name: str) -> str:

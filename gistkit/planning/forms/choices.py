@@ -75,7 +75,7 @@ def call_choices(reading: Reading, decisions: Mapping[int, Decision]) -> tuple[C
             choices.setdefault(call.covered, {"op": "relu"})["inplace"] = True
         decision = decisions.get(reading.graph.values[call.results[0]].storage)
         pool = mask_carrier(call, reading)
-        if decision is not None and decision.codec == "drop" and pool is not None:
-            choices.setdefault(call.covered, {"op": "relu"})["passes"] = True
-            choices[pool.covered] = {"op": "max_pool2d", "zero_code": True}
+        if decision is not None and decision.form.gone and pool is not None:
+            choices.setdefault(call.covered, {"op": "relu"})["mask_in_pool"] = True
+            choices[pool.covered] = {"op": "max_pool2d", "mask_in_pool": True}
     return tuple(CallChoice(covered, **how) for covered, how in sorted(choices.items()))

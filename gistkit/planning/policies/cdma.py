@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gistkit.codecs import dtype_of
+from gistkit.formats import item_bytes
 from gistkit.ir import KERNEL_DTYPES, Block, Decision, Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import make_plan, own_decisions
@@ -28,7 +28,7 @@ WINDOW = 32
 
 def zvc_ratio(density: float, dtype: str = "float32") -> float:
     """Dense bytes over compressed bytes at a density: at most the bits of an element."""
-    bits = 8 * dtype_of(dtype).itemsize
+    bits = 8 * item_bytes(dtype)
     return bits / (1 + bits * density)
 
 
@@ -43,8 +43,8 @@ class EngineCosts(CostTable):
     def encode_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> float:
         return 0.0 if codec == CODEC else super().encode_s(codec, nbytes, dtype, density)
 
-    def decode_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None, *, slices: int = 1) -> float:
-        return 0.0 if codec == CODEC else super().decode_s(codec, nbytes, dtype, density, slices=slices)
+    def decode_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> float:
+        return 0.0 if codec == CODEC else super().decode_s(codec, nbytes, dtype, density)
 
     def relu_backward_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> float:
         return 0.0 if codec == CODEC else super().relu_backward_s(codec, nbytes, dtype, density)
@@ -75,7 +75,7 @@ def cdma(
     by_call = found.of(algorithms)
     names = {t: by_call.get(call, "") for call, tasks in found.tasks.items() for t in tasks}
     sent = [_decision(graph, priced, names, o) for o in offloads(graph, offload, prefetch)]
-    settings = {"offload": offload, "algorithms": algorithms if isinstance(algorithms, str) else "by layer"}
+    details = {"offload": offload, "algorithms": algorithms if isinstance(algorithms, str) else "by layer"}
     return make_plan(
         "cdma",
         graph,
@@ -83,7 +83,7 @@ def cdma(
         budget_bytes,
         (*own_decisions(graph), *sent),
         found.choices(by_call),
-        settings={**settings, "engine": engine, "prefetch": prefetch},
+        details={**details, "engine": engine, "prefetch": prefetch},
     )
 
 

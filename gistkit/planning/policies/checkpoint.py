@@ -53,7 +53,7 @@ def checkpoint(
         run = simulator.run(Plan("checkpoint", graph.fingerprint, decisions, ()))
         plans.append((run.peak_bytes, run.step_s, len(chosen) + 1, decisions))
     _, _, count, decisions = min(plans, key=lambda p: p[:2])
-    return make_plan("checkpoint", graph, costs, budget_bytes, decisions, settings={"segments": count})
+    return make_plan("checkpoint", graph, costs, budget_bytes, decisions, details={"segments": count})
 
 
 def _decisions(replays: Replays, own: tuple[Decision, ...], chosen: list[Cut]) -> tuple[Decision, ...]:

@@ -26,19 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gistkit.codecs import VALUE_FORMS
 from gistkit.ir import Decision, Plan, SavedGraph
-from gistkit.planning.forms import Planner, call_choices, rounds
-
-
-def check_lossy(lossy: str | None) -> None:
-    """Raises ValueError where ``lossy`` is neither None nor a known format."""
-    if lossy is not None and lossy not in VALUE_FORMS:
-        shown = f'"{lossy}"' if isinstance(lossy, str) else lossy
-        raise ValueError(
-            f"lossy must be None or one of {', '.join(VALUE_FORMS)}; got lossy={shown}: the number is the bits of a "
-            "value, s means a scale for every 128 elements, t one for the tensor"
-        )
+from gistkit.planning.forms import Planner, call_choices, check_lossy
 
 
 def gist(
@@ -64,8 +53,8 @@ def gist(
         choices=call_choices(planner.reading, {d.storage: d for d in decisions}),
         plain_bytes=graph.kept_bytes,
         kept_bytes=sum(planner.predicted_bytes(d) for d in decisions),
-        settings={"lossy": lossy},
-        fidelity="lossy" if any(rounds(d.codec) for d in decisions) else "bitwise",
+        details={"lossy": lossy},
+        fidelity="lossy" if any(d.form.rounds_to for d in decisions) else "bitwise",
     )
 
 

@@ -5,12 +5,13 @@ from gistkit.planning.simulate.context import NO_VALUES, PLAIN_POLICIES, Context
 from gistkit.planning.simulate.effects import profile
 from gistkit.planning.simulate.intervals import Effects, Interval, Transfer
 from gistkit.planning.simulate.memory_map import MemoryMap, Runs
-from gistkit.planning.simulate.segments import Segment, lending, lends, segments, valued
+from gistkit.planning.simulate.segments import Segment, decoding, is_decoded, segments, valued
 from gistkit.planning.simulate.sentinels import sentinels
 from gistkit.planning.simulate.simulator import Profile, Simulator, memory_bytes, simulate
 from gistkit.planning.simulate.sub_batches import (
     PER_SUB_BATCH,
     check_batch_statistics,
+    check_per_sub_batch_norm,
     passing,
     scaled_costs,
     trains_batch_norm,
@@ -32,9 +33,10 @@ __all__ = [
     "Transfer",
     "block_effects",
     "check_batch_statistics",
+    "check_per_sub_batch_norm",
+    "decoding",
+    "is_decoded",
     "is_sparse",
-    "lending",
-    "lends",
     "memory_bytes",
     "passing",
     "profile",

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gistkit.errors import PlanError
-from gistkit.ir import BEFORE, Block, CallChoice, Decision, Plan, SavedGraph, scaled
+from gistkit.ir import BEFORE, STAY, Block, CallChoice, Decision, Plan, SavedGraph, scaled
 from gistkit.planning.cost import CostTable, of_part
 from gistkit.planning.simulate.block_effects import block_effects
 from gistkit.planning.simulate.context import Context, StepIndex, chosen_calls
@@ -114,13 +114,13 @@ class Composer:
     def _of_block(self, block: Block, decision: Decision | None, context: Context) -> Effects:
         """block_effects, remembered by what it depends on."""
         also = context.also.get(block.id) if context.also else None
-        at_once = context.synchronous and decision is not None and decision.place == "host"
+        at_once = context.synchronous and decision is not None and decision.on_host
         key = (block.id, decision, context.plain, block.id in context.ends_early, also, at_once)
-        if decision is not None and decision.codec != "dense":
+        if decision is not None and decision.form.returns != STAY:
             tasks = {u.task for u in block.uses} | (also or frozenset())
             cut = tuple(sorted((t, n) for t in tasks if (n := context.slices.get(t))) if context.slices else ())
             late = context.scratch_end(block.saved) if self.costs.hardware.async_counts else None
-            key += (cut, late, (context.restart or {}).get(block.id), (context.lent or {}).get(block.id))
+            key += (cut, late, (context.restart or {}).get(block.id), (context.decoded_for_segment or {}).get(block.id))
         found = self._memory.get(key)
         if found is None:
             found = self._memory[key] = block_effects(self.graph, self.costs, decision, block, context)
@@ -142,7 +142,7 @@ class Composer:
     def _passed(self, plan: Plan) -> dict[int, int]:
         """Gradients, by block with the task, that ReLUs whose mask a pool's map carries hand on as they are."""
         found = {}
-        for _, call in chosen_calls((c for c in plan.choices if c.passes), self.index):
+        for _, call in chosen_calls((c for c in plan.choices if c.mask_in_pool and c.op == "relu"), self.index):
             for task in self.index.backward_of(call):
                 for block in self.graph.tasks[task].writes:
                     if self.graph.blocks[block].kind == "gradient" and self.graph.blocks[block].first == task:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gistkit.codecs import dtype_of
+from gistkit.formats import item_bytes
 from gistkit.ir import FORWARD, SavedGraph
 from gistkit.planning.simulate.intervals import Interval
 
@@ -21,7 +21,7 @@ def sentinels(graph: SavedGraph, inplace: Collection[int]) -> list[Interval]:
             dtype = graph.values[call.operands[0]].dtype
             first.setdefault(dtype, tasks[call.index])
     end = max(tasks.values(), default=-1)
-    return [Interval(task, end, dtype_of(dtype).itemsize, -1, "transient") for dtype, task in first.items()]
+    return [Interval(task, end, item_bytes(dtype), -1, "transient") for dtype, task in first.items()]
 
 
 __all__ = ["sentinels"]

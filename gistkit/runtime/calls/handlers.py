@@ -187,7 +187,7 @@ def max_pool2d(region: Region, step: Step, b: MaxPool2d) -> torch.Tensor:
     if promise is not None and not carries:
         promise.settle(b.x)
     region.unread = not carries  # PyTorch's own pool, should it run, reads only the shape of what it saves of x
-    y = functional.max_pool2d(b.x, b.kernel_size, b.stride, b.padding, b.dilation, b.ceil_mode, zero_code=carries)
+    y = functional.max_pool2d(b.x, b.kernel_size, b.stride, b.padding, b.dilation, b.ceil_mode, mask_in_pool=carries)
     region.unread = False
     if promise is not None and carries:
         if getattr(getattr(y.grad_fn, "kept", None), "zero_code", False):
@@ -219,7 +219,7 @@ def conv2d(region: Region, step: Step, b: Conv2d) -> torch.Tensor:
 def linear(region: Region, step: Step, b: Linear) -> torch.Tensor:
     """Linear: its input under the decision for that storage."""
     keep = lambda t: region.keep(t, step.input)  # noqa: E731
-    return functional.linear(b.x, b.weight, b.bias, keep=keep, slices=region.slices(step))
+    return functional.linear(b.x, b.weight, b.bias, keep=keep, weight_grad_slices=region.slices(step))
 
 
 def batch_norm(region: Region, step: Step, b: BatchNorm) -> torch.Tensor:

@@ -115,7 +115,7 @@ class Program:
     def goes_by_shapes(self) -> bool:
         """Whether anything that is saved, and not kept as it is, is known by its shape."""
         found = (d for saved in (self._gaps, self._within) for several in saved.values() for d in several)
-        return any(d is not None and (d.codec != "dense" or d.place == "host") for d in found)
+        return any(d is not None and not d.stays for d in found)
 
     def within(self, key: Key) -> tuple[Decision | None, ...]:
         """The same for what PyTorch's own op saves in place of a covered call of that number."""

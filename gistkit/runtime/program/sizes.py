@@ -150,7 +150,7 @@ def _limit_bytes(plan: Plan) -> int:
     """What such a forward may take: the budget; of a plan in sub-batches what it predicts, as a larger batch than the
     planned one is held in what is left."""
     most = plan.peak_bytes if plan.sub_batches > 1 else plan.budget_bytes or 0
-    return most - plan.settings.get("reserve", 0)
+    return most - plan.contract.reserved_bytes
 
 
 def _peak_bytes(plan: Plan, model: torch.nn.Module, args: tuple, kwargs: dict) -> int:
@@ -172,7 +172,7 @@ def _peak_bytes(plan: Plan, model: torch.nn.Module, args: tuple, kwargs: dict) -
     peak_bytes = POLICIES["plain"](graph, costs).peak_bytes + targets_bytes
     if plan.sub_batches == 1:
         return peak_bytes
-    others = max(0, plan.settings["batch"] - batch_size((args, kwargs)))
+    others = max(0, plan.contract.batch - batch_size((args, kwargs)))
     gradients_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     return peak_bytes + gradients_bytes + others * row_bytes((args, kwargs))
 

@@ -133,7 +133,7 @@ def _demand_way(model: torch.nn.Module, whole: tuple[tuple, dict], cut: Cut) -> 
     another way through the model than they do: a batch that does not divide into parts of the planned rows leaves fewer
     to some, however it is cut."""
     plan = _plan_of(model)
-    planned = plan.settings.get("batch") if plan is not None else None
+    planned = plan.contract.batch if plan is not None else 0
     if plan is None or plan.budget_bytes is None or not planned or cut.least >= planned // plan.sub_batches:
         return
     try:
@@ -161,13 +161,13 @@ def _limit_bytes(model: torch.nn.Module) -> int | None:
     if plan is None or plan.budget_bytes is None:
         return None
     on_gpu = any(p.device.type == "cuda" for p in model.parameters())
-    return plan.budget_bytes - plan.settings.get("reserve", 0) - (CUDA_LIBRARIES_BYTES if on_gpu else 0)
+    return plan.budget_bytes - plan.contract.reserved_bytes - (CUDA_LIBRARIES_BYTES if on_gpu else 0)
 
 
 def _demand_room(model: torch.nn.Module, batch: int, each_bytes: int) -> None:
     """Raise PlanMismatchError where a larger batch than the planned one, which is held whole, breaks the budget."""
     plan = _plan_of(model)
-    planned = plan.settings.get("batch") if plan is not None else None
+    planned = plan.contract.batch if plan is not None else 0
     if plan is None or plan.budget_bytes is None or not planned or not each_bytes:
         return
     room_rows = max(0, plan.budget_bytes - plan.peak_bytes) // each_bytes
@@ -204,7 +204,7 @@ def _parts(model: torch.nn.Module, batch: int, sub_batches: int | None) -> int:
     plan = _plan_of(model)
     if plan is None or plan.sub_batches == 1:
         return 1
-    planned = plan.settings.get("batch")
+    planned = plan.contract.batch
     if not planned or planned == batch:
         return max(1, min(plan.sub_batches, batch))
     return max(1, -(-batch // planned_rows(plan)))

@@ -82,7 +82,7 @@ def test_cdma_keeps_vdnns_schedule_and_moves_fewer_bytes_in_less_time():
     on = with_engine(costs)
     less, more = simulate(graph, packed, on), simulate(graph, raw, on)
     assert less.d2h_bytes < more.d2h_bytes and packed.step_s < raw.step_s
-    assert packed.step_s == less.step_s and packed.settings["engine"]
+    assert packed.step_s == less.step_s and packed.details["engine"]
     software = cdma(graph, costs)
     assert packed.step_s <= software.step_s
 

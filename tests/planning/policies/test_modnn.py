@@ -72,7 +72,7 @@ def test_plans_stay_in_the_budget_on_the_simulator_and_the_bound_is_sharp(graph,
     costs = cost_table(graph, FAST_LINK)
     budget = budget_between(graph, costs, share, PLAN, fidelity)
     plan = modnn(graph, costs, budget, fidelity=fidelity, batch_norm=True)
-    assert plan.peak_bytes <= budget and plan.settings["trainable"]
+    assert plan.peak_bytes <= budget and plan.details["trainable"]
     assert plan.peak_bytes == simulate(graph, plan, costs).peak_bytes
     assert plan.sub_batches == 1 or fidelity == "reassociated"
     assert plan.lower_bound_bytes == least_bytes(graph, costs, batch_norm=True)[fidelity]
@@ -94,7 +94,7 @@ def test_both_clocks_agree_within_what_they_differ_in(graph, share):
     own = found.schedule
     compute_s = found.parts * sum(f - s for s, f in zip(own.start_s, own.finish_s, strict=True))
     assert run.compute_s + run.extra_s == pytest.approx(compute_s, rel=1e-9)
-    assert (run.d2h_bytes, plan.settings["own_step_s"]) == (found.moved_bytes("d2h"), found.step_s)
+    assert (run.d2h_bytes, plan.details["own_step_s"]) == (found.moved_bytes("d2h"), found.step_s)
     assert run.h2d_bytes <= found.moved_bytes("h2d")
     moved_s = found.parts * sum(m.finish_s - m.start_s for m in own.moves)
     slack = 1e-9 * compute_s
@@ -135,8 +135,8 @@ def test_less_memory_smaller_sub_batches_and_never_faster_than_ideal():
     sizes = []
     for share in (0.0, 0.02, 0.05, 0.1, 0.3, 1.0):
         plan = modnn(graph, costs, budget_between(graph, costs, share))
-        sizes.append(plan.settings["sub_batch"])
-        assert plan.step_s >= plan.settings["ideal_s"] * (1 - 1e-9)
+        sizes.append(plan.details["sub_batch"])
+        assert plan.step_s >= plan.details["ideal_s"] * (1 - 1e-9)
     assert sizes == sorted(sizes) and sizes[0] == 1 and sizes[-1] == 8
 
 
@@ -149,20 +149,20 @@ def test_modnn_is_no_slower_than_vdnn_plus(share):
     budget = budget_between(graph, costs, share)
     ours, theirs = modnn(graph, costs, budget), vdnn_plus(graph, costs, budget)
     assert ours.peak_bytes <= budget
-    assert not theirs.settings["trainable"] or ours.step_s <= theirs.step_s * (1 + 1e-9)
+    assert not theirs.details["trainable"] or ours.step_s <= theirs.step_s * (1 + 1e-9)
 
 
 def test_vdnn_plus_trains_where_vdnn_does_not():
     graph = chain(12, 64, 64, 32)
     costs = cost_table(graph, PRESETS["k40m"])
     budget = budget_between(graph, costs, 0.02)
-    assert not POLICIES["vdnn-dyn"](graph, costs, budget).settings["trainable"]
+    assert not POLICIES["vdnn-dyn"](graph, costs, budget).details["trainable"]
     plan = POLICIES["vdnn+"](graph, costs, budget)
-    assert plan.settings["trainable"] and plan.sub_batches > 1 and plan.fidelity == "reassociated"
+    assert plan.details["trainable"] and plan.sub_batches > 1 and plan.fidelity == "reassociated"
     assert plan.peak_bytes == simulate(graph, plan, costs).peak_bytes <= budget
     # The whole batch in moDNN's least memory for it: vDNN keeps more.
     whole = POLICIES["vdnn+"](graph, costs, least_bytes(graph, costs)["bitwise"], fidelity="bitwise")
-    assert whole.sub_batches == 1 and not whole.settings["trainable"]
+    assert whole.sub_batches == 1 and not whole.details["trainable"]
 
 
 @pytest.mark.parametrize("policy", ["modnn", "vdnn+"])

@@ -96,18 +96,18 @@ def test_who_was_given_up_for_times_sake_is_named(step, monkeypatch):
     """No time for any seed, then none for what is late either: the plan says so, and still does when it was a file."""
     graph, costs = step
     budget = plain(graph, costs).peak_bytes
-    assert plan_graph(graph, costs, budget=budget).settings["not_compared"] == []
+    assert plan_graph(graph, costs, budget=budget).prediction.not_compared == ()
     monkeypatch.setattr(named, "LARGE_TASKS", 10)
     monkeypatch.setattr(named, "SEEDS_S", -1.0)
     made = []
     monkeypatch.setattr(named, "made", lambda name, *given, of=named.made: made.append(name) or of(name, *given))
     late = plan_graph(graph, costs, budget=budget)
-    assert late.settings["not_compared"] == [] and made == list(named.SEEDS[:-1])
+    assert late.prediction.not_compared == () and made == list(named.SEEDS[:-1])
     monkeypatch.setattr(named, "LATE_S", -1.0)
     monkeypatch.setattr(named, "RIVAL_S", -1.0)
     monkeypatch.setattr(modnn_schedule, "ASKED", 1)
     plan = plan_graph(graph, costs, budget=budget)
-    assert plan.settings["not_compared"] == list(named.SEEDS)
+    assert plan.prediction.not_compared == named.SEEDS
     assert Plan.from_json(plan.to_json()) == plan
 
 
@@ -121,5 +121,5 @@ def test_a_late_policy_that_is_faster_is_taken_whole(step, monkeypatch):
     plan = plan_graph(graph, costs, budget=budget)
     others = [named.made(n, graph, costs, budget, {"reserve": 0, "fidelity": "bitwise"}) for n in named.SEEDS]
     fitting = {p.policy: p.step_s for p in others if p.peak_bytes <= budget and p.fidelity == "bitwise"}
-    assert plan.settings["taken_from"] in fitting and plan.settings["not_compared"] == []
+    assert plan.details["taken_from"] in fitting and plan.prediction.not_compared == ()
     assert plan.step_s <= min(fitting.values()) * (1 + 1e-9) and plan.peak_bytes <= budget

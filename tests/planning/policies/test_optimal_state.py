@@ -131,7 +131,7 @@ def test_what_is_decoded_for_a_rerun_from_several_sources():
     problem, seen = problem_of(skips(relus=False), CPU, "lossy", "fp8"), set()
     for state in choices(problem, random.Random(0), 600):
         plan = plan_of(problem, state.taken)
-        lent = Context.of(plan, problem.index).lent or {}
+        lent = Context.of(plan, problem.index).decoded_for_segment or {}
         assert state.level.tolist() == list(problem.simulator.run(plan).memory_bytes)
         seen |= {sum(start in tasks for tasks in lent.values()) for start in set().union(*lent.values())}
     assert seen == {1, 2, 3}

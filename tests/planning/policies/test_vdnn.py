@@ -172,16 +172,16 @@ def dynamic():
 def test_dyn_phase_2_takes_the_first_that_fits_with_the_fastest_algorithms(offload):
     graph, costs, peak = dynamic()
     plan = vdnn_dyn(graph, costs, peak[offload, "p"])
-    assert (plan.settings["offload"], plan.settings["phase"]) == (offload, 2)
+    assert (plan.details["offload"], plan.details["phase"]) == (offload, 2)
     assert {c.algorithm for c in plan.choices} == {"winograd"}
-    assert plan.settings["trainable"] and plan.policy == "vdnn-dyn"
+    assert plan.details["trainable"] and plan.policy == "vdnn-dyn"
 
 
 def test_dyn_phase_3_downgrades_each_layer_no_further_than_it_must():
     graph, costs, peak = dynamic()
     budget = peak["all", "p"] - 1
     plan = vdnn_dyn(graph, costs, budget)
-    assert plan.settings["phase"] == 3 and plan.peak_bytes <= budget
+    assert plan.details["phase"] == 3 and plan.peak_bytes <= budget
     used = [c.algorithm for c in plan.choices]
     assert "winograd" in used and used != ["winograd"] * len(used)
     faster = {"implicit_gemm": "precomp", "precomp": "winograd"}
@@ -190,30 +190,30 @@ def test_dyn_phase_3_downgrades_each_layer_no_further_than_it_must():
     for call, name in chosen.items():
         if name in faster:
             tried = {**chosen, call: faster[name]}
-            assert vdnn(graph, costs, offload=plan.settings["offload"], algorithms=tried).peak_bytes > budget
+            assert vdnn(graph, costs, offload=plan.details["offload"], algorithms=tried).peak_bytes > budget
 
 
 def test_dyn_phase_3_tries_vdnn_conv_before_vdnn_all():
     graph, costs, peak = dynamic()
-    assert vdnn_dyn(graph, costs, peak["conv", "m"]).settings["offload"] == "conv"
+    assert vdnn_dyn(graph, costs, peak["conv", "m"]).details["offload"] == "conv"
     below = vdnn_dyn(graph, costs, peak["conv", "m"] - 1)
-    assert (below.settings["offload"], below.settings["phase"]) == ("all", 3)
+    assert (below.details["offload"], below.details["phase"]) == ("all", 3)
     least = vdnn_dyn(graph, costs, peak["all", "m"])
-    assert (least.settings["offload"], least.settings["phase"], least.peak_bytes) == ("all", 3, peak["all", "m"])
+    assert (least.details["offload"], least.details["phase"], least.peak_bytes) == ("all", 3, peak["all", "m"])
 
 
 def test_dyn_phase_1_marks_what_cannot_be_trained():
     graph, costs, peak = dynamic()
     plan = vdnn_dyn(graph, costs, peak["all", "m"] - 1)
-    assert plan.settings["phase"] == 1 and not plan.settings["trainable"]
+    assert plan.details["phase"] == 1 and not plan.details["trainable"]
     assert plan.peak_bytes == peak["all", "m"]
 
 
 def test_without_a_budget_the_devices_memory_is_the_limit():
     graph, _, peak = dynamic()
     tight = costs_of(graph, device(memory_bytes=peak["conv", "p"]), workspace=WORKSPACE, largest=8)
-    assert vdnn_dyn(graph, tight).settings["offload"] == "conv"
-    assert not vdnn(graph, tight, offload="none", algorithms="p").settings["trainable"]
+    assert vdnn_dyn(graph, tight).details["offload"] == "conv"
+    assert not vdnn(graph, tight, offload="none", algorithms="p").details["trainable"]
 
 
 def test_vgg16_with_256_images_offloads_15_6_gb():

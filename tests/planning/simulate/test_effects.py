@@ -171,12 +171,12 @@ def test_slices_hold_two_at_a_time_and_one_more_gradient():
     graph = chain(2, batch=8)
     relu = block_of(graph, "relu")
     second = [c for c in graph.calls if c.op == "conv2d"][1]
-    cut = CallChoice(second.covered, "conv2d", slices=4)
+    cut = CallChoice(second.covered, "conv2d", weight_grad_slices=4)
     found = lives(graph, plan_of(graph, Decision(relu.storage, "fp16", mask=True), choices=(cut,)))
     assert found[relu.id, "decoded"] == [(7, 7, relu.nbytes // 2)]
     gradients = sum(graph.blocks[b].nbytes for b in graph.tasks[7].writes)
     assert (7, 7, gradients) in found[-1, "transient"]
-    many = CallChoice(second.covered, "conv2d", slices=64)
+    many = CallChoice(second.covered, "conv2d", weight_grad_slices=64)
     found = lives(graph, plan_of(graph, Decision(relu.storage, "fp16", mask=True), choices=(many,)))
     assert found[relu.id, "decoded"] == [(7, 7, relu.nbytes // 4)]  # no more slices than rows
 
@@ -192,7 +192,7 @@ def test_what_a_rebuild_reads_in_slices_is_there_one_at_a_time():
     )
     conv, bn = rebuilt.uses[0].task, source.uses[0].task
     call = graph.calls[graph.tasks[conv].call]
-    cut = plan_of(graph, *decisions, choices=(CallChoice(call.covered, "conv2d", slices=2),))
+    cut = plan_of(graph, *decisions, choices=(CallChoice(call.covered, "conv2d", weight_grad_slices=2),))
     composer = Composer(graph, cost_table(graph, CPU))
 
     def decoded(plan, block):
@@ -219,7 +219,7 @@ def test_relu_whose_mask_the_map_carries_hands_its_gradient_on():
     task = next(t for t in graph.tasks if t.phase == "backward" and t.op == "relu")
     made = graph.blocks[task.writes[0]]
     costs = cost_table(graph, CPU)
-    done = profile(graph, plan_of(graph, choices=(CallChoice(call.covered, "relu", passes=True),)), costs)
+    done = profile(graph, plan_of(graph, choices=(CallChoice(call.covered, "relu", mask_in_pool=True),)), costs)
     assert [(i.first, i.last) for i in done.intervals if i.block == made.id] == [(task.index + 1, made.last)]
     assert done.extra_s[task.index] == -costs.task_s(task.index)
 

@@ -4,7 +4,7 @@ whatever came before them; parts of a step that do are refused."""
 import copy
 import functools
 import itertools
-from types import SimpleNamespace
+import sys
 
 import pytest
 import torch
@@ -13,6 +13,8 @@ from torch import nn
 
 import gistkit
 from gistkit.errors import BudgetWarning, PlanMismatchError
+from gistkit.ir.contract import Contract
+from gistkit.ir.plan import Plan
 from gistkit.runtime.step.step import _parts
 from tests.support.peaks import held_step, peaks_of_steps
 
@@ -215,7 +217,7 @@ def test_what_differs_for_the_planned_rows_too_is_what_is_told(rows, way):
     model, x = Alone(way or (lambda x: x), 0), torch.randn(rows, 3, 16, 16)
     twin = gistkit.compress(model, least())
     with (
-        pytest.raises(PlanMismatchError, match=r"got call 0 to be conv2d .*bfloat16.*under the autocast"),
+        pytest.raises(PlanMismatchError, match=r"got call 0 to be conv2d .*bfloat16.*plan it under autocast"),
         torch.autocast("cpu", torch.bfloat16),
     ):
         twin(x)
@@ -283,13 +285,13 @@ def test_parts_that_are_taken_for_what_they_give_are_told(order):
 
 
 def test_parts_have_as_many_rows_as_they_can(monkeypatch):
-    monkeypatch.setattr("gistkit.runtime.step.step._plan_of", lambda plan: plan)
+    monkeypatch.setattr(sys.modules["gistkit.runtime.step.step"], "_plan_of", lambda plan: plan)
     for planned, parts in itertools.product(range(1, 17), range(2, 9)):
         most, least_rows = -(-planned // parts), max(1, planned // parts)
         for batch in range(1, 3 * planned):
             if batch == planned or parts > planned:
                 continue
-            plan = SimpleNamespace(sub_batches=parts, settings={"batch": planned})
+            plan = Plan("by hand", "", (), (), sub_batches=parts, contract=Contract(planned))
             taken = _parts(plan, batch, None)
             possible = [n for n in range(1, batch + 1) if -(-batch // n) <= most]
             assert taken in possible

@@ -2,6 +2,7 @@
 
 import copy
 from collections import UserDict, namedtuple
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from torch import nn
 
 import gistkit
 from gistkit.capture.batch import spread
-from gistkit.ir.plan import Plan
 from tests.support.error_bounds import step_bounds
 from tests.support.step_cases import batch, net
 
@@ -141,8 +141,7 @@ def test_gradients_of_the_inputs_are_whole():
 def compressed(model, parts, planned):
     graph = gistkit.capture(model, (torch.randn(planned, 3, 8, 8),))
     made = gistkit.policies.gist(graph)
-    settings = {**made.settings, "batch": planned}
-    return gistkit.compress(model, Plan(**{**vars(made), "sub_batches": parts, "settings": settings}))
+    return gistkit.compress(model, replace(made, sub_batches=parts, contract=replace(made.contract, batch=planned)))
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_gradients_that_are_there_take_their_bytes():
             gistkit.plan(model, x, t, budget=1, **words)
         budget = raised.value.least_bytes[fidelity]
         reserve = gradient_bytes if fidelity == "bitwise" else 0
-        plan = gistkit.plan(model, x, t, budget=budget + reserve, reserve=reserve, **words)
+        plan = gistkit.plan(model, x, t, budget=budget + reserve, reserved_bytes=reserve, **words)
         assert (plan.sub_batches > 1) == (fidelity == "reassociated")
         twin = gistkit.compress(copy.deepcopy(model), plan)
         for p in twin.parameters():

@@ -63,7 +63,7 @@ def modnn(
 
     ``fidelity`` "bitwise" allows no sub-batches, "lossy" no more than "reassociated"; ``batch_norm`` accepts them for a
     network whose batch norms then see other statistics. The plan's figures are the simulator's; those of moDNN's own
-    clock are in ``settings``. ``lower_bound_bytes`` is the least that the allowed class can do with
+    clock are in ``details``. ``lower_bound_bytes`` is the least that the allowed class can do with
     (:func:`.modnn_bounds.least_by_class`). Raises BudgetError below that, with the least of each class; ValueError for
     another word or a graph without tasks.
     """
@@ -108,7 +108,7 @@ def _planned(
         budget_bytes,
         (*own_decisions(graph), *_offloads(graph, found.schedule)),
         _choices(graph, part.costs, found.schedule),
-        settings={"fidelity": fidelity, "reserve": reserve, **_told(found, costs)},
+        details=_told(found, costs),
     )
     plan = replace(plan, lower_bound_bytes=reserve + least[fidelity if fidelity == "bitwise" else "reassociated"])
     return with_sub_batches(plan, graph, costs, part.parts, reserve)
@@ -157,7 +157,7 @@ def with_sub_batches(plan: Plan, graph: SavedGraph, costs: CostTable, parts: int
         kept_bytes=sum(kept_bytes(b, decided.get(b.storage), costs) for b in kept),
         peak_bytes=run.peak_bytes,
         step_s=run.step_s,
-        settings={**plan.settings, "trainable": trainable},
+        details={**plan.details, "trainable": trainable},
     )
 
 

@@ -122,7 +122,7 @@ def retimed(plan: Plan, simulator: Simulator, link: Link) -> Iterator[Decision]:
         latest = min(latest, start_s[t.due]) - link.load(t)[3]
         fetched[t.storage] = max(0, min(bisect_right(start_s, latest) - 1, t.due))
     for d in plan.decisions:
-        if d.place == "host" and d.storage in left and d.storage in fetched:
+        if d.on_host and d.storage in left and d.storage in fetched:
             release, prefetch = left[d.storage], fetched[d.storage]
             for begin, end in ((release, prefetch), (release, d.prefetch), (d.release, prefetch)):
                 if begin <= end:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from gistkit.errors import BudgetError
 from gistkit.ir import Plan, SavedGraph
@@ -65,7 +65,7 @@ def optimal(
     of cuDNN that were measured). ``recompute``: segments may run anew. ``options`` restricts the decisions by storage,
     without segments and whole seeds. ``rivals`` are asked at last, each for its plan if it may take fewer seconds
     (infinite: none was found), which is taken whole if it is faster: for seeds that are slow to make. One that raises
-    TimeoutError is named in ``settings["not_compared"]``: of the policies there, nothing is promised. After about
+    TimeoutError is named in ``prediction.not_compared``: of the policies there, nothing is promised. After about
     ``time_limit_s`` seconds (None: by the size of the step; half as long again, 2 s at most, where the gap is above a
     tenth) the best plan found is returned; ``Plan.gap`` is (step - bound) / step, the bound over all that is offered.
     Raises BudgetError, with the least peak found for the class, where nothing fits; ValueError for an unknown class or
@@ -98,8 +98,10 @@ def optimal(
     if plan is None:
         assert budget_bytes is not None
         raise BudgetError(budget_bytes, {fidelity: least.peak_bytes + reserve}, REMEDIES[fidelity])
-    told = {**plan.settings, **asdict(allowed), "reserve": reserve, "time_limit_s": limit_s, "not_compared": given_up}
-    return _figures(graph, costs, replace(plan, settings=told), simulator, budget_bytes, least, planning.bound_s)
+    told = {**plan.details, "fidelity": fidelity, "algorithms": allowed.algorithms, "recompute": recompute}
+    prediction = replace(plan.prediction, not_compared=tuple(given_up))
+    plan = replace(plan, details={**told, "time_limit_s": limit_s}, prediction=prediction)
+    return _figures(graph, costs, plan, simulator, budget_bytes, least, planning.bound_s, reserve)
 
 
 def _allowed(
@@ -144,9 +146,9 @@ def minimise_peak(
     limit_s, simulator = _limit(graph, time_limit_s), Simulator(graph, costs)
     planning = Planning(graph, costs, simulator, allowed, limit_s, listed=options)
     planning.least(time.monotonic() + PEAK_SHARE * limit_s)
-    told = {**asdict(allowed), "reserve": reserve, "time_limit_s": limit_s}
-    plan = replace(planning.smallest(), settings=told)
-    return replace(_figures(graph, costs, plan, simulator, None, planning.found, 0.0), gap=None)
+    told = {"fidelity": fidelity, "algorithms": allowed.algorithms, "recompute": recompute, "time_limit_s": limit_s}
+    plan = replace(planning.smallest(), details=told)
+    return replace(_figures(graph, costs, plan, simulator, None, planning.found, 0.0, reserve), gap=None)
 
 
 def _limit(graph: SavedGraph, time_limit_s: float | None) -> float:
@@ -163,8 +165,8 @@ def _figures(
     budget_bytes: int | None,
     least: Least,
     bound_s: float,
+    reserve: int,
 ) -> Plan:
-    reserve = plan.settings["reserve"]
     run = simulator.run(plan, reserve=reserve)
     kept = held(graph)
     decided = {d.storage: d for d in plan.decisions}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import inf
 
 from gistkit.errors import PlanError
-from gistkit.ir import CallChoice, Decision, Plan
+from gistkit.ir import OPERATORS, RERUN, CallChoice, Decision, Plan
 from gistkit.planning.cost import by_part, of_part
 from gistkit.planning.forms import FIDELITIES
 from gistkit.planning.policies.optimal.delta import Delta
@@ -40,7 +40,7 @@ def _calls(problem: Problem, variant: Variant) -> Iterator[CallChoice]:
         yield variant.choice
     for task, count in variant.slices:
         call = problem.graph.calls[problem.graph.tasks[task].call]
-        yield CallChoice(call.covered, call.op, slices=count)
+        yield CallChoice(call.covered, call.op, weight_grad_slices=count)
 
 
 def _merged(problem: Problem, choices: Sequence[CallChoice]) -> CallChoice:
@@ -50,7 +50,7 @@ def _merged(problem: Problem, choices: Sequence[CallChoice]) -> CallChoice:
     call = problem.index.covered[choices[0].covered].index
     parts = [problem.graph.tasks[t].part_name for t in problem.index.of_call[call]]
     algorithm = joined([c.algorithm for c in choices], parts)
-    return replace(choices[0], slices=max(c.slices for c in choices), algorithm=algorithm)
+    return replace(choices[0], weight_grad_slices=max(c.weight_grad_slices for c in choices), algorithm=algorithm)
 
 
 def joined(algorithms: Sequence[str], parts: Sequence[str]) -> str:
@@ -73,7 +73,7 @@ def clock(problem: Problem, taken: Sequence[int]) -> tuple[float, int]:
 def choice_of(problem: Problem, plan: Plan) -> tuple[int, ...]:
     """The variants nearest to a plan: the same forms, else kept as it is; its segments where all their storages that may
     come back are a candidate's."""
-    decided = {d.storage: bare(d) for d in plan.decisions if d.codec != "recompute"}
+    decided = {d.storage: bare(d) for d in plan.decisions if d.form.returns != RERUN}
     algorithms = {c.covered: c.algorithm for c in plan.choices if c.algorithm}
     taken = []
     for group in problem.groups:
@@ -85,7 +85,7 @@ def choice_of(problem: Problem, plan: Plan) -> tuple[int, ...]:
         taken.append(next((i for i, v in enumerate(group) if v.decision and bare(v.decision) == wanted), 0))
     returned: dict[tuple[int, ...], set[int]] = defaultdict(set)
     for decision in plan.decisions:
-        if decision.codec == "recompute":
+        if decision.form.returns == RERUN:
             returned[decision.sources].add(decision.storage)
     able = {s for c in problem.segments for s in c.storages}
     for segment, candidate in enumerate(problem.segments, problem.first_segment):
@@ -108,18 +108,18 @@ def _reason(problem: Problem, group: int, number: int) -> str:
     decision, home = variant.decision, problem.home[group]
     kept = problem.groups[group][home].decision
     assert decision is not None and kept is not None
-    if decision.codec in ("dense", "drop") and decision.place == "device":
+    if decision.stays or decision.form.gone:
         return decision.reason or "kept: the budget allows it"
     if kept.codec != "dense" or number == home:
         return decision.reason
     delta, dense = (problem.least[problem.offsets[group] + v] for v in (number, home))
     saved, cost_s = _held(dense) - _held(delta), delta.seconds - dense.seconds
     how = decision.codec if decision.codec != "dense" else "raw bytes"
-    if decision.place == "host":
+    if decision.on_host:
         how = f"{how} to the host, back from task {decision.prefetch}"
-    elif decision.codec == "rebuild":
+    elif decision.form.returns == OPERATORS:
         how = "rebuilt from what is kept"
-    elif decision.codec == "recompute":
+    elif decision.form.returns == RERUN:
         return f"{decision.reason}: saves {saved / MIB:.1f} MiB"  # the seconds are the segment's
     cut = f" in {max(n for _, n in variant.slices)} slices" if variant.slices else ""
     price = f"for {cost_s * 1e3:.2f} ms" if cost_s > 5e-6 else "for nothing"

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gistkit.errors import PlanError
-from gistkit.ir import BACKWARD, Block, Decision, Plan, Reading, SavedGraph, scaled
+from gistkit.ir import BACKWARD, NEVER, OPERATORS, RERUN, Block, Decision, Plan, Reading, SavedGraph, scaled
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import call_choices, intolerant, options, rounds, shipped_until
 from gistkit.planning.policies.optimal.delta import Delta, level_of
@@ -27,7 +27,6 @@ from gistkit.planning.policies.optimal.segments import candidates
 from gistkit.planning.policies.optimal.variants import Options, Variant, of_convolutions, of_storages
 from gistkit.planning.policies.optimal.whole import Allowed
 from gistkit.planning.simulate import (
-    NO_VALUES,
     Context,
     Effects,
     Interval,
@@ -35,9 +34,8 @@ from gistkit.planning.simulate import (
     Simulator,
     StepIndex,
     block_effects,
-    is_sparse,
-    lending,
-    lends,
+    decoding,
+    is_decoded,
     scaled_costs,
 )
 
@@ -61,14 +59,14 @@ class SourceUse:
 
 
 class Requirement(NamedTuple):
-    """What is asked of one storage, if it is: its values before ``tasks``, which run in ``slices``; ``lent``: those of
+    """What is asked of one storage, if it is: its values before ``tasks``, which run in ``slices``; ``decoded``: those of
     the tasks at which a segment alone has it decoded, and counts that; ``depth``: rebuilds that follow from it, one from
     the other."""
 
     asked: bool = False
     tasks: frozenset[int] = frozenset()
     slices: tuple[tuple[int, int], ...] = ()
-    lent: frozenset[int] = frozenset()
+    decoded: frozenset[int] = frozenset()
     exact: bool = False
     depth: int = 0
 
@@ -99,7 +97,7 @@ class Problem:
         again = allowed.recompute and listed is None
         found = options(self.graph, self.costs, allowed.fidelity, allowed.lossy) if listed is None else listed
         self.listed = {s: tuple(decisions) for s, decisions in found.items()}
-        free = {s: decisions[0] for s, decisions in self.listed.items() if decisions[0].codec == "drop"}
+        free = {s: decisions[0] for s, decisions in self.listed.items() if decisions[0].form.gone}
         self.choices = call_choices(Reading(self.graph), free)
         self.segments, self.layouts = candidates(self.index, self.listed) if again else ((), [])
         self._offer_early()
@@ -174,7 +172,7 @@ class Problem:
         """Groups of segments by what they start from."""
         for g, v in self.keys:
             variant = self.groups[g][v]
-            if variant.decision is not None and variant.decision.codec == "rebuild":
+            if variant.decision is not None and variant.decision.form.returns == OPERATORS:
                 block, segment = self.blocks[g], None
                 tasks = frozenset(u.task for u in block.uses if u.values or not variant.decision.mask)
                 blocks = [self.index.block(s).id for s in variant.decision.sources]
@@ -195,9 +193,9 @@ class Problem:
     def _set_least(self) -> None:
         """What every variant adds at least."""
         decisions = {key: self.groups[key[0]][key[1]].decision for key in self.keys}
-        self.lending = {key for key, decision in decisions.items() if lends(decision)}
+        self.decoded = {key for key, decision in decisions.items() if is_decoded(decision)}
         """Variants whose values are decoded at each use."""
-        sparse = (key for key, decision in decisions.items() if decision is not None and is_sparse(decision.codec))
+        sparse = (key for key, decision in decisions.items() if decision is not None and decision.form.sparse)
         self.late = set(sparse if self.costs.hardware.async_counts else ())
         """Variants of a size that is known late (CUDA): their scratches go once some later ones are encoded."""
         every = Context(self.index, encodings=tuple(sorted({self.blocks[g].saved for g, _ in self.late})))
@@ -214,20 +212,20 @@ class Problem:
 
     def delta(self, key: Key, need: Requirement, late: int | None = None, *, least: bool = False) -> Delta | None:
         """What a variant adds where ``need`` is asked of its storage; None where it cannot serve that. ``late``: the
-        task at which its scratch goes, if before its use; ``least``: at the earliest. Of a segment ``need.lent`` are the blocks that it has decoded
+        task at which its scratch goes, if before its use; ``least``: at the earliest. Of a segment ``need.decoded`` are the blocks that it has decoded
         for itself."""
         group, number = key
         variant = self.groups[group][number]
         if group >= self.first_convolution:
             return variant.delta
-        known = (key, need.tasks, need.slices, need.lent, late, least)
+        known = (key, need.tasks, need.slices, need.decoded, late, least)
         if group < self.first_segment and not self.serves(variant, need):
             return None
         if known not in self._known:
             if group < self.first_segment:
                 self._known[known] = self._effects(self.blocks[group], variant, need, late, least)
             else:
-                self._known[known] = self._rerun(variant, need.lent)
+                self._known[known] = self._rerun(variant, need.decoded)
         return self._known[known]
 
     @staticmethod
@@ -236,14 +234,14 @@ class Problem:
         assert decision is not None
         if not need.asked:
             return True
-        if decision.codec in ("recompute", *NO_VALUES) or (need.exact and rounds(decision.codec)):
+        if decision.form.returns in (RERUN, NEVER) or (need.exact and rounds(decision.codec)):
             return False
-        return decision.place != "host" or all(t >= decision.prefetch for t in need.tasks)
+        return not decision.on_host or all(t >= decision.prefetch for t in need.tasks)
 
-    def _rerun(self, variant: Variant, lent: frozenset[int]) -> Delta:
+    def _rerun(self, variant: Variant, decoded: frozenset[int]) -> Delta:
         if variant.segment < 0:
             return Delta()
-        segment = lending(self.segments[variant.segment].segment, lent, self.index)
+        segment = decoding(self.segments[variant.segment].segment, decoded, self.index)
         seconds = sum(self.costs.task_s(t) for t in segment.tasks)
         return Delta.of(Effects(segment.passing(), ((segment.start, seconds),)), len(self.graph.tasks), self.link)
 
@@ -257,7 +255,7 @@ class Problem:
             also={block.id: need.tasks},
             encodings=() if late is None else (late,) * SETTLING,
             restart={block.id: self.segments[variant.segment].segment.start} if variant.segment >= 0 else None,
-            lent={block.id: need.lent},
+            decoded_for_segment={block.id: need.decoded},
             least=least,
         )
         try:

@@ -18,7 +18,7 @@ from gistkit.errors import PlanError
 from gistkit.ir import FORWARD, Decision, SavedGraph
 from gistkit.planning.forms import SMALL_BYTES, Replays, held
 from gistkit.planning.policies.checkpoint import cuts, inputs
-from gistkit.planning.simulate import NO_VALUES, Segment, StepIndex, segments
+from gistkit.planning.simulate import Segment, StepIndex, segments
 
 LENGTHS = (1, 2, 3, 4, 6)
 """Places from one cut to the next."""
@@ -67,7 +67,7 @@ class _Maker:
         fixed = self._replays.own | self._replays.late
         self._able = {s for s, listed in options.items() if s not in fixed and self._may_return(s, listed)}
         # nothing of their values is ever kept, so what is run anew goes through them
-        silent = {s: listed[0] for s, listed in options.items() if all(d.codec in NO_VALUES for d in listed)}
+        silent = {s: listed[0] for s, listed in options.items() if not any(d.form.values for d in listed)}
         self._silent = {index.by_storage[s].id: d for s, d in silent.items() if s in index.by_storage}
         self._known: dict[Part, int] = {}
         self.found: list[Candidate] = []
@@ -76,7 +76,7 @@ class _Maker:
         block = self._index.by_storage.get(storage)
         if block is None or block.kind != "activation" or block.last >= len(self._index.graph.tasks) or block.first < 0:
             return False
-        kept = any(d.codec == "dense" and d.place == "device" for d in listed)
+        kept = any(d.stays for d in listed)
         return kept and bool(self._index.makers[block.id]) and (bool(block.uses) or block.holder >= 0)
 
     def numbers(self, parts: Iterable[Part]) -> set[int]:

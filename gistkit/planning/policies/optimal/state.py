@@ -130,8 +130,8 @@ class IncrementalState:
             use, late = problem.uses.get(key), None
             if use is not None and use.segment is not None:
                 start = use.segment.start
-                own = (g for g in use.sources if start in self._requirement(g, changes, needs).lent)
-                need = Requirement(lent=frozenset(problem.blocks[g].id for g in own))
+                own = (g for g in use.sources if start in self._requirement(g, changes, needs).decoded)
+                need = Requirement(decoded=frozenset(problem.blocks[g].id for g in own))
             else:
                 need = self._requirement(group, changes, needs)
             if key in problem.late:
@@ -154,7 +154,7 @@ class IncrementalState:
                 fresh = [g for g in use.sources if g not in seen] if use else ()
                 seen.update(fresh)
                 work.extend(fresh)
-                if (group, variant) in problem.lending:
+                if (group, variant) in problem.decoded:
                     yield from (u.key[0] for u in self._used(group, changes) if u.segment is not None)
 
     def _requirement(self, group: int, changes: Mapping[int, int], known: dict[int, Requirement]) -> Requirement:
@@ -172,12 +172,12 @@ class IncrementalState:
                 tasks |= use.tasks | behind.tasks
                 slices |= {**dict(behind.slices), **dict(use.slices)}
                 depth, exact = max(depth, behind.depth + 1), exact or behind.exact
-        lent = frozenset()
-        if starts and (group, changes.get(group, self.taken[group])) in self._problem.lending:
+        decoded = frozenset()
+        if starts and (group, changes.get(group, self.taken[group])) in self._problem.decoded:
             block = self._problem.blocks[group]
-            lent = frozenset(t for t, n in starts.items() if n == 1 and t not in tasks and not used_at(block, t))
+            decoded = frozenset(t for t, n in starts.items() if n == 1 and t not in tasks and not used_at(block, t))
         every = frozenset(tasks | starts.keys())
-        found = Requirement(True, every, tuple(sorted(slices.items())), lent, exact, depth) if asked else NOTHING
+        found = Requirement(True, every, tuple(sorted(slices.items())), decoded, exact, depth) if asked else NOTHING
         known[group] = found
         return found
 

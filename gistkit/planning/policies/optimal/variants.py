@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from gistkit.codecs import CODECS
-from gistkit.ir import Block, CallChoice, Decision, SavedGraph
+from gistkit.ir import FORMS, Block, CallChoice, Decision, SavedGraph
 from gistkit.planning.cost import Algorithm, CostTable, is_switched, of_part
 from gistkit.planning.forms import slice_counts
 from gistkit.planning.policies.optimal.delta import Delta
@@ -21,8 +20,6 @@ from gistkit.planning.policies.optimal.segments import Candidate
 from gistkit.planning.simulate import StepIndex
 
 Options = Mapping[int, Sequence[Decision]]
-UNCUT = ("dense", "drop", "mask1", "bits", "argmax4", "argmax8", "recompute")
-"""Forms of which slices of a weight gradient save nothing: there is nothing to decode."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class Variant:
 @cache
 def fidelity_of(codec: str, choice: CallChoice | None = None, sliced: bool = False) -> str:
     """The class of moves of a form, an algorithm, slices."""
-    if codec in CODECS and CODECS[codec].error_bound is not None:
+    if codec and FORMS[codec].rounds_to:
         return "lossy"
     switched = choice is not None and is_switched(choice.algorithm)
     return "reassociated" if switched or sliced else "bitwise"
@@ -78,7 +75,7 @@ def of_storages(
 def _cuts(graph: SavedGraph, block: Block, decision: Decision, counts: Sequence[int]) -> list[tuple]:
     """The slices, by task, in which the weight gradients that read a storage may run."""
     tasks = [u.task for u in block.uses if u.values and _may_be_cut(graph, u.task)]
-    if decision.codec in UNCUT or not tasks:
+    if not decision.form.in_slices or not tasks:
         return [()]
     return [tuple((t, n) for t in tasks) if n > 1 else () for n in counts if n == 1 or n <= graph.batch]
 

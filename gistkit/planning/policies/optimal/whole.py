@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from gistkit.errors import PlanError
-from gistkit.ir import Plan, SavedGraph
+from gistkit.ir import RERUN, Plan, SavedGraph
 from gistkit.planning.forms import FIDELITIES, Replays, own_decisions
 from gistkit.planning.simulate import Simulator, trains_batch_norm
 
@@ -30,7 +30,7 @@ class Allowed:
             return False
         if plan.sub_batches > 1 and self.part_counts(graph, plan.sub_batches) == [1]:
             return False
-        return self.recompute or all(d.codec != "recompute" for d in plan.decisions)
+        return self.recompute or all(d.form.returns != RERUN for d in plan.decisions)
 
     def part_counts(self, graph: SavedGraph, *others: int) -> list[int]:
         """Numbers of sub-batches to look at: 1, powers of two up to the most, the most (the batch, if single rows go the
@@ -66,9 +66,9 @@ def _whole(plans: Iterable[Plan], graph: SavedGraph, allowed: Allowed) -> Iterat
             continue
         decided = {d.storage for d in plan.decisions}
         choices = plan.choices if allowed.algorithms else tuple(replace(c, algorithm="") for c in plan.choices)
-        settings = {} if plan.policy == "optimal" else {"taken_from": plan.policy}
+        details = {} if plan.policy == "optimal" else {"taken_from": plan.policy}
         # maps and bits: without a decision the operators make them all the same; what goes, only with one
         open_ = tuple(d for d in own if d.storage not in decided)
-        for more in dict.fromkeys((tuple(d for d in open_ if d.codec != "drop"), open_)):
+        for more in dict.fromkeys((tuple(d for d in open_ if not d.form.gone), open_)):
             decisions = (*plan.decisions, *more)
-            yield replace(plan, policy="optimal", decisions=decisions, choices=choices, settings=settings)
+            yield replace(plan, policy="optimal", decisions=decisions, choices=choices, details=details)

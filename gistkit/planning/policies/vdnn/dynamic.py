@@ -25,8 +25,8 @@ from gistkit.planning.simulate import simulate
 def vdnn_dyn(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None, *, prefetch: bool = True) -> Plan:
     """vDNN_dyn within a budget (without one: the device's memory).
 
-    ``settings["phase"]`` tells which phase ended the search. Where even phase 1 overflows, its plan is returned with
-    ``settings["trainable"]`` False.
+    ``details["phase"]`` tells which phase ended the search. Where even phase 1 overflows, its plan is returned with
+    ``details["trainable"]`` False.
     """
     limit = capacity(costs, budget_bytes)
     smallest = vdnn(graph, costs, budget_bytes, offload=ALL, algorithms=MEMORY, prefetch=prefetch)
@@ -67,4 +67,4 @@ def _fits(plan: Plan, limit_bytes: int) -> bool:
 
 
 def _named(plan: Plan, phase: int) -> Plan:
-    return replace(plan, policy="vdnn-dyn", settings={**plan.settings, "phase": phase})
+    return replace(plan, policy="vdnn-dyn", details={**plan.details, "phase": phase})

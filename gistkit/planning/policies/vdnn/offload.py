@@ -60,7 +60,7 @@ def vdnn(
     found = ConvAlgorithms(graph, costs)
     by_call = found.of(algorithms)
     sent = offloads(graph, offload, prefetch)
-    settings = {"offload": offload, "algorithms": algorithms if isinstance(algorithms, str) else "by layer"}
+    details = {"offload": offload, "algorithms": algorithms if isinstance(algorithms, str) else "by layer"}
     return make_plan(
         "vdnn" if offload == NONE else f"vdnn-{offload}",
         graph,
@@ -68,7 +68,7 @@ def vdnn(
         budget_bytes,
         (*own_decisions(graph), *(host_decision(graph, o) for o in sent)),
         found.choices(by_call),
-        settings={**settings, "prefetch": prefetch},
+        details={**details, "prefetch": prefetch},
     )
 
 

@@ -32,7 +32,7 @@ def vdnn_plus(
     """vDNN_dyn in sub-batches within a budget (None: the device's memory), ``reserve`` bytes of which are left free.
 
     As with vDNN, a network that does not fit even one sample at a time gets the last plan tried, with
-    ``settings["trainable"]`` False; below moDNN's lower bound, which holds for vDNN too, a BudgetError is raised.
+    ``details["trainable"]`` False; below moDNN's lower bound, which holds for vDNN too, a BudgetError is raised.
     ``fidelity`` "bitwise" allows no sub-batches, ``batch_norm`` accepts them for batch norms, as in moDNN.
     """
     most = check(graph, fidelity, batch_norm)
@@ -43,10 +43,10 @@ def vdnn_plus(
     plan = None
     for parts in _parts(most, start, max(graph.batch, 1)):
         plan = _of_parts(graph, costs, memory, parts, prefetch)
-        settings = {**plan.settings, "fidelity": fidelity, "reserve": reserve, "sub_batch": at(parts).size}
-        plan = replace(plan, budget_bytes=budget_bytes, settings=settings)
+        details = {**plan.details, "sub_batch": at(parts).size}
+        plan = replace(plan, budget_bytes=budget_bytes, details=details)
         plan = with_sub_batches(plan, graph, costs, parts, reserve)
-        if plan.settings["trainable"]:
+        if plan.details["trainable"]:
             break
     assert plan is not None
     return plan

@@ -15,7 +15,7 @@ from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.forms.predicted import make_plan
 from gistkit.planning.simulate.context import Context, StepIndex
-from gistkit.planning.simulate.segments import lending
+from gistkit.planning.simulate.segments import decoding
 from gistkit.planning.simulate.simulator import memory_bytes, profile
 from gistkit.runtime.live import LiveBytes
 
@@ -57,7 +57,7 @@ def test_a_backward_holds_what_the_rerun_or_its_task_does(channels, again, kept)
     """The source is as large as a gradient, so that the task needs more than the rerun, or four times that."""
     model, x, graph, costs, plan = planned(again, kept, channels)
     context = Context.of(plan, StepIndex(graph))
-    assert bool(context.lent) == (kept != "dense" and not again)
+    assert bool(context.decoded_for_segment) == (kept != "dense" and not again)
     twin = gistkit.compress(copy.deepcopy(model), plan)
     for _ in range(2):
         twin.zero_grad(set_to_none=True)
@@ -82,4 +82,4 @@ def test_what_is_lent_is_there_while_the_rerun_reads_it():
     made_bytes += graph.tasks[segment.start].transient_bytes
     channel_bytes = 4 * 16 * 16 * 4
     assert segment.passing_bytes == (64 + 8 - 24) * channel_bytes - made_bytes
-    assert lending(segment, (), index).passing_bytes == (8 + 16 + 16 - 24) * channel_bytes - made_bytes
+    assert decoding(segment, (), index).passing_bytes == (8 + 16 + 16 - 24) * channel_bytes - made_bytes
