@@ -3,7 +3,6 @@
 from gistkit.planning.policies.gist_rules import check_lossy, gist
 from gistkit.planning.policies.modnn.modnn import modnn_unless
 from gistkit.planning.policies.optimal.optimal import LARGE_TASKS, minimise_peak
-from gistkit.planning.policies.optimal.solver import prepare
 from gistkit.planning.policies.plain import plain
 from gistkit.planning.policies.registry import POLICIES
 
@@ -15,5 +14,4 @@ __all__ = [
     "minimise_peak",
     "modnn_unless",
     "plain",
-    "prepare",
 ]

@@ -13,6 +13,7 @@ from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.modnn import schedule as modnn_schedule
 from gistkit.planning.policies.modnn.modnn import modnn, modnn_unless
 from gistkit.planning.policies.modnn.parts import least_bytes
+from gistkit.planning.policies.optimal.fastest import Outcome
 from gistkit.planning.policies.optimal.optimal import optimal
 from gistkit.planning.policies.optimal.planning import Planning
 from gistkit.planning.policies.plain import plain
@@ -111,12 +112,17 @@ def test_who_was_given_up_for_times_sake_is_named(step, monkeypatch):
     assert Plan.from_json(plan.to_json()) == plan
 
 
+def nothing(planning, parts):
+    search = planning._search(parts)
+    return Outcome(search, None, np.inf, search.problem.floor_s)
+
+
 def test_a_late_policy_that_is_faster_is_taken_whole(step, monkeypatch):
     """A search without time ends in something slower than vDNN+ at its best."""
     graph, costs = step
     monkeypatch.setattr(named, "LARGE_TASKS", 10)
     monkeypatch.setattr(named, "SEEDS_S", -1.0)
-    monkeypatch.setattr(Planning, "run", lambda planning, budget_bytes: (None, planning.least(0.0, budget_bytes)))
+    monkeypatch.setattr(Planning, "_fastest", lambda planning, parts, *given, first: nothing(planning, parts))
     budget = plain(graph, costs).peak_bytes
     plan = plan_graph(graph, costs, budget=budget)
     others = [named.made(n, graph, costs, budget, {"reserve": 0, "fidelity": "bitwise"}) for n in named.SEEDS]

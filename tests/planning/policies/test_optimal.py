@@ -1,4 +1,4 @@
-"""`optimal` against brute force: every combination of forms, or every choice with its segments, through the simulator."""
+"""`optimal` against brute force through the simulator: every combination of forms, every choice with its segments."""
 
 from dataclasses import replace
 from itertools import product
@@ -33,9 +33,8 @@ CUDA = replace(LINKED, async_counts=True, codec_slowdown=1.0, libraries_bytes=43
 FIXED = {"algorithms": False, "time_limit_s": 20}
 NEAR = 1.01
 """What the search promises: within 1 % of the best plan, above what the gap says no plan is below."""
-# HiGHS meets its rows to 1e-6 of the unit; the program's bound is lowered by 1e-6 of the plain step for it, and two
-# such differences are taken for none (optimal.fastest.Fastest._meets); a gap below 1e-5 is none.
-ROOM = 2e-6 + 1e-6 + 1e-5
+ROOM = 1e-5
+"""A gap below it is none."""
 
 
 def brute_force(graph, costs, listed):
@@ -107,7 +106,9 @@ def test_near_brute_force(device, data):
     listed = thinned(data, options(graph, costs, fidelity, lossy))
     assert prod(map(len, listed.values())) <= COMBINATIONS
     share = data.draw(st.sampled_from((0.0, 0.1, 0.3, 0.5, 0.8, 1.0)))
-    plan = check(graph, costs, [*brute_force(graph, costs, listed)], share, fidelity, lossy=lossy, options=listed, **FIXED)
+    plan = check(
+        graph, costs, [*brute_force(graph, costs, listed)], share, fidelity, lossy=lossy, options=listed, **FIXED
+    )
     assert plan.sub_batches == 1
 
 
@@ -203,7 +204,7 @@ def test_a_reserve_counts():
     least = minimise_peak(graph, costs).peak_bytes
     assert minimise_peak(graph, costs, reserve=1000).peak_bytes == least + 1000
     plan = optimal(graph, costs, least + 1000, reserve=1000)
-    assert plan.peak_bytes == plan.lower_bound_bytes == least + 1000
+    assert plan.lower_bound_bytes <= plan.peak_bytes == least + 1000
     with pytest.raises(BudgetError, match=f"bitwise {least + 1001} bytes"):
         optimal(graph, costs, least + 1000, reserve=1001)
 

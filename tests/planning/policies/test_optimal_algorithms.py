@@ -19,6 +19,7 @@ from gistkit.planning.policies.optimal.variants import algorithm_of, of_convolut
 from gistkit.planning.policies.optimal.whole import Allowed
 from gistkit.planning.simulate.context import StepIndex
 from gistkit.planning.simulate.simulator import Simulator, simulate
+from tests.planning.policies.test_optimal import NEAR, ROOM
 
 PARTS = ("forward", "weight", "input")
 
@@ -51,8 +52,8 @@ def test_every_task_chooses_for_itself(problem):
         best = min(s for p, s in runs if p <= budget)
         plan = optimal(graph, costs, budget, options=first, time_limit_s=20)
         assert simulate(graph, plan, costs).peak_bytes == plan.peak_bytes <= budget
-        assert plan.step_s == pytest.approx(best, rel=3e-6)  # HiGHS meets its rows to 1e-6 of the step
-        assert plan.gap == 0.0
+        assert plan.step_s * (1 - plan.gap) <= best * (1 + ROOM) and best <= plan.step_s * (1 + 1e-9)
+        assert plan.step_s <= best * NEAR
         mixed |= {tuple(of_part(c.algorithm, part) for part in PARTS) for c in plan.choices if c.algorithm}
     assert any(len(set(names)) > 1 for names in mixed)
 
@@ -70,7 +71,11 @@ def test_what_another_beats_is_not_offered(problem):
             as_good[0] is a and all((b.seconds, b.workspace_bytes) == (a.seconds, a.workspace_bytes) for b in as_good)
         )
     name = next(iter(offered))
-    assert algorithm_of(moves, {call.covered: f"weight=fft,forward={name}"}) == algorithm_of(moves, {call.covered: name}) > 0
+    assert (
+        algorithm_of(moves, {call.covered: f"weight=fft,forward={name}"})
+        == algorithm_of(moves, {call.covered: name})
+        > 0
+    )
     assert algorithm_of(moves, {call.covered: f"weight={name}"}) == algorithm_of(moves, {}) == 0
 
 

@@ -20,6 +20,7 @@ from gistkit.planning.policies.checkpoint import checkpoint
 from gistkit.planning.policies.optimal import least
 from gistkit.planning.policies.optimal.optimal import minimise_peak, optimal
 from gistkit.planning.policies.plain import plain
+from gistkit.planning.simulate.simulator import simulate
 from tests.planning.policies.test_optimal import NEAR
 from tests.support.step_graphs import Step, grow_aside, tensors
 from tests.support.zoo_steps import of_zoo
@@ -109,3 +110,17 @@ def test_a_busy_machine_finds_no_more_than_plain(monkeypatch):
     monkeypatch.setattr(least, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     busy = minimise_peak(graph, costs)
     assert at_leisure.lower_bound_bytes <= at_leisure.peak_bytes <= busy.peak_bytes <= plain(graph, costs).peak_bytes
+
+
+def test_a_search_that_is_cut_short_gives_its_best_plan_and_a_true_gap():
+    graph = of_zoo("resnet50")
+    costs = cost_table(graph, hardware("h200"))
+    budget = plain(graph, costs).peak_bytes * 3 // 4
+    cut, long = (optimal(graph, costs, budget, time_limit_s=seconds) for seconds in (1e-3, 2))
+    for plan in (cut, long):
+        run = simulate(graph, plan, costs)
+        assert run.peak_bytes == plan.peak_bytes <= budget and run.step_s == plan.step_s
+        assert plan.gap is not None and 0 <= plan.gap < 1
+    # Each gap is against a bound from below on every plan, so on the other's too.
+    assert cut.step_s * (1 - cut.gap) <= long.step_s * (1 + 1e-5)
+    assert long.step_s * (1 - long.gap) <= cut.step_s * (1 + 1e-5)

@@ -51,6 +51,9 @@ class Delta:
         return sum(load[3] for load in self.loads)
 
 
+NO_DELTA = Delta()
+
+
 def level_of(deltas: Iterable[Delta], base_bytes: np.ndarray) -> np.ndarray:
     """Bytes by task of ``base_bytes`` and the deltas."""
     steps = np.zeros(len(base_bytes), dtype=np.int64)

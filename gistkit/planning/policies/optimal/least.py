@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gistkit.planning.policies.optimal.bounds import Bounds
 from gistkit.planning.policies.optimal.plans import NO_PEAK, clock
-from gistkit.planning.policies.optimal.program import TOLERANCE, Program
 from gistkit.planning.policies.optimal.search import LINK_WEIGHTS, Search
 
-WHOLE_SIZE = 1500
-"""Up to so many variants the whole program is solved, beyond only its relaxation."""
-NEAR = 1.05
-"""A choice within a twentieth of the bound is near enough for a large problem."""
 LAYOUTS = 2
 """Layouts of segments that are repaired, too: those of least peak."""
 LEAST_SHARE = 0.01
 """Of what is between a peak and the one wanted; if no choice is found that is so much below it, the search ends."""
+PATIENCE = 100
+"""Kicks in a row without a lower peak, after which the search ends."""
 Reached = tuple[tuple[int, ...], int]
 """A choice and its simulated peak in bytes."""
 
@@ -32,40 +29,33 @@ class Least:
     peak_bytes: int
 
     def rules_out(self, budget_bytes: int | None) -> bool:
-        """Whether no choice fits into a budget (None: any does), though the bound be a peak that :func:`least_peak`
-        could not tell from it."""
-        return budget_bytes is not None and self.bound_bytes > _alike(budget_bytes)
-
-
-def _alike(nbytes: int) -> float:
-    """The most bytes that the program cannot tell from ``nbytes``: the tolerances of two of its figures, and a byte."""
-    return nbytes * (1 + 2 * TOLERANCE) + 1
+        """Whether no choice fits into a budget (None: any does)."""
+        return budget_bytes is not None and self.bound_bytes > budget_bytes
 
 
 def least_peak(search: Search, limit_s: float, room_bytes: int | None = 0) -> Least:
-    """The least peak of one problem, within about ``limit_s`` seconds.
-
-    Of a large problem a choice is enough that comes near what every storage holds at least, or that fits into
-    ``room_bytes`` (None: any does), and no more than the linear relaxation is solved. What that gives, what holds least
-    and what is fastest are repaired to lower and lower limits.
-    """
+    """The least peak of one problem, within about ``limit_s`` seconds; a choice that fits into ``room_bytes`` (None:
+    any does) is enough. What holds least by itself, what the relaxation takes most of and what is fastest are repaired
+    to lower and lower limits."""
     problem, deadline = search.problem, time.monotonic() + limit_s
-    quick = problem.size > WHOLE_SIZE
     best = _reached(search, search.smallest())
     floor = problem.floor_bytes
-    if best[1] == floor or (quick and (room_bytes is None or best[1] <= max(NEAR * floor, room_bytes))):
-        return Least(floor, *best)
-    solved = Program(problem).least_peak(limit_s, relaxed=quick)
-    bound = max(floor, int(solved.bound)) if math.isfinite(solved.bound) else floor
-    starts = [search.fastest(), *([] if solved.shares is None else [search.rounded(solved.shares)])]
+    if best[1] <= floor or room_bytes is None:
+        return Least(min(floor, best[1]), *best)
+    relaxed = Bounds(problem).peak_bytes(best[1])
+    bound = max(floor, int(relaxed.value))
+    others = [search.smallest(rebuilt=False), search.rounded(relaxed.shares), search.fastest()]
     layouts = [search.fastest(layout) for layout in problem.layouts]
-    starts += sorted(layouts, key=lambda taken: int(search.state(taken).level.max()))[:LAYOUTS]
-    wanted = max(bound, room_bytes or 0) if quick else bound
-    deadline = max(deadline, time.monotonic() + limit_s)
-    for start in (best, *(_reached(search, s) for s in starts)):
-        best = min(best, _lowered(search, start, wanted, deadline), key=lambda r: r[1])
-    if best[1] <= _alike(bound):
-        bound = best[1]  # equal, as far as the program can tell
+    layouts = sorted(layouts, key=lambda taken: int(search.state(taken).level.max()))[:LAYOUTS]
+    starts = [best, *(_reached(search, s) for s in (*others, *layouts))]
+    for start in starts:
+        best = min(best, _lowered(search, start, max(bound, room_bytes), deadline), key=lambda r: r[1])
+    vain = 0
+    while best[1] > max(bound, room_bytes) and vain < PATIENCE and time.monotonic() < deadline:
+        found = search.shaken(best[0], best[1] - 1, deadline)
+        reached = best if found is None else _reached(search, found.taken)
+        vain = 0 if reached[1] < best[1] else vain + 1
+        best = min(best, reached, key=lambda r: r[1])
     return Least(min(bound, best[1]), *best)
 
 
@@ -86,10 +76,8 @@ def _lowered(search: Search, best: Reached, wanted: int, deadline: float) -> Rea
 
 def _reached(search: Search, taken: Sequence[int]) -> Reached:
     """A choice, what contradicts itself kept as it is, and its simulated peak in bytes."""
-    choice = tuple(search.state(taken).taken)
-    peak = clock(search.problem, choice)[1]
-    return (
-        (choice, peak)
-        if peak < NO_PEAK
-        else (tuple(search.problem.home), clock(search.problem, search.problem.home)[1])
-    )
+    for choice in (tuple(search.state(taken).taken), tuple(search.problem.home)):
+        peak = clock(search.problem, choice)[1]
+        if peak < NO_PEAK:
+            break
+    return choice, peak

@@ -94,7 +94,8 @@ def _run(left: list[float], span: float, shared: float) -> None:
 
 
 def _finish(left: list[float], sent: Sequence[float], due: Sequence[float], shared: float, now: float) -> float:
-    """Run until both directions have done all that is ``due`` of what was ``sent`` into them; the seconds that takes."""
+    """Run until both directions have done all that is ``due`` of what was ``sent`` into them; the seconds that
+    takes."""
     begun, tiny = now, 1e-15 * now  # what rounding may leave of the sums is no work
     while True:
         out, back = due[0] - sent[0] + left[0], due[1] - sent[1] + left[1]

@@ -71,8 +71,8 @@ def clock(problem: Problem, taken: Sequence[int]) -> tuple[float, int]:
 
 
 def choice_of(problem: Problem, plan: Plan) -> tuple[int, ...]:
-    """The variants nearest to a plan: the same forms, else kept as it is; its segments where all their storages that may
-    come back are a candidate's."""
+    """The variants nearest to a plan: the same forms, else kept as it is; its segments where all their storages that
+    may come back are a candidate's."""
     decided = {d.storage: bare(d) for d in plan.decisions if d.form.returns != RERUN}
     algorithms = {c.covered: c.algorithm for c in plan.choices if c.algorithm}
     taken = []

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, reduce
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -59,9 +60,9 @@ class SourceUse:
 
 
 class Requirement(NamedTuple):
-    """What is asked of one storage, if it is: its values before ``tasks``, which run in ``slices``; ``decoded``: those of
-    the tasks at which a segment alone has it decoded, and counts that; ``depth``: rebuilds that follow from it, one from
-    the other."""
+    """What is asked of one storage, if it is: its values before ``tasks``, which run in ``slices``; ``decoded``: those
+    of the tasks at which a segment alone has it decoded, and counts that; ``depth``: rebuilds that follow from it, one
+    from the other."""
 
     asked: bool = False
     tasks: frozenset[int] = frozenset()
@@ -212,8 +213,8 @@ class Problem:
 
     def delta(self, key: Key, need: Requirement, late: int | None = None, *, least: bool = False) -> Delta | None:
         """What a variant adds where ``need`` is asked of its storage; None where it cannot serve that. ``late``: the
-        task at which its scratch goes, if before its use; ``least``: at the earliest. Of a segment ``need.decoded`` are the blocks that it has decoded
-        for itself."""
+        task at which its scratch goes, if before its use; ``least``: at the earliest. Of a segment ``need.decoded`` are
+        the blocks that it has decoded for itself."""
         group, number = key
         variant = self.groups[group][number]
         if group >= self.first_convolution:
@@ -300,7 +301,7 @@ class Problem:
 
     def _least_by_group(self) -> Iterator[list[Delta]]:
         offsets = self.offsets.tolist()
-        return (self.least[first:end] for first, end in zip(offsets, offsets[1:], strict=False))
+        return (self.least[first:end] for first, end in pairwise(offsets))
 
 
 def _home(group: Sequence[Variant]) -> int:

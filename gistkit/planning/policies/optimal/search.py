@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -35,6 +36,8 @@ NOISE = 0.5
 """Spread of the logarithms of the prices that a kick is repaired at."""
 LOOKED_AT, MOST_LOOKED_AT = 0.15, 60
 """Share of the groups, beside those that a kick changed, whose variants are tried behind it; about how many at most."""
+WORSE = 1.02
+"""So many times the best seconds are what a kick may compute for while it is repaired."""
 PATIENCE = 200
 """Kicks in a row without success, after which the search ends."""
 Choice = tuple[tuple[int, ...], float]
@@ -45,7 +48,7 @@ class Search:
     """The variants of one problem as flat arrays, for scores of all of them at once."""
 
     def __init__(self, problem: Problem) -> None:
-        self.problem, self.draw = problem, random.Random(0)
+        self.problem, self.draw, self._random = problem, random.Random(0), np.random.default_rng(0)
         self._last: tuple[tuple[int, ...], IncrementalState] | None = None
         self._group = np.repeat(np.arange(len(problem.groups)), np.diff(problem.offsets))
         flat = [(i, task, nbytes) for i, delta in enumerate(problem.least) for task, nbytes in delta.memory]
@@ -66,10 +69,13 @@ class Search:
         """The variant of every group that costs least by itself, but for the segments ``running`` anew, by number."""
         return self._running(self._least(self.cost_s(LINK_WEIGHTS[0])), running)
 
-    def smallest(self) -> list[int]:
-        """The variant of every group that holds least over the whole step."""
+    def smallest(self, *, rebuilt: bool = True) -> list[int]:
+        """The variant of every group that holds least over the whole step; ``rebuilt``: it may start from others."""
         ends = len(self.problem.base_s) - self._task
-        return self._least(np.bincount(self._variant, self._bytes * ends, len(self._group)))
+        held = np.bincount(self._variant, self._bytes * ends, len(self._group))
+        if not rebuilt:
+            held[[self.problem.offsets[g] + v for g, v in self.problem.uses]] = np.inf
+        return self._least(held)
 
     def _least(self, score: np.ndarray) -> list[int]:
         score = np.array(score, dtype=float)
@@ -102,37 +108,50 @@ class Search:
         return tuple(now.taken) if self._mend(now, limit_bytes, deadline, self.cost_s(weight)) else None
 
     def _mend(
-        self, now: IncrementalState, limit_bytes: int, deadline: float, cost_s: np.ndarray, spare: Sequence[int] = ()
+        self,
+        now: IncrementalState,
+        limit_bytes: int,
+        deadline: float,
+        cost_s: np.ndarray,
+        spare: Sequence[int] = (),
+        most_s: float = np.inf,
     ) -> bool:
-        """Take steps until a choice fits: whether it does. ``cost_s``: prices; ``spare``: groups left as they are."""
+        """Take steps until a choice fits: whether it does, computing for ``most_s`` seconds at most. ``cost_s``:
+        prices; ``spare``: groups left as they are."""
         spared = np.isin(self._group, spare)
-        vain, over = 0, _over(now.level, limit_bytes)
-        barred, before = spared.copy(), over + 1
+        barred, over = spared.copy(), _over(now.level, limit_bytes)
+        before = over + 1
         while over:
-            index = self._best(now, limit_bytes, barred, cost_s)
-            if time.monotonic() > deadline:
+            left = self._mend_once(now, limit_bytes, deadline, cost_s, barred)
+            if time.monotonic() > deadline or (left == over >= before) or now.compute_s > most_s:
                 return False
-            if index is None or vain > MOST_VAIN:
-                if over >= before:
-                    return False
-                barred, before, vain = spared.copy(), over, 0  # what was in vain may free something now
-                continue
-            group, variant = self.problem.keys[index]
-            barred[index] = True
-            vain += 1
-            step = now.step(group, variant)
-            if step is None:
-                continue
-            level = now.level_after(step)
-            left = _over(level, limit_bytes)
-            if left < over:
-                barred[self.problem.offsets[group] + now.taken[group]] = True
-                now.take(step, level)
-                vain, over = 0, left
+            if left == over:
+                barred, before = spared.copy(), over  # what was in vain may free something now
+            over = left
         return True
 
-    def _best(self, now: IncrementalState, limit_bytes: int, barred: np.ndarray, cost_s: np.ndarray) -> int | None:
-        """The variant that frees most of the surplus a second; None if none frees any."""
+    def _mend_once(
+        self, now: IncrementalState, limit_bytes: int, deadline: float, cost_s: np.ndarray, barred: np.ndarray
+    ) -> int:
+        """Take the best step that frees something, of those not ``barred``, if there is one; what is too much then."""
+        over = _over(now.level, limit_bytes)
+        for index in islice(self._freeing(now, limit_bytes, barred, cost_s), MOST_VAIN):
+            group, variant = self.problem.keys[index]
+            step = now.step(group, variant) if time.monotonic() < deadline else None
+            barred[index] = True
+            if step is not None:
+                level = now.level_after(step)
+                left = _over(level, limit_bytes)
+                if left < over:
+                    barred[self.problem.offsets[group] + now.taken[group]] = True
+                    now.take(step, level)
+                    return left
+        return over
+
+    def _freeing(
+        self, now: IncrementalState, limit_bytes: int, barred: np.ndarray, cost_s: np.ndarray
+    ) -> Iterator[int]:
+        """The variants that free some of the surplus, those first that free most a second."""
         above = np.cumsum((now.level > limit_bytes)[::-1])[::-1]  # tasks from each on that hold too much
         held = np.bincount(self._variant, self._bytes * above[self._task], len(cost_s))
         current = (self.problem.offsets[:-1] + np.array(now.taken))[self._group]
@@ -142,9 +161,8 @@ class Search:
             dearer += np.bincount(self._owners, dearer[self.tied], len(freed))
             freed[self.tied] = 0
         able = np.flatnonzero((freed > 0) & ~barred)
-        if not len(able):
-            return None
-        return int(able[np.argmax(freed[able] / (np.maximum(dearer[able], 0) + self._floor_s))])
+        score = freed[able] / (np.maximum(dearer[able], 0) + self._floor_s)
+        yield from able[np.argsort(-score, kind="stable")].tolist()
 
     def improve(self, starts: Sequence[Choice], budget_bytes: int | None, deadline: float) -> Choice:
         """A choice at least as fast as any of ``starts`` (which fit, the fastest first), until little helps or time is
@@ -217,27 +235,39 @@ class Search:
 
     def _kicked(self, best: Choice, limit_bytes: int, deadline: float) -> Choice:
         """A few steps at random, repaired and improved; ``best`` where that is no faster."""
-        now, draw = self.state(best[0]), self.draw
+        now = self.shaken(best[0], limit_bytes, deadline, WORSE * best[1])
+        if now is None:
+            return best
+        share = min(LOOKED_AT, MOST_LOOKED_AT / len(now.taken))
+        groups = (np.array(now.taken) != best[0]) | (self._random.random(len(now.taken)) < share)
+        if self._descend(now, limit_bytes, deadline, groups) >= best[1] * LESS:
+            return best
+        return self._judged(now, best, limit_bytes)
+
+    def shaken(
+        self, taken: Sequence[int], limit_bytes: int, deadline: float, most_s: float = np.inf
+    ) -> IncrementalState | None:
+        """A choice within the limit behind a few steps at random from one; None where they cannot be repaired."""
+        now = self.state(taken)
+        moved = self._moved(now)
+        low, high = np.log(LINK_RANGE)
+        noise = np.exp(self._random.normal(0.0, NOISE, len(self.compute_s)))
+        prices = self.cost_s(float(np.exp(self.draw.uniform(low, high)))) * noise
+        return now if moved and self._mend(now, limit_bytes, deadline, prices, [*moved], most_s) else None
+
+    def _moved(self, now: IncrementalState) -> set[int]:
+        """Take a few steps at random; the groups that they changed."""
         moved: set[int] = set()
         for index in self._drawn(now.taken):
             step = now.step(*self.problem.keys[index])
             if step is not None and moved.isdisjoint(step.variants):
                 moved.update(step.variants)
                 now.take(step)
-        low, high = np.log(LINK_RANGE)
-        noise = np.random.default_rng(draw.getrandbits(32))
-        prices = self.cost_s(float(np.exp(draw.uniform(low, high))))
-        prices = prices * np.exp(noise.normal(0.0, NOISE, len(prices)))
-        if not moved or not self._mend(now, limit_bytes, deadline, prices, [*moved]):
-            return best
-        share = min(LOOKED_AT, MOST_LOOKED_AT / len(now.taken))
-        groups = (np.array(now.taken) != best[0]) | (noise.random(len(now.taken)) < share)
-        if self._descend(now, limit_bytes, deadline, groups) >= best[1] * LESS:
-            return best
-        return self._judged(now, best, limit_bytes)
+        return moved
 
     def _drawn(self, now: Sequence[int]) -> list[int]:
-        """The steps of a kick: mostly one that computes for less than what is taken, by how much less, and any others."""
+        """The steps of a kick: mostly one that computes for less than what is taken, by how much less, and any
+        others."""
         gain = self._gains(now)
         found = self.draw.choices(range(len(gain)), k=self.draw.randint(1, MOST_KICKED))
         better = np.flatnonzero(gain > 0)

@@ -3,8 +3,8 @@
 A candidate names the storages that come back and the sources that it starts from; its seconds, its passing memory and
 what else it needs are those of :mod:`gistkit.planning.simulate.segments`. Candidates are the parts of
 layouts, and single convolutions with the cheap operations behind them, of which the wide output
-comes back from a narrower input. A *layout* cuts the network at every so many of the places where a single feature map is
-read across (between residual blocks, inception blocks, layers of a chain), as Chen et al. do.
+comes back from a narrower input. A *layout* cuts the network at every so many of the places where a single feature map
+is read across (between residual blocks, inception blocks, layers of a chain), as Chen et al. do.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Candidate:
 def candidates(
     index: StepIndex, options: Mapping[int, Sequence[Decision]]
 ) -> tuple[tuple[Candidate, ...], list[set[int]]]:
-    """The segments that may run anew, each once, and by layout the numbers of its candidates. ``options`` by storage say
-    what may come back at all: what may also be kept as it is, and is made in the forward by no op for itself."""
+    """The segments that may run anew, each once, and by layout the numbers of its candidates. ``options`` by storage
+    say what may come back at all: what may also be kept as it is, and is made in the forward by no op for itself."""
     maker = _Maker(index, options)
     layouts = [maker.numbers(parts) for parts in _layouts(index.graph)]
     maker.numbers(_behind_convolutions(index))

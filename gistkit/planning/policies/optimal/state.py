@@ -2,7 +2,8 @@
 
 A step changes a variant and what goes with it: a segment takes all its storages along; a storage that leaves a segment
 ends it; of a source that cannot serve and what uses it, the one that the step is not about is kept as it is. Then the
-deltas of what changed, and of all that has to serve something else, are looked up anew. All figures are the simulator's.
+deltas of what changed, and of all that has to serve something else, are looked up anew. All figures are the
+simulator's.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Step:
 
 
 class IncrementalState:
-    """A choice; ``level``: bytes by task, ``compute_s``: the step without waiting. What cannot be together in the choice
-    that is given is kept as it is."""
+    """A choice; ``level``: bytes by task, ``compute_s``: the step without waiting. What cannot be together in the
+    choice that is given is kept as it is."""
 
     def __init__(self, problem: Problem, taken: Sequence[int]) -> None:
         self._problem, self.taken = problem, list(problem.home)

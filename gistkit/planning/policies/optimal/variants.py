@@ -1,7 +1,7 @@
 """What may be chosen: for every kept storage its forms, for a convolution's task its algorithm, segments on and off.
 
-Each is a *group*; a plan takes one *variant* of every group. The forms are those of :func:`gistkit.planning.forms.options`.
-A storage's form that comes back with a segment goes with the segment's
+Each is a *group*; a plan takes one *variant* of every group. The forms are those of
+:func:`gistkit.planning.forms.options`. A storage's form that comes back with a segment goes with the segment's
 group: both are taken or neither.
 """
 
@@ -15,7 +15,7 @@ from functools import cache
 from gistkit.ir import FORMS, Block, CallChoice, Decision, SavedGraph
 from gistkit.planning.cost import Algorithm, CostTable, is_switched, of_part
 from gistkit.planning.forms import slice_counts
-from gistkit.planning.policies.optimal.delta import Delta
+from gistkit.planning.policies.optimal.delta import NO_DELTA, Delta
 from gistkit.planning.policies.optimal.segments import Candidate
 from gistkit.planning.simulate import StepIndex
 
@@ -31,7 +31,7 @@ class Variant:
     decision: Decision | None = None
     slices: tuple[tuple[int, int], ...] = ()
     choice: CallChoice | None = None
-    delta: Delta = Delta()
+    delta: Delta = NO_DELTA
     segment: int = -1
 
     @property
@@ -101,7 +101,7 @@ def _algorithms(graph: SavedGraph, costs: CostTable, task: int) -> tuple[Variant
         more, extra_s = a.workspace_bytes - known[0].workspace_bytes, a.seconds - known[0].seconds
         memory = tuple((t, n) for t, n in ((task, more), (task + 1, -more)) if n and t < len(graph.tasks))
         delta = Delta(memory, ((task, extra_s),) if extra_s else ())
-        if delta != Delta():
+        if delta != NO_DELTA:
             name = f"{graph.tasks[task].part_name}={a.name}"
             found.append(Variant(choice=CallChoice(call.covered, call.op, algorithm=name), delta=delta))
     return tuple(found)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from gistkit.errors import PlanError
 from gistkit.ir import RERUN, Plan, SavedGraph
-from gistkit.planning.forms import FIDELITIES, Replays, own_decisions
+from gistkit.planning.cost import CostTable
+from gistkit.planning.forms import FIDELITIES, Replays, check_fidelity, own_decisions
 from gistkit.planning.simulate import Simulator, trains_batch_norm
 
 
@@ -24,6 +25,15 @@ class Allowed:
     algorithms: bool = False
     recompute: bool = True
 
+    @staticmethod
+    def of(
+        costs: CostTable, fidelity: str, lossy: str | None, batch_norm: bool, algorithms: bool | None, recompute: bool
+    ) -> Allowed:
+        """The class, ``algorithms`` None where the costs say. Raises ValueError for an unknown class or format."""
+        check_fidelity(fidelity, lossy)
+        told = costs.tells_algorithms(fidelity) if algorithms is None else algorithms
+        return Allowed(fidelity, lossy, batch_norm, told, recompute)
+
     def admits(self, plan: Plan, graph: SavedGraph) -> bool:
         """Whether all of a plan's moves are of the class; algorithms apart, which can be left out."""
         if FIDELITIES.index(plan.fidelity) > FIDELITIES.index(self.fidelity):
@@ -33,8 +43,8 @@ class Allowed:
         return self.recompute or all(d.form.returns != RERUN for d in plan.decisions)
 
     def part_counts(self, graph: SavedGraph, *others: int) -> list[int]:
-        """Numbers of sub-batches to look at: 1, powers of two up to the most, the most (the batch, if single rows go the
-        same way), and ``others`` up to that."""
+        """Numbers of sub-batches to look at: 1, powers of two up to the most, the most (the batch, if single rows go
+        the same way), and ``others`` up to that."""
         most = graph.most_parts
         if self.fidelity == "bitwise" or most < 2 or (trains_batch_norm(graph) and not self.batch_norm):
             return [1]
