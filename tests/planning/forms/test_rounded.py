@@ -17,7 +17,6 @@ from gistkit.ir.queries import Reading
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.forms.rounding import may_narrow
 from gistkit.planning.policies.gist_rules import gist
-from gistkit.planning.policies.optimal.optimal import minimise_peak
 from gistkit.planning.policies.optimal.plans import plan_of
 from gistkit.planning.policies.optimal.problem import Problem
 from gistkit.planning.policies.optimal.whole import Allowed
@@ -98,13 +97,11 @@ def test_no_choice_of_optimal_brings_rounded_values_back_for_a_strict_reader(nam
         assert not list(wrongly_rounded(graph, plan))
         both += len({"fp8", "recompute"} & {d.codec for d in plan.decisions}) == 2
     assert both > 10
-    exact = minimise_peak(graph, costs)
-    plan = gistkit.plan(model, X, budget=exact.peak_bytes - 1, lossy="fp8")
+    plans = (gistkit.plan(model, X, budget=budget, lossy="fp8") for budget in ("50%", "42%"))
+    plan = next(plan for plan in plans if plan.fidelity == "lossy")
     twin = gistkit.compress(copy.deepcopy(model), plan)
     twin(X).backward()
-    assert plan.fidelity == "lossy" and all(
-        p.grad is not None and torch.isfinite(p.grad).all() for p in twin.parameters()
-    )
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in twin.parameters())
 
 
 def test_a_file_that_rounds_for_a_strict_reader_is_refused():
