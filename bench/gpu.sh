@@ -9,7 +9,7 @@
 #   OUT=/tmp/out bench/gpu.sh tests     one part: tests, steps or layers (512 MiB; other sizes and dtypes: gistkit bench, bench.steps)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-export PYTHONPATH=. PYTHONUNBUFFERED=1 CUBLAS_WORKSPACE_CONFIG=:4096:8
+export PYTHONPATH=".${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 CUBLAS_WORKSPACE_CONFIG=:4096:8
 export OUT=${OUT:-bench/results}
 mkdir -p "$OUT"
 REPORTS=$(mktemp -d)
