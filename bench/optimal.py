@@ -103,7 +103,7 @@ def _figures(graph: SavedGraph, costs: CostTable, made: Plan | None) -> dict | N
         "step_s": run.step_s,
         "peak_bytes": run.peak_bytes,
         "gap": made.gap,
-        "taken_from": made.settings.get("taken_from"),
+        "taken_from": made.details.get("taken_from"),
         "host": decided.count("host"),
         "recompute": sum(d.codec == "recompute" for d in made.decisions),
     }

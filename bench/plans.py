@@ -114,7 +114,7 @@ def measure(case: dict[str, Any], batch: int, image: int) -> dict[str, Any]:
         row["planning_s"] = time.perf_counter() - start
         row |= {k: getattr(plan, k) for k in ("budget_bytes", "gap", "sub_batches", "hardware", "fidelity")}
         row["predicted"] = {"peak_bytes": plan.peak_bytes, "step_s": plan.step_s}
-        row["predicted"] |= {k: plan.settings[k] for k in ("sync_peak_bytes", "wall_s")}
+        row["predicted"] |= {k: getattr(plan.prediction, k) for k in ("sync_peak_bytes", "wall_s")}
         row["forms"] = Counter(d.codec + (" on the host" if d.place == "host" else "") for d in plan.decisions)
         row["measured"] = trained(gistkit.compress(model, plan), inputs, targets, dtype)
         row["loss_equals_plain"] = row["measured"]["losses"] == row["plain"]["losses"]

@@ -1,6 +1,12 @@
 """Errors of gistkit: what failed, what was demanded, what was given, and what to do about it."""
 
+from __future__ import annotations
+
+import functools
+import typing
+
 _SHOWN = 60
+F = typing.TypeVar("F", bound=typing.Callable)
 
 
 def quoted(value: object) -> str:
@@ -10,6 +16,27 @@ def quoted(value: object) -> str:
     except ValueError:  # an int of thousands of digits
         return f"{type(value).__name__} too long to be shown"
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 15]}...{text[-12:]}"
+
+
+def renamed(**names: str) -> typing.Callable[[F], F]:
+    """Decorates a function whose keywords have other names now: a call by an old one raises TypeError, which says what
+    to write instead."""
+
+    def decorated(function: F) -> F:
+        @functools.wraps(function)
+        def checked(*args: object, **kwargs: object) -> object:
+            for old in names.keys() & kwargs.keys():
+                raise TypeError(f"{function.__name__}: {old}= is called {names[old]} now; write {names[old]}")
+            return function(*args, **kwargs)
+
+        return checked  # type: ignore[return-value]
+
+    return decorated
+
+
+def printable(text: str) -> str:
+    """A text with everything that a terminal would obey, or that cannot be encoded, as an escape such as ``\\x1b``."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class GistError(RuntimeError):

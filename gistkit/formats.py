@@ -18,13 +18,14 @@ and i+2W (bits 20-29). W is rounded up to a multiple of 128, so that planes star
 of a scale: up to 508 bytes a tensor more. "Non-zero" in `csr` and `zvc` is by bit pattern: -0.0 and NaN are values.
 
 Source: Gist (Jain et al., ISCA 2018) section
-IV-A; zero-value compression from cDMA (Rhu et al., HPCA 2018); what the papers leave open is fixed in docs/design.md.
+IV-A; zero-value compression from cDMA (Rhu et al., HPCA 2018); what the papers leave open is fixed in docs/kernels.md.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 
 CSR_COLUMNS = 256
 ZVC_SLOT = 1024
@@ -97,6 +98,12 @@ FP10 = FloatFormat("fp10", 5, 4, 15, 63488.0, 3)
 FP8 = FloatFormat("fp8", 4, 3, 7, 448.0, 4)
 FLOAT_FORMATS = {f.name: f for f in (FP16, FP10, FP8)}
 SCALINGS = ("none", "tensor", "block")
+VALUE_FORMS = {
+    name + suffix: (fmt, scaling)
+    for suffix, scaling in (("", "none"), ("s", "block"), ("t", "tensor"))
+    for name, fmt in FLOAT_FORMATS.items()
+}
+"""Narrow floats by the name that callers give them: (format, scaling)."""
 
 
 def mask1_bytes(n: int) -> int:
@@ -130,6 +137,7 @@ def csr_meta_bytes(n: int, nonzeros: int) -> int:
     return ceil_div(n, CSR_COLUMNS) * 2 + nonzeros
 
 
+@cache
 def item_bytes(dtype: str) -> int:
     """Bytes of one element of a torch dtype by its name: 2 for ``bfloat16``, 1 for ``bool`` and ``float8_e4m3fn``."""
     bits = re.search(r"[0-9]+", dtype)

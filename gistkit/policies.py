@@ -1,4 +1,4 @@
-"""Policies: functions from a saved graph to a plan."""
+"""``gistkit.policies``: the Gist policy, a function from a saved graph to a plan."""
 
 from gistkit.planning.policies import gist
 

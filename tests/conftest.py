@@ -57,6 +57,14 @@ def pytest_sessionfinish():
     gc.unfreeze()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory):
+    """Nothing is kept in, or taken from, the cache folder of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("GISTKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def reproducible(request):
     """Seeds, deterministic algorithms, and memory from `torch.empty` filled with NaN (integers: their maximum).

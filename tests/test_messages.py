@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from gistkit.runtime.forward.watch import Promise
 
+import gistkit
 from gistkit import errors
+from gistkit.commands.wrong import InputError, claim
 from gistkit.kernels.layout import flat
 from gistkit.nn.keep import USED_TWICE, Alias
 from gistkit.planning.forms.options import check_fidelity
 from gistkit.runtime.recompute.calls import ReplayError
-from gistkit.training.plots import check_plot
 
 
 def test_plan_mismatch_says_what_to_do():
@@ -25,7 +25,7 @@ def test_every_kind_is_a_gist_error_and_the_one_warning_is_none():
     assert all((kind.__doc__ or "").strip() for kind in kinds)
     assert {kind for kind in kinds if not issubclass(kind, errors.GistError)} == {errors.BudgetWarning}
     assert issubclass(errors.GistError, RuntimeError)
-    assert issubclass(errors.BudgetWarning, UserWarning)  # the step goes on (docs/design.md, "What a budget ...")
+    assert issubclass(errors.BudgetWarning, UserWarning)  # the step goes on (docs/limits.md, "Budgets")
 
 
 def test_flat_names_shape_strides_and_remedy():
@@ -68,14 +68,26 @@ def test_used_twice_is_pytorchs_own_text():
 def test_what_runs_anew_differently_and_what_a_pool_carries_say_what_to_do():
     told = str(ReplayError("x (call 3) saved fewer tensors when it ran anew"))
     assert told.endswith('policy="gist", which runs nothing anew')
-    with pytest.raises(errors.GistError, match=r"asks for its values now; call gistkit\.restore\(model\)"):
-        Promise().dense()
 
 
 def test_words_that_are_none_say_what_there_is():
-    wrong = (("exact", None), "; bitwise changes no bit"), (("lossy", "fp7"), "lossy='fp7'; None rounds nothing")
+    wrong = (("exact", None), "; bitwise changes no bit"), (("lossy", "fp7"), 'lossy="fp7": the number is the bits')
     for words, text in wrong:
         with pytest.raises(ValueError, match=text):
             check_fidelity(*words)
-    with pytest.raises(ValueError, match=r"must end in \.png, \.svg or \.pdf, got 'x.txt'; name one that does"):
-        check_plot(Path("x.txt"))
+    with pytest.raises(InputError, match=r"must end in \.png, \.svg or \.pdf, got 'x.txt'; name one that does"):
+        claim(plot=Path("x.txt"))
+
+
+def test_old_keywords_name_the_new_ones():
+    x, weight = torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2)
+    for call, text in (
+        (lambda: gistkit.plan(reserve=1), r"plan: reserve= is called reserved_bytes= now"),
+        (lambda: gistkit.functional.conv2d(x, weight, slices=2), "slices= is called weight_grad_slices= now"),
+        (lambda: gistkit.functional.linear(x, x, slices=2), "slices= is called weight_grad_slices= now"),
+        (lambda: gistkit.functional.relu(x, passes=True), "passes= is called mask_in_pool= now"),
+        (lambda: gistkit.functional.max_pool2d(x, 2, zero_code=True), "zero_code= is called mask_in_pool= now"),
+        (lambda: gistkit.CallChoice(0, "conv2d", slices=2), "slices= is called weight_grad_slices= now"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            call()

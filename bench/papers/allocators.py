@@ -1,5 +1,5 @@
 """What a step's intervals need under different allocators: Gist's static sharing, its investigation baseline, dynamic
-allocation, and moDNN's memory map with its fragmentation.
+allocation.
 
 Gist section IV-C: CNTK's allocator sorts data structures by size and forms groups of such whose lifetimes do not
 overlap; a group is as large as its largest member. Section V-A: the *investigation baseline* shares no memory between
@@ -14,12 +14,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gistkit.errors import PlanError
 from gistkit.ir.saved_graph import SavedGraph
 from gistkit.ir.tasks import BACKWARD
 from gistkit.planning.simulate.effects import Profile
 from gistkit.planning.simulate.intervals import Interval
-from gistkit.planning.simulate.memory_map import MemoryMap
 
 _MAPS = ("dense", "payload", "mask", "decoded", "scratch", "gradient")
 
@@ -104,51 +102,3 @@ def feature_maps(graph: SavedGraph, profile: Profile) -> tuple[Interval, ...]:
 def turn_of(graph: SavedGraph) -> int:
     """The first backward task, the number of tasks where there is none."""
     return next((t.index for t in graph.tasks if t.phase == BACKWARD), len(graph.tasks))
-
-
-@dataclass(frozen=True)
-class Replay:
-    """A step in one address space: ``extent_bytes`` is the highest address in use at any time, ``peak_bytes`` the most
-    that lived at once, ``fragmentation`` the worst share of free memory outside its largest piece after an allocation,
-    ``defragmentations`` how often all had to be moved, ``moved_bytes`` what moved then."""
-
-    extent_bytes: int
-    peak_bytes: int
-    fragmentation: float
-    defragmentations: int
-    moved_bytes: int
-
-
-def replay(intervals: Sequence[Interval], capacity_bytes: int | None = None, fit: str = "first") -> Replay:
-    """Run the intervals through a :class:`MemoryMap`, task by task, the largest new block first (moDNN III-B).
-
-    What has ended is freed before anything new is allocated. Where no free segment is large enough but their sum is,
-    the map is defragmented. ``capacity_bytes`` None: as large as needed, nothing is ever moved. Raises PlanError where
-    the blocks of a task do not fit at all.
-    """
-    starts: dict[int, list[int]] = defaultdict(list)
-    ends: dict[int, list[int]] = defaultdict(list)
-    for number, interval in enumerate(intervals):
-        if interval.nbytes > 0:
-            starts[interval.first].append(number)
-            ends[interval.last + 1].append(number)
-    space = MemoryMap(capacity_bytes or max(1, sum(i.nbytes for i in intervals)))
-    extent = moves = moved = 0
-    worst = 0.0
-    for moment in sorted(starts.keys() | ends.keys()):
-        for number in ends[moment]:
-            space.free(number)
-        for number in sorted(starts[moment], key=lambda n: -intervals[n].nbytes):
-            nbytes = intervals[number].nbytes
-            if space.allocate(number, nbytes, fit) is None:
-                if space.free_bytes < nbytes:
-                    raise PlanError(
-                        f"task {moment}: a block of {nbytes} bytes does not fit, {space.free_bytes} of "
-                        f"{space.capacity_bytes} bytes are free; give more memory or another plan"
-                    )
-                moves, moved = moves + 1, moved + space.defragment()
-                space.allocate(number, nbytes, fit)
-            extent = max(extent, space.extent_bytes)
-        if starts[moment]:
-            worst = max(worst, space.fragmentation)
-    return Replay(extent, dynamic_bytes(intervals), worst, moves, moved)

@@ -13,19 +13,23 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from bench.papers.allocators import dynamic_bytes, feature_maps, investigation_bytes, static_sharing, turn_of
-from bench.papers.library_view import library_view
+from bench.papers.library_view import FORWARD_ALONE, library_view
 from gistkit.ir.plan import Decision, Plan
 from gistkit.ir.saved_graph import SavedGraph
 from gistkit.ir.tasks import Block, Use
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import CostTable, cost_table
 from gistkit.planning.forms.predicted import held
-from gistkit.planning.policies.gist_budget import BINARIZE, DPR, ENCODINGS, INPLACE, gist_budget
+from gistkit.planning.policies.convolutions import MEMORY, ConvAlgorithms
+from gistkit.planning.policies.gist_budget import BINARIZE, DPR, SSDC, gist_budget
 from gistkit.planning.policies.plain import plain
-from gistkit.planning.policies.vdnn.conv_choices import MEMORY, ConvAlgorithms
 from gistkit.planning.simulate.effects import profile
 from gistkit.planning.simulate.intervals import Interval
 from gistkit.planning.simulate.simulator import simulate
+
+INPLACE = "inplace"
+"""Gist's in-place ReLUs: a matter of the library's view, since gistkit's own plans overwrite nothing."""
+ENCODINGS = (BINARIZE, SSDC, DPR, INPLACE)
 
 
 @dataclass(frozen=True)
@@ -107,12 +111,13 @@ class Case:
     def _planned(
         self, encodings: Sequence[str], lossy: str | None, *, once: bool = False, both_ways: bool = False
     ) -> tuple[SavedGraph, Plan, CostTable]:
-        view = library_view(self.graph, inplace=both_ways and INPLACE in encodings, maps=BINARIZE in encodings)
+        inplace = INPLACE in encodings and (both_ways or FORWARD_ALONE)
+        view = library_view(self.graph, inplace=inplace, maps=BINARIZE in encodings)
         costs = self._costs(view)
         if tuple(encodings) == (DPR,) and lossy is not None:
             plan = Plan("gist", view.fingerprint, narrowed(view, lossy), ())
         else:
-            plan = as_csr(gist_budget(view, costs, lossy=lossy, encodings=encodings))
+            plan = as_csr(gist_budget(view, costs, lossy=lossy, encodings=[e for e in encodings if e != INPLACE]))
         return decoded_view(view, plan, once), plan, costs
 
     def _footprint(self, view: SavedGraph, plan: Plan, costs: CostTable) -> Footprint:
@@ -149,7 +154,7 @@ def decoded_view(view: SavedGraph, plan: Plan, once: bool = False) -> SavedGraph
     The simulator decodes for each use, in memory and in time. ``once``: for seconds, a ReLU's own use goes with the use
     beside it, whose decoded copy serves both.
     """
-    coded = {d.storage for d in plan.decisions if d.codec.startswith(("csr", "fp"))}
+    coded = {d.storage for d in plan.decisions if d.form.decoded_by_reader}
 
     def uses(block: Block) -> tuple[Use, ...]:
         if once and any(u.values for u in block.uses):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.papers.common import Row, Sheet, say
-from bench.papers.gist_cases import Case
+from bench.papers.gist_cases import ENCODINGS, Case
 from bench.papers.networks import Captures
 from gistkit.ir.scale import scaled
 from gistkit.planning.cost.devices import hardware
-from gistkit.planning.policies.gist_budget import ENCODINGS
 
 CAPTURED = 1024
 LOSSY = "fp16"

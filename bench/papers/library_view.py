@@ -18,6 +18,7 @@ graph with ``source == "library"`` know it.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gistkit.ir.layer_view import ACTV, DROPOUT, LRN, Layer, layers
@@ -28,12 +29,17 @@ _POOLS = ("max_pool2d", "avg_pool2d")
 _ON_OUTPUT = ("relu", "sigmoid", "tanh")
 
 
-def library_view(graph: SavedGraph, *, inplace: bool = True, maps: bool = False) -> SavedGraph:
+FORWARD_ALONE = "forward"
+"""In place in forward alone: Y overwrites X, dX does not overwrite dY."""
+
+
+def library_view(graph: SavedGraph, *, inplace: bool | str = True, maps: bool = False) -> SavedGraph:
     """The same step with the blocks, lives and uses of the table above; calls, storages and values stay.
 
     ``inplace`` False leaves activations out of place where the model has them so (Gist's baseline before its own
-    in-place step). ``maps`` True leaves max-pool its position map and X and Y unread, as Gist's Binarize makes it: the
-    view for Gist's own plans. Raises ValueError for a graph without tasks.
+    in-place step), FORWARD_ALONE is that step as Gist's section III-C has it. ``maps`` True leaves max-pool its
+    position map and X and Y unread, as Gist's Binarize makes it: the view for Gist's own plans. Raises ValueError for a
+    graph without tasks.
     """
     if not graph.tasks:
         raise ValueError("graph must hold the tasks of a whole step, got none: capture it with backward=True")
@@ -58,9 +64,9 @@ class _View:
             for block in task.reads:
                 self.readers[block].append(task.index)
 
-    def rewrite(self, layer: Layer, inplace: bool, maps: bool) -> None:
+    def rewrite(self, layer: Layer, inplace: bool | str, maps: bool) -> None:
         if layer.kind == ACTV and layer.op in _ON_OUTPUT and inplace:
-            self._in_place(layer)
+            self._in_place(layer, layer.backward if inplace is True else ())
         elif layer.op in _POOLS and layer.backward and not (maps and layer.op == "max_pool2d"):
             self._reads_x_and_y(layer)
         elif layer.kind == LRN and layer.backward:
@@ -68,14 +74,14 @@ class _View:
         elif layer.kind == DROPOUT:
             self._byte_masks(layer)
 
-    def _in_place(self, layer: Layer) -> None:
+    def _in_place(self, layer: Layer, backward: Sequence[int]) -> None:
         x, y = (self._now(b) for b in (layer.x[0], layer.y[0]))
         a = self.blocks[x]
         if x != y and a.kind == "activation" and a.last == layer.forward and not a.uses and self._fit(x, y):
             b = self.blocks[y]
             self.blocks[x] = replace(b, id=x, first=a.first)
             self.gone[y] = x
-        for task in layer.backward:
+        for task in backward:
             reads, writes = (self._gradients(ids) for ids in (self.tasks[task].reads, self.tasks[task].writes))
             if len(reads) == len(writes) == 1:
                 dy, dx = reads[0], writes[0]

@@ -16,15 +16,13 @@ from functools import cached_property
 from bench.papers.baselines import network_wide
 from bench.papers.common import EXACT, GB, IMPLIED, Row, Sheet, mean, run
 from bench.papers.library import LibraryStep
-from bench.papers.modnn_devices import modnn_on_devices
+from bench.papers.modnn_devices import modnn_on_devices, modnn_schedule
 from bench.papers.networks import TITLES, Captures, vgg101_early
 from gistkit.errors import BudgetError
 from gistkit.ir.plan import Plan
 from gistkit.planning.cost.devices import GIB
-from gistkit.planning.policies.modnn.bounds import ideal_s
-from gistkit.planning.policies.modnn.lives import PAPER
-from gistkit.planning.policies.modnn.modnn import Scheduled, modnn_schedule
-from gistkit.planning.policies.modnn.parts import least_bytes
+from gistkit.planning.policies.modnn.schedule import Schedule
+from gistkit.planning.policies.modnn.sub_batch import PAPER, least_bytes
 from gistkit.planning.policies.vdnn.dynamic import vdnn_dyn
 from gistkit.planning.policies.vdnn.offload import vdnn
 from gistkit.planning.policies.vdnn.plus import vdnn_plus
@@ -58,7 +56,8 @@ class Case(LibraryStep):
 
     @cached_property
     def ideal_s(self) -> float:
-        return ideal_s(self.costs)
+        """Every task at its fastest, memory enough for everything, nothing moved (section V)."""
+        return sum(min(a.seconds for a in known) for known in self.costs.algorithms)
 
     @cached_property
     def ideal_bytes(self) -> int:
@@ -80,20 +79,20 @@ class Case(LibraryStep):
         return least_bytes(self.graph, self.costs, PAPER, batch_norm=True)["reassociated"]
 
     @cached_property
-    def modnn(self) -> Scheduled:
-        return modnn_schedule(self.graph, self.costs, rule=PAPER, batch_norm=True)
+    def modnn(self) -> Schedule:
+        return modnn_schedule(self.graph, self.costs)
 
     def modnn_s(self, budget_bytes: int) -> float | None:
         """Seconds within a budget; None below the bound."""
         try:
-            return modnn_schedule(self.graph, self.costs, budget_bytes, rule=PAPER, batch_norm=True).step_s
+            return modnn_schedule(self.graph, self.costs, budget_bytes).step_s
         except BudgetError:
             return None
 
     @cached_property
     def vdnn(self) -> Simulation | None:
         plan = vdnn_dyn(self.graph, self.costs)
-        return simulate(self.graph, plan, self.costs) if plan.settings["trainable"] else None
+        return simulate(self.graph, plan, self.costs) if plan.details["trainable"] else None
 
     @cached_property
     def vdnn_all(self) -> Simulation:
@@ -112,7 +111,7 @@ class Case(LibraryStep):
 
 def trained_s(plan: Plan) -> float | None:
     """A plan's seconds, None where it does not fit."""
-    return plan.step_s if plan.settings["trainable"] else None
+    return plan.step_s if plan.details["trainable"] else None
 
 
 def rows(sheet: Sheet) -> Iterator[Row]:
@@ -156,7 +155,7 @@ def _memory(sheet: Sheet, cases: dict[str, Case], of_zoo: Case) -> Iterator[Row]
 
 def _time(sheet: Sheet, cases: dict[str, Case]) -> Iterator[Row]:
     slower = {n: 100 * (c.modnn.step_s / c.ideal_s - 1) for n, c in cases.items()}
-    told = ", ".join(f"{TITLES[n]} {s:.1f} % (sub-batches: {cases[n].modnn.parts})" for n, s in slower.items())
+    told = ", ".join(f"{TITLES[n]} {s:.1f} % (sub-batches: {cases[n].modnn.part.parts})" for n, s in slower.items())
     note = (
         f"by network: {told}. {ONE_GPU}, which leaves about nothing for its other three, as here. Likely smaller "
         "batches cost VGG-16 and VGG-19 more than launches, which is all that the cost model knows"
@@ -264,7 +263,7 @@ def _budgets(sheet: Sheet, cases: dict[str, Case]) -> Iterator[Row]:
 
 def _devices(sheet: Sheet, cases: dict[str, Case]) -> Iterator[Row]:
     pair = [cases["vgg16"], cases["vgg19"]]
-    runs = [modnn_on_devices(c.graph, c.costs, 2, rule=PAPER) for c in pair]
+    runs = [modnn_on_devices(c.graph, c.costs, 2) for c in pair]
     steps = [r.step_s for r in runs]
     ideal = mean(c.ideal_s / s for c, s in zip(pair, steps, strict=True))
     one = mean(c.modnn.step_s / s for c, s in zip(pair, steps, strict=True))

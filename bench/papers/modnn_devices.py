@@ -1,8 +1,9 @@
-"""moDNN on several devices of one host (Chen et al., DATE 2018, sections IV and V-C).
+"""moDNN's own schedule and clock, on one device and on several (Chen et al., DATE 2018, sections IV and V-C).
 
-The batch is split equally; every device runs the schedule of its part. What the paper names as the two bottlenecks is
-what this adds: the devices share one link, so each has its share of the rate while all of them transfer, and in the end
-the weight gradients of all others travel to the first device, one after the other, and are added to its own.
+On several devices of one host the batch is split equally; every device runs the schedule of its part. What the paper
+names as the two bottlenecks is what this adds: the devices share one link, so each has its share of the rate while all
+of them transfer, and in the end the weight gradients of all others travel to the first device, one after the other, and
+are added to its own.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import dataclass, replace
 from gistkit.ir.saved_graph import SavedGraph
 from gistkit.ir.scale import scaled
 from gistkit.planning.cost.table import CostTable
-from gistkit.planning.policies.modnn.lives import PLAN
-from gistkit.planning.policies.modnn.modnn import Scheduled, modnn_schedule
+from gistkit.planning.policies.modnn.schedule import Schedule, schedule
+from gistkit.planning.policies.modnn.sub_batch import PAPER, choose_sub_batch
 from gistkit.planning.simulate.sub_batches import scaled_costs
 
 
@@ -22,7 +23,7 @@ class OnDevices:
     """A step on several devices: what each of them does, and the seconds in which the gradients come together."""
 
     devices: int
-    each: Scheduled
+    each: Schedule
     gather_s: float
 
     @property
@@ -31,19 +32,17 @@ class OnDevices:
         return self.each.step_s + self.gather_s
 
 
-def modnn_on_devices(
-    graph: SavedGraph,
-    costs: CostTable,
-    devices: int,
-    budget_bytes: int | None = None,
-    *,
-    rule: str = PLAN,
-    fidelity: str = "reassociated",
-    reserve: int = 0,
-    batch_norm: bool = False,
-) -> OnDevices:
-    """moDNN's schedule on ``devices`` devices with ``budget_bytes`` each; the other arguments and errors as
-    :func:`gistkit.planning.policies.modnn.modnn.modnn_schedule`. Raises ValueError unless 1 <= devices <= batch."""
+def modnn_schedule(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None) -> Schedule:
+    """moDNN's schedule by the paper's rule within a budget (None: the device's memory). Batch norms, of which the paper
+    says nothing, may see sub-batches. Raises BudgetError below the lower bound."""
+    memory_bytes = costs.hardware.memory_bytes if budget_bytes is None else budget_bytes
+    part, _ = choose_sub_batch(graph, costs, memory_bytes, rule=PAPER, batch_norm=True)
+    return schedule(part, memory_bytes)
+
+
+def modnn_on_devices(graph: SavedGraph, costs: CostTable, devices: int, budget_bytes: int | None = None) -> OnDevices:
+    """:func:`modnn_schedule` on ``devices`` devices with ``budget_bytes`` each. Raises ValueError for fewer than one
+    device, or more than the batch has samples."""
     if type(devices) is not int or not 1 <= devices <= max(graph.batch, 1):
         raise ValueError(
             f"devices must be an int from 1 to the batch size {graph.batch}, got {devices!r}; take fewer devices"
@@ -57,9 +56,7 @@ def modnn_on_devices(
         h2d_gbps=link.h2d_gbps / devices,
         both_gbps=link.both_gbps / devices,
     )
-    memory = link.memory_bytes if budget_bytes is None else budget_bytes
-    words = {"rule": rule, "fidelity": fidelity, "reserve": reserve, "batch_norm": batch_norm}
-    each = modnn_schedule(share, replace(table, hardware=shared), memory, **words)
+    each = modnn_schedule(share, replace(table, hardware=shared), budget_bytes)
     gradients = sum(b.nbytes for b in graph.blocks if b.kind == "weight_gradient")
     one_s = costs.h2d_s(gradients) + costs.copy_s(3 * gradients)  # two read, one written
     return OnDevices(devices, each, (devices - 1) * one_s if gradients else 0.0)

@@ -39,9 +39,9 @@ says: the papers' networks, captured on the meta device, at their batch sizes on
 predictions of a cost model and a simulator; nothing here was run on those cards. Figures that only a picture shows are
 left out, as are accuracies and power, which a planner does not have.
 
-The step is the one that the papers' frameworks ran (`gistkit/graph/library.py`): pools read their input and output, and
-but for Gist's baselines activations run in place, forward and backward. `gistkit plan` plans PyTorch's own step, which
-keeps other things and holds more at a time, so a policy may fit a card here and not there.
+The step is the one that the papers' frameworks ran (`bench/papers/library_view.py`): pools read their input and output,
+and but for Gist's baselines activations run in place, forward and backward. `gistkit plan` plans PyTorch's own step,
+which keeps other things and holds more at a time, so a policy may fit a card here and not there.
 
 A row with a tick is within {tolerance} of the paper's number, or on the right side of a bound. A row with a dash takes
 an assumption from the very number that it shows and counts for nothing but the arithmetic. Every other row says why.

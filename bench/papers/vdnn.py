@@ -150,7 +150,7 @@ def _performance(sheet: Sheet, cases: dict, deep: dict[str, Case]) -> Iterator[R
     yield sheet.row("V-C", AVERAGE, 0, "dyn: throughput of the oracular baseline, average", 97, mean(dyn), "%")
     yield sheet.row("V-C", AVERAGE, 0, "dyn: throughput of the oracular baseline, worst", 82, min(dyn), "%")
     case = cases["vgg16", 256]
-    phase = case.plans["dyn"].settings
+    phase = case.plans["dyn"].details
     note = f"ours ends in phase {phase['phase']} with vDNN_{phase['offload']}: layers whose workspace does not fit are "
     note += "downgraded. Likely the paper's cuDNN lost more by that than the cost model's algorithms do; see all(m)"
     yield sheet.row(
@@ -173,7 +173,7 @@ def _very_deep(sheet: Sheet, captures: Captures, deep: dict[str, Case]) -> Itera
     )
     yield sheet.row("V-E, Fig. 15", "VGG-416", 32, "baseline (p) over VGG-16's", 14, most / least, "x")
     held = max(c.most("dyn", everything=True) for c in deep.values()) / GB
-    phases = {TITLES[n]: c.plans["dyn"].settings["offload"] for n, c in deep.items()}
+    phases = {TITLES[n]: c.plans["dyn"].details["offload"] for n, c in deep.items()}
     note = "offloaded: " + ", ".join(f"{name} {offload}" for name, offload in phases.items())
     lean = max(max(c.memory("dyn", everything=True, workspace=False)) for c in deep.values()) / GB
     note += f"; the fastest algorithms' workspace included, without any it is {lean:.1f} GB"

@@ -10,7 +10,7 @@ from bench.papers.library import LibraryStep
 from gistkit.ir.layer_view import CONV, Layer, layers
 from gistkit.ir.plan import Plan
 from gistkit.ir.tasks import Block
-from gistkit.planning.policies.vdnn.conv_choices import ConvAlgorithms
+from gistkit.planning.policies.convolutions import ConvAlgorithms
 from gistkit.planning.policies.vdnn.dynamic import vdnn_dyn
 from gistkit.planning.policies.vdnn.offload import vdnn
 from gistkit.planning.simulate.effects import Profile

@@ -1,7 +1,8 @@
 """Bodies of the public functions."""
 
-from gistkit.api.capturing import card, may_be_cut, step_on, with_least_rows
+from gistkit.api.capturing import may_be_cut, step_on, with_least_rows
 from gistkit.api.comparison import Row, compare, decisions_table, least_table, policies_table
+from gistkit.api.hardware import card_at_hand
 from gistkit.api.measuring import Measure, check_present, costs_of, measure, read_times, times_for, with_times
 from gistkit.api.planning import EXAMPLE_FORMAT, check_words, least_bytes, plan, remedy
 from gistkit.api.profiling import Profile, profile, profile_graph
@@ -11,7 +12,7 @@ __all__ = [
     "Measure",
     "Profile",
     "Row",
-    "card",
+    "card_at_hand",
     "check_present",
     "check_words",
     "compare",

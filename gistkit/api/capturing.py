@@ -11,17 +11,12 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_flatten
 
+from gistkit.api.hardware import hardware_of
 from gistkit.capture import capture, check_rows, check_runs_in_python, rows, spread
 from gistkit.errors import CaptureError
 from gistkit.ir import SavedGraph, goes_as, uncollected
-from gistkit.planning.cost import CUDA_LIBRARIES_BYTES, PRESETS, Hardware, parse_budget
-from gistkit.planning.cost import hardware as find_hardware
+from gistkit.planning.cost import Hardware, parse_budget
 from gistkit.planning.simulate import trains_batch_norm
-
-CARDS = {"H200": "h200", "TITAN X": "titanx", "K40": "k40m"}
-"""Parts of CUDA device names with the preset of the card."""
-UNKNOWN_CARD = "h200"
-"""Whose rates a card without a preset is given, with its own memory."""
 
 
 @unset_fake_temporarily()  # the caller's mode of fake tensors; a capture has its own
@@ -53,10 +48,10 @@ def step_on(
         raise CaptureError(f"{error}{among}") from error.__cause__
 
 
-def may_be_cut(graph: SavedGraph, batch_statistics: str | None) -> bool:
+def may_be_cut(graph: SavedGraph, per_sub_batch_norm: object) -> bool:
     """Whether sub-batches of a captured step are offered: of several rows, and of batch norms in training mode only
     where the caller accepts other statistics."""
-    return graph.batch > 1 and (batch_statistics is not None or not trains_batch_norm(graph))
+    return graph.batch > 1 and (bool(per_sub_batch_norm) or not trains_batch_norm(graph))
 
 
 @unset_fake_temporarily()
@@ -159,41 +154,4 @@ def _settings_among(batch: tuple) -> str:
     return ""
 
 
-def hardware_of(
-    caller: str, model: torch.nn.Module, batch: tuple, which: Hardware | str | Path | None = None
-) -> Hardware:
-    """The given hardware, or that of the device that the model (without parameters: the batch) is on.
-
-    A CUDA card without a preset of its own has the rates of an H200 and its own memory, and a name that says so. Raises
-    ValueError for what is on the meta device or on one without a preset, as no device is meant then.
-    """
-    if which is not None:
-        return find_hardware(which)
-    tensors = [*model.parameters(), *model.buffers()]
-    tensors += [t for t in tree_flatten(batch)[0] if isinstance(t, torch.Tensor)]
-    device = tensors[0].device
-    if device.type == "cpu":
-        return PRESETS["cpu"]
-    if device.type == "cuda" and torch.cuda.is_available():
-        found = torch.cuda.get_device_properties(device)
-        return card(found.name, found.total_memory)
-    raise ValueError(
-        f"{caller}: hardware must be given for a model on device {str(device)!r}, which says nothing of the machine it "
-        f"will train on; pass hardware={UNKNOWN_CARD!r}, another of {', '.join(PRESETS)}, or a file of "
-        "`gistkit calibrate`"
-    )
-
-
-def card(name: str, memory_bytes: int) -> Hardware:
-    """The hardware of a CUDA card by its name, with the memory that it really has and what PyTorch's libraries take.
-
-    PyTorch tells no convolution its algorithm, on a card of the papers either."""
-    preset = next((p for part, p in CARDS.items() if part in name.upper()), None)
-    rates = PRESETS[preset or UNKNOWN_CARD]
-    own = replace(rates, memory_bytes=memory_bytes, libraries_bytes=CUDA_LIBRARIES_BYTES, tells_algorithms=False)
-    if preset is not None:
-        return own
-    return replace(own, name=f"{name} at the rates of {UNKNOWN_CARD} (measure it with `gistkit calibrate`)")
-
-
-__all__ = ["card", "hardware_of", "step_on", "with_least_rows"]
+__all__ = ["may_be_cut", "step_on", "with_least_rows"]

@@ -13,7 +13,7 @@ from gistkit.ir import Decision, Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import held, kept_bytes
 from gistkit.planning.policies import POLICIES
-from gistkit.report import mib, milliseconds
+from gistkit.report import mib, milliseconds, table
 
 SHOWN = 40
 WHY = 34
@@ -76,39 +76,33 @@ def _without_lossy(words: Mapping) -> str:
 
 
 def policies_table(rows: Sequence[Row], budget_bytes: int | None, batch_norm: bool = False) -> Table:
-    """Predicted peak and time of every policy; ``batch_norm`` says that sub-batches would change statistics."""
+    """Predicted peak and time of every policy, the latter with the host's share and transfers in line; ``batch_norm``
+    says that sub-batches would change statistics."""
     limit = "no budget" if budget_bytes is None else f"budget {mib(budget_bytes)} MiB"
     several = any(row.plan is not None and row.plan.sub_batches > 1 for row in rows)
     caption = "beside plain PyTorch" + ("; /2: in two sub-batches" if several else "")
     caption += ", * with other statistics of the batch norms" if several and batch_norm else ""
-    table = Table(title=f"policies, {limit}", caption=caption)
-    table.add_column("policy", no_wrap=True)
-    for name in ("peak MiB", "ms/step", "slower"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("class", no_wrap=True)
-    table.add_column("fits", no_wrap=True)
+    columns = ("policy", ">peak MiB", ">ms/step", ">slower", "class", "fits")
+    shown = table(f"policies, {limit}", *columns, caption=caption)
     plain = next(r.plan for r in rows if r.policy == "plain")
     assert plain is not None
     for row in rows:
         made = row.plan
         if made is None:
-            table.add_row(row.policy, row.note, "-", "-", "-", "no")
+            shown.add_row(row.policy, row.note, "-", "-", "-", "no")
             continue
         peak = f"{mib(made.peak_bytes)} ({made.peak_bytes / plain.peak_bytes:.0%})"
         parts = "" if made.sub_batches == 1 else f" /{made.sub_batches}{'*' if batch_norm else ''}"
-        slower = f"{made.step_s / plain.step_s - 1:+.1%}"
+        slower = f"{made.prediction.wall_s / plain.prediction.wall_s - 1:+.1%}"
         fits = "yes" if row.fits else "no"
-        table.add_row(row.policy, peak, milliseconds(made.step_s), slower, made.fidelity + parts, fits)
-    return table
+        shown.add_row(row.policy, peak, milliseconds(made.prediction.wall_s), slower, made.fidelity + parts, fits)
+    return shown
 
 
 def decisions_table(graph: SavedGraph, costs: CostTable, made: Plan, width: int = 1000) -> Table:
     """A plan's decision for every kept storage, largest first, with the reason for it where ``width`` leaves room."""
-    table = Table(title=f"{made.policy}: what becomes of the tensors kept for backward, largest first")
-    for name in ("tensor", "shape", "kept as"):
-        table.add_column(name, no_wrap=True)
-    for name in ("plain MiB", "kept MiB"):
-        table.add_column(name, justify="right", no_wrap=True)
+    title = f"{made.policy}: what becomes of the tensors kept for backward, largest first"
+    shown = table(title, "tensor", "shape", "kept as", ">plain MiB", ">kept MiB")
     decided = {d.storage: d for d in made.decisions}
     blocks = sorted((b for b in held(graph) if b.storage >= 0), key=lambda b: -b.nbytes)
     kept = {b.id: kept_bytes(b, decided.get(b.storage), costs) for b in blocks}
@@ -122,14 +116,14 @@ def decisions_table(graph: SavedGraph, costs: CostTable, made: Plan, width: int 
     if rest:
         sums = (sum(b.nbytes for b in rest), sum(kept[b.id] for b in rest))
         rows.append((f"{len(rest)} smaller ones", "", "", *map(mib, sums), "in --json"))
-    columns = len(table.columns)
+    columns = len(shown.columns)
     taken = sum(3 + max((len(row[i]) for row in rows), default=0) for i in range(columns))
     reasons = width - taken >= WHY
     if reasons:
-        table.add_column("why")
+        shown.add_column("why")
     for row in rows:
-        table.add_row(*row[: columns + reasons])
-    return table
+        shown.add_row(*row[: columns + reasons])
+    return shown
 
 
 def _names(graph: SavedGraph, storage: int) -> tuple[str, str]:
@@ -144,21 +138,18 @@ def form_of(decision: Decision | None) -> str:
     """How a storage is kept, in a few words."""
     if decision is None:
         return "dense"
-    where = " on the host" if decision.place == "host" else ""
-    mask = " + mask1" if decision.mask and decision.codec != "mask1" else ""
+    where = " on the host" if decision.on_host else ""
+    mask = " + mask1" if decision.mask else ""
     return f"{decision.codec}{mask}{where}"
 
 
 def least_table(least: Mapping[str, int], lossy: str, plain_bytes: int) -> Table:
     """The least budget that each class of moves can meet."""
-    table = Table(title="least feasible budget")
-    table.add_column("class of moves")
-    table.add_column("MiB", justify="right")
-    table.add_column("of plain", justify="right")
+    shown = table("least feasible budget", "class of moves", ">MiB", ">of plain")
     for name, nbytes in least.items():
-        shown = f"lossy ({lossy})" if name == "lossy" else name
-        table.add_row(shown, mib(nbytes), f"{nbytes / max(1, plain_bytes):.1%}")
-    return table
+        moves = f"lossy ({lossy})" if name == "lossy" else name
+        shown.add_row(moves, mib(nbytes), f"{nbytes / max(1, plain_bytes):.1%}")
+    return shown
 
 
 __all__ = ["Row", "compare", "decisions_table", "form_of", "least_table", "policies_table"]

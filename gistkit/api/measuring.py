@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from gistkit.api.capturing import card, step_on
+from gistkit.api.capturing import step_on
 from gistkit.capture import spread
 from gistkit.ir import Plan, SavedGraph
-from gistkit.planning.cost import ANEW, CostTable, Hardware, StepTimes, cost_table
+from gistkit.planning.cost import ANEW, CostTable, Hardware, StepTimes, cost_table, preset_name
 from gistkit.profiling import Work, all_tensors, device_name, step_times
 
 Measure = bool | str | Path | StepTimes
@@ -83,8 +83,8 @@ def costs_of(
 
 
 def with_times(made: Plan, times: StepTimes | None) -> Plan:
-    """The plan with settings that tell which measured times it was made with (None: predicted ones)."""
-    return replace(made, settings={**made.settings, "measured": None if times is None else times.told})
+    """The plan with a prediction that names the measured times it was made with (None: predicted ones)."""
+    return replace(made, prediction=replace(made.prediction, measured=None if times is None else times.measured))
 
 
 def read_times(caller: str, which: str | Path | StepTimes) -> StepTimes:
@@ -98,6 +98,8 @@ def read_times(caller: str, which: str | Path | StepTimes) -> StepTimes:
             f"{type(which).__name__}; pass one of these"
         )
     try:
+        if Path(which).exists() and not Path(which).is_file():  # a device or a FIFO may give bytes without end
+            raise OSError("no regular file")
         return StepTimes.from_json(Path(which).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{caller}: the file of times {which} cannot be read ({error}); {ANEW}") from error
@@ -131,7 +133,7 @@ def check_present(caller: str, hardware: Hardware, device: str) -> None:
     if device == "cpu":
         same = not hardware.async_counts
     else:
-        same = hardware.async_counts and (device in hardware.name or card(device, 2**40).name == hardware.name)
+        same = hardware.async_counts and (device in hardware.name or preset_name(device) == hardware.name)
     if not same:
         raise ValueError(
             f"{caller}: measured times must be of the hardware that is planned for, {hardware.name!r}, got times of "

@@ -16,15 +16,15 @@ import torch
 from gistkit.api.capturing import may_be_cut, step_on, with_least_rows
 from gistkit.api.measuring import Measure, check_measure, costs_of, times_for, with_times
 from gistkit.capture import python_instead, spread
-from gistkit.errors import BudgetError, CaptureError
+from gistkit.errors import BudgetError, CaptureError, renamed
 from gistkit.ir import Plan, SavedGraph, uncollected
 from gistkit.planning import (
     EXAMPLE_FORMAT,
     accepts,
     beneath,
     check_words,
+    contract_of,
     least_bytes,
-    made_for,
     refused,
     remedy,
     seeds,
@@ -33,10 +33,11 @@ from gistkit.planning import (
 from gistkit.planning import made as by_name
 from gistkit.planning.cost import CostTable, Hardware, check_budget, parse_budget, parse_bytes
 from gistkit.planning.policies import POLICIES, prepare
-from gistkit.planning.simulate import Simulator, check_batch_statistics, is_sparse
-from gistkit.runtime import trains
+from gistkit.planning.simulate import Simulator, check_per_sub_batch_norm
+from gistkit.runtime import autocast_in_force, inputs_of
 
 
+@renamed(reserve="reserved_bytes=", batch_statistics="per_sub_batch_norm=True")
 def plan(
     model: torch.nn.Module,
     *batch: Any,
@@ -46,10 +47,10 @@ def plan(
     lossy: str | None = None,
     hardware: Hardware | str | Path | None = None,
     density: float | Mapping[int, float] | None = None,
-    reserve: int | str = 0,
+    reserved_bytes: int | str = 0,
     loss_fn: Callable[..., torch.Tensor] | None = None,
     measure: Measure = False,
-    batch_statistics: str | None = None,
+    per_sub_batch_norm: bool = False,
 ) -> Plan:
     """The plan of one training step (forward and backward) that fits ``budget`` and takes the least time.
 
@@ -61,10 +62,10 @@ def plan(
 
     ``budget`` counts everything on the device during forward and backward: parameters, buffers, gradients, inputs,
     activations, stashes, decoded copies, workspace, what the device's libraries hold (``Hardware.libraries_bytes``),
-    and ``reserve`` for what the planner cannot see (optimiser state, another model). Bytes or ``"12GiB"``,
-    ``"800MB"``, or ``"60%"`` of what plain PyTorch needs, reserve included. None sets no limit: the fastest step.
+    and ``reserved_bytes`` for what the planner cannot see (optimiser state, another model). Bytes or ``"12GiB"``,
+    ``"800MB"``, or ``"60%"`` of what plain PyTorch needs, these included. None sets no limit: the fastest step.
     The step is taken to begin with ``.grad`` None. One that adds to the gradients of earlier steps, or zeros them in
-    place, holds all of them from its beginning: give it the bytes of the trainable parameters as ``reserve`` more. A
+    place, holds all of them from its beginning: give it the bytes of the trainable parameters as ``reserved_bytes``. A
     plan of several sub-batches has them in already, as these accumulate. Likewise it is one forward with the planned
     loss, its backward right behind it and nothing retained: what another ``loss_fn`` takes is not in the budget, and
     where a second forward begins before the first one's backward, or backward retains the graph, a
@@ -72,48 +73,50 @@ def plan(
     ``policy`` is ``optimal`` or one of the papers' (``plain``, ``gist``, ``vdnn-all``, ``vdnn-conv``, ``vdnn-dyn``,
     ``vdnn+``, ``modnn``, ``cdma``, ``checkpoint``). ``fidelity`` is the class of moves that may be used: ``bitwise``,
     or ``reassociated`` (sums in another order); ``lossy="fp8"`` (``fp16``, ``fp10``, their scaled forms) implies the
-    class ``lossy``. ``hardware`` is a preset (``titanx``, ``k40m``, ``h200``, ``cpu``), a file of ``gistkit
-    calibrate`` or a Hardware; None is the device that the model is on. ``density`` is the share of elements that are
-    not zero in what may hold zeros (default: by the producing op), one number or by storage id.
+    class ``lossy``. ``hardware`` is a preset (``h100-sxm``, ``rtx4090``, ``cpu``, ...), a file of ``gistkit calibrate``
+    or a Hardware; None is the device that the model is on: a CUDA card by its calibration on this machine or its
+    preset, and one without either is measured now, once, for a few seconds (``prediction.rates``). ``density`` is the
+    share of elements that are not zero in what may hold zeros (default: by the producing op), one number or by storage
+    id.
 
-    ``batch_statistics="per_sub_batch"`` accepts sub-batches for a network whose batch norms, in training mode, then see
-    the statistics of each part; :func:`gistkit.step` asks for the same word. None: such a network is not cut.
+    ``per_sub_batch_norm=True`` accepts sub-batches for a network whose batch norms, in training mode, then see the
+    statistics of each part; :func:`gistkit.step` wants to be told so too. False: such a network is not cut.
 
     ``measure`` says where the seconds of the step's tasks come from: False, arithmetic and bytes by the rates of the
     hardware; True, a few plain steps that run now on the device that model and batch are on, which must be real (on
     fewer rows where the batch does not fit; a copy runs, the model stays as it is to the bit); the path of a file, or
-    what :func:`gistkit.measure` returned: times measured before, of this very step. ``settings["measured"]`` tells.
+    what :func:`gistkit.measure` returned: times measured before, of this very step (``prediction.measured``).
 
     The result has ``peak_bytes``, ``step_s``, ``lower_bound_bytes`` (0 where the policy gives none), ``gap``,
-    ``sub_batches`` and, in ``settings``, what it was made for. ``optimal`` is never slower than another policy that
-    fits and is of the class, but for those that it had no time to compare with, which happens in steps of thousands of
-    tasks: ``settings["not_compared"]`` names them. ``peak_bytes`` and ``step_s`` have transfers beside the
-    computation. What the runtime does today, every transfer in line with the computation, is in ``settings``:
-    ``sync_peak_bytes``, the peak to expect, at most ``peak_bytes``, and ``wall_s``, the time, with the host's share
-    where the hardware states it. Raises :class:`gistkit.BudgetError` where nothing allowed fits, with ``least_bytes``
-    by class; :class:`gistkit.CaptureError` where the step cannot be captured, or, under a budget, its bytes cannot be
-    known (recurrent layers, scripted parts that need gradients); :class:`gistkit.PlanError` for a policy that needs a
-    link on hardware without one; :class:`gistkit.MeasureError` where it cannot be measured; ValueError or TypeError for
-    an argument that makes no sense, a scripted, traced or compiled model among them.
+    ``sub_batches`` and ``contract``, what it was made for. ``optimal`` is never slower, by ``prediction.wall_s``, than
+    another policy that fits and is of the class, but for those that it had no time to compare with, which happens in
+    steps of thousands of tasks: ``prediction.not_compared`` names them. ``gap`` and ``step_s`` are the device's clock,
+    ``peak_bytes`` and ``step_s`` have transfers beside the computation. What the runtime does today, every transfer in
+    line with the computation, is in ``prediction``: ``sync_peak_bytes``, the peak to expect, at most ``peak_bytes``,
+    and ``wall_s``, the time, with the host's share where the hardware states it. Raises :class:`gistkit.BudgetError`
+    where nothing allowed fits, with ``least_bytes`` by class; :class:`gistkit.CaptureError` where the step cannot be
+    captured, or, under a budget, its bytes cannot be known (recurrent layers, scripted parts that need gradients);
+    :class:`gistkit.PlanError` for a policy that needs a link on hardware without one; :class:`gistkit.MeasureError`
+    where it cannot be measured; ValueError or TypeError for an argument that makes no sense, a scripted, traced or
+    compiled model among them.
     """
     allowed = check_words(policy, fidelity, lossy, density)
     check_budget(budget)
-    parse_bytes(reserve)
-    check_batch_statistics("plan", batch_statistics)
+    parse_bytes(reserved_bytes)
+    check_per_sub_batch_norm("plan", per_sub_batch_norm)
     check_measure("plan", measure, model, batch)
     if policy == "optimal":
         prepare()
     graph, device = step_on("plan", model, batch, loss_fn, hardware)
-    if may_be_cut(graph, batch_statistics) and (budget is not None or allowed != "bitwise"):
+    if may_be_cut(graph, per_sub_batch_norm) and (budget is not None or allowed != "bitwise"):
         graph = with_least_rows(graph, model, batch, loss_fn)
     times = times_for("plan", measure, graph, device, model, batch, loss_fn)
     costs = costs_of(graph, device, times, density, allowed)
-    words = {"fidelity": fidelity, "lossy": lossy, "reserve": reserve, "batch_statistics": batch_statistics}
-    made = plan_graph(graph, costs, budget=budget, policy=policy, **words)
-    told = density if density is None or isinstance(density, int | float) else "by storage"
-    inputs = trains(*(spread(batch[0]) if loss_fn is not None else (batch, {})))
-    record = {**made.made_for, "inputs": inputs}
-    return with_times(replace(made, made_for=record, settings={**made.settings, "density": told}), times)
+    settings = {"reserved_bytes": reserved_bytes, "per_sub_batch_norm": per_sub_batch_norm}
+    made = plan_graph(graph, costs, budget=budget, policy=policy, fidelity=fidelity, lossy=lossy, **settings)
+    inputs = inputs_of(*(spread(batch[0]) if loss_fn is not None else (batch, {})))
+    contract = replace(made.contract, inputs=inputs, autocast=autocast_in_force())
+    return with_times(replace(made, contract=contract), times)
 
 
 @uncollected()
@@ -125,8 +128,8 @@ def plan_graph(
     policy: str = "optimal",
     fidelity: str = "bitwise",
     lossy: str | None = None,
-    reserve: int | str = 0,
-    batch_statistics: str | None = None,
+    reserved_bytes: int | str = 0,
+    per_sub_batch_norm: bool = False,
     refuse: bool = True,
 ) -> Plan:
     """:func:`plan` of a step that is captured already (with its tasks), on given costs. Errors as there.
@@ -135,31 +138,43 @@ def plan_graph(
     in its own words.
     """
     allowed = check_words(policy, fidelity, lossy)
-    reserve_bytes = parse_bytes(reserve)
+    reserve_bytes = parse_bytes(reserved_bytes)
     plain = POLICIES["plain"](graph, costs)
     plain_peak_bytes = plain.peak_bytes + reserve_bytes
     budget_bytes = parse_budget(budget, plain_peak_bytes)
-    accepted = batch_statistics is not None
-    words = {"fidelity": allowed, "lossy": lossy, "reserve": reserve_bytes, "batch_norm": accepted}
+    settings = {"fidelity": allowed, "lossy": lossy, "reserve": reserve_bytes, "batch_norm": per_sub_batch_norm}
     if budget_bytes is not None:
         _demand_known_bytes(graph, costs.hardware)
     try:
-        made = by_name(policy, graph, costs, budget_bytes, words)
+        made = by_name(policy, graph, costs, budget_bytes, settings)
     except BudgetError as error:
         if not refuse or budget_bytes is None:  # modnn: the device's memory is its limit
             raise
         if policy != "optimal":
-            raise beneath(graph, costs, budget_bytes, words, policy, error) from None
-        raise refused(graph, costs, budget_bytes, words, error.least_bytes) from None
+            raise beneath(graph, costs, budget_bytes, settings, policy, error) from None
+        raise refused(graph, costs, budget_bytes, settings, error.least_bytes) from None
     if refuse and budget_bytes is not None and made.peak_bytes > budget_bytes:
-        raise unfit(graph, costs, budget_bytes, words, made)
-    settings = {"batch": graph.batch, "plain_peak_bytes": plain_peak_bytes, "plain_step_s": plain.step_s}
+        raise unfit(graph, costs, budget_bytes, settings, made)
+    contract = replace(
+        contract_of(graph, made.sub_batches),
+        densities=densities(made, costs),
+        has_link=costs.hardware.has_link,
+        fidelity=allowed,
+        lossy=lossy,
+        reserved_bytes=reserve_bytes,
+        per_sub_batch_norm=per_sub_batch_norm,
+    )
     simulator = Simulator(graph, costs)
-    settings |= {"wall_s": simulator.wall_s(made), "plain_wall_s": simulator.wall_s(plain)}
-    settings["sync_peak_bytes"] = simulator.sync_peak_bytes(made, reserve=reserve_bytes)
-    settings |= {"densities": densities(made, costs), "link": costs.hardware.has_link, "saved_bytes": graph.kept_bytes}
-    told = made_for(graph, made.sub_batches)
-    return replace(made, budget_bytes=budget_bytes, made_for=told, settings={**made.settings, **words, **settings})
+    prediction = replace(
+        made.prediction,
+        sync_peak_bytes=simulator.sync_peak_bytes(made, reserve=reserve_bytes),
+        wall_s=simulator.wall_s(made),
+        plain_peak_bytes=plain_peak_bytes,
+        plain_step_s=plain.step_s,
+        plain_wall_s=simulator.wall_s(plain),
+        rates=costs.hardware.source or f"given as {costs.hardware.name}",
+    )
+    return replace(made, budget_bytes=budget_bytes, contract=contract, prediction=prediction)
 
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -185,10 +200,10 @@ def _demand_known_bytes(graph: SavedGraph, device: Hardware) -> None:
             )
 
 
-def densities(plan: Plan, costs: CostTable) -> dict[str, float]:
-    """The densities that a plan's sparse payloads were counted with, by storage id (as a text, as JSON has it)."""
-    coded = (d.storage for d in plan.decisions if is_sparse(d.codec))
-    return {str(s): costs.densities[s] for s in coded if s in costs.densities}
+def densities(plan: Plan, costs: CostTable) -> dict[int, float]:
+    """The densities that a plan's sparse payloads were counted with, by storage."""
+    coded = (d.storage for d in plan.decisions if d.form.sparse)
+    return {s: costs.densities[s] for s in coded if s in costs.densities}
 
 
 __all__ = [

@@ -36,7 +36,7 @@ class Setting:
         return self.nbytes // self.dtype.itemsize
 
     def other(self, dtype: torch.dtype | None = None) -> Setting:
-        """The same number of elements of another dtype (default: this one) from another seed."""
+        """The same number of elements, drawn from another seed, of ``dtype`` (default: the setting's)."""
         dtype = dtype or self.dtype
         return replace(self, dtype=dtype, nbytes=self.numel * dtype.itemsize, seed=self.seed + 1)
 

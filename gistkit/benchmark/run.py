@@ -108,7 +108,7 @@ def measure(job: Job, device: str, seed: int, copy: float, problem: str, quick: 
 
 
 def rows(todo: list[Job], device: str, seed: int, quick: bool, max_s: float) -> Iterator[dict[str, Any]]:
-    """Measure the jobs one after the other; what is left when max_s seconds are over is not started."""
+    """Measure the jobs one after the other; none is started later than ``max_s`` seconds after the first."""
     copies: dict[float, tuple[float, str]] = {}
     problems: dict[tuple, str] = {}
     deadline = time.monotonic() + max_s

@@ -1,7 +1,7 @@
 """From a recorder's notes and the autograd graph to a SavedGraph: names of nodes and fields, hidden functions, escapes.
 
-A custom ``autograd.Function`` does not pass through the function mode. Its node betrays it: a sequence number inside no
-recorded call. It becomes a call of its own that reads what its edges lead to.
+A custom ``autograd.Function`` does not pass through the function mode. Its backward node has a sequence number that
+belongs to no recorded call. Such a node becomes a call of its own, which reads the results that its edges lead to.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _names_of_packs(notes: Notes, nodes: dict[int, Any], packs: list[Packed]) ->
 
 
 def _hidden_calls(notes: Notes, nodes: dict[int, Any]) -> list[OpenCall]:
-    """A call for each node that no recorded call made."""
+    """One call for each backward node that no recorded call made."""
     starts = [c.lo for c in notes.calls]
 
     def is_hidden(sequence: int) -> bool:
@@ -163,7 +163,7 @@ def _freeze(index: int, call: OpenCall, names: dict[int, tuple[str, str]]) -> Ca
 
 
 def _passing(call: OpenCall) -> tuple[Passing, ...]:
-    """What a call saved for nodes that were gone when the forward was over."""
+    """Tensors that a call saved for backward nodes which were freed before the forward ended."""
     known, found = 0, []
     for ref, (storage, dtype, shape) in zip(call.packs, call.packed, strict=False):
         alive = ref() is not None

@@ -208,8 +208,8 @@ def bind(op: str, func: Callable, args: tuple, kwargs: dict | None) -> Bound | N
     """The arguments of a covered call by name, sizes as pairs; a few microseconds, no tensor is touched.
 
     ``op`` is ``COVERED[func]``. None where the arguments are not of the covered form (``out=``,
-    ``return_indices=True``, or not accepted by the function at all): such a call is PyTorch's own affair and is not
-    counted.
+    ``return_indices=True``, or not accepted by the function at all): such a call is not counted and runs
+    as plain PyTorch.
     """
     try:
         return _BINDERS[func][1](*args, **(kwargs or {}))
@@ -218,7 +218,7 @@ def bind(op: str, func: Callable, args: tuple, kwargs: dict | None) -> Bound | N
 
 
 def is_counted(bound: Bound | None) -> bool:
-    """Whether the operands make a bound call count; the other half of the rule is :func:`region_is_open`."""
+    """Whether a call with these operands is counted; :func:`region_is_open` is the other condition."""
     if bound is None or not isinstance(bound.x, torch.Tensor):
         return False
     return type(bound) is not Add or (_is_wide_float(bound.x) and _is_wide_float(bound.other))
@@ -278,6 +278,6 @@ def operands(bound: Bound) -> list[torch.Tensor]:
 
 
 def opaque(args: tuple, kwargs: dict) -> str:
-    """The type of the first argument that cannot be kept to run the call once more, '' where all can be."""
+    """The type of the first argument that cannot be stored for a rerun of the call, '' where all can be."""
     known = (torch.Tensor, torch.Generator, *PLAIN)
     return next((type(v).__name__ for v in tree_flatten((args, kwargs))[0] if not isinstance(v, known)), "")

@@ -1,4 +1,4 @@
-"""Who is who during one recorded forward: storages and values, numbered in the order of their first sight.
+"""Identity of storages and values during one recorded forward, numbered in the order in which they appear.
 
 Identity is the live storage: the address of its StorageImpl, which a weak reference keeps from being used again, so no
 memory is held back while a real step is recorded.

@@ -1,4 +1,4 @@
-"""What a recorder writes down while the forward runs."""
+"""The record of one forward as it runs: calls, saved tensors, backward nodes."""
 
 from __future__ import annotations
 

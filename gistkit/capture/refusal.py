@@ -16,8 +16,8 @@ _WITHOUT = "leave the plan out: gistkit.compress(model) records a real step"
 
 @contextmanager
 def running(part: str, model: torch.nn.Module) -> Iterator[None]:
-    """Raise what a part of the step raises (``forward``, ``loss_fn``, ``backward``) as a :class:`CaptureError` that
-    says so."""
+    """Turn an exception of one part of the step (``forward``, ``loss_fn``, ``backward``) into a :class:`CaptureError`
+    that names the part."""
     try:
         yield
     except CaptureError:
@@ -27,7 +27,7 @@ def running(part: str, model: torch.nn.Module) -> Iterator[None]:
 
 
 def uncaptured(part: str, model: torch.nn.Module, error: Exception) -> CaptureError:
-    """The error of a part of the step that raised another one."""
+    """The :class:`CaptureError` for an exception in one part of the step."""
     name, on = type(model).__name__, "on a copy of it"
     what = f"the {part} of {name}"
     if part == "loss_fn":

@@ -10,13 +10,7 @@ from gistkit.codecs.narrow import Narrow
 from gistkit.codecs.plain import Argmax, Bits, Dense, Mask1
 from gistkit.codecs.sparse import Sparse
 from gistkit.codecs.sparse_layouts import Csr, Zvc
-from gistkit.formats import FLOAT_FORMATS
-
-VALUE_FORMS = {
-    name + suffix: (fmt, scaling)
-    for suffix, scaling in (("", "none"), ("s", "block"), ("t", "tensor"))
-    for name, fmt in FLOAT_FORMATS.items()
-}
+from gistkit.formats import VALUE_FORMS
 
 CODECS: dict[str, Codec] = {
     "dense": Dense("dense"),

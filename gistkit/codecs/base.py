@@ -14,9 +14,9 @@ import torch
 
 from gistkit.codecs.bounds import ErrorBound
 from gistkit.errors import GistError
+from gistkit.ir import FORMS
 from gistkit.kernels import flat, is_dense, like
 
-FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DEVICES = ("cpu", "cuda")
 
 
@@ -116,17 +116,17 @@ class Encoded:
 class Codec(ABC):
     """A pair encode/decode over one tensor. Stateless: one object serves all tensors and threads.
 
-    ``lossless``: decoding gives every bit back. ``error_bound``: for a lossy codec a callable tensor -> bound per
-    element; None where the codec is lossless, or keeps no values at all (``mask1``). ``dtypes``: those it takes, None
-    for any. No method waits for the device.
+    ``form`` is its row in the table of forms, which says what it keeps and in how many bytes; ``lossless`` and
+    ``dtypes`` (None: any) follow from it. ``error_bound``: for a lossy codec a callable tensor -> bound per element;
+    None where the codec is lossless, or keeps no values at all (``mask1``). No method waits for the device.
     """
 
-    lossless: bool = True
     error_bound: ErrorBound | None = None
-    dtypes: tuple[torch.dtype, ...] | None = FLOAT_DTYPES
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name, self.form = name, FORMS[name]
+        self.lossless = self.form.lossless
+        self.dtypes = None if self.form.dtypes is None else tuple(map(dtype_of, self.form.dtypes))
 
     def accepts(self, x: torch.Tensor) -> str | None:
         """None where ``encode(x)`` works, else the reason why not, in words."""
@@ -173,10 +173,9 @@ class Codec(ABC):
             "keep a mask1 of the ReLU's output beside it"
         )
 
-    @abstractmethod
     def predicted_bytes(self, n: int, dtype: torch.dtype, density: float | None = None) -> int:
-        """Bytes of n elements of ``dtype`` once encoded. ``density`` is the share of elements that sparse storage keeps
-        (bit pattern not all zero); None means all of them. Codecs of fixed size ignore it."""
+        """Bytes of n elements of ``dtype`` once encoded (:meth:`gistkit.ir.Form.nbytes`)."""
+        return self.form.nbytes(n, dtype.itemsize, density)
 
 
 def _any_of(dtypes: Sequence[torch.dtype]) -> str:

@@ -2,7 +2,7 @@
 
 Notation: m mantissa bits, E = floor(log2 max_finite), min_normal = 2^(1 - bias), u = 2^-(m + 1).
 
-*Unscaled* (docs/design.md, "Rounding"). Rounding to nearest on a grid of m mantissa bits moves x by at most u|x|. What
+*Unscaled* (docs/kernels.md, "Rounding"). Rounding to nearest on a grid of m mantissa bits moves x by at most u|x|. What
 then lies below min_normal becomes zero: an error of |x|, and only for |x| < min_normal, since min_normal lies on the
 grid and rounding is monotone. Clamping moves |x| > max_finite by |x| - max_finite.
 

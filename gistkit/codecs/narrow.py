@@ -16,8 +16,6 @@ DECODERS = {"fp16": ops.fp16_decode, "fp10": ops.fp10_decode, "fp8": ops.fp8_dec
 class Narrow(Codec):
     """All elements in one narrow format; payload (codes, exponents)."""
 
-    lossless = False
-
     def __init__(self, name: str, fmt: formats.FloatFormat, scaling: str) -> None:
         super().__init__(name)
         self.fmt, self.scaling = fmt, scaling
@@ -42,6 +40,3 @@ class Narrow(Codec):
         decode = DECODERS[self.fmt.name]
         values = decode(codes[first:stop], exponents, stop - first, encoded.dtype, self.scaling)
         return values[start - first :]
-
-    def predicted_bytes(self, n: int, dtype: torch.dtype, density: float | None = None) -> int:
-        return formats.narrow_bytes(self.fmt, self.scaling, n)

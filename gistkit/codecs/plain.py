@@ -19,8 +19,6 @@ class Dense(Codec):
     """The tensor itself: no copy, any dtype, any strides. Decoding raises PyTorch's error where it was written to
     since."""
 
-    dtypes = None
-
     def _encode(self, x: torch.Tensor) -> Encoded:
         return Encoded(self.name, (x,), x, extra=(_version(x),))
 
@@ -39,15 +37,10 @@ class Dense(Codec):
         check_grad(grad, encoded)
         return torch.ops.aten.threshold_backward(grad, x, 0)
 
-    def predicted_bytes(self, n: int, dtype: torch.dtype, density: float | None = None) -> int:
-        return n * dtype.itemsize
-
 
 class Mask1(Codec):
     """One bit an element, not (x <= 0): all that a ReLU's backward needs (Gist section III-A, Binarize). Decodes to 1
     and 0."""
-
-    lossless = False
 
     def _encode(self, x: torch.Tensor) -> Encoded:
         x = dense_layout(x)
@@ -66,9 +59,6 @@ class Mask1(Codec):
         ops.mask1_backward_(ordered, encoded.payload[0])
         return restored(ordered, encoded)
 
-    def predicted_bytes(self, n: int, dtype: torch.dtype, density: float | None = None) -> int:
-        return formats.mask1_bytes(n)
-
 
 class _Discrete(Codec):
     """Codecs of tensors that are no ReLU outputs."""
@@ -83,8 +73,6 @@ class _Discrete(Codec):
 class Bits(_Discrete):
     """One bit an element of a torch.bool tensor: dropout masks and the like."""
 
-    dtypes = (torch.bool,)
-
     def _encode(self, x: torch.Tensor) -> Encoded:
         x = dense_layout(x)
         return Encoded(self.name, (ops.bits_encode(flat(x)),), x)
@@ -92,17 +80,12 @@ class Bits(_Discrete):
     def decode(self, encoded: Encoded) -> torch.Tensor:
         return restored(ops.bits_decode(encoded.payload[0], encoded.numel), encoded)
 
-    def predicted_bytes(self, n: int, dtype: torch.dtype, density: float | None = None) -> int:
-        return formats.mask1_bytes(n)
-
 
 class Argmax(_Discrete):
     """uint8 positions of a max-pool's maxima in their windows, in 4 or 8 bits each (Gist section IV-A, Y to X map).
 
     The pool operators emit this layout by themselves; the codec is for maps that come from elsewhere.
     """
-
-    dtypes = (torch.uint8,)
 
     def __init__(self, name: str, bits: int) -> None:
         super().__init__(name)
@@ -125,6 +108,3 @@ class Argmax(_Discrete):
         if self.bits == 8:
             return restored(codes.clone(), encoded)
         return restored(ops.nibbles_unpack(codes, encoded.numel), encoded)
-
-    def predicted_bytes(self, n: int, dtype: torch.dtype, density: float | None = None) -> int:
-        return formats.argmax_bytes(n, self.bits)

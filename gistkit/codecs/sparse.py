@@ -44,7 +44,6 @@ class Sparse(Codec):
         self.value_format = "raw" if fmt is None else fmt.name
         self._scratch_format = self.value_format if scaling == "none" else "raw"
         if fmt is not None:
-            self.lossless = False
             self.error_bound = ErrorBound(fmt, scaling, packed=scaling != "none")
 
     def begin(self, x: torch.Tensor) -> Encoded:
@@ -148,11 +147,6 @@ class Sparse(Codec):
             form = (self._scratch_format, "none", False, None)
         made = self._relu_backward(ordered, ours, payload, *form)
         return restored(ordered if made is None else made, encoded)
-
-    def predicted_bytes(self, n: int, dtype: torch.dtype, density: float | None = None) -> int:
-        stored = n if density is None else round(density * n)
-        values = stored * dtype.itemsize if self.fmt is None else formats.narrow_bytes(self.fmt, self.scaling, stored)
-        return self._meta_bytes(n, stored) + values
 
     def scratch_bytes(self, n: int, dtype: torch.dtype) -> int:
         """Bytes of :meth:`begin`'s payload for n elements of ``dtype``: whole slots, values in the scratch's format."""

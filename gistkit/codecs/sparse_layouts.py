@@ -1,4 +1,5 @@
-"""The two layouts of sparse storage: where the stored elements stood, as a bitmap or as a column byte each."""
+"""The two layouts of sparse storage. ``zvc`` says by a bitmap where the stored elements were, ``csr`` by a column byte
+each."""
 
 from __future__ import annotations
 

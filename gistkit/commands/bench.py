@@ -16,16 +16,18 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from gistkit.benchmark import DTYPES, FAMILIES, Case, Job, all_cases, environment, jobs, plot_rows, rows
-from gistkit.commands.wrong import HelpFormatter, InputError, claim, write
+from gistkit.commands.wrong import HelpFormatter, InputError, claim, write, writing
+from gistkit.errors import quoted
 from gistkit.profiling import checked_device
 from gistkit.report import console, milliseconds
-from gistkit.training import check_plot
 
 SIZES_MIB = {"cpu": "4", "cuda": "64,256,512"}
 DTYPE_NAMES = {"cpu": "fp32", "cuda": "fp32,bf16"}
-LEAST_MIB = 0.01
+LEAST_MIB, MOST_MIB = 0.01, 2**20
+MOST_SEED = 2**63 - 1
 NAME_WIDTH = 18
 """Columns that the longer names are folded to where the table is wider than the screen."""
 Row = dict[str, Any]
@@ -77,7 +79,8 @@ def run(options: argparse.Namespace) -> int:
         text = json.dumps({"environment": environment(plan.device), "planned": len(plan.jobs), "rows": found})
         write(options.json, text + "\n")
     if options.plot:
-        plot_rows(found, options.plot)
+        with writing(options.plot):
+            plot_rows(found, options.plot)
     if found:
         console().print(bench_table(found))
     failed = [r for r in found if "error" in r]
@@ -94,21 +97,21 @@ def _prepare(options: argparse.Namespace) -> Plan:
     """Check everything that can be wrong before the first measurement."""
     try:
         device = checked_device(options.device, "bench")
-        sizes = _numbers("sizes-mib", options.sizes_mib or SIZES_MIB[device.type], LEAST_MIB, float("inf"))
+        sizes = _numbers("sizes-mib", options.sizes_mib or SIZES_MIB[device.type], LEAST_MIB, MOST_MIB)
         densities = options.density and _numbers("density", options.density, 0.001, 0.999)
         dtypes = _dtypes(options.dtypes or DTYPE_NAMES[device.type])
         if options.max_s < 0 or options.max_s != options.max_s:
-            raise ValueError(f"max-s must be seconds, at least 0, got {options.max_s:g}")
-        if options.plot:
-            check_plot(options.plot)
+            raise ValueError(f"max-s must be seconds, at least 0, got {options.max_s:g}; leave it out for no limit")
+        if not 0 <= options.seed <= MOST_SEED:
+            raise ValueError(f"seed must be from 0 to {MOST_SEED}, got {quoted(options.seed)}; leave it out for 0")
         todo = jobs(_cases(options), dtypes, sizes, device.type == "cuda", densities)
         if not todo:
             raise ValueError(
                 f"only: no case for {device} has {options.only!r} in its name; see the table without --only"
             )
-        claim((options.out, options.json, options.plot))
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         raise InputError(error) from error
+    claim(options.out, options.json, plot=options.plot)
     return Plan(str(device), todo)
 
 
@@ -120,9 +123,9 @@ def _numbers(name: str, text: str, least: float, most: float) -> list[float]:
             number = float(part)
         except ValueError:
             number = float("nan")
-        if not least <= number <= most or number == float("inf"):
-            bounds = f"at least {least:g}" if most == float("inf") else f"from {least:g} to {most:g}"
-            raise ValueError(f"{name} must be numbers {bounds} with commas between, got {part.strip()!r} in {text!r}")
+        if not least <= number <= most:
+            got = f"{part.strip()!r} in {text!r}"
+            raise ValueError(f"{name} must be from {least} to {most} with commas between, got {got}")
         found.append(number)
     return list(dict.fromkeys(found))
 
@@ -136,7 +139,7 @@ def _dtypes(text: str) -> list[torch.dtype]:
 
 
 def _cases(options: argparse.Namespace) -> list[Case]:
-    """The cases that are meant. Raises ValueError for a codec that has none."""
+    """The cases that the options select. Raises ValueError for a codec that has none."""
     if not options.codec:
         return [c for c in all_cases(options.family or ("codec",)) if (options.only or "") in c.name]
     cases = all_cases(("codec",))
@@ -163,7 +166,7 @@ def _written(results: Iterator[Row], path: Path | None) -> Iterator[Row]:
     if path is None:
         yield from results
         return
-    with open(path, "w", encoding="utf-8") as file:
+    with writing(path), open(path, "w", encoding="utf-8") as file:
         for row in results:
             file.write(json.dumps(row) + "\n")
             file.flush()
@@ -200,9 +203,9 @@ def _caption(results: list[Row]) -> str:
     return "; ".join(parts)
 
 
-def _figures(row: Row) -> tuple[str, ...]:
+def _figures(row: Row) -> tuple[str | Text, ...]:
     if "error" in row:
-        return ("", "", "", "", "[red]failed[/red]")
+        return ("", "", "", "", Text("failed", style="red"))
     kept = "" if row["kept_ratio"] is None else f"{row['kept_ratio']:.1%}"
     gbps, percent = (f"{row[k]:,.{0 if row[k] >= 100 else 1}f}" for k in ("gbps", "percent_of_copy"))
     return kept, _error(row), milliseconds(row["median_s"]), gbps, f"{percent}%"

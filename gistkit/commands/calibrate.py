@@ -1,4 +1,4 @@
-"""``gistkit calibrate``: measure the device at hand and write what the planner wants to know of it."""
+"""``gistkit calibrate``: measure the device at hand and write the rates that the planner uses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 
 from gistkit.commands.wrong import HelpFormatter, InputError, claim, write
 from gistkit.planning.cost import GIB, Hardware
-from gistkit.profiling import calibrate
+from gistkit.profiling import calibrate, keep_calibration
 from gistkit.report import console
 
 
@@ -29,14 +29,17 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, write, show; 0."""
+    claim(options.out)
     try:
-        claim((options.out,))
         found = calibrate(options.device)
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         raise InputError(error) from error
+    kept = keep_calibration(found) if found.async_counts else None
     if options.out:  # the file first: whoever reads the table may close it early
         write(options.out, found.to_json() + "\n")
     console().print(hardware_table(found))
+    if kept is not None:
+        console().print(f"kept in {kept}: plans for {found.name} on this machine take these figures from now on")
     return 0
 
 

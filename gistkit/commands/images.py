@@ -10,19 +10,28 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gistkit.api import Measure, card, check_present, may_be_cut, read_times, step_on, times_for, with_least_rows
+from gistkit.api import (
+    Measure,
+    card_at_hand,
+    check_present,
+    may_be_cut,
+    read_times,
+    step_on,
+    times_for,
+    with_least_rows,
+)
 from gistkit.capture import loss_of
 from gistkit.commands.wrong import InputError, claim, write
-from gistkit.errors import CaptureError, MeasureError
+from gistkit.errors import MeasureError, quoted
 from gistkit.ir import SavedGraph
 from gistkit.planning.cost import PRESETS, Hardware, StepTimes
 from gistkit.planning.cost import hardware as find_hardware
 from gistkit.profiling import device_name
 from gistkit.runtime import does_not_fit
-from gistkit.training import check_plot
 from gistkit.zoo import load
 
 DEFAULT_CARD = "h200"
+MOST = 2**24
 
 
 def add_images(parser: argparse.ArgumentParser) -> None:
@@ -42,22 +51,20 @@ def add_images(parser: argparse.ArgumentParser) -> None:
 
 
 def prepare(options: argparse.Namespace) -> Hardware:
-    """The hardware that is meant, when everything that can be wrong with files and numbers has been looked at."""
+    """Check the files and numbers among the options; the hardware to plan for."""
     for name in ("batch", "image_size"):
-        if getattr(options, name) < 1:
-            raise InputError(f"{name} must be at least 1, got {getattr(options, name)}")
+        value = getattr(options, name)
+        if not 1 <= value <= MOST:
+            raise InputError(f"{name} must be from 1 to {MOST}, got {quoted(value)}; leave it out for the default")
+    claim(options.json, options.times if options.measure else None, plot=options.plot)
     try:
-        if options.plot:
-            check_plot(options.plot)
-        written = options.times if options.measure else None
-        claim((options.json, options.plot, written))
         if "hardware" in options:
             return find_hardware(options.hardware)
         if options.measure:
             return _at_hand() or PRESETS["cpu"]
         if options.times and read_times(options.command, options.times).device == "cpu":
             return PRESETS["cpu"]
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         raise InputError(error) from error
     return _at_hand() or PRESETS[DEFAULT_CARD]
 
@@ -66,8 +73,7 @@ def _at_hand() -> Hardware | None:
     """This machine's GPU."""
     if not torch.cuda.is_available():
         return None
-    found = torch.cuda.get_device_properties(0)
-    return card(found.name, found.total_memory)
+    return card_at_hand(torch.device("cuda", 0))
 
 
 def image_step(
@@ -89,7 +95,7 @@ def image_step(
         if options.measure:
             model, images = _real(options)
         times = times_for(options.command, measure, graph, hardware, model, (images,), _loss)
-    except (ValueError, TypeError, CaptureError, MeasureError) as error:
+    except (ValueError, TypeError) as error:
         raise InputError(error) from error
     if options.measure and options.times:
         assert times is not None

@@ -24,7 +24,7 @@ from gistkit.api import (
     with_times,
 )
 from gistkit.commands.images import add_images, image_step, prepare
-from gistkit.commands.wrong import HelpFormatter, InputError, write
+from gistkit.commands.wrong import HelpFormatter, InputError, write, writing
 from gistkit.errors import BudgetError
 from gistkit.ir import BACKWARD, Plan, SavedGraph
 from gistkit.planning import instead
@@ -44,6 +44,11 @@ class Findings:
     budget_bytes: int | None
     rows: list[Row]
     least: dict[str, int]
+
+    @property
+    def plain(self) -> Plan:
+        """Plain PyTorch's plan."""
+        return next(row.plan for row in self.rows if row.policy == "plain" and row.plan)
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -70,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         allowed = check_words(options.policy, options.fidelity, options.lossy, options.density)
         check_budget(options.budget)
-        parse_bytes(options.reserve)
+        parse_bytes(options.reserve, "--reserve")
     except (ValueError, TypeError) as error:
         raise InputError(error) from error
     waiting = Console(stderr=True)
@@ -81,7 +86,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:  # files first: whoever reads the tables may close them early
         write(options.json, _as_json(found, chosen, options) + "\n")
     if options.plot:
-        _plot(found, chosen, options)
+        with writing(options.plot):
+            _plot(found, chosen, options)
     _show(found, chosen, options)
     if chosen.fits:
         return 0
@@ -92,20 +98,20 @@ def run(options: argparse.Namespace) -> int:
 def _find(
     graph: SavedGraph, costs: CostTable, times: StepTimes | None, options: argparse.Namespace, waiting: Console
 ) -> Findings:
-    reserve = parse_bytes(options.reserve)
+    reserve = parse_bytes(options.reserve, "--reserve")
     plain = POLICIES["plain"](graph, costs)
     try:
         budget_bytes = parse_budget(options.budget, plain.peak_bytes + reserve)
     except ValueError as error:
         raise InputError(error) from error
-    words = {"fidelity": options.fidelity, "lossy": options.lossy, "reserve": reserve}
-    asked = {**words, "batch_statistics": options.batch_statistics}
+    accepted = options.batch_statistics is not None
+    words = {"fidelity": options.fidelity, "lossy": options.lossy}
+    words |= {"reserved_bytes": reserve, "per_sub_batch_norm": accepted}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=waiting, transient=True) as progress:
         task = progress.add_task("planning", total=len(POLICIES) + 1)
-        rows = compare(graph, costs, budget_bytes, asked, lambda _: progress.advance(task))
+        rows = compare(graph, costs, budget_bytes, words, lambda _: progress.advance(task))
         progress.update(task, description="the least budget")
-        accepted = options.batch_statistics is not None
         least = least_bytes(graph, costs, lossy=options.lossy, reserve=reserve, batch_norm=accepted)
         progress.advance(task)
     return Findings(graph, costs, times, budget_bytes, rows, least)
@@ -116,12 +122,10 @@ def _show(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
     if chosen.plan is not None:
         shown.print(decisions_table(found.graph, found.costs, chosen.plan, shown.width))
     shown.print(policies_table(found.rows, found.budget_bytes, trains_batch_norm(found.graph)))
-    plain = next(row.plan for row in found.rows if row.policy == "plain")
-    assert plain is not None
-    shown.print(least_table(found.least, options.lossy or EXAMPLE_FORMAT, plain.peak_bytes))
+    shown.print(least_table(found.least, options.lossy or EXAMPLE_FORMAT, found.plain.peak_bytes))
     if chosen.plan is not None:
-        shown.print(_summary(chosen.plan, plain))
-        left_out = chosen.plan.settings.get("not_compared")
+        shown.print(_summary(chosen.plan, found.plain))
+        left_out = chosen.plan.prediction.not_compared
         if left_out:
             shown.print(f"not compared, for want of time: {', '.join(left_out)} may be faster")
     if found.times is not None:
@@ -131,14 +135,15 @@ def _show(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
 def _summary(made: Plan, plain: Plan) -> str:
     gap = "" if made.gap is None else f", at most {made.gap:.2%} above the least possible time"
     parts = "" if made.sub_batches == 1 else f", in {made.sub_batches} sub-batches"
-    wall_s, plain_s = made.settings["wall_s"], made.settings["plain_wall_s"]
-    waited_bytes = made.settings["sync_peak_bytes"]
+    wall_s, plain_s = made.prediction.wall_s, made.prediction.plain_wall_s
+    waited_bytes = made.prediction.sync_peak_bytes
     told = wall_s > made.step_s * (1 + 1e-9) or waited_bytes < made.peak_bytes
     today = f"; with host and copies {milliseconds(wall_s)} ms (plain {milliseconds(plain_s)})" if told else ""
     today += f", peak {mib(waited_bytes)} MiB" if waited_bytes < made.peak_bytes else ""
     return (
         f"{made.policy} on {made.hardware}: peak {mib(made.peak_bytes)} MiB (plain {mib(plain.peak_bytes)}), step "
-        f"{milliseconds(made.step_s)} ms (plain {milliseconds(plain.step_s)}), moves {made.fidelity}{parts}{gap}{today}"
+        f"{milliseconds(made.step_s)} ms (plain {milliseconds(plain.step_s)}), moves {made.fidelity}{parts}{gap}"
+        f"{today}\nrates of {made.hardware}: {made.prediction.rates}"
     )
 
 
@@ -176,15 +181,13 @@ def _figures(made: Plan | None) -> dict:
     if made is None:
         return {}
     names = ("peak_bytes", "step_s", "kept_bytes", "fidelity", "sub_batches", "gap", "lower_bound_bytes")
-    return {**{name: getattr(made, name) for name in names}, "sync_peak_bytes": made.settings["sync_peak_bytes"]}
+    return {**{name: getattr(made, name) for name in names}, "sync_peak_bytes": made.prediction.sync_peak_bytes}
 
 
 def _plot(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
     graph, costs = found.graph, found.costs
-    reserve = parse_bytes(options.reserve)
-    plain = next(row.plan for row in found.rows if row.policy == "plain")
-    assert plain is not None
-    plans = (plain,) if chosen.plan is None else (plain, chosen.plan)
+    reserve = parse_bytes(options.reserve, "--reserve")
+    plans = (found.plain,) if chosen.plan is None else (found.plain, chosen.plan)
     before, *after = (simulate(graph, p, costs, reserve=reserve).memory_bytes for p in plans)
     backward = next((t.index for t in graph.tasks if t.phase == BACKWARD), len(graph.tasks))
     policy = f"policy {chosen.policy}" if chosen.plan else f"no plan by policy {chosen.policy}"

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from gistkit.api import costs_of, profile_graph
 from gistkit.commands.images import add_images, image_step, prepare
-from gistkit.commands.wrong import HelpFormatter, write
+from gistkit.commands.wrong import HelpFormatter, write, writing
 from gistkit.report import console, plot_profile, profile_tables
 
 WIDE = 100
@@ -34,7 +34,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:  # files first: whoever reads the tables may close them early
         write(options.json, found.to_json() + "\n")
     if options.plot:
-        plot_profile(found, options.plot)
+        with writing(options.plot):
+            plot_profile(found, options.plot)
     shown = console()
     for table in profile_tables(found, shown.width >= WIDE):
         shown.print(table)

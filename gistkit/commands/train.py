@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 
@@ -11,12 +13,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from gistkit.commands.wrong import HelpFormatter, InputError, claim, write
-from gistkit.errors import DataError, ModelError
+from gistkit.commands.wrong import HelpFormatter, InputError, claim, write, writing
+from gistkit.errors import printable
 from gistkit.report import console
-from gistkit.training import Comparison, RunResult, TrainResult, TrainSettings, check_plot, plot_memory
+from gistkit.training import Comparison, RunResult, TrainResult, TrainSettings, plot_memory
 
 MIB = 2**20
+PATIENCE_S = 2.0
+"""Longer than this, a bar says how many images have been looked at."""
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -36,7 +40,10 @@ def add(commands: argparse._SubParsersAction) -> None:
         ("seed", "of parameters, order and dropout"),
     ):
         train.add_argument(f"--{name}", type=int, metavar="N", default=default[name.replace("-", "_")], help=text)
-    train.add_argument("--lr", type=float, metavar="RATE", default=default["lr"], help="learning rate of SGD")
+    text = "highest learning rate: it rises over the first tenth of the steps, then falls along a cosine"
+    train.add_argument("--lr", type=float, metavar="RATE", default=default["lr"], help=text)
+    text = "of SGD, in Nesterov's form"
+    train.add_argument("--momentum", type=float, metavar="M", default=default["momentum"], help=text)
     train.add_argument("--lossy", metavar="FORMAT", default=default["lossy"], help="of the lossy training; or 'none'")
     train.add_argument("--device", choices=("cpu", "cuda"), default=default["device"], help="where to train")
     text = "write the result, every loss and the memory curves, making folders"
@@ -51,7 +58,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:  # files first: whoever reads the tables may close them early
         write(options.json, result.to_json())
     if options.plot:
-        plot_memory(result, options.plot)
+        with writing(options.plot):
+            plot_memory(result, options.plot)
     console().print(result_table(result))
     step = result.first_difference
     if step is not None:
@@ -73,24 +81,31 @@ def _prepare(options: argparse.Namespace) -> Comparison:
     if options.lossy == "none":
         values["lossy"] = None
     try:
-        if options.plot:
-            check_plot(options.plot)
-        comparison = Comparison(TrainSettings(**values))
-        claim((options.json, options.plot))
-        return comparison
-    except (ValueError, TypeError, OSError, DataError) as error:
+        settings = TrainSettings(**values)
+        claim(options.json, plot=options.plot)
+        begin, progress = time.monotonic(), _progress(transient=True)
+        task = progress.add_task("")
+        with ExitStack() as bar:
+
+            def on_image(name: str, done: int, count: int) -> None:
+                progress.update(task, description=f"checking {printable(name)}", completed=done, total=count)
+                if time.monotonic() - begin > PATIENCE_S and not progress.live.is_started:
+                    bar.enter_context(progress)
+
+            return Comparison(settings, on_image=on_image)
+    except (ValueError, TypeError) as error:
         raise InputError(error) from error
 
 
-def _with_progress(comparison: Comparison, steps: int) -> TrainResult:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+def _progress(transient: bool = False) -> Progress:
+    bars = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(
+        TextColumn("{task.description}", markup=False), *bars, console=Console(stderr=True), transient=transient
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+
+
+def _with_progress(comparison: Comparison, steps: int) -> TrainResult:
+    with _progress() as progress:
         tasks = {name: progress.add_task(f"{name:>10}", total=steps, start=False) for name in comparison.names}
 
         def on_step(name: str, done: int) -> None:
@@ -98,21 +113,18 @@ def _with_progress(comparison: Comparison, steps: int) -> TrainResult:
                 progress.start_task(tasks[name])
             progress.update(tasks[name], completed=done)
 
-        try:
-            return comparison.run(on_step)
-        except (DataError, ModelError) as error:
-            raise InputError(error) from error
+        return comparison.run(on_step)
 
 
 def result_table(result: TrainResult) -> Table:
     """The comparison as a table, a row a run."""
     settings, environment = result.settings, result.environment
     size = settings.image_size
-    table = Table(
-        title=f"{settings.model} on {settings.data}, batch {settings.batch}, {size}x{size}, {settings.steps} steps",
-        caption=f"{environment['device']}, {environment['threads']} threads, torch {environment['torch']}; "
-        "memory without parameters, gradients, optimiser state and batch",
-    )
+    tested = "" if result.tested is None else printable(f"; accuracy on {result.tested}, none trained on")
+    what = f"{settings.model} on {settings.data}, batch {settings.batch}, {size}x{size}, {settings.steps} steps"
+    where = f"{environment['device']}, {environment['threads']} threads, torch {environment['torch']}"
+    memory = "memory without parameters, gradients, optimiser state and batch"
+    table = Table(title=printable(what), caption=f"{where}; {memory}{tested}")
     table.add_column("training", no_wrap=True)
     peak = "peak device MiB" if settings.device == "cuda" else "peak live MiB"
     for name in ("kept MiB", peak, "ms/step", "last loss", "accuracy"):

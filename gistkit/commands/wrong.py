@@ -1,18 +1,36 @@
-"""Wrong input of a command, the files that it is to write, and what its help says of defaults."""
+"""Errors and exit statuses of the commands, the files that they write, and defaults in their help."""
 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
+
+from gistkit.errors import GistError, printable
+from gistkit.runtime import does_not_fit
+
+STDOUT = 1
+WRONG, INTERRUPTED, CUT_OFF = 2, 130, 141
+"""Statuses; the latter two are those that shells have for what SIGINT and SIGPIPE end."""
 
 
 class InputError(Exception):
     """What the user gave is wrong; the text says how, in one line."""
 
     def __init__(self, text: object) -> None:
-        super().__init__(" ".join(str(text).split()))
+        super().__init__(printable(" ".join(str(text).split())))
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors show no raw control characters of the arguments."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -22,33 +40,91 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         return action.help if action.default in (None, False) else super()._get_help_string(action)
 
 
-def claim(paths: Iterable[Path | None]) -> None:
+def status_of(command: Callable[[], int]) -> int:
+    """Run a command. What is wrong with its input, its files or the machine's memory is one line on the standard error
+    and status 2; Ctrl-C is status 130, and a reader of its output that goes away (``| head``) 141, without a word."""
+    # Fake tensors log a traceback for what they refuse, which the error says in a line.
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
+    try:
+        status = command()
+        print(end="", flush=True)  # what cannot be written is known now, not as the interpreter ends
+        return status
+    except KeyboardInterrupt:
+        print("gistkit: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        _drop_unwritable_output()
+        return CUT_OFF
+    except (InputError, GistError, OSError) as error:
+        _drop_unwritable_output()
+        text = InputError(error)
+    except (MemoryError, RuntimeError) as error:
+        if not does_not_fit(error):
+            raise
+        text = InputError(f"too little memory ({str(error)[:200]}); take a smaller batch or smaller images")
+    print(f"gistkit: error: {text}", file=sys.stderr)
+    return WRONG
+
+
+def _drop_unwritable_output() -> None:
+    """Where the standard output takes no more, drop what it still holds: the interpreter would try again as it ends."""
+    try:
+        print(end="", flush=True)
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, STDOUT)
+        os.close(nowhere)
+
+
+def claim(*paths: Path | None, plot: Path | None = None) -> None:
     """Make the folders of the files that a command will write, and see that these can be made, before its work and not
     after it. None is no file. What is not there yet is not there afterwards either: a command that is cut off leaves no
     empty file.
 
-    Raises OSError where one cannot be made, ValueError where it is a folder.
+    Raises InputError where one cannot be made, is a folder, or is a plot that matplotlib cannot draw.
     """
-    for path in filter(None, paths):
-        if path.is_dir():
-            raise ValueError(f"the file to write must not be a folder, got {path}; name a file in it")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        known = path.exists()
-        path.touch()
-        if not known:
-            path.unlink()
+    if plot is not None:
+        _check_plot(plot)
+    for path in filter(None, (*paths, plot)):
+        with writing(path):
+            if path.is_dir():
+                raise InputError(f"the file to write must not be a folder, got {path}; name a file in it")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            known = path.exists()
+            path.touch()
+            if not known:
+                path.unlink()
+
+
+def _check_plot(path: Path) -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise InputError("plotting needs matplotlib; pip install 'gistkit[plot]'") from error
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise InputError(f"plot file must end in .png, .svg or .pdf, got {path.name!r}; name one that does")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise InputError, naming the file, where writing it fails."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror or error}; name another file") from error
 
 
 def write(path: Path, text: str) -> None:
     """Write a whole file or none: to one beside it, which then takes its name. What is no plain file (``/dev/stdout``)
-    is written to as it is. Raises OSError where that cannot be done."""
-    if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
-        return
-    path = path.resolve()
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    is written to as it is. Raises InputError where that cannot be done."""
+    with writing(path):
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
+        path = path.resolve()
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)

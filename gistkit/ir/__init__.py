@@ -1,12 +1,16 @@
 """Pure data that passes between the rooms: saved graph, tasks, plan, recipes, queries. No tensors."""
 
 from gistkit.ir.comparison import WORD_BYTES, arithmetic_bytes, digest_bytes, norm_bytes, part_bytes
+from gistkit.ir.contract import Contract, Measured, PlannedCall, Prediction
+from gistkit.ir.forms import FORMS, KERNEL_DTYPES, NEVER, OPERATORS, RERUN, STAY, Form
 from gistkit.ir.layer_view import ACTV, CONV, Layer, layers
 from gistkit.ir.plan import PLACES, REMEDY, CallChoice, Decision, Plan
-from gistkit.ir.queries import KERNEL_DTYPES, Reading, numel, written_late
-from gistkit.ir.recipes import chain, held, norms
+from gistkit.ir.queries import Reading, Uses, numel, written_late
+from gistkit.ir.recipes import chain, held, is_recipe, norms
+from gistkit.ir.rerun import Rerun, rerun_of
 from gistkit.ir.saved_graph import LIBRARY, Call, Passing, Save, SavedGraph, SavedStorage, StateTensor, Value
 from gistkit.ir.scale import goes_as, scaled
+from gistkit.ir.serial import from_json, to_json
 from gistkit.ir.tasks import BACKWARD, BEFORE, FORWARD, Block, ConvShape, Task, Use
 from gistkit.ir.uncollected import uncollected
 
@@ -15,39 +19,55 @@ __all__ = [
     "BACKWARD",
     "BEFORE",
     "CONV",
+    "FORMS",
     "FORWARD",
     "KERNEL_DTYPES",
     "LIBRARY",
+    "NEVER",
+    "OPERATORS",
     "PLACES",
     "REMEDY",
+    "RERUN",
+    "STAY",
     "WORD_BYTES",
     "Block",
     "Call",
     "CallChoice",
+    "Contract",
     "ConvShape",
     "Decision",
+    "Form",
     "Layer",
+    "Measured",
     "Passing",
     "Plan",
+    "PlannedCall",
+    "Prediction",
     "Reading",
+    "Rerun",
     "Save",
     "SavedGraph",
     "SavedStorage",
     "StateTensor",
     "Task",
     "Use",
+    "Uses",
     "Value",
     "arithmetic_bytes",
     "chain",
     "digest_bytes",
+    "from_json",
     "goes_as",
     "held",
+    "is_recipe",
     "layers",
     "norm_bytes",
     "norms",
     "numel",
     "part_bytes",
+    "rerun_of",
     "scaled",
+    "to_json",
     "uncollected",
     "written_late",
 ]

@@ -1,4 +1,4 @@
-"""What it takes to verify, under a budget, that a storage came back bit for bit: scratch memory, in bytes.
+"""Scratch memory, in bytes, of verifying under a budget that a storage came back bit for bit.
 
 The runtime compares in parts (:mod:`gistkit.runtime.stash.verify`), so that the first step of a shape, in which
 everything is verified, stays within the plan's peak as well.

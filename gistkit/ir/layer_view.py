@@ -105,5 +105,5 @@ def _layer(
 
 
 def _goes_on(block: int, task: Task, readers: dict, graph: SavedGraph) -> bool:
-    """Whether somebody after the layer reads what it wrote, in this step or behind it."""
+    """Whether a later layer, or code after the step, reads what the layer wrote."""
     return any(t > task.index for t in readers[block]) or graph.blocks[block].last >= len(graph.tasks)

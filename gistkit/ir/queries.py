@@ -1,11 +1,12 @@
-"""What a policy asks a SavedGraph: what a storage holds when backward comes, who made that, and who reads it."""
+"""What planning asks a SavedGraph: what a storage holds when backward comes, who made that, and who reads it."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from gistkit.formats import item_bytes
 from gistkit.ir.saved_graph import Call, Save, SavedGraph, SavedStorage, Value
 
-KERNEL_DTYPES = ("float32", "bfloat16", "float16")
 WRITTEN_LATE = (("RreluWithNoiseBackward0", "noise"),)
 """Nodes and fields that PyTorch fills in after it has shown them to saved-tensor hooks: nothing can stand for them."""
 
@@ -20,16 +21,41 @@ def written_late(graph: SavedGraph) -> set[int]:
     return {s.storage for c in graph.calls for s in c.saves if (s.node, s.field) in WRITTEN_LATE}
 
 
+@dataclass(frozen=True)
+class Uses:
+    """What the backward of a step reads of one kept storage.
+
+    ``value`` is what it finds there, None where the storage is saved in parts or at several versions. ``relu`` is the
+    covered ReLU whose output that is: it reads the signs only. ``readers`` are the (call, save) pairs of the others,
+    whose backward reads the values.
+    """
+
+    value: Value | None
+    relu: Call | None
+    readers: tuple[tuple[Call, Save], ...]
+
+
 class Reading:
     """A SavedGraph with the look-ups that the rules need."""
 
     def __init__(self, graph: SavedGraph) -> None:
         self.graph = graph
         self._makers: dict[tuple[int, int], tuple[Call, Value]] = {}
+        self._uses: dict[int, Uses] = {}
         for call in graph.calls:
             for value in (graph.values[i] for i in call.results):
                 if value.storage in call.writes:
                     self._makers.setdefault((value.storage, value.version), (call, value))
+
+    def uses(self, storage: int) -> Uses:
+        """What backward reads of a storage; remembered."""
+        if storage not in self._uses:
+            value = self.saved(storage)
+            relu = None if value is None else self.relu_behind(value)
+            own = -1 if relu is None else relu.index
+            readers = tuple((c, s) for c, s in self.graph.savers(storage) if s.read and c.index != own)
+            self._uses[storage] = Uses(value, relu, readers)
+        return self._uses[storage]
 
     def saved(self, storage: int) -> Value | None:
         """What backward will find in the storage, seen as a whole; None where that is not one value."""
@@ -53,11 +79,6 @@ class Reading:
         if made is None or not value.whole or not made[1].whole:
             return None
         return made[0] if made[0].op == "relu" and made[0].covered >= 0 else None
-
-    def value_readers(self, storage: int, relu: Call | None = None) -> list[tuple[Call, Save]]:
-        """(call, save) pairs whose backward needs the values; a ReLU needs only the sign of its own output."""
-        own = -1 if relu is None else relu.index
-        return [(c, s) for c, s in self.graph.savers(storage) if s.read and c.index != own]
 
     def readers_after(self, call: Call, storage: int) -> list[Call]:
         """Calls after the given one that read the storage in forward."""

@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+
+def is_recipe(term: Any) -> bool:
+    """Whether nested tuples make sense as a recipe or a part of one."""
+    match term:
+        case ("bn" | "stash", int()):
+            return True
+        case ("relu", a):
+            return is_recipe(a)
+        case ("add", a, b):
+            return is_recipe(a) and is_recipe(b)
+    return False
+
 
 def norms(recipe: tuple) -> set[int]:
     """The covered batch norms in a recipe."""
@@ -31,4 +45,4 @@ def held(recipe: tuple) -> int:
     return max([1, *(held(p) for p in parts)])
 
 
-__all__ = ["chain", "held", "norms"]
+__all__ = ["chain", "held", "is_recipe", "norms"]

@@ -11,10 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 
-from gistkit.ir.tasks import Block, ConvShape, Task, Use
+from gistkit.ir.serial import from_json, to_json
+from gistkit.ir.tasks import Block, Task
 
 KINDS = ("input", "parameter", "buffer", "activation")
 LIBRARY = "library"
@@ -201,44 +202,13 @@ class SavedGraph:
 
     def to_json(self) -> str:
         """The graph as JSON text."""
-        return json.dumps(asdict(self))
+        return to_json(self)
 
     @staticmethod
     def from_json(text: str) -> SavedGraph:
-        """The graph of :meth:`to_json`'s text."""
-        return _graph(json.loads(text))
-
-
-def _graph(raw: dict) -> SavedGraph:
-    calls = tuple(_call(c) for c in raw["calls"])
-    storages = tuple(SavedStorage(**{**s, "shape": tuple(s["shape"])}) for s in raw["storages"])
-    values = tuple(Value(**{**v, "shape": tuple(v["shape"])}) for v in raw["values"])
-    tasks = tuple(_task(t) for t in raw.get("tasks", ()))
-    blocks = tuple(_block(b) for b in raw.get("blocks", ()))
-    counts = raw.get("batch", 0), raw.get("least_rows", 1)
-    state = tuple(StateTensor(**{**t, "shape": tuple(t["shape"])}) for t in raw.get("state", ()))
-    small = _graph(raw["small"]) if raw.get("small") else None
-    told = (*counts, state, raw.get("training", True), small, tuple(raw.get("scripted", ())))
-    return SavedGraph(calls, storages, raw["source"], values, tasks, blocks, *told)
+        """The graph of :meth:`to_json`'s text. Raises ValueError for any other: where it is none."""
+        return from_json(SavedGraph, text)[0]
 
 
 def _hash(item: list) -> str:
     return hashlib.sha256(json.dumps(item).encode()).hexdigest()[:16]
-
-
-def _call(raw: dict) -> Call:
-    saves = tuple(Save(**{**s, "shape": tuple(s["shape"])}) for s in raw["saves"])
-    ids = {name: tuple(raw[name]) for name in ("reads", "writes", "operands", "results")}
-    passing = tuple(Passing(**{**p, "shape": tuple(p["shape"])}) for p in raw.get("passing", ()))
-    return Call(**{**raw, **ids, "saves": saves, "passing": passing})
-
-
-def _task(raw: dict) -> Task:
-    conv = raw["conv"]
-    if conv is not None:
-        conv = ConvShape(**{**conv, **{k: tuple(conv[k]) for k in ("kernel", "stride", "dilation")}})
-    return Task(**{**raw, "reads": tuple(raw["reads"]), "writes": tuple(raw["writes"]), "conv": conv})
-
-
-def _block(raw: dict) -> Block:
-    return Block(**{**raw, "uses": tuple(Use(**u) for u in raw["uses"])})

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """A context, or a function's decorator, in which nothing is collected but on demand; as before behind it."""
+    """A context manager, also usable as a decorator, that turns Python's garbage collector off and restores it."""
     was = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""The operators ``gistkit::*``: schemas and shapes. docs/design.md says what each computes.
+"""The operators ``gistkit::*``: schemas and shapes. docs/kernels.md says what each computes.
 
 Flat, contiguous 1-D tensors in storage order, except for the pool operators (4-D, NCHW or channels_last). No operator
 synchronises with the host, but for the first ReLU of a device (:mod:`gistkit.kernels.signed_zero`).

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from gistkit.errors import renamed
 from gistkit.kernels import is_dense
 from gistkit.nn.autocast import cast, disabled
 from gistkit.nn.eligible import covered, hooked, recorded
@@ -211,6 +212,7 @@ def prepared(memo: dict, x: torch.Tensor, weight: torch.Tensor, options: tuple) 
     return memo.get(_kind(x, weight, options))
 
 
+@renamed(slices="weight_grad_slices=")
 def conv2d(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -221,7 +223,7 @@ def conv2d(
     groups: int = 1,
     *,
     keep: Keep | None = None,
-    slices: int = 1,
+    weight_grad_slices: int = 1,
 ) -> torch.Tensor:
     """``torch.nn.functional.conv2d``, bit for bit, that keeps its input as ``keep`` makes it (default: the tensor,
     or whatever the saved-tensor hooks in force make of it).
@@ -229,12 +231,12 @@ def conv2d(
     input: [N, C, H, W] or [C, H, W]; weight: [O, C/groups, KH, KW]; bias: [O] or None; fp32, bf16 or fp16; any other
     dtype is PyTorch's own op. ``keep``: a callable tensor -> Kept. Nothing of the input is kept where neither weight
     nor bias needs a gradient. Backward decodes it, takes the weight and bias gradients, lets go of it, then takes the
-    input gradient. ``slices`` > 1 takes the weight gradient in that many batch slices, which sums in another order.
-    Under torch.autocast the operands are cast as PyTorch casts them (:func:`gistkit.nn.autocast.cast`). Raises
-    ValueError for slices < 1, and what ``torch.conv2d`` raises. Does not synchronise.
+    input gradient. ``weight_grad_slices`` > 1 takes the weight gradient in that many batch slices, which sums in
+    another order. Under torch.autocast the operands are cast as PyTorch casts them (:func:`gistkit.nn.autocast.cast`).
+    Raises ValueError for weight_grad_slices < 1, and what ``torch.conv2d`` raises. Does not synchronise.
     """
-    demand_slices("conv2d", slices)
+    demand_slices("conv2d", weight_grad_slices)
     options = (stride, padding, dilation, groups)
     if not covered(input, weight, bias) or (keep is None and hooked()):
         return F.conv2d(input, weight, bias, *options)  # type: ignore[arg-type]
-    return run(input, weight, bias, options, keep or keep_dense, slices)
+    return run(input, weight, bias, options, keep or keep_dense, weight_grad_slices)

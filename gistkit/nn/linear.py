@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from gistkit.errors import renamed
 from gistkit.kernels import is_dense
 from gistkit.nn.autocast import cast, disabled
 from gistkit.nn.eligible import covered, hooked, recorded
@@ -86,27 +87,28 @@ def takes(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> b
     return bias is None or bias.dim() == 1
 
 
+@renamed(slices="weight_grad_slices=")
 def linear(
     input: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
     keep: Keep | None = None,
-    slices: int = 1,
+    weight_grad_slices: int = 1,
 ) -> torch.Tensor:
     """``torch.nn.functional.linear``, bit for bit, that keeps its input as ``keep`` makes it (default: the tensor,
     or whatever the saved-tensor hooks in force make of it).
 
     input: [..., I] with at least one leading dimension, contiguous if there are several; weight: [O, I]; bias: [O] or
     None; fp32, bf16 or fp16; any other geometry or dtype is PyTorch's own op. ``keep``: a callable tensor -> Kept.
-    Nothing of the input is kept where the weight needs no gradient. ``slices``, autocast and errors: as
+    Nothing of the input is kept where the weight needs no gradient. ``weight_grad_slices``, autocast and errors: as
     :func:`gistkit.nn.conv.conv2d`'s, slices running over the first dimension. Does not synchronise.
     """
-    demand_slices("linear", slices)
+    demand_slices("linear", weight_grad_slices)
     x = input
     if not recorded(x, weight, bias) or not covered(x, weight, bias) or (keep is None and hooked()):
         return F.linear(x, weight, bias)
     if not takes(x, weight, bias):
         return F.linear(x, weight, bias)
     x, weight, bias = cast("linear", x.device.type, x, weight, bias)
-    return _Linear.apply(x, weight.t(), bias, keep or keep_dense, slices)
+    return _Linear.apply(x, weight.t(), bias, keep or keep_dense, weight_grad_slices)

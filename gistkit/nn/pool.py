@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from gistkit import formats
+from gistkit.errors import renamed
 from gistkit.kernels import forward_geometry, is_channels_last, ops
 from gistkit.nn.eligible import covered, memory_format_of, recorded, strides_of
 from gistkit.nn.keep import hold, take
@@ -126,6 +127,7 @@ def _pool(x: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ce
     return _MaxPool2d.apply(x, windows, bool(ceil_mode), relu, zero, bits)
 
 
+@renamed(zero_code="mask_in_pool=")
 def max_pool2d(
     input: torch.Tensor,
     kernel_size: Size,
@@ -135,21 +137,21 @@ def max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
     *,
-    zero_code: bool = False,
+    mask_in_pool: bool = False,
 ) -> Any:
     """``torch.nn.functional.max_pool2d``, bit for bit, that keeps neither its input nor int64 indices.
 
     input: [N, C, H, W] or [C, H, W], fp32, bf16 or fp16, any strides. Keeps 4 bits an output for windows of up to 16
     positions, 8 bits up to 256; larger windows, other dtypes, ``return_indices=True`` (output and indices), and
-    arguments that PyTorch rejects, go to PyTorch. ``zero_code=True`` (15 and 255 positions), for a ReLU's output: no
+    arguments that PyTorch rejects, go to PyTorch. ``mask_in_pool=True`` (15 and 255 positions), for a ReLU's output: no
     gradient flows from an output that is not positive, so that the ReLU needs no mask. Does not synchronise. Gist (ISCA
     2018) section III-A.
     """
-    y = None if return_indices else _pool(input, kernel_size, stride, padding, dilation, ceil_mode, False, zero_code)
+    y = None if return_indices else _pool(input, kernel_size, stride, padding, dilation, ceil_mode, False, mask_in_pool)
     if y is not None:
         return y
     # a second ReLU changes no value of a ReLU's output, and zeroes the gradient as the codes would have
-    x = torch.relu(input) if zero_code else input
+    x = torch.relu(input) if mask_in_pool else input
     return F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)  # type: ignore
 
 
@@ -165,7 +167,7 @@ def relu_max_pool2d(
     """``max_pool2d(relu(input), ...)``, bit for bit, in one pass: the ReLU's output never exists and only the pool's
     codes are kept.
 
-    Arguments, limits and errors as :func:`max_pool2d`'s with ``zero_code=True``.
+    Arguments, limits and errors as :func:`max_pool2d`'s with ``mask_in_pool=True``.
     """
     y = None if return_indices else _pool(input, kernel_size, stride, padding, dilation, ceil_mode, True, True)
     if y is not None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from gistkit.codecs import Encoded
+from gistkit.errors import renamed
 from gistkit.kernels import flat, is_dense, ops
 from gistkit.kernels.launch import direct
 from gistkit.nn.eligible import covered, overwritable, recorded
@@ -55,18 +56,21 @@ class _ReLU(torch.autograd.Function):
         return None if grad is None else kept.relu_backward(grad), None, None, None
 
 
-def relu(input: torch.Tensor, inplace: bool = False, *, keep: Keep | None = None, passes: bool = False) -> torch.Tensor:
+@renamed(passes="mask_in_pool=")
+def relu(
+    input: torch.Tensor, inplace: bool = False, *, keep: Keep | None = None, mask_in_pool: bool = False
+) -> torch.Tensor:
     """``torch.nn.functional.relu``, bit for bit, that keeps a 1-bit mask instead of its output.
 
     input: fp32, bf16 or fp16 of any shape and strides; the result has the strides that ``torch.relu`` gives. ``keep``:
-    what to keep of the output, a callable tensor -> Kept. ``passes=True`` keeps nothing and hands the gradient on
+    what to keep of the output, a callable tensor -> Kept. ``mask_in_pool=True`` keeps nothing and hands the gradient on
     unchanged; only right where every reader of the output zeroes the gradient where the output is not positive (a pool
-    with ``zero_code=True``). In place on views, and for tensors that gistkit has no kernels for, PyTorch's own op runs.
-    Does not synchronise. Gist (ISCA 2018) section III-A, Binarize.
+    with ``mask_in_pool=True``). In place on views, and for tensors without kernels, PyTorch's own op runs. Does
+    not synchronise. Gist (ISCA 2018) section III-A, Binarize.
     """
     if not covered(input):
         return torch.relu_(input) if inplace else torch.relu(input)
-    return run(input, inplace, keep, passes)
+    return run(input, inplace, keep, mask_in_pool)
 
 
 def run(x: torch.Tensor, inplace: bool, keep: Keep | None = None, passes: bool = False) -> torch.Tensor:

@@ -19,7 +19,8 @@ def demand_slices(op: str, slices: int) -> None:
     """Raise ValueError unless slices is a positive int."""
     if type(slices) is not int or slices < 1:
         raise ValueError(
-            f"gistkit.functional.{op}: slices must be an int of at least 1, got {slices!r}; pass 1 for exact sums"
+            f"gistkit.functional.{op}: weight_grad_slices must be an int of at least 1, got {slices!r}; "
+            "pass 1 for exact sums"
         )
 
 

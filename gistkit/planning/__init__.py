@@ -1,7 +1,7 @@
 """From a saved graph and a budget to a plan: choice of a policy, the plan's contract, refusals."""
 
 from gistkit.planning.choose import accepts, check_words, made, seeds
-from gistkit.planning.contract import AGAIN, check_forward, check_inputs, check_same, check_state, made_for
+from gistkit.planning.contract import AGAIN, check_forward, check_inputs, check_same, check_state, contract_of
 from gistkit.planning.refusal import EXAMPLE_FORMAT, beneath, instead, least_bytes, refused, remedy, unfit
 
 __all__ = [
@@ -14,10 +14,10 @@ __all__ = [
     "check_same",
     "check_state",
     "check_words",
+    "contract_of",
     "instead",
     "least_bytes",
     "made",
-    "made_for",
     "refused",
     "remedy",
     "seeds",

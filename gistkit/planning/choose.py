@@ -7,13 +7,15 @@ import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gistkit.errors import BudgetError, PlanError
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.cost import CostTable, is_switched
 from gistkit.planning.forms import FIDELITIES
-from gistkit.planning.policies import LARGE_TASKS, POLICIES, check_lossy, modnn_unless
+from gistkit.planning.policies import LARGE_TASKS, POLICIES, check_lossy
+from gistkit.planning.wall import fastest_on_the_wall, without_link
 
 SEEDS = ("plain", "checkpoint", "gist", "vdnn-all", "vdnn-conv", "cdma", "vdnn-dyn", "vdnn+", "modnn")
 """Policies whose plans `optimal` is given to start from, so that it is never slower than one of them: the slowest to
@@ -27,9 +29,11 @@ ResNet-1202 take 9, of which vDNN+, the last, takes half: without it capture and
 SLOW_TASKS = 1000
 """Steps of more tasks are planned without modnn's seed where no algorithm can be chosen (every convolution's workspace
 has to be made room for, which takes it up to 16 s for ResNet-152, 1 s where it may choose), those of more than
-LARGE_TASKS in any case: it is `optimal`'s rival, given up as soon as it cannot be faster."""
+LARGE_TASKS in any case: it is `optimal`'s rival, behind the search."""
+WITHOUT_LINK_S = 2.0
+"""Seconds of the second search, where the first one's plan sends something to the host: half of what that has."""
 RIVAL_S = 30.0
-"""Seconds of this thread's own time after which moDNN is given up anyway: ResNet-1202 takes less than 10."""
+"""Seconds of this thread's own time after which moDNN is given up: ResNet-509 takes 3 to 34, ResNet-1202 more."""
 
 
 def accepts(policy: str, word: str) -> bool:
@@ -49,8 +53,7 @@ def made(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | N
 def _reserving(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: dict) -> Plan:
     given = {name: value for name, value in words.items() if accepts(policy, name)}
     if accepts(policy, "seeds"):
-        given["seeds"], late = _seeds(graph, costs, budget_bytes, words)
-        given["rivals"] = _rivals(late, graph, costs, budget_bytes, words)
+        return _optimal(policy, graph, costs, budget_bytes, words, given)
     if accepts(policy, "reserve") or not words["reserve"]:
         return _by_policy(policy, graph, costs, budget_bytes, given)
     reserve = words["reserve"]
@@ -58,6 +61,21 @@ def _reserving(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: i
     plan = _by_policy(policy, graph, costs, room, given)
     bound = plan.lower_bound_bytes + reserve if plan.lower_bound_bytes else 0
     return replace(plan, peak_bytes=plan.peak_bytes + reserve, lower_bound_bytes=bound)
+
+
+def _optimal(
+    policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: dict, given: dict
+) -> Plan:
+    """The search's plan, or one that is faster on the wall (:mod:`gistkit.planning.wall`)."""
+    others, late = _seeds(graph, costs, budget_bytes, words)
+
+    def search(on: CostTable, seeds: list[Plan], **more: Any) -> Plan:
+        return _by_policy(policy, graph, on, budget_bytes, {**given, "seeds": seeds, **more})
+
+    found = search(costs, others, rivals=_rivals(late, graph, costs, budget_bytes, words))
+    if len(graph.tasks) <= LARGE_TASKS:
+        others += without_link(costs, found, others, partial(search, time_limit_s=WITHOUT_LINK_S))
+    return fastest_on_the_wall(graph, costs, budget_bytes, found, others, words["fidelity"], words["reserve"])
 
 
 def _by_policy(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, given: dict) -> Plan:
@@ -144,19 +162,13 @@ def _is_slow(name: str, graph: SavedGraph, costs: CostTable) -> bool:
 def rival(
     graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping[str, Any]
 ) -> Callable[[float], Plan | None]:
-    """What gives modnn's plan under the same budget where it may take fewer than so many seconds; None where it cannot
-    or refuses the budget, TimeoutError where time is up."""
+    """What gives modnn's plan under the same budget; None where it refuses the budget, TimeoutError where time is
+    up."""
 
-    def found(seconds: float) -> Plan | None:
-        begun = time.thread_time()
-
-        def enough(least_s: float) -> bool:
-            if time.thread_time() - begun > RIVAL_S:
-                raise TimeoutError("modnn")
-            return least_s >= seconds
-
+    def found(_: float) -> Plan | None:
         given = {name: words[name] for name in ("fidelity", "reserve", "batch_norm") if name in words}
-        return _or_none(costs, lambda: modnn_unless(graph, costs, budget_bytes, enough, **given))
+        modnn = POLICIES["modnn"]
+        return _or_none(costs, lambda: modnn(graph, costs, budget_bytes, time_limit_s=RIVAL_S, **given))
 
     return found
 
@@ -192,8 +204,8 @@ def _check_density(density: float | Mapping[int, float] | None) -> None:
     for key in ids:
         if isinstance(key, bool) or not isinstance(key, int):
             raise TypeError(
-                f"density must have storage ids, whole numbers, as keys, got {key!r}; from a plan, which has them "
-                'as texts: {int(key): share for key, share in plan.settings["densities"].items()}'
+                f"density must have storage ids, whole numbers, as keys, got {key!r}; take those of "
+                "plan.contract.densities or of gistkit.report(model).densities"
             )
     values = density.values() if isinstance(density, Mapping) else () if density is None else (density,)
     for value in values:

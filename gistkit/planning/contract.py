@@ -1,80 +1,99 @@
-"""What a plan was made for, as far as its fingerprint does not say it: written when it is planned, compared before it
-is carried out.
+"""The contract of a plan: written when a step is planned, compared with the forward that is about to run.
 
-A fingerprint leaves sizes out, so that a last, smaller batch runs under the plan of the others. What a budget relies on
-besides is told here: parameters and buffers by name, the calls with their strides and kernels, the bytes of every
-storage (of one sub-batch), the mode. ``flow`` (:mod:`gistkit.planning.dataflow`) says what differs where the
-fingerprints do. Plain lists and numbers, as JSON has them.
+:class:`gistkit.ir.Contract` says what it holds. Sizes may differ, as a last batch is smaller; an empty one has another
+graph.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from gistkit.capture import GEOMETRY, python_instead
 from gistkit.errors import PlanMismatchError
-from gistkit.ir import Call, SavedGraph, StateTensor, scaled
-from gistkit.planning.dataflow import AGAIN, check_flow, check_sources, flow
+from gistkit.ir import Call, Contract, PlannedCall, SavedGraph, StateTensor, scaled
+from gistkit.planning.forms import OBSERVERS
 
-Entry = tuple[str, tuple[int, ...], bool]
+AGAIN = "make the plan from this model, in this mode, with a batch of this kind"
+Tensors = tuple[StateTensor, ...]
+Calls = Sequence[PlannedCall]
 
 
-def made_for(graph: SavedGraph, sub_batches: int = 1) -> dict[str, Any]:
-    """The record of a captured step that is planned in so many sub-batches. Which inputs need gradients, by tensor
-    among the arguments, who has the batch may add as ``inputs``."""
+def contract_of(graph: SavedGraph, sub_batches: int = 1) -> Contract:
+    """The contract of a captured step that is planned in so many sub-batches. The caller of :func:`gistkit.plan` adds
+    inputs, autocast and what it asked for."""
     part = scaled(graph, sub_batches)
-    return {
-        "training": graph.training,
-        "state": [[t.name, t.dtype, list(t.shape), t.requires_grad] for t in graph.state],
-        "calls": _calls(graph),
-        "bytes": [s.nbytes for s in part.storages],
-        "flow": flow(part),
-    }
+    return Contract(
+        batch=graph.batch,
+        training=graph.training,
+        state=graph.state,
+        calls=_calls(part),
+        storage_bytes=tuple(s.nbytes for s in part.storages),
+        saved_bytes=graph.kept_bytes,
+    )
 
 
-def _calls(graph: SavedGraph) -> list[list]:
-    """The covered calls and those of which backward keeps something. Of the others a capture of a whole step sees
-    another part than one of a forward: what a custom function makes, say; their sizes are in ``bytes``."""
-    acting = (call for call in graph.calls if call.covered >= 0 or call.saves)
-    return [[call.op, call.module, geometry(call)] for call in acting]
+def _calls(graph: SavedGraph) -> tuple[PlannedCall, ...]:
+    """The calls of a forward, those left out by which somebody watches it."""
+    wrote: dict[int, int] = {}
+    found: list[PlannedCall] = []
+    for call in graph.calls:
+        if call.op in OBSERVERS:
+            continue
+        made = graph.values[call.results[0]] if call.results else None
+        read = (s for s in call.reads if graph.storages[s].kind not in ("parameter", "buffer"))
+        sources = tuple(sorted({wrote.get(s, -1) for s in read}))
+        op = f"{call.op} in place" if call.inplace else call.op
+        result = (made.dtype, made.shape) if made else ("", ())
+        found.append(PlannedCall(op, call.module, *result, sources, _geometry(call)))
+        wrote |= dict.fromkeys(call.writes, len(found) - 1)
+    return tuple(found)
 
 
-def geometry(call: Call) -> dict[str, Any]:
-    """The arguments of a covered call that change what it keeps, by name; nothing of another call."""
-    told = call.options or {}
-    return {name: told[name] for name in GEOMETRY.get(call.op, ()) if call.covered >= 0 and name in told}
+def _geometry(call: Call) -> dict[str, Any] | None:
+    known = call.options or {} if call.covered >= 0 else {}
+    names = (name for name in GEOMETRY.get(call.op, ()) if name in known)
+    return {name: known[name] for name in names} if call.covered >= 0 or call.saves else None
 
 
-def check_state(record: dict[str, Any], state: tuple[StateTensor, ...], *, gradients: bool) -> None:
+def _acting(calls: Calls) -> list[PlannedCall]:
+    """The calls of which backward keeps something. Of the others a capture of a whole step may see more than one of a
+    forward (what a custom function makes, say); their sizes are in ``Contract.storage_bytes``."""
+    return [call for call in calls if call.geometry is not None]
+
+
+def check_state(contract: Contract, state: Tensors, *, gradients: bool) -> None:
     """Raise PlanMismatchError naming the first parameter or buffer that is not as planned: its dtype, its shape and,
     with ``gradients``, whether it needs one. Names by themselves do not matter."""
-    planned = {name: (dtype, tuple(shape), grad and gradients) for name, dtype, shape, grad in record.get("state", ())}
-    now = {t.name: (t.dtype, t.shape, t.requires_grad and gradients) for t in state}
-    if not record or list(planned.values()) == list(now.values()):
+    planned, now = _by_name(contract.state, gradients), _by_name(state, gradients)
+    if not contract.known or list(planned.values()) == list(now.values()):
         return
     for name in (*planned, *now):
         if planned.get(name) != now.get(name):
-            expected, got = _tensor(planned.get(name), gradients), _tensor(now.get(name), gradients)
-            raise PlanMismatchError(f"{expected} as parameter or buffer {name!r}", got, AGAIN)
+            expected = f"{planned.get(name, 'none')} as parameter or buffer {name!r}"
+            raise PlanMismatchError(expected, now.get(name, "none"), AGAIN)
     raise PlanMismatchError("the parameters and buffers in the order of the planned model", "another order", AGAIN)
 
 
-def _tensor(entry: Entry | None, gradients: bool) -> str:
-    if entry is None:
-        return "none"
-    dtype, shape, grad = entry
-    return f"{dtype} of shape {shape}" + (f" {'with' if grad else 'without'} a gradient" if gradients else "")
+def _by_name(tensors: Tensors, gradients: bool) -> dict[str, str]:
+    """What each tensor is, in words."""
+    grads = {t.name: f" {'with' if t.requires_grad else 'without'} a gradient" if gradients else "" for t in tensors}
+    return {t.name: f"{t.dtype} of shape {t.shape}{grads[t.name]}" for t in tensors}
 
 
-def check_inputs(record: dict[str, Any], trains: list[bool]) -> None:
+def check_inputs(contract: Contract, inputs: Tensors) -> None:
     """Raise PlanMismatchError where a gradient is asked for an input for which none was planned, or the other way
-    round; ``trains``: by tensor among the arguments."""
-    if record.get("inputs", trains) != trains:
-        planned, now = (f"inputs that need gradients: {flags}" for flags in (record["inputs"], trains))
-        raise PlanMismatchError(planned, str(now), "plan with such inputs, or detach them")
+    round."""
+    if contract.inputs is not None:
+        planned, now = (
+            f"inputs that need gradients: {[t.requires_grad for t in tensors]}" for tensors in (contract.inputs, inputs)
+        )
+        if planned != now:
+            raise PlanMismatchError(planned, now, "plan with such inputs, or detach them")
 
 
-def check_forward(record: dict[str, Any], graph: SavedGraph) -> None:
+def check_forward(contract: Contract, graph: SavedGraph) -> None:
     """Raise PlanMismatchError where a captured forward is not what a budget was planned for: naming the first call that
     is another or has other strides, kernels and the like, or the first storage that is larger, or a part of which
     nothing is known."""
@@ -84,34 +103,38 @@ def check_forward(record: dict[str, Any], graph: SavedGraph) -> None:
             f"{graph.scripted[0]!r} as a scripted or traced module, of which no capture tells what it will keep",
             python_instead(graph.scripted[:1]),
         )
-    if not record:
+    if not contract.known:
         return
-    _check_geometry(record, graph)
-    for name, now in (("calls", _calls(graph)), ("bytes", graph.storages)):
-        if len(record[name]) != len(now):
-            what = "calls" if name == "calls" else "storages"
-            raise PlanMismatchError(f"a forward of {len(record[name])} {what}", f"one of {len(now)}", AGAIN)
-    for storage, most in zip(graph.storages, record["bytes"], strict=True):
+    calls = _calls(graph)
+    _check_geometry(contract, calls)
+    counts = len(_acting(contract.calls)), len(_acting(calls))
+    for what, planned, now in (("calls", *counts), ("storages", len(contract.storage_bytes), len(graph.storages))):
+        if planned != now:
+            raise PlanMismatchError(f"a forward of {planned} {what}", f"one of {now}", AGAIN)
+    for storage, most in zip(graph.storages, contract.storage_bytes, strict=True):
         if storage.kind in ("input", "activation") and storage.nbytes > most:
+            maker = graph.calls[storage.producer] if storage.producer >= 0 else None
+            made = f"{maker.op} of {maker.module or 'the model'}" if maker is not None else "an input"
             raise PlanMismatchError(
                 f"at most {most} bytes in storage {storage.id}, for the plan's budget",
-                f"{storage.nbytes} ({_maker(graph, storage.producer)}, shape {storage.shape})",
+                f"{storage.nbytes} ({made}, shape {storage.shape})",
                 "plan for inputs of these sizes",
             )
 
 
-def _check_geometry(record: dict[str, Any], graph: SavedGraph) -> None:
-    for i, (planned, now) in enumerate(zip(record["calls"], _calls(graph), strict=False)):
-        if (planned[0], planned[2]) != (now[0], now[2]):
-            raise PlanMismatchError(_call(i, *planned), _call(i, *now), AGAIN)
-
-
-def check_same(record: dict[str, Any], graph: SavedGraph, trains: list[bool], autocast: str) -> None:
+def check_same(contract: Contract, graph: SavedGraph, inputs: Tensors, autocast: str) -> None:
     """Raise PlanMismatchError naming what is another in a captured forward whose fingerprint is not the plan's: its
-    mode, a call, who needs a gradient, what a call reads. ``trains``: which tensors among the arguments need one;
-    ``autocast``: what is in force, in words. Nothing is raised where the record does not tell."""
+    mode, a call, who needs a gradient, what a call reads. ``autocast``: what is in force, in words. Nothing is raised
+    where the contract does not know the step."""
+    calls = _calls(graph)
     try:
-        _check_same(record, graph, trains, autocast)
+        if contract.known:
+            _check_mode(contract, graph)
+            _check_calls(contract, calls, autocast)
+            check_state(contract, graph.state, gradients=True)
+            check_inputs(contract, inputs)
+            _check_geometry(contract, calls)
+            _check_sources(contract, calls)
     except PlanMismatchError as error:
         if not graph.scripted:
             raise
@@ -119,31 +142,61 @@ def check_same(record: dict[str, Any], graph: SavedGraph, trains: list[bool], au
         raise PlanMismatchError(error.expected, error.got, f"{remedy}, or leave the plan out") from None
 
 
-def _check_same(record: dict[str, Any], graph: SavedGraph, trains: list[bool], autocast: str) -> None:
-    if not record:
-        return
-    if record["training"] != graph.training:
-        planned, now = ("training" if mode else "evaluation" for mode in (record["training"], graph.training))
+def _check_mode(contract: Contract, graph: SavedGraph) -> None:
+    if contract.training != graph.training:
+        planned, now = ("training" if mode else "evaluation" for mode in (contract.training, graph.training))
         raise PlanMismatchError(f"a forward in {planned} mode", f"one in {now} mode", AGAIN)
-    planned = record.get("flow", ())
-    if planned:
-        check_flow(planned, graph, autocast)
-    check_state(record, graph.state, gradients=True)
-    check_inputs(record, trains)
-    _check_geometry(record, graph)
-    check_sources(planned, graph)
 
 
-def _call(index: int, op: str, module: str, told: dict[str, Any]) -> str:
-    words = ", ".join(f"{name}={value}" for name, value in told.items())
-    return f"call {index} to be {op}{f' of {module!r}' if module else ''}{f' ({words})' if words else ''}"
+def _check_calls(contract: Contract, now: Calls, autocast: str) -> None:
+    """The first call with another op, another dtype, an empty result."""
+    planned = contract.calls
+    for i, (expected, got) in enumerate(zip_longest(planned, now)):
+        if expected is None or got is None or expected.op != got.op:
+            raise PlanMismatchError(_result(i, expected, planned), _result(i, got, now), AGAIN)
+        texts = _result(i, expected, planned), _result(i, got, now)
+        if expected.dtype != got.dtype:
+            remedy = f"run it in the planned dtypes, or plan in these ({autocast})"
+            if contract.autocast not in ("", autocast):
+                remedy = f"it was planned under {contract.autocast}: run it so, or plan it under {autocast}"
+            raise PlanMismatchError(*texts, remedy)
+        if 0 in got.shape and 0 not in expected.shape:
+            raise PlanMismatchError(texts[0], f"{texts[1]}, an empty one", "leave empty batches out")
 
 
-def _maker(graph: SavedGraph, producer: int) -> str:
-    if producer < 0:
-        return "an input"
-    call = graph.calls[producer]
-    return f"{call.op} of {call.module or 'the model'}"
+def _check_geometry(contract: Contract, now: Calls) -> None:
+    """The first call with other strides, kernels and the like."""
+    for i, (expected, got) in enumerate(zip(_acting(contract.calls), _acting(now), strict=False)):
+        if (expected.op, expected.geometry) != (got.op, got.geometry):
+            planned, given = (f"call {i} to be {_name(call)}{_arguments(call)}" for call in (expected, got))
+            raise PlanMismatchError(planned, given, AGAIN)
 
 
-__all__ = ["AGAIN", "check_forward", "check_inputs", "check_same", "check_state", "geometry", "made_for"]
+def _check_sources(contract: Contract, now: Calls) -> None:
+    """The first call that reads what another call made."""
+    for i, (expected, got) in enumerate(zip(contract.calls, now, strict=False)):
+        if expected.sources != got.sources:
+            where = f"call {i}, {_name(got)}, to read the results of"
+            raise PlanMismatchError(f"{where} {_sources(expected, contract.calls)}", _sources(got, now), AGAIN)
+
+
+def _name(call: PlannedCall) -> str:
+    return f"{call.op}{f' of {call.module!r}' if call.module else ''}"
+
+
+def _arguments(call: PlannedCall) -> str:
+    return f" ({', '.join(f'{name}={value}' for name, value in call.geometry.items())})" if call.geometry else ""
+
+
+def _result(index: int, call: PlannedCall | None, calls: Calls) -> str:
+    if call is not None:
+        return f"call {index} to be {_name(call)}{f' making {call.dtype} of shape {call.shape}' if call.dtype else ''}"
+    return f"the end after call {index - 1}, {_name(calls[-1])}" if calls else "a forward without a call"
+
+
+def _sources(call: PlannedCall, calls: Calls) -> str:
+    named = (f"call {i}, {_name(calls[i])}" if i >= 0 else "what the forward was given" for i in call.sources)
+    return " and ".join(named) or "none"
+
+
+__all__ = ["AGAIN", "check_forward", "check_inputs", "check_same", "check_state", "contract_of"]

@@ -1,4 +1,4 @@
-"""Budgets that are not met: what each class of moves needs at least, and which would do."""
+"""The errors of budgets that no plan meets: the least budget of each class of moves, and what to change."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from gistkit.planning.forms import FIDELITIES
 from gistkit.planning.policies import Common, minimise_peak
 from gistkit.planning.simulate import Simulator
 
+Settings = Mapping[str, Any]
+"""The caller's ``fidelity``, ``lossy``, ``reserve`` and ``batch_norm``."""
 LEAST_S = 3.0
-"""The time limit of `optimal` that a class's least peak is found under, which takes a fifth of it."""
+"""The time limit given to `optimal` for the least peak of a class, of which the search takes a fifth."""
 EXAMPLE_FORMAT = "fp8"
-"""The lossy format that a refused budget is told of where the caller named none: the smallest."""
+"""The lossy format in the error where the caller named none: the smallest."""
 
 
 def least_bytes(
@@ -31,7 +33,7 @@ def least_bytes(
     of those before it.
 
     ``lossy`` names the format of that class (default fp8). ``batch_norm`` accepts sub-batches for a network whose batch
-    norms then see other statistics. ``known`` holds the classes that need not be looked at.
+    norms then see other statistics. ``known`` holds the classes whose least peak is known already.
     """
     found: dict[str, int] = {}
     best: int | None = None
@@ -40,38 +42,38 @@ def least_bytes(
         own = (known or {}).get(name)
         if own is None:
             narrow = (lossy or EXAMPLE_FORMAT) if name == "lossy" else None
-            words = {"lossy": narrow, "reserve": reserve, "batch_norm": batch_norm}
-            own = minimise_peak(graph, costs, name, **words, time_limit_s=LEAST_S, common=common).peak_bytes
+            settings = {"lossy": narrow, "reserve": reserve, "batch_norm": batch_norm}
+            own = minimise_peak(graph, costs, name, **settings, time_limit_s=LEAST_S, common=common).peak_bytes
         best = own if best is None else min(best, own)
         found[name] = best
     return found
 
 
 def refused(
-    graph: SavedGraph, costs: CostTable, budget_bytes: int, words: Mapping[str, Any], known: Mapping[str, int]
+    graph: SavedGraph, costs: CostTable, budget_bytes: int, settings: Settings, known: Mapping[str, int]
 ) -> BudgetError:
     """The error of a budget below what the allowed class needs, with what every class needs."""
-    narrow = words["lossy"] or EXAMPLE_FORMAT
-    least = _least(graph, costs, words, narrow, known)
-    return BudgetError(budget_bytes, least, remedy(budget_bytes, least, words["fidelity"], narrow))
+    narrow = settings["lossy"] or EXAMPLE_FORMAT
+    least = _least(graph, costs, settings, narrow, known)
+    return BudgetError(budget_bytes, least, remedy(budget_bytes, least, settings["fidelity"], narrow))
 
 
-def unfit(graph: SavedGraph, costs: CostTable, budget_bytes: int, words: Mapping[str, Any], made: Plan) -> BudgetError:
+def unfit(graph: SavedGraph, costs: CostTable, budget_bytes: int, settings: Settings, plan: Plan) -> BudgetError:
     """The error of a plan above its budget, by a policy that aims at none or cannot reach it."""
-    narrow = words["lossy"] or EXAMPLE_FORMAT
-    least = _least(graph, costs, words, narrow)
-    text = f'policy="{made.policy}" needs {made.peak_bytes} bytes ({made.peak_bytes / 2**20:.1f} MiB)'
-    return BudgetError(budget_bytes, least, f"{text}; {instead(budget_bytes, least, words['fidelity'], narrow)}")
+    narrow = settings["lossy"] or EXAMPLE_FORMAT
+    least = _least(graph, costs, settings, narrow)
+    text = f'policy="{plan.policy}" needs {plan.peak_bytes} bytes ({plan.peak_bytes / 2**20:.1f} MiB)'
+    return BudgetError(budget_bytes, least, f"{text}; {instead(budget_bytes, least, settings['fidelity'], narrow)}")
 
 
 def beneath(
-    graph: SavedGraph, costs: CostTable, budget_bytes: int, words: Mapping[str, Any], policy: str, error: BudgetError
+    graph: SavedGraph, costs: CostTable, budget_bytes: int, settings: Settings, policy: str, error: BudgetError
 ) -> BudgetError:
-    """The error of a budget below a policy's own bounds, those of ``error``, whose sums are of any order at most: for
-    all classes, with what `optimal` could do."""
-    narrow, asked = words["lossy"] or EXAMPLE_FORMAT, words["fidelity"]
+    """The error of a budget below the policy's own bounds, which are in ``error``: for all classes, with what `optimal`
+    could do. The policies with such bounds round nothing."""
+    narrow, asked = settings["lossy"] or EXAMPLE_FORMAT, settings["fidelity"]
     own = {name: error.least_bytes.get(name, error.least_bytes["reassociated"]) for name in FIDELITIES}
-    todo = instead(budget_bytes, _least(graph, costs, words, narrow), asked, narrow)
+    todo = instead(budget_bytes, _least(graph, costs, settings, narrow), asked, narrow)
     return BudgetError(budget_bytes, own, f'by policy="{policy}": {error.remedy}; {todo}')
 
 
@@ -83,11 +85,11 @@ def instead(budget_bytes: int, least: Mapping[str, int], asked: str, narrow: str
 
 
 def _least(
-    graph: SavedGraph, costs: CostTable, words: Mapping[str, Any], narrow: str, known: Mapping[str, int] | None = None
+    graph: SavedGraph, costs: CostTable, settings: Settings, narrow: str, known: Mapping[str, int] | None = None
 ) -> dict[str, int]:
     """What each class needs at least under the caller's settings."""
-    accepted = bool(words.get("batch_norm"))
-    return least_bytes(graph, costs, lossy=narrow, reserve=words["reserve"], batch_norm=accepted, known=known)
+    accepted = bool(settings.get("batch_norm"))
+    return least_bytes(graph, costs, lossy=narrow, reserve=settings["reserve"], batch_norm=accepted, known=known)
 
 
 def remedy(budget_bytes: int, least: Mapping[str, int], asked: str, narrow: str) -> str:

@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any
 
 import torch
@@ -51,10 +52,18 @@ def calibrate(device: str | torch.device = "cuda") -> Hardware:
     """Measure a device: copy bandwidth, link each way and both ways at once, arithmetic by dtype, launch, codecs, host.
 
     ``device``: ``cpu``, ``cuda`` or ``cuda:N``. A CPU has no link, and is its own host. Needs about 2 GiB of device
-    memory and 0.5 GiB of pinned host memory on CUDA, 0.2 GiB on a CPU, and a few seconds; synchronises. Raises
-    ValueError for a device that is neither or is not there.
+    memory and 0.5 GiB of pinned host memory on CUDA, 0.2 GiB on a CPU, and a few seconds; synchronises. Random states
+    stay as they are, and autocast does not act. Raises ValueError for a device that is neither or is not there.
     """
     place = checked_device(device)
+    if place.type == "cuda" and place.index is None:
+        place = torch.device("cuda", torch.cuda.current_device())
+    forked = torch.random.fork_rng([place] if place.type == "cuda" else [])
+    with forked, torch.autocast(place.type, enabled=False), torch.enable_grad():
+        return _measured(place)
+
+
+def _measured(place: torch.device) -> Hardware:
     on_gpu = place.type == "cuda"
     sizes = _CUDA if on_gpu else _CPU
     host_s, runtime_host_s = host_task_s(place) if on_gpu else (0.0, 0.0)
@@ -77,6 +86,7 @@ def calibrate(device: str | torch.device = "cuda") -> Hardware:
             libraries_bytes=CUDA_LIBRARIES_BYTES if on_gpu else 0,
             host_s=host_s,
             runtime_host_s=runtime_host_s,
+            source=f"calibrated {datetime.now(timezone.utc).date()}, torch {torch.__version__}",
         )
 
 
@@ -166,7 +176,7 @@ def _conv_rate(device: torch.device, sizes: _Sizes) -> float:
 
 
 def _launch_s(device: torch.device) -> float:
-    """Seconds of an operator that has nothing to do, many in a row."""
+    """Seconds of an operator on a single element, many in a row."""
     x = torch.zeros(1, device=device)
     return _rounded(seconds(lambda: x.add_(1), device, inner=1000))
 
@@ -189,7 +199,9 @@ def host_task_s(device: torch.device) -> tuple[float, float]:
 def small_step(device: torch.device) -> tuple[nn.Sequential, torch.Tensor]:
     """The network that the host is timed on, and its input: convolutions, batch norms and ReLUs over 4 KiB."""
     layers = (m for _ in range(BLOCKS) for m in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()))
-    return nn.Sequential(*layers).to(device).train(), torch.zeros(2, 8, 8, 8, device=device)
+    with device:  # whatever default device the caller has set
+        model = nn.Sequential(*layers).train()
+    return model, torch.zeros(2, 8, 8, 8, device=device)
 
 
 def _codec_slowdown(device: torch.device, sizes: _Sizes, memory_gbps: float) -> float:

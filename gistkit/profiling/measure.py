@@ -46,7 +46,7 @@ SLEEP_CYCLES = 400_000
 
 @dataclass(frozen=True)
 class Work:
-    """What one step is made of: a model's arguments, and what its loss takes besides."""
+    """The inputs of one step: the model's arguments and the loss function's targets."""
 
     args: tuple
     kwargs: dict[str, Any]
@@ -56,7 +56,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Measured:
-    """A step as it was measured: seconds by task, bytes that a convolution's task took beside its operands and results
+    """One measured step: seconds by task, bytes that a convolution's task took beside its operands and results
     (on CUDA, by the allocator; else none), seconds of the whole step when nobody watched it."""
 
     seconds: dict[int, float]

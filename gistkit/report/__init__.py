@@ -3,7 +3,7 @@
 from gistkit.report.planner_plots import plot_plan, plot_profile
 from gistkit.report.profile_view import LayerProfile, Profile, TaskProfile, profile_tables, told
 from gistkit.report.step_report import Report, report
-from gistkit.report.tables import console, mib, milliseconds
+from gistkit.report.tables import console, mib, milliseconds, table
 
 __all__ = [
     "LayerProfile",
@@ -17,5 +17,6 @@ __all__ = [
     "plot_profile",
     "profile_tables",
     "report",
+    "table",
     "told",
 ]

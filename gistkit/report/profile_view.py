@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gistkit.planning.cost import StepTimes
-from gistkit.report.tables import mib, milliseconds, rendered
+from gistkit.report.tables import mib, milliseconds, rendered, table
 
 SHOWN = 40
 TITLES = {
@@ -96,7 +96,8 @@ class Profile:
         return profile_text(self)
 
 
-_SHORT = {"workspace": "work", "forward": "fwd", "backward": "bwd"}
+WIDE_COLUMNS = ("layer", "kind", ">X", ">Y", ">workspace", ">weights", ">forward", ">backward", ">reuse")
+NARROW_COLUMNS = ("layer", ">X", ">Y", ">work", ">weights", ">fwd", ">bwd", ">reuse")
 
 
 def profile_text(profile: Profile) -> str:
@@ -113,38 +114,28 @@ def profile_tables(profile: Profile, wide: bool = True) -> list[Table]:
 
 def _classes(profile: Profile) -> Table:
     named = f"{profile.model}, batch {profile.batch}" if profile.model else f"batch {profile.batch}"
-    table = Table(
-        title=f"plain PyTorch: {named}, {profile.hardware}",
-        caption=f"peak {mib(profile.peak_bytes)} MiB, step {milliseconds(profile.step_s)} ms",
-    )
-    table.add_column("class", no_wrap=True)
-    for name in ("total MiB", "most at once", "at peak", "share"):
-        table.add_column(name, justify="right", no_wrap=True)
+    columns = ("class", ">total MiB", ">most at once", ">at peak", ">share")
+    caption = f"peak {mib(profile.peak_bytes)} MiB, step {milliseconds(profile.step_s)} ms"
+    shown = table(f"plain PyTorch: {named}, {profile.hardware}", *columns, caption=caption)
     for name, total in profile.total_bytes.items():
         at_peak = profile.peak_class_bytes[name]
         share = f"{at_peak / max(1, profile.peak_bytes):.1%}"
-        table.add_row(TITLES[name], mib(total), mib(profile.most_bytes[name]), mib(at_peak), share)
-    return table
+        shown.add_row(TITLES[name], mib(total), mib(profile.most_bytes[name]), mib(at_peak), share)
+    return shown
 
 
 def _stashes(profile: Profile) -> Table:
-    table = Table(title="stashed feature maps, by maker and reader")
-    table.add_column("kind", no_wrap=True)
-    table.add_column("MiB", justify="right")
-    table.add_column("share", justify="right")
+    shown = table("stashed feature maps, by maker and reader", "kind", ">MiB", ">share")
     total = max(1, sum(profile.stashed_bytes.values()))
     for name, nbytes in profile.stashed_bytes.items():
-        table.add_row(TITLES[name], mib(nbytes), f"{nbytes / total:.1%}")
-    return table
+        shown.add_row(TITLES[name], mib(nbytes), f"{nbytes / total:.1%}")
+    return shown
 
 
 def _ops(profile: Profile, times: StepTimes) -> Table:
     """Seconds by op and phase, measured and predicted, those with most time first."""
-    table = Table(title="ms by op, measured and predicted", caption=told(times), box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("op", "phase"):
-        table.add_column(name, no_wrap=True)
-    for name in ("tasks", "measured", "share", "predicted", "ratio"):
-        table.add_column(name, justify="right", no_wrap=True)
+    columns = ("op", "phase", ">tasks", ">measured", ">share", ">predicted", ">ratio")
+    shown = table("ms by op, measured and predicted", *columns, caption=told(times), box=SIMPLE_HEAD, pad_edge=False)
     found: dict[tuple[str, str], list[TaskProfile]] = defaultdict(list)
     for task in profile.tasks:
         found[task.op, task.phase].append(task)
@@ -152,9 +143,9 @@ def _ops(profile: Profile, times: StepTimes) -> Table:
     total_s = sum(measured_s for measured_s, _ in sums.values())
     for (op, phase), (measured_s, predicted_s) in sorted(sums.items(), key=lambda item: -item[1][0]):
         ratio = f"{measured_s / predicted_s:.2f}" if predicted_s else "-"
-        shown = (milliseconds(measured_s), f"{measured_s / total_s:.1%}", milliseconds(predicted_s), ratio)
-        table.add_row(op, phase, str(len(found[op, phase])), *shown)
-    return table
+        times_s = (milliseconds(measured_s), f"{measured_s / total_s:.1%}", milliseconds(predicted_s), ratio)
+        shown.add_row(op, phase, str(len(found[op, phase])), *times_s)
+    return shown
 
 
 def told(times: StepTimes) -> str:
@@ -167,28 +158,20 @@ def told(times: StepTimes) -> str:
 
 
 def _layers(profile: Profile, wide: bool) -> Table:
-    table = Table(
-        title="layers: MiB of the forward, ms, reuse distance of the input",
-        caption="reuse: ms from the end of a layer's forward to the start of its backward",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    table.add_column("layer", no_wrap=True)
-    if wide:
-        table.add_column("kind", no_wrap=True)
-    for name in ("X", "Y", "workspace", "weights", "forward", "backward", "reuse"):
-        shown = name if wide else _SHORT.get(name, name)
-        table.add_column(shown, justify="right", no_wrap=True)
+    title = "layers: MiB of the forward, ms, reuse distance of the input"
+    caption = "reuse: ms from the end of a layer's forward to the start of its backward"
+    columns = WIDE_COLUMNS if wide else NARROW_COLUMNS
+    shown = table(title, *columns, caption=caption, box=SIMPLE_HEAD, pad_edge=False)
     for layer in profile.layers[:SHOWN]:
         kind = (layer.kind,) if wide else ()
         reuse = "-" if layer.reuse_s is None else milliseconds(layer.reuse_s)
         sizes = (layer.x_bytes, layer.y_bytes, layer.workspace_bytes, layer.weight_bytes)
         times = (milliseconds(layer.forward_s), milliseconds(layer.backward_s), reuse)
-        table.add_row(layer.module or layer.op, *kind, *map(mib, sizes), *times)
+        shown.add_row(layer.module or layer.op, *kind, *map(mib, sizes), *times)
     rest = profile.layers[SHOWN:]
     if rest:
-        table.add_row(f"{len(rest)} more: --json")
-    return table
+        shown.add_row(f"{len(rest)} more: --json")
+    return shown
 
 
 __all__ = ["TITLES", "LayerProfile", "Profile", "TaskProfile", "profile_tables", "profile_text", "told"]

@@ -27,13 +27,14 @@ class BudgetReport:
     """What a plan promises of a step's peak, and what is known of the real one; all in bytes, everything counted.
 
     ``predicted_bytes`` is the plan's peak with transfers beside the computation, ``expected_bytes`` the one with
-    transfers that overlap nothing, as the runtime makes them (``Plan.settings["sync_peak_bytes"]``; the same where a
+    transfers that overlap nothing, as the runtime makes them (``Plan.prediction.sync_peak_bytes``; the same where a
     plan does not tell). ``measured_bytes`` is the most that the CUDA allocator has handed out since
     ``torch.cuda.reset_peak_memory_stats``, of this model or not; None on a CPU, which counts nothing by itself
     (``gistkit.LiveBytes`` does). ``denser`` holds,
     by storage, the density planned and measured where a step had more non-zeros than planned for, ``payload_bytes``
     what their payloads take at each; ``excess_bytes`` is how much more that is. ``moved``: those that
-    found no room and went to the host, with their bytes.
+    found no room and went to the host, with their bytes. ``hardware``: what was planned for, and where its rates are
+    from.
     """
 
     budget_bytes: int
@@ -44,6 +45,7 @@ class BudgetReport:
     excess_bytes: int = 0
     payload_bytes: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     moved: Mapping[int, int] = field(default_factory=dict)
+    hardware: str = ""
 
     def lines(self) -> list[str]:
         """The same in words."""
@@ -51,7 +53,7 @@ class BudgetReport:
         predicted = f"budget {_mib(self.budget_bytes)} MiB, predicted peak {_mib(self.predicted_bytes)} MiB"
         if self.expected_bytes < self.predicted_bytes:
             predicted += f" ({_mib(self.expected_bytes)} with transfers that overlap nothing)"
-        lines = [predicted + measured]
+        lines = [predicted + measured, *([f"planned for {self.hardware}"] if self.hardware else ())]
         if self.denser:
             worst, (planned, found) = next(iter(self.denser.items()))
             planned_bytes, real_bytes = self.payload_bytes[worst]
@@ -86,7 +88,7 @@ class Report:
         return self.stats.plain_bytes / self.stats.kept_bytes
 
     def __str__(self) -> str:
-        console = Console(width=150, record=True, file=None, quiet=True)
+        console = Console(width=150, record=True, file=None, quiet=True, markup=False, emoji=False)
         with console.capture() as captured:
             console.quiet = False
             for part in self._parts():
@@ -155,12 +157,13 @@ def _budget(model: torch.nn.Module, plan: Plan, densities: Mapping[int, float], 
     return BudgetReport(
         plan.budget_bytes,
         plan.peak_bytes,
-        plan.settings.get("sync_peak_bytes", plan.peak_bytes),
+        plan.prediction.sync_peak_bytes or plan.peak_bytes,
         measured,
         {d.storage: (d.planned, d.measured) for d in found},
         sum(d.excess_bytes for d in found),
         {d.storage: (d.planned_bytes, d.measured_bytes) for d in found},
         dict(engine.moved),
+        f"{plan.hardware} (rates: {plan.prediction.rates})" if plan.prediction.rates else plan.hardware,
     )
 
 

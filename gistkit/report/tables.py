@@ -6,26 +6,46 @@ import os
 from collections.abc import Iterable
 
 from rich.console import Console, RenderableType
+from rich.table import Table
 
 MIB = 2**20
 NO_EDGE = 10_000
 """Columns of what is no terminal: more than any table has."""
 
 
+class _Console(Console):
+    """Texts are shown as they are: names of layers and folders may look like rich's markup."""
+
+    def __init__(self, width: int | None = None) -> None:
+        super().__init__(width=width, markup=False, emoji=False)
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command, where rich would end the process with status 1."""
+        raise BrokenPipeError
+
+
 def console() -> Console:
     """For standard output: as wide as the terminal. A pipe or a file has no edge, so nothing is cut there, unless
     ``COLUMNS`` says how wide it is to be."""
-    shown = Console()
-    return shown if shown.file.isatty() or "COLUMNS" in os.environ else Console(width=NO_EDGE)
+    shown = _Console()
+    return shown if shown.file.isatty() or "COLUMNS" in os.environ else _Console(NO_EDGE)
 
 
 def rendered(parts: Iterable[RenderableType], width: int = 120) -> str:
     """Tables and texts one below the other, as plain text."""
-    console = Console(width=width)
+    console = _Console(width)
     with console.capture() as captured:
         for part in parts:
             console.print(part)
     return captured.get()
+
+
+def table(title: str, *columns: str, **style) -> Table:
+    """A table without rows; the name of a column of numbers begins with ``>``, which aligns it on the right."""
+    made = Table(title=title, **style)
+    for name in columns:
+        made.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", no_wrap=True)
+    return made
 
 
 def mib(nbytes: float) -> str:
@@ -40,4 +60,4 @@ def milliseconds(seconds: float) -> str:
     return f"{value:,.3f}" if value < 1 else f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
 
 
-__all__ = ["MIB", "console", "mib", "milliseconds", "rendered"]
+__all__ = ["MIB", "console", "mib", "milliseconds", "rendered", "table"]

@@ -5,7 +5,7 @@ from gistkit.runtime.engine import Engine
 from gistkit.runtime.live import LiveBytes, LiveEvent
 from gistkit.runtime.offload.host_memory import available_bytes, does_not_fit
 from gistkit.runtime.program.density_excess import denser
-from gistkit.runtime.program.match_plan import trains
+from gistkit.runtime.program.match_plan import autocast_in_force, inputs_of
 from gistkit.runtime.program.stats import Row, StepStats
 from gistkit.runtime.saving_context import saving
 from gistkit.runtime.step.step import step
@@ -16,13 +16,14 @@ __all__ = [
     "LiveEvent",
     "Row",
     "StepStats",
+    "autocast_in_force",
     "available_bytes",
     "compress",
     "compressed_forward",
     "denser",
     "does_not_fit",
+    "inputs_of",
     "restore",
     "saving",
     "step",
-    "trains",
 ]

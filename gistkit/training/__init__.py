@@ -1,6 +1,22 @@
-"""Body of `gistkit train`: data, training loop."""
+"""The body of ``gistkit train``: one network trained plain, lossless and lossy on the same images, and compared."""
 
-from gistkit.training.plots import check_plot, plot_memory
-from gistkit.training.train import Comparison, RunResult, TrainResult, TrainSettings
+from gistkit.training.data import Digits, ImageSet, batches, inputs, open_images
+from gistkit.training.folder import ImageFolder
+from gistkit.training.loop import Comparison, train
+from gistkit.training.plots import plot_memory
+from gistkit.training.result import RunResult, TrainResult, TrainSettings
 
-__all__ = ["Comparison", "RunResult", "TrainResult", "TrainSettings", "check_plot", "plot_memory"]
+__all__ = [
+    "Comparison",
+    "Digits",
+    "ImageFolder",
+    "ImageSet",
+    "RunResult",
+    "TrainResult",
+    "TrainSettings",
+    "batches",
+    "inputs",
+    "open_images",
+    "plot_memory",
+    "train",
+]

@@ -7,20 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from gistkit.runtime import LiveEvent
-from gistkit.training.train import RunResult, TrainResult
+from gistkit.training.result import RunResult, TrainResult
 
 MIB = 2**20
 COLOURS = ("#3b4252", "#0072b2", "#d55e00")
-
-
-def check_plot(path: Path) -> None:
-    """Raise ValueError where :func:`plot_memory` cannot write this file: no matplotlib, or no picture's ending."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ValueError("plotting needs matplotlib; pip install 'gistkit[plot]'") from error
-    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"plot file must end in .png, .svg or .pdf, got {path.name!r}; name one that does")
 
 
 def plot_memory(result: TrainResult, path: Path) -> None:
@@ -84,4 +74,4 @@ def _decorate(axes: Any, result: TrainResult, top: float) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-__all__ = ["check_plot", "plot_memory", "step_curve"]
+__all__ = ["plot_memory", "step_curve"]

@@ -2,7 +2,8 @@
 
 Structure, parameter names, initialisation and the in-place ReLUs follow torchvision's models, so its weights load into
 VGG, AlexNet, SqueezeNet and the ResNets. NiN, which torchvision does not have, follows Caffe's ``nin_imagenet``;
-GoogLeNet, OverFeat and FCN follow their papers.
+GoogLeNet, OverFeat and FCN follow their papers. Small VGGs start from filters of zero mean (``common.centre``), with
+which they learn without batch norm.
 
 Every network takes ``image_size``. Up to 64 it is built in its small-image form, where it has one:
 

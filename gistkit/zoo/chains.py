@@ -7,7 +7,7 @@ import itertools
 import torch
 from torch import nn
 
-from gistkit.zoo.common import is_small, kaiming, relu, require
+from gistkit.zoo.common import centre, is_small, kaiming, relu, require
 
 OVERFEAT_LEAST_IMAGE = 71
 
@@ -91,8 +91,12 @@ class _VGG(nn.Module):
         self.classifier = nn.Sequential(
             nn.Linear(512 * pooled**2, units), relu(), nn.Dropout(), *hidden, nn.Linear(units, num_classes)
         )
-        # torchvision's 0.01 is for 4096 units; with 512 inputs it would shut off the gradient of the small form.
-        kaiming(self, linear_std=0.01 if pooled > 1 else 512**-0.5)
+        if small:
+            # torchvision's 0.01 is for 4096 units; with 512 inputs it would shut off the gradient.
+            kaiming(self, linear_std=512**-0.5, mode="fan_in")
+            centre(self)
+        else:
+            kaiming(self, linear_std=0.01)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))

@@ -62,9 +62,10 @@ def _load_factory(name: str, num_classes: int, image_size: int) -> nn.Module:
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except (ImportError, ValueError) as error:
+    except (Exception, SystemExit) as error:  # a module may raise anything
         raise ValueError(
-            f"model {name!r}: module {module_name!r} cannot be imported ({error}); install it or put it on PYTHONPATH"
+            f"model {name!r}: module {module_name!r} cannot be imported ({type(error).__name__}: {error}); "
+            "install it, put it on PYTHONPATH, or mend it"
         ) from error
     factory = getattr(module, attribute, None)
     if not callable(factory):
@@ -72,7 +73,7 @@ def _load_factory(name: str, num_classes: int, image_size: int) -> nn.Module:
         raise ValueError(f"model {name!r}: module {module_name!r} {what} {attribute!r}; give package.module:factory")
     try:
         model = factory(**_accepted(factory, num_classes=num_classes, image_size=image_size))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(
             f"model {name!r}: the factory failed ({type(error).__name__}: {error}); it must work with num_classes and "
             "image_size alone"

@@ -10,12 +10,13 @@ import torch
 from bench.papers import cdma, gist, modnn, page
 from bench.papers.baselines import gradient_maps, most_at_once, network_wide
 from bench.papers.common import AT_LEAST, AT_MOST, IMPLIED, PAPERS, ROOT, Row, Sheet, path_of, read, write
+from bench.papers.gist_cases import ENCODINGS, INPLACE
 from bench.papers.gist_cases import Case as Encoded
 from bench.papers.gist_deep import largest_batch
 from bench.papers.library_view import library_view
 from bench.papers.networks import Captures, alexnet_2012, overfeat_accurate, vgg101_early
 from bench.papers.vdnn_cases import Case as Managed
-from gistkit.planning.policies.gist_budget import BINARIZE, DPR, ENCODINGS, INPLACE, SSDC
+from gistkit.planning.policies.gist_budget import BINARIZE, DPR, SSDC
 from tests.support.step_graphs import chain
 
 SHEET = Sheet("vdnn", "titanx", "abc", "2026-01-01")

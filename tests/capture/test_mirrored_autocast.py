@@ -37,8 +37,8 @@ def test_a_plan_under_the_devices_autocast_is_that_of_its_narrow_tensors(cuda_au
     with torch.autocast("cpu", torch.bfloat16):
         expected = gistkit.plan(net(), torch.empty(4, 3, 12, 12), hardware="h200")
     assert made.peak_bytes == expected.peak_bytes
-    assert made.settings["plain_peak_bytes"] == expected.settings["plain_peak_bytes"]
-    assert made.settings["plain_peak_bytes"] < on_meta().settings["plain_peak_bytes"]
+    assert made.prediction.plain_peak_bytes == expected.prediction.plain_peak_bytes
+    assert made.prediction.plain_peak_bytes < on_meta().prediction.plain_peak_bytes
 
 
 class Inside(nn.Module):

@@ -78,11 +78,11 @@ def test_a_budget_made_for_python_is_not_one_for_a_scripted_part():
     with pytest.raises(gistkit.PlanMismatchError, match=r"take the module that '1' was scripted or traced from"):
         model(X)
     graph = gistkit.capture(made(), (X,), on_cpu=True)
-    check_forward(found.made_for, graph)
+    check_forward(found.contract, graph)
     with pytest.raises(
         gistkit.PlanMismatchError, match=r"got '1' as a scripted or traced module, .*; take the module th"
     ):
-        check_forward(found.made_for, replace(graph, scripted=("1",)))
+        check_forward(found.contract, replace(graph, scripted=("1",)))
 
 
 def frozen():

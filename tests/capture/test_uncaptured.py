@@ -141,7 +141,7 @@ def test_sparse_gradients_have_no_storage_to_plan():
             (X, T),
             {"density": {"1": 0.5}},
             TypeError,
-            r"density must have storage ids, whole numbers, as keys, got '1'; from a plan, .*\{int\(key\): share for",
+            r"density must have storage ids, whole numbers, as keys, got '1'; take those of plan.contract.densities",
         ),
         ((X, T), {"density": {True: 0.5}}, TypeError, r"density must have storage ids, .*, got True"),
         ((X, T), {"density": {1.5: 0.5}}, TypeError, r"density must have storage ids, .*, got 1.5"),

@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gistkit.codecs import CODECS, VALUE_FORMS, Encoded, Sparse, codec
+from gistkit.codecs import CODECS, VALUE_FORMS, Codec, Encoded, Sparse, codec, dtype_of
 from gistkit.codecs.narrow import Narrow
 from gistkit.errors import GistError
+from gistkit.ir.forms import FORMS
 from gistkit.kernels.layout import is_dense
 from tests.support.tensors import FLOATS, laid_out, plain_nan, same_bits, tensors, values_of
 
@@ -40,6 +41,27 @@ def test_every_codec_is_in_exactly_one_law():
     assert not set(LOSSLESS) & set(BOUNDED)
     assert len(VALUE_FORMS) == 9 and len(CODECS) == 5 + 2 + 3 * 9
     assert all(c.name == name and codec(name) is c for name, c in CODECS.items())
+
+
+def test_codecs_do_what_the_table_of_forms_says():
+    assert {name for name, form in FORMS.items() if form.payload} == set(CODECS)
+    for name, c in CODECS.items():
+        form = FORMS[name]
+        assert form.sparse == isinstance(c, Sparse) and bool(form.rounds_to) == (c.error_bound is not None)
+        assert form.lossless == c.lossless
+        assert [d for d in ("float32", "bool", "uint8", "int64") if form.dtypes is None or d in form.dtypes] == [
+            d for d in ("float32", "bool", "uint8", "int64") if c.accepts(torch.zeros(1, dtype=dtype_of(d))) is None
+        ]
+        assert form.signs == (form.dtypes is None or ("float32" in form.dtypes and _masks(c)))
+
+
+def _masks(c: Codec) -> bool:
+    y = torch.tensor([0.0, 1e-9, 1.0, float("nan")])
+    try:
+        got = c.relu_backward(c.encode(y), torch.ones(4))
+    except GistError:
+        return False
+    return torch.equal(got, torch.tensor([0.0, 1.0, 1.0, 1.0]))
 
 
 @pytest.mark.parametrize("name", LOSSLESS)

@@ -111,7 +111,7 @@ def test_batch_slices_decode_a_slice_at_a_time(codec):
     x, grad = torch.relu(torch.randn(16, 16, 32, 32)), torch.randn(16, 16, 32, 32)
     weight, peaks, found = torch.randn(16, 16, 3, 3, requires_grad=True), [], []
     for slices in (1, 8):
-        y = gistkit.functional.conv2d(x, weight, padding=1, keep=keep_coded(codec), slices=slices)
+        y = gistkit.functional.conv2d(x, weight, padding=1, keep=keep_coded(codec), weight_grad_slices=slices)
         with LiveBytes() as live:
             found.append(torch.autograd.grad(y, weight, grad)[0])
         peaks.append(live.peak_bytes)

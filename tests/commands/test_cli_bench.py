@@ -83,39 +83,6 @@ def test_a_time_limit_is_told(capsys):
     assert shown.out == "0 rows, 0 failed, 3 not started\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--codec", "zvc", "csr+fp9"], "codec must be of mask1, .*; got 'csr.fp9'; did you mean 'csr.fp8'"),
-        (["--codec", "dense"], "codec must be of mask1, .*; got 'dense'"),
-        (["--only", "gzip"], "only: no case for cpu has 'gzip' in its name"),
-        (["--dtypes", "fp32,fp64"], "dtypes must be of fp32, bf16, fp16 with commas between, got 'fp64'"),
-        (["--sizes-mib", "0"], "sizes-mib must be numbers at least 0.01 with commas between, got '0' in '0'"),
-        (["--sizes-mib", "64,much"], "got 'much' in '64,much'"),
-        (["--sizes-mib", "inf"], "got 'inf'"),
-        (["--density", "50"], "density must be numbers from 0.001 to 0.999 with commas between, got '50' in '50'"),
-        (["--device", "tpu"], "bench: device must be cpu, cuda or cuda:N, got 'tpu'; name one of these"),
-        (["--device", "cuda:99"], "bench: device must be there, got 'cuda:99', but torch sees . CUDA devices"),
-        (["--max-s", "-1"], "max-s must be seconds, at least 0, got -1"),
-        (["--plot", "speed.txt"], "plot file must end in .png, .svg or .pdf"),
-        (["--out", "/proc/none/x.jsonl"], "No such file or directory|Permission"),
-        (["--json", "."], "the file to write must not be a folder"),
-    ],
-)
-def test_wrong_input_is_one_line_and_status_two(arguments, text, capsys):
-    assert cli.main(["bench", "--device", "cpu", *arguments]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == "" and shown.err.count("\n") == 1
-    assert shown.err.startswith("gistkit: error: ")
-    assert re.search(text, shown.err), shown.err
-
-
-def test_codec_and_family_exclude_each_other(capsys):
-    with pytest.raises(SystemExit) as exit_:
-        cli.main([*QUICK, "--codec", "zvc", "--family", "rival"])
-    assert exit_.value.code == 2 and "not allowed with argument --codec" in capsys.readouterr().err
-
-
 def test_the_version(capsys):
     with pytest.raises(SystemExit) as exit_:
         cli.main(["--version"])

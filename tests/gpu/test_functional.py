@@ -58,7 +58,10 @@ def test_pools(dtype, layout, windows):
     for own, plain in (
         (lambda t: functional.max_pool2d(t, *windows), lambda t: F.max_pool2d(t, *windows)),
         (lambda t: functional.relu_max_pool2d(t, *windows), rectified),
-        (lambda t: functional.max_pool2d(functional.relu(t, passes=True), *windows, zero_code=True), rectified),
+        (
+            lambda t: functional.max_pool2d(functional.relu(t, mask_in_pool=True), *windows, mask_in_pool=True),
+            rectified,
+        ),
     ):
         y, grad_x, _ = _results(own, [x])
         # on CUDA sums of bf16 and fp16 gradients are formed in fp32, in row-major order, and rounded once

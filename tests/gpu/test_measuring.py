@@ -31,7 +31,7 @@ def test_measuring_changes_no_bit_of_anything():
     twin, gradients = copy.deepcopy(model), [p.grad.clone() for p in model.parameters()]
     before = torch.cuda.get_rng_state(), torch.get_rng_state()
     plan = gistkit.plan(model, x, targets, loss_fn=F.cross_entropy, measure=True)
-    assert plan.settings["measured"]["device"] == torch.cuda.get_device_name()
+    assert plan.prediction.measured.device == torch.cuda.get_device_name()
     assert torch.equal(torch.cuda.get_rng_state(), before[0]) and torch.equal(torch.get_rng_state(), before[1])
     for (name, now), then in zip(model.state_dict().items(), twin.state_dict().values(), strict=True):
         assert torch.equal(now, then), name

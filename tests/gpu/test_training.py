@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gistkit.runtime.live import LiveBytes
-from gistkit.training.train import TrainSettings, train
+from gistkit.training import TrainSettings, train
 from gistkit.zoo.resnet import CifarBottleneckResNet, CifarResNet
 from tests.support.training import assert_same_training, batches
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bench.papers.library_view import library_view
+from bench.papers.library_view import FORWARD_ALONE, library_view
 from gistkit.capture.entry import capture
 from gistkit.ir.layer_view import layers
 from gistkit.ir.plan import Decision, Plan
@@ -79,6 +79,17 @@ def test_activations_run_in_place_both_ways():
     assert kept(view) == kept(graph)
     apart = library_view(graph, inplace=False)
     assert layers(apart)[1].x != layers(apart)[1].y
+
+
+def test_gists_in_place_is_in_forward_alone():
+    graph = chain(layers=2)
+    view, both = library_view(graph, inplace=FORWARD_ALONE), library_view(graph)
+    relu = layers(view)[1]
+    assert relu.x == relu.y
+    back = view.tasks[relu.backward[0]]
+    gradients = [b for b in back.reads if view.blocks[b].kind == "gradient"]
+    assert not set(back.writes) & set(gradients)
+    assert len(both.blocks) < len(view.blocks) < len(graph.blocks)
 
 
 @pytest.mark.parametrize("norm_first", (True, False))

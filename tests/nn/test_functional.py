@@ -139,7 +139,7 @@ def test_pools(windows, dtype, layout, grad_layout):
         return F.max_pool2d(torch.relu(t), *windows)
 
     def mask_in_codes(t):
-        return functional.max_pool2d(functional.relu(t, passes=True), *windows, zero_code=True)
+        return functional.max_pool2d(functional.relu(t, mask_in_pool=True), *windows, mask_in_pool=True)
 
     # PyTorch's bf16 and fp16 ReLU backward rewrites the payload of a NaN gradient; here no ReLU backward runs
     options = {"grad_layout": grad_layout, "nan_payloads": dtype == torch.float32}
@@ -170,7 +170,7 @@ def test_windows_beyond_the_codes(windows):
     plain = lambda t: F.max_pool2d(torch.relu(t), *windows)  # noqa: E731
     assert_same(lambda t: functional.max_pool2d(t, *windows), lambda t: F.max_pool2d(t, *windows), [x])
     assert_same(lambda t: functional.relu_max_pool2d(t, *windows), plain, [x])
-    mask_in_codes = lambda t: functional.max_pool2d(functional.relu(t, passes=True), *windows, zero_code=True)  # noqa: E731
+    mask_in_codes = lambda t: functional.max_pool2d(functional.relu(t, mask_in_pool=True), *windows, mask_in_pool=True)  # noqa: E731
     assert_same(mask_in_codes, plain, [x])
 
 
@@ -243,7 +243,7 @@ def test_bytes_kept_and_outputs_freed():
 
 def test_passes_keeps_nothing():
     x = _leaf((4, 3, 8, 8))
-    y = functional.relu(x, passes=True)
+    y = functional.relu(x, mask_in_pool=True)
     assert _held_bytes(y.grad_fn) == 0
     grad = planted(x.shape)
     assert same_bits(torch.autograd.grad(y, x, grad)[0], grad)

@@ -111,8 +111,8 @@ def test_codec(name, args):
     assert _same(_step(own, x), _step(plain, x))
     assert repr(own) == repr(plain)[:-1] + ", codec='zvc')"
     assert repr(pickle.loads(pickle.dumps(own))) == repr(own)
-    kept = own(x.requires_grad_()).grad_fn.kept
-    assert kept[0].encoded.codec == "zvc"
+    if name != "BatchNorm2d":  # whose node is PyTorch's own
+        assert own(x.requires_grad_()).grad_fn.kept[0].encoded.codec == "zvc"
     # lossy, so that a codec that is not used would show
     lossy = getattr(gnn, name)(*args, codec="fp8")
     lossy.load_state_dict(own.state_dict())

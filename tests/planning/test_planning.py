@@ -28,25 +28,16 @@ def step():
 def test_the_face():
     parameters = inspect.signature(gistkit.plan).parameters
     assert list(parameters) == [
-        "model", "batch", "budget", "policy", "fidelity", "lossy", "hardware", "density", "reserve", "loss_fn",
-        "measure", "batch_statistics",
+        "model", "batch", "budget", "policy", "fidelity", "lossy", "hardware", "density", "reserved_bytes",
+        "loss_fn", "measure", "per_sub_batch_norm",
     ]  # fmt: skip
     defaults = {n: p.default for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
     assert defaults == {
         "budget": None, "policy": "optimal", "fidelity": "bitwise", "lossy": None, "hardware": None, "density": None,
-        "reserve": 0, "loss_fn": None, "measure": False, "batch_statistics": None,
+        "reserved_bytes": 0, "loss_fn": None, "measure": False, "per_sub_batch_norm": False,
     }  # fmt: skip
     assert parameters["batch"].kind is inspect.Parameter.VAR_POSITIONAL
-    assert inspect.signature(planning.plan) == inspect.signature(gistkit.plan)
-    assert inspect.getdoc(gistkit.plan.__call__) == inspect.getdoc(planning.plan)
-
-
-def test_the_package_is_still_a_package():
-    import gistkit.ir.plan as module
-    from gistkit import plan
-
-    assert module.Plan is gistkit.Plan is gistkit.ir.plan.Plan and plan is gistkit.plan and callable(plan)
-    assert inspect.ismodule(plan) and plan.__name__ == "gistkit.plan" and "gistkit.api.planning.plan" in plan.__doc__
+    assert gistkit.plan is planning.plan
 
 
 def test_a_plan_says_what_it_is_for():
@@ -55,19 +46,15 @@ def test_a_plan_says_what_it_is_for():
     assert found.policy == "optimal" and found.fidelity == "bitwise" and found.hardware == "h200"
     assert found.budget_bytes == int(0.72 * plain.peak_bytes) >= found.peak_bytes >= found.lower_bound_bytes > 0
     assert found.step_s > 0 and found.gap is not None and found.gap >= 0 and found.sub_batches == 1
-    told = found.settings
-    assert (told["batch"], told["fidelity"], told["lossy"], told["reserve"], told["density"]) == (
-        8,
-        "bitwise",
-        None,
-        0,
-        None,
-    )
-    assert (told["plain_peak_bytes"], told["plain_step_s"]) == (plain.peak_bytes, plain.step_s)
-    assert told["wall_s"] >= found.step_s and told["plain_wall_s"] >= plain.step_s
+    contract, prediction = found.contract, found.prediction
+    assert (contract.batch, contract.fidelity, contract.lossy, contract.reserved_bytes) == (8, "bitwise", None, 0)
+    assert contract.training and contract.autocast == "no autocast" and contract.saved_bytes == found.plain_bytes
+    assert [(t.dtype, t.shape, t.requires_grad) for t in contract.inputs or ()] == [("float32", tuple(X.shape), False)]
+    assert (prediction.plain_peak_bytes, prediction.plain_step_s) == (plain.peak_bytes, plain.step_s)
+    assert prediction.wall_s >= found.step_s and prediction.plain_wall_s >= plain.step_s
     assert Plan.from_json(found.to_json()) == found
-    assert made(density=0.25).settings["density"] == 0.25
-    assert made(density={0: 0.25}).settings["density"] == "by storage"
+    with pytest.raises(AttributeError, match=r"Plan\.settings is gone; read plan\.contract .*plan\.prediction"):
+        print(found.settings)
 
 
 def test_the_wall_has_the_hosts_share(step):
@@ -77,8 +64,8 @@ def test_the_wall_has_the_hosts_share(step):
         table = replace(costs, hardware=replace(H200, host_s=each, runtime_host_s=2 * each))
         found, plain = (planning.plan_graph(graph, table, policy=name) for name in ("optimal", "plain"))
         assert (found.decisions, found.step_s) == (planning.plan_graph(graph, costs).decisions, found.step_s)
-        walls = found.settings["wall_s"], found.settings["plain_wall_s"]
-        assert walls[1] == plain.settings["wall_s"] == plain.settings["plain_wall_s"]
+        walls = found.prediction.wall_s, found.prediction.plain_wall_s
+        assert walls[1] == plain.prediction.wall_s == plain.prediction.plain_wall_s
         if each == 0.0:
             assert walls == pytest.approx((found.step_s, plain.step_s))
         else:
@@ -112,7 +99,7 @@ def test_a_callers_mode_of_fake_tensors_changes_nothing(fidelity):
 def test_a_reserve_as_large_as_the_budget_leaves_nothing():
     for reserve in (2**60, 2**20):
         with pytest.raises(gistkit.BudgetError, match=rf"got {reserve} bytes"):
-            gistkit.plan(net(), X, budget=reserve, reserve=reserve)
+            gistkit.plan(net(), X, budget=reserve, reserved_bytes=reserve)
 
 
 def test_nothing_is_computed_or_changed():
@@ -143,19 +130,19 @@ def test_every_policy(policy, step):
     found = planning.plan_graph(graph, costs, policy=policy)
     assert found.policy == policy and found.fidelity == "bitwise" and found.budget_bytes is None
     assert found.peak_bytes == simulate(graph, found, costs).peak_bytes
-    with_reserve = planning.plan_graph(graph, costs, policy=policy, reserve="1MiB")
+    with_reserve = planning.plan_graph(graph, costs, policy=policy, reserved_bytes="1MiB")
     assert with_reserve.peak_bytes == simulate(graph, with_reserve, costs).peak_bytes + 2**20
-    assert with_reserve.settings["reserve"] == 2**20
+    assert with_reserve.contract.reserved_bytes == 2**20
 
 
 def test_the_reserve_is_part_of_the_budget(step):
     graph, costs = step
     room = planning.least_bytes(graph, costs)["bitwise"] + 1000
     assert planning.plan_graph(graph, costs, budget=room).peak_bytes <= room
-    reserved = planning.plan_graph(graph, costs, budget=room + 10_000, reserve=10_000)
+    reserved = planning.plan_graph(graph, costs, budget=room + 10_000, reserved_bytes=10_000)
     assert room + 10_000 >= reserved.peak_bytes
     with pytest.raises(gistkit.BudgetError):
-        planning.plan_graph(graph, costs, budget=room, reserve=10_000)
+        planning.plan_graph(graph, costs, budget=room, reserved_bytes=10_000)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -166,7 +153,7 @@ def test_what_the_libraries_hold_counts_everywhere(policy, step):
     assert found.peak_bytes - free.peak_bytes == 12345
     assert found.lower_bound_bytes - free.lower_bound_bytes == (12345 if free.lower_bound_bytes else 0)
     assert (found.decisions, found.choices, found.sub_batches) == (free.decisions, free.choices, free.sub_batches)
-    assert found.settings["plain_peak_bytes"] - free.settings["plain_peak_bytes"] == 12345  # what shares are of
+    assert found.prediction.plain_peak_bytes - free.prediction.plain_peak_bytes == 12345  # what shares are of
     if policy not in ("modnn", "vdnn+"):  # which refuse below a bound of their own
         assert planning.plan_graph(graph, held, policy=policy, budget=found.peak_bytes).peak_bytes <= found.peak_bytes
 
@@ -198,7 +185,7 @@ def test_a_policy_that_knows_no_reserve_plans_for_the_rest(step):
 
     def dyn(budget, reserve):
         return planning.plan_graph(
-            graph, costs, policy="vdnn-dyn", budget=budget, reserve=reserve, refuse=False
+            graph, costs, policy="vdnn-dyn", budget=budget, reserved_bytes=reserve, refuse=False
         ).decisions
 
     assert dyn(2 * whole, 2 * whole - short) == dyn(short, 0) != dyn(2 * whole, 0)
@@ -207,7 +194,7 @@ def test_a_policy_that_knows_no_reserve_plans_for_the_rest(step):
 def test_shares_count_the_reserve(step):
     graph, costs = step
     plain = planning.plan_graph(graph, costs, policy="plain").peak_bytes
-    assert planning.plan_graph(graph, costs, budget="100%", reserve=GIB).budget_bytes == plain + GIB
+    assert planning.plan_graph(graph, costs, budget="100%", reserved_bytes=GIB).budget_bytes == plain + GIB
 
 
 def test_the_least_budgets_can_be_met(step):
@@ -265,7 +252,7 @@ def test_a_policy_that_cannot_meet_a_budget(step):
 
 def test_lossy_is_a_class_of_its_own():
     found = made(policy="gist", lossy="fp8")
-    assert found.fidelity == "lossy" == found.settings["fidelity"] and found.settings["lossy"] == "fp8"
+    assert found.fidelity == "lossy" == found.contract.fidelity and found.contract.lossy == "fp8"
     assert found.kept_bytes < made(policy="gist").kept_bytes
 
 
@@ -284,5 +271,5 @@ def test_inputs_as_tuples_and_dicts():
         gistkit.plan(Two(), {"a": a, "b": b}, t, loss_fn=F.mse_loss),
         gistkit.plan(Two(), {"b": b, "a": a}, t, loss_fn=F.mse_loss),
     ]
-    assert {p.peak_bytes for p in plans} == {plans[0].peak_bytes} and plans[0].settings["batch"] == 5
+    assert {p.peak_bytes for p in plans} == {plans[0].peak_bytes} and plans[0].contract.batch == 5
     assert gistkit.plan(Two(), a, b).peak_bytes != plans[0].peak_bytes  # without a loss: both are the model's

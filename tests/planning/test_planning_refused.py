@@ -17,7 +17,7 @@ from tests.support.planning_cases import T, X, net
         ({"budget": 1.5}, TypeError, r"budget must be .*, got float 1.5"),
         ({"budget": "x" * 500}, ValueError, r"budget must be .*, got 'x{44}\.\.\.x{11}'; write a number and a unit"),
         ({"budget": 10**5000}, ValueError, r"budget must be .*, got int too long to be shown; check the number"),
-        ({"reserve": "10%"}, ValueError, r"reserve must be .*, got '10%': a share of what"),
+        ({"reserved_bytes": "10%"}, ValueError, r"reserved_bytes must be .*, got '10%': a share of what"),
         (
             {"policy": "optimum"},
             ValueError,
@@ -38,7 +38,12 @@ from tests.support.planning_cases import T, X, net
         ({"hardware": 3}, TypeError, r"hardware must be a preset's name"),
         ({"density": 1.5}, ValueError, r"density must be a share of elements from 0 to 1 .*, got 1.5; leave it out"),
         ({"density": {3: "half"}}, ValueError, r"density must be .*, got 'half'"),
-        ({"batch_statistics": True}, ValueError, r"plan: batch_statistics must be None or 'per_sub_batch', got True"),
+        ({"per_sub_batch_norm": "yes"}, TypeError, r"plan: per_sub_batch_norm must be True or False, got 'yes'; False"),
+        (
+            {"batch_statistics": "per_sub_batch"},
+            TypeError,
+            r"batch_statistics= .*; write per_sub_batch_norm=True",
+        ),
         ({"loss_fn": "mse"}, TypeError, r"plan: loss_fn must be callable, got str"),
     ],
 )

@@ -12,8 +12,7 @@ from gistkit.errors import BudgetError
 from gistkit.ir.uncollected import uncollected
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.forms import options
-from gistkit.planning.forms.options import slice_counts
+from gistkit.planning.forms.options import UNCUT, slice_counts
 from gistkit.planning.policies.optimal import planning as optimal_planning
 from gistkit.planning.policies.optimal.optimal import minimise_peak, optimal
 from gistkit.planning.policies.registry import POLICIES
@@ -66,7 +65,7 @@ def test_nothing_is_searched_for_where_nothing_fits_for_sure(resnet, monkeypatch
 
 def test_a_step_of_very_many_storages_has_no_slices(resnet, monkeypatch):
     """Then a network that is not cut has no more moves than the bitwise class, and is planned once."""
-    assert slice_counts("reassociated", options.UNCUT) != (1,) == slice_counts("reassociated", options.UNCUT + 1)
+    assert slice_counts("reassociated", UNCUT) != (1,) == slice_counts("reassociated", UNCUT + 1)
     plain, least = POLICIES["plain"](*resnet).peak_bytes, minimise_peak(*resnet).peak_bytes
     planned, begin = [], optimal_planning.Planning.__init__
 
@@ -79,7 +78,7 @@ def test_a_step_of_very_many_storages_has_no_slices(resnet, monkeypatch):
     optimal(*resnet, (plain + least) // 2, **words)
     assert planned == ["bitwise", "reassociated"]
     planned.clear()
-    monkeypatch.setattr(options, "UNCUT", 0)
+    monkeypatch.setitem(slice_counts.__globals__, "UNCUT", 0)
     uncut = optimal(*resnet, (plain + least) // 2, **words)
     assert planned == ["reassociated"]
-    assert uncut.fidelity == "bitwise" and all(c.slices == 1 for c in uncut.choices)
+    assert uncut.fidelity == "bitwise" and all(c.weight_grad_slices == 1 for c in uncut.choices)

@@ -28,11 +28,11 @@ def test_a_plan_takes_its_seconds_from_the_measured_step(times):
     model, x = step()
     plan = gistkit.plan(model, x, policy="plain", measure=times)
     assert plan.step_s == pytest.approx(times.total_s, rel=1e-9)
-    assert plan.settings["measured"] == times.told and plan.settings["measured"]["device"] == "cpu"
-    assert gistkit.Plan.from_json(plan.to_json()).settings == plan.settings
-    assert gistkit.plan(model, x, policy="plain").settings["measured"] is None
+    assert plan.prediction.measured == times.measured and times.measured.device == "cpu"
+    assert gistkit.Plan.from_json(plan.to_json()) == plan
+    assert gistkit.plan(model, x, policy="plain").prediction.measured is None
     now = gistkit.plan(model, x, policy="plain", measure=True)
-    assert now.settings["measured"]["fingerprint"] == times.fingerprint
+    assert now.prediction.measured.fingerprint == times.fingerprint
     assert now.step_s != gistkit.plan(model, x, policy="plain").step_s
 
 

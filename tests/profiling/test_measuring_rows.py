@@ -55,7 +55,7 @@ def test_a_step_that_does_not_fit_is_measured_on_fewer_rows(monkeypatch, error):
     assert found.seconds[conv] == pytest.approx(whole.task_s(conv) / part.task_s(conv))
     assert 3.5 < found.seconds[conv] <= 4 and all(1 <= s <= 4 for s in found.seconds.values())
     plan = gistkit.plan(model, x, targets(16), loss_fn=F.cross_entropy, policy="plain", measure=found)
-    assert plan.settings["measured"]["rows"] == 4
+    assert plan.prediction.measured.rows == 4
     text = str(gistkit.profile(model, x, targets(16), loss_fn=F.cross_entropy, measure=found))
     assert "a step of 4 rows, scaled to 16 took 9,000 ms, all tasks of the batch add up to" in " ".join(text.split())
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import gistkit
 from gistkit.ir.plan import Decision, Plan
-from gistkit.planning.forms.predicted import kept_by_ops, own_decisions
+from gistkit.planning.forms.allowed import kept_by_ops, own_decisions
 from gistkit.runtime.live import LiveBytes
 from tests.support.call_cases import Net, image
 from tests.support.nn_cases import same_bits

@@ -1,13 +1,12 @@
-"""For moDNN's tests: hand-made lives, costs and parts with no network behind them, small steps and budgets."""
+"""For moDNN's tests: hand-made data and costs with no network behind them, small steps and budgets."""
 
 from dataclasses import replace
 
 from gistkit.planning.cost.algorithms import Algorithm
 from gistkit.planning.cost.devices import PRESETS, Hardware
 from gistkit.planning.cost.table import CostTable
-from gistkit.planning.policies.modnn.bounds import Part
-from gistkit.planning.policies.modnn.lives import PAPER, PLAN, Life, Lives
-from gistkit.planning.policies.modnn.parts import least_bytes
+from gistkit.planning.policies.modnn.sub_batch import PLAN, Part, least_bytes
+from gistkit.planning.policies.modnn.tdfg import TDFG, Data
 from gistkit.planning.policies.plain import plain
 from tests.support.step_graphs import chain, forked, pooled
 
@@ -16,44 +15,30 @@ GRAPHS = {"chain": chain(8, 16, 32, 8), "pooled": pooled(16, 32, 8), "forked": f
 
 SECOND_BYTES = 10**9
 """The hand-made link moves this in one second, in either direction."""
+HAND_MADE = Hardware(
+    name="hand-made",
+    memory_bytes=2**40,
+    memory_gbps=1000.0,
+    d2h_gbps=SECOND_BYTES / 1e9,
+    h2d_gbps=SECOND_BYTES / 1e9,
+    both_gbps=2 * SECOND_BYTES / 1e9,
+    flops={"float32": 1e12},
+    launch_s=0.0,
+    async_counts=True,
+)
 
 
-def link(launch_s=0.0):
-    """A device whose link moves SECOND_BYTES a second."""
-    return Hardware(
-        name="hand-made",
-        memory_bytes=2**40,
-        memory_gbps=1000.0,
-        d2h_gbps=SECOND_BYTES / 1e9,
-        h2d_gbps=SECOND_BYTES / 1e9,
-        both_gbps=2 * SECOND_BYTES / 1e9,
-        flops={"float32": 1e12},
-        launch_s=launch_s,
-        async_counts=True,
-    )
-
-
-def costs(seconds, algorithms=None):
-    """Costs of tasks that take the given seconds; algorithms: {task: ((name, seconds, workspace), ...)} instead."""
-    algorithms = algorithms or {}
-    known = [tuple(Algorithm(*a) for a in algorithms.get(t, (("", s, 0),))) for t, s in enumerate(seconds)]
-    return CostTable(link(), tuple(known), {})
-
-
-def life(block, nbytes, *stays, writes=None, idle=False):
+def data(block, nbytes, *stays, writes=None, fresh=True):
     """A block that stays during the given tasks: task numbers, or (first, last) pairs; made by the first."""
     pairs = tuple(s if isinstance(s, tuple) else (s, s) for s in stays)
-    return Life(block, nbytes, pairs, tuple(writes or (pairs[0][0],)), idle)
+    return Data(block, nbytes, pairs, tuple(writes or (pairs[0][0],)), fresh)
 
 
-def lives(tasks, *found, resident=0, transient=None, rule=PAPER):
-    """Lives over so many tasks."""
-    return Lives(rule, resident, {one.block: one for one in found}, tuple(transient or [0] * tasks))
-
-
-def part(alive, table, size=1, parts=1):
-    """A part of a step."""
-    return Part(parts, size, alive, table)
+def part(seconds, *found, algorithms=None, resident=0, transient=None, size=1, parts=1):
+    """A part of tasks that take the given seconds; algorithms: {task: ((name, seconds, workspace), ...)} instead."""
+    known = [tuple(Algorithm(*a) for a in (algorithms or {}).get(t, (("", s, 0),))) for t, s in enumerate(seconds)]
+    tdfg = TDFG(resident, found, tuple(transient or [0] * len(seconds)))
+    return Part(parts, size, tdfg, CostTable(HAND_MADE, tuple(known), {}))
 
 
 def budget_between(graph, costs, share, rule=PLAN, fidelity="reassociated"):

@@ -50,7 +50,7 @@ def expected_codes(x: torch.Tensor, f: FloatFormat, scale: float | None = None) 
 
 
 def expected_exponent(x: torch.Tensor, f: FloatFormat) -> int:
-    """The exponent byte of the values in x, from the definition in docs/design.md."""
+    """The exponent byte of the values in x, from the definition in docs/kernels.md."""
     finite = x[x.isfinite()].double().abs()
     largest = finite.max().item() if len(finite) else 0.0
     if largest == 0:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
-from gistkit.codecs import VALUE_FORMS
+from gistkit.ir.contract import Contract
 from gistkit.ir.plan import Decision, Plan
 from gistkit.ir.queries import Reading
 from gistkit.planning.cost.devices import hardware
@@ -82,8 +82,8 @@ def made(graph, decisions, *choices, **fields):
     decisions = tuple(decisions)
     free = {d.storage: d for d in decisions if d.codec == "drop"}
     calls = {c.covered: c for c in (*call_choices(Reading(graph), free), *choices)}
-    rounds = any(part in VALUE_FORMS for d in decisions for part in d.codec.split("+"))
-    fields = {"budget_bytes": 2**40, "settings": {"batch": BATCH}, "fidelity": ("bitwise", "lossy")[rounds], **fields}
+    rounds = any(d.form.rounds_to for d in decisions)
+    fields = {"budget_bytes": 2**40, "contract": Contract(BATCH), "fidelity": ("bitwise", "lossy")[rounds], **fields}
     return Plan("by hand", graph.fingerprint, decisions, tuple(calls.values()), **fields)
 
 

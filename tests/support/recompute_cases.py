@@ -8,7 +8,8 @@ import gistkit
 from gistkit.ir.plan import Decision, Plan
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.forms.predicted import kept_by_ops, make_plan, own_decisions
+from gistkit.planning.forms.allowed import kept_by_ops, own_decisions
+from gistkit.planning.forms.predicted import make_plan
 from gistkit.planning.policies.checkpoint import checkpoint
 from gistkit.runtime.live import LiveBytes
 from tests.support.peaks import held_step

@@ -1,14 +1,17 @@
 """Reading images: what comes out, in which order, and what a bad folder answers."""
 
 import builtins
+import os
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from gistkit.errors import DataError
 from gistkit.training import data
+from gistkit.training import folder as folders
 
 
 def save(path, size=(40, 40), colour=(10, 20, 30), mode="RGB"):
@@ -56,7 +59,7 @@ def test_other_files_and_hidden_ones_are_left_out(folder):
 def test_any_mode_and_size_becomes_one_shape(tmp_path, mode, size):
     path = tmp_path / ("x.tif" if mode == "CMYK" else "x.png")
     save(path, size=size, colour=(255, 255, 255), mode=mode)
-    image = data.read_image(path, 32)
+    image = folders.read_image(path, 32)
     assert image.shape == (3, 32, 32) and image.is_contiguous() and image.unique().tolist() == [255]
 
 
@@ -66,16 +69,16 @@ def test_the_middle_is_cut_out_at_scale(tmp_path):
     for i, colour in enumerate([(255, 0, 0), (0, 255, 0), (0, 0, 255)]):
         picture.paste(colour, (32 * i, 0, 32 * i + 32, 32))
     picture.save(tmp_path / "x.png")
-    image = data.read_image(tmp_path / "x.png", 32)
+    image = folders.read_image(tmp_path / "x.png", 32)
     assert torch.equal(image, torch.tensor([0, 255, 0], dtype=torch.uint8).view(3, 1, 1).expand(3, 32, 32))
 
 
 def test_decoded_once_where_all_fit_and_each_time_where_not(folder, monkeypatch):
     reads = []
-    real = data.read_image
-    monkeypatch.setattr(data, "read_image", lambda path, size: reads.append(path.name) or real(path, size))
+    real = folders.read_image
+    monkeypatch.setattr(folders, "read_image", lambda path, size: reads.append(path.name) or real(path, size))
     cached, _ = data.open_images(str(folder), 32)
-    monkeypatch.setattr(data, "CACHE_BYTES", 8 * 3 * 32 * 32 - 1)
+    monkeypatch.setattr(folders, "CACHE_BYTES", 8 * 3 * 32 * 32 - 1)
     uncached, _ = data.open_images(str(folder), 32)
     assert torch.equal(cached.pixels([0, 5, 0]), uncached.pixels([0, 5, 0]))
     assert sorted(reads) == ["0.png", "0.png", "0.png", "1.png", "1.png"]
@@ -146,14 +149,60 @@ def test_a_test_class_without_training_images_is_refused(tmp_path):
         data.open_images(str(tmp_path), 32)
 
 
-@pytest.mark.parametrize("damage", ["text", "empty", "cut"])
-def test_an_unreadable_image_is_named(folder, damage):
+def silent(name, done, count):
+    """No bar."""
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"no image at all", r"cannot be read as an image \(.+\); replace or remove it"),
+        (b"", "cannot be read as an image"),
+        (b"P4 9000 9000\n", "has 9000 x 9000 pixels, more than 67,108,864; shrink or remove it"),
+        (b"P4 10000 10000\n", "has 10000 x 10000 pixels, more than 67,108,864"),
+        (b"P4 50000 50000\n", r"cannot be read as an image .*2500000000 pixels. exceeds limit"),
+        (2**28 + 1, "has 268,435,457 bytes, more than 268,435,456; shrink or remove it"),
+        ("EPS", "cannot be read as an image"),
+        ("TGA", "cannot be read as an image"),
+        ("PCX", "cannot be read as an image"),
+        ("FIFO", "is no regular file; replace or remove it"),
+        ("/dev/zero", "is no regular file"),
+        ("nowhere", "is no regular file"),
+        ("../ape", None),
+        ("../ape/1.png", None),
+    ],
+)
+def test_every_file_is_looked_at_before_training(folder, content, text, drawn, monkeypatch):
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_: pytest.fail("a file's program was run"))
     path = folder / "bee" / "2.png"
-    whole = path.read_bytes()
-    path.write_bytes({"text": b"no image at all", "empty": b"", "cut": whole[: len(whole) // 2]}[damage])
+    path.unlink()
+    if content == "FIFO":
+        os.mkfifo(path)
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    elif isinstance(content, int):
+        path.touch()
+        os.truncate(path, content)
+    elif content.isupper():
+        Image.new("RGB", (40, 40)).save(path, format=content)
+    else:
+        path.symlink_to(content)
     train, _ = data.open_images(str(folder), 32)
+    with pytest.raises(DataError, match=rf"bee/2\.png {text}") if text else nullcontext():
+        train.check({6} if drawn else set(), silent)
+
+
+def test_images_that_are_drawn_are_decoded_before_training(folder):
+    """A truncated file has a whole header."""
+    path = folder / "bee" / "2.png"
+    path.write_bytes(path.read_bytes()[:-30])
+    seen = []
+    train, _ = data.open_images(str(folder), 32)
+    train.check({0, 5}, lambda *progress: seen.append(progress))
+    assert seen == [(str(folder), 8, 8)]
     with pytest.raises(DataError, match=r"bee/2\.png cannot be read as an image \(.+\); replace or remove it"):
-        train.pixels(range(8))
+        train.check({0, 6}, silent)
 
 
 def test_too_large_a_batch_is_refused(folder):

@@ -11,9 +11,9 @@ from torch import nn
 import gistkit
 from gistkit.errors import DataError, ModelError
 from gistkit.runtime.live import LiveBytes, LiveEvent
-from gistkit.training.data import batches, open_images
+from gistkit.training import Comparison, RunResult, TrainResult, TrainSettings, batches, open_images, train
+from gistkit.training.loop import share_of_rate
 from gistkit.training.plots import step_curve
-from gistkit.training.train import Comparison, RunResult, TrainResult, TrainSettings, train
 
 
 def tiny(num_classes):
@@ -82,9 +82,10 @@ def test_a_plain_run_is_an_ordinary_training_loop():
     torch.manual_seed(TINY.seed)
     model = tiny(10)
     torch.manual_seed(TINY.seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=TINY.lr, momentum=TINY.momentum)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=TINY.momentum, nesterov=True)
     losses = []
-    for x, y in batches(open_images("digits", 32)[0], 8, 4, seed=TINY.seed):
+    for step, (x, y) in enumerate(batches(open_images("digits", 32)[0], 8, 4, seed=TINY.seed)):
+        optimizer.param_groups[0]["lr"] = TINY.lr * share_of_rate(step, 4)
         optimizer.zero_grad()
         with LiveBytes() as live:
             loss = nn.functional.cross_entropy(model(x), y)
@@ -93,6 +94,18 @@ def test_a_plain_run_is_an_ordinary_training_loop():
         optimizer.step()
         losses.append(loss.item())
     assert plain.losses == tuple(losses) and plain.kept_bytes == kept_bytes
+
+
+def test_the_learning_rate_rises_for_a_tenth_of_the_steps_and_falls_along_a_cosine():
+    shares = [share_of_rate(step, 100) for step in range(100)]
+    assert shares[:3] == pytest.approx([0.1, 0.2, 0.3]) and shares[50] == pytest.approx(0.5)
+    assert max(shares) == shares[9] > 0.97 and shares[9:] == sorted(shares[9:], reverse=True) and shares[-1] < 0.001
+
+
+def test_digits_are_learnt():
+    result = train(replace(TINY, steps=50, batch=32, lr=0.1, lossy=None), same)
+    assert result.tested == "360 test images (every fifth digit)"
+    assert all(run.accuracy is not None and run.accuracy > 0.85 for run in result.runs)
 
 
 def test_memory_is_of_forward_and_backward_without_gradients():
@@ -115,7 +128,7 @@ def test_a_wrong_step_is_found():
 
 def result_of(*losses):
     runs = (RunResult(name, 1, 1, None, 1.0, values, None, ()) for name, values in zip("ab", losses, strict=True))
-    return TrainResult(TINY, {}, tuple(runs))
+    return TrainResult(TINY, {}, None, tuple(runs))
 
 
 def test_equality_is_of_bits():
@@ -156,10 +169,9 @@ def test_the_random_state_of_one_run_does_not_reach_the_next():
     ("changed", "text"),
     [
         ({"steps": 2}, r"steps must be at least 3 \(one to warm up, one to measure\), got 2; ask for more"),
-        ({"batch": 0}, "batch must be at least 1, got 0; leave it out"),
-        ({"image_size": 0}, "image_size must be at least 1, got 0"),
-        ({"lr": -1.0}, "lr must be a finite number of at least 0, got -1.0; 0.01 is the default"),
-        ({"lr": float("nan")}, "lr must be a finite number of at least 0, got nan"),
+        ({"batch": 0}, "batch must be from 1 to 1048576, got 0; leave it out for the default"),
+        ({"image_size": 2**15}, "image_size must be from 1 to 16384, got 32768"),
+        ({"seed": 2**63}, "seed must be from 0 to 9223372036854775807, got 9223372036854775808"),
         ({"device": "tpu"}, "device must be cpu or cuda, got 'tpu'; name one of the two"),
     ],
 )

@@ -144,6 +144,17 @@ def test_overfeat_reads_6x6_at_231_and_refuses_what_its_pools_would_empty():
         zoo.overfeat(image_size=70)
 
 
+@pytest.mark.parametrize("make", [zoo.vgg16, zoo.vgg19])
+def test_small_vggs_tell_images_apart_from_the_start(make):
+    """By He's initialisation alone, which cannot do without batch norm, the cosines are 0.99."""
+    torch.manual_seed(0)
+    model = make(num_classes=10, image_size=32)
+    with torch.no_grad():
+        y = model.features(torch.randn(8, 3, 32, 32)).flatten(1)
+    cosines = nn.functional.cosine_similarity(y[:, None], y[None], dim=2)
+    assert (cosines.sum() - 8) / 56 < 0.92 and 0.5 < y.square().mean().sqrt() < 2
+
+
 def test_deep_vgg_counts_by_hand():
     """vDNN: each 100 convolutions more are 20 in every group, as wide as the group."""
     added = 20 * sum(width * (width * 9 + 1) for width in (64, 128, 256, 512, 512))
@@ -283,7 +294,7 @@ def test_factories_get_the_arguments_that_they_take(factories):
         (
             "no_such_module:f",
             ValueError,
-            "module 'no_such_module' cannot be imported .*; install it or put it on PYTHON",
+            "module 'no_such_module' cannot be imported .*; install it, put it on PYTHON",
         ),
         (":f", ValueError, "module '' cannot be imported"),
         ("zoo_factories:missing", ValueError, "has no attribute 'missing'; give package.module:factory"),

@@ -1,4 +1,4 @@
-"""Autocast of another device, followed by the CPU whose operators a capture of it runs; a context left behind."""
+"""Autocast during a capture: the CPU's operators run, under the autocast settings of the device that is planned for."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch.overrides import TorchFunctionMode
 
 
 class MirroredAutocast(TorchFunctionMode):
-    """While it is on, CPU tensors are cast where those of ``device_type`` would be: in contexts around it and in those
-    that the model enters itself. CPU autocast is afterwards what it was."""
+    """While it is active, CPU tensors are cast as tensors of ``device_type`` would be, in autocast contexts around it
+    and in those that the model enters. Afterwards CPU autocast is as before."""
 
     def __init__(self, device_type: str) -> None:
         super().__init__()

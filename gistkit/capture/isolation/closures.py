@@ -1,5 +1,5 @@
-"""Loss functions that know more than they are given, as one with a penalty on the model's weights does: on a copy of
-the model they mean the copy's weights, and the gradients of whatever else they close over stay as they are."""
+"""Loss functions that close over the model, such as one with a penalty on its weights. During a capture they read the
+weights of the model's copy, and the gradients of everything else that they close over are restored."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def on_copy(loss_fn: Callable | None, model: torch.nn.Module, twin: torch.nn.Module) -> Callable | None:
-    """The loss function with a copy's parameters and buffers in place of the model's, wherever it got those from."""
+    """The loss function, reading the copy's parameters and buffers wherever it would read the model's."""
     if loss_fn is None:
         return None
 

@@ -1,4 +1,4 @@
-"""Fake tensors that are as large as real ones where PyTorch's own are not, and there where those are."""
+"""A FakeTensorMode whose tensors have the dtypes of real ones and exist only where real ones do."""
 
 from __future__ import annotations
 

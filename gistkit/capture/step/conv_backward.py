@@ -1,5 +1,5 @@
-"""What ``aten::convolution_backward`` makes of what, and for which gradients it reads its input: its one call and a
-fake one of it do not show either."""
+"""The dataflow inside ``aten::convolution_backward``: which gradient depends on which operand, and which gradients read
+the input. Neither a real nor a fake call shows that, as one operator makes all gradients."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _MASK = 10
 
 
 def made_of(args: Sequence[Any], out: Sequence[Any]) -> Iterator[tuple[torch.Tensor, tuple[torch.Tensor, ...]]]:
-    """The gradients that there are, each with what it depends on: the input's on the output's and the weight, those of
-    weight and bias on the output's and the input."""
+    """The gradients that are asked for, each with its operands: the input's gradient reads the output's and the weight;
+    those of weight and bias read the output's and the input."""
     grad, x, weight = args[:3]
     pairs = zip(out, ((grad, weight), (grad, x), (grad, x)), strict=True)
     yield from ((t, of) for t, of in pairs if t is not None)
 
 
 def unasked_bytes(func: Any, args: Sequence[Any]) -> int:
-    """Bytes of the weight gradient that oneDNN makes with a bias's where the bias's alone is asked for; 0 for any other
+    """Bytes of the weight gradient that oneDNN also makes when only the bias's gradient is asked for; 0 for any other
     operator."""
     if func is not _BACKWARD or args[_MASK][1] or not args[_MASK][2]:
         return 0

@@ -1,5 +1,5 @@
-"""Which of what backward makes are gradients of weights and biases: what is made first where a convolution's or a
-linear's backward is taken in two halves, whole in every sub-batch and every batch slice.
+"""Which tensors made in backward are gradients of weights and biases. They are made first where the backward of a
+convolution or linear is taken in two halves, and they are whole in every sub-batch and batch slice.
 
 A parameter's ``.grad`` tells some. It does not where the parameter gets a copy in a layout of its own, and where the
 weight is computed in the step: a narrow copy of autocast's, a standardised or re-parametrised one.

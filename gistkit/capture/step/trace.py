@@ -109,7 +109,7 @@ class Tracer(TorchDispatchMode):
             self._note(t, first=-1)
 
     def _settle(self) -> None:
-        """The gradient of the parameter that was accumulated last outlives the step: no longer asked about."""
+        """The last accumulated parameter gradient outlives the step, so its life is no longer tracked."""
         leaf, self._leaf = self._leaf, None
         if leaf is not None and leaf.grad is not None:
             cdata = leaf.grad.untyped_storage()._cdata
@@ -118,7 +118,7 @@ class Tracer(TorchDispatchMode):
                 item.last = len(self.spans) - 1
 
     def _gone(self, cdata: int) -> Seen | None:
-        """What lived until it was last asked, taken out of the living."""
+        """Take one storage out of the living ones; it lived until they were last looked at."""
         item = self._live.pop(cdata, None)
         if item is not None:
             item.last = self._asked
@@ -139,7 +139,7 @@ class Tracer(TorchDispatchMode):
         return t
 
     def drop(self, storage: int) -> None:
-        """A node that held the storage has died: nothing will read what it kept, but until now it was there."""
+        """A backward node that held the storage has been freed: the storage counts until now, and is not read later."""
         if self.phase != "backward":  # by the forward itself, or by the loss
             self.dropped[storage] = len(self.spans) - 1
 

@@ -1,4 +1,4 @@
-"""One whole step of a model on fake tensors, watched."""
+"""One forward and backward of a model on fake tensors, recorded."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from gistkit.planning.cost.algorithms import Algorithm
 from gistkit.planning.cost.budget import check_budget, parse_budget, parse_bytes
+from gistkit.planning.cost.cards import preset_name
 from gistkit.planning.cost.codec_costs import MEASURED_DENSITY, passes
 from gistkit.planning.cost.density import Densities
 from gistkit.planning.cost.devices import CUDA_LIBRARIES_BYTES, GIB, PRESETS, Hardware, hardware
@@ -31,6 +32,7 @@ __all__ = [
     "parse_budget",
     "parse_bytes",
     "passes",
+    "preset_name",
     "step_fingerprint",
     "switches",
 ]

@@ -22,7 +22,7 @@ _LARGEST = 2**60
 FORMS = 'bytes as an int, "12GiB", "800MB"'
 
 
-def parse_bytes(amount: int | str, argument: str = "reserve") -> int:
+def parse_bytes(amount: int | str, argument: str = "reserved_bytes") -> int:
     """The bytes of an int or of a text with a unit, 0 or more.
 
     Raises TypeError for other types, ValueError for what is no amount: argument, demand, value, remedy.

@@ -1,4 +1,5 @@
-"""Hardware: what a device can do, as numbers, and presets of the papers' cards and of the ones we measured. Pure data.
+"""Hardware: what a device can do, as numbers, and presets: of the papers' cards, of the one we measured, and of those
+whose datasheets say enough (:mod:`gistkit.planning.cost.cards`). Pure data.
 
 A preset's rates are *sustained* figures: what a copy or a large product really reaches, so that seconds are bytes or
 operations divided by a rate. A file written by ``gistkit calibrate`` takes a preset's place anywhere.
@@ -19,12 +20,23 @@ at twice the 10 GB/s; a fresh tensor's pages cost as much again and more.
 from __future__ import annotations
 
 import difflib
-import json
 import math
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gistkit.errors import quoted
+from gistkit.ir import from_json, to_json
+from gistkit.planning.cost.cards import (
+    BOTH_WAYS,
+    CARDS,
+    FP32_SHARE,
+    HALF_SHARE,
+    LINK_SHARE,
+    MEMORY_SHARE,
+    PCIE_GBPS,
+    TF32_SHARE,
+    Card,
+)
 
 GIB = 2**30
 _POSITIVE = ("memory_gbps", "codec_slowdown")
@@ -33,6 +45,7 @@ _LIMITS = {"memory_gbps": 1e6, "d2h_gbps": 1e5, "h2d_gbps": 1e5, "both_gbps": 2e
 _LIMITS |= {"launch_s": 1.0, "host_s": 1.0, "runtime_host_s": 1.0}
 _MOST_FLOPS = 1e18
 _DEVICES = ("cuda", "gpu", "mps", "xpu", "hip", "rocm", "auto")
+H200_HOST_S, H200_RUNTIME_HOST_S = 2.0e-5, 1.07e-4
 CUDA_LIBRARIES_BYTES = 96 * 2**20
 """What cuBLAS and cuDNN hold for themselves under PyTorch: plans were measured 66 to 86 MiB above their prediction on
 an H200, plain steps 85 MiB (docs/log.md, 2026-11-20)."""
@@ -54,6 +67,7 @@ class Hardware:
     themselves as long as the process lives (cuBLAS's workspaces): it counts in every peak and so in every budget.
     ``host_s`` is how long the host is busy with one task of a step (an op's forward, a node's backward) under plain
     PyTorch, ``runtime_host_s`` the same where gistkit carries out a plan; 0: not known, or host and device are one.
+    ``source`` says where the figures are from; plans repeat it, and it makes no hardware another.
 
     Raises ValueError for what no device can be: argument, demand, value, remedy.
     """
@@ -73,22 +87,17 @@ class Hardware:
     libraries_bytes: int = 0
     host_s: float = 0.0
     runtime_host_s: float = 0.0
+    source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
+        if not self.name:
             _refuse("name", "a text that is not empty", self.name)
         if type(self.memory_bytes) is not int or not 0 < self.memory_bytes < 2**50:
             _refuse("memory_bytes", "a whole number of bytes above 0 and below 2**50", self.memory_bytes)
         if type(self.libraries_bytes) is not int or not 0 <= self.libraries_bytes < self.memory_bytes:
             _refuse("libraries_bytes", "a whole number of bytes below memory_bytes", self.libraries_bytes)
-        for field in (*_POSITIVE, *_NOT_NEGATIVE):
-            _check_number(field, getattr(self, field), field in _POSITIVE)
-        if type(self.async_counts) is not bool:
-            _refuse("async_counts", "true or false", self.async_counts)
-        if type(self.tells_algorithms) is not bool:
-            _refuse("tells_algorithms", "true or false", self.tells_algorithms)
-        if not all(isinstance(name, str) for name in self.lacks):
-            _refuse("lacks", "names of convolution algorithms", self.lacks)
+        for figure in (*_POSITIVE, *_NOT_NEGATIVE):
+            _check_number(figure, getattr(self, figure), figure in _POSITIVE)
         self._check_link()
         self._check_flops()
 
@@ -105,37 +114,25 @@ class Hardware:
             _refuse("both_gbps", "at most the sum of both directions", self.both_gbps)
 
     def _check_flops(self) -> None:
-        if not isinstance(self.flops, dict) or "float32" not in self.flops:
+        if "float32" not in self.flops:
             _refuse("flops", "a mapping of dtype names to rates with 'float32' among them", self.flops)
         for dtype, rate in self.flops.items():
             _check_number(f"flops[{dtype!r}]", rate, True, _MOST_FLOPS)
 
     def to_json(self) -> str:
         """The hardware as JSON text."""
-        return json.dumps(asdict(self), indent=2)
+        return to_json(self, indent=2)
 
     @staticmethod
     def from_json(text: str) -> Hardware:
-        """The hardware of :meth:`to_json`'s text. Raises ValueError for text that is no JSON, lacks a field, has one
-        too many, or holds an absurd value."""
+        """The hardware of :meth:`to_json`'s text. Raises ValueError for any other: the place in it, what was expected
+        there and what it has."""
         try:
-            raw = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"hardware: not JSON ({error}); write it anew with `gistkit calibrate`") from error
-        if not isinstance(raw, dict):
-            raise ValueError(f"hardware: must be a JSON object, got {type(raw).__name__}; see `gistkit calibrate`")
-        known = {field.name for field in fields(Hardware)}
-        needed = {field.name for field in fields(Hardware) if field.default is MISSING}
-        missing, extra = sorted(needed - set(raw)), sorted(set(raw) - known)
-        if missing or extra:
-            wrong = " and ".join(
-                f"{what} {', '.join(names)}" for what, names in (("lacks", missing), ("has unknown", extra)) if names
-            )
-            raise ValueError(f"hardware: {wrong}; write it anew with `gistkit calibrate`")
-        lacks = raw.pop("lacks", [])
-        if not isinstance(lacks, list):
-            _refuse("lacks", "a list of convolution algorithms", lacks)
-        return Hardware(**raw, lacks=tuple(lacks))
+            return from_json(Hardware, text)[0]
+        except ValueError as error:
+            what = str(error).removeprefix("hardware: ")
+            again = "" if "gistkit calibrate" in what else "; write it anew with `gistkit calibrate`"
+            raise ValueError(f"hardware: {what}{again}") from error
 
 
 def _hint(name: str) -> str:
@@ -165,6 +162,28 @@ def _check_number(field: str, value: object, positive: bool, limit: float | None
         _refuse(field, demand, value)
 
 
+def _of_datasheet(card: Card) -> Hardware:
+    """A card at the shares of its datasheet that an H200 reaches."""
+    half, link_gbps = 1e12 * HALF_SHARE * card.half, LINK_SHARE * PCIE_GBPS[card.pcie]
+    fp32 = 1e12 * FP32_SHARE * card.fp32
+    modern = {"tf32": 1e12 * TF32_SHARE * card.tf32} if card.tf32 else {}
+    return Hardware(
+        name=card.preset,
+        memory_bytes=card.memory_gb * 10**9,
+        memory_gbps=MEMORY_SHARE * card.memory_gbps,
+        d2h_gbps=link_gbps,
+        h2d_gbps=link_gbps,
+        both_gbps=BOTH_WAYS * link_gbps,
+        flops={"float32": fp32, "float16": half, "bfloat16": half if card.tf32 else fp32, **modern},
+        launch_s=8e-6,
+        async_counts=True,
+        libraries_bytes=CUDA_LIBRARIES_BYTES,
+        host_s=H200_HOST_S,
+        runtime_host_s=H200_RUNTIME_HOST_S,
+        source=f"preset {card.preset}: {card.source}",
+    )
+
+
 PRESETS: dict[str, Hardware] = {}
 PRESETS |= {
     preset.name: preset
@@ -181,6 +200,7 @@ PRESETS |= {
             async_counts=True,
             lacks=("winograd",),  # came with cuDNN 5; vDNN had cuDNN 4
             tells_algorithms=True,
+            source="preset titanx: published figures, of them assumed shares",
         ),
         Hardware(
             name="k40m",
@@ -193,6 +213,7 @@ PRESETS |= {
             launch_s=8e-6,
             async_counts=True,
             tells_algorithms=True,
+            source="preset k40m: published figures, of them assumed shares",
         ),
         Hardware(
             name="h200",
@@ -205,8 +226,9 @@ PRESETS |= {
             launch_s=8e-6,
             async_counts=True,
             libraries_bytes=CUDA_LIBRARIES_BYTES,
-            host_s=2.0e-5,
-            runtime_host_s=1.07e-4,
+            host_s=H200_HOST_S,
+            runtime_host_s=H200_RUNTIME_HOST_S,
+            source="preset h200: measured on one",
         ),
         Hardware(
             name="cpu",
@@ -219,9 +241,13 @@ PRESETS |= {
             launch_s=5e-6,
             async_counts=False,
             codec_slowdown=5.0,
+            source="preset cpu: orders of magnitude of one core",
         ),
     )
 }
+
+
+PRESETS |= {card.preset: _of_datasheet(card) for card in CARDS}
 
 
 def hardware(which: Hardware | str | Path | None = None) -> Hardware:
@@ -248,7 +274,8 @@ def hardware(which: Hardware | str | Path | None = None) -> Hardware:
             f"{_hint(str(which).lower())}"
         )
     try:
-        return Hardware.from_json(path.read_text(encoding="utf-8"))
+        found = Hardware.from_json(path.read_text(encoding="utf-8"))
+        return replace(found, source=f"file {path}" + (f", {found.source}" if found.source else ""))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"hardware file {path} cannot be read ({error}); `gistkit calibrate` writes one") from error
     except ValueError as error:

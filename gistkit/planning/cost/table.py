@@ -10,19 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from gistkit.codecs import Sparse, dtype_of
 from gistkit.codecs import codec as find_codec
-from gistkit.ir import Reading, SavedGraph, Task
+from gistkit.formats import item_bytes
+from gistkit.ir import FORMS, STAY, Reading, SavedGraph, Task
 from gistkit.planning.cost.algorithms import Algorithm, arithmetic_rate, conv_algorithms
 from gistkit.planning.cost.codec_costs import RELU_BACKWARD_PASSES, passes
 from gistkit.planning.cost.density import Densities
 from gistkit.planning.cost.devices import Hardware
 from gistkit.planning.cost.part_algorithms import DEFAULT
-
-BY_THE_OP = ("argmax4", "argmax8", "bits")
-"""Codecs of maps that an operator makes by itself, in place of an index or a mask of PyTorch's."""
 
 OP_EFFICIENCY = {
     ("max_pool2d", "forward"): 0.5,
@@ -86,7 +83,7 @@ class CostTable:
     def payload_bytes(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> int:
         """Bytes of a tensor of ``nbytes`` bytes of ``dtype`` under a codec; density None: no zeros. Raises ValueError
         for an unknown codec."""
-        return _payload_bytes(codec, nbytes, dtype, density)
+        return find_codec(codec).form.nbytes(nbytes // item_bytes(dtype), item_bytes(dtype), density)
 
     def scratch_bytes(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> tuple[int, int]:
         """Of a sparse codec on CUDA: bytes of the scratch that it leaves until its size is known, and of what packing
@@ -103,43 +100,44 @@ class CostTable:
         On a GPU a ReLU writes its ``mask1`` in the same kernel, so only the mask's bytes are added. A pool that writes
         its map instead of an int64 index saves time: the result is negative, the index's own traffic and no more.
         """
-        if codec == "dense":
+        form = FORMS[codec]
+        if form.returns == STAY:
             return 0.0
-        payload = _payload_bytes(codec, nbytes, dtype, density)
-        if codec == "mask1" and self.hardware.async_counts:
-            return self._traffic_s(payload)
-        if codec in BY_THE_OP:
+        payload = self.payload_bytes(codec, nbytes, dtype, density)
+        if form.made_by_op:
             return self._own_map_s(nbytes, payload, dtype, "forward")
-        cost = passes(codec, dtype_of(dtype).itemsize, density)
+        if not form.values and self.hardware.async_counts:
+            return self._traffic_s(payload)
+        cost = passes(codec, item_bytes(dtype), density)
         if cost is None:
             return self._traffic_s(nbytes + payload) + self.hardware.launch_s
         pack = cost.pack if self.hardware.async_counts else 0.0
         return self._passes_s(cost.encode + pack, nbytes) + (2 if pack else 1) * self.hardware.launch_s
 
-    def decode_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None, *, slices: int = 1) -> float:
-        """Seconds that one decoding adds: all of the tensor, in ``slices`` launches. ``mask1`` and the maps are not
-        decoded, their readers run on them: what is added there is negative."""
-        if codec == "dense":
+    def decode_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> float:
+        """Seconds that one decoding of the tensor adds. ``mask1`` and the maps are not decoded, their readers run
+        on them: what is added there is negative."""
+        form = FORMS[codec]
+        if form.returns == STAY:
             return 0.0
-        if codec == "mask1":
-            return self.relu_backward_s(codec, nbytes, dtype, density)
-        payload = _payload_bytes(codec, nbytes, dtype, density)
-        if codec in BY_THE_OP:
+        payload = self.payload_bytes(codec, nbytes, dtype, density)
+        if form.made_by_op:
             return self._own_map_s(nbytes, payload, dtype, "backward")
-        cost = passes(codec, dtype_of(dtype).itemsize, density)
-        launches = max(1, slices) * self.hardware.launch_s
+        if not form.values:
+            return self.relu_backward_s(codec, nbytes, dtype, density)
+        cost = passes(codec, item_bytes(dtype), density)
         if cost is None:
-            return self._traffic_s(nbytes + payload) + launches
-        return self._passes_s(cost.decode, nbytes) + launches
+            return self._traffic_s(nbytes + payload) + self.hardware.launch_s
+        return self._passes_s(cost.decode, nbytes) + self.hardware.launch_s
 
     def relu_backward_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> float:
         """Seconds that a ReLU's backward takes more (less: negative) when it reads the payload, not its output."""
-        cost = passes(codec, dtype_of(dtype).itemsize, density)
+        cost = passes(codec, item_bytes(dtype), density)
         if cost is None or cost.relu_backward == 0.0:
             return 0.0
         extra = cost.relu_backward * self.hardware.codec_slowdown - RELU_BACKWARD_PASSES
         # where a sparse payload's slots end is summed up before it: a launch more than PyTorch's one
-        launch_s = self.hardware.launch_s if isinstance(find_codec(codec), Sparse) else 0.0
+        launch_s = self.hardware.launch_s if FORMS[codec].sparse else 0.0
         return self._traffic_s(extra * nbytes) + launch_s
 
     def copy_s(self, nbytes: int) -> float:
@@ -170,12 +168,6 @@ class CostTable:
         pooled = dtype == "int64" and self.hardware.async_counts
         efficiency = OP_EFFICIENCY["max_pool2d", phase] if pooled else 1.0
         return self._traffic_s(payload) - self._traffic_s(nbytes) / efficiency
-
-
-@lru_cache(maxsize=65536)
-def _payload_bytes(codec: str, nbytes: int, dtype: str, density: float | None) -> int:
-    kind = dtype_of(dtype)
-    return find_codec(codec).predicted_bytes(nbytes // kind.itemsize, kind, density)
 
 
 def cost_table(

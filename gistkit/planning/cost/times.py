@@ -11,10 +11,10 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
-from gistkit.ir import SavedGraph
+from gistkit.errors import quoted
+from gistkit.ir import Measured, SavedGraph, from_json, to_json
 from gistkit.planning.cost.part_algorithms import DEFAULT, SWITCHES
 
 FORMAT, VERSION = "gistkit.times", 1
@@ -51,9 +51,9 @@ class StepTimes:
         return math.fsum(self.seconds.values())
 
     @property
-    def told(self) -> dict[str, Any]:
-        """What the settings of a plan say of them."""
-        return {name: getattr(self, name) for name in ("device", "batch", "rows", "step_s", "fingerprint")}
+    def measured(self) -> Measured:
+        """What a plan says of them."""
+        return Measured(self.device, self.batch, self.rows, self.step_s, self.fingerprint)
 
     def offered(self, graph: SavedGraph, fidelity: str) -> dict[str, dict[int, tuple[float, int]]]:
         """What a plan of that class of moves may choose for each convolution: the default, and in all classes but
@@ -73,50 +73,35 @@ class StepTimes:
 
     def to_json(self) -> str:
         """The times as JSON text."""
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1)
+        return to_json(self, indent=1, format=FORMAT, version=VERSION)
 
     @staticmethod
     def from_json(text: str) -> StepTimes:
-        """The times of :meth:`to_json`'s text. Raises ValueError for text that is not one: what is wrong with it."""
+        """The times of :meth:`to_json`'s text. Raises ValueError for any other: the place in it, what was expected
+        there and what it has."""
         try:
-            raw = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"times: not JSON ({error}); {ANEW}") from error
-        if not isinstance(raw, dict) or raw.pop("format", None) != FORMAT:
-            raise ValueError(f'times: must be a JSON object with "format": {FORMAT!r}; {ANEW}')
-        version = raw.pop("version", None)
-        if version != VERSION:
-            raise ValueError(f"times: version must be {VERSION}, got {version!r}; {ANEW}")
-        names = {f.name for f in fields(StepTimes)}
-        wrong = [f"no {n!r}" for n in sorted(names - set(raw))] + [f"unknown {n!r}" for n in sorted(set(raw) - names)]
-        if wrong:
-            raise ValueError(f"times: {', '.join(wrong)}; {ANEW}")
-        return StepTimes(
-            **{**raw, "seconds": _by_task("seconds", raw["seconds"]), "convolutions": _switched(raw["convolutions"])}
-        )
+            return from_json(StepTimes, text, {"format": FORMAT, "version": VERSION})[0]
+        except ValueError as error:
+            what = str(error).removeprefix("times: ").removesuffix(f"; {ANEW}")
+            raise ValueError(f"times: {what}; {ANEW}") from error
 
     def __post_init__(self) -> None:
         for name in ("fingerprint", "device"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+            if not getattr(self, name):
                 _refuse(name, "a text that is not empty", getattr(self, name))
-        for name in ("batch", "rows"):
-            if type(getattr(self, name)) is not int or not 0 <= getattr(self, name) < 2**40:
-                _refuse(name, "a whole number of at least 0", getattr(self, name))
-        if self.rows > self.batch:
-            _refuse("rows", f"at most the batch's {self.batch}", self.rows)
+        if not 0 <= self.rows <= self.batch < 2**40:
+            _refuse("rows", f"at least 0 and at most the batch's {self.batch}", self.rows)
         if not _is_seconds(self.step_s):
             _refuse("step_s", "seconds above 0", self.step_s)
         for task, taken in self.seconds.items():
-            if type(task) is not int or task < 0 or not _is_seconds(taken):
+            if task < 0 or not _is_seconds(taken):
                 _refuse("seconds", "seconds above 0 by number of a task", {task: taken})
         for name, tasks in self.convolutions.items():
             if name not in (DEFAULT, *SWITCHES):
                 _refuse("convolutions", f"by {', '.join((DEFAULT, *SWITCHES))}", name)
             for task, (taken, nbytes) in tasks.items():
-                if not _is_seconds(taken) or type(nbytes) is not int or nbytes < 0:
-                    _refuse(
-                        "convolutions", "[seconds above 0, whole bytes] by number of a task", {task: [taken, nbytes]}
-                    )
+                if task < 0 or not _is_seconds(taken) or nbytes < 0:
+                    _refuse("convolutions", "[seconds above 0, bytes] by number of a task", {task: [taken, nbytes]})
 
     def check(self, graph: SavedGraph) -> None:
         """Raise ValueError unless these are the times of the graph's step."""
@@ -140,26 +125,9 @@ def _gain(default: Mapping[int, tuple[float, int]], other: Mapping[int, tuple[fl
     return faster or any(other[t][1] + WORTH_BYTES <= default[t][1] for t in own)
 
 
-def _by_task(name: str, raw: Any) -> dict[int, Any]:
-    if not isinstance(raw, dict) or not all(key.isascii() and key.isdigit() for key in raw):
-        _refuse(name, "an object by number of a task", raw)
-    return {int(key): value for key, value in raw.items()}
-
-
-def _switched(raw: Any) -> dict[str, dict[int, tuple[float, int]]]:
-    if not isinstance(raw, dict):
-        _refuse("convolutions", "an object by switches of cuDNN", raw)
-    found = {name: _by_task("convolutions", tasks) for name, tasks in raw.items()}
-    for pair in (pair for tasks in found.values() for pair in tasks.values()):
-        if not isinstance(pair, list) or len(pair) != 2:
-            _refuse("convolutions", "[seconds, bytes] by number of a task", pair)
-    return {name: {task: tuple(pair) for task, pair in tasks.items()} for name, tasks in found.items()}
-
-
-def _is_seconds(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+def _is_seconds(value: float) -> bool:
+    return 0 < value < math.inf
 
 
 def _refuse(field: str, demand: str, value: object) -> None:
-    shown = repr(value)
-    raise ValueError(f"times: {field} must be {demand}, got {shown if len(shown) < 80 else shown[:77] + '...'}; {ANEW}")
+    raise ValueError(f"times: {field} must be {demand}, got {quoted(value)}; {ANEW}")

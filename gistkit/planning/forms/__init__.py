@@ -1,19 +1,20 @@
 """Which forms a storage may take."""
 
+from gistkit.planning.forms.allowed import SMALL_BYTES, Judge, check_decisions, default_form, kept_by_ops, own_decisions
 from gistkit.planning.forms.choices import call_choices
-from gistkit.planning.forms.legal import check_decisions
-from gistkit.planning.forms.lossy import intolerant, rounds
 from gistkit.planning.forms.options import FIDELITIES, check_fidelity, decidable, options, shipped_until, slice_counts
-from gistkit.planning.forms.predicted import capacity, held, kept_by_ops, kept_bytes, make_plan, own_decisions
+from gistkit.planning.forms.predicted import capacity, held, kept_bytes, make_plan
 from gistkit.planning.forms.rebuild import MAX_DEPTH
 from gistkit.planning.forms.recompute import OBSERVERS, RecomputePlan, Replays, SegmentPlan, recompute_plan
-from gistkit.planning.forms.rules import SMALL_BYTES, Planner
+from gistkit.planning.forms.rounding import intolerant, rounds
+from gistkit.planning.forms.rules import Planner, check_lossy
 
 __all__ = [
     "FIDELITIES",
     "MAX_DEPTH",
     "OBSERVERS",
     "SMALL_BYTES",
+    "Judge",
     "Planner",
     "RecomputePlan",
     "Replays",
@@ -22,7 +23,9 @@ __all__ = [
     "capacity",
     "check_decisions",
     "check_fidelity",
+    "check_lossy",
     "decidable",
+    "default_form",
     "held",
     "intolerant",
     "kept_by_ops",

@@ -1,4 +1,4 @@
-"""How covered calls run: ReLUs in place, ReLUs whose mask a pool's map carries, and those pools."""
+"""How covered calls run: ReLUs whose mask a pool's map carries, and those pools."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import prod
 
 from gistkit import formats
-from gistkit.ir import KERNEL_DTYPES, Call, CallChoice, Decision, Reading, Value
+from gistkit.ir import KERNEL_DTYPES, Call, CallChoice, Decision, Reading
 
 
 def map_bits(pool: Call, reading: Reading, carries_mask: bool) -> int | None:
@@ -42,40 +42,14 @@ def mask_carrier(relu: Call, reading: Reading) -> Call | None:
     return pool if map_bits(pool, reading, carries_mask=True) is not None else None
 
 
-def may_overwrite(relu: Call, reading: Reading) -> bool:
-    """Whether a ReLU may write its output over its input: nobody else ever reads it, nothing keeps it (Gist III-C).
-
-    Not where a real step was recorded: what scripted code reads without gradients goes unseen there. Nor without
-    gradients, where nothing is recorded and PyTorch's own runs.
-    """
-    if reading.graph.source != "fake" or not (relu.saves or relu.passing):
-        return False
-    value = reading.operand(relu)
-    storage = reading.graph.storages[value.storage]
-    if relu.inplace or storage.escapes or storage.kind != "activation" or not value.whole:
-        return False
-    if value.view and not _made_without(value, reading):
-        return False
-    only_reader = [c.index for c in reading.graph.readers(value.storage)] == [relu.index]
-    return only_reader and not reading.graph.savers(value.storage)
-
-
-def _made_without(value: Value, reading: Reading) -> bool:
-    """Whether gistkit's own op gives as a tensor of its own what PyTorch's gives as a view: rows of a linear."""
-    return value.producer >= 0 and reading.graph.calls[value.producer].op == "linear" and len(value.shape) > 2
-
-
 def call_choices(reading: Reading, decisions: Mapping[int, Decision]) -> tuple[CallChoice, ...]:
     """The choices that differ from a call's plain way, in call order."""
-    choices: dict[int, dict] = {}
+    choices: dict[int, CallChoice] = {}
     for call in reading.graph.calls:
         if call.op != "relu" or call.covered < 0 or not (call.operands and call.results):
             continue
-        if may_overwrite(call, reading):
-            choices.setdefault(call.covered, {"op": "relu"})["inplace"] = True
         decision = decisions.get(reading.graph.values[call.results[0]].storage)
         pool = mask_carrier(call, reading)
-        if decision is not None and decision.codec == "drop" and pool is not None:
-            choices.setdefault(call.covered, {"op": "relu"})["passes"] = True
-            choices[pool.covered] = {"op": "max_pool2d", "zero_code": True}
-    return tuple(CallChoice(covered, **how) for covered, how in sorted(choices.items()))
+        if decision is not None and decision.form.gone and pool is not None:
+            choices |= {c.covered: CallChoice(c.covered, c.op, mask_in_pool=True) for c in (call, pool)}
+    return tuple(choice for _, choice in sorted(choices.items()))

@@ -19,15 +19,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from gistkit.codecs import VALUE_FORMS
-from gistkit.ir import BACKWARD, KERNEL_DTYPES, Block, Decision, SavedGraph, SavedStorage, written_late
+from gistkit.ir import BACKWARD, KERNEL_DTYPES, Block, Decision, SavedGraph, SavedStorage
 from gistkit.planning.cost import CostTable
-from gistkit.planning.forms.lossy import may_narrow
-from gistkit.planning.forms.predicted import kept_by_ops
-from gistkit.planning.forms.rebuild import WITHOUT_VALUES, recipe_of
-from gistkit.planning.forms.rules import SMALL_BYTES, Planner
+from gistkit.planning.forms.allowed import SMALL_BYTES, Judge
+from gistkit.planning.forms.rules import SPARSE, check_lossy, encodings
 
-MAPS = ("argmax4", "argmax8")
 FIDELITIES = ("bitwise", "reassociated", "lossy")
 ROOM = (1.0, 4.0)
 """A transfer is given this many times its own seconds of compute, where it is given any."""
@@ -46,10 +42,7 @@ def check_fidelity(fidelity: str, lossy: str | None) -> None:
         raise ValueError(
             f"fidelity must be one of {', '.join(FIDELITIES)}; got {fidelity!r}; bitwise changes no bit of the result"
         )
-    if lossy is not None and lossy not in VALUE_FORMS:
-        raise ValueError(
-            f"lossy must be None or one of {', '.join(VALUE_FORMS)}; got lossy={lossy!r}; None rounds nothing"
-        )
+    check_lossy(lossy)
     if lossy is not None and fidelity != "lossy":
         raise ValueError(
             f'lossy={lossy!r} rounds activations, which fidelity="{fidelity}" forbids; pass fidelity="lossy"'
@@ -97,9 +90,8 @@ class _Listing:
     """Lists the decisions of one graph's storages."""
 
     def __init__(self, graph: SavedGraph, costs: CostTable, lossy: str | None, *, few: bool = False) -> None:
-        self._planner = Planner(graph, lossy, costs.densities)
+        self._judge = Judge(graph)
         self._graph, self._costs, self._lossy = graph, costs, lossy
-        self._own, self._late = kept_by_ops(graph), written_late(graph)
         seconds = [costs.task_s(t.index) for t in graph.tasks]
         self._start_s = np.concatenate(([0.0], np.cumsum(seconds)))
         self._many = few or sum(b.saved >= 0 for b in graph.blocks) > MANY
@@ -107,83 +99,62 @@ class _Listing:
 
     def of(self, block: Block) -> tuple[Decision, ...]:
         s = self._graph.storages[block.storage]
-        dense = Decision(s.id, "dense", reason="kept: the budget allows it")
-        if block.last >= len(self._graph.tasks) and block.read < 0:  # else a form of it outlives the step
-            return (replace(dense, reason="held by the caller" if s.kind == "input" else "outlives the step"),)
-        if s.id in self._late:
-            return (replace(dense, reason="written only after it is saved"),)
-        ruled = self._planner.decide(s.id)
-        if ruled is not None and ruled.codec == "drop" and not any(u.values for u in block.uses):
-            return (ruled,)
-        if s.id in self._own:
-            return self._of_its_op(block, s, ruled)
-        at_home = (dense, *self._at_home(s, ruled))
-        if ruled is not None and ruled.codec in WITHOUT_VALUES + MAPS:
-            own = ruled.codec != "mask1" and self._made_by_its_op(s)
-            at_home = (ruled,) if own else (ruled, dense)
+        why = self._why_kept(block, s)
+        if why:
+            return (Decision(s.id, "dense", reason=why),)
+        at_home = self._at_home(block, s)
         return at_home + tuple(o for d in at_home for o in self._shipped(block, s, d))
-
-    def _of_its_op(self, block: Block, s: SavedStorage, ruled: Decision | None) -> tuple[Decision, ...]:
-        """What a covered op makes and keeps for itself has one form: the map or mask, which may leave for the host, or
-        what it is (statistics, indices without a map), which the op holds on the device and nothing runs anew."""
-        if ruled is None or ruled.codec not in (*MAPS, "bits"):
-            return (Decision(s.id, "dense", reason="its op keeps it for itself"),)
-        return (ruled, *self._shipped(block, s, ruled))
 
     def back_for(self, block: Block, need: int) -> Iterable[Decision]:
         """The block itself on the host, back for a task."""
         earlier = replace(block, uses=(replace(block.uses[0], task=need),))
         return self._shipped(earlier, self._graph.storages[block.storage], Decision(block.storage, "dense"))
 
-    def _at_home(self, s: SavedStorage, ruled: Decision | None) -> Iterable[Decision]:
-        """Forms on the device other than the tensor itself, of what is read by value."""
-        if ruled is None or s.kind == "input" or s.escapes:
-            return ()
-        return () if s.nbytes < SMALL_BYTES or s.dtype not in KERNEL_DTYPES else self._with_values(s)
+    def _why_kept(self, block: Block, s: SavedStorage) -> str:
+        """Why a storage stays as it is, '' where there is a choice."""
+        if block.last >= len(self._graph.tasks) and block.read < 0:  # else a form of it outlives the step
+            return "held by the caller" if s.kind == "input" else "outlives the step"
+        if s.id in self._judge.late:
+            return "written only after it is saved"
+        own = s.id in self._judge.own and self._judge.own_map(s.id) is None  # statistics, indices without a map
+        return "its op keeps it for itself" if own else ""
 
-    def _made_by_its_op(self, s: SavedStorage) -> bool:
-        """A map or mask that a covered op keeps for itself: there is no other form of it at run time."""
-        savers = self._graph.savers(s.id)
-        return len(savers) == 1 and savers[0][0].covered >= 0 and s.producer == savers[0][0].index
+    def _at_home(self, block: Block, s: SavedStorage) -> tuple[Decision, ...]:
+        """The forms on the device."""
+        own = self._judge.own_map(s.id)
+        if own is not None:
+            return (own,)
+        dense = Decision(s.id, "dense", reason="kept: the budget allows it")
+        least = self._judge.without_values(s.id)
+        if least is None:
+            return (dense, *self._with_values(s))
+        if least.form.payload:
+            return (least, dense)
+        return (dense,) if any(u.values for u in block.uses) else (least,)
 
     def _with_values(self, s: SavedStorage) -> Iterable[Decision]:
-        reading = self._planner.reading
-        value = reading.saved(s.id)
-        if value is None:
+        """Forms other than the tensor itself of what is read by value."""
+        fixed = s.kind == "input" or s.escapes or s.nbytes < SMALL_BYTES or s.dtype not in KERNEL_DTYPES
+        if fixed or self._judge.reading.saved(s.id) is None:
             return ()
-        relu = reading.relu_behind(value)
-        readers = reading.value_readers(s.id, relu)
-        density = self._costs.densities.get(s.id)
-        narrow = self._lossy if self._lossy and all(may_narrow(c, r) for c, r in readers) else None
-        sparse = () if density is None else self._sparse(s)
-        names = [*sparse, *(f"{c}+{narrow}" for c in sparse if narrow), *((narrow,) if narrow else ())]
-        found = [Decision(s.id, n, mask=relu is not None and n == narrow) for n in names]
-        found = [d for d in found if self._payload(s, d.codec) < s.nbytes]
-        recipe = None if relu is None else recipe_of(relu, reading, self._may_have_values)
-        if recipe is not None:
-            rebuilt = Decision(s.id, "rebuild", "nowhere", True, recipe.sources, recipe=recipe.steps)
-            found.append(rebuilt)
-        return found
+        sparse = self._sparse(s) if s.id in self._costs.densities else ()
+        coded = self._judge.allowed(s.id, encodings(sparse, self._lossy))
+        coded = (d for d in coded if self._payload_bytes(s, d.codec) < s.nbytes)
+        return (replace(d, reason="") for d in (*coded, *self._judge.allowed(s.id, ("rebuild",))))
 
     def _sparse(self, s: SavedStorage) -> tuple[str, ...]:
         """zvc; csr, which is slower, only where it is smaller."""
-        return ("zvc", "csr") if self._payload(s, "csr") < self._payload(s, "zvc") else ("zvc",)
+        zvc, csr = SPARSE
+        return SPARSE if self._payload_bytes(s, csr) < self._payload_bytes(s, zvc) else (zvc,)
 
-    def _may_have_values(self, storage: int) -> Decision | None:
-        """Stands in for the decision of a rebuild's source, which is still open."""
-        ruled = self._planner.decide(storage)
-        return None if ruled is None or ruled.codec in WITHOUT_VALUES else Decision(storage, "dense")
-
-    def _payload(self, s: SavedStorage, codec: str) -> int:
-        if codec == "dense":
-            return s.nbytes
-        return self._costs.payload_bytes(codec, s.nbytes, s.dtype, self._costs.densities.get(s.id))
+    def _payload_bytes(self, s: SavedStorage, form: str) -> int:
+        return self._costs.payload_bytes(form, s.nbytes, s.dtype, self._costs.densities.get(s.id))
 
     def _shipped(self, block: Block, s: SavedStorage, at_home: Decision) -> Iterable[Decision]:
         """The decision with its payload on the host between release and prefetch."""
-        if not self._costs.hardware.has_link or at_home.codec == "rebuild" or not block.uses:
+        if not self._costs.hardware.has_link or not at_home.form.payload or not block.uses:
             return
-        nbytes = self._payload(s, at_home.codec)
+        nbytes = self._payload_bytes(s, at_home.codec)
         if nbytes < SMALL_BYTES:
             return
         seen = set()

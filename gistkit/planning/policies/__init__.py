@@ -1,7 +1,6 @@
 """Policies: functions (graph, costs, budget) -> Plan, by name in POLICIES."""
 
 from gistkit.planning.policies.gist_rules import check_lossy, gist
-from gistkit.planning.policies.modnn.modnn import modnn_unless
 from gistkit.planning.policies.optimal.optimal import LARGE_TASKS, minimise_peak
 from gistkit.planning.policies.optimal.planning import Common
 from gistkit.planning.policies.optimal.solver import prepare
@@ -15,7 +14,6 @@ __all__ = [
     "check_lossy",
     "gist",
     "minimise_peak",
-    "modnn_unless",
     "plain",
     "prepare",
 ]

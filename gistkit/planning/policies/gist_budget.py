@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from gistkit.ir import Block, CallChoice, Decision, Plan, SavedGraph
+from gistkit.ir import OPERATORS, Block, CallChoice, Decision, Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import held, make_plan
 from gistkit.planning.policies.gist_rules import check_lossy, gist
 
-BINARIZE, SSDC, DPR, INPLACE, REBUILD = "binarize", "ssdc", "dpr", "inplace", "rebuild"
-ENCODINGS = (BINARIZE, SSDC, DPR, INPLACE)
+BINARIZE, SSDC, DPR, REBUILD = "binarize", "ssdc", "dpr", "rebuild"
+ENCODINGS = (BINARIZE, SSDC, DPR)
 """The paper's; ``rebuild`` goes beyond it."""
-_WITHOUT_VALUES = ("mask1", "drop")
 
 
 def gist_budget(
@@ -33,9 +32,9 @@ def gist_budget(
     """Gist's plan, lossless or with the given narrow format, with peak and seconds.
 
     ``encodings`` are those it may use; values are narrowed, inside sparse storage too, where ``dpr`` is among them.
-    ``slices`` above 1 reads encoded inputs of weight gradients in so many batch slices (optimised software: the batch
-    size). On a library's view only what its operators allow is planned: without pool maps (``library_view(maps=True)``)
-    a ReLU that a pool reads keeps its values. Raises ValueError for unknown words and fewer than one slice.
+    ``slices`` above 1 reads encoded inputs of weight gradients in that many batch slices (optimised software: the batch
+    size). On a library's view a ReLU that a pool reads keeps its values, unless the view has pool maps
+    (``library_view(maps=True)``). Raises ValueError for unknown words and fewer than one slice.
     """
     allowed = tuple(encodings)
     unknown = [e for e in allowed if e not in (*ENCODINGS, REBUILD)]
@@ -52,11 +51,11 @@ def gist_budget(
     found = gist(graph, lossy=narrow_to, densities=costs.densities, rebuild=REBUILD in allowed)
     blocks = {b.storage: b for b in held(graph) if b.storage >= 0}
     decisions = tuple(d for d in found.decisions if _holds(d, blocks.get(d.storage), allowed))
-    choices = _choices(graph, found, decisions, INPLACE in allowed)
+    choices = _choices(graph, found, decisions)
     if slices > 1:
         choices = _sliced(graph, decisions, choices, slices)
-    narrow = any(_encoding(d) == DPR or "+" in d.codec for d in decisions)
-    cut = any(c.slices > 1 for c in choices)
+    narrow = any(d.form.rounds_to for d in decisions)
+    cut = any(c.weight_grad_slices > 1 for c in choices)
     return make_plan(
         "gist",
         graph,
@@ -64,20 +63,21 @@ def gist_budget(
         budget_bytes,
         decisions,
         choices,
-        settings={"lossy": lossy, "encodings": list(allowed), "slices": slices},
+        details={"lossy": lossy, "encodings": list(allowed), "slices": slices},
         fidelity="lossy" if narrow else "reassociated" if cut else "bitwise",
     )
 
 
 def _encoding(decision: Decision) -> str | None:
     """Which of Gist's encodings a decision is; None for what keeps the tensor as it is."""
-    if decision.codec in _WITHOUT_VALUES or decision.codec.startswith("argmax") or decision.codec == "bits":
+    form = decision.form
+    if not form.values or form.made_by_op:
         return BINARIZE
-    if decision.codec.startswith(("zvc", "csr")):
+    if form.sparse:
         return SSDC
-    if decision.codec in ("rebuild", "dense"):
-        return REBUILD if decision.codec == "rebuild" else None
-    return DPR
+    if form.returns == OPERATORS:
+        return REBUILD
+    return DPR if form.rounds_to else None
 
 
 def _holds(decision: Decision, block: Block | None, allowed: tuple[str, ...]) -> bool:
@@ -86,29 +86,20 @@ def _holds(decision: Decision, block: Block | None, allowed: tuple[str, ...]) ->
     encoding = _encoding(decision)
     if block is None or (encoding is not None and encoding not in allowed):
         return False
-    return decision.codec not in _WITHOUT_VALUES or not any(u.values for u in block.uses)
+    return decision.form.values or decision.form.made_by_op or not any(u.values for u in block.uses)
 
 
-def _choices(graph: SavedGraph, found: Plan, decisions: tuple[Decision, ...], inplace: bool) -> tuple[CallChoice, ...]:
-    """Gist's choices as far as they belong to decisions that are taken and to blocks that are there."""
-    blocks = {b.storage for b in graph.blocks if b.storage >= 0}
-    dropped = {d.storage for d in decisions if d.codec == "drop"}
+def _choices(graph: SavedGraph, found: Plan, decisions: tuple[Decision, ...]) -> tuple[CallChoice, ...]:
+    """Gist's choices for the decisions that are taken."""
+    dropped = {d.storage for d in decisions if d.form.gone}
     calls = {c.covered: c for c in graph.calls if c.covered >= 0}
-    made = []
+    taken = []
     for choice in found.choices:
         call = calls[choice.covered]
-        x, y = (graph.values[ids[0]].storage for ids in (call.operands, call.results))
-        may_overwrite = choice.inplace and inplace and {x, y} <= blocks
-        carried = (choice.passes and y in dropped) or (choice.zero_code and x in dropped)
-        kept = replace(
-            choice,
-            inplace=may_overwrite,
-            passes=choice.passes and carried,
-            zero_code=choice.zero_code and carried,
-        )
-        if kept.inplace or kept.passes or kept.zero_code:
-            made.append(kept)
-    return tuple(made)
+        carried = call.results if choice.op == "relu" else call.operands
+        if graph.values[carried[0]].storage in dropped:
+            taken.append(choice)
+    return tuple(taken)
 
 
 def _sliced(
@@ -118,11 +109,11 @@ def _sliced(
 
     A linear's weight gradient is larger than its input: a second one to sum it up costs more than slices save.
     """
-    coded = {d.storage for d in decisions if d.codec != "dense" and d.codec not in _WITHOUT_VALUES}
+    coded = {d.storage for d in decisions if d.form.in_slices}
     by_call = {c.covered: c for c in choices}
     for call in graph.calls:
         if call.covered >= 0 and call.op == "conv2d":
             if any(s.storage in coded and s.field == "input" for s in call.saves):
                 old = by_call.get(call.covered, CallChoice(call.covered, call.op))
-                by_call[call.covered] = replace(old, slices=slices)
+                by_call[call.covered] = replace(old, weight_grad_slices=slices)
     return tuple(by_call[c] for c in sorted(by_call))

@@ -9,9 +9,11 @@
 | read by shape only | nothing | IV-A |
 | anything else | dense; with ``lossy`` a narrow float | DPR, III-B, IV-A |
 
-A ReLU whose input has no other use runs in place (III-C). Masks, maps and sparse structure are never narrowed.
+Masks, maps and sparse structure are never narrowed.
 
 Where it departs from the paper:
+- A ReLU runs in place (III-C) only where the model has it so (``nn.ReLU(inplace=True)``). The paper knows every layer's
+  readers; a PyTorch module may hand its result to any code, and to overwrite it every reader would have to be watched.
 - What backward reads decides, not the pair of layers (Table I): a ReLU before an average pool is a mask too, and one
   before a linear layer is sparse.
 - DPR "is applicable to any layer combination" (IV-A); here only to readers that are known to bear it
@@ -26,19 +28,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gistkit.codecs import VALUE_FORMS
-from gistkit.ir import Decision, Plan, SavedGraph
-from gistkit.planning.forms import Planner, call_choices, rounds
-
-
-def check_lossy(lossy: str | None) -> None:
-    """Raises ValueError where ``lossy`` is neither None nor a known format."""
-    if lossy is not None and lossy not in VALUE_FORMS:
-        shown = f'"{lossy}"' if isinstance(lossy, str) else lossy
-        raise ValueError(
-            f"lossy must be None or one of {', '.join(VALUE_FORMS)}; got lossy={shown}: the number is the bits of a "
-            "value, s means a scale for every 128 elements, t one for the tensor"
-        )
+from gistkit.ir import Plan, SavedGraph
+from gistkit.planning.forms import Planner, call_choices, check_lossy
 
 
 def gist(
@@ -64,9 +55,6 @@ def gist(
         choices=call_choices(planner.reading, {d.storage: d for d in decisions}),
         plain_bytes=graph.kept_bytes,
         kept_bytes=sum(planner.predicted_bytes(d) for d in decisions),
-        settings={"lossy": lossy},
-        fidelity="lossy" if any(rounds(d.codec) for d in decisions) else "bitwise",
+        details={"lossy": lossy},
+        fidelity="lossy" if any(d.form.rounds_to for d in decisions) else "bitwise",
     )
-
-
-__all__ = ["Decision", "check_lossy", "gist"]

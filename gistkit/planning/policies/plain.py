@@ -9,5 +9,5 @@ from gistkit.planning.forms import make_plan
 
 def plain(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None) -> Plan:
     """The plan without a decision, under each task's default algorithm. Nothing is refused: a peak above the budget is
-    reported as ``settings["trainable"]``."""
+    reported as ``details["trainable"]``."""
     return make_plan("plain", graph, costs, budget_bytes)

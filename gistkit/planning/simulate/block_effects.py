@@ -1,34 +1,45 @@
-"""What one storage's decision does to memory, time and link: the part of the planner that knows what decisions mean.
+"""What one storage's decision does to memory, time and link.
 
-| decision | memory | seconds |
+| form | memory | seconds |
 |---|---|---|
 | none, ``dense`` | dense from its making to its last use | |
-| value codecs | dense in forward; payload from the save on; decoded while a reader needs values | encode, decode |
+| decoded ones | dense in forward; payload from the save on; decoded while a reader needs values | encode, decode |
 | ``mask1`` | dense in forward; payload from the save on | its own traffic |
-| pool maps, dropout masks | payload: they are made in this form | its own traffic |
+| pool maps, dropout masks | payload: their operators write them so | their own traffic |
 | ``rebuild`` | dense in forward; decoded while a reader needs values; its norms' factors | the chain of its recipe |
-| ``recompute`` | dense in forward; again from its segment's rerun on | the segment's
-(:mod:`gistkit.planning.simulate.segments`) |
+| ``recompute`` | dense in forward; again from its segment's rerun on | the segment's |
 | ``drop`` | dense in forward | |
 | place ``host`` | payload until ``release``, again from ``prefetch`` on | encode, decode; the link's |
 
 Gist Fig. 2 (three lifetimes: dense, encoded, decoded); vDNN section III-B (release after the offload, prefetch). Where
-transfers overlap nothing (``Context.synchronous``) the payload is out once saved and back at its first use.
+transfers are copies in line with the tasks (``Context.synchronous``) the payload is gone once saved and back at its
+first use. Segments that run anew: :mod:`gistkit.planning.simulate.segments`.
 """
 
 from __future__ import annotations
 
-from gistkit.codecs import VALUE_FORMS
 from gistkit.formats import ceil_div
-from gistkit.ir import Block, Decision, SavedGraph, arithmetic_bytes, chain, digest_bytes, held, norms
+from gistkit.ir import (
+    OPERATORS,
+    PLACES,
+    RERUN,
+    STAY,
+    Block,
+    Decision,
+    SavedGraph,
+    arithmetic_bytes,
+    chain,
+    digest_bytes,
+    held,
+    norms,
+)  # fmt: skip
 from gistkit.planning.cost import CostTable
-from gistkit.planning.simulate.context import Context, is_sparse
+from gistkit.planning.simulate.context import Context
 from gistkit.planning.simulate.host_points import check_points, wrong
 from gistkit.planning.simulate.intervals import Effects, Interval, Transfer
 
 _WHAT = {"activation": "dense", "gradient": "gradient", "weight_gradient": "gradient"}
 _FACTOR_BYTES = 4
-_FOR_SIGNS = ("mask1", "drop")
 
 
 def block_effects(
@@ -43,22 +54,18 @@ def block_effects(
     context = context or Context.alone(graph, costs)
     if decision is None:
         return _dense(block, context)
-    if decision.place not in ("device", "host", "nowhere"):
+    if decision.place not in PLACES:
         raise wrong(block, decision, "place must be device, host or nowhere", "take one of these")
-    if decision.codec == "dense" and decision.place != "host" and not decision.mask:
+    if decision.form.returns == STAY and not decision.on_host and not decision.mask:
         return _dense(block, context)
     if block.saved < 0 or block.kind not in ("activation", "input"):
         raise wrong(block, decision, f"backward keeps nothing of this {block.kind}", "leave it undecided")
-    return _Case(graph, costs, decision, block, context).effects()
+    return _DecidedBlock(graph, costs, decision, block, context).effects()
 
 
-def _forward_last(block: Block, context: Context) -> int:
-    return block.last - (block.id in context.ends_early and block.last > block.first)
-
-
-def _read_last(block: Block, context: Context) -> int:
-    """The last task during which the dense form of what is kept in another one is there."""
-    return _forward_last(block, context) if block.read < 0 else block.read
+def made_for_backward(block: Block) -> bool:
+    """Whether one call makes a block, keeps it and is the only one to read it: a dropout's mask, a pool's map."""
+    return block.first == block.last == block.saved
 
 
 def _value_tasks(block: Block, context: Context, *, signs_too: bool) -> list[int]:
@@ -79,21 +86,22 @@ def _held_until(block: Block, tasks: list[int], context: Context) -> int:
 
 def _dense(block: Block, context: Context) -> Effects:
     needed = _held_until(block, _value_tasks(block, context, signs_too=True), context)
-    last = max(_forward_last(block, context), needed)
+    last = max(block.last, needed)
     return Effects((Interval(block.first, last, block.nbytes, block.id, _WHAT.get(block.kind, "static")),))
 
 
-class _Case:
-    """One decision other than dense on the device."""
+class _DecidedBlock:
+    """One block whose decision is other than dense on the device."""
 
     def __init__(self, graph: SavedGraph, costs: CostTable, decision: Decision, block: Block, context: Context) -> None:
         self.graph, self.costs, self.decision, self.block, self.context = graph, costs, decision, block, context
+        self.form = decision.form
         self.density = costs.densities.get(block.storage)
         signs = [u.task for u in block.uses if not u.values]
         self.signs_on_mask = signs if decision.mask else []
         self.signs_on_payload = [] if decision.mask else signs
         self.values = _value_tasks(block, context, signs_too=False)
-        self.lent = (context.lent or {}).get(block.id, frozenset())
+        self.segments_own = (context.decoded_for_segment or {}).get(block.id, frozenset())
         self.needs = sorted({*self.values, *self.signs_on_payload})
         # until when nodes that lead nowhere hold what stands for the block
         self.dead = [block.last] if block.read >= 0 else []
@@ -102,15 +110,29 @@ class _Case:
         self.transfers: list[Transfer] = []
 
     def effects(self) -> Effects:
-        decision, block = self.decision, self.block
-        if decision.codec in ("argmax4", "argmax8") or (decision.codec == "bits" and _made_by_its_op(block)):
+        block = self.block
+        if self.form.made_by_op and (made_for_backward(block) or not self.form.values):
             self._own_map()
+        elif self.form.returns == STAY:
+            self._mask()
+            self._place(block.first, self.needs, block.nbytes, "dense")
         else:
-            if decision.codec != "dense":
-                self._add(block.first, _read_last(block, self.context), block.nbytes, "dense")
+            dense_last = block.read if block.read >= 0 else block.last
+            self._add(block.first, dense_last, block.nbytes, "dense")
             self._mask()
             self._form()
         return Effects(tuple(self.intervals), tuple(self.extra), tuple(self.transfers))
+
+    def _form(self) -> None:
+        if self.values and not self.form.values:
+            what = f"task {self.values[0]} needs its values, which are not kept"
+            raise wrong(self.block, self.decision, what, "keep them in a form that gives them back")
+        if self.form.returns == OPERATORS:
+            self._rebuilt()
+        elif self.form.returns == RERUN:
+            self._again()
+        elif self.form.payload:
+            self._coded()
 
     def _add(self, first: int, last: int, nbytes: int, what: str) -> None:
         if last >= first and nbytes:
@@ -123,7 +145,7 @@ class _Case:
         block, codec = self.block, self.decision.codec
         measures = (codec, block.nbytes, block.dtype, None)
         self._place(block.first, [u.task for u in block.uses], self._payload_bytes(codec, None), "payload")
-        if codec == "bits":  # a dropout's noise is there beside input, output and bits
+        if self.form.values:  # a dropout's noise is there beside input, output and bits
             self._add(block.first, block.first, block.nbytes, "scratch")
         self.extra.append((block.first, self.costs.encode_s(*measures)))
         self.extra += [(u.task, self.costs.decode_s(*measures)) for u in block.uses]
@@ -132,32 +154,12 @@ class _Case:
         block, dead = self.block, self.dead if self.decision.mask else []
         if not (self.signs_on_mask or dead):
             return
-        nbytes = self._payload_bytes("mask1", None)
-        self._add(block.saved, max(*self.signs_on_mask, *dead, block.saved), nbytes, "mask")
-        self.extra.append((block.saved, self.costs.encode_s("mask1", block.nbytes, block.dtype, None)))
-        saved_s = self.costs.relu_backward_s("mask1", block.nbytes, block.dtype, None)
+        measures = ("mask1", block.nbytes, block.dtype, None)
+        last = max(*self.signs_on_mask, *dead, block.saved)
+        self._add(block.saved, last, self._payload_bytes("mask1", None), "mask")
+        self.extra.append((block.saved, self.costs.encode_s(*measures)))
+        saved_s = self.costs.relu_backward_s(*measures)
         self.extra += [(t, saved_s) for t in self.signs_on_mask]
-
-    def _form(self) -> None:
-        codec = self.decision.codec
-        if codec == "dense":
-            self._place(self.block.first, self.needs, self.block.nbytes, "dense")
-        elif codec in _FOR_SIGNS:
-            self._sign_only()
-        elif codec == "rebuild":
-            self._rebuilt()
-        elif codec == "recompute":
-            self._again()
-        else:
-            self._coded()
-
-    def _sign_only(self) -> None:
-        if self.values:
-            what = f"task {self.values[0]} needs its values, which are not kept"
-            raise wrong(self.block, self.decision, what, "keep them in a form that gives them back")
-        if self.decision.codec == "mask1":
-            self.values = []
-            self._coded()
 
     def _rebuilt(self) -> None:
         block, recipe = self.block, self.decision.recipe
@@ -165,17 +167,16 @@ class _Case:
         seconds = self.costs.copy_s(traffic * block.nbytes) + (launches - 1) * self.costs.copy_s(0)
         for norm in norms(recipe) if self.needs or self.dead else ():
             self._factors(norm)
-        self._checked(self.context.index.written.get(block.id, -1))
+        self._verified(self.context.index.written.get(block.id, -1))
         for task in self.needs:
             self._add(task, task, self._decoded_bytes(task, held(recipe)), "decoded")
             self.extra.append((task, seconds))
-            self._checked(task, arithmetic_bytes(block.nbytes, block.dtype) if norms(recipe) else 0)
+            self._verified(task, arithmetic_bytes(block.nbytes, block.dtype) if norms(recipe) else 0)
 
-    def _checked(self, task: int, made_bytes: int = 0) -> None:
+    def _verified(self, task: int, made_bytes: int = 0) -> None:
         """Scratch for a digest, in forward or of what came back, which was made with ``made_bytes`` of its own: before
         a backward task has made anything itself."""
-        shape = self.graph.storages[self.block.storage].shape
-        nbytes = max(made_bytes, digest_bytes(self.block.nbytes, shape[0] if shape else 1))
+        nbytes = max(made_bytes, digest_bytes(self.block.nbytes, self.context.index.rows(self.block.id)))
         if task > self.block.saved:
             written = (self.graph.blocks[b] for b in self.graph.tasks[task].writes)
             nbytes -= sum(b.nbytes for b in written if b.first == task)
@@ -195,19 +196,18 @@ class _Case:
             start = min(self.needs, default=self.block.holder)
         last = _held_until(self.block, self.needs, self.context)
         self._add(start, last, self.block.nbytes, "decoded")
-        self._checked(self.block.saved)
+        self._verified(self.block.saved)
 
     def _coded(self) -> None:
         block, codec = self.block, self.decision.codec
-        if self.signs_on_payload and codec in VALUE_FORMS:
+        if self.signs_on_payload and not self.form.signs:
             what = f"task {self.signs_on_payload[0]} needs its signs, of which narrow floats lose some"
             raise wrong(block, self.decision, what, "add mask=True")
         measures = (codec, block.nbytes, block.dtype, self.density)
-        nbytes = self._payload_bytes(codec, self.density)
-        self._place(block.saved, self.needs, nbytes, "payload")
+        self._place(block.saved, self.needs, self._payload_bytes(codec, self.density), "payload")
         self.extra.append((block.saved, self.costs.encode_s(*measures)))
         for task in self.values:
-            if task not in self.lent:
+            if task not in self.segments_own:
                 self._add(task, task, self._decoded_bytes(task), "decoded")
             self.extra.append((task, self.costs.decode_s(*measures)))
         self.extra += [(t, self.costs.relu_backward_s(*measures)) for t in self.signs_on_payload]
@@ -227,42 +227,37 @@ class _Case:
     def _place(self, first: int, needs: list[int], nbytes: int, what: str) -> None:
         """The payload on the device from ``first`` to the last need, or with a stay on the host in between."""
         block, decision = self.block, self.decision
-        if decision.place != "host":
+        if not decision.on_host:
             last = _held_until(block, needs, self.context) if needs else first
             if what == "dense" or self.dead:
-                last = max(last, _forward_last(block, self.context))
+                last = max(last, block.last)
             return self._pending(first, last, nbytes, what)
-        gone = max(_forward_last(block, self.context), block.saved)
+        gone = max(block.last, block.saved)
         check_points(block, decision, needs, gone, self.costs.hardware)
-        last = _held_until(block, needs, self.context)
         out, back = decision.release - 1, decision.prefetch
         if self.context.synchronous:
             out, back = (gone if what == "dense" else first), needs[0]
         self._pending(first, out, nbytes, what)
-        self._add(back, last, nbytes, what)
-        earliest = self._written(what) + 1
-        issue = max(decision.offload, block.saved, earliest)
+        self._add(back, _held_until(block, needs, self.context), nbytes, what)
+        # the payload is whole behind its save and its block's last write; a dense form may leave while its reader runs
+        whole = max(-1 if what == "dense" else block.saved, self.context.index.written.get(block.id, -1))
+        issue = max(decision.offload, block.saved, whole + 1)
         due = needs[0] if decision.ready < 0 else decision.ready
         self.transfers.append(Transfer(block.storage, nbytes, "d2h", issue, decision.release))
         self.transfers.append(Transfer(block.storage, nbytes, "h2d", decision.prefetch, due))
 
-    def _written(self, what: str) -> int:
-        """The task that makes the payload complete. The dense form may leave while its reader runs."""
-        payload = -1 if what == "dense" else self.block.saved
-        return max(payload, self.context.index.written.get(self.block.id, -1))
-
     def _pending(self, first: int, last: int, nbytes: int, what: str) -> None:
-        """A payload; of a sparse one on CUDA the worst-case scratch until its size is known (runtime.exact)."""
-        if not (is_sparse(self.decision.codec) and self.costs.hardware.async_counts):
+        """A payload; of a sparse one on CUDA the worst-case scratch until its size is known (runtime.sparse_sizes)."""
+        if not (self.form.sparse and self.costs.hardware.async_counts):
             return self._add(first, last, nbytes, what)
         settled = self.context.scratch_end(first)
         measures = (self.decision.codec, self.block.nbytes, self.block.dtype, self.density)
         scratch_bytes, packing_bytes = self.costs.scratch_bytes(*measures)
-        end, to_host = last if settled is None else min(settled, last), self.decision.place == "host"
+        end, to_host = last if settled is None else min(settled, last), self.decision.on_host
         if settled is None and packing_bytes and self.values and not to_host:
             # packed before its first use, when there is room for what is decoded then
             end, settled = self.values[0], self.values[0] + 1
-            decoded_bytes = 0 if end in self.lent else self._decoded_bytes(end)
+            decoded_bytes = 0 if end in self.segments_own else self._decoded_bytes(end)
             packing_bytes = max(0, nbytes + packing_bytes - decoded_bytes)
         self._add(first, end, scratch_bytes, "scratch")
         if self.context.least and settled is not None:
@@ -276,6 +271,4 @@ class _Case:
             self._add(settled, last, nbytes, what)
 
 
-def _made_by_its_op(block: Block) -> bool:
-    """Whether a block is made and kept by one call and read by no other: a dropout's mask."""
-    return block.first == block.last == block.saved
+__all__ = ["block_effects", "made_for_backward"]

@@ -12,15 +12,27 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gistkit.errors import PlanError
-from gistkit.ir import BACKWARD, FORWARD, LIBRARY, Block, CallChoice, Decision, Plan, SavedGraph
+from gistkit.ir import (
+    BACKWARD,
+    FORMS,
+    FORWARD,
+    LIBRARY,
+    OPERATORS,
+    RERUN,
+    Block,
+    CallChoice,
+    Decision,
+    Plan,
+    SavedGraph,
+)
 from gistkit.planning.cost import CostTable
-from gistkit.planning.simulate.segments import Segment, lending, lends, segments
+from gistkit.planning.simulate.segments import Segment, decoding, is_decoded, segments
 
 PLAIN_POLICIES = ("plain",)
-"""Policies whose steps PyTorch's own operators run; see docs/design.md, "plain and the runtime differ"."""
+"""Policies whose steps PyTorch's own operators run; see docs/planner.md, "plain and the runtime differ"."""
 LAG = 4
 """How many later encodings a CUDA scratch lives on for, at most (``runtime.exact``)."""
-NO_VALUES = ("mask1", "drop", "argmax4", "argmax8")
+NO_VALUES = tuple(form.name for form in FORMS.values() if not form.values)
 
 
 class StepIndex:
@@ -55,6 +67,11 @@ class StepIndex:
             elif task.part == "input" and task.call in weight_part:
                 self.input_part[weight_part[task.call]] = task.index
 
+    def rows(self, block: int) -> int:
+        """The first dimension of a block that is a storage; 1 for one without any."""
+        shape = self.graph.storages[self.graph.blocks[block].storage].shape
+        return shape[0] if shape else 1
+
     def backward_of(self, call: int) -> list[int]:
         """The backward tasks of a call."""
         return [t for t in self.of_call[call] if self.graph.tasks[t].phase == BACKWARD]
@@ -73,24 +90,22 @@ class StepIndex:
 class Context:
     """What one block's effects read of the plan around it.
 
-    ``plain``: PyTorch's own operators run, or a library's (graph.library). ``slices``: batch slices by task.
-    ``ends_early``: blocks whose memory an in-place ReLU takes over. ``also``: tasks, by block, at which something
-    that is rebuilt or run anew needs its values. ``encodings``: forward tasks that make a sparse encoding, in order.
-    ``restart``: the task, by block, at which its segment runs anew. ``segments``: those segments. ``lent``: tasks, by
-    block, before which it is decoded for a segment alone, which counts it. ``synchronous``: transfers are copies that
-    are waited for, out when something is saved and back at its first use, as the runtime makes them (runtime.host).
-    ``least``: no more memory at any task than with fewer encodings, which settle scratches at other tasks.
+    ``plain``: the operators are PyTorch's own, or a library's. ``slices``: batch slices by task. ``also``: tasks, by
+    block, at which a rebuild or a rerun needs its values. ``encodings``: forward tasks that make a sparse encoding, in
+    order. ``restart``: by block the task at which its segment runs anew. ``segments``: those segments.
+    ``decoded_for_segment``: tasks, by block, before which it is decoded for a segment alone, which counts it.
+    ``synchronous``: transfers are copies in line with the tasks, out when something is saved, back at its first use, as
+    the runtime makes them. ``least``: the least memory that any set of encodings may take.
     """
 
     index: StepIndex
     plain: bool = False
     slices: Mapping[int, int] | None = None
-    ends_early: frozenset[int] = frozenset()
     also: Mapping[int, frozenset[int]] | None = None
     encodings: tuple[int, ...] = ()
     restart: Mapping[int, int] | None = None
     segments: tuple[Segment, ...] = ()
-    lent: Mapping[int, frozenset[int]] | None = None
+    decoded_for_segment: Mapping[int, frozenset[int]] | None = None
     synchronous: bool = False
     least: bool = False
 
@@ -109,17 +124,16 @@ class Context:
         if len(decided) < len(plan.decisions):
             raise PlanError("plan.decisions must hold one decision a storage, got two for one; drop one of them")
         parts, also = _needs(decided, index)
-        parts = _lending(parts, decided, index)
+        parts = _with_decoded(parts, decided, index)
         return Context(
             index,
             plan.policy in PLAIN_POLICIES or index.graph.source == LIBRARY,
             _slices(plan.choices, index),
-            _overwritten(plan.choices, index),
             {b: frozenset(tasks) for b, tasks in also.items()},
             _encodings(decided, index),
             {b: part.start for part in parts for b in part.blocks},
             parts,
-            _lent(parts),
+            _decoded_for(parts),
         )
 
     def scratch_end(self, task: int) -> int | None:
@@ -131,10 +145,11 @@ class Context:
 def _needs(decided: Mapping[int, Decision], index: StepIndex) -> tuple[tuple[Segment, ...], dict[int, set[int]]]:
     """The segments that run anew, and the tasks, by block, at which they and what is rebuilt need values.
 
-    Where something is rebuilt from what runs anew, starts are moved forward until they stay.
+    What is rebuilt from a segment's storage may need it earlier than its own uses: then starts move forward until they
+    stay.
     """
-    again = {b: d for b, d in decided.items() if d.codec == "recompute"}
-    rebuilt = (d for d in decided.values() if d.codec == "rebuild") if again else ()
+    again = {b: d for b, d in decided.items() if d.form.returns == RERUN}
+    rebuilt = (d for d in decided.values() if d.form.returns == OPERATORS) if again else ()
     chained = any(index.block(s).id in again for d in rebuilt for s in d.sources)
     parts = () if chained else segments(tuple(again.values()), index, decided)
     while True:
@@ -151,9 +166,9 @@ def _needs(decided: Mapping[int, Decision], index: StepIndex) -> tuple[tuple[Seg
         parts = found
 
 
-def _lending(parts: tuple[Segment, ...], decided: Mapping[int, Decision], index: StepIndex) -> tuple[Segment, ...]:
-    """The segments, each with what is decoded for it alone."""
-    able = {b for part in parts for b in part.needs if lends(decided.get(b))}
+def _with_decoded(parts: tuple[Segment, ...], decided: Mapping[int, Decision], index: StepIndex) -> tuple[Segment, ...]:
+    """The segments, each with what is decoded for it alone: nothing else needs that at the task at which it starts."""
+    able = {b for part in parts for b in part.needs if is_decoded(decided.get(b))}
     if not able:
         return parts
     rebuilds: dict[int, set[int]] = defaultdict(set)
@@ -166,7 +181,7 @@ def _lending(parts: tuple[Segment, ...], decided: Mapping[int, Decision], index:
     for part in parts:
         own = {b for b in able.intersection(part.needs) if wanted[b, part.start] == 1}
         own = {b for b in own if part.start not in rebuilds[b] and not used_at(index.graph.blocks[b], part.start)}
-        found.append(lending(part, own, index) if own else part)
+        found.append(decoding(part, own, index) if own else part)
     return tuple(found)
 
 
@@ -175,21 +190,21 @@ def used_at(block: Block, task: int) -> bool:
     return any(u.task == task for u in block.uses)
 
 
-def _lent(parts: tuple[Segment, ...]) -> dict[int, frozenset[int]]:
+def _decoded_for(parts: tuple[Segment, ...]) -> dict[int, frozenset[int]]:
     found: dict[int, set[int]] = defaultdict(set)
     for part in parts:
-        for block in part.lent:
+        for block in part.decoded:
             found[block].add(part.start)
     return {block: frozenset(tasks) for block, tasks in found.items()}
 
 
 def is_sparse(codec: str) -> bool:
     """Whether the size of a codec's payload is known to the device alone."""
-    return codec.startswith(("zvc", "csr"))
+    return FORMS[codec].sparse
 
 
 def _encodings(decided: Mapping[int, Decision], index: StepIndex) -> tuple[int, ...]:
-    return tuple(sorted(index.graph.blocks[b].saved for b, d in decided.items() if is_sparse(d.codec)))
+    return tuple(sorted(index.graph.blocks[b].saved for b, d in decided.items() if d.form.sparse))
 
 
 def chosen_calls(choices: Iterable[CallChoice], index: StepIndex) -> list[tuple[CallChoice, int]]:
@@ -209,20 +224,9 @@ def chosen_calls(choices: Iterable[CallChoice], index: StepIndex) -> list[tuple[
 
 def _slices(choices: tuple[CallChoice, ...], index: StepIndex) -> dict[int, int]:
     """Slices of every weight-gradient task that is cut."""
-    cut = chosen_calls((c for c in choices if c.slices > 1), index)
+    cut = chosen_calls((c for c in choices if c.weight_grad_slices > 1), index)
     tasks = index.graph.tasks
-    return {t: c.slices for c, call in cut for t in index.backward_of(call) if tasks[t].part == "weight"}
-
-
-def _overwritten(choices: tuple[CallChoice, ...], index: StepIndex) -> frozenset[int]:
-    """Blocks whose memory becomes the output of a ReLU that the plan runs in place."""
-    graph, found = index.graph, set()
-    for _, call in chosen_calls((c for c in choices if c.inplace), index):
-        relu = graph.calls[call]
-        block = index.by_storage.get(graph.values[relu.operands[0]].storage)
-        if not relu.inplace and block is not None and block.last == call_task(index, call):
-            found.add(block.id)
-    return frozenset(found)
+    return {t: c.weight_grad_slices for c, call in cut for t in index.backward_of(call) if tasks[t].part == "weight"}
 
 
 def call_task(index: StepIndex, call: int) -> int:
@@ -231,9 +235,9 @@ def call_task(index: StepIndex, call: int) -> int:
 
 
 def _spread(decided: Mapping[int, Decision], index: StepIndex, also: dict[int, set[int]]) -> None:
-    """Tell the sources of rebuilt storages when they are needed, through chains of them. Raises PlanError where a
+    """Add to ``also`` when the sources of rebuilt storages are needed, through chains of them. Raises PlanError where a
     source keeps no values or a storage would be rebuilt from itself."""
-    work = [b for b, d in decided.items() if d.codec == "rebuild"]
+    work = [b for b, d in decided.items() if d.form.returns == OPERATORS]
     turns = (len(work) + 1) ** 2
     while work:
         block = index.graph.blocks[work.pop()]
@@ -245,12 +249,12 @@ def _spread(decided: Mapping[int, Decision], index: StepIndex, also: dict[int, s
             kept = decided.get(source.id)
             if turns < 0 or source.id == block.id:
                 raise PlanError(f"storage {block.storage}: rebuilt from itself through {storage}; break the circle")
-            if kept is not None and kept.codec in NO_VALUES:
+            if kept is not None and not kept.form.values:
                 raise PlanError(
                     f"storage {block.storage} is rebuilt from storage {storage}, whose values {kept.codec!r} does not "
                     "keep; keep them in another form"
                 )
             if not tasks <= also[source.id]:
                 also[source.id] |= tasks
-                if kept is not None and kept.codec == "rebuild":
+                if kept is not None and kept.form.returns == OPERATORS:
                     work.append(source.id)

@@ -1,7 +1,7 @@
 """What a whole plan does, as additive parts: memory by interval, extra seconds by task, transfers.
 
 Memory during a task is the sum of the intervals that hold it, so it follows from the plan alone and not from the clock
-(docs/design.md, "Planner"). ``Composer`` takes a graph apart once and then puts together one plan after the other; it
+(docs/planner.md, "Planner"). ``Composer`` takes a graph apart once and then puts together one plan after the other; it
 remembers what every (block, decision) did.
 """
 
@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gistkit.errors import PlanError
-from gistkit.ir import BEFORE, Block, CallChoice, Decision, Plan, SavedGraph, scaled
+from gistkit.ir import BEFORE, STAY, Block, CallChoice, Decision, Plan, SavedGraph, scaled
 from gistkit.planning.cost import CostTable, of_part
 from gistkit.planning.simulate.block_effects import block_effects
 from gistkit.planning.simulate.context import Context, StepIndex, chosen_calls
 from gistkit.planning.simulate.intervals import WHAT, Effects, Interval, Transfer
 from gistkit.planning.simulate.segments import Segment
-from gistkit.planning.simulate.sentinels import sentinels
 from gistkit.planning.simulate.sub_batches import passing, scaled_costs
 
 
@@ -50,7 +49,6 @@ class Composer:
         self._fixed = tuple(self._fixed_intervals(accumulates))
         plain = (Interval(t.index, t.index, t.plain_bytes, -1, "transient") for t in graph.tasks if t.plain_bytes)
         self._plain = tuple(plain)
-        self._nans: dict[frozenset[int], list[Interval]] = {}
         self._parts: dict[int, Composer] = {}
         self._memory: dict[tuple, Effects] = {}
         self._algorithms: dict[tuple[int, str], dict[int, str]] = {}
@@ -97,10 +95,6 @@ class Composer:
             for task, seconds in part.extra_s:
                 extra[task] += seconds
         intervals += (*self._workspaces(algorithms), *(self._plain if context.plain else ()))
-        overwriting = frozenset(c.covered for c in plan.choices if c.inplace)
-        if overwriting not in self._nans:
-            self._nans[overwriting] = sentinels(self.graph, overwriting)
-        intervals += self._nans[overwriting]
         transfers.sort(key=lambda t: (t.issue, t.due))
         return Profile(len(task_s), tuple(intervals), tuple(extra), tuple(task_s), tuple(transfers))
 
@@ -114,13 +108,13 @@ class Composer:
     def _of_block(self, block: Block, decision: Decision | None, context: Context) -> Effects:
         """block_effects, remembered by what it depends on."""
         also = context.also.get(block.id) if context.also else None
-        at_once = context.synchronous and decision is not None and decision.place == "host"
-        key = (block.id, decision, context.plain, block.id in context.ends_early, also, at_once)
-        if decision is not None and decision.codec != "dense":
+        at_once = context.synchronous and decision is not None and decision.on_host
+        key = (block.id, decision, context.plain, also, at_once)
+        if decision is not None and decision.form.returns != STAY:
             tasks = {u.task for u in block.uses} | (also or frozenset())
             cut = tuple(sorted((t, n) for t in tasks if (n := context.slices.get(t))) if context.slices else ())
             late = context.scratch_end(block.saved) if self.costs.hardware.async_counts else None
-            key += (cut, late, (context.restart or {}).get(block.id), (context.lent or {}).get(block.id))
+            key += (cut, late, (context.restart or {}).get(block.id), (context.decoded_for_segment or {}).get(block.id))
         found = self._memory.get(key)
         if found is None:
             found = self._memory[key] = block_effects(self.graph, self.costs, decision, block, context)
@@ -142,7 +136,7 @@ class Composer:
     def _passed(self, plan: Plan) -> dict[int, int]:
         """Gradients, by block with the task, that ReLUs whose mask a pool's map carries hand on as they are."""
         found = {}
-        for _, call in chosen_calls((c for c in plan.choices if c.passes), self.index):
+        for _, call in chosen_calls((c for c in plan.choices if c.mask_in_pool and c.op == "relu"), self.index):
             for task in self.index.backward_of(call):
                 for block in self.graph.tasks[task].writes:
                     if self.graph.blocks[block].kind == "gradient" and self.graph.blocks[block].first == task:

@@ -18,7 +18,7 @@ from itertools import accumulate
 
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.cost import CostTable
-from gistkit.planning.simulate.context import PLAIN_POLICIES, is_sparse
+from gistkit.planning.simulate.context import PLAIN_POLICIES
 from gistkit.planning.simulate.effects import Composer, Profile, profile
 from gistkit.planning.simulate.intervals import Interval, Transfer
 from gistkit.planning.simulate.link import Link
@@ -95,7 +95,7 @@ class Simulator:
         costs = self._composer.costs
         each_s = costs.hardware.host_s if plan.policy in PLAIN_POLICIES else costs.hardware.runtime_host_s
         issuing_s = [each_s * count for count in self._composer.issued(plan)]
-        sized = {d.storage for d in plan.decisions if d.place == "host" and is_sparse(d.codec)}
+        sized = {d.storage for d in plan.decisions if d.on_host and d.form.sparse}
         return plan.sub_batches * _wall_s(self._composer.profile(plan), costs, issuing_s, sized)
 
 

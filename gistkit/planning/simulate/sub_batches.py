@@ -16,6 +16,15 @@ LOSS_BYTES = 16
 """The sum of the sub-batches' losses, and a sub-batch's weighted share of it."""
 
 
+def check_per_sub_batch_norm(caller: str, accepted: object) -> None:
+    """Raise TypeError, in the name of ``caller``, for anything but True and False."""
+    if not isinstance(accepted, bool):
+        raise TypeError(
+            f"{caller}: per_sub_batch_norm must be True or False, got {accepted!r}; False refuses batch norms that "
+            "would see other statistics"
+        )
+
+
 def check_batch_statistics(caller: str, word: str | None) -> None:
     """Raise ValueError, in the name of ``caller``, for anything but None and :data:`PER_SUB_BATCH`."""
     if word not in (None, PER_SUB_BATCH):

@@ -46,7 +46,7 @@ class NativeBatchNorm(SpecialisedCall):
         """Have y's node keep its input as planned, and record a batch norm of batch statistics for rebuilds."""
         step, decision = self._step, self._step.input
         kept: Kept | None = None
-        if decision is None or decision.codec != "dense" or decision.place == "host" or state.strict:
+        if decision is None or not decision.stays or state.strict:
             kept = state.keep(x, decision)
             replace_saved(y, "input", kept)
         elif state.table.find(x) is not None:

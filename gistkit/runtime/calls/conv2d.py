@@ -62,7 +62,7 @@ class NativeConv2d(SpecialisedCall):
 
 def replace_input(state: ForwardState, y: Any, decision: Decision | None) -> None:
     """Have y's node keep what it saved as its input as decided."""
-    if decision is None or decision.codec != "dense" or decision.place == "host":
+    if decision is None or not decision.stays:
         y.grad_fn._raw_saved_input.register_hooks(partial(state.keep, decision=decision), DENSE_VALUES)
 
 

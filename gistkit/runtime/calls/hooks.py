@@ -18,7 +18,7 @@ from gistkit.ir import Decision
 from gistkit.nn.keep import Alias, Kept
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.settings import KEEP_DENSE
-from gistkit.runtime.stash.stash import DENSE_VALUES, Shape
+from gistkit.runtime.stash.stash import DENSE_VALUES, Reader, Shape, SharedValues
 
 _top = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
 _push = torch._C._autograd._push_saved_tensors_default_hooks  # type: ignore[attr-defined]
@@ -48,6 +48,25 @@ def caught_in(state: ForwardState, func: Callable, args: tuple, kwargs: dict) ->
     _push(partial(pack, state), DENSE_VALUES)
     try:
         return func(*args, **kwargs)
+    finally:
+        _pop()
+
+
+def pack_known(state: ForwardState, x: torch.Tensor) -> Kept | SharedValues:
+    """A hold on what an op saves: the stash of its storage as it is now, else the tensor itself."""
+    stash = None if is_weight(x) else state.table.find(x)
+    if stash is None:
+        return Alias(x)
+    body = stash.body
+    return body.join() if type(body) is SharedValues and stash.node is x.grad_fn else Reader(stash, x)
+
+
+@contextmanager
+def known_caught(state: ForwardState) -> Iterator[None]:
+    """What is saved in this block is replaced by its stash, where it has one."""
+    _push(partial(pack_known, state), DENSE_VALUES)
+    try:
+        yield
     finally:
         _pop()
 
@@ -85,6 +104,9 @@ def _pack(state: ForwardState, x: torch.Tensor) -> Kept | Shape:
     if is_weight(x) or x.layout != torch.strided or x.is_nested:
         return Alias(x)
     decision = _planned(state, x)
+    if decision is not None and decision.storage in state.program.settled and not state.probing:  # type: ignore[union-attr]
+        if state.table.find(x) is None:
+            return Alias(x)
     return state.keep(x, decision) if decision is not None or state.settings.lossy is None else state.keep_exact(x)
 
 

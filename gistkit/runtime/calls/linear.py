@@ -34,4 +34,4 @@ class SplitLinear(SpecialisedCall):
 
     def __call__(self, state: ForwardState, x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
         keep = partial(state.keep, decision=self._step.input)
-        return functional.linear(x, weight, bias, keep=keep, slices=self._slices)
+        return functional.linear(x, weight, bias, keep=keep, weight_grad_slices=self._slices)

@@ -33,11 +33,11 @@ class MappedMaxPool2d(SpecialisedCall):
     def __call__(self, state: ForwardState, x: torch.Tensor, *windows: Any) -> torch.Tensor:
         step = self._step
         mask = state.carrier(x)
-        carries = mask is not None and step.choice.zero_code
+        carries = mask is not None and step.choice.mask_in_pool
         if mask is not None and not carries:
             mask.store(x)
         state.unread = not carries  # PyTorch's own pool, should it run, reads only the shape of what it saves of x
-        y: Any = functional.max_pool2d(x, *windows, zero_code=carries)
+        y: Any = functional.max_pool2d(x, *windows, mask_in_pool=carries)
         state.unread = False
         kept = getattr(y.grad_fn, "kept", None)
         if mask is not None and carries:

@@ -13,9 +13,9 @@ from gistkit.runtime.program.program import Step
 def place_own(state: ForwardState, step: Step, decision: Decision | None, y: Any) -> None:
     """Bring what y's node keeps for itself to where the plan wants it, and record it."""
     kept = getattr(y.grad_fn, "kept", None)
-    if decision is not None and decision.codec not in ("dense", "drop"):
+    if decision is not None and decision.form.payload:
         if kept is None:
             state.cannot(decision, "PyTorch's own op ran, for these operands are not ones that gistkit's takes")
-        elif decision.place == "host":
+        elif decision.on_host:
             y.grad_fn.kept = kept = AwayOnHost(kept)
     state.record_own(step.index, step.op, kept)

@@ -17,12 +17,11 @@ import torch
 
 from gistkit.capture import Relu
 from gistkit.codecs import CODECS
-from gistkit.ir import Decision
+from gistkit.ir import OPERATORS, STAY, Decision
 from gistkit.kernels import Masks, is_dense
 from gistkit.nn import relu as relu_op
 from gistkit.nn.eligible import overwritable
 from gistkit.nn.keep import Alias, Kept
-from gistkit.planning.forms import rounds
 from gistkit.runtime.calls.kinds import ReluKind, SpecialisedCall
 from gistkit.runtime.forward.deferred_mask import DeferredMask
 from gistkit.runtime.forward.state import ForwardState
@@ -42,13 +41,13 @@ def specialise(state: ForwardState, step: Step, b: Relu) -> SpecialisedCall:
     x, decision = b.x, step.output
     if not x.requires_grad or x.numel() == 0 or (b.inplace and not (overwritable(x) and is_dense(x))):
         return PlainRelu(step, b)
-    if decision is None or decision.codec in ("mask1", "drop"):
-        if decision is not None and decision.codec == "drop" and step.choice.passes and is_dense(x):
+    if decision is None or not decision.form.values:
+        if decision is not None and decision.form.gone and step.choice.mask_in_pool and is_dense(x):
             return DeferredRelu(step, b)
         return MaskedRelu(step, b)
-    if decision.codec == "rebuild":
+    if decision.form.returns == OPERATORS:
         return RebuiltRelu(state, step, b)
-    if decision.codec == "dense" and decision.place == "device":
+    if decision.stays:
         return PlainRelu(step, b) if not decision.mask else MaskedRelu(step, b)
     return MaskedRelu(step, b) if decision.mask else StashedRelu(state, step, b)
 
@@ -64,9 +63,9 @@ class PlainRelu(SpecialisedCall):
         if y.requires_grad:
             decision = self._step.output or KEEP_DENSE
             state.mark_sparse(y)
-            if decision.codec == "dense" and not (decision.storage < 0 and state.program is not None):
+            if decision.form.returns == STAY and not (decision.storage < 0 and state.program is not None):
                 state.alias(y, decision)
-            elif decision.codec not in ("dense", "drop"):
+            elif decision.form.returns != STAY and not decision.form.gone:
                 state.cannot(decision, "PyTorch's own op ran, for these operands are not ones that gistkit's takes")
         return y
 
@@ -81,10 +80,10 @@ class MaskedRelu(SpecialisedCall):
     def __call__(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
         step, decision = self._step, self._step.output
         y = relu_op.run(x, inplace) if self._masks is None else relu_op.masked(x, inplace, self._masks)
-        if decision is not None and step.choice.passes:
+        if decision is not None and step.choice.mask_in_pool:
             state.cannot(decision, "the tensor has gaps, and the ReLU keeps a mask of its own")
         node: Any = y.grad_fn
-        if decision is not None and decision.codec != "drop" and decision.place == "host":
+        if decision is not None and decision.on_host:
             node.kept = AwayOnHost(node.kept)
         state.record_own(step.index, step.op, node.kept)
         state.mark_sparse(y)
@@ -114,7 +113,7 @@ class StashedRelu(SpecialisedCall):
     def __init__(self, state: ForwardState, step: Step, b: Relu) -> None:
         self._step, self.fits = step, ReluKind(b.x, b.inplace).fits
         # a rounded value may be zero where the ReLU's was not
-        exact = step.output is not None and step.output.place == "device" and not rounds(step.output.codec)
+        exact = step.output is not None and not step.output.on_host and not step.output.form.rounds_to
         self._shares = exact and step.output.codec in CODECS and state.has_room(step.index, b.x)  # type: ignore[union-attr]
 
     def __call__(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:

@@ -24,6 +24,7 @@ from torch.autograd import forward_ad
 from gistkit.capture import bind
 from gistkit.nn.norm import keeps_its_input
 from gistkit.runtime.calls.batch_norm import NativeBatchNorm
+from gistkit.runtime.calls.hooks import known_caught
 from gistkit.runtime.calls.interpose import Interposer
 from gistkit.runtime.calls.kinds import runs
 from gistkit.runtime.calls.run import hold_output, run
@@ -215,6 +216,19 @@ class Area(_Site):
             self.at += state.seen - before if self._counts else 1
 
 
+class Reading(_Site):
+    """A module without sites beneath it whose own code saves outputs of ReLUs, as a gate does that scales one."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        state, module = _running.state, self.module
+        if state is None or not _gradients() or _top(False) is not None or _is_transformed():
+            return self.plain(module, *args, **kwargs)
+        if state.deferred is not None:
+            state.store_deferred()
+        with known_caught(state):
+            return self.plain(module, *args, **kwargs)
+
+
 class Sites:
     """The sites of one model under one program.
 
@@ -253,10 +267,15 @@ def _sites(model: nn.Module, program: Program) -> list[_Site]:
     modules = dict(model.named_modules())
     wanted = program.interposed_calls()
     areas = {name for index, name in wanted if not _is_leaf(modules.get(name), program.op(index))}
-    areas |= {name for _, name in program.caught_calls()}
+    caught = program.caught_calls()
+    readings = {name for _, name, _ in caught if name} - {name for _, name, known in caught if not known}
+    readings -= {a for a in readings if any(_beneath(name, a) for name in (*areas, *(n for _, n in wanted)))}
+    areas |= {name for _, name, _ in caught} - readings
     if any("forward" in vars(modules[a]) for a in areas if a):
         areas = {""}  # somebody's own forward stands there
     areas = {a for a in areas if not any(a != b and _beneath(a, b) for b in areas)}
+    readings = {r for r in readings if not any(_beneath(r, a) or _beneath(a, r) for a in areas)}
+    readings = {r for r in readings if not any(r != b and _beneath(r, b) for b in readings)}
     beneath: dict[str, list[int]] = {a: [] for a in areas}
     leaves: dict[str, list[int]] = {name: [] for _, name in wanted if not any(_beneath(name, a) for a in areas)}
     for index, name in program.modules():
@@ -267,9 +286,9 @@ def _sites(model: nn.Module, program: Program) -> list[_Site]:
             leaves[name].append(index)
     found: list[_Site] = [Leaf(modules[name], program, calls) for name, calls in leaves.items()]
     for a, calls in beneath.items():
-        numbers = calls or [n for n, name in program.caught_calls() if _beneath(name, a)]
+        numbers = calls or [n for n, name, _ in caught if _beneath(name, a)]
         found.append(Area(modules[a], a, program, numbers, bool(calls)))
-    return found
+    return found + [Reading(modules[r], program, ()) for r in readings]
 
 
 def _is_leaf(module: Any, op: str) -> bool:

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 from gistkit.codecs import CODECS, Codec, Encoded, Sparse
-from gistkit.ir import CallChoice, Decision
+from gistkit.ir import FORMS, RERUN, STAY, CallChoice, Decision
 from gistkit.nn.eligible import KERNEL_DTYPES
 from gistkit.nn.keep import Alias, Kept
-from gistkit.planning.forms import rounds
 from gistkit.runtime.forward.deferred_mask import DeferredMask
 from gistkit.runtime.forward.kept_ledger import KeptLedger
 from gistkit.runtime.offload.host import HostBody
@@ -109,7 +108,7 @@ class ForwardState(KeptLedger):
 
     def weight_grad_slices(self, step: Step) -> int:
         """Batch slices of a call's weight gradient: the plan's where the caller gave one."""
-        return step.choice.slices if self.strict else self.settings.slices
+        return step.choice.weight_grad_slices if self.strict else self.settings.slices
 
     def mark_sparse(self, y: torch.Tensor) -> None:
         """Remember that y is worth zero-value compression (a ReLU's output, or a pool's or dropout's after one), for
@@ -149,7 +148,7 @@ class ForwardState(KeptLedger):
         if decision is None:
             # a plan of the caller's counts what it leaves open, or what a branch without a backward saves, as it is
             decision = KEEP_DENSE if self.strict else ad_hoc(x, self.table.tagged(x), self.settings)
-        elif decision.codec in WITHOUT_VALUES:
+        elif decision.form in WITHOUT_VALUES:
             self.cannot(decision, "a backward needs its values")
             other = KEEP_DENSE if self.strict else ad_hoc(x, self.table.tagged(x), self.settings)
             decision = replace(other, storage=decision.storage)
@@ -162,23 +161,24 @@ class ForwardState(KeptLedger):
         if stash is None:
             return self.keep(x, ad_hoc(x, self.table.tagged(x), replace(self.settings, lossy=None)))
         planned = stash.storage >= 0 and self.program is not None  # for all of its readers
-        exact = planned or not (rounds(stash.codec) or stash.codec in WITHOUT_VALUES or stash.codec == "recompute")
+        form = FORMS[stash.codec]
+        exact = planned or not (form.rounds_to or form in WITHOUT_VALUES or form.returns == RERUN)
         return self.keep(x, None) if exact else self.alias(x, KEEP_DENSE)
 
     def encode(self, x: torch.Tensor, decision: Decision) -> Stash | None:
         """Stash x's storage under the decision's codec; None (and a note) where that is impossible or does not pay."""
-        to_host = decision.place == "host"
-        if decision.codec == "dense" and not to_host:
+        form, to_host = decision.form, decision.on_host
+        if decision.stays:
             return None
-        if decision.codec == "recompute":
+        if form.returns == RERUN:
             return self._recomputed(x, decision)
-        if decision.codec in WITHOUT_VALUES:  # what reads a stash wants values
+        if form in WITHOUT_VALUES:  # what reads a stash wants values
             self.cannot(decision, "a backward needs its values")
             return None
         codec = CODECS.get(decision.codec)
         if codec is None:
             return None
-        if decision.codec == "dense":
+        if form.returns == STAY:
             return self.stash(x, HostBody(codec.encode(whole(x.detach()))), decision)
         why = "a view of a part of a storage" if not covers(x) else codec.accepts(x)
         if why:
@@ -191,7 +191,7 @@ class ForwardState(KeptLedger):
 
     def body(self, x: torch.Tensor, codec: Codec, decision: Decision) -> Body | None:
         """x under a codec that takes it; None (and a note) where that does not pay."""
-        to_host = decision.place == "host"
+        to_host = decision.on_host
         if self.room is not None and isinstance(codec, Sparse):
             body = self.room.body(codec, x, decision, self.packer)
             if body is not None:

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from gistkit.codecs import Encoded, Sparse, aligned, restored
 from gistkit.errors import GistError
 from gistkit.formats import ceil_div
+from gistkit.ir import FORMS, STAY
 from gistkit.kernels import is_dense
 from gistkit.nn.keep import Away, Coded, rows_from
 
@@ -113,7 +114,7 @@ class HostBody:
     @property
     def fresh(self) -> bool:
         """Whether :meth:`dense` gives memory of its own, which its caller may overwrite."""
-        return self._form.codec != "dense"
+        return FORMS[self._form.codec].returns != STAY
 
     def _coded(self) -> Coded:
         payload = self._parcel.tensors()

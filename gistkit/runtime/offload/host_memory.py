@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import torch
 
-_KIB = 1024
 NOT_FITTING = (
     "unable to find an engine",  # cuDNN, FIND or GET
     "CUDNN_STATUS_ALLOC_FAILED",
@@ -26,36 +26,24 @@ def does_not_fit(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in NOT_FITTING)
 
 
-def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes of memory that this process can take without swapping, by the kernel's word; 0 where it says nothing.
+def available_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes of memory that this process can take without swapping.
 
-    The least of ``MemAvailable`` and of what a container's limit leaves (version 2 of control groups, or 1). Pages of
-    files that are not in use count as free there, as they do in ``MemAvailable``.
+    The least of what the machine has available and of what a container's limit leaves (version 2 of control groups, or
+    1). Pages of files that are not in use count as free in both.
     """
-    free = _KIB * (_listed(proc / "meminfo", "MemAvailable:") or 0)
-    free = min(free, _left(cgroups, "memory.max", "memory.current", "inactive_file", free))
-    free = min(
-        free, _left(cgroups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", free)
-    )
+    free = psutil.virtual_memory().available
+    for group, limit, used, reclaimable in (
+        (cgroups, "memory.max", "memory.current", "inactive_file"),
+        (cgroups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            taken = int((group / used).read_text()) - int(statistics.get(reclaimable, 0))
+            free = min(free, int((group / limit).read_text()) - taken)
+        except (OSError, ValueError):  # no such group, or its limit is ``max``
+            continue
     return max(0, free)
-
-
-def _left(group: Path, limit: str, used: str, reclaimable: str, otherwise: int) -> int:
-    """What a group's limit leaves; ``otherwise`` where it has none."""
-    try:
-        taken = int((group / used).read_text()) - (_listed(group / "memory.stat", reclaimable) or 0)
-        return int((group / limit).read_text()) - taken
-    except (OSError, ValueError):  # ``max`` is no number
-        return otherwise
-
-
-def _listed(path: Path, name: str) -> int | None:
-    """The number behind a name in a file of a name and a number a line."""
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), None)
 
 
 __all__ = ["NOT_FITTING", "available_bytes", "does_not_fit"]

@@ -23,9 +23,10 @@ from dataclasses import dataclass
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from gistkit.codecs import CODECS, Encoded, Sparse, dtype_of
+from gistkit.codecs import Encoded, Sparse, dtype_of
 from gistkit.errors import BudgetWarning
-from gistkit.ir import Decision, Plan, SavedGraph, SavedStorage
+from gistkit.formats import item_bytes
+from gistkit.ir import Decision, Form, Plan, SavedGraph, SavedStorage, numel
 from gistkit.runtime.offload.host import HostBody, PartedBody, arrived, sent_encoding
 from gistkit.runtime.offload.host_memory import does_not_fit
 from gistkit.runtime.sparse_sizes.exact import ExactPacker
@@ -57,21 +58,19 @@ class Denser:
 
 def denser(plan: Plan, densities: Mapping[int, float], storages: Mapping[int, SavedStorage]) -> tuple[Denser, ...]:
     """The storages that are denser than the plan counts with, those that take most beyond it first."""
-    shares = {int(s): share for s, share in plan.settings.get("densities", {}).items()}
+    shares = plan.contract.densities
     found = []
     for decision in plan.decisions:
         s, storage = decision.storage, storages.get(decision.storage)
         if s in shares and storage is not None and densities.get(s, 0.0) > shares[s]:
-            sizes = (_payload_bytes(decision.codec, storage, share) for share in (shares[s], densities[s]))
+            sizes = (_payload_bytes(decision.form, storage, share) for share in (shares[s], densities[s]))
             found.append(Denser(s, shares[s], densities[s], *sizes))
     return tuple(sorted(found, key=lambda d: (-d.excess_bytes, d.storage)))
 
 
-def _payload_bytes(codec: str, storage: SavedStorage, density: float) -> int:
+def _payload_bytes(form: Form, storage: SavedStorage, density: float) -> int:
     """A payload's bytes; of what does not pay the tensor itself is kept."""
-    dtype = dtype_of(storage.dtype)
-    predicted = CODECS[codec].predicted_bytes(storage.nbytes // dtype.itemsize, dtype, density)
-    return min(predicted, storage.nbytes)
+    return min(form.nbytes(numel(storage), item_bytes(storage.dtype), density), storage.nbytes)
 
 
 def remember(known: dict[int, float], measured: Mapping[int, float], plan: Plan | None) -> None:
@@ -99,10 +98,10 @@ class Room:
     ) -> None:
         self._plan, self._graph, self.told = plan, graph, told
         self._densities, self._notes = densities, {} if notes is None else notes
-        self._shares = {int(s): share for s, share in plan.settings.get("densities", {}).items()}
+        self._shares = plan.contract.densities
         self._sources = {s for d in plan.decisions for s in d.sources}
         self._left_bytes = (plan.budget_bytes or 0) - plan.peak_bytes
-        self._link = plan.settings.get("link", True)
+        self._link = plan.contract.has_link
         self._lock = threading.Lock()  # backward may settle encodings on threads of several devices
         self.moved: list[Denser] = []
         self.over: list[Denser] = []
@@ -112,7 +111,7 @@ class Room:
         x is encoded as ever. Waits for the device only for what goes to the host in any case."""
         if decision.storage not in self._shares or not x.numel():
             return None
-        to_host = decision.place == "host"
+        to_host = decision.on_host
         if not packer.at_once(x):
             return (
                 self._waited(codec, x, decision, packer) if to_host else PromisedBody(self, codec, x, decision, packer)
@@ -135,8 +134,7 @@ class Room:
         found = self._found(decision, n, stored)
         # what packing takes for a moment, beyond what the plan counts of that
         storage = self._graph.storages[decision.storage]
-        dtype = dtype_of(storage.dtype)
-        planned = round(found.planned * (storage.nbytes // dtype.itemsize))
+        dtype, planned = dtype_of(storage.dtype), round(found.planned * numel(storage))
         passing_bytes = codec.packing_bytes(stored, dtype) - codec.packing_bytes(planned, dtype)
         with self._lock:
             fits = found.excess_bytes <= 0 or found.excess_bytes + passing_bytes <= self._left_bytes
@@ -175,8 +173,8 @@ class Room:
         s = decision.storage
         storage, share = self._graph.storages[s], stored / n
         self._densities[s] = share
-        planned_bytes = _payload_bytes(decision.codec, storage, self._shares[s])
-        real_bytes = CODECS[decision.codec].predicted_bytes(n, dtype_of(storage.dtype), share)
+        planned_bytes = _payload_bytes(decision.form, storage, self._shares[s])
+        real_bytes = decision.form.nbytes(n, item_bytes(storage.dtype), share)
         return Denser(s, self._shares[s], share, planned_bytes, real_bytes)
 
     def warn(self) -> bool:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gistkit.codecs import CODECS, Narrow, dtype_of
-from gistkit.ir import Plan, SavedGraph, SavedStorage
+from gistkit.formats import VALUE_FORMS
+from gistkit.ir import STAY, Form, Plan, SavedGraph, SavedStorage, numel
 
 
 class Headroom(NamedTuple):
@@ -53,7 +53,7 @@ def _kept_later(graph: SavedGraph, plan: Plan) -> list[int]:
     for storage in graph.kept():
         decision = decided.get(storage.id)
         if decision is not None and decision.place == "device" and storage.kind == "activation":
-            fresh[min(call.index for call, _ in graph.savers(storage.id))] += _least_bytes(decision.codec, storage)
+            fresh[min(call.index for call, _ in graph.savers(storage.id))] += _least_bytes(decision.form, storage)
     later, total = [0] * len(graph.calls), 0
     for index in range(len(graph.calls) - 1, -1, -1):
         later[index] = total
@@ -61,14 +61,14 @@ def _kept_later(graph: SavedGraph, plan: Plan) -> list[int]:
     return later
 
 
-def _least_bytes(name: str, storage: SavedStorage) -> int:
+def _least_bytes(form: Form, storage: SavedStorage) -> int:
     """What a storage takes at the least, whatever its values: as it is, or in narrow codes."""
-    if name == "dense":
+    if form.returns == STAY:
         return storage.nbytes
-    codec = CODECS.get(name)
-    if not isinstance(codec, Narrow):
+    if form.sparse or not form.rounds_to:
         return 0
-    return storage.nbytes // dtype_of(storage.dtype).itemsize * codec.fmt.bits // 8
+    narrow, _ = VALUE_FORMS[form.rounds_to]
+    return numel(storage) * narrow.bits // 8
 
 
 __all__ = ["JOINT_BYTES", "JOINT_SHARE", "Headroom", "headrooms"]

@@ -1,17 +1,15 @@
-"""What is asked of a plan that the caller gave: that it can be carried out, and that the step is the planned one."""
+"""Validates a plan passed to ``compress(model, plan)``: every decision must be executable on this machine, and the
+model's step must match the step that the plan was made for. Raises PlanError or PlanMismatchError."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from gistkit.capture import GEOMETRY, Bound, batch_size, capture
-from gistkit.codecs import CODECS, VALUE_FORMS
 from gistkit.errors import CaptureError, PlanError, PlanMismatchError
-from gistkit.ir import PLACES, REMEDY, Plan, SavedGraph
+from gistkit.ir import FORMS, OPERATORS, PLACES, REMEDY, Plan, SavedGraph, StateTensor, is_recipe
 from gistkit.planning import AGAIN, check_forward, check_inputs, check_same, check_state
 from gistkit.planning.forms import check_decisions
 from gistkit.runtime.program.program import Program
@@ -26,7 +24,7 @@ def check_plan(plan: Plan, lossy: str | None = None) -> str | None:
     Raises ValueError where ``lossy`` names another format, PlanError for a plan that means nothing.
     """
     _check_words(plan)
-    formats = {part for d in plan.decisions for part in d.codec.split("+") if part in VALUE_FORMS}
+    formats = {d.form.rounds_to for d in plan.decisions} - {""}
     planned = next(iter(sorted(formats)), None)
     if planned is not None and plan.fidelity != "lossy":
         _refuse("fidelity", f"'lossy', as it rounds to {planned}", repr(plan.fidelity))
@@ -40,32 +38,21 @@ def check_plan(plan: Plan, lossy: str | None = None) -> str | None:
 
 def _check_words(plan: Plan) -> None:
     """Raise PlanError for what no policy writes, as a damaged or edited file has it."""
-    known = (*CODECS, "dense", "rebuild", "recompute", "drop")
     seen: set[int] = set()
     for d in plan.decisions:
         what = f"the decision for storage {d.storage}"
         if d.storage < 0 or d.storage in seen:
             _refuse(what, "one for each storage", "a second one" if d.storage >= 0 else "no storage")
         seen.add(d.storage)
-        if d.codec not in known:
-            _refuse(f"{what}: codec", f"one of {', '.join(dict.fromkeys(known))}", repr(d.codec))
+        if d.codec not in FORMS:
+            _refuse(f"{what}: codec", f"one of {', '.join(FORMS)}", repr(d.codec))
         if d.place not in PLACES:
             _refuse(f"{what}: place", f"one of {', '.join(PLACES)}", repr(d.place))
-        if d.codec == "rebuild" and not (d.recipe[:1] == ("relu",) and _is_recipe(d.recipe)):
+        if d.form.returns == OPERATORS and not (d.recipe[:1] == ("relu",) and is_recipe(d.recipe)):
             _refuse(f"{what}: recipe", 'a ("relu", ...) of terms bn, stash, add and relu', repr(d.recipe))
-    if plan.sub_batches < 1 or any(c.slices < 1 for c in plan.choices):
-        _refuse("sub_batches and slices", "at least 1", str(min([plan.sub_batches, *(c.slices for c in plan.choices)])))
-
-
-def _is_recipe(term: Any) -> bool:
-    match term:
-        case ("bn" | "stash", int()):
-            return True
-        case ("relu", a):
-            return _is_recipe(a)
-        case ("add", a, b):
-            return _is_recipe(a) and _is_recipe(b)
-    return False
+    least = min([plan.sub_batches, *(c.weight_grad_slices for c in plan.choices)])
+    if least < 1:
+        _refuse("sub_batches and weight_grad_slices", "at least 1", str(least))
 
 
 def _check_calls(plan: Plan, graph: SavedGraph) -> None:
@@ -87,12 +74,12 @@ def check_rows(plan: Plan, args: tuple, kwargs: dict) -> int:
     """The rows of a forward, 0 where nothing hangs on them. Raise PlanMismatchError for one of more rows than the plan
     is for; fewer are fine.
 
-    A plan with a budget is for ``settings["batch"]`` rows, in as many sub-batches as it says.
+    A plan with a budget is for ``contract.batch`` rows, in as many sub-batches as it says.
     """
-    planned = plan.settings.get("batch")
+    planned = plan.contract.batch
     if not planned or (plan.budget_bytes is None and plan.sub_batches == 1):
         return 0
-    most, rows = planned_rows(plan), batch_size((args, kwargs))
+    most, rows = plan.planned_rows, batch_size((args, kwargs))
     if rows <= most:
         return rows
     parts = "" if plan.sub_batches == 1 else f" (a batch of {planned} in {plan.sub_batches} sub-batches)"
@@ -103,8 +90,8 @@ def check_rows(plan: Plan, args: tuple, kwargs: dict) -> int:
 
 
 def planned_rows(plan: Plan) -> int:
-    """How many rows a forward of the plan has at most, 0 where that is not known."""
-    return -(-plan.settings.get("batch", 0) // plan.sub_batches)
+    """The most rows of one forward, 0 where that is not known."""
+    return plan.planned_rows
 
 
 def _strided(args: tuple, kwargs: dict) -> list[torch.Tensor]:
@@ -148,7 +135,7 @@ def check_mode(plan: Plan, training: bool) -> None:
 
 def plans_training(plan: Plan | None) -> bool:
     """Whether the forwards of a plan, without one those that are compressed, are in training mode."""
-    return True if plan is None else plan.made_for.get("training", True)
+    return plan is None or plan.contract.training
 
 
 def _mode(training: bool) -> str:
@@ -160,15 +147,19 @@ def shapes(args: tuple, kwargs: dict) -> Shapes:
     return tuple(tuple(leaf.shape) for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor))
 
 
-def trains(args: tuple, kwargs: dict) -> list[bool]:
-    """Which tensors of a forward's arguments need gradients."""
-    return [leaf.requires_grad for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+def inputs_of(args: tuple, kwargs: dict) -> tuple[StateTensor, ...]:
+    """The tensors of a forward's arguments, as a contract has them."""
+    tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+    return tuple(
+        StateTensor(f"input {i}", str(t.dtype).removeprefix("torch."), tuple(t.shape), t.requires_grad)
+        for i, t in enumerate(tensors)
+    )
 
 
 def check_call(program: Program, index: int, bound: Bound) -> None:
     """Raise PlanMismatchError where a covered call has other strides, another kernel and the like than its plan's, or
     a larger operand."""
-    call, sizes = program.call(index), program.plan.made_for.get("bytes", ())
+    call, sizes = program.call(index), program.plan.contract.storage_bytes
     where = f"{call.op}{f' of {call.module!r}' if call.module else ''}, covered call {index},"
     for name in GEOMETRY[call.op]:
         now = getattr(bound, name)
@@ -194,7 +185,7 @@ def _extent_bytes(x: torch.Tensor) -> int:
 def check_bytes(plan: Plan, graph: SavedGraph) -> None:
     """Raise PlanMismatchError where a forward saves more than the one that a budget was planned for: larger images,
     longer texts. ``graph`` is the captured one."""
-    most_bytes = plan.settings.get("saved_bytes", plan.plain_bytes)
+    most_bytes = plan.contract.saved_bytes or plan.plain_bytes
     if plan.budget_bytes is not None and most_bytes and graph.kept_bytes > most_bytes:
         given = " and ".join(str(s.shape) for s in graph.storages if s.kind == "input")
         raise PlanMismatchError(
@@ -236,20 +227,20 @@ def given_program(plan: Plan, model: torch.nn.Module, args: tuple, kwargs: dict)
             _check_calls(plan, graph)
             check_decisions(plan, graph)
             if plan.budget_bytes is not None:
-                check_inputs(plan.made_for, trains(args, kwargs))
-                check_state(plan.made_for, graph.state, gradients=True)
+                check_inputs(plan.contract, inputs_of(args, kwargs))
+                check_state(plan.contract, graph.state, gradients=True)
                 check_bytes(plan, graph)
-                check_forward(plan.made_for, graph)
+                check_forward(plan.contract, graph)
             return Program(graph, plan, given=True)
         found.append(graph)
-    check_state(plan.made_for, found[0].state, gradients=False)
-    check_same(plan.made_for, found[0], trains(args, kwargs), _autocast())
+    check_state(plan.contract, found[0].state, gradients=False)
+    check_same(plan.contract, found[0], inputs_of(args, kwargs), autocast_in_force())
     raise PlanMismatchError(
         f"a forward with fingerprint {plan.fingerprint}", f"one with fingerprint {found[0].fingerprint}", AGAIN
     )
 
 
-def _autocast() -> str:
+def autocast_in_force() -> str:
     """What autocast does here, in words."""
     states = zip(AUTOCAST_DEVICES, autocast_now(), strict=True)
     found = [f"{str(dtype).removeprefix('torch.')} on {device}" for device, (enabled, dtype) in states if enabled]
@@ -257,6 +248,6 @@ def _autocast() -> str:
 
 
 __all__ = [
-    "Shapes", "check_bytes", "check_call", "check_mode", "check_plan", "check_real", "check_rows", "given_program",
-    "planned_rows", "plans_training", "shapes", "trains",
+    "Shapes", "autocast_in_force", "check_bytes", "check_call", "check_mode", "check_plan", "check_real", "check_rows",
+    "given_program", "inputs_of", "planned_rows", "plans_training", "shapes",
 ]  # fmt: skip

@@ -59,9 +59,9 @@ class Earlier:
 
     def __init__(self, plan: Plan) -> None:
         self._budget_bytes = plan.budget_bytes or 0
-        self._room_bytes = self._budget_bytes - plan.peak_bytes + plan.settings.get("reserve", 0)
+        self._room_bytes = self._budget_bytes - plan.peak_bytes + plan.contract.reserved_bytes
         self._kept_bytes = plan.kept_bytes
-        self._most_rows = -(-plan.settings.get("batch", 0) // plan.sub_batches)
+        self._most_rows = plan.planned_rows
         self._left: list[weakref.ref[Left]] = []
         self._told = False
 
@@ -115,7 +115,7 @@ class Earlier:
         self._told, self._left = True, []
         warnings.warn(
             f"the budget of {self._budget_bytes} bytes may be exceeded by up to {over_bytes}: {why}; {remedy}, or plan "
-            "with so many bytes more as reserve=",
+            "with so many bytes more as reserved_bytes=",
             BudgetWarning,
             stacklevel=3,
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from gistkit.ir import Call, CallChoice, Decision, Passing, Plan, Reading, Save, SavedGraph
+from gistkit.ir import STAY, Call, CallChoice, Decision, Passing, Plan, Reading, Save, SavedGraph
 from gistkit.planning.forms import intolerant, recompute_plan
 from gistkit.planning.simulate import PLAIN_POLICIES
 from gistkit.runtime.program.joint_gradients import Headroom, headrooms
@@ -98,13 +98,21 @@ class Program:
     @cached_property
     def may_gain_zeros(self) -> bool:
         """Whether a ReLU's output is kept as it is for want of zeros, which may come."""
-        return any(s.op == "relu" and s.output is not None and not _changes(s.output) for s in self.steps)
+        return any(s.op == "relu" and s.output is not None and s.output.stays for s in self.steps)
 
     @cached_property
     def dense_storages(self) -> tuple[tuple[int, int, str], ...]:
         """(storage, bytes, reason) of what is kept for backward as it is, by the capture."""
         kept = ((s, self._decisions.get(s.id)) for s in self.graph.kept() if s.kind != "parameter")
-        return tuple((s.id, s.nbytes, d.reason if d else "") for s, d in kept if not _changes(d))
+        return tuple((s.id, s.nbytes, d.reason if d else "") for s, d in kept if d is None or d.stays)
+
+    @cached_property
+    def settled(self) -> frozenset[int]:
+        """Storages that stay as they are, whatever the forward, and of which nothing is rebuilt: nothing is recorded of
+        them but what the capture says."""
+        if self._given:
+            return frozenset()
+        return frozenset(s for s, _, _ in self.dense_storages if s in self._decisions) - self.sources
 
     @property
     def length(self) -> int:
@@ -114,7 +122,7 @@ class Program:
     @cached_property
     def held_outputs(self) -> frozenset[int]:
         """Covered calls from whose outputs, kept as they are, something is rebuilt."""
-        sources = (s for s in self.steps if s.is_source and s.output is not None and s.output.codec == "dense")
+        sources = (s for s in self.steps if s.is_source and s.output is not None and s.output.form.returns == STAY)
         return frozenset(s.index for s in sources)
 
     def decision(self, storage: int) -> Decision | None:
@@ -171,14 +179,17 @@ class Program:
         }.get(step.op, (step.own,))  # fmt: skip
         return step.is_source or step.choice != CallChoice(step.index, step.op) or any(map(_changes, changed))
 
-    def caught_calls(self) -> list[tuple[int, str]]:
-        """(number of the covered call that comes next, module) of the uncovered calls that save something to be
-        caught."""
+    def caught_calls(self) -> list[tuple[int, str, bool]]:
+        """(number of the covered call that comes next, module, whether it saves nothing to be caught but outputs of
+        covered ReLUs, which have a stash by then) of the uncovered calls that save something to be caught."""
+        outputs = {s.output.storage for s in self.steps if s.op == "relu" and s.output is not None}
         found, done = [], 0
         for call in self.graph.calls:
             done = max(done, call.covered + 1)
-            if call.covered < 0 and any(self._is_caught(self._decisions.get(s.storage)) for s in _in_order(call)):
-                found.append((done, call.module))
+            saved = [] if call.covered >= 0 else [s.storage for s in _in_order(call)]
+            caught = {s for s in saved if self._is_caught(self._decisions.get(s))}
+            if caught:
+                found.append((done, call.module, caught <= outputs))
         return found
 
     def modules(self) -> list[tuple[int, str]]:
@@ -252,12 +263,12 @@ class Program:
         """The decision for a storage that is saved; where no backward reads its values, as the node goes
         again at once, one that may be asked for them."""
         decision = self._decisions.get(storage)
-        return KEEP_DENSE if decision is not None and not read and decision.codec in WITHOUT_VALUES else decision
+        return KEEP_DENSE if decision is not None and not read and decision.form in WITHOUT_VALUES else decision
 
 
 def _changes(decision: Decision | None) -> bool:
     """Whether a storage is kept in another form than as it is."""
-    return decision is not None and (decision.codec != "dense" or decision.place == "host")
+    return decision is not None and not decision.stays
 
 
 def _in_order(call: Call) -> list[Save | Passing]:

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from gistkit.ir import Decision
-from gistkit.nn.eligible import KERNEL_DTYPES
-from gistkit.planning.forms import SMALL_BYTES
+from gistkit.ir import FORMS, NEVER, OPERATORS, Decision
+from gistkit.planning.forms import default_form
 
 KEEP_DENSE = Decision(-1, "dense", reason="kept as it is")
-WITHOUT_VALUES = ("rebuild", "mask1", "drop")
-"""Codecs by which a tensor is not kept with its values."""
+WITHOUT_VALUES = tuple(f for f in FORMS.values() if f.returns in (NEVER, OPERATORS) and not f.made_by_op)
+"""Forms by which no reader finds the values in a stash."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +26,6 @@ class Settings:
 
 
 def ad_hoc(x: torch.Tensor, sparse: bool, settings: Settings) -> Decision:
-    """The decision for a tensor that no plan speaks of: always correct, not always the smallest."""
-    if x.dtype == torch.bool:
-        return Decision(-1, "bits", reason="a mask of 1 bit an element")
-    if x.dtype not in KERNEL_DTYPES or x.numel() * x.element_size() < SMALL_BYTES:
-        return KEEP_DENSE
-    suffix = "" if settings.lossy is None else "+" + settings.lossy
-    if sparse:
-        return Decision(-1, "zvc" + suffix, reason="a ReLU's output, zeros left out")
-    return KEEP_DENSE if settings.lossy is None else Decision(-1, settings.lossy, reason="delayed precision reduction")
+    """The decision for a tensor that no plan speaks of."""
+    nbytes = x.numel() * x.element_size()
+    return default_form(str(x.dtype).removeprefix("torch."), nbytes, zeros=sparse, lossy=settings.lossy)

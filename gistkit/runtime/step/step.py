@@ -143,7 +143,7 @@ def _demand_way(model: torch.nn.Module, whole: tuple[tuple, dict], batch: int, l
     and this goes another way through the model than they do: a batch that does not divide into parts of the planned
     rows leaves fewer to some, however it is cut."""
     plan = _plan_of(model, with_budget=True)
-    if plan is None or least >= plan.settings.get("batch", 0) // plan.sub_batches:
+    if plan is None or least >= plan.contract.batch // plan.sub_batches:
         return
     try:
         given_program(plan, model, *rows(whole, 0, least))
@@ -159,7 +159,7 @@ def _demand_way(model: torch.nn.Module, whole: tuple[tuple, dict], batch: int, l
 def _demand_room(model: torch.nn.Module, batch: int, each_bytes: int) -> None:
     """Raise PlanMismatchError where a larger batch than the planned one, which is held whole, breaks the budget."""
     plan = _plan_of(model, with_budget=True)
-    planned = plan.settings.get("batch") if plan is not None else None
+    planned = plan.contract.batch if plan is not None else 0
     if plan is None or not planned or not each_bytes:
         return
     most = planned + max(0, (plan.budget_bytes or 0) - plan.peak_bytes) // each_bytes
@@ -178,7 +178,7 @@ def _room_bytes(model: torch.nn.Module, given: Any) -> int | None:
         return None
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     there = {t.untyped_storage()._cdata: t for t in tensors_in([tensors_of(model), gradients, given])}
-    taken_bytes = plan.settings.get("reserve", 0) + sum(t.untyped_storage().nbytes() for t in there.values())
+    taken_bytes = plan.contract.reserved_bytes + sum(t.untyped_storage().nbytes() for t in there.values())
     on_gpu = any(p.device.type == "cuda" for p in model.parameters())
     return (plan.budget_bytes or 0) - taken_bytes - (CUDA_LIBRARIES_BYTES if on_gpu else 0)
 
@@ -204,7 +204,7 @@ def _parts(model: torch.nn.Module, batch: int, sub_batches: int | None) -> int:
     plan = _plan_of(model)
     if plan is None or plan.sub_batches == 1:
         return 1
-    planned = plan.settings.get("batch")
+    planned = plan.contract.batch
     if not planned or planned == batch:
         return max(1, min(plan.sub_batches, batch))
     return max(1, -(-batch // planned_rows(plan)))

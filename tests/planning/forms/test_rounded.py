@@ -12,11 +12,10 @@ from torch import nn
 
 import gistkit
 from gistkit.api.capturing import step_on
-from gistkit.codecs import CODECS
 from gistkit.errors import PlanError
 from gistkit.ir.queries import Reading
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.forms.lossy import may_narrow
+from gistkit.planning.forms.rounding import may_narrow
 from gistkit.planning.policies.gist_rules import gist
 from gistkit.planning.policies.optimal.attempt import Attempt
 from gistkit.planning.simulate.simulator import Simulator
@@ -54,19 +53,17 @@ def rounded(plan, storage, above=()):
     found = next((d for d in plan.decisions if d.storage == storage), None)
     if found is None or storage in above:
         return False
-    lossless = found.codec not in CODECS or CODECS[found.codec].lossless
-    return not lossless or any(rounded(plan, s, (*above, storage)) for s in found.sources)
+    return bool(found.form.rounds_to) or any(rounded(plan, s, (*above, storage)) for s in found.sources)
 
 
 def wrongly_rounded(graph, plan):
     """Storages that come back rounded for a reader that may not be given such values."""
     reading, masks = Reading(graph), {d.storage: d.mask for d in plan.decisions}
     for s in graph.kept():
-        value = reading.saved(s.id)
-        relu = None if value is None else reading.relu_behind(value)
-        strict = [c.op for c, save in reading.value_readers(s.id, relu) if not may_narrow(c, save)]
+        uses = reading.uses(s.id)
+        strict = [c.op for c, save in uses.readers if not may_narrow(c, save)]
         codec = next((d.codec for d in plan.decisions if d.storage == s.id), "dense")
-        unmasked = relu is not None and codec == "recompute" and not masks[s.id]
+        unmasked = uses.relu is not None and codec == "recompute" and not masks[s.id]
         if (strict or unmasked) and rounded(plan, s.id):
             yield s.id, strict, codec
 

@@ -87,7 +87,7 @@ def test_a_wider_class_is_never_slower(fidelity, monkeypatch):
     monkeypatch.setattr(Planning, "run", nothing)
     taken = optimal(graph, costs, budget, **words)
     assert (taken.step_s, taken.decisions, taken.fidelity) == (bitwise.step_s, bitwise.decisions, "bitwise")
-    assert taken.peak_bytes <= budget and taken.settings["fidelity"] == fidelity and "taken_from" not in taken.settings
+    assert taken.peak_bytes <= budget and taken.details["fidelity"] == fidelity and "taken_from" not in taken.details
 
 
 def test_the_floor_is_the_sum_of_what_is_fastest():
@@ -204,8 +204,8 @@ def test_a_whole_plan_of_the_class_is_taken_over():
     graph, costs = chained()
     simulator = Simulator(graph, costs)
     plain, seed = POLICIES["plain"](graph, costs), checkpoint(graph, costs, segments=3)
-    assert fastest_whole([seed], graph, simulator, BITWISE, None).settings == {"taken_from": "checkpoint"}
-    assert fastest_whole([seed, plain], graph, simulator, BITWISE, None).settings == {"taken_from": "plain"}
+    assert fastest_whole([seed], graph, simulator, BITWISE, None).details == {"taken_from": "checkpoint"}
+    assert fastest_whole([seed, plain], graph, simulator, BITWISE, None).details == {"taken_from": "plain"}
     assert fastest_whole([plain], graph, simulator, BITWISE, 1) is None
     kept = Allowed("bitwise", False, False, False)
     assert fastest_whole([seed], graph, simulator, kept, None) is None
@@ -226,7 +226,7 @@ def test_algorithms_are_chosen_only_where_the_hardware_can_be_told():
         seeds = [POLICIES["vdnn-all"](graph, costs)]
         plan = optimal(graph, costs, None, seeds=seeds, time_limit_s=2)
         assert any(c.algorithm for c in plan.choices) is chosen
-        assert plan.settings["algorithms"] is chosen
+        assert plan.details["algorithms"] is chosen
     with pytest.raises(ValueError, match="tells_algorithms must be true or false"):
         replace(hardware("h200"), tells_algorithms=1)
     assert Hardware.from_json(hardware("titanx").to_json()) == hardware("titanx")

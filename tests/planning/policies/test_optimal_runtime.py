@@ -11,8 +11,8 @@ from torch import nn
 import gistkit
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
+from gistkit.planning.forms.allowed import kept_by_ops
 from gistkit.planning.forms.options import options
-from gistkit.planning.forms.predicted import kept_by_ops
 from gistkit.planning.forms.rules import SMALL_BYTES
 from tests.support.training import batches, train
 

@@ -133,7 +133,7 @@ def test_a_plan_comes_where_every_program_crashes(child):
 FORKED = """
 import os, sys
 sys.path.insert(0, {root!r})
-from tests.test_optimal_solver import is_solved, knapsack, solve
+from tests.planning.policies.test_optimal_solver import is_solved, knapsack, solve
 assert is_solved(solve(knapsack(15.0), 30))
 pid = os.fork()
 if pid == 0:
@@ -145,7 +145,7 @@ assert is_solved(solve(knapsack(15.0), 30))
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork is POSIX's")
 def test_a_fork_leaves_its_parents_process_alone():
-    root = str(Path(__file__).parents[1])
+    root = str(Path(__file__).parents[3])
     done = subprocess.run(
         [
             sys.executable,

@@ -116,7 +116,7 @@ def test_what_is_decoded_for_a_rerun_from_several_sources():
     attempt, simulator = attempt_of(skips(relus=False), CPU, "lossy", "fp8")
     problem, index, seen = attempt.problem, attempt._build.index, set()
     for taken in choices(problem, random.Random(0), 1000):
-        lent = Context.of(attempt.plan(taken), index).lent or {}
+        lent = Context.of(attempt.plan(taken), index).decoded_for_segment or {}
         over, _ = differences(attempt, simulator, taken)
         assert not over.any()
         seen |= {sum(start in tasks for tasks in lent.values()) for start in set().union(*lent.values())}

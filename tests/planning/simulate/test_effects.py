@@ -1,4 +1,4 @@
-"""What decisions do, one at a time, against intervals worked out by hand from docs/design.md's semantics."""
+"""What decisions do, one at a time, against intervals worked out by hand from docs/planner.md's semantics."""
 
 from dataclasses import replace
 
@@ -152,16 +152,14 @@ def test_rebuild_of_a_sum_of_two_norms_holds_both_terms():
     terms = ("relu", ("add", ("bn", norm.covered), ("bn", norm.covered)))
     block = replace(block, uses=(replace(block.uses[0], values=True),))
     made = effects(graph, block, Decision(block.storage, "rebuild", "nowhere", sources=(source.storage,), recipe=terms))
-    # Verifying (gistkit.ir.comparison) goes in parts of 512 bytes, as 64 of them are more than the tensor: six parts
-    # and
-    # ten vectors of 4 fp32 channels for the norm; for a digest a part as words and its weights, and 6 words for each of
-    # the 2 rows. The backward task makes a gradient larger than that after the digest: none of it is left there.
+    # Verifying (gistkit.ir.comparison) goes in parts of 512 bytes, as 64 of them are more than the tensor: for a digest
+    # a part as words and its weights, and 6 words for each of the 2 rows. The backward task makes a gradient larger
+    # than that after the digest: none of it is left there.
     part, word, rows = 512, 8, 2
     assert 64 * part > BYTES > part and graph.storages[block.storage].shape[0] == rows
     assert sum(graph.blocks[b].nbytes for b in graph.tasks[12].writes) > 2 * part + 6 * word * rows
     assert short(made)[1:] == [
-        (7, 12, 2 * 4 * 4, "payload"),  # the norm's two factors live from its forward on (one norm, in both terms)
-        (7, 7, 6 * part + 10 * 4 * 4, "scratch"),
+        (12, 12, 2 * 4 * 4, "scratch"),  # the norm's two factors, for 4 fp32 channels (one norm, in both terms)
         (block.saved, block.saved, 2 * part + 6 * word * rows, "scratch"),
         (12, 12, 2 * BYTES, "decoded"),
     ]
@@ -171,12 +169,12 @@ def test_slices_hold_two_at_a_time_and_one_more_gradient():
     graph = chain(2, batch=8)
     relu = block_of(graph, "relu")
     second = [c for c in graph.calls if c.op == "conv2d"][1]
-    cut = CallChoice(second.covered, "conv2d", slices=4)
+    cut = CallChoice(second.covered, "conv2d", weight_grad_slices=4)
     found = lives(graph, plan_of(graph, Decision(relu.storage, "fp16", mask=True), choices=(cut,)))
     assert found[relu.id, "decoded"] == [(7, 7, relu.nbytes // 2)]
     gradients = sum(graph.blocks[b].nbytes for b in graph.tasks[7].writes)
     assert (7, 7, gradients) in found[-1, "transient"]
-    many = CallChoice(second.covered, "conv2d", slices=64)
+    many = CallChoice(second.covered, "conv2d", weight_grad_slices=64)
     found = lives(graph, plan_of(graph, Decision(relu.storage, "fp16", mask=True), choices=(many,)))
     assert found[relu.id, "decoded"] == [(7, 7, relu.nbytes // 4)]  # no more slices than rows
 
@@ -192,7 +190,7 @@ def test_what_a_rebuild_reads_in_slices_is_there_one_at_a_time():
     )
     conv, bn = rebuilt.uses[0].task, source.uses[0].task
     call = graph.calls[graph.tasks[conv].call]
-    cut = plan_of(graph, *decisions, choices=(CallChoice(call.covered, "conv2d", slices=2),))
+    cut = plan_of(graph, *decisions, choices=(CallChoice(call.covered, "conv2d", weight_grad_slices=2),))
     composer = Composer(graph, cost_table(graph, CPU))
 
     def decoded(plan, block):
@@ -206,20 +204,13 @@ def test_what_a_rebuild_reads_in_slices_is_there_one_at_a_time():
     assert decoded(plan_of(graph, *decisions), source) == [(conv, BYTES), (bn, BYTES)]
 
 
-def test_in_place_relu_takes_its_input_over():
-    conv = block_of(CHAIN, "conv2d")
-    assert (conv.first, conv.last) == (0, 1)
-    choice = CallChoice(1, "relu", inplace=True)
-    assert lives(CHAIN, plan_of(CHAIN, choices=(choice,)))[conv.id, "dense"] == [(0, 0, BYTES)]
-
-
 def test_relu_whose_mask_the_map_carries_hands_its_gradient_on():
     graph = chain(1)
     call = next(c for c in graph.calls if c.op == "relu")
     task = next(t for t in graph.tasks if t.phase == "backward" and t.op == "relu")
     made = graph.blocks[task.writes[0]]
     costs = cost_table(graph, CPU)
-    done = profile(graph, plan_of(graph, choices=(CallChoice(call.covered, "relu", passes=True),)), costs)
+    done = profile(graph, plan_of(graph, choices=(CallChoice(call.covered, "relu", mask_in_pool=True),)), costs)
     assert [(i.first, i.last) for i in done.intervals if i.block == made.id] == [(task.index + 1, made.last)]
     assert done.extra_s[task.index] == -costs.task_s(task.index)
 

@@ -96,7 +96,10 @@ def test_plans_that_contradict_themselves():
         with pytest.raises(PlanError, match=text):
             profile(CHAIN, plan_of(CHAIN, *decisions), costs if "no link" in text else cost_table(CHAIN, TITANX))
     for choice, text in (
-        (CallChoice(77, "relu", inplace=True), r"choice for covered call 77 \(relu\): the step knows 4 such calls"),
+        (
+            CallChoice(77, "relu", mask_in_pool=True),
+            r"choice for covered call 77 \(relu\): the step knows 4 such calls",
+        ),
         (CallChoice(0, "conv2d", algorithm="magic"), r"no algorithm 'magic'; there are .*; take one of these"),
     ):
         with pytest.raises(PlanError, match=text):

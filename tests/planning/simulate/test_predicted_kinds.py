@@ -41,7 +41,7 @@ def predicted_and_measured(model, x, policy):
 
 
 class Rows(nn.Module):
-    """Linears over the last of several dimensions, whose ReLUs may work in place; the mean of all rows."""
+    """Linears over the last of several dimensions, whose ReLUs may be in place; the mean of all rows."""
 
     def __init__(self, inplace, bias):
         super().__init__()
@@ -61,27 +61,4 @@ class Rows(nn.Module):
 def test_linears_over_several_dimensions_with_a_relu_after_them(between, inplace, bias, policy):
     torch.manual_seed(0)
     _, predicted, live = predicted_and_measured(Rows(inplace, bias), torch.randn(8, *between, 32), policy)
-    assert predicted == live.peak_bytes
-
-
-class Widens(nn.Module):
-    """A peak in forward, between two ReLUs that may overwrite what they read."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.wide = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 64, 3, padding=1)
-        self.last, self.head = nn.Conv2d(64, 2, 3, padding=1), nn.Linear(2, 10)
-
-    def forward(self, x):
-        x = F.relu(self.first(x))
-        with torch.no_grad():
-            z = F.avg_pool2d(F.interpolate(self.wide(x), scale_factor=2), 4)
-        return self.head(F.relu(self.last(z)).mean((2, 3)) + 0 * x.mean())
-
-
-def test_the_nan_of_overwritten_tensors_counts():
-    torch.manual_seed(0)
-    plan, predicted, live = predicted_and_measured(Widens(), torch.randn(4, 3, 16, 16), "gist")
-    peak = max(live.timeline, key=lambda event: event.nbytes)
-    assert any(choice.inplace for choice in plan.choices) and not peak.backward
     assert predicted == live.peak_bytes

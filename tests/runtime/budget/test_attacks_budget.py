@@ -110,7 +110,7 @@ def steps(model, count=2):
 @pytest.mark.parametrize("name", NETS)
 def test_the_plain_step_is_predicted_to_the_byte(name):
     model = net(name)
-    assert planned(model).settings["plain_peak_bytes"] == steps(copy.deepcopy(model))[1][-1]
+    assert planned(model).prediction.plain_peak_bytes == steps(copy.deepcopy(model))[1][-1]
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -135,7 +135,7 @@ def test_a_loss_of_every_element_stays_behind_its_mean(loss_fn):
     with LiveBytes() as live:
         live.track(model, x, y)
         held_step(model, loss_fn, x, y)
-    assert made.settings["plain_peak_bytes"] == live.peak_bytes
+    assert made.prediction.plain_peak_bytes == live.peak_bytes
 
 
 def images():

@@ -13,7 +13,7 @@ import gistkit
 from gistkit.api import capturing as captured
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.policies.modnn.parts import least_bytes
+from gistkit.planning.policies.modnn.sub_batch import least_bytes
 from tests.support.peaks import peaks_of_steps
 
 
@@ -93,7 +93,7 @@ def test_rows_are_asked_for_only_where_sub_batches_may_be(monkeypatch):
     gistkit.plan(norm, x, fidelity="reassociated")
     gistkit.plan(norm[0], x)
     assert not asked
-    gistkit.plan(norm, x, fidelity="reassociated", batch_statistics="per_sub_batch")
+    gistkit.plan(norm, x, fidelity="reassociated", per_sub_batch_norm=True)
     assert len(asked) == 1
     asked.clear()
     gistkit.plan(norm[0], x, fidelity="reassociated")
@@ -115,7 +115,7 @@ def test_batch_norms_see_parts_only_where_plan_and_step_are_told(policy):
         gistkit.plan(model, x, targets, budget=1, **words)
     budget = refused.value.least_bytes["reassociated"]
     assert gistkit.plan(model, x, targets, budget=budget, **words).sub_batches == 1
-    accepted = {**words, "batch_statistics": "per_sub_batch"}
+    accepted = {**words, "per_sub_batch_norm": True}
     plan = gistkit.plan(model, x, targets, budget=int(budget * 0.8), **accepted)
     assert plan.sub_batches > 1 and plan.lower_bound_bytes < budget
     twin = gistkit.compress(copy.deepcopy(model), plan)

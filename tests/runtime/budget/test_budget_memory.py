@@ -18,6 +18,7 @@ from torch import nn
 import gistkit
 from gistkit import zoo
 from gistkit.errors import BudgetError
+from gistkit.ir.contract import Contract
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import CostTable, cost_table
 from gistkit.planning.policies.optimal.optimal import minimise_peak, optimal
@@ -110,7 +111,7 @@ def planned(name, share, fidelity="bitwise", lossy=None, recompute=True):
     low = least(name, fidelity, lossy, recompute)
     budget = int(low + share * (c.plain_bytes - low))
     made = optimal(c.graph, c.costs, budget, fidelity=fidelity, lossy=lossy, recompute=recompute, **LIMITS)
-    return replace(made, settings={**made.settings, "batch": BATCH})
+    return replace(made, contract=Contract(BATCH))
 
 
 @pytest.mark.parametrize("name", NETS)

@@ -296,4 +296,4 @@ def test_statistics_of_norms_between_two_precisions_are_counted(norm):
                 with torch.autocast("cpu", torch.bfloat16):
                     out = twin(x)
                 out.backward()
-        assert live.peak_bytes == plan.settings["sync_peak_bytes"], plan.policy
+        assert live.peak_bytes == plan.prediction.sync_peak_bytes, plan.policy

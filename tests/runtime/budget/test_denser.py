@@ -10,6 +10,7 @@ from torch import nn
 
 import gistkit
 from gistkit.codecs import CODECS
+from gistkit.ir.contract import Contract
 from gistkit.ir.plan import Decision, Plan
 from gistkit.runtime.program import density_excess as denser
 
@@ -40,8 +41,8 @@ def compressed(planned, room, sub_batches=1):
     graph = gistkit.capture(model, (rows(*[0.5] * ROWS),), on_cpu=True)
     relu = next(c for c in graph.calls if c.op == "relu")
     storage = graph.values[relu.results[0]].storage
-    settings = {"batch": ROWS, "densities": {str(storage): planned}}
-    plan = Plan("by hand", graph.fingerprint, (Decision(storage, "zvc"),), (), settings=settings)
+    contract = Contract(ROWS, densities={storage: planned})
+    plan = Plan("by hand", graph.fingerprint, (Decision(storage, "zvc"),), (), contract=contract)
     plan = replace(plan, budget_bytes=2**30 + room, peak_bytes=2**30, sub_batches=sub_batches)
     return gistkit.compress(model, plan), storage
 

@@ -70,7 +70,7 @@ def test_two_forwards_before_a_backward_are_told_once(model, made, data):
     beside = data[0].nbytes + 5 * data[0].shape[0] * 10 * 4
     assert budget < peak <= budget + excess + beside
     assert "while" in text and "an earlier forward of this model kept for a backward that has not run" in text
-    assert text.endswith("or plan with so many bytes more as reserve=")
+    assert text.endswith("or plan with so many bytes more as reserved_bytes=")
 
 
 def test_a_retained_graph_is_told(model, made, data):
@@ -100,7 +100,7 @@ def test_it_is_told_before_the_second_forward_takes_memory(model, data):
 def test_with_the_bytes_as_reserve_nothing_is_told(made, data):
     (model, plan, kept), (x, t) = made, data
     model = copy.deepcopy(model)
-    room = {"budget": plan.budget_bytes + kept, "reserve": kept, "policy": plan.policy}
+    room = {"budget": plan.budget_bytes + kept, "reserved_bytes": kept, "policy": plan.policy}
     gistkit.compress(model, gistkit.plan(model, x, t, loss_fn=F.cross_entropy, **room))
     (F.cross_entropy(model(x), t) + F.cross_entropy(model(x), t)).backward()
 

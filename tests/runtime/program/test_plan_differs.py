@@ -69,15 +69,14 @@ def test_autocast_is_named(words):
     model = gistkit.compress(net(), planned(net(), words))
     text = (
         r"call 0 to be conv2d of '0' making float32 of shape \(4, 8, 16, 16\), got call 0 to be conv2d of '0' making "
-        r"bfloat16 .*; run it in the dtypes and under the autocast that were planned, or plan in these \(autocast to "
-        r"bfloat16 on cpu\)"
+        r"bfloat16 .*; it was planned under no autocast: run it so, or plan it under autocast to bfloat16 on cpu"
     )
     with bfloat16(), pytest.raises(PlanMismatchError, match=text):
         model(X)
     with bfloat16():
         model = gistkit.compress(net(), planned(net(), words))
     with pytest.raises(
-        PlanMismatchError, match=r"making bfloat16 .*, got .* making float32 .*plan in these \(no autoc"
+        PlanMismatchError, match=r"making bfloat16 .*, got .* making float32 .*autocast to bfloat16 on cpu: run it so"
     ):
         model(X)
 

@@ -8,6 +8,7 @@ import torch
 
 import gistkit
 from gistkit.errors import PlanError, PlanMismatchError
+from gistkit.ir.contract import Contract
 from gistkit.ir.plan import Decision
 from gistkit.planning.forms.predicted import held
 from gistkit.planning.policies.gist_rules import gist
@@ -101,7 +102,7 @@ def test_other_models_and_larger_batches_are_refused():
 def test_larger_images_are_refused_however_often_smaller_ones_came():
     model, (x, y) = UNet().train(), data()
     graph, _ = captured(model, x, y)
-    plan = replace(gist(graph), budget_bytes=2**40, settings={"batch": BATCH})
+    plan = replace(gist(graph), budget_bytes=2**40, contract=Contract(BATCH))
     assert plan.plain_bytes == graph.kept_bytes == sum(b.nbytes for b in held(graph))
     twin = gistkit.compress(copy.deepcopy(model), plan)
     for size in (8, 16, 12, 16):

@@ -9,6 +9,7 @@ from torch import nn
 
 import gistkit
 from gistkit.errors import PlanMismatchError
+from gistkit.ir.contract import Contract
 from gistkit.ir.plan import CallChoice, Decision
 from tests.support.plan_cases import Shared, captured, data, hosted, loss_of, made
 from tests.support.sums import Operands, assert_reordered_only
@@ -35,7 +36,7 @@ def test_slices_are_those_of_each_call():
 
     plain = measured(copy.deepcopy(model), run)
     for covered, name in ((0, "first"), (2, "a"), (3, "b")):
-        plan = made(graph, [relu], CallChoice(covered, "conv2d", slices=4), fidelity="reassociated")
+        plan = made(graph, [relu], CallChoice(covered, "conv2d", weight_grad_slices=4), fidelity="reassociated")
         found = measured(gistkit.compress(copy.deepcopy(model), plan), run)
         changed = {n for n, g in found[1].items() if not torch.equal(g, plain[1][n])}
         assert changed and changed <= {f"{name}.weight", f"{name}.bias"}
@@ -68,9 +69,11 @@ def test_whole_plans_only_reorder_sums(rows, parts, slices):
     relus = [c for c in graph.calls if c.op == "relu"]
     decisions = [Decision(graph.values[c.results[0]].storage, "zvc") for c in relus[1:]]
     choices = (
-        [CallChoice(c.covered, c.op, slices=slices) for c in graph.calls if c.op == "conv2d"] if slices > 1 else []
+        [CallChoice(c.covered, c.op, weight_grad_slices=slices) for c in graph.calls if c.op == "conv2d"]
+        if slices > 1
+        else []
     )
-    fields = {"sub_batches": parts, "fidelity": "reassociated", "settings": {"batch": rows}}
+    fields = {"sub_batches": parts, "fidelity": "reassociated", "contract": Contract(rows)}
     plan = made(graph, decisions, *choices, **fields)
     plain = measured(copy.deepcopy(model), lambda m: gistkit.step(m, loss_of, x, y))
     found = measured(gistkit.compress(copy.deepcopy(model), plan), lambda m: gistkit.step(m, loss_of, x, y))

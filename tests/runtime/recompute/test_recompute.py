@@ -15,7 +15,7 @@ import gistkit
 from gistkit import zoo
 from gistkit.ir.comparison import digest_bytes
 from gistkit.ir.plan import Decision, Plan
-from gistkit.planning.forms.predicted import own_decisions
+from gistkit.planning.forms.allowed import own_decisions
 from gistkit.planning.policies.checkpoint import checkpoint
 from gistkit.planning.simulate.simulator import simulate
 from gistkit.runtime.live import LiveBytes
@@ -43,7 +43,7 @@ def test_bits_and_bytes_of_a_checkpoint(name):
     data = batches(3, 2, size)
     graph, costs = captured(model, *data[0], loss_fn)
     plan = checkpoint(graph, costs, segments=segments)
-    assert sum(d.codec == "recompute" for d in plan.decisions) >= 4 and plan.settings["segments"] > 1
+    assert sum(d.codec == "recompute" for d in plan.decisions) >= 4 and plan.details["segments"] > 1
     twin = gistkit.compress(copy.deepcopy(model), plan)
     assert_same(model, twin, data, loss_fn)
     assert measured(twin, *data[0], loss_fn) == steady_peak_bytes(graph, plan, costs)

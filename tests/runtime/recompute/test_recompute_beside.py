@@ -12,7 +12,8 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import gistkit
 from gistkit.ir.plan import Decision
-from gistkit.planning.forms.predicted import kept_by_ops, make_plan, own_decisions
+from gistkit.planning.forms.allowed import kept_by_ops, own_decisions
+from gistkit.planning.forms.predicted import make_plan
 from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.recompute.calls import Operand, Written, geometry
 from tests.support.predicted import steady_peak_bytes

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import gistkit
+from gistkit.ir.contract import Contract
 from gistkit.ir.plan import CallChoice
 from gistkit.nn import conv, linear
 from gistkit.nn.slices import row_slices
@@ -59,8 +60,10 @@ def cut(name, parts, slices):
     """The model of a case under a plan by hand."""
     model, _, x, *_ = case(name)
     graph = gistkit.capture(model, (x,))
-    choices = [CallChoice(c.covered, c.op, slices=slices) for c in graph.calls if c.op in ("conv2d", "linear")]
-    fields = {"sub_batches": parts, "fidelity": "reassociated", "settings": {"batch": ROWS}}
+    choices = [
+        CallChoice(c.covered, c.op, weight_grad_slices=slices) for c in graph.calls if c.op in ("conv2d", "linear")
+    ]
+    fields = {"sub_batches": parts, "fidelity": "reassociated", "contract": Contract(ROWS)}
     return gistkit.compress(copy.deepcopy(model), made(graph, [], *choices, **fields))
 
 
@@ -111,7 +114,7 @@ def test_plans_for_a_budget(name):
         gistkit.plan(model, x, t, budget=1, **words)
     least = raised.value.least_bytes
     plan = gistkit.plan(model, x, t, budget=(least["reassociated"] + least["bitwise"]) // 2, **words)
-    assert plan.sub_batches > 1 or any(c.slices > 1 for c in plan.choices)
+    assert plan.sub_batches > 1 or any(c.weight_grad_slices > 1 for c in plan.choices)
     bounds.assert_holds(*stepped(gistkit.compress(copy.deepcopy(model), plan), loss_fn, x, t))
 
 

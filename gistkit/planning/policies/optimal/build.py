@@ -20,7 +20,7 @@ from gistkit.planning.policies.optimal.algorithms import algorithm_moves, chosen
 from gistkit.planning.policies.optimal.parts import Parts, Way
 from gistkit.planning.policies.optimal.problem import Key, Link, Move, Part, Problem, Tie, spread
 from gistkit.planning.policies.optimal.segments import Candidate, candidates, even_plans
-from gistkit.planning.simulate import Context, Profile, StepIndex, is_sparse, lends
+from gistkit.planning.simulate import Context, Profile, StepIndex, is_decoded, is_sparse
 
 Options = Mapping[int, Sequence[Decision]]
 
@@ -107,7 +107,7 @@ class Build:
             demands += [parts.demands(k, block, w) for k, w in ways[block.id] if w.decision.codec == "rebuild"]
             groups.append(tuple(moves))
         ties = []
-        coded = frozenset(b for b, moves in ways.items() if any(lends(way.decision) for _, way in moves))
+        coded = frozenset(b for b, moves in ways.items() if any(is_decoded(way.decision) for _, way in moves))
         for s, candidate in enumerate(self.segments):
             ties.append(Tie((len(groups), 1), tuple(members[s])))
             groups.append((Move(Part()), Move(parts.segment(candidate))))
@@ -193,7 +193,7 @@ class Build:
         if told not in self._known_choices:
             algorithm = joined((c.algorithm for c in told), self._parts_of[told[0].covered])
             slices = max(c.slices for c in told)
-            self._known_choices[told] = replace(told[0], slices=slices, algorithm=algorithm)
+            self._known_choices[told] = replace(told[0], weight_grad_slices=slices, algorithm=algorithm)
         return self._known_choices[told]
 
     def _sliced(self, moves: Iterable[Move]) -> Iterable[CallChoice]:
@@ -201,7 +201,7 @@ class Build:
             if move.slices > 1 and move.decision is not None:
                 for task in self._weight_tasks(self.index.by_storage[move.decision.storage]):
                     call = self.graph.calls[self.graph.tasks[task].call]
-                    yield CallChoice(call.covered, call.op, slices=move.slices)
+                    yield CallChoice(call.covered, call.op, weight_grad_slices=move.slices)
 
     def _class(self, moves: Iterable[Move]) -> str:
         """The class of the moves really used."""

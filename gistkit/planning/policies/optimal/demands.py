@@ -10,7 +10,7 @@ from gistkit.ir import Block
 from gistkit.planning.forms import MAX_DEPTH
 from gistkit.planning.policies.optimal.joints import Event
 from gistkit.planning.policies.optimal.problem import Key
-from gistkit.planning.simulate import Segment, StepIndex, lending, used_at
+from gistkit.planning.simulate import Segment, StepIndex, decoding, used_at
 
 BySource = Mapping[int, Sequence["Demand"]]
 """Demands by the block that they start from."""
@@ -94,7 +94,7 @@ def _borrows(start: int, demand: Demand, block: Block, demands: Sequence[Demand]
 
 def more_bytes(segment: Segment, blocks: Iterable[int], index: StepIndex) -> int:
     """Bytes that a rerun takes more for some decoded sources."""
-    with_them = lending(segment, blocks, index)
+    with_them = decoding(segment, blocks, index)
     return sum(i.nbytes for i in with_them.passing()) - sum(i.nbytes for i in segment.passing())
 
 

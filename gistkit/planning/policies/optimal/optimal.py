@@ -64,7 +64,7 @@ def optimal(
     of cuDNN that were measured). ``recompute``: segments may run anew. ``options`` restricts the decisions by storage,
     without segments and whole seeds. ``rivals`` are asked at last, each for its plan if it may take fewer seconds
     (infinite: none was found), which is taken whole if it is faster: for seeds that are slow to make. One that raises
-    TimeoutError is named in ``settings["not_compared"]``: of the policies there, nothing is promised. After about
+    TimeoutError is named in ``prediction.not_compared``: of the policies there, nothing is promised. After about
     ``time_limit_s`` seconds (None: by the size of the step; half as long again, 2 s at most, where the gap is above a
     tenth) the best plan found is returned; ``Plan.gap`` is (step - bound) / step, the bound over all that is offered.
     Raises BudgetError, with the least peak found for the class, where nothing fits; ValueError for an unknown class or
@@ -87,7 +87,7 @@ def optimal(
     if plan is None:
         assert budget_bytes is not None
         raise BudgetError(budget_bytes, {fidelity: least.peak_bytes + reserve}, REMEDIES[fidelity])
-    plan = replace(plan, settings={**plan.settings, "not_compared": given_up})
+    plan = replace(plan, prediction=replace(plan.prediction, not_compared=tuple(given_up)))
     return _figures(graph, costs, plan, common.simulator, settings, budget_bytes, least, bound_s)
 
 
@@ -199,12 +199,9 @@ def _figures(
         plan,
         plain_bytes=sum(b.nbytes for b in kept),
         kept_bytes=sum(kept_bytes(b, decided.get(b.storage), costs) for b in kept),
-        settings={
-            **plan.settings,
+        details={
+            **plan.details,
             "fidelity": settings.fidelity,
-            "lossy": settings.lossy,
-            "reserve": settings.reserve,
-            "batch_norm": settings.batch_norm,
             "algorithms": settings.algorithms,
             "recompute": settings.recompute,
             "time_limit_s": settings.time_limit_s,

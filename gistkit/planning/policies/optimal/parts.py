@@ -31,8 +31,8 @@ from gistkit.planning.simulate import (
     StepIndex,
     Transfer,
     block_effects,
+    is_decoded,
     is_sparse,
-    lends,
     used_at,
 )
 
@@ -142,7 +142,7 @@ class Parts:
         want at that time, nothing: it is then not decoded for the rerun alone."""
         index = self._index
         lent = [b for b in sorted(demand.coded) if not self._wanted(b, demand, needs[b])]
-        keys = {b: [k for k, way in ways.get(b, ()) if lends(way.decision)] for b in lent}
+        keys = {b: [k for k, way in ways.get(b, ()) if is_decoded(way.decision)] for b in lent}
         added: dict[Event, Part] = {}
         for blocks in (*((b,) for b in lent), *combinations(lent, 2)):
             nbytes = more_bytes(segment, blocks, index)
@@ -167,7 +167,7 @@ class Parts:
             return None
         if rounds(decision.codec) and not all(map(self._bears_rounding, need.demands)):
             return None
-        lent = need.lent if need.lent and lends(decision) else ()
+        lent = need.lent if need.lent and is_decoded(decision) else ()
         try:
             found = self._effects(block, way, need.tasks, need.slices, frozenset(task for task, _ in lent))
         except PlanError:
@@ -203,7 +203,9 @@ class Parts:
             if slices or also or way.restart >= 0:
                 restart = {block.id: way.restart} if way.restart >= 0 else None
                 needs = {block.id: also} if also else None
-                context = replace(context, slices=slices, also=needs, restart=restart, lent={block.id: lent})
+                context = replace(
+                    context, slices=slices, also=needs, restart=restart, decoded_for_segment={block.id: lent}
+                )
             found = self._known[key] = block_effects(self._index.graph, self._costs, way.decision, block, context)
         return found
 

@@ -32,7 +32,7 @@ PATIENCE_S = 60.0
 """How much longer than its time limit a program may take before its process is ended."""
 LEAST_S = 0.05
 """The least time limit that a program is given."""
-_CHILD = Path(__file__).with_name("optimal_child.py")
+_CHILD = Path(__file__).with_name("child.py")
 
 
 @dataclass(frozen=True)

@@ -79,10 +79,10 @@ def _whole(seeds: Iterable[Plan], graph: SavedGraph, allowed: Allowed) -> Iterat
         choices = seed.choices
         if not allowed.algorithms:
             choices = tuple(replace(c, algorithm="") for c in choices)
-        settings = {} if seed.policy == "optimal" else {"taken_from": seed.policy}
+        details = {} if seed.policy == "optimal" else {"taken_from": seed.policy}
         # maps and bits: without a decision the operators make them all the same; what goes, only with one
         open_ = [d for d in own if d.storage not in decided]
         made = tuple(d for d in open_ if d.codec != "drop")
         for more in (made, tuple(open_)) if len(made) < len(open_) else (made,):
             decisions = (*seed.decisions, *more)
-            yield replace(seed, policy="optimal", decisions=decisions, choices=choices, settings=settings)
+            yield replace(seed, policy="optimal", decisions=decisions, choices=choices, details=details)

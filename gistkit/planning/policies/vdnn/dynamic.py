@@ -17,54 +17,38 @@ from dataclasses import replace
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import capacity
-from gistkit.planning.policies.vdnn.conv_choices import MEMORY, PERFORMANCE, ConvAlgorithms
+from gistkit.planning.policies.convolutions import MEMORY, PERFORMANCE, ConvAlgorithms
 from gistkit.planning.policies.vdnn.offload import ALL, CONVS, NONE, vdnn
 from gistkit.planning.simulate import simulate
 
 
 def vdnn_dyn(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None, *, prefetch: bool = True) -> Plan:
-    """vDNN_dyn within a budget (without one: the device's memory).
+    """vDNN_dyn within a budget (None: the device's memory).
 
-    ``settings["phase"]`` tells which phase ended the search. Where even phase 1 overflows, its plan is returned with
-    ``settings["trainable"]`` False.
+    ``details["phase"]`` is the phase that ended the search. Where even phase 1 overflows, its plan is returned with
+    ``details["trainable"]`` False.
     """
-    limit = capacity(costs, budget_bytes)
-    smallest = vdnn(graph, costs, budget_bytes, offload=ALL, algorithms=MEMORY, prefetch=prefetch)
-    if not _fits(smallest, limit):
-        return _named(smallest, 1)
-    for offload in (NONE, CONVS, ALL):
-        plan = vdnn(graph, costs, budget_bytes, offload=offload, algorithms=PERFORMANCE, prefetch=prefetch)
-        if _fits(plan, limit):
-            return _named(plan, 2)
-    by_call = downgraded(graph, costs, limit, CONVS, prefetch)
-    plan = vdnn(graph, costs, budget_bytes, offload=CONVS, algorithms=by_call, prefetch=prefetch)
-    if not _fits(plan, limit):
-        by_call = downgraded(graph, costs, limit, ALL, prefetch)
-        plan = vdnn(graph, costs, budget_bytes, offload=ALL, algorithms=by_call, prefetch=prefetch)
-    return _named(plan, 3)
+    limit_bytes = capacity(costs, budget_bytes)
+    phase, plan = 1, vdnn(graph, costs, budget_bytes, offload=ALL, algorithms=MEMORY, prefetch=prefetch)
+    if plan.peak_bytes <= limit_bytes:
+        for phase, offload in ((2, NONE), (2, CONVS), (2, ALL), (3, CONVS), (3, ALL)):
+            names = PERFORMANCE if phase == 2 else downgraded(graph, costs, limit_bytes, offload, prefetch)
+            plan = vdnn(graph, costs, budget_bytes, offload=offload, algorithms=names, prefetch=prefetch)
+            if plan.peak_bytes <= limit_bytes:
+                break
+    return replace(plan, policy="vdnn-dyn", details={**plan.details, "phase": phase})
 
 
 def downgraded(
     graph: SavedGraph, costs: CostTable, limit_bytes: int, offload: str, prefetch: bool = True
 ) -> dict[int, str]:
     """Phase 3's algorithm of each convolution: the fastest under which its own tasks fit, else the memory-optimal."""
-    found = ConvAlgorithms(graph, costs)
-    least = found.memory_optimal()
-    base = vdnn(graph, costs, limit_bytes, offload=offload, algorithms=least, prefetch=prefetch)
-    held = simulate(graph, base, costs).memory_bytes
-    chosen = dict(least)
-    for call, tasks in found.tasks.items():
-        for name in found.names(call):
-            more = (costs.workspace_bytes(t, name) - costs.workspace_bytes(t, least[call]) for t in tasks)
-            if all(held[t] + extra <= limit_bytes for t, extra in zip(tasks, more, strict=True)):
-                chosen[call] = name
-                break
+    convolutions = ConvAlgorithms(graph, costs)
+    chosen = convolutions.memory_optimal()
+    base = vdnn(graph, costs, limit_bytes, offload=offload, algorithms=chosen, prefetch=prefetch)
+    free = [limit_bytes - used for used in simulate(graph, base, costs).memory_bytes]
+    for call, tasks in convolutions.tasks.items():
+        room = {t: free[t] + costs.workspace_bytes(t, chosen[call]) for t in tasks}
+        fits = (n for n in convolutions.names(call) if all(costs.workspace_bytes(t, n) <= room[t] for t in tasks))
+        chosen[call] = next(fits, chosen[call])
     return chosen
-
-
-def _fits(plan: Plan, limit_bytes: int) -> bool:
-    return plan.peak_bytes <= limit_bytes
-
-
-def _named(plan: Plan, phase: int) -> Plan:
-    return replace(plan, policy="vdnn-dyn", settings={**plan.settings, "phase": phase})

@@ -1,33 +1,33 @@
 """vDNN's static policies (Rhu et al., MICRO 2016): feature maps wait in host memory between their two uses.
 
-Section III-A and III-B, rule by rule:
+Sections III-A and III-B, rule by rule:
 
 - Only layers of the feature extraction part are managed (III, IV-A); the classifier is left as it is.
-- A layer may offload its X only where it is X's last consumer in forward (the reference counts of Fig. 3) and does not
+- A layer offloads its X only where it is X's last consumer in forward (the reference counts of Fig. 3) and does not
   write it: activations run in place, use Y and dY alone, and never offload.
-- vDNN_all offloads the X of every such layer, vDNN_conv that of CONV layers. So an X that a CONV and, after it, a POOL
+- vDNN_all offloads the X of every such layer, vDNN_conv that of CONV layers. An X that a CONV and, after it, a POOL
   read stays with vDNN_conv.
 - The transfer overlaps the layer's own forward; the next layer waits for it, and X's memory is free before it begins.
-- What has no reuse in backward is let go of without a transfer.
+- An X without a use in backward is freed without a transfer.
 - Before each managed layer's backward, :func:`find_prefetch_layer` picks the layer whose X is fetched meanwhile; it is
   there before the next layer's backward begins. ``prefetch=False`` copies every X on demand instead (III-A, the naive
   way): it stalls its first use.
 - The classifier does not search, so the last managed layer's X comes on demand.
 
-On a library's view (:mod:`bench.papers.library_view`) this is the paper's setting; on a captured step X of a POOL has
-no reuse, the batch belongs to the caller and stays.
+On a library's view (:mod:`bench.papers.library_view`) this is the paper's setting. On a captured step the X of a POOL
+has no use in backward, and the batch belongs to the caller and stays.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gistkit.ir import ACTV, CONV, FORWARD, Block, Decision, Layer, Plan, SavedGraph, layers
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import make_plan, own_decisions
-from gistkit.planning.policies.vdnn.conv_choices import ConvAlgorithms
+from gistkit.planning.policies.convolutions import ConvAlgorithms
 from gistkit.planning.policies.vdnn.prefetch import LayerFlags, prefetches
 
 ALL, CONVS, NONE = "all", "conv", "none"
@@ -57,19 +57,22 @@ def vdnn(
 ) -> Plan:
     """vDNN_all or vDNN_conv (``offload``: ``all``, ``conv``, ``none``) with memory- or performance-optimal convolutions
     (``algorithms``: ``m``, ``p`` or names by call). Raises ValueError for other words."""
-    found = ConvAlgorithms(graph, costs)
-    by_call = found.of(algorithms)
-    sent = offloads(graph, offload, prefetch)
-    settings = {"offload": offload, "algorithms": algorithms if isinstance(algorithms, str) else "by layer"}
+    convolutions = ConvAlgorithms(graph, costs)
+    decisions = (*own_decisions(graph), *(host_decision(graph, o) for o in offloads(graph, offload, prefetch)))
     return make_plan(
         "vdnn" if offload == NONE else f"vdnn-{offload}",
         graph,
         costs,
         budget_bytes,
-        (*own_decisions(graph), *(host_decision(graph, o) for o in sent)),
-        found.choices(by_call),
-        settings={**settings, "prefetch": prefetch},
+        decisions,
+        convolutions.choices(convolutions.of(algorithms)),
+        details=details_of(offload, algorithms, prefetch=prefetch),
     )
+
+
+def details_of(offload: str, algorithms: str | Mapping[int, str], **others: bool) -> dict[str, str | bool]:
+    """The settings of :func:`vdnn`, for a plan's details."""
+    return {"offload": offload, "algorithms": algorithms if isinstance(algorithms, str) else "by layer", **others}
 
 
 def vdnn_all(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None, **settings) -> Plan:
@@ -82,11 +85,11 @@ def vdnn_conv(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = No
     return vdnn(graph, costs, budget_bytes, offload=CONVS, **settings)
 
 
-def host_decision(graph: SavedGraph, sent: Offload, codec: str = "dense") -> Decision:
+def host_decision(graph: SavedGraph, sent: Offload) -> Decision:
     """An offload as a plan's decision."""
     return Decision(
         graph.blocks[sent.block].storage,
-        codec,
+        "dense",
         place="host",
         offload=sent.offload,
         release=sent.release,
@@ -101,43 +104,36 @@ def offloads(graph: SavedGraph, which: str, prefetch: bool = True) -> tuple[Offl
     if which not in (ALL, CONVS, NONE):
         raise ValueError(f'offload must be "{ALL}", "{CONVS}" or "{NONE}", got {which!r}; name one of these')
     managed = [layer for layer in layers(graph) if layer.features and layer.backward]
-    owned = _owned(graph, managed, which)
-    flags = [LayerFlags(layer.kind, offloaded=i in owned) for i, layer in enumerate(managed)]
+    offloaded = _offloaded(graph, managed, which)
+    flags = [LayerFlags(layer.kind, offloaded=i in offloaded) for i, layer in enumerate(managed)]
     fetched_during = prefetches(flags) if prefetch else {}
-    return tuple(
-        _offload(graph, block, position, managed, fetched_during.get(position))
-        for position, blocks in sorted(owned.items())
-        for block in blocks
-    )
+    found = []
+    for position, blocks in sorted(offloaded.items()):
+        during = managed[fetched_during[position]].backward if position in fetched_during else ()
+        found += [_offload(block, managed[position], during) for block in blocks]
+    return tuple(found)
 
 
-def _owned(graph: SavedGraph, managed: list[Layer], which: str) -> dict[int, list[Block]]:
-    """By position among the managed layers: the feature maps that the layer offloads."""
+def _offloaded(graph: SavedGraph, managed: list[Layer], which: str) -> dict[int, list[Block]]:
+    """By position among the managed layers the feature maps that the layer offloads."""
     last_reader: dict[int, int] = {}
     for task in graph.tasks:
         if task.phase == FORWARD:
             last_reader.update(dict.fromkeys((*task.reads, *task.writes), task.index))
-    owned: dict[int, list[Block]] = defaultdict(list)
+    found: dict[int, list[Block]] = defaultdict(list)
     for position, layer in enumerate(managed):
         if layer.kind == ACTV or which == NONE or (which == CONVS and layer.kind != CONV):
             continue
         for block in (graph.blocks[b] for b in layer.x if b not in layer.y):
-            if last_reader[block.id] == layer.forward and _has_reuse(block, graph):
-                owned[position].append(block)
-    return owned
+            used = block.uses and block.storage >= 0 and block.last < len(graph.tasks)
+            if used and last_reader[block.id] == layer.forward:
+                found[position].append(block)
+    return found
 
 
-def _has_reuse(block: Block, graph: SavedGraph) -> bool:
-    """Whether backward reads the block and nobody else holds it meanwhile."""
-    return bool(block.uses) and block.storage >= 0 and block.last < len(graph.tasks)
-
-
-def _offload(graph: SavedGraph, block: Block, position: int, managed: list[Layer], during: int | None) -> Offload:
-    first_use = block.uses[0].task
-    owner = managed[position]
+def _offload(block: Block, owner: Layer, during: Sequence[int]) -> Offload:
+    """A block's offload by its layer; it is fetched ``during`` these backward tasks of another, on demand if none."""
+    use = block.uses[0].task
+    start, end = (during[0], during[-1] + 1) if during else (use, use)
     release = max(block.last, block.saved, owner.forward) + 1
-    if during is None:
-        return Offload(block.id, owner.index, owner.forward, release, first_use, first_use)
-    start = min(managed[during].backward[0], first_use)
-    ready = min(managed[during].backward[-1] + 1, first_use)
-    return Offload(block.id, owner.index, owner.forward, release, start, max(start, ready))
+    return Offload(block.id, owner.index, owner.forward, release, min(start, use), min(end, use))

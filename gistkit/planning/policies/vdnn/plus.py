@@ -6,15 +6,13 @@ it does not offload): where its best does not fit, the next smaller sub-batch is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from gistkit.ir import Plan, SavedGraph, scaled
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import capacity
-from gistkit.planning.policies.modnn.bounds import sub_batch
 from gistkit.planning.policies.modnn.modnn import with_sub_batches
-from gistkit.planning.policies.modnn.parts import check, demand_room, parts_of
+from gistkit.planning.policies.modnn.sub_batch import choose_sub_batch, most_parts, splits
 from gistkit.planning.policies.vdnn.dynamic import vdnn_dyn
 from gistkit.planning.simulate import scaled_costs
 
@@ -32,38 +30,28 @@ def vdnn_plus(
     """vDNN_dyn in sub-batches within a budget (None: the device's memory), ``reserve`` bytes of which are left free.
 
     As with vDNN, a network that does not fit even one sample at a time gets the last plan tried, with
-    ``settings["trainable"]`` False; below moDNN's lower bound, which holds for vDNN too, a BudgetError is raised.
+    ``details["trainable"]`` False; below moDNN's lower bound, which holds for vDNN too, a BudgetError is raised.
     ``fidelity`` "bitwise" allows no sub-batches, ``batch_norm`` accepts them for batch norms, as in moDNN.
     """
-    most = check(graph, fidelity, batch_norm)
-    memory = capacity(costs, budget_bytes) - reserve
-    at = parts_of(graph, costs)
-    demand_room(graph, at, memory + reserve, fidelity, reserve, batch_norm)
-    start = sub_batch(at, most, memory).part.parts if most > 1 else 1
+    memory_bytes, batch = capacity(costs, budget_bytes), max(graph.batch, 1)
+    words = {"fidelity": fidelity, "reserve": reserve}
+    first = choose_sub_batch(graph, costs, memory_bytes, batch_norm=batch_norm, **words)[0].parts
+    most = 1 if fidelity == "bitwise" else most_parts(graph, batch_norm)
     plan = None
-    for parts in _parts(most, start, max(graph.batch, 1)):
-        plan = _of_parts(graph, costs, memory, parts, prefetch)
-        settings = {**plan.settings, "fidelity": fidelity, "reserve": reserve, "sub_batch": at(parts).size}
-        plan = replace(plan, budget_bytes=budget_bytes, settings=settings)
+    for parts in splits(batch, first, most):
+        plan = _of_parts(graph, costs, memory_bytes - reserve, parts, prefetch)
+        details = {**plan.details, "sub_batch": -(-batch // parts)}
+        plan = replace(plan, budget_bytes=budget_bytes, details=details)
         plan = with_sub_batches(plan, graph, costs, parts, reserve)
-        if plan.settings["trainable"]:
+        if plan.details["trainable"]:
             break
     assert plan is not None
     return plan
 
 
-def _of_parts(graph: SavedGraph, costs: CostTable, memory: int, parts: int, prefetch: bool) -> Plan:
+def _of_parts(graph: SavedGraph, costs: CostTable, memory_bytes: int, parts: int, prefetch: bool) -> Plan:
     """vDNN_dyn's choice for one of so many parts. While gradients accumulate, a new one lies beside its sum."""
     one = scaled(graph, parts)
     table = costs if parts == 1 else scaled_costs(costs, graph, one)
     newest = max((b.nbytes for b in graph.blocks if b.kind == "weight_gradient"), default=0) if parts > 1 else 0
-    return replace(vdnn_dyn(one, table, memory - newest, prefetch=prefetch), policy="vdnn+")
-
-
-def _parts(most: int, start: int, batch: int) -> Iterator[int]:
-    """Numbers of parts from ``start`` up to ``most`` that give different sub-batch sizes."""
-    size = 0
-    for parts in range(start, most + 1):
-        if -(-batch // parts) != size:
-            size = -(-batch // parts)
-            yield parts
+    return replace(vdnn_dyn(one, table, memory_bytes - newest, prefetch=prefetch), policy="vdnn+")

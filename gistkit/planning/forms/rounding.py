@@ -1,17 +1,16 @@
-"""Where delayed precision reduction may go: what backward reads through a product or a smooth function.
+"""Which readers in backward may be given rounded values.
 
 Gist (III-B) narrows feature maps between their two uses. Statistics, logarithms and divisors are no feature maps: a
-value flushed to zero there makes a gradient infinite. So only readers known to be harmless are narrowed, the rest stays
-dense. What comes back from rounded values, by a rebuild or a rerun, is rounded too: it goes to the same readers alone,
-and to no ReLU without a mask of its own, since masks are exact (IV-A).
+value flushed to zero there makes a gradient infinite. So only readers in the tables below, products and smooth
+functions, are given narrow copies. What comes back from rounded values, by a rebuild or a rerun, is rounded too: it
+goes to the same readers alone, and to no ReLU without a mask of its own, since masks are exact (IV-A).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from gistkit.codecs import VALUE_FORMS
-from gistkit.ir import Call, Decision, Reading, Save
+from gistkit.ir import FORMS, Call, Decision, Reading, Save
 
 _COVERED_FIELDS = {
     "conv2d": ("input",),
@@ -38,25 +37,23 @@ def may_narrow(call: Call, save: Save) -> bool:
 
 
 def intolerant(storage: int, reading: Reading, masked: bool = True) -> Call | None:
-    """The first call whose backward must not read a storage rounded, None where none is; ``masked``: a ReLU that made
+    """The first call whose backward must not read a storage rounded, None where none is. ``masked``: a ReLU that made
     the storage has its mask beside it."""
-    value = reading.saved(storage)
-    relu = None if value is None else reading.relu_behind(value)
-    strict = (call for call, save in reading.value_readers(storage, relu) if not may_narrow(call, save))
-    if relu is not None and not masked and any(s.storage == storage for s in relu.saves):
-        return relu
-    return next(strict, None)
+    uses = reading.uses(storage)
+    if uses.relu is not None and not masked and any(s.storage == storage for s in uses.relu.saves):
+        return uses.relu
+    return next((call for call, save in uses.readers if not may_narrow(call, save)), None)
 
 
 def rounds(codec: str) -> bool:
-    """Whether a codec's name has a narrow value format in it."""
-    return any(part in VALUE_FORMS for part in codec.split("+"))
+    """Whether a form rounds values."""
+    return bool(FORMS[codec].rounds_to)
 
 
 def rounded(storage: int, decided: Callable[[int], Decision | None], above: tuple[int, ...] = ()) -> bool:
     """Whether backward finds a storage's values rounded: kept so, or made anew from what is. ``decided`` gives a
-    storage's decision, None for none; ``above``: what is made of it."""
+    storage's decision, None for none; ``above`` are the storages that are made of it."""
     found = decided(storage)
     if found is None or storage in above:
         return False
-    return rounds(found.codec) or any(rounded(s, decided, (*above, storage)) for s in found.sources)
+    return bool(found.form.rounds_to) or any(rounded(s, decided, (*above, storage)) for s in found.sources)

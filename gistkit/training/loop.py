@@ -9,115 +9,30 @@ from __future__ import annotations
 
 import copy
 import gc
-import json
 import math
 import os
 import platform
 import statistics
-import struct
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from gistkit.errors import ModelError
-from gistkit.runtime import LiveBytes, LiveEvent, compress
-from gistkit.training.data import ImageSet, batches, inputs, open_images
+from gistkit.errors import GistError, ModelError
+from gistkit.runtime import LiveBytes, compress, does_not_fit
+from gistkit.training.data import ImageSet, batches, inputs, open_images, orders
+from gistkit.training.folder import OnImage
+from gistkit.training.result import RunResult, TrainResult, TrainSettings
 from gistkit.version import VERSION
 from gistkit.zoo import load
 
-LEAST_STEPS = 3
-TEST_IMAGES = 256
+TEST_IMAGES = 512
+WARM_UP = 0.1
 OnStep = Callable[[str, int], None]
-
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """What to train on what; ``lossy`` names the third run's format, None leaves that run out.
-
-    Raises ValueError where a number is out of range or the device is not there.
-    """
-
-    model: str
-    data: str = "digits"
-    steps: int = 20
-    batch: int = 32
-    image_size: int = 32
-    lossy: str | None = "fp8"
-    device: str = "cpu"
-    seed: int = 0
-    lr: float = 0.01
-    momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        if self.steps < LEAST_STEPS:
-            raise ValueError(
-                f"steps must be at least {LEAST_STEPS} (one to warm up, one to measure), got {self.steps}; ask for more"
-            )
-        for name in ("batch", "image_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}; leave it out for the default")
-        if not (math.isfinite(self.lr) and self.lr >= 0):
-            raise ValueError(f"lr must be a finite number of at least 0, got {self.lr}; 0.01 is the default")
-        if self.device not in ("cpu", "cuda"):
-            raise ValueError(f"device must be cpu or cuda, got {self.device!r}; name one of the two")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device cuda is not there: torch.cuda.is_available() is False; use device cpu")
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """One of the trainings: ``plain``, ``lossless`` or the name of the lossy format.
-
-    ``kept_bytes``: live after the measured step's forward; ``peak_bytes``: most live at once in forward and backward;
-    ``device_peak_bytes``: the same by CUDA's allocator, workspaces included, None elsewhere. ``step_s`` is a median.
-    ``memory`` has the live bytes after every operator of that step. ``accuracy`` is on up to 256 test images, None
-    without any.
-    """
-
-    name: str
-    kept_bytes: int
-    peak_bytes: int
-    device_peak_bytes: int | None
-    step_s: float
-    losses: tuple[float, ...]
-    accuracy: float | None
-    memory: tuple[LiveEvent, ...]
-
-    @property
-    def shown_peak_bytes(self) -> int:
-        """The peak to compare by: device memory on CUDA, live tensor bytes elsewhere."""
-        return self.peak_bytes if self.device_peak_bytes is None else self.device_peak_bytes
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """All runs of one comparison; the first is plain, the second lossless."""
-
-    settings: TrainSettings
-    environment: dict[str, Any]
-    runs: tuple[RunResult, ...]
-
-    @property
-    def first_difference(self) -> int | None:
-        """The first step whose lossless loss differs from the plain one in any bit; None where none does."""
-        plain, lossless = self.runs[:2]
-        pairs = zip(plain.losses, lossless.losses, strict=True)
-        return next((step for step, (a, b) in enumerate(pairs) if _bits(a) != _bits(b)), None)
-
-    def to_json(self) -> str:
-        """The result as JSON text. ``losses_hex`` has each loss's float64 bits; a loss that is not finite is null."""
-        runs = []
-        for run in self.runs:
-            losses = [x if math.isfinite(x) else None for x in run.losses]
-            runs.append({**asdict(run), "losses": losses, "losses_hex": [_bits(x).hex() for x in run.losses]})
-        fields = {"settings": asdict(self.settings), "environment": self.environment}
-        return json.dumps({**fields, "first_difference": self.first_difference, "runs": runs})
 
 
 def train(
@@ -129,26 +44,32 @@ def train(
 
     ``compress(model, lossy=...)`` stands for :func:`gistkit.compress`. Waits for the device in every step. On CUDA,
     deterministic algorithms are on meanwhile. Raises ValueError and TypeError for a bad model or format, DataError for
-    bad images, all of them before the first step, but for an image that turns out unreadable, and ModelError for a
-    network whose scores are none.
+    bad images, all of them before the first step, and ModelError for a network that plain PyTorch cannot train on them.
     """
     return Comparison(settings, compress).run(on_step)
 
 
 class Comparison:
-    """The images opened, the network built, the format checked: all that can be wrong with the settings shows here.
+    """The images looked at, the network built, the format checked: all that can be wrong with the settings shows here.
 
-    Arguments and errors as for :func:`train`.
+    ``on_image(set, images looked at, images)`` is called along the way. Arguments and errors as for :func:`train`.
     """
 
-    def __init__(self, settings: TrainSettings, compress: Callable[..., torch.nn.Module] = compress) -> None:
+    def __init__(
+        self,
+        settings: TrainSettings,
+        compress: Callable[..., torch.nn.Module] = compress,
+        on_image: OnImage = lambda name, done, count: None,
+    ) -> None:
         self._settings = settings
         self._compress = compress
+        self._compress(torch.nn.Identity(), lossy=settings.lossy)
         self._images, self._test_images = open_images(settings.data, settings.image_size)
-        next(batches(self._images, settings.batch, 1, settings.seed))
         torch.manual_seed(settings.seed)
         self._model = load(settings.model, num_classes=len(self._images.classes), image_size=settings.image_size)
-        self._compress(torch.nn.Identity(), lossy=settings.lossy)
+        self._images.check(_drawn(self._images, settings), on_image)
+        if self._test_images is not None:
+            self._test_images.check(set(_tested(self._test_images).tolist()), on_image)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -157,16 +78,43 @@ class Comparison:
 
     def run(self, on_step: OnStep) -> TrainResult:
         """All trainings, one after the other; ``on_step`` as for :func:`train`."""
-        settings = self._settings
+        settings, test_images = self._settings, self._test_images
         with _deterministic(settings.device):
-            runs = tuple(
-                _run(name, self._copy(name), self._images, self._test_images, settings, on_step) for name in self.names
-            )
-        return TrainResult(settings, _environment(settings.device), runs)
+            runs = tuple(self._train(name, on_step) for name in self.names)
+        tested = None if test_images is None else f"{len(_tested(test_images))} test images ({test_images.name})"
+        return TrainResult(settings, _environment(settings.device), tested, runs)
 
-    def _copy(self, name: str) -> torch.nn.Module:
-        model = copy.deepcopy(self._model).to(self._settings.device)
-        return model if name == "plain" else self._compress(model, lossy=None if name == "lossless" else name)
+    def _train(self, name: str, on_step: OnStep) -> RunResult:
+        """One training. What fails in plain PyTorch is the network's fault, and is said as ModelError."""
+        settings = self._settings
+        model = copy.deepcopy(self._model).to(settings.device)
+        if name != "plain":
+            model = self._compress(model, lossy=None if name == "lossless" else name)
+        try:
+            return _run(name, model, self._images, self._test_images, settings, on_step)
+        except Exception as error:
+            if name != "plain" or isinstance(error, GistError) or does_not_fit(error):
+                raise
+            size = settings.image_size
+            raise ModelError(
+                f"plain PyTorch cannot train {settings.model} on {settings.batch} images of {size}x{size} "
+                f"({type(error).__name__}: {error}); mend it, or take another image_size"
+            ) from error
+
+
+def _drawn(images: ImageSet, settings: TrainSettings) -> set[int]:
+    """The images that a training draws. Raises DataError where there are too few for a batch."""
+    count = len(images.labels)
+    epoch = count // settings.batch
+    parts = orders(count, settings.batch, min(settings.steps, epoch), settings.seed)
+    drawn = {i for part in parts for i in part.tolist()}
+    # Each epoch leaves out others.
+    return drawn if settings.steps <= epoch else set(range(count))
+
+
+def share_of_rate(step: int, steps: int) -> float:
+    """The learning rate of a step, of the highest: a rise over the first tenth of the steps, and a cosine to 0."""
+    return min((step + 1) / max(1, WARM_UP * steps), (1 + math.cos(math.pi * step / steps)) / 2)
 
 
 def _run(
@@ -180,7 +128,9 @@ def _run(
     gc.collect()
     torch.manual_seed(settings.seed)
     model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
+    momentum = settings.momentum
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=momentum, nesterov=momentum > 0)
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: share_of_rate(step, settings.steps))
     losses, times = [], []
     meter = _Meter(settings.device)
     on_step(name, 0)
@@ -195,6 +145,7 @@ def _run(
         else:
             loss = meter.step(model, x, targets, len(images.classes))
         optimizer.step()
+        rates.step()
         times.append(_now(settings.device) - begin)
         losses.append(loss.item())
         on_step(name, step + 1)
@@ -252,24 +203,24 @@ class _Meter:
 @torch.no_grad()
 def _accuracy(model: torch.nn.Module, images: ImageSet, settings: TrainSettings) -> float:
     model.eval()
-    count = min(TEST_IMAGES, len(images.labels))
-    # Spread over the set: the folders list one class after the other.
-    chosen = torch.linspace(0, len(images.labels) - 1, count).long()
+    chosen = _tested(images)
     right = 0
     for part in chosen.split(settings.batch):
         scores = model(inputs(images, part.tolist()).to(settings.device))
         right += int((scores.argmax(1).cpu() == images.labels[part]).sum())
-    return right / count
+    return right / len(chosen)
+
+
+def _tested(images: ImageSet) -> torch.Tensor:
+    """Indices of at most TEST_IMAGES, spread over the set: folders list one class after the other."""
+    count = len(images.labels)
+    return torch.linspace(0, count - 1, min(TEST_IMAGES, count)).long()
 
 
 def _now(device: str) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def _bits(value: float) -> bytes:
-    return struct.pack(">d", value)
 
 
 @contextmanager

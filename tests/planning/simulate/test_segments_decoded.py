@@ -17,7 +17,7 @@ from gistkit.planning.forms.predicted import make_plan
 from gistkit.planning.policies.optimal.attempt import Attempt
 from gistkit.planning.policies.optimal.problem import spread
 from gistkit.planning.simulate.context import Context, StepIndex
-from gistkit.planning.simulate.segments import lending, lends
+from gistkit.planning.simulate.segments import decoding, is_decoded
 from gistkit.planning.simulate.simulator import Simulator, memory_bytes, profile, simulate
 from gistkit.runtime.live import LiveBytes
 from tests.support.step_graphs import chain
@@ -60,7 +60,7 @@ def test_a_backward_holds_what_the_rerun_or_its_task_does(channels, again, kept)
     """The source is as large as a gradient, so that the task needs more than the rerun, or four times that."""
     model, x, graph, costs, plan = planned(again, kept, channels)
     context = Context.of(plan, StepIndex(graph))
-    assert bool(context.lent) == (kept != "dense" and not again)
+    assert bool(context.decoded_for_segment) == (kept != "dense" and not again)
     twin = gistkit.compress(copy.deepcopy(model), plan)
     for _ in range(2):
         twin.zero_grad(set_to_none=True)
@@ -85,7 +85,7 @@ def test_what_is_lent_is_there_while_the_rerun_reads_it():
     made_bytes += graph.tasks[segment.start].transient_bytes
     channel_bytes = 4 * 16 * 16 * 4
     assert segment.passing_bytes == (64 + 8 - 24) * channel_bytes - made_bytes
-    assert lending(segment, (), index).passing_bytes == (8 + 16 + 16 - 24) * channel_bytes - made_bytes
+    assert decoding(segment, (), index).passing_bytes == (8 + 16 + 16 - 24) * channel_bytes - made_bytes
 
 
 def test_sums_of_moves_know_it_too():
@@ -101,10 +101,10 @@ def test_sums_of_moves_know_it_too():
         for group, moves in enumerate(problem.groups):
             for number, move in enumerate(moves):
                 taken = [*bare[:group], number, *bare[group + 1 :]]
-                if not lends(move.decision) or not problem.allowed(taken):
+                if not is_decoded(move.decision) or not problem.allowed(taken):
                     continue
                 plan = attempt._build.plan(problem, taken)
-                lent += bool(Context.of(plan, attempt._build.index).lent)
+                lent += bool(Context.of(plan, attempt._build.index).decoded_for_segment)
                 found = spread(problem.parts(taken), problem.base_bytes)
                 assert tuple(found) == tuple(simulate(graph, plan, costs).memory_bytes)
     assert lent > 10

@@ -1,0 +1,53 @@
+"""Networks of the benchmarks that the zoo has not: DenseNet-121 and a small transformer, in plain ``torch.nn``."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class DenseLayer(nn.Module):
+    """BN, ReLU, 1x1 to 4 x growth, BN, ReLU, 3x3 to growth, joined to its input (Huang et al., CVPR 2017)."""
+
+    def __init__(self, channels: int, growth: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.BatchNorm2d(channels),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(channels, 4 * growth, 1, bias=False),
+            nn.BatchNorm2d(4 * growth),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, self.body(x)], 1)
+
+
+def densenet121(num_classes: int = 1000, blocks: tuple[int, ...] = (6, 12, 24, 16), growth: int = 32) -> nn.Sequential:
+    """DenseNet-121: 7,978,856 parameters with 1,000 classes."""
+    channels = 2 * growth
+    layers: list[nn.Module] = [nn.Conv2d(3, channels, 7, 2, 3, bias=False), nn.BatchNorm2d(channels)]
+    layers += [nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    for number, count in enumerate(blocks):
+        for _ in range(count):
+            layers.append(DenseLayer(channels, growth))
+            channels += growth
+        layers += [nn.BatchNorm2d(channels), nn.ReLU(inplace=True)]
+        if number < len(blocks) - 1:
+            layers += [nn.Conv2d(channels, channels // 2, 1, bias=False), nn.AvgPool2d(2)]
+            channels //= 2
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
+
+
+class Transformer(nn.Module):
+    """Encoder layers over token embeddings, a class for every position; no dropout."""
+
+    def __init__(self, tokens: int = 8192, width: int = 512, depth: int = 8) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, width // 64, 4 * width, dropout=0.0, batch_first=True)
+        self.embedding, self.head = nn.Embedding(tokens, width), nn.Linear(width, tokens)
+        self.encoder = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(self.embedding(x))).transpose(1, 2)

@@ -1,0 +1,144 @@
+"""Forms: how a storage spends the time between its two uses, forward and backward. One row a form, pure data.
+
+| form | its values come back | between the uses lie |
+|---|---|---|
+| `dense` | they stay | the bytes themselves |
+| `mask1` | never, a ReLU's backward reads the signs | 1 bit an element |
+| `bits` | by decoding | 1 bit an element of a bool; a dropout writes it by itself |
+| `argmax4`, `argmax8` | never, the max-pool that wrote the map reads it | 4 or 8 bits an output |
+| `fp16`, `fp10`, `fp8` (and `…s`, `…t`) | by decoding, rounded | every element in a narrow float |
+| `zvc`, `csr`, alone and with a narrow float | by decoding | the non-zero elements, and where they stood |
+| `rebuild` | by the operators that made them, from the storages in ``Decision.sources`` | nothing |
+| `recompute` | by a rerun of the forward from ``Decision.sources`` | nothing |
+| `drop` | never, nobody reads them | nothing |
+
+Whoever has to know what a form means asks its row; no other module compares names of forms to learn it.
+:mod:`gistkit.codecs` holds an encoder and a decoder for every form with a payload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gistkit import formats
+from gistkit.formats import VALUE_FORMS
+
+STAY, DECODING, OPERATORS, RERUN, NEVER = "stay", "decoding", "operators", "rerun", "never"
+"""How the values of a storage come back."""
+KERNEL_DTYPES = ("float32", "bfloat16", "float16")
+"""Dtypes that the kernels encode."""
+Size = Callable[[int, int, float | None], int]
+"""(elements, bytes an element, density) -> bytes of the payload."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form. ``returns``: one of the words above. ``signs``: the form alone tells a ReLU's backward where the
+    gradient passes; a ReLU's output in any other form needs ``Decision.mask`` beside it. ``dtypes``: those it can hold,
+    None for any. ``rounds_to``: the narrow float of its values, '' where every bit comes back. ``sparse``: its size
+    depends on the values, so only the device knows it. ``made_by_op``: an operator writes it for its own backward."""
+
+    name: str
+    returns: str
+    signs: bool = False
+    dtypes: tuple[str, ...] | None = KERNEL_DTYPES
+    rounds_to: str = ""
+    sparse: bool = False
+    made_by_op: bool = False
+    size: Size | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def values(self) -> bool:
+        """Whether backward finds the values, rounded where the form rounds."""
+        return self.returns != NEVER
+
+    @property
+    def payload(self) -> bool:
+        """Whether anything is kept between the uses. Only that can lie on the host."""
+        return self.size is not None
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing is kept and nothing comes back."""
+        return not self.payload and not self.values
+
+    @property
+    def needs_sources(self) -> bool:
+        """Whether the values are made anew from other storages."""
+        return self.returns in (OPERATORS, RERUN)
+
+    @property
+    def decoded_by_reader(self) -> bool:
+        """Whether each reader decodes the values for itself: a rerun may, and lets go of them before it ends."""
+        return self.returns == DECODING and not self.made_by_op
+
+    @property
+    def in_slices(self) -> bool:
+        """Whether a weight gradient can read the values one batch slice after the other."""
+        return self.decoded_by_reader or self.returns == OPERATORS
+
+    @property
+    def lossless(self) -> bool:
+        """Whether decoding gives every bit of the storage back."""
+        return self.payload and not self.rounds_to and (self.values or self.made_by_op)
+
+    def nbytes(self, elements: int, item_bytes: int, density: float | None = None) -> int:
+        """Bytes between the uses of so many elements of ``item_bytes`` each. ``density`` is the share of elements whose
+        bit pattern is not zero, which sparse forms keep; None means all of them."""
+        return 0 if self.size is None else self.size(elements, item_bytes, density)
+
+
+def _bits(elements: int, item_bytes: int, density: float | None) -> int:
+    return formats.mask1_bytes(elements)
+
+
+def _narrow(name: str) -> Size:
+    return lambda elements, item_bytes, density: formats.narrow_bytes(*VALUE_FORMS[name], elements)
+
+
+def _sparse(places: Callable[[int, int], int], narrow: str) -> Size:
+    """``places`` gives the bytes that say where the stored elements stood."""
+
+    def size(elements: int, item_bytes: int, density: float | None) -> int:
+        stored = elements if density is None else round(density * elements)
+        values = formats.narrow_bytes(*VALUE_FORMS[narrow], stored) if narrow else stored * item_bytes
+        return places(elements, stored) + values
+
+    return size
+
+
+def _zvc_places(elements: int, stored: int) -> int:
+    return formats.zvc_meta_bytes(elements)
+
+
+def _sparse_rows(layout: str, places: Callable[[int, int], int]) -> list[Form]:
+    def row(name: str, narrow: str) -> Form:
+        return Form(name, DECODING, signs=True, rounds_to=narrow, sparse=True, size=_sparse(places, narrow))
+
+    return [row(layout, ""), *(row(f"{layout}+{narrow}", narrow) for narrow in VALUE_FORMS)]
+
+
+def _map(bits: int) -> Form:
+    size: Size = lambda elements, item_bytes, density: formats.argmax_bytes(elements, bits)  # noqa: E731
+    return Form(f"argmax{bits}", NEVER, dtypes=("uint8",), made_by_op=True, size=size)
+
+
+_ROWS = (
+    Form("dense", STAY, signs=True, dtypes=None, size=lambda elements, item_bytes, density: elements * item_bytes),
+    Form("mask1", NEVER, signs=True, size=_bits),
+    Form("bits", DECODING, dtypes=("bool",), made_by_op=True, size=_bits),
+    _map(4),
+    _map(8),
+    *_sparse_rows("zvc", _zvc_places),
+    *_sparse_rows("csr", formats.csr_meta_bytes),
+    *(Form(name, DECODING, rounds_to=name, size=_narrow(name)) for name in VALUE_FORMS),
+    Form("rebuild", OPERATORS, signs=True, dtypes=None),
+    Form("recompute", RERUN, signs=True, dtypes=None),
+    Form("drop", NEVER, dtypes=None),
+)
+FORMS: dict[str, Form] = {form.name: form for form in _ROWS}
+"""Every form by its name."""
+
+
+__all__ = ["DECODING", "FORMS", "KERNEL_DTYPES", "NEVER", "OPERATORS", "RERUN", "STAY", "Form"]

@@ -1,0 +1,260 @@
+"""Which forms the storages of a step may take. One judge answers for everybody.
+
+Gist's rules take the smallest allowed form (:mod:`gistkit.planning.forms.rules`), `optimal` chooses among all of them
+(:mod:`gistkit.planning.forms.options`), and a plan from a file is compared with them before anything runs
+(:func:`check_decisions`). The judge looks at who reads a storage's values in backward and may be given rounded ones, at
+what an operator keeps for itself, at what a rebuild starts from. It does not weigh what a form saves. Which calls a
+rerun may repeat: :mod:`gistkit.planning.forms.recompute`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from gistkit.errors import PlanError
+from gistkit.ir import (
+    FORMS,
+    KERNEL_DTYPES,
+    LIBRARY,
+    OPERATORS,
+    REMEDY,
+    RERUN,
+    STAY,
+    Call,
+    Decision,
+    Form,
+    Plan,
+    Reading,
+    SavedGraph,
+    written_late,
+)  # fmt: skip
+from gistkit.planning.forms.choices import map_bits, mask_carrier
+from gistkit.planning.forms.rebuild import Decide, Recipe, circular, recipe_of
+from gistkit.planning.forms.rounding import intolerant, may_narrow, rounded
+
+KEEPERS = ("max_pool2d", "dropout", "batch_norm")
+"""Covered ops that keep for themselves what they make besides their result."""
+SMALL_BYTES = 4096
+"""What is smaller is not worth an encoding."""
+
+
+class Judge:
+    """The forms of one graph's storages. ``own`` are the storages that operators make and keep for themselves,
+    ``late`` those that are written only after they are saved, ``writers`` the calls that write to a storage."""
+
+    def __init__(self, graph: SavedGraph) -> None:
+        self.graph, self.reading = graph, Reading(graph)
+        self.own, self.late = kept_by_ops(graph), written_late(graph)
+        self.writers: dict[int, list[Call]] = defaultdict(list)
+        for call in graph.calls:
+            for storage in call.writes:
+                self.writers[storage].append(call)
+        self._kept = {s.id for s in graph.kept()}
+
+    def allowed(self, storage: int, names: Iterable[str] = FORMS) -> tuple[Decision, ...]:
+        """The forms, of those named, that a kept storage may take on the device, each as a decision with its reason. A
+        rebuild starts from storages that may keep their values; the sources of a rerun are for a plan to choose."""
+        return tuple(self._decision(storage, FORMS[name]) for name in names if not self.why_not(storage, FORMS[name]))
+
+    def why_not(self, storage: int, form: Form, *, on_host: bool = False) -> str:
+        """Why a storage cannot take a form, on the device or on the host, '' where it can."""
+        s = self.graph.storages[storage]
+        if form.returns == STAY and not on_host:
+            return ""
+        if s.kind not in ("input", "activation"):
+            return f"it is a {s.kind}, which stays as it is"
+        if storage in self.late:
+            return "it is written only after it is saved"
+        if storage in self.own:
+            own = self.own_map(storage)
+            fits = own is not None and own.codec == form.name
+            return "" if fits else "its op keeps it for itself in a form of its own"
+        uses = self.reading.uses(storage)
+        if not form.values and uses.readers:
+            reader = uses.readers[0][0]
+            return f"the backward of {reader.op} (call {reader.index}) needs its values"
+        if form.made_by_op and not form.values:
+            return "only a max-pool makes such a map, for itself"
+        if form.signs and not form.values and uses.relu is None:
+            return "it is no ReLU's output"
+        if form.returns == RERUN:
+            return self._why_no_rerun(storage)
+        if form.returns == OPERATORS and self.recipe(storage, self._with_values) is None:
+            return "it does not follow from what batch norms and additions read and what is kept with its values"
+        if form.payload and form.dtypes is not None and s.dtype not in form.dtypes:
+            return f"its dtype is {s.dtype}"
+        strict = next((c for c, save in uses.readers if not may_narrow(c, save)), None) if form.rounds_to else None
+        return "" if strict is None else f"the backward of {strict.op} (call {strict.index}) takes no rounded values"
+
+    def refusal(self, d: Decision, decided: Decide) -> str:
+        """Why a plan's decision cannot be carried out, '' where it can. ``decided`` gives the plan's decisions."""
+        if d.stays:
+            return ""
+        why = self.why_not(d.storage, d.form, on_host=d.on_host) or _misplaced(d)
+        if why or d.storage in self.own:
+            return why
+        if d.form.payload and not d.form.signs and not d.mask and self.reading.uses(d.storage).relu is not None:
+            return "the ReLU that made it needs a mask beside rounded values"
+        return self._rebuild_refusal(d, decided) if d.form.returns == OPERATORS else ""
+
+    def recipe(self, storage: int, decide: Decide) -> Recipe | None:
+        """How a ReLU's output is rebuilt, None where it cannot be; ``decide`` gives the sources' decisions."""
+        relu = self.reading.uses(storage).relu
+        return None if relu is None else recipe_of(relu, self.reading, decide)
+
+    def own_map(self, storage: int) -> Decision | None:
+        """The map or mask that a covered op writes for its own backward, smaller than PyTorch's: a max-pool's, a
+        dropout's. None for any other storage."""
+        savers = self.graph.savers(storage)
+        call, s = (savers[0][0] if savers else None), self.graph.storages[storage]
+        if call is None or len(savers) > 1 or call.covered < 0 or s.producer != call.index or storage in call.reads:
+            return None
+        if call.op == "max_pool2d" and s.dtype == "int64":
+            bits = map_bits(call, self.reading, self._carries_mask(call))
+            reason = "position in the window instead of an int64 index"
+            return None if bits is None else Decision(storage, f"argmax{bits}", reason=reason)
+        # under p=1 PyTorch keeps one zero instead of a mask
+        masked = call.op == "dropout" and (call.options or {}).get("p") != 1
+        if masked and self.reading.operand(call).dtype in KERNEL_DTYPES:
+            return Decision(storage, "bits", reason="a dropout mask is 1 bit an element")
+        return None
+
+    def without_values(self, storage: int) -> Decision | None:
+        """The smallest form of what backward asks for no numbers: 1 bit for a bool or for a ReLU's sign, nothing where
+        the shape is all or where a pool's map has the sign. None for what is too small, and where values are read."""
+        s, uses = self.graph.storages[storage], self.reading.uses(storage)
+        if storage not in self._kept or s.kind == "input" or storage in self.late or uses.value is None:
+            return None
+        if s.nbytes < SMALL_BYTES:
+            return None
+        if s.dtype == "bool":
+            return Decision(storage, "bits", reason="a bool is 1 bit")
+        if uses.readers or s.dtype not in (*KERNEL_DTYPES, "float64"):
+            return None
+        if uses.relu is None:
+            return Decision(storage, "drop", reason="backward reads its shape only")
+        if s.escapes or s.dtype == "float64":
+            return None
+        if mask_carrier(uses.relu, self.reading) is not None:
+            return Decision(storage, "drop", reason="the pool's map carries the mask")
+        return Decision(storage, "mask1", reason="backward asks a ReLU output only for its sign")
+
+    def _carries_mask(self, pool: Call) -> bool:
+        """Whether a pool's map stands for the mask of the ReLU before it."""
+        storage = self.reading.operand(pool).storage
+        found = self.without_values(storage)
+        return found is not None and not found.form.payload and self.reading.uses(storage).relu is not None
+
+    def _with_values(self, storage: int) -> Decision | None:
+        """Stands in for the decision of a rebuild's source, which is still open."""
+        found = self.own_map(storage) or self.without_values(storage)
+        open_ = storage in self._kept and (found is None or found.form.values)
+        return Decision(storage, "dense") if open_ else None
+
+    def _decision(self, storage: int, form: Form) -> Decision:
+        uses = self.reading.uses(storage)
+        if form.returns == OPERATORS:
+            recipe = self.recipe(storage, self._with_values)
+            assert recipe is not None
+            return rebuilt(storage, recipe)
+        reason = f"{uses.readers[0][0].op} reads its values" if uses.readers else "backward reads no values of it"
+        mask = form.payload and not form.signs and uses.relu is not None
+        return Decision(storage, form.name, "nowhere" if form.needs_sources else "device", mask, reason=reason)
+
+    def _why_no_rerun(self, storage: int) -> str:
+        made = self.graph.storages[storage]
+        if made.kind != "activation" or not self.writers[storage]:
+            return "no call of the forward makes it"
+        maker = self.graph.calls[made.producer] if made.producer >= 0 else None
+        results = {self.graph.values[v].storage for v in maker.results} if maker is not None else set()
+        if maker is not None and maker.inplace and storage not in results:
+            module = maker.module or "the model"
+            return f"it is the copy that {maker.op} of {module}, in place, saves of what it overwrites"
+        return ""
+
+    def _rebuild_refusal(self, d: Decision, decided: Decide) -> str:
+        recipe = self.recipe(d.storage, lambda s: decided(s) or Decision(s, "dense"))
+        if recipe is None:
+            return "it does not follow from what batch norms and additions read and what is kept with its values"
+        if (recipe.steps, recipe.sources) != (d.recipe, d.sources):
+            return f"it comes about as {recipe.steps} from storages {recipe.sources}"
+        if circular(d.storage, decided):
+            return "it would be rebuilt from itself"
+        strict = intolerant(d.storage, self.reading, d.mask) if rounded(d.storage, decided) else None
+        if strict is None:
+            return ""
+        return f"the backward of {strict.op} (call {strict.index}) takes no rounded values, and what it follows from is"
+
+
+def rebuilt(storage: int, recipe: Recipe) -> Decision:
+    """The decision to rebuild a ReLU's output, with its mask."""
+    follows = "the terms of the addition" if "add" in str(recipe.steps) else "what batch norm keeps"
+    return Decision(storage, "rebuild", "nowhere", True, recipe.sources, f"follows from {follows}", recipe.steps)
+
+
+def default_form(dtype: str, nbytes: int, *, zeros: bool, lossy: str | None = None) -> Decision:
+    """The form of a tensor that no plan speaks of: always correct, not always the smallest. ``zeros``: many elements
+    are expected to be zero. ``lossy``: the narrow float that its readers may be given."""
+    if dtype in (FORMS["bits"].dtypes or ()):
+        return Decision(-1, "bits", reason="a mask of 1 bit an element")
+    if dtype not in KERNEL_DTYPES or nbytes < SMALL_BYTES or not (zeros or lossy):
+        return Decision(-1, "dense", reason="kept as it is")
+    name = "+".join(filter(None, ("zvc" if zeros else "", lossy)))
+    return Decision(-1, name, reason="a ReLU's output, zeros left out" if zeros else "delayed precision reduction")
+
+
+def _misplaced(d: Decision) -> str:
+    """What is wrong with a decision's place and with its points of transfer."""
+    if not d.form.payload:
+        return "what has no payload is in no place" if d.on_host else ""
+    if d.place == "nowhere":
+        return "its payload must be somewhere"
+    points = (d.offload, d.release, d.prefetch, d.ready)
+    if min(points) < -1:
+        return "a task has a number from 0 on, -1 for none"
+    points = [t for t in points if t >= 0]
+    if d.on_host and points != sorted(points):
+        return f"it must leave before it comes back, and offload, release, prefetch, ready are tasks {points}"
+    return ""
+
+
+def check_decisions(plan: Plan, graph: SavedGraph) -> None:
+    """Raise PlanError naming the first decision of a plan that its storage in the captured forward cannot have."""
+    judge, decided = Judge(graph), {d.storage: d for d in plan.decisions}
+    for decision in plan.decisions:
+        why = judge.refusal(decision, decided.get)
+        if why:
+            s = graph.storages[decision.storage]
+            maker = "an input" if s.producer < 0 else f"{graph.calls[s.producer].op}, shape {s.shape}"
+            raise PlanError(
+                f"compress: plan is damaged: storage {s.id} ({maker}) cannot be {decision.codec!r} with place "
+                f"{decision.place!r}: {why}; {REMEDY}"
+            )
+
+
+def kept_by_ops(graph: SavedGraph) -> set[int]:
+    """Storages that the runtime's operators make and keep for themselves besides their results: statistics, maps,
+    masks. Nothing in a library's view."""
+    if graph.source == LIBRARY:
+        return set()
+    found: set[int] = set()
+    for call in graph.calls:
+        if call.covered >= 0 and call.op in KEEPERS:
+            results = {graph.values[v].storage for v in call.results}
+            made = {s.storage for s in call.saves if graph.storages[s.storage].producer == call.index}
+            found |= made - results
+    return found
+
+
+def own_decisions(graph: SavedGraph) -> tuple[Decision, ...]:
+    """What the runtime's operators do under any plan, whatever the policy: pools write small maps, dropouts bits, what
+    backward reads the shape of is let go of. Nothing in a library's view, whose operators are the library's."""
+    if graph.source == LIBRARY:
+        return ()
+    judge = Judge(graph)
+    blocks = (b for b in graph.blocks if b.saved >= 0 and b.kind in ("input", "activation") and b.storage >= 0)
+    found = (judge.own_map(b.storage) or judge.without_values(b.storage) for b in blocks)
+    return tuple(
+        d for d in found if d is not None and (d.form.made_by_op or judge.reading.uses(d.storage).relu is None)
+    )

@@ -1,0 +1,61 @@
+"""Predicted beside measured seconds: the rows, the networks, what is said of them. On a CPU, at its preset's rates."""
+
+import torch
+from torch import nn
+
+from bench import predictions
+from bench.networks import Transformer, densenet121
+from bench.predictions import Case, main, ranking, rows, shown
+from gistkit.planning.cost.devices import hardware
+from gistkit.planning.policies.registry import POLICIES
+
+FIELDS = {"model", "policy", "budget_bytes", "hardware", "rates", "device_s", "predicted_s", "measured_s", "ratio"}
+
+
+def small(rows):
+    return torch.randn(rows, 3, 16, 16), torch.randint(10, (rows,))
+
+
+def layers():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(1152, 10)
+    )
+
+
+def test_the_networks_are_the_published_ones():
+    assert sum(p.numel() for p in densenet121().parameters()) == 7_978_856
+    assert densenet121(10, (1, 1))(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    assert Transformer(tokens=32, width=64, depth=1)(torch.zeros(2, 5, dtype=torch.long)).shape == (2, 32, 5)
+
+
+def test_a_row_for_every_policy(monkeypatch):
+    monkeypatch.setattr(predictions, "WARM_UP", 0)
+    monkeypatch.setattr(predictions, "TIMED", 1)
+    monkeypatch.setattr(predictions, "POLICIES", {p: POLICIES[p] for p in ("plain", "gist", "vdnn-all")})
+    case = Case(layers, small, 4, "90%")
+    found = list(rows("small", case, "cpu", hardware("cpu"), False, lambda: False))
+    assert [row["policy"] for row in found] == ["plain", "gist", "vdnn-all"]
+    for row in found[:2]:
+        assert row.keys() >= FIELDS and row["ratio"] == row["predicted_s"] / row["measured_s"]
+        assert row["rates"] == hardware("cpu").source
+        assert shown(row).startswith(f"small {row['policy']}")
+    assert found[0]["budget_bytes"] is None and "has no link" in found[2]["error"]
+    assert list(rows("small", case, "cpu", hardware("cpu"), False, lambda: True)) == []
+
+
+def test_the_ranking_is_among_those_within_the_budget():
+    def row(policy, measured_s, peak_bytes, budget_bytes=100):
+        return dict(model="m", policy=policy, measured_s=measured_s, peak_bytes=peak_bytes, budget_bytes=budget_bytes)
+
+    best = row("optimal", 0.02, 90)
+    assert ranking([row("plain", 0.001, 200, None), row("gist", 0.03, 100), best]) == [
+        "m: optimal 20.0 ms, fastest optimal"
+    ]
+    assert ranking([row("gist", 0.01, 100, None), best]) == ["m: optimal 20.0 ms, fastest gist"]
+    assert ranking([row("gist", 0.01, 100), {"model": "m", "policy": "optimal", "error": "no"}]) == []
+
+
+def test_without_a_gpu_it_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["--out", str(tmp_path / "x.jsonl")]) == 2
+    assert "needs a CUDA device" in capsys.readouterr().err

@@ -1,0 +1,241 @@
+"""Wrong input, unreadable and unwritable files, closed streams: one line on the standard error, never a traceback."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from torch import nn
+
+from gistkit import cli
+from gistkit.commands import images
+from gistkit.commands import train as train_command
+from gistkit.commands.wrong import InputError, claim, write
+from gistkit.runtime.offload.host_memory import NOT_FITTING
+
+
+def exits():
+    raise SystemExit(3)
+
+
+def bare():
+    return nn.ReLU()
+
+
+def oddly_named(num_classes):
+    """Layers whose names look like rich's markup."""
+    net = nn.Sequential()
+    net.add_module("[/b]:fire:", nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()))
+    return net.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes)])
+
+
+HERE = "tests.commands.test_cli_wrong"
+TRAIN = ["train", "tests.training.test_train:tiny", "--steps", "3", "--batch", "4", "--lossy", "none"]
+SMALL = ["tests.commands.test_cli_plan:small", "--batch", "2", "--image-size", "32", "--hardware", "titanx"]
+PLAN, PROFILE = ["plan", *SMALL, "--policy", "gist"], ["profile", *SMALL]
+BENCH = ["bench", "--device", "cpu", "--quick", "--sizes-mib", "0.05", "--codec", "mask1"]
+HUGE = str(2**70)
+
+MODELS = [
+    ("vgg_16", "model must be one of vgg16, .*; did you mean 'vgg16'"),
+    (
+        "\x1b[31m",
+        r"model must be one of vgg16, .*, got '.x1b\[31m'; your own network is given as",
+    ),
+    (
+        "nowhere.models:net",
+        "module 'nowhere.models' cannot be imported .ModuleNotFoundError: .*; install it",
+    ),
+    ("../x:y", "module '../x' cannot be imported .TypeError: "),
+    ("broken:net", r"module 'broken' cannot be imported .SyntaxError: .*, or mend it"),
+    (":y", "module '' cannot be imported"),
+    ("os:sep", "module 'os' is no function at 'sep'"),
+    ("builtins:int", "the factory must return a torch.nn.Module, got int"),
+    (f"{HERE}:exits", "the factory failed .SystemExit: 3"),
+    (f"{HERE}:bare", "empty parameter list|needs no gradient"),
+]
+SIZES = [
+    (["--image-size", "1"], r"Output size is too small.*; mend it|\[2, 16\] X \[4, 10\].*; mend it"),
+    (["--image-size", "0"], "image_size must be from 1 to [0-9]*, got 0; leave it out"),
+    (["--image-size", HUGE], f"image_size must be from 1 to [0-9]*, got {HUGE}; leave it out"),
+    (["--batch", "-1"], "batch must be from 1 to [0-9]*, got -1; leave it out"),
+    (["--batch", "1" * 99], r"batch must be from 1 to [0-9]*, got 1{45}\.\.\.1{12}; leave it out"),
+    (["--batch", "nan"], "argument --batch: invalid int value: 'nan'"),
+    (["--plot", "memory.txt"], "plot file must end in .png, .svg or .pdf, got 'memory.txt'; name one that does"),
+    (["--plot", "/proc/none/x.png"], "/proc/none/x.png cannot be written: .*; name another file"),
+    (["--bogus\x1b[31m"], r"unrecognized arguments: --bogus.x1b\[31m"),
+]
+FILES = [
+    (
+        "/proc/none/x",
+        "/proc/none/x cannot be written: (No such file|Permission denied).*; name another file",
+    ),
+    (".", r"the file to write must not be a folder, got \.; name a file in it"),
+    ("plain/x", "plain/x cannot be written: (File exists|Not a directory)"),
+    ("x" * 300, "x cannot be written: File name too long"),
+    ("/dev/full", "/dev/full cannot be written: No space left on device; name another file"),
+]
+READ = [
+    ("plain", "plain.* JSON"),
+    ("/dev/full", "/dev/full"),
+    ("fifo", "fifo"),
+    ("/nowhere.json", "/nowhere.json"),
+    (".", r"(times|got) '?\."),
+    ("\x1b[31m", r".x1b\[31m"),
+]
+CASES = [
+    *(([c[0], model, *c[2:]], text) for c in (TRAIN, PLAN, PROFILE) for model, text in MODELS),
+    *(([*c, *more], text) for c in (TRAIN, PLAN, PROFILE) for more, text in SIZES),
+    *(([*c, "--json", file], text) for c in (TRAIN, PLAN, PROFILE, BENCH) for file, text in FILES),
+    *(
+        ([*c, option, file], text)
+        for c in (PLAN, PROFILE)
+        for option in ("--times", "--hardware")
+        for file, text in READ
+    ),
+    ([*PROFILE, "--hardware", "cpu", "--measure", "--times", "/dev/full"], "/dev/full cannot be written"),
+    ([*PLAN, "--hardware", "h20"], "hardware must be one of titanx, .* did you mean 'h200'"),
+    (["plan", "vgg16", "--image-size", "16"], "image_size must be at least 32, got 16"),
+    ([*PLAN, "--budget", "lots"], r"budget must be .*, got 'lots'; write a number and a unit"),
+    ([*PLAN, "--budget=-5%"], r"budget must be .*, got '-5%'; write a number and a unit"),
+    ([*PLAN, "--reserve", "5%"], r"reserve must be .*, got '5%': a share of what"),
+    (
+        [*PLAN, "--reserve", "9" * 5000],
+        r"reserve must be .*, from 0 to 2\*\*60 bytes, got '9*\.\.\.9*';",
+    ),
+    ([*PLAN, "--policy", "optimum"], r"policy must be one of .*; did you mean 'optimal'"),
+    ([*PLAN, "--fidelity", "exact"], r"fidelity must be one of bitwise, reassociated, lossy, got 'exact'"),
+    ([*PLAN, "--lossy", "fp7"], r"lossy must be None or one of .*fp7"),
+    ([*PLAN, "--density", "2"], r"density must be a share of elements from 0 to 1 .*, got 2.0"),
+    ([*PLAN, "--density", "nan"], r"density must be a share of elements from 0 to 1 .*, got nan"),
+    ([*TRAIN, "--data", "/nowhere"], "data directory /nowhere does not exist; give a folder"),
+    ([*TRAIN, "--data", "/dev/full"], "data directory /dev/full is not a directory; give a folder"),
+    ([*TRAIN, "--data", "\x1b[31m"], r"data directory .x1b\[31m does not exist"),
+    ([*TRAIN, "--steps", "1"], "steps must be at least 3"),
+    ([*TRAIN, "--seed", HUGE], f"seed must be from 0 to 9223372036854775807, got {HUGE}; leave it out"),
+    ([*TRAIN, "--seed", "-1"], "seed must be from 0 to 9223372036854775807, got -1; leave it out"),
+    ([*TRAIN, "--lr", "nan"], "lr must be from 0 to 1000, got nan; leave it out"),
+    ([*TRAIN, "--lr", "1e308"], r"lr must be from 0 to 1000, got 1e\+308; leave it out"),
+    ([*TRAIN, "--momentum", "1.5"], "momentum must be from 0 to 1, got 1.5; leave it out"),
+    ([*TRAIN, "--lossy", "fp7"], "fp7"),
+    ([*TRAIN, "--batch", "5000"], "a batch of 5000 needs as many images, there are 1437; use a batch of at most 1437"),
+    ([*TRAIN, "--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+    (
+        ["train", f"{HERE.replace('wrong', 'plan')}:normed", *TRAIN[2:]],
+        "the model must return class scores, for 4 images",
+    ),
+    ([*BENCH, "--out", "/dev/full"], "/dev/full cannot be written: No space left on device"),
+    ([*BENCH, "--codec", "zvc", "csr+fp9"], "codec must be of mask1, .*; got 'csr.fp9'; did you mean 'csr.fp8'"),
+    ([*BENCH, "--codec", "dense"], "codec must be of mask1, .*; got 'dense'"),
+    ([*BENCH, "--only", "gzip"], "only: no case for cpu has 'gzip' in its name"),
+    ([*BENCH, "--dtypes", "fp32,fp64"], "dtypes must be of fp32, bf16, fp16 with commas between, got 'fp64'"),
+    ([*BENCH, "--sizes-mib", "0"], "sizes-mib must be from 0.01 to 1048576 with commas between, got '0' in '0'"),
+    ([*BENCH, "--sizes-mib", "64,much"], "got 'much' in '64,much'"),
+    ([*BENCH, "--sizes-mib", "1e30"], "got '1e30'"),
+    ([*BENCH, "--density", "50"], "density must be from 0.001 to 0.999 with commas between, got '50' in '50'"),
+    ([*BENCH, "--device", "tpu"], "bench: device must be cpu, cuda or cuda:N, got 'tpu'; name one of these"),
+    ([*BENCH, "--device", "cuda:99"], "bench: device must be there, got 'cuda:99', but torch sees . CUDA devices"),
+    ([*BENCH, "--max-s", "nan"], "max-s must be seconds, at least 0, got nan; leave it out"),
+    ([*BENCH, "--seed", HUGE], f"seed must be from 0 to 9223372036854775807, got {HUGE}; leave it out"),
+    ([*BENCH, "--family", "rival"], "argument --family: not allowed with argument --codec"),
+    (["calibrate", "--out", "."], "the file to write must not be a folder"),
+    (["calibrate", "--device", "tpu"], "device must be cpu, cuda or cuda:N, got 'tpu'"),
+    ([], "the following arguments are required: COMMAND"),
+]
+
+
+@pytest.fixture
+def odd_folder(tmp_path, monkeypatch):
+    (tmp_path / "plain").write_text("no JSON")
+    (tmp_path / "broken.py").write_text("def (:")
+    os.mkfifo(tmp_path / "fifo")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("odd_folder")
+@pytest.mark.parametrize(("arguments", "text"), CASES)
+def test_odd_input_is_one_line_and_status_two(arguments, text, capfd):
+    try:
+        status = cli.main(arguments)
+    except SystemExit as exit_:  # argparse's
+        status = exit_.code
+    shown = capfd.readouterr()
+    assert status == 2 and shown.out == "" and "Traceback" not in shown.err
+    last = shown.err.splitlines()[-1]
+    assert re.match(r"gistkit( \w+)?: error: ", last) and last.isprintable()
+    assert re.search(text, last), last
+
+
+@pytest.mark.parametrize("command", [PLAN, PROFILE])
+def test_names_that_look_like_markup_are_shown_as_they_are(command, capsys):
+    assert cli.main([command[0], f"{HERE}:oddly_named", *command[2:]]) == 0
+    assert "[/b]:fire:.1" in capsys.readouterr().out
+
+
+def test_memory_that_runs_out_is_said_in_a_line(monkeypatch, capsys):
+    def run(*_):
+        raise RuntimeError(f"{NOT_FITTING[3]}: tried to allocate 9 TiB")
+
+    monkeypatch.setattr(train_command.Comparison, "run", run)
+    assert cli.main(TRAIN) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "too little memory (out of memory: tried to allocate 9 TiB); take a smaller batch" in last
+
+
+def test_a_mistake_of_gistkit_is_a_traceback(monkeypatch):
+    def run(*_):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(train_command.Comparison, "run", run)
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.main(TRAIN)
+
+
+def test_a_command_that_is_cut_off_leaves_no_file(tmp_path, monkeypatch, capsys):
+    def cut_off(*_):
+        raise KeyboardInterrupt
+
+    file = tmp_path / "new" / "times.json"
+    monkeypatch.setattr(images, "times_for", cut_off)
+    assert cli.main([*PROFILE, "--hardware", "cpu", "--measure", "--times", str(file)]) == 130
+    assert file.parent.is_dir() and not list(file.parent.iterdir())
+    assert capsys.readouterr().err.endswith("gistkit: interrupted\n")
+
+
+@pytest.mark.parametrize(("command", "output"), [("plan", "gone"), ("profile", "gone"), ("profile", "full")])
+def test_output_that_cannot_be_written_loses_no_file(command, output, tmp_path):
+    file = tmp_path / "found.json"
+    words = [sys.executable, "-m", "gistkit", command, *SMALL, "--json", str(file)]
+    with open("/dev/full", "w") as full:
+        stdout = full if output == "full" else subprocess.PIPE
+        with subprocess.Popen(words, stdout=stdout, stderr=subprocess.PIPE, text=True) as run:
+            if run.stdout is not None:
+                run.stdout.close()
+            assert run.stderr is not None
+            said = run.stderr.read()
+    assert run.returncode == (2 if output == "full" else 141)
+    assert said.strip() == ("gistkit: error: [Errno 28] No space left on device" if output == "full" else "")
+    assert file.read_text().startswith("{")
+
+
+def test_what_is_there_stays_until_it_is_written_whole(tmp_path, monkeypatch):
+    file = tmp_path / "found.json"
+    file.write_text("old")
+    claim(file, None)
+    assert file.read_text() == "old"
+    link = tmp_path / "link.json"
+    link.symlink_to(file)
+    write(link, "new")
+    assert file.read_text() == "new" and link.is_symlink()
+
+    def full(*_, **__):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(type(file), "replace", full)
+    with pytest.raises(InputError, match=r"found\.json cannot be written: no space left; name another file"):
+        write(file, "newer")
+    assert file.read_text() == "new" and {p.name for p in tmp_path.iterdir()} == {"found.json", "link.json"}
+    write(tmp_path / os.devnull, "nothing")
+    assert not os.path.isfile(os.devnull)

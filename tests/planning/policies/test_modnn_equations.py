@@ -1,0 +1,214 @@
+"""moDNN's equations, memory map, Fig. 3's delay and Fig. 4's search, and when data stay, on cases computed by hand."""
+
+from itertools import pairwise
+
+import pytest
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gistkit
+from gistkit.planning.cost.devices import hardware
+from gistkit.planning.cost.table import cost_table
+from gistkit.planning.policies.modnn.memory import Memory, MemoryMap, offload_delay_s
+from gistkit.planning.policies.modnn.sub_batch import PAPER, PLAN, lower_bound, next_size, parts_of, sub_batch
+from tests.support import modnn_cases as hand
+from tests.support.modnn_cases import FAST_LINK
+from tests.support.planning_cases import T, X, net
+from tests.support.step_graphs import chain, forked, pooled
+
+
+def figure_4():
+    """Six segments as in Fig. 4: blocks 1 to 6 of 2, 2, 1, 2, 3 and 1 bytes. Block 3 is too small to reach 4 before the
+    pinned block 4 comes."""
+    memory = MemoryMap(11)
+    for block, nbytes in ((1, 2), (2, 2), (3, 1), (4, 2), (5, 3), (6, 1)):
+        memory.allocate(block, nbytes)
+    return memory
+
+
+def scheme(delay_s, needs=None, saved=(), nbytes=4, pinned=(4,)):
+    """The data that leave Fig. 4's memory."""
+    sizes = {1: 2, 2: 2, 3: 1, 4: 2, 5: 3, 6: 1}
+    tdfg = hand.part([1], *(hand.data(b, sizes.get(b, 0), 0) for b in range(7))).tdfg
+    waiting = {b: (needs or {}).get(b, 1) for b in sizes if b not in pinned}
+    return Memory(tdfg, figure_4(), waiting, set(saved)).scheme(nbytes, 0, delay_s=delay_s)
+
+
+@pytest.mark.parametrize(("slow", "taken"), [({1, 2}, (5, 6)), ({5, 6}, (1, 2))])
+def test_figure_4_takes_the_run_with_the_lower_delay(slow, taken):
+    # Two runs, around the block that may not leave; from block 2 it is 2 + 1 = 3 bytes, then the pinned block.
+    assert list(figure_4().runs(4, lambda b: b != 4)) == [(1, 2), (5, 6)]
+    assert scheme(lambda run: 1.0 if slow & set(run) else 0.5) == taken
+
+
+def test_of_runs_of_equal_delay_the_one_needed_last_goes_then_the_one_that_moves_least_then_the_lowest():
+    needs = {1: 9, 2: 3, 3: 1, 5: 5, 6: 8}  # the run (1, 2) is needed at 3, (5, 6) at 5
+    assert scheme(lambda run: 0.0, needs) == (5, 6)
+    assert scheme(lambda run: 0.0, {**needs, 2: 5}, saved=[5]) == (5, 6)
+    assert scheme(lambda run: 0.0, {**needs, 2: 5}, saved=[1]) == (1, 2)
+    assert scheme(lambda run: 0.0) == (1, 2)
+
+
+def test_no_run_is_no_scheme_and_free_segments_count():
+    assert scheme(lambda run: 0.0, pinned=(1, 3, 5)) is None
+    assert scheme(lambda run: 0.0, nbytes=12) is None
+    memory = figure_4()
+    memory.free(2)
+    assert list(memory.runs(4, lambda b: b != 4)) == [(1,), (5, 6)]
+    assert set(memory.runs(2, lambda b: False)) == {()}
+
+
+def test_memory_map_splits_and_merges():
+    memory = MemoryMap(10)
+    for key, nbytes in ((1, 2), (2, 3), (3, 4)):
+        memory.allocate(key, nbytes)
+    memory.free(1)
+    assert memory.segments() == [(0, 2, None), (2, 3, 2), (5, 4, 3), (9, 1, None)]
+    assert memory.used_bytes == 7 and not memory.fits(3)  # free: 3 bytes in two pieces
+    memory.allocate(4, 1)  # the smaller of the two
+    assert memory.segments()[-1] == (9, 1, 4)
+    memory.free(4)
+    memory.free(3)
+    assert memory.segments() == [(0, 2, None), (2, 3, 2), (5, 5, None)]
+    assert memory.defragment() == 3 and memory.segments() == [(0, 3, 2), (3, 7, None)]
+    memory.free(2)
+    assert memory.segments() == [(0, 10, None)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), max_size=30))
+@settings(deadline=None, max_examples=40, derandomize=True)
+def test_memory_map_is_a_partition(moves):
+    memory = MemoryMap(24)
+    for key, nbytes in moves:
+        twin, before = memory.copy(), memory.segments()
+        if key in memory:
+            memory.free(key)
+        elif key == 5:
+            memory.defragment()
+        elif memory.fits(nbytes):
+            memory.allocate(key, nbytes)
+        assert twin.segments() == before
+        found = [s for s in memory.segments() if s[1]]
+        assert [start for start, _, _ in found] == [sum(n for _, n, _ in found[:i]) for i in range(len(found))]
+        assert sum(n for _, n, _ in found) == 24
+        assert sum(n for _, n, key in found if key is not None) == memory.used_bytes
+        assert not any(a[2] is None and b[2] is None for a, b in pairwise(found))
+
+
+def test_figure_3_delay():
+    # (a) made at 2 s, 4 s of transfer, next task at 5 s: it waits until 6 s. (b) made at 1 s: over by then.
+    assert offload_delay_s([(2.0, 4.0)], 0.0, 5.0) == 1.0
+    assert offload_delay_s([(1.0, 4.0)], 0.0, 5.0) == 0.0
+    # The stream is busy until 3 s; two transfers run one after the other, the one that is ready first first.
+    assert offload_delay_s([(1.0, 4.0)], 3.0, 5.0) == 2.0
+    assert offload_delay_s([(4.0, 1.0), (0.0, 1.0)], 0.0, 5.0) == 0.0
+    assert offload_delay_s([], 9.0, 5.0) == 0.0
+
+
+def test_equations_1_and_2():
+    found = hand.data(0, 10, 0, 1), hand.data(1, 5, 1, 2)
+    assert hand.part([1, 1, 1], *found, transient=[0, 7, 0]).tdfg.demand_bytes == (10, 22, 5)
+    choice = {1: (("fast", 0.5, 1000), ("implicit_gemm", 1.0, 0))}
+    assert lower_bound(hand.part([1, 1, 1], *found, resident=100, algorithms=choice)) == 115
+
+
+def growing(workspace=0, resident=100, sample=10, batch=16):
+    """at(parts) of a batch: one task that needs ``sample`` bytes a sample, and a workspace at its fastest."""
+
+    def at(parts):
+        size = -(-batch // parts)
+        choice = {0: (("implicit_gemm", 1.0, 0), ("fast", 0.5, workspace(size) if callable(workspace) else workspace))}
+        fixed = resident(parts) if callable(resident) else resident
+        return hand.part([1], hand.data(0, sample * size, 0), algorithms=choice, resident=fixed, size=size, parts=parts)
+
+    return at
+
+
+def test_equation_3_converges():
+    # 16 samples need 160 of 60 free bytes: b = floor(16 * 60 / 160) = 6, which is 3 parts of at most 6; 6 stays.
+    assert next_size(growing()(1), 160) == 6
+    found = sub_batch(growing(), 16, 160)
+    assert (found.parts, found.size) == (3, 6)
+
+
+def test_equation_3_leaves_room_for_the_workspace_of_the_fastest_algorithm():
+    # b = floor(16 * 60 / 190) = 5, 4 parts of 4; 40 + 30 of 60: b = 3, 6 parts of 3; 30 + 30 of 60: 3 stays.
+    at = growing(workspace=30)
+    assert [next_size(at(parts), 160) for parts in (1, 4, 6)] == [5, 3, 3]
+    assert sub_batch(at, 16, 160).parts == 6
+
+
+def test_equation_3_at_its_ends_and_in_a_cycle():
+    assert sub_batch(growing(), 16, 1000).parts == 1
+    # 10 bytes are free, the workspace never fits: the size goes down to 1, whose baseline algorithm fits.
+    assert sub_batch(growing(workspace=500), 16, 110).size == 1
+    with pytest.raises(ValueError, match=r"at least the bound of eq. \(2\), got 105"):
+        sub_batch(growing(), 16, 105)
+    # Workspace at size 16 only: 16 -> 4 -> 16 -> ...; the baseline fits at 16.
+    at = growing(workspace=lambda size: 480 if size == 16 else 0, resident=0)
+    assert [next_size(at(parts), 160) for parts in (1, 4)] == [4, 16]
+    assert sub_batch(at, 16, 160).size == 16
+
+
+def test_the_whole_batch_is_taken_where_no_smaller_size_fits():
+    # Its gradients are not summed: 160 of 165 bytes. In parts they are 160 bytes by themselves.
+    at = growing(workspace=30, resident=lambda parts: 160 if parts > 1 else 0)
+    assert next_size(at(1), 165) < 16 and sub_batch(at, 16, 165).parts == 1
+
+
+def stays(graph, rule, device=FAST_LINK, parts=1):
+    """By block its stays."""
+    part = parts_of(graph, cost_table(graph, device), rule)(parts)
+    return {d.block: d.stays for d in part.tdfg.data}, part.tdfg
+
+
+def test_stays_of_a_chain_under_both_rules():
+    # conv0 relu1 conv2 relu3 mean4 | mean5 relu6 conv2.weight7 conv2.input8 relu9 conv0.weight10
+    graph = chain(layers=2)
+    block = next(b for b in graph.blocks if b.first == 1)
+    (plan, plan_tdfg), (paper, paper_tdfg) = stays(graph, PLAN), stays(graph, PAPER)
+    assert plan[block.id] == ((1, 2), (7, 9))
+    assert paper[block.id] == ((1, 1), (2, 2), (7, 7), (9, 9))
+    always = sum(b.nbytes for b in graph.blocks if b.kind in ("weight", "buffer", "input"))
+    gradients = [b for b in graph.blocks if b.kind == "weight_gradient"]
+    summed = always + sum(b.nbytes for b in gradients)
+    assert paper_tdfg.resident_bytes == summed == stays(graph, PLAN, parts=2)[1].resident_bytes
+    # Of a whole batch each is there from the task on that makes it, and never leaves.
+    assert plan_tdfg.resident_bytes == always
+    assert all(plan[b.id] == ((b.first, len(graph.tasks)),) for b in gradients)
+
+
+def test_gradient_maps_leave_under_the_papers_rule_only():
+    graph = forked()
+    gradients = {b.id for b in graph.blocks if b.kind == "gradient"}
+    plan, paper = stays(graph, PLAN)[0], stays(graph, PAPER)[0]
+    assert all(len(plan[b]) == 1 for b in gradients) and any(len(paper[b]) > 1 for b in gradients)
+
+
+def test_what_operators_keep_small():
+    graph = pooled()
+    index = next(b for b in graph.blocks if b.dtype == "int64")
+    tdfg = stays(graph, PLAN)[1]
+    found = next(d for d in tdfg.data if d.block == index.id)
+    assert found.nbytes < index.nbytes and found.stays == ((index.first, index.uses[-1].task),)
+    graph = chain(layers=2)
+    first = next(b for b in graph.blocks if b.first == 0 and b.kind == "activation")
+    assert stays(graph, PLAN)[0][first.id] == ((0, 1),)  # until the ReLU has read it
+
+
+def test_without_a_link_nothing_leaves():
+    assert all(len(found) == 1 for found in stays(forked(), PLAN, hardware("cpu"))[0].values())
+
+
+def test_what_operators_keep_for_themselves_never_leaves():
+    graph = gistkit.capture(net(batch_norm=True), (X,), backward=True, loss_fn=F.cross_entropy, targets=(T,))
+    inside, vectors = set(), set()
+    for call in graph.calls:
+        if call.op == "batch_norm":
+            inside.add(graph.values[call.operands[0]].storage)
+            vectors |= {s.storage for s in call.saves if graph.storages[s.storage].producer == call.index}
+    found = {rule: {graph.blocks[b].storage: s for b, s in stays(graph, rule)[0].items()} for rule in (PLAN, PAPER)}
+    assert len(vectors) == 6
+    assert all(len(found[PLAN][s]) == 1 < len(found[PAPER][s]) for s in vectors)
+    assert all(len(found[PLAN][s]) == 2 for s in inside)
