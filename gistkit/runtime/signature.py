@@ -26,11 +26,12 @@ def signature(args: tuple, kwargs: dict, by_value: tuple = (int, str)) -> tuple:
 
 
 def state_kinds(model: torch.nn.Module) -> tuple:
-    """Every module's class and mode, dtype, shape and need of a gradient of every parameter and buffer: what a plan of
-    the caller's is for."""
+    """Every module's class, mode and code (a graph that is changed has the class that it had), dtype, shape and need of
+    a gradient of every parameter and buffer: what a plan of the caller's is for."""
     found: list[tuple] = []
     for module in _modules(model):
-        found.append((type(module), module.training))
+        kind: Any = type(module)
+        found.append((kind, module.training, getattr(getattr(kind, "forward", None), "__code__", None)))
         for table in (module._parameters, module._buffers):
             found += [
                 (t.dtype, None if is_lazy(t) else t.shape, t.requires_grad) for t in table.values() if t is not None

@@ -117,10 +117,10 @@ class Launchers:
 
     @staticmethod
     def repeated_rebuild(x, channels, form, plane, how):
-        def work(x, mean, invstd, affine, other, *there, out):
+        def work(x, mean, invstd, weight, bias, other, *there, out):
             args = (form, plane, other.reshape(-1), list(there), how) if how else (form, plane, None, [], "")
             args = args if how != "values" else (*args[:3], [], "")
-            rebuild_reference.bn_rebuild(x.reshape(-1), [mean, invstd, affine], *args, True, out.view(-1))
+            rebuild_reference.bn_rebuild(x.reshape(-1), [mean, invstd, weight, bias], *args, True, out.view(-1))
 
         return Stub(lambda *tensors: work(*tensors[:-1], out=tensors[-1]))
 
@@ -195,7 +195,7 @@ def test_rebuilds(as_cuda, other_form, monkeypatch):
     rebuilds = direct.Rebuilds(35, "split", other_form)
     for _ in range(3):
         x, other = torch.randn(2, 3, 5, 7), torch.randn(2, 3, 5, 7)
-        own, there = ([torch.randn(3), torch.rand(3), torch.randn(6)] for _ in range(2))
+        own, there = ([torch.randn(3), torch.rand(3), torch.randn(3), torch.randn(3)] for _ in range(2))
         vectors, beside = there if other_form == "centred" else [], other if other_form else None
         want = torch.empty_like(x)
         form = "centred" if vectors else ""

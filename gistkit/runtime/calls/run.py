@@ -107,9 +107,10 @@ def _specialised(state: ForwardState, program: Program | None, index: int, op: s
 def _may_save(program: Program | None, index: int, op: str, values: tuple) -> bool:
     """Whether a specialised call may save what is to be caught: a pool or a dropout that runs by PyTorch after all, or
     a weight which is no parameter but made in the step."""
-    if program is not None and index not in program.caught_within:
-        return False
-    return not isinstance(values[1], torch.nn.Parameter) if op in WEIGHTED else op in ("max_pool2d", "dropout")
+    if program is None or index in program.caught_within:
+        made_weight = program is not None and op in WEIGHTED and type(values[1]) is not torch.nn.Parameter
+        return made_weight or op in ("max_pool2d", "dropout")
+    return False
 
 
 def _saving(state: ForwardState, program: Program | None, index: int, plain: Callable[[], Any]) -> Any:

@@ -123,15 +123,16 @@ def test_kept_bytes_are_the_forecasts_and_one_scratch_lives_at_a_time():
             trainer.arrive()
             trainer.step(step)
     # The counts of the last step have not arrived: of the one, four encodings are scratches, of which about half (ReLU)
-    # would not be there packed; the other's are all a little longer than that.
+    # would not be there packed; the other's are all a little longer than that. Beside one scratch there are the ReLU's
+    # input and its output.
     assert bounded.kept_bytes - free.kept_bytes > LAG * 0.35 * SCRATCH_BYTES
     rows = [r for r in gistkit.report(free.model).stats.rows if r.codec == "zvc"]
     n, zvc = BATCH * WIDTH * SIZE**2, CODECS["zvc"]
     for row in rows:
         share = free.engine.densities[row.storage]
         assert row.kept_bytes <= zvc.within_bytes(n, torch.float32, zvc.capacity(n, share + MARGIN + 0.01))
-    assert len(rows) >= LAYERS - 2 and free.live.peak_bytes < free.kept_bytes + 2.5 * SCRATCH_BYTES
-    assert free.live.peak_bytes < bounded.live.peak_bytes - LAG * 0.35 * SCRATCH_BYTES
+    assert len(rows) >= LAYERS - 2 and free.live.peak_bytes <= free.kept_bytes + SCRATCH_BYTES + 2 * 4 * n
+    assert free.live.peak_bytes < bounded.live.peak_bytes - 0.35 * SCRATCH_BYTES  # the oldest was packed just before
 
 
 @pytest.mark.parametrize("when", ["in the step", "a step later"])
