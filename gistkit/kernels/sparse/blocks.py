@@ -19,7 +19,7 @@ from gistkit.kernels.narrow.fp8_hardware import hardware_word
 from gistkit.kernels.narrow.rounding import encoding_factor, exponent_byte, finite_amax, finite_key, to_scaled_code
 from gistkit.kernels.sparse.arguments import bits_of, check_blocks, check_compact, value_dtype
 from gistkit.kernels.sparse.ends import ends_and_heads
-from gistkit.kernels.sparse.places import PLACES, place_sources, program_places, stage_places
+from gistkit.kernels.sparse.places import PLACES, program_places, stage_places
 from gistkit.kernels.sparse.values import BLOCK, TRITON_DTYPES
 from gistkit.kernels.warp.lanes import LANES, asm_level, launch_warps
 from gistkit.kernels.warp.octet_stores import store_16
@@ -112,44 +112,31 @@ def pack_blocks_kernel(
     packed_columns_ptr += base
     codes_ptr += base
     exponents_ptr += base // BLOCK
-    if ASM:
-        stage = open_stage(lane, XB + (1 if COLUMNS else 0))
-        if stop < PLACES:
-            clear_stage(stage, lane, PLACES * XB)
-            warp_sync(stage)
-        stage_places(
-            stage,
-            values_ptr,
-            stage + PLACES * XB,
-            columns_ptr,
-            counts_ptr,
-            ends_ptr,
-            slot,
-            slots,
-            base,
-            stop,
-            STRIDE,
-            COLUMNS,
-            WIDE,
-            PIECES,
-            ASM,
-        )
-        stage = warp_sync(stage)
-        if COLUMNS:
-            _flush_columns(stage + PLACES * XB, packed_columns_ptr, stop)
-        _flush_blocks(stage, codes_ptr, exponents_ptr, stop, FMT, DTYPE, ASM)
-    else:
-        place = tl.arange(0, PLACES)
-        sources = place_sources(counts_ptr, ends_ptr, slot, slots, base, stop, STRIDE)
-        if COLUMNS:
-            tl.store(packed_columns_ptr + place, tl.load(columns_ptr + sources, place < stop), place < stop)
-        items = tl.load(values_ptr + sources, place < stop, other=0).to(DTYPE, bitcast=True)
-        items = tl.reshape(items, (PLACES // BLOCK, BLOCK))
-        b = exponent_byte(finite_amax(tl.max(finite_key(items), axis=1)), FMT)
-        codes = tl.reshape(to_scaled_code(items, encoding_factor(b, FMT)[:, None], FMT), (PLACES,))
-        tl.store(codes_ptr + place, codes.to(codes_ptr.dtype.element_ty), place < stop)
-        blocks = tl.arange(0, PLACES // BLOCK)
-        tl.store(exponents_ptr + blocks, b.to(tl.uint8), blocks * BLOCK < stop)
+    stage = open_stage(lane, XB + (1 if COLUMNS else 0))
+    if stop < PLACES:
+        clear_stage(stage, lane, PLACES * XB)
+        warp_sync(stage)
+    stage_places(
+        stage,
+        values_ptr,
+        stage + PLACES * XB,
+        columns_ptr,
+        counts_ptr,
+        ends_ptr,
+        slot,
+        slots,
+        base,
+        stop,
+        STRIDE,
+        COLUMNS,
+        WIDE,
+        PIECES,
+        ASM,
+    )
+    stage = warp_sync(stage)
+    if COLUMNS:
+        _flush_columns(stage + PLACES * XB, packed_columns_ptr, stop)
+    _flush_blocks(stage, codes_ptr, exponents_ptr, stop, FMT, DTYPE, ASM)
 
 
 def _pack(columns, values, counts, stride, total, fmt) -> list[torch.Tensor]:

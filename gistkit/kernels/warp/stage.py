@@ -4,7 +4,7 @@ A row of 256 items is staged before it leaves the warp. Stored one vote's worth 
 out in pieces that fill no 32-byte sector: an H200 takes 30 to 40 thousand million of such stores a second, whatever
 their width, which kept csr's bf16 encode at 29 % of a copy where a tenth of the elements is stored.
 
-PTX only (kernels take another way in the interpreter) and for ``num_warps=1``: the lanes of a warp run in step, so that
+PTX for ``num_warps=1``: the lanes of a warp run in step, so that
 no barrier of the block is needed. Each ``open_stage`` in a kernel's code is memory of its own; what it holds at first
 is undefined.
 """
