@@ -20,7 +20,6 @@ LAUNCHERS = {
     "sparse": "gistkit.kernels.sparse.operators",
     "compact": "gistkit.kernels.sparse.compact",
     "sparse_blocks": "gistkit.kernels.sparse.blocks",
-    "ranges": "gistkit.kernels.sparse.ranges",
     "pool": "gistkit.kernels.pool.operators",
     "rebuild": "gistkit.kernels.rebuild.rebuild",
 }

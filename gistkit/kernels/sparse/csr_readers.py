@@ -20,7 +20,7 @@ import triton.language as tl
 from gistkit.kernels.narrow.rounding import decoding_factor
 from gistkit.kernels.sparse.csr_rows import COLUMNS, load_pieces, program_rows, row_sites, sites
 from gistkit.kernels.sparse.ends import columns_base
-from gistkit.kernels.sparse.values import BLOCK, scale_address, tensor_factor
+from gistkit.kernels.sparse.values import BLOCK, scale_address
 from gistkit.kernels.warp.lanes import LANES
 from gistkit.kernels.warp.octet_codes import widen_octet
 from gistkit.kernels.warp.octet_stores import store_16, store_octet
@@ -77,8 +77,7 @@ def _stage_rows(
 ):
     """The rows' elements to their places of the stage, as patterns of DTYPE; FLAGS: see _put, DTYPE is then that of the
     values' items."""
-    factor = tensor_factor(exponents_ptr, FMT, SCALING)
-    scale = tl.zeros((LANES,), tl.float32) + factor
+    scale = tl.full((LANES,), 1.0, tl.float32)
     if PACKED:
         if SCALING == "block":
             exponents_ptr = scale_address(exponents_ptr, start, lane * OCTET)

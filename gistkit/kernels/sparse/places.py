@@ -36,13 +36,13 @@ def _puts(words: int, item_bytes: int) -> str:
     return text + "mov.b32 $0, 0; }"
 
 
-_PUT_1, _PUT_2, _PUT_4 = (tl.constexpr(_puts(*shape)) for shape in ((2, 1), (4, 2), (8, 4)))
+_PUT_2, _PUT_4 = (tl.constexpr(_puts(*shape)) for shape in ((4, 2), (8, 4)))
 
 
 @triton.jit
 def _put_octet(address, w, first: tl.constexpr, marks, XB: tl.constexpr):
     """The marked items of the octet whose words start at w[first], from a shared address on."""
-    text: tl.constexpr = _PUT_1 if XB == 1 else (_PUT_2 if XB == 2 else _PUT_4)
+    text: tl.constexpr = _PUT_2 if XB == 2 else _PUT_4
     with_words(text, address, w, first, 2 * XB, marks)
 
 
@@ -73,25 +73,12 @@ def _window(counts_ptr, ends_ptr, slot, slots, base, stop):
 
 @triton.jit
 def stage_places(
-    stage,
-    scratch_ptr,
-    beside,
-    columns_ptr,
-    counts_ptr,
-    ends_ptr,
-    slot,
-    slots,
-    base,
-    stop,
-    STRIDE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WIDE: tl.constexpr,
-    PIECES: tl.constexpr,
-):
+    stage, scratch_ptr, counts_ptr, ends_ptr, slot, slots, base, stop,
+    STRIDE: tl.constexpr, WIDE: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
     """The items of the first ``stop`` places from base on, the first of ``slot``, to the stage.
 
-    COLUMNS: and those of columns_ptr (bytes) to ``beside``. WIDE: both scratches are 16-byte aligned. PIECES: octets of
-    a lane that are loaded before the first is used.
+    WIDE: the scratch is 16-byte aligned. PIECES: octets of a lane that are loaded before the first is used.
     """
     XB: tl.constexpr = scratch_ptr.dtype.element_ty.primitive_bitwidth // 8
     WORDS: tl.constexpr = 2 * XB
@@ -109,7 +96,6 @@ def stage_places(
         first = tl.full((), 0, tl.int32)
         while first < tl.max(upto):
             words = ()
-            columns = ()
             places = ()
             stops = ()
             for p in tl.static_range(PIECES):
@@ -119,15 +105,11 @@ def stage_places(
                 last = tl.where(number < tl.max(upto), pick_lane(end, mine), place)
                 source = pick_lane(offset, mine)
                 words += load_octet(scratch_ptr, start, place + source, last + source, 0, "raw", False, WIDE)
-                if COLUMNS:
-                    columns += load_octet(columns_ptr, start, place + source, last + source, 0, "raw", False, WIDE)
                 places += (place,)
                 stops += (last,)
             for p in tl.static_range(PIECES):
                 marks = (1 << tl.minimum(stops[p] - places[p], OCTET)) - (1 << tl.maximum(-places[p], 0))
                 _put_octet(stage + places[p] * XB, words, p * WORDS, marks, XB)
-                if COLUMNS:
-                    _put_octet(beside + places[p], columns, p * 2, marks, 1)
             first += PIECES * LANES
         slot += LANES
         reached = tl.where(slot < slots, tl.max(tl.where(inside, end, 0)), stop)

@@ -1,8 +1,8 @@
 """Device helpers of zvc and csr: values written in a format, and read back from slots or from packed arrays.
 
 FMT is ``raw``, ``fp16``, ``fp10`` or ``fp8``. Raw items are bit patterns, the others codes. Packed fp10 codes lie three
-to a word in planes: with W words, code p is field p // W of word p % W. Scaled codes (SCALING ``tensor``, ``block``)
-occur in packed arrays only, with one exponent byte, or one for every SCALE_BLOCK packed values.
+to a word in planes: with W words, code p is field p // W of word p % W. Scaled codes (SCALING ``block``)
+occur in packed arrays only, with an exponent byte for every SCALE_BLOCK packed values.
 """
 
 from __future__ import annotations
@@ -36,15 +36,6 @@ def slot_start(slot, count, ends_ptr, stride, PACKED: tl.constexpr):
 def _places_before(boundary, start):
     """int32: how many places from start on lie before a boundary; no more than a slot can have."""
     return tl.minimum(tl.maximum(boundary - start, 0), LONGEST_SLOT).to(tl.int32)
-
-
-@triton.jit
-def tensor_factor(exponents_ptr, FMT: tl.constexpr, SCALING: tl.constexpr):
-    """fp32 factor of all codes where they share one."""
-    if SCALING == "tensor":
-        return decoding_factor(tl.load(exponents_ptr).to(tl.int32), FMT)
-    else:
-        return 1.0
 
 
 @triton.jit
@@ -105,7 +96,6 @@ def stage_values(
     start,
     stop,
     plane,
-    factor,
     lane,
     FMT: tl.constexpr,
     SCALING: tl.constexpr,
@@ -118,7 +108,7 @@ def stage_values(
     """The elements (patterns of DTYPE) of the values from start (a multiple of 8) on, stop of them, to shared memory.
 
     OCTETS: the most that a lane takes. AHEAD of them are loaded before the first is used, what lies past stop neither
-    loaded nor converted. See :func:`load_octet`, :func:`tensor_factor`.
+    loaded nor converted. See :func:`load_octet`.
     """
     WORDS: tl.constexpr = 2 if FMT == "fp8" else (2 * DTYPE.primitive_bitwidth // 8 if FMT == "raw" else 4)
     # no more than 20 registers of loaded words
@@ -137,7 +127,7 @@ def stage_values(
         for i in tl.static_range(group, tl.constexpr(min(group + AHEAD, OCTETS))):
             if i * CHUNK < stop:
                 place = lane * OCTET + i * CHUNK
-                scale = tl.zeros(place.shape, tl.float32) + factor
+                scale = tl.full(place.shape, 1.0, tl.float32)
                 if SCALING == "block":
                     scale = decoding_factor(scales[i - group], FMT)
                 elements = widen_octet(words, (i - group) * WORDS, WORDS, scale, FMT, SCALING != "none", DTYPE, ASM)

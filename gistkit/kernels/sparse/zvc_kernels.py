@@ -20,7 +20,6 @@ from gistkit.kernels.sparse.values import (
     slot_start,
     stage_flags,
     stage_values,
-    tensor_factor,
 )
 from gistkit.kernels.warp.lanes import LANES
 from gistkit.kernels.warp.octet_codes import narrow_octet
@@ -121,7 +120,6 @@ def zvc_decode_kernel(
     left = tl.minimum(n - slot * SLOT, SLOT).to(tl.int32)
     count = tl.load(counts_ptr + slot).to(tl.int32)
     start = slot_start(slot, count, ends_ptr, SLOT, PACKED)
-    factor = tensor_factor(exponents_ptr, FMT, SCALING)
     marks = _load_marks(marks_ptr, slot, lane)
     places, _ = octet_places(marks)
     x_ptr += slot * SLOT
@@ -135,7 +133,6 @@ def zvc_decode_kernel(
         start - skipped,
         count + skipped,
         plane,
-        factor,
         lane,
         FMT,
         SCALING,
