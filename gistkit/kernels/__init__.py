@@ -2,7 +2,7 @@
 
 from gistkit.kernels.launch.checks import FORMS
 from gistkit.kernels.launch.direct import Masks, Narrows
-from gistkit.kernels.layout import flat, is_channels_last, is_dense, like
+from gistkit.kernels.layout import flat, is_channels_last, is_dense, like, nibbles_pack, nibbles_unpack
 from gistkit.kernels.pool.geometry import forward_geometry
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 from gistkit.kernels.sparse.arguments import STRIDES, bits_of, value_dtype
@@ -21,6 +21,8 @@ __all__ = [
     "is_channels_last",
     "is_dense",
     "like",
+    "nibbles_pack",
+    "nibbles_unpack",
     "relu_keeps_negative_zero",
     "spill_bytes",
     "value_dtype",

@@ -195,13 +195,3 @@ def maxpool_backward(grad_y, codes, height, width, kernel, stride, padding, dila
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     shape = (n, c, height, width)
     return torch.empty(shape, dtype=grad_y.dtype, device=grad_y.device, memory_format=memory_format)
-
-
-@operator("nibbles", "nibbles_pack(Tensor codes) -> Tensor")
-def nibbles_pack(codes):
-    return codes.new_empty((formats.argmax_bytes(codes.numel(), 4),))
-
-
-@operator("nibbles", "nibbles_unpack(Tensor packed, int n) -> Tensor")
-def nibbles_unpack(packed, n):
-    return packed.new_empty((n,))

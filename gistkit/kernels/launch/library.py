@@ -15,7 +15,6 @@ LIBRARY = torch.library.Library("gistkit", "DEF")
 
 LAUNCHERS = {
     "mask": "gistkit.kernels.mask.mask",
-    "nibbles": "gistkit.kernels.mask.nibbles",
     "narrow": "gistkit.kernels.narrow.narrow",
     "sparse": "gistkit.kernels.sparse.operators",
     "compact": "gistkit.kernels.sparse.compact",

@@ -114,15 +114,9 @@ def _encode_blocks(
 
 @triton.jit
 def _block_encode_kernel(
-    x_ptr,
-    codes_ptr,
-    exponents_ptr,
-    n,
-    FMT: tl.constexpr,
-    ASM: tl.constexpr,
-    ROWS: tl.constexpr,
+    x_ptr, codes_ptr, exponents_ptr, n, FMT: tl.constexpr, ASM: tl.constexpr, ROWS: tl.constexpr,
     ALIGNED: tl.constexpr,
-):
+):  # fmt: skip
     """Exponent bytes of blocks of 128 elements and the codes under them; ALIGNED as in _encode_kernel."""
     first, blocks, block_mask, offs, mask = _block_tile(n, ROWS)
     x_ptr += first

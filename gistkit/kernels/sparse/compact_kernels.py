@@ -26,15 +26,8 @@ from gistkit.kernels.warp.octets import store_words
 
 @triton.jit
 def _slots(
-    first_slot,
-    slots,
-    counts_ptr,
-    ends_ptr,
-    total,
-    STRIDE: tl.constexpr,
-    SLOTS: tl.constexpr,
-    RUN: tl.constexpr,
-):
+    first_slot, slots, counts_ptr, ends_ptr, total, STRIDE: tl.constexpr, SLOTS: tl.constexpr, RUN: tl.constexpr,
+):  # fmt: skip
     """(base int64, first place, end, slots' ends, slots after, offsets) of SLOTS slots' items, nothing past total.
 
     Places count from base, a multiple of RUN, in the packed array. Int32[LANES], one a slot: where its items end; the

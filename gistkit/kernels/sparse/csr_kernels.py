@@ -25,16 +25,9 @@ COLUMNS = tl.constexpr(CSR_COLUMNS)
 
 @triton.jit(do_not_specialize=["n"])
 def csr_encode_kernel(
-    x_ptr,
-    counts_ptr,
-    columns_ptr,
-    values_ptr,
-    n,
-    FMT: tl.constexpr,
-    DTYPE: tl.constexpr,
-    WIDE: tl.constexpr,
+    x_ptr, counts_ptr, columns_ptr, values_ptr, n, FMT: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr,
     ASM: tl.constexpr,
-):
+):  # fmt: skip
     """Counts, columns and values of CHUNKS rows, those of row r from 256 * r on.
 
     WIDE: x_ptr is 16-byte aligned and n a multiple of 8.
@@ -67,15 +60,9 @@ def csr_encode_kernel(
         stage = warp_sync(stage)
         for r in tl.static_range(STAGED):
             _flush_row(
-                stage + r * ROW_BYTES,
-                columns_ptr + (first + r) * COLUMNS,
-                values_ptr + (first + r) * COLUMNS,
-                lane * OCTET,
-                counts[first + r],
-                FMT,
-                DTYPE,
-                ASM,
-            )
+                stage + r * ROW_BYTES, columns_ptr + (first + r) * COLUMNS, values_ptr + (first + r) * COLUMNS,
+                lane * OCTET, counts[first + r], FMT, DTYPE, ASM,
+            )  # fmt: skip
 
 
 @triton.jit

@@ -31,19 +31,9 @@ from gistkit.kernels.warp.stage_rows import put_flags, put_octet, spread_flags
 
 @triton.jit
 def _put(
-    stage,
-    columns,
-    flags,
-    rows,
-    words,
-    piece: tl.constexpr,
-    scale,
-    FMT: tl.constexpr,
-    SCALED: tl.constexpr,
-    DTYPE: tl.constexpr,
-    FLAGS: tl.constexpr,
-    ASM: tl.constexpr,
-):
+    stage, columns, flags, rows, words, piece: tl.constexpr, scale, FMT: tl.constexpr, SCALED: tl.constexpr,
+    DTYPE: tl.constexpr, FLAGS: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     """The piece's elements to their places; FLAGS: the byte 0xFF to those of all that are not negative zeros."""
     XB: tl.constexpr = DTYPE.primitive_bitwidth // 8
     WORDS: tl.constexpr = 2 if FMT == "fp8" else (2 * XB if FMT == "raw" else 4)
@@ -58,23 +48,10 @@ def _put(
 
 @triton.jit
 def _stage_rows(
-    stage,
-    columns_ptr,
-    values_ptr,
-    exponents_ptr,
-    start,
-    bounds,
-    plane,
-    lane,
-    FMT: tl.constexpr,
-    SCALING: tl.constexpr,
-    PACKED: tl.constexpr,
-    DTYPE: tl.constexpr,
-    WIDE: tl.constexpr,
-    PIECES: tl.constexpr,
-    FLAGS: tl.constexpr,
-    ASM: tl.constexpr,
-):
+    stage, columns_ptr, values_ptr, exponents_ptr, start, bounds, plane, lane, FMT: tl.constexpr,
+    SCALING: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, PIECES: tl.constexpr,
+    FLAGS: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     """The rows' elements to their places of the stage, as patterns of DTYPE; FLAGS: see _put, DTYPE is then that of the
     values' items."""
     scale = tl.full((LANES,), 1.0, tl.float32)
@@ -112,26 +89,10 @@ def _stage_rows(
 
 @triton.jit(do_not_specialize=["n", "plane", "columns_at"])
 def csr_decode_kernel(
-    x_ptr,
-    counts_ptr,
-    ends_ptr,
-    columns_ptr,
-    values_ptr,
-    exponents_ptr,
-    spill_ptr,
-    n,
-    plane,
-    columns_at,
-    FMT: tl.constexpr,
-    SCALING: tl.constexpr,
-    PACKED: tl.constexpr,
-    DTYPE: tl.constexpr,
-    WIDE: tl.constexpr,
-    WHOLE: tl.constexpr,
-    PIECES: tl.constexpr,
-    SPILL: tl.constexpr,
-    ASM: tl.constexpr,
-):
+    x_ptr, counts_ptr, ends_ptr, columns_ptr, values_ptr, exponents_ptr, spill_ptr, n, plane, columns_at,
+    FMT: tl.constexpr, SCALING: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr,
+    WHOLE: tl.constexpr, PIECES: tl.constexpr, SPILL: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     """CHUNKS rows of x: the stored elements at their columns, +0 elsewhere.
 
     WIDE: columns_ptr and values_ptr are 16-byte aligned, WHOLE: n is a multiple of 8. PIECES: octets of a lane that are
@@ -149,23 +110,9 @@ def csr_decode_kernel(
     clear_stage(stage, lane, CHUNKS * COLUMNS * XB)
     stage = warp_sync(stage)
     _stage_rows(
-        stage,
-        columns_ptr,
-        values_ptr,
-        exponents_ptr,
-        start,
-        bounds,
-        plane,
-        lane,
-        FMT,
-        SCALING,
-        PACKED,
-        DTYPE,
-        WIDE,
-        PIECES,
-        False,
-        ASM,
-    )
+        stage, columns_ptr, values_ptr, exponents_ptr, start, bounds, plane, lane, FMT, SCALING, PACKED, DTYPE, WIDE,
+        PIECES, False, ASM,
+    )  # fmt: skip
     stage = warp_sync(stage)
     # 16 bytes a lane beside its neighbours': eight elements of fp32 would fill half a sector a store
     ITEMS: tl.constexpr = 16 // XB
@@ -176,25 +123,10 @@ def csr_decode_kernel(
 
 @triton.jit(do_not_specialize=["n", "plane", "columns_at"])
 def csr_backward_kernel(
-    out_ptr,
-    grad_ptr,
-    counts_ptr,
-    ends_ptr,
-    columns_ptr,
-    values_ptr,
-    spill_ptr,
-    n,
-    plane,
-    columns_at,
-    FMT: tl.constexpr,
-    PACKED: tl.constexpr,
-    WIDE: tl.constexpr,
-    GRAD_WIDE: tl.constexpr,
-    WHOLE: tl.constexpr,
-    PIECES: tl.constexpr,
-    SPILL: tl.constexpr,
-    ASM: tl.constexpr,
-):
+    out_ptr, grad_ptr, counts_ptr, ends_ptr, columns_ptr, values_ptr, spill_ptr, n, plane, columns_at,
+    FMT: tl.constexpr, PACKED: tl.constexpr, WIDE: tl.constexpr, GRAD_WIDE: tl.constexpr, WHOLE: tl.constexpr,
+    PIECES: tl.constexpr, SPILL: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     """CHUNKS rows of grad where an element is stored that is not a negative zero, else +0; bit patterns throughout.
 
     WIDE, WHOLE, PIECES, SPILL: as in csr_decode_kernel; GRAD_WIDE: grad_ptr is 16-byte aligned and n a multiple of 8.
@@ -213,23 +145,9 @@ def csr_backward_kernel(
     clear_stage(stage, lane, CHUNKS * COLUMNS)
     stage = warp_sync(stage)
     _stage_rows(
-        stage,
-        columns_ptr,
-        values_ptr,
-        columns_ptr,
-        start,
-        bounds,
-        plane,
-        lane,
-        FMT,
-        "none",
-        PACKED,
-        values_ptr.dtype.element_ty,
-        WIDE,
-        PIECES,
-        True,
-        ASM,
-    )
+        stage, columns_ptr, values_ptr, columns_ptr, start, bounds, plane, lane, FMT, "none", PACKED,
+        values_ptr.dtype.element_ty, WIDE, PIECES, True, ASM,
+    )  # fmt: skip
     stage = warp_sync(stage)
     for r in tl.static_range(CHUNKS):
         place = lane * OCTET + r * COLUMNS

@@ -61,17 +61,9 @@ def row_sites(place, stop, row: tl.constexpr):
 
 @triton.jit
 def load_pieces(
-    columns_ptr,
-    values_ptr,
-    start,
-    place,
-    stop,
-    plane,
-    FMT: tl.constexpr,
-    PACKED: tl.constexpr,
-    WIDE: tl.constexpr,
+    columns_ptr, values_ptr, start, place, stop, plane, FMT: tl.constexpr, PACKED: tl.constexpr, WIDE: tl.constexpr,
     PIECES: tl.constexpr,
-):
+):  # fmt: skip
     """(columns, words) of a lane's PIECES octets of bytes and values, the first at start + place."""
     columns = ()
     words = ()

@@ -90,21 +90,9 @@ def load_octet(values_ptr, start, place, stop, plane, FMT: tl.constexpr, PACKED:
 
 @triton.jit
 def stage_values(
-    stage,
-    values_ptr,
-    exponents_ptr,
-    start,
-    stop,
-    plane,
-    lane,
-    FMT: tl.constexpr,
-    SCALING: tl.constexpr,
-    PACKED: tl.constexpr,
-    DTYPE: tl.constexpr,
-    WIDE: tl.constexpr,
-    OCTETS: tl.constexpr,
-    ASM: tl.constexpr,
-):
+    stage, values_ptr, exponents_ptr, start, stop, plane, lane, FMT: tl.constexpr, SCALING: tl.constexpr,
+    PACKED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, OCTETS: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     """The elements (patterns of DTYPE) of the values from start (a multiple of 8) on, stop of them, to shared memory.
 
     OCTETS: the most that a lane takes. AHEAD of them are loaded before the first is used, what lies past stop neither
@@ -136,18 +124,9 @@ def stage_values(
 
 @triton.jit
 def stage_flags(
-    stage,
-    values_ptr,
-    start,
-    stop,
-    plane,
-    lane,
-    FMT: tl.constexpr,
-    PACKED: tl.constexpr,
-    WIDE: tl.constexpr,
-    OCTETS: tl.constexpr,
-    ASM: tl.constexpr,
-):
+    stage, values_ptr, start, stop, plane, lane, FMT: tl.constexpr, PACKED: tl.constexpr, WIDE: tl.constexpr,
+    OCTETS: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     """As :func:`stage_values`, but one byte a value: 0 for -0.0 and its codes, 0xFF for all else."""
     WORDS: tl.constexpr = 4 if FMT == "fp10" else 2 * values_ptr.dtype.element_ty.primitive_bitwidth // 8
     AHEAD: tl.constexpr = 2 if WORDS == 8 or (PACKED and FMT == "fp10") else 5

@@ -41,16 +41,9 @@ SLOT = tl.constexpr(ZVC_SLOT)
 
 @triton.jit(do_not_specialize=["n"])
 def zvc_encode_kernel(
-    x_ptr,
-    marks_ptr,
-    counts_ptr,
-    values_ptr,
-    n,
-    FMT: tl.constexpr,
-    DTYPE: tl.constexpr,
-    WIDE: tl.constexpr,
+    x_ptr, marks_ptr, counts_ptr, values_ptr, n, FMT: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr,
     ASM: tl.constexpr,
-):
+):  # fmt: skip
     """Mask bytes, count and values of one slot, the values from 1024 * slot on."""
     XB: tl.constexpr = DTYPE.primitive_bitwidth // 8
     WORDS: tl.constexpr = 2 * XB
@@ -94,22 +87,10 @@ def _load_marks(marks_ptr, slot, lane):
 
 @triton.jit(do_not_specialize=["n", "plane"])
 def zvc_decode_kernel(
-    x_ptr,
-    marks_ptr,
-    counts_ptr,
-    ends_ptr,
-    values_ptr,
-    exponents_ptr,
-    n,
-    plane,
-    FMT: tl.constexpr,
-    SCALING: tl.constexpr,
-    PACKED: tl.constexpr,
-    DTYPE: tl.constexpr,
-    WIDE: tl.constexpr,
-    WHOLE: tl.constexpr,
+    x_ptr, marks_ptr, counts_ptr, ends_ptr, values_ptr, exponents_ptr, n, plane, FMT: tl.constexpr,
+    SCALING: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, WHOLE: tl.constexpr,
     ASM: tl.constexpr,
-):
+):  # fmt: skip
     """One slot of x: an element's value stands at its rank among the set bits.
 
     WIDE: values_ptr is 16-byte aligned, WHOLE: n is a multiple of 8.
@@ -127,21 +108,9 @@ def zvc_decode_kernel(
     # octets of values are aligned in the whole array, so they start inside the last slot's
     skipped = (start & (OCTET - 1)).to(tl.int32)
     stage_values(
-        stage,
-        values_ptr,
-        exponents_ptr,
-        start - skipped,
-        count + skipped,
-        plane,
-        lane,
-        FMT,
-        SCALING,
-        PACKED,
-        DTYPE,
-        WIDE,
-        CHUNKS + PACKED,
-        ASM,
-    )
+        stage, values_ptr, exponents_ptr, start - skipped, count + skipped, plane, lane, FMT, SCALING, PACKED, DTYPE,
+        WIDE, CHUNKS + PACKED, ASM,
+    )  # fmt: skip
     stage = warp_sync(stage) + skipped * XB
     for c in tl.static_range(CHUNKS):
         words = pull_octet(stage + places[c] * XB, marks[c], XB)
@@ -150,21 +119,9 @@ def zvc_decode_kernel(
 
 @triton.jit(do_not_specialize=["n", "plane"])
 def zvc_backward_kernel(
-    out_ptr,
-    grad_ptr,
-    marks_ptr,
-    counts_ptr,
-    ends_ptr,
-    values_ptr,
-    n,
-    plane,
-    FMT: tl.constexpr,
-    PACKED: tl.constexpr,
-    WIDE: tl.constexpr,
-    GRAD_WIDE: tl.constexpr,
-    WHOLE: tl.constexpr,
-    ASM: tl.constexpr,
-):
+    out_ptr, grad_ptr, marks_ptr, counts_ptr, ends_ptr, values_ptr, n, plane, FMT: tl.constexpr, PACKED: tl.constexpr,
+    WIDE: tl.constexpr, GRAD_WIDE: tl.constexpr, WHOLE: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     """One slot of grad where an element is stored that is not a negative zero, else +0; bit patterns throughout.
 
     WIDE, WHOLE: as in zvc_decode_kernel; GRAD_WIDE: grad_ptr is 16-byte aligned and n a multiple of 8.

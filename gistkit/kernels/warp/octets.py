@@ -44,13 +44,9 @@ def load_16(ptr, flag, ZERO: tl.constexpr):
     """Four int32 words of 16 bytes at ptr; where the flag is not set 0 with ZERO, else undefined."""
     text: tl.constexpr = _LOAD_16 if ZERO else _LOAD_16_IF
     return tl.inline_asm_elementwise(
-        text,
-        "=&r,=&r,=&r,=&r,l,r",
-        [ptr.to(tl.int64), flag.to(tl.int32)],
-        dtype=(tl.int32,) * 4,
-        is_pure=False,
+        text, "=&r,=&r,=&r,=&r,l,r", [ptr.to(tl.int64), flag.to(tl.int32)], dtype=(tl.int32,) * 4, is_pure=False,
         pack=1,
-    )
+    )  # fmt: skip
 
 
 @triton.jit
@@ -94,13 +90,9 @@ def fp10_words(ptr, start, place, planes, plane):
         return ptr + (start + place - which * plane), 22 - which * 10
     else:
         first, shift = tl.inline_asm_elementwise(
-            _FP10_WORDS,
-            "=l,=r,r,r,r,r,l",
-            [place, planes[0], planes[1], -plane, start + place],
-            dtype=(tl.int64, tl.int32),
-            is_pure=True,
-            pack=1,
-        )
+            _FP10_WORDS, "=l,=r,r,r,r,r,l", [place, planes[0], planes[1], -plane, start + place],
+            dtype=(tl.int64, tl.int32), is_pure=True, pack=1,
+        )  # fmt: skip
         return ptr + first, shift
 
 
@@ -161,13 +153,9 @@ def _halves_set(word, ASM: tl.constexpr):
     """Bits 0 and 16: whether the lower and the upper half of a word are not 0."""
     if ASM >= 90:
         return tl.inline_asm_elementwise(
-            "{ .reg .b32 one; mov.b32 one, 0x00010001; min.u16x2 $0, $1, one; }",
-            "=r,r",
-            [word],
-            dtype=tl.int32,
-            is_pure=True,
-            pack=1,
-        )
+            "{ .reg .b32 one; mov.b32 one, 0x00010001; min.u16x2 $0, $1, one; }", "=r,r", [word], dtype=tl.int32,
+            is_pure=True, pack=1,
+        )  # fmt: skip
     else:
         return ((((word & 0x7FFF7FFF) + 0x7FFF7FFF) | word) >> 15) & 0x00010001
 

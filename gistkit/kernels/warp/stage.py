@@ -142,13 +142,9 @@ def with_words(TEXT: tl.constexpr, address, w, first: tl.constexpr, WORDS: tl.co
         )
     elif WORDS == 4:
         tl.inline_asm_elementwise(
-            TEXT,
-            "=r,r,r,r,r,r,r",
-            [address, w[first], w[first + 1], w[first + 2], w[first + 3], other],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+            TEXT, "=r,r,r,r,r,r,r", [address, w[first], w[first + 1], w[first + 2], w[first + 3], other],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
     else:
         tl.inline_asm_elementwise(
             TEXT,
@@ -187,13 +183,9 @@ def pull_octet(address, marks, XB: tl.constexpr):
         )
     else:
         return tl.inline_asm_elementwise(
-            _PULL_4,
-            "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r",
-            [address, marks],
-            dtype=(tl.int32,) * 8,
-            is_pure=False,
+            _PULL_4, "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r", [address, marks], dtype=(tl.int32,) * 8, is_pure=False,
             pack=1,
-        )
+        )  # fmt: skip
 
 
 @triton.jit
@@ -205,10 +197,6 @@ def pull_flags(address, marks, XB: tl.constexpr):
         )
     else:
         return tl.inline_asm_elementwise(
-            _PULL_FLAGS_4,
-            "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r",
-            [address, marks],
-            dtype=(tl.int32,) * 8,
-            is_pure=False,
-            pack=1,
-        )
+            _PULL_FLAGS_4, "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r", [address, marks], dtype=(tl.int32,) * 8,
+            is_pure=False, pack=1,
+        )  # fmt: skip
