@@ -11,7 +11,7 @@ from gistkit.kernels.narrow import fp10, narrow
 from gistkit.kernels.sparse.csr_kernels import csr_encode_kernel
 from gistkit.kernels.sparse.csr_readers import csr_backward_kernel
 from gistkit.kernels.sparse.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel
-from tests.aot import test_mask, test_narrow, test_rebuild, test_sparse
+from tests.aot import test_mask, test_narrow, test_sparse
 from tests.aot.harness import compile_kernel
 
 TILES = {"FMT": "fp8", "ROWS": ROWS[4], "ALIGNED": True}
@@ -49,7 +49,6 @@ KERNELS = {
     "csr encode": lambda: test_sparse.compiled(csr_encode_kernel, "fp32"),
     "zvc backward": lambda: test_sparse.compiled(zvc_backward_kernel, "fp32"),
     "csr backward": lambda: test_sparse.compiled(csr_backward_kernel, "fp32"),
-    "rebuild": lambda: test_rebuild.build("fp32", 90, 256, 3136)[0],
 }
 
 

@@ -78,7 +78,7 @@ def test_every_form_rounds_as_written(dtype, form, plane):
 def test_negative_zeros_are_what_relu_makes_of_them(dtype, keep_zero, monkeypatch):
     monkeypatch.setattr(kernels, "relu_keeps_negative_zero", lambda x: keep_zero)
     # x is the mean, the weight negative, the bias -0.0: fma(-0.0, 1/std, -0.0)
-    norm = [torch.ones(4), torch.ones(4), torch.tensor([-1.0] * 4 + [-0.0] * 4)]
+    norm = [torch.ones(4), torch.ones(4), torch.full((4,), -1.0), torch.full((4,), -0.0)]
     x, zeros = torch.ones(96, dtype=dtype), torch.full((96,), -0.0, dtype=dtype)
     assert rebuilt(kernels.bn_rebuild, x, norm, "scaled", 8, None, [], "", False).signbit().all()
     for other in (None, zeros):
@@ -118,8 +118,10 @@ def test_bad_arguments(call):
         call(x, norm, "exact", 49, None, [], "", True, x)
     with pytest.raises(ValueError, match="x must be whole images of 5 channels of 48 elements, got 490 elements"):
         call(x, norm, "scaled", 48, None, [], "", True, x)
-    with pytest.raises(ValueError, match="norm's weight and bias must have 10 elements to match 5 channels, got 5"):
-        call(x, [*norm[:2], norm[0]], "scaled", 49, None, [], "", True, x)
+    with pytest.raises(ValueError, match="norm's weight must have 5 elements to match 5 channels, got 4"):
+        call(x, [*norm[:2], norm[2][1:], norm[3]], "scaled", 49, None, [], "", True, x)
+    with pytest.raises(ValueError, match="norm must be mean, 1/std, weight and bias, got 3 tensors; pass 4"):
+        call(x, norm[:3], "scaled", 49, None, [], "", True, x)
     with pytest.raises(ValueError, match="other must have 490 elements to match x of 490 elements, got 489"):
         call(x, norm, "scaled", 49, other[1:], [], "", True, x)
     with pytest.raises(TypeError, match=r"norm's mean must be of dtype torch\.float32, got torch\.float64"):
