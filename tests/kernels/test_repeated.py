@@ -117,22 +117,23 @@ class Launchers:
 
     @staticmethod
     def repeated_rebuild(x, channels, form, plane, how):
-        def work(x, mean, invstd, affine, other, *there, out):
+        def work(x, mean, invstd, weight, bias, other, *there, out):
             args = (form, plane, other.reshape(-1), list(there), how) if how else (form, plane, None, [], "")
             args = args if how != "values" else (*args[:3], [], "")
-            rebuild_reference.bn_rebuild(x.reshape(-1), [mean, invstd, affine], *args, True, out.view(-1))
+            rebuild_reference.bn_rebuild(x.reshape(-1), [mean, invstd, weight, bias], *args, True, out.view(-1))
 
         return Stub(lambda *tensors: work(*tensors[:-1], out=tensors[-1]))
 
     @staticmethod
     def repeated_codes(x, fmt, scaling):
         def encode(x, *codes):
-            for to, made in zip(codes, getattr(ops, f"{fmt}_encode")(flat(x), scaling), strict=False):
+            for to, made in zip(codes, ops.narrow_encode(flat(x), fmt, scaling), strict=False):
                 to.copy_(made)
 
-        def decode(codes, exponents, x):
-            exponents = exponents if scaling == "block" else exponents.new_empty(0, dtype=torch.uint8)
-            flat(x).copy_(getattr(ops, f"{fmt}_decode")(codes, exponents, x.numel(), x.dtype, scaling))
+        def decode(codes, *more):
+            *exponents, x = more
+            exponents = exponents[0] if exponents else codes.new_empty(0, dtype=torch.uint8)
+            flat(x).copy_(ops.narrow_decode(codes, exponents, x.numel(), x.dtype, fmt, scaling))
 
         return Stub(encode), Stub(decode)
 
@@ -179,11 +180,11 @@ def test_narrows(as_cuda, fmt, scaling, monkeypatch):
     for _ in range(3):
         x = torch.empty_like(kind).normal_()
         codes, exponents = narrows.encode(x)
-        want = getattr(ops, f"{fmt}_encode")(flat(x), scaling)
+        want = ops.narrow_encode(flat(x), fmt, scaling)
         assert torch.equal(codes, want[0]) and codes.dtype == want[0].dtype and torch.equal(exponents, want[1])
         back = narrows.decode(codes, exponents)
         assert back.stride() == x.stride() and back.shape == x.shape and back.dtype == x.dtype
-        assert same_bits(flat(back), getattr(ops, f"{fmt}_decode")(*want, x.numel(), x.dtype, scaling))
+        assert same_bits(flat(back), ops.narrow_decode(*want, x.numel(), x.dtype, fmt, scaling))
 
 
 @pytest.mark.parametrize("as_cuda", [False, True])
@@ -195,7 +196,7 @@ def test_rebuilds(as_cuda, other_form, monkeypatch):
     rebuilds = direct.Rebuilds(35, "split", other_form)
     for _ in range(3):
         x, other = torch.randn(2, 3, 5, 7), torch.randn(2, 3, 5, 7)
-        own, there = ([torch.randn(3), torch.rand(3), torch.randn(6)] for _ in range(2))
+        own, there = ([torch.randn(3), torch.rand(3), torch.randn(3), torch.randn(3)] for _ in range(2))
         vectors, beside = there if other_form == "centred" else [], other if other_form else None
         want = torch.empty_like(x)
         form = "centred" if vectors else ""
