@@ -200,7 +200,7 @@ def test_other_statistics_are_marked(capsys):
     arguments = ["tests.commands.test_cli_plan:normed", "--batch", "8", "--image-size", "32", "--hardware", "titanx"]
     arguments += ["--budget", "50%", "--fidelity", "reassociated", "--policy", "modnn"]
     assert cli.main(["plan", *arguments]) == 1 and "/2" not in capsys.readouterr().out
-    assert cli.main(["plan", *arguments, "--batch-statistics", "per_sub_batch"]) == 0
+    assert cli.main(["plan", *arguments, "--per-sub-batch-norm"]) == 0
     out = capsys.readouterr().out
     words = " ".join(out.split())  # a caption may be wrapped
     assert re.search(r"reassociated /\d\*", words) and "* with other statistics of the batch norms" in words

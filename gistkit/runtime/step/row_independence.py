@@ -28,7 +28,7 @@ from gistkit.runtime.step.tolerances import company_tolerance, distance, number_
 
 REMEDIES = (
     'pass sub_batches=1, or plan without sub-batches (fidelity="bitwise"), or take the parts for what they give with '
-    "check=False"
+    "verify=False"
 )
 UNKNOWN = "whether rows depend on each other could not be found out"
 Inputs = tuple[tuple, dict]

@@ -262,7 +262,7 @@ def test_parts_go_the_planned_way_or_are_refused(order):
             continue
         peaks = peaks_of_steps(twin, lambda s=step: s(twin), given, labels)
         model.zero_grad()
-        step(model, sub_batches=-(-batch // 2), check=False)
+        step(model, sub_batches=-(-batch // 2), verify=False)
         assert max(peaks) <= plan.budget_bytes and grads_equal(model, twin)
     assert not gistkit.report(twin).notes
 
@@ -275,7 +275,7 @@ def test_parts_that_are_taken_for_what_they_give_are_told(order):
     with pytest.warns(BudgetWarning, match="a forward of 1 row goes another way") as warned:
         for batch in order:
             given, labels = x[:batch].clone(), LABELS[:batch].clone()
-            step = lambda m, g=given, t=labels, **words: gistkit.step(m, F.cross_entropy, g, t, check=False, **words)  # noqa: E731
+            step = lambda m, g=given, t=labels, **words: gistkit.step(m, F.cross_entropy, g, t, verify=False, **words)  # noqa: E731
             peaks = peaks_of_steps(twin, lambda s=step: s(twin), given, labels)
             model.zero_grad()
             step(model, sub_batches=-(-batch // 2))
