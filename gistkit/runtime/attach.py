@@ -35,17 +35,17 @@ def compress(
     delayed precision reduction in a format of ``fp16``, ``fp10``, ``fp8`` (unscaled, the paper's) or those with ``s``
     (a scale per 128 elements) or ``t`` (per tensor). ``fidelity="reassociated"`` lets weight gradients be summed in
     batch slices. ``min_gain`` is the share of the kept bytes that such a plan must save: where it saves no more, the
-    model's own forward runs, untouched, with a note in the report. Under a ``plan`` of :func:`gistkit.plan` every decision is the plan's, its format and its slices too,
-    and a step that is not the planned one is a :class:`PlanMismatchError`: another dataflow or other parameters and
-    buffers; with a budget also other kernels or strides, frozen weights, larger inputs, more rows, another mode. What a
-    plan with a budget decides is carried out or refused with a :class:`PlanError`; under one of policy ``plain``, which
-    decides nothing, PyTorch's own operators run. Parameters, state-dict keys and classes stay as they are; ``eval()``
-    and ``no_grad`` run untouched code, but for a plan that was made of a model in ``eval()``: it is carried out in that
-    mode, wherever gradients are on.
+    model's own forward runs, untouched, with a note in the report. Under a ``plan`` of :func:`gistkit.plan` every
+    decision is the plan's, its format and its slices too, and a step that is not the planned one is a
+    :class:`PlanMismatchError`: another dataflow or other parameters and buffers; with a budget also other kernels or
+    strides, frozen weights, larger inputs, more rows, another mode. What a plan with a budget decides is carried out or
+    refused with a :class:`PlanError`; under one of policy ``plain``, which decides nothing, PyTorch's own operators
+    run. Parameters, state-dict keys and classes stay as they are; ``eval()`` and ``no_grad`` run untouched code, but
+    for a plan that was made of a model in ``eval()``: it is carried out in that mode, wherever gradients are on.
 
     Raises TypeError for what is not a module or a plan, and for a scripted, traced or compiled module, ValueError for
-    an unknown format or fidelity or min_gain out of range, CompressError where the model or a part of it is compressed already. Paper: Gist
-    (Jain et al., ISCA 2018).
+    an unknown format or fidelity or min_gain out of range, CompressError where the model or a part of it is compressed
+    already. Paper: Gist (Jain et al., ISCA 2018).
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(

@@ -53,7 +53,7 @@ WRONG = [
         (None, CE, X, T),
         {"verify": "no"},
         TypeError,
-        r"verify must be True or False, got 'no'; False takes the parts for",
+        r"verify must be True or False, got 'no'; False takes",
     ),
     ((None, CE, X, T[:3]), TWO, ValueError, r"tensor of targets must have the batch's 4 rows to be cut up, got shape "),
     ((None, CE, (X, T[:3]), T), TWO, ValueError, r"every tensor of inputs must have the batch's 4 rows"),
