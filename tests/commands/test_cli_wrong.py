@@ -11,7 +11,6 @@ from torch import nn
 from gistkit import cli
 from gistkit.commands import images
 from gistkit.commands import train as train_command
-from gistkit.commands.wrong import InputError, claim, write
 from gistkit.runtime.offload.host_memory import NOT_FITTING
 
 
@@ -159,15 +158,6 @@ def test_memory_that_runs_out_is_said_in_a_line(monkeypatch, capsys):
     assert "too little memory (out of memory: tried to allocate 9 TiB); take a smaller batch" in last
 
 
-def test_a_mistake_of_gistkit_is_a_traceback(monkeypatch):
-    def run(*_):
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(train_command.Comparison, "run", run)
-    with pytest.raises(RuntimeError, match="a bug"):
-        cli.main(TRAIN)
-
-
 def test_a_command_that_is_cut_off_leaves_no_file(tmp_path, monkeypatch, capsys):
     def cut_off(*_):
         raise KeyboardInterrupt
@@ -193,24 +183,3 @@ def test_output_that_cannot_be_written_loses_no_file(command, output, tmp_path):
     assert run.returncode == (2 if output == "full" else 141)
     assert said.strip() == ("gistkit: error: [Errno 28] No space left on device" if output == "full" else "")
     assert file.read_text().startswith("{")
-
-
-def test_what_is_there_stays_until_it_is_written_whole(tmp_path, monkeypatch):
-    file = tmp_path / "found.json"
-    file.write_text("old")
-    claim(file, None)
-    assert file.read_text() == "old"
-    link = tmp_path / "link.json"
-    link.symlink_to(file)
-    write(link, "new")
-    assert file.read_text() == "new" and link.is_symlink()
-
-    def full(*_, **__):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(type(file), "replace", full)
-    with pytest.raises(InputError, match=r"found\.json cannot be written: no space left; name another file"):
-        write(file, "newer")
-    assert file.read_text() == "new" and {p.name for p in tmp_path.iterdir()} == {"found.json", "link.json"}
-    write(tmp_path / os.devnull, "nothing")
-    assert not os.path.isfile(os.devnull)
