@@ -110,7 +110,7 @@ def plan(
     if may_be_cut(graph, per_sub_batch_norm) and (budget is not None or allowed != "bitwise"):
         graph = with_least_rows(graph, model, batch, loss_fn)
     times = times_for("plan", measure, graph, device, model, batch, loss_fn)
-    costs = costs_of(graph, device, times, density, allowed)
+    costs = costs_of(graph, device, times, density)
     settings = {"reserved_bytes": reserved_bytes, "per_sub_batch_norm": per_sub_batch_norm}
     made = plan_graph(graph, costs, budget=budget, policy=policy, fidelity=fidelity, lossy=lossy, **settings)
     inputs = inputs_of(*(spread(batch[0]) if loss_fn is not None else (batch, {})))

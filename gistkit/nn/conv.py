@@ -21,8 +21,6 @@ from gistkit.nn.once import apply, once_differentiable
 from gistkit.nn.pool import Pair, Size, pair
 from gistkit.nn.slices import demand_slices, row_slices, summed
 from gistkit.nn.standin import Geometry, StandIn, settings
-from gistkit.nn.switched import switched, under
-from gistkit.planning.cost import is_switched, switches
 
 Memo = dict[Any, Any] | None
 # How many geometries one call is remembered in before all are forgotten.
@@ -136,21 +134,16 @@ def takes(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return x.dim() in (3, 4) and weight.dim() == 4 and x.numel() > 0 and is_dense(x)
 
 
-def _decided(x: torch.Tensor, weight: torch.Tensor, options: tuple, algorithm: str) -> Prepared | None:
-    if not takes(x, weight):
-        return None
-    call = _resolved(weight, *options)
-    if call is not None:
-        call.geometry = under(call.geometry, algorithm)
-    return call
+def _decided(x: torch.Tensor, weight: torch.Tensor, options: tuple) -> Prepared | None:
+    return _resolved(weight, *options) if takes(x, weight) else None
 
 
-def _remembered(memo: dict, x: torch.Tensor, weight: torch.Tensor, options: tuple, algorithm: str) -> Prepared | None:
+def _remembered(memo: dict, x: torch.Tensor, weight: torch.Tensor, options: tuple) -> Prepared | None:
     kind = _kind(x, weight, options)
     if kind not in memo:
         if len(memo) >= GEOMETRIES:
             memo.clear()
-        memo[kind] = _decided(x, weight, options, algorithm)
+        memo[kind] = _decided(x, weight, options)
     return memo[kind]
 
 
@@ -162,35 +155,13 @@ def run(
     keep: Keep,
     slices: int = 1,
     memo: Memo = None,
-    algorithm: str = "",
 ) -> torch.Tensor:
     """:func:`conv2d` for operands that are covered (:func:`gistkit.nn.eligible.covered`), with ``options`` (stride,
     padding, dilation, groups). ``memo``: a dict that the caller keeps from step to step for this call, for what depends
-    on sizes, strides and settings alone; the options and the algorithm must be hashable and the same then.
-    ``algorithm``: switches of cuDNN, by part (:mod:`gistkit.planning.cost.part_algorithms`); other names, which are
-    planner data, are left to PyTorch."""
-    if not is_switched(algorithm):
-        return _run(x, weight, bias, options, keep, slices, memo, "")
-    with switched(switches(algorithm, "forward")):
-        return _run(x, weight, bias, options, keep, slices, memo, algorithm)
-
-
-def _run(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    options: tuple,
-    keep: Keep,
-    slices: int,
-    memo: Memo,
-    algorithm: str,
-) -> torch.Tensor:
+    on sizes, strides and settings alone; the options must be hashable and the same then."""
     call = None
     if recorded(x, weight, bias):
-        if memo is None:
-            call = _decided(x, weight, options, algorithm)
-        else:
-            call = _remembered(memo, x, weight, options, algorithm)
+        call = _decided(x, weight, options) if memo is None else _remembered(memo, x, weight, options)
     if call is None:
         return F.conv2d(x, weight, bias, *options)
     return carry_out(call, x, weight, bias, keep, slices)
@@ -208,7 +179,7 @@ def carry_out(
 
 
 def prepared(memo: dict, x: torch.Tensor, weight: torch.Tensor, options: tuple) -> Prepared | None:
-    """How :func:`run` carried out a call of this kind without switches, as its memo has it."""
+    """How :func:`run` carried out a call of this kind, as its memo has it."""
     return memo.get(_kind(x, weight, options))
 
 

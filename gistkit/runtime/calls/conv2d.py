@@ -16,7 +16,6 @@ from gistkit.capture import Conv2d
 from gistkit.ir import Decision
 from gistkit.nn import conv
 from gistkit.nn.standin import settings
-from gistkit.nn.switched import is_switched
 from gistkit.runtime.calls.kinds import SpecialisedCall, TensorKind, autocast_dtype, weight_kind
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.program import Step
@@ -29,7 +28,7 @@ def specialise(state: ForwardState, step: Step, b: Conv2d) -> SpecialisedCall | 
     if not conv.takes(x, weight):
         return None
     native = type(weight) is Parameter and weight.requires_grad and type(b.padding) is tuple and x.dim() == 4
-    if native and not is_switched(step.choice.algorithm) and not state.strict:
+    if native and not state.strict:
         if not x.requires_grad or state.has_room(step.index, x):
             return NativeConv2d(step, b)
     return SplitConv2d(state, step, b)
@@ -89,4 +88,4 @@ class SplitConv2d(SpecialisedCall):
 
     def __call__(self, state: ForwardState, x: torch.Tensor, weight: Any, bias: Any, *options: Any) -> torch.Tensor:
         keep = partial(state.keep, decision=self._step.input)
-        return conv.run(x, weight, bias, options, keep, self._slices, self._memo, self._step.choice.algorithm)
+        return conv.run(x, weight, bias, options, keep, self._slices, self._memo)

@@ -14,7 +14,7 @@ import numpy as np
 from gistkit.codecs import CODECS
 from gistkit.errors import PlanError
 from gistkit.ir import Block, CallChoice, Decision, Plan, Reading, SavedGraph
-from gistkit.planning.cost import CostTable, is_switched
+from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import FIDELITIES, call_choices, options, shipped_until, slice_counts
 from gistkit.planning.policies.optimal.algorithms import algorithm_moves, chosen, joined
 from gistkit.planning.policies.optimal.parts import Parts, Way
@@ -205,7 +205,7 @@ class Build:
 
     def _class(self, moves: Iterable[Move]) -> str:
         """The class of the moves really used."""
-        classes = {_class_of(m.decision.codec if m.decision else "", m.choice, m.slices) for m in moves}
+        classes = {_class_of(m.decision.codec if m.decision else "", m.slices) for m in moves}
         return max(classes, key=FIDELITIES.index, default="bitwise")
 
     def seed(self, problem: Problem, plan: Plan) -> tuple[int, ...]:
@@ -258,15 +258,14 @@ def _bare(decision: Decision) -> Decision:
 
 
 @cache
-def _class_of(codec: str, choice: CallChoice | None, slices: int) -> str:
+def _class_of(codec: str, slices: int) -> str:
     if codec in CODECS and CODECS[codec].error_bound is not None:
         return "lossy"
-    switched = choice is not None and is_switched(choice.algorithm)
-    return "reassociated" if switched or slices > 1 else "bitwise"
+    return "reassociated" if slices > 1 else "bitwise"
 
 
 def _lossy(decision: Decision) -> bool:
-    return _class_of(decision.codec, None, 1) == "lossy"
+    return _class_of(decision.codec, 1) == "lossy"
 
 
 def _offered(found: Options, seeds: Sequence[Plan], fidelity: str) -> dict[int, tuple[Decision, ...]]:

@@ -60,21 +60,21 @@ def optimal(
 
     ``fidelity`` and ``lossy`` name the class of moves (:mod:`.options`). ``batch_norm`` accepts sub-batches for a
     network whose batch norms would then see other statistics. ``algorithms``: a convolution's algorithm is chosen too;
-    None asks the costs (:meth:`.CostTable.tells_algorithms`: the papers' cards under their own frameworks, and switches
-    of cuDNN that were measured). ``recompute``: segments may run anew. ``options`` restricts the decisions by storage,
-    without segments and whole seeds. ``rivals`` are asked at last, each for its plan if it may take fewer seconds
-    (infinite: none was found), which is taken whole if it is faster: for seeds that are slow to make. One that raises
-    TimeoutError is named in ``prediction.not_compared``: of the policies there, nothing is promised. After about
-    ``time_limit_s`` seconds (None: by the size of the step; half as long again, 2 s at most, where the gap is above a
-    tenth) the best plan found is returned; ``Plan.gap`` is (step - bound) / step, the bound over all that is offered.
+    None asks the hardware (``Hardware.tells_algorithms``: the papers' cards under their own frameworks). ``recompute``:
+    segments may run anew. ``options`` restricts the decisions by storage, without segments and whole seeds. ``rivals``
+    are asked at last, each for its plan if it may take fewer seconds (infinite: none was found), which is taken whole
+    if it is faster: for seeds that are slow to make. One that raises TimeoutError is named in
+    ``prediction.not_compared``: of the policies there, nothing is promised. After about ``time_limit_s`` seconds (None:
+    by the size of the step; half as long again, 2 s at most, where the gap is above a tenth) the best plan found is
+    returned; ``Plan.gap`` is (step - bound) / step, the bound over all that is offered.
     Raises BudgetError, with the least peak found for the class, where nothing fits; ValueError for an unknown class or
     format or a graph without tasks.
     """
     check_fidelity(fidelity, lossy)
-    told = costs.tells_algorithms(fidelity) if algorithms is None else algorithms
+    told = costs.hardware.tells_algorithms if algorithms is None else algorithms
     settings = Settings(fidelity, lossy, batch_norm, reserve, _limit(graph, time_limit_s), told, recompute)
     room, common = None if budget_bytes is None else budget_bytes - reserve, Common(Simulator(graph, costs))
-    begun, narrow = time.monotonic(), _bitwise(settings, costs, algorithms)
+    begun, narrow = time.monotonic(), _bitwise(settings)
     share = 0.0 if options is not None else _narrow_share(graph, settings, narrow)
     if share:
         narrow = replace(narrow, time_limit_s=share * settings.time_limit_s)
@@ -91,11 +91,10 @@ def optimal(
     return _figures(graph, costs, plan, common.simulator, settings, budget_bytes, least, bound_s)
 
 
-def _bitwise(settings: Settings, costs: CostTable, algorithms: bool | None) -> Settings:
+def _bitwise(settings: Settings) -> Settings:
     """The narrowest class, whose plan every wider one has too: its larger program alone may miss it in the time that it
     gets."""
-    told = costs.tells_algorithms("bitwise") if algorithms is None else algorithms
-    return replace(settings, fidelity="bitwise", lossy=None, batch_norm=False, algorithms=told)
+    return replace(settings, fidelity="bitwise", lossy=None, batch_norm=False)
 
 
 def _narrow_share(graph: SavedGraph, settings: Settings, narrow: Settings) -> float:
@@ -166,7 +165,7 @@ def minimise_peak(
     costs have looked at.
     """
     check_fidelity(fidelity, lossy)
-    told = costs.tells_algorithms(fidelity) if algorithms is None else algorithms
+    told = costs.hardware.tells_algorithms if algorithms is None else algorithms
     settings = Settings(fidelity, lossy, batch_norm, reserve, _limit(graph, time_limit_s), told, recompute)
     common = common or Common(Simulator(graph, costs))
     planning = Planning(graph, costs, settings, (), options, None, common)
