@@ -15,7 +15,7 @@ import torch
 
 from gistkit.api.capturing import may_be_cut, step_on, with_least_rows
 from gistkit.api.measuring import Measure, check_measure, costs_of, times_for, with_times
-from gistkit.capture import python_instead, spread
+from gistkit.capture import spread
 from gistkit.errors import BudgetError, CaptureError, renamed
 from gistkit.ir import Plan, SavedGraph, uncollected
 from gistkit.planning import (
@@ -95,9 +95,9 @@ def plan(
     ``sync_peak_bytes``, the peak to expect, at most ``peak_bytes``, and ``wall_s``, the time, with the host's share
     where the hardware states it. Raises :class:`gistkit.BudgetError` where nothing allowed fits, with ``least_bytes``
     by class; :class:`gistkit.CaptureError` where the step cannot be captured, or, under a budget, its bytes cannot be
-    known (recurrent layers, scripted parts that need gradients); :class:`gistkit.PlanError` for a policy that needs a
-    link on hardware without one; :class:`gistkit.MeasureError` where it cannot be measured; ValueError or TypeError for
-    an argument that makes no sense, a scripted, traced or compiled model among them.
+    known (recurrent layers); :class:`gistkit.PlanError` for a policy that needs a link on hardware without one;
+    :class:`gistkit.MeasureError` where it cannot be measured; ValueError or TypeError for an argument that makes no
+    sense, a scripted, traced or compiled model among them.
     """
     allowed = check_words(policy, fidelity, lossy, density)
     check_budget(budget)
@@ -182,13 +182,7 @@ a fake tensor has none of its bytes."""
 
 
 def _demand_known_bytes(graph: SavedGraph, device: Hardware) -> None:
-    """CaptureError where a call or a part keeps bytes that no capture tells: no budget could be promised."""
-    if graph.scripted:
-        raise CaptureError(
-            f"a budget counts every byte, and how many {graph.scripted[0]!r}, a scripted or traced module, keeps for "
-            "backward changes with TorchScript's optimisations from run to run; plan without a budget, or "
-            f"{python_instead(graph.scripted[:1])}"
-        )
+    """CaptureError where a call keeps bytes that no capture tells: no budget could be promised."""
     for call in graph.calls:
         by_cudnn = device.async_counts and call.op in RECURRENT
         if by_cudnn or any(save.node.startswith("MkldnnRnn") for save in call.saves):

@@ -24,7 +24,7 @@ from gistkit.capture.entry import STAND_IN, capture, no_autocast_cache, untouche
 from gistkit.capture.isolation.autocast_cache import left_behind
 from gistkit.capture.isolation.closures import on_copy, others_untouched
 from gistkit.capture.isolation.copies import deep_copy
-from gistkit.capture.isolation.unsupported_models import check_runs_in_python, python_instead, scripted_parts
+from gistkit.capture.isolation.unsupported_models import check_runs_in_python
 from gistkit.capture.ledger import tensors_in
 from gistkit.capture.recorder import Recorder, call_name, is_metadata
 from gistkit.capture.step.conv_backward import needs_input, takes_its_own
@@ -69,11 +69,9 @@ __all__ = [
     "on_copy",
     "operands",
     "others_untouched",
-    "python_instead",
     "region_is_open",
     "row_bytes",
     "rows",
-    "scripted_parts",
     "spread",
     "takes_its_own",
     "tasks_with_spans",

@@ -25,7 +25,7 @@ from gistkit.capture.isolation.autocast_cache import MirroredAutocast, autocast_
 from gistkit.capture.isolation.closures import on_copy
 from gistkit.capture.isolation.copies import deep_copy
 from gistkit.capture.isolation.fakes import Fakes
-from gistkit.capture.isolation.unsupported_models import check_runs_in_python, compiled_part
+from gistkit.capture.isolation.unsupported_models import check_runs_in_python, refuse_foreign_parts
 from gistkit.capture.ledger import tensors_in
 from gistkit.capture.recorder import Recorder
 from gistkit.capture.refusal import uncaptured
@@ -65,8 +65,9 @@ def capture(
 
     Raises :class:`CaptureError`, its cause chained, where the copy cannot be made or fake tensors cannot go (values
     that decide the control flow or a size, operators without a fake implementation, sparse tensors, user hooks on
-    modules); it says whether that was in the forward, the ``loss_fn`` or backward. TypeError or ValueError for
-    arguments that make no sense, a scripted, traced or compiled model among them.
+    modules, scripted and traced parts, in a whole step compiled ones); it says whether that was in the forward, the
+    ``loss_fn`` or backward. TypeError or ValueError for arguments that make no sense, a model among them that is
+    scripted, traced or compiled itself.
     """
     _check(model, args, kwargs, loss_fn, targets)
     if loss_fn is not None and not backward:
@@ -77,8 +78,8 @@ def capture(
         raise ValueError("capture: backward=True needs fake=True, got fake=False; a real step is recorded forward only")
     if on_cpu and not fake:
         raise ValueError("capture: on_cpu=True needs fake=True, got fake=False; a real step runs where the model is")
-    if backward or on_cpu:
-        _refuse_compiled(model)
+    # the copy of a part that is compiled in place is not: it would run other operators than the part
+    refuse_foreign_parts(model, compiled_too=backward or on_cpu)
     _refuse(model)
     device_type = _elsewhere(model, (args, kwargs)) if backward or on_cpu else None
     mode = _fakes(model, device_type is None) if fake else None
@@ -162,15 +163,6 @@ def _refuse(model: torch.nn.Module) -> None:
                 f"the module {name or type(model).__name__!r} has {what}, whose effects a copy cannot isolate; take "
                 "them off, or leave the plan out: gistkit.compress(model) records a real step"
             )
-
-
-def _refuse_compiled(model: torch.nn.Module) -> None:
-    """The copy of a part that is compiled in place is not: it would run other operators than the part."""
-    if name := compiled_part(model):
-        raise CaptureError(
-            f"the module {name!r} is compiled by torch.compile, and what compiled code keeps no capture tells; leave "
-            "that part uncompiled, or leave the plan out: gistkit.compress(model) takes such a part as it is"
-        )
 
 
 def _twin(model: torch.nn.Module, mode: FakeTensorMode | None, on_cpu: bool = False) -> torch.nn.Module:

@@ -55,7 +55,6 @@ class Recorder(TorchFunctionMode):
         self._busy = False
         self._covered = 0
         self._stack: list[str] = []
-        self._scripted: dict[str, None] = {}
         self._names: dict[int, str] = {}
         self._handles: list[Any] = []
         self._state = "new"
@@ -99,9 +98,7 @@ class Recorder(TorchFunctionMode):
 
         def leave(module, args, output):
             if threading.get_ident() == thread and id(module) in self._names and self._stack:
-                name = self._stack.pop()
-                if isinstance(module, torch.jit.ScriptModule) and any(t.requires_grad for t in tensors_in(output)):
-                    self._scripted[name] = None
+                self._stack.pop()
 
         hooks = torch.nn.modules.module
         self._handles = [
@@ -259,7 +256,7 @@ class Recorder(TorchFunctionMode):
         graph = assemble(notes, out)
         if model is None:
             return graph
-        return replace(graph, state=state_of(model), training=model.training, scripted=tuple(self._scripted))
+        return replace(graph, state=state_of(model), training=model.training)
 
 
 def call_name(func: Callable) -> str:

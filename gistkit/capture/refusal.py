@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from gistkit.capture.isolation.unsupported_models import python_instead, scripted_parts
 from gistkit.errors import CaptureError
 
 _WITHOUT = "leave the plan out: gistkit.compress(model) records a real step"
@@ -48,9 +47,6 @@ def _remedy(part: str, model: torch.nn.Module, error: Exception) -> str:
             f"; the {part} makes a tensor whose size hangs on values (indexing by a bool tensor, nonzero(), unique()), "
             f"and here there are none: use torch.where, or the mask as a factor, or {_WITHOUT}"
         )
-    if part != "loss_fn" and isinstance(error, RuntimeError) and (scripted := scripted_parts(model)):
-        names = tuple(name for name, _ in scripted)
-        return f"; TorchScript does not run everything on fake tensors: {python_instead(names)}, or {_WITHOUT}"
     if isinstance(error, NotImplementedError) and "Sparse" in str(error):
         modules = model.named_modules()
         sparse = [repr(name or type(m).__name__) for name, m in modules if getattr(m, "sparse", False) is True]
