@@ -55,6 +55,3 @@ def _remedy(part: str, model: torch.nn.Module, error: Exception) -> str:
     if part == "loss_fn":
         return "; it is called as loss_fn(output, *targets), a plan's as loss_fn(model(batch[0]), *batch[1:])"
     return f"; mend it where the model alone raises it too, or {_WITHOUT}"
-
-
-__all__ = ["running", "uncaptured"]

@@ -13,6 +13,3 @@ def state_of(model: torch.nn.Module) -> tuple[StateTensor, ...]:
     return tuple(
         StateTensor(name, str(t.dtype).removeprefix("torch."), tuple(t.shape), t.requires_grad) for name, t in named
     )
-
-
-__all__ = ["state_of"]

@@ -42,6 +42,3 @@ def arithmetic_bytes(nbytes: int, dtype: str) -> int:
     """Scratch of making a batch norm's output anew by PyTorch's operators: what a part takes besides the output
     (nn.norm.Bound.widens)."""
     return 0 if dtype == "float32" else _ARITHMETIC_COPIES * part_bytes(nbytes)
-
-
-__all__ = ["PARTS", "PART_BYTES", "WORD_BYTES", "arithmetic_bytes", "digest_bytes", "norm_bytes", "part_bytes"]

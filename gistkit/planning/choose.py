@@ -188,6 +188,3 @@ def _check_density(density: float | Mapping[int, float] | None) -> None:
                 f"density must be a share of elements from 0 to 1 (or a dict of them by storage id), got {value!r}; "
                 "leave it out for what the ops suggest"
             )
-
-
-__all__ = ["SEEDS", "accepts", "check_words", "made", "seeds"]

@@ -185,6 +185,3 @@ def _result(index: int, call: PlannedCall | None, calls: Calls) -> str:
 def _sources(call: PlannedCall, calls: Calls) -> str:
     named = (f"call {i}, {_name(calls[i])}" if i >= 0 else "what the forward was given" for i in call.sources)
     return " and ".join(named) or "none"
-
-
-__all__ = ["AGAIN", "check_forward", "check_inputs", "check_same", "check_state", "contract_of"]

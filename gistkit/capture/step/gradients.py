@@ -79,6 +79,3 @@ def _storage(item: Seen, ledger: Ledger) -> int:
     """The storage that was seen, itself or what stands in for it; -1 for one that forward did not know."""
     entry = ledger.known(item.ref.cdata) if item.stand_in is None else None
     return entry.id if entry is not None else -1 if item.stand_in is None else item.stand_in
-
-
-__all__ = ["reading_halves", "split_calls", "weight_gradients"]

@@ -193,6 +193,3 @@ def _groups(decisions: Iterable[Decision]) -> dict[tuple[int, ...], set[int]]:
         if decision.form.returns == RERUN:
             groups[decision.sources].add(decision.storage)
     return groups
-
-
-__all__ = ["RecomputePlan", "Replays", "SegmentPlan", "recompute_plan"]

@@ -269,6 +269,3 @@ class _DecidedBlock:
             self._add(end, end, packing_bytes, "scratch")
         if settled is not None:
             self._add(settled, last, nbytes, what)
-
-
-__all__ = ["block_effects", "made_for_backward"]

@@ -17,8 +17,9 @@ from gistkit.planning.forms.predicted import make_plan
 from gistkit.planning.policies.optimal.attempt import Attempt
 from gistkit.planning.policies.optimal.problem import spread
 from gistkit.planning.simulate.context import Context, StepIndex
+from gistkit.planning.simulate.effects import profile
 from gistkit.planning.simulate.segments import decoding, is_decoded
-from gistkit.planning.simulate.simulator import Simulator, memory_bytes, profile, simulate
+from gistkit.planning.simulate.simulator import Simulator, memory_bytes, simulate
 from gistkit.runtime.live import LiveBytes
 from tests.support.step_graphs import chain
 
