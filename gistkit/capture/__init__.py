@@ -14,7 +14,6 @@ from gistkit.capture.calls import (
     MaxPool2d,
     Relu,
     bind,
-    binder,
     hooks_are_active,
     is_counted,
     operands,

@@ -199,11 +199,6 @@ _BINDERS: dict[Callable, tuple[str, Callable[..., Bound]]] = {
 COVERED: dict[Callable, str] = {func: op for func, (op, _) in _BINDERS.items()}
 
 
-def binder(func: Callable) -> Callable[..., Bound]:
-    """What :func:`bind` calls for a covered function; raises TypeError or IndexError where that gives None."""
-    return _BINDERS[func][1]
-
-
 def bind(op: str, func: Callable, args: tuple, kwargs: dict | None) -> Bound | None:
     """The arguments of a covered call by name, sizes as pairs; a few microseconds, no tensor is touched.
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
-import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -262,17 +262,11 @@ def no_autocast_cache() -> Iterator[None]:
 @contextlib.contextmanager
 def untouched_random_states() -> Iterator[None]:
     """Puts the random states of torch, Python and NumPy back; a device's only where it is in use already."""
-    restore: list[tuple[Callable, Any]] = [
-        (random.setstate, random.getstate()),
-        (torch.set_rng_state, torch.get_rng_state()),
-    ]
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        restore.append((numpy.random.set_state, numpy.random.get_state()))
-    if torch.cuda.is_initialized():
-        restore.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
-    try:
-        yield
-    finally:
-        for put, state in restore:
-            put(state)
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    in_python, in_numpy = random.getstate(), numpy.random.get_state()
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(in_python)
+            numpy.random.set_state(in_numpy)

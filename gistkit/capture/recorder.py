@@ -21,10 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 from gistkit.capture import calls
 from gistkit.capture.assemble import assemble
-from gistkit.capture.ledger import NO_PRODUCER, StorageEntry, dtype_name, tensors_in
-from gistkit.capture.notes import Notes, OpenCall, Packed
-from gistkit.capture.state import state_of
-from gistkit.capture.weights import is_parameter, is_weight
+from gistkit.capture.ledger import NO_PRODUCER, Notes, OpenCall, Packed, StorageEntry, dtype_name, tensors_in
+from gistkit.capture.weights import is_parameter, is_weight, state_of
 from gistkit.errors import CaptureError
 from gistkit.ir import SavedGraph
 

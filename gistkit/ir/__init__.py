@@ -1,6 +1,6 @@
 """Pure data that passes between the rooms: saved graph, tasks, plan, recipes, queries. No tensors."""
 
-from gistkit.ir.comparison import WORD_BYTES, arithmetic_bytes, digest_bytes, norm_bytes, part_bytes
+from gistkit.ir.comparison import WORD_BYTES, arithmetic_bytes, digest_bytes, part_bytes
 from gistkit.ir.contract import Contract, Measured, PlannedCall, Prediction
 from gistkit.ir.forms import FORMS, KERNEL_DTYPES, NEVER, OPERATORS, RERUN, STAY, Form
 from gistkit.ir.layer_view import ACTV, CONV, Layer, layers

@@ -14,12 +14,8 @@ PART_BYTES = 512
 """of no fewer bytes than this."""
 WORD_BYTES = 8
 """A digest sums 64-bit words."""
-_PART_COPIES = 6
-"""Tensors of a part's size, in fp32 at least, that a batch norm's arithmetic and the comparison hold at once."""
 _ARITHMETIC_COPIES = 4
 """Bytes of a part, widened to fp32, that a batch norm's arithmetic holds, in those of the part."""
-_VECTORS = 10
-"""Vectors of one fp32 number a channel: weights and biases drawn, what arithmetics make of them."""
 
 
 def part_bytes(nbytes: int) -> int:
@@ -30,12 +26,6 @@ def part_bytes(nbytes: int) -> int:
 def digest_bytes(nbytes: int, rows: int) -> int:
     """Scratch of a digest: a part as words, its weights, and a few words a row."""
     return 2 * (part_bytes(nbytes) + WORD_BYTES * rows) + 4 * WORD_BYTES * rows
-
-
-def norm_bytes(nbytes: int, channels: int, item_bytes: int) -> int:
-    """Scratch of finding a batch norm's arithmetic."""
-    wide = max(1, ceil_div(4, item_bytes))
-    return _PART_COPIES * wide * part_bytes(nbytes) + _VECTORS * 4 * channels
 
 
 def arithmetic_bytes(nbytes: int, dtype: str) -> int:

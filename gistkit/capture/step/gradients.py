@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from gistkit.capture.ledger import Ledger
-from gistkit.capture.notes import Notes
+from gistkit.capture.ledger import Ledger, Notes
 from gistkit.capture.step.trace import ACCUMULATE, Seen, Tracer
 from gistkit.ir import Call, SavedGraph
 

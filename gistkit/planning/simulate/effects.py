@@ -14,9 +14,10 @@ from gistkit.errors import PlanError
 from gistkit.ir import BEFORE, STAY, Block, CallChoice, Decision, Plan, SavedGraph, scaled
 from gistkit.planning.cost import CostTable, of_part
 from gistkit.planning.simulate.block_effects import block_effects
-from gistkit.planning.simulate.context import Context, StepIndex, chosen_calls
+from gistkit.planning.simulate.context import Context
 from gistkit.planning.simulate.intervals import Effects, Interval, Transfer
 from gistkit.planning.simulate.segments import Segment
+from gistkit.planning.simulate.step_index import StepIndex, chosen_calls
 from gistkit.planning.simulate.sub_batches import passing, scaled_costs
 
 
