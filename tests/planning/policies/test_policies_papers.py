@@ -12,8 +12,7 @@ from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.forms import make_plan, own_decisions
 from gistkit.planning.policies.checkpoint import checkpoint, cuts
-from gistkit.planning.policies.gist_budget import gist_budget
-from gistkit.planning.policies.gist_rules import gist
+from gistkit.planning.policies.gist import gist, gist_budget
 from gistkit.planning.policies.plain import plain
 from gistkit.planning.policies.registry import POLICIES
 from gistkit.planning.policies.vdnn.offload import vdnn
@@ -156,31 +155,11 @@ def test_the_paper_rebuilds_nothing():
     assert papers.kept_bytes > ours.kept_bytes
 
 
-def test_optimised_software_decodes_in_slices():
-    graph = chain(layers=4, size=32, batch=8)
-    costs = cost_table(graph, hardware("titanx"), density=0.05)
-    whole, cut = gist_budget(graph, costs), gist_budget(graph, costs, slices=8)
-    assert (whole.fidelity, cut.fidelity) == ("bitwise", "reassociated")
-    assert {c.weight_grad_slices for c in cut.choices if c.op == "conv2d"} == {8}
-    coded = {d.storage for d in whole.decisions if d.codec != "dense"}
-    readers = [
-        t.index for t in graph.tasks if t.part == "weight" and coded & {graph.blocks[b].storage for b in t.reads}
-    ]
-    held, less = (simulate(graph, p, costs).memory_bytes for p in (whole, cut))
-    decoded, weights = 8 * 4 * 32 * 32 * 4, 4 * (4 * 4 * 9 + 4)
-    assert len(readers) == 3
-    for task in readers:  # two slices of eight at a time, and the weight gradient twice
-        assert held[task] - less[task] == decoded * 6 // 8 - weights
-    assert gist_budget(graph, costs, lossy="fp8", slices=8).fidelity == "lossy"
-
-
 def test_gists_settings_are_checked():
     graph = chain(layers=1)
     costs = costs_of(graph)
     with pytest.raises(ValueError, match=r"encodings must be among binarize.*got 'zip'"):
         gist_budget(graph, costs, encodings=("zip",))
-    with pytest.raises(ValueError, match=r"slices must be 1 .* got 0"):
-        gist_budget(graph, costs, slices=0)
 
 
 def test_network_wide_allocation():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 
 from gistkit.ir.saved_graph import SavedGraph
-from gistkit.planning.policies.gist_rules import gist
+from gistkit.planning.policies.gist import gist
 from tests.support.step_graphs import chain, forked, pooled, step_graphs
 
 
