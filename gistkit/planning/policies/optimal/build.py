@@ -192,7 +192,7 @@ class Build:
             return told[0]
         if told not in self._known_choices:
             algorithm = joined((c.algorithm for c in told), self._parts_of[told[0].covered])
-            slices = max(c.slices for c in told)
+            slices = max(c.weight_grad_slices for c in told)
             self._known_choices[told] = replace(told[0], weight_grad_slices=slices, algorithm=algorithm)
         return self._known_choices[told]
 
