@@ -28,7 +28,7 @@ from gistkit.capture.isolation.fakes import Fakes
 from gistkit.capture.isolation.unsupported_models import check_runs_in_python, refuse_foreign_parts
 from gistkit.capture.ledger import tensors_in
 from gistkit.capture.recorder import Recorder
-from gistkit.capture.refusal import uncaptured
+from gistkit.capture.refusal import running
 from gistkit.capture.step.traced import traced_step
 from gistkit.errors import CaptureError
 from gistkit.ir import SavedGraph
@@ -83,7 +83,7 @@ def capture(
     _refuse(model)
     device_type = _elsewhere(model, (args, kwargs)) if backward or on_cpu else None
     mode = _fakes(model, device_type is None) if fake else None
-    try:
+    with running("forward", model):
         # casts of fake weights in the caller's autocast cache are memory to nobody; those of a real copy's would be
         cache = no_autocast_cache() if mode is None else contextlib.nullcontext()
         casts = contextlib.nullcontext() if device_type is None else MirroredAutocast(device_type)
@@ -95,10 +95,6 @@ def capture(
                     own_loss = on_copy(loss_fn, model, twin)
                     return traced_step(twin, *inputs, loss_fn=own_loss, on_cpu=device_type is None)
             return _record(twin, inputs[0], inputs[1], mode)
-    except CaptureError:
-        raise
-    except Exception as error:
-        raise uncaptured("forward", model, error) from error
 
 
 def _check(model: Any, args: Any, kwargs: Any, loss_fn: Any, targets: Any) -> None:

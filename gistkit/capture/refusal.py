@@ -22,18 +22,12 @@ def running(part: str, model: torch.nn.Module) -> Iterator[None]:
     except CaptureError:
         raise
     except Exception as error:
-        raise uncaptured(part, model, error) from error
-
-
-def uncaptured(part: str, model: torch.nn.Module, error: Exception) -> CaptureError:
-    """The :class:`CaptureError` for an exception in one part of the step."""
-    name, on = type(model).__name__, "on a copy of it"
-    what = f"the {part} of {name}"
-    if part == "loss_fn":
-        what, on = "loss_fn", f"on fake tensors, as a copy of {name} returned them"
-    return CaptureError(
-        f"{what} could not be captured {on}: {type(error).__name__}: {error}{_remedy(part, model, error)}"
-    )
+        name, on = type(model).__name__, "on a copy of it"
+        what = f"the {part} of {name}"
+        if part == "loss_fn":
+            what, on = "loss_fn", f"on fake tensors, as a copy of {name} returned them"
+        why = f"{type(error).__name__}: {error}{_remedy(part, model, error)}"
+        raise CaptureError(f"{what} could not be captured {on}: {why}") from error
 
 
 def _remedy(part: str, model: torch.nn.Module, error: Exception) -> str:

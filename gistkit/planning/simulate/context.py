@@ -17,9 +17,7 @@ from gistkit.ir import (
     CallChoice,
     Decision,
     Plan,
-    SavedGraph,
 )
-from gistkit.planning.cost import CostTable
 from gistkit.planning.simulate.segments import Segment, decoding, is_decoded, segments
 from gistkit.planning.simulate.step_index import StepIndex, chosen_calls, used_at
 
@@ -52,14 +50,6 @@ class Context:
     decoded_for_segment: Mapping[int, frozenset[int]] | None = None
     synchronous: bool = False
     least: bool = False
-
-    @staticmethod
-    def alone(graph: SavedGraph, costs: CostTable, index: StepIndex | None = None) -> Context:
-        """The context of a decision of which nothing else is known: all storages that may hold zeros are taken to be
-        encoded too, nothing is rebuilt from it, nothing is cut."""
-        index = index or StepIndex(graph)
-        saved = sorted(index.by_storage[s].saved for s in costs.densities if s in index.by_storage)
-        return Context(index, graph.source == LIBRARY, encodings=tuple(t for t in saved if t >= 0))
 
     @staticmethod
     def of(plan: Plan, index: StepIndex) -> Context:

@@ -200,11 +200,8 @@ def test_effects_of_single_blocks_add_up_to_the_profile(graph):
     costs = cost_table(graph, CPU)
     plan = replace(gist(graph), choices=())
     plan = replace(plan, decisions=tuple(d for d in plan.decisions if d.codec != "rebuild"))
-    by_storage = {d.storage: d for d in plan.decisions}
-    alone = [
-        i
-        for b in graph.blocks
-        for i in block_effects(graph, costs, by_storage.get(b.storage) if b.storage >= 0 else None, b).intervals
-    ]
+    by_storage, context = {d.storage: d for d in plan.decisions}, Context(StepIndex(graph))
+    taken = ((b, by_storage.get(b.storage) if b.storage >= 0 else None) for b in graph.blocks)
+    alone = [i for b, d in taken for i in block_effects(graph, costs, d, b, context).intervals]
     together = [i for i in profile(graph, plan, costs).intervals if i.block >= 0]
     assert sorted(alone) == sorted(together)
