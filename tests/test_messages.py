@@ -39,7 +39,6 @@ def test_old_keywords_name_the_new_ones():
         (lambda: gistkit.functional.linear(x, x, slices=2), "slices= is called weight_grad_slices= now"),
         (lambda: gistkit.functional.relu(x, passes=True), "passes= is called mask_in_pool= now"),
         (lambda: gistkit.functional.max_pool2d(x, 2, zero_code=True), "zero_code= is called mask_in_pool= now"),
-        (lambda: gistkit.CallChoice(0, "conv2d", slices=2), "slices= is called weight_grad_slices= now"),
     ):
         with pytest.raises(TypeError, match=text):
             call()

@@ -72,14 +72,12 @@ def costs_of(
     hardware: Hardware,
     times: StepTimes | None = None,
     density: float | Mapping[int, float] | None = None,
-    fidelity: str = "bitwise",
 ) -> CostTable:
-    """The costs of a captured step with the measured times where there are some, else as predicted. In every class of
-    moves but ``bitwise`` convolutions may choose among the switches of cuDNN that were measured."""
+    """The costs of a captured step with the measured times where there are some, else as predicted."""
     if times is None:
         return cost_table(graph, hardware, density=density)
-    offered = times.offered(graph, fidelity)
-    return cost_table(graph, hardware, density=density, measured_s=times.seconds, convolutions=offered)
+    measured = {"measured_s": times.seconds, "workspace_bytes": times.workspace_bytes}
+    return cost_table(graph, hardware, density=density, **measured)
 
 
 def with_times(made: Plan, times: StepTimes | None) -> Plan:

@@ -15,7 +15,7 @@ import torch
 
 from gistkit.api.capturing import may_be_cut, step_on, with_least_rows
 from gistkit.api.measuring import Measure, check_measure, costs_of, times_for, with_times
-from gistkit.capture import python_instead, spread
+from gistkit.capture import spread
 from gistkit.errors import BudgetError, CaptureError, renamed
 from gistkit.ir import Plan, SavedGraph, uncollected
 from gistkit.planning import (
@@ -109,7 +109,7 @@ def plan(
     if may_be_cut(graph, per_sub_batch_norm) and (budget is not None or allowed != "bitwise"):
         graph = with_least_rows(graph, model, batch, loss_fn)
     times = times_for("plan", measure, graph, device, model, batch, loss_fn)
-    costs = costs_of(graph, device, times, density, allowed)
+    costs = costs_of(graph, device, times, density)
     settings = {"reserved_bytes": reserved_bytes, "per_sub_batch_norm": per_sub_batch_norm}
     made = plan_graph(graph, costs, budget=budget, policy=policy, fidelity=fidelity, lossy=lossy, **settings)
     inputs = inputs_of(*(spread(batch[0]) if loss_fn is not None else (batch, {})))
@@ -181,13 +181,7 @@ a fake tensor has none of its bytes."""
 
 
 def _demand_known_bytes(graph: SavedGraph, device: Hardware) -> None:
-    """CaptureError where a call or a part keeps bytes that no capture tells: no budget could be promised."""
-    if graph.scripted:
-        raise CaptureError(
-            f"a budget counts every byte, and how many {graph.scripted[0]!r}, a scripted or traced module, keeps for "
-            "backward changes with TorchScript's optimisations from run to run; plan without a budget, or "
-            f"{python_instead(graph.scripted[:1])}"
-        )
+    """CaptureError where a call keeps bytes that no capture tells: no budget could be promised."""
     for call in graph.calls:
         by_cudnn = device.async_counts and call.op in RECURRENT
         if by_cudnn or any(save.node.startswith("MkldnnRnn") for save in call.saves):

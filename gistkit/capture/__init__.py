@@ -14,7 +14,6 @@ from gistkit.capture.calls import (
     MaxPool2d,
     Relu,
     bind,
-    binder,
     hooks_are_active,
     is_counted,
     operands,
@@ -24,7 +23,7 @@ from gistkit.capture.entry import STAND_IN, capture, no_autocast_cache, untouche
 from gistkit.capture.isolation.autocast_cache import left_behind
 from gistkit.capture.isolation.closures import on_copy, others_untouched
 from gistkit.capture.isolation.copies import deep_copy
-from gistkit.capture.isolation.unsupported_models import check_runs_in_python, python_instead, scripted_parts
+from gistkit.capture.isolation.unsupported_models import check_runs_in_python
 from gistkit.capture.ledger import tensors_in
 from gistkit.capture.recorder import Recorder, call_name, is_metadata
 from gistkit.capture.step.conv_backward import needs_input, takes_its_own
@@ -32,51 +31,3 @@ from gistkit.capture.step.tasks import tasks_with_spans
 from gistkit.capture.step.trace import Span, Tracer
 from gistkit.capture.step.traced import loss_of
 from gistkit.capture.weights import is_weight
-
-__all__ = [
-    "COVERED",
-    "GEOMETRY",
-    "PLAIN",
-    "STAND_IN",
-    "Add",
-    "BatchNorm",
-    "Bound",
-    "Conv2d",
-    "Dropout",
-    "Linear",
-    "MaxPool2d",
-    "Recorder",
-    "Relu",
-    "Span",
-    "Tracer",
-    "batch_size",
-    "bind",
-    "binder",
-    "call_name",
-    "capture",
-    "check_rows",
-    "check_runs_in_python",
-    "deep_copy",
-    "hooks_are_active",
-    "is_counted",
-    "is_metadata",
-    "is_weight",
-    "joined",
-    "left_behind",
-    "loss_of",
-    "needs_input",
-    "no_autocast_cache",
-    "on_copy",
-    "operands",
-    "others_untouched",
-    "python_instead",
-    "region_is_open",
-    "row_bytes",
-    "rows",
-    "scripted_parts",
-    "spread",
-    "takes_its_own",
-    "tasks_with_spans",
-    "tensors_in",
-    "untouched_random_states",
-]

@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from gistkit.capture.ledger import NO_PRODUCER, Ledger, dtype_name, tensors_in
-from gistkit.capture.notes import Hold, Notes, OpenCall, Packed
+from gistkit.capture.ledger import NO_PRODUCER, Hold, Ledger, Notes, OpenCall, Packed, dtype_name, tensors_in
 from gistkit.capture.walk import backward_reads, function_name, is_accumulator, nodes_from, saved_fields
 from gistkit.ir import Call, Passing, Save, SavedGraph
 from gistkit.kernels import flat, is_dense

@@ -68,6 +68,3 @@ def row_bytes(item: Any) -> int:
     """Bytes of one row of all tensors of a nested item."""
     tensors = (leaf for leaf in tree_flatten(item)[0] if isinstance(leaf, torch.Tensor))
     return sum(t[0].numel() * t.element_size() for t in tensors if t.dim() > 0 and len(t))
-
-
-__all__ = ["batch_size", "check_rows", "joined", "row_bytes", "rows", "spread"]

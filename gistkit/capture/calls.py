@@ -100,6 +100,7 @@ class Add(NamedTuple):
 
 
 Bound = Relu | MaxPool2d | Conv2d | Linear | BatchNorm | Dropout | Add
+Binder = Callable[..., Bound]
 
 
 def _pair(value: Any) -> Pair:
@@ -110,16 +111,8 @@ def _pair(value: Any) -> Pair:
     return (value[0], value[-1])
 
 
-def _functional_relu(input, inplace=False):
-    return Relu(input, inplace)
-
-
-def _relu(input):
-    return Relu(input, False)
-
-
-def _relu_(input):
-    return Relu(input, True)
+def _relu(inplace: bool) -> Binder:
+    return lambda input: Relu(input, inplace)
 
 
 def _max_pool2d(input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
@@ -137,10 +130,6 @@ def _conv2d(input, weight, bias=None, stride: Any = 1, padding: Any = 0, dilatio
     return Conv2d(input, weight, bias, stride, padding, dilation, groups)
 
 
-def _linear(input, weight, bias=None):
-    return Linear(input, weight, bias)
-
-
 def _functional_batch_norm(
     input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
 ):
@@ -151,57 +140,40 @@ def _torch_batch_norm(input, weight, bias, running_mean, running_var, training, 
     return BatchNorm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
-def _functional_dropout(input, p=0.5, training=True, inplace=False):
-    return Dropout(input, p, training, inplace)
+def _dropout(inplace: bool) -> Binder:
+    return lambda input, p, train: Dropout(input, p, train, inplace)
 
 
-def _torch_dropout(input, p, train):
-    return Dropout(input, p, train, False)
+def _add(inplace: bool) -> Binder:
+    return lambda input, other, *, alpha=1: Add(input, other, alpha, inplace)
 
 
-def _torch_dropout_(input, p, train):
-    return Dropout(input, p, train, True)
-
-
-def _add(input, other, *, alpha=1):
-    return Add(input, other, alpha, False)
-
-
-def _add_(input, other, *, alpha=1):
-    return Add(input, other, alpha, True)
-
-
-_BINDERS: dict[Callable, tuple[str, Callable[..., Bound]]] = {
-    F.relu: ("relu", _functional_relu),
-    F.relu_: ("relu", _relu_),
-    torch.relu: ("relu", _relu),
-    torch.relu_: ("relu", _relu_),
-    torch.Tensor.relu: ("relu", _relu),
-    torch.Tensor.relu_: ("relu", _relu_),
+_BINDERS: dict[Callable, tuple[str, Binder]] = {
+    F.relu: ("relu", lambda input, inplace=False: Relu(input, inplace)),
+    F.relu_: ("relu", _relu(True)),
+    torch.relu: ("relu", _relu(False)),
+    torch.relu_: ("relu", _relu(True)),
+    torch.Tensor.relu: ("relu", _relu(False)),
+    torch.Tensor.relu_: ("relu", _relu(True)),
     F.max_pool2d: ("max_pool2d", _max_pool2d),
     torch.max_pool2d: ("max_pool2d", _max_pool2d),
     F.conv2d: ("conv2d", _conv2d),
     torch.conv2d: ("conv2d", _conv2d),
-    F.linear: ("linear", _linear),
+    F.linear: ("linear", lambda input, weight, bias=None: Linear(input, weight, bias)),
     F.batch_norm: ("batch_norm", _functional_batch_norm),
     torch.batch_norm: ("batch_norm", _torch_batch_norm),
-    F.dropout: ("dropout", _functional_dropout),
-    torch.dropout: ("dropout", _torch_dropout),
-    torch.dropout_: ("dropout", _torch_dropout_),
-    torch.add: ("add", _add),
-    torch.Tensor.add: ("add", _add),
-    torch.Tensor.add_: ("add", _add_),
-    torch.Tensor.__add__: ("add", _add),
-    torch.Tensor.__radd__: ("add", _add),
-    torch.Tensor.__iadd__: ("add", _add_),
+    F.dropout: ("dropout", lambda input, p=0.5, training=True, inplace=False: Dropout(input, p, training, inplace)),
+    torch.dropout: ("dropout", _dropout(False)),
+    torch.dropout_: ("dropout", _dropout(True)),
+    torch.add: ("add", _add(False)),
+    torch.Tensor.add: ("add", _add(False)),
+    torch.Tensor.add_: ("add", _add(True)),
+    torch.Tensor.__add__: ("add", _add(False)),
+    torch.Tensor.__radd__: ("add", _add(False)),
+    torch.Tensor.__iadd__: ("add", _add(True)),
 }
 
 COVERED: dict[Callable, str] = {func: op for func, (op, _) in _BINDERS.items()}
-
-
-def binder(func: Callable) -> Callable[..., Bound]:
-    """What :func:`bind` calls for a covered function; raises TypeError or IndexError where that gives None."""
-    return _BINDERS[func][1]
 
 
 def bind(op: str, func: Callable, args: tuple, kwargs: dict | None) -> Bound | None:

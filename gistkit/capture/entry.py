@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
-import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -25,10 +25,10 @@ from gistkit.capture.isolation.autocast_cache import MirroredAutocast, autocast_
 from gistkit.capture.isolation.closures import on_copy
 from gistkit.capture.isolation.copies import deep_copy
 from gistkit.capture.isolation.fakes import Fakes
-from gistkit.capture.isolation.unsupported_models import check_runs_in_python, compiled_part
+from gistkit.capture.isolation.unsupported_models import check_runs_in_python, refuse_foreign_parts
 from gistkit.capture.ledger import tensors_in
 from gistkit.capture.recorder import Recorder
-from gistkit.capture.refusal import uncaptured
+from gistkit.capture.refusal import running
 from gistkit.capture.step.traced import traced_step
 from gistkit.errors import CaptureError
 from gistkit.ir import SavedGraph
@@ -65,8 +65,9 @@ def capture(
 
     Raises :class:`CaptureError`, its cause chained, where the copy cannot be made or fake tensors cannot go (values
     that decide the control flow or a size, operators without a fake implementation, sparse tensors, user hooks on
-    modules); it says whether that was in the forward, the ``loss_fn`` or backward. TypeError or ValueError for
-    arguments that make no sense, a scripted, traced or compiled model among them.
+    modules, scripted and traced parts, in a whole step compiled ones); it says whether that was in the forward, the
+    ``loss_fn`` or backward. TypeError or ValueError for arguments that make no sense, a model among them that is
+    scripted, traced or compiled itself.
     """
     _check(model, args, kwargs, loss_fn, targets)
     if loss_fn is not None and not backward:
@@ -77,12 +78,12 @@ def capture(
         raise ValueError("capture: backward=True needs fake=True, got fake=False; a real step is recorded forward only")
     if on_cpu and not fake:
         raise ValueError("capture: on_cpu=True needs fake=True, got fake=False; a real step runs where the model is")
-    if backward or on_cpu:
-        _refuse_compiled(model)
+    # the copy of a part that is compiled in place is not: it would run other operators than the part
+    refuse_foreign_parts(model, compiled_too=backward or on_cpu)
     _refuse(model)
     device_type = _elsewhere(model, (args, kwargs)) if backward or on_cpu else None
     mode = _fakes(model, device_type is None) if fake else None
-    try:
+    with running("forward", model):
         # casts of fake weights in the caller's autocast cache are memory to nobody; those of a real copy's would be
         cache = no_autocast_cache() if mode is None else contextlib.nullcontext()
         casts = contextlib.nullcontext() if device_type is None else MirroredAutocast(device_type)
@@ -94,10 +95,6 @@ def capture(
                     own_loss = on_copy(loss_fn, model, twin)
                     return traced_step(twin, *inputs, loss_fn=own_loss, on_cpu=device_type is None)
             return _record(twin, inputs[0], inputs[1], mode)
-    except CaptureError:
-        raise
-    except Exception as error:
-        raise uncaptured("forward", model, error) from error
 
 
 def _check(model: Any, args: Any, kwargs: Any, loss_fn: Any, targets: Any) -> None:
@@ -162,15 +159,6 @@ def _refuse(model: torch.nn.Module) -> None:
                 f"the module {name or type(model).__name__!r} has {what}, whose effects a copy cannot isolate; take "
                 "them off, or leave the plan out: gistkit.compress(model) records a real step"
             )
-
-
-def _refuse_compiled(model: torch.nn.Module) -> None:
-    """The copy of a part that is compiled in place is not: it would run other operators than the part."""
-    if name := compiled_part(model):
-        raise CaptureError(
-            f"the module {name!r} is compiled by torch.compile, and what compiled code keeps no capture tells; leave "
-            "that part uncompiled, or leave the plan out: gistkit.compress(model) takes such a part as it is"
-        )
 
 
 def _twin(model: torch.nn.Module, mode: FakeTensorMode | None, on_cpu: bool = False) -> torch.nn.Module:
@@ -270,17 +258,11 @@ def no_autocast_cache() -> Iterator[None]:
 @contextlib.contextmanager
 def untouched_random_states() -> Iterator[None]:
     """Puts the random states of torch, Python and NumPy back; a device's only where it is in use already."""
-    restore: list[tuple[Callable, Any]] = [
-        (random.setstate, random.getstate()),
-        (torch.set_rng_state, torch.get_rng_state()),
-    ]
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        restore.append((numpy.random.set_state, numpy.random.get_state()))
-    if torch.cuda.is_initialized():
-        restore.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
-    try:
-        yield
-    finally:
-        for put, state in restore:
-            put(state)
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    in_python, in_numpy = random.getstate(), numpy.random.get_state()
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(in_python)
+            numpy.random.set_state(in_numpy)

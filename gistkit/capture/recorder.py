@@ -21,10 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 from gistkit.capture import calls
 from gistkit.capture.assemble import assemble
-from gistkit.capture.ledger import NO_PRODUCER, StorageEntry, dtype_name, tensors_in
-from gistkit.capture.notes import Notes, OpenCall, Packed
-from gistkit.capture.state import state_of
-from gistkit.capture.weights import is_parameter, is_weight
+from gistkit.capture.ledger import NO_PRODUCER, Notes, OpenCall, Packed, StorageEntry, dtype_name, tensors_in
+from gistkit.capture.weights import is_parameter, is_weight, state_of
 from gistkit.errors import CaptureError
 from gistkit.ir import SavedGraph
 
@@ -55,7 +53,6 @@ class Recorder(TorchFunctionMode):
         self._busy = False
         self._covered = 0
         self._stack: list[str] = []
-        self._scripted: dict[str, None] = {}
         self._names: dict[int, str] = {}
         self._handles: list[Any] = []
         self._state = "new"
@@ -99,9 +96,7 @@ class Recorder(TorchFunctionMode):
 
         def leave(module, args, output):
             if threading.get_ident() == thread and id(module) in self._names and self._stack:
-                name = self._stack.pop()
-                if isinstance(module, torch.jit.ScriptModule) and any(t.requires_grad for t in tensors_in(output)):
-                    self._scripted[name] = None
+                self._stack.pop()
 
         hooks = torch.nn.modules.module
         self._handles = [
@@ -259,7 +254,7 @@ class Recorder(TorchFunctionMode):
         graph = assemble(notes, out)
         if model is None:
             return graph
-        return replace(graph, state=state_of(model), training=model.training, scripted=tuple(self._scripted))
+        return replace(graph, state=state_of(model), training=model.training)
 
 
 def call_name(func: Callable) -> str:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from gistkit.capture.isolation.unsupported_models import python_instead, scripted_parts
 from gistkit.errors import CaptureError
 
 _WITHOUT = "leave the plan out: gistkit.compress(model) records a real step"
@@ -23,18 +22,12 @@ def running(part: str, model: torch.nn.Module) -> Iterator[None]:
     except CaptureError:
         raise
     except Exception as error:
-        raise uncaptured(part, model, error) from error
-
-
-def uncaptured(part: str, model: torch.nn.Module, error: Exception) -> CaptureError:
-    """The :class:`CaptureError` for an exception in one part of the step."""
-    name, on = type(model).__name__, "on a copy of it"
-    what = f"the {part} of {name}"
-    if part == "loss_fn":
-        what, on = "loss_fn", f"on fake tensors, as a copy of {name} returned them"
-    return CaptureError(
-        f"{what} could not be captured {on}: {type(error).__name__}: {error}{_remedy(part, model, error)}"
-    )
+        name, on = type(model).__name__, "on a copy of it"
+        what = f"the {part} of {name}"
+        if part == "loss_fn":
+            what, on = "loss_fn", f"on fake tensors, as a copy of {name} returned them"
+        why = f"{type(error).__name__}: {error}{_remedy(part, model, error)}"
+        raise CaptureError(f"{what} could not be captured {on}: {why}") from error
 
 
 def _remedy(part: str, model: torch.nn.Module, error: Exception) -> str:
@@ -48,9 +41,6 @@ def _remedy(part: str, model: torch.nn.Module, error: Exception) -> str:
             f"; the {part} makes a tensor whose size hangs on values (indexing by a bool tensor, nonzero(), unique()), "
             f"and here there are none: use torch.where, or the mask as a factor, or {_WITHOUT}"
         )
-    if part != "loss_fn" and isinstance(error, RuntimeError) and (scripted := scripted_parts(model)):
-        names = tuple(name for name, _ in scripted)
-        return f"; TorchScript does not run everything on fake tensors: {python_instead(names)}, or {_WITHOUT}"
     if isinstance(error, NotImplementedError) and "Sparse" in str(error):
         modules = model.named_modules()
         sparse = [repr(name or type(m).__name__) for name, m in modules if getattr(m, "sparse", False) is True]
@@ -59,6 +49,3 @@ def _remedy(part: str, model: torch.nn.Module, error: Exception) -> str:
     if part == "loss_fn":
         return "; it is called as loss_fn(output, *targets), a plan's as loss_fn(model(batch[0]), *batch[1:])"
     return f"; mend it where the model alone raises it too, or {_WITHOUT}"
-
-
-__all__ = ["running", "uncaptured"]

@@ -1,8 +1,11 @@
-"""Which tensors are weights: they live anyway, so keeping them for backward costs nothing."""
+"""A model's parameters and buffers, as data, and which tensors are weights: they live anyway, so keeping them for
+backward costs nothing."""
 
 from __future__ import annotations
 
 import torch
+
+from gistkit.ir import StateTensor
 
 _GEOMETRY_AND_CASTS = frozenset(
     "TBackward0 ToCopyBackward0 ViewBackward0 UnsafeViewBackward0 ReshapeAliasBackward0 TransposeBackward0 "
@@ -31,3 +34,11 @@ def is_parameter(t: torch.Tensor) -> bool:
 def _is_parameter(t: torch.Tensor | None) -> bool:
     """isinstance, which Parameter's metaclass makes slow, without it for what is most frequent."""
     return t is not None and type(t) is not torch.Tensor and isinstance(t, torch.nn.Parameter)
+
+
+def state_of(model: torch.nn.Module) -> tuple[StateTensor, ...]:
+    """A model's parameters and buffers, each object once, in the order of its modules. Touches no values."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    return tuple(
+        StateTensor(name, str(t.dtype).removeprefix("torch."), tuple(t.shape), t.requires_grad) for name, t in named
+    )

@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     """Plan, write, show; 1 where the policy has no plan within the budget."""
     device = prepare(options)
     try:
-        allowed = check_words(options.policy, options.fidelity, options.lossy, options.density)
+        check_words(options.policy, options.fidelity, options.lossy, options.density)
         check_budget(options.budget)
         parse_bytes(options.reserve, "--reserve")
     except (ValueError, TypeError) as error:
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     waiting = Console(stderr=True)
     with waiting.status("measuring a step" if options.measure else "recording a step"):
         graph, times = image_step(options, device, options.per_sub_batch_norm, cut=True)
-    found = _find(graph, costs_of(graph, device, times, options.density, allowed), times, options, waiting)
+    found = _find(graph, costs_of(graph, device, times, options.density), times, options, waiting)
     chosen = next(row for row in found.rows if row.policy == options.policy)
     if options.json:  # files first: whoever reads the tables may close them early
         write(options.json, _as_json(found, chosen, options) + "\n")

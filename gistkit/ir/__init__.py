@@ -1,6 +1,6 @@
 """Pure data that passes between the rooms: saved graph, tasks, plan, recipes, queries. No tensors."""
 
-from gistkit.ir.comparison import WORD_BYTES, arithmetic_bytes, digest_bytes, norm_bytes, part_bytes
+from gistkit.ir.comparison import WORD_BYTES, arithmetic_bytes, digest_bytes, part_bytes
 from gistkit.ir.contract import Contract, Measured, PlannedCall, Prediction
 from gistkit.ir.forms import FORMS, KERNEL_DTYPES, NEVER, OPERATORS, RERUN, STAY, Form
 from gistkit.ir.layer_view import ACTV, CONV, Layer, layers
@@ -13,61 +13,3 @@ from gistkit.ir.scale import goes_as, scaled
 from gistkit.ir.serial import from_json, to_json
 from gistkit.ir.tasks import BACKWARD, BEFORE, FORWARD, Block, ConvShape, Task, Use
 from gistkit.ir.uncollected import uncollected
-
-__all__ = [
-    "ACTV",
-    "BACKWARD",
-    "BEFORE",
-    "CONV",
-    "FORMS",
-    "FORWARD",
-    "KERNEL_DTYPES",
-    "LIBRARY",
-    "NEVER",
-    "OPERATORS",
-    "PLACES",
-    "REMEDY",
-    "RERUN",
-    "STAY",
-    "WORD_BYTES",
-    "Block",
-    "Call",
-    "CallChoice",
-    "Contract",
-    "ConvShape",
-    "Decision",
-    "Form",
-    "Layer",
-    "Measured",
-    "Passing",
-    "Plan",
-    "PlannedCall",
-    "Prediction",
-    "Reading",
-    "Rerun",
-    "Save",
-    "SavedGraph",
-    "SavedStorage",
-    "StateTensor",
-    "Task",
-    "Use",
-    "Uses",
-    "Value",
-    "arithmetic_bytes",
-    "chain",
-    "digest_bytes",
-    "from_json",
-    "goes_as",
-    "held",
-    "is_recipe",
-    "layers",
-    "norm_bytes",
-    "norms",
-    "numel",
-    "part_bytes",
-    "rerun_of",
-    "scaled",
-    "to_json",
-    "uncollected",
-    "written_late",
-]

@@ -14,12 +14,8 @@ PART_BYTES = 512
 """of no fewer bytes than this."""
 WORD_BYTES = 8
 """A digest sums 64-bit words."""
-_PART_COPIES = 6
-"""Tensors of a part's size, in fp32 at least, that a batch norm's arithmetic and the comparison hold at once."""
 _ARITHMETIC_COPIES = 4
 """Bytes of a part, widened to fp32, that a batch norm's arithmetic holds, in those of the part."""
-_VECTORS = 10
-"""Vectors of one fp32 number a channel: weights and biases drawn, what arithmetics make of them."""
 
 
 def part_bytes(nbytes: int) -> int:
@@ -32,16 +28,7 @@ def digest_bytes(nbytes: int, rows: int) -> int:
     return 2 * (part_bytes(nbytes) + WORD_BYTES * rows) + 4 * WORD_BYTES * rows
 
 
-def norm_bytes(nbytes: int, channels: int, item_bytes: int) -> int:
-    """Scratch of finding a batch norm's arithmetic."""
-    wide = max(1, ceil_div(4, item_bytes))
-    return _PART_COPIES * wide * part_bytes(nbytes) + _VECTORS * 4 * channels
-
-
 def arithmetic_bytes(nbytes: int, dtype: str) -> int:
     """Scratch of making a batch norm's output anew by PyTorch's operators: what a part takes besides the output
     (nn.norm.Bound.widens)."""
     return 0 if dtype == "float32" else _ARITHMETIC_COPIES * part_bytes(nbytes)
-
-
-__all__ = ["PARTS", "PART_BYTES", "WORD_BYTES", "arithmetic_bytes", "digest_bytes", "norm_bytes", "part_bytes"]

@@ -88,6 +88,3 @@ class Prediction:
     rates: str = ""
     measured: Measured | None = None
     not_compared: tuple[str, ...] = ()
-
-
-__all__ = ["Contract", "Measured", "PlannedCall", "Prediction"]

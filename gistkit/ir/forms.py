@@ -139,6 +139,3 @@ _ROWS = (
 )
 FORMS: dict[str, Form] = {form.name: form for form in _ROWS}
 """Every form by its name."""
-
-
-__all__ = ["DECODING", "FORMS", "KERNEL_DTYPES", "NEVER", "OPERATORS", "RERUN", "STAY", "Form"]

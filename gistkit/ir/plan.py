@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
-from gistkit.errors import PlanError, renamed
+from gistkit.errors import PlanError
 from gistkit.formats import item_bytes, mask1_bytes
 from gistkit.ir.contract import Contract, Prediction
 from gistkit.ir.forms import FORMS, Form
@@ -74,8 +74,7 @@ class CallChoice:
 
     ``mask_in_pool``: a ReLU whose backward is the identity, as the map of the max-pool behind it carries its mask; and
     that pool. ``weight_grad_slices``: the batch slices in which a weight gradient is taken. ``algorithm`` of a
-    convolution: switches of cuDNN that the runtime sets (:mod:`gistkit.planning.cost.part_algorithms`), or a name that
-    is planner data.
+    convolution is planner data: PyTorch picks its algorithms by itself (:mod:`gistkit.planning.cost.part_algorithms`).
     """
 
     covered: int
@@ -83,26 +82,6 @@ class CallChoice:
     mask_in_pool: bool = False
     weight_grad_slices: int = 1
     algorithm: str = ""
-
-    @property
-    def passes(self) -> bool:
-        """Whether a ReLU's backward is the identity."""
-        return self.mask_in_pool and self.op == "relu"
-
-    @property
-    def zero_code(self) -> bool:
-        """Whether a max-pool's map has a code for "no gradient"."""
-        return self.mask_in_pool and self.op == "max_pool2d"
-
-    @property
-    def slices(self) -> int:
-        """The same as ``weight_grad_slices``."""
-        return self.weight_grad_slices
-
-
-CallChoice.__init__ = renamed(slices="weight_grad_slices=", passes="mask_in_pool=", zero_code="mask_in_pool=")(
-    CallChoice.__init__
-)
 
 
 _OPEN, _UNKNOWN = Contract(), Prediction()
@@ -145,15 +124,6 @@ class Plan:
     def planned_rows(self) -> int:
         """The most rows of one forward, 0 where that is not known."""
         return -(-self.contract.batch // self.sub_batches)
-
-    @property
-    def settings(self) -> NoReturn:
-        """Replaced by typed attributes; raises AttributeError."""
-        raise AttributeError(
-            "Plan.settings is gone; read plan.contract (batch, densities, reserved_bytes, fidelity, lossy, ...), "
-            "plan.prediction (wall_s, sync_peak_bytes, plain_peak_bytes, measured, not_compared, ...) or plan.details "
-            "(what the policy tells of its search)"
-        )
 
     def to_json(self) -> str:
         """The plan as JSON text."""

@@ -43,6 +43,3 @@ def held(recipe: tuple) -> int:
     if recipe[0] == "add" and all(p[0] != "stash" for p in parts):
         return max(held(parts[0]), 1 + held(parts[1]))
     return max([1, *(held(p) for p in parts)])
-
-
-__all__ = ["chain", "held", "is_recipe", "norms"]

@@ -42,6 +42,3 @@ def rerun_of(
                     inside.add(read)
                     work.append(read)
     return Rerun(tuple(sorted(calls)), frozenset(inside), frozenset(needs))
-
-
-__all__ = ["Rerun", "rerun_of"]

@@ -134,8 +134,7 @@ class SavedGraph:
     captured with ``backward=True``, else empty. ``batch`` is the size of the inputs' first dimension, 0 if unknown;
     ``least_rows`` how many rows of it a sub-batch must have to take the same way through the model, as far as asked;
     ``small`` is the step of so many rows, where one of fewer than the batch was captured.
-    ``state`` are the model's parameters and buffers, ``training`` whether it was in training mode. ``scripted`` are the
-    modules that ran as TorchScript and returned what needs a gradient: what these keep may be another in another run.
+    ``state`` are the model's parameters and buffers, ``training`` whether it was in training mode.
     """
 
     calls: tuple[Call, ...]
@@ -149,7 +148,6 @@ class SavedGraph:
     state: tuple[StateTensor, ...] = ()
     training: bool = True
     small: SavedGraph | None = None
-    scripted: tuple[str, ...] = ()
 
     @property
     def most_parts(self) -> int:

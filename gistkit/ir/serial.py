@@ -74,6 +74,3 @@ def _unknown(raw: Any, known: Any, where: str) -> Iterator[str]:
     elif isinstance(raw, list):
         for number, (value, taken) in enumerate(zip(raw, known, strict=True)):
             yield from _unknown(value, taken, f"{where}[{number}]")
-
-
-__all__ = ["from_json", "spelling", "to_json"]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BLOCK_KINDS = ("weight", "buffer", "input", "activation", "gradient", "weight_gradient")
 FORWARD, BACKWARD = "forward", "backward"
 BEFORE = -1
 """``Block.first`` of what is there before the step."""

@@ -6,7 +6,6 @@ profiler); where that matters more than the peak, PyTorch's own convolution runs
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,18 +21,15 @@ from gistkit.nn.once import apply, once_differentiable
 from gistkit.nn.pool import Pair, Size, pair
 from gistkit.nn.slices import demand_slices, row_slices, summed
 from gistkit.nn.standin import Geometry, StandIn
-from gistkit.nn.switched import switched, under
-from gistkit.planning.cost import is_switched, switches
 
 
 @dataclass
 class Prepared:
     """What one call comes to for operands of one kind: how it runs, what to pad the input with before where that is
-    uneven, cuDNN's switches in forward, and the stand-in for its input."""
+    uneven, and the stand-in for its input."""
 
     geometry: Geometry
     uneven: tuple[int, int, int, int] | None
-    switch: str = ""
     stand_in: StandIn | None = None
 
     def stand_in_for(self, x: torch.Tensor, weight: torch.Tensor) -> StandIn:
@@ -126,15 +122,11 @@ def takes(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return x.dim() in (3, 4) and weight.dim() == 4 and x.numel() > 0 and is_dense(x)
 
 
-def prepare(x: torch.Tensor, weight: torch.Tensor, options: tuple, algorithm: str = "") -> Prepared | None:
+def prepare(x: torch.Tensor, weight: torch.Tensor, options: tuple) -> Prepared | None:
     """How calls over such operands run, with ``options`` (stride, padding, dilation, groups); None where PyTorch's own
-    conv2d must take them. ``algorithm``: switches of cuDNN, by part (:mod:`gistkit.planning.cost.part_algorithms`);
-    other names, which are planner data, are left to PyTorch. It serves every call over operands of the same dtypes,
-    shapes, strides and devices under the same settings and autocast."""
-    call = _resolved(weight, *options) if takes(x, weight) else None
-    if call is not None and is_switched(algorithm):
-        call.geometry, call.switch = under(call.geometry, algorithm), switches(algorithm, "forward")
-    return call
+    conv2d must take them. It serves every call over operands of the same dtypes, shapes, strides and devices under the
+    same settings and autocast."""
+    return _resolved(weight, *options) if takes(x, weight) else None
 
 
 def carry_out(
@@ -144,8 +136,7 @@ def carry_out(
     x, weight, bias = cast("conv2d", "cuda" if x.is_cuda else "cpu", x, weight, bias)
     x = x if call.uneven is None else F.pad(x, call.uneven)
     batch = x if x.dim() == 4 else x.unsqueeze(0)
-    with switched(call.switch) if call.switch else nullcontext():
-        y = apply(_Conv2d, batch, weight, bias, call, keep, slices)
+    y = apply(_Conv2d, batch, weight, bias, call, keep, slices)
     return y if x.dim() == 4 else y.squeeze(0)
 
 

@@ -3,23 +3,3 @@
 from gistkit.planning.choose import accepts, check_words, made, seeds
 from gistkit.planning.contract import AGAIN, check_forward, check_inputs, check_same, check_state, contract_of
 from gistkit.planning.refusal import EXAMPLE_FORMAT, beneath, instead, least_bytes, refused, remedy, unfit
-
-__all__ = [
-    "AGAIN",
-    "EXAMPLE_FORMAT",
-    "accepts",
-    "beneath",
-    "check_forward",
-    "check_inputs",
-    "check_same",
-    "check_state",
-    "check_words",
-    "contract_of",
-    "instead",
-    "least_bytes",
-    "made",
-    "refused",
-    "remedy",
-    "seeds",
-    "unfit",
-]

@@ -12,7 +12,7 @@ from typing import Any
 
 from gistkit.errors import BudgetError, PlanError
 from gistkit.ir import Plan, SavedGraph
-from gistkit.planning.cost import CostTable, is_switched
+from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import FIDELITIES
 from gistkit.planning.policies import LARGE_TASKS, POLICIES, check_lossy
 from gistkit.planning.wall import fastest_on_the_wall, without_link
@@ -42,15 +42,7 @@ def accepts(policy: str, word: str) -> bool:
 
 
 def made(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: dict) -> Plan:
-    """The policy's plan; a policy that knows no reserve plans for what the reserve leaves. One that switches
-    convolutions sums in another order, whatever its paper calls it."""
-    plan = _reserving(policy, graph, costs, budget_bytes, words)
-    if plan.fidelity == "bitwise" and any(is_switched(c.algorithm) for c in plan.choices):
-        return replace(plan, fidelity="reassociated")
-    return plan
-
-
-def _reserving(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: dict) -> Plan:
+    """The policy's plan; a policy that knows no reserve plans for what the reserve leaves."""
     given = {name: value for name, value in words.items() if accepts(policy, name)}
     if accepts(policy, "seeds"):
         return _optimal(policy, graph, costs, budget_bytes, words, given)
@@ -214,6 +206,3 @@ def _check_density(density: float | Mapping[int, float] | None) -> None:
                 f"density must be a share of elements from 0 to 1 (or a dict of them by storage id), got {value!r}; "
                 "leave it out for what the ops suggest"
             )
-
-
-__all__ = ["SEEDS", "accepts", "check_words", "made", "seeds"]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from gistkit.capture import GEOMETRY, python_instead
+from gistkit.capture import GEOMETRY
 from gistkit.errors import PlanMismatchError
 from gistkit.ir import Call, Contract, PlannedCall, SavedGraph, StateTensor, scaled
 from gistkit.planning.forms import OBSERVERS
@@ -97,12 +97,6 @@ def check_forward(contract: Contract, graph: SavedGraph) -> None:
     """Raise PlanMismatchError where a captured forward is not what a budget was planned for: naming the first call that
     is another or has other strides, kernels and the like, or the first storage that is larger, or a part of which
     nothing is known."""
-    if graph.scripted:
-        raise PlanMismatchError(
-            "a forward that Python runs, for the plan's budget",
-            f"{graph.scripted[0]!r} as a scripted or traced module, of which no capture tells what it will keep",
-            python_instead(graph.scripted[:1]),
-        )
     if not contract.known:
         return
     calls = _calls(graph)
@@ -127,19 +121,13 @@ def check_same(contract: Contract, graph: SavedGraph, inputs: Tensors, autocast:
     mode, a call, who needs a gradient, what a call reads. ``autocast``: what is in force, in words. Nothing is raised
     where the contract does not know the step."""
     calls = _calls(graph)
-    try:
-        if contract.known:
-            _check_mode(contract, graph)
-            _check_calls(contract, calls, autocast)
-            check_state(contract, graph.state, gradients=True)
-            check_inputs(contract, inputs)
-            _check_geometry(contract, calls)
-            _check_sources(contract, calls)
-    except PlanMismatchError as error:
-        if not graph.scripted:
-            raise
-        remedy = f"TorchScript makes other operators from one run to the next: {python_instead(graph.scripted)}"
-        raise PlanMismatchError(error.expected, error.got, f"{remedy}, or leave the plan out") from None
+    if contract.known:
+        _check_mode(contract, graph)
+        _check_calls(contract, calls, autocast)
+        check_state(contract, graph.state, gradients=True)
+        check_inputs(contract, inputs)
+        _check_geometry(contract, calls)
+        _check_sources(contract, calls)
 
 
 def _check_mode(contract: Contract, graph: SavedGraph) -> None:
@@ -197,6 +185,3 @@ def _result(index: int, call: PlannedCall | None, calls: Calls) -> str:
 def _sources(call: PlannedCall, calls: Calls) -> str:
     named = (f"call {i}, {_name(calls[i])}" if i >= 0 else "what the forward was given" for i in call.sources)
     return " and ".join(named) or "none"
-
-
-__all__ = ["AGAIN", "check_forward", "check_inputs", "check_same", "check_state", "contract_of"]

@@ -103,6 +103,3 @@ def remedy(budget_bytes: int, least: Mapping[str, int], asked: str, narrow: str)
     narrowest = next(name for name in FIDELITIES if least[name] == least[asked])
     ask = "" if narrowest == FIDELITIES[0] else f", for {narrowest} moves,"
     return f"no class of moves would do; raise the budget to {least[asked]} bytes{ask} or take a smaller batch"
-
-
-__all__ = ["EXAMPLE_FORMAT", "beneath", "instead", "least_bytes", "refused", "remedy", "unfit"]

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,8 +26,6 @@ from gistkit.capture import (
     no_autocast_cache,
     on_copy,
     others_untouched,
-    python_instead,
-    scripted_parts,
     tasks_with_spans,
     tensors_in,
     untouched_random_states,
@@ -89,8 +86,7 @@ def measured_step(graph: SavedGraph, model: torch.nn.Module, work: Work, *, repe
         whole_s = min(_unwatched(twin, work) for _ in range(2))
         for _ in range(repeats):
             twin.zero_grad(set_to_none=True)
-            with _as_scripted(model):
-                taken, workspace_bytes = _one_step(graph, twin, work)
+            taken, workspace_bytes = _one_step(graph, twin, work)
             best = {task: min(seconds, best.get(task, seconds)) for task, seconds in taken.items()}
     return Measured(best, workspace_bytes, whole_s)
 
@@ -212,19 +208,6 @@ def _one_step(graph: SavedGraph, model: torch.nn.Module, work: Work) -> tuple[di
     space = timer.workspace_bytes
     workspace = {task: max((space.get((i, p), 0) for p, _ in parts), default=0) for task, (i, parts) in spans.items()}
     return seconds, {task: nbytes for task, nbytes in workspace.items() if nbytes}
-
-
-@contextmanager
-def _as_scripted(model: torch.nn.Module) -> Iterator[None]:
-    """Say of a step without the graph's tasks what it is where parts of the model are scripted or traced."""
-    try:
-        yield
-    except PlanMismatchError as error:
-        names = tuple(name for name, _ in scripted_parts(model))
-        if not names:
-            raise
-        remedy = f"TorchScript makes other operators from one run to the next: {python_instead(names)}"
-        raise PlanMismatchError(error.expected, error.got, f"{remedy}, or do not measure") from None
 
 
 Parts = tuple[int, tuple[tuple[str, float], ...]]

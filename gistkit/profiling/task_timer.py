@@ -17,8 +17,7 @@ from torch.utils._pytree import tree_map
 from gistkit.capture import tensors_in
 from gistkit.errors import GistError, MeasureError
 from gistkit.ir import SavedGraph, scaled
-from gistkit.nn.switched import switched
-from gistkit.planning.cost import DEFAULT, SWITCHES, Hardware, StepTimes, cost_table, step_fingerprint
+from gistkit.planning.cost import Hardware, StepTimes, cost_table, step_fingerprint
 from gistkit.planning.policies import POLICIES
 from gistkit.profiling.measure import Measured, Work, measured_step
 from gistkit.runtime import available_bytes, does_not_fit
@@ -58,45 +57,17 @@ def step_times(
         rows=rows,
         step_s=found.step_s,
         seconds=_of_whole_batch(graph, hardware, parts, found),
-        convolutions=_convolutions(graph, hardware, parts, model, part, found, repeats),
+        workspace_bytes=_workspace_bytes(graph, hardware, rows, found),
     )
 
 
-def _convolutions(
-    graph: SavedGraph,
-    hardware: Hardware,
-    parts: int,
-    model: torch.nn.Module,
-    work: Work,
-    default: Measured,
-    repeats: int,
-) -> dict[str, dict[int, tuple[float, int]]]:
-    """Seconds and workspace of every convolution's tasks by switches of cuDNN; nothing where it does not run. Switches
-    under which the step does not fit are left out."""
-    on_cuda = hardware.async_counts and torch.backends.cudnn.is_available() and torch.backends.cudnn.enabled
-    if not on_cuda or all(t.conv is None for t in graph.tasks):
+def _workspace_bytes(graph: SavedGraph, hardware: Hardware, rows: int, found: Measured) -> dict[int, int]:
+    """Workspace of every convolution's tasks on the whole batch: it grows with the rows, as most of it are copies of
+    the maps. Nothing on a CPU, or where cuDNN does not run."""
+    if not (hardware.async_counts and torch.backends.cudnn.is_available() and torch.backends.cudnn.enabled):
         return {}
-    found = {DEFAULT: default}
-    for name in SWITCHES:
-        fits = True
-        try:
-            with switched(name):
-                found[name] = measured_step(graph, model, work, repeats=repeats)
-        except Exception as error:
-            fits = not does_not_fit(error)
-            if fits:
-                raise
-        if not fits:
-            _let_go()
-    return {name: _pairs(graph, hardware, parts, measured) for name, measured in found.items()}
-
-
-def _pairs(graph: SavedGraph, hardware: Hardware, parts: int, found: Measured) -> dict[int, tuple[float, int]]:
-    """(seconds, bytes) of the whole batch; workspace grows with the rows, as most of it are copies of the maps."""
-    seconds, rows = _of_whole_batch(graph, hardware, parts, found), -(-graph.batch // parts)
-    convs = [t.index for t in graph.tasks if t.conv is not None and t.index in seconds]
-    whole = graph.batch if rows else 1
-    return {t: (seconds[t], -(-found.workspace_bytes.get(t, 0) * whole // (rows or 1))) for t in convs}
+    convs = (t.index for t in graph.tasks if t.conv is not None and found.seconds.get(t.index, 0) > 0)
+    return {t: -(-found.workspace_bytes.get(t, 0) * max(graph.batch, 1) // max(rows, 1)) for t in convs}
 
 
 def device_name(*items: Any) -> str:

@@ -1,7 +1,5 @@
 """Capture: what one forward calls and keeps, on a fake copy and on a real step."""
 
-import time
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -127,7 +125,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_capture_numbers_the_calls_that_a_real_forward_counts(name):
+def test_a_capture_is_a_real_forwards_recording_whatever_the_batch(name):
     make, shape = MODELS[name]
     model = make()
     graph = capture(model, (fake_batch(*shape),))
@@ -139,27 +137,12 @@ def test_capture_numbers_the_calls_that_a_real_forward_counts(name):
         model(torch.randn(shape))
     assert mode.ops == ops(graph, covered_only=True)
     assert [c.covered for c in graph.calls if c.covered >= 0] == list(range(len(mode.ops)))
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_fake_and_real_recordings_agree(name):
-    make, shape = MODELS[name]
-    model = make()
-    fake = capture(model, (torch.randn(shape),))
     real = capture(model, (torch.randn(shape),), fake=False)
-    assert (fake.source, real.source) == ("fake", "real")
-    assert fake.fingerprint == real.fingerprint
-    assert fake.kept_bytes == real.kept_bytes
-    assert [(c.op, c.covered, c.module) for c in fake.calls] == [(c.op, c.covered, c.module) for c in real.calls]
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_fingerprints_know_the_flow_not_the_batch(name):
-    make, shape = MODELS[name]
-    model = make()
-    graphs = [capture(model, (fake_batch(n, *shape[1:]),)) for n in (2, 5)]
-    assert graphs[0].fingerprint == graphs[1].fingerprint
-    assert graphs[0].kept_bytes < graphs[1].kept_bytes
+    assert (graph.source, real.source) == ("fake", "real")
+    assert (graph.fingerprint, graph.kept_bytes) == (real.fingerprint, real.kept_bytes)
+    assert [(c.op, c.covered, c.module) for c in graph.calls] == [(c.op, c.covered, c.module) for c in real.calls]
+    more = capture(model, (fake_batch(5, *shape[1:]),))
+    assert graph.fingerprint == more.fingerprint and graph.kept_bytes < more.kept_bytes
 
 
 def test_fingerprints_differ_between_models():
@@ -184,17 +167,3 @@ def test_vgg16_keeps_what_gist_and_the_facts_say():
             share["relu->conv"] += s.nbytes
     percent = {k: round(100 * v / graph.kept_bytes, 1) for k, v in share.items()}
     assert percent == {"relu->conv": 40.5, "relu->pool": 33.4, "index": 16.7}
-
-
-def test_resnet50_is_captured_within_a_second():
-    model, x = zoo.resnet50(), fake_batch(64, 3, 224, 224)
-    times = []
-    for _ in range(2):
-        start = time.process_time()
-        graph = capture(model, (x,))
-        times.append(time.process_time() - start)
-    assert min(times) < 1.0
-    assert graph.kept_bytes / 2**30 == pytest.approx(5.12, abs=0.005)
-    norms = sum(graph.storages[i].nbytes for i in {s.storage for c in graph.calls for s in c.saves
-                if c.op == "batch_norm" and s.field == "input"})  # fmt: skip
-    assert norms / graph.kept_bytes == pytest.approx(0.517, abs=0.001)

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 
 import gistkit
 from gistkit import zoo
-from gistkit.ir.saved_graph import SavedGraph
 from gistkit.runtime.live import LiveBytes
 from tests.support.models import DenseNet, UNet
 from tests.support.peaks import held_step
@@ -49,9 +48,7 @@ def zoo_net(name, size):
     ("make", "size"),
     [
         pytest.param(zoo_net("alexnet", 64), 64, id="alexnet"),
-        pytest.param(zoo_net("vgg16", 32), 32, id="vgg16"),
         pytest.param(zoo_net("resnet18", 32), 32, id="resnet18"),
-        pytest.param(zoo_net("googlenet", 64), 64, id="googlenet"),
         pytest.param(DenseNet, 16, id="dense"),
         pytest.param(UNet, 16, id="unet"),
     ],
@@ -124,11 +121,6 @@ def test_a_captured_step_leaves_no_trace():
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_json_both_ways():
-    graph = captured(zoo.load("squeezenet", num_classes=5, image_size=64).train(), torch.randn(4, 3, 64, 64), TARGETS)
-    assert graph.tasks and SavedGraph.from_json(graph.to_json()) == graph
-
-
 def test_the_step_does_not_change_the_forward_graph():
     model, x = zoo.load("resnet18", num_classes=5, image_size=32).train(), torch.randn(4, 3, 32, 32)
     forward, step = gistkit.capture(model, (x,)), captured(model, x, TARGETS)
@@ -151,16 +143,3 @@ def test_losses():
     assert any(t.phase == "backward" and t.op == "relu" for t in summed.tasks)
     own = gistkit.capture(WithLoss().train(), (x,), backward=True, loss_fn=lambda out: out["logits"].mean())
     assert not any(t.phase == "backward" and t.op == "relu" for t in own.tasks)
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "text"),
-    [
-        ({"fake": False}, "backward=True needs fake=True, got fake=False"),
-        ({"loss_fn": lambda out: out["logits"]}, r"loss_fn must return a tensor with one element, got \(2, 4\)"),
-        ({"loss_fn": lambda out: out["logits"].detach().sum()}, "the loss needs no gradient"),
-    ],
-)
-def test_errors(kwargs, text):
-    with pytest.raises((ValueError, gistkit.CaptureError), match=text):
-        gistkit.capture(WithLoss().train(), (torch.randn(2, 4),), backward=True, **kwargs)

@@ -134,9 +134,7 @@ def test_sparse_gradients_have_no_storage_to_plan():
             ValueError,
             r"^plan: budget must be given by name, got '70%' among the batch; pass budget=",
         ),
-        ((X, "1.5 GiB"), {"loss_fn": None}, ValueError, r"^plan: budget must be given by name, got '1.5 GiB' among"),
         ((X, T, 2**20), {}, gistkit.CaptureError, r"1048576 ends the batch: a budget goes by name, budget=1048576$"),
-        ((X, 2**20), {"loss_fn": None}, TypeError, r"1048576 ends the batch: a budget goes by name, budget=1048576$"),
         (
             (X, T),
             {"density": {"1": 0.5}},
@@ -144,7 +142,6 @@ def test_sparse_gradients_have_no_storage_to_plan():
             r"density must have storage ids, whole numbers, as keys, got '1'; take those of plan.contract.densities",
         ),
         ((X, T), {"density": {True: 0.5}}, TypeError, r"density must have storage ids, .*, got True"),
-        ((X, T), {"density": {1.5: 0.5}}, TypeError, r"density must have storage ids, .*, got 1.5"),
     ],
 )
 def test_arguments_in_the_place_of_others(batch, words, kind, text):
@@ -208,13 +205,6 @@ def test_a_forward_that_computes_the_loss():
 def test_capture_with_arguments_in_the_place_of_others(args, words, kind, text):
     with pytest.raises(kind, match="^capture: " + text):
         gistkit.capture(net(), *args, **words)
-
-
-def test_capture_of_no_module():
-    with pytest.raises(
-        TypeError, match=r"^capture: model must be a torch.nn.Module, got Tensor; pass the module itself"
-    ):
-        gistkit.capture(X, (net(),))
 
 
 def test_a_plan_made_on_the_meta_device_runs_where_there_are_values():

@@ -1,24 +1,14 @@
 """Layers of a step, and the step as the papers' libraries ran it."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
 
-from bench.papers.library_view import FORWARD_ALONE, library_view
+from bench.papers.library_view import library_view
 from gistkit.capture.entry import capture
 from gistkit.ir.layer_view import layers
-from gistkit.ir.plan import Decision, Plan
 from gistkit.ir.saved_graph import SavedGraph
-from gistkit.planning.cost.devices import hardware
-from gistkit.planning.cost.table import cost_table
-from gistkit.planning.simulate.effects import profile
 from tests.support.step_graphs import Step, chain, forked, pooled
-
-
-def block_of(graph, storage):
-    return next((b for b in graph.blocks if b.storage == storage), None)
 
 
 def kept(graph):
@@ -60,14 +50,6 @@ def test_max_pool_reads_x_and_y_and_keeps_no_index():
     assert task.moved_bytes == 8192 + 2048 + dy + dx  # X, Y, dY read, dX written
 
 
-def test_maps_leave_the_pool_its_index():
-    graph = pooled()
-    view = library_view(graph, maps=True)
-    assert sum(b.dtype == "int64" for b in view.blocks) == 2
-    pool = next(layer for layer in layers(view) if layer.kind == "POOL")
-    assert not [u for u in view.blocks[pool.x[0]].uses if u.task == pool.backward[0]]
-
-
 def test_activations_run_in_place_both_ways():
     graph = chain(layers=2)
     view = library_view(graph)
@@ -81,17 +63,6 @@ def test_activations_run_in_place_both_ways():
     assert layers(apart)[1].x != layers(apart)[1].y
 
 
-def test_gists_in_place_is_in_forward_alone():
-    graph = chain(layers=2)
-    view, both = library_view(graph, inplace=FORWARD_ALONE), library_view(graph)
-    relu = layers(view)[1]
-    assert relu.x == relu.y
-    back = view.tasks[relu.backward[0]]
-    gradients = [b for b in back.reads if view.blocks[b].kind == "gradient"]
-    assert not set(back.writes) & set(gradients)
-    assert len(both.blocks) < len(view.blocks) < len(graph.blocks)
-
-
 @pytest.mark.parametrize("norm_first", (True, False))
 def test_an_x_that_backward_needs_is_not_overwritten(norm_first):
     step = Step()
@@ -100,43 +71,6 @@ def test_an_x_that_backward_needs_is_not_overwritten(norm_first):
     graph = step.finish(step.add(*[op(x) for op in ops]))  # the norm keeps its input, the ReLU's input
     relu = next(layer for layer in layers(library_view(graph)) if layer.kind == "ACTV")
     assert relu.x != relu.y
-
-
-def test_an_x_that_somebody_reads_later_is_not_overwritten():
-    step = Step()
-    x = step.conv(step.input(3, 8, 8), 4)
-    relu = next(layer for layer in layers(library_view(step.finish(step.add(step.relu(x), x)))) if layer.kind == "ACTV")
-    assert relu.x != relu.y
-
-
-def test_dropout_keeps_a_byte_an_element():
-    view = library_view(pooled())
-    drop = next(layer for layer in layers(view) if layer.kind == "DROPOUT")
-    assert [view.blocks[b].nbytes for b in drop.own] == [view.blocks[drop.y[0]].nbytes // 4]
-
-
-def test_the_batch_goes_after_its_last_reader():
-    graph = pooled()
-    view = library_view(graph)
-    batch = next(b for b in view.blocks if b.kind == "input")
-    assert (batch.last, batch.uses[-1].task) == (0, len(view.tasks) - 1)
-    assert next(b for b in graph.blocks if b.kind == "input").last == len(graph.tasks)
-
-
-@pytest.mark.parametrize("codec", ("dense", "zvc"))
-def test_x_stays_through_both_halves_of_a_convolutions_backward(codec):
-    """And is decoded once: no second use."""
-    step = Step()
-    graph = library_view(step.finish(step.conv(step.conv(step.input(3, 8, 8), 4), 4)))
-    conv = layers(graph)[1]
-    x = graph.blocks[conv.x[0]]
-    weight, gradient = conv.backward
-    assert [u.task for u in x.uses] == [weight]
-    plan = Plan("gist", graph.fingerprint, (Decision(x.storage, codec),), ())
-    costs = cost_table(graph, replace(hardware("titanx"), async_counts=False), density=0.1)
-    mine = [i for i in profile(graph, plan, costs).intervals if i.block == x.id]
-    assert max(i.last for i in mine) == gradient
-    assert [i.first for i in mine if i.what == "decoded"] == ([weight] if codec == "zvc" else [])
 
 
 def test_local_response_norm_is_one_kernel_each_way():
@@ -167,8 +101,3 @@ def test_a_view_is_a_whole_graph(make):
             until = max(block.last, *(u.task for u in block.uses)) if block.uses else block.last
             assert block.first <= task.index <= until
     assert SavedGraph.from_json(view.to_json()) == view
-
-
-def test_a_forward_alone_is_refused():
-    with pytest.raises(ValueError, match="capture it with backward=True"):
-        library_view(replace(chain(), tasks=(), blocks=()))

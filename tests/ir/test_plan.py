@@ -87,10 +87,6 @@ def test_what_is_no_plan_is_refused_by_name(text, message):
     assert isinstance(caught.value, ValueError)
 
 
-def test_whole_numbers_are_seconds_too():
-    assert Plan.from_json(edited(step_s=2, gap=0, digest=None)).step_s == 2
-
-
 CHANGES = {
     "fingerprint": "f" * 16,
     "budget_bytes": 7,

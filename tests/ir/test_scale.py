@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import gistkit
-from bench.papers.library_view import library_view
 from gistkit.ir.scale import goes_as, scaled
 from tests.support.step_graphs import forked, pooled
 
@@ -48,26 +47,11 @@ def test_two_steps_tell_every_size(build):
     assert blocks(again) == blocks(scaled(smaller, 2)), "of less than the smaller step's rows: by shape"
 
 
-def test_what_two_steps_tell_rounds_up():
-    small, whole = pooled(batch=1), pooled(batch=8)
-    block = next(b for b in small.blocks if b.kind == "activation")
-    grown = tuple(replace(b, nbytes=b.nbytes + 3) if b is block else b for b in small.blocks)
-    part = scaled(replace(whole, small=replace(small, blocks=grown)), 2)
-    exact = scaled(replace(whole, small=small), 2)
-    assert part.blocks[block.id].nbytes == exact.blocks[block.id].nbytes + 2  # 3 * 4 / 7
-
-
 def test_a_step_that_goes_another_way_tells_nothing():
     whole, small = pooled(batch=8), pooled(batch=1)
     assert not goes_as(replace(small, tasks=small.tasks[:-1]), whole)
     assert not goes_as(replace(small, blocks=(*small.blocks[:-1], replace(small.blocks[-1], last=0))), whole)
     assert not goes_as(forked(batch=1), whole)
-
-
-def test_a_librarys_view_has_blocks_of_its_own():
-    whole = replace(pooled(batch=8), small=pooled(batch=1))
-    view, without = library_view(whole), library_view(replace(whole, small=None))
-    assert scaled(view, 2) == scaled(without, 2)
 
 
 def test_sizes_round_up():

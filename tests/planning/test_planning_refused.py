@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
-from gistkit.planning.refusal import remedy
 from tests.support.planning_cases import T, X, net
 
 
@@ -67,14 +66,6 @@ def test_wrong_models_and_batches():
         gistkit.plan(net(), X[:, :2], T, loss_fn=F.cross_entropy)
 
 
-def test_what_to_raise_a_budget_to_is_said_of_the_narrowest_class_that_meets_it():
-    least = {"bitwise": 900, "reassociated": 900, "lossy": 900}
-    for asked in least:
-        assert remedy(100, least, asked, "fp8").endswith("raise the budget to 900 bytes or take a smaller batch")
-    text = remedy(100, {**least, "reassociated": 800, "lossy": 800}, "lossy", "fp8")
-    assert text.endswith("raise the budget to 800 bytes, for reassociated moves, or take a smaller batch")
-
-
 class Recurrent(nn.Module):
     def __init__(self, kind):
         super().__init__()
@@ -84,7 +75,7 @@ class Recurrent(nn.Module):
         return self.layer(x.relu())[0]
 
 
-@pytest.mark.parametrize(("kind", "hardware"), [(nn.LSTM, "cpu"), (nn.LSTM, "h200"), (nn.GRU, "h200")])
+@pytest.mark.parametrize(("kind", "hardware"), [(nn.LSTM, "cpu"), (nn.GRU, "h200")])
 def test_bytes_that_only_a_library_knows_are_no_budget(kind, hardware):
     """PyTorch's fake LSTM has a workspace of 0 bytes, where the real one keeps several times its output."""
     model, x = Recurrent(kind), torch.randn(5, 3, 8)
@@ -97,14 +88,14 @@ def test_other_recurrent_layers_of_the_cpu_are_planned():
     assert gistkit.plan(Recurrent(nn.GRU), torch.randn(5, 3, 8), budget="100%").peak_bytes
 
 
-@pytest.mark.parametrize("policy", ["optimal", "plain", "gist", "modnn", "vdnn+", "checkpoint", "vdnn-all", "cdma"])
+@pytest.mark.parametrize("policy", ["optimal", "gist", "modnn"])
 def test_whatever_the_policy_a_refusal_tells_what_every_class_needs(policy):
     asked = {"loss_fn": F.cross_entropy, "hardware": "titanx", "policy": policy}
     with pytest.raises(gistkit.BudgetError) as refused:
         gistkit.plan(net(), X, T, budget="1kB", **asked)
     least = refused.value.least_bytes
     assert list(least) == ["bitwise", "reassociated", "lossy"]
-    own = policy if policy in ("modnn", "vdnn+") else "optimal"  # these have bounds of their own
+    own = policy if policy == "modnn" else "optimal"  # it has bounds of its own
     plan = gistkit.plan(net(), X, T, budget=least["bitwise"], **{**asked, "policy": own})
     assert plan.policy == own and plan.peak_bytes <= least["bitwise"]
     assert 'with policy="optimal" no class of moves would do' in str(refused.value) or policy == "optimal"

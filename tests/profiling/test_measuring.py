@@ -4,6 +4,7 @@ import copy
 import json
 import random
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gistkit
 from gistkit import StepTimes, capture
+from gistkit.api.measuring import costs_of
+from gistkit.planning.cost.devices import PRESETS
 from gistkit.planning.cost.times import step_fingerprint
 from gistkit.profiling import measure
 from tests.support.measuring_cases import saved, step, targets
@@ -34,6 +37,20 @@ def test_a_plan_takes_its_seconds_from_the_measured_step(times):
     now = gistkit.plan(model, x, policy="plain", measure=True)
     assert now.prediction.measured.fingerprint == times.fingerprint
     assert now.step_s != gistkit.plan(model, x, policy="plain").step_s
+
+
+def test_measured_workspace_takes_the_place_of_the_predicted(times):
+    """As from an H200: a CPU's convolutions have none."""
+    model, x = step()
+    graph = capture(model, (x,), backward=True)
+    assert times.workspace_bytes == {}
+    found = {t.index: 64 * 2**20 for t in graph.tasks if t.conv is not None}
+    measured = replace(times, device="NVIDIA H200", workspace_bytes=found)
+    assert StepTimes.from_json(measured.to_json()) == measured
+    costs = costs_of(graph, PRESETS["h200"], measured)
+    assert {t: costs.workspace_bytes(t) for t in found} == found
+    plan = gistkit.plan(model, x, hardware="h200", measure=measured)
+    assert plan.peak_bytes > 64 * 2**20 + PRESETS["h200"].libraries_bytes
 
 
 def test_a_file_between_them(times, tmp_path):

@@ -24,23 +24,15 @@ def changed(text, **values):
 NONSENSE = {
     "not json": (lambda t: "{", r"expected JSON, got other text"),
     "a plan": (lambda t: '{"format": "gistkit.plan"}', r"format: expected 'gistkit.times', got 'gistkit.plan'"),
-    "version": (lambda t: changed(t, version=7), r"version: expected 1, got 7"),
+    "version": (lambda t: changed(t, version=7), r"version: expected 2, got 7"),
     "device": (lambda t: changed(t, device=""), r"device must be a text that is not empty, got ''"),
     "rows": (lambda t: changed(t, rows=5), r"rows must be at least 0 and at most the batch's 4, got 5"),
     "step": (lambda t: changed(t, step_s=0), r"step_s must be seconds above 0, got 0"),
     "seconds": (lambda t: changed(t, seconds={"0": -1.0}), r"seconds must be seconds above 0 .*, got \{0: -1.0\}"),
     "key": (lambda t: changed(t, seconds={"conv": 1.0}), r"a key of seconds: expected `int`, got `str`"),
-    "switches": (
-        lambda t: changed(t, convolutions={"fast": {}}),
-        r"convolutions must be by default, benchmark, .*'fast'",
-    ),
-    "pair": (
-        lambda t: changed(t, convolutions={"default": {"0": [1.0]}}),
-        r"convolutions\[\.\.\.\]\[\.\.\.\]: expected `array` of length 2, got 1",
-    ),
     "bytes": (
-        lambda t: changed(t, convolutions={"default": {"0": [1.0, -1]}}),
-        r"convolutions must be \[seconds above 0, bytes\] by number of a task, got \{0: \[1.0, -1\]\}",
+        lambda t: changed(t, workspace_bytes={"0": -1}),
+        r"workspace_bytes must be bytes of at least 0 by number of a task, got \{0: -1\}",
     ),
 }
 

@@ -3,7 +3,9 @@
 from gistkit.ir.plan import Plan
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
+from gistkit.planning.simulate.context import Context
 from gistkit.planning.simulate.effects import block_effects, profile
+from gistkit.planning.simulate.step_index import StepIndex
 from tests.support.step_graphs import chain
 
 CPU, TITANX = hardware("cpu"), hardware("titanx")
@@ -22,7 +24,11 @@ def lives(graph, plan, hw=CPU, density=0.5):
 
 
 def effects(graph, block, decision, hw=CPU, density=0.5):
-    return block_effects(graph, cost_table(graph, hw, density=density), decision, block)
+    """Of one decision, where all that may hold zeros is encoded too."""
+    costs, index = cost_table(graph, hw, density=density), StepIndex(graph)
+    saved = (index.by_storage[s].saved for s in costs.densities if s in index.by_storage)
+    context = Context(index, encodings=tuple(sorted(t for t in saved if t >= 0)))
+    return block_effects(graph, costs, decision, block, context)
 
 
 def short(made):

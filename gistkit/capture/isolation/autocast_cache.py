@@ -68,6 +68,3 @@ def _nest(deeper: int) -> None:
     """Enter, or leave, so many contexts as far as the cache is concerned."""
     for _ in range(abs(deeper)):
         torch.autocast_increment_nesting() if deeper > 0 else torch.autocast_decrement_nesting()
-
-
-__all__ = ["MirroredAutocast", "autocast_device", "left_behind"]

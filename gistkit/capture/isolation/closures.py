@@ -68,6 +68,3 @@ def _leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
         if is_accumulator(node):
             yield node.variable
         stack.extend(edge for edge, _ in node.next_functions)
-
-
-__all__ = ["on_copy", "others_untouched"]

@@ -45,6 +45,3 @@ class Fakes(FakeTensorMode):
     def _as(self, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
         with self:
             return torch.empty_like(like, dtype=dtype)
-
-
-__all__ = ["Fakes"]

@@ -10,6 +10,8 @@ import sys
 
 import torch
 
+from gistkit.errors import CaptureError
+
 _COMPILER = "torch._dynamo.eval_frame"
 
 
@@ -34,27 +36,15 @@ def check_runs_in_python(caller: str, model: torch.nn.Module) -> None:
     )
 
 
-def scripted_parts(model: torch.nn.Module, name: str = "") -> list[tuple[str, torch.nn.Module]]:
-    """The outermost parts of a model that are TorchScript's, with their names."""
-    if isinstance(model, torch.jit.ScriptModule):
-        return [(name, model)]
-    children = model.named_children()
-    return [found for own, child in children for found in scripted_parts(child, f"{name}.{own}" if name else own)]
-
-
-def compiled_part(model: torch.nn.Module) -> str:
-    """The name of a part that torch.compile runs, by ``torch.compile(part)`` or ``part.compile()``; empty for none. The
-    model itself, compiled in place, is none: compressed, it runs eagerly."""
+def refuse_foreign_parts(model: torch.nn.Module, *, compiled_too: bool) -> None:
+    """Raise CaptureError for a part that TorchScript runs, or, with ``compiled_too``, torch.compile, by
+    ``torch.compile(part)`` or ``part.compile()``. The model itself, compiled in place, runs eagerly."""
     for name, part in model.named_modules():
-        if name and (kind_of(part) == "compiled" or getattr(part, "_compiled_call_impl", None) is not None):
-            return name
-    return ""
-
-
-def python_instead(names: tuple[str, ...]) -> str:
-    """What to do about parts that TorchScript runs."""
-    which = ", ".join(map(repr, names))
-    return f"take the module that {which} was scripted or traced from in its place"
-
-
-__all__ = ["check_runs_in_python", "compiled_part", "kind_of", "python_instead", "scripted_parts"]
+        kind = kind_of(part)
+        if name and not kind and getattr(part, "_compiled_call_impl", None) is not None:
+            kind = "compiled"
+        if kind and (compiled_too or kind != "compiled"):
+            raise CaptureError(
+                f"the module {name!r} is {kind}, and no capture tells what it keeps for backward; put the module that "
+                "it was made from in its place, or leave the plan out: gistkit.compress(model) takes it as it is"
+            )

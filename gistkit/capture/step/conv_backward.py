@@ -62,6 +62,3 @@ def takes_its_own(backend: Any, x: torch.Tensor, groups: int) -> bool:
     """Whether the backend never copies an input of its own memory format: ATen's matrix product on the CPU copies it
     group by group where there are several."""
     return backend in _NEVER_COPIED or (backend == _Backend.Slow2d and x.is_cpu and groups == 1)
-
-
-__all__ = ["made_of", "needs_input", "reads_input", "takes_its_own", "unasked_bytes"]

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from gistkit.capture.ledger import Ledger
-from gistkit.capture.notes import Notes
+from gistkit.capture.ledger import Ledger, Notes
 from gistkit.capture.step.trace import ACCUMULATE, Seen, Tracer
 from gistkit.ir import Call, SavedGraph
 
@@ -79,6 +78,3 @@ def _storage(item: Seen, ledger: Ledger) -> int:
     """The storage that was seen, itself or what stands in for it; -1 for one that forward did not know."""
     entry = ledger.known(item.ref.cdata) if item.stand_in is None else None
     return entry.id if entry is not None else -1 if item.stand_in is None else item.stand_in
-
-
-__all__ = ["reading_halves", "split_calls", "weight_gradients"]

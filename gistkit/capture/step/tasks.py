@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from gistkit.capture.notes import Notes
+from gistkit.capture.ledger import Notes
 from gistkit.capture.step.gradients import reading_halves, split_calls, weight_gradients
 from gistkit.capture.step.trace import ACCUMULATE, Seen, Span, Tracer
 from gistkit.ir import BACKWARD, BEFORE, FORWARD, Block, ConvShape, SavedGraph, Task, Use

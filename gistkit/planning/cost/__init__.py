@@ -6,7 +6,7 @@ from gistkit.planning.cost.cards import preset_name
 from gistkit.planning.cost.codec_costs import MEASURED_DENSITY, passes
 from gistkit.planning.cost.density import Densities
 from gistkit.planning.cost.devices import CUDA_LIBRARIES_BYTES, GIB, PRESETS, Hardware, hardware
-from gistkit.planning.cost.part_algorithms import DEFAULT, SWITCHES, by_part, is_switched, of_part, switches
+from gistkit.planning.cost.part_algorithms import DEFAULT, by_part, of_part
 from gistkit.planning.cost.table import CostTable, cost_table
 from gistkit.planning.cost.times import ANEW, StepTimes, step_fingerprint
 
@@ -17,7 +17,6 @@ __all__ = [
     "GIB",
     "MEASURED_DENSITY",
     "PRESETS",
-    "SWITCHES",
     "Algorithm",
     "CostTable",
     "Densities",
@@ -27,12 +26,10 @@ __all__ = [
     "check_budget",
     "cost_table",
     "hardware",
-    "is_switched",
     "of_part",
     "parse_budget",
     "parse_bytes",
     "passes",
     "preset_name",
     "step_fingerprint",
-    "switches",
 ]

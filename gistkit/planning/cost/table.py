@@ -38,19 +38,12 @@ class CostTable:
     """What everything costs on one device.
 
     ``algorithms[task]`` holds at least one entry; the first is what PyTorch is taken to run. ``densities`` are by
-    storage of the SavedGraph, for those that may hold zeros. ``switched``: convolutions were measured under cuDNN's
-    switches, which a plan may set for each.
+    storage of the SavedGraph, for those that may hold zeros.
     """
 
     hardware: Hardware
     algorithms: tuple[tuple[Algorithm, ...], ...]
     densities: Mapping[int, float]
-    switched: bool = False
-
-    def tells_algorithms(self, fidelity: str) -> bool:
-        """Whether a plan of that class of moves may choose a convolution's algorithm: switches change the order of
-        sums."""
-        return self.hardware.tells_algorithms or (self.switched and fidelity != "bitwise")
 
     def task_s(self, task: int, algorithm: str = "") -> float:
         """Seconds of a task, by default under its first algorithm. Raises ValueError for an algorithm it has not."""
@@ -176,14 +169,14 @@ def cost_table(
     *,
     density: float | Mapping[int, float] | None = None,
     measured_s: Mapping[int, float] | None = None,
-    convolutions: Mapping[str, Mapping[int, tuple[float, int]]] | None = None,
+    workspace_bytes: Mapping[int, int] | None = None,
 ) -> CostTable:
     """The costs of a captured step (``capture(..., backward=True)``) on a device.
 
     ``density`` None: as recorded, else as the operators lead us to expect; a number: of every storage that may hold
     zeros; a mapping: by storage, the others as with None. ``measured_s`` are seconds by task, of its default algorithm;
-    the others keep their ratio to it. ``convolutions`` are (seconds, workspace in bytes) by switches of cuDNN and task
-    (:meth:`.StepTimes.offered`), in place of the algorithms that theory knows. Raises ValueError for a density outside
+    the others keep their ratio to it. ``workspace_bytes`` are those measured of convolutions' tasks, which
+    have no other algorithm then. Raises ValueError for a density outside
     [0, 1], a storage or task that the graph has not, seconds that are not above 0.
     """
     _check(graph, density, measured_s or {})
@@ -192,9 +185,10 @@ def cost_table(
         known = _task_algorithms(task, hardware)
         if measured_s and task.index in measured_s:
             known = _scaled(known, measured_s[task.index])
-        algorithms.append(_switched(known, task.index, convolutions or {}))
-    switched = any(name != DEFAULT and tasks for name, tasks in (convolutions or {}).items())
-    return CostTable(hardware, tuple(algorithms), _densities(graph, density), switched)
+        if workspace_bytes and task.index in workspace_bytes:
+            known = (Algorithm(DEFAULT, known[0].seconds, workspace_bytes[task.index]),)
+        algorithms.append(known)
+    return CostTable(hardware, tuple(algorithms), _densities(graph, density))
 
 
 def _task_algorithms(task: Task, hardware: Hardware) -> tuple[Algorithm, ...]:
@@ -206,15 +200,6 @@ def _task_algorithms(task: Task, hardware: Hardware) -> tuple[Algorithm, ...]:
     # What moves nothing and computes nothing (a view, a reshape) launches nothing.
     launch_s = hardware.launch_s if task.moved_bytes or task.flops else 0.0
     return (Algorithm("", max(task.flops / rate, moved_s, launch_s), 0),)
-
-
-def _switched(
-    known: tuple[Algorithm, ...], task: int, convolutions: Mapping[str, Mapping[int, tuple[float, int]]]
-) -> tuple[Algorithm, ...]:
-    found = {name: Algorithm(name, *tasks[task]) for name, tasks in convolutions.items() if task in tasks}
-    if DEFAULT not in found:
-        return known
-    return found.pop(DEFAULT), *found.values()
 
 
 def _scaled(known: tuple[Algorithm, ...], seconds: float) -> tuple[Algorithm, ...]:

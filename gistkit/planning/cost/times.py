@@ -9,18 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gistkit.errors import quoted
 from gistkit.ir import Measured, SavedGraph, from_json, to_json
-from gistkit.planning.cost.part_algorithms import DEFAULT, SWITCHES
 
-FORMAT, VERSION = "gistkit.times", 1
+FORMAT, VERSION = "gistkit.times", 2
 ANEW = "measure anew: `gistkit profile MODEL --measure --times FILE`, or gistkit.measure(model, *batch)"
-WORTH_SHARE, WORTH_BYTES = 0.03, 2**20
-"""What switches have to save to be offered, of a call's seconds or of its workspace."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +27,7 @@ class StepTimes:
     not fit, and ``seconds`` by task, which are always those of the whole batch, are scaled then. ``step_s`` is the time
     of one such step of ``rows`` rows that nobody watched, from its start until the device was done.
 
-    ``convolutions`` are the seconds and the workspace in bytes of each convolution's tasks, by the switches of cuDNN
-    that it ran under: those in force (``default``), ``benchmark``, ``deterministic``
-    (:mod:`gistkit.planning.cost.part_algorithms`). Empty on a CPU, where there is nothing to switch.
+    ``workspace_bytes`` are those of each convolution's tasks in a step of the whole batch; empty on a CPU.
     """
 
     fingerprint: str
@@ -43,7 +36,7 @@ class StepTimes:
     rows: int
     step_s: float
     seconds: dict[int, float]
-    convolutions: dict[str, dict[int, tuple[float, int]]] = field(default_factory=dict)
+    workspace_bytes: dict[int, int] = field(default_factory=dict)
 
     @property
     def total_s(self) -> float:
@@ -54,22 +47,6 @@ class StepTimes:
     def measured(self) -> Measured:
         """What a plan says of them."""
         return Measured(self.device, self.batch, self.rows, self.step_s, self.fingerprint)
-
-    def offered(self, graph: SavedGraph, fidelity: str) -> dict[str, dict[int, tuple[float, int]]]:
-        """What a plan of that class of moves may choose for each convolution: the default, and in all classes but
-        ``bitwise`` the switches that save a call :data:`WORTH_SHARE` of its seconds or :data:`WORTH_BYTES` of
-        workspace, so that no choice is made for a difference that is the clock's."""
-        default = self.convolutions.get(DEFAULT, {})
-        found = {DEFAULT: dict(default)}
-        calls: dict[int, list[int]] = defaultdict(list)
-        for task in default:
-            calls[graph.tasks[task].call].append(task)
-        for name, tasks in self.convolutions.items():
-            if name == DEFAULT or fidelity == "bitwise":
-                continue
-            worth = [own for own in calls.values() if all(t in tasks for t in own) and _gain(default, tasks, own)]
-            found[name] = {t: tasks[t] for own in worth for t in own}
-        return found
 
     def to_json(self) -> str:
         """The times as JSON text."""
@@ -96,12 +73,9 @@ class StepTimes:
         for task, taken in self.seconds.items():
             if task < 0 or not _is_seconds(taken):
                 _refuse("seconds", "seconds above 0 by number of a task", {task: taken})
-        for name, tasks in self.convolutions.items():
-            if name not in (DEFAULT, *SWITCHES):
-                _refuse("convolutions", f"by {', '.join((DEFAULT, *SWITCHES))}", name)
-            for task, (taken, nbytes) in tasks.items():
-                if task < 0 or not _is_seconds(taken) or nbytes < 0:
-                    _refuse("convolutions", "[seconds above 0, bytes] by number of a task", {task: [taken, nbytes]})
+        for task, nbytes in self.workspace_bytes.items():
+            if task < 0 or nbytes < 0:
+                _refuse("workspace_bytes", "bytes of at least 0 by number of a task", {task: nbytes})
 
     def check(self, graph: SavedGraph) -> None:
         """Raise ValueError unless these are the times of the graph's step."""
@@ -118,11 +92,6 @@ def step_fingerprint(graph: SavedGraph) -> str:
     """Hash of a step's dataflow and of its tasks with the work of each: other sizes make another step."""
     tasks = [(t.phase, t.op, t.call, t.part, t.dtype, t.flops, t.moved_bytes) for t in graph.tasks]
     return hashlib.sha256(json.dumps([graph.fingerprint, graph.batch, tasks]).encode()).hexdigest()[:16]
-
-
-def _gain(default: Mapping[int, tuple[float, int]], other: Mapping[int, tuple[float, int]], own: list[int]) -> bool:
-    faster = sum(other[t][0] for t in own) < (1 - WORTH_SHARE) * sum(default[t][0] for t in own)
-    return faster or any(other[t][1] + WORTH_BYTES <= default[t][1] for t in own)
 
 
 def _is_seconds(value: float) -> bool:

@@ -8,33 +8,3 @@ from gistkit.planning.forms.rebuild import MAX_DEPTH
 from gistkit.planning.forms.recompute import OBSERVERS, RecomputePlan, Replays, SegmentPlan, recompute_plan
 from gistkit.planning.forms.rounding import intolerant, rounds
 from gistkit.planning.forms.rules import Planner, check_lossy
-
-__all__ = [
-    "FIDELITIES",
-    "MAX_DEPTH",
-    "OBSERVERS",
-    "SMALL_BYTES",
-    "Judge",
-    "Planner",
-    "RecomputePlan",
-    "Replays",
-    "SegmentPlan",
-    "call_choices",
-    "capacity",
-    "check_decisions",
-    "check_fidelity",
-    "check_lossy",
-    "decidable",
-    "default_form",
-    "held",
-    "intolerant",
-    "kept_by_ops",
-    "kept_bytes",
-    "make_plan",
-    "options",
-    "own_decisions",
-    "recompute_plan",
-    "rounds",
-    "shipped_until",
-    "slice_counts",
-]

@@ -13,8 +13,7 @@ from copy import copy
 from dataclasses import dataclass
 
 from gistkit.errors import PlanError
-from gistkit.ir import FORMS, RERUN, Call, CallChoice, Decision, SavedGraph, rerun_of
-from gistkit.planning.cost import switches
+from gistkit.ir import FORMS, RERUN, Call, Decision, SavedGraph, rerun_of
 from gistkit.planning.forms.allowed import Judge
 from gistkit.planning.forms.rounding import intolerant, rounded
 from gistkit.planning.simulate import valued
@@ -38,8 +37,7 @@ class SegmentPlan:
 
 @dataclass(frozen=True)
 class RecomputePlan:
-    """All segments of a plan over one graph; ``order`` holds the calls that a function mode sees, in order;
-    ``switches`` the names of the switches that convolutions are told to run forward under, by call."""
+    """All segments of a plan over one graph; ``order`` holds the calls that a function mode sees, in order."""
 
     graph: SavedGraph
     order: tuple[int, ...]
@@ -47,13 +45,10 @@ class RecomputePlan:
     of_call: Mapping[int, tuple[SegmentPlan, ...]]
     of_storage: Mapping[int, SegmentPlan]
     watched: frozenset[int]
-    switches: Mapping[int, str]
 
 
-def recompute_plan(
-    graph: SavedGraph, decisions: Mapping[int, Decision], choices: Iterable[CallChoice] = ()
-) -> RecomputePlan | None:
-    """The segments of the decisions, by storage; None where nothing is recomputed. ``choices`` are those of the plan.
+def recompute_plan(graph: SavedGraph, decisions: Mapping[int, Decision]) -> RecomputePlan | None:
+    """The segments of the decisions, by storage; None where nothing is recomputed.
 
     Raises PlanError, which names storage and call, for what cannot run anew: calls that write to what outlives them,
     calls that no function mode sees, what an op keeps for itself, sources that are overwritten or not kept.
@@ -70,7 +65,6 @@ def recompute_plan(
     of_storage = {s: segment for segment in found for s in segment.storages}
     savers = {c.index for s in of_storage for c, _ in graph.savers(s)}
     order = tuple(c.index for c in graph.calls if not c.hidden and c.op not in OBSERVERS)
-    switched = {choice.covered: switches(choice.algorithm, "forward") for choice in choices}
     return RecomputePlan(
         graph,
         order,
@@ -78,7 +72,6 @@ def recompute_plan(
         {c: tuple(s) for c, s in of_call.items()},
         of_storage,
         frozenset(of_call) | savers,
-        {c.index: switched[c.covered] for c in graph.calls if switched.get(c.covered)},
     )
 
 
@@ -200,6 +193,3 @@ def _groups(decisions: Iterable[Decision]) -> dict[tuple[int, ...], set[int]]:
         if decision.form.returns == RERUN:
             groups[decision.sources].add(decision.storage)
     return groups
-
-
-__all__ = ["RecomputePlan", "Replays", "SegmentPlan", "recompute_plan"]

@@ -4,17 +4,15 @@ A window of 32 elements becomes a 32-bit mask and the packed non-zeros, so the r
 fp32 and 16 / (1 + 16 d) for 16-bit types. Each X is compressed or not, whichever adds less time (CSWAP, 2021): its own
 forward hides the way out, the layer that fetches it hides the way back; encoding and decoding are extra.
 
-``engine=True`` is cDMA as published: a hardware engine beside the memory controllers compresses for free. Without it
-the device's own kernels do, and their time counts.
+The paper's hardware engine beside the memory controllers compresses for free (:mod:`bench.papers.cdma`); here the
+device's own kernels do, and their time counts.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gistkit.formats import item_bytes
 from gistkit.ir import KERNEL_DTYPES, Block, Decision, Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import make_plan, own_decisions
@@ -24,35 +22,6 @@ from gistkit.planning.policies.vdnn.offload import ALL, Offload, details_of, hos
 CODEC = "zvc"
 
 
-def zvc_ratio(density: float, dtype: str = "float32") -> float:
-    """Dense bytes over compressed bytes at a density: at most the bits of an element."""
-    bits = 8 * item_bytes(dtype)
-    return bits / (1 + bits * density)
-
-
-class EngineCosts(CostTable):
-    """A cost table whose zero-value compression takes no time and has the paper's ratio."""
-
-    def payload_bytes(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> int:
-        if codec != CODEC:
-            return super().payload_bytes(codec, nbytes, dtype, density)
-        return math.ceil(nbytes / zvc_ratio(1.0 if density is None else density, dtype))
-
-    def encode_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> float:
-        return 0.0 if codec == CODEC else super().encode_s(codec, nbytes, dtype, density)
-
-    def decode_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> float:
-        return 0.0 if codec == CODEC else super().decode_s(codec, nbytes, dtype, density)
-
-    def relu_backward_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> float:
-        return 0.0 if codec == CODEC else super().relu_backward_s(codec, nbytes, dtype, density)
-
-
-def with_engine(costs: CostTable) -> EngineCosts:
-    """The same device with cDMA's compressing engine."""
-    return EngineCosts(costs.hardware, costs.algorithms, costs.densities)
-
-
 def cdma(
     graph: SavedGraph,
     costs: CostTable,
@@ -60,27 +29,22 @@ def cdma(
     *,
     offload: str = ALL,
     algorithms: str | Mapping[int, str] = "p",
-    engine: bool = False,
     prefetch: bool = True,
 ) -> Plan:
     """vDNN's schedule (see :func:`gistkit.planning.policies.vdnn.offload.vdnn`) with compressed transfers where they
-    pay.
-
-    With ``engine`` its figures hold on :func:`with_engine`'s costs alone. Raises ValueError as ``vdnn`` does.
-    """
-    priced = with_engine(costs) if engine else costs
-    convolutions = ConvAlgorithms(graph, priced)
+    pay. Raises ValueError as ``vdnn`` does."""
+    convolutions = ConvAlgorithms(graph, costs)
     by_call = convolutions.of(algorithms)
     names = {t: by_call[call] for call, tasks in convolutions.tasks.items() for t in tasks}
-    sent = [_decision(graph, priced, names, o) for o in offloads(graph, offload, prefetch)]
+    sent = [_decision(graph, costs, names, o) for o in offloads(graph, offload, prefetch)]
     return make_plan(
         "cdma",
         graph,
-        priced,
+        costs,
         budget_bytes,
         (*own_decisions(graph), *sent),
         convolutions.choices(by_call),
-        details=details_of(offload, algorithms, engine=engine, prefetch=prefetch),
+        details=details_of(offload, algorithms, prefetch=prefetch),
     )
 
 

@@ -43,15 +43,14 @@ _FACTOR_BYTES = 4
 
 
 def block_effects(
-    graph: SavedGraph, costs: CostTable, decision: Decision | None, block: Block, context: Context | None = None
+    graph: SavedGraph, costs: CostTable, decision: Decision | None, block: Block, context: Context
 ) -> Effects:
     """The effects of one block's decision, None for none. All blocks' effects add up to the step's.
 
-    ``context`` is the rest of the plan (:meth:`Context.of`); without it :meth:`Context.alone` is taken. Raises
-    PlanError, which names the storage, for a decision that makes no sense: release before the last forward use,
-    prefetch after the first use, values wanted of a form that keeps none, no link to the host.
+    ``context`` is the rest of the plan (:meth:`Context.of`). Raises PlanError, which names the storage, for a decision
+    that makes no sense: release before the last forward use, prefetch after the first use, values wanted of a form that
+    keeps none, no link to the host.
     """
-    context = context or Context.alone(graph, costs)
     if decision is None:
         return _dense(block, context)
     if decision.place not in PLACES:
@@ -269,6 +268,3 @@ class _DecidedBlock:
             self._add(end, end, packing_bytes, "scratch")
         if settled is not None:
             self._add(settled, last, nbytes, what)
-
-
-__all__ = ["block_effects", "made_for_backward"]

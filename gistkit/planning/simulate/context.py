@@ -1,89 +1,31 @@
-"""What the effects of one storage's decision depend on beyond that decision: the rest of the plan, read once.
-
-``StepIndex`` holds what follows from the graph alone, ``Context`` what follows from a plan. Both are made once and
-looked into many times.
-"""
+"""What the effects of one storage's decision depend on beyond that decision: the rest of the plan, read once and
+looked into many times."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gistkit.errors import PlanError
 from gistkit.ir import (
-    BACKWARD,
     FORMS,
-    FORWARD,
     LIBRARY,
     OPERATORS,
     RERUN,
-    Block,
     CallChoice,
     Decision,
     Plan,
-    SavedGraph,
 )
-from gistkit.planning.cost import CostTable
 from gistkit.planning.simulate.segments import Segment, decoding, is_decoded, segments
+from gistkit.planning.simulate.step_index import StepIndex, chosen_calls, used_at
 
 PLAIN_POLICIES = ("plain",)
 """Policies whose steps PyTorch's own operators run; see docs/planner.md, "plain and the runtime differ"."""
 LAG = 4
 """How many later encodings a CUDA scratch lives on for, at most (``runtime.exact``)."""
 NO_VALUES = tuple(form.name for form in FORMS.values() if not form.values)
-
-
-class StepIndex:
-    """Look-ups over a captured step's tasks and blocks."""
-
-    def __init__(self, graph: SavedGraph) -> None:
-        if not graph.tasks:
-            raise PlanError("graph must hold the tasks of a whole step, got one without; capture it with backward=True")
-        self.graph = graph
-        self.covered = {c.covered: c for c in graph.calls if c.covered >= 0}
-        self.by_storage: dict[int, Block] = {b.storage: b for b in graph.blocks if b.storage >= 0}
-        self.written: dict[int, int] = {}
-        self.makers: dict[int, list[int]] = defaultdict(list)
-        self.of_call: dict[int, list[int]] = defaultdict(list)
-        self.input_part: dict[int, int] = {}
-        self.made_bytes: dict[int, int] = defaultdict(int)
-        """By task the bytes of the blocks that are first there during it."""
-        for block in graph.blocks:
-            self.made_bytes[block.first] += block.nbytes
-        self._read_tasks()
-
-    def _read_tasks(self) -> None:
-        weight_part: dict[int, int] = {}
-        for task in self.graph.tasks:
-            self.of_call[task.call].append(task.index)
-            if task.phase == FORWARD:
-                for block in task.writes:
-                    self.written[block] = task.index
-                    self.makers[block].append(task.index)
-            elif task.part == "weight":
-                weight_part[task.call] = task.index
-            elif task.part == "input" and task.call in weight_part:
-                self.input_part[weight_part[task.call]] = task.index
-
-    def rows(self, block: int) -> int:
-        """The first dimension of a block that is a storage; 1 for one without any."""
-        shape = self.graph.storages[self.graph.blocks[block].storage].shape
-        return shape[0] if shape else 1
-
-    def backward_of(self, call: int) -> list[int]:
-        """The backward tasks of a call."""
-        return [t for t in self.of_call[call] if self.graph.tasks[t].phase == BACKWARD]
-
-    def block(self, storage: int) -> Block:
-        """The block of a storage. Raises PlanError for one that the step has not."""
-        if storage not in self.by_storage:
-            raise PlanError(
-                f"decision for storage {storage}: the step knows no such storage (it has "
-                f"{len(self.by_storage)}); plan the graph that is run"
-            )
-        return self.by_storage[storage]
 
 
 @dataclass(frozen=True)
@@ -108,14 +50,6 @@ class Context:
     decoded_for_segment: Mapping[int, frozenset[int]] | None = None
     synchronous: bool = False
     least: bool = False
-
-    @staticmethod
-    def alone(graph: SavedGraph, costs: CostTable, index: StepIndex | None = None) -> Context:
-        """The context of a decision of which nothing else is known: all storages that may hold zeros are taken to be
-        encoded too, nothing is rebuilt from it, nothing is cut."""
-        index = index or StepIndex(graph)
-        saved = sorted(index.by_storage[s].saved for s in costs.densities if s in index.by_storage)
-        return Context(index, graph.source == LIBRARY, encodings=tuple(t for t in saved if t >= 0))
 
     @staticmethod
     def of(plan: Plan, index: StepIndex) -> Context:
@@ -185,11 +119,6 @@ def _with_decoded(parts: tuple[Segment, ...], decided: Mapping[int, Decision], i
     return tuple(found)
 
 
-def used_at(block: Block, task: int) -> bool:
-    """Whether a task itself reads a block that is kept for it."""
-    return any(u.task == task for u in block.uses)
-
-
 def _decoded_for(parts: tuple[Segment, ...]) -> dict[int, frozenset[int]]:
     found: dict[int, set[int]] = defaultdict(set)
     for part in parts:
@@ -207,31 +136,11 @@ def _encodings(decided: Mapping[int, Decision], index: StepIndex) -> tuple[int, 
     return tuple(sorted(index.graph.blocks[b].saved for b, d in decided.items() if d.form.sparse))
 
 
-def chosen_calls(choices: Iterable[CallChoice], index: StepIndex) -> list[tuple[CallChoice, int]]:
-    """The given choices with the indices of their calls. Raises PlanError for a covered call that the step has not."""
-    choices = list(choices)
-    if not choices:
-        return []
-    calls = index.covered
-    for choice in choices:
-        if choice.covered not in calls:
-            raise PlanError(
-                f"choice for covered call {choice.covered} ({choice.op}): the step knows {len(calls)} such calls; "
-                "plan the graph that is run"
-            )
-    return [(choice, calls[choice.covered].index) for choice in choices]
-
-
 def _slices(choices: tuple[CallChoice, ...], index: StepIndex) -> dict[int, int]:
     """Slices of every weight-gradient task that is cut."""
     cut = chosen_calls((c for c in choices if c.weight_grad_slices > 1), index)
     tasks = index.graph.tasks
     return {t: c.weight_grad_slices for c, call in cut for t in index.backward_of(call) if tasks[t].part == "weight"}
-
-
-def call_task(index: StepIndex, call: int) -> int:
-    """The forward task of a call, -1 if it has none."""
-    return next((t for t in index.of_call[call] if index.graph.tasks[t].phase == FORWARD), -1)
 
 
 def _spread(decided: Mapping[int, Decision], index: StepIndex, also: dict[int, set[int]]) -> None:

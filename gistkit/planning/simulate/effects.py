@@ -14,9 +14,10 @@ from gistkit.errors import PlanError
 from gistkit.ir import BEFORE, STAY, Block, CallChoice, Decision, Plan, SavedGraph, scaled
 from gistkit.planning.cost import CostTable, of_part
 from gistkit.planning.simulate.block_effects import block_effects
-from gistkit.planning.simulate.context import Context, StepIndex, chosen_calls
-from gistkit.planning.simulate.intervals import WHAT, Effects, Interval, Transfer
+from gistkit.planning.simulate.context import Context
+from gistkit.planning.simulate.intervals import Effects, Interval, Transfer
 from gistkit.planning.simulate.segments import Segment
+from gistkit.planning.simulate.step_index import StepIndex, chosen_calls
 from gistkit.planning.simulate.sub_batches import passing, scaled_costs
 
 
@@ -205,9 +206,3 @@ class Composer:
 def profile(graph: SavedGraph, plan: Plan, costs: CostTable) -> Profile:
     """The step under a plan, as intervals, seconds and transfers. Raises PlanError as :func:`block_effects` does."""
     return Composer(graph, costs).profile(plan)
-
-
-__all__ = [
-    "WHAT", "Composer", "Context", "Effects", "Interval", "Profile", "StepIndex", "Transfer",
-    "block_effects", "profile",
-]  # fmt: skip

@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from gistkit.errors import PlanError
 from gistkit.ir import OPERATORS, RERUN, Decision, digest_bytes, rerun_of
 from gistkit.planning.simulate.intervals import Interval
-
-if TYPE_CHECKING:
-    from gistkit.planning.simulate.context import StepIndex
+from gistkit.planning.simulate.step_index import StepIndex
 
 STATIC = ("weight", "buffer", "input")
 

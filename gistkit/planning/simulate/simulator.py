@@ -19,7 +19,7 @@ from itertools import accumulate
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.simulate.context import PLAIN_POLICIES
-from gistkit.planning.simulate.effects import Composer, Profile, profile
+from gistkit.planning.simulate.effects import Composer, Profile
 from gistkit.planning.simulate.intervals import Interval, Transfer
 from gistkit.planning.simulate.link import Link
 
@@ -172,6 +172,3 @@ def _wall_s(composed: Profile, costs: CostTable, issuing_s: Sequence[float], siz
         host += issuing_s[task]
         device = max(device, host) + composed.task_s[task] + composed.extra_s[task]
     return device
-
-
-__all__ = ["Profile", "Simulation", "Simulator", "memory_bytes", "profile", "simulate"]

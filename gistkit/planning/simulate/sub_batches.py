@@ -3,7 +3,6 @@ batch norms would see other statistics."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -52,12 +51,11 @@ def scaled_costs(costs: CostTable, graph: SavedGraph, part: SavedGraph) -> CostT
     whole = cost_table(graph, costs.hardware, density=dict(costs.densities))
     small = cost_table(part, costs.hardware, density=dict(costs.densities))
     tables = zip(costs.algorithms, whole.algorithms, small.algorithms, strict=True)
-    share = part.batch / graph.batch if graph.batch else 1.0
-    return replace(costs, algorithms=tuple(_scaled(*table, share) for table in tables))
+    return replace(costs, algorithms=tuple(_scaled(*table) for table in tables))
 
 
 def _scaled(
-    given: tuple[Algorithm, ...], whole: tuple[Algorithm, ...], small: tuple[Algorithm, ...], share: float
+    given: tuple[Algorithm, ...], whole: tuple[Algorithm, ...], small: tuple[Algorithm, ...]
 ) -> tuple[Algorithm, ...]:
     roofline = {a.name: a.seconds for a in whole}
     known = {a.name: a for a in small}
@@ -66,7 +64,5 @@ def _scaled(
         like = known.get(algorithm.name, small[0])
         base = roofline.get(algorithm.name, whole[0].seconds)
         ratio = algorithm.seconds / base if base else 1.0
-        measured = algorithm.name not in known  # under switches: most of it are copies of the maps
-        nbytes = math.ceil(algorithm.workspace_bytes * share) if measured else like.workspace_bytes
-        out.append(Algorithm(algorithm.name, like.seconds * ratio, nbytes))
+        out.append(Algorithm(algorithm.name, like.seconds * ratio, like.workspace_bytes))
     return tuple(out)

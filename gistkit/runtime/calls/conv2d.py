@@ -17,7 +17,6 @@ from gistkit.ir import Decision
 from gistkit.nn import conv
 from gistkit.nn.eligible import recorded
 from gistkit.nn.standin import settings
-from gistkit.nn.switched import is_switched
 from gistkit.runtime.calls.kinds import SpecialisedCall, TensorKind, autocast_dtype, weight_kind
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.program import Step
@@ -30,7 +29,7 @@ def specialise(state: ForwardState, step: Step, b: Conv2d) -> SpecialisedCall | 
     if not conv.takes(x, weight):
         return None
     native = type(weight) is Parameter and weight.requires_grad and type(b.padding) is tuple and x.dim() == 4
-    if native and not is_switched(step.choice.algorithm) and not state.strict:
+    if native and not state.strict:
         if not x.requires_grad or state.has_room(step.index, x):
             return NativeConv2d(step, b)
     return SplitConv2d(state, step, b)
@@ -77,7 +76,7 @@ class SplitConv2d(SpecialisedCall):
         self._x, self._weight, self._bias = TensorKind(b.x), weight_kind(b.weight), weight_kind(b.bias)
         self._options, self._lowered, self._settings = b[3:], autocast_dtype(b.x), settings()
         trained = recorded(b.x, b.weight, b.bias)
-        self._call = conv.prepare(b.x, b.weight, self._options, step.choice.algorithm) if trained else None
+        self._call = conv.prepare(b.x, b.weight, self._options) if trained else None
 
     def fits(self, x: Any, weight: Any, bias: Any, *options: Any) -> bool:
         return (

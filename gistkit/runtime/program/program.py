@@ -56,7 +56,7 @@ class Program:
         """Storages that are saved for nodes which go at once, and for no other."""
         if given:
             self._decisions = {s: Decision(s, "dense", reason=OPEN) for s in (*kept, *self.passing)} | self._decisions
-        self.again = recompute_plan(graph, self._decisions, plan.choices)
+        self.again = recompute_plan(graph, self._decisions)
         self._choices = {c.covered: c for c in plan.choices}
         self._in_recipes = {n for d in plan.decisions for n in _named(d.recipe, "bn")}
         self._remembered: dict[Any, Any] = {}

@@ -49,7 +49,7 @@ class Written:
     ``makes``: (which tensor of its result, storage, geometry); ``changes``: storages that it overwrites; ``packs``:
     storages that it makes inside, by the number of the saved tensor; ``casts``: storages that autocast makes of its
     tensors, with the tensor's number and their dtype. ``random``: (device type, index, state before it) where it drew
-    random numbers. ``switch``: the name of cuDNN's switches that a convolution ran under.
+    random numbers.
     """
 
     number: int
@@ -63,7 +63,6 @@ class Written:
     packs: dict[int, int] = field(default_factory=dict)
     casts: dict[int, tuple[int, torch.dtype]] = field(default_factory=dict)
     random: tuple[RandomState, ...] = ()
-    switch: str = ""
 
     def operands(self) -> Iterator[Operand]:
         """Its tensors."""

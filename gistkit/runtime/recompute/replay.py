@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_unflatten
 
 from gistkit.capture import tensors_in
 from gistkit.nn.keep import Kept
-from gistkit.nn.switched import switched
 from gistkit.runtime.recompute.calls import Operand, ReplayError, Written, geometry
 from gistkit.runtime.recompute.state import DrawnFrom, autocast, random_states_back, set_random
 from gistkit.runtime.stash.stash import whole
@@ -102,7 +101,7 @@ class _Replay:
         leaves = [given[id(leaf)] for leaf in call.leaves]
         if call.random:
             set_random(call.random)
-        with autocast(call.autocast), switched(call.switch):
+        with autocast(call.autocast):
             result, packed = _with_packs(call, leaves) if call.packs else (_call(call, leaves), {})
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)] if call.casts else []
         del leaves, given

@@ -220,8 +220,7 @@ class Tape:
                     "what it makes, or cut the segment behind it"
                 )
         changes = tuple(s for s in call.writes if s in plan.inside and s in call.reads)
-        switch = self._plan.switches.get(call.index, "")
-        written = Written(call.index, call.op, func, made, spec, autocast_now(), changes=changes, switch=switch)
+        written = Written(call.index, call.op, func, made, spec, autocast_now(), changes=changes)
         return plan.index, written, outside
 
     def _check_live(self, x: torch.Tensor, storage: int, op: str) -> None:

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gistkit import formats
-from gistkit.planning.policies.gist_rules import gist
+from gistkit.planning.policies.gist import gist
 from tests.support.graphs import N, Residual, captured, conv, decision, decisions, output_of, the
 
 
@@ -101,9 +101,3 @@ def test_an_overwritten_term_is_no_source():
 
     graph = captured(forward, conv(), nn.BatchNorm2d(8), conv())
     assert recipes(graph) == [], "t is kept as it is after the write, the sum took it before"
-
-
-def test_very_sparse_outputs_are_stored_rather_than_rebuilt():
-    graph = captured(lambda m, x: m[2](F.relu(m[1](m[0](x)))), conv(), nn.BatchNorm2d(8), conv())
-    relu = output_of(graph, "relu")
-    assert decision(graph, "relu", densities={relu: 0.001}).codec == "csr"

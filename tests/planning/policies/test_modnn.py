@@ -126,7 +126,7 @@ def test_both_clocks_agree_within_what_they_differ_in(graph, share):
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
+@pytest.mark.parametrize("share", [0.0, 0.3])
 @pytest.mark.parametrize("fidelity", CLASSES)
 def test_memory_is_the_simulators(name, share, fidelity):
     """In a whole batch, too, where each weight gradient is there from the task on that makes it."""
@@ -158,7 +158,7 @@ def test_with_all_memory_it_is_the_ideal_case_and_with_less_never_faster(name):
     assert sizes == sorted(sizes) and sizes[0] == 1 and sizes[-1] == 8
 
 
-@pytest.mark.parametrize("share", [0.0, 0.05, 0.1, 0.3, 0.6])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.6])
 def test_modnn_is_no_slower_than_vdnn_plus(share):
     """Section V-B, Fig. 8: "moDNN is always better than both". Not at every budget here: eq. (3) fills the memory, and
     at 1 to 3 % above the bound vDNN+, whose sub-batches are smaller there, has room to prefetch that moDNN lacks."""
@@ -204,14 +204,6 @@ def test_a_budget_below_the_bound_is_refused_with_the_bound(policy):
         POLICIES[policy](replace(graph, tasks=(), blocks=()), replace(costs, algorithms=()))
 
 
-def test_reserve_is_left_free():
-    graph = GRAPHS["pooled"]
-    costs = cost_table(graph, FAST_LINK)
-    plan = modnn(graph, costs, least_bytes(graph, costs)["bitwise"] + 50_000, fidelity="bitwise", reserve=50_000)
-    assert simulate(graph, plan, costs).peak_bytes + 50_000 == plan.peak_bytes <= plan.budget_bytes
-    assert [d for d in plan.decisions if d.place == "host"]
-
-
 @pytest.mark.parametrize("policy", ["modnn", "vdnn+"])
 def test_batch_norms_see_the_whole_batch_unless_that_is_given_up(policy):
     layers = (torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.Conv2d(16, 16, 3))
@@ -244,12 +236,3 @@ def test_two_devices_take_half_the_batch_each_and_gather_the_gradients():
     assert 0.5 * one.step_s <= two.each.step_s <= 0.55 * one.step_s
     with pytest.raises(ValueError, match="devices must be an int from 1 to the batch size 32, got 33"):
         modnn_on_devices(graph, costs, 33)
-
-
-def test_devices_share_the_link():
-    graph = chain(12, 64, 64, 32)
-    costs = cost_table(graph, PRESETS["k40m"])
-    found = modnn_on_devices(graph, costs, 2, least_bytes(graph, costs, PAPER)["bitwise"] // 2 + 2**21)
-    move = found.each.moves[0]
-    # Half of 12.8 GB/s, and the launch.
-    assert move.finish_s - move.start_s == pytest.approx(move.nbytes / 6.4e9 + costs.hardware.launch_s)

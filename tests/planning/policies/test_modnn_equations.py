@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gistkit
-from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.modnn.memory import Memory, MemoryMap, offload_delay_s
 from gistkit.planning.policies.modnn.sub_batch import PAPER, PLAN, lower_bound, next_size, parts_of, sub_batch
@@ -48,15 +47,6 @@ def test_of_runs_of_equal_delay_the_one_needed_last_goes_then_the_one_that_moves
     assert scheme(lambda run: 0.0, {**needs, 2: 5}, saved=[5]) == (5, 6)
     assert scheme(lambda run: 0.0, {**needs, 2: 5}, saved=[1]) == (1, 2)
     assert scheme(lambda run: 0.0) == (1, 2)
-
-
-def test_no_run_is_no_scheme_and_free_segments_count():
-    assert scheme(lambda run: 0.0, pinned=(1, 3, 5)) is None
-    assert scheme(lambda run: 0.0, nbytes=12) is None
-    memory = figure_4()
-    memory.free(2)
-    assert list(memory.runs(4, lambda b: b != 4)) == [(1,), (5, 6)]
-    assert set(memory.runs(2, lambda b: False)) == {()}
 
 
 def test_memory_map_splits_and_merges():
@@ -151,12 +141,6 @@ def test_equation_3_at_its_ends_and_in_a_cycle():
     assert sub_batch(at, 16, 160).size == 16
 
 
-def test_the_whole_batch_is_taken_where_no_smaller_size_fits():
-    # Its gradients are not summed: 160 of 165 bytes. In parts they are 160 bytes by themselves.
-    at = growing(workspace=30, resident=lambda parts: 160 if parts > 1 else 0)
-    assert next_size(at(1), 165) < 16 and sub_batch(at, 16, 165).parts == 1
-
-
 def stays(graph, rule, device=FAST_LINK, parts=1):
     """By block its stays."""
     part = parts_of(graph, cost_table(graph, device), rule)(parts)
@@ -195,10 +179,6 @@ def test_what_operators_keep_small():
     graph = chain(layers=2)
     first = next(b for b in graph.blocks if b.first == 0 and b.kind == "activation")
     assert stays(graph, PLAN)[0][first.id] == ((0, 1),)  # until the ReLU has read it
-
-
-def test_without_a_link_nothing_leaves():
-    assert all(len(found) == 1 for found in stays(forked(), PLAN, hardware("cpu"))[0].values())
 
 
 def test_what_operators_keep_for_themselves_never_leaves():

@@ -57,13 +57,6 @@ def test_an_input_that_nobody_prefetched_is_loaded_on_demand():
     assert delays(found) == [0.0, 0.0, 0.0, 1.0] and found.step_s == 5.0
 
 
-def test_one_transfer_spans_several_tasks():
-    found = run(4.5, [1, 5, *[1] * 7], hand.data(A, 4 * S, 0, 1, 8), hand.data(B, 4 * S, 2))
-    # d2h from 1 s to 5 s beside task 1 (1 s to 6 s); B dies at 7 s; 4 s of transfer begin at 8 s at the latest.
-    assert moves(found) == [(A, "d2h", 2, 1.0, 5.0), (A, "h2d", 4, 8.0, 12.0)]
-    assert delays(found) == [0.0] * 9
-
-
 def test_rule_b_a_block_that_was_not_used_since_it_was_made_does_not_leave():
     # Nobody has read A when B needs room: no scheme, so the memory is defragmented (A leaves all the same).
     found = run(1.5, [1] * 4, hand.data(A, S, 0, 3), hand.data(B, S, 1))
@@ -129,15 +122,6 @@ def test_of_equally_fast_algorithms_the_one_with_the_smaller_workspace_is_taken(
     assert algorithms(run(3, [1] * 3, hand.data(A, S, 0, 1), algorithms={1: known}))[1] == "small"
 
 
-def test_an_algorithm_without_a_scheme_is_not_worth_a_defragmentation():
-    # A and C have half of S free between them where B was, and half of S above them: no S in one piece for "fast".
-    half = S // 2
-    blocks = (hand.data(A, S, 0, 3), hand.data(B, half, 0), hand.data(C, S, 0, 3))
-    known = {2: (("implicit_gemm", 2.0, 0), ("fast", 0.1, S))}
-    found = run(3, [1] * 4, *blocks, algorithms=known)
-    assert algorithms(found)[2] == "implicit_gemm" and found.defragmented == ()
-
-
 @pytest.mark.parametrize(("fast_s", "taken"), [(1.5, "implicit_gemm"), (0.5, "fast")])
 def test_an_algorithm_that_holds_up_a_prefetch_pays_for_it(fast_s, taken):
     # B made A leave; before task 3 there is room for A's return (1 s, due at task 4) or for the workspace, which gains
@@ -155,11 +139,6 @@ def test_a_prefetch_that_would_be_lost_again_is_not_begun():
     found = run(3.5, [1, 3, 1, 1, 1, 1], *blocks)
     assert [m[:3] for m in moves(found)] == [(A, "d2h", 2), (A, "h2d", 5)]
     assert found.defragmented == ()
-
-
-def test_what_a_task_makes_and_frees_itself_is_in_the_map():
-    found = run(1.5, [1] * 4, hand.data(A, S, 0, 1, 3), transient=[0, 0, S, 0])
-    assert [r.memory_bytes for r in found.runs] == [S] * 4 and moves(found)[0][:3] == (A, "d2h", 2)
 
 
 def test_of_blocks_that_leave_without_delay_the_one_needed_last_goes():

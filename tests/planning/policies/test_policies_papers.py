@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 
-from bench.papers.baselines import average_bytes, most_at_once, network_wide, oracular_s
+from bench.papers.baselines import network_wide, oracular_s
 from bench.papers.library_view import library_view
 from gistkit.api.comparison import compare
 from gistkit.api.planning import plan_graph
@@ -12,8 +12,7 @@ from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.forms import make_plan, own_decisions
 from gistkit.planning.policies.checkpoint import checkpoint, cuts
-from gistkit.planning.policies.gist_budget import gist_budget
-from gistkit.planning.policies.gist_rules import gist
+from gistkit.planning.policies.gist import gist, gist_budget
 from gistkit.planning.policies.plain import plain
 from gistkit.planning.policies.registry import POLICIES
 from gistkit.planning.policies.vdnn.offload import vdnn
@@ -50,13 +49,6 @@ def test_a_new_policy_is_a_function_and_a_row(monkeypatch):
     assert plan.policy == "small-maps" and plan.kept_bytes < plan.plain_bytes
     words = {"fidelity": "bitwise", "lossy": None, "reserved_bytes": 0, "per_sub_batch_norm": False}
     assert compare(graph, costs, None, words)[-1].plan == plan
-
-
-def test_plain_decides_nothing():
-    graph = pooled()
-    plan = plain(graph, costs_of(graph))
-    assert (plan.decisions, plan.choices) == ((), ())
-    assert plan.plain_bytes == plan.kept_bytes == graph.kept_bytes
 
 
 def test_cuts_are_where_one_map_is_read_across():
@@ -156,33 +148,6 @@ def test_the_paper_rebuilds_nothing():
     assert papers.kept_bytes > ours.kept_bytes
 
 
-def test_optimised_software_decodes_in_slices():
-    graph = chain(layers=4, size=32, batch=8)
-    costs = cost_table(graph, hardware("titanx"), density=0.05)
-    whole, cut = gist_budget(graph, costs), gist_budget(graph, costs, slices=8)
-    assert (whole.fidelity, cut.fidelity) == ("bitwise", "reassociated")
-    assert {c.weight_grad_slices for c in cut.choices if c.op == "conv2d"} == {8}
-    coded = {d.storage for d in whole.decisions if d.codec != "dense"}
-    readers = [
-        t.index for t in graph.tasks if t.part == "weight" and coded & {graph.blocks[b].storage for b in t.reads}
-    ]
-    held, less = (simulate(graph, p, costs).memory_bytes for p in (whole, cut))
-    decoded, weights = 8 * 4 * 32 * 32 * 4, 4 * (4 * 4 * 9 + 4)
-    assert len(readers) == 3
-    for task in readers:  # two slices of eight at a time, and the weight gradient twice
-        assert held[task] - less[task] == decoded * 6 // 8 - weights
-    assert gist_budget(graph, costs, lossy="fp8", slices=8).fidelity == "lossy"
-
-
-def test_gists_settings_are_checked():
-    graph = chain(layers=1)
-    costs = costs_of(graph)
-    with pytest.raises(ValueError, match=r"encodings must be among binarize.*got 'zip'"):
-        gist_budget(graph, costs, encodings=("zip",))
-    with pytest.raises(ValueError, match=r"slices must be 1 .* got 0"):
-        gist_budget(graph, costs, slices=0)
-
-
 def test_network_wide_allocation():
     """Two layers in place. Maps: input 6144, two of 8192, the loss. dX and dY: at most two at once, 8192 each."""
     graph = library_view(chain(layers=2))
@@ -201,14 +166,6 @@ def test_network_wide_allocation():
     assert apart.gradient_map_bytes == 6 * 8192 and reused.gradient_map_bytes == 2 * 8192
 
 
-def test_most_at_once_counts_a_block_through_its_last_task():
-    graph = library_view(chain(layers=3))
-    gradients = [b for b in graph.blocks if b.kind == "gradient"]
-    by_hand = max(sum(b.first <= t <= b.last for b in gradients) for t in range(len(graph.tasks)))
-    assert most_at_once(gradients) == by_hand
-    assert most_at_once([]) == 0
-
-
 def test_the_oracle_takes_every_layers_fastest_algorithm():
     graph = library_view(pooled())
     costs = costs_of(graph, workspace=WORKSPACE)
@@ -216,11 +173,3 @@ def test_the_oracle_takes_every_layers_fastest_algorithm():
     features = oracular_s(graph, costs, features_only=True)
     assert features == len(graph.tasks) - 7  # FC: 3 tasks, mean: 2, flatten: 2
     assert oracular_s(graph, costs) <= vdnn(graph, costs, offload="none", algorithms="p").step_s
-
-
-def test_average_memory_is_weighted_by_time():
-    graph = library_view(chain(layers=2))
-    costs = costs_of(graph)
-    run = simulate(graph, plain(graph, costs), costs)
-    assert average_bytes(run) == pytest.approx(sum(run.memory_bytes) / len(graph.tasks))
-    assert average_bytes(run) < run.peak_bytes

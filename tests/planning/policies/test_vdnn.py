@@ -69,15 +69,6 @@ def test_vdnn_conv_takes_the_convolutions_alone():
     assert offloads(graph, "none") == ()
 
 
-def test_what_has_no_reuse_goes_without_a_transfer():
-    step = Step()
-    graph = step.finish(step.conv(step.max_pool(step.conv(step.input(3, 16, 16), 4)), 4))
-    plan = vdnn_all(graph, costs_of(graph))
-    pool_x = graph.calls[1].reads[0]
-    dropped = {d.storage: d for d in plan.decisions if d.codec == "drop"}
-    assert pool_x in dropped and pool_x not in hosted(plan)
-
-
 def test_the_next_layer_waits_for_the_offload_and_only_where_there_is_one():
     """X of the second convolution is 8192 bytes: 2 s at 4096 B/s, its forward 1 s. The layer behind starts 1 s late."""
     graph = library_view(chain(layers=2))
@@ -117,15 +108,6 @@ def test_a_prefetch_overlaps_a_later_layer_and_is_ready_before_the_next():
         during = next(layer for layer in layers(graph) if layer.backward[:1] == (o.prefetch,))
         assert during.index > owner.index and o.ready == during.backward[-1] + 1
         assert run.start_s[o.ready] - run.start_s[o.prefetch] >= block.nbytes / 2048 - 1e-9
-
-
-def test_ready_comes_before_the_first_use_where_layers_lie_between():
-    """conv, relu, pool, conv: the last CONV fetches for the pool, the pool for the first CONV, an ACTV lies between."""
-    step = Step()
-    x = step.max_pool(step.relu(step.conv(step.input(3, 16, 16), 4), inplace=True))
-    graph = library_view(step.finish(step.conv(x, 4)))
-    first = next(o for o in offloads(graph, "all") if o.layer == 0)
-    assert first.prefetch < first.ready < graph.blocks[first.block].uses[0].task
 
 
 def test_copies_on_demand_start_at_their_use_and_cost_more():
@@ -197,20 +179,8 @@ def test_dyn_phase_3_tries_vdnn_conv_before_vdnn_all():
     assert (below.details["offload"], below.details["phase"]) == ("all", 3)
     least = vdnn_dyn(graph, costs, peak["all", "m"])
     assert (least.details["offload"], least.details["phase"], least.peak_bytes) == ("all", 3, peak["all", "m"])
-
-
-def test_dyn_phase_1_marks_what_cannot_be_trained():
-    graph, costs, peak = dynamic()
-    plan = vdnn_dyn(graph, costs, peak["all", "m"] - 1)
-    assert plan.details["phase"] == 1 and not plan.details["trainable"]
-    assert plan.peak_bytes == peak["all", "m"]
-
-
-def test_without_a_budget_the_devices_memory_is_the_limit():
-    graph, _, peak = dynamic()
-    tight = costs_of(graph, device(memory_bytes=peak["conv", "p"]), workspace=WORKSPACE, largest=8)
-    assert vdnn_dyn(graph, tight).details["offload"] == "conv"
-    assert not vdnn(graph, tight, offload="none", algorithms="p").details["trainable"]
+    nothing = vdnn_dyn(graph, costs, peak["all", "m"] - 1)
+    assert (nothing.details["phase"], nothing.details["trainable"], nothing.peak_bytes) == (1, False, peak["all", "m"])
 
 
 def test_vgg16_with_256_images_offloads_15_6_gb():

@@ -9,7 +9,6 @@ from gistkit.ir.plan import CallChoice, Decision
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.simulate.effects import profile
 from tests.support.effect_cases import BYTES, CHAIN, CPU, RELU, TITANX, block_of, effects, plan_of, short
-from tests.support.step_graphs import forked
 
 
 def host(**fields):
@@ -22,12 +21,6 @@ def test_host_leaves_and_comes_back():
     assert [t[1:] for t in made.transfers] == [(BYTES, "d2h", 2, 4), (BYTES, "h2d", 6, 7)]
     made = effects(CHAIN, RELU, host(offload=3, ready=6), TITANX)
     assert [t[3:] for t in made.transfers] == [(3, 4), (6, 6)]
-
-
-def test_vdnn_copies_while_the_reader_runs():
-    conv = block_of(forked(1), "conv2d")
-    made = effects(forked(1), conv, Decision(conv.storage, "dense", "host", release=3, prefetch=20), TITANX)
-    assert made.transfers[0].issue == conv.saved == 1
 
 
 def test_coded_on_the_host():

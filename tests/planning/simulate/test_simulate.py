@@ -14,7 +14,7 @@ from gistkit.ir.plan import Decision, Plan
 from gistkit.ir.scale import scaled
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.policies.gist_rules import gist
+from gistkit.planning.policies.gist import gist
 from gistkit.planning.policies.registry import POLICIES
 from gistkit.planning.simulate.effects import profile
 from gistkit.planning.simulate.intervals import Transfer
@@ -78,14 +78,6 @@ def test_release_and_first_use_wait():
     assert found.start_s == pytest.approx((0, 1, 2, 3, 4.5, 5.5, 6.5, 9.5, 10.5, 11.5, 12.5))
     assert found.stall_s == pytest.approx(2.5) and found.step_s == pytest.approx(13.5)
     assert found.memory_bytes == timed(0.1, 0.1).memory_bytes
-
-
-def test_ready_waits_earlier_and_offload_begins_later():
-    assert timed(0.5, 2.0, ready=6).start_s[6] == pytest.approx(8)  # issued when task 5 ends: all of it is a stall
-    assert timed(1.5, 0.5, offload=3).start_s[4] == pytest.approx(4.5)
-    assert timed(1.5, 0.5, offload=4).start_s[4] == pytest.approx(5.5)
-    early = timed(0.5, 2.0, prefetch=5)
-    assert early.stall_s == 0 and early.memory_bytes[5] == timed(0.5, 2.0).memory_bytes[5] + BYTES
 
 
 def carried(transfers, costs):
@@ -190,16 +182,16 @@ def zoo_net(name):
     return lambda: gistkit.zoo.load(name, num_classes=10, image_size=32)
 
 
-@pytest.mark.parametrize("lossy", [None, "fp8"])
 @pytest.mark.parametrize(
-    ("make", "size"),
+    ("make", "lossy"),
     [
-        pytest.param(zoo_net("vgg16"), 32, id="vgg16"),
-        pytest.param(zoo_net("resnet18"), 32, id="resnet18"),
-        pytest.param(UNet, 32, id="unet"),
+        pytest.param(zoo_net("vgg16"), None, id="vgg16"),
+        pytest.param(zoo_net("resnet18"), "fp8", id="resnet18"),
+        pytest.param(UNet, None, id="unet"),
     ],
 )
-def test_gist_peak_is_predicted(make, size, lossy):
+def test_gist_peak_is_predicted(make, lossy):
+    size = 32
     torch.manual_seed(0)
     model, x = make().train(), torch.randn(8, 3, size, size)
     y = torch.arange(8) if model(x).dim() == 2 else torch.zeros(8, size, size, dtype=torch.int64)
@@ -276,22 +268,3 @@ def test_segments_that_run_anew_are_issued_anew():
     assert rerun and simulator.wall_s(kept) == pytest.approx(len(graph.tasks), rel=1e-3)
     # A convolution and its ReLU for every block that comes back but for each segment's boundary.
     assert simulator.wall_s(again) >= len(graph.tasks) + len(rerun)
-
-
-@given(step_graphs(8), st.sampled_from((0.0, 1e-6, 1e-5, 1e-3)), st.sampled_from((1, 2)), st.booleans())
-@settings(deadline=None, max_examples=40, derandomize=True)
-def test_the_wall_is_never_before_device_or_host(graph, each_s, parts, plain):
-    device = replace(hardware("titanx"), host_s=each_s, runtime_host_s=3 * each_s)
-    simulator = Simulator(graph, cost_table(graph, device))
-    parts = min(parts, graph.batch)
-    plan = plan_of(graph, policy="plain" if plain else "test", sub_batches=parts)
-    run, taken, tasks = simulator.run(plan), simulator.wall_s(plan), len(graph.tasks)
-    mine = each_s if plain else 3 * each_s
-    seconds = [
-        s + e for s, e in zip(*(getattr(simulator.profile(plan), n) for n in ("task_s", "extra_s")), strict=True)
-    ]
-    # Without a link in use: some task begins when it is issued and nothing waits from there on, or none waits at all.
-    by_hand = max(0.0, *(mine * (t + 1) + sum(seconds[t:]) for t in range(tasks)))
-    assert taken == pytest.approx(parts * by_hand) and taken >= max(run.step_s, parts * mine * tasks) * (1 - 1e-9)
-    if each_s == 0.0:
-        assert taken == run.step_s or taken == pytest.approx(run.step_s)

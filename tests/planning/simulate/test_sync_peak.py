@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gistkit
-from gistkit import cli
 from gistkit.api import planning
 from gistkit.ir.plan import Decision
 from gistkit.planning.cost.devices import hardware
@@ -59,9 +58,8 @@ OFFLOADING = [("vdnn-all", None), ("vdnn-conv", None), ("cdma", None)]
 
 
 @pytest.mark.parametrize(("policy", "budget"), [*OFFLOADING, ("modnn", "75%"), ("optimal", "60%")])
-@pytest.mark.parametrize("name", ["dense", "unet"])
-def test_the_peak_to_expect_is_the_measured_one(name, policy, budget):
-    model, x, y, graph, costs = case(name)
+def test_the_peak_to_expect_is_the_measured_one(policy, budget):
+    model, x, y, graph, costs = case("dense")
     plan = planning.plan_graph(graph, costs, policy=policy, budget=budget, refuse=False)
     peaks = measured(model, plan, x, y)
     assert policy == "optimal" or any(d.place == "host" for d in plan.decisions)
@@ -71,8 +69,7 @@ def test_the_peak_to_expect_is_the_measured_one(name, policy, budget):
         assert peaks[1] < 0.97 * plan.peak_bytes
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
-@pytest.mark.parametrize("name", ["unet", "small"])
+@pytest.mark.parametrize(("name", "number"), [("unet", 0), ("unet", 1), ("small", 2)])
 def test_payloads_masks_and_maps_on_the_host_too(name, number):
     model, x, y, graph, costs = case(name)
     decisions = []
@@ -83,12 +80,6 @@ def test_payloads_masks_and_maps_on_the_host_too(name, number):
     plan = made(graph, decisions)
     predicted = Simulator(graph, costs).sync_peak_bytes(plan)
     assert measured(model, plan, x, y)[1] == predicted < simulate(graph, plan, costs).peak_bytes
-
-
-def test_those_plans_have_all_kinds_of_what_leaves():
-    listed = (ways(*case(name)[3:], number, "host", "fp8") for name in ("unet", "small") for number in range(3))
-    found = {d.codec for decisions in listed for d in decisions if d.place == "host"}
-    assert {"dense", "zvc", "zvc+fp8", "fp8", "argmax4"} <= found
 
 
 def lives(decision, graph=CHAIN):
@@ -126,13 +117,7 @@ def test_copies_that_are_waited_for_never_hold_more(graph, policy, reserve):
     assert found == max(memory_bytes(composed.intervals, composed.tasks, reserve))
 
 
-def test_the_reserve_is_a_number_of_bytes():
-    simulator = Simulator(CHAIN, cost_table(CHAIN, LINKED))
-    with pytest.raises(ValueError, match="reserve must be a number of bytes of at least 0, got -1"):
-        simulator.sync_peak_bytes(plan_of(CHAIN), reserve=-1)
-
-
-def test_report_and_command_tell_it(capsys):
+def test_the_report_tells_it():
     model, x, y, graph, costs = case("unet")
     plan = planning.plan_graph(graph, costs, policy="vdnn-all", budget="95%")
     twin = gistkit.compress(copy.deepcopy(model), plan)
@@ -141,7 +126,3 @@ def test_report_and_command_tell_it(capsys):
     assert found.budget is not None and found.budget.expected_bytes == plan.prediction.sync_peak_bytes
     shown = f"({plan.prediction.sync_peak_bytes / 2**20:.2f} with transfers that overlap nothing)"
     assert shown in " ".join(str(found).split())
-    arguments = ["vgg16", "--batch", "8", "--image-size", "32", "--hardware", "titanx", "--policy", "vdnn-all"]
-    assert cli.main(["plan", *arguments]) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "; with host and copies" in told and ", peak" in told.split("; with host and copies")[1]

@@ -105,7 +105,7 @@ def test_sub_batches(name):
     graph, device = step_on("plan", model, (x,), None, None)
     whole = gistkit.plan(model, x, policy="plain")
     plan = replace(whole, sub_batches=2)
-    expected = simulate(graph, plan, costs_of(graph, device, None, None, "bitwise")).peak_bytes
+    expected = simulate(graph, plan, costs_of(graph, device)).peak_bytes
     assert expected < whole.peak_bytes
     twin = gistkit.compress(copy.deepcopy(model), plan)
     for _ in range(2):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from gistkit.ir import FORMS, Block, CallChoice, Decision, SavedGraph
-from gistkit.planning.cost import Algorithm, CostTable, is_switched, of_part
+from gistkit.planning.cost import Algorithm, CostTable, of_part
 from gistkit.planning.forms import slice_counts
 from gistkit.planning.policies.optimal.delta import NO_DELTA, Delta
 from gistkit.planning.policies.optimal.segments import Candidate
@@ -37,16 +37,15 @@ class Variant:
     @property
     def fidelity(self) -> str:
         """The class of moves that it is of."""
-        return fidelity_of(self.decision.codec if self.decision else "", self.choice, bool(self.slices))
+        return fidelity_of(self.decision.codec if self.decision else "", bool(self.slices))
 
 
 @cache
-def fidelity_of(codec: str, choice: CallChoice | None = None, sliced: bool = False) -> str:
-    """The class of moves of a form, an algorithm, slices."""
+def fidelity_of(codec: str, sliced: bool) -> str:
+    """The class of moves of a form and of slices."""
     if codec and FORMS[codec].rounds_to:
         return "lossy"
-    switched = choice is not None and is_switched(choice.algorithm)
-    return "reassociated" if switched or sliced else "bitwise"
+    return "reassociated" if sliced else "bitwise"
 
 
 def bare(decision: Decision) -> Decision:

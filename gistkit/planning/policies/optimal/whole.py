@@ -31,7 +31,7 @@ class Allowed:
     ) -> Allowed:
         """The class, ``algorithms`` None where the costs say. Raises ValueError for an unknown class or format."""
         check_fidelity(fidelity, lossy)
-        told = costs.tells_algorithms(fidelity) if algorithms is None else algorithms
+        told = costs.hardware.tells_algorithms if algorithms is None else algorithms
         return Allowed(fidelity, lossy, batch_norm, told, recompute)
 
     def admits(self, plan: Plan, graph: SavedGraph) -> bool:

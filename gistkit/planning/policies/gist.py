@@ -26,10 +26,15 @@ Where it departs from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from gistkit.ir import Plan, SavedGraph
-from gistkit.planning.forms import Planner, call_choices, check_lossy
+from gistkit.ir import OPERATORS, Block, Decision, Plan, Reading, SavedGraph
+from gistkit.planning.cost import CostTable
+from gistkit.planning.forms import Planner, call_choices, check_lossy, held, make_plan
+
+BINARIZE, SSDC, DPR, REBUILD = "binarize", "ssdc", "dpr", "rebuild"
+ENCODINGS = (BINARIZE, SSDC, DPR, REBUILD)
+"""The paper's, and ``rebuild``, which goes beyond it."""
 
 
 def gist(
@@ -58,3 +63,59 @@ def gist(
         details={"lossy": lossy},
         fidelity="lossy" if any(d.form.rounds_to for d in decisions) else "bitwise",
     )
+
+
+def gist_budget(
+    graph: SavedGraph,
+    costs: CostTable,
+    budget_bytes: int | None = None,
+    *,
+    lossy: str | None = None,
+    encodings: Iterable[str] = ENCODINGS,
+) -> Plan:
+    """Gist's plan, lossless or with the given narrow format, with peak and seconds.
+
+    ``encodings`` are those it may use; values are narrowed, inside sparse storage too, where ``dpr`` is among them. On
+    a library's view a ReLU that a pool reads keeps its values, unless the view has pool maps
+    (``library_view(maps=True)``). Raises ValueError for unknown words.
+    """
+    allowed = tuple(encodings)
+    unknown = [e for e in allowed if e not in ENCODINGS]
+    if unknown:
+        raise ValueError(f"encodings must be among {', '.join(ENCODINGS)}; got {unknown[0]!r}: leave it out")
+    check_lossy(lossy)
+    narrow_to = lossy if DPR in allowed else None
+    found = gist(graph, lossy=narrow_to, densities=costs.densities, rebuild=REBUILD in allowed)
+    blocks = {b.storage: b for b in held(graph) if b.storage >= 0}
+    decisions = tuple(d for d in found.decisions if _holds(d, blocks.get(d.storage), allowed))
+    return make_plan(
+        "gist",
+        graph,
+        costs,
+        budget_bytes,
+        decisions,
+        call_choices(Reading(graph), {d.storage: d for d in decisions}),
+        details={"lossy": lossy, "encodings": list(allowed)},
+        fidelity="lossy" if any(d.form.rounds_to for d in decisions) else "bitwise",
+    )
+
+
+def _encoding(decision: Decision) -> str | None:
+    """Which of Gist's encodings a decision is; None for what keeps the tensor as it is."""
+    form = decision.form
+    if not form.values or form.made_by_op:
+        return BINARIZE
+    if form.sparse:
+        return SSDC
+    if form.returns == OPERATORS:
+        return REBUILD
+    return DPR if form.rounds_to else None
+
+
+def _holds(decision: Decision, block: Block | None, allowed: tuple[str, ...]) -> bool:
+    """Whether a decision may be taken: an encoding that is allowed, of a block that the step keeps, with values where
+    its backward reads them."""
+    encoding = _encoding(decision)
+    if block is None or (encoding is not None and encoding not in allowed):
+        return False
+    return decision.form.values or decision.form.made_by_op or not any(u.values for u in block.uses)

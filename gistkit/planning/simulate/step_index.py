@@ -1,0 +1,80 @@
+"""Look-ups over a captured step: what follows from the graph alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from gistkit.errors import PlanError
+from gistkit.ir import BACKWARD, FORWARD, Block, CallChoice, SavedGraph
+
+
+class StepIndex:
+    """Look-ups over a captured step's tasks and blocks."""
+
+    def __init__(self, graph: SavedGraph) -> None:
+        if not graph.tasks:
+            raise PlanError("graph must hold the tasks of a whole step, got one without; capture it with backward=True")
+        self.graph = graph
+        self.covered = {c.covered: c for c in graph.calls if c.covered >= 0}
+        self.by_storage: dict[int, Block] = {b.storage: b for b in graph.blocks if b.storage >= 0}
+        self.written: dict[int, int] = {}
+        self.makers: dict[int, list[int]] = defaultdict(list)
+        self.of_call: dict[int, list[int]] = defaultdict(list)
+        self.input_part: dict[int, int] = {}
+        self.made_bytes: dict[int, int] = defaultdict(int)
+        """By task the bytes of the blocks that are first there during it."""
+        for block in graph.blocks:
+            self.made_bytes[block.first] += block.nbytes
+        self._read_tasks()
+
+    def _read_tasks(self) -> None:
+        weight_part: dict[int, int] = {}
+        for task in self.graph.tasks:
+            self.of_call[task.call].append(task.index)
+            if task.phase == FORWARD:
+                for block in task.writes:
+                    self.written[block] = task.index
+                    self.makers[block].append(task.index)
+            elif task.part == "weight":
+                weight_part[task.call] = task.index
+            elif task.part == "input" and task.call in weight_part:
+                self.input_part[weight_part[task.call]] = task.index
+
+    def rows(self, block: int) -> int:
+        """The first dimension of a block that is a storage; 1 for one without any."""
+        shape = self.graph.storages[self.graph.blocks[block].storage].shape
+        return shape[0] if shape else 1
+
+    def backward_of(self, call: int) -> list[int]:
+        """The backward tasks of a call."""
+        return [t for t in self.of_call[call] if self.graph.tasks[t].phase == BACKWARD]
+
+    def block(self, storage: int) -> Block:
+        """The block of a storage. Raises PlanError for one that the step has not."""
+        if storage not in self.by_storage:
+            raise PlanError(
+                f"decision for storage {storage}: the step knows no such storage (it has "
+                f"{len(self.by_storage)}); plan the graph that is run"
+            )
+        return self.by_storage[storage]
+
+
+def used_at(block: Block, task: int) -> bool:
+    """Whether a task itself reads a block that is kept for it."""
+    return any(u.task == task for u in block.uses)
+
+
+def chosen_calls(choices: Iterable[CallChoice], index: StepIndex) -> list[tuple[CallChoice, int]]:
+    """The given choices with the indices of their calls. Raises PlanError for a covered call that the step has not."""
+    choices = list(choices)
+    if not choices:
+        return []
+    calls = index.covered
+    for choice in choices:
+        if choice.covered not in calls:
+            raise PlanError(
+                f"choice for covered call {choice.covered} ({choice.op}): the step knows {len(calls)} such calls; "
+                "plan the graph that is run"
+            )
+    return [(choice, calls[choice.covered].index) for choice in choices]
