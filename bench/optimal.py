@@ -75,7 +75,7 @@ def others(
     """Step and peak of every other policy's plan under the budget that is of the class; in the class ``lossy`` those of
     Gist with the format, too."""
     told = costs.hardware.tells_algorithms
-    allowed, simulator = Allowed(fidelity, False, told, True), Simulator(graph, costs)
+    allowed, simulator = Allowed(fidelity, lossy, algorithms=told), Simulator(graph, costs)
     asked: dict[str, tuple[str, str | None]] = {name: (name, None) for name in POLICIES if name != "optimal"}
     if lossy is not None:
         asked[f"gist {lossy}"] = ("gist", lossy)

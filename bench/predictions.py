@@ -113,16 +113,17 @@ def measured_row(model: nn.Module, batch: Batch, plan: gistkit.Plan, device: str
 
 
 def rows(
-    name: str, case: Case, device: str, rates: Hardware, measure: bool, over: Callable[[], bool]
+    name: str, policies: list[str], device: str, rates: Hardware, measure: bool, over: Callable[[], bool]
 ) -> Iterator[dict[str, Any]]:
     """A row a policy of one network; with ``error`` where it could not be planned or run."""
+    case = CASES[name]
     torch.manual_seed(0)
     inputs, targets = case.batch(case.rows)
     batch = inputs.to(device), targets.to(device)
     times: Any = False
     if measure:
         times = gistkit.measure(case.model().to(device).train(), *batch, loss_fn=F.cross_entropy)
-    for policy in POLICIES:
+    for policy in policies:
         if over():
             print(f"bench.predictions: time is up before {name}, {policy}", file=sys.stderr)
             return
@@ -177,6 +178,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.predictions", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="JSONL file to write")
     parser.add_argument("--models", default=",".join(CASES))
+    parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--rates", help="a preset or a file in place of a calibration")
     parser.add_argument("--measure", action="store_true", help="plan with measured seconds of a plain step")
     parser.add_argument("--max-s", type=float, default=200.0, help="start no case after this many seconds")
@@ -188,7 +190,9 @@ def main(argv: list[str] | None = None) -> int:
     rates = hardware(args.rates) if args.rates else calibrate("cuda")
     with open(args.out, "w", encoding="utf-8") as file:
         for name in args.models.split(","):
-            for row in rows(name, CASES[name], "cuda", rates, args.measure, lambda: time.monotonic() > deadline):
+            for row in rows(
+                name, args.policies.split(","), "cuda", rates, args.measure, lambda: time.monotonic() > deadline
+            ):
                 print(shown(row), flush=True)
                 file.write(json.dumps(row) + "\n")
                 file.flush()

@@ -1,15 +1,10 @@
-"""Reading rows back, and the key by which two runs are compared."""
+"""Reading rows back."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any
-
-KEYS = {
-    "layer": ("case", "direction", "dtype", "size_mib", "density"),
-    "step": ("model", "variant", "dtype", "batch", "image"),
-}
 
 
 def read(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
@@ -25,8 +20,3 @@ def read(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
                 if kind is None or row["kind"] == kind:
                     found.append(row)
     return found
-
-
-def key(row: dict[str, Any]) -> tuple:
-    """What makes two rows of different runs the same case."""
-    return (row["kind"], *(row[k] for k in KEYS[row["kind"]]))

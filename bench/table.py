@@ -1,7 +1,7 @@
 """Tables in the README, made from rows and never by hand: python -m bench.table README.md ROWS.jsonl... [--check]
 
-Each ``<!-- bench:step -->`` ... ``<!-- /bench:step -->`` (or ``layer``) in the file is filled with the table of the
-rows of that kind. ``--check`` writes nothing and fails where the file would change.
+Each ``<!-- bench:step -->`` ... ``<!-- /bench:step -->`` in the file is filled with the table of the rows of steps.
+``--check`` writes nothing and fails where the file would change.
 """
 
 from __future__ import annotations
@@ -52,20 +52,6 @@ def _time(r: Row) -> str:
     return f"{1e3 * r['median_s']:.1f}" + ("" if slowdown in (None, 1.0) else f" ({100 * (slowdown - 1):+.0f} %)")
 
 
-def layer_table(rows: list[Row]) -> str:
-    """GB/s and percent of the copy at the largest size of the run; dtypes side by side."""
-    size = max(r["size_mib"] for r in rows)
-    at_size = [r for r in rows if r["size_mib"] == size]
-    dtypes = list(dict.fromkeys(r["dtype"] for r in at_size))
-    cells: dict[tuple, dict[str, str]] = {}
-    for r in at_size:
-        text = "failed" if "error" in r else f"{r['gbps']:,.0f} ({r['percent_of_copy']:.0f} %)"
-        cells.setdefault((r["case"], r["direction"], f"{r['density']:g}"), {})[r["dtype"]] = text
-    lines = [[*case, *(found.get(d, "") for d in dtypes)] for case, found in cells.items()]
-    header = ["case", "direction", "density", *(f"{d}, GB/s (of copy)" for d in dtypes)]
-    return f"{markdown(header, lines, 2)}\n\n{conditions(rows)}, dense tensors of {size:g} MiB."
-
-
 def conditions(rows: list[Row]) -> str:
     """Where and with what the rows were measured; every machine and version that occurs."""
     places = {r["gpu"] or f"CPU ({r['cpu']})" for r in rows}
@@ -76,24 +62,13 @@ def conditions(rows: list[Row]) -> str:
     )
 
 
-TABLES = {"step": step_table, "layer": layer_table}
-
-
 def filled(text: str, rows: list[Row]) -> str:
-    """The text with every marked table made anew. Raises ValueError where no marker fits the rows or one has no end."""
-    used = 0
-    for kind, make in TABLES.items():
-        of_kind = [r for r in rows if r["kind"] == kind]
-        begin, end = f"<!-- bench:{kind} -->", f"<!-- /bench:{kind} -->"
-        if text.count(begin) != text.count(end):
-            raise ValueError(f"every {begin} needs its {end}, got {text.count(begin)} and {text.count(end)}")
-        if of_kind and begin in text:
-            body = f"{begin}\n{make(of_kind)}\n{end}"
-            text = re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _, b=body: b, text, flags=re.DOTALL)
-            used += 1
-    if not used:
-        raise ValueError("no marker <!-- bench:step --> or <!-- bench:layer --> in the file fits the rows; add one")
-    return text
+    """The text with every marked table made anew. Raises ValueError where there is no marker, or one has no end."""
+    begin, end = "<!-- bench:step -->", "<!-- /bench:step -->"
+    if begin not in text or text.count(begin) != text.count(end):
+        raise ValueError(f"the file needs {begin} and its {end}, got {text.count(begin)}, {text.count(end)}; add both")
+    body = f"{begin}\n{step_table([r for r in rows if r['kind'] == 'step'])}\n{end}"
+    return re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: body, text, flags=re.DOTALL)
 
 
 def main(argv: list[str] | None = None) -> int:

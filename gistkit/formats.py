@@ -11,7 +11,7 @@ shape and the (dense, non-overlapping) strides say.
 | `csr` | rows of 256 elements: an int16 count a row, 1-byte column indices, values |
 | `zvc` | slots of 1024 elements: 32 mask words of 32 bits (bit b of word w is element 32w+b), an int16 count, values |
 | `fp16`, `fp10`, `fp8` | 1-5-10, 1-5-4 (bias 15), 1-4-3 (bias 7) |
-| `…s`, `…t` | scaled by a power of two per 128 elements / per tensor, one exponent byte each, subnormals kept |
+| `…s` | scaled by a power of two per 128 elements, one exponent byte each, subnormals kept |
 
 fp10 packs three codes to a 32-bit word in *planes*: with W words, word i holds elements i (bits 0-9), i+W (bits 10-19)
 and i+2W (bits 20-29). W is rounded up to a multiple of 128, so that planes start at aligned addresses and at blocks
@@ -97,10 +97,10 @@ FP16 = FloatFormat("fp16", 5, 10, 15, 65504.0, 2)
 FP10 = FloatFormat("fp10", 5, 4, 15, 63488.0, 3)
 FP8 = FloatFormat("fp8", 4, 3, 7, 448.0, 4)
 FLOAT_FORMATS = {f.name: f for f in (FP16, FP10, FP8)}
-SCALINGS = ("none", "tensor", "block")
+SCALINGS = ("none", "block")
 VALUE_FORMS = {
     name + suffix: (fmt, scaling)
-    for suffix, scaling in (("", "none"), ("s", "block"), ("t", "tensor"))
+    for suffix, scaling in (("", "none"), ("s", "block"))
     for name, fmt in FLOAT_FORMATS.items()
 }
 """Narrow floats by the name that callers give them: (format, scaling)."""
@@ -118,7 +118,7 @@ def argmax_bytes(n_outputs: int, bits: int) -> int:
 
 def scale_count(n: int, scaling: str) -> int:
     """Exponent bytes that ride beside n codes under a scaling of SCALINGS."""
-    return {"none": 0, "tensor": 1, "block": ceil_div(n, SCALE_BLOCK)}[scaling]
+    return {"none": 0, "block": ceil_div(n, SCALE_BLOCK)}[scaling]
 
 
 def narrow_bytes(fmt: FloatFormat, scaling: str, n: int) -> int:

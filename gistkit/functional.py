@@ -1,20 +1,12 @@
-"""``gistkit.functional``: the functions of :mod:`gistkit.nn.functional`."""
+"""``gistkit.functional``: torch.nn.functional's results, bit for bit, with less kept for backward."""
 
-from gistkit.nn.functional import (
-    Keep,
-    Kept,
-    batch_norm,
-    bn_apply,
-    conv2d,
-    dropout,
-    keep_coded,
-    keep_dense,
-    linear,
-    max_pool2d,
-    rebuild_candidates,
-    relu,
-    relu_max_pool2d,
-)
+from gistkit.nn.conv import conv2d
+from gistkit.nn.dropout import dropout
+from gistkit.nn.keep import Keep, Kept, keep_coded, keep_dense
+from gistkit.nn.linear import linear
+from gistkit.nn.norm import batch_norm, bn_apply, rebuild_candidates
+from gistkit.nn.pool import max_pool2d, relu_max_pool2d
+from gistkit.nn.relu import relu
 
 __all__ = [
     "Keep",

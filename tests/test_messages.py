@@ -1,17 +1,11 @@
 """Texts of errors that belong to no other file: argument, demand, value, remedy."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
 import gistkit
 from gistkit import errors
-from gistkit.commands.wrong import InputError, claim
 from gistkit.kernels.layout import flat
-from gistkit.nn.keep import USED_TWICE, Alias
-from gistkit.planning.forms.options import check_fidelity
-from gistkit.runtime.recompute.calls import ReplayError
 
 
 def test_plan_mismatch_says_what_to_do():
@@ -35,48 +29,6 @@ def test_flat_names_shape_strides_and_remedy():
     assert str(raised.value) == (
         "flat: x must be dense and non-overlapping, got shape (4, 3) with strides (6, 1); pass x.contiguous()"
     )
-
-
-def test_alias_speaks_like_pytorch_after_an_inplace_edit():
-    def message(run):
-        with pytest.raises(RuntimeError) as raised:
-            run()
-        return str(raised.value)
-
-    x = torch.randn(3, requires_grad=True)
-    y = torch.sigmoid(x)
-    theirs = message(lambda: (y.mul_(2), y.sum().backward())[-1])
-    kept = torch.zeros(3)
-    alias = Alias(kept)
-    kept.add_(1)
-    ours = message(alias.dense)
-    beginning = "one of the variables needed for gradient computation has been modified by an inplace operation: "
-    assert theirs.startswith(beginning) and ours.startswith(beginning)
-    assert "is at version 1; expected version 0 instead." in theirs
-    assert "is at version 1; expected version 0 instead." in ours
-
-
-def test_used_twice_is_pytorchs_own_text():
-    x = torch.randn(3, requires_grad=True)
-    y = torch.sigmoid(x).sum()
-    y.backward()
-    with pytest.raises(RuntimeError) as raised:
-        y.backward()
-    assert str(raised.value) == USED_TWICE
-
-
-def test_what_runs_anew_differently_and_what_a_pool_carries_say_what_to_do():
-    told = str(ReplayError("x (call 3) saved fewer tensors when it ran anew"))
-    assert told.endswith('policy="gist", which runs nothing anew')
-
-
-def test_words_that_are_none_say_what_there_is():
-    wrong = (("exact", None), "; bitwise changes no bit"), (("lossy", "fp7"), 'lossy="fp7": the number is the bits')
-    for words, text in wrong:
-        with pytest.raises(ValueError, match=text):
-            check_fidelity(*words)
-    with pytest.raises(InputError, match=r"must end in \.png, \.svg or \.pdf, got 'x.txt'; name one that does"):
-        claim(plot=Path("x.txt"))
 
 
 def test_old_keywords_name_the_new_ones():

@@ -32,7 +32,7 @@ from gistkit.planning import (
 )
 from gistkit.planning import made as by_name
 from gistkit.planning.cost import CostTable, Hardware, check_budget, parse_budget, parse_bytes
-from gistkit.planning.policies import POLICIES, prepare
+from gistkit.planning.policies import POLICIES
 from gistkit.planning.simulate import Simulator, check_per_sub_batch_norm
 from gistkit.runtime import autocast_in_force, inputs_of
 
@@ -105,8 +105,6 @@ def plan(
     parse_bytes(reserved_bytes)
     check_per_sub_batch_norm("plan", per_sub_batch_norm)
     check_measure("plan", measure, model, batch)
-    if policy == "optimal":
-        prepare()
     graph, device = step_on("plan", model, batch, loss_fn, hardware)
     if may_be_cut(graph, per_sub_batch_norm) and (budget is not None or allowed != "bitwise"):
         graph = with_least_rows(graph, model, batch, loss_fn)

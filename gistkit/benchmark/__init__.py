@@ -1,8 +1,7 @@
-"""The layer benchmark: encodings, fused operators and their rivals, each checked bit for bit before it is timed."""
+"""The layer benchmark: encodings, each checked bit for bit before it is timed."""
 
-from gistkit.benchmark.cases import Case
+from gistkit.benchmark.cases import Case, codec_cases
 from gistkit.benchmark.measure import environment
-from gistkit.benchmark.picture import plot_rows
-from gistkit.benchmark.run import DTYPES, FAMILIES, Job, all_cases, jobs, rows
+from gistkit.benchmark.run import DTYPES, Job, jobs, rows
 
-__all__ = ["DTYPES", "FAMILIES", "Case", "Job", "all_cases", "environment", "jobs", "plot_rows", "rows"]
+__all__ = ["DTYPES", "Case", "Job", "codec_cases", "environment", "jobs", "rows"]

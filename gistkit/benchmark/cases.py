@@ -1,4 +1,4 @@
-"""The layer benchmark's cases: what a case is, and those of every codec of CODECS (operators and rivals: own files).
+"""The layer benchmark's cases: what a case is, and those of every codec of CODECS (operators and rivals: ``bench``).
 
 A case makes a workload from a setting: what to run, what it must give, and the bytes that it has to move (each input
 read once, each output written once; for sparse storage the stored elements only). ``run`` and ``expected`` are compared

@@ -8,27 +8,20 @@ are of a device copy of the same number of dense bytes in the same run.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from gistkit.benchmark.cases import Case, Setting, codec_cases
+from gistkit.benchmark.cases import Case, Setting
 from gistkit.benchmark.measure import MIB, copy_gbps, difference, environment, timed, utc
-from gistkit.benchmark.operators import operator_cases
-from gistkit.benchmark.rivals import rival_cases
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-FAMILIES = {"codec": codec_cases, "operator": operator_cases, "rival": rival_cases}
 SAMPLE_BYTES = (1 << 18) + 12
 
 Job = tuple[Case, torch.dtype, float, float]
-
-
-def all_cases(families: Sequence[str] = tuple(FAMILIES)) -> list[Case]:
-    """Every case of these families, in the order of FAMILIES: ours first."""
-    return [case for name, make in FAMILIES.items() if name in families for case in make()]
 
 
 def jobs(
@@ -107,7 +100,9 @@ def measure(job: Job, device: str, seed: int, copy: float, problem: str, quick: 
     }
 
 
-def rows(todo: list[Job], device: str, seed: int, quick: bool, max_s: float) -> Iterator[dict[str, Any]]:
+def rows(
+    todo: list[Job], device: str, quick: bool = False, max_s: float = math.inf, seed: int = 0
+) -> Iterator[dict[str, Any]]:
     """Measure the jobs one after the other; none is started later than ``max_s`` seconds after the first."""
     copies: dict[float, tuple[float, str]] = {}
     problems: dict[tuple, str] = {}

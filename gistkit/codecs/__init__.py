@@ -9,7 +9,6 @@ from gistkit.codecs.bounds import ErrorBound
 from gistkit.codecs.narrow import Narrow
 from gistkit.codecs.plain import Argmax, Bits, Dense, Mask1
 from gistkit.codecs.sparse import Sparse
-from gistkit.codecs.sparse_layouts import Csr, Zvc
 from gistkit.formats import VALUE_FORMS
 
 CODECS: dict[str, Codec] = {
@@ -18,11 +17,11 @@ CODECS: dict[str, Codec] = {
     "bits": Bits("bits"),
     "argmax4": Argmax("argmax4", 4),
     "argmax8": Argmax("argmax8", 8),
-    "zvc": Zvc("zvc"),
-    "csr": Csr("csr"),
+    "zvc": Sparse("zvc", "zvc"),
+    "csr": Sparse("csr", "csr"),
     **{name: Narrow(name, *form) for name, form in VALUE_FORMS.items()},
-    **{f"zvc+{name}": Zvc(f"zvc+{name}", *form) for name, form in VALUE_FORMS.items()},
-    **{f"csr+{name}": Csr(f"csr+{name}", *form) for name, form in VALUE_FORMS.items()},
+    **{f"zvc+{name}": Sparse(f"zvc+{name}", "zvc", *form) for name, form in VALUE_FORMS.items()},
+    **{f"csr+{name}": Sparse(f"csr+{name}", "csr", *form) for name, form in VALUE_FORMS.items()},
 }
 
 

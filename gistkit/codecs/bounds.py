@@ -58,9 +58,8 @@ class ErrorBound:
     def _scales(self, size: torch.Tensor) -> torch.Tensor:
         """The largest s that each element's block may use."""
         n = size.numel()
-        width = SCALE_BLOCK if self.scaling == "block" else max(n, 1)
-        padded = torch.nn.functional.pad(torch.where(size.isfinite(), size, 0.0), (0, -n % width))
-        largest = padded.view(-1, width).amax(1)
+        padded = torch.nn.functional.pad(torch.where(size.isfinite(), size, 0.0), (0, -n % SCALE_BLOCK))
+        largest = padded.view(-1, SCALE_BLOCK).amax(1)
         exponent = torch.frexp(largest).exponent  # floor(log2 M) + 1
         scale = torch.ldexp(torch.ones_like(largest), exponent - self.fmt.max_exponent)
-        return scale.clamp_min(2.0**-126).repeat_interleave(width)[:n]
+        return scale.clamp_min(2.0**-126).repeat_interleave(SCALE_BLOCK)[:n]

@@ -9,9 +9,6 @@ from gistkit.codecs.base import Codec, Encoded, dense_layout, restored
 from gistkit.codecs.bounds import ErrorBound
 from gistkit.kernels import flat, ops
 
-ENCODERS = {"fp16": ops.fp16_encode, "fp10": ops.fp10_encode, "fp8": ops.fp8_encode}
-DECODERS = {"fp16": ops.fp16_decode, "fp10": ops.fp10_decode, "fp8": ops.fp8_decode}
-
 
 class Narrow(Codec):
     """All elements in one narrow format; payload (codes, exponents)."""
@@ -23,11 +20,11 @@ class Narrow(Codec):
 
     def _encode(self, x: torch.Tensor) -> Encoded:
         x = dense_layout(x)
-        return Encoded(self.name, tuple(ENCODERS[self.fmt.name](flat(x), self.scaling)), x)
+        return Encoded(self.name, tuple(ops.narrow_encode(flat(x), self.fmt.name, self.scaling)), x)
 
     def decode(self, encoded: Encoded) -> torch.Tensor:
         codes, exponents = encoded.payload
-        values = DECODERS[self.fmt.name](codes, exponents, encoded.numel, encoded.dtype, self.scaling)
+        values = ops.narrow_decode(codes, exponents, encoded.numel, encoded.dtype, self.fmt.name, self.scaling)
         return restored(values, encoded)
 
     def decode_range(self, encoded: Encoded, start: int, stop: int) -> torch.Tensor:
@@ -37,6 +34,6 @@ class Narrow(Codec):
         first = start - start % formats.SCALE_BLOCK
         if self.scaling == "block":
             exponents = exponents[first // formats.SCALE_BLOCK : formats.ceil_div(stop, formats.SCALE_BLOCK)]
-        decode = DECODERS[self.fmt.name]
-        values = decode(codes[first:stop], exponents, stop - first, encoded.dtype, self.scaling)
+        form = (encoded.dtype, self.fmt.name, self.scaling)
+        values = ops.narrow_decode(codes[first:stop], exponents, stop - first, *form)
         return values[start - first :]

@@ -7,7 +7,7 @@ import torch
 from gistkit import formats
 from gistkit.codecs.base import Codec, Encoded, aligned, check_grad, dense_layout, restored
 from gistkit.errors import GistError
-from gistkit.kernels import flat, ops
+from gistkit.kernels import flat, nibbles_pack, nibbles_unpack, ops
 from gistkit.kernels.launch import direct
 
 
@@ -101,10 +101,10 @@ class Argmax(_Discrete):
                 f"codec {self.name}: x must hold window positions below {formats.ARGMAX4_POSITIONS}, "
                 f"got {int(positions.max())}; use argmax8"
             )
-        return Encoded(self.name, (ops.nibbles_pack(positions),), x)
+        return Encoded(self.name, (nibbles_pack(positions),), x)
 
     def decode(self, encoded: Encoded) -> torch.Tensor:
         (codes,) = encoded.payload
         if self.bits == 8:
             return restored(codes.clone(), encoded)
-        return restored(ops.nibbles_unpack(codes, encoded.numel), encoded)
+        return restored(nibbles_unpack(codes, encoded.numel), encoded)

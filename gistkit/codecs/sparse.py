@@ -18,28 +18,34 @@ Payload: (index, counts, values, exponents); the index is zvc's mask words or cs
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 
 import torch
 
 from gistkit import formats
 from gistkit.codecs.base import Codec, Encoded, aligned, dense_layout, restored
 from gistkit.codecs.bounds import ErrorBound
-from gistkit.codecs.narrow import DECODERS, ENCODERS
 from gistkit.errors import GistError
-from gistkit.kernels import check_addressable, check_capacity, flat, ops, spill_bytes, value_dtype
+from gistkit.kernels import STRIDES, check_addressable, check_capacity, flat, ops, spill_bytes, value_dtype
+from gistkit.kernels.launch import direct
 
 Payload = tuple[torch.Tensor, ...]
 
 
 class Sparse(Codec):
-    """Common half of zvc and csr. ``slot`` is the number of elements that share a count."""
+    """Sparse storage in one of two layouts. ``slot`` is the number of elements that share a count.
 
-    slot: int
-    _columns: bool  # whether packed indices are as many as the values
+    ``zvc``: slots of 1024 elements, a bitmap and the values; smaller where more than an eighth of the elements is
+    stored. ``csr``: rows of 256, a one-byte column index and a value per stored element.
+    """
 
-    def __init__(self, name: str, fmt: formats.FloatFormat | None = None, scaling: str = "none") -> None:
+    def __init__(self, name: str, layout: str, fmt: formats.FloatFormat | None = None, scaling: str = "none") -> None:
         super().__init__(name)
+        self.slot = STRIDES[layout]
+        self._columns = layout == "csr"  # packed indices are as many as the values
+        self._pack = getattr(ops, f"{layout}_pack")
+        self._scratch = getattr(direct, f"{layout}_encode")
+        self._decode = getattr(direct, f"{layout}_decode")
+        self._relu_backward = getattr(direct, f"{layout}_relu_backward")
         self.fmt, self.scaling = fmt, scaling
         self.value_format = "raw" if fmt is None else fmt.name
         self._scratch_format = self.value_format if scaling == "none" else "raw"
@@ -121,11 +127,11 @@ class Sparse(Codec):
         payload, pending, spill = encoded.state()
         n, dtype = encoded.numel, encoded.dtype
         if not pending or spill is not None:
-            values = self._decode(payload, n, dtype, self.value_format, self.scaling, True, spill)
+            values = self._decode(*payload, 0, n, dtype, self.value_format, self.scaling, True, spill)
         elif self.scaling == "none":
-            values = self._decode(payload, n, dtype, self._scratch_format, "none", False)
+            values = self._decode(*payload, 0, n, dtype, self._scratch_format, "none", False)
         else:
-            values = self._decode(self._rounded(payload, n, dtype), n, dtype, "raw", "none", True)
+            values = self._decode(*self._rounded(payload, n, dtype), 0, n, dtype, "raw", "none", True)
         return restored(values, encoded)
 
     def decode_range(self, encoded: Encoded, start: int, stop: int) -> torch.Tensor:
@@ -133,10 +139,10 @@ class Sparse(Codec):
         pending = pending and spill is None
         if start >= stop or (pending and self.scaling != "none"):
             return super().decode_range(encoded, start, stop)
-        fmt = self._scratch_format if pending else self.value_format
+        form = (self._scratch_format, "none", False) if pending else (self.value_format, self.scaling, True, spill)
         first = start // self.slot
         n = min(formats.ceil_div(stop, self.slot) * self.slot, encoded.numel) - first * self.slot
-        values = self._decode_groups(payload, first, n, encoded.dtype, fmt, not pending, spill)
+        values = self._decode(*payload, first, n, encoded.dtype, *form)
         return values[start - first * self.slot : stop - first * self.slot]
 
     def relu_backward(self, encoded: Encoded, grad: torch.Tensor) -> torch.Tensor:
@@ -145,8 +151,9 @@ class Sparse(Codec):
         form: tuple = (self.value_format, self.scaling, True, spill)
         if pending and spill is None:
             form = (self._scratch_format, "none", False, None)
-        made = self._relu_backward(ordered, ours, payload, *form)
-        return restored(ordered if made is None else made, encoded)
+        made = ordered if ours else torch.empty_like(ordered)
+        self._relu_backward(ordered, *payload, made, *form)
+        return restored(made, encoded)
 
     def scratch_bytes(self, n: int, dtype: torch.dtype) -> int:
         """Bytes of :meth:`begin`'s payload for n elements of ``dtype``: whole slots, values in the scratch's format."""
@@ -183,16 +190,17 @@ class Sparse(Codec):
     def _packed(self, payload: Payload, total: int) -> Payload:
         index, counts, scratch, exponents = payload
         if self._narrows_while_packing:
-            index, values, exponents = self._compacted_blocks(index, counts, scratch, total)
-            return index, counts, values, exponents
+            close = direct.compact(index, counts, self.slot, total) if self._columns else index
+            values, exponents = ops.compact_blocks(scratch, counts, self.slot, total, self.value_format)
+            return close, counts, values, exponents
         index, values = self._compacted(index, counts, scratch, total)
         return self._narrowed((index, counts, values, exponents))
 
     def _narrowed(self, payload: Payload) -> Payload:
         """The payload with packed values of the scratch's format in the codec's own."""
         index, counts, values, exponents = payload
-        if self.fmt is not None and self.scaling != "none":
-            values, exponents = ENCODERS[self.fmt.name](values, self.scaling)
+        if self.scaling != "none":
+            values, exponents = ops.narrow_encode(values, self.value_format, self.scaling)
         elif self.value_format == "fp10":
             values = ops.fp10_pack(values)
         return index, counts, values, exponents
@@ -201,79 +209,21 @@ class Sparse(Codec):
         """A raw scratch as packed raw values that went through the scaled format, without knowing their number: n
         values, zeros after the stored ones. Zeros change no block's exponent, so the result is that of the settled
         payload."""
-        assert self.fmt is not None
         index, counts, scratch, exponents = payload
         index, values = self._compacted(index, counts, scratch, n)
         values.masked_fill_(torch.arange(n, device=values.device) >= counts.sum(dtype=torch.int64), 0)
-        codes, scales = ENCODERS[self.fmt.name](values, self.scaling)
-        values = DECODERS[self.fmt.name](codes, scales, n, dtype, self.scaling)
+        codes, scales = ops.narrow_encode(values, self.value_format, self.scaling)
+        values = ops.narrow_decode(codes, scales, n, dtype, self.value_format, self.scaling)
         return index, counts, values, exponents
 
-    @abstractmethod
-    def _pack(self, x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(index, counts, values) of a flat CPU tensor, exact at once."""
-
-    @abstractmethod
-    def _scratch(self, x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(index, counts, values) of a flat tensor, one slot of values a count."""
-
-    @abstractmethod
-    def _compacted(
-        self,
-        index: torch.Tensor,
-        counts: torch.Tensor,
-        scratch: torch.Tensor,
-        total: int,
-        spill: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _compacted(self, index, counts, scratch, total: int, spill: torch.Tensor | None = None) -> tuple:
         """(index, values) of a scratch, close together; total may be more than there is, and with a spill less."""
+        if self._columns:
+            return direct.csr_compact(index, scratch, counts, total, spill)
+        return index, direct.compact(scratch, counts, self.slot, total, spill)
 
-    @abstractmethod
-    def _compacted_blocks(
-        self, index: torch.Tensor, counts: torch.Tensor, scratch: torch.Tensor, total: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(index, codes, exponents) of a raw scratch, close together, scaled per block; total is the sum of counts."""
-
-    @abstractmethod
-    def _decode(
-        self,
-        payload: Payload,
-        n: int,
-        dtype: torch.dtype,
-        fmt: str,
-        scaling: str,
-        packed: bool,
-        spill: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...
-
-    @abstractmethod
-    def _decode_groups(
-        self,
-        payload: Payload,
-        first: int,
-        n: int,
-        dtype: torch.dtype,
-        fmt: str,
-        packed: bool,
-        spill: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """n elements from slot ``first`` on."""
-
-    @abstractmethod
-    def _relu_backward(
-        self,
-        grad: torch.Tensor,
-        inplace: bool,
-        payload: Payload,
-        fmt: str,
-        scaling: str,
-        packed: bool,
-        spill: torch.Tensor | None,
-    ) -> torch.Tensor | None:
-        """The flat gradient masked; None where it was overwritten, as ``inplace`` has it."""
-
-    @abstractmethod
-    def _meta_bytes(self, n: int, stored: int) -> int: ...
+    def _meta_bytes(self, n: int, stored: int) -> int:
+        return formats.csr_meta_bytes(n, stored) if self._columns else formats.zvc_meta_bytes(n)
 
 
 def _no_exponents(values: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,6 @@ import difflib
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +17,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from gistkit.benchmark import DTYPES, FAMILIES, Case, Job, all_cases, environment, jobs, plot_rows, rows
-from gistkit.commands.wrong import HelpFormatter, InputError, claim, write, writing
-from gistkit.errors import quoted
+from gistkit.benchmark import DTYPES, Case, Job, codec_cases, environment, jobs, rows
+from gistkit.commands.wrong import HelpFormatter, InputError, claim, write
 from gistkit.profiling import checked_device
 from gistkit.report import console, milliseconds
 
 SIZES_MIB = {"cpu": "4", "cuda": "64,256,512"}
 DTYPE_NAMES = {"cpu": "fp32", "cuda": "fp32,bf16"}
 LEAST_MIB, MOST_MIB = 0.01, 2**20
-MOST_SEED = 2**63 - 1
 NAME_WIDTH = 18
 """Columns that the longer names are folded to where the table is wider than the screen."""
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is to be run, where."""
-
-    device: str
-    jobs: list[Job]
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -50,69 +39,43 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     here = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", metavar="DEVICE", default=here, help="cpu, cuda or cuda:N")
-    chosen = parser.add_mutually_exclusive_group()
-    chosen.add_argument("--codec", metavar="NAME", nargs="+", help="these codecs alone (mask1, zvc, csr+fp8, ...)")
-    text = f"of {', '.join(FAMILIES)}: encodings (the default), fused operators, what PyTorch has for the same"
-    chosen.add_argument("--family", metavar="NAME", nargs="+", choices=tuple(FAMILIES), help=text)
-    parser.add_argument("--only", metavar="TEXT", help="what has this in its name alone")
+    parser.add_argument("--codec", metavar="NAME", nargs="+", help="these codecs alone (mask1, zvc, csr+fp8, ...)")
     text = f"of the dense tensors (default: {SIZES_MIB['cuda']}; on a CPU {SIZES_MIB['cpu']})"
     parser.add_argument("--sizes-mib", metavar="LIST", help=text)
     text = f"of {', '.join(DTYPES)} (default: {DTYPE_NAMES['cuda']}; on a CPU {DTYPE_NAMES['cpu']})"
     parser.add_argument("--dtypes", metavar="LIST", help=text)
     text = "shares of elements that are not zero, for sparse encodings (default: 0.5, and 0.1 for zvc and csr)"
     parser.add_argument("--density", metavar="LIST", help=text)
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the values")
     parser.add_argument("--quick", action="store_true", help="fewer calls a measurement")
-    parser.add_argument("--max-s", metavar="S", type=float, default=float("inf"), help="start nothing after S seconds")
-    parser.add_argument("--out", metavar="FILE.jsonl", type=Path, help="write a line a row as it comes, making folders")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything for machines, making folders")
-    parser.add_argument(
-        "--plot", metavar="FILE.png", type=Path, help="draw GB/s by codec and direction, making folders"
-    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Check, measure, write, show; 1 where a case failed its check or could not run."""
-    plan = _prepare(options)
-    found = list(_written(_with_progress(plan, options), options.out))
-    if options.json:  # files first: whoever reads the tables may close them early
-        text = json.dumps({"environment": environment(plan.device), "planned": len(plan.jobs), "rows": found})
-        write(options.json, text + "\n")
-    if options.plot:
-        with writing(options.plot):
-            plot_rows(found, options.plot)
-    if found:
-        console().print(bench_table(found))
+    device, todo = _prepare(options)
+    found = list(_with_progress(todo, device, options.quick))
+    if options.json:  # the file first: whoever reads the table may close it early
+        write(options.json, json.dumps({"environment": environment(device), "rows": found}) + "\n")
+    console().print(bench_table(found))
     failed = [r for r in found if "error" in r]
     for r in failed:
         print(f"{r['case']} {r['direction']} {r['dtype']} {r['size_mib']:g} MiB: {r['error']}", file=sys.stderr)
-    late = len(plan.jobs) - len(found)
-    if late:
-        print(f"gistkit: {options.max_s:g} s are over; {late} of {len(plan.jobs)} were not started", file=sys.stderr)
-    print(f"{len(found)} rows, {len(failed)} failed, {late} not started")
+    print(f"{len(found)} rows, {len(failed)} failed")
     return 1 if failed else 0
 
 
-def _prepare(options: argparse.Namespace) -> Plan:
+def _prepare(options: argparse.Namespace) -> tuple[str, list[Job]]:
     """Check everything that can be wrong before the first measurement."""
     try:
         device = checked_device(options.device, "bench")
         sizes = _numbers("sizes-mib", options.sizes_mib or SIZES_MIB[device.type], LEAST_MIB, MOST_MIB)
         densities = options.density and _numbers("density", options.density, 0.001, 0.999)
         dtypes = _dtypes(options.dtypes or DTYPE_NAMES[device.type])
-        if options.max_s < 0 or options.max_s != options.max_s:
-            raise ValueError(f"max-s must be seconds, at least 0, got {options.max_s:g}; leave it out for no limit")
-        if not 0 <= options.seed <= MOST_SEED:
-            raise ValueError(f"seed must be from 0 to {MOST_SEED}, got {quoted(options.seed)}; leave it out for 0")
-        todo = jobs(_cases(options), dtypes, sizes, device.type == "cuda", densities)
-        if not todo:
-            raise ValueError(
-                f"only: no case for {device} has {options.only!r} in its name; see the table without --only"
-            )
+        todo = jobs(_cases(options.codec), dtypes, sizes, device.type == "cuda", densities)
     except ValueError as error:
         raise InputError(error) from error
-    claim(options.out, options.json, plot=options.plot)
-    return Plan(str(device), todo)
+    claim(options.json)
+    return str(device), todo
 
 
 def _numbers(name: str, text: str, least: float, most: float) -> list[float]:
@@ -138,38 +101,24 @@ def _dtypes(text: str) -> list[torch.dtype]:
     return [DTYPES[name] for name in names]
 
 
-def _cases(options: argparse.Namespace) -> list[Case]:
-    """The cases that the options select. Raises ValueError for a codec that has none."""
-    if not options.codec:
-        return [c for c in all_cases(options.family or ("codec",)) if (options.only or "") in c.name]
-    cases = all_cases(("codec",))
+def _cases(names: list[str] | None) -> list[Case]:
+    """The cases of these codecs, or of all. Raises ValueError for a codec that has none."""
+    cases = codec_cases()
     known = list(dict.fromkeys(c.name for c in cases))
-    for name in options.codec:
+    for name in names or ():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"codec must be of {', '.join(known)}; got {name!r}{hint}")
-    return [c for c in cases if c.name in options.codec and (options.only or "") in c.name]
+    return [c for c in cases if not names or c.name in names]
 
 
-def _with_progress(plan: Plan, options: argparse.Namespace) -> Iterator[Row]:
+def _with_progress(todo: list[Job], device: str, quick: bool) -> Iterator[Row]:
     bars = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(TextColumn("{task.description}"), *bars, console=Console(stderr=True)) as progress:
-        task = progress.add_task("measuring", total=len(plan.jobs))
-        for row in rows(plan.jobs, plan.device, options.seed, options.quick, options.max_s):
+        task = progress.add_task("measuring", total=len(todo))
+        for row in rows(todo, device, quick):
             progress.advance(task)
-            yield row
-
-
-def _written(results: Iterator[Row], path: Path | None) -> Iterator[Row]:
-    """Write each row as soon as it is there, so that an interrupted run keeps what it has."""
-    if path is None:
-        yield from results
-        return
-    with writing(path), open(path, "w", encoding="utf-8") as file:
-        for row in results:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
             yield row
 
 
@@ -183,9 +132,8 @@ def bench_table(results: list[Row]) -> Table:
             columns.append((name, text))
         elif values != {""}:
             said.append(alone.format(values.pop()))
-    what = "codec" if {r["family"] for r in results} == {"codec"} else "case"
     table = Table(title=", ".join(said), caption=_caption(results), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column(what, min_width=min(NAME_WIDTH, max(len(r["case"]) for r in results)), overflow="fold")
+    table.add_column("codec", min_width=min(NAME_WIDTH, max(len(r["case"]) for r in results)), overflow="fold")
     table.add_column("direction", no_wrap=True)
     for name in (*(name for name, _ in columns), "bytes", "error", "ms", "GB/s", "of copy"):
         table.add_column(name, justify="right", no_wrap=True)

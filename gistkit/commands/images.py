@@ -77,7 +77,7 @@ def _at_hand() -> Hardware | None:
 
 
 def image_step(
-    options: argparse.Namespace, hardware: Hardware, batch_statistics: str | None = None, *, cut: bool = False
+    options: argparse.Namespace, hardware: Hardware, per_sub_batch_norm: bool = False, *, cut: bool = False
 ) -> tuple[SavedGraph, StepTimes | None]:
     """The captured step of the model on a batch of images, its loss the cross entropy of labels; its measured times
     where the options ask for them. ``cut``: it is to be planned in sub-batches, too."""
@@ -90,7 +90,7 @@ def image_step(
             read_times(options.command, options.times)
         model, images = _network(options.model, size), torch.empty(options.batch, 3, size, size, device="meta")
         graph = step_on(options.command, model, (images,), _loss, hardware)[0]
-        if cut and may_be_cut(graph, batch_statistics):
+        if cut and may_be_cut(graph, per_sub_batch_norm):
             graph = with_least_rows(graph, model, (images,), _loss)
         if options.measure:
             model, images = _real(options)

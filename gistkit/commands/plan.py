@@ -30,7 +30,7 @@ from gistkit.ir import BACKWARD, Plan, SavedGraph
 from gistkit.planning import instead
 from gistkit.planning.cost import CostTable, StepTimes, check_budget, parse_budget, parse_bytes
 from gistkit.planning.policies import POLICIES
-from gistkit.planning.simulate import PER_SUB_BATCH, simulate, trains_batch_norm
+from gistkit.planning.simulate import simulate, trains_batch_norm
 from gistkit.report import console, mib, milliseconds, plot_plan, told
 
 
@@ -65,7 +65,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--lossy", metavar="FORMAT", help="allow rounded activations: fp16, fp10, fp8, fp8s, ...")
     parser.add_argument("--density", type=float, metavar="SHARE", help="of elements that are not zero after a ReLU")
     text = "accept sub-batches whose batch norms see the statistics of each part"
-    parser.add_argument("--batch-statistics", metavar="HOW", choices=(PER_SUB_BATCH,), help=f"{PER_SUB_BATCH}: {text}")
+    parser.add_argument("--per-sub-batch-norm", action="store_true", help=text)
     parser.add_argument("--reserve", metavar="BYTES", default="0", help="for optimiser state and the like")
 
 
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
         raise InputError(error) from error
     waiting = Console(stderr=True)
     with waiting.status("measuring a step" if options.measure else "recording a step"):
-        graph, times = image_step(options, device, options.batch_statistics, cut=True)
+        graph, times = image_step(options, device, options.per_sub_batch_norm, cut=True)
     found = _find(graph, costs_of(graph, device, times, options.density, allowed), times, options, waiting)
     chosen = next(row for row in found.rows if row.policy == options.policy)
     if options.json:  # files first: whoever reads the tables may close them early
@@ -104,7 +104,7 @@ def _find(
         budget_bytes = parse_budget(options.budget, plain.peak_bytes + reserve)
     except ValueError as error:
         raise InputError(error) from error
-    accepted = options.batch_statistics is not None
+    accepted = options.per_sub_batch_norm
     words = {"fidelity": options.fidelity, "lossy": options.lossy}
     words |= {"reserved_bytes": reserve, "per_sub_batch_norm": accepted}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

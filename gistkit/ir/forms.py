@@ -6,7 +6,7 @@
 | `mask1` | never, a ReLU's backward reads the signs | 1 bit an element |
 | `bits` | by decoding | 1 bit an element of a bool; a dropout writes it by itself |
 | `argmax4`, `argmax8` | never, the max-pool that wrote the map reads it | 4 or 8 bits an output |
-| `fp16`, `fp10`, `fp8` (and `…s`, `…t`) | by decoding, rounded | every element in a narrow float |
+| `fp16`, `fp10`, `fp8` (and `…s`) | by decoding, rounded | every element in a narrow float |
 | `zvc`, `csr`, alone and with a narrow float | by decoding | the non-zero elements, and where they stood |
 | `rebuild` | by the operators that made them, from the storages in ``Decision.sources`` | nothing |
 | `recompute` | by a rerun of the forward from ``Decision.sources`` | nothing |

@@ -1,4 +1,4 @@
-"""Storage order: the one layout that every kernel works in."""
+"""Storage order, the one layout that every kernel works in; codes below 16 two to a byte."""
 
 from __future__ import annotations
 
@@ -31,3 +31,18 @@ def like(values: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...]) 
 def is_channels_last(x: torch.Tensor) -> bool:
     """True for a 4-D tensor whose storage order is NHWC and not also NCHW."""
     return x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def nibbles_pack(codes: torch.Tensor) -> torch.Tensor:
+    """uint8[ceil(n/2)]: two codes (uint8[n], their lower four bits) to a byte, the first in the low nibble.
+
+    The odd one out sits alone in the last byte. The pool kernels write this layout by themselves.
+    """
+    packed = codes[::2] & 15
+    packed[: codes.numel() // 2].bitwise_or_(codes[1::2] << 4)
+    return packed
+
+
+def nibbles_unpack(packed: torch.Tensor, n: int) -> torch.Tensor:
+    """The first n codes of packed bytes, uint8[n]."""
+    return torch.stack((packed & 15, packed >> 4), dim=1).view(-1)[:n]

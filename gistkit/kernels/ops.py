@@ -11,16 +11,10 @@ from collections.abc import Callable
 import torch
 
 from gistkit import formats
+from gistkit.kernels.launch.checks import code_count, code_dtype
 from gistkit.kernels.launch.library import host_operator, operator
 from gistkit.kernels.layout import is_channels_last
-
-VALUE_DTYPES = {"fp16": torch.int16, "fp10": torch.int16, "fp8": torch.uint8}
-CODE_DTYPES = {"fp16": torch.int16, "fp10": torch.int32, "fp8": torch.uint8}
-
-
-def value_dtype(fmt: str, raw: torch.dtype) -> torch.dtype:
-    """Dtype of the values that a sparse encode writes for a format of ``raw``, ``fp16``, ``fp10``, ``fp8``."""
-    return raw if fmt == "raw" else VALUE_DTYPES[fmt]
+from gistkit.kernels.sparse.arguments import value_dtype
 
 
 def _backward(family: str, name: str, rest: str) -> tuple[Callable, Callable]:
@@ -72,40 +66,17 @@ dropout_backward, dropout_backward_ = _backward("mask", "dropout_backward", "Ten
 # --- narrow floats ---------------------------------------------------------------------------------------------------
 
 
-def _narrow(x, fmt, scaling):
-    n = x.numel()
-    length = formats.fp10_words(n) if fmt == "fp10" else n
-    codes = x.new_empty((length,), dtype=CODE_DTYPES[fmt])
-    return codes, x.new_empty((formats.scale_count(n, scaling),), dtype=torch.uint8)
+@operator("narrow", "narrow_encode(Tensor x, str fmt, str scaling) -> (Tensor, Tensor)")
+def narrow_encode(x, fmt, scaling):
+    codes = x.new_empty((code_count(fmt, x.numel()),), dtype=code_dtype(fmt))
+    return codes, x.new_empty((formats.scale_count(x.numel(), scaling),), dtype=torch.uint8)
 
 
-@operator("narrow", "fp16_encode(Tensor x, str scaling) -> (Tensor, Tensor)")
-def fp16_encode(x, scaling):
-    return _narrow(x, "fp16", scaling)
-
-
-@operator("narrow", "fp10_encode(Tensor x, str scaling) -> (Tensor, Tensor)")
-def fp10_encode(x, scaling):
-    return _narrow(x, "fp10", scaling)
-
-
-@operator("narrow", "fp8_encode(Tensor x, str scaling) -> (Tensor, Tensor)")
-def fp8_encode(x, scaling):
-    return _narrow(x, "fp8", scaling)
-
-
-@operator("narrow", "fp16_decode(Tensor codes, Tensor exponents, int n, ScalarType dtype, str scaling) -> Tensor")
-def fp16_decode(codes, exponents, n, dtype, scaling):
-    return codes.new_empty((n,), dtype=dtype)
-
-
-@operator("narrow", "fp10_decode(Tensor codes, Tensor exponents, int n, ScalarType dtype, str scaling) -> Tensor")
-def fp10_decode(codes, exponents, n, dtype, scaling):
-    return codes.new_empty((n,), dtype=dtype)
-
-
-@operator("narrow", "fp8_decode(Tensor codes, Tensor exponents, int n, ScalarType dtype, str scaling) -> Tensor")
-def fp8_decode(codes, exponents, n, dtype, scaling):
+@operator(
+    "narrow",
+    "narrow_decode(Tensor codes, Tensor exponents, int n, ScalarType dtype, str fmt, str scaling) -> Tensor",
+)
+def narrow_decode(codes, exponents, n, dtype, fmt, scaling):
     return codes.new_empty((n,), dtype=dtype)
 
 
@@ -117,24 +88,31 @@ def fp10_pack(codes):
 # --- sparse storage --------------------------------------------------------------------------------------------------
 
 
+_PAYLOAD = "Tensor index, Tensor counts, Tensor values, Tensor exponents"
+_FORM = "str fmt, str scaling, bool packed, Tensor? spill=None"
+_DECODE = f"({_PAYLOAD}, int first, int n, ScalarType dtype, {_FORM}) -> Tensor"
+_RELU_BACKWARD = f"(Tensor grad, {_PAYLOAD}, Tensor(a!) out, {_FORM}) -> ()"
+
+
+def _sparse(x: torch.Tensor, fmt: str, stride: int, index_items: int, index_dtype: torch.dtype):
+    slots = formats.ceil_div(x.numel(), stride)
+    index = x.new_empty((slots * index_items,), dtype=index_dtype)
+    counts = x.new_empty((slots,), dtype=torch.int16)
+    return index, counts, x.new_empty((slots * stride,), dtype=value_dtype(fmt, x.dtype))
+
+
 @operator("sparse", "zvc_encode(Tensor x, str fmt) -> (Tensor, Tensor, Tensor)")
 def zvc_encode(x, fmt):
-    slots = formats.ceil_div(x.numel(), formats.ZVC_SLOT)
-    words = x.new_empty((slots * formats.ZVC_WORDS,), dtype=torch.int32)
-    counts = x.new_empty((slots,), dtype=torch.int16)
-    return words, counts, x.new_empty((slots * formats.ZVC_SLOT,), dtype=value_dtype(fmt, x.dtype))
-
-
-zvc_pack = host_operator("sparse", "zvc_pack(Tensor x, str fmt) -> (Tensor, Tensor, Tensor)")
-csr_pack = host_operator("sparse", "csr_pack(Tensor x, str fmt) -> (Tensor, Tensor, Tensor)")
+    return _sparse(x, fmt, formats.ZVC_SLOT, formats.ZVC_WORDS, torch.int32)
 
 
 @operator("sparse", "csr_encode(Tensor x, str fmt) -> (Tensor, Tensor, Tensor)")
 def csr_encode(x, fmt):
-    rows = formats.ceil_div(x.numel(), formats.CSR_COLUMNS)
-    counts = x.new_empty((rows,), dtype=torch.int16)
-    columns = x.new_empty((rows * formats.CSR_COLUMNS,), dtype=torch.uint8)
-    return counts, columns, x.new_empty((rows * formats.CSR_COLUMNS,), dtype=value_dtype(fmt, x.dtype))
+    return _sparse(x, fmt, formats.CSR_COLUMNS, formats.CSR_COLUMNS, torch.uint8)
+
+
+zvc_pack = host_operator("sparse", "zvc_pack(Tensor x, str fmt) -> (Tensor, Tensor, Tensor)")
+csr_pack = host_operator("sparse", "csr_pack(Tensor x, str fmt) -> (Tensor, Tensor, Tensor)")
 
 
 @operator("sparse", "compact(Tensor scratch, Tensor counts, int stride, int total, Tensor(a!)? spill=None) -> Tensor")
@@ -156,45 +134,17 @@ def csr_compact(columns, values, counts, total, spill=None):
 )
 def compact_blocks(scratch, counts, stride, total, fmt):
     exponents = scratch.new_empty((formats.scale_count(total, "block"),), dtype=torch.uint8)
-    return scratch.new_empty((total,), dtype=CODE_DTYPES[fmt]), exponents
+    return scratch.new_empty((total,), dtype=code_dtype(fmt)), exponents
 
 
-@operator(
-    "sparse_blocks",
-    "csr_compact_blocks(Tensor columns, Tensor values, Tensor counts, int total, str fmt) -> (Tensor, Tensor, Tensor)",
-)
-def csr_compact_blocks(columns, values, counts, total, fmt):
-    exponents = columns.new_empty((formats.scale_count(total, "block"),))
-    return columns.new_empty((total,)), values.new_empty((total,), dtype=CODE_DTYPES[fmt]), exponents
-
-
-_ZVC = "Tensor words, Tensor counts, Tensor values, Tensor exponents"
-_CSR = "Tensor counts, Tensor columns, Tensor values, Tensor exponents"
-_FORM = "str fmt, str scaling, bool packed, Tensor? spill=None"
-
-
-@operator("sparse", f"zvc_decode({_ZVC}, int n, ScalarType dtype, {_FORM}) -> Tensor")
-def zvc_decode(words, counts, values, exponents, n, dtype, fmt, scaling, packed, spill=None):
+def _decoded(index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None):
     return values.new_empty((n,), dtype=dtype)
 
 
-@operator("sparse", f"csr_decode({_CSR}, int n, ScalarType dtype, {_FORM}) -> Tensor")
-def csr_decode(counts, columns, values, exponents, n, dtype, fmt, scaling, packed, spill=None):
-    return values.new_empty((n,), dtype=dtype)
-
-
-@operator("ranges", f"zvc_decode_slots({_ZVC}, int first, int n, ScalarType dtype, {_FORM}) -> Tensor")
-def zvc_decode_slots(words, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None):
-    return values.new_empty((n,), dtype=dtype)
-
-
-@operator("ranges", f"csr_decode_rows({_CSR}, int first, int n, ScalarType dtype, {_FORM}) -> Tensor")
-def csr_decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None):
-    return values.new_empty((n,), dtype=dtype)
-
-
-zvc_relu_backward, zvc_relu_backward_ = _backward("sparse", "zvc_relu_backward", f"{_ZVC}, {_FORM}")
-csr_relu_backward, csr_relu_backward_ = _backward("sparse", "csr_relu_backward", f"{_CSR}, {_FORM}")
+zvc_decode = operator("sparse", f"zvc_decode{_DECODE}")(_decoded)
+csr_decode = operator("sparse", f"csr_decode{_DECODE}")(_decoded)
+zvc_relu_backward = operator("sparse", f"zvc_relu_backward{_RELU_BACKWARD}")(lambda *_, **__: None)
+csr_relu_backward = operator("sparse", f"csr_relu_backward{_RELU_BACKWARD}")(lambda *_, **__: None)
 
 
 # --- rebuilds --------------------------------------------------------------------------------------------------------
@@ -245,13 +195,3 @@ def maxpool_backward(grad_y, codes, height, width, kernel, stride, padding, dila
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     shape = (n, c, height, width)
     return torch.empty(shape, dtype=grad_y.dtype, device=grad_y.device, memory_format=memory_format)
-
-
-@operator("nibbles", "nibbles_pack(Tensor codes) -> Tensor")
-def nibbles_pack(codes):
-    return codes.new_empty((formats.argmax_bytes(codes.numel(), 4),))
-
-
-@operator("nibbles", "nibbles_unpack(Tensor packed, int n) -> Tensor")
-def nibbles_unpack(packed, n):
-    return packed.new_empty((n,))

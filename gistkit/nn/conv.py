@@ -6,6 +6,7 @@ profiler); where that matters more than the peak, PyTorch's own convolution runs
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,22 +21,19 @@ from gistkit.nn.keep import Keep, Kept, hold, hold_weight, keep_dense, take, wei
 from gistkit.nn.once import apply, once_differentiable
 from gistkit.nn.pool import Pair, Size, pair
 from gistkit.nn.slices import demand_slices, row_slices, summed
-from gistkit.nn.standin import Geometry, StandIn, settings
+from gistkit.nn.standin import Geometry, StandIn
 from gistkit.nn.switched import switched, under
 from gistkit.planning.cost import is_switched, switches
-
-Memo = dict[Any, Any] | None
-# How many geometries one call is remembered in before all are forgotten.
-GEOMETRIES = 16
 
 
 @dataclass
 class Prepared:
     """What one call comes to for operands of one kind: how it runs, what to pad the input with before where that is
-    uneven, and the stand-in for its input."""
+    uneven, cuDNN's switches in forward, and the stand-in for its input."""
 
     geometry: Geometry
     uneven: tuple[int, int, int, int] | None
+    switch: str = ""
     stand_in: StandIn | None = None
 
     def stand_in_for(self, x: torch.Tensor, weight: torch.Tensor) -> StandIn:
@@ -123,77 +121,20 @@ def _resolved(weight: torch.Tensor, stride: Any, padding: Any, dilation: Any, gr
     return None if geometry is None else Prepared(geometry, uneven)
 
 
-def _kind(x: torch.Tensor, weight: torch.Tensor, options: tuple) -> tuple:
-    """All that :func:`_decided` and a stand-in depend on."""
-    device_type = x.device.type
-    lowered = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
-    shapes = (x.shape, x.stride(), x.dtype, weight.shape, weight.stride(), weight.dtype)
-    return (*shapes, x.device, weight.device, lowered, settings(), options)
-
-
 def takes(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether gistkit's node takes tensors of these geometries; for others PyTorch's own runs."""
     return x.dim() in (3, 4) and weight.dim() == 4 and x.numel() > 0 and is_dense(x)
 
 
-def _decided(x: torch.Tensor, weight: torch.Tensor, options: tuple, algorithm: str) -> Prepared | None:
-    if not takes(x, weight):
-        return None
-    call = _resolved(weight, *options)
-    if call is not None:
-        call.geometry = under(call.geometry, algorithm)
+def prepare(x: torch.Tensor, weight: torch.Tensor, options: tuple, algorithm: str = "") -> Prepared | None:
+    """How calls over such operands run, with ``options`` (stride, padding, dilation, groups); None where PyTorch's own
+    conv2d must take them. ``algorithm``: switches of cuDNN, by part (:mod:`gistkit.planning.cost.part_algorithms`);
+    other names, which are planner data, are left to PyTorch. It serves every call over operands of the same dtypes,
+    shapes, strides and devices under the same settings and autocast."""
+    call = _resolved(weight, *options) if takes(x, weight) else None
+    if call is not None and is_switched(algorithm):
+        call.geometry, call.switch = under(call.geometry, algorithm), switches(algorithm, "forward")
     return call
-
-
-def _remembered(memo: dict, x: torch.Tensor, weight: torch.Tensor, options: tuple, algorithm: str) -> Prepared | None:
-    kind = _kind(x, weight, options)
-    if kind not in memo:
-        if len(memo) >= GEOMETRIES:
-            memo.clear()
-        memo[kind] = _decided(x, weight, options, algorithm)
-    return memo[kind]
-
-
-def run(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    options: tuple,
-    keep: Keep,
-    slices: int = 1,
-    memo: Memo = None,
-    algorithm: str = "",
-) -> torch.Tensor:
-    """:func:`conv2d` for operands that are covered (:func:`gistkit.nn.eligible.covered`), with ``options`` (stride,
-    padding, dilation, groups). ``memo``: a dict that the caller keeps from step to step for this call, for what depends
-    on sizes, strides and settings alone; the options and the algorithm must be hashable and the same then.
-    ``algorithm``: switches of cuDNN, by part (:mod:`gistkit.planning.cost.part_algorithms`); other names, which are
-    planner data, are left to PyTorch."""
-    if not is_switched(algorithm):
-        return _run(x, weight, bias, options, keep, slices, memo, "")
-    with switched(switches(algorithm, "forward")):
-        return _run(x, weight, bias, options, keep, slices, memo, algorithm)
-
-
-def _run(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    options: tuple,
-    keep: Keep,
-    slices: int,
-    memo: Memo,
-    algorithm: str,
-) -> torch.Tensor:
-    call = None
-    if recorded(x, weight, bias):
-        if memo is None:
-            call = _decided(x, weight, options, algorithm)
-        else:
-            call = _remembered(memo, x, weight, options, algorithm)
-    if call is None:
-        return F.conv2d(x, weight, bias, *options)
-    return carry_out(call, x, weight, bias, keep, slices)
 
 
 def carry_out(
@@ -203,13 +144,9 @@ def carry_out(
     x, weight, bias = cast("conv2d", "cuda" if x.is_cuda else "cpu", x, weight, bias)
     x = x if call.uneven is None else F.pad(x, call.uneven)
     batch = x if x.dim() == 4 else x.unsqueeze(0)
-    y = apply(_Conv2d, batch, weight, bias, call, keep, slices)
+    with switched(call.switch) if call.switch else nullcontext():
+        y = apply(_Conv2d, batch, weight, bias, call, keep, slices)
     return y if x.dim() == 4 else y.squeeze(0)
-
-
-def prepared(memo: dict, x: torch.Tensor, weight: torch.Tensor, options: tuple) -> Prepared | None:
-    """How :func:`run` carried out a call of this kind without switches, as its memo has it."""
-    return memo.get(_kind(x, weight, options))
 
 
 @renamed(slices="weight_grad_slices=")
@@ -237,6 +174,9 @@ def conv2d(
     """
     demand_slices("conv2d", weight_grad_slices)
     options = (stride, padding, dilation, groups)
-    if not covered(input, weight, bias) or (keep is None and hooked()):
+    call = None
+    if covered(input, weight, bias) and recorded(input, weight, bias) and not (keep is None and hooked()):
+        call = prepare(input, weight, options)
+    if call is None:
         return F.conv2d(input, weight, bias, *options)  # type: ignore[arg-type]
-    return run(input, weight, bias, options, keep or keep_dense, weight_grad_slices)
+    return carry_out(call, input, weight, bias, keep or keep_dense, weight_grad_slices)

@@ -41,13 +41,3 @@ class Factors:
         y = torch.empty_like(x)
         direct.bn_rebuild(x, self.norm, self.form, plane_of(x.shape, x.stride()), None, [], "", False, y)
         return y
-
-    def relu(
-        self, x: torch.Tensor, y: torch.Tensor, other: Vector = None, factors: Factors | None = None
-    ) -> torch.Tensor:
-        """y, overwritten by relu(BN(x)), relu(BN(x) + other) or, with its ``factors``, relu(BN(x) + BN(other)); all of
-        one geometry. y may be x or other."""
-        norm, form = ([], "") if factors is None else (factors.norm, factors.form)
-        plane = plane_of(x.shape, x.stride())
-        direct.bn_rebuild(x, self.norm, self.form, plane, other, norm, form, True, y)
-        return y

@@ -1,6 +1,6 @@
 """What one backward node keeps of a tensor, and for how long.
 
-A ``Kept`` stands for one forward tensor inside one backward node. The ops of :mod:`gistkit.nn.functional` take a
+A ``Kept`` stands for one forward tensor inside one backward node. The ops of :mod:`gistkit.functional` take a
 ``keep`` argument, a callable ``tensor -> Kept``; the runtime passes one that shares a stash between several nodes,
 users of the functional face get :func:`keep_dense` or :func:`keep_coded`.
 """

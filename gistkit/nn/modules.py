@@ -12,17 +12,27 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gistkit.nn import functional
+from gistkit.nn.conv import conv2d
+from gistkit.nn.dropout import dropout
 from gistkit.nn.keep import Keep, keep_coded
+from gistkit.nn.linear import linear
+from gistkit.nn.norm import batch_norm
+from gistkit.nn.pool import max_pool2d, relu_max_pool2d
+from gistkit.nn.relu import relu
 
 
 class _Training:
-    """What all these classes ask: is there a backward to keep something for?"""
+    """torch.nn's class, but where there is a backward to keep something for."""
 
     training: bool
+    _kept: Callable[[torch.Tensor], Any]
+    """The forward that keeps less."""
 
     def _keeps(self) -> bool:
         return self.training and torch.is_grad_enabled()
+
+    def forward(self, input: torch.Tensor) -> Any:
+        return self._kept(input) if self._keeps() else super().forward(input)  # type: ignore[misc]
 
 
 class _Coded(_Training):
@@ -31,8 +41,9 @@ class _Coded(_Training):
     codec: str | None
     _keep: Keep | None
 
-    def _with_codec(self, repr_of_torch: str) -> str:
-        return repr_of_torch if self.codec is None else f"{repr_of_torch}, codec={self.codec!r}"
+    def extra_repr(self) -> str:
+        shown = super().extra_repr()  # type: ignore[misc]
+        return shown if self.codec is None else f"{shown}, codec={self.codec!r}"
 
 
 def _constructor(of: type[torch.nn.Module]) -> Callable[..., None]:
@@ -50,86 +61,73 @@ def _constructor(of: type[torch.nn.Module]) -> Callable[..., None]:
 
 
 class ReLU(_Training, torch.nn.ReLU):
-    """``torch.nn.ReLU`` that keeps a 1-bit mask; see :func:`gistkit.nn.functional.relu`."""
+    """``torch.nn.ReLU`` that keeps a 1-bit mask; see :func:`gistkit.functional.relu`."""
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return functional.relu(input, self.inplace) if self._keeps() else super().forward(input)
+    def _kept(self, input: torch.Tensor) -> torch.Tensor:
+        return relu(input, self.inplace)
 
 
 class MaxPool2d(_Training, torch.nn.MaxPool2d):
-    """``torch.nn.MaxPool2d`` that keeps 4 or 8 bits an output; see :func:`gistkit.nn.functional.max_pool2d`.
+    """``torch.nn.MaxPool2d`` that keeps 4 or 8 bits an output; see :func:`gistkit.functional.max_pool2d`.
 
     ``return_indices=True`` runs torch.nn's code.
     """
 
-    def forward(self, input: torch.Tensor) -> Any:
-        if not self._keeps():
-            return super().forward(input)
+    def _kept(self, input: torch.Tensor) -> Any:
         windows = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
-        return functional.max_pool2d(input, *windows, self.return_indices)
+        return max_pool2d(input, *windows, self.return_indices)
 
 
 class ReLUMaxPool2d(_Training, torch.nn.MaxPool2d):
     """A ReLU and a ``torch.nn.MaxPool2d`` (same constructor) in one pass; see
-    :func:`gistkit.nn.functional.relu_max_pool2d`."""
+    :func:`gistkit.functional.relu_max_pool2d`."""
 
     def forward(self, input: torch.Tensor) -> Any:
-        if not self._keeps():
-            return super().forward(torch.relu(input))
+        return self._kept(input) if self._keeps() else torch.nn.MaxPool2d.forward(self, torch.relu(input))
+
+    def _kept(self, input: torch.Tensor) -> Any:
         windows = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
-        return functional.relu_max_pool2d(input, *windows, self.return_indices)
+        return relu_max_pool2d(input, *windows, self.return_indices)
 
 
 class Conv2d(_Coded, torch.nn.Conv2d):
-    """``torch.nn.Conv2d`` that keeps its input under ``codec``; see :func:`gistkit.nn.functional.conv2d`.
+    """``torch.nn.Conv2d`` that keeps its input under ``codec``; see :func:`gistkit.functional.conv2d`.
 
     Raises ValueError for a codec that CODECS does not have.
     """
 
     __init__ = _constructor(torch.nn.Conv2d)
 
-    def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if not self._keeps():
-            return super()._conv_forward(input, weight, bias)
+    def _kept(self, input: torch.Tensor) -> torch.Tensor:
         padding = self.padding
         if self.padding_mode != "zeros":
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
         where = (self.stride, padding, self.dilation, self.groups)
-        return functional.conv2d(input, weight, bias, *where, keep=self._keep)
-
-    def extra_repr(self) -> str:
-        return self._with_codec(super().extra_repr())
+        return conv2d(input, self.weight, self.bias, *where, keep=self._keep)
 
 
 class Linear(_Coded, torch.nn.Linear):
-    """``torch.nn.Linear`` that keeps its input under ``codec``; see :func:`gistkit.nn.functional.linear`.
+    """``torch.nn.Linear`` that keeps its input under ``codec``; see :func:`gistkit.functional.linear`.
 
     Raises ValueError for a codec that CODECS does not have.
     """
 
     __init__ = _constructor(torch.nn.Linear)
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if not self._keeps():
-            return super().forward(input)
-        return functional.linear(input, self.weight, self.bias, keep=self._keep)
-
-    def extra_repr(self) -> str:
-        return self._with_codec(super().extra_repr())
+    def _kept(self, input: torch.Tensor) -> torch.Tensor:
+        return linear(input, self.weight, self.bias, keep=self._keep)
 
 
 class BatchNorm2d(_Coded, torch.nn.BatchNorm2d):
-    """``torch.nn.BatchNorm2d`` that keeps its input under ``codec``; see :func:`gistkit.nn.functional.batch_norm`.
+    """``torch.nn.BatchNorm2d`` that keeps its input under ``codec``; see :func:`gistkit.functional.batch_norm`.
 
     Raises ValueError for a codec that CODECS does not have.
     """
 
     __init__ = _constructor(torch.nn.BatchNorm2d)
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if not self._keeps():
-            return super().forward(input)
+    def _kept(self, input: torch.Tensor) -> torch.Tensor:
         self._check_input_dim(input)
         running_mean = running_var = None
         momentum = 0.0 if self.momentum is None else self.momentum
@@ -140,19 +138,12 @@ class BatchNorm2d(_Coded, torch.nn.BatchNorm2d):
                 if self.momentum is None:
                     momentum = 1.0 / float(self.num_batches_tracked)
         affine = (self.weight, self.bias)
-        return functional.batch_norm(
-            input, running_mean, running_var, *affine, True, momentum, self.eps, keep=self._keep
-        )
-
-    def extra_repr(self) -> str:
-        return self._with_codec(super().extra_repr())
+        return batch_norm(input, running_mean, running_var, *affine, True, momentum, self.eps, keep=self._keep)
 
 
 class Dropout(_Training, torch.nn.Dropout):
     """``torch.nn.Dropout`` with the same random numbers that keeps a 1-bit mask; see
-    :func:`gistkit.nn.functional.dropout`."""
+    :func:`gistkit.functional.dropout`."""
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if not self._keeps():
-            return super().forward(input)
-        return functional.dropout(input, self.p, True, self.inplace)
+    def _kept(self, input: torch.Tensor) -> torch.Tensor:
+        return dropout(input, self.p, True, self.inplace)

@@ -9,9 +9,9 @@ reproduces a real forward bit for bit on the device in use. With alpha = weight 
 | CPU, contiguous or channels_last | fma(x, alpha, beta) in fp32, rounded once to x's dtype |
 | CPU, other strides | ((x - mean) * invstd) * weight + bias, each rounded to the statistics' dtype, contiguous |
 | CUDA, PyTorch's kernel | weight * (x - mean) * invstd + bias: ``aten::batch_norm_elemt`` |
-| CUDA, cuDNN | not documented; also tried: fma(x - mean, alpha, bias), fma((x - mean) * invstd, weight, bias) |
+| CUDA, cuDNN | not documented; gistkit's kernel: fma(x - mean, alpha, bias), fma((x - mean) * invstd, weight, bias) |
 
-On CUDA gistkit's own kernel does all but the last of them in one pass (:class:`Factors`,
+On CUDA gistkit's own kernel does all of them in one pass (:class:`Factors`,
 :mod:`gistkit.kernels.rebuild.rebuild`); it is asked first, and PyTorch's operators where it does not match.
 
 There beta = fma(-mean, alpha, bias) where the statistics are fp32 (that is, unless the parameters are bf16 or fp16),
@@ -130,24 +130,6 @@ def _stepwise(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight:
     return y.to(x.dtype)
 
 
-def _centred(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> torch.Tensor:
-    """fma(x - mean, alpha, bias) in fp32, rounded once."""
-    alpha = invstd.float() if weight is None else weight.float() * invstd.float()
-    constant = torch.zeros_like(alpha) if bias is None else bias.float()
-    centred = x.float() - _over_channels(mean.float(), x)
-    return torch.addcmul(_over_channels(constant, x), centred, _over_channels(alpha, x), out=centred).to(x.dtype)
-
-
-def _normalised(
-    x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector
-) -> torch.Tensor:
-    """fma((x - mean) * invstd, weight, bias) in fp32, rounded once."""
-    unit = (x.float() - _over_channels(mean.float(), x)).mul_(_over_channels(invstd.float(), x))
-    scale = torch.ones_like(invstd, dtype=torch.float32) if weight is None else weight.float()
-    constant = torch.zeros_like(scale) if bias is None else bias.float()
-    return torch.addcmul(_over_channels(constant, x), unit, _over_channels(scale, x), out=unit).to(x.dtype)
-
-
 def _elementwise_kernel(
     x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector
 ) -> torch.Tensor:
@@ -170,7 +152,7 @@ def rebuild_candidates(x: torch.Tensor) -> list[Rebuild]:
     """
     if x.device.type == "cuda":
         own = KERNEL_CANDIDATES if x.is_contiguous() or is_channels_last(x) else ()
-        return [*own, _elementwise_kernel, _centred, _normalised, _fused, _stepwise]
+        return [*own, _elementwise_kernel, _fused, _stepwise]
     if x.is_contiguous():
         return [_fused, _stepwise]
     last = x.dim() in CHANNELS_LAST and x.is_contiguous(memory_format=CHANNELS_LAST[x.dim()])

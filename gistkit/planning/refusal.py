@@ -9,8 +9,7 @@ from gistkit.errors import BudgetError
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import FIDELITIES
-from gistkit.planning.policies import Common, minimise_peak
-from gistkit.planning.simulate import Simulator
+from gistkit.planning.policies import minimise_peak
 
 Settings = Mapping[str, Any]
 """The caller's ``fidelity``, ``lossy``, ``reserve`` and ``batch_norm``."""
@@ -37,13 +36,12 @@ def least_bytes(
     """
     found: dict[str, int] = {}
     best: int | None = None
-    common = Common(Simulator(graph, costs))
     for name in FIDELITIES:
         own = (known or {}).get(name)
         if own is None:
             narrow = (lossy or EXAMPLE_FORMAT) if name == "lossy" else None
             settings = {"lossy": narrow, "reserve": reserve, "batch_norm": batch_norm}
-            own = minimise_peak(graph, costs, name, **settings, time_limit_s=LEAST_S, common=common).peak_bytes
+            own = minimise_peak(graph, costs, name, **settings, time_limit_s=LEAST_S).peak_bytes
         best = own if best is None else min(best, own)
         found[name] = best
     return found

@@ -20,24 +20,32 @@ FIDELITIES = ("bitwise", "reassociated")
 SLICES = 8
 
 
-def compress(model: Model, plan: Plan | None = None, *, lossy: str | None = None, fidelity: str = "bitwise") -> Model:
+def compress(
+    model: Model,
+    plan: Plan | None = None,
+    *,
+    lossy: str | None = None,
+    fidelity: str = "bitwise",
+    min_gain: float = 0.02,
+) -> Model:
     """Make the model keep its saved tensors encoded; returns the same object.
 
     Without a plan the first training forward is captured and planned by the Gist policy: bit-exact by default (loss,
     gradients, buffers and parameters equal plain PyTorch's bit for bit under deterministic algorithms). ``lossy`` adds
     delayed precision reduction in a format of ``fp16``, ``fp10``, ``fp8`` (unscaled, the paper's) or those with ``s``
     (a scale per 128 elements) or ``t`` (per tensor). ``fidelity="reassociated"`` lets weight gradients be summed in
-    batch slices. Under a ``plan`` of :func:`gistkit.plan` every decision is the plan's, its format and its slices too,
-    and a step that is not the planned one is a :class:`PlanMismatchError`: another dataflow or other parameters and
-    buffers; with a budget also other kernels or strides, frozen weights, larger inputs, more rows, another mode. What a
-    plan with a budget decides is carried out or refused with a :class:`PlanError`; under one of policy ``plain``, which
-    decides nothing, PyTorch's own operators run. Parameters, state-dict keys and classes stay as they are; ``eval()``
-    and ``no_grad`` run untouched code, but for a plan that was made of a model in ``eval()``: it is carried out in that
-    mode, wherever gradients are on.
+    batch slices. ``min_gain`` is the share of the kept bytes that such a plan must save: where it saves no more, the
+    model's own forward runs, untouched, with a note in the report. Under a ``plan`` of :func:`gistkit.plan` every
+    decision is the plan's, its format and its slices too, and a step that is not the planned one is a
+    :class:`PlanMismatchError`: another dataflow or other parameters and buffers; with a budget also other kernels or
+    strides, frozen weights, larger inputs, more rows, another mode. What a plan with a budget decides is carried out or
+    refused with a :class:`PlanError`; under one of policy ``plain``, which decides nothing, PyTorch's own operators
+    run. Parameters, state-dict keys and classes stay as they are; ``eval()`` and ``no_grad`` run untouched code, but
+    for a plan that was made of a model in ``eval()``: it is carried out in that mode, wherever gradients are on.
 
     Raises TypeError for what is not a module or a plan, and for a scripted, traced or compiled module, ValueError for
-    an unknown format or fidelity, CompressError where the model or a part of it is compressed already. Paper: Gist
-    (Jain et al., ISCA 2018).
+    an unknown format or fidelity or min_gain out of range, CompressError where the model or a part of it is compressed
+    already. Paper: Gist (Jain et al., ISCA 2018).
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(
@@ -50,6 +58,10 @@ def compress(model: Model, plan: Plan | None = None, *, lossy: str | None = None
         raise ValueError(
             f"compress: fidelity must be one of {', '.join(FIDELITIES)}, got {fidelity!r}; bitwise changes no bit of "
             "the result"
+        )
+    if type(min_gain) not in (int, float) or not 0 <= min_gain < 1:
+        raise ValueError(
+            f"compress: min_gain must be a share from 0 up to, but not, 1, got {min_gain!r}; 0.02 is the default"
         )
     check_lossy(lossy)
     for name, part in model.named_modules():
@@ -65,7 +77,7 @@ def compress(model: Model, plan: Plan | None = None, *, lossy: str | None = None
     if plan is not None:
         lossy = check_plan(plan, lossy)
     slices = SLICES if fidelity == "reassociated" else 1
-    _stand_in(model, Settings(lossy, fidelity, slices), plan).attach()
+    _stand_in(model, Settings(lossy, fidelity, slices, min_gain), plan).attach()
     return model
 
 

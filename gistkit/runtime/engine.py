@@ -35,6 +35,7 @@ from gistkit.runtime.program.program import Program
 from gistkit.runtime.program.settings import Settings
 from gistkit.runtime.program.sizes import Sizes
 from gistkit.runtime.program.stats import Observed, StepStats, as_captured, observe
+from gistkit.runtime.progress import announced
 from gistkit.runtime.rebuild.arithmetic import probe_ahead
 from gistkit.runtime.signature import signature, state_kinds
 from gistkit.runtime.sparse_sizes.counts import Ticket
@@ -139,6 +140,12 @@ class Engine:
             return forward(*args, **kwargs)
         rows = 0 if self.plan is None else check_rows(self.plan, args, kwargs)
         key = self._key(model, args, kwargs)
+        if key in self._programs:
+            return self._step(key, model, forward, args, kwargs, rows)
+        with announced(f"gistkit captures, plans and checks the first step of {type(model).__name__}"):
+            return self._step(key, model, forward, args, kwargs, rows)
+
+    def _step(self, key: tuple, model: torch.nn.Module, forward: Callable, args: tuple, kwargs: dict, rows: int) -> Any:
         with self._lock:
             program = self._program(key, model, args, kwargs)
         if program is None:

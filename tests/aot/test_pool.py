@@ -22,7 +22,7 @@ POINTERS = {"fp32": "*fp32", "bf16": "*bf16", "fp16": "*fp16"}
 BUDGET = {"fp32": 36, "bf16": 18, "fp16": 18}
 VECTOR = {"fp32": 4, "bf16": 8, "fp16": 8}
 BACKWARD_BUDGET = {2: 12, 3: 18}
-TARGETS = [*((dtype, c) for dtype in ("fp32", "bf16") for c in CAPABILITIES), ("fp16", 90)]
+TARGETS = [("fp32", 90), ("fp16", 90), *(("bf16", c) for c in CAPABILITIES)]
 
 
 def _signature(fn, dtype: str, constexprs: dict) -> dict[str, str]:
@@ -47,7 +47,16 @@ def _windows(k: int, p: int, stride: int | None = 2) -> dict[str, int]:
 
 CODES = {"ZERO_CODE": True, "NONE": 15, "BITS": 4, "KEEP_ZERO": False}
 # RELU and KEEP_ZERO: a ReLU before the pool that makes +0 of -0.0, one that keeps it, none
-FUSED = [(True, False), (True, True), (False, False)]
+OTHER_RELUS = [
+    (dtype, c, *relu) for dtype, c in (("bf16", 80), ("bf16", 90)) for relu in ((True, True), (False, False))
+]
+
+
+def _forwards(*shapes):
+    """Every target after a ReLU; the 3x3 window also after the other one, and after none."""
+    cases = [(k, p, *target, True, False) for k, p in shapes for target in TARGETS]
+    cases += [(3, 1, *other) for other in OTHER_RELUS]
+    return pytest.mark.parametrize(("k", "p", "dtype", "capability", "relu", "keep_zero"), cases)
 
 
 def _forward_budget(k: int, dtype: str, capability: int, relu: bool, keep_zero: bool) -> float:
@@ -65,9 +74,7 @@ def _reloads(k: int, dtype: str) -> int:
     return int(k == 3 and dtype != "fp32")
 
 
-@pytest.mark.parametrize("dtype, capability", TARGETS)
-@pytest.mark.parametrize("k, p", [(2, 0), (3, 0), (3, 1)])
-@pytest.mark.parametrize("relu, keep_zero", FUSED)
+@_forwards((2, 0), (3, 0), (3, 1))
 def test_forward_pairs(k, p, dtype, capability, relu, keep_zero):
     c = _compile(
         forward_pairs_kernel, dtype, capability,
@@ -94,9 +101,7 @@ def test_backward_pairs(k, dtype, capability):
     assert c.stores == PAIRS // 128 * 2, "four pixels of a row in one access"
 
 
-@pytest.mark.parametrize("dtype, capability", TARGETS)
-@pytest.mark.parametrize("k, p", [(2, 0), (3, 1)])
-@pytest.mark.parametrize("relu, keep_zero", FUSED)
+@_forwards((2, 0), (3, 1))
 def test_forward_channels_last(k, p, dtype, capability, relu, keep_zero):
     v = VECTOR[dtype]
     c = _compile(
@@ -125,8 +130,7 @@ def test_backward_channels_last(k, p, dtype, capability):
     assert c.stores == c.stores_128 == QUADS // 128 // v * 4
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("wide, channels_last", [(True, False), (False, True)])
 def test_general_kernels_compile_without_spills(wide, channels_last):
     common = {"CHANNELS_LAST": channels_last, "WIDE": wide, "V": 1, "LANES": 1024}
     windows = {**_windows(5, 2, 3), "DH": 2, "DW": 2}
@@ -134,11 +138,11 @@ def test_general_kernels_compile_without_spills(wide, channels_last):
     compile_ = {"dtype": "bf16", "capability": 90}
     _compile(forward_kernel, RELU=True, CHECK=True, UNROLL=False, **compile_, **windows, **codes, **common)
     _compile(forward_kernel, RELU=True, CHECK=True, UNROLL=True, **compile_, **_windows(3, 1), **codes, **common)
-    _compile(backward_kernel, BITS=8, PORTABLE=False, **compile_, **windows, **common)
+    for capability in CAPABILITIES if wide else (90,):
+        _compile(backward_kernel, "bf16", capability, BITS=8, PORTABLE=False, **windows, **common)
 
 
-@pytest.mark.parametrize("channels_last, v", [(True, 1), (True, 8), (False, 2)])
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("dtype, channels_last, v", [("bf16", True, 1), ("fp16", True, 8), ("bf16", False, 2)])
 def test_keys_of_general_windows_compile_without_spills(dtype, channels_last, v):
     windows = {**_windows(3, 1), "DH": 2, "DW": 2}
     codes = {"NONE": 255, "ZERO_CODE": False, "BITS": 8, "KEEP_ZERO": False, "ASM": 90}
@@ -146,27 +150,25 @@ def test_keys_of_general_windows_compile_without_spills(dtype, channels_last, v)
     _compile(forward_kernel, dtype, 90, RELU=False, CHECK=True, UNROLL=True, **windows, **codes, **common)
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_extents_of_one_become_constants(channels_last):
+@pytest.mark.parametrize("wide", [False, True])
+def test_extents_of_one_become_constants(wide):
     """Triton makes integer arguments equal to 1 compile-time constants: a plane of one pixel, a single group."""
     ones = {"inner_groups": 1, "height": 1, "width": 1, "out_height": 1, "out_width": 1}
-    common = {"CHANNELS_LAST": channels_last, "WIDE": True, "V": 1, "LANES": 1024, "BITS": 4}
-    for wide in (False, True):
-        common["WIDE"] = wide
-        _compile(
-            forward_kernel, "bf16", 90,
-            RELU=True, KEEP_ZERO=True, CHECK=True, UNROLL=True, ZERO_CODE=True, NONE=15, ASM=90, **_windows(3, 1),
-            **common, **ones,
-        )  # fmt: skip
-        _compile(backward_kernel, "bf16", 90, PORTABLE=False, **_windows(3, 1), **common, **ones)
-        _compile(
-            backward_quads_kernel, "bf16", 90,
-            PORTABLE=False, CHECK=True, ODD=True, quad_height=1, quad_width=1, **_windows(3, 1, None), **common, **ones,
-        )  # fmt: skip
-        for name, fn in (("forward", forward_pairs_kernel), ("backward", backward_pairs_kernel)):
-            pairs = {"row_pairs": 1, "out_height": 1, "K": 2, "CHECK": True, "WIDE": wide, "LANES": 512, "BITS": 4}
-            if name == "forward":
-                codes = {"RELU": True, "KEEP_ZERO": True, "ZERO_CODE": True, "NONE": 15, "ASM": 90}
-                _compile(fn, "bf16", 90, P=0, ALIGN=4, width=1, **codes, **pairs)
-            else:
-                _compile(fn, "bf16", 90, ODD=True, PORTABLE=False, quad_height=1, height=1, **pairs)
+    common = {"CHANNELS_LAST": wide, "WIDE": wide, "V": 1, "LANES": 1024, "BITS": 4}
+    _compile(
+        forward_kernel, "bf16", 90,
+        RELU=True, KEEP_ZERO=True, CHECK=True, UNROLL=True, ZERO_CODE=True, NONE=15, ASM=90, **_windows(3, 1),
+        **common, **ones,
+    )  # fmt: skip
+    _compile(backward_kernel, "bf16", 90, PORTABLE=False, **_windows(3, 1), **common, **ones)
+    _compile(
+        backward_quads_kernel, "bf16", 90,
+        PORTABLE=False, CHECK=True, ODD=True, quad_height=1, quad_width=1, **_windows(3, 1, None), **common, **ones,
+    )  # fmt: skip
+    for name, fn in (("forward", forward_pairs_kernel), ("backward", backward_pairs_kernel)):
+        pairs = {"row_pairs": 1, "out_height": 1, "K": 2, "CHECK": True, "WIDE": wide, "LANES": 512, "BITS": 4}
+        if name == "forward":
+            codes = {"RELU": True, "KEEP_ZERO": True, "ZERO_CODE": True, "NONE": 15, "ASM": 90}
+            _compile(fn, "bf16", 90, P=0, ALIGN=4, width=1, **codes, **pairs)
+        else:
+            _compile(fn, "bf16", 90, ODD=True, PORTABLE=False, quad_height=1, height=1, **pairs)

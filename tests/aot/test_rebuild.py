@@ -11,12 +11,6 @@ from tests.aot.harness import CAPABILITIES, Compiled, compile_kernel, opcode_of
 # as in test_mask: what an H200 issues for each byte moved at memory speed
 INSTRUCTIONS_PER_BYTE = 6.8
 ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-# channels and elements of a plane (1: channels_last) as ResNet-50 has them
-NCHW = [(64, 12544), (256, 3136), (512, 784), (1024, 196), (2048, 49)]
-NHWC = [(64, 1), (2048, 1)]
-targets = pytest.mark.parametrize(
-    ("capability", "dtype"), [(90, "fp32"), (90, "bf16"), (90, "fp16")] + [(c, "bf16") for c in CAPABILITIES if c != 90]
-)
 
 
 def build(dtype: str, capability: int, channels: int, plane: int, form="scaled", other="") -> tuple[Compiled, float]:
@@ -52,24 +46,35 @@ def lean(compiled: Compiled, instructions: float, dtype: str, tensors: int) -> f
     return instructions / (INSTRUCTIONS_PER_BYTE * ITEM_BYTES[dtype] * tensors)
 
 
-@targets
-@pytest.mark.parametrize("other", ["", "values", "scaled"])
-def test_memory_speed(capability, dtype, other):
-    for channels, plane in [(256, 3136), (1024, 196), (2048, 1)] if capability == 90 else [(256, 3136)]:
-        compiled, instructions = build(dtype, capability, channels, plane, other=other)
-        assert lean(compiled, instructions, dtype, 3 if other else 2) <= 1
+OTHERS = ("", "values", "scaled")
+BEYOND = [("bf16", c, "scaled") for c in CAPABILITIES if c != 90]
 
 
-@pytest.mark.parametrize(("channels", "plane"), NCHW + NHWC)
+# channels and elements of a plane (1: channels_last) as ResNet-50 has them
+@pytest.mark.parametrize(("dtype", "capability", "other", "channels", "plane"), [
+    *((dtype, 90, other, 256, 3136) for dtype in ITEM_BYTES for other in OTHERS),
+    *((*target, 256, 3136) for target in BEYOND),
+    ("bf16", 90, "scaled", 1024, 196),
+    ("bf16", 90, "scaled", 2048, 1),
+])  # fmt: skip
+def test_memory_speed(dtype, capability, other, channels, plane):
+    compiled, instructions = build(dtype, capability, channels, plane, other=other)
+    assert lean(compiled, instructions, dtype, 3 if other else 2) <= 1
+
+
+@pytest.mark.parametrize(("channels", "plane"), [(64, 12544), (512, 784), (1024, 196), (2048, 49), (64, 1), (2048, 1)])
 def test_wide_accesses(channels, plane):
     compiled, instructions = build("fp32", 90, channels, plane)
     assert lean(compiled, instructions, "fp32", 2) <= 1
     assert compiled.stores_128 == 4, "64 bytes a lane in 16-byte stores"
+    assert "mul.wide" in compiled.ptx or "mul.lo.s64" in compiled.ptx, "addresses are 64-bit"
 
 
-@targets
-@pytest.mark.parametrize("other", ["", "values", "scaled"])
-def test_planes_across_rows(capability, dtype, other):
+@pytest.mark.parametrize(
+    ("dtype", "capability", "other"),
+    [*(("bf16", 90, o) for o in OTHERS), ("fp32", 90, "values"), ("fp16", 90, ""), *BEYOND],
+)
+def test_planes_across_rows(dtype, capability, other):
     compiled, instructions = build(dtype, capability, 2048, 49, other=other)
     assert lean(compiled, instructions, dtype, 3 if other else 2) <= 1
     assert compiled.stores == compiled.stores_128 == ITEM_BYTES[dtype]
@@ -90,8 +95,3 @@ def test_multiply_adds_are_fused_where_written(form):
     assert compiled.count("FFMA") == elements + (form == "fused")
     products = {"scaled": elements, "normalised": elements, "split": 2}.get(form, 1)
     assert compiled.count("FMUL") == products
-
-
-def test_addresses_are_64_bit():
-    compiled, _ = build("fp32", 90, 256, 3136)
-    assert "mul.wide" in compiled.ptx or "mul.lo.s64" in compiled.ptx

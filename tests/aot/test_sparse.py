@@ -12,18 +12,18 @@ On sm_80 fp8 is converted by integers. An A100 has 0.58 / 0.4 = 1.45 times as ma
 tests/aot/test_pool.py), so 26 in place of 18 and 30 in place of 21.
 """
 
-import re
-
 import pytest
 import triton.language as tl
 
 from gistkit.kernels.sparse.blocks import PIECES as BLOCK_PIECES
 from gistkit.kernels.sparse.blocks import pack_blocks_kernel
-from gistkit.kernels.sparse.compact import CSR_SLOTS, PIECES, RUN, ZVC_SLOTS, compact_kernel
+from gistkit.kernels.sparse.compact import CSR_SLOTS, PAIR_PIECES, PIECES, RUN, ZVC_SLOTS
+from gistkit.kernels.sparse.compact_kernels import compact_kernel
 from gistkit.kernels.sparse.csr_kernels import csr_encode_kernel
 from gistkit.kernels.sparse.csr_readers import csr_backward_kernel, csr_decode_kernel
 from gistkit.kernels.sparse.ends import COUNTS_A_ROUND, GROUP, SUMS_A_ROUND, ends_kernel
-from gistkit.kernels.sparse.operators import CSR_PIECES, CSR_ROWS
+from gistkit.kernels.sparse.reading import CSR_PIECES, CSR_ROWS
+from gistkit.kernels.sparse.spill import group_slots
 from gistkit.kernels.sparse.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel
 from tests.aot.harness import CAPABILITIES, Compiled, compile_kernel, loop_body, loops, per_element
 
@@ -31,7 +31,7 @@ DTYPE = {"fp32": tl.float32, "bf16": tl.bfloat16, "fp16": tl.float16}
 CODES = {"fp16": "*i16", "fp10": "*i16", "fp8": "*u8"}
 ITEMS = {1: "*u8", 2: "*i16", 4: "*i32"}
 PROGRAM = 1024  # elements
-VOTING = {"zvc encode": zvc_encode_kernel, "zvc decode": zvc_decode_kernel, "csr encode": csr_encode_kernel}
+ENCODERS = {"zvc": zvc_encode_kernel, "csr": csr_encode_kernel}
 READERS = {"zvc": zvc_decode_kernel, "csr": csr_decode_kernel}
 BACKWARDS = {"zvc": zvc_backward_kernel, "csr": csr_backward_kernel}
 
@@ -78,13 +78,15 @@ def _instructions(c: Compiled) -> float:
     return (len(c.sass_lines) + 3 * len(body)) * 32 / PROGRAM
 
 
-@pytest.mark.parametrize("dtype, budget", [("fp32", 17), ("bf16", 15)])
+@pytest.mark.parametrize("capability, dtype, budget", [
+    (80, "bf16", 15),
+    (90, "bf16", 15),
+    (90, "fp32", 17),
+    (100, "bf16", 15),
+])  # fmt: skip
 @pytest.mark.parametrize(
-    "kernel",
-    (zvc_encode_kernel, zvc_decode_kernel, zvc_backward_kernel),
-    ids=lambda k: k.fn.__name__,
+    "kernel", (zvc_encode_kernel, zvc_decode_kernel, zvc_backward_kernel), ids=lambda k: k.__name__
 )
-@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_raw_kernels_that_vote(capability, kernel, dtype, budget):
     c = compiled(kernel, dtype, capability)
     assert c.barriers == 0
@@ -128,14 +130,13 @@ def test_csr_encode_stores_whole_octets(capability, dtype, fmt, budget):
 
 
 @pytest.mark.parametrize("capability, dtype, fmt, scaling, listed, half", [
-    *((capability, dtype, "raw", "none", 11, 15) for capability in CAPABILITIES for dtype in ("fp32", "bf16")),
+    *((capability, "bf16", "raw", "none", 11, 15) for capability in CAPABILITIES),
+    (90, "fp32", "raw", "none", 11, 15),
     (80, "bf16", "fp8", "none", 14, 20),
     (90, "bf16", "fp8", "none", 11, 16),
     (90, "fp16", "fp8", "none", 11, 16),
-    (90, "bf16", "fp8", "tensor", 12, 17),
     (90, "bf16", "fp8", "block", 13, 18),
     (90, "bf16", "fp10", "none", 10, 18),
-    (90, "bf16", "fp10", "tensor", 10, 19),
     (90, "bf16", "fp10", "block", 10, 20),
     (90, "fp16", "fp10", "block", 10, 21),
     (90, "fp32", "fp10", "block", 12, 25),
@@ -151,7 +152,8 @@ def test_csr_decode(capability, dtype, fmt, scaling, listed, half):
 
 
 @pytest.mark.parametrize("capability, dtype, fmt, budget", [
-    *((capability, dtype, "raw", 16) for capability in CAPABILITIES for dtype in ("fp32", "bf16")),
+    *((capability, "bf16", "raw", 16) for capability in CAPABILITIES),
+    (90, "fp32", "raw", 16),
     (80, "bf16", "fp10", 19),
     (90, "bf16", "fp10", 17),
     (90, "fp32", "fp10", 19),
@@ -194,7 +196,6 @@ def test_narrow_zvc_encode(capability, dtype, fmt, budget):
     (80, "bf16", "fp8", "block", 24),
     (90, "bf16", "fp8", "none", 14),
     (90, "fp16", "fp8", "none", 12),
-    (90, "bf16", "fp8", "tensor", 15),
     (90, "bf16", "fp8", "block", 16),
     (90, "fp16", "fp8", "block", 17),
     (90, "bf16", "fp10", "none", 18),
@@ -212,41 +213,61 @@ def test_narrow_zvc_decode(capability, dtype, fmt, scaling, budget):
 
 
 @pytest.mark.parametrize("dtype", ("fp32", "bf16"))
-@pytest.mark.parametrize("kernel", VOTING.values(), ids=VOTING)
-def test_reading_a_scratch_costs_no_more(kernel, dtype):
-    assert _instructions(compiled(kernel, dtype, packed=False)) <= 21
+@pytest.mark.parametrize("codec", READERS)
+def test_reading_a_scratch_costs_no_more(codec, dtype):
+    assert _instructions(compiled(READERS[codec], dtype, packed=False)) <= 21
 
 
-@pytest.mark.parametrize("capability, item_bytes, slots, budget", [
-    (80, 2, ZVC_SLOTS, 23),
-    (90, 4, ZVC_SLOTS, 26),
-    (90, 2, ZVC_SLOTS, 23),
-    (90, 1, ZVC_SLOTS, 24),
-    (90, 2, CSR_SLOTS, 24),
-    (100, 2, ZVC_SLOTS, 23),
-])  # fmt: skip
-def test_compact(capability, item_bytes, slots, budget):
-    """Half of a budget is for runs of more than two slots, which are seldom."""
-    kind, run, pieces = ITEMS[item_bytes], RUN[item_bytes], PIECES[item_bytes]
-    kinds = {"scratch_ptr": kind, "packed_ptr": kind, "counts_ptr": "*i16", "ends_ptr": "*i64"}
-    constexprs = {"STRIDE": 1024, "SLOTS": slots, "RUN": run, "PIECES": pieces, "ASM": capability}
-    c = compile_kernel(compact_kernel, kinds | {"total": "i32", "slots": "i32"}, constexprs, capability, num_warps=1)
+def packer(
+    capability: int, item_bytes: int, slots: int, columns: bool = False, spill: bool = False, total="i32"
+) -> Compiled:
+    kind, run = ITEMS[item_bytes], RUN[item_bytes]
+    beside = "*u8" if columns else kind
+    kinds = dict.fromkeys(("values_ptr", "packed_ptr"), kind) | dict.fromkeys(
+        ("columns_ptr", "packed_columns_ptr"), beside
+    )
+    kinds |= {"counts_ptr": "*i16", "ends_ptr": "*i64", "spill_ptr": "*u8" if spill else kind, "total": total}
+    kinds |= dict.fromkeys(("slots", "capacity", "columns_at"), "i32")
+    constexprs = {"STRIDE": 256 if slots == CSR_SLOTS else 1024, "SLOTS": slots, "RUN": run, "COLUMNS": columns}
+    constexprs |= {"PIECES": (PAIR_PIECES if columns else PIECES)[item_bytes], "SPILL": spill}
+    c = compile_kernel(compact_kernel, kinds, constexprs, capability, num_warps=1)
     assert (c.spills, c.barriers, c.shared_bytes) == (0, 0, 0) and c.registers <= 80
-    assert c.stores_128 == pieces and c.stores == pieces + 1, "16 bytes a lane, and the items at the ends"
-    assert per_element(loop_body(c), 32 * run * pieces, 1) <= budget
+    return c
 
 
-def block_packer(dtype: str, fmt: str, columns: bool, capability: int = 90) -> Compiled:
+@pytest.mark.parametrize("capability, item_bytes, slots, columns, budget", [
+    (80, 2, ZVC_SLOTS, False, 23),
+    (90, 4, ZVC_SLOTS, False, 26),
+    (90, 2, ZVC_SLOTS, False, 23),
+    (90, 1, ZVC_SLOTS, False, 24),
+    (90, 2, CSR_SLOTS, False, 24),
+    (100, 2, ZVC_SLOTS, False, 23),
+    (80, 2, CSR_SLOTS, True, 45),
+    (90, 4, CSR_SLOTS, True, 50),
+    (90, 2, CSR_SLOTS, True, 45),
+    (90, 1, CSR_SLOTS, True, 45),
+    (100, 2, CSR_SLOTS, True, 45),
+])  # fmt: skip
+def test_compact(capability, item_bytes, slots, columns, budget):
+    """Half of a budget is for runs of more than two slots, which are seldom."""
+    c = packer(capability, item_bytes, slots, columns)
+    pieces = (PAIR_PIECES if columns else PIECES)[item_bytes]
+    if columns:
+        assert c.stores == 2 * pieces + 2, "whole words, and the items at the ends"
+    else:
+        assert c.stores_128 == pieces and c.stores == pieces + 1, "16 bytes a lane, and the items at the ends"
+    assert per_element(loop_body(c), 32 * RUN[item_bytes] * pieces, 1) <= budget
+
+
+def block_packer(dtype: str, fmt: str, stride: int, capability: int = 90) -> Compiled:
     bits = "*i32" if dtype == "fp32" else "*i16"
     kinds = {"values_ptr": bits, "counts_ptr": "*i16", "ends_ptr": "*i64", "heads_ptr": "*i32", "codes_ptr": CODES[fmt]}
-    kinds |= dict.fromkeys(("columns_ptr", "packed_columns_ptr", "exponents_ptr"), "*u8")
-    settings = {"STRIDE": 256 if columns else 1024, "COLUMNS": columns, "FMT": fmt, "DTYPE": DTYPE[dtype]}
+    settings = {"STRIDE": stride, "FMT": fmt, "DTYPE": DTYPE[dtype]}
     settings |= {"WIDE": True, "PIECES": BLOCK_PIECES, "ASM": capability}
-    signature = kinds | {"total": "i32", "slots": "i32"}
+    signature = kinds | {"exponents_ptr": "*u8", "total": "i32", "slots": "i32"}
     return compile_kernel(pack_blocks_kernel, signature, settings, capability, num_warps=1)
 
 
-@pytest.mark.parametrize("columns", (False, True))
 @pytest.mark.parametrize("capability, dtype, fmt, budget", [
     (80, "bf16", "fp8", 23),
     (90, "bf16", "fp8", 16),
@@ -255,35 +276,63 @@ def block_packer(dtype: str, fmt: str, columns: bool, capability: int = 90) -> C
     (90, "fp32", "fp16", 22),
     (100, "bf16", "fp8", 16),
 ])  # fmt: skip
-def test_packing_blocks(capability, dtype, fmt, budget, columns):
+def test_packing_blocks(capability, dtype, fmt, budget):
     """What follows an item's gathering: less than to write it packed and to read it again, and one pass for two."""
-    c = block_packer(dtype, fmt, columns, capability)
+    c = block_packer(dtype, fmt, 1024, capability)
     assert (c.spills, c.barriers, c.shared_bytes) == (0, 0, 0) and c.registers <= 64
     listed = len(c.sass_lines) - len(loops(c)[0])
-    assert listed * 32 / PROGRAM <= budget + (6 if columns else 0)
+    assert listed * 32 / PROGRAM <= budget
 
 
-@pytest.mark.parametrize("few", (True, False))
-@pytest.mark.parametrize("capability", CAPABILITIES)
-def test_running_sums(capability, few):
+def sums(capability: int, few: bool, step: int, spill: int) -> Compiled:
     kinds = {"counts_ptr": "*i16", "before_ptr": "*i16" if few else "*i32", "ends_ptr": "*i64", "heads_ptr": "*i32"}
     kinds |= {"values_ptr": "*i16", "spill_ptr": "*u8", **dict.fromkeys(("n", "heads", "capacity"), "i32")}
     shape = {"EACH": GROUP, "ROUND": COUNTS_A_ROUND} if few else {"EACH": 1, "ROUND": SUMS_A_ROUND}
-    c = compile_kernel(
-        ends_kernel,
-        kinds,
-        {"GROUP": GROUP, "STEP": 1024, "SPILL": 0, **shape},
-        capability,
-        num_warps=4,
-    )
+    settings = {"GROUP": GROUP, "STEP": step, "SPILL": spill, **shape}
+    c = compile_kernel(ends_kernel, kinds, settings, capability, num_warps=4)
     assert c.spills == 0 and c.registers <= 128
     assert c.loads_128 >= (4 if few else 1) and c.stores_128 >= 4
+    return c
 
 
-@pytest.mark.parametrize("kernel", VOTING.values(), ids=VOTING)
-def test_addresses_are_64_bit(kernel):
-    """Slot 2**21 starts at element 2**31: the program id is widened before it is multiplied."""
-    ptx = compiled(kernel, "fp32").ptx
-    program = re.search(r"mov\.u32\s+(%r\d+), %ctaid\.x", ptx)
-    uses = [line for line in ptx.splitlines() if program and re.search(rf"{program[1]}\b", line)][1:]
-    assert uses and all(re.search(r"\.wide\.|cvt\.\w64", use) for use in uses), uses
+@pytest.mark.parametrize("capability, few", [(80, True), (90, True), (90, False), (100, False)])
+def test_running_sums(capability, few):
+    sums(capability, few, step=1024, spill=0)
+
+
+# A spill: what it costs over the variants without one. SPILL is a constexpr, and zvc's readers know of none.
+@pytest.mark.parametrize(
+    "capability, few, stride", [(80, True, 1024), (90, True, 256), (90, False, 1024), (100, False, 256)]
+)
+def test_redirecting_ends(capability, few, stride):
+    # 128 threads for a MiB of elements or a quarter of one: 600 instructions are 0.3 an element at most
+    assert sums(capability, few, step=0, spill=group_slots(stride)).instructions <= 600
+
+
+@pytest.mark.parametrize("kernel, capability, dtype, fmt, listed", [
+    (csr_decode_kernel, 80, "bf16", "raw", 10),
+    (csr_decode_kernel, 90, "bf16", "raw", 10),
+    (csr_decode_kernel, 100, "bf16", "fp8", 11.5),
+    (csr_backward_kernel, 90, "fp32", "raw", 15.5),
+    (csr_backward_kernel, 100, "bf16", "raw", 12),
+])  # fmt: skip
+def test_csrs_readers_find_their_columns_for_a_few_instructions(kernel, capability, dtype, fmt, listed):
+    plain, spilling = (compiled(kernel, dtype, capability, fmt, spill=spill) for spill in (False, True))
+    # 32 lanes a program of 1024 elements: 20 scalar instructions are 0.63 an element
+    assert spilling.instructions - plain.instructions <= 20
+    assert spilling.barriers == 0 and spilling.registers <= plain.registers + 4
+    assert per_element(spilling, PROGRAM, 1) <= listed
+    assert at_half_density(spilling, 2) <= 21
+    wide = ("stores", "stores_128", "loads_128")
+    assert [getattr(spilling, name) for name in wide] == [getattr(plain, name) for name in wide]
+
+
+@pytest.mark.parametrize(
+    "capability, item_bytes, columns", [(80, 2, True), (90, 1, True), (90, 4, True), (90, 4, False)]
+)
+def test_packing_with_a_spill_is_the_same_loop(capability, item_bytes, columns):
+    slots = CSR_SLOTS if columns else ZVC_SLOTS
+    plain = packer(capability, item_bytes, slots, columns)
+    spilling = packer(capability, item_bytes, slots, columns, spill=columns, total="i64")
+    assert len(loop_body(spilling)) <= len(loop_body(plain)) + 2
+    assert spilling.instructions - plain.instructions <= (24 if columns else 2), "once for 8 slots or 32 rows"

@@ -1,7 +1,7 @@
-"""The compiled kernels that read zvc and csr, run by tests/support/warp.py, against the oracle bit for bit.
+"""The compiled kernels of zvc and csr, run by tests/support/warp.py, against the oracle bit for bit.
 
-The interpreter takes another way through these kernels, without shared memory; this is the way a GPU takes, but for
-what ptxas makes of it. tests/gpu/test_sparse.py has the last word.
+Triton's interpreter has no inline assembly, of which these kernels are made; this is what a GPU runs, but for what
+ptxas makes of it. tests/gpu/test_sparse.py has the last word.
 """
 
 import numpy as np
@@ -11,11 +11,10 @@ import torch
 from gistkit.formats import ceil_div
 from gistkit.kernels.reference import sparse as reference
 from gistkit.kernels.reference import sparse_blocks as block_reference
-from gistkit.kernels.sparse.arguments import bits_of
-from gistkit.kernels.sparse.compact import CSR_SLOTS, UNBOUNDED
+from gistkit.kernels.sparse.arguments import BIT_DTYPES, STRIDES, bits_of
+from gistkit.kernels.sparse.compact import CSR_SLOTS, UNBOUNDED, ZVC_SLOTS
 from gistkit.kernels.sparse.spill import columns_start, group_slots, spill_bytes, spill_origin
-from tests.aot.test_sparse import BACKWARDS, PROGRAM, READERS, block_packer, compiled
-from tests.aot.test_spill import packer
+from tests.aot.test_sparse import BACKWARDS, ENCODERS, PROGRAM, READERS, block_packer, compiled, packer
 from tests.support.sparse_cases import EMPTY, PAYLOADS, SparseCase, decoded, relu_gradient, sparse_case
 from tests.support.tensors import float_values, plain_nan
 from tests.support.warp import bases, launch
@@ -35,24 +34,59 @@ def make_case(n: int, dtype: str, fmt: str, scaling: str, zeros: float) -> Spars
     return sparse_case(x, float_values(n, DTYPES[dtype], 4, 0.1, False), fmt, scaling)
 
 
-def check(codec: str, case: SparseCase, dtype: str, packed: bool, wide: bool) -> None:
+def encodes(codec: str, case: SparseCase, dtype: str, wide: bool) -> None:
+    """Structure equal; values and columns equal as far as the counts go."""
+    expected, n = getattr(reference, f"{codec}_encode")(case.x, case.fmt), case.x.numel()
+    made = [np.full_like(array(e), 1) for e in expected]
+    index, counts, values = made[0].view(np.uint8), *made[1:]
+    structure = [index, counts] if codec == "zvc" else [counts, index]
+    code = compiled(ENCODERS[codec], dtype, fmt=case.fmt, wide=wide)
+    launch(code.ptx, [array(case.x), *structure, values, n], ceil_div(n, PROGRAM))
+    stride, total = STRIDES[codec], int(expected[1].sum())
+    for got, want in zip(made, expected, strict=True):
+        if want.numel() == stride * counts.size:
+            scratch = torch.from_numpy(got).view(want.dtype)
+            got, want = (reference.compact(t, expected[1], stride, total) for t in (scratch, want))
+        assert np.array_equal(array(got) if isinstance(got, torch.Tensor) else got, array(want))
+
+
+@BOTH
+@pytest.mark.parametrize("dtype, fmt, wide", [
+    ("bf16", "raw", True),
+    ("fp32", "raw", True),
+    ("bf16", "fp8", True),
+    ("fp32", "fp8", False),
+    ("fp16", "fp10", True),
+    ("bf16", "fp16", True),
+])  # fmt: skip
+def test_encoding(codec, dtype, fmt, wide):
+    """The last slot is short, and not wide, elements are loaded one by one."""
+    encodes(codec, make_case(3080 if wide else 2003, dtype, fmt, "none", 0.5), dtype, wide)
+
+
+def check(codec: str, case: SparseCase, dtype: str, packed: bool, wide: bool, first: int = 0) -> None:
+    """Decoding from slot ``first`` on, and ReLU's backward of the whole."""
     payload = next(p for p in PAYLOADS[codec](reference, case) if p[-1] == packed)
-    index, counts, values, exponents = payload[:4] if codec == "zvc" else (payload[1], payload[0], *payload[2:4])
-    n, plane = case.x.numel(), values.numel()
+    index, counts, values, exponents = payload[:4]
+    n, plane, stride = case.x.numel(), values.numel(), STRIDES[codec]
     octets = array(index).view(np.uint8)
     close = [array(counts), array(counts.cumsum(0, dtype=torch.int64) if packed else counts)]
-    structure = [octets, *close] if codec == "zvc" else [*close, octets]
     for kernel, before, after in (
         (READERS[codec], [], [array(exponents)]),
         (BACKWARDS[codec], [array(case.grad)], []),
     ):
-        out = np.full_like(array(case.x), -1)
+        begin = 0 if before else first
+        slots = [part[begin:] for part in close]
+        structure = [octets[begin * 128 :], *slots] if codec == "zvc" else [*slots, octets]
+        out = np.full_like(array(case.x[begin * stride :]), -1)
         code = compiled(kernel, dtype, fmt=case.fmt, scaling=case.scaling, packed=packed, wide=wide)
         spill, columns_at = ([], []) if codec == "zvc" else ([array(EMPTY)], [0])
-        arguments = [out, *before, *structure, array(values), *after, *spill, n, plane, *columns_at]
-        launch(code.ptx, arguments, ceil_div(n, PROGRAM))
-        expected = (relu_gradient if before else decoded)(reference, case, payload, codec)
-        assert np.array_equal(out, array(expected))
+        arguments = [out, *before, *structure, array(values), *after, *spill, out.size, plane, *columns_at]
+        launch(code.ptx, arguments, ceil_div(out.size, PROGRAM))
+        expected = (
+            relu_gradient(reference, case, payload, codec) if before else decoded(reference, case, payload, codec)
+        )
+        assert np.array_equal(out, array(expected[begin * stride :]))
         if before:  # the gradient that is read is the one that is written
             arguments[:2] = [before[0], bases([])[0]]
             launch(code.ptx, arguments, ceil_div(n, PROGRAM))
@@ -66,6 +100,7 @@ def check(codec: str, case: SparseCase, dtype: str, packed: bool, wide: bool) ->
     ("bf16", "fp8", "block", 0.0),
     ("bf16", "fp10", "none", 0.3),
     ("bf16", "fp10", "block", 0.6),
+    ("fp32", "fp16", "none", 1.0),
 ])  # fmt: skip
 def test_packed(codec, dtype, fmt, scaling, zeros):
     """The last program is short; fp10's planes end inside of rows, and its eight programs do not go in order."""
@@ -76,6 +111,19 @@ def test_packed(codec, dtype, fmt, scaling, zeros):
 @BOTH
 def test_scratch(codec):
     check(codec, make_case(2056, "bf16", "fp10", "none", 0.5), "bf16", packed=False, wide=True)
+
+
+@BOTH
+def test_a_part_from_a_later_slot_on(codec):
+    """Offsets into packed arrays are absolute: a launch over some slots needs nothing but their own counts and ends."""
+    check(
+        codec,
+        make_case(3080, "bf16", "fp8", "block", 0.4),
+        "bf16",
+        packed=True,
+        wide=True,
+        first=1 if codec == "zvc" else 5,
+    )
 
 
 @BOTH
@@ -94,17 +142,15 @@ def redirected(counts: torch.Tensor, stride: int, capacity: int, distance: int) 
 
 def check_spilled(codec: str, case: SparseCase, dtype: str, capacity: int, spill_first: bool) -> None:
     """Payload and spill by the oracle, ends redirected as these lie in the emulated memory."""
-    n, stride = case.x.numel(), 1024 if codec == "zvc" else 256
-    encoded = getattr(reference, f"{codec}_encode")(case.x, case.fmt)
-    counts, scratch = encoded[1 if codec == "zvc" else 0], encoded[2]
+    n, stride = case.x.numel(), STRIDES[codec]
+    index, counts, scratch = getattr(reference, f"{codec}_encode")(case.x, case.fmt)
     whole, item = counts.numel() * stride, scratch.element_size()
     spill = torch.full((spill_bytes(whole, capacity, item, codec == "csr"),), 7, dtype=torch.uint8)
     if codec == "zvc":
-        index, values = encoded[0], reference.compact(scratch, counts, stride, capacity, spill)
-        payload = (index, counts, values, EMPTY)
+        values = reference.compact(scratch, counts, stride, capacity, spill)
     else:
-        index, values = reference.csr_compact(encoded[1], scratch, counts, capacity, spill)
-        payload = (counts, index, values, EMPTY)
+        index, values = reference.csr_compact(index, scratch, counts, capacity, spill)
+    payload = (index, counts, values, EMPTY)
     for kernel, before, after in ((READERS[codec], [], [EMPTY]), (BACKWARDS[codec], [case.grad], [])):
         out, behind = np.full_like(array(case.x), -1), np.zeros(0, np.uint8)
         if spill_first:
@@ -122,8 +168,8 @@ def check_spilled(codec: str, case: SparseCase, dtype: str, capacity: int, spill
         numbers = [n, 0] if codec == "zvc" else [spill_at, n, capacity, columns_start(whole, capacity, item)]
         ptx = compiled(kernel, dtype, fmt=case.fmt, spill=True).ptx
         launch(ptx, [*arrays, *numbers, array(spill)], ceil_div(n, PROGRAM))
-        name, geometry = (f"{codec}_relu_backward", ()) if before else (f"{codec}_decode", (n, case.x.dtype))
-        expected = getattr(reference, name)(*before, *payload, *geometry, case.fmt, "none", True, spill)
+        form = (case.fmt, "none", True, spill)
+        expected = (relu_gradient if before else decoded)(reference, case, (*payload, *form), codec)
         assert np.array_equal(room[:n], array(expected))
 
 
@@ -142,13 +188,12 @@ def test_spilled(codec, dtype, fmt, room, spill_first):
     check_spilled(codec, case, dtype, capacity, spill_first)
 
 
-@pytest.mark.parametrize("dtype, fmt, room", [("bf16", "raw", 0.99)])
-def test_packing_csr_with_a_spill(dtype, fmt, room):
+def test_packing_csr_with_a_spill():
     """To the byte what the oracle writes to the spill, and before it to the arrays."""
-    case = make_case(9000, dtype, fmt, "none", 0.6)
-    counts, columns, scratch = reference.csr_encode(case.x, fmt)
+    case = make_case(9000, "bf16", "raw", "none", 0.6)
+    columns, counts, scratch = reference.csr_encode(case.x, "raw")
     whole, item = counts.numel() * 256, scratch.element_size()
-    capacity = max(ceil_div(int((bits_of(case.x) != 0).sum() * room), 8) * 8, 8)
+    capacity = max(ceil_div(int((bits_of(case.x) != 0).sum() * 0.99), 8) * 8, 8)
     spill = torch.full((spill_bytes(whole, capacity, item, True),), 7, dtype=torch.uint8)
     made = [np.full(capacity, 9, np.uint8), np.full(capacity, 9, array(scratch).dtype), array(spill)]
     ends = array(counts.long())
@@ -156,11 +201,44 @@ def test_packing_csr_with_a_spill(dtype, fmt, room):
     at = bases(arrays)
     ends[:] = redirected(counts, 256, capacity, (at[6] - at[5]) // item)
     numbers = [UNBOUNDED, counts.numel(), capacity, columns_start(whole, capacity, item)]
-    launch(packer(90, item, True).ptx, [*arrays, *numbers], ceil_div(counts.numel(), CSR_SLOTS))
+    ptx = packer(90, item, CSR_SLOTS, columns=True, spill=True, total="i64").ptx
+    launch(ptx, [*arrays, *numbers], ceil_div(counts.numel(), CSR_SLOTS))
     expected = reference.csr_compact(columns, scratch, counts, capacity, spill)
-    inside = int(counts[:32].sum()) if room else 0
+    inside = int(counts[:32].sum())
     assert np.array_equal(made[2], array(spill))
     assert all(np.array_equal(a[:inside], array(b)[:inside]) for a, b in zip(made, expected, strict=False))
+
+
+# runs of neighbours that end in the same slot, in the next, several slots on, and where a program's slots end
+COUNTS = {
+    1024: [1000, 0, 3, 1, 0, 1, 2, 1024, 7, 9, 0, 0, 1, 5, 64, 31, 0],
+    256: [256, 0, 1, 31, 32, 33, 64, 65, 0, 255, 100, 3, 1, 1, 0, 2, *[7] * 17, 0, 5, 256],
+}
+
+
+@pytest.mark.parametrize("item_bytes, stride, columns, missing", [
+    (4, 1024, False, 0),
+    (2, 1024, False, 70),
+    (1, 256, False, 1),
+    (2, 256, True, 0),
+    (4, 256, True, 70),
+])  # fmt: skip
+def test_compact_never_writes_past_the_total(item_bytes, stride, columns, missing):
+    """More slots than a program has; a total short of the end writes no further."""
+    counts = torch.tensor(COUNTS[stride], dtype=torch.int16)
+    n, total, slots = counts.numel() * stride, int(counts.sum()), ZVC_SLOTS if stride == 1024 else CSR_SLOTS
+    scratches = [torch.randint(0, 100, (n,)).to(d) for d in (torch.uint8, BIT_DTYPES[item_bytes])]
+    made = [np.full(total + 64, 101, array(scratch).dtype) for scratch in scratches]
+    ends = array(counts.cumsum(0, dtype=torch.int64))
+    beside = 0 if columns else 1
+    arrays = [array(scratches[beside]), array(scratches[1]), array(counts), ends, made[beside], made[1], array(EMPTY)]
+    ptx = packer(90, item_bytes, slots, columns).ptx
+    launch(ptx, [*arrays, total - missing, counts.numel(), 0, 0], ceil_div(counts.numel(), slots))
+    for got, scratch in list(zip(made, scratches, strict=True))[beside:]:
+        assert np.array_equal(
+            got[: total - missing], array(reference.compact(scratch, counts, stride, total))[: total - missing]
+        )
+        assert (got[total - missing :] == 101).all()
 
 
 def drawn_counts(stride: int, slots: int, density: float) -> torch.Tensor:
@@ -181,17 +259,12 @@ def pack_arguments(counts: torch.Tensor, total: int) -> tuple[list[np.ndarray], 
 @pytest.mark.parametrize("dtype, stride", [("bf16", 1024), ("fp32", 256)])
 def test_packing_fp8_blocks(dtype, stride):
     counts = drawn_counts(stride, 24 if stride == 256 else 6, 0.3)
-    n = counts.numel() * stride
+    n, total = counts.numel() * stride, int(counts.sum())
     # smaller than what shared memory holds at first, which must not count in a block that is not full
     values = plain_nan(float_values(n, DTYPES[dtype], 2, 0.0, False) * torch.exp2(torch.arange(n) // 50 % 13 - 90))
     values = values.to(DTYPES[dtype])
-    columns = torch.randint(0, 256, (n,), dtype=torch.uint8)
-    total = int(counts.sum())
-    close, codes, exponents = (np.full(size, 1, np.uint8) for size in (total, total, ceil_div(total, 128)))
+    codes, exponents = (np.full(size, 1, np.uint8) for size in (total, ceil_div(total, 128)))
     structure, numbers, programs = pack_arguments(counts, total)
-    arguments = [array(columns), array(values), *structure, close, codes, exponents, *numbers]
-    launch(block_packer(dtype, "fp8", stride == 256).ptx, arguments, programs)
+    launch(block_packer(dtype, "fp8", stride).ptx, [array(values), *structure, codes, exponents, *numbers], programs)
     expected = block_reference.compact_blocks(values, counts, stride, total, "fp8")
     assert np.array_equal(codes, array(expected[0])) and np.array_equal(exponents, array(expected[1]))
-    if stride == 256:
-        assert np.array_equal(close, array(reference.compact(columns, counts, stride, total)))

@@ -100,21 +100,6 @@ def test_vdnn_fig_6(vgg16):
     assert paper("alexnet", 128).layers[0].reuse_s > 0.06
 
 
-def test_reuse_distance_by_hand():
-    """From the end of the forward to the start of the backward: everything in between."""
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3))
-    graph = gistkit.capture(model, (images(2, 16),), backward=True)
-    costs = cost_table(graph, PRESETS["titanx"])
-    found = profile_graph(graph, costs)
-    seconds = [costs.task_s(t.index) for t in graph.tasks]
-    layer = found.layers[0]
-    first = next(t.index for t in graph.tasks if t.phase == "backward" and t.call == 0)
-    assert layer.reuse_s == pytest.approx(sum(seconds[1:first]), rel=1e-12)
-    last, parts = found.layers[2], [t.index for t in graph.tasks if t.phase == "backward" and t.call == 2]
-    assert len(parts) == 2 and last.reuse_s == pytest.approx(sum(seconds[3 : parts[0]]), rel=1e-12)
-    assert layer.forward_s == seconds[0] and layer.backward_s == pytest.approx(sum(seconds[first:]), rel=1e-12)
-
-
 def test_every_byte_has_one_class():
     def loss_fn(out, t):
         return F.cross_entropy(out, t)

@@ -1,7 +1,6 @@
 """The command as a user meets it: exit status, the files it writes, one line for wrong input."""
 
 import json
-import re
 from functools import partial
 from importlib.metadata import entry_points
 
@@ -61,18 +60,6 @@ def test_trains_on_a_folder(pictures, capsys):
     assert "accuracy" in capsys.readouterr().out
 
 
-def test_the_progress_bars_reach_the_last_step(capsys):
-    assert cli.main([*TINY, "--lossy", "none"]) == 0
-    bars = capsys.readouterr().err
-    assert len(re.findall(r"(plain|lossless) .* 3/3 ", bars)) == 2
-
-
-def test_an_unreadable_image_is_wrong_input_too(pictures, capsys):
-    (pictures / "bee" / "3.png").write_bytes(b"broken")
-    assert cli.main([*TINY, "--data", str(pictures), "--batch", "12"]) == 2
-    assert capsys.readouterr().err.startswith(f"gistkit: error: {pictures}/bee/3.png cannot be read as an image")
-
-
 def test_names_of_files_do_not_reach_the_terminal_raw(pictures, capsys):
     odd = pictures.rename(pictures.with_name("\x1b[31m\udcff[red]"))
     assert cli.main([*TINY, "--data", str(odd)]) == 0
@@ -80,25 +67,6 @@ def test_names_of_files_do_not_reach_the_terminal_raw(pictures, capsys):
     assert cli.main([*TINY, "--data", str(odd), "--batch", "12"]) == 2
     shown = capsys.readouterr()
     assert all(r"/\x1b[31m\udcff[red]" in text and "\x1b" not in text for text in (shown.out, shown.err))
-
-
-def test_a_long_look_at_the_images_has_a_bar(pictures, capsys, monkeypatch):
-    monkeypatch.setattr(train, "PATIENCE_S", -1.0)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert cli.main([*TINY, "--data", str(pictures)]) == 0
-    assert "checking" in capsys.readouterr().err
-
-
-def test_help_and_no_command(capsys):
-    with pytest.raises(SystemExit) as exit_:
-        cli.main(["train", "-h"])
-    assert exit_.value.code == 0
-    shown = capsys.readouterr().out
-    for option in ("--data", "--steps", "--batch", "--lossy", "--image-size", "--device", "--seed", "--lr", "--json"):
-        assert option in shown
-    with pytest.raises(SystemExit) as exit_:
-        cli.main([])
-    assert exit_.value.code == 2 and "COMMAND" in capsys.readouterr().err
 
 
 def test_the_console_script_is_this_function():

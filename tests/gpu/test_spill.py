@@ -214,4 +214,4 @@ def test_operators_take_pinned_memory_beside_the_devices():
     none = torch.empty(0, dtype=torch.uint8, device="cuda")
     form = ("raw", "none", True, spill)
     assert packed.is_cuda and packed.shape == (800,)
-    assert same_bits(ops.zvc_decode(words.cuda(), counts.cuda(), packed, none, x.numel(), x.dtype, *form).cpu(), x)
+    assert same_bits(ops.zvc_decode(words.cuda(), counts.cuda(), packed, none, 0, x.numel(), x.dtype, *form).cpu(), x)

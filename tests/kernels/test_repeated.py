@@ -127,12 +127,13 @@ class Launchers:
     @staticmethod
     def repeated_codes(x, fmt, scaling):
         def encode(x, *codes):
-            for to, made in zip(codes, getattr(ops, f"{fmt}_encode")(flat(x), scaling), strict=False):
+            for to, made in zip(codes, ops.narrow_encode(flat(x), fmt, scaling), strict=False):
                 to.copy_(made)
 
-        def decode(codes, exponents, x):
-            exponents = exponents if scaling == "block" else exponents.new_empty(0, dtype=torch.uint8)
-            flat(x).copy_(getattr(ops, f"{fmt}_decode")(codes, exponents, x.numel(), x.dtype, scaling))
+        def decode(codes, *more):
+            *exponents, x = more
+            exponents = exponents[0] if exponents else codes.new_empty(0, dtype=torch.uint8)
+            flat(x).copy_(ops.narrow_decode(codes, exponents, x.numel(), x.dtype, fmt, scaling))
 
         return Stub(encode), Stub(decode)
 
@@ -179,11 +180,11 @@ def test_narrows(as_cuda, fmt, scaling, monkeypatch):
     for _ in range(3):
         x = torch.empty_like(kind).normal_()
         codes, exponents = narrows.encode(x)
-        want = getattr(ops, f"{fmt}_encode")(flat(x), scaling)
+        want = ops.narrow_encode(flat(x), fmt, scaling)
         assert torch.equal(codes, want[0]) and codes.dtype == want[0].dtype and torch.equal(exponents, want[1])
         back = narrows.decode(codes, exponents)
         assert back.stride() == x.stride() and back.shape == x.shape and back.dtype == x.dtype
-        assert same_bits(flat(back), getattr(ops, f"{fmt}_decode")(*want, x.numel(), x.dtype, scaling))
+        assert same_bits(flat(back), ops.narrow_decode(*want, x.numel(), x.dtype, fmt, scaling))
 
 
 @pytest.mark.parametrize("as_cuda", [False, True])

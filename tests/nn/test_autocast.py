@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from gistkit import functional
-from gistkit.nn.autocast import _viewed, cast, disabled
+from gistkit.nn.autocast import cast, disabled
 from tests.support.nn_cases import assert_same, planted
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -93,33 +93,6 @@ def test_a_leaf_is_cast_once_a_region(shape):
     assert first is second is third is not other
     assert first.shape == leaf.shape and first.stride() == leaf.stride() and first.requires_grad
     assert torch.equal(first, leaf.bfloat16())
-
-
-@pytest.mark.parametrize("shape", [(4,), (4, 4), (4, 4, 3), (4, 4, 3, 3), (4, 4, 3, 3, 3)])
-def test_einsum_gives_its_only_operand_away(shape):
-    leaf = planted(shape, special=False).requires_grad_()
-    lowered = leaf.bfloat16()
-    assert _viewed(lowered) is lowered and _viewed(leaf) is leaf
-    last = planted((4, 4, 3, 3), special=False).contiguous(memory_format=torch.channels_last).requires_grad_()
-    assert _viewed(last) is last
-
-
-def test_what_is_cast_and_what_the_cache_takes():
-    leaf, frozen = planted((4, 4)).requires_grad_(), planted((4, 4))
-    half = planted((4, 4), torch.float16).requires_grad_()
-    operands = (leaf * 1, leaf, frozen, leaf.view(4, 4), half, None)
-    with torch.autocast("cpu", torch.bfloat16):
-        first, second = cast("linear", "cpu", *operands), cast("linear", "cpu", *operands)
-        with torch.no_grad():
-            (unrecorded,) = cast("linear", "cpu", leaf)
-        ints = cast("linear", "cpu", torch.ones(2).long(), torch.ones(2).double(), torch.ones(2, device="meta"))
-    assert [a is b for a, b in zip(first, second, strict=True)] == [False, True, False, False, False, True]
-    assert unrecorded is not first[1] and not unrecorded.requires_grad
-    assert [t.dtype for t in first[:5]] == [torch.bfloat16] * 5
-    assert [t.dtype for t in ints] == [torch.int64, torch.float64, torch.float32]
-    assert cast("linear", "cpu", leaf) == (leaf,)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert cast("relu", "cpu", leaf) == (leaf,)
 
 
 def test_disabled_restores_autocast():

@@ -1,7 +1,6 @@
 """Convolutions under cuDNN's switches: what a plan may choose of what was measured, and that the runtime does so."""
 
 import copy
-import json
 from dataclasses import replace
 
 import pytest
@@ -11,14 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gistkit
 from gistkit import CallChoice, StepTimes, capture
-from gistkit.api.measuring import costs_of
-from gistkit.ir.scale import scaled
-from gistkit.nn import conv
 from gistkit.nn.switched import switched
 from gistkit.planning.cost.devices import PRESETS
-from gistkit.planning.cost.part_algorithms import DEFAULT, SWITCHES, by_part, is_switched, switches
+from gistkit.planning.cost.part_algorithms import DEFAULT, SWITCHES, by_part, is_switched
 from gistkit.planning.cost.times import step_fingerprint
-from gistkit.planning.simulate.sub_batches import scaled_costs
 from gistkit.profiling import task_timer as runtime_times
 
 H200 = PRESETS["h200"]
@@ -53,13 +48,6 @@ def made_up(graph, benchmark=(1.0, 0), deterministic=(1.0, 0), default=(1.0, 0))
     )
 
 
-def test_names_by_part():
-    text = by_part({"forward": "benchmark", "weight": "implicit_gemm", "input": "deterministic"})
-    assert [switches(text, part) for part in ("forward", "weight", "input")] == ["benchmark", "", "deterministic"]
-    assert is_switched(text) and not is_switched("winograd") and not is_switched(DEFAULT)
-    assert switches("benchmark", "weight") == "benchmark" and switches("fft", "weight") == ""
-
-
 def test_switches_are_put_back():
     before = now()
     for name, wanted in SWITCHES.items():
@@ -69,41 +57,6 @@ def test_switches_are_put_back():
         assert now() == before
     with switched(""):
         assert now() == before
-
-
-def test_only_what_is_worth_it_is_offered():
-    graph = capture(*_args(), backward=True)
-    convs = {t.index for t in graph.tasks if t.conv is not None}
-    times = made_up(graph, benchmark=(0.98, 0), deterministic=(2.0, MIB), default=(1.0, 2 * MIB))
-    assert {name: set(tasks) for name, tasks in times.offered(graph, "bitwise").items()} == {DEFAULT: convs}
-    found = times.offered(graph, "reassociated")
-    # 2 MiB less; as fast within the clock's noise, but 1 MiB less.
-    assert set(found["benchmark"]) == set(found["deterministic"]) == convs
-    times = made_up(graph, benchmark=(0.98, 0), deterministic=(0.96, 0))
-    found = times.offered(graph, "lossy")
-    assert found["benchmark"] == {} and set(found["deterministic"]) == convs
-
-
-def _args():
-    model, x = step()
-    return model, (x,)
-
-
-def test_costs_are_the_measured_ones():
-    graph = capture(*_args(), backward=True)
-    times = made_up(graph, benchmark=(0.5, 3 * MIB), default=(1.0, MIB))
-    task = next(t.index for t in graph.tasks if t.conv is not None)
-    costs = costs_of(graph, H200, times, None, "reassociated")
-    assert [(a.name, a.seconds, a.workspace_bytes) for a in costs.algorithms[task]] == [
-        (DEFAULT, 1e-3, MIB), ("benchmark", 5e-4, 3 * MIB), ("deterministic", 1e-3, 0),
-    ]  # fmt: skip
-    assert costs.tells_algorithms("reassociated") and not costs.tells_algorithms("bitwise")
-    bitwise = costs_of(graph, H200, times)
-    assert [a.name for a in bitwise.algorithms[task]] == [DEFAULT] and not bitwise.tells_algorithms("reassociated")
-    half = scaled_costs(costs, graph, scaled(graph, 2)).algorithms[task]
-    assert [(a.name, a.workspace_bytes) for a in half] == [
-        (DEFAULT, MIB // 2), ("benchmark", 3 * MIB // 2), ("deterministic", 0),
-    ]  # fmt: skip
 
 
 def test_a_plan_switches_what_is_faster():
@@ -136,14 +89,6 @@ def test_a_budget_may_ask_for_less_workspace():
     with pytest.raises(gistkit.BudgetError) as raised:
         gistkit.plan(model, x, hardware="h200", measure=times, budget="110MiB")
     assert raised.value.least_bytes["bitwise"] > 110 * MIB
-
-
-def test_files_hold_them():
-    graph = capture(*_args(), backward=True)
-    times = made_up(graph, benchmark=(0.5, 7))
-    assert StepTimes.from_json(times.to_json()) == times
-    raw = json.loads(times.to_json())
-    assert raw["convolutions"]["benchmark"]["0"] == [5e-4, 7]
 
 
 def test_on_a_cpu_there_is_nothing_to_switch(monkeypatch):
@@ -226,34 +171,6 @@ def test_each_part_has_its_own():
     seen, _, _ = run(model, x)
     assert seen.forward == [SWITCHES["benchmark"]] * 2 and seen.input == [SWITCHES["deterministic"]]
     assert seen.weight == [before] * 2
-
-
-def test_planner_data_changes_nothing():
-    model, x = step()
-    seen = Seen()
-    with seen:
-        y = conv.run(x, model[0].weight, model[0].bias, (1, 1, 1, 1), conv.keep_dense, algorithm="winograd")
-        y.sum().backward()
-    assert seen.forward == seen.weight == [now()]
-
-
-def test_an_error_puts_them_back():
-    before = now()
-    x, weight = torch.randn(2, 3, 8, 8, requires_grad=True), torch.randn(4, 5, 3, 3)
-    with pytest.raises(RuntimeError, match=r"channels"):
-        conv.run(x, weight, None, (1, 1, 1, 1), conv.keep_dense, algorithm="benchmark")
-    assert now() == before
-
-
-def test_the_stand_in_is_chosen_under_the_switches_of_its_gradient(monkeypatch):
-    """cuDNN takes no dilated convolution under ``deterministic``: what runs then would read the stand-in."""
-    asked, original = [], torch._C._select_conv_backend
-    monkeypatch.setattr(torch._C, "_select_conv_backend", lambda *a, **k: (asked.append(now()), original(*a, **k))[1])
-    x, weight = torch.randn(2, 3, 8, 8, requires_grad=True), torch.randn(4, 3, 3, 3, requires_grad=True)
-    told = by_part({"forward": "benchmark", "weight": "benchmark", "input": "deterministic"})
-    y = conv.run(x, weight, None, (1, 1, 2, 1), conv.keep_dense, algorithm=told)
-    y.sum().backward()
-    assert asked and set(asked) == {SWITCHES["deterministic"]}
 
 
 def test_a_segment_runs_anew_under_the_switches_of_its_forward():

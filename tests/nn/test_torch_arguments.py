@@ -84,6 +84,9 @@ CALLS = {
         lambda f, x: f(x, 20),
         lambda f, x: f(x, 2, padding=2),
         lambda f, x: f(x, (1, 2, 3)),
+        lambda f, x: f(x, 0),
+        lambda f, x: f(x, 2, stride=0),
+        lambda f, x: f(x, 2, dilation=0),
     ],
     "conv2d": [
         lambda f, x, w, b: f(x, w),
@@ -97,6 +100,9 @@ CALLS = {
         lambda f, x, w, b: f(x + 1j, w + 1j),
         lambda f, x, w, b: f(x.long(), w),
         lambda f, x, w, b: f(x, w.bfloat16()),
+        lambda f, x, w, b: f(x, w, stride=0),
+        lambda f, x, w, b: f(x, w, padding=-1),
+        lambda f, x, w, b: f(x, w, stride=(1, 1, 1)),
     ],
     "linear": [
         lambda f, x, w, b: f(x, w),

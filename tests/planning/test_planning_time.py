@@ -52,10 +52,10 @@ def test_plans_and_refusals_leave_the_collector_on(monkeypatch):
 
 
 def test_nothing_is_searched_for_where_nothing_fits_for_sure(resnet, monkeypatch):
-    def search(*given):
+    def search(*given, **words):
         raise AssertionError("a search that can find nothing")
 
-    monkeypatch.setattr(optimal_planning, "_search", search)
+    monkeypatch.setattr(optimal_planning.Planning, "_fastest", search)
     with pytest.raises(BudgetError) as refused:
         optimal(*resnet, 1)
     assert refused.value.least_bytes["bitwise"] > 1
@@ -69,9 +69,9 @@ def test_a_step_of_very_many_storages_has_no_slices(resnet, monkeypatch):
     plain, least = POLICIES["plain"](*resnet).peak_bytes, minimise_peak(*resnet).peak_bytes
     planned, begin = [], optimal_planning.Planning.__init__
 
-    def noted(planning, graph, costs, settings, *given):
-        planned.append(settings.fidelity)
-        begin(planning, graph, costs, settings, *given)
+    def noted(planning, graph, costs, allowed, *given, **words):
+        planned.append(allowed.fidelity)
+        begin(planning, graph, costs, allowed, *given, **words)
 
     monkeypatch.setattr(optimal_planning.Planning, "__init__", noted)
     words = {"fidelity": "reassociated", "time_limit_s": 0.5}

@@ -41,7 +41,7 @@ def test_figures_are_possible_ones(measured):
 def test_the_host_is_timed_by_whole_steps(monkeypatch):
     monkeypatch.setattr(module, "BLOCKS", 2)
     calls, compressed = [], []
-    monkeypatch.setattr(module, "compress", lambda model: compressed.append(compress(model)))
+    monkeypatch.setattr(module, "compress", lambda model, plan: compressed.append(compress(model, plan)))
 
     def timing(run, device, inner):
         calls.append(inner)
@@ -54,7 +54,8 @@ def test_the_host_is_timed_by_whole_steps(monkeypatch):
     model, x = module.small_step(CPU)
     tasks = len(capture(model, (x,), backward=True).tasks)
     assert 12 <= tasks <= 20  # 6 forward; as many nodes backward, the convolutions' with two parts; the output's sum
-    assert plain_s == pytest.approx(0.11 / tasks, rel=1e-3) and runtime_s == pytest.approx(0.22 / tasks, rel=1e-3)
+    assert plain_s == pytest.approx(0.11 / tasks, rel=1e-3)
+    assert 0.22 / (2 * tasks) < runtime_s < 0.22 / tasks  # reruns are tasks too
     assert calls == [module.STEPS, module.STEPS]
 
 

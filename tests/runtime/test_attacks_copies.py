@@ -24,7 +24,7 @@ def test_the_least_lossy_budget_is_planned_without_it(kind):
     with pytest.raises(gistkit.BudgetError) as refused:
         gistkit.plan(model, x, y, budget=1, loss_fn=loss, lossy="fp8")
     plan = gistkit.plan(model, x, y, budget=refused.value.least_bytes["lossy"], loss_fn=loss, lossy="fp8")
-    gistkit.step(gistkit.compress(copy.deepcopy(model), plan), loss, x, y, check=False)  # for which it has no room
+    gistkit.step(gistkit.compress(copy.deepcopy(model), plan), loss, x, y, verify=False)  # for which it has no room
 
     graph = gistkit.capture(model, (x,), backward=True, loss_fn=loss, targets=(y,))
     (call,) = (c for c in graph.calls if c.inplace)

@@ -6,12 +6,10 @@ import torch
 from torch import nn
 
 import gistkit
-from gistkit.nn import conv
 from gistkit.nn.standin import Geometry, StandIn
 from gistkit.runtime.attach import compressed_forward
 
 POINT = Geometry((1, 1), (0, 0), (1, 1), 1)
-OPTIONS = tuple(POINT)
 
 
 @contextmanager
@@ -40,27 +38,6 @@ def test_a_stand_in_asks_again_under_other_settings():
         other = stand_in.tensor(weight, point)
         assert other is not first and other.untyped_storage().nbytes() > 0  # a copy of it is harmless
     assert stand_in.tensor(weight, point).shape == x.shape
-
-
-def test_a_call_is_remembered_by_kind():
-    memo = {}
-    for size in (8, 8, 6):
-        x, weight = _operands(size=size)
-        conv.run(x, weight, None, OPTIONS, gistkit.functional.keep_dense, 1, memo)
-    assert len(memo) == 2
-    with _without_onednn():
-        conv.run(x, weight, None, OPTIONS, gistkit.functional.keep_dense, 1, memo)
-    assert len(memo) == 3
-    conv.run(x.to(memory_format=torch.channels_last), weight, None, OPTIONS, gistkit.functional.keep_dense, 1, memo)
-    assert len(memo) == 4
-
-
-def test_what_is_remembered_has_a_bound():
-    memo = {}
-    for size in range(1, 2 * conv.GEOMETRIES):
-        x, weight = _operands(size=size)
-        conv.run(x, weight, None, OPTIONS, gistkit.functional.keep_dense, 1, memo)
-        assert len(memo) <= conv.GEOMETRIES
 
 
 def test_a_parameter_that_is_unfrozen_is_planned_for():

@@ -230,3 +230,18 @@ def test_a_shallow_copy_refuses(wrap):
             copied(DATA[0][0])
     model(DATA[0][0])
     assert torch.equal(copy.copy(gistkit.restore(model)).eval()(DATA[0][0]), model(DATA[0][0]))
+
+
+@pytest.mark.parametrize(("min_gain", "compressed"), [(0.0, True), (0.9, False)])
+def test_a_plan_that_saves_too_little_is_not_carried_out(min_gain, compressed):
+    plain = Net()
+    model = gistkit.compress(copy.deepcopy(plain), min_gain=min_gain)
+    assert_trains_like(plain, model)
+    assert any("the model's own forward runs, untouched" in note for note in gistkit.report(model).notes) != compressed
+    assert bool(gistkit.report(model).ratio > 1) == compressed
+
+
+@pytest.mark.parametrize("min_gain", [-0.1, 1, True, "2%", float("nan")])
+def test_min_gain_is_a_share(min_gain):
+    with pytest.raises(ValueError, match="compress: min_gain must be a share from 0 up to, but not, 1, got"):
+        gistkit.compress(Net(), min_gain=min_gain)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 
 import torch
 from hypothesis import strategies as st
 
-from gistkit.kernels import ops
+from gistkit.kernels import STRIDES, ops
 from tests.support.tensors import FLOATS, float_values, plain_nan, same_bits
 
 EMPTY = torch.empty((0,), dtype=torch.uint8)
 EDGES = (0, 1, 255, 256, 257, 1023, 1024, 1025, 2047, 2049, 3000)
 UNSCALED = (("raw", "none"), ("fp16", "none"), ("fp10", "none"), ("fp8", "none"))
-SCALED = tuple((fmt, scaling) for fmt in ("fp16", "fp10", "fp8") for scaling in ("tensor", "block"))
+SCALED = tuple((fmt, "block") for fmt in ("fp16", "fp10", "fp8"))
 
 
 @dataclass(frozen=True)
@@ -49,46 +50,37 @@ def sparse_cases(draw: st.DrawFn, longest: int = 3000, formats=UNSCALED + SCALED
     return sparse_case(x, grad, fmt, scaling)
 
 
-def packed_values(kernels: ModuleType, case: SparseCase, scratch, counts, stride: int):
-    """(values, exponents) as a codec packs a scratch: scaled formats narrow raw values once they are close together."""
-    values = kernels.compact(scratch, counts, stride, int(counts.sum()))
+def payloads(kernels: ModuleType, case: SparseCase, codec: str) -> list[tuple]:
+    """Payloads (index, counts, values, exponents, fmt, scaling, packed) as a codec makes them: packed, scaled formats
+    narrowed once values are close together, and in slots where that exists."""
+    encode, stride = getattr(kernels, f"{codec}_encode"), STRIDES[codec]
+    index, counts, scratch = encode(case.x, case.fmt if case.scaling == "none" else "raw")
+    total, exponents = int(counts.sum()), EMPTY.to(scratch.device)
+    values = kernels.compact(scratch, counts, stride, total)
     if case.scaling != "none":
-        return getattr(ops, f"{case.fmt}_encode")(values, case.scaling)
-    return (ops.fp10_pack(values) if case.fmt == "fp10" else values), EMPTY
-
-
-def zvc_payloads(kernels: ModuleType, case: SparseCase) -> list[tuple]:
-    """Payloads (words, counts, values, exponents, fmt, scaling, packed): packed, and in slots where that exists."""
-    words, counts, scratch = kernels.zvc_encode(case.x, case.fmt if case.scaling == "none" else "raw")
-    values, exponents = packed_values(kernels, case, scratch, counts, 1024)
-    payloads = [(words, counts, values, exponents, case.fmt, case.scaling, True)]
+        values, exponents = ops.narrow_encode(values, case.fmt, case.scaling)
+    elif case.fmt == "fp10":
+        values = ops.fp10_pack(values)
+    close = kernels.compact(index, counts, stride, total) if codec == "csr" else index
+    made = [(close, counts, values, exponents, case.fmt, case.scaling, True)]
     if case.scaling == "none":
-        payloads.append((words, counts, scratch, EMPTY, case.fmt, "none", False))
-    return payloads
-
-
-def csr_payloads(kernels: ModuleType, case: SparseCase) -> list[tuple]:
-    """Payloads (counts, columns, values, exponents, fmt, scaling, packed), likewise."""
-    counts, columns, scratch = kernels.csr_encode(case.x, case.fmt if case.scaling == "none" else "raw")
-    values, exponents = packed_values(kernels, case, scratch, counts, 256)
-    close = kernels.compact(columns, counts, 256, int(counts.sum()))
-    payloads = [(counts, close, values, exponents, case.fmt, case.scaling, True)]
-    if case.scaling == "none":
-        payloads.append((counts, columns, scratch, EMPTY, case.fmt, "none", False))
-    return payloads
+        made.append((index, counts, scratch, exponents, case.fmt, "none", False))
+    return made
 
 
 def decoded(kernels: ModuleType, case: SparseCase, payload: tuple, codec: str) -> torch.Tensor:
-    *arrays, fmt, scaling, packed = payload
-    return getattr(kernels, f"{codec}_decode")(*arrays, case.x.numel(), case.x.dtype, fmt, scaling, packed)
+    """The whole of x from a payload and its form."""
+    whole = (0, case.x.numel(), case.x.dtype)
+    return getattr(kernels, f"{codec}_decode")(*payload[:4], *whole, *payload[4:])
 
 
 def relu_gradient(kernels: ModuleType, case: SparseCase, payload: tuple, codec: str) -> torch.Tensor:
-    """By the operator that makes one; the one that overwrites the gradient must come to the same bits."""
-    gradient, overwritten = getattr(kernels, f"{codec}_relu_backward")(case.grad, *payload), case.grad.clone()
-    getattr(kernels, f"{codec}_relu_backward_")(overwritten, *payload)
+    """Into a new tensor; overwriting the gradient must come to the same bits."""
+    gradient, overwritten = torch.empty_like(case.grad), case.grad.clone()
+    for grad, out in ((case.grad, gradient), (overwritten, overwritten)):
+        getattr(kernels, f"{codec}_relu_backward")(grad, *payload[:4], out, *payload[4:])
     assert same_bits(gradient, overwritten)
     return gradient
 
 
-PAYLOADS = {"zvc": zvc_payloads, "csr": csr_payloads}
+PAYLOADS = {codec: partial(payloads, codec=codec) for codec in STRIDES}

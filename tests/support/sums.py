@@ -4,7 +4,7 @@ A float32 sum of n products, in any order and with fused multiply-adds or withou
 gamma(n) times the sum of the products' absolute values, gamma(n) = n u / (1 - n u), u = 2**-24 (Higham, Accuracy and
 Stability, section 3.1): two orders differ by at most twice that. Slices and sub-batches only reorder, as long as every
 layer's input and output gradient have the same bits. Where they have not, each gradient is still held to its own terms
-here; what a whole network makes of the differences is :mod:`tests.support.error_bounds`'s.
+here.
 """
 
 from collections import defaultdict

@@ -9,11 +9,10 @@ import torch
 from torch import nn
 
 import gistkit
-from gistkit.errors import DataError, ModelError
-from gistkit.runtime.live import LiveBytes, LiveEvent
-from gistkit.training import Comparison, RunResult, TrainResult, TrainSettings, batches, open_images, train
+from gistkit.errors import ModelError
+from gistkit.runtime.live import LiveBytes
+from gistkit.training import RunResult, TrainResult, TrainSettings, batches, open_images, train
 from gistkit.training.loop import share_of_rate
-from gistkit.training.plots import step_curve
 
 
 def tiny(num_classes):
@@ -108,17 +107,6 @@ def test_digits_are_learnt():
     assert all(run.accuracy is not None and run.accuracy > 0.85 for run in result.runs)
 
 
-def test_memory_is_of_forward_and_backward_without_gradients():
-    run = train(TINY, same).runs[0]
-    assert run.peak_bytes == run.shown_peak_bytes == max(event.nbytes for event in run.memory)
-    assert [event.backward for event in run.memory] == sorted(event.backward for event in run.memory)
-    # By hand: 8x8x32x32 floats of conv1 kept by ReLU, its 8x8 pool outputs (8 channels) and their int64 positions, ...
-    first = 8 * 8 * 32 * 32 * 4
-    assert run.kept_bytes > first + 8 * 8 * 8 * 8 * (4 + 8)
-    # At the end only the loss is alive: gradients were there before.
-    assert run.memory[-1].nbytes < 5000
-
-
 def test_a_wrong_step_is_found():
     result = train(TINY, nudge)
     plain, lossless = result.runs[:2]
@@ -150,36 +138,6 @@ def test_json_is_strict_and_has_every_bit():
     assert bytes.fromhex(odd["runs"][0]["losses_hex"][1]) == bytes.fromhex("3fb999999999999a")
 
 
-def test_progress_and_a_run_left_out():
-    seen = []
-    result = train(TrainSettings(TINY.model, steps=3, batch=8, lossy=None), same, lambda *step: seen.append(step))
-    assert [run.name for run in result.runs] == ["plain", "lossless"]
-    assert seen == [(name, step) for name in ("plain", "lossless") for step in range(4)]
-
-
-def test_the_random_state_of_one_run_does_not_reach_the_next():
-    def noisy(model, lossy=None):
-        torch.rand(7)
-        return model
-
-    assert train(TINY, noisy).first_difference is None
-
-
-@pytest.mark.parametrize(
-    ("changed", "text"),
-    [
-        ({"steps": 2}, r"steps must be at least 3 \(one to warm up, one to measure\), got 2; ask for more"),
-        ({"batch": 0}, "batch must be from 1 to 1048576, got 0; leave it out for the default"),
-        ({"image_size": 2**15}, "image_size must be from 1 to 16384, got 32768"),
-        ({"seed": 2**63}, "seed must be from 0 to 9223372036854775807, got 9223372036854775808"),
-        ({"device": "tpu"}, "device must be cpu or cuda, got 'tpu'; name one of the two"),
-    ],
-)
-def test_settings_out_of_range(changed, text):
-    with pytest.raises(ValueError, match=text):
-        TrainSettings("vgg16", **changed)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")
 @pytest.mark.parametrize(
     ("name", "text"),
@@ -198,22 +156,3 @@ def test_settings_out_of_range(changed, text):
 def test_networks_that_cannot_be_trained_on_labels(name, text):
     with pytest.raises(ModelError, match=text):
         train(replace(TINY, model=f"tests.training.test_train:{name}"))
-
-
-def test_no_cuda():
-    with pytest.raises(ValueError, match=r"device cuda is not there: .*; use device cpu"):
-        TrainSettings("vgg16", device="cuda")
-
-
-def test_wrong_settings_show_before_the_first_step():
-    with pytest.raises(ValueError, match="fp7"):
-        Comparison(TrainSettings(TINY.model, batch=8, lossy="fp7"))
-    with pytest.raises(ValueError, match="model must be one of"):
-        Comparison(TrainSettings("vgg"))
-    with pytest.raises(DataError, match="a batch of 5000 needs as many images, there are 1437"):
-        Comparison(TrainSettings(TINY.model, batch=5000))
-
-
-def test_the_curve_stretches_both_phases_to_one_width():
-    memory = [LiveEvent("a", 2**20, False), LiveEvent("b", 2**21, False), LiveEvent("c", 0, True)]
-    assert step_curve(memory) == ([0.0, 0.5, 1.0, 2.0], [0.0, 1.0, 2.0, 0.0])

@@ -10,8 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from gistkit import zoo
 from gistkit.zoo.resnet import CifarResNet
 
-# torchvision's documentation gives the counts; those summed by hand below are of NiN (Caffe's
-# nin_imagenet), GoogLeNet, OverFeat and the deep VGGs.
+# torchvision's documentation gives the counts; of the others they were summed by hand from the papers' tables.
 PARAMETERS = {
     "vgg16": 138_357_544,
     "vgg19": 143_667_240,
@@ -30,6 +29,7 @@ PARAMETERS = {
     "vgg316": 468_010_024,
     "vgg416": 577_894_184,
     "nin": 7_595_176,
+    "resnet509": 5_457_464,
 }
 SMALL_PARAMETERS = {
     "vgg16": 14_982_474,
@@ -61,12 +61,6 @@ def output_shape(model: nn.Module, *shape: int) -> torch.Size:
     return model.eval()(torch.empty(*shape, device="meta")).shape
 
 
-def test_nin_count_by_hand():
-    layers = [(3, 96, 11), (96, 96, 1), (96, 96, 1), (96, 256, 5), (256, 256, 1), (256, 256, 1)]
-    layers += [(256, 384, 3), (384, 384, 1), (384, 384, 1), (384, 1024, 3), (1024, 1024, 1), (1024, 1000, 1)]
-    assert sum(o * (i * k * k + 1) for i, o, k in layers) == PARAMETERS["nin"]
-
-
 def test_resnet1202_count_and_output_shape():
     """Section 4.2 of the paper: 400 convolutions a stage, two parameters a channel for each batch norm, 19.4 M."""
     stages = [(16, 16), (16, 32), (32, 64)]
@@ -80,24 +74,6 @@ def test_resnet1202_count_and_output_shape():
             assert output_shape(model, 2, 3, image, image) == (2, 1000)
     with pytest.raises(ValueError, match="image_size must be at least 32, got 31"):
         zoo.resnet1202(image_size=31)
-
-
-def test_bottleneck_cifar_networks_count_by_hand():
-    """3 convolutions a block, each with a batch norm's two parameters a channel, and two layers at the ends."""
-
-    def block(width_in, width):
-        return width_in * width + 9 * width * width + 4 * width * width + 2 * (width + width + 4 * width)
-
-    for name, depths in (("resnet509", (56, 57, 56)), ("resnet851", (94, 95, 94))):
-        assert 3 * sum(depths) + 2 == int(name.removeprefix("resnet"))
-        count = 3 * 16 * 9 + 2 * 16 + 256 * 10 + 10
-        for width_in, width, depth in zip((16, 64, 128), (16, 32, 64), depths, strict=True):
-            count += block(width_in, width) + (depth - 1) * block(4 * width, width)
-        with torch.device("meta"):
-            model = zoo.MODELS[name](num_classes=10)
-            layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-            assert parameters(model) == count and len(layers) == 3 * sum(depths) + 2
-            assert output_shape(model, 2, 3, 32, 32) == (2, 10)
 
 
 def test_fcn_count_and_shape():
@@ -114,24 +90,11 @@ def test_fcn_count_and_shape():
         zoo.fcn(image_size=31)
 
 
-def test_fcn_interpolates_between_scores():
-    weight = zoo.fcn(num_classes=2, image_size=32).get_parameter("upscore.weight")
-    assert weight[0, 1].count_nonzero() == 0
-    scores = torch.nn.functional.conv_transpose2d(torch.ones(1, 2, 4, 4), weight, stride=32)
-    assert torch.allclose(scores[..., 32:-32, 32:-32], torch.ones(1), atol=1e-6)  # the weights of 4 neighbours add to 1
-
-
 def test_option_a_shortcut_takes_every_second_pixel_and_pads_with_zeros():
     x = torch.arange(2 * 16 * 5 * 5.0).reshape(2, 16, 5, 5)
     y = CifarResNet(1, 10).get_submodule("layer2.0.downsample")(x)
     assert torch.equal(y[:, :16], x[:, :, ::2, ::2])
     assert y.shape == (2, 32, 3, 3) and y[:, 16:].count_nonzero() == 0
-
-
-def test_overfeat_count_by_hand():
-    layers = [(3, 96, 11), (96, 256, 5), (256, 512, 3), (512, 1024, 3), (1024, 1024, 3)]
-    layers += [(1024, 3072, 6), (3072, 4096, 1), (4096, 1000, 1)]
-    assert sum(o * (i * k * k + 1) for i, o, k in layers) == PARAMETERS["overfeat"]
 
 
 def test_overfeat_reads_6x6_at_231_and_refuses_what_its_pools_would_empty():
@@ -167,24 +130,6 @@ def test_deep_vgg_counts_by_hand():
         with torch.device("meta"):
             modules = list(zoo.MODELS[name]().modules())
         assert sum(isinstance(m, nn.Conv2d | nn.Linear) for m in modules) == 16 + 100 * hundreds
-
-
-def test_googlenet_count_by_hand():
-    """Weights of Table 1 of the paper, block by block, then the biases: one an output channel."""
-    stem = 3 * 64 * 49 + 64 * 64 + 64 * 192 * 9
-    three = 192 * (64 + 96 + 16 + 32) + 96 * 128 * 9 + 16 * 32 * 25
-    three += 256 * (128 + 128 + 32 + 64) + 128 * 192 * 9 + 32 * 96 * 25
-    four = 480 * (192 + 96 + 16 + 64) + 96 * 208 * 9 + 16 * 48 * 25
-    four += 512 * (160 + 112 + 24 + 64) + 112 * 224 * 9 + 24 * 64 * 25
-    four += 512 * (128 + 128 + 24 + 64) + 128 * 256 * 9 + 24 * 64 * 25
-    four += 512 * (112 + 144 + 32 + 64) + 144 * 288 * 9 + 32 * 64 * 25
-    four += 528 * (256 + 160 + 32 + 128) + 160 * 320 * 9 + 32 * 128 * 25
-    five = 832 * (256 + 160 + 32 + 128) + 160 * 320 * 9 + 32 * 128 * 25
-    five += 832 * (384 + 192 + 48 + 128) + 192 * 384 * 9 + 48 * 128 * 25
-    outputs = 256 + 480 + 512 + 512 + 512 + 528 + 832 + 832 + 1024
-    reductions = (96 + 16) + (128 + 32) + (96 + 16) + (112 + 24) + (128 + 24) + (144 + 32) + 2 * (160 + 32) + (192 + 48)
-    biases = (64 + 64 + 192) + outputs + reductions + 1000
-    assert stem + three + four + five + 1024 * 1000 + biases == PARAMETERS["googlenet"]
 
 
 # One of each family and size class is enough where the numbers are real: the deep ones only repeat its blocks.
@@ -242,11 +187,6 @@ def test_pooled_sizes_of_nin_round_up_as_in_caffe():
     assert sizes == [27, 13, 6]
 
 
-def test_images_that_are_too_small_are_refused():
-    with pytest.raises(ValueError, match="image_size must be at least 32, got 28; resize the images"):
-        zoo.resnet18(image_size=28)
-
-
 def test_unknown_names_are_answered_with_the_known_ones():
     known = f"model must be one of {', '.join(zoo.MODELS)}, got"
     with pytest.raises(ValueError, match=known + r" 'vgg_16'; did you mean 'vgg16'\?"):
@@ -264,8 +204,6 @@ def keyword(weights=None, **kwargs):
 def neither(): return torch.nn.Linear(3, 4)
 def needs(depth): return torch.nn.Linear(3, depth)
 def wrong(): return 7
-def breaks(): raise KeyError('weights.pt')
-number = 5
 """
 
 
@@ -291,20 +229,9 @@ def test_factories_get_the_arguments_that_they_take(factories):
 @pytest.mark.parametrize(
     ("name", "error", "text"),
     [
-        (
-            "no_such_module:f",
-            ValueError,
-            "module 'no_such_module' cannot be imported .*; install it, put it on PYTHON",
-        ),
-        (":f", ValueError, "module '' cannot be imported"),
+        ("no_such_module:f", ValueError, "module 'no_such_module' cannot be imported .*; install it, put it on PYTHON"),
         ("zoo_factories:missing", ValueError, "has no attribute 'missing'; give package.module:factory"),
-        ("zoo_factories:number", ValueError, "is no function at 'number'"),
-        (
-            "zoo_factories:needs",
-            ValueError,
-            "the factory failed .*'depth'.*; it must work with num_classes and image_size",
-        ),
-        ("zoo_factories:breaks", ValueError, r"the factory failed \(KeyError: 'weights.pt'\); it must work with num"),
+        ("zoo_factories:needs", ValueError, "the factory failed .*'depth'.*; it must work with num_classes and image_"),
         ("zoo_factories:wrong", TypeError, "the factory must return a torch.nn.Module, got int"),
     ],
 )

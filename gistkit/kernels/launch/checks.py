@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gistkit.formats import SCALINGS, mask1_bytes, scale_count
+from gistkit.formats import FLOAT_FORMATS, SCALINGS, fp10_words, mask1_bytes, scale_count
 
 VALUE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FORMS = ("scaled", "fused", "split", "centred", "normalised")
@@ -52,15 +52,30 @@ def check_mask(op: str, mask: torch.Tensor, n: int) -> None:
     check_length(op, "mask", mask, mask1_bytes(n), f"{n} elements")
 
 
-def check_scaling(op: str, scaling: str) -> None:
-    """Raise ValueError unless scaling is one of formats.SCALINGS."""
-    if scaling not in SCALINGS:
-        raise ValueError(f"{op}: scaling must be one of {', '.join(SCALINGS)}, got {scaling!r}; pick one of them")
+def check_narrow(op: str, fmt: str, scaling: str) -> None:
+    """Raise ValueError unless fmt is one of formats.FLOAT_FORMATS and scaling of formats.SCALINGS."""
+    for name, value, known in (("fmt", fmt, FLOAT_FORMATS), ("scaling", scaling, SCALINGS)):
+        if value not in known:
+            raise ValueError(f"{op}: {name} must be one of {', '.join(known)}, got {value!r}; pick one of them")
 
 
-def check_exponents(op: str, exponents: torch.Tensor, n: int, scaling: str) -> None:
-    """Raise unless exponents are the exponent bytes of n codes under scaling."""
-    check_scaling(op, scaling)
+def code_dtype(fmt: str, packed: bool = True) -> torch.dtype:
+    """Dtype of an array of codes: fp10 is int32 words of three when packed, int16 else."""
+    return {"fp16": torch.int16, "fp10": torch.int32 if packed else torch.int16, "fp8": torch.uint8}[fmt]
+
+
+def code_count(fmt: str, n: int) -> int:
+    """Items of an array of n codes."""
+    return fp10_words(n) if fmt == "fp10" else n
+
+
+def check_codes(codes: torch.Tensor, exponents: torch.Tensor, n: int, dtype: torch.dtype, fmt: str, scaling: str):
+    """Raise unless codes and exponents are what ``narrow_encode`` makes of n elements, and dtype one of values."""
+    op = "narrow_decode"
+    check_narrow(op, fmt, scaling)
+    check_dtype(op, "dtype", dtype)
+    check_dtype(op, "codes", codes.dtype, (code_dtype(fmt),))
+    check_length(op, "codes", codes, code_count(fmt, n), f"{n} values of {fmt}")
     check_dtype(op, "exponents", exponents.dtype, (torch.uint8,))
     check_length(op, "exponents", exponents, scale_count(n, scaling), f"{n} codes with scaling {scaling!r}")
 

@@ -89,8 +89,13 @@ def _past_the_dispatcher(family: str, name: str) -> Callable[..., Any]:
 
 
 zvc_encode = _past_the_dispatcher("sparse", "zvc_encode")
+csr_encode = _past_the_dispatcher("sparse", "csr_encode")
 zvc_decode = _past_the_dispatcher("sparse", "zvc_decode")
+csr_decode = _past_the_dispatcher("sparse", "csr_decode")
+zvc_relu_backward = _past_the_dispatcher("sparse", "zvc_relu_backward")
+csr_relu_backward = _past_the_dispatcher("sparse", "csr_relu_backward")
 compact = _past_the_dispatcher("compact", "compact")
+csr_compact = _past_the_dispatcher("compact", "csr_compact")
 
 
 class Masks:
@@ -159,19 +164,19 @@ class Narrows:
     def __init__(self, x: torch.Tensor, fmt: str, scaling: str) -> None:
         self._fmt, self._scaling, self._n = fmt, scaling, x.numel()
         self._like = {"size": x.shape, "stride": x.stride(), "dtype": x.dtype, "device": x.device}
-        codes, exponents = getattr(ops, f"{fmt}_encode")(torch.empty(x.numel(), dtype=x.dtype, device="meta"), scaling)
+        codes, exponents = ops.narrow_encode(torch.empty(x.numel(), dtype=x.dtype, device="meta"), fmt, scaling)
         # what makes arrays of their dtypes, and their lengths
         self._codes = torch.empty((0,), dtype=codes.dtype, device=x.device).new_empty, codes.numel()
         self._exponents = torch.empty((0,), dtype=torch.uint8, device=x.device).new_empty, exponents.numel()
         self._launches: Any = None
 
     def encode(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(codes, exponents) of x, as ``ops.fp8_encode`` or ``ops.fp16_encode`` gives them."""
+        """(codes, exponents) of x, as ``ops.narrow_encode`` gives them."""
         launches = self._launches
         if launches is None or not _is_plain(x):
             if _is_plain(x):
                 self._launches = _launchers("narrow").repeated_codes(x, self._fmt, self._scaling)
-            return getattr(ops, f"{self._fmt}_encode")(flat(x), self._scaling)
+            return ops.narrow_encode(flat(x), self._fmt, self._scaling)
         (make_codes, n), (make_exponents, blocks) = self._codes, self._exponents
         codes, exponents = make_codes(n), make_exponents(blocks)
         to = (x, codes, exponents) if blocks else (x, codes)
@@ -184,13 +189,12 @@ class Narrows:
         launches = self._launches
         if launches is None or not _is_plain(codes):
             dtype: Any = self._like["dtype"]
-            values = getattr(ops, f"{self._fmt}_decode")(codes, exponents, self._n, dtype, self._scaling)
+            values = ops.narrow_decode(codes, exponents, self._n, dtype, self._fmt, self._scaling)
             return like(values, self._like["size"], self._like["stride"])  # type: ignore[arg-type]
         x = torch.empty_strided(**self._like)
-        # unscaled kernels have an argument for exponents that they do not read
-        scales = exponents if self._exponents[1] else codes
-        if not launches[1].at(codes.data_ptr(), scales.data_ptr(), x.data_ptr()):
-            launches[1].first(codes, scales, x)
+        to = (codes, exponents, x) if self._exponents[1] else (codes, x)
+        if not launches[1].at(*[t.data_ptr() for t in to]):
+            launches[1].first(*to)
         return x
 
 
@@ -229,17 +233,3 @@ class Rebuilds:
         if not launch.at(*[t.data_ptr() for t in tensors]):
             launch.first(*tensors)
         return out
-
-
-__all__ = [
-    "Masks",
-    "Narrows",
-    "Rebuilds",
-    "bn_rebuild",
-    "compact",
-    "mask1_backward",
-    "relu_mask1",
-    "relu_mask1_",
-    "zvc_decode",
-    "zvc_encode",
-]

@@ -15,12 +15,10 @@ LIBRARY = torch.library.Library("gistkit", "DEF")
 
 LAUNCHERS = {
     "mask": "gistkit.kernels.mask.mask",
-    "nibbles": "gistkit.kernels.mask.nibbles",
     "narrow": "gistkit.kernels.narrow.narrow",
     "sparse": "gistkit.kernels.sparse.operators",
     "compact": "gistkit.kernels.sparse.compact",
     "sparse_blocks": "gistkit.kernels.sparse.blocks",
-    "ranges": "gistkit.kernels.sparse.ranges",
     "pool": "gistkit.kernels.pool.operators",
     "rebuild": "gistkit.kernels.rebuild.rebuild",
 }

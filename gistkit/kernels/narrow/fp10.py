@@ -26,9 +26,6 @@ from gistkit.kernels.narrow.rounding import (
     to_code,
     to_scaled_code,
 )
-from gistkit.kernels.narrow.tensor_scale import stretch_maxima, tensor_byte, tensor_factor
-from gistkit.kernels.warp.lanes import asm_level
-from gistkit.kernels.warp.pair_codes import pair_amax, pair_codes
 
 ENCODE_ROWS, DECODE_ROWS = 16, 8  # blocks of words a program; 16 takes bf16 encodes from 90 to 95 % of copy on an H200
 LINE = tl.constexpr(SCALE_BLOCK)
@@ -47,7 +44,7 @@ def _plane(n, words, plane: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _plane_code(x_ptr, exponents_ptr, factor, n, words, plane: tl.constexpr, SCALING: tl.constexpr, ROWS: tl.constexpr):
+def _plane_code(x_ptr, exponents_ptr, n, words, plane: tl.constexpr, SCALING: tl.constexpr, ROWS: tl.constexpr):
     """One plane's part of this program's words, and its exponent bytes per block; int16 x are codes already."""
     first, rows, row_mask, offs, mask = _plane(n, words, plane, ROWS)
     x = tl.load(x_ptr + first + offs, mask, other=0)
@@ -55,8 +52,6 @@ def _plane_code(x_ptr, exponents_ptr, factor, n, words, plane: tl.constexpr, SCA
         code = x.to(tl.int32) & 0x3FF
     elif SCALING == "none":
         code = to_code(x, "fp10")
-    elif SCALING == "tensor":
-        code = to_scaled_code(x, factor, "fp10")
     else:
         b = exponent_byte(finite_amax(tl.max(finite_key(x), axis=1)), "fp10")
         tl.store(exponents_ptr + first // LINE + rows, b.to(tl.uint8), row_mask)
@@ -71,49 +66,13 @@ def _word_tile(words, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _pack10_kernel(
-    x_ptr, words_ptr, exponents_ptr, amax_ptr, stretches, n, words, SCALING: tl.constexpr, ROWS: tl.constexpr
-):
-    """fp10 words of x (values, or int16 codes); exponent bytes per block, or one of x's maxima per tensor."""
-    factor = tensor_factor(amax_ptr, stretches, exponents_ptr, "fp10") if SCALING == "tensor" else 1.0
-    word = _plane_code(x_ptr, exponents_ptr, factor, n, words, 0, SCALING, ROWS)
-    word |= _plane_code(x_ptr, exponents_ptr, factor, n, words, 1, SCALING, ROWS)
-    word |= _plane_code(x_ptr, exponents_ptr, factor, n, words, 2, SCALING, ROWS)
+def _pack10_kernel(x_ptr, words_ptr, exponents_ptr, n, words, SCALING: tl.constexpr, ROWS: tl.constexpr):
+    """fp10 words of x (values, or int16 codes), and exponent bytes per block."""
+    word = _plane_code(x_ptr, exponents_ptr, n, words, 0, SCALING, ROWS)
+    word |= _plane_code(x_ptr, exponents_ptr, n, words, 1, SCALING, ROWS)
+    word |= _plane_code(x_ptr, exponents_ptr, n, words, 2, SCALING, ROWS)
     first, offs, mask = _word_tile(words, ROWS)
     tl.store(words_ptr + first + offs, word, mask)
-
-
-@triton.jit
-def _plane_pairs(x_ptr, exponents_ptr, b, n, words, plane: tl.constexpr, SCALING: tl.constexpr, ASM: tl.constexpr,
-                 ROWS: tl.constexpr):  # fmt: skip
-    """One plane's codes, two to an int32 [ROWS, LINE / 2] word, and its exponent bytes per block."""
-    HALF: tl.constexpr = LINE // 2
-    first, rows, row_mask, _, _ = _plane(n, words, plane, ROWS)
-    offs = rows[:, None] * HALF + tl.arange(0, HALF)[None, :]
-    inside = tl.minimum(tl.minimum(words - first + words.to(tl.int64) * plane, n - first), ROWS * LINE).to(tl.int32)
-    x_ptr = (x_ptr + first).to(tl.pointer_type(tl.int32), bitcast=True)
-    pairs = tl.load(x_ptr + offs, offs < inside // 2, other=0)
-    if SCALING == "block":
-        b = exponent_byte(pair_amax(pairs, ASM), "fp10")
-        tl.store(exponents_ptr + first // LINE + rows, b.to(tl.uint8), row_mask)
-        b = b[:, None]
-    return pair_codes(pairs, b, ASM)
-
-
-@triton.jit
-def _pack10_pairs_kernel(
-    x_ptr, words_ptr, exponents_ptr, amax_ptr, stretches, n, words, SCALING: tl.constexpr, ASM: tl.constexpr,
-    ROWS: tl.constexpr,
-):  # fmt: skip
-    """:func:`_pack10_kernel` of bf16 x under a scale, an even number of them at a multiple of 4 bytes."""
-    b = tensor_byte(amax_ptr, stretches, exponents_ptr, "fp10") if SCALING == "tensor" else 0
-    lows = _plane_pairs(x_ptr, exponents_ptr, b, n, words, 0, SCALING, ASM, ROWS)
-    mids = _plane_pairs(x_ptr, exponents_ptr, b, n, words, 1, SCALING, ASM, ROWS)
-    tops = _plane_pairs(x_ptr, exponents_ptr, b, n, words, 2, SCALING, ASM, ROWS)
-    evens = (lows & 0xFFFF) | ((mids & 0xFFFF) << 10) | (tops << 20)
-    odds = (lows >> 16) | ((mids >> 6) & (0x3FF << 10)) | ((tops << 4) & (0x3FF << 20))
-    first, offs, mask = _word_tile(words, ROWS)
-    tl.store(words_ptr + first + offs, tl.reshape(tl.join(evens, odds), (ROWS, LINE)), mask)
 
 
 @triton.jit
@@ -126,9 +85,6 @@ def _unpack10_kernel(words_ptr, exponents_ptr, x_ptr, n, words, SCALING: tl.cons
         code = word >> (10 * plane)
         if SCALING == "none":
             x = from_code(code, 1.0, "fp10", False, x_ptr.dtype.element_ty)
-        elif SCALING == "tensor":
-            factor = decoding_factor(tl.load(exponents_ptr).to(tl.int32), "fp10")
-            x = from_code(code, factor, "fp10", True, x_ptr.dtype.element_ty)
         else:
             b = tl.load(exponents_ptr + first // LINE + rows, row_mask, other=127).to(tl.int32)
             x = from_code(code, decoding_factor(b, "fp10")[:, None], "fp10", True, x_ptr.dtype.element_ty)
@@ -140,21 +96,10 @@ def pack10(x: torch.Tensor, exponents: torch.Tensor, scaling: str) -> torch.Tens
 
     exponents are written but where scaling is ``none``.
     """
-    length = fp10_words(x.numel())
+    n, length = x.numel(), fp10_words(x.numel())
     words = torch.empty((length,), dtype=torch.int32, device=x.device)
     programs = ceil_div(length, ENCODE_ROWS * SCALE_BLOCK)
-    amax = stretch_maxima(x) if scaling == "tensor" else words
-    if x.dtype == torch.bfloat16 and scaling != "none" and x.numel() % 2 == 0 and x.data_ptr() % 4 == 0:
-        asm = asm_level(x)
-        launch(
-            _pack10_pairs_kernel, programs, x, x, words, exponents, amax, amax.numel(), x.numel(), length,
-            SCALING=scaling, ASM=asm if asm >= 80 else 0, ROWS=ENCODE_ROWS,
-        )  # fmt: skip
-        return words
-    launch(
-        _pack10_kernel, programs, x, x, words, exponents, amax, amax.numel(), x.numel(), length,
-        SCALING=scaling, ROWS=ENCODE_ROWS,
-    )  # fmt: skip
+    launch(_pack10_kernel, programs, x, x, words, exponents, n, length, SCALING=scaling, ROWS=ENCODE_ROWS)
     return words
 
 

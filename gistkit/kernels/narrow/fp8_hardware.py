@@ -72,10 +72,6 @@ def hardware_word(w, first: tl.constexpr, factor, DTYPE: tl.constexpr):
     else:
         text: tl.constexpr = _BF16 if DTYPE == tl.bfloat16 else _FP16
         return tl.inline_asm_elementwise(
-            text,
-            "=r,r,r,r,r,r,r",
-            [w[first], w[first + 1], factor, factor, factor, factor],
-            dtype=tl.int32,
-            is_pure=True,
-            pack=1,
-        )
+            text, "=r,r,r,r,r,r,r", [w[first], w[first + 1], factor, factor, factor, factor], dtype=tl.int32,
+            is_pure=True, pack=1,
+        )  # fmt: skip

@@ -42,15 +42,9 @@ def none_code(bits: int) -> int:
 
 
 def forward_geometry(
-    x: torch.Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    zero_code: bool,
-    bits: int,
-) -> PoolGeometry:
+    x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+    ceil_mode: bool, zero_code: bool, bits: int,
+) -> PoolGeometry:  # fmt: skip
     """Geometry of a forward pool over x. Raises ValueError or TypeError for what the operator cannot take."""
     _check_values("maxpool_forward", "x", x)
     if not (x.is_contiguous() or is_channels_last(x)):
@@ -78,17 +72,9 @@ def forward_geometry(
 
 
 def backward_geometry(
-    grad_y: torch.Tensor,
-    codes: torch.Tensor,
-    height: int,
-    width: int,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    zero_code: bool,
-    bits: int,
-) -> PoolGeometry:
+    grad_y: torch.Tensor, codes: torch.Tensor, height: int, width: int, kernel: Sequence[int], stride: Sequence[int],
+    padding: Sequence[int], dilation: Sequence[int], zero_code: bool, bits: int,
+) -> PoolGeometry:  # fmt: skip
     """Geometry of the backward of a pool over height x width planes; raises as :func:`forward_geometry`."""
     _check_values("maxpool_backward", "grad_y", grad_y)
     _check_windows("maxpool_backward", kernel, stride, padding, dilation, zero_code, bits)

@@ -44,16 +44,9 @@ QUADS_POSITIONS = 25
 
 
 def maxpool_forward(
-    x: torch.Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    relu: bool,
-    zero_code: bool,
-    bits: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+    ceil_mode: bool, relu: bool, zero_code: bool, bits: int,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Max-pool of x (or of relu(x), in one pass) and one code per output: as :func:`..reference.pool.maxpool_forward`.
 
     The fused ReLU makes of -0.0 what ``torch.relu`` makes of it on x's device. Does not synchronise but for asking that
@@ -80,18 +73,9 @@ def maxpool_forward(
 
 
 def maxpool_backward(
-    grad_y: torch.Tensor,
-    codes: torch.Tensor,
-    height: int,
-    width: int,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    channels_last: bool,
-    zero_code: bool,
-    bits: int,
-) -> torch.Tensor:
+    grad_y: torch.Tensor, codes: torch.Tensor, height: int, width: int, kernel: Sequence[int], stride: Sequence[int],
+    padding: Sequence[int], dilation: Sequence[int], channels_last: bool, zero_code: bool, bits: int,
+) -> torch.Tensor:  # fmt: skip
     """The gradient of the pool's input: as :func:`..reference.pool.maxpool_backward`, but sums are fp32 as on CUDA.
 
     Copies grad_y where it is not in the layout that ``channels_last`` names. Does not synchronise.

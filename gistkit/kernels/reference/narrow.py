@@ -9,7 +9,7 @@ sign. NaN becomes the format's quiet NaN of its sign and decodes to 0x7FC00000, 
 sign. bf16 and fp16 are widened exactly first. |x - decoded| <= 2**-(M+1) |x| for 2**(1-B) <= |x| <= F, half a unit in
 the last place; <= 2**(1-B) below.
 
-**Scaled** (``tensor``: one exponent byte; ``block``: one per 128 elements, the last block may be short). Let E be
+**Scaled** (``block``: an exponent byte per 128 elements, the last block may be short). Let E be
 floor(log2 F) and A the largest finite |x| of the block. b is the fp32 exponent field of A, plus one where A's mantissa
 rounded to M bits exceeds F's; at least E+1, which keeps both factors normal (b <= 255 does so above); 127 where A = 0.
 The code is x * 2**(E+127-b) rounded to nearest even with subnormals kept, clamped to F. Decoding multiplies by
@@ -37,19 +37,19 @@ from typing import NamedTuple
 
 import torch
 
-from gistkit.formats import FLOAT_FORMATS, SCALE_BLOCK, FloatFormat, ceil_div, fp10_words, scale_count
+from gistkit.formats import FLOAT_FORMATS, SCALE_BLOCK, FloatFormat, ceil_div, scale_count
 from gistkit.kernels.launch.checks import (
+    check_codes,
     check_dtype,
-    check_exponents,
     check_flat,
-    check_length,
-    check_scaling,
+    check_narrow,
     check_values,
+    code_count,
+    code_dtype,
 )
 
 # a multiple of SCALE_BLOCK; a handful of int32 temporaries of this length live at a time
 BLOCK = 1 << 18
-CODE_DTYPES = {"fp16": torch.int16, "fp10": torch.int16, "fp8": torch.uint8}
 _MAGNITUDE = 0x7FFFFFFF
 _INFINITY = 0x7F800000
 
@@ -85,7 +85,7 @@ def _finish(code: torch.Tensor, x: torch.Tensor, magnitude: torch.Tensor, f: Flo
     """Clamp, put the NaN and the sign in; the sign from x's own pattern, as widening a NaN may lose it."""
     code.clamp_(max=f.max_code).masked_fill_(magnitude > _INFINITY, f.nan_code)
     sign = (x.view(_PATTERN[x.dtype].int_type) < 0).to(torch.int32)
-    return code.bitwise_or_(sign.bitwise_left_shift_(f.bits - 1)).to(CODE_DTYPES[f.name])
+    return code.bitwise_or_(sign.bitwise_left_shift_(f.bits - 1)).to(code_dtype(f.name, packed=False))
 
 
 def to_codes(x: torch.Tensor, fmt: str) -> torch.Tensor:
@@ -160,130 +160,81 @@ def scale_exponents(x: torch.Tensor, fmt: str, scaling: str) -> torch.Tensor:
     amax = torch.zeros(scale_count(n, scaling), dtype=torch.int32, device=x.device)
     for start in range(0, n if scaling != "none" else 0, BLOCK):
         magnitude = _finite_magnitude(x[start : start + BLOCK])
-        if scaling == "tensor":
-            torch.maximum(amax, magnitude.amax(), out=amax)
-        else:
-            length = magnitude.numel()
-            rows = torch.nn.functional.pad(magnitude, (0, -length % SCALE_BLOCK)).view(-1, SCALE_BLOCK)
-            first = start // SCALE_BLOCK
-            torch.amax(rows, 1, out=amax[first : first + rows.shape[0]])
+        rows = torch.nn.functional.pad(magnitude, (0, -magnitude.numel() % SCALE_BLOCK)).view(-1, SCALE_BLOCK)
+        first = start // SCALE_BLOCK
+        torch.amax(rows, 1, out=amax[first : first + rows.shape[0]])
     return _exponent_bytes(amax, FLOAT_FORMATS[fmt])
 
 
 def element_exponents(exponents: torch.Tensor, start: int, stop: int, scaling: str) -> torch.Tensor | None:
-    """Exponent bytes that broadcast to elements start..stop-1; None where there are none."""
+    """Exponent bytes of elements start..stop-1; None where there are none."""
     if scaling == "none":
         return None
-    if scaling == "tensor":
-        return exponents
     first = start // SCALE_BLOCK
     each = exponents[first : ceil_div(stop, SCALE_BLOCK)].repeat_interleave(SCALE_BLOCK)
     return each[start - first * SCALE_BLOCK : stop - first * SCALE_BLOCK]
 
 
-def _blocks(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    for first in range(start, stop, BLOCK):
-        yield first, min(first + BLOCK, stop)
+def narrow_encode(x: torch.Tensor, fmt: str, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(codes, uint8[scale_count(n, scaling)] exponent bytes) of x fp32/bf16/fp16[n].
 
-
-def _codes(x: torch.Tensor, exponents: torch.Tensor, fmt: str, scaling: str, start: int, stop: int) -> torch.Tensor:
-    each = element_exponents(exponents, start, stop, scaling)
-    return to_codes(x[start:stop], fmt) if each is None else _scaled_codes(x[start:stop], each, FLOAT_FORMATS[fmt])
-
-
-def _encode(x: torch.Tensor, fmt: str, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
-    op = f"{fmt}_encode"
-    check_values(op, "x", x)
-    check_scaling(op, scaling)
+    Codes: int16[n] for ``fp16``, int32[fp10_words(n)] for ``fp10``, uint8[n] for ``fp8``.
+    """
+    check_values("narrow_encode", "x", x)
+    check_narrow("narrow_encode", fmt, scaling)
     exponents = scale_exponents(x, fmt, scaling)
-    codes = x.new_empty((x.numel(),), dtype=CODE_DTYPES[fmt])
-    for start, stop in _blocks(0, x.numel()):
-        codes[start:stop] = _codes(x, exponents, fmt, scaling, start, stop)
+    codes = x.new_zeros((code_count(fmt, x.numel()),), dtype=code_dtype(fmt))
+    for plane, first, start, stop in _parts(x.numel(), fmt):
+        each = element_exponents(exponents, start, stop, scaling)
+        part = to_codes(x[start:stop], fmt) if each is None else _scaled_codes(x[start:stop], each, FLOAT_FORMATS[fmt])
+        _put(codes, part, plane, start - first, fmt)
     return codes, exponents
 
 
-def _decode(codes, exponents, n: int, dtype: torch.dtype, fmt: str, scaling: str) -> torch.Tensor:
-    op = f"{fmt}_decode"
-    check_dtype(op, "dtype", dtype)
-    check_dtype(op, "codes", codes.dtype, (CODE_DTYPES[fmt],))
-    check_length(op, "codes", codes, n, f"{n} values")
-    check_exponents(op, exponents, n, scaling)
+def narrow_decode(codes, exponents, n: int, dtype: torch.dtype, fmt: str, scaling: str) -> torch.Tensor:
+    """dtype[n] from what :func:`narrow_encode` made with the same fmt and scaling."""
+    check_codes(codes, exponents, n, dtype, fmt, scaling)
     x = codes.new_empty((n,), dtype=dtype)
-    for start, stop in _blocks(0, n):
-        each = element_exponents(exponents, start, stop, scaling)
-        x[start:stop] = from_codes(codes[start:stop], fmt, dtype, each)
+    for plane, first, start, stop in _parts(n, fmt):
+        part = codes[start - first : stop - first]
+        part = part.bitwise_right_shift(10 * plane).bitwise_and_(0x3FF) if fmt == "fp10" else part
+        x[start:stop] = from_codes(part, fmt, dtype, element_exponents(exponents, start, stop, scaling))
     return x
 
 
-def fp16_encode(x: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """(int16[n] codes, uint8[scale_count(n, scaling)] exponent bytes) of x fp32/bf16/fp16[n]."""
-    return _encode(x, "fp16", scaling)
+def _put(codes: torch.Tensor, part: torch.Tensor, plane: int, start: int, fmt: str) -> None:
+    """Write a part's codes, in their plane of fp10's words, from item ``start`` on."""
+    items = codes[start : start + part.numel()]
+    if fmt == "fp10":
+        items.bitwise_or_(part.to(torch.int32).bitwise_left_shift_(10 * plane))
+    else:
+        items.copy_(part)
 
 
-def fp8_encode(x: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """(uint8[n] codes, uint8[scale_count(n, scaling)] exponent bytes) of x fp32/bf16/fp16[n]."""
-    return _encode(x, "fp8", scaling)
-
-
-def fp10_encode(x: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """(int32[fp10_words(n)] words, uint8[scale_count(n, scaling)] exponent bytes) of x fp32/bf16/fp16[n]."""
-    check_values("fp10_encode", "x", x)
-    check_scaling("fp10_encode", scaling)
-    exponents = scale_exponents(x, "fp10", scaling)
-    words = x.new_zeros((fp10_words(x.numel()),), dtype=torch.int32)
-    for plane, first, start, stop in _plane_blocks(x.numel()):
-        codes = _codes(x, exponents, "fp10", scaling, start, stop).to(torch.int32)
-        words[start - first : stop - first].bitwise_or_(codes.bitwise_left_shift_(10 * plane))
-    return words, exponents
-
-
-def fp16_decode(codes: torch.Tensor, exponents: torch.Tensor, n: int, dtype: torch.dtype, scaling: str) -> torch.Tensor:
-    """dtype[n] from what fp16_encode made with the same scaling."""
-    return _decode(codes, exponents, n, dtype, "fp16", scaling)
-
-
-def fp8_decode(codes: torch.Tensor, exponents: torch.Tensor, n: int, dtype: torch.dtype, scaling: str) -> torch.Tensor:
-    """dtype[n] from what fp8_encode made with the same scaling."""
-    return _decode(codes, exponents, n, dtype, "fp8", scaling)
-
-
-def fp10_decode(codes: torch.Tensor, exponents: torch.Tensor, n: int, dtype: torch.dtype, scaling: str) -> torch.Tensor:
-    """dtype[n] from what fp10_encode made with the same scaling."""
-    check_dtype("fp10_decode", "dtype", dtype)
-    check_dtype("fp10_decode", "codes", codes.dtype, (torch.int32,))
-    check_length("fp10_decode", "codes", codes, fp10_words(n), f"{n} values, three a word")
-    check_exponents("fp10_decode", exponents, n, scaling)
-    x = codes.new_empty((n,), dtype=dtype)
-    for plane, first, start, stop in _plane_blocks(n):
-        each = element_exponents(exponents, start, stop, scaling)
-        unpacked = codes[start - first : stop - first].bitwise_right_shift(10 * plane).bitwise_and_(0x3FF)
-        x[start:stop] = from_codes(unpacked, "fp10", dtype, each)
-    return x
-
-
-def _plane_blocks(n: int) -> Iterator[tuple[int, int, int, int]]:
-    """(plane, its first element, start, stop) of every plane's blocks: element i of a plane lies in word i - first."""
-    words = fp10_words(n)
-    for plane in range(3):
-        first = plane * words
-        for start, stop in _blocks(first, min(first + words, n)):
-            yield plane, first, start, stop
+def _parts(n: int, fmt: str) -> Iterator[tuple[int, int, int, int]]:
+    """(plane, its first element, start, stop) of the blocks of n elements: element i lies in item i - first. Only fp10
+    has more than one plane."""
+    size = code_count(fmt, n)
+    for plane in range(3 if fmt == "fp10" else 1):
+        first = plane * size
+        end = min(first + size, n)
+        for start in range(first, end, BLOCK):
+            yield plane, first, start, min(start + BLOCK, end)
 
 
 def fp10_pack(codes: torch.Tensor) -> torch.Tensor:
     """int32[fp10_words(n)] words in plane layout from unpacked int16[n] codes."""
     check_flat("fp10_pack", "codes", codes)
     check_dtype("fp10_pack", "codes", codes.dtype, (torch.int16,))
-    words = codes.new_zeros((fp10_words(codes.numel()),), dtype=torch.int32)
-    for plane, first, start, stop in _plane_blocks(codes.numel()):
-        wide = codes[start:stop].to(torch.int32).bitwise_left_shift_(10 * plane)
-        words[start - first : stop - first].bitwise_or_(wide)
+    words = codes.new_zeros((code_count("fp10", codes.numel()),), dtype=torch.int32)
+    for plane, first, start, stop in _parts(codes.numel(), "fp10"):
+        _put(words, codes[start:stop], plane, start - first, "fp10")
     return words
 
 
 def fp10_unpack(words: torch.Tensor, n: int) -> torch.Tensor:
     """int16[n] codes from the words of :func:`fp10_pack`."""
     codes = words.new_empty((n,), dtype=torch.int16)
-    for plane, first, start, stop in _plane_blocks(n):
+    for plane, first, start, stop in _parts(n, "fp10"):
         codes[start:stop] = words[start - first : stop - first].bitwise_right_shift(10 * plane).bitwise_and_(0x3FF)
     return codes

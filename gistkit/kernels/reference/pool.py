@@ -14,27 +14,18 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from gistkit.kernels.layout import flat, is_channels_last
+from gistkit.kernels.layout import flat, is_channels_last, nibbles_pack, nibbles_unpack
 from gistkit.kernels.pool.geometry import PoolGeometry, backward_geometry, forward_geometry, none_code
 from gistkit.kernels.reference.mask import relu as rectified
-from gistkit.kernels.reference.nibbles import nibbles_pack, nibbles_unpack
 
 SLICE_OUTPUTS = 1 << 18
 """Outputs of one slice of the batch (at least one image): 2 MiB of int64 indices."""
 
 
 def maxpool_forward(
-    x: torch.Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    relu: bool,
-    zero_code: bool,
-    bits: int,
-    positive_zero: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+    ceil_mode: bool, relu: bool, zero_code: bool, bits: int, positive_zero: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Max-pool of x (or of relu(x)) and one code per output: the row-major position of the maximum in its window.
 
     x: [N, C, H, W] fp32, bf16 or fp16, contiguous or channels_last. Returns y, in x's layout and bit-equal to
@@ -61,18 +52,9 @@ def maxpool_forward(
 
 
 def maxpool_backward(
-    grad_y: torch.Tensor,
-    codes: torch.Tensor,
-    height: int,
-    width: int,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    channels_last: bool,
-    zero_code: bool,
-    bits: int,
-) -> torch.Tensor:
+    grad_y: torch.Tensor, codes: torch.Tensor, height: int, width: int, kernel: Sequence[int], stride: Sequence[int],
+    padding: Sequence[int], dilation: Sequence[int], channels_last: bool, zero_code: bool, bits: int,
+) -> torch.Tensor:  # fmt: skip
     """The gradient of the pool's input (of the ReLU's, under ``zero_code``), [N, C, height, width] in grad_y's dtype.
 
     grad_y: [N, C, OH, OW], any strides; codes: as :func:`maxpool_forward` made them for outputs of the layout named by

@@ -14,6 +14,7 @@ CPU they may: :func:`zvc_pack` and :func:`csr_pack` write the packed values at o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +22,15 @@ import torch
 from gistkit.formats import CSR_COLUMNS, ZVC_SLOT, ZVC_WORDS, ceil_div
 from gistkit.kernels.reference import narrow
 from gistkit.kernels.reference import spill as spilling
-from gistkit.kernels.sparse.arguments import bits_of, check_compact, check_csr, check_encode, check_zvc, value_dtype
+from gistkit.kernels.sparse.arguments import (
+    STRIDES,
+    bits_of,
+    check_backward,
+    check_compact,
+    check_encode,
+    check_payload,
+    value_dtype,
+)
 
 BLOCK = 1 << 18  # elements; a multiple of both slot sizes
 _SIGN_CODES = {"fp16": -0x8000, "fp10": 0x200, "fp8": 0x80}
@@ -146,28 +155,23 @@ def zvc_pack(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, tor
 
 
 def csr_pack(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """csr of x with columns and values packed: (counts int16[rows], columns uint8[total], values[total]).
-
-    As :func:`zvc_pack`; equals csr_encode and compact of both arrays.
-    """
+    """As :func:`zvc_pack`, csr: (columns uint8[total], counts int16[rows], values[total])."""
     check_encode("csr_pack", x, fmt)
     counts = _structure(x, CSR_COLUMNS, None)
     values, columns = _pack(x, counts, fmt, columns=True)
-    return counts, columns, values
+    return columns, counts, values
 
 
 def zvc_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(words int32[32*slots], counts int16[slots], values[1024*slots]); what lies past a slot's count is undefined."""
-    check_encode("zvc_encode", x, fmt)
     words, counts, packed = zvc_pack(x, fmt)
     return words, counts, _spread(packed, counts, ZVC_SLOT)
 
 
 def csr_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(counts int16[rows], columns uint8[256*rows], values[256*rows]); what lies past a row's count is undefined."""
-    check_encode("csr_encode", x, fmt)
-    counts, columns, packed = csr_pack(x, fmt)
-    return counts, _spread(columns, counts, CSR_COLUMNS), _spread(packed, counts, CSR_COLUMNS)
+    """(columns uint8[256*rows], counts int16[rows], values[256*rows]); what lies past a row's count is undefined."""
+    columns, counts, packed = csr_pack(x, fmt)
+    return _spread(columns, counts, CSR_COLUMNS), counts, _spread(packed, counts, CSR_COLUMNS)
 
 
 def _zvc_positions(words: torch.Tensor, n: int) -> Iterator[np.ndarray]:
@@ -178,9 +182,8 @@ def _zvc_positions(words: torch.Tensor, n: int) -> Iterator[np.ndarray]:
         yield np.flatnonzero(flags.view(np.bool_)) + block.start
 
 
-def _csr_positions(counts: torch.Tensor, columns: torch.Tensor, packed: bool) -> Iterator[np.ndarray]:
-    if not packed:
-        columns = compact(columns, counts, CSR_COLUMNS, int(counts.sum(dtype=torch.int64)))
+def _csr_positions(columns: torch.Tensor, counts: torch.Tensor) -> Iterator[np.ndarray]:
+    """As :func:`_zvc_positions`, from columns close together."""
     step, done = BLOCK // CSR_COLUMNS, 0
     for first in range(0, counts.numel(), step):
         lengths = counts.numpy()[first : first + step]
@@ -191,63 +194,81 @@ def _csr_positions(counts: torch.Tensor, columns: torch.Tensor, packed: bool) ->
         yield positions
 
 
-def _stored(values: torch.Tensor, counts: torch.Tensor, fmt: str, packed: bool) -> torch.Tensor:
-    """The stored items (bits for raw, else one code each) close together, exactly as many as counts say."""
-    total = int(counts.sum(dtype=torch.int64))
-    if not packed:
-        return compact(values, counts, values.numel() // counts.numel(), total) if total else values[:0]
-    items = narrow.fp10_unpack(values, 3 * values.numel()) if fmt == "fp10" else values
-    if items.numel() < total:
-        raise ValueError(f"values must hold the {total} elements that counts name, got {items.numel()}; pass their own")
-    return items[:total]
+class _Part(NamedTuple):
+    """The slots of a payload that are read: their counts, the first one, and which packed items are theirs."""
+
+    counts: torch.Tensor
+    first: int
+    items: slice
+
+    def of(self, array: torch.Tensor, packed: bool, stride: int) -> torch.Tensor:
+        """The part's items of an array, close together."""
+        if not packed:
+            scratch = array[self.first * stride : (self.first + self.counts.numel()) * stride]
+            return compact(scratch, self.counts, stride, self.items.stop - self.items.start)
+        if array.numel() < self.items.stop:
+            raise ValueError(
+                f"values must hold the {self.items.stop} elements that counts name, got {array.numel()}; pass their own"
+            )
+        return array[self.items]
 
 
-def _decoded(values, counts, exponents, dtype: torch.dtype, fmt: str, scaling: str, packed: bool) -> torch.Tensor:
-    """The stored elements close together, as dtype."""
-    items = _stored(values, counts, fmt, packed)
+def _part(counts: torch.Tensor, first: int, n: int, stride: int) -> _Part:
+    mine = counts[first : first + ceil_div(n, stride)]
+    start = int(counts[:first].sum(dtype=torch.int64))
+    return _Part(mine, first, slice(start, start + int(mine.sum(dtype=torch.int64))))
+
+
+def _read(op: str, index, counts, values, first: int, n: int, fmt: str, packed: bool, spill):
+    """(positions of the stored elements of the part, the part, its items: bits for raw, else one code each)."""
+    stride = STRIDES[op[:3]]
+    part = _part(counts, first, n, stride)
+    if op.startswith("zvc"):
+        (values,) = spilling.joined(spill, counts, stride, values)
+        positions = _zvc_positions(index[first * ZVC_WORDS :], n)
+    else:
+        values, index = spilling.joined(spill, counts, stride, values, index)
+        positions = _csr_positions(part.of(index, packed, stride), part.counts)
+    if packed and fmt == "fp10":
+        values = narrow.fp10_unpack(values, 3 * values.numel())
+    return positions, part, part.of(values, packed, stride)
+
+
+def _decode(op, index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill) -> torch.Tensor:
+    check_payload(op, index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill)
+    positions, part, items = _read(op, index, counts, values, first, n, fmt, packed, spill)
     if fmt == "raw":
-        return items
-    elements = items.new_empty((items.numel(),), dtype=dtype)
+        return _placed(positions, items, n)
+    elements, start = items.new_empty((items.numel(),), dtype=dtype), part.items.start
     for block in _blocks(items.numel()):
-        scale = narrow.element_exponents(exponents, block.start, block.stop, scaling)
+        scale = narrow.element_exponents(exponents, start + block.start, start + block.stop, scaling)
         elements[block] = narrow.from_codes(items[block], fmt, dtype, scale)
-    return elements
+    return _placed(positions, elements, n)
+
+
+def zvc_decode(index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
+    """dtype[n] from slot ``first`` of zvc's payload on: values at 1024*slot (packed=False) or close together."""
+    return _decode("zvc_decode", index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill)
+
+
+def csr_decode(index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
+    """dtype[n] from row ``first`` of csr's payload on: rows at 256*row (packed=False) or close together."""
+    return _decode("csr_decode", index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill)
 
 
 def _placed(positions: Iterator[np.ndarray], items: torch.Tensor, n: int) -> torch.Tensor:
-    """items at their positions, +0 elsewhere."""
+    """items at their positions below n, which ascend; +0 elsewhere."""
     x = items.new_zeros((n,))
     source, target, done = _array(items), _array(x), 0
     for piece in positions:
+        if piece.size and piece[-1] >= n:
+            piece = piece[: np.searchsorted(piece, n)]
         target[piece] = source[done : done + piece.size]
         done += piece.size
     return x
 
 
-def zvc_decode(words, counts, values, exponents, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
-    """dtype[n] from zvc's payload: values at 1024*slot (packed=False) or close together (packed=True)."""
-    check_zvc("zvc_decode", words, counts, values, exponents, n, dtype, fmt, scaling, packed, spill)
-    (values,) = spilling.joined(spill, counts, ZVC_SLOT, values)
-    return _placed(_zvc_positions(words, n), _decoded(values, counts, exponents, dtype, fmt, scaling, packed), n)
-
-
-def csr_decode(counts, columns, values, exponents, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
-    """dtype[n] from csr's payload: rows at 256*row (packed=False) or close together (packed=True)."""
-    check_csr("csr_decode", counts, columns, values, exponents, n, dtype, fmt, scaling, packed, spill)
-    values, columns = spilling.joined(spill, counts, CSR_COLUMNS, values, columns)
-    items = _decoded(values, counts, exponents, dtype, fmt, scaling, packed)
-    return _placed(_csr_positions(counts, columns, packed), items, n)
-
-
-def _negative_zeros(values: torch.Tensor, counts: torch.Tensor, fmt: str, packed: bool) -> np.ndarray:
-    """Flags of the stored elements whose pattern is a zero with its sign set, close together."""
-    bits = _array(_stored(values, counts, fmt, packed))
-    return bits == (np.iinfo(bits.dtype).min if fmt == "raw" else _SIGN_CODES[fmt])
-
-
-def _masked(
-    grad: torch.Tensor, result: torch.Tensor, positions: Iterator[np.ndarray], blocked: np.ndarray
-) -> torch.Tensor:
+def _masked(grad: torch.Tensor, result: torch.Tensor, positions: Iterator[np.ndarray], blocked: np.ndarray) -> None:
     """grad at the positions that are not blocked, +0 elsewhere; the result may be grad itself."""
     source, target, done, any_blocked = _array(grad), _array(result), 0, bool(blocked.any())
     n, zeroed = grad.numel(), 0
@@ -261,43 +282,28 @@ def _masked(
             target[passing], zeroed = kept, last
         done = stop
     target[zeroed:n] = 0
-    return result
 
 
-def _mask_zvc(op, grad, result, words, counts, values, exponents, fmt, scaling, packed, spill) -> torch.Tensor:
-    dtype = values.dtype if fmt == "raw" else grad.dtype
-    check_zvc(op, words, counts, values, exponents, grad.numel(), dtype, fmt, scaling, packed, spill)
-    (values,) = spilling.joined(spill, counts, ZVC_SLOT, values)
-    return _masked(grad, result, _zvc_positions(words, grad.numel()), _negative_zeros(values, counts, fmt, packed))
+def _relu_backward(op, grad, payload, out, form) -> None:
+    check_backward(op, grad, payload, out, form)
+    fmt, _, packed, spill = form
+    index, counts, values, _ = payload
+    positions, _, items = _read(op, index, counts, values, 0, grad.numel(), fmt, packed, spill)
+    bits = _array(items)
+    _masked(grad, out, positions, bits == (np.iinfo(bits.dtype).min if fmt == "raw" else _SIGN_CODES[fmt]))
 
 
-def zvc_relu_backward(grad, words, counts, values, exponents, fmt, scaling, packed, spill=None) -> torch.Tensor:
-    """grad where an element was stored that is not a negative zero, else +0: ReLU's backward from its encoded output.
+def zvc_relu_backward(grad, index, counts, values, exponents, out, fmt, scaling, packed, spill=None) -> None:
+    """out = grad where an element was stored that is not a negative zero, else +0: ReLU's backward from its output.
 
-    Exact under the lossy formats too: a small positive value may have become the code +0, but its bit is set.
+    Exact under the lossy formats too: a small positive value may have become the code +0, but its bit is set. out may
+    be grad.
     """
-    payload = words, counts, values, exponents, fmt, scaling, packed, spill
-    return _mask_zvc("zvc_relu_backward", grad, torch.empty_like(grad), *payload)
+    payload = (index, counts, values, exponents)
+    _relu_backward("zvc_relu_backward", grad, payload, out, (fmt, scaling, packed, spill))
 
 
-def zvc_relu_backward_(grad, words, counts, values, exponents, fmt, scaling, packed, spill=None) -> None:
-    """:func:`zvc_relu_backward` that overwrites its gradient."""
-    _mask_zvc("zvc_relu_backward_", grad, grad, words, counts, values, exponents, fmt, scaling, packed, spill)
-
-
-def _mask_csr(op, grad, result, counts, columns, values, exponents, fmt, scaling, packed, spill) -> torch.Tensor:
-    dtype = values.dtype if fmt == "raw" else grad.dtype
-    check_csr(op, counts, columns, values, exponents, grad.numel(), dtype, fmt, scaling, packed, spill)
-    values, columns = spilling.joined(spill, counts, CSR_COLUMNS, values, columns)
-    return _masked(grad, result, _csr_positions(counts, columns, packed), _negative_zeros(values, counts, fmt, packed))
-
-
-def csr_relu_backward(grad, counts, columns, values, exponents, fmt, scaling, packed, spill=None) -> torch.Tensor:
+def csr_relu_backward(grad, index, counts, values, exponents, out, fmt, scaling, packed, spill=None) -> None:
     """As :func:`zvc_relu_backward`, from csr's payload."""
-    payload = counts, columns, values, exponents, fmt, scaling, packed, spill
-    return _mask_csr("csr_relu_backward", grad, torch.empty_like(grad), *payload)
-
-
-def csr_relu_backward_(grad, counts, columns, values, exponents, fmt, scaling, packed, spill=None) -> None:
-    """:func:`csr_relu_backward` that overwrites its gradient."""
-    _mask_csr("csr_relu_backward_", grad, grad, counts, columns, values, exponents, fmt, scaling, packed, spill)
+    payload = (index, counts, values, exponents)
+    _relu_backward("csr_relu_backward", grad, payload, out, (fmt, scaling, packed, spill))

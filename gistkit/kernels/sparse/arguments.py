@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 
 from gistkit.formats import CSR_COLUMNS, SCALE_BLOCK, SCALINGS, ZVC_SLOT, ZVC_WORDS, ceil_div, scale_count
-from gistkit.kernels.launch.checks import check_dtype, check_flat, check_length, check_values
+from gistkit.kernels.launch.checks import check_dtype, check_flat, check_length, check_values, code_dtype
 from gistkit.kernels.sparse.spill import check_spilled
 
 SPARSE_FORMATS = ("raw", "fp16", "fp10", "fp8")
+STRIDES = {"zvc": ZVC_SLOT, "csr": CSR_COLUMNS}
+"""Elements of a slot or row, by layout."""
 # item size in bytes -> the integer dtype through which bit patterns are seen
 BIT_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-_CODE_DTYPES = {"fp16": torch.int16, "fp8": torch.uint8}
 
 
 def bits_of(x: torch.Tensor) -> torch.Tensor:
@@ -21,11 +22,7 @@ def bits_of(x: torch.Tensor) -> torch.Tensor:
 
 def value_dtype(fmt: str, raw: torch.dtype, packed: bool = False) -> torch.dtype:
     """Dtype of the values array: raw's own, or that of the codes (fp10 is int16 in slots, int32 words when packed)."""
-    if fmt == "raw":
-        return raw
-    if fmt == "fp10":
-        return torch.int32 if packed else torch.int16
-    return _CODE_DTYPES[fmt]
+    return raw if fmt == "raw" else code_dtype(fmt, packed)
 
 
 def check_fmt(op: str, fmt: str) -> None:
@@ -61,8 +58,8 @@ def check_blocks(op: str, scratch: torch.Tensor, counts: torch.Tensor, stride: i
     """Raise unless scratch is stride-long slots of values, one count each, and fmt has codes of whole bytes."""
     check_values(op, "scratch", scratch)
     check_compact(scratch, counts, stride, total)
-    if fmt not in _CODE_DTYPES:
-        raise ValueError(f"{op}: fmt must be one of {', '.join(_CODE_DTYPES)}, got {fmt!r}; choose one of these")
+    if fmt not in ("fp16", "fp8"):
+        raise ValueError(f"{op}: fmt must be one of fp16, fp8, got {fmt!r}; choose one of these")
 
 
 def _check_values(op: str, values: torch.Tensor, slot_items: int, dtype: torch.dtype, fmt: str, packed: bool) -> None:
@@ -98,54 +95,43 @@ def _check_scaling(
         )
 
 
-def check_zvc(
-    op: str,
-    words: torch.Tensor,
-    counts: torch.Tensor,
-    values: torch.Tensor,
-    exponents: torch.Tensor,
-    n: int,
-    dtype: torch.dtype,
-    fmt: str,
-    scaling: str,
-    packed: bool,
-    spill: torch.Tensor | None = None,
-) -> None:
-    """Raise unless the payload is one of zvc for n elements of dtype."""
-    slots = ceil_div(n, ZVC_SLOT)
+def check_payload(
+    op: str, index: torch.Tensor, counts: torch.Tensor, values: torch.Tensor, exponents: torch.Tensor, first: int,
+    n: int, dtype: torch.dtype, fmt: str, scaling: str, packed: bool, spill: torch.Tensor | None = None,
+) -> None:  # fmt: skip
+    """Raise unless the payload is one of the layout that ``op`` begins with and holds n elements of dtype from slot
+    ``first`` on. ``index``: zvc's words, csr's columns."""
+    stride, groups = STRIDES[op[:3]], counts.numel()
     check_dtype(op, "dtype", dtype)
-    check_dtype(op, "words", words.dtype, (torch.int32,))
+    check_flat(op, "counts", counts)
     check_dtype(op, "counts", counts.dtype, (torch.int16,))
-    check_length(op, "words", words, slots * ZVC_WORDS, f"{n} elements")
-    check_length(op, "counts", counts, slots, f"{n} elements")
-    _check_values(op, values, slots * ZVC_SLOT, dtype, fmt, packed)
-    _check_scaling(op, values, exponents, fmt, scaling, packed)
-    check_spilled(op, spill, counts, fmt, scaling, packed, ZVC_SLOT, values)
-
-
-def check_csr(
-    op: str,
-    counts: torch.Tensor,
-    columns: torch.Tensor,
-    values: torch.Tensor,
-    exponents: torch.Tensor,
-    n: int,
-    dtype: torch.dtype,
-    fmt: str,
-    scaling: str,
-    packed: bool,
-    spill: torch.Tensor | None = None,
-) -> None:
-    """Raise unless the payload is one of csr for n elements of dtype."""
-    rows = ceil_div(n, CSR_COLUMNS)
-    check_dtype(op, "dtype", dtype)
-    check_dtype(op, "counts", counts.dtype, (torch.int16,))
-    check_dtype(op, "columns", columns.dtype, (torch.uint8,))
-    check_length(op, "counts", counts, rows, f"{n} elements")
-    if packed:
-        check_flat(op, "columns", columns)
+    if first < 0 or n < 0 or first + ceil_div(n, stride) > groups:
+        raise ValueError(
+            f"{op}: first and n must name a part of the {groups} groups of {stride} elements, got first={first}, "
+            f"n={n}; start at a group and end within the payload"
+        )
+    if stride == ZVC_SLOT:
+        check_dtype(op, "words", index.dtype, (torch.int32,))
+        check_length(op, "words", index, groups * ZVC_WORDS, f"{groups} slots")
     else:
-        check_length(op, "columns", columns, rows * CSR_COLUMNS, f"{n} elements (packed=False)")
-    _check_values(op, values, rows * CSR_COLUMNS, dtype, fmt, packed)
+        check_dtype(op, "columns", index.dtype, (torch.uint8,))
+        if packed:
+            check_flat(op, "columns", index)
+        else:
+            check_length(op, "columns", index, groups * stride, f"{groups} rows (packed=False)")
+    _check_values(op, values, groups * stride, dtype, fmt, packed)
     _check_scaling(op, values, exponents, fmt, scaling, packed)
-    check_spilled(op, spill, counts, fmt, scaling, packed, CSR_COLUMNS, values, columns)
+    check_spilled(
+        op, spill, counts, fmt, scaling, packed, stride, *((values,) if stride == ZVC_SLOT else (values, index))
+    )
+
+
+def check_backward(op: str, grad: torch.Tensor, payload: tuple, out: torch.Tensor, form: tuple) -> None:
+    """Raise unless grad and out are flat gradients of the tensor that the payload is of."""
+    n, values, fmt = grad.numel(), payload[2], form[0]
+    for name, x in (("grad", grad), ("out", out)):
+        check_values(op, name, x)
+        check_length(op, name, x, n, "the gradient")
+    check_payload(op, *payload, 0, n, values.dtype if fmt == "raw" else grad.dtype, *form)
+    stride = STRIDES[op[:3]]
+    check_length(op, "counts", payload[1], ceil_div(n, stride), f"a gradient of {n} elements")

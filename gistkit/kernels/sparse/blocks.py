@@ -14,15 +14,14 @@ import torch
 import triton
 import triton.language as tl
 
-from gistkit.formats import CSR_COLUMNS, ceil_div, scale_count
+from gistkit.formats import ceil_div, scale_count
 from gistkit.kernels.narrow.fp8_hardware import hardware_word
 from gistkit.kernels.narrow.rounding import encoding_factor, exponent_byte, finite_amax, finite_key, to_scaled_code
-from gistkit.kernels.sparse.arguments import bits_of, check_blocks, check_compact, value_dtype
+from gistkit.kernels.sparse.arguments import bits_of, check_blocks, value_dtype
 from gistkit.kernels.sparse.ends import ends_and_heads
-from gistkit.kernels.sparse.places import PLACES, place_sources, program_places, stage_places
+from gistkit.kernels.sparse.places import PLACES, program_places, stage_places
 from gistkit.kernels.sparse.values import BLOCK, TRITON_DTYPES
 from gistkit.kernels.warp.lanes import LANES, asm_level, launch_warps
-from gistkit.kernels.warp.octet_stores import store_16
 from gistkit.kernels.warp.octets import CHUNK, OCTET, item_of, store_words
 from gistkit.kernels.warp.stage import clear_stage, open_stage, unstage_words, warp_sync
 
@@ -60,14 +59,6 @@ def _scaled_octet(words, FMT: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constex
 
 
 @triton.jit
-def _flush_columns(stage, columns_ptr, stop):
-    """The stage's first ``stop`` bytes to columns_ptr, 16 a lane."""
-    for first in tl.static_range(0, PLACES, 16 * LANES):
-        place = tl.arange(0, LANES) * 16 + first
-        store_16(columns_ptr, unstage_words(stage + place, 4), place, stop, False)
-
-
-@triton.jit
 def _flush_blocks(stage, codes_ptr, exponents_ptr, stop, FMT: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr):
     """The stage's first ``stop`` patterns, +0 behind them, as codes with the exponents of their blocks."""
     XB: tl.constexpr = DTYPE.primitive_bitwidth // 8
@@ -87,119 +78,39 @@ def _flush_blocks(stage, codes_ptr, exponents_ptr, stop, FMT: tl.constexpr, DTYP
 
 @triton.jit(do_not_specialize=["total", "slots"])
 def pack_blocks_kernel(
-    columns_ptr,
-    values_ptr,
-    counts_ptr,
-    ends_ptr,
-    heads_ptr,
-    packed_columns_ptr,
-    codes_ptr,
-    exponents_ptr,
-    total,
-    slots,
-    STRIDE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    FMT: tl.constexpr,
-    DTYPE: tl.constexpr,
-    WIDE: tl.constexpr,
-    PIECES: tl.constexpr,
+    values_ptr, counts_ptr, ends_ptr, heads_ptr, codes_ptr, exponents_ptr, total, slots,
+    STRIDE: tl.constexpr, FMT: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, PIECES: tl.constexpr,
     ASM: tl.constexpr,
-):
-    """PLACES codes and their blocks' exponents, and with COLUMNS the packed columns; see compact_kernel."""
+):  # fmt: skip
+    """PLACES codes and their blocks' exponents; see compact_kernel."""
     XB: tl.constexpr = DTYPE.primitive_bitwidth // 8
     base, stop, slot = program_places(heads_ptr, ends_ptr, total, slots)
     lane = tl.arange(0, LANES)
-    packed_columns_ptr += base
-    codes_ptr += base
-    exponents_ptr += base // BLOCK
-    if ASM:
-        stage = open_stage(lane, XB + (1 if COLUMNS else 0))
-        if stop < PLACES:
-            clear_stage(stage, lane, PLACES * XB)
-            warp_sync(stage)
-        stage_places(
-            stage,
-            values_ptr,
-            stage + PLACES * XB,
-            columns_ptr,
-            counts_ptr,
-            ends_ptr,
-            slot,
-            slots,
-            base,
-            stop,
-            STRIDE,
-            COLUMNS,
-            WIDE,
-            PIECES,
-            ASM,
-        )
-        stage = warp_sync(stage)
-        if COLUMNS:
-            _flush_columns(stage + PLACES * XB, packed_columns_ptr, stop)
-        _flush_blocks(stage, codes_ptr, exponents_ptr, stop, FMT, DTYPE, ASM)
-    else:
-        place = tl.arange(0, PLACES)
-        sources = place_sources(counts_ptr, ends_ptr, slot, slots, base, stop, STRIDE)
-        if COLUMNS:
-            tl.store(packed_columns_ptr + place, tl.load(columns_ptr + sources, place < stop), place < stop)
-        items = tl.load(values_ptr + sources, place < stop, other=0).to(DTYPE, bitcast=True)
-        items = tl.reshape(items, (PLACES // BLOCK, BLOCK))
-        b = exponent_byte(finite_amax(tl.max(finite_key(items), axis=1)), FMT)
-        codes = tl.reshape(to_scaled_code(items, encoding_factor(b, FMT)[:, None], FMT), (PLACES,))
-        tl.store(codes_ptr + place, codes.to(codes_ptr.dtype.element_ty), place < stop)
-        blocks = tl.arange(0, PLACES // BLOCK)
-        tl.store(exponents_ptr + blocks, b.to(tl.uint8), blocks * BLOCK < stop)
-
-
-def _pack(columns, values, counts, stride, total, fmt) -> list[torch.Tensor]:
-    """[codes, exponents], and packed columns where there are any."""
-    codes = torch.empty((total,), dtype=value_dtype(fmt, values.dtype), device=values.device)
-    exponents = torch.empty((scale_count(total, "block"),), dtype=torch.uint8, device=values.device)
-    close = codes if columns is None else torch.empty((total,), dtype=torch.uint8, device=values.device)
-    programs = ceil_div(total, PLACES.value)
-    launch_warps(
-        pack_blocks_kernel,
-        programs,
-        values,
-        exponents if columns is None else columns,
-        bits_of(values),
-        counts,
-        *ends_and_heads(counts, programs, PLACES.value),
-        close,
-        codes,
-        exponents,
-        total,
-        counts.numel(),
-        STRIDE=stride,
-        COLUMNS=columns is not None,
-        FMT=fmt,
-        DTYPE=TRITON_DTYPES[values.dtype],
-        WIDE=values.data_ptr() % 16 == 0 and (columns is None or columns.data_ptr() % 16 == 0),
-        PIECES=PIECES,
-        ASM=asm_level(values),
-    )
-    return [codes, exponents] if columns is None else [codes, exponents, close]
+    stage = open_stage(lane, XB)
+    if stop < PLACES:
+        clear_stage(stage, lane, PLACES * XB)
+        warp_sync(stage)
+    stage_places(stage, values_ptr, counts_ptr, ends_ptr, slot, slots, base, stop, STRIDE, WIDE, PIECES)
+    _flush_blocks(warp_sync(stage), codes_ptr + base, exponents_ptr + base // BLOCK, stop, FMT, DTYPE, ASM)
 
 
 def compact_blocks(
     scratch: torch.Tensor, counts: torch.Tensor, stride: int, total: int, fmt: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(codes[total], exponents uint8[ceil(total/128)]): what ``<fmt>_encode`` per block makes of packed values.
+    """(codes[total], exponents uint8[ceil(total/128)]): what ``narrow_encode`` per block makes of packed values.
 
     scratch: fp32/bf16/fp16[stride * slots]; counts: int16[slots]; total: their sum; fmt: ``fp16`` (codes int16) or
     ``fp8`` (uint8). Does not synchronise.
     """
     check_blocks("compact_blocks", scratch, counts, stride, total, fmt)
-    codes, exponents = _pack(None, scratch, counts, stride, total, fmt)
+    codes = torch.empty((total,), dtype=value_dtype(fmt, scratch.dtype), device=scratch.device)
+    exponents = torch.empty((scale_count(total, "block"),), dtype=torch.uint8, device=scratch.device)
+    programs = ceil_div(total, PLACES.value)
+    launch_warps(
+        pack_blocks_kernel, programs, scratch,
+        bits_of(scratch), counts, *ends_and_heads(counts, programs, PLACES.value), codes, exponents,
+        total, counts.numel(),
+        STRIDE=stride, FMT=fmt, DTYPE=TRITON_DTYPES[scratch.dtype], WIDE=scratch.data_ptr() % 16 == 0, PIECES=PIECES,
+        ASM=asm_level(scratch),
+    )  # fmt: skip
     return codes, exponents
-
-
-def csr_compact_blocks(
-    columns: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, total: int, fmt: str
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(columns uint8[total], codes, exponents) of csr_encode's raw values, as :func:`compact_blocks`, in one pass."""
-    check_compact(columns, counts, CSR_COLUMNS, total)
-    check_blocks("csr_compact_blocks", values, counts, CSR_COLUMNS, total, fmt)
-    codes, exponents, close = _pack(columns, values, counts, CSR_COLUMNS, total, fmt)
-    return close, codes, exponents

@@ -8,10 +8,10 @@ import torch
 
 from gistkit.formats import CSR_COLUMNS, ceil_div
 from gistkit.kernels.sparse.arguments import bits_of, check_compact
-from gistkit.kernels.sparse.compact_kernels import compact_kernel, compact_pair_kernel
+from gistkit.kernels.sparse.compact_kernels import compact_kernel
 from gistkit.kernels.sparse.ends import ends
 from gistkit.kernels.sparse.spill import check_spill, columns_start
-from gistkit.kernels.warp.lanes import asm_level, launch_warps
+from gistkit.kernels.warp.lanes import launch_warps
 
 # slots a program
 ZVC_SLOTS, CSR_SLOTS = 8, 32
@@ -37,23 +37,7 @@ def compact(
     packed = torch.empty((total,), dtype=scratch.dtype, device=scratch.device)
     if spill is not None:
         check_spill("compact", spill, counts, stride, packed)
-    slots = CSR_SLOTS if stride == CSR_COLUMNS else ZVC_SLOTS
-    launch_warps(
-        compact_kernel,
-        ceil_div(counts.numel(), slots),
-        scratch,
-        bits_of(scratch),
-        counts,
-        ends(counts, stride, packed, spill),
-        bits_of(packed),
-        total if spill is None else UNBOUNDED,
-        counts.numel(),
-        STRIDE=stride,
-        SLOTS=slots,
-        RUN=RUN[scratch.element_size()],
-        PIECES=PIECES[scratch.element_size()],
-        ASM=asm_level(scratch),
-    )
+    _launch(None, scratch, counts, stride, None, packed, spill)
     return packed
 
 
@@ -67,26 +51,21 @@ def csr_compact(
     packed = torch.empty((total,), dtype=values.dtype, device=values.device)
     if spill is not None:
         check_spill("csr_compact", spill, counts, CSR_COLUMNS, packed, packed_columns)
-    launch_warps(
-        compact_pair_kernel,
-        ceil_div(counts.numel(), CSR_SLOTS),
-        values,
-        bits_of(columns),
-        bits_of(values),
-        counts,
-        ends(counts, CSR_COLUMNS, packed, spill),
-        bits_of(packed_columns),
-        bits_of(packed),
-        columns if spill is None else spill,
-        total if spill is None else UNBOUNDED,
-        counts.numel(),
-        0 if spill is None else total,
-        0 if spill is None else columns_start(values.numel(), total, values.element_size()),
-        STRIDE=CSR_COLUMNS,
-        SLOTS=CSR_SLOTS,
-        RUN=RUN[values.element_size()],
-        PIECES=PAIR_PIECES[values.element_size()],
-        SPILL=spill is not None,
-        ASM=asm_level(values),
-    )
+    _launch(columns, values, counts, CSR_COLUMNS, packed_columns, packed, spill)
     return packed_columns, packed
+
+
+def _launch(columns, values, counts, stride: int, packed_columns, packed, spill) -> None:
+    """``columns`` and ``packed_columns`` are None where values alone are packed."""
+    pair, total = columns is not None, packed.numel()
+    beside = spill if pair and spill is not None else None
+    slots = CSR_SLOTS if stride == CSR_COLUMNS else ZVC_SLOTS
+    launch_warps(
+        compact_kernel, ceil_div(counts.numel(), slots), values,
+        columns if pair else bits_of(values), bits_of(values), counts, ends(counts, stride, packed, spill),
+        packed_columns if pair else bits_of(packed), bits_of(packed), bits_of(values) if beside is None else beside,
+        total if spill is None else UNBOUNDED, counts.numel(), 0 if beside is None else total,
+        0 if beside is None else columns_start(values.numel(), total, values.element_size()),
+        STRIDE=stride, SLOTS=slots, RUN=RUN[values.element_size()],
+        PIECES=(PAIR_PIECES if pair else PIECES)[values.element_size()], COLUMNS=pair, SPILL=beside is not None,
+    )  # fmt: skip

@@ -20,33 +20,14 @@ import triton
 import triton.language as tl
 
 from gistkit.kernels.sparse.ends import columns_base
-from gistkit.kernels.warp.lanes import LANES, pick_lane
+from gistkit.kernels.warp.lanes import LANES, first_above, pick_lane
 from gistkit.kernels.warp.octets import store_words
 
 
 @triton.jit
-def _first_above(ends, place, SLOTS: tl.constexpr, ASM: tl.constexpr):
-    """Which of the first SLOTS of ends, int32[LANES] in order, is the first above place; the last if none is."""
-    found = place * 0
-    for half in tl.static_range(1, 6):
-        if SLOTS >> half > 0:
-            above = pick_lane(ends, found + ((SLOTS >> half) - 1), ASM)
-            found += tl.where(above <= place, SLOTS >> half, 0)
-    return found
-
-
-@triton.jit
 def _slots(
-    first_slot,
-    slots,
-    counts_ptr,
-    ends_ptr,
-    total,
-    STRIDE: tl.constexpr,
-    SLOTS: tl.constexpr,
-    RUN: tl.constexpr,
-    ASM: tl.constexpr,
-):
+    first_slot, slots, counts_ptr, ends_ptr, total, STRIDE: tl.constexpr, SLOTS: tl.constexpr, RUN: tl.constexpr,
+):  # fmt: skip
     """(base int64, first place, end, slots' ends, slots after, offsets) of SLOTS slots' items, nothing past total.
 
     Places count from base, a multiple of RUN, in the packed array. Int32[LANES], one a slot: where its items end; the
@@ -64,13 +45,11 @@ def _slots(
     last = tl.max(ends)
     ends = tl.where(inside, ends, last)
     offsets = tl.where(inside, lane * STRIDE - begins, 0)
-    return base, (start - base).to(tl.int32), last, ends, _first_above(ends, ends, SLOTS, ASM), offsets
+    return base, (start - base).to(tl.int32), last, ends, first_above(ends, ends, SLOTS), offsets
 
 
 @triton.jit
-def _runs(
-    place, last, ends, after, offsets, SLOTS: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr, ASM: tl.constexpr
-):
+def _runs(place, last, ends, after, offsets, SLOTS: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr):
     """(slots, stops, shifts, next shifts) of PIECES runs, the first at ``place``, and whether none has a third slot.
 
     The slot of a run's first item, the place where its items stop, what is to be added to a place before it to give
@@ -83,13 +62,13 @@ def _runs(
     left = place * 0
     for p in tl.static_range(PIECES):
         at = place + p * RUN * LANES
-        slot = _first_above(ends, at, SLOTS, ASM)
-        second = pick_lane(after, slot, ASM)
+        slot = first_above(ends, at, SLOTS)
+        second = pick_lane(after, slot)
         slots += (slot,)
-        stops += (pick_lane(ends, slot, ASM),)
-        shifts += (pick_lane(offsets, slot, ASM),)
-        next_shifts += (pick_lane(offsets, second, ASM),)
-        left = tl.maximum(left, tl.minimum(at + RUN, last) - pick_lane(ends, second, ASM))
+        stops += (pick_lane(ends, slot),)
+        shifts += (pick_lane(offsets, slot),)
+        next_shifts += (pick_lane(offsets, second),)
+        left = tl.maximum(left, tl.minimum(at + RUN, last) - pick_lane(ends, second))
     return slots, stops, shifts, next_shifts, tl.max(left) <= 0
 
 
@@ -112,21 +91,21 @@ def _load_of_two(scratch_ptr, place, begin, last, stops, shifts, next_shifts, RU
 
 
 @triton.jit
-def _load_of_any(scratch_ptr, place, begin, last, slots, ends, after, offsets, RUN: tl.constexpr, ASM: tl.constexpr):
+def _load_of_any(scratch_ptr, place, begin, last, slots, ends, after, offsets, RUN: tl.constexpr):
     """Items of whole runs that start in ``slots``."""
     items = ()
     for p in tl.static_range(len(slots)):
         at = place + p * RUN * LANES
         slot = slots[p]
         for i in tl.static_range(RUN):
-            slot = tl.where(pick_lane(ends, slot, ASM) <= at + i, pick_lane(after, slot, ASM), slot)
-            source = at + i + pick_lane(offsets, slot, ASM)
+            slot = tl.where(pick_lane(ends, slot) <= at + i, pick_lane(after, slot), slot)
+            source = at + i + pick_lane(offsets, slot)
             items += (tl.load(scratch_ptr + source, _whole(at, begin, last, RUN), other=0),)
     return items
 
 
 @triton.jit
-def _store_runs(packed_ptr, items, place, begin, last, RUN: tl.constexpr, ASM: tl.constexpr):
+def _store_runs(packed_ptr, items, place, begin, last, RUN: tl.constexpr):
     """Whole runs of items to their places, as words."""
     BITS: tl.constexpr = packed_ptr.dtype.element_ty.primitive_bitwidth
     for p in tl.static_range(len(items) // RUN):
@@ -137,7 +116,7 @@ def _store_runs(packed_ptr, items, place, begin, last, RUN: tl.constexpr, ASM: t
             for k in tl.static_range(1, 32 // BITS):
                 word = (word & ((1 << (BITS * k)) - 1)) | (items[i + k].to(tl.int32) << (BITS * k))
             words += (word,)
-        if ASM and len(words) > 1:
+        if len(words) > 1:
             store_words(packed_ptr + at, words, _whole(at, begin, last, RUN))
         else:
             for w in tl.static_range(len(words)):
@@ -146,101 +125,56 @@ def _store_runs(packed_ptr, items, place, begin, last, RUN: tl.constexpr, ASM: t
 
 
 @triton.jit
-def _edges(begin, last, ends, offsets, SLOTS: tl.constexpr, RUN: tl.constexpr, ASM: tl.constexpr):
+def _edges(begin, last, ends, offsets, SLOTS: tl.constexpr, RUN: tl.constexpr):
     """(places, sources, which) of the items of the first and the last run, if they are not whole."""
     lane = tl.arange(0, LANES)
     inner = lane % (LANES // 2)
     start = tl.where(lane < LANES // 2, 0, last - last % RUN)
     place = start + inner
     mine = (inner < RUN) & (place >= begin) & (place < last) & (_whole(start, begin, last, RUN) == 0)
-    return place, place + pick_lane(offsets, _first_above(ends, place, SLOTS, ASM), ASM), mine
-
-
-@triton.jit(do_not_specialize=["total", "slots"])
-def compact_kernel(
-    scratch_ptr,
-    counts_ptr,
-    ends_ptr,
-    packed_ptr,
-    total,
-    slots,
-    STRIDE: tl.constexpr,
-    SLOTS: tl.constexpr,
-    RUN: tl.constexpr,
-    PIECES: tl.constexpr,
-    ASM: tl.constexpr,
-):
-    """SLOTS slots' items to their places in packed; never past total."""
-    first_slot = tl.program_id(0).to(tl.int64) * SLOTS
-    base, begin, last, ends, after, offsets = _slots(
-        first_slot, slots, counts_ptr, ends_ptr, total, STRIDE, SLOTS, RUN, ASM
-    )
-    scratch_ptr += first_slot * STRIDE
-    packed_ptr += base
-    edge, source, mine = _edges(begin, last, ends, offsets, SLOTS, RUN, ASM)
-    tl.store(packed_ptr + edge, tl.load(scratch_ptr + source, mine), mine)
-    place = tl.arange(0, LANES) * RUN
-    first = tl.full((), 0, tl.int32)
-    # while, not range: the interpreter of Triton 3.6 cannot take a loop's bounds from tensors
-    while first < last:
-        found, stops, shifts, next_shifts, two = _runs(place, last, ends, after, offsets, SLOTS, RUN, PIECES, ASM)
-        if two:
-            items = _load_of_two(scratch_ptr, place, begin, last, stops, shifts, next_shifts, RUN)
-        else:
-            items = _load_of_any(scratch_ptr, place, begin, last, found, ends, after, offsets, RUN, ASM)
-        _store_runs(packed_ptr, items, place, begin, last, RUN, ASM)
-        place += PIECES * RUN * LANES
-        first += PIECES * RUN * LANES
+    return place, place + pick_lane(offsets, first_above(ends, place, SLOTS)), mine
 
 
 @triton.jit(do_not_specialize=["total", "slots", "capacity", "columns_at"])
-def compact_pair_kernel(
-    columns_ptr,
-    values_ptr,
-    counts_ptr,
-    ends_ptr,
-    packed_columns_ptr,
-    packed_values_ptr,
-    spill_ptr,
-    total,
-    slots,
-    capacity,
-    columns_at,
-    STRIDE: tl.constexpr,
-    SLOTS: tl.constexpr,
-    RUN: tl.constexpr,
-    PIECES: tl.constexpr,
+def compact_kernel(
+    columns_ptr, values_ptr, counts_ptr, ends_ptr, packed_columns_ptr, packed_ptr, spill_ptr,
+    total, slots, capacity, columns_at,
+    STRIDE: tl.constexpr, SLOTS: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr, COLUMNS: tl.constexpr,
     SPILL: tl.constexpr,
-    ASM: tl.constexpr,
-):
-    """compact_kernel for two scratches of the same counts. SPILL: see columns_base."""
+):  # fmt: skip
+    """SLOTS slots' items, and with COLUMNS their columns, to their places in the packed arrays; never past total.
+
+    SPILL: see columns_base.
+    """
     first_slot = tl.program_id(0).to(tl.int64) * SLOTS
-    base, begin, last, ends, after, offsets = _slots(
-        first_slot, slots, counts_ptr, ends_ptr, total, STRIDE, SLOTS, RUN, ASM
-    )
+    base, begin, last, ends, after, offsets = _slots(first_slot, slots, counts_ptr, ends_ptr, total, STRIDE, SLOTS, RUN)
+    if SPILL:
+        packed_columns_ptr = columns_base(packed_columns_ptr, packed_ptr, spill_ptr, base + begin, capacity, columns_at)
     columns_ptr += first_slot * STRIDE
     values_ptr += first_slot * STRIDE
-    if SPILL:
-        packed_columns_ptr = columns_base(
-            packed_columns_ptr, packed_values_ptr, spill_ptr, base + begin, capacity, columns_at
-        )
     packed_columns_ptr += base
-    packed_values_ptr += base
-    edge, source, mine = _edges(begin, last, ends, offsets, SLOTS, RUN, ASM)
-    edge_columns, edge_values = tl.load(columns_ptr + source, mine), tl.load(values_ptr + source, mine)
-    tl.store(packed_columns_ptr + edge, edge_columns, mine)
-    tl.store(packed_values_ptr + edge, edge_values, mine)
+    packed_ptr += base
+    edge, source, mine = _edges(begin, last, ends, offsets, SLOTS, RUN)
+    if COLUMNS:
+        edge_columns, edge_values = tl.load(columns_ptr + source, mine), tl.load(values_ptr + source, mine)
+        tl.store(packed_columns_ptr + edge, edge_columns, mine)
+        tl.store(packed_ptr + edge, edge_values, mine)
+    else:
+        tl.store(packed_ptr + edge, tl.load(values_ptr + source, mine), mine)
     place = tl.arange(0, LANES) * RUN
     first = tl.full((), 0, tl.int32)
     while first < last:
-        found, stops, shifts, next_shifts, two = _runs(place, last, ends, after, offsets, SLOTS, RUN, PIECES, ASM)
+        found, stops, shifts, next_shifts, two = _runs(place, last, ends, after, offsets, SLOTS, RUN, PIECES)
         if two:
-            columns = _load_of_two(columns_ptr, place, begin, last, stops, shifts, next_shifts, RUN)
+            if COLUMNS:
+                columns = _load_of_two(columns_ptr, place, begin, last, stops, shifts, next_shifts, RUN)
             values = _load_of_two(values_ptr, place, begin, last, stops, shifts, next_shifts, RUN)
         else:
-            columns = _load_of_any(columns_ptr, place, begin, last, found, ends, after, offsets, RUN, ASM)
-            values = _load_of_any(values_ptr, place, begin, last, found, ends, after, offsets, RUN, ASM)
-        _store_runs(packed_columns_ptr, columns, place, begin, last, RUN, ASM)
-        _store_runs(packed_values_ptr, values, place, begin, last, RUN, ASM)
+            if COLUMNS:
+                columns = _load_of_any(columns_ptr, place, begin, last, found, ends, after, offsets, RUN)
+            values = _load_of_any(values_ptr, place, begin, last, found, ends, after, offsets, RUN)
+        if COLUMNS:
+            _store_runs(packed_columns_ptr, columns, place, begin, last, RUN)
+        _store_runs(packed_ptr, values, place, begin, last, RUN)
         place += PIECES * RUN * LANES
         first += PIECES * RUN * LANES

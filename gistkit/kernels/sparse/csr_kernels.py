@@ -1,7 +1,7 @@
 """Compressed sparse rows of 256 elements with one-byte columns (Gist's SSDC); a warp a program, some rows each.
 
 Encoding: rows are put together in shared memory (see stage.py) and leave it in whole words. A lane holds eight
-neighbours of each of four rows (see octets.py). The interpreter scatters to global memory instead. Decoding and ReLU's
+neighbours of each of four rows (see octets.py). Decoding and ReLU's
 backward: csr_readers.py.
 """
 
@@ -14,10 +14,9 @@ import triton
 import triton.language as tl
 
 from gistkit.formats import CSR_COLUMNS
-from gistkit.kernels.narrow.rounding import to_code
 from gistkit.kernels.warp.lanes import LANES
 from gistkit.kernels.warp.octet_codes import narrow_octet
-from gistkit.kernels.warp.octets import CHUNKS, OCTET, item_of, load_octets, octet_marks, row_places, store_words
+from gistkit.kernels.warp.octets import CHUNKS, OCTET, load_octets, octet_marks, row_places, store_words
 from gistkit.kernels.warp.stage import open_stage, unstage_words, warp_sync
 from gistkit.kernels.warp.stage_rows import push_row, unstage_columns
 
@@ -26,16 +25,9 @@ COLUMNS = tl.constexpr(CSR_COLUMNS)
 
 @triton.jit(do_not_specialize=["n"])
 def csr_encode_kernel(
-    x_ptr,
-    counts_ptr,
-    columns_ptr,
-    values_ptr,
-    n,
-    FMT: tl.constexpr,
-    DTYPE: tl.constexpr,
-    WIDE: tl.constexpr,
+    x_ptr, counts_ptr, columns_ptr, values_ptr, n, FMT: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr,
     ASM: tl.constexpr,
-):
+):  # fmt: skip
     """Counts, columns and values of CHUNKS rows, those of row r from 256 * r on.
 
     WIDE: x_ptr is 16-byte aligned and n a multiple of 8.
@@ -49,38 +41,28 @@ def csr_encode_kernel(
     marks = ()
     for r in tl.static_range(CHUNKS):
         marks += (octet_marks(words, r * WORDS, XB, ASM),)
-    places, counts = row_places(marks, ASM)
+    places, counts = row_places(marks)
     stored = tl.zeros((LANES,), tl.int32)
     for r in tl.static_range(CHUNKS):
         stored = tl.where(lane == r, counts[r], stored)
     tl.store(counts_ptr + first_row + lane, stored.to(tl.int16), lane * COLUMNS < left)
     columns_ptr += first_row * COLUMNS
     values_ptr += first_row * COLUMNS
-    if ASM:
-        ROW_BYTES: tl.constexpr = 2 * COLUMNS * XB
-        STAGED: tl.constexpr = 4096 // ROW_BYTES  # rows that are in shared memory at a time
-        stage = open_stage(lane, 4)
-        for first in tl.static_range(0, CHUNKS, STAGED):
-            if first:
-                stage = warp_sync(stage)
-            for r in tl.static_range(STAGED):
-                address = stage + r * ROW_BYTES + places[first + r] * XB
-                push_row(address, lane * OCTET, words, (first + r) * WORDS, XB)
+    ROW_BYTES: tl.constexpr = 2 * COLUMNS * XB
+    STAGED: tl.constexpr = 4096 // ROW_BYTES  # rows that are in shared memory at a time
+    stage = open_stage(lane, 4)
+    for first in tl.static_range(0, CHUNKS, STAGED):
+        if first:
             stage = warp_sync(stage)
-            for r in tl.static_range(STAGED):
-                _flush_row(
-                    stage + r * ROW_BYTES,
-                    columns_ptr + (first + r) * COLUMNS,
-                    values_ptr + (first + r) * COLUMNS,
-                    lane * OCTET,
-                    counts[first + r],
-                    FMT,
-                    DTYPE,
-                    ASM,
-                )
-    else:
-        for r in tl.static_range(CHUNKS):
-            _scatter_row(columns_ptr + r * COLUMNS, values_ptr + r * COLUMNS, places[r], words, r * WORDS, FMT, DTYPE)
+        for r in tl.static_range(STAGED):
+            address = stage + r * ROW_BYTES + places[first + r] * XB
+            push_row(address, lane * OCTET, words, (first + r) * WORDS, XB)
+        stage = warp_sync(stage)
+        for r in tl.static_range(STAGED):
+            _flush_row(
+                stage + r * ROW_BYTES, columns_ptr + (first + r) * COLUMNS, values_ptr + (first + r) * COLUMNS,
+                lane * OCTET, counts[first + r], FMT, DTYPE, ASM,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -91,17 +73,3 @@ def _flush_row(stage, columns_ptr, values_ptr, place, count, FMT: tl.constexpr, 
     columns = unstage_columns(stage + COLUMNS * XB + place * XB, XB)
     store_words(values_ptr + place, narrow_octet(words, FMT, DTYPE, ASM), place < count)
     store_words(columns_ptr + place, columns, place < count)
-
-
-@triton.jit
-def _scatter_row(columns_ptr, values_ptr, place, words, first: tl.constexpr, FMT: tl.constexpr, DTYPE: tl.constexpr):
-    """An octet's values and columns straight to global memory (interpreter)."""
-    for i in tl.static_range(OCTET):
-        item = item_of(words, first, i, DTYPE.primitive_bitwidth // 8)
-        code = item
-        if FMT != "raw":
-            code = to_code(item.to(DTYPE, bitcast=True), FMT)
-        column = tl.arange(0, LANES) * OCTET + i
-        tl.store(values_ptr + place, code.to(values_ptr.dtype.element_ty), item != 0)
-        tl.store(columns_ptr + place, column.to(tl.uint8), item != 0)
-        place += (item != 0).to(tl.int32)

@@ -4,7 +4,7 @@ The rows of a program are close together in the packed arrays, so they are read 
 lane, aligned, and converted in whole words; where rows end, an element's row goes up by one. From there each goes to
 its place in the warp's shared memory (see stage_rows.py), which leaves it in whole words. A lane a stored element of
 each row instead took three rounds at half density, and fp10 40 instructions an element. In a scratch rows
-start 256 apart, one after the other. The interpreter scatters to global memory.
+start 256 apart, one after the other.
 
 ReLU's backward puts a byte to the place of each element that lets the gradient pass: no value is decoded.
 """
@@ -18,9 +18,9 @@ import triton
 import triton.language as tl
 
 from gistkit.kernels.narrow.rounding import decoding_factor
-from gistkit.kernels.sparse.csr_rows import COLUMNS, fill_zero, load_pieces, one_row, program_rows, row_sites, sites
+from gistkit.kernels.sparse.csr_rows import COLUMNS, load_pieces, program_rows, row_sites, sites
 from gistkit.kernels.sparse.ends import columns_base
-from gistkit.kernels.sparse.values import BLOCK, is_negative_zero, load_items, load_values, scale_address, tensor_factor
+from gistkit.kernels.sparse.values import BLOCK, scale_address
 from gistkit.kernels.warp.lanes import LANES
 from gistkit.kernels.warp.octet_codes import widen_octet
 from gistkit.kernels.warp.octet_stores import store_16, store_octet
@@ -31,19 +31,9 @@ from gistkit.kernels.warp.stage_rows import put_flags, put_octet, spread_flags
 
 @triton.jit
 def _put(
-    stage,
-    columns,
-    flags,
-    rows,
-    words,
-    piece: tl.constexpr,
-    scale,
-    FMT: tl.constexpr,
-    SCALED: tl.constexpr,
-    DTYPE: tl.constexpr,
-    FLAGS: tl.constexpr,
-    ASM: tl.constexpr,
-):
+    stage, columns, flags, rows, words, piece: tl.constexpr, scale, FMT: tl.constexpr, SCALED: tl.constexpr,
+    DTYPE: tl.constexpr, FLAGS: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     """The piece's elements to their places; FLAGS: the byte 0xFF to those of all that are not negative zeros."""
     XB: tl.constexpr = DTYPE.primitive_bitwidth // 8
     WORDS: tl.constexpr = 2 if FMT == "fp8" else (2 * XB if FMT == "raw" else 4)
@@ -58,27 +48,13 @@ def _put(
 
 @triton.jit
 def _stage_rows(
-    stage,
-    columns_ptr,
-    values_ptr,
-    exponents_ptr,
-    start,
-    bounds,
-    plane,
-    lane,
-    FMT: tl.constexpr,
-    SCALING: tl.constexpr,
-    PACKED: tl.constexpr,
-    DTYPE: tl.constexpr,
-    WIDE: tl.constexpr,
-    PIECES: tl.constexpr,
-    FLAGS: tl.constexpr,
-    ASM: tl.constexpr,
-):
+    stage, columns_ptr, values_ptr, exponents_ptr, start, bounds, plane, lane, FMT: tl.constexpr,
+    SCALING: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, PIECES: tl.constexpr,
+    FLAGS: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     """The rows' elements to their places of the stage, as patterns of DTYPE; FLAGS: see _put, DTYPE is then that of the
     values' items."""
-    factor = tensor_factor(exponents_ptr, FMT, SCALING)
-    scale = tl.zeros((LANES,), tl.float32) + factor
+    scale = tl.full((LANES,), 1.0, tl.float32)
     if PACKED:
         if SCALING == "block":
             exponents_ptr = scale_address(exponents_ptr, start, lane * OCTET)
@@ -113,26 +89,10 @@ def _stage_rows(
 
 @triton.jit(do_not_specialize=["n", "plane", "columns_at"])
 def csr_decode_kernel(
-    x_ptr,
-    counts_ptr,
-    ends_ptr,
-    columns_ptr,
-    values_ptr,
-    exponents_ptr,
-    spill_ptr,
-    n,
-    plane,
-    columns_at,
-    FMT: tl.constexpr,
-    SCALING: tl.constexpr,
-    PACKED: tl.constexpr,
-    DTYPE: tl.constexpr,
-    WIDE: tl.constexpr,
-    WHOLE: tl.constexpr,
-    PIECES: tl.constexpr,
-    SPILL: tl.constexpr,
-    ASM: tl.constexpr,
-):
+    x_ptr, counts_ptr, ends_ptr, columns_ptr, values_ptr, exponents_ptr, spill_ptr, n, plane, columns_at,
+    FMT: tl.constexpr, SCALING: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr,
+    WHOLE: tl.constexpr, PIECES: tl.constexpr, SPILL: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     """CHUNKS rows of x: the stored elements at their columns, +0 elsewhere.
 
     WIDE: columns_ptr and values_ptr are 16-byte aligned, WHOLE: n is a multiple of 8. PIECES: octets of a lane that are
@@ -143,84 +103,30 @@ def csr_decode_kernel(
     lane = tl.arange(0, LANES)
     x_ptr += first_row * COLUMNS
     left = tl.minimum(n - first_row * COLUMNS, CHUNKS * COLUMNS).to(tl.int32)
-    if ASM:
-        start, bounds = program_rows(first_row, n, counts_ptr, ends_ptr, PACKED)
-        if SPILL:
-            columns_ptr = columns_base(columns_ptr, values_ptr, spill_ptr, start, plane, columns_at)
-        stage = open_stage(lane, XB)
-        clear_stage(stage, lane, CHUNKS * COLUMNS * XB)
-        stage = warp_sync(stage)
-        _stage_rows(
-            stage,
-            columns_ptr,
-            values_ptr,
-            exponents_ptr,
-            start,
-            bounds,
-            plane,
-            lane,
-            FMT,
-            SCALING,
-            PACKED,
-            DTYPE,
-            WIDE,
-            PIECES,
-            False,
-            ASM,
-        )
-        stage = warp_sync(stage)
-        # 16 bytes a lane beside its neighbours': eight elements of fp32 would fill half a sector a store
-        ITEMS: tl.constexpr = 16 // XB
-        for first in tl.static_range(0, CHUNKS * COLUMNS, LANES * ITEMS):
-            place = lane * ITEMS + first
-            store_16(x_ptr, unstage_words(stage + place * XB, 4), place, left, WHOLE)
-    else:
-        factor = tensor_factor(exponents_ptr, FMT, SCALING)
-        fill_zero(x_ptr, left)
-        for r in tl.static_range(CHUNKS):
-            count, start = one_row(first_row + r, n, counts_ptr, ends_ptr, PACKED)
-            places = tl.arange(0, COLUMNS)
-            row_ptr = columns_ptr
-            if SPILL:
-                row_ptr = columns_base(columns_ptr, values_ptr, spill_ptr, start, plane, columns_at)
-            offs = tl.load(row_ptr + start + places, places < count, other=0).to(tl.int32) + r * COLUMNS
-            values = load_values(
-                values_ptr,
-                exponents_ptr,
-                start,
-                places,
-                places < count,
-                plane,
-                factor,
-                FMT,
-                SCALING,
-                PACKED,
-                x_ptr.dtype.element_ty,
-            )
-            tl.store(x_ptr + offs, values, (places < count) & (offs < left))
+    start, bounds = program_rows(first_row, n, counts_ptr, ends_ptr, PACKED)
+    if SPILL:
+        columns_ptr = columns_base(columns_ptr, values_ptr, spill_ptr, start, plane, columns_at)
+    stage = open_stage(lane, XB)
+    clear_stage(stage, lane, CHUNKS * COLUMNS * XB)
+    stage = warp_sync(stage)
+    _stage_rows(
+        stage, columns_ptr, values_ptr, exponents_ptr, start, bounds, plane, lane, FMT, SCALING, PACKED, DTYPE, WIDE,
+        PIECES, False, ASM,
+    )  # fmt: skip
+    stage = warp_sync(stage)
+    # 16 bytes a lane beside its neighbours': eight elements of fp32 would fill half a sector a store
+    ITEMS: tl.constexpr = 16 // XB
+    for first in tl.static_range(0, CHUNKS * COLUMNS, LANES * ITEMS):
+        place = lane * ITEMS + first
+        store_16(x_ptr, unstage_words(stage + place * XB, 4), place, left, WHOLE)
 
 
 @triton.jit(do_not_specialize=["n", "plane", "columns_at"])
 def csr_backward_kernel(
-    out_ptr,
-    grad_ptr,
-    counts_ptr,
-    ends_ptr,
-    columns_ptr,
-    values_ptr,
-    spill_ptr,
-    n,
-    plane,
-    columns_at,
-    FMT: tl.constexpr,
-    PACKED: tl.constexpr,
-    WIDE: tl.constexpr,
-    GRAD_WIDE: tl.constexpr,
-    WHOLE: tl.constexpr,
-    PIECES: tl.constexpr,
-    SPILL: tl.constexpr,
-    ASM: tl.constexpr,
-):
+    out_ptr, grad_ptr, counts_ptr, ends_ptr, columns_ptr, values_ptr, spill_ptr, n, plane, columns_at,
+    FMT: tl.constexpr, PACKED: tl.constexpr, WIDE: tl.constexpr, GRAD_WIDE: tl.constexpr, WHOLE: tl.constexpr,
+    PIECES: tl.constexpr, SPILL: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     """CHUNKS rows of grad where an element is stored that is not a negative zero, else +0; bit patterns throughout.
 
     WIDE, WHOLE, PIECES, SPILL: as in csr_decode_kernel; GRAD_WIDE: grad_ptr is 16-byte aligned and n a multiple of 8.
@@ -231,52 +137,22 @@ def csr_backward_kernel(
     grad_ptr += first_row * COLUMNS
     out_ptr += first_row * COLUMNS
     left = tl.minimum(n - first_row * COLUMNS, CHUNKS * COLUMNS).to(tl.int32)
-    if ASM:
-        start, bounds = program_rows(first_row, n, counts_ptr, ends_ptr, PACKED)
-        if SPILL:
-            columns_ptr = columns_base(columns_ptr, values_ptr, spill_ptr, start, plane, columns_at)
-        grads = load_octets(grad_ptr, left, XB, GRAD_WIDE)
-        stage = open_stage(lane, 1)
-        clear_stage(stage, lane, CHUNKS * COLUMNS)
-        stage = warp_sync(stage)
-        _stage_rows(
-            stage,
-            columns_ptr,
-            values_ptr,
-            columns_ptr,
-            start,
-            bounds,
-            plane,
-            lane,
-            FMT,
-            "none",
-            PACKED,
-            values_ptr.dtype.element_ty,
-            WIDE,
-            PIECES,
-            True,
-            ASM,
-        )
-        stage = warp_sync(stage)
-        for r in tl.static_range(CHUNKS):
-            place = lane * OCTET + r * COLUMNS
-            flags = spread_flags(unstage_words(stage + place, 2), XB)
-            words = ()
-            for w in tl.static_range(2 * XB):
-                words += (grads[r * 2 * XB + w] & flags[w],)
-            store_octet(out_ptr, words, place, left, XB, WHOLE)
-    else:
-        kept = ()
-        for r in tl.static_range(CHUNKS):
-            count, start = one_row(first_row + r, n, counts_ptr, ends_ptr, PACKED)
-            places = tl.arange(0, COLUMNS)
-            row_ptr = columns_ptr
-            if SPILL:
-                row_ptr = columns_base(columns_ptr, values_ptr, spill_ptr, start, plane, columns_at)
-            offs = tl.load(row_ptr + start + places, places < count, other=0).to(tl.int32) + r * COLUMNS
-            items = load_items(values_ptr, start, places, places < count, plane, FMT, PACKED)
-            passing = (places < count) & ~is_negative_zero(items, FMT)
-            kept += (offs, passing, tl.load(grad_ptr + offs, passing, other=0))
-        fill_zero(out_ptr, left)  # out_ptr may be grad_ptr
-        for r in tl.static_range(CHUNKS):
-            tl.store(out_ptr + kept[3 * r], kept[3 * r + 2], kept[3 * r + 1])
+    start, bounds = program_rows(first_row, n, counts_ptr, ends_ptr, PACKED)
+    if SPILL:
+        columns_ptr = columns_base(columns_ptr, values_ptr, spill_ptr, start, plane, columns_at)
+    grads = load_octets(grad_ptr, left, XB, GRAD_WIDE)
+    stage = open_stage(lane, 1)
+    clear_stage(stage, lane, CHUNKS * COLUMNS)
+    stage = warp_sync(stage)
+    _stage_rows(
+        stage, columns_ptr, values_ptr, columns_ptr, start, bounds, plane, lane, FMT, "none", PACKED,
+        values_ptr.dtype.element_ty, WIDE, PIECES, True, ASM,
+    )  # fmt: skip
+    stage = warp_sync(stage)
+    for r in tl.static_range(CHUNKS):
+        place = lane * OCTET + r * COLUMNS
+        flags = spread_flags(unstage_words(stage + place, 2), XB)
+        words = ()
+        for w in tl.static_range(2 * XB):
+            words += (grads[r * 2 * XB + w] & flags[w],)
+        store_octet(out_ptr, words, place, left, XB, WHOLE)

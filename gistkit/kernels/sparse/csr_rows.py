@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from gistkit.formats import CSR_COLUMNS
-from gistkit.kernels.sparse.values import load_octet, slot_start
+from gistkit.kernels.sparse.values import load_octet
 from gistkit.kernels.warp.octets import CHUNK, CHUNKS, OCTET
 from gistkit.kernels.warp.stage_rows import bytes_from
 
@@ -61,17 +61,9 @@ def row_sites(place, stop, row: tl.constexpr):
 
 @triton.jit
 def load_pieces(
-    columns_ptr,
-    values_ptr,
-    start,
-    place,
-    stop,
-    plane,
-    FMT: tl.constexpr,
-    PACKED: tl.constexpr,
-    WIDE: tl.constexpr,
+    columns_ptr, values_ptr, start, place, stop, plane, FMT: tl.constexpr, PACKED: tl.constexpr, WIDE: tl.constexpr,
     PIECES: tl.constexpr,
-):
+):  # fmt: skip
     """(columns, words) of a lane's PIECES octets of bytes and values, the first at start + place."""
     columns = ()
     words = ()
@@ -79,18 +71,3 @@ def load_pieces(
         columns += load_octet(columns_ptr, start, place + p * CHUNK, stop, plane, "raw", PACKED, WIDE)
         words += load_octet(values_ptr, start, place + p * CHUNK, stop, plane, FMT, PACKED, WIDE)
     return columns, words
-
-
-@triton.jit
-def fill_zero(x_ptr, left):
-    """The first ``left`` elements of the program's become +0 (interpreter)."""
-    offs = tl.arange(0, CHUNKS * COLUMNS)
-    tl.store(x_ptr + offs, tl.zeros((CHUNKS * COLUMNS,), x_ptr.dtype.element_ty), offs < left)
-
-
-@triton.jit
-def one_row(row, n, counts_ptr, ends_ptr, PACKED: tl.constexpr):
-    """(count, first place) of a row's items; a row past the end has none (interpreter)."""
-    inside = row * COLUMNS < n
-    count = tl.load(counts_ptr + row, inside, other=0).to(tl.int32)
-    return count, slot_start(row, inside, count, ends_ptr, COLUMNS, PACKED)

@@ -79,21 +79,9 @@ def _redirected(ends, values_ptr, spill_ptr, capacity, SLOTS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n", "heads", "capacity"])
 def ends_kernel(
-    counts_ptr,
-    before_ptr,
-    ends_ptr,
-    heads_ptr,
-    values_ptr,
-    spill_ptr,
-    n,
-    heads,
-    capacity,
-    GROUP: tl.constexpr,
-    EACH: tl.constexpr,
-    ROUND: tl.constexpr,
-    STEP: tl.constexpr,
-    SPILL: tl.constexpr,
-):
+    counts_ptr, before_ptr, ends_ptr, heads_ptr, values_ptr, spill_ptr, n, heads, capacity, GROUP: tl.constexpr,
+    EACH: tl.constexpr, ROUND: tl.constexpr, STEP: tl.constexpr, SPILL: tl.constexpr,
+):  # fmt: skip
     """Running sums (int64) of GROUP counts: before_ptr has EACH items for every group before the program's.
 
     STEP, if not 0: head i (int32) becomes the slot that has item STEP * i of the packed array, for i below heads.
@@ -125,13 +113,9 @@ def ends_kernel(
 
 
 def ends_and_heads(
-    counts: torch.Tensor,
-    heads: int,
-    step: int,
-    stride: int = 0,
-    values: torch.Tensor | None = None,
+    counts: torch.Tensor, heads: int, step: int, stride: int = 0, values: torch.Tensor | None = None,
     spill: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """(int64[slots] where each slot's items end, int32[heads] which slot has packed item step * i) of int16[slots].
 
     step is at least the largest count, or 0 for no heads. A head past the last item is not defined. With a spill the
@@ -147,24 +131,10 @@ def ends_and_heads(
         before, each, items = torch.empty((groups,), dtype=torch.int32, device=counts.device), 1, SUMS_A_ROUND
         launch(sums_kernel, groups, counts, counts, before, n, GROUP=GROUP)
     launch(
-        ends_kernel,
-        groups,
-        counts,
-        counts,
-        before,
-        ends,
-        first,
-        counts if values is None else bits_of(values),
-        counts if spill is None else spill,
-        n,
-        heads,
-        0 if values is None else values.numel(),
-        GROUP=GROUP,
-        EACH=each,
-        ROUND=items,
-        STEP=step,
-        SPILL=0 if spill is None else spilling.group_slots(stride),
-    )
+        ends_kernel, groups, counts, counts, before, ends, first, counts if values is None else bits_of(values),
+        counts if spill is None else spill, n, heads, 0 if values is None else values.numel(), GROUP=GROUP, EACH=each,
+        ROUND=items, STEP=step, SPILL=0 if spill is None else spilling.group_slots(stride),
+    )  # fmt: skip
     return ends, first
 
 

@@ -17,38 +17,38 @@ from gistkit.kernels.sparse.arguments import bits_of, check_encode, value_dtype
 from gistkit.kernels.sparse.compact import compact, csr_compact
 from gistkit.kernels.sparse.csr_kernels import csr_encode_kernel
 from gistkit.kernels.sparse.reading import (
-    CSR_PIECES,
     CSR_ROWS,
     csr_decode,
     csr_relu_backward,
-    csr_relu_backward_,
-    decode_rows,
-    decode_slots,
     octets,
     zvc_decode,
     zvc_relu_backward,
-    zvc_relu_backward_,
 )
 from gistkit.kernels.sparse.values import TRITON_DTYPES
 from gistkit.kernels.sparse.zvc_kernels import zvc_encode_kernel
 from gistkit.kernels.warp.lanes import asm_level, launch_warps
 
 __all__ = [
-    "CSR_PIECES",
-    "CSR_ROWS",
     "compact",
     "csr_compact",
     "csr_decode",
     "csr_encode",
     "csr_relu_backward",
-    "csr_relu_backward_",
-    "decode_rows",
-    "decode_slots",
     "zvc_decode",
     "zvc_encode",
     "zvc_relu_backward",
-    "zvc_relu_backward_",
 ]
+
+
+def _encode(op: str, x: torch.Tensor, fmt: str, stride: int, index_items: int, index_dtype: torch.dtype):
+    """(index, counts, values) to be written, and the constants of either kernel."""
+    check_encode(op, x, fmt)
+    slots = ceil_div(x.numel(), stride)
+    index = torch.empty((slots * index_items,), dtype=index_dtype, device=x.device)
+    counts = torch.empty((slots,), dtype=torch.int16, device=x.device)
+    values = torch.empty((slots * stride,), dtype=value_dtype(fmt, x.dtype), device=x.device)
+    constants = {"FMT": fmt, "DTYPE": TRITON_DTYPES[x.dtype], "WIDE": octets(x), "ASM": asm_level(x)}
+    return index, counts, values, constants
 
 
 def zvc_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -56,50 +56,18 @@ def zvc_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, t
 
     fmt: ``raw`` (values of x's dtype), ``fp16`` and ``fp10`` (int16 codes), ``fp8`` (uint8). Does not synchronise.
     """
-    check_encode("zvc_encode", x, fmt)
-    slots = ceil_div(x.numel(), ZVC_SLOT)
-    words = torch.empty((slots * ZVC_WORDS,), dtype=torch.int32, device=x.device)
-    counts = torch.empty((slots,), dtype=torch.int16, device=x.device)
-    values = torch.empty((slots * ZVC_SLOT,), dtype=value_dtype(fmt, x.dtype), device=x.device)
-    launch_warps(
-        zvc_encode_kernel,
-        slots,
-        x,
-        bits_of(x),
-        words.view(torch.uint8),
-        counts,
-        bits_of(values),
-        x.numel(),
-        FMT=fmt,
-        DTYPE=TRITON_DTYPES[x.dtype],
-        WIDE=octets(x),
-        ASM=asm_level(x),
-    )
+    words, counts, values, constants = _encode("zvc_encode", x, fmt, ZVC_SLOT, ZVC_WORDS, torch.int32)
+    arguments = (bits_of(x), words.view(torch.uint8), counts, bits_of(values), x.numel())
+    launch_warps(zvc_encode_kernel, counts.numel(), x, *arguments, **constants)
     return words, counts, values
 
 
 def csr_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(counts int16[rows], columns uint8[256*rows], values[256*rows]) of x fp32/bf16/fp16[n]; rows = ceil(n/256).
+    """(columns uint8[256*rows], counts int16[rows], values[256*rows]) of x fp32/bf16/fp16[n]; rows = ceil(n/256).
 
     fmt as for :func:`zvc_encode`. Does not synchronise.
     """
-    check_encode("csr_encode", x, fmt)
-    rows = ceil_div(x.numel(), CSR_COLUMNS)
-    counts = torch.empty((rows,), dtype=torch.int16, device=x.device)
-    columns = torch.empty((rows * CSR_COLUMNS,), dtype=torch.uint8, device=x.device)
-    values = torch.empty((rows * CSR_COLUMNS,), dtype=value_dtype(fmt, x.dtype), device=x.device)
-    launch_warps(
-        csr_encode_kernel,
-        ceil_div(rows, CSR_ROWS),
-        x,
-        bits_of(x),
-        counts,
-        columns,
-        bits_of(values),
-        x.numel(),
-        FMT=fmt,
-        DTYPE=TRITON_DTYPES[x.dtype],
-        WIDE=octets(x),
-        ASM=asm_level(x),
-    )
-    return counts, columns, values
+    columns, counts, values, constants = _encode("csr_encode", x, fmt, CSR_COLUMNS, CSR_COLUMNS, torch.uint8)
+    arguments = (bits_of(x), counts, columns, bits_of(values), x.numel())
+    launch_warps(csr_encode_kernel, ceil_div(counts.numel(), CSR_ROWS), x, *arguments, **constants)
+    return columns, counts, values

@@ -2,7 +2,7 @@
 
 A lane takes an octet of some slot, 16 aligned bytes or less a load: which one follows from the octets of the slots
 before it, by bisection over the warp. Each item goes to its place, so lanes all have the same to do however the items
-are spread, and the places leave the warp in whole words. Where the interpreter runs, items are found place by place.
+are spread, and the places leave the warp in whole words.
 """
 
 # tl.static_range is unrolled by the compiler: to a type checker it is no iterator
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from gistkit.kernels.sparse.values import load_octet
-from gistkit.kernels.warp.lanes import LANES, pick_lane, sum_upto
+from gistkit.kernels.warp.lanes import LANES, first_above, pick_lane, sum_upto
 from gistkit.kernels.warp.octets import OCTET
 from gistkit.kernels.warp.stage import with_words
 
@@ -36,24 +36,14 @@ def _puts(words: int, item_bytes: int) -> str:
     return text + "mov.b32 $0, 0; }"
 
 
-_PUT_1, _PUT_2, _PUT_4 = (tl.constexpr(_puts(*shape)) for shape in ((2, 1), (4, 2), (8, 4)))
+_PUT_2, _PUT_4 = (tl.constexpr(_puts(*shape)) for shape in ((4, 2), (8, 4)))
 
 
 @triton.jit
 def _put_octet(address, w, first: tl.constexpr, marks, XB: tl.constexpr):
     """The marked items of the octet whose words start at w[first], from a shared address on."""
-    text: tl.constexpr = _PUT_1 if XB == 1 else (_PUT_2 if XB == 2 else _PUT_4)
+    text: tl.constexpr = _PUT_2 if XB == 2 else _PUT_4
     with_words(text, address, w, first, 2 * XB, marks)
-
-
-@triton.jit
-def _first_above(upto, number, ASM: tl.constexpr):
-    """Which of the lanes' upto, in order, is the first above number; the last if none is."""
-    found = number * 0
-    for half in tl.static_range(1, 6):
-        above = pick_lane(upto, found + ((32 >> half) - 1), ASM)
-        found += tl.where(above <= number, 32 >> half, 0)
-    return found
 
 
 @triton.jit
@@ -83,26 +73,12 @@ def _window(counts_ptr, ends_ptr, slot, slots, base, stop):
 
 @triton.jit
 def stage_places(
-    stage,
-    scratch_ptr,
-    beside,
-    columns_ptr,
-    counts_ptr,
-    ends_ptr,
-    slot,
-    slots,
-    base,
-    stop,
-    STRIDE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WIDE: tl.constexpr,
-    PIECES: tl.constexpr,
-    ASM: tl.constexpr,
-):
+    stage, scratch_ptr, counts_ptr, ends_ptr, slot, slots, base, stop,
+    STRIDE: tl.constexpr, WIDE: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
     """The items of the first ``stop`` places from base on, the first of ``slot``, to the stage.
 
-    COLUMNS: and those of columns_ptr (bytes) to ``beside``. WIDE: both scratches are 16-byte aligned. PIECES: octets of
-    a lane that are loaded before the first is used. Not for the interpreter.
+    WIDE: the scratch is 16-byte aligned. PIECES: octets of a lane that are loaded before the first is used.
     """
     XB: tl.constexpr = scratch_ptr.dtype.element_ty.primitive_bitwidth // 8
     WORDS: tl.constexpr = 2 * XB
@@ -112,7 +88,7 @@ def stage_places(
         begin, end, inside = _window(counts_ptr, ends_ptr, slot, slots, base, stop)
         skipped = tl.maximum(-begin, 0) // OCTET
         octets = tl.maximum((end - begin + (OCTET - 1)) // OCTET - skipped, 0)
-        upto = sum_upto(octets, ASM)
+        upto = sum_upto(octets)
         # what is to be added to 8 times an octet's number to give its place, and to a place to give the item's
         shift = begin - OCTET * (upto - octets - skipped)
         offset = lane * STRIDE - begin
@@ -120,39 +96,20 @@ def stage_places(
         first = tl.full((), 0, tl.int32)
         while first < tl.max(upto):
             words = ()
-            columns = ()
             places = ()
             stops = ()
             for p in tl.static_range(PIECES):
                 number = first + (lane + p * LANES)
-                mine = _first_above(upto, number, ASM)
-                place = number * OCTET + pick_lane(shift, mine, ASM)
-                last = tl.where(number < tl.max(upto), pick_lane(end, mine, ASM), place)
-                source = pick_lane(offset, mine, ASM)
+                mine = first_above(upto, number, LANES)
+                place = number * OCTET + pick_lane(shift, mine)
+                last = tl.where(number < tl.max(upto), pick_lane(end, mine), place)
+                source = pick_lane(offset, mine)
                 words += load_octet(scratch_ptr, start, place + source, last + source, 0, "raw", False, WIDE)
-                if COLUMNS:
-                    columns += load_octet(columns_ptr, start, place + source, last + source, 0, "raw", False, WIDE)
                 places += (place,)
                 stops += (last,)
             for p in tl.static_range(PIECES):
                 marks = (1 << tl.minimum(stops[p] - places[p], OCTET)) - (1 << tl.maximum(-places[p], 0))
                 _put_octet(stage + places[p] * XB, words, p * WORDS, marks, XB)
-                if COLUMNS:
-                    _put_octet(beside + places[p], columns, p * 2, marks, 1)
             first += PIECES * LANES
         slot += LANES
         reached = tl.where(slot < slots, tl.max(tl.where(inside, end, 0)), stop)
-
-
-@triton.jit
-def place_sources(counts_ptr, ends_ptr, slot, slots, base, stop, STRIDE: tl.constexpr):
-    """int64[PLACES]: where the items of the places from base on are in the scratch, up to stop (interpreter)."""
-    place = tl.arange(0, PLACES)
-    sources = place.to(tl.int64) * 0
-    end = tl.full((), 0, tl.int64)
-    while (end < stop) & (slot < slots):
-        end = tl.load(ends_ptr + slot) - base
-        begin = end - tl.load(counts_ptr + slot)
-        sources = tl.where((place >= begin) & (place < end), slot.to(tl.int64) * STRIDE + place - begin, sources)
-        slot += 1
-    return sources

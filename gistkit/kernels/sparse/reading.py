@@ -1,14 +1,13 @@
-"""Sparse storage read back: the launches of whole payloads and of parts of them, and ReLU's backward.
+"""Sparse storage read back: whole payloads and parts of them, and ReLU's backward.
 
-Where a payload has a spill (:mod:`gistkit.kernels.sparse.spill`), the slots' ends are redirected and csr's kernels are
-told of
+Offsets into packed arrays are absolute, so a launch over some slots needs nothing but the slots' own counts and ends.
+Where a payload has a spill (:mod:`gistkit.kernels.sparse.spill`), the slots' ends are redirected and csr's kernels get
 the columns' run; nothing else differs. Kernels that do not ask for ``plane`` get 0: launches are looked up by their
 integers, and the number of stored items is another one at every step.
 
-Payloads are flat tensors of one device, as the oracle of each name has them: zvc's ``words`` int32[32 * slots] and
-``counts`` int16[slots], csr's ``counts`` int16[rows] and ``columns`` uint8; ``values`` of ``fmt`` and uint8
-``exponents``. They are checked before a launch (:mod:`gistkit.kernels.sparse.arguments`: ValueError, TypeError).
-Nothing here synchronises.
+A payload is four flat tensors of one device: ``index`` (zvc's words int32[32 * slots], csr's columns uint8), ``counts``
+int16[slots], ``values`` of ``fmt`` and uint8 ``exponents``. It is checked before a launch
+(:mod:`gistkit.kernels.sparse.arguments`: ValueError, TypeError). Nothing here synchronises.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from typing import Any
 import torch
 
 from gistkit.formats import CSR_COLUMNS, ZVC_SLOT, ZVC_WORDS, ceil_div
-from gistkit.kernels.launch.checks import check_values
-from gistkit.kernels.sparse.arguments import bits_of, check_csr, check_zvc
+from gistkit.kernels.sparse.arguments import bits_of, check_backward, check_payload
 from gistkit.kernels.sparse.csr_readers import csr_backward_kernel, csr_decode_kernel
 from gistkit.kernels.sparse.ends import ends
 from gistkit.kernels.sparse.spill import columns_start
@@ -44,7 +42,7 @@ def _aligned(*arrays: torch.Tensor) -> bool:
 
 def octets(x: torch.Tensor) -> bool:
     """Whether eight neighbours of x can be loaded at once."""
-    return x.is_cuda and _aligned(x) and x.numel() % 8 == 0
+    return _aligned(x) and x.numel() % 8 == 0
 
 
 def _plane(values: torch.Tensor, fmt: str, spill: torch.Tensor | None = None) -> int:
@@ -52,14 +50,8 @@ def _plane(values: torch.Tensor, fmt: str, spill: torch.Tensor | None = None) ->
     return values.numel() if fmt == "fp10" or spill is not None else 0
 
 
-def _columns_at(counts: torch.Tensor, values: torch.Tensor, spill: torch.Tensor | None) -> int:
-    """Bytes of csr's spill before its run of columns."""
-    whole = counts.numel() * CSR_COLUMNS
-    return 0 if spill is None else columns_start(whole, values.numel(), values.element_size())
-
-
 def _ends(counts, stride: int, values, packed: bool, spill: torch.Tensor | None) -> torch.Tensor:
-    """Where each slot's items end; in a scratch nobody asks."""
+    """Where each slot's items end; of a scratch they are not read."""
     return ends(counts, stride, values, spill) if packed else counts
 
 
@@ -68,148 +60,78 @@ def _constants(x: torch.Tensor, n: int, fmt: str, packed: bool, *arrays: torch.T
     return {"FMT": fmt, "PACKED": packed, "WIDE": _aligned(*arrays), "WHOLE": n % 8 == 0, "ASM": asm_level(x)}
 
 
-def decode_slots(words, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
-    """dtype[n] from slot ``first`` of a checked zvc payload on."""
+def _csr_spill(counts, columns, values, spill: torch.Tensor | None) -> tuple[torch.Tensor, int]:
+    """csr's spill, or what stands in its place, and the bytes of it before its run of columns."""
+    if spill is None:
+        return columns, 0
+    return spill, columns_start(counts.numel() * CSR_COLUMNS, values.numel(), values.element_size())
+
+
+def zvc_decode(index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
+    """dtype[n] from slot ``first`` of zvc's payload on: values at 1024 * slot (packed=False) or close together."""
+    check_payload("zvc_decode", index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill)
     x = torch.empty((n,), dtype=dtype, device=values.device)
     ends, items = _ends(counts, ZVC_SLOT, values, packed, spill), values
     if first or counts.numel() != ceil_div(n, ZVC_SLOT):
         slots = slice(first, first + ceil_div(n, ZVC_SLOT))
-        words, counts, ends = words[first * ZVC_WORDS :], counts[slots], ends[slots]
+        index, counts, ends = index[first * ZVC_WORDS :], counts[slots], ends[slots]
         items = values if packed else values[first * ZVC_SLOT :]
     launch_warps(
-        zvc_decode_kernel,
-        ceil_div(n, ZVC_SLOT),
-        x,
-        _item_view(x, fmt),
-        words.view(torch.uint8),
-        counts,
-        ends,
-        bits_of(items),
-        exponents,
-        n,
-        _plane(values, fmt),
-        SCALING=scaling,
-        DTYPE=TRITON_DTYPES[dtype],
-        **_constants(x, n, fmt, packed, items),
-    )
+        zvc_decode_kernel, ceil_div(n, ZVC_SLOT), x,
+        _item_view(x, fmt), index.view(torch.uint8), counts, ends, bits_of(items), exponents, n, _plane(values, fmt),
+        SCALING=scaling, DTYPE=TRITON_DTYPES[dtype], **_constants(x, n, fmt, packed, items),
+    )  # fmt: skip
     return x
 
 
-def decode_rows(counts, columns, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
-    """dtype[n] from row ``first`` of a checked csr payload on."""
+def csr_decode(index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
+    """dtype[n] from row ``first`` of csr's payload on: rows at 256 * row (packed=False) or close together."""
+    check_payload("csr_decode", index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill)
     if spill is not None and first % CSR_ROWS:
         # a program reads its rows as one run, and those of a group alone are one
         before = first % CSR_ROWS
         skipped, first = before * CSR_COLUMNS, first - before
         args = (first, n + skipped, dtype, fmt, scaling, packed, spill)
-        return decode_rows(counts, columns, values, exponents, *args)[skipped:]
+        return csr_decode(index, counts, values, exponents, *args)[skipped:]
     x = torch.empty((n,), dtype=dtype, device=values.device)
     rows = slice(first, first + ceil_div(n, CSR_COLUMNS))
     skipped = 0 if packed else first * CSR_COLUMNS
-    columns, values = columns[skipped:], values[skipped:]
+    columns, items = index[skipped:], values[skipped:]
+    there, columns_at = _csr_spill(counts, columns, values, spill)
     launch_warps(
-        csr_decode_kernel,
-        ceil_div(ceil_div(n, CSR_COLUMNS), CSR_ROWS),
-        x,
-        _item_view(x, fmt),
-        counts[rows],
-        _ends(counts, CSR_COLUMNS, values, packed, spill)[rows],
-        columns,
-        bits_of(values),
-        exponents,
-        columns if spill is None else spill,
-        n,
-        _plane(values, fmt, spill),
-        _columns_at(counts, values, spill),
-        SCALING=scaling,
-        DTYPE=TRITON_DTYPES[dtype],
-        PIECES=CSR_PIECES[fmt],
-        SPILL=spill is not None,
-        **_constants(x, n, fmt, packed, columns, values),
-    )
+        csr_decode_kernel, ceil_div(ceil_div(n, CSR_COLUMNS), CSR_ROWS), x,
+        _item_view(x, fmt), counts[rows], _ends(counts, CSR_COLUMNS, values, packed, spill)[rows], columns,
+        bits_of(items), exponents, there, n, _plane(values, fmt, spill), columns_at,
+        SCALING=scaling, DTYPE=TRITON_DTYPES[dtype], PIECES=CSR_PIECES[fmt], SPILL=spill is not None,
+        **_constants(x, n, fmt, packed, columns, items),
+    )  # fmt: skip
     return x
 
 
-def zvc_decode(words, counts, values, exponents, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
-    """dtype[n] from zvc's payload: values at 1024*slot (packed=False) or close together (packed=True)."""
-    check_zvc("zvc_decode", words, counts, values, exponents, n, dtype, fmt, scaling, packed, spill)
-    return decode_slots(words, counts, values, exponents, 0, n, dtype, fmt, scaling, packed, spill)
+def zvc_relu_backward(grad, index, counts, values, exponents, out, fmt, scaling, packed, spill=None) -> None:
+    """out[n] = grad[n] where an element was stored that is not a negative zero, else +0: ReLU's backward.
 
-
-def csr_decode(counts, columns, values, exponents, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
-    """dtype[n] from csr's payload: rows at 256*row (packed=False) or close together (packed=True)."""
-    check_csr("csr_decode", counts, columns, values, exponents, n, dtype, fmt, scaling, packed, spill)
-    return decode_rows(counts, columns, values, exponents, 0, n, dtype, fmt, scaling, packed, spill)
-
-
-def zvc_relu_backward(grad, words, counts, values, exponents, fmt, scaling, packed, spill=None) -> torch.Tensor:
-    """grad[n] where an element was stored that is not a negative zero, else +0: ReLU's backward from its output.
-
-    Exact under the lossy formats too: a small positive value may have become the code +0, but its bit is set.
+    Exact under the lossy formats too: a small positive value may have become the code +0, but its bit is set. out may
+    be grad: programs read what they write before they write it.
     """
-    grad_x = torch.empty_like(grad)
-    _mask_zvc("zvc_relu_backward", grad, grad_x, words, counts, values, exponents, fmt, scaling, packed, spill)
-    return grad_x
-
-
-def zvc_relu_backward_(grad, words, counts, values, exponents, fmt, scaling, packed, spill=None) -> None:
-    """:func:`zvc_relu_backward` that overwrites its gradient: programs read what they write before they write it."""
-    _mask_zvc("zvc_relu_backward_", grad, grad, words, counts, values, exponents, fmt, scaling, packed, spill)
-
-
-def _mask_zvc(op, grad, grad_x, words, counts, values, exponents, fmt, scaling, packed, spill) -> None:
-    n, dtype = grad.numel(), values.dtype if fmt == "raw" else grad.dtype
-    check_values(op, "grad", grad)
-    check_zvc(op, words, counts, values, exponents, n, dtype, fmt, scaling, packed, spill)
+    payload, n = (index, counts, values, exponents), grad.numel()
+    check_backward("zvc_relu_backward", grad, payload, out, (fmt, scaling, packed, spill))
     launch_warps(
-        zvc_backward_kernel,
-        counts.numel(),
-        grad,
-        bits_of(grad_x),
-        bits_of(grad),
-        words.view(torch.uint8),
-        counts,
-        _ends(counts, ZVC_SLOT, values, packed, spill),
-        bits_of(values),
-        n,
-        _plane(values, fmt),
-        GRAD_WIDE=octets(grad),
-        **_constants(grad, n, fmt, packed, values),
-    )
+        zvc_backward_kernel, counts.numel(), grad,
+        bits_of(out), bits_of(grad), index.view(torch.uint8), counts, _ends(counts, ZVC_SLOT, values, packed, spill),
+        bits_of(values), n, _plane(values, fmt), GRAD_WIDE=octets(grad), **_constants(grad, n, fmt, packed, values),
+    )  # fmt: skip
 
 
-def csr_relu_backward(grad, counts, columns, values, exponents, fmt, scaling, packed, spill=None) -> torch.Tensor:
+def csr_relu_backward(grad, index, counts, values, exponents, out, fmt, scaling, packed, spill=None) -> None:
     """As :func:`zvc_relu_backward`, from csr's payload."""
-    grad_x = torch.empty_like(grad)
-    _mask_csr("csr_relu_backward", grad, grad_x, counts, columns, values, exponents, fmt, scaling, packed, spill)
-    return grad_x
-
-
-def csr_relu_backward_(grad, counts, columns, values, exponents, fmt, scaling, packed, spill=None) -> None:
-    """:func:`csr_relu_backward` that overwrites its gradient, as :func:`zvc_relu_backward_` does."""
-    _mask_csr("csr_relu_backward_", grad, grad, counts, columns, values, exponents, fmt, scaling, packed, spill)
-
-
-def _mask_csr(op, grad, grad_x, counts, columns, values, exponents, fmt, scaling, packed, spill) -> None:
-    n, dtype = grad.numel(), values.dtype if fmt == "raw" else grad.dtype
-    check_values(op, "grad", grad)
-    check_csr(op, counts, columns, values, exponents, n, dtype, fmt, scaling, packed, spill)
+    payload, n = (index, counts, values, exponents), grad.numel()
+    check_backward("csr_relu_backward", grad, payload, out, (fmt, scaling, packed, spill))
+    there, columns_at = _csr_spill(counts, index, values, spill)
     launch_warps(
-        csr_backward_kernel,
-        ceil_div(counts.numel(), CSR_ROWS),
-        grad,
-        bits_of(grad_x),
-        bits_of(grad),
-        counts,
-        _ends(counts, CSR_COLUMNS, values, packed, spill),
-        columns,
-        bits_of(values),
-        columns if spill is None else spill,
-        n,
-        _plane(values, fmt, spill),
-        _columns_at(counts, values, spill),
-        GRAD_WIDE=octets(grad),
-        PIECES=CSR_PIECES[fmt],
-        SPILL=spill is not None,
-        **_constants(grad, n, fmt, packed, columns, values),
-    )
+        csr_backward_kernel, ceil_div(counts.numel(), CSR_ROWS), grad,
+        bits_of(out), bits_of(grad), counts, _ends(counts, CSR_COLUMNS, values, packed, spill), index,
+        bits_of(values), there, n, _plane(values, fmt, spill), columns_at,
+        GRAD_WIDE=octets(grad), PIECES=CSR_PIECES[fmt], SPILL=spill is not None,
+        **_constants(grad, n, fmt, packed, index, values),
+    )  # fmt: skip

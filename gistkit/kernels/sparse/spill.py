@@ -87,15 +87,9 @@ def check_addressable(op: str, spill: torch.Tensor, x: torch.Tensor) -> None:
 
 
 def check_spilled(
-    op: str,
-    spill: torch.Tensor | None,
-    counts: torch.Tensor,
-    fmt: str,
-    scaling: str,
-    packed: bool,
-    stride: int,
+    op: str, spill: torch.Tensor | None, counts: torch.Tensor, fmt: str, scaling: str, packed: bool, stride: int,
     *arrays: torch.Tensor,
-) -> None:
+) -> None:  # fmt: skip
     """:func:`check_spill` of a payload that is read, where there is a spill."""
     if spill is None:
         return

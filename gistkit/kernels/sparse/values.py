@@ -1,8 +1,8 @@
 """Device helpers of zvc and csr: values written in a format, and read back from slots or from packed arrays.
 
 FMT is ``raw``, ``fp16``, ``fp10`` or ``fp8``. Raw items are bit patterns, the others codes. Packed fp10 codes lie three
-to a word in planes: with W words, code p is field p // W of word p % W. Scaled codes (SCALING ``tensor``, ``block``)
-occur in packed arrays only, with one exponent byte, or one for every SCALE_BLOCK packed values.
+to a word in planes: with W words, code p is field p // W of word p % W. Scaled codes (SCALING ``block``)
+occur in packed arrays only, with an exponent byte for every SCALE_BLOCK packed values.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from gistkit.formats import SCALE_BLOCK, ZVC_SLOT
-from gistkit.kernels.narrow.rounding import decoding_factor, from_code
+from gistkit.kernels.narrow.rounding import decoding_factor
 from gistkit.kernels.warp.octet_codes import widen_octet
 from gistkit.kernels.warp.octets import CHUNK, OCTET, fp10_pair, fp10_words, load_8, load_16, passing_flags
 from gistkit.kernels.warp.stage import stage_words
@@ -24,23 +24,10 @@ TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.f
 
 
 @triton.jit
-def is_negative_zero(item, FMT: tl.constexpr):
-    """True for -0.0 and for its codes."""
-    if FMT == "fp8":
-        return item == 0x80
-    elif FMT == "fp10":
-        return item == 0x200
-    elif item.dtype == tl.int32:
-        return item == -0x80000000
-    else:
-        return item == -0x8000
-
-
-@triton.jit
-def slot_start(slot, inside, count, ends_ptr, stride, PACKED: tl.constexpr):
+def slot_start(slot, count, ends_ptr, stride, PACKED: tl.constexpr):
     """int64 place of a slot's first value: stride * slot, or where the values of the slots before it end."""
     if PACKED:
-        return tl.load(ends_ptr + slot, inside, other=0) - count
+        return tl.load(ends_ptr + slot) - count
     else:
         return slot * stride
 
@@ -52,58 +39,10 @@ def _places_before(boundary, start):
 
 
 @triton.jit
-def load_items(values_ptr, start, places, mask, plane, FMT: tl.constexpr, PACKED: tl.constexpr):
-    """Raw patterns or codes at start (int64, a slot's) + places (int32), 0 where masked; plane: words of fp10."""
-    if PACKED and FMT == "fp10":
-        words = plane.to(tl.int64)
-        in_1 = places >= _places_before(words, start)
-        in_2 = places >= _places_before(2 * words, start)
-        first = tl.where(in_2, start - 2 * words, tl.where(in_1, start - words, start))
-        items = tl.load(values_ptr + first + places, mask, other=0)
-        return (items >> tl.where(in_2, 20, tl.where(in_1, 10, 0))) & 0x3FF
-    else:
-        return tl.load(values_ptr + start + places, mask, other=0)
-
-
-@triton.jit
-def tensor_factor(exponents_ptr, FMT: tl.constexpr, SCALING: tl.constexpr):
-    """fp32 factor of all codes where they share one."""
-    if SCALING == "tensor":
-        return decoding_factor(tl.load(exponents_ptr).to(tl.int32), FMT)
-    else:
-        return 1.0
-
-
-@triton.jit
 def scale_address(exponents_ptr, start, place):
     """Where the exponent byte of the packed value at start (int64) + place stands."""
     # shifts: a division of what may be negative for all the compiler knows costs three instructions more
     return exponents_ptr + (start >> BLOCK_SHIFT) + (((start & (BLOCK - 1)).to(tl.int32) + place) >> BLOCK_SHIFT)
-
-
-@triton.jit
-def load_values(
-    values_ptr,
-    exponents_ptr,
-    start,
-    places,
-    mask,
-    plane,
-    factor,
-    FMT: tl.constexpr,
-    SCALING: tl.constexpr,
-    PACKED: tl.constexpr,
-    dtype: tl.constexpr,
-):
-    """The elements at start + places as dtype, +0 where masked; see :func:`load_items`, :func:`tensor_factor`."""
-    items = load_items(values_ptr, start, places, mask, plane, FMT, PACKED)
-    if FMT == "raw":
-        return items
-    else:
-        if SCALING == "block":
-            exponents = tl.load(scale_address(exponents_ptr, start, places), mask, other=127)
-            factor = decoding_factor(exponents.to(tl.int32), FMT)
-        return from_code(items.to(tl.int32), factor, FMT, SCALING != "none", dtype)
 
 
 @triton.jit
@@ -151,26 +90,13 @@ def load_octet(values_ptr, start, place, stop, plane, FMT: tl.constexpr, PACKED:
 
 @triton.jit
 def stage_values(
-    stage,
-    values_ptr,
-    exponents_ptr,
-    start,
-    stop,
-    plane,
-    factor,
-    lane,
-    FMT: tl.constexpr,
-    SCALING: tl.constexpr,
-    PACKED: tl.constexpr,
-    DTYPE: tl.constexpr,
-    WIDE: tl.constexpr,
-    OCTETS: tl.constexpr,
-    ASM: tl.constexpr,
-):
+    stage, values_ptr, exponents_ptr, start, stop, plane, lane, FMT: tl.constexpr, SCALING: tl.constexpr,
+    PACKED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, OCTETS: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     """The elements (patterns of DTYPE) of the values from start (a multiple of 8) on, stop of them, to shared memory.
 
     OCTETS: the most that a lane takes. AHEAD of them are loaded before the first is used, what lies past stop neither
-    loaded nor converted. See :func:`load_octet`, :func:`tensor_factor`. Not for the interpreter.
+    loaded nor converted. See :func:`load_octet`.
     """
     WORDS: tl.constexpr = 2 if FMT == "fp8" else (2 * DTYPE.primitive_bitwidth // 8 if FMT == "raw" else 4)
     # no more than 20 registers of loaded words
@@ -189,7 +115,7 @@ def stage_values(
         for i in tl.static_range(group, tl.constexpr(min(group + AHEAD, OCTETS))):
             if i * CHUNK < stop:
                 place = lane * OCTET + i * CHUNK
-                scale = tl.zeros(place.shape, tl.float32) + factor
+                scale = tl.full(place.shape, 1.0, tl.float32)
                 if SCALING == "block":
                     scale = decoding_factor(scales[i - group], FMT)
                 elements = widen_octet(words, (i - group) * WORDS, WORDS, scale, FMT, SCALING != "none", DTYPE, ASM)
@@ -198,18 +124,9 @@ def stage_values(
 
 @triton.jit
 def stage_flags(
-    stage,
-    values_ptr,
-    start,
-    stop,
-    plane,
-    lane,
-    FMT: tl.constexpr,
-    PACKED: tl.constexpr,
-    WIDE: tl.constexpr,
-    OCTETS: tl.constexpr,
-    ASM: tl.constexpr,
-):
+    stage, values_ptr, start, stop, plane, lane, FMT: tl.constexpr, PACKED: tl.constexpr, WIDE: tl.constexpr,
+    OCTETS: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     """As :func:`stage_values`, but one byte a value: 0 for -0.0 and its codes, 0xFF for all else."""
     WORDS: tl.constexpr = 4 if FMT == "fp10" else 2 * values_ptr.dtype.element_ty.primitive_bitwidth // 8
     AHEAD: tl.constexpr = 2 if WORDS == 8 or (PACKED and FMT == "fp10") else 5

@@ -16,15 +16,10 @@ import triton
 import triton.language as tl
 
 from gistkit.formats import ZVC_SLOT
-from gistkit.kernels.narrow.rounding import to_code
 from gistkit.kernels.sparse.values import (
-    is_negative_zero,
-    load_items,
-    load_values,
     slot_start,
     stage_flags,
     stage_values,
-    tensor_factor,
 )
 from gistkit.kernels.warp.lanes import LANES
 from gistkit.kernels.warp.octet_codes import narrow_octet
@@ -33,7 +28,6 @@ from gistkit.kernels.warp.octets import (
     CHUNK,
     CHUNKS,
     OCTET,
-    item_of,
     load_octets,
     octet_marks,
     octet_places,
@@ -47,16 +41,9 @@ SLOT = tl.constexpr(ZVC_SLOT)
 
 @triton.jit(do_not_specialize=["n"])
 def zvc_encode_kernel(
-    x_ptr,
-    marks_ptr,
-    counts_ptr,
-    values_ptr,
-    n,
-    FMT: tl.constexpr,
-    DTYPE: tl.constexpr,
-    WIDE: tl.constexpr,
+    x_ptr, marks_ptr, counts_ptr, values_ptr, n, FMT: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr,
     ASM: tl.constexpr,
-):
+):  # fmt: skip
     """Mask bytes, count and values of one slot, the values from 1024 * slot on."""
     XB: tl.constexpr = DTYPE.primitive_bitwidth // 8
     WORDS: tl.constexpr = 2 * XB
@@ -68,42 +55,25 @@ def zvc_encode_kernel(
     for c in tl.static_range(CHUNKS):
         marks += (octet_marks(words, c * WORDS, XB, ASM),)
         tl.store(marks_ptr + slot * (SLOT // 8) + c * LANES + lane, marks[c].to(tl.uint8))
-    places, count = octet_places(marks, ASM)
+    places, count = octet_places(marks)
     tl.store(counts_ptr + slot + lane, count.to(tl.int16), lane == 0)
     values_ptr += slot * SLOT
-    if ASM:
-        stage = open_stage(lane, XB)
-        for c in tl.static_range(CHUNKS):
-            push_octet(stage + places[c] * XB, words, c * WORDS, XB)
-        _flush(warp_sync(stage), values_ptr, lane, tl.max(count, 0), FMT, DTYPE, ASM)
-    else:
-        for c in tl.static_range(CHUNKS):
-            _scatter(values_ptr, places[c], words, c * WORDS, FMT, DTYPE)
+    stage = open_stage(lane, XB)
+    for c in tl.static_range(CHUNKS):
+        push_octet(stage + places[c] * XB, words, c * WORDS, XB)
+    _flush(warp_sync(stage), values_ptr, lane, tl.max(count, 0), FMT, DTYPE, ASM)
 
 
 @triton.jit
 def _flush(stage, values_ptr, lane, count, FMT: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr):
     """The stage's first count patterns, and what fills up their last octet, as values of FMT to values_ptr."""
     XB: tl.constexpr = DTYPE.primitive_bitwidth // 8
-    # while, not range: the interpreter of Triton 3.6 cannot take a loop's bounds from tensors
     first = tl.full((), 0, tl.int32)
     while first < count:
         place = first + lane * OCTET
         words = unstage_words(stage + place * XB, 2 * XB)
         store_words(values_ptr + place, narrow_octet(words, FMT, DTYPE, ASM), place < count)
         first += CHUNK
-
-
-@triton.jit
-def _scatter(values_ptr, place, words, first: tl.constexpr, FMT: tl.constexpr, DTYPE: tl.constexpr):
-    """An octet's values straight to global memory (interpreter)."""
-    for i in tl.static_range(OCTET):
-        item = item_of(words, first, i, DTYPE.primitive_bitwidth // 8)
-        code = item
-        if FMT != "raw":
-            code = to_code(item.to(DTYPE, bitcast=True), FMT)
-        tl.store(values_ptr + place, code.to(values_ptr.dtype.element_ty), item != 0)
-        place += (item != 0).to(tl.int32)
 
 
 @triton.jit
@@ -117,22 +87,10 @@ def _load_marks(marks_ptr, slot, lane):
 
 @triton.jit(do_not_specialize=["n", "plane"])
 def zvc_decode_kernel(
-    x_ptr,
-    marks_ptr,
-    counts_ptr,
-    ends_ptr,
-    values_ptr,
-    exponents_ptr,
-    n,
-    plane,
-    FMT: tl.constexpr,
-    SCALING: tl.constexpr,
-    PACKED: tl.constexpr,
-    DTYPE: tl.constexpr,
-    WIDE: tl.constexpr,
-    WHOLE: tl.constexpr,
+    x_ptr, marks_ptr, counts_ptr, ends_ptr, values_ptr, exponents_ptr, n, plane, FMT: tl.constexpr,
+    SCALING: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, WHOLE: tl.constexpr,
     ASM: tl.constexpr,
-):
+):  # fmt: skip
     """One slot of x: an element's value stands at its rank among the set bits.
 
     WIDE: values_ptr is 16-byte aligned, WHOLE: n is a multiple of 8.
@@ -142,76 +100,28 @@ def zvc_decode_kernel(
     lane = tl.arange(0, LANES)
     left = tl.minimum(n - slot * SLOT, SLOT).to(tl.int32)
     count = tl.load(counts_ptr + slot).to(tl.int32)
-    start = slot_start(slot, True, count, ends_ptr, SLOT, PACKED)
-    factor = tensor_factor(exponents_ptr, FMT, SCALING)
+    start = slot_start(slot, count, ends_ptr, SLOT, PACKED)
     marks = _load_marks(marks_ptr, slot, lane)
-    places, _ = octet_places(marks, ASM)
+    places, _ = octet_places(marks)
     x_ptr += slot * SLOT
-    if ASM:
-        stage = open_stage(lane, XB)
-        # octets of values are aligned in the whole array, so they start inside the last slot's
-        skipped = (start & (OCTET - 1)).to(tl.int32)
-        stage_values(
-            stage,
-            values_ptr,
-            exponents_ptr,
-            start - skipped,
-            count + skipped,
-            plane,
-            factor,
-            lane,
-            FMT,
-            SCALING,
-            PACKED,
-            DTYPE,
-            WIDE,
-            CHUNKS + PACKED,
-            ASM,
-        )
-        stage = warp_sync(stage) + skipped * XB
-        for c in tl.static_range(CHUNKS):
-            words = pull_octet(stage + places[c] * XB, marks[c], XB)
-            store_octets(x_ptr, words, lane * OCTET + c * CHUNK, left, XB, WHOLE)
-    else:
-        for c in tl.static_range(CHUNKS):
-            place = places[c]
-            for i in tl.static_range(OCTET):
-                stored = ((marks[c] >> i) & 1) != 0
-                value = load_values(
-                    values_ptr,
-                    exponents_ptr,
-                    start,
-                    place,
-                    stored,
-                    plane,
-                    factor,
-                    FMT,
-                    SCALING,
-                    PACKED,
-                    x_ptr.dtype.element_ty,
-                )
-                offs = lane * OCTET + c * CHUNK + i
-                tl.store(x_ptr + offs, value, offs < left)
-                place += stored.to(tl.int32)
+    stage = open_stage(lane, XB)
+    # octets of values are aligned in the whole array, so they start inside the last slot's
+    skipped = (start & (OCTET - 1)).to(tl.int32)
+    stage_values(
+        stage, values_ptr, exponents_ptr, start - skipped, count + skipped, plane, lane, FMT, SCALING, PACKED, DTYPE,
+        WIDE, CHUNKS + PACKED, ASM,
+    )  # fmt: skip
+    stage = warp_sync(stage) + skipped * XB
+    for c in tl.static_range(CHUNKS):
+        words = pull_octet(stage + places[c] * XB, marks[c], XB)
+        store_octets(x_ptr, words, lane * OCTET + c * CHUNK, left, XB, WHOLE)
 
 
 @triton.jit(do_not_specialize=["n", "plane"])
 def zvc_backward_kernel(
-    out_ptr,
-    grad_ptr,
-    marks_ptr,
-    counts_ptr,
-    ends_ptr,
-    values_ptr,
-    n,
-    plane,
-    FMT: tl.constexpr,
-    PACKED: tl.constexpr,
-    WIDE: tl.constexpr,
-    GRAD_WIDE: tl.constexpr,
-    WHOLE: tl.constexpr,
-    ASM: tl.constexpr,
-):
+    out_ptr, grad_ptr, marks_ptr, counts_ptr, ends_ptr, values_ptr, n, plane, FMT: tl.constexpr, PACKED: tl.constexpr,
+    WIDE: tl.constexpr, GRAD_WIDE: tl.constexpr, WHOLE: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     """One slot of grad where an element is stored that is not a negative zero, else +0; bit patterns throughout.
 
     WIDE, WHOLE: as in zvc_decode_kernel; GRAD_WIDE: grad_ptr is 16-byte aligned and n a multiple of 8.
@@ -221,31 +131,20 @@ def zvc_backward_kernel(
     lane = tl.arange(0, LANES)
     left = tl.minimum(n - slot * SLOT, SLOT).to(tl.int32)
     count = tl.load(counts_ptr + slot).to(tl.int32)
-    start = slot_start(slot, True, count, ends_ptr, SLOT, PACKED)
+    start = slot_start(slot, count, ends_ptr, SLOT, PACKED)
     marks = _load_marks(marks_ptr, slot, lane)
-    places, _ = octet_places(marks, ASM)
+    places, _ = octet_places(marks)
     out_ptr += slot * SLOT
     grads = load_octets(grad_ptr + slot * SLOT, left, XB, GRAD_WIDE)
-    if ASM:
-        stage = open_stage(lane, 1)
-        skipped = (start & (OCTET - 1)).to(tl.int32)
-        stage_flags(
-            stage, values_ptr, start - skipped, count + skipped, plane, lane, FMT, PACKED, WIDE, CHUNKS + PACKED, ASM
-        )
-        stage = warp_sync(stage) + skipped
-        for c in tl.static_range(CHUNKS):
-            flags = pull_flags(stage + places[c], marks[c], XB)
-            words = ()
-            for w in tl.static_range(2 * XB):
-                words += (grads[c * 2 * XB + w] & flags[w],)
-            store_octet(out_ptr, words, lane * OCTET + c * CHUNK, left, XB, WHOLE)
-    else:
-        for c in tl.static_range(CHUNKS):
-            place = places[c]
-            for i in tl.static_range(OCTET):
-                stored = ((marks[c] >> i) & 1) != 0
-                item = load_items(values_ptr, start, place, stored, plane, FMT, PACKED)
-                grad = item_of(grads, c * 2 * XB, i, XB)
-                offs = lane * OCTET + c * CHUNK + i
-                tl.store(out_ptr + offs, tl.where(stored & ~is_negative_zero(item, FMT), grad, 0), offs < left)
-                place += stored.to(tl.int32)
+    stage = open_stage(lane, 1)
+    skipped = (start & (OCTET - 1)).to(tl.int32)
+    stage_flags(
+        stage, values_ptr, start - skipped, count + skipped, plane, lane, FMT, PACKED, WIDE, CHUNKS + PACKED, ASM
+    )
+    stage = warp_sync(stage) + skipped
+    for c in tl.static_range(CHUNKS):
+        flags = pull_flags(stage + places[c], marks[c], XB)
+        words = ()
+        for w in tl.static_range(2 * XB):
+            words += (grads[c * 2 * XB + w] & flags[w],)
+        store_octet(out_ptr, words, lane * OCTET + c * CHUNK, left, XB, WHOLE)

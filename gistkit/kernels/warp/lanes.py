@@ -4,8 +4,8 @@ A vector of LANES elements in a program of one warp lies one element a lane, in 
 word in the natural bit order, and a population count of the bits below a lane is its rank, with no shared memory and no
 barrier. A block-wide ``tl.cumsum`` costs 41.6 instructions a bf16 element for the same, over the budget of 21.
 
-With ASM (the device's compute capability, 90 for 9.0) the helpers are single PTX instructions; with 0, the same values
-in portable Triton, which the interpreter runs (it has no inline assembly). Both need ``num_warps=1``.
+The helpers are single PTX instructions and need ``num_warps=1``. The interpreter has no inline assembly: tests run the
+compiled kernels in tests/support/warp.py.
 """
 
 # tl.static_range is unrolled by the compiler: to a type checker it is no iterator
@@ -39,40 +39,35 @@ def popcount(words):
 
 
 @triton.jit
-def sum_upto(x, ASM: tl.constexpr):
+def sum_upto(x):
     """Sums of int32[LANES] up to each lane, its own included."""
-    if ASM:
-        return tl.inline_asm_elementwise(_SCAN, "=&r,r", [x], dtype=tl.int32, is_pure=False, pack=1)
-    else:
-        return tl.cumsum(x, 0)
+    return tl.inline_asm_elementwise(_SCAN, "=&r,r", [x], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
-def last_lane(x, ASM: tl.constexpr):
+def last_lane(x):
     """The last lane's element of int32[LANES], in every lane."""
-    if ASM:
-        return tl.inline_asm_elementwise(
-            "shfl.sync.idx.b32 $0, $1, 31, 31, 0xffffffff;", "=r,r", [x], dtype=tl.int32, is_pure=False, pack=1
-        )
-    else:
-        lane = tl.arange(0, LANES)
-        return tl.sum(tl.where(lane == LANES - 1, x, 0)) + lane * 0
+    return tl.inline_asm_elementwise(
+        "shfl.sync.idx.b32 $0, $1, 31, 31, 0xffffffff;", "=r,r", [x], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 @triton.jit
-def pick_lane(x, lane, ASM: tl.constexpr):
+def pick_lane(x, lane):
     """int32[LANES] x of the lanes that are asked for, 0 <= lane < LANES."""
-    if ASM:
-        return tl.inline_asm_elementwise(
-            "shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;",
-            "=r,r,r",
-            [x, lane],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-    else:
-        return tl.gather(x, lane, 0)
+    text: tl.constexpr = "shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;"
+    return tl.inline_asm_elementwise(text, "=r,r,r", [x, lane], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def first_above(ends, place, SLOTS: tl.constexpr):
+    """Which of the first SLOTS of ends, int32[LANES] in order, is the first above place; the last if none is."""
+    found = place * 0
+    for half in tl.static_range(1, 6):
+        if SLOTS >> half > 0:
+            above = pick_lane(ends, found + ((SLOTS >> half) - 1))
+            found += tl.where(above <= place, SLOTS >> half, 0)
+    return found
 
 
 @lru_cache(maxsize=64)
@@ -82,7 +77,7 @@ def _capability(device: int) -> int:
 
 
 def asm_level(x: torch.Tensor) -> int:
-    """Kernels' ASM: the compute capability of x's device, 90 for 9.0; 0 on the CPU, where the interpreter runs them."""
+    """Kernels' ASM: the compute capability of x's device, 90 for 9.0; 0 on the CPU, in the interpreter."""
     return _capability(x.get_device()) if x.is_cuda else 0
 
 

@@ -144,13 +144,9 @@ _S16_BF16, _S16_F16 = tl.constexpr(_WORDS["fp16", "bf16", True]), tl.constexpr(_
 def _four_fp8(words, first: tl.constexpr, DTYPE: tl.constexpr):
     if DTYPE == tl.float32:
         return tl.inline_asm_elementwise(
-            FP8_FP32,
-            "=r,r,r,r,r",
-            [words[first], words[first + 1], words[first + 2], words[first + 3]],
-            dtype=tl.int32,
-            is_pure=True,
-            pack=1,
-        )
+            FP8_FP32, "=r,r,r,r,r", [words[first], words[first + 1], words[first + 2], words[first + 3]],
+            dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
     else:
         text: tl.constexpr = FP8_BF16 if DTYPE == tl.bfloat16 else FP8_F16
         return tl.inline_asm_elementwise(
@@ -187,15 +183,9 @@ def narrow_octet(words, FMT: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexp
 
 @triton.jit
 def widen_octet(
-    words,
-    first: tl.constexpr,
-    WORDS: tl.constexpr,
-    factor,
-    FMT: tl.constexpr,
-    SCALED: tl.constexpr,
-    DTYPE: tl.constexpr,
-    ASM: tl.constexpr,
-):
+    words, first: tl.constexpr, WORDS: tl.constexpr, factor, FMT: tl.constexpr, SCALED: tl.constexpr,
+    DTYPE: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     """Words of an octet's patterns from the WORDS words of its codes from words[first] on, times factor (fp32) where
     SCALED. Codes lie as narrow_octet leaves them, but fp10's 6 bits higher."""
     PER_WORD: tl.constexpr = 4 if FMT == "fp8" else 2

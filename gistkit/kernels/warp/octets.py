@@ -5,8 +5,8 @@ element for marks and places. With eight neighbours in a lane their marks are a 
 from a scan over the lanes' counts, and values that are close together in the warp's shared memory (see stage.py) reach
 global memory, and come from it, eight at a time: a narrow format converts only what is stored, in whole words.
 
-CHUNKS of 256 elements are a slot of zvc. Items are seen as 32-bit words: two elements of 16 bits or one of fp32. With
-ASM, the device's compute capability as in sm_90, the helpers are PTX; with 0, portable Triton for the interpreter.
+CHUNKS of 256 elements are a slot of zvc. Items are seen as 32-bit words: two elements of 16 bits or one of fp32. ASM is
+the device's compute capability, 90 for sm_90.
 """
 
 # tl.static_range is unrolled by the compiler: to a type checker it is no iterator
@@ -44,13 +44,9 @@ def load_16(ptr, flag, ZERO: tl.constexpr):
     """Four int32 words of 16 bytes at ptr; where the flag is not set 0 with ZERO, else undefined."""
     text: tl.constexpr = _LOAD_16 if ZERO else _LOAD_16_IF
     return tl.inline_asm_elementwise(
-        text,
-        "=&r,=&r,=&r,=&r,l,r",
-        [ptr.to(tl.int64), flag.to(tl.int32)],
-        dtype=(tl.int32,) * 4,
-        is_pure=False,
+        text, "=&r,=&r,=&r,=&r,l,r", [ptr.to(tl.int64), flag.to(tl.int32)], dtype=(tl.int32,) * 4, is_pure=False,
         pack=1,
-    )
+    )  # fmt: skip
 
 
 @triton.jit
@@ -94,13 +90,9 @@ def fp10_words(ptr, start, place, planes, plane):
         return ptr + (start + place - which * plane), 22 - which * 10
     else:
         first, shift = tl.inline_asm_elementwise(
-            _FP10_WORDS,
-            "=l,=r,r,r,r,r,l",
-            [place, planes[0], planes[1], -plane, start + place],
-            dtype=(tl.int64, tl.int32),
-            is_pure=True,
-            pack=1,
-        )
+            _FP10_WORDS, "=l,=r,r,r,r,r,l", [place, planes[0], planes[1], -plane, start + place],
+            dtype=(tl.int64, tl.int32), is_pure=True, pack=1,
+        )  # fmt: skip
         return ptr + first, shift
 
 
@@ -129,7 +121,7 @@ def spread_program(PLANES: tl.constexpr):
 def load_octets(x_ptr, left, XB: tl.constexpr, WIDE: tl.constexpr):
     """A slot's words, 2 * XB a chunk, 0 from element left on: all loads before any use.
 
-    WIDE: x_ptr is 16-byte aligned and left a multiple of 8 (ASM only).
+    WIDE: x_ptr is 16-byte aligned and left a multiple of 8.
     """
     words = ()
     for c in tl.static_range(CHUNKS):
@@ -161,13 +153,9 @@ def _halves_set(word, ASM: tl.constexpr):
     """Bits 0 and 16: whether the lower and the upper half of a word are not 0."""
     if ASM >= 90:
         return tl.inline_asm_elementwise(
-            "{ .reg .b32 one; mov.b32 one, 0x00010001; min.u16x2 $0, $1, one; }",
-            "=r,r",
-            [word],
-            dtype=tl.int32,
-            is_pure=True,
-            pack=1,
-        )
+            "{ .reg .b32 one; mov.b32 one, 0x00010001; min.u16x2 $0, $1, one; }", "=r,r", [word], dtype=tl.int32,
+            is_pure=True, pack=1,
+        )  # fmt: skip
     else:
         return ((((word & 0x7FFF7FFF) + 0x7FFF7FFF) | word) >> 15) & 0x00010001
 
@@ -176,7 +164,7 @@ def _halves_set(word, ASM: tl.constexpr):
 def passing_flags(words, first: tl.constexpr, WORDS: tl.constexpr, FMT: tl.constexpr, ASM: tl.constexpr):
     """Two words of a byte an item: 0 for -0.0 and its codes, 1 for all else, of the WORDS words from words[first] on.
 
-    fp10's codes lie 6 bits higher, over bits that are not defined. ASM only.
+    fp10's codes lie 6 bits higher, over bits that are not defined.
     """
     flags = ()
     if WORDS == 2:
@@ -213,29 +201,18 @@ def octet_marks(words, first: tl.constexpr, XB: tl.constexpr, ASM: tl.constexpr)
 
 
 @triton.jit
-def _ones(marks, ASM: tl.constexpr):
-    """Bits set in a byte."""
-    if ASM:
-        return popcount(marks)
-    else:
-        marks -= (marks >> 1) & 0x55
-        marks = (marks & 0x33) + ((marks >> 2) & 0x33)
-        return (marks & 0xF) + (marks >> 4)
-
-
-@triton.jit
-def _counted(marks, ASM: tl.constexpr):
+def _counted(marks):
     """Marked items of each of the CHUNKS, two to a word: (those of the lanes below, a word a pair; of all lanes)."""
-    low = _ones(marks[0], ASM) | (_ones(marks[1], ASM) << 16)
-    high = _ones(marks[2], ASM) | (_ones(marks[3], ASM) << 16)
-    upto_low, upto_high = sum_upto(low, ASM), sum_upto(high, ASM)
-    return (upto_low - low, upto_high - high), (last_lane(upto_low, ASM), last_lane(upto_high, ASM))
+    low = popcount(marks[0]) | (popcount(marks[1]) << 16)
+    high = popcount(marks[2]) | (popcount(marks[3]) << 16)
+    upto_low, upto_high = sum_upto(low), sum_upto(high)
+    return (upto_low - low, upto_high - high), (last_lane(upto_low), last_lane(upto_high))
 
 
 @triton.jit
-def octet_places(marks, ASM: tl.constexpr):
+def octet_places(marks):
     """(places, count): where the lane's marked items of each of the CHUNKS start in the slot, and the slot's number."""
-    below, total = _counted(marks, ASM)
+    below, total = _counted(marks)
     half = (total[0] & 0xFFFF) + (total[0] >> 16)
     low = below[0] + (total[0] << 16)
     high = below[1] + (total[1] << 16) + half * 0x10001
@@ -244,8 +221,8 @@ def octet_places(marks, ASM: tl.constexpr):
 
 
 @triton.jit
-def row_places(marks, ASM: tl.constexpr):
+def row_places(marks):
     """(places, counts): where the lane's marked items of each of the CHUNKS start in it, and the chunks' numbers."""
-    below, total = _counted(marks, ASM)
+    below, total = _counted(marks)
     places = (below[0] & 0xFFFF, below[0] >> 16, below[1] & 0xFFFF, below[1] >> 16)
     return places, (total[0] & 0xFFFF, total[0] >> 16, total[1] & 0xFFFF, total[1] >> 16)

@@ -4,7 +4,7 @@ A row of 256 items is staged before it leaves the warp. Stored one vote's worth 
 out in pieces that fill no 32-byte sector: an H200 takes 30 to 40 thousand million of such stores a second, whatever
 their width, which kept csr's bf16 encode at 29 % of a copy where a tenth of the elements is stored.
 
-PTX only (kernels take another way in the interpreter) and for ``num_warps=1``: the lanes of a warp run in step, so that
+PTX for ``num_warps=1``: the lanes of a warp run in step, so that
 no barrier of the block is needed. Each ``open_stage`` in a kernel's code is memory of its own; what it holds at first
 is undefined.
 """
@@ -142,13 +142,9 @@ def with_words(TEXT: tl.constexpr, address, w, first: tl.constexpr, WORDS: tl.co
         )
     elif WORDS == 4:
         tl.inline_asm_elementwise(
-            TEXT,
-            "=r,r,r,r,r,r,r",
-            [address, w[first], w[first + 1], w[first + 2], w[first + 3], other],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+            TEXT, "=r,r,r,r,r,r,r", [address, w[first], w[first + 1], w[first + 2], w[first + 3], other],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
     else:
         tl.inline_asm_elementwise(
             TEXT,
@@ -187,13 +183,9 @@ def pull_octet(address, marks, XB: tl.constexpr):
         )
     else:
         return tl.inline_asm_elementwise(
-            _PULL_4,
-            "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r",
-            [address, marks],
-            dtype=(tl.int32,) * 8,
-            is_pure=False,
+            _PULL_4, "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r", [address, marks], dtype=(tl.int32,) * 8, is_pure=False,
             pack=1,
-        )
+        )  # fmt: skip
 
 
 @triton.jit
@@ -205,10 +197,6 @@ def pull_flags(address, marks, XB: tl.constexpr):
         )
     else:
         return tl.inline_asm_elementwise(
-            _PULL_FLAGS_4,
-            "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r",
-            [address, marks],
-            dtype=(tl.int32,) * 8,
-            is_pure=False,
-            pack=1,
-        )
+            _PULL_FLAGS_4, "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r", [address, marks], dtype=(tl.int32,) * 8,
+            is_pure=False, pack=1,
+        )  # fmt: skip

@@ -105,13 +105,9 @@ def bytes_from(place):
 def put_flags(stage, columns, rows, flags):
     """The byte 0xFF to the places of an octet's flagged items in four rows of 256; two words of bytes each."""
     tl.inline_asm_elementwise(
-        _PUT_FLAGS,
-        "=r,r,r,r,r,r,r,r",
-        [stage, columns[0], columns[1], rows[0], rows[1], flags[0], flags[1]],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+        _PUT_FLAGS, "=r,r,r,r,r,r,r,r", [stage, columns[0], columns[1], rows[0], rows[1], flags[0], flags[1]],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 @triton.jit

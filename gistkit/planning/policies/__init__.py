@@ -2,18 +2,14 @@
 
 from gistkit.planning.policies.gist_rules import check_lossy, gist
 from gistkit.planning.policies.optimal.optimal import LARGE_TASKS, minimise_peak
-from gistkit.planning.policies.optimal.planning import Common
-from gistkit.planning.policies.optimal.solver import prepare
 from gistkit.planning.policies.plain import plain
 from gistkit.planning.policies.registry import POLICIES
 
 __all__ = [
     "LARGE_TASKS",
     "POLICIES",
-    "Common",
     "check_lossy",
     "gist",
     "minimise_peak",
     "plain",
-    "prepare",
 ]

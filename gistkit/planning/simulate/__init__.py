@@ -6,8 +6,6 @@ from gistkit.planning.simulate.intervals import Effects, Interval, Transfer
 from gistkit.planning.simulate.segments import Segment, decoding, is_decoded, segments, valued
 from gistkit.planning.simulate.simulator import Profile, Simulator, memory_bytes, simulate
 from gistkit.planning.simulate.sub_batches import (
-    PER_SUB_BATCH,
-    check_batch_statistics,
     check_per_sub_batch_norm,
     scaled_costs,
     trains_batch_norm,
@@ -15,7 +13,6 @@ from gistkit.planning.simulate.sub_batches import (
 
 __all__ = [
     "NO_VALUES",
-    "PER_SUB_BATCH",
     "PLAIN_POLICIES",
     "Context",
     "Effects",
@@ -26,7 +23,6 @@ __all__ = [
     "StepIndex",
     "Transfer",
     "block_effects",
-    "check_batch_statistics",
     "check_per_sub_batch_norm",
     "decoding",
     "is_decoded",

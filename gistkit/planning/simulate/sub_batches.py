@@ -10,8 +10,6 @@ from dataclasses import replace
 from gistkit.ir import BACKWARD, SavedGraph
 from gistkit.planning.cost import Algorithm, CostTable, cost_table
 
-PER_SUB_BATCH = "per_sub_batch"
-"""The word by which a caller accepts that batch norms see the statistics of each sub-batch."""
 LOSS_BYTES = 16
 """The sum of the sub-batches' losses, and a sub-batch's weighted share of it."""
 
@@ -22,15 +20,6 @@ def check_per_sub_batch_norm(caller: str, accepted: object) -> None:
         raise TypeError(
             f"{caller}: per_sub_batch_norm must be True or False, got {accepted!r}; False refuses batch norms that "
             "would see other statistics"
-        )
-
-
-def check_batch_statistics(caller: str, word: str | None) -> None:
-    """Raise ValueError, in the name of ``caller``, for anything but None and :data:`PER_SUB_BATCH`."""
-    if word not in (None, PER_SUB_BATCH):
-        raise ValueError(
-            f"{caller}: batch_statistics must be None or {PER_SUB_BATCH!r}, got {word!r}; None refuses batch norms "
-            "that would see other statistics"
         )
 
 

@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from gistkit.capture import Conv2d
 from gistkit.ir import Decision
 from gistkit.nn import conv
+from gistkit.nn.eligible import recorded
 from gistkit.nn.standin import settings
 from gistkit.nn.switched import is_switched
 from gistkit.runtime.calls.kinds import SpecialisedCall, TensorKind, autocast_dtype, weight_kind
@@ -75,7 +76,8 @@ class SplitConv2d(SpecialisedCall):
         self._step, self._slices = step, state.weight_grad_slices(step)
         self._x, self._weight, self._bias = TensorKind(b.x), weight_kind(b.weight), weight_kind(b.bias)
         self._options, self._lowered, self._settings = b[3:], autocast_dtype(b.x), settings()
-        self._memo: dict = {}
+        trained = recorded(b.x, b.weight, b.bias)
+        self._call = conv.prepare(b.x, b.weight, self._options, step.choice.algorithm) if trained else None
 
     def fits(self, x: Any, weight: Any, bias: Any, *options: Any) -> bool:
         return (
@@ -88,5 +90,7 @@ class SplitConv2d(SpecialisedCall):
         )
 
     def __call__(self, state: ForwardState, x: torch.Tensor, weight: Any, bias: Any, *options: Any) -> torch.Tensor:
+        if self._call is None:
+            return torch.conv2d(x, weight, bias, *options)
         keep = partial(state.keep, decision=self._step.input)
-        return conv.run(x, weight, bias, options, keep, self._slices, self._memo, self._step.choice.algorithm)
+        return conv.carry_out(self._call, x, weight, bias, keep, self._slices)

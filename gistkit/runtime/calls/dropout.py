@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gistkit.capture import Dropout
-from gistkit.nn import functional
+from gistkit.nn.dropout import dropout
 from gistkit.runtime.calls.kinds import SpecialisedCall
 from gistkit.runtime.calls.owned import place_own
 from gistkit.runtime.forward.state import ForwardState
@@ -31,7 +31,7 @@ class MaskedDropout(SpecialisedCall):
         return True
 
     def __call__(self, state: ForwardState, x: torch.Tensor, p: float, training: bool, inplace: bool) -> torch.Tensor:
-        y = functional.dropout(x, p, training, inplace)
+        y = dropout(x, p, training, inplace)
         if training and x.requires_grad:
             place_own(state, self._step, self._step.own, y)
         if training and state.table.tagged(x):

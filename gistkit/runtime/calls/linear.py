@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from gistkit.capture import Linear
-from gistkit.nn import functional
-from gistkit.nn.linear import takes
+from gistkit.nn.linear import linear, takes
 from gistkit.runtime.calls.kinds import SpecialisedCall, TensorKind
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.program import Step
@@ -34,4 +33,4 @@ class SplitLinear(SpecialisedCall):
 
     def __call__(self, state: ForwardState, x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
         keep = partial(state.keep, decision=self._step.input)
-        return functional.linear(x, weight, bias, keep=keep, weight_grad_slices=self._slices)
+        return linear(x, weight, bias, keep=keep, weight_grad_slices=self._slices)

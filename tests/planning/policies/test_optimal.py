@@ -1,11 +1,11 @@
-"""`optimal` against brute force: every combination of decisions through the simulator."""
+"""`optimal` against brute force through the simulator: every combination of forms, every choice with its segments."""
 
 from dataclasses import replace
 from itertools import product
 from math import prod
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from gistkit.errors import BudgetError, PlanError
@@ -15,8 +15,11 @@ from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.forms.choices import call_choices
 from gistkit.planning.forms.options import options
-from gistkit.planning.policies.optimal.attempt import Attempt
 from gistkit.planning.policies.optimal.optimal import minimise_peak, optimal
+from gistkit.planning.policies.optimal.plans import NO_PEAK, clock
+from gistkit.planning.policies.optimal.problem import Problem
+from gistkit.planning.policies.optimal.state import IncrementalState
+from gistkit.planning.policies.optimal.whole import Allowed
 from gistkit.planning.policies.registry import POLICIES
 from gistkit.planning.simulate.simulator import Simulator, simulate
 from tests.support.step_graphs import chain, forked, pooled, step_graphs
@@ -28,9 +31,10 @@ LINKED = replace(CPU, d2h_gbps=6.0, h2d_gbps=8.0, both_gbps=14.0, launch_s=1e-7)
 SHARED = replace(LINKED, both_gbps=9.0)
 CUDA = replace(LINKED, async_counts=True, codec_slowdown=1.0, libraries_bytes=4321)
 FIXED = {"algorithms": False, "time_limit_s": 20}
-# HiGHS meets its rows to 1e-6 of the unit; the program's bound is lowered by 1e-6 of the plain step for it, and two
-# such differences are taken for none (optimal_refine.Refinement._meets).
-ROOM = 2e-6 + 1e-6
+NEAR = 1.01
+"""What the search promises: within 1 % of the best plan, above what the gap says no plan is below."""
+ROOM = 1e-5
+"""A gap below it is none."""
 
 
 def brute_force(graph, costs, listed):
@@ -47,6 +51,15 @@ def brute_force(graph, costs, listed):
         yield run.peak_bytes, run.step_s
 
 
+def every_choice(problem):
+    """(peak, seconds) of every choice of a problem that is none of another."""
+    for taken in product(*(range(len(group)) for group in problem.groups)):
+        if tuple(IncrementalState(problem, taken).taken) == taken:
+            seconds, peak = clock(problem, taken)
+            if peak < NO_PEAK:
+                yield peak, problem.parts * seconds
+
+
 def thinned(data, listed):
     """At most COMBINATIONS combinations of the options, which ones is drawn."""
     left, found = COMBINATIONS, {}
@@ -58,64 +71,74 @@ def thinned(data, listed):
     return found
 
 
+def check(graph, costs, runs, share, fidelity="bitwise", *, exact=True, **words):
+    """A plan for a budget between the least and the most of ``runs`` (peak, seconds), a refusal below the least.
+    ``exact``: the runs are all that there is."""
+    least, most = min(p for p, _ in runs), max(p for p, _ in runs)
+    budget = least + round(share * (most - least))
+    best = min(s for p, s in runs if p <= budget)
+    plan = optimal(graph, costs, budget, fidelity=fidelity, **words)
+    run = simulate(graph, plan, costs)
+    assert run.peak_bytes == plan.peak_bytes <= budget and run.step_s == plan.step_s
+    assert plan.lower_bound_bytes <= least
+    assert plan.step_s <= best * NEAR
+    assert plan.step_s * (1 - plan.gap) <= best * (1 + ROOM)
+    assert best <= plan.step_s * (1 + 1e-9) or not exact
+    smallest = minimise_peak(graph, costs, fidelity, **words)
+    assert smallest.peak_bytes == simulate(graph, smallest, costs).peak_bytes <= least * NEAR
+    assert smallest.lower_bound_bytes <= least and smallest.gap is None and smallest.fidelity in ("bitwise", fidelity)
+    if exact:
+        with pytest.raises(BudgetError) as refused:
+            optimal(graph, costs, least - 1, fidelity=fidelity, **words)
+        assert least <= refused.value.least_bytes[fidelity] <= least * NEAR
+    return plan
+
+
 @pytest.mark.parametrize("device", [CPU, LINKED, SHARED, CUDA], ids=["cpu", "link", "shared", "cuda"])
-@settings(deadline=None, max_examples=25, derandomize=True)
+@settings(deadline=None, max_examples=15, derandomize=True)
 @given(data=st.data())
-def test_equals_brute_force(device, data):
-    graph = data.draw(step_graphs(8))
+def test_near_brute_force(device, data):
+    graph = data.draw(st.one_of(step_graphs(8), step_graphs(8, size=64, grown=True)))
     costs = cost_table(graph, device)
     # With one row in the batch there are no slices or sub-batches; those have a test of their own.
     narrow = (("lossy", "fp8"), ("lossy", "fp16s")) if graph.batch == 1 else ()
     fidelity, lossy = data.draw(st.sampled_from((("bitwise", None), *narrow)))
     listed = thinned(data, options(graph, costs, fidelity, lossy))
     assert prod(map(len, listed.values())) <= COMBINATIONS
-    runs = list(brute_force(graph, costs, listed))
-    least, most = min(p for p, _ in runs), max(p for p, _ in runs)
-    budget = least + round(data.draw(st.sampled_from((0.0, 0.1, 0.3, 0.5, 0.8, 1.0))) * (most - least))
-    best = min(s for p, s in runs if p <= budget)
-
-    plan = optimal(graph, costs, budget, fidelity=fidelity, lossy=lossy, options=listed, **FIXED)
-    run = simulate(graph, plan, costs)
-    assert run.peak_bytes == plan.peak_bytes <= budget
-    assert run.step_s == plan.step_s
-    assert plan.lower_bound_bytes <= least
-    assert plan.step_s <= best * (1 + 1e-9) + ROOM * run.compute_s
-    assert best <= plan.step_s * (1 + 1e-9)
-    assert plan.gap == 0.0 and plan.sub_batches == 1
-    if least > 1:
-        with pytest.raises(BudgetError) as refused:
-            optimal(graph, costs, least - 1, fidelity=fidelity, lossy=lossy, options=listed, **FIXED)
-        assert refused.value.least_bytes == {fidelity: least}
-    smallest = minimise_peak(graph, costs, fidelity, lossy=lossy, options=listed, **FIXED)
-    assert smallest.peak_bytes == simulate(graph, smallest, costs).peak_bytes == least
-    assert smallest.lower_bound_bytes <= least and smallest.gap is None and smallest.fidelity in ("bitwise", fidelity)
+    share = data.draw(st.sampled_from((0.0, 0.1, 0.3, 0.5, 0.8, 1.0)))
+    plan = check(
+        graph, costs, [*brute_force(graph, costs, listed)], share, fidelity, lossy=lossy, options=listed, **FIXED
+    )
+    assert plan.sub_batches == 1
 
 
 @pytest.mark.parametrize("device", [CPU, LINKED, CUDA], ids=["cpu", "link", "cuda"])
-@settings(deadline=None, max_examples=12, derandomize=True)
+@settings(deadline=None, max_examples=10, derandomize=True)
 @given(data=st.data())
-def test_slices_and_sub_batches_equal_brute_force(device, data):
+def test_slices_and_sub_batches_near_brute_force(device, data):
     graph = data.draw(step_graphs(5))
     costs = cost_table(graph, device)
     listed = {s: found[:2] for s, found in thinned(data, options(graph, costs, "reassociated")).items()}
-    simulator, runs = Simulator(graph, costs), []
-    for parts in {1, 2, graph.batch} - ({2} if graph.batch < 2 else set()):
-        attempt = Attempt(graph, costs, simulator, "reassociated", None, parts=parts, found=listed, algorithms=False)
-        moves = attempt.problem.groups
-        if prod(map(len, moves)) > 2 * COMBINATIONS:
-            return
-        for taken in product(*(range(len(group)) for group in moves)):
-            if attempt.problem.allowed(taken):
-                run = simulator.run(attempt.plan(taken))
-                runs.append((run.peak_bytes, run.step_s))
-    least, most = min(p for p, _ in runs), max(p for p, _ in runs)
-    budget = least + round(data.draw(st.sampled_from((0.0, 0.05, 0.2, 0.5))) * (most - least))
-    best = min(s for p, s in runs if p <= budget)
-    plan = optimal(graph, costs, budget, fidelity="reassociated", batch_norm=True, options=listed, **FIXED)
-    run = simulate(graph, plan, costs)
-    assert run.peak_bytes <= budget and plan.gap == 0.0
-    assert best <= run.step_s * (1 + 1e-9)
-    assert run.step_s <= best * (1 + 1e-9) + ROOM * run.compute_s
+    simulator, allowed = Simulator(graph, costs), Allowed("reassociated", batch_norm=True)
+    counts = {1, 2, graph.batch} - ({2} if graph.batch < 2 else set())
+    problems = [Problem(graph, costs, simulator, allowed, parts=parts, listed=listed) for parts in sorted(counts)]
+    assume(all(prod(map(len, p.groups)) <= 2 * COMBINATIONS for p in problems))
+    runs = [run for problem in problems for run in every_choice(problem)]
+    share = data.draw(st.sampled_from((0.0, 0.05, 0.2, 0.5)))
+    check(graph, costs, runs, share, "reassociated", batch_norm=True, options=listed, **FIXED)
+
+
+@pytest.mark.parametrize("device", [CPU, LINKED, CUDA], ids=["cpu", "link", "cuda"])
+@settings(deadline=None, max_examples=12, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
+@given(data=st.data())
+def test_segments_near_brute_force(device, data):
+    graph = data.draw(step_graphs(data.draw(st.integers(3, 5)), size=32, grown=True, varied=True))
+    costs = cost_table(graph, device)
+    problem = Problem(graph, costs, Simulator(graph, costs), Allowed())
+    assume(problem.segments and prod(map(len, problem.groups)) <= COMBINATIONS)
+    # over a link times are chosen that are no forms at first
+    share = data.draw(st.sampled_from((0.0, 0.1, 0.4, 0.8)))
+    check(graph, costs, [*every_choice(problem)], share, exact=not device.has_link, **FIXED)
 
 
 @pytest.mark.parametrize("make", [chain, pooled, forked])
@@ -126,7 +149,7 @@ def test_never_slower_than_a_policy_that_fits(make, device):
     names = ("plain", "gist", *(("vdnn-all", "vdnn-conv", "cdma") if device.has_link else ()))
     seeds = [POLICIES[name](graph, costs, None) for name in names]
     least = minimise_peak(graph, costs, time_limit_s=20).lower_bound_bytes
-    for budget in (round(least + share * (seeds[0].peak_bytes - least)) for share in (0.02, 0.3, 0.7, 1.0)):
+    for budget in (round(least + share * (seeds[0].peak_bytes - least)) for share in (0.02, 0.3, 1.0)):
         try:
             plan = optimal(graph, costs, budget, seeds=seeds, time_limit_s=1.5)
         except BudgetError as refused:
@@ -135,7 +158,14 @@ def test_never_slower_than_a_policy_that_fits(make, device):
             continue
         assert simulate(graph, plan, costs).peak_bytes <= budget
         assert plan.step_s <= min((s.step_s for s in seeds if s.peak_bytes <= budget), default=plan.step_s) * (1 + 1e-9)
-        assert plan.step_s * (1 - plan.gap) <= plan.step_s and plan.fidelity == "bitwise"
+        assert 0 <= plan.gap <= 1 and plan.fidelity == "bitwise"
+
+
+def test_a_plan_is_the_same_every_time():
+    graph = forked(2, 8, 32, 4)
+    costs = cost_table(graph, CUDA)
+    budget = round(minimise_peak(graph, costs).peak_bytes * 1.02)
+    assert optimal(graph, costs, budget, time_limit_s=60) == optimal(graph, costs, budget, time_limit_s=60)
 
 
 def test_without_a_budget_nothing_is_paid_for():
@@ -174,7 +204,7 @@ def test_a_reserve_counts():
     least = minimise_peak(graph, costs).peak_bytes
     assert minimise_peak(graph, costs, reserve=1000).peak_bytes == least + 1000
     plan = optimal(graph, costs, least + 1000, reserve=1000)
-    assert plan.peak_bytes == plan.lower_bound_bytes == least + 1000
+    assert plan.lower_bound_bytes <= plan.peak_bytes == least + 1000
     with pytest.raises(BudgetError, match=f"bitwise {least + 1001} bytes"):
         optimal(graph, costs, least + 1000, reserve=1001)
 

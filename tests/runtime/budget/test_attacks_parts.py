@@ -123,7 +123,7 @@ def test_batch_norms_see_parts_only_where_plan_and_step_are_told(policy):
         gistkit.step(twin, loss_fn, x, targets)
 
     def step(of=twin, parts=None):
-        return gistkit.step(of, loss_fn, x, targets, sub_batches=parts, batch_statistics="per_sub_batch")
+        return gistkit.step(of, loss_fn, x, targets, sub_batches=parts, per_sub_batch_norm=True)
 
     assert max(peaks_of_steps(twin, step, x, targets)) <= plan.peak_bytes
     for _ in range(2):  # the running statistics have seen two steps

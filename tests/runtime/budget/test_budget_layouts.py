@@ -137,5 +137,5 @@ def test_weight_gradients_of_another_layout_keep_the_least_budget_of_sub_batches
         gc.collect()
         with LiveBytes(timeline=False) as live:
             live.track(twin, x)
-            gistkit.step(twin, lambda out, _: out, x, targets, check=False)  # no room to ask whether parts add up
+            gistkit.step(twin, lambda out, _: out, x, targets, verify=False)  # no room to ask whether parts add up
         assert 0.99 * plan.peak_bytes <= live.peak_bytes <= plan.peak_bytes <= least

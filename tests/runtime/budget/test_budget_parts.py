@@ -145,7 +145,7 @@ def test_peaks_are_predicted(name):
     for plan in plans(model, x, y, loss_fn):
         assert plan.sub_batches > 1
         twin = gistkit.compress(copy.deepcopy(model), plan)
-        peaks = peaks_of_steps(twin, lambda twin=twin: gistkit.step(twin, loss_fn, x, y, check=False), x, y)
+        peaks = peaks_of_steps(twin, lambda twin=twin: gistkit.step(twin, loss_fn, x, y, verify=False), x, y)
         # what is left are the result, which gistkit.step does not hold, and single numbers
         assert 0.995 * plan.peak_bytes <= min(peaks) <= max(peaks) <= plan.peak_bytes <= plan.budget_bytes
 
@@ -165,7 +165,7 @@ def test_a_penalty_on_the_weights_is_whole_in_every_part():
     plan = gistkit.plan(model, x, LABELS, budget=refused.value.least_bytes["reassociated"], **ask)
     assert plan.sub_batches > 1 and all(p.grad is None for p in model.parameters())
     owners[0] = twin = gistkit.compress(copy.deepcopy(model), plan)
-    peaks = peaks_of_steps(twin, lambda: gistkit.step(twin, loss_fn, x, LABELS, check=False), x, LABELS)
+    peaks = peaks_of_steps(twin, lambda: gistkit.step(twin, loss_fn, x, LABELS, verify=False), x, LABELS)
     assert 0.995 * plan.peak_bytes <= min(peaks) <= max(peaks) <= plan.peak_bytes
 
 

@@ -113,7 +113,7 @@ def test_sub_batches(name):
         gc.collect()
         with LiveBytes(timeline=False) as live:
             live.track(twin, x)
-            gistkit.step(twin, loss_fn, x, targets, check=False)  # the model takes the loss itself
+            gistkit.step(twin, loss_fn, x, targets, verify=False)  # the model takes the loss itself
         assert expected - LOSS_BYTES <= live.peak_bytes <= expected
 
 

@@ -126,7 +126,7 @@ def stepped(model, x, y, context, how):
             live.track(model, x, y)
             if how == "step":
                 with context():
-                    loss = gistkit.step(model, F.cross_entropy, x, y, check=False)  # some have no room for it
+                    loss = gistkit.step(model, F.cross_entropy, x, y, verify=False)  # some have no room for it
             else:
                 with context():
                     out = model(x)

@@ -77,7 +77,7 @@ def test_uneven_parts_keep_a_budget(captures):
     plans = (gistkit.plan(model, x, y, budget=int(lowest * more), **asked) for more in (1.1, 1.2, 1.35, 1.5))
     plan = next(p for p in plans if 1 < p.sub_batches < 7)
     twin = gistkit.compress(copy.deepcopy(model), plan)
-    peaks = peaks_of_steps(twin, lambda: gistkit.step(twin, F.cross_entropy, x, y, check=False), x, y)
+    peaks = peaks_of_steps(twin, lambda: gistkit.step(twin, F.cross_entropy, x, y, verify=False), x, y)
     assert max(peaks) <= plan.peak_bytes
     # a smaller part comes first, then a larger one; its program stays that of its size
     assert captures == [7 // plan.sub_batches, -(-7 // plan.sub_batches)]
@@ -149,7 +149,7 @@ def test_a_part_that_a_checkpoint_keeps_is_no_larger_than_itself(check):
         plan = gistkit.plan(model, x, y, budget=int(lowest * more), **asked)
         uneven.append(bool(64 % plan.sub_batches))
         twin = gistkit.compress(copy.deepcopy(model), plan)
-        peaks = peaks_of_steps(twin, lambda t=twin: gistkit.step(t, F.cross_entropy, x, y, check=check), x, y)
+        peaks = peaks_of_steps(twin, lambda t=twin: gistkit.step(t, F.cross_entropy, x, y, verify=check), x, y)
         assert max(peaks) <= plan.peak_bytes
         model.zero_grad()
         gistkit.step(model, F.cross_entropy, x, y, sub_batches=plan.sub_batches)

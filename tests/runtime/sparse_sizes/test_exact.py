@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 
 import pytest
@@ -11,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gistkit.codecs import CODECS, Encoded, Sparse, sparse
-from gistkit.errors import GistError
+from gistkit.codecs import CODECS, Encoded, Sparse
 from gistkit.runtime.sparse_sizes.exact import ExactPacker
 from tests.support.tensors import float_values, plain_nan, same_bits, tensors
 
@@ -84,27 +82,6 @@ def test_decoding_gives_the_same_bits_before_and_after_settling(name, x):
     assert before.stride() == CODECS[name].decode(encoded).stride()
 
 
-@pytest.mark.parametrize("name", [name for name in SPARSE if CODECS[name].scaling != "none"])
-def test_what_lies_past_the_values_changes_no_scale(name, monkeypatch):
-    compact, csr_compact = sparse.ops.compact, sparse.ops.csr_compact
-
-    def dirty(scratch, counts, stride, total, spill=None):
-        packed = compact(scratch, counts, stride, total)
-        packed[int(counts.sum()) :] = 200
-        return packed
-
-    def dirty_csr(columns, values, counts, total, spill=None):
-        columns, values = csr_compact(columns, values, counts, total)
-        columns[int(counts.sum()) :] = values[int(counts.sum()) :] = 200
-        return columns, values
-
-    monkeypatch.setattr(sparse.ops, "compact", dirty)
-    monkeypatch.setattr(sparse.ops, "csr_compact", dirty_csr)
-    x = sparse_tensor(1) / 64
-    encoded, at_once = packer()[0].encode(name, x), CODECS[name].encode(x)
-    assert encoded.pending and same_bits(CODECS[name].decode(encoded), CODECS[name].decode(at_once))
-
-
 @pytest.mark.parametrize("name", SPARSE)
 @law
 @given(x=tensors(), seed=st.integers(0, 99))
@@ -121,21 +98,6 @@ def test_relu_gradients_are_the_same_before_and_after_settling(name, x, seed):
     p.poll()
     assert not encoded.pending
     assert same_bits(CODECS[name].relu_backward(encoded, grad), want)
-
-
-def test_counts_may_arrive_in_any_order():
-    p, counts = packer(lag=9)
-    xs = [sparse_tensor(seed) for seed in range(4)]
-    held = [p.encode("zvc", x) for x in xs]
-    settled = []
-    for i in (2, 0, 3, 1):
-        assert p.poll() == 0
-        counts.tickets[i].arrive()
-        assert p.poll() == 1
-        settled.append(i)
-        assert [e.pending for e in held] == [j not in settled for j in range(4)]
-        assert p.waiting == 4 - len(settled)
-    assert all(same_bits(CODECS["zvc"].decode(e), x) for e, x in zip(held, xs, strict=True))
 
 
 def test_an_encoding_is_asked_about_after_lag_later_ones_and_never_waited_for():
@@ -189,32 +151,6 @@ def test_what_nobody_wants_any_more_goes_with_its_scratch():
     assert ticket() is None
 
 
-def test_a_count_that_cannot_be_is_refused_and_nothing_is_lost():
-    p, counts = packer()
-    x = sparse_tensor()
-    good, bad = p.encode("zvc", x), p.encode("zvc", x)
-    total = counts.tickets[1].total
-    counts.tickets[1].total = x.numel() + 1
-    for ticket in counts.tickets:
-        ticket.arrive()
-    with pytest.raises(GistError, match="codec zvc: got 3001 stored elements of 3000; the count was overwritten"):
-        p.poll()
-    assert not good.pending and bad.pending and same_bits(CODECS["zvc"].decode(bad), x)
-    counts.tickets[1].total = total
-    assert p.poll() >= 1 and not bad.pending and p.waiting == 0
-    assert same_bits(CODECS["zvc"].decode(bad), x)
-
-
-def test_listening_notes_what_is_stored_and_packs_nothing():
-    p, counts = packer(lag=9)
-    held = [p.encode("zvc", sparse_tensor(seed)) for seed in range(2)]
-    counts.tickets[1].arrive()
-    p.listen()
-    assert [e.nonzeros for e in held] == [None, counts.tickets[1].total]
-    assert all(e.pending for e in held) and not any(t.waited for t in counts.tickets)
-    assert p.poll() == 1 and not held[1].pending
-
-
 class Settles:
     """Something that settles its encoding in its own way, and holds it."""
 
@@ -238,15 +174,6 @@ def test_a_way_of_settling_that_an_encoding_brings_is_taken_and_not_held():
     assert scratch() is None and p.waiting == 0
 
 
-def test_an_encoding_that_is_waited_for_makes_older_ones_due():
-    p, counts = packer(lag=2, bounded=True)
-    held = p.encode("zvc", sparse_tensor())
-    p.encode("zvc", sparse_tensor(1))
-    encoded, total = p.encode_and_wait(CODECS["zvc"], sparse_tensor(2))
-    assert not held.pending and counts.tickets[0].waited == 1
-    assert encoded.pending and total == CODECS["zvc"].encode(sparse_tensor(2)).nonzeros and len(counts.tickets) == 2
-
-
 def test_cpu_tensors_and_fixed_sizes_need_no_transport():
     p = ExactPacker()
     x = sparse_tensor()
@@ -254,49 +181,3 @@ def test_cpu_tensors_and_fixed_sizes_need_no_transport():
     late, counts = packer()
     assert not late.encode("mask1", x).pending and not late.encode("fp8", x).pending
     assert not late.encode("zvc", x[:0]).pending and not counts.tickets
-
-
-def test_settling_twice_is_refused_by_the_encoding_and_ignored_by_the_codec():
-    encoded = CODECS["zvc"].encode(sparse_tensor())
-    payload = encoded.payload
-    CODECS["zvc"].settle(encoded, 0)
-    assert encoded.payload is payload
-    with pytest.raises(GistError, match="this zvc payload is exact already"):
-        encoded.settle(payload, 0)
-
-
-def test_bad_arguments():
-    with pytest.raises(ValueError, match="lag must be at least 1 encoding, got 0"):
-        ExactPacker(lag=0)
-    with pytest.raises(ValueError, match="got 'zvd'; did you mean 'zvc'"):
-        ExactPacker().encode("zvd", sparse_tensor())
-    with pytest.raises(TypeError, match=r"codec csr: x cannot be encoded: dtype torch.int64"):
-        packer()[0].encode("csr", torch.zeros(3, dtype=torch.int64))
-
-
-def test_a_backward_in_another_thread_sees_one_state_or_the_other():
-    p, counts = packer(lag=1)
-    xs = [sparse_tensor(seed, 2000) for seed in range(60)]
-    held: list[tuple[str, Encoded, torch.Tensor]] = []
-    wrong: list[str] = []
-    done = threading.Event()
-
-    def backward() -> None:
-        while not done.is_set():
-            for name, encoded, want in list(held):
-                p.poll()
-                if not same_bits(CODECS[name].decode(encoded), want):
-                    wrong.append(name)
-
-    reader = threading.Thread(target=backward)
-    reader.start()
-    for i, x in enumerate(xs):
-        name = SPARSE[i % len(SPARSE)]
-        held.append((name, p.encode(name, x), CODECS[name].decode(CODECS[name].encode(x))))
-        counts.tickets[-1].arrive()
-        if len(held) > 6:
-            held.pop(0)
-    done.set()
-    reader.join()
-    p.poll()
-    assert not wrong and p.waiting == 0 and len(counts.tickets) == 60

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from gistkit.codecs import CODECS, Encoded, Sparse
 from gistkit.errors import GistError
 from gistkit.runtime.live import LiveBytes
-from gistkit.runtime.sparse_sizes.exact import BY_COUNT, FIRST, PLANNED, ExactPacker
-from gistkit.runtime.sparse_sizes.forecast import MARGIN, Forecast, Forecasts, Spilled, spilled_note
+from gistkit.runtime.sparse_sizes.exact import BY_COUNT, ExactPacker
+from gistkit.runtime.sparse_sizes.forecast import MARGIN, Forecast
 from gistkit.runtime.sparse_sizes.spill import NO_MEMORY, Spill
 from tests.runtime.sparse_sizes.test_exact import LateCounts
 from tests.runtime.sparse_sizes.test_spill import lent_bytes
@@ -102,15 +102,6 @@ def test_what_is_denser_keeps_it_until_nobody_wants_the_encoding():
     assert again.spilled is False
 
 
-def test_the_next_encoding_takes_counts_in_oldest_first_and_asks_no_more_than_one_in_vain():
-    host = Host()
-    held = [host.encode("zvc", values(seed), 0.6) for seed in range(4)]
-    assert [t.asked for t in host.counts.tickets] == [3, 0, 0, 0]
-    host.arrive()
-    held.append(host.encode("zvc", values(4), 0.6))
-    assert [e.pending for e in held] == [False] * 4 + [True] and len(host.told) == 4
-
-
 @pytest.mark.parametrize("bounded", [False, True])
 def test_one_scratch_lives_at_a_time_however_far_ahead_the_host_is(bounded):
     host, codec = Host(bounded=bounded), SPARSE["zvc"]
@@ -128,17 +119,6 @@ def test_one_scratch_lives_at_a_time_however_far_ahead_the_host_is(bounded):
         assert host.waited == 0 and sum(e.nbytes for e in held) == live.current_bytes
         del held
         assert live.current_bytes == 0
-
-
-def test_delayed_ones_hold_more():
-    """So the test above can fail: the same encodings without a forecast."""
-    host, held = Host(bounded=True, lag=4), []
-    with LiveBytes() as live:
-        for seed in range(9):
-            held.append(host.encode("zvc", values(seed), None))
-    scratch_bytes = SPARSE["zvc"].scratch_bytes(N, torch.float32)
-    assert host.packer.waiting == 4 and live.peak_bytes > 4 * scratch_bytes and host.waited == 5
-    assert host.packer.waits == {FIRST: 5}
 
 
 @pytest.mark.parametrize("name", [name for name in SPARSE if name not in WITHIN])
@@ -164,25 +144,6 @@ def test_without_host_memory_it_is_waited_for_and_says_so():
     assert none.packer.fit(CODECS["zvc"], x, none.forecast(0.5)) == (0, NO_MEMORY)
 
 
-def test_a_scratch_of_an_earlier_step_is_not_waited_for_by_what_makes_none():
-    host = Host(bounded=True, lag=1)
-    first = host.encode("zvc", values(), None)
-    held = [host.encode("zvc", values(seed), 0.5) for seed in range(3)]
-    assert host.waited == 0 and host.packer.waiting == 1 and first.pending
-    host.arrive()
-    held.append(host.encode("zvc", values(3), 0.5))
-    assert not first.pending and host.packer.waiting == 0 and host.packer.waits == {}
-
-
-def test_the_first_of_all_are_waited_for_together_and_nothing_else_is():
-    host = Host(bounded=True, lag=4)
-    held = [host.encode("zvc", values(seed), None) for seed in range(3)]
-    held += [host.encode("zvc", values(3), 0.5), host.encode("zvc+fp10", values(4), None)]
-    host.packer.settle_first()
-    assert [e.pending for e in held] == [False] * 3 + [True] * 2 and host.packer.waits == {FIRST: 3}
-    assert [share for share, _ in host.told] == [share_of(values(seed)) for seed in range(3)]
-
-
 @pytest.mark.parametrize("share", [None, 0.6])
 def test_a_count_is_learnt_when_its_encoding_is_long_dead_and_holds_nothing(share):
     host, x = Host(bounded=True), values()
@@ -195,15 +156,6 @@ def test_a_count_is_learnt_when_its_encoding_is_long_dead_and_holds_nothing(shar
     host.arrive()
     assert host.packer.poll() == 0 and host.told == [(share_of(x), 0)]
     assert host.packer.poll() == 0 and len(host.told) == 1 and host.waited == 0
-
-
-def test_listening_tells_what_was_stored_and_packs_nothing():
-    host, x = Host(bounded=True), values()
-    first, second = host.encode("zvc", x, None), host.encode("zvc", x, 0.5)
-    host.arrive()
-    host.packer.listen()
-    assert [share for share, _ in host.told] == [share_of(x)] * 2
-    assert first.pending and first.nonzeros == second.nonzeros == int((x != 0).sum()) and not second.pending
 
 
 def test_a_count_that_cannot_be_is_refused_and_nothing_is_lost():
@@ -282,35 +234,3 @@ def test_backwards_in_other_threads_see_one_state_or_the_other():
     held.clear()
     host.packer.poll()
     assert not wrong and lent_bytes(host.spill) == 0 and host.packer.waiting == 0 and len(host.told) == 80
-
-
-def test_a_forecast_knows_the_last_share_and_what_was_beyond_it():
-    shares, spilled = {3: 0.25}, {}
-    forecasts = Forecasts(shares, shares.update, spilled, step=7)
-    assert forecasts.of(-1) is None and forecasts.of(4).share is None
-    forecast = forecasts.of(3)
-    assert forecast.share == 0.25
-    assert forecast.capacity(SPARSE["zvc"], N) == SPARSE["zvc"].capacity(N, 0.25 + MARGIN)
-    assert Forecast(0.99, forecast.heard).capacity(SPARSE["zvc"], N) == SPARSE["zvc"].capacity(N, 1.0)
-    forecast.heard(0.5, 0)
-    assert forecasts.of(3).share == 0.5 and spilled == {}
-    forecast.heard(0.75, 100)
-    assert shares == {3: 0.75} and spilled == {3: Spilled(7, 100)}
-    spilled |= {s: Spilled(7, s) for s in range(10, 14)}
-    assert spilled_note(spilled, 8) == ""
-    assert spilled_note(spilled, 7) == (
-        "denser than the steps before: storage 3 by 100 bytes, storage 13 by 13 bytes, storage 12 by 12 bytes and 2 "
-        "more; what was beyond the forecast is in the host's memory until it is used, which is slower, not wrong"
-    )
-
-
-def test_without_a_forecast_or_a_spill_nothing_changes():
-    host, x = Host(), values()
-    assert host.packer.encode("zvc", x).nbytes == SPARSE["zvc"].scratch_bytes(N, x.dtype)
-    assert host.packer.fit(CODECS["zvc"], x, None) == host.packer.fit(CODECS["fp8"], x, None) == (0, PLANNED)
-    assert host.packer.fit(CODECS["zvc"], x, host.forecast(None)) == (0, FIRST)
-    counts = LateCounts()
-    bare = ExactPacker(lag=1, bounded=True, transport=lambda: counts)
-    held = [bare.encode("zvc", x, forecast=host.forecast(0.5)) for _ in range(2)]
-    assert bare.waits == {PLANNED: 1} and not held[0].pending
-    assert not ExactPacker(spill=host.spill).encode("zvc", x, forecast=host.forecast(0.5)).pending

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import pickle
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.engine import LAG
 from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.sparse_sizes.exact import BY_COUNT, FIRST, ExactPacker
-from gistkit.runtime.sparse_sizes.forecast import MARGIN, Forecast
+from gistkit.runtime.sparse_sizes.forecast import MARGIN
 from gistkit.runtime.sparse_sizes.spill import NO_MEMORY, Spill
 from gistkit.runtime.stash.verify import same_bits
 from tests.runtime.sparse_sizes.test_exact import LateCounts
@@ -249,43 +248,3 @@ def test_what_is_forecast_too_dense_to_pay_is_kept_as_it_is_and_counted_again_so
     trainer.step(5)
     trainer.arrive()
     assert any(r.codec == "zvc" for r in gistkit.report(trainer.model).stats.rows)
-
-
-def test_copies_and_pickles_have_memory_of_their_own():
-    trainer = Trainer()
-    for step in range(2):
-        trainer.step(step)
-        trainer.arrive()
-    spills = [trainer.spill]
-    for model in (copy.deepcopy(trainer.model), pickle.loads(pickle.dumps(trainer.model))):
-        stand_in = compressed_forward(model)
-        assert stand_in is not None
-        spills.append(stand_in.engine._packer._spill)
-        F.cross_entropy(model(torch.randn(BATCH, 3, SIZE, SIZE)), torch.arange(BATCH)).backward()
-    assert None not in spills and len(set(spills)) == 3
-
-
-def test_every_encoding_of_a_forward_goes_by_the_last_one_that_has_been_counted(monkeypatch):
-    trainer, real, last, asked = Trainer(), ExactPacker._packed_within, {}, []
-
-    def packed(self, codec, x, forecast, capacity):
-        (storage,) = forecast.heard.args
-        asked.append(storage in last and forecast.share != last[storage])
-        last[storage] = torch.count_nonzero(x).item() / x.numel()
-        return real(self, codec, x, forecast, capacity)
-
-    monkeypatch.setattr(ExactPacker, "_packed_within", packed)
-    for seed, shift in enumerate((0.0, 0.01, 0.01, -0.03, 0.01)):
-        trainer.step(seed, shift)
-        trainer.arrive()
-    assert len(asked) > 2 * len(last) > 12 and not any(asked), "the first ones too"
-
-
-def test_an_encoding_asks_for_its_capacity_once(monkeypatch):
-    trainer, capacity, encode, asked, packed = Trainer(), Forecast.capacity, ExactPacker._packed_within, [], []
-    monkeypatch.setattr(Forecast, "capacity", lambda *args: asked.append(1) or capacity(*args))
-    monkeypatch.setattr(ExactPacker, "_packed_within", lambda *args: packed.append(1) or encode(*args))
-    for seed in range(3):
-        trainer.step(seed, 0.0)
-        trainer.arrive()
-    assert len(asked) == len(packed) > 6

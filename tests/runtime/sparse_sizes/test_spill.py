@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gistkit.codecs import CODECS
 from gistkit.runtime.offload.host_memory import available_bytes
 from gistkit.runtime.sparse_sizes import spill
-from gistkit.runtime.sparse_sizes.spill import ALIGNMENT_BYTES, CHUNK_BYTES, NO_MEMORY, Spill, most_bytes
+from gistkit.runtime.sparse_sizes.spill import ALIGNMENT_BYTES, CHUNK_BYTES, NO_MEMORY, Spill
 
 X = torch.zeros(1)
 MIB = 2**20
@@ -68,14 +68,6 @@ def check_spans(steps):
     assert lent_bytes(s) == 0 and whole == sum(asked)
     assert all(s.take(size - ALIGNMENT_BYTES, X) is not None for size in asked)  # no run is lost or left in pieces
     assert s.held_bytes == whole
-
-
-def test_the_same_step_again_pins_nothing_more_and_chunks_are_powers_of_two():
-    s, asked = owner()
-    for _ in range(3):
-        held = [s.take(size, X) for size in (5 * MIB, 9 * MIB, 40 * MIB, 100, 9 * MIB)]
-        assert len(held) == 5 and asked == [CHUNK_BYTES, 64 * MIB]
-        del held
 
 
 def test_there_is_no_more_than_the_limit_and_less_where_the_host_has_less():
@@ -216,10 +208,3 @@ def test_free_memory_is_the_least_of_the_machines_and_the_containers(tmp_path, m
     first = {"limit": "500000\n", "usage": "600000\n"}
     stated = {f"memory__memory_dot_{name}_in_bytes": text for name, text in first.items()}
     assert available_bytes(files(tmp_path / "v1", memory__memory_dot_stat="", **stated)) == 0
-
-
-@pytest.mark.parametrize(("free", "held", "most"), [(1000, 0, 250), (1000, 200, 300), (10_000, 0, 600)])
-def test_no_more_is_pinned_than_a_quarter_of_the_host_or_all_of_the_device(free, held, most, monkeypatch):
-    monkeypatch.setattr(spill, "available_bytes", lambda: free)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: type("P", (), {"total_memory": 600}))
-    assert most_bytes(torch.device("cuda:0"), held) == most

@@ -129,5 +129,5 @@ def test_a_plan_of_sub_batches_from_budget_to_gradients():
     assert plan.sub_batches > 1
     want_loss, want = plain(model, weighted, x, t)
     twin = gistkit.compress(model, plan)
-    loss, got = stepped(twin, weighted, x, t, reduction="sum", check=False)  # for which the least budget has no room
+    loss, got = stepped(twin, weighted, x, t, reduction="sum", verify=False)  # for which the least budget has no room
     assert torch.equal(loss, want_loss) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))

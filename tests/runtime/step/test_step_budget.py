@@ -70,7 +70,7 @@ def test_no_room_to_check_is_an_error_that_names_the_budget(loss_fn):
     budget, refusals = least(model, x, t), []
     for _ in range(9):
         plan = planned(model, budget, x, t)
-        assert peak(model, plan, x, t, loss_fn, check=False) <= budget
+        assert peak(model, plan, x, t, loss_fn, verify=False) <= budget
         try:
             assert peak(model, plan, x, t, loss_fn) <= budget
             break
@@ -108,7 +108,7 @@ def test_gradients_that_are_there_take_their_bytes():
             gistkit.plan(model, x, t, budget=1, **words)
         budget = raised.value.least_bytes[fidelity]
         reserve = gradient_bytes if fidelity == "bitwise" else 0
-        plan = gistkit.plan(model, x, t, budget=budget + reserve, reserve=reserve, **words)
+        plan = gistkit.plan(model, x, t, budget=budget + reserve, reserved_bytes=reserve, **words)
         assert (plan.sub_batches > 1) == (fidelity == "reassociated")
         twin = gistkit.compress(copy.deepcopy(model), plan)
         for p in twin.parameters():
@@ -116,5 +116,5 @@ def test_gradients_that_are_there_take_their_bytes():
         with LiveBytes(timeline=False) as live, warnings.catch_warnings():
             warnings.simplefilter("ignore", gistkit.BudgetWarning)
             live.track(twin, x, t, *(p.grad for p in twin.parameters()))
-            gistkit.step(twin, F.cross_entropy, x, t, check=False)  # which needs more
+            gistkit.step(twin, F.cross_entropy, x, t, verify=False)  # which needs more
         assert live.peak_bytes <= plan.budget_bytes

@@ -154,7 +154,7 @@ def test_what_cannot_be_compared_is_refused():
         "step: loss_fn could not be compared with the mean over its rows (reduction='mean') on made-up results, "
         f"float32 between 0.1 and 0.9: AssertionError: small results; {REMEDIES}"
     )
-    gistkit.step(Scaled(), picky, *batch(), sub_batches=2, check=False)
+    gistkit.step(Scaled(), picky, *batch(), sub_batches=2, verify=False)
 
 
 def test_the_comparison_leaves_no_trace():
@@ -163,8 +163,8 @@ def test_the_comparison_leaves_no_trace():
     for check in (False, True):
         model.zero_grad()
         torch.set_rng_state(state)
-        gistkit.step(model, counting, x, t, sub_batches=4, check=check)
+        gistkit.step(model, counting, x, t, sub_batches=4, verify=check)
         penalised = lambda out, t: F.cross_entropy(out, t) + model.scale.square()  # noqa: E731
-        gistkit.step(model, penalised, x, t, sub_batches=4, check=check)
+        gistkit.step(model, penalised, x, t, sub_batches=4, verify=check)
         found.append((model.scale.grad, torch.get_rng_state()))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True)) and counting.calls == 8

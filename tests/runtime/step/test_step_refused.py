@@ -21,13 +21,13 @@ def test_batch_norm_in_training_is_refused():
         gistkit.step(model, F.cross_entropy, x, t, sub_batches=2)
     assert str(raised.value) == (
         "step: a batch norm must see the whole batch, and '1' in training mode would see 2 sub-batches, each with its "
-        "own statistics; accept that with batch_statistics='per_sub_batch', or pass sub_batches=1, or plan without "
+        "own statistics; accept that with per_sub_batch_norm=True, or pass sub_batches=1, or plan without "
         'sub-batches (fidelity="bitwise"), or put it into eval mode'
     )
     assert all(p.grad is None for p in model.parameters()) and model[1].num_batches_tracked == 0
     gistkit.step(model, F.cross_entropy, x, t)
     assert model[1].num_batches_tracked == 1
-    gistkit.step(model, F.cross_entropy, x, t, sub_batches=2, batch_statistics="per_sub_batch")
+    gistkit.step(model, F.cross_entropy, x, t, sub_batches=2, per_sub_batch_norm=True)
     assert model[1].num_batches_tracked == 3
     model[1].eval()
     gistkit.step(model, F.cross_entropy, x, t, sub_batches=2)
@@ -46,8 +46,15 @@ WRONG = [
     ((None, CE, X, T), {"sub_batches": 0}, ValueError, r"sub_batches must be None \(as planned\) or an int"),
     ((None, CE, X, T), {"sub_batches": 2.0}, ValueError, r"got 2.0; leave it out"),
     ((None, CE, X, T), {"reduction": "none"}, ValueError, r"reduction must be None, 'mean' or 'sum', got 'none'"),
-    ((None, CE, X, T), {"batch_statistics": True}, ValueError, r"must be None or 'per_sub_batch', got True"),
-    ((None, CE, X, T), {"check": "no"}, TypeError, r"check must be True or False, got 'no'; False takes the parts for"),
+    ((None, CE, X, T), {"per_sub_batch_norm": "yes"}, TypeError, r"must be True or False, got 'yes'"),
+    ((None, CE, X, T), {"batch_statistics": "per_sub_batch"}, TypeError, r"; write per_sub_batch_norm=True"),
+    ((None, CE, X, T), {"check": False}, TypeError, r"step: check= is called verify= now; write verify="),
+    (
+        (None, CE, X, T),
+        {"verify": "no"},
+        TypeError,
+        r"verify must be True or False, got 'no'; False takes",
+    ),
     ((None, CE, X, T[:3]), TWO, ValueError, r"tensor of targets must have the batch's 4 rows to be cut up, got shape "),
     ((None, CE, (X, T[:3]), T), TWO, ValueError, r"every tensor of inputs must have the batch's 4 rows"),
     (

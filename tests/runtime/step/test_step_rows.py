@@ -75,7 +75,7 @@ class Centred(nn.Module):
 
 COUPLED = {
     "mean": Centred(),
-    "a thousandth": lambda x: x - 1e-3 * x.mean(0, keepdim=True),
+    "a hundredth": lambda x: x - 1e-2 * x.mean(0, keepdim=True),
     "functional batch norm": lambda x: F.batch_norm(x, None, None, training=True),
     "attention over rows": attending,
     "running sum": lambda x: x.cumsum(0),
@@ -129,8 +129,8 @@ def test_rows_apart_are_stepped(name):
 
 def test_accepted_statistics_are_no_dependence():
     for norm in (nn.BatchNorm2d(8), nn.BatchNorm2d(8, affine=False, track_running_stats=False)):
-        gistkit.step(Net(norm), F.cross_entropy, X, T, sub_batches=2, batch_statistics="per_sub_batch")
-    refused(Net(nn.Sequential(nn.BatchNorm2d(8), Centred())), batch_statistics="per_sub_batch")
+        gistkit.step(Net(norm), F.cross_entropy, X, T, sub_batches=2, per_sub_batch_norm=True)
+    refused(Net(nn.Sequential(nn.BatchNorm2d(8), Centred())), per_sub_batch_norm=True)
 
 
 def test_rows_in_groups():
@@ -138,7 +138,7 @@ def test_rows_in_groups():
     gistkit.step(model, F.cross_entropy, X, T, sub_batches=2)
     F.cross_entropy(twin(X), T).backward()
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.allclose(p.grad, q.grad, rtol=1e-4, atol=1e-6)  # that they add up; bounds: test_step_bounds.py
+        assert torch.allclose(p.grad, q.grad, rtol=1e-4, atol=1e-6)  # that they add up
     model.zero_grad()
     assert "ValueError: rows come in pairs" in refused(model, 8)  # smaller parts are checked anew
 
@@ -152,7 +152,7 @@ def test_other_modes_are_checked_anew():
 
 
 def test_check_false_takes_the_parts_for_what_they_give():
-    gistkit.step(Net(Centred()), F.cross_entropy, X, T, sub_batches=4, check=False)
+    gistkit.step(Net(Centred()), F.cross_entropy, X, T, sub_batches=4, verify=False)
     gistkit.step(Net(Centred()), F.cross_entropy, X, T)
 
 
@@ -178,7 +178,7 @@ def test_the_check_leaves_no_trace():
         model.zero_grad()
         torch.set_rng_state(states[0])
         random.setstate(states[1])
-        gistkit.step(model, F.cross_entropy, X, T, sub_batches=2, check=check)
+        gistkit.step(model, F.cross_entropy, X, T, sub_batches=2, verify=check)
         found.append([p.grad for p in model.parameters()])
     assert all(torch.equal(p, q) and torch.equal(p, r) for p, q, r in zip(*found, strict=True))
     counting = model.between[1]

@@ -1,149 +1,130 @@
-"""The link in the program of `optimal`: how much a choice of transfers stalls the step at least.
+"""The link to the host: transfers, how long a step waits for them, moments at which it has time for others.
 
-*Events* are the tasks at which a transfer may begin or must have ended. Between two events a direction of the link
-works for no longer than passes: compute seconds, what the choices add to them, and the stalls, which are columns. As a
-fluid:
-
-    y_k <= seconds from event k - 1 to k;  waiting_k = waiting_(k-1) + issued at k - 1 - y_k >= 0;
-    ahead_k = ahead_(k-1) + y_k - due at k >= 0
-
-With very many events only some are kept: a transfer then counts as issued at the one before and due at the one after,
-which bounds less, but validly. The fluid lets a transfer count for another's due time, so a *window* (direction, begin,
-end) may be added: whatever is issued in it and due in it is transferred in it. With all windows the bound is that of
-earliest-due-first service in parts.
+A direction is first in, first out, so how much of it is done is one number, and rates only change when a queue runs
+empty (the simulator's link, :mod:`gistkit.planning.simulate.link`, event by event).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gistkit.planning.policies.optimal.problem import Part, Problem
-from gistkit.planning.policies.optimal.rows import Rows
-from gistkit.planning.simulate import Transfer
+from gistkit.ir import Decision, Plan
+from gistkit.planning.cost import Hardware
+from gistkit.planning.simulate import Simulator, Transfer
 
-DIRECTIONS = ("d2h", "h2d")
-Window = tuple[str, int, int]
+Load = tuple[int, int, int, float]
+"""A transfer: the tasks at which it is issued and due, direction (0 to the host, 1 back), seconds alone on the link."""
 
 
-class LinkRows:
-    """The link's columns (from ``first`` on) and rows. Seconds are in units of 1 / ``unit``."""
+@dataclass(frozen=True)
+class Link:
+    """The link to the host. ``shared`` is the rate of either direction while both are busy, as a share of its own."""
 
-    def __init__(self, problem: Problem, parts: Sequence[Part], first: int, unit: float, most: int) -> None:
-        self._link, self._unit = problem.link, unit
-        every = [(c, t) for c, part in enumerate(parts) for t in part.transfers]
-        # Issued and due before the same task: all of it is a stall there, and none of it anything else.
-        self._at_once = [(c, t) for c, t in every if t.issue == t.due]
-        self._transfers = [(c, t) for c, t in every if t.issue != t.due]
-        self.events = sorted({t for _, x in every for t in (x.issue, x.due)})
-        self.exact = len(self.events) <= most
-        if not self.exact:
-            picked = np.unique(np.linspace(0, len(self.events) - 1, most).astype(int))
-            self.events = [self.events[i] for i in picked]
-        count = len(self.events)
-        self.stall = first
-        self._y = {d: first + count * (1 + 3 * i) for i, d in enumerate(DIRECTIONS)}
-        self.columns = 7 * count
-        before = np.concatenate(([0.0], np.cumsum(problem.base_s))) * unit
-        self._compute = [0.0] + [float(before[b] - before[a]) for a, b in zip(self.events, self.events[1:])]  # noqa: B905
-        self._extra: list[list[tuple[int, float]]] = [[] for _ in range(count + 1)]
-        for column, part in enumerate(parts):
-            for task, seconds in part.extra:
-                k = bisect_right(self.events, task)
-                if 0 < k < count:
-                    self._extra[k].append((column, seconds * unit))
+    d2h_gbps: float
+    h2d_gbps: float
+    launch_s: float
+    shared: float = 1.0
 
-    def add(self, rows: Rows, windows: Sequence[Window]) -> None:
-        """The rows of both directions and of the windows."""
-        for direction in DIRECTIONS:
-            self._fluid(rows, direction)
-            self._hurried(rows, direction)
-        self._together(rows)
-        for direction, begin, end in windows:
-            self._window(rows, direction, begin, end)
+    @staticmethod
+    def of(rates: Hardware) -> Link:
+        """The link of a device."""
+        alone = rates.d2h_gbps + rates.h2d_gbps
+        return Link(rates.d2h_gbps, rates.h2d_gbps, rates.launch_s, min(1.0, rates.both_gbps / alone) if alone else 1.0)
 
-    def _fluid(self, rows: Rows, direction: str) -> None:
-        count = len(self.events)
-        y, waiting, ahead = (self._y[direction] + i * count for i in range(3))
-        issued, due = [[] for _ in range(count)], [[] for _ in range(count)]
-        for column, t in self._transfers:
-            if t.direction == direction:
-                issued[self._begins(t.issue)].append((column, self._seconds(t)))
-                due[self._ends(t.due)].append((column, self._seconds(t)))
-        for k in range(count):
-            begun = issued[k - 1] if k else []
-            earlier = [(waiting + k - 1, -1.0)] if k else []
-            rows.add([(waiting + k, 1.0), *earlier, (y + k, 1.0), *((c, -s) for c, s in begun)], 0.0, 0.0)
-            earlier = [(ahead + k - 1, -1.0)] if k else []
-            rows.add([(ahead + k, 1.0), *earlier, (y + k, -1.0), *due[k]], 0.0, 0.0)
-            rows.add([(y + k, 1.0), *self._passes(k)], high=self._compute[k])
+    def load(self, transfer: Transfer) -> Load:
+        """A transfer of the simulator's."""
+        back = transfer.direction == "h2d"
+        rate = self.h2d_gbps if back else self.d2h_gbps
+        seconds = transfer.nbytes / (rate * 1e9) + self.launch_s if transfer.nbytes else 0.0
+        return transfer.issue, transfer.due, int(back), seconds
 
-    def _passes(self, k: int) -> list[tuple[int, float]]:
-        """Minus what passes between event k - 1 and k beyond the base."""
-        return [(self.stall + k, -1.0), *((c, -s) for c, s in self._extra[k])]
 
-    def _hurried(self, rows: Rows, direction: str) -> None:
-        """What is issued and due at once stalls for all of its seconds."""
-        by_event: dict[int, list[tuple[int, float]]] = {}
-        for column, t in self._at_once:
-            if t.direction == direction:
-                by_event.setdefault(self._ends(t.due), []).append((column, self._seconds(t)))
-        for k, terms in by_event.items():
-            rows.add([*terms, (self.stall + k, -1.0)], high=0.0)
+def stalled(
+    task_s: Sequence[float] | np.ndarray, loads: Iterable[Load], shared: float, most_s: float = np.inf
+) -> float:
+    """Seconds for which a step whose tasks take ``task_s`` waits for its transfers; ``shared`` as in :class:`Link`.
+    More than ``most_s`` may come out as any number above it."""
+    ordered = sorted(loads)
+    begins = [0.0, *np.cumsum(task_s).tolist()]
+    due: dict[int, list[float]] = {load[1]: [0.0, 0.0] for load in ordered}
+    tasks = sorted({*due, *(load[0] for load in ordered)})
+    ordered.append((len(begins), 0, 0, 0.0))
+    left, sent, now, stalls, position = [0.0, 0.0], [0.0, 0.0], 0.0, 0.0, 0
+    for task in tasks:
+        begin, need = begins[task] + stalls, due.get(task)
+        if begin > now:
+            if left[0] > 0 or left[1] > 0:
+                _run(left, begin - now, shared)
+            now = begin
+        while ordered[position][0] == task == ordered[position][1]:  # issued before the task begins, which waits for it
+            position = _issue(ordered[position], left, sent, due, position)
+        if need is not None:
+            waited = _finish(left, sent, need, shared, now)
+            now, stalls = now + waited, stalls + waited
+            if stalls > most_s:
+                break
+        while ordered[position][0] == task:
+            position = _issue(ordered[position], left, sent, due, position)
+    return stalls
 
-    def _together(self, rows: Rows) -> None:
-        """Both directions at once run at a share of their rates: a span holds no more than the mixtures of one alone,
-        the other alone and both at that share."""
-        shared = self._link.shared
-        if shared > 1 - 1e-9:
-            return
-        other = min(1.0, (1 - shared) / shared)
-        for k in range(len(self.events)):
-            for weights in ((1.0, other), (other, 1.0)):
-                work = [(self._y[d] + k, w) for d, w in zip(DIRECTIONS, weights, strict=True)]
-                rows.add([*work, *self._passes(k)], high=self._compute[k])
 
-    def _window(self, rows: Rows, direction: str, begin: int, end: int) -> None:
-        inside = [
-            (c, self._seconds(t))
-            for c, t in self._transfers
-            if t.direction == direction and t.issue >= begin and t.due <= end
-        ]
-        room = range(self._begins(begin) + 1, self._ends(end) + 1)
-        passes = [term for k in room for term in self._passes(k)]
-        rows.add([*inside, *passes], high=sum(self._compute[k] for k in room))
+def _issue(load: Load, left: list[float], sent: list[float], due: dict[int, list[float]], position: int) -> int:
+    """Put a transfer into its queue and note how much of that must be done by when it is due; the next position."""
+    _, end, back, seconds = load
+    left[back] += seconds
+    sent[back] = due[end][back] = sent[back] + seconds
+    return position + 1
 
-    def _begins(self, task: int) -> int:
-        """The last event up to a task."""
-        return bisect_right(self.events, task) - 1
 
-    def _ends(self, task: int) -> int:
-        """The first event from a task on."""
-        return bisect_left(self.events, task)
+def _run(left: list[float], span: float, shared: float) -> None:
+    """Run both directions, of which so many seconds are ``left``, for a span."""
+    out, back = left
+    if out > 0 and back > 0:
+        passed = min(min(out, back) / shared, span)
+        work, span = passed * shared, span - passed
+        left[0] = out = out - work if out > work * (1 + 1e-14) else 0.0
+        left[1] = back = back - work if back > work * (1 + 1e-14) else 0.0
+    if span > 0:
+        left[0] = out - span if out > span else 0.0
+        left[1] = back - span if back > span else 0.0
 
-    def _seconds(self, transfer: Transfer) -> float:
-        return self._link.seconds(transfer) * self._unit
 
-    def missed(self, parts: Sequence[Part], stalls: np.ndarray, most: int = 8) -> list[Window]:
-        """The windows that the parts taken overfill, given the stalls (in units) before each event: worst first."""
-        passed = np.array(self._compute) + stalls
-        for part in parts:
-            for task, seconds in part.extra:
-                k = bisect_right(self.events, task)
-                if 0 < k < len(self.events):
-                    passed[k] += seconds * self._unit
-        clock = np.cumsum(passed)
-        found: list[tuple[float, Window]] = []
-        for direction in DIRECTIONS:
-            taken = [t for p in parts for t in p.transfers if t.direction == direction and t.issue != t.due]
-            for end in {t.due for t in taken}:
-                inside = sorted((t for t in taken if t.due <= end), key=lambda t: -t.issue)
-                work = 0.0
-                for t in inside:
-                    work += self._seconds(t)
-                    over = work - float(clock[self._ends(end)] - clock[self._begins(t.issue)])
-                    if over > 1e-6:
-                        found.append((over, (direction, t.issue, end)))
-        return [window for _, window in sorted(found, reverse=True)[:most]]
+def _finish(left: list[float], sent: Sequence[float], due: Sequence[float], shared: float, now: float) -> float:
+    """Run until both directions have done all that is ``due`` of what was ``sent`` into them; the seconds that
+    takes."""
+    begun, tiny = now, 1e-15 * now  # what rounding may leave of the sums is no work
+    while True:
+        out, back = due[0] - sent[0] + left[0], due[1] - sent[1] + left[1]
+        if out <= tiny and back <= tiny:
+            return now - begun
+        if left[0] > 0 and left[1] > 0:
+            span = min(w for w in (out, back, *left) if w > tiny or w in left) / shared
+        else:
+            span = out if out > tiny else back
+        _run(left, span, shared)
+        now += span
+
+
+def retimed(plan: Plan, simulator: Simulator, link: Link) -> Iterator[Decision]:
+    """What a plan ships at the moments at which the link really has time: let go of as soon as the link is done with it
+    and what was before it, fetched when it and what is after it must be, or both."""
+    transfers, start_s = simulator.profile(plan).transfers, simulator.run(plan).start_s
+    left: dict[int, int] = {}
+    fetched: dict[int, int] = {}
+    free, latest = 0.0, float("inf")
+    for t in (t for t in transfers if t.direction == "d2h"):
+        free = max(free, start_s[min(t.issue, len(start_s) - 1)]) + link.load(t)[3]
+        left[t.storage] = max(bisect_left(start_s, free), t.issue + 1)
+    for t in sorted((t for t in transfers if t.direction == "h2d"), key=lambda t: (-t.due, -t.issue)):
+        latest = min(latest, start_s[t.due]) - link.load(t)[3]
+        fetched[t.storage] = max(0, min(bisect_right(start_s, latest) - 1, t.due))
+    for d in plan.decisions:
+        if d.on_host and d.storage in left and d.storage in fetched:
+            release, prefetch = left[d.storage], fetched[d.storage]
+            for begin, end in ((release, prefetch), (release, d.prefetch), (d.release, prefetch)):
+                if begin <= end:
+                    yield replace(d, release=begin, prefetch=end)

@@ -1,179 +1,280 @@
-"""Search for `optimal`: a plan that fits from any plan, one step after the other on exact bytes by task.
+"""Search for `optimal`: a choice that fits from any choice, a faster one from one that fits.
 
-Repair takes the move that frees most of what is too much a second it costs; its scores for all moves come from one
-running sum over the tasks. What fits is made faster by :mod:`.optimal_improve`.
+*Repair* takes the step that frees most of what is too much a second it costs; its scores for all variants come from one
+running sum over the tasks. *Descent* takes single steps while one is faster. A *kick* takes a few steps that the budget
+has no room for, or that cost something, repairs the rest at prices that are drawn anew each time and descends again
+(iterated local search; Lourenço, Martin and Stützle, 2003). All of it looks at :mod:`.state`; the simulator is asked
+for what it ends in.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 
-from gistkit.planning.policies.optimal.problem import Key, Problem, spread
-from gistkit.planning.policies.optimal.stalls import loads_of, stalled
-from gistkit.planning.policies.optimal.standing import Standing
-from gistkit.planning.policies.optimal.steps import Steps
+from gistkit.planning.policies.optimal.plans import clock
+from gistkit.planning.policies.optimal.problem import Problem
+from gistkit.planning.policies.optimal.state import IncrementalState
 
-Clock = Callable[[Sequence[int]], tuple[float, int]]
-"""(seconds, peak bytes) of the step with the moves taken, by simulation."""
+LESS = 1 - 1e-12
+"""A step has to be faster by more than rounding."""
 MOST_VAIN = 120
 """Steps that free nothing in a row, after which a repair gives up."""
 LINK_WEIGHTS = (0.3, 0.03)
 """What a second of transfer counts for in a score: where the link is busy it is no free good, else it is hidden."""
+MOST_KICKED = 4
+"""Steps of one kick, at most."""
+DIRECTED = 0.7
+"""Share of the kicks that begin with a step of less compute."""
+LINK_RANGE = (0.01, 1.0)
+"""What a second of transfer counts for while a kick is repaired: drawn between these."""
+NOISE = 0.5
+"""Spread of the logarithms of the prices that a kick is repaired at."""
+LOOKED_AT, MOST_LOOKED_AT = 0.15, 60
+"""Share of the groups, beside those that a kick changed, whose variants are tried behind it; about how many at most."""
+WORSE = 1.02
+"""So many times the best seconds are what a kick may compute for while it is repaired."""
+PATIENCE = 200
+"""Kicks in a row without success, after which the search ends."""
+Choice = tuple[tuple[int, ...], float]
+"""A choice and its simulated seconds."""
 
 
 class Search:
-    """Moves of one problem as flat arrays, for scores of all of them at once."""
+    """The variants of one problem as flat arrays, for scores of all of them at once."""
 
-    def __init__(self, problem: Problem, clock: Clock) -> None:
-        self.problem, self.clock = problem, clock
-        self.draw = random.Random(0)
-        self.keys = [(g, m) for g, group in enumerate(problem.groups) for m in range(len(group))]
-        self.offsets = np.concatenate(([0], np.cumsum([len(g) for g in problem.groups]))).astype(int)
-        flat = [
-            (index, first, last + 1, nbytes)
-            for index, (g, m) in enumerate(self.keys)
-            for first, last, nbytes in problem.groups[g][m].part.memory
-        ]
-        self._move, self._first, self._end, self._bytes = np.array(flat, dtype=np.int64).reshape(-1, 4).T
-        self._first, self._end = np.maximum(self._first, 0), np.minimum(self._end, problem.tasks)
-        self._group = np.repeat(np.arange(len(problem.groups)), np.diff(self.offsets))
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.draw, self._random = problem, random.Random(0), np.random.default_rng(0)
+        self._last: tuple[tuple[int, ...], IncrementalState] | None = None
+        self._group = np.repeat(np.arange(len(problem.groups)), np.diff(problem.offsets))
+        flat = [(i, task, nbytes) for i, delta in enumerate(problem.least) for task, nbytes in delta.memory]
+        self._variant, self._task, self._bytes = np.array(flat, dtype=np.int64).reshape(-1, 3).T
         self._floor_s = 1e-9 * max(float(problem.base_s.sum()), 1e-12)
-        self.steps = Steps(problem, self.offsets)
-        own = [problem.groups[g][m].part for g, m in self.keys]
-        self.compute_s = np.array([part.seconds for part in own])
-        self.link_s = np.array([sum(problem.link.seconds(t) for t in part.transfers) for part in own])
+        offset = problem.offsets
+        self.tied = np.array([offset[g] + v for g, v in problem.owner], dtype=np.int64)
+        """Variants that are taken with their segments only."""
+        self._owners = np.array([offset[s] + 1 for s in problem.owner.values()], dtype=np.int64)
+        self.compute_s = np.array([delta.seconds for delta in problem.least])
+        self.link_s = np.array([delta.link_s for delta in problem.least])
 
     def cost_s(self, weight: float) -> np.ndarray:
-        """Seconds of each move by itself, those of transfers by their weight."""
+        """Seconds of each variant by itself, those of transfers by their weight."""
         return self.compute_s + weight * self.link_s
 
-    def fastest(self) -> tuple[int, ...]:
-        """The move of every group that costs least by itself."""
-        costs = self.cost_s(LINK_WEIGHTS[0])
-        costs[self.steps.tied] = np.inf
-        split = np.split(costs, self.offsets[1:-1])
-        return tuple(int(np.argmin(costs)) for costs in split)
+    def fastest(self, running: Collection[int] = ()) -> list[int]:
+        """The variant of every group that costs least by itself, but for the segments ``running`` anew, by number."""
+        return self._running(self._least(self.cost_s(LINK_WEIGHTS[0])), running)
 
-    def smallest(self) -> tuple[int, ...]:
-        """The move of every group that holds least over the whole step, as far as conflicts allow."""
-        held = np.bincount(self._move, self._bytes * (self._end - self._first), len(self.keys))
-        shares = 1.0 / (1.0 + held)
-        for tie in self.problem.ties:
-            shares[self.offsets[tie.on[0]] + tie.on[1]] = 0.0
-        return self.settled(shares)
+    def smallest(self, *, rebuilt: bool = True) -> list[int]:
+        """The variant of every group that holds least over the whole step; ``rebuilt``: it may start from others."""
+        ends = len(self.problem.base_s) - self._task
+        held = np.bincount(self._variant, self._bytes * ends, len(self._group))
+        if not rebuilt:
+            held[[self.problem.offsets[g] + v for g, v in self.problem.uses]] = np.inf
+        return self._least(held)
 
-    def bytes_by_task(self, taken: Sequence[int]) -> np.ndarray:
-        """Memory during every task."""
-        return spread(self.problem.parts(taken), self.problem.base_bytes)
+    def _least(self, score: np.ndarray) -> list[int]:
+        score = np.array(score, dtype=float)
+        score[self.tied] = np.inf
+        score[[self.problem.offsets[s] + 1 for s in self.problem.members]] = np.inf  # no segment runs anew by itself
+        return [int(np.argmin(part)) for part in np.split(score, self.problem.offsets[1:-1])]
 
-    def stalls(self, moves: Sequence[Key]) -> float:
-        """Seconds for which every choice with these moves stalls: theirs alone, all else giving them most to hide
-        behind."""
-        seconds = self.problem.base_s.copy()
-        groups = {g: m for g, m in moves}
-        for g, group in enumerate(self.problem.groups):
-            candidates = [group[groups[g]]] if g in groups else group
-            most: dict[int, float] = {}
-            for move in candidates:
-                for task, extra in move.part.extra:
-                    most[task] = max(most.get(task, 0.0 if len(candidates) > 1 else -np.inf), extra)
-            for task, extra in most.items():
-                seconds[task] += extra
-        for joint in self.problem.joints:
-            for task, extra in joint.part.extra:
-                seconds[task] += max(0.0, extra)
-        link = self.problem.link
-        loads = [load for g, m in moves for load in loads_of(link, self.problem.groups[g][m].part)]
-        return stalled(seconds, loads, 1.0)  # neither direction slows the other: no less than that
+    def rounded(self, shares: np.ndarray) -> list[int]:
+        """The variant of every group with the largest share; segments that run anew by more than half."""
+        first, offsets = self.problem.first_segment, self.problem.offsets
+        running = [s for s in range(len(self.problem.segments)) if shares[offsets[first + s] + 1] > 0.5]
+        return self._running(self._least(-shares), running)
 
-    def settled(self, shares: np.ndarray) -> tuple[int, ...]:
-        """The move of every group with the largest share, or the next that no conflict bars: sure groups first.
-        Segments before all others: those that run anew by more than half."""
-        left = shares.copy()
-        left[self.steps.tied] = -1.0
-        split = np.split(left, self.offsets[1:-1])
-        taken = [int(np.argmax(s)) for s in split]
-        fixed: set[int] = set()
-        for tie in sorted(self.problem.ties, key=lambda t: -shares[self.offsets[t.on[0]] + t.on[1]]):
-            on = shares[self.offsets[tie.on[0]] + tie.on[1]] > 0.5 and fixed.isdisjoint(g for g, _ in tie.members)
-            taken[tie.on[0]] = tie.on[1] if on else 0
-            fixed.add(tie.on[0])
-            for group, move in tie.members if on else ():
-                taken[group] = move
-                fixed.add(group)
-        for group in sorted(range(len(split)), key=lambda g: -float(split[g].max())):
-            if group in fixed:
-                continue
-            fixed.add(group)
-            for move in map(int, np.argsort(-split[group], kind="stable")):
-                taken[group] = move
-                barred = self.problem.barred.get((group, move), ())
-                if not any(all(g in fixed and taken[g] == m for g, m in conflict) for conflict in barred):
-                    break
-        return tuple(taken)
+    def _running(self, taken: list[int], segments: Iterable[int]) -> list[int]:
+        for segment in (self.problem.first_segment + s for s in segments):
+            for g, v in ((segment, 1), *self.problem.members[segment]):
+                taken[g] = v
+        return taken
 
-    def standing(self, taken: Sequence[int]) -> Standing:
+    def state(self, taken: Sequence[int]) -> IncrementalState:
         """A choice to take steps from."""
-        return Standing(self.problem, self.steps, taken)
+        if self._last is None or self._last[0] != tuple(taken):
+            self._last = tuple(taken), IncrementalState(self.problem, taken)
+        return self._last[1].copy()
 
-    def repair(self, taken: Sequence[int], budget_bytes: int, deadline: float, weight: float) -> tuple[int, ...] | None:
-        """A choice within the budget from any one, None where single steps do not get there. ``weight``: of a second of
+    def repair(self, taken: Sequence[int], limit_bytes: int, deadline: float, weight: float) -> tuple[int, ...] | None:
+        """A choice within the limit from any one, None where single steps do not get there. ``weight``: of a second of
         transfer against one of compute."""
-        now = self.standing(taken)
-        return tuple(now.taken) if self.mend(now, budget_bytes, deadline, self.cost_s(weight)) else None
+        now = self.state(taken)
+        return tuple(now.taken) if self._mend(now, limit_bytes, deadline, self.cost_s(weight)) else None
 
-    def mend(
-        self, now: Standing, budget_bytes: int, deadline: float, cost_s: np.ndarray, spare: Iterable[int] = ()
+    def _mend(
+        self,
+        now: IncrementalState,
+        limit_bytes: int,
+        deadline: float,
+        cost_s: np.ndarray,
+        spare: Sequence[int] = (),
+        most_s: float = np.inf,
     ) -> bool:
-        """Take steps until a choice fits: whether it does. ``cost_s``: prices, by move; ``spare``: groups that are left
-        as they are."""
-        barred = {int(i) for g in spare for i in range(self.offsets[g], self.offsets[g + 1])}
-        vain, over = 0, _over(now.level, budget_bytes)
+        """Take steps until a choice fits: whether it does, computing for ``most_s`` seconds at most. ``cost_s``:
+        prices; ``spare``: groups left as they are."""
+        spared = np.isin(self._group, spare)
+        barred, over = spared.copy(), _over(now.level, limit_bytes)
+        before = over + 1
         while over:
-            if time.monotonic() > deadline or vain > MOST_VAIN:
+            left = self._mend_once(now, limit_bytes, deadline, cost_s, barred)
+            if time.monotonic() > deadline or (left == over >= before) or now.compute_s > most_s:
                 return False
-            index = self._best(now.taken, now.level, budget_bytes, barred, cost_s)
-            if index is None:
-                return False
-            group, move = self.keys[index]
-            barred.add(index)
-            vain += 1
-            step = now.step(group, move)
-            if step is None:
-                continue
-            level = now.level_after(step)
-            left = _over(level, budget_bytes)
-            if left < over:
-                barred.add(int(self.offsets[group]) + now.taken[group])
-                now.take(step, level)
-                vain, over = 0, left
+            if left == over:
+                barred, before = spared.copy(), over  # what was in vain may free something now
+            over = left
         return True
 
-    def _best(
-        self, now: Sequence[int], level: np.ndarray, budget_bytes: int, barred: set[int], cost_s: np.ndarray
-    ) -> int | None:
-        """The move that frees most of the surplus a second; None if none frees any."""
-        running = np.zeros(len(level) + 1, dtype=np.int64)
-        np.cumsum(level > budget_bytes, out=running[1:])
-        held = self._bytes * (running[self._end] - running[self._first])
-        weight = np.bincount(self._move, held, len(self.keys))
-        current = (self.offsets[:-1] + np.array(now))[self._group]
-        freed, dearer = weight[current] - weight, cost_s - cost_s[current]
-        tied, owners = self.steps.tied, self.steps.of_tied
-        if len(tied):
-            freed += np.bincount(owners, freed[tied], len(freed))
-            dearer += np.bincount(owners, dearer[tied], len(freed))
-            freed[tied] = 0
-        freed[list(barred)] = 0
-        able = np.flatnonzero(freed > 0)
-        if not len(able):
-            return None
-        return int(able[np.argmax(freed[able] / (np.maximum(dearer[able], 0) + self._floor_s))])
+    def _mend_once(
+        self, now: IncrementalState, limit_bytes: int, deadline: float, cost_s: np.ndarray, barred: np.ndarray
+    ) -> int:
+        """Take the best step that frees something, of those not ``barred``, if there is one; what is too much then."""
+        over = _over(now.level, limit_bytes)
+        for index in islice(self._freeing(now, limit_bytes, barred, cost_s), MOST_VAIN):
+            group, variant = self.problem.keys[index]
+            step = now.step(group, variant) if time.monotonic() < deadline else None
+            barred[index] = True
+            if step is not None:
+                level = now.level_after(step)
+                left = _over(level, limit_bytes)
+                if left < over:
+                    barred[self.problem.offsets[group] + now.taken[group]] = True
+                    now.take(step, level)
+                    return left
+        return over
+
+    def _freeing(
+        self, now: IncrementalState, limit_bytes: int, barred: np.ndarray, cost_s: np.ndarray
+    ) -> Iterator[int]:
+        """The variants that free some of the surplus, those first that free most a second."""
+        above = np.cumsum((now.level > limit_bytes)[::-1])[::-1]  # tasks from each on that hold too much
+        held = np.bincount(self._variant, self._bytes * above[self._task], len(cost_s))
+        current = (self.problem.offsets[:-1] + np.array(now.taken))[self._group]
+        freed, dearer = held[current] - held, cost_s - cost_s[current]
+        if len(self.tied):
+            freed += np.bincount(self._owners, freed[self.tied], len(freed))
+            dearer += np.bincount(self._owners, dearer[self.tied], len(freed))
+            freed[self.tied] = 0
+        able = np.flatnonzero((freed > 0) & ~barred)
+        score = freed[able] / (np.maximum(dearer[able], 0) + self._floor_s)
+        yield from able[np.argsort(-score, kind="stable")].tolist()
+
+    def improve(self, starts: Sequence[Choice], budget_bytes: int | None, deadline: float) -> Choice:
+        """A choice at least as fast as any of ``starts`` (which fit, the fastest first), until little helps or time is
+        up."""
+        limit = int(np.iinfo(np.int64).max) if budget_bytes is None else budget_bytes
+        best = starts[0]
+        for start in starts:
+            best = min(best, self._descended(start, limit, deadline), key=lambda c: c[1])
+        vain = 0
+        while vain < PATIENCE and time.monotonic() < deadline:
+            found = self._kicked(best, limit, deadline)
+            vain += 1
+            if found[1] < best[1] * LESS:
+                best, vain = self._descended(found, limit, deadline), 0
+        return best
+
+    def _descended(self, best: Choice, limit_bytes: int, deadline: float) -> Choice:
+        now = self.state(best[0])
+        self._descend(now, limit_bytes, deadline)
+        return self._judged(now, best, limit_bytes)
+
+    def _judged(self, now: IncrementalState, best: Choice, limit_bytes: int) -> Choice:
+        """The faster of a state that fits and the best choice, by the simulator."""
+        if tuple(now.taken) == best[0]:
+            return best
+        seconds, peak = clock(self.problem, now.taken)
+        return (tuple(now.taken), seconds) if peak <= limit_bytes and seconds < best[1] * LESS else best
+
+    def _descend(
+        self, now: IncrementalState, limit_bytes: int, deadline: float, groups: np.ndarray | None = None
+    ) -> float:
+        """Take single steps until none is faster; the seconds then. ``groups``: which ones may change (None: all)."""
+        seconds, going = now.seconds(), True
+        while going and time.monotonic() < deadline:
+            going = False
+            for index in self._promising(now.taken, deadline, groups):
+                step = now.step(*self.problem.keys[index])
+                if step is None or now.compute_s + step.more_s >= seconds:
+                    continue  # slower even if it did not stall at all
+                level = now.level_after(step)
+                if int(level.max(initial=0)) > limit_bytes:
+                    continue
+                took = now.seconds_after(step, seconds)
+                if took < seconds * LESS:
+                    now.take(step, level)
+                    seconds, going = took, True
+        return seconds
+
+    def _promising(self, now: Sequence[int], deadline: float, groups: np.ndarray | None) -> Iterator[int]:
+        """Variants that may be faster than those taken, most gain first: of less compute, or over the link at another
+        time."""
+        current = self.problem.offsets[:-1] + np.array(now)
+        gain = self._gains(now)
+        able = (gain > 0) | (self.link_s[current] > 0)[self._group]
+        able[current] = able[self.tied] = False
+        if groups is not None:
+            able &= groups[self._group]
+        found = np.flatnonzero(able)
+        for index in found[np.argsort(-gain[found], kind="stable")].tolist():
+            if time.monotonic() > deadline:
+                return
+            yield index
+
+    def _gains(self, now: Sequence[int]) -> np.ndarray:
+        """By variant, the seconds of compute that the one taken of its group needs more."""
+        current = self.problem.offsets[:-1] + np.array(now)
+        gain = self.compute_s[current][self._group] - self.compute_s
+        gain[self.tied] = 0.0  # taken with their segments only
+        return gain
+
+    def _kicked(self, best: Choice, limit_bytes: int, deadline: float) -> Choice:
+        """A few steps at random, repaired and improved; ``best`` where that is no faster."""
+        now = self.shaken(best[0], limit_bytes, deadline, WORSE * best[1])
+        if now is None:
+            return best
+        share = min(LOOKED_AT, MOST_LOOKED_AT / len(now.taken))
+        groups = (np.array(now.taken) != best[0]) | (self._random.random(len(now.taken)) < share)
+        if self._descend(now, limit_bytes, deadline, groups) >= best[1] * LESS:
+            return best
+        return self._judged(now, best, limit_bytes)
+
+    def shaken(
+        self, taken: Sequence[int], limit_bytes: int, deadline: float, most_s: float = np.inf
+    ) -> IncrementalState | None:
+        """A choice within the limit behind a few steps at random from one; None where they cannot be repaired."""
+        now = self.state(taken)
+        moved = self._moved(now)
+        low, high = np.log(LINK_RANGE)
+        noise = np.exp(self._random.normal(0.0, NOISE, len(self.compute_s)))
+        prices = self.cost_s(float(np.exp(self.draw.uniform(low, high)))) * noise
+        return now if moved and self._mend(now, limit_bytes, deadline, prices, [*moved], most_s) else None
+
+    def _moved(self, now: IncrementalState) -> set[int]:
+        """Take a few steps at random; the groups that they changed."""
+        moved: set[int] = set()
+        for index in self._drawn(now.taken):
+            step = now.step(*self.problem.keys[index])
+            if step is not None and moved.isdisjoint(step.variants):
+                moved.update(step.variants)
+                now.take(step)
+        return moved
+
+    def _drawn(self, now: Sequence[int]) -> list[int]:
+        """The steps of a kick: mostly one that computes for less than what is taken, by how much less, and any
+        others."""
+        gain = self._gains(now)
+        found = self.draw.choices(range(len(gain)), k=self.draw.randint(1, MOST_KICKED))
+        better = np.flatnonzero(gain > 0)
+        if len(better) and self.draw.random() < DIRECTED:
+            found[0] = self.draw.choices(better.tolist(), gain[better].tolist())[0]
+        return found
 
 
-def _over(level: np.ndarray, budget_bytes: int) -> int:
-    return int(np.maximum(level - budget_bytes, 0).sum())
+def _over(level: np.ndarray, limit_bytes: int) -> int:
+    return int(np.maximum(level - limit_bytes, 0).sum())

@@ -6,8 +6,8 @@ from functools import partial
 
 import torch
 
+from bench.layer_operators import POOLS, Pool
 from gistkit.benchmark.cases import Case, Setting, Workload, activation, normal
-from gistkit.benchmark.operators import POOLS, Pool
 from gistkit.kernels import relu_keeps_negative_zero
 from gistkit.kernels.reference.mask import relu as rectified
 

@@ -1,0 +1,67 @@
+"""What a steady step costs the host, in Python calls of all threads: next to nothing where nothing is gained."""
+
+import sys
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gistkit
+from gistkit import zoo
+
+STEADY = 12
+"""Steps after which densities are not counted in the next one."""
+
+
+class SmallViT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.Conv2d(3, 64, 8, 8)
+        layer = nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, activation="gelu", batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.head(self.layers(self.patches(x).flatten(2).transpose(1, 2)).mean(1))
+
+
+def small_resnet():
+    return zoo.load("resnet18", num_classes=10, image_size=32)
+
+
+def python_calls(step):
+    """Calls of Python functions and built-in ones in one step, in whatever thread."""
+    count = 0
+
+    def profiler(_frame, event, _arg):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    threading.setprofile(profiler)
+    sys.setprofile(profiler)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return count
+
+
+def calls_of_a_steady_step(model):
+    x, labels = torch.randn(4, 3, 32, 32), torch.randint(10, (4,))
+
+    def step():
+        F.cross_entropy(model(x), labels).backward()
+
+    for _ in range(STEADY):
+        step()
+    return python_calls(step)
+
+
+@pytest.mark.parametrize(("make", "most"), [(SmallViT, 1.05), (small_resnet, 8.0)], ids=["nothing gained", "ResNet-18"])
+def test_python_calls_of_a_steady_step(make, most):
+    plain = calls_of_a_steady_step(make().train())
+    own = calls_of_a_steady_step(gistkit.compress(make().train()))
+    assert own <= most * plain
