@@ -48,6 +48,9 @@ class Form:
     made_by_op: bool = False
     size: Size | None = field(default=None, compare=False, repr=False)
 
+    def __reduce__(self) -> tuple:
+        return _named, (self.name,)
+
     @property
     def values(self) -> bool:
         """Whether backward finds the values, rounded where the form rounds."""
@@ -139,3 +142,11 @@ _ROWS = (
 )
 FORMS: dict[str, Form] = {form.name: form for form in _ROWS}
 """Every form by its name."""
+
+
+def _named(name: str) -> Form:
+    """The form of that name: what a pickled one is found by."""
+    return FORMS[name]
+
+
+__all__ = ["DECODING", "FORMS", "KERNEL_DTYPES", "NEVER", "OPERATORS", "RERUN", "STAY", "Form"]

@@ -72,7 +72,7 @@ def test_what_differs_besides_is_what_is_told(rows):
     model, x = Alone(lambda x: x, 0), torch.randn(ROWS, 3, 16, 16)
     twin, part = gistkit.compress(model, planned(copy.deepcopy(model), x, "least")), x[:rows]
     with (
-        pytest.raises(PlanMismatchError, match=r"got call 0 to be conv2d .*bfloat16.*under the autocast"),
+        pytest.raises(PlanMismatchError, match=r"got call 0 to be conv2d .*bfloat16.*planned under no autocast"),
         torch.autocast("cpu", torch.bfloat16),
     ):
         twin(part)
