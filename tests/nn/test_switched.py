@@ -14,7 +14,6 @@ from gistkit.nn.switched import switched
 from gistkit.planning.cost.devices import PRESETS
 from gistkit.planning.cost.part_algorithms import DEFAULT, SWITCHES, by_part, is_switched
 from gistkit.planning.cost.times import step_fingerprint
-from gistkit.profiling import task_timer as runtime_times
 
 H200 = PRESETS["h200"]
 MIB = 2**20
@@ -91,31 +90,6 @@ def test_a_budget_may_ask_for_less_workspace():
     assert raised.value.least_bytes["bitwise"] > 110 * MIB
 
 
-def test_on_a_cpu_there_is_nothing_to_switch(monkeypatch):
-    model, x = step()
-    assert gistkit.measure(model, x).convolutions == {}
-    # As a CUDA build would: each switch measured, that which does not fit left out.
-    seen = []
-    original = runtime_times.measured_step
-
-    def measured(*args, **options):
-        seen.append(now())
-        if now() == SWITCHES["benchmark"]:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return original(*args, **options)
-
-    monkeypatch.setattr(runtime_times, "measured_step", measured)
-    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
-    monkeypatch.setattr(runtime_times, "device_name", lambda *_: "NVIDIA H200")
-    graph = capture(model, (x,), backward=True)
-    found = runtime_times.step_times(graph, H200, model, runtime_times.Work((x,), {}), repeats=1)
-    assert seen == [now(), SWITCHES["benchmark"], SWITCHES["deterministic"]] and now() == seen[0]
-    assert set(found.convolutions) == {DEFAULT, "deterministic"}
-    convs = {t.index for t in graph.tasks if t.conv is not None}
-    assert set(found.convolutions[DEFAULT]) == convs
-    assert all(pair == (found.seconds[t], 0) for t, pair in found.convolutions[DEFAULT].items())
-
-
 class Seen(TorchDispatchMode):
     """The switches under which every convolution and gradient ran."""
 
@@ -156,21 +130,6 @@ def test_the_runtime_runs_under_the_planned_switches(fidelity):
     assert between == before == now()
     # A CPU has nothing to switch: the same bits.
     assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
-
-
-def test_each_part_has_its_own():
-    model, x = step()
-    plan = gistkit.plan(model, x, hardware="cpu", policy="gist")
-    told = by_part({"forward": "benchmark", "weight": "", "input": "deterministic"})
-    choices = [replace(c, algorithm=told) for c in plan.choices if c.op == "conv2d"]
-    choices += [CallChoice(n, "conv2d", algorithm=told) for n in (0, 2) if n not in {c.covered for c in choices}]
-    others = [c for c in plan.choices if c.op != "conv2d"]
-    gistkit.compress(model, replace(plan, choices=(*others, *choices)))
-    before = now()
-    model(x)
-    seen, _, _ = run(model, x)
-    assert seen.forward == [SWITCHES["benchmark"]] * 2 and seen.input == [SWITCHES["deterministic"]]
-    assert seen.weight == [before] * 2
 
 
 def test_a_segment_runs_anew_under_the_switches_of_its_forward():
