@@ -15,7 +15,7 @@ from gistkit.api.hardware import hardware_of
 from gistkit.capture import capture, check_rows, check_runs_in_python, rows, spread
 from gistkit.errors import CaptureError
 from gistkit.ir import SavedGraph, goes_as, uncollected
-from gistkit.planning.cost import Hardware, parse_budget
+from gistkit.planning.cost import Hardware
 from gistkit.planning.simulate import trains_batch_norm
 
 
@@ -32,20 +32,14 @@ def step_on(
 
     With a ``loss_fn`` the first item of the batch is the model's input (:func:`gistkit.capture.batch.spread`) and the
     others are the loss's: ``loss_fn(model(batch[0]), *batch[1:])``; without one the step is that of ``model(*batch)``.
-    Raises TypeError, ValueError and CaptureError in the name of ``caller``, for settings among the batch too.
+    Raises TypeError, ValueError and CaptureError in the name of ``caller``.
     """
     _check(caller, model, batch, loss_fn)
     hardware = hardware_of(caller, model, batch, which)
     args, kwargs = (batch, {}) if loss_fn is None else spread(batch[0])
     targets = () if loss_fn is None else batch[1:]
-    _check_call(caller, model, args, kwargs, batch, loss_fn is not None)
-    try:
-        return capture(model, args, kwargs, backward=True, loss_fn=loss_fn, targets=targets), hardware
-    except CaptureError as error:
-        among = _settings_among(batch)
-        if not among:
-            raise
-        raise CaptureError(f"{error}{among}") from error.__cause__
+    _check_call(caller, model, args, kwargs, loss_fn is not None)
+    return capture(model, args, kwargs, backward=True, loss_fn=loss_fn, targets=targets), hardware
 
 
 def may_be_cut(graph: SavedGraph, per_sub_batch_norm: object) -> bool:
@@ -98,11 +92,6 @@ def _check(caller: str, model: torch.nn.Module, batch: tuple, loss_fn: Callable 
             f"{caller}: batch must hold the model's inputs, got no tensor; pass them after the model, real, fake or on "
             'the meta device: torch.empty(64, 3, 224, 224, device="meta")'
         )
-    budget = next((item for item in batch if isinstance(item, str) and _is_budget(item)), None)
-    if budget is not None and caller == "plan":
-        raise ValueError(
-            f"{caller}: budget must be given by name, got {budget!r} among the batch; pass budget={budget!r} behind it"
-        )
     rowed = (t for t in tree_flatten(batch)[0] if isinstance(t, torch.Tensor) and t.dim() > 0)
     first = next(rowed, None)
     if first is not None and not len(first):
@@ -112,14 +101,7 @@ def _check(caller: str, model: torch.nn.Module, batch: tuple, loss_fn: Callable 
         )
 
 
-def _is_budget(item: str) -> bool:
-    try:
-        return parse_budget(item, 100) is not None and not item.strip().isdigit()
-    except ValueError:
-        return False
-
-
-def _check_call(caller: str, model: torch.nn.Module, args: tuple, kwargs: dict, batch: tuple, with_loss: bool) -> None:
+def _check_call(caller: str, model: torch.nn.Module, args: tuple, kwargs: dict, with_loss: bool) -> None:
     """Raise TypeError where the model's forward does not take what it would be called with."""
     try:
         signature = inspect.signature(model.forward)
@@ -140,18 +122,8 @@ def _check_call(caller: str, model: torch.nn.Module, args: tuple, kwargs: dict, 
         what = "the first item of the batch" if with_loss else "the batch"
         raise TypeError(
             f"{caller}: {what} must be what {type(model).__name__}.forward takes, got {len(args) + len(kwargs)} "
-            f"argument(s) for it ({error}); {remedy}{_settings_among(batch)}"
+            f"argument(s) for it ({error}); {remedy}; budget and loss_fn go by name"
         ) from None
-
-
-def _settings_among(batch: tuple) -> str:
-    """A remark on what ends a batch and looks like another argument; empty where nothing does."""
-    last = batch[-1]
-    if isinstance(last, int) and not isinstance(last, bool):
-        return f"; {last} ends the batch: a budget goes by name, budget={last}"
-    if callable(last) and not isinstance(last, torch.Tensor):
-        return f"; a {type(last).__name__} ends the batch: a loss function goes by name, loss_fn=..."
-    return ""
 
 
 __all__ = ["may_be_cut", "step_on", "with_least_rows"]

@@ -11,7 +11,7 @@ from rich.table import Table
 from gistkit.commands.wrong import HelpFormatter, InputError, claim, write
 from gistkit.planning.cost import GIB, Hardware
 from gistkit.profiling import calibrate, keep_calibration
-from gistkit.report import console
+from gistkit.report import console, table
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -45,22 +45,20 @@ def run(options: argparse.Namespace) -> int:
 
 def hardware_table(hardware: Hardware) -> Table:
     """The figures of a device as a table, a row a figure."""
-    table = Table(title=hardware.name)
-    table.add_column("figure")
-    table.add_column("value", justify="right")
-    table.add_row("memory GiB", f"{hardware.memory_bytes / GIB:.1f}")
-    table.add_row("copy GB/s, read and written", f"{hardware.memory_gbps:.1f}")
+    shown = table(hardware.name, "figure", ">value")
+    shown.add_row("memory GiB", f"{hardware.memory_bytes / GIB:.1f}")
+    shown.add_row("copy GB/s, read and written", f"{hardware.memory_gbps:.1f}")
     if hardware.has_link:
-        table.add_row("device to host GB/s", f"{hardware.d2h_gbps:.1f}")
-        table.add_row("host to device GB/s", f"{hardware.h2d_gbps:.1f}")
-        table.add_row("both at once GB/s", f"{hardware.both_gbps:.1f}")
+        shown.add_row("device to host GB/s", f"{hardware.d2h_gbps:.1f}")
+        shown.add_row("host to device GB/s", f"{hardware.h2d_gbps:.1f}")
+        shown.add_row("both at once GB/s", f"{hardware.both_gbps:.1f}")
     for dtype, rate in hardware.flops.items():
-        table.add_row(f"{dtype} TFLOP/s", f"{rate / 1e12:.3f}")
-    table.add_row("launch us", f"{hardware.launch_s * 1e6:.2f}")
+        shown.add_row(f"{dtype} TFLOP/s", f"{rate / 1e12:.3f}")
+    shown.add_row("launch us", f"{hardware.launch_s * 1e6:.2f}")
     if hardware.host_s or hardware.runtime_host_s:
-        table.add_row(
+        shown.add_row(
             "host us a task, plain and under gistkit",
             f"{hardware.host_s * 1e6:.1f}, {hardware.runtime_host_s * 1e6:.1f}",
         )
-    table.add_row("codecs, times the H200's passes", f"{hardware.codec_slowdown:.2f}")
-    return table
+    shown.add_row("codecs, times the H200's passes", f"{hardware.codec_slowdown:.2f}")
+    return shown

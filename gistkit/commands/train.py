@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 
@@ -19,8 +17,6 @@ from gistkit.report import console
 from gistkit.training import Comparison, RunResult, TrainResult, TrainSettings, plot_memory
 
 MIB = 2**20
-PATIENCE_S = 2.0
-"""Longer than this, a bar says how many images have been looked at."""
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -83,29 +79,15 @@ def _prepare(options: argparse.Namespace) -> Comparison:
     try:
         settings = TrainSettings(**values)
         claim(options.json, plot=options.plot)
-        begin, progress = time.monotonic(), _progress(transient=True)
-        task = progress.add_task("")
-        with ExitStack() as bar:
-
-            def on_image(name: str, done: int, count: int) -> None:
-                progress.update(task, description=f"checking {printable(name)}", completed=done, total=count)
-                if time.monotonic() - begin > PATIENCE_S and not progress.live.is_started:
-                    bar.enter_context(progress)
-
-            return Comparison(settings, on_image=on_image)
+        with Console(stderr=True).status("looking at the images"):
+            return Comparison(settings)
     except (ValueError, TypeError) as error:
         raise InputError(error) from error
 
 
-def _progress(transient: bool = False) -> Progress:
-    bars = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(
-        TextColumn("{task.description}", markup=False), *bars, console=Console(stderr=True), transient=transient
-    )
-
-
 def _with_progress(comparison: Comparison, steps: int) -> TrainResult:
-    with _progress() as progress:
+    bars = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(TextColumn("{task.description}"), *bars, console=Console(stderr=True)) as progress:
         tasks = {name: progress.add_task(f"{name:>10}", total=steps, start=False) for name in comparison.names}
 
         def on_step(name: str, done: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
@@ -78,21 +79,7 @@ def memory_format_of(x: torch.Tensor) -> torch.memory_format:
     """
     if is_channels_last(x):
         return torch.channels_last
-    if x.dim() != 4 or (not x.is_contiguous(memory_format=torch.channels_last) and x.is_contiguous()):
-        return torch.contiguous_format
-    return torch.channels_last if _strides_say_channels_last(x) else torch.contiguous_format
-
-
-def _strides_say_channels_last(x: torch.Tensor) -> bool:
-    sizes, strides = x.shape, x.stride()
-    if strides[1] == 0:
-        return False
-    least = 0
-    for d in (1, 3, 2, 0):
-        if sizes[d] == 0 or strides[d] < least or (d == 0 and least == strides[1]):
-            return False
-        least = strides[d] * max(sizes[d], 1)
-    return True
+    return suggest_memory_format(x) if x.dim() == 4 else torch.contiguous_format
 
 
 def strides_of(shape: tuple[int, ...], layout: torch.memory_format) -> tuple[int, ...]:

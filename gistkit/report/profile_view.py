@@ -93,16 +93,11 @@ class Profile:
         return json.dumps(asdict(self))
 
     def __str__(self) -> str:
-        return profile_text(self)
+        return rendered(profile_tables(self))
 
 
 WIDE_COLUMNS = ("layer", "kind", ">X", ">Y", ">workspace", ">weights", ">forward", ">backward", ">reuse")
 NARROW_COLUMNS = ("layer", ">X", ">Y", ">work", ">weights", ">fwd", ">bwd", ">reuse")
-
-
-def profile_text(profile: Profile) -> str:
-    """All tables as text."""
-    return rendered(profile_tables(profile))
 
 
 def profile_tables(profile: Profile, wide: bool = True) -> list[Table]:
@@ -174,4 +169,4 @@ def _layers(profile: Profile, wide: bool) -> Table:
     return shown
 
 
-__all__ = ["TITLES", "LayerProfile", "Profile", "TaskProfile", "profile_tables", "profile_text", "told"]
+__all__ = ["TITLES", "LayerProfile", "Profile", "TaskProfile", "profile_tables", "told"]

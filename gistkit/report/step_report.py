@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from gistkit.errors import CompressError
 from gistkit.ir import Plan
+from gistkit.report.tables import MIB, rendered, table
 from gistkit.runtime import Engine, Row, StepStats, compressed_forward, denser
 
-MIB = 2**20
 SHOWN = 40
+WIDTH = 150
 
 
 def _mib(nbytes: int) -> str:
@@ -88,12 +88,7 @@ class Report:
         return self.stats.plain_bytes / self.stats.kept_bytes
 
     def __str__(self) -> str:
-        console = Console(width=150, record=True, file=None, quiet=True, markup=False, emoji=False)
-        with console.capture() as captured:
-            console.quiet = False
-            for part in self._parts():
-                console.print(part)
-        return captured.get()
+        return rendered(self._parts(), WIDTH)
 
     def _parts(self) -> list:
         promise = [] if self.budget is None else self.budget.lines()
@@ -103,21 +98,17 @@ class Report:
 
     @staticmethod
     def _table(rows: tuple[Row, ...]) -> Table:
-        table = Table(title="kept for backward, largest first")
-        for name in ("module", "op", "shape", "codec"):
-            table.add_column(name)
-        for name in ("plain MiB", "kept MiB"):
-            table.add_column(name, justify="right")
-        table.add_column("why")
+        columns = ("module", "op", "shape", "codec", ">plain MiB", ">kept MiB", "why")
+        shown = table("kept for backward, largest first", *columns, wrap=True)
         ordered = sorted(rows, key=lambda r: -max(r.plain_bytes, r.kept_bytes))
         for r in ordered[:SHOWN]:
             shape = "x".join(map(str, r.shape))
-            table.add_row(r.module, r.op, shape, r.codec, _mib(r.plain_bytes), _mib(r.kept_bytes), r.reason)
+            shown.add_row(r.module, r.op, shape, r.codec, _mib(r.plain_bytes), _mib(r.kept_bytes), r.reason)
         rest = ordered[SHOWN:]
         if rest:
             plain, kept = sum(r.plain_bytes for r in rest), sum(r.kept_bytes for r in rest)
-            table.add_row(f"{len(rest)} smaller ones", "", "", "", _mib(plain), _mib(kept), "all in report.stats.rows")
-        return table
+            shown.add_row(f"{len(rest)} smaller ones", "", "", "", _mib(plain), _mib(kept), "all in report.stats.rows")
+        return shown
 
     def _totals(self, stats: StepStats) -> str:
         kept = f"kept {stats.kept_bytes / MIB:.2f} MiB"

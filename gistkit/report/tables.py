@@ -40,11 +40,12 @@ def rendered(parts: Iterable[RenderableType], width: int = 120) -> str:
     return captured.get()
 
 
-def table(title: str, *columns: str, **style) -> Table:
-    """A table without rows; the name of a column of numbers begins with ``>``, which aligns it on the right."""
+def table(title: str, *columns: str, wrap: bool = False, **style) -> Table:
+    """A table without rows; the name of a column of numbers begins with ``>``, which aligns it on the right. ``wrap``:
+    cells may take several lines."""
     made = Table(title=title, **style)
     for name in columns:
-        made.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", no_wrap=True)
+        made.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", no_wrap=not wrap)
     return made
 
 

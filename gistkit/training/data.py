@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from gistkit.errors import DataError
-from gistkit.training.folder import ImageFolder, OnImage
+from gistkit.training.folder import ImageFolder
 
 DIGITS_MEAN, DIGITS_STD = (0.305,) * 3, (0.376,) * 3
 DIGITS_TEST_EVERY = 5
@@ -31,11 +31,8 @@ class ImageSet(Protocol):
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def check(self, drawn: Collection[int], on_image: OnImage) -> None:
-        """Look at every image, and decode those of these indices. Raises DataError naming the first bad file.
-
-        ``on_image(name, images looked at, images)`` is called along the way.
-        """
+    def check(self, drawn: Collection[int]) -> None:
+        """Look at every image, and decode those of these indices. Raises DataError naming the first bad file."""
         ...
 
     def pixels(self, indices: Sequence[int]) -> torch.Tensor:
@@ -58,7 +55,7 @@ class Digits:
         self._images = torch.as_tensor(bunch.images, dtype=torch.float32)[chosen]
         self._image_size = image_size
 
-    def check(self, drawn: Collection[int], on_image: OnImage) -> None:
+    def check(self, drawn: Collection[int]) -> None:
         """They come with scikit-learn."""
 
     def pixels(self, indices: Sequence[int]) -> torch.Tensor:

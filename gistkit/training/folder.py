@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,6 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 """What Pillow may take a file for, whatever its name says: its other decoders start programs or are hardly tried."""
 MOST_PIXELS, MOST_BYTES = 2**26, 2**28
 """Of one file: 8,192 x 8,192 pixels, 256 MiB."""
-CHUNK = 64
-"""Files looked at between two calls of ``on_image``."""
-OnImage = Callable[[str, int, int], None]
 
 
 class ImageFolder:
@@ -47,7 +44,7 @@ class ImageFolder:
         self._cache = torch.empty(shape, dtype=torch.uint8) if torch.Size(shape).numel() <= CACHE_BYTES else None
         self._cached = [False] * len(self._paths)
 
-    def check(self, drawn: Collection[int], on_image: OnImage) -> None:
+    def check(self, drawn: Collection[int]) -> None:
         """Open every file, which reads its header, and decode those of these indices.
 
         A truncated file has a whole header, so that only decoding finds it; decoding all of a large folder would take
@@ -60,14 +57,10 @@ class ImageFolder:
             else:
                 open_image(self._paths[i]).close()
 
-        count = len(self._paths)
         with warnings.catch_warnings(), ThreadPoolExecutor(_workers()) as pool:
             # Pillow's own limit only warns at first; MOST_PIXELS is below it.
             warnings.simplefilter("ignore", _pillow().DecompressionBombWarning)
-            for start in range(0, count, CHUNK):
-                stop = min(start + CHUNK, count)
-                list(pool.map(look, range(start, stop)))
-                on_image(self.name, stop, count)
+            list(pool.map(look, range(len(self._paths))))
 
     def pixels(self, indices: Sequence[int]) -> torch.Tensor:
         """Images as uint8 (len(indices), 3, S, S). Raises DataError naming the first file that is no image."""

@@ -25,7 +25,6 @@ import torch.nn.functional as F
 from gistkit.errors import GistError, ModelError
 from gistkit.runtime import LiveBytes, compress, does_not_fit
 from gistkit.training.data import ImageSet, batches, inputs, open_images, orders
-from gistkit.training.folder import OnImage
 from gistkit.training.result import RunResult, TrainResult, TrainSettings
 from gistkit.version import VERSION
 from gistkit.zoo import load
@@ -52,14 +51,13 @@ def train(
 class Comparison:
     """The images looked at, the network built, the format checked: all that can be wrong with the settings shows here.
 
-    ``on_image(set, images looked at, images)`` is called along the way. Arguments and errors as for :func:`train`.
+    Arguments and errors as for :func:`train`.
     """
 
     def __init__(
         self,
         settings: TrainSettings,
         compress: Callable[..., torch.nn.Module] = compress,
-        on_image: OnImage = lambda name, done, count: None,
     ) -> None:
         self._settings = settings
         self._compress = compress
@@ -67,9 +65,9 @@ class Comparison:
         self._images, self._test_images = open_images(settings.data, settings.image_size)
         torch.manual_seed(settings.seed)
         self._model = load(settings.model, num_classes=len(self._images.classes), image_size=settings.image_size)
-        self._images.check(_drawn(self._images, settings), on_image)
+        self._images.check(_drawn(self._images, settings))
         if self._test_images is not None:
-            self._test_images.check(set(_tested(self._test_images).tolist()), on_image)
+            self._test_images.check(set(_tested(self._test_images).tolist()))
 
     @property
     def names(self) -> tuple[str, ...]:

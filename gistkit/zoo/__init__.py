@@ -40,28 +40,8 @@ from gistkit.zoo.fcn import fcn
 from gistkit.zoo.loading import MODELS, load
 from gistkit.zoo.resnet import resnet18, resnet34, resnet50, resnet101, resnet152, resnet509, resnet851, resnet1202
 
-__all__ = [
-    "MODELS",
-    "alexnet",
-    "fcn",
-    "googlenet",
-    "load",
-    "nin",
-    "overfeat",
-    "resnet18",
-    "resnet34",
-    "resnet50",
-    "resnet101",
-    "resnet152",
-    "resnet509",
-    "resnet851",
-    "resnet1202",
-    "squeezenet",
-    "vgg16",
-    "vgg19",
-    "vgg101",
-    "vgg116",
-    "vgg216",
-    "vgg316",
-    "vgg416",
-]
+__all__ = [  # noqa: RUF022 (by family)
+    "MODELS", "load", "vgg16", "vgg19", "vgg101", "vgg116", "vgg216", "vgg316", "vgg416", "alexnet", "nin", "overfeat",
+    "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnet509", "resnet851", "resnet1202", "squeezenet",
+    "googlenet", "fcn",
+]  # fmt: skip

@@ -7,7 +7,7 @@ import itertools
 import torch
 from torch import nn
 
-from gistkit.zoo.common import centre, is_small, kaiming, relu, require
+from gistkit.zoo.common import centre, is_small, kaiming, relu, require, vgg_features
 
 OVERFEAT_LEAST_IMAGE = 71
 
@@ -78,14 +78,7 @@ class _VGG(nn.Module):
     def __init__(self, depths: tuple[int, ...], num_classes: int, small: bool) -> None:
         super().__init__()
         pooled, units = (1, 512) if small else (7, 4096)
-        layers: list[nn.Module] = []
-        channels = 3
-        for width, depth in zip((64, 128, 256, 512, 512), depths, strict=True):
-            for _ in range(depth):
-                layers += [nn.Conv2d(channels, width, 3, padding=1), relu()]
-                channels = width
-            layers.append(nn.MaxPool2d(2, 2))
-        self.features = nn.Sequential(*layers)
+        self.features = vgg_features(depths)
         self.avgpool = nn.AdaptiveAvgPool2d(pooled)
         hidden = [nn.Linear(units, units), relu(), nn.Dropout()] if pooled > 1 else []
         self.classifier = nn.Sequential(

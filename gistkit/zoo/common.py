@@ -63,3 +63,15 @@ def centre(model: nn.Module) -> None:
 def relu() -> nn.Module:
     """torchvision's ReLU: in place."""
     return nn.ReLU(inplace=True)
+
+
+def vgg_features(depths: tuple[int, ...], padding: int = 1, ceil_mode: bool = False) -> nn.Sequential:
+    """VGG's five groups of so many 3x3 convolutions with a max-pool behind each; ``padding`` of the first."""
+    layers: list[nn.Module] = []
+    channels = 3
+    for width, depth in zip((64, 128, 256, 512, 512), depths, strict=True):
+        for _ in range(depth):
+            layers += [nn.Conv2d(channels, width, 3, padding=1 if layers else padding), relu()]
+            channels = width
+        layers.append(nn.MaxPool2d(2, 2, ceil_mode=ceil_mode))
+    return nn.Sequential(*layers)

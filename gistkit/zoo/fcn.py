@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gistkit.zoo.common import kaiming, relu, require
-
-LEAST_IMAGE = 32
+from gistkit.zoo.common import LEAST_IMAGE, kaiming, relu, require, vgg_features
 
 
 def fcn(num_classes: int = 21, image_size: int = 500) -> nn.Module:
@@ -24,14 +22,7 @@ def fcn(num_classes: int = 21, image_size: int = 500) -> nn.Module:
 class _FCN32s(nn.Module):
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        layers: list[nn.Module] = []
-        channels = 3
-        for width, depth in zip((64, 128, 256, 512, 512), (2, 2, 3, 3, 3), strict=True):
-            for _ in range(depth):
-                layers += [nn.Conv2d(channels, width, 3, padding=100 if channels == 3 else 1), relu()]
-                channels = width
-            layers.append(nn.MaxPool2d(2, 2, ceil_mode=True))
-        self.features = nn.Sequential(*layers)
+        self.features = vgg_features((2, 2, 3, 3, 3), padding=100, ceil_mode=True)
         self.fc6, self.fc7 = nn.Conv2d(512, 4096, 7), nn.Conv2d(4096, 4096, 1)
         self.relu, self.drop = relu(), nn.Dropout2d()
         self.score = nn.Conv2d(4096, num_classes, 1)

@@ -15,29 +15,11 @@ from gistkit.zoo.concat import googlenet, squeezenet
 from gistkit.zoo.fcn import fcn
 from gistkit.zoo.resnet import resnet18, resnet34, resnet50, resnet101, resnet152, resnet509, resnet851, resnet1202
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "vgg16": vgg16,
-    "vgg19": vgg19,
-    "alexnet": alexnet,
-    "nin": nin,
-    "resnet18": resnet18,
-    "resnet34": resnet34,
-    "resnet50": resnet50,
-    "resnet101": resnet101,
-    "resnet152": resnet152,
-    "squeezenet": squeezenet,
-    "googlenet": googlenet,
-    "overfeat": overfeat,
-    "resnet509": resnet509,
-    "resnet851": resnet851,
-    "resnet1202": resnet1202,
-    "fcn": fcn,
-    "vgg101": vgg101,
-    "vgg116": vgg116,
-    "vgg216": vgg216,
-    "vgg316": vgg316,
-    "vgg416": vgg416,
-}
+NETWORKS: tuple[Callable[..., nn.Module], ...] = (
+    vgg16, vgg19, alexnet, nin, resnet18, resnet34, resnet50, resnet101, resnet152, squeezenet, googlenet, overfeat,
+    resnet509, resnet851, resnet1202, fcn, vgg101, vgg116, vgg216, vgg316, vgg416,
+)  # fmt: skip
+MODELS = {make.__name__: make for make in NETWORKS}
 
 
 def load(name: str, num_classes: int = 1000, image_size: int = 224) -> nn.Module:

@@ -43,7 +43,7 @@ def resnet509(num_classes: int = 1000, image_size: int = 32) -> nn.Module:
     3 * 169 + 2: bottlenecks of three convolutions, 56, 57 and 56 in the three stages.
     """
     require(image_size, LEAST_IMAGE)
-    return CifarBottleneckResNet((56, 57, 56), num_classes)
+    return CifarResNet(_Bottleneck, (56, 57, 56), num_classes)
 
 
 def resnet851(num_classes: int = 1000, image_size: int = 32) -> nn.Module:
@@ -52,7 +52,7 @@ def resnet851(num_classes: int = 1000, image_size: int = 32) -> nn.Module:
     Input (N, 3, image_size, image_size).
     """
     require(image_size, LEAST_IMAGE)
-    return CifarBottleneckResNet((94, 95, 94), num_classes)
+    return CifarResNet(_Bottleneck, (94, 95, 94), num_classes)
 
 
 def resnet1202(num_classes: int = 1000, image_size: int = 32) -> nn.Module:
@@ -61,7 +61,7 @@ def resnet1202(num_classes: int = 1000, image_size: int = 32) -> nn.Module:
     The paper trains it with 10 classes: 19.4 M parameters. It is the same at every image size.
     """
     require(image_size, LEAST_IMAGE)
-    return CifarResNet(200, num_classes)
+    return CifarResNet(_BasicBlock, (200, 200, 200), num_classes)
 
 
 def _shortcut(width_in: int, width_out: int, stride: int) -> nn.Module | None:
@@ -167,39 +167,19 @@ class _ResNet(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """He et al. (2016), section 4.2: three stages of ``depth`` basic blocks, 6 * depth + 2 layers, option A."""
+    """He et al. (2016), section 4.2: three stages of so many blocks, option A."""
 
-    def __init__(self, depth: int, num_classes: int) -> None:
+    def __init__(self, block: Block, depths: tuple[int, int, int], num_classes: int) -> None:
         super().__init__()
+        wide = block.expansion
         self.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(16)
         self.relu = relu()
-        self.layer1 = _stage(_BasicBlock, 16, 16, depth, 1, _zero_padded_shortcut)
-        self.layer2 = _stage(_BasicBlock, 16, 32, depth, 2, _zero_padded_shortcut)
-        self.layer3 = _stage(_BasicBlock, 32, 64, depth, 2, _zero_padded_shortcut)
+        self.layer1 = _stage(block, 16, 16, depths[0], 1, _zero_padded_shortcut)
+        self.layer2 = _stage(block, 16 * wide, 32, depths[1], 2, _zero_padded_shortcut)
+        self.layer3 = _stage(block, 32 * wide, 64, depths[2], 2, _zero_padded_shortcut)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(64, num_classes)
-        kaiming(self)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.relu(self.bn1(self.conv1(x)))
-        x = self.layer3(self.layer2(self.layer1(x)))
-        return self.fc(torch.flatten(self.avgpool(x), 1))
-
-
-class CifarBottleneckResNet(nn.Module):
-    """He et al. (2016), section 4.2, with bottlenecks: three stages, 3 * sum(depths) + 2 layers, option A."""
-
-    def __init__(self, depths: tuple[int, int, int], num_classes: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(16)
-        self.relu = relu()
-        self.layer1 = _stage(_Bottleneck, 16, 16, depths[0], 1, _zero_padded_shortcut)
-        self.layer2 = _stage(_Bottleneck, 64, 32, depths[1], 2, _zero_padded_shortcut)
-        self.layer3 = _stage(_Bottleneck, 128, 64, depths[2], 2, _zero_padded_shortcut)
-        self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(256, num_classes)
+        self.fc = nn.Linear(64 * wide, num_classes)
         kaiming(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -126,15 +126,8 @@ def test_sparse_gradients_have_no_storage_to_plan():
             (X, T, F.cross_entropy),
             {"loss_fn": None},
             TypeError,
-            r"too many positional .*; a function ends the batch: a loss function goes by name, loss_fn=...$",
+            r"too many positional .*; budget and loss_fn go by name$",
         ),
-        (
-            (X, T, "70%"),
-            {},
-            ValueError,
-            r"^plan: budget must be given by name, got '70%' among the batch; pass budget=",
-        ),
-        ((X, T, 2**20), {}, gistkit.CaptureError, r"1048576 ends the batch: a budget goes by name, budget=1048576$"),
         (
             (X, T),
             {"density": {"1": 0.5}},

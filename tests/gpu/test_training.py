@@ -5,7 +5,7 @@ import torch
 
 from gistkit.runtime.live import LiveBytes
 from gistkit.training import TrainSettings, train
-from gistkit.zoo.resnet import CifarBottleneckResNet, CifarResNet
+from gistkit.zoo.resnet import CifarResNet, _BasicBlock, _Bottleneck
 from tests.support.training import assert_same_training, batches
 
 pytestmark = pytest.mark.gpu
@@ -32,7 +32,9 @@ def test_lossless_training_equals_plain_and_needs_less_device_memory():
         assert run.device_peak_bytes is not None and run.device_peak_bytes >= run.peak_bytes
 
 
-@pytest.mark.parametrize("make", [lambda: CifarResNet(1, 10), lambda: CifarBottleneckResNet((1, 1, 1), 10)])
+@pytest.mark.parametrize(
+    "make", [lambda: CifarResNet(_BasicBlock, (1, 1, 1), 10), lambda: CifarResNet(_Bottleneck, (1, 1, 1), 10)]
+)
 def test_steps_whose_first_data_do_not_tell_arithmetics_apart(make):
     """The means of their first batch norms are next to nothing, by which two arithmetics give the first step's bits."""
     torch.manual_seed(0)

@@ -99,10 +99,6 @@ def test_a_test_class_without_training_images_is_refused(tmp_path):
         data.open_images(str(tmp_path), 32)
 
 
-def silent(name, done, count):
-    """No bar."""
-
-
 @pytest.mark.parametrize("drawn", [False, True])
 @pytest.mark.parametrize(
     ("content", "text"),
@@ -140,19 +136,17 @@ def test_every_file_is_looked_at_before_training(folder, content, text, drawn, m
         path.symlink_to(content)
     train, _ = data.open_images(str(folder), 32)
     with pytest.raises(DataError, match=rf"bee/2\.png {text}") if text else nullcontext():
-        train.check({6} if drawn else set(), silent)
+        train.check({6} if drawn else set())
 
 
 def test_images_that_are_drawn_are_decoded_before_training(folder):
     """A truncated file has a whole header."""
     path = folder / "bee" / "2.png"
     path.write_bytes(path.read_bytes()[:-30])
-    seen = []
     train, _ = data.open_images(str(folder), 32)
-    train.check({0, 5}, lambda *progress: seen.append(progress))
-    assert seen == [(str(folder), 8, 8)]
+    train.check({0, 5})
     with pytest.raises(DataError, match=r"bee/2\.png cannot be read as an image \(.+\); replace or remove it"):
-        train.check({0, 6}, silent)
+        train.check({0, 6})
 
 
 @pytest.mark.parametrize(("source", "package", "extra"), [("digits", "sklearn", "digits"), ("folder", "PIL", "images")])

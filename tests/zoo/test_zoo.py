@@ -8,7 +8,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gistkit import zoo
-from gistkit.zoo.resnet import CifarResNet
+from gistkit.zoo.resnet import CifarResNet, _BasicBlock
 
 # torchvision's documentation gives the counts; of the others they were summed by hand from the papers' tables.
 PARAMETERS = {
@@ -92,7 +92,7 @@ def test_fcn_count_and_shape():
 
 def test_option_a_shortcut_takes_every_second_pixel_and_pads_with_zeros():
     x = torch.arange(2 * 16 * 5 * 5.0).reshape(2, 16, 5, 5)
-    y = CifarResNet(1, 10).get_submodule("layer2.0.downsample")(x)
+    y = CifarResNet(_BasicBlock, (1, 1, 1), 10).get_submodule("layer2.0.downsample")(x)
     assert torch.equal(y[:, :16], x[:, :, ::2, ::2])
     assert y.shape == (2, 32, 3, 3) and y[:, 16:].count_nonzero() == 0
 
