@@ -16,7 +16,7 @@ from bench.papers.gist_deep import largest_batch
 from bench.papers.library_view import library_view
 from bench.papers.networks import Captures, alexnet_2012, overfeat_accurate, vgg101_early
 from bench.papers.vdnn_cases import Case as Managed
-from gistkit.planning.policies.gist import BINARIZE, DPR, SSDC
+from gistkit.planning.policies.gist_rules import BINARIZE, DPR, SSDC
 from tests.support.step_graphs import chain
 
 SHEET = Sheet("vdnn", "titanx", "abc", "2026-01-01")

@@ -16,7 +16,7 @@ from gistkit.errors import PlanError
 from gistkit.ir.queries import Reading
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.forms.rounding import may_narrow
-from gistkit.planning.policies.gist import gist
+from gistkit.planning.policies.gist_rules import gist
 from gistkit.planning.policies.optimal.attempt import Attempt
 from gistkit.planning.simulate.simulator import Simulator
 from tests.planning.policies.test_optimal_sound import choices

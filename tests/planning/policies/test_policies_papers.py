@@ -12,7 +12,7 @@ from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.forms import make_plan, own_decisions
 from gistkit.planning.policies.checkpoint import checkpoint, cuts
-from gistkit.planning.policies.gist import gist, gist_budget
+from gistkit.planning.policies.gist_rules import gist, gist_budget
 from gistkit.planning.policies.plain import plain
 from gistkit.planning.policies.registry import POLICIES
 from gistkit.planning.policies.vdnn.offload import vdnn
