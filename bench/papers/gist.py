@@ -16,7 +16,7 @@ from bench.papers.networks import TITLES, Captures, alexnet_2012, overfeat_accur
 from bench.papers.vdnn_cases import Case as Swapped
 from gistkit.api.profiling import stashed_bytes
 from gistkit.formats import mask1_bytes
-from gistkit.planning.policies.gist import BINARIZE, DPR, SSDC
+from gistkit.planning.policies.gist_rules import BINARIZE, DPR, SSDC
 
 BATCH = 64
 DENSITY = 0.353

@@ -21,7 +21,7 @@ from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import CostTable, cost_table
 from gistkit.planning.forms.predicted import held
 from gistkit.planning.policies.convolutions import MEMORY, ConvAlgorithms
-from gistkit.planning.policies.gist import BINARIZE, DPR, SSDC, gist_budget
+from gistkit.planning.policies.gist_rules import BINARIZE, DPR, SSDC, gist_budget
 from gistkit.planning.policies.plain import plain
 from gistkit.planning.simulate.effects import profile
 from gistkit.planning.simulate.intervals import Interval

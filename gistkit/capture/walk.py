@@ -7,7 +7,7 @@ checkpoint starts the recomputation.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,21 +24,27 @@ UNREAD = {
 }
 
 
-def nodes_from(roots: Iterable[torch.Tensor], first: int) -> list[Any]:
-    """Nodes reachable from the tensors' ``grad_fn`` whose sequence number is at least ``first``, leaves left out."""
+def reachable(roots: Iterable[torch.Tensor], inside: Callable[[Any], bool] = lambda node: True) -> Iterator[Any]:
+    """Nodes reachable from the tensors' ``grad_fn``, each once; what is not ``inside`` is no way further."""
     stack: list[Any] = [t.grad_fn for t in roots]
     seen: set[Any] = set()
-    nodes = []
     while stack:
         node = stack.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if is_accumulator(node) or node._sequence_nr() < first:
-            continue
-        nodes.append(node)
-        stack.extend(edge for edge, _ in node.next_functions)
-    return nodes
+        yield node
+        if inside(node):
+            stack.extend(edge for edge, _ in node.next_functions)
+
+
+def nodes_from(roots: Iterable[torch.Tensor], first: int) -> list[Any]:
+    """Nodes reachable from the tensors whose sequence number is at least ``first``, leaves left out."""
+
+    def inside(node: Any) -> bool:
+        return not is_accumulator(node) and node._sequence_nr() >= first
+
+    return [node for node in reachable(roots, inside) if inside(node)]
 
 
 def is_accumulator(node: Any) -> bool:

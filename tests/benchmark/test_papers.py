@@ -14,7 +14,7 @@ from bench.papers.gist_cases import Case as Encoded
 from bench.papers.library_view import library_view
 from bench.papers.networks import Captures, vgg101_early
 from bench.papers.vdnn_cases import Case as Managed
-from gistkit.planning.policies.gist import BINARIZE, DPR, SSDC
+from gistkit.planning.policies.gist_rules import BINARIZE, DPR, SSDC
 from tests.support.step_graphs import chain
 
 SHEET = Sheet("vdnn", "titanx", "abc", "2026-01-01")

@@ -86,30 +86,3 @@ def test_a_graph_module_is_captured_with_all_that_it_has():
     copied: Any = deep_copy(gistkit.restore(model))
     assert [name for name, _ in copied.named_parameters()] == [name for name, _ in model.named_parameters()]
     assert copied.unused is not model.unused and torch.equal(copied(X), model(X))
-
-
-def other(*_):
-    return nn.Identity()
-
-
-def reduced(_):
-    return other, ()
-
-
-def test_what_a_graph_module_has_of_its_own_to_copy_and_pickle_is_asked_and_put_back():
-    model = graphs(made())
-    vars(model).update(__deepcopy__=other, __reduce_ex__=reduced)
-    before = dict(vars(model))
-    for change in (gistkit.compress, gistkit.restore):
-        change(model)
-        assert type(copy.deepcopy(model)) is type(pickle.loads(pickle.dumps(model))) is nn.Identity
-    assert vars(model) == before
-
-
-def test_a_graph_module_that_its_own_functions_make_is_compressed():
-    model: Any = graphs(made())
-    plain, kind = copy.deepcopy(model), type(model)
-    vars(model)["__deepcopy__"] = lambda memo: kind.__deepcopy__(model, memo)
-    copied = copy.deepcopy(gistkit.compress(model))
-    assert compressed_forward(copied) is not None
-    assert_same(plain, copied)

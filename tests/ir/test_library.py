@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from bench.papers.library_view import library_view
+from bench.papers.library_view import FORWARD_ALONE, library_view
 from gistkit.capture.entry import capture
 from gistkit.ir.layer_view import layers
 from gistkit.ir.saved_graph import SavedGraph
@@ -101,3 +101,14 @@ def test_a_view_is_a_whole_graph(make):
             until = max(block.last, *(u.task for u in block.uses)) if block.uses else block.last
             assert block.first <= task.index <= until
     assert SavedGraph.from_json(view.to_json()) == view
+
+
+def test_gists_in_place_is_in_forward_alone():
+    graph = chain(layers=2)
+    view, both = library_view(graph, inplace=FORWARD_ALONE), library_view(graph)
+    relu = layers(view)[1]
+    assert relu.x == relu.y
+    back = view.tasks[relu.backward[0]]
+    gradients = [b for b in back.reads if view.blocks[b].kind == "gradient"]
+    assert not set(back.writes) & set(gradients)
+    assert len(both.blocks) < len(view.blocks) < len(graph.blocks)

@@ -14,7 +14,7 @@ import gistkit
 from gistkit.api.planning import remedy
 from gistkit.capture.entry import capture
 from gistkit.errors import PlanError
-from gistkit.planning.policies.gist import gist
+from gistkit.planning.policies.gist_rules import gist
 from gistkit.runtime.stash.verify import same_bits
 from tests.runtime.test_attacks import images
 

@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gistkit.capture.entry import capture
 from gistkit.ir.plan import CallChoice
-from gistkit.planning.policies.gist import gist
+from gistkit.planning.policies.gist_rules import gist
 
 
 def conv(channels=8, **options):

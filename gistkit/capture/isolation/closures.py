@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from gistkit.capture.walk import is_accumulator
+from gistkit.capture.walk import is_accumulator, reachable
 
 
 class _OnCopy(TorchFunctionMode):
@@ -48,7 +48,8 @@ def others_untouched(loss: torch.Tensor, own: Iterable[torch.Tensor]) -> Iterato
     """Put the gradients of all leaves of a loss back in the end but for those of ``own``: a criterion's parameters, or
     those of a module that the model holds in secret. Meanwhile they have none."""
     ids = {id(t) for t in own}
-    before = [(leaf, leaf.grad) for leaf in _leaves(loss) if id(leaf) not in ids]
+    leaves = (node.variable for node in reachable([loss]) if is_accumulator(node))
+    before = [(leaf, leaf.grad) for leaf in leaves if id(leaf) not in ids]
     for leaf, _ in before:
         leaf.grad = None
     try:
@@ -56,15 +57,3 @@ def others_untouched(loss: torch.Tensor, own: Iterable[torch.Tensor]) -> Iterato
     finally:
         for leaf, grad in before:
             leaf.grad = grad
-
-
-def _leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
-    stack, seen = [loss.grad_fn], set()
-    while stack:
-        node: Any = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if is_accumulator(node):
-            yield node.variable
-        stack.extend(edge for edge, _ in node.next_functions)

@@ -1,4 +1,4 @@
-"""The rules of the Gist policy, one storage at a time; the table is in :mod:`gistkit.planning.policies.gist`."""
+"""The rules of the Gist policy, one storage at a time; the table is in :mod:`gistkit.planning.policies.gist_rules`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from gistkit.ir import Plan
 from gistkit.planning.policies.cdma import cdma
 from gistkit.planning.policies.checkpoint import checkpoint
-from gistkit.planning.policies.gist import gist_budget
+from gistkit.planning.policies.gist_rules import gist_budget
 from gistkit.planning.policies.modnn.modnn import modnn
 from gistkit.planning.policies.optimal.optimal import optimal
 from gistkit.planning.policies.plain import plain

@@ -46,24 +46,17 @@ class Simulation:
     start_s: tuple[float, ...]
 
 
-class Simulator:
+class Simulator(Composer):
     """One graph on one device, for many plans: what does not change is computed once, what every (block, decision)
     does is remembered. Raises PlanError for a graph without tasks."""
-
-    def __init__(self, graph: SavedGraph, costs: CostTable) -> None:
-        self._composer = Composer(graph, costs)
-
-    def profile(self, plan: Plan) -> Profile:
-        """As :func:`gistkit.planning.simulate.effects.profile`."""
-        return self._composer.profile(plan)
 
     def run(self, plan: Plan, *, reserve: int = 0) -> Simulation:
         """As :func:`simulate`."""
         _check_reserve(reserve)
-        composed = self._composer.profile(plan)
+        composed = self.profile(plan)
         memory = memory_bytes(composed.intervals, composed.tasks, reserve)
         peak = max(memory)
-        start_s, stall_s, link = _clock(composed, self._composer.costs)
+        start_s, stall_s, link = _clock(composed, self.costs)
         times = plan.sub_batches
         compute_s, extra_s = sum(composed.task_s), sum(composed.extra_s)
         return Simulation(
@@ -84,7 +77,7 @@ class Simulator:
         today. Nothing is there then while it leaves beside later tasks or because it comes back ahead of its use, so
         this is at most ``run(plan, reserve=reserve).peak_bytes``. Raises what that raises."""
         _check_reserve(reserve)
-        composed = self._composer.profile(plan, synchronous=True)
+        composed = self.profile(plan, synchronous=True)
         return max(memory_bytes(composed.intervals, composed.tasks, reserve))
 
     def issued(self, plan: Plan) -> list[int]:
@@ -96,11 +89,11 @@ class Simulator:
         and with every transfer as the copy that it is today, which takes its turn among the tasks and hides behind
         none. At least ``step_s``, at least the host's own. Sub-batches follow each other, the host not ahead of the
         device between two."""
-        costs = self._composer.costs
+        costs = self.costs
         each_s = costs.hardware.host_s if plan.policy in PLAIN_POLICIES else costs.hardware.runtime_host_s
-        issuing_s = [each_s * count for count in self._composer.issued(plan)]
+        issuing_s = [each_s * count for count in self.issued(plan)]
         sized = {d.storage for d in plan.decisions if d.on_host and d.form.sparse}
-        return plan.sub_batches * _wall_s(self._composer.profile(plan), costs, issuing_s, sized)
+        return plan.sub_batches * _wall_s(self.profile(plan), costs, issuing_s, sized)
 
 
 def simulate(graph: SavedGraph, plan: Plan, costs: CostTable, *, reserve: int = 0) -> Simulation:

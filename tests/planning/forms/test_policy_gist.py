@@ -9,7 +9,7 @@ from gistkit import formats, zoo
 from gistkit.capture.entry import capture
 from gistkit.codecs import CODECS
 from gistkit.ir.plan import Plan
-from gistkit.planning.policies.gist import gist
+from gistkit.planning.policies.gist_rules import gist
 from tests.support.graphs import Double, Functional, N, captured, choice, conv, decision, decisions, fake_batch, the
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gistkit import formats
-from gistkit.planning.policies.gist import gist
+from gistkit.planning.policies.gist_rules import gist
 from tests.support.graphs import N, Residual, captured, conv, decision, decisions, output_of, the
 
 

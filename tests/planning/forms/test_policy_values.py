@@ -10,7 +10,7 @@ from torch import nn
 from gistkit import formats
 from gistkit.capture.entry import capture
 from gistkit.codecs import CODECS
-from gistkit.planning.policies.gist import gist
+from gistkit.planning.policies.gist_rules import gist
 from tests.support.graphs import Apply, N, captured, choice, conv, decision, fake_batch, output_of
 
 RELU_CONV = captured(lambda m, x: m[1](F.relu(m[0](x))), conv(), conv())

@@ -9,7 +9,7 @@ from bench.papers.allocators import dynamic_bytes, feature_maps, investigation_b
 from gistkit.ir.plan import Plan
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.policies.gist import gist
+from gistkit.planning.policies.gist_rules import gist
 from gistkit.planning.simulate.effects import profile
 from gistkit.planning.simulate.intervals import Interval
 from tests.support.step_graphs import pooled

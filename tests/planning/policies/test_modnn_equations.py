@@ -14,7 +14,7 @@ from gistkit.planning.policies.modnn.sub_batch import PAPER, PLAN, lower_bound, 
 from tests.support import modnn_cases as hand
 from tests.support.modnn_cases import FAST_LINK
 from tests.support.planning_cases import T, X, net
-from tests.support.step_graphs import chain, forked, pooled
+from tests.support.step_graphs import chain, pooled
 
 
 def figure_4():
@@ -47,23 +47,6 @@ def test_of_runs_of_equal_delay_the_one_needed_last_goes_then_the_one_that_moves
     assert scheme(lambda run: 0.0, {**needs, 2: 5}, saved=[5]) == (5, 6)
     assert scheme(lambda run: 0.0, {**needs, 2: 5}, saved=[1]) == (1, 2)
     assert scheme(lambda run: 0.0) == (1, 2)
-
-
-def test_memory_map_splits_and_merges():
-    memory = MemoryMap(10)
-    for key, nbytes in ((1, 2), (2, 3), (3, 4)):
-        memory.allocate(key, nbytes)
-    memory.free(1)
-    assert memory.segments() == [(0, 2, None), (2, 3, 2), (5, 4, 3), (9, 1, None)]
-    assert memory.used_bytes == 7 and not memory.fits(3)  # free: 3 bytes in two pieces
-    memory.allocate(4, 1)  # the smaller of the two
-    assert memory.segments()[-1] == (9, 1, 4)
-    memory.free(4)
-    memory.free(3)
-    assert memory.segments() == [(0, 2, None), (2, 3, 2), (5, 5, None)]
-    assert memory.defragment() == 3 and memory.segments() == [(0, 3, 2), (3, 7, None)]
-    memory.free(2)
-    assert memory.segments() == [(0, 10, None)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), max_size=30))
@@ -161,13 +144,6 @@ def test_stays_of_a_chain_under_both_rules():
     # Of a whole batch each is there from the task on that makes it, and never leaves.
     assert plan_tdfg.resident_bytes == always
     assert all(plan[b.id] == ((b.first, len(graph.tasks)),) for b in gradients)
-
-
-def test_gradient_maps_leave_under_the_papers_rule_only():
-    graph = forked()
-    gradients = {b.id for b in graph.blocks if b.kind == "gradient"}
-    plan, paper = stays(graph, PLAN)[0], stays(graph, PAPER)[0]
-    assert all(len(plan[b]) == 1 for b in gradients) and any(len(paper[b]) > 1 for b in gradients)
 
 
 def test_what_operators_keep_small():

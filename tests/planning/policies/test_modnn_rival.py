@@ -11,7 +11,6 @@ from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.modnn.modnn import modnn
 from gistkit.planning.policies.modnn.sub_batch import least_bytes
 from gistkit.planning.policies.optimal.optimal import optimal
-from gistkit.planning.policies.optimal.planning import Planning
 from gistkit.planning.policies.plain import plain
 from tests.support.zoo_steps import of_zoo
 
@@ -69,17 +68,3 @@ def test_who_was_given_up_for_times_sake_is_named(step, monkeypatch):
     plan = plan_graph(graph, costs, budget=budget)
     assert plan.prediction.not_compared == named.SEEDS
     assert Plan.from_json(plan.to_json()) == plan
-
-
-def test_a_late_policy_that_is_faster_is_taken_whole(step, monkeypatch):
-    """A search without time ends in something slower than vDNN+ at its best."""
-    graph, costs = step
-    monkeypatch.setattr(named, "LARGE_TASKS", 10)
-    monkeypatch.setattr(named, "SEEDS_S", -1.0)
-    monkeypatch.setattr(Planning, "run", lambda planning, budget_bytes: (None, planning.least(0.0, budget_bytes)))
-    budget = plain(graph, costs).peak_bytes
-    plan = plan_graph(graph, costs, budget=budget)
-    others = [named.made(n, graph, costs, budget, {"reserve": 0, "fidelity": "bitwise"}) for n in named.SEEDS]
-    fitting = {p.policy: p.step_s for p in others if p.peak_bytes <= budget and p.fidelity == "bitwise"}
-    assert plan.details["taken_from"] in fitting and plan.prediction.not_compared == ()
-    assert plan.step_s <= min(fitting.values()) * (1 + 1e-9) and plan.peak_bytes <= budget

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 
-from bench.papers.baselines import network_wide, oracular_s
+from bench.papers.baselines import average_bytes, network_wide, oracular_s
 from bench.papers.library_view import library_view
 from gistkit.api.comparison import compare
 from gistkit.api.planning import plan_graph
@@ -12,7 +12,7 @@ from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.forms import make_plan, own_decisions
 from gistkit.planning.policies.checkpoint import checkpoint, cuts
-from gistkit.planning.policies.gist import gist, gist_budget
+from gistkit.planning.policies.gist_rules import gist, gist_budget
 from gistkit.planning.policies.plain import plain
 from gistkit.planning.policies.registry import POLICIES
 from gistkit.planning.policies.vdnn.offload import vdnn
@@ -173,3 +173,11 @@ def test_the_oracle_takes_every_layers_fastest_algorithm():
     features = oracular_s(graph, costs, features_only=True)
     assert features == len(graph.tasks) - 7  # FC: 3 tasks, mean: 2, flatten: 2
     assert oracular_s(graph, costs) <= vdnn(graph, costs, offload="none", algorithms="p").step_s
+
+
+def test_average_memory_is_weighted_by_time():
+    graph = library_view(chain(layers=2))
+    costs = costs_of(graph)
+    run = simulate(graph, plain(graph, costs), costs)
+    assert average_bytes(run) == pytest.approx(sum(run.memory_bytes) / len(graph.tasks))
+    assert average_bytes(run) < run.peak_bytes

@@ -3,7 +3,7 @@
 import pytest
 
 from gistkit.ir.layer_view import ACTV, CONV, POOL
-from gistkit.planning.policies.vdnn.prefetch import LayerFlags, find_prefetch_layer, prefetches
+from gistkit.planning.policies.vdnn.offload import LayerFlags, find_prefetch_layer, prefetches
 
 
 def layers(text):

@@ -179,8 +179,6 @@ def test_dyn_phase_3_tries_vdnn_conv_before_vdnn_all():
     assert (below.details["offload"], below.details["phase"]) == ("all", 3)
     least = vdnn_dyn(graph, costs, peak["all", "m"])
     assert (least.details["offload"], least.details["phase"], least.peak_bytes) == ("all", 3, peak["all", "m"])
-    nothing = vdnn_dyn(graph, costs, peak["all", "m"] - 1)
-    assert (nothing.details["phase"], nothing.details["trainable"], nothing.peak_bytes) == (1, False, peak["all", "m"])
 
 
 def test_vgg16_with_256_images_offloads_15_6_gb():
@@ -208,3 +206,19 @@ def test_words_that_are_no_settings_and_a_device_without_a_link_are_refused():
         vdnn(graph, costs_of(graph), algorithms="fast")
     with pytest.raises(PlanError, match="has no link"):
         vdnn_all(graph, costs_of(graph, hardware("cpu")))
+
+
+def test_what_has_no_reuse_goes_without_a_transfer():
+    step = Step()
+    graph = step.finish(step.conv(step.max_pool(step.conv(step.input(3, 16, 16), 4)), 4))
+    plan = vdnn_all(graph, costs_of(graph))
+    pool_x = graph.calls[1].reads[0]
+    dropped = {d.storage: d for d in plan.decisions if d.codec == "drop"}
+    assert pool_x in dropped and pool_x not in hosted(plan)
+
+
+def test_dyn_phase_1_marks_what_cannot_be_trained():
+    graph, costs, peak = dynamic()
+    plan = vdnn_dyn(graph, costs, peak["all", "m"] - 1)
+    assert plan.details["phase"] == 1 and not plan.details["trainable"]
+    assert plan.peak_bytes == peak["all", "m"]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from gistkit.ir.plan import CallChoice, Decision
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.policies.gist import gist
+from gistkit.planning.policies.gist_rules import gist
 from gistkit.planning.simulate.effects import Composer, Context, StepIndex, block_effects, profile
 from tests.support.effect_cases import BYTES, CHAIN, CPU, RELU, TITANX, block_of, effects, lives, plan_of, short
 from tests.support.step_graphs import chain, forked, pooled, step_graphs

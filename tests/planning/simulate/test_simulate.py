@@ -14,7 +14,7 @@ from gistkit.ir.plan import Decision, Plan
 from gistkit.ir.scale import scaled
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.policies.gist import gist
+from gistkit.planning.policies.gist_rules import gist
 from gistkit.planning.policies.registry import POLICIES
 from gistkit.planning.simulate.effects import profile
 from gistkit.planning.simulate.intervals import Transfer

@@ -8,7 +8,7 @@ from torch import nn
 
 import gistkit
 from gistkit.capture.entry import capture
-from gistkit.planning.policies.gist import gist
+from gistkit.planning.policies.gist_rules import gist
 from gistkit.runtime.forward import state
 from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.program.joint_gradients import Headroom, headrooms

@@ -11,7 +11,7 @@ from torch import nn
 
 import gistkit
 from gistkit.codecs import Sparse
-from gistkit.planning.policies.gist import gist
+from gistkit.planning.policies.gist_rules import gist
 from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.offload import host
 from tests.support.models import UNet

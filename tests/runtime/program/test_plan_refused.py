@@ -11,7 +11,7 @@ from gistkit.errors import PlanError, PlanMismatchError
 from gistkit.ir.contract import Contract
 from gistkit.ir.plan import Decision
 from gistkit.planning.forms.predicted import held
-from gistkit.planning.policies.gist import gist
+from gistkit.planning.policies.gist_rules import gist
 from gistkit.runtime.rebuild.terms import ReluTerm
 from tests.support.models import UNet
 from tests.support.plan_cases import BATCH, Shared, Small, captured, data, loss_of, made, same, step

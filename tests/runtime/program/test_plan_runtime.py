@@ -11,7 +11,7 @@ import gistkit
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.forms.allowed import own_decisions
-from gistkit.planning.policies.gist import gist
+from gistkit.planning.policies.gist_rules import gist
 from tests.support.models import DenseNet, UNet
 from tests.support.plan_cases import LINKED, Small, captured, data, made, same, step, ways
 from tests.support.predicted import steady_peak_bytes

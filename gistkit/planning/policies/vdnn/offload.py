@@ -22,15 +22,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gistkit.ir import ACTV, CONV, FORWARD, Block, Decision, Layer, Plan, SavedGraph, layers
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import make_plan, own_decisions
 from gistkit.planning.policies.convolutions import ConvAlgorithms
-from gistkit.planning.policies.vdnn.prefetch import LayerFlags, prefetches
 
 ALL, CONVS, NONE = "all", "conv", "none"
+NOTHING = -1
 
 
 @dataclass(frozen=True)
@@ -137,3 +137,41 @@ def _offload(block: Block, owner: Layer, during: Sequence[int]) -> Offload:
     start, end = (during[0], during[-1] + 1) if during else (use, use)
     release = max(block.last, block.saved, owner.forward) + 1
     return Offload(block.id, owner.index, owner.forward, release, min(start, use), min(end, use))
+
+
+@dataclass(frozen=True)
+class LayerFlags:
+    """What the search looks at: the layer's kind, whether it offloaded its X, whether that was prefetched already."""
+
+    kind: str
+    offloaded: bool = False
+    prefetched: bool = False
+
+
+def find_prefetch_layer(layers: Sequence[LayerFlags], current: int) -> int:
+    """The layer whose X is fetched while layer ``current`` runs backward, -1 where there is none (Fig. 10).
+
+    The nearest preceding layer that offloaded and was not prefetched yet. The search ends at the next CONV that is no
+    hit, so that nothing comes back long before it is used. (The paper prints the test for CONV behind the loop's brace;
+    it belongs inside.) The paper's routine also flags its hit as prefetched; here that is :func:`prefetches`.
+    """
+    for layer in range(current - 1, -1, -1):
+        if layers[layer].offloaded and not layers[layer].prefetched:
+            return layer
+        if layers[layer].kind == CONV:
+            return NOTHING
+    return NOTHING
+
+
+def prefetches(layers: Sequence[LayerFlags]) -> dict[int, int]:
+    """For each offloaded layer the layer during whose backward its X comes back, all layers run in reverse.
+
+    A layer that nobody prefetched before its own backward begins is missing: its X is copied on demand.
+    """
+    flags, fetched_during = list(layers), {}
+    for current in range(len(flags) - 1, -1, -1):
+        hit = find_prefetch_layer(flags, current)
+        if hit != NOTHING:
+            flags[hit] = replace(flags[hit], prefetched=True)
+            fetched_during[hit] = current
+    return fetched_during
