@@ -257,10 +257,12 @@ def csr_decode(index, counts, values, exponents, first, n, dtype, fmt, scaling, 
 
 
 def _placed(positions: Iterator[np.ndarray], items: torch.Tensor, n: int) -> torch.Tensor:
-    """items at their positions, +0 elsewhere."""
+    """items at their positions below n, which ascend; +0 elsewhere."""
     x = items.new_zeros((n,))
     source, target, done = _array(items), _array(x), 0
     for piece in positions:
+        if piece.size and piece[-1] >= n:
+            piece = piece[: np.searchsorted(piece, n)]
         target[piece] = source[done : done + piece.size]
         done += piece.size
     return x
