@@ -39,7 +39,7 @@ def alone(x: torch.Tensor) -> torch.Tensor:
 def test_every_codec_is_in_exactly_one_law():
     assert set(LOSSLESS) | set(BOUNDED) | {"mask1"} == set(CODECS)
     assert not set(LOSSLESS) & set(BOUNDED)
-    assert len(VALUE_FORMS) == 9 and len(CODECS) == 5 + 2 + 3 * 9
+    assert len(VALUE_FORMS) == 6 and len(CODECS) == 5 + 2 + 3 * 6
     assert all(c.name == name and codec(name) is c for name, c in CODECS.items())
 
 

@@ -65,7 +65,7 @@ def test_bad_parts_are_refused():
     words, counts, scratch = ops.zvc_encode(values(2048, torch.float32), "raw")
     none = torch.empty(0, dtype=torch.uint8)
     with pytest.raises(ValueError, match="first and n must name a part of the 2 groups of 1024 elements, got first=1"):
-        ops.zvc_decode_slots(words, counts, scratch, none, 1, 1025, torch.float32, "raw", "none", False)
+        ops.zvc_decode(words, counts, scratch, none, 1, 1025, torch.float32, "raw", "none", False)
 
 
 class TwoNorms(nn.Module):

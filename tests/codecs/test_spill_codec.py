@@ -215,7 +215,7 @@ def test_operators_refuse_a_spill_of_what_is_never_packed_with_one(packed, fmt, 
     words, counts, values = ops.zvc_encode(ONES, fmt if scaling == "none" else "fp8")
     values, exponents = (ops.fp10_pack(values) if fmt == "fp10" else values), ROOM[:16]
     with pytest.raises(ValueError, match="zvc_decode: spill must be None unless values are packed items of their own"):
-        ops.zvc_decode(words, counts, values, exponents, 2000, torch.float32, fmt, scaling, packed, ROOM)
+        ops.zvc_decode(words, counts, values, exponents, 0, 2000, torch.float32, fmt, scaling, packed, ROOM)
 
 
 def operator_cases():
@@ -223,19 +223,15 @@ def operator_cases():
     for name in ("zvc", "csr"):
         codec = WITHIN[name]
         spill = torch.zeros(codec.spill_bytes(x.numel(), x.dtype, GROUP + 8), dtype=torch.uint8)
-        index, counts, values, none = codec.begin_within(x, GROUP + 8, spill).payload
-        scratch = reference.zvc_encode(x, "raw") if name == "zvc" else reference.csr_encode(x, "raw")
+        payload = codec.begin_within(x, GROUP + 8, spill).payload
+        index, counts, scratch = getattr(reference, f"{name}_encode")(x, "raw")
         form = ("raw", "none", True, spill)
         if name == "zvc":
-            yield "compact", (scratch[2], counts, 1024, GROUP + 8, spill)
-            yield "zvc_decode", (index, counts, values, none, x.numel(), x.dtype, *form)
-            yield "zvc_decode_slots", (index, counts, values, none, 9, 3000, x.dtype, *form)
-            yield "zvc_relu_backward", (x, index, counts, values, none, *form)
+            yield "compact", (scratch, counts, 1024, GROUP + 8, spill)
         else:
-            yield "csr_compact", (scratch[1], scratch[2], counts, GROUP + 8, spill)
-            yield "csr_decode", (counts, index, values, none, x.numel(), x.dtype, *form)
-            yield "csr_decode_rows", (counts, index, values, none, 33, 3000, x.dtype, *form)
-            yield "csr_relu_backward", (x, counts, index, values, none, *form)
+            yield "csr_compact", (index, scratch, counts, GROUP + 8, spill)
+        yield f"{name}_decode", (*payload, 9, 3000, x.dtype, *form)
+        yield f"{name}_relu_backward", (x, *payload, x.clone(), *form)
 
 
 @pytest.mark.parametrize("name, args", list(operator_cases()), ids=lambda v: v if isinstance(v, str) else "")

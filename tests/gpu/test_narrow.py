@@ -7,27 +7,15 @@ import torch
 
 from gistkit.formats import FLOAT_FORMATS, SCALINGS
 from gistkit.kernels import ops
-from gistkit.kernels.reference import narrow as reference
 from tests.gpu.waiting import no_synchronisation
+from tests.support.kernel_laws import assert_decodes, assert_narrow
 from tests.support.narrow_values import boundaries
 from tests.support.tensors import FLOATS, same_bits, values_of
 
 pytestmark = pytest.mark.gpu
-ENCODE = {"fp16": ops.fp16_encode, "fp10": ops.fp10_encode, "fp8": ops.fp8_encode}
-DECODE = {"fp16": ops.fp16_decode, "fp10": ops.fp10_decode, "fp8": ops.fp8_decode}
 dtypes = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 formats = pytest.mark.parametrize("fmt", FLOAT_FORMATS)
 scalings = pytest.mark.parametrize("scaling", SCALINGS)
-
-
-def assert_equals_oracle(x: torch.Tensor, fmt: str, scaling: str, targets: tuple[torch.dtype, ...] = FLOATS) -> None:
-    codes, exponents = ENCODE[fmt](x, scaling)
-    device_codes, device_exponents = ENCODE[fmt](x.cuda(), scaling)
-    assert torch.equal(device_exponents.cpu(), exponents)
-    assert torch.equal(device_codes.cpu(), codes)
-    for dtype in targets:
-        decoded = DECODE[fmt](device_codes, device_exponents, x.numel(), dtype, scaling)
-        assert same_bits(decoded.cpu(), DECODE[fmt](codes, exponents, x.numel(), dtype, scaling))
 
 
 @dtypes
@@ -36,7 +24,7 @@ def assert_equals_oracle(x: torch.Tensor, fmt: str, scaling: str, targets: tuple
 @pytest.mark.parametrize("n", [0, 1, 2, 127, 128, 2**20, 2**20 + 16, 3 * 2**20 + 5, 2**23])
 def test_kernels_equal_the_oracle(fmt, scaling, dtype, n):
     for seed in (0, 4):
-        assert_equals_oracle(values_of(n, dtype, seed, 0.2, seed == 4), fmt, scaling, (dtype,))
+        assert_narrow(ops, values_of(n, dtype, seed, 0.2, seed == 4), fmt, scaling, "cuda", (dtype,))
 
 
 @dtypes
@@ -45,28 +33,20 @@ def test_kernels_equal_the_oracle(fmt, scaling, dtype, n):
 def test_every_sixteen_bit_value(fmt, scaling, dtype):
     x = torch.arange(-(2**15), 2**15, dtype=torch.int32)
     x = (x << 16).view(torch.float32) if dtype == torch.float32 else x.to(torch.int16).view(dtype)
-    assert_equals_oracle(x, fmt, scaling)
+    assert_narrow(ops, x, fmt, scaling, "cuda")
 
 
 @formats
 @scalings
 def test_every_code_its_neighbours_and_every_tie(fmt, scaling):
-    assert_equals_oracle(boundaries(FLOAT_FORMATS[fmt]), fmt, scaling)
+    assert_narrow(ops, boundaries(FLOAT_FORMATS[fmt]), fmt, scaling, "cuda")
 
 
 @dtypes
-def test_every_code_decodes_as_the_oracle_does(dtype):
-    codes = {
-        "fp8": (torch.arange(256).to(torch.uint8), 256),
-        "fp10": (reference.fp10_pack(torch.arange(1024).to(torch.int16)), 1024),
-        "fp16": (torch.arange(-(2**15), 2**15).to(torch.int16), 2**16),
-    }
-    for fmt, (packed, n) in codes.items():
-        for exponent in (None, *range(FLOAT_FORMATS[fmt].max_exponent + 1, 256)):
-            scaling = "none" if exponent is None else "tensor"
-            byte = torch.tensor([] if exponent is None else [exponent], dtype=torch.uint8)
-            got = DECODE[fmt](packed.cuda(), byte.cuda(), n, dtype, scaling)
-            assert same_bits(got.cpu(), DECODE[fmt](packed, byte, n, dtype, scaling))
+@pytest.mark.parametrize("fmt, bits", [("fp8", 8), ("fp10", 10), ("fp16", 16)])
+def test_every_code_decodes_as_the_oracle_does(fmt, bits, dtype):
+    exponents = (None, *range(FLOAT_FORMATS[fmt].max_exponent + 1, 256))
+    assert_decodes(ops, fmt, bits, dtype, "cuda", exponents)
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 3 * 2**20, 2**20 + 1])
@@ -79,9 +59,9 @@ def test_fp10_pack(n):
 @scalings
 def test_the_host_never_waits(fmt, scaling):
     x = torch.randn(2**20, device="cuda")
-    DECODE[fmt](*ENCODE[fmt](x, scaling), x.numel(), x.dtype, scaling)
+    ops.narrow_decode(*ops.narrow_encode(x, fmt, scaling), x.numel(), x.dtype, fmt, scaling)
     with no_synchronisation():
-        DECODE[fmt](*ENCODE[fmt](x, scaling), x.numel(), x.dtype, scaling)
+        ops.narrow_decode(*ops.narrow_encode(x, fmt, scaling), x.numel(), x.dtype, fmt, scaling)
 
 
 @pytest.mark.parametrize("scaling", ["none", "block"])
@@ -91,10 +71,10 @@ def test_more_than_two_to_the_31_elements(scaling):
         pytest.skip("needs 17 GB of device memory")
     x = torch.zeros(n, dtype=torch.bfloat16, device="cuda")
     x[-1024:] = torch.randn(1024, dtype=torch.bfloat16, device="cuda")
-    codes, exponents = ENCODE["fp8"](x, scaling)
+    codes, exponents = ops.narrow_encode(x, "fp8", scaling)
     tail = x[-1024:].cpu()
-    expected = ENCODE["fp8"](tail, scaling)
+    expected = ops.narrow_encode(tail, "fp8", scaling)
     assert torch.equal(codes[-1024:].cpu(), expected[0])
-    decoded = DECODE["fp8"](codes, exponents, n, torch.bfloat16, scaling)
-    assert same_bits(decoded[-1024:].cpu(), DECODE["fp8"](*expected, 1024, torch.bfloat16, scaling))
+    decoded = ops.narrow_decode(codes, exponents, n, torch.bfloat16, "fp8", scaling)
+    assert same_bits(decoded[-1024:].cpu(), ops.narrow_decode(*expected, 1024, torch.bfloat16, "fp8", scaling))
     assert not decoded[:4096].any()

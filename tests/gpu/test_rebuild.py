@@ -6,14 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gistkit.capture.calls import BatchNorm
 from gistkit.kernels import ops
 from gistkit.kernels.launch.checks import FORMS
 from gistkit.kernels.layout import flat
 from gistkit.kernels.reference import rebuild as reference
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 from gistkit.nn import norm as bn
-from gistkit.runtime.rebuild.exactness import arithmetic, try_drawn
+from gistkit.nn.factors import Factors, plane_of
+from gistkit.runtime.rebuild.arithmetic import Kind, arithmetics
 from tests.gpu.waiting import no_synchronisation
 from tests.support.rebuild_cases import SIZES, factors, operands
 from tests.support.tensors import FLOATS, plain_nan, same_bits
@@ -45,9 +45,8 @@ def image(channels: int, size: int, dtype: torch.dtype, channels_last: bool, see
     return x.contiguous(memory_format=torch.channels_last) if channels_last else x
 
 
-def _factors(channels: int) -> bn.Factors:
-    mean, invstd, affine = (v.cuda() for v in factors(channels, 3))
-    return bn.Factors(mean, invstd, affine, "scaled")
+def _factors(channels: int) -> Factors:
+    return Factors("scaled", *(v.cuda() for v in factors(channels, 3)))
 
 
 @dtypes
@@ -56,12 +55,12 @@ def _factors(channels: int) -> bn.Factors:
 def test_one_pass_has_the_bits_of_pytorchs_kernels(dtype, channels_last, channels, size):
     x, other = (image(channels, size, dtype, channels_last, seed) for seed in (1, 2))
     there = _factors(channels)
-    mean, invstd, affine = there.vectors
-    want = torch.ops.aten.batch_norm_elemt(x, affine[:channels], affine[channels:], mean, invstd, 0.0)
+    mean, invstd, weight, bias = there.norm
+    want = torch.ops.aten.batch_norm_elemt(x, weight, bias, mean, invstd, 0.0)
     assert same_bits(there(x), want)
     y = torch.empty_like(x)
     args = (flat(other), [], "", True, flat(y))
-    ops.bn_rebuild(flat(x), there.vectors, "scaled", there.plane(x), *args)
+    ops.bn_rebuild(flat(x), there.norm, "scaled", plane_of(x.shape, x.stride()), *args)
     assert same_bits(y, torch.relu(want + other))
 
 
@@ -71,12 +70,11 @@ def test_one_pass_has_the_bits_of_pytorchs_kernels(dtype, channels_last, channel
 def test_a_form_matches_the_forward(dtype, channels_last, channels, size):
     x = image(channels, size, dtype, channels_last, 1)
     weight, bias = (torch.randn(channels, device="cuda") for _ in range(2))
-    running = (torch.zeros(channels, device="cuda"), torch.ones(channels, device="cuda"))
-    y, mean, invstd, _, _ = torch._batch_norm_impl_index(x, weight, bias, *running, True, 0.1, 1e-5, True)
+    y, mean, invstd, _, _ = torch._batch_norm_impl_index(x, weight, bias, None, None, True, 0.1, 1e-5, True)
     assert same_bits(y, F.batch_norm(x, None, None, weight, bias, True))
-    verified, call = {}, BatchNorm(x, *running, weight, bias, True, 0.1, 1e-5)
-    try_drawn(verified, 0, call)
-    assert arithmetic(verified, 0, call, y, (mean, invstd)) in bn.KERNEL_CANDIDATES
+    exact = arithmetics({}, Kind(tuple(x.shape), x.stride(), x.dtype, x.device, weight.dtype, 1e-5))
+    assert exact and exact[0] in bn.KERNEL_CANDIDATES
+    assert same_bits(exact[0](x, mean, invstd, weight, bias), y)
 
 
 def test_the_host_never_waits():
@@ -86,7 +84,7 @@ def test_the_host_never_waits():
     there(x)
     with no_synchronisation():
         there(x)
-        ops.bn_rebuild(flat(x), there.vectors, "scaled", 196, flat(x), [], "", True, torch.empty_like(flat(x)))
+        ops.bn_rebuild(flat(x), there.norm, "scaled", 196, flat(x), [], "", True, torch.empty_like(flat(x)))
 
 
 def test_more_than_two_to_the_31_elements():
@@ -95,7 +93,6 @@ def test_more_than_two_to_the_31_elements():
         pytest.skip("needs 13 GB of device memory")
     x = torch.zeros(n, dtype=torch.bfloat16, device="cuda")
     x[-5:] = torch.arange(5, device="cuda")
-    mean, invstd, affine = (torch.full((k,), v, device="cuda") for k, v in ((2, 1.0), (2, 2.0), (4, 3.0)))
-    there = bn.Factors(mean, invstd, affine, "scaled")
-    ops.bn_rebuild(x, there.vectors, "scaled", 1024, None, [], "", True, x)
+    norm = [torch.full((2,), v, device="cuda") for v in (1.0, 2.0, 3.0, 3.0)]
+    ops.bn_rebuild(x, norm, "scaled", 1024, None, [], "", True, x)
     assert x[:3].tolist() == [0.0] * 3 and x[-5:].tolist() == [0.0, 3.0, 9.0, 15.0, 21.0]

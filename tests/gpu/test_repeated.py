@@ -49,18 +49,18 @@ def test_rebuilds(dtype, shape, other_form):
     rebuilds = direct.Rebuilds(plane, "split", other_form)
     for shift in (0, 0, 1, 0):
         x, other = drawn(shape, dtype, shift=shift), drawn(shape, dtype)
-        factors = [Factors.of(f, *torch.rand(4, channels, device="cuda")) for f in ("split", "fused")]
+        factors = [Factors(f, *torch.rand(4, channels, device="cuda")) for f in ("split", "fused")]
         there = other if other_form else None
-        vectors = factors[1].vectors if other_form == "fused" else []
+        vectors = factors[1].norm if other_form == "fused" else []
         want = torch.empty_like(x)
         form = "fused" if vectors else ""
         ops.bn_rebuild(
-            flat(x), factors[0].vectors, "split", plane, None if there is None else flat(there), vectors, form, True,
+            flat(x), factors[0].norm, "split", plane, None if there is None else flat(there), vectors, form, True,
             flat(want),
         )  # fmt: skip
-        assert same_bits(rebuilds(x, factors[0].vectors, there, vectors, torch.empty_like(x)), want)
+        assert same_bits(rebuilds(x, factors[0].norm, there, vectors, torch.empty_like(x)), want)
         if there is not None:
-            assert same_bits(rebuilds(x, factors[0].vectors, there, vectors, there), want)
+            assert same_bits(rebuilds(x, factors[0].norm, there, vectors, there), want)
 
 
 @pytest.mark.parametrize("scaling", ["none", "block"])
@@ -71,12 +71,12 @@ def test_narrows(dtype, shape, fmt, scaling):
     narrows = direct.Narrows(drawn(shape, dtype, True), fmt, scaling)
     for shift in (0, 0, 1, 0):
         x = drawn(shape, dtype, True, shift)
-        want = getattr(ops, f"{fmt}_encode")(flat(x), scaling)
+        want = ops.narrow_encode(flat(x), fmt, scaling)
         codes, exponents = narrows.encode(x)
         assert torch.equal(codes, want[0]) and torch.equal(exponents, want[1])
         back = narrows.decode(codes, exponents)
         assert back.stride() == x.stride()
-        assert same_bits(flat(back), getattr(ops, f"{fmt}_decode")(*want, x.numel(), dtype, scaling))
+        assert same_bits(flat(back), ops.narrow_decode(*want, x.numel(), dtype, fmt, scaling))
 
 
 def test_on_another_stream_and_under_a_dispatch_mode():
