@@ -11,7 +11,7 @@ from gistkit.kernels.narrow import fp10, narrow
 from gistkit.kernels.sparse.csr_kernels import csr_encode_kernel
 from gistkit.kernels.sparse.csr_readers import csr_backward_kernel
 from gistkit.kernels.sparse.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel
-from tests.aot import test_mask, test_narrow, test_rebuild, test_sparse
+from tests.aot import test_mask, test_narrow, test_sparse
 from tests.aot.harness import compile_kernel
 
 TILES = {"FMT": "fp8", "ROWS": ROWS[4], "ALIGNED": True}
@@ -34,7 +34,6 @@ def bits(kernel, types, **constexprs):
 FLAGS = {"words_ptr": "*i32", "mask_ptr": "*i16"}
 KERNELS = {
     "mask encode": masks("_pack_kernel", RELU=False, KEEP_ZERO=False),
-    "mask decode": masks("_unpack_kernel"),
     "mask backward": masks("_select_kernel"),
     "flags pack": bits(flags._pack_flags_kernel, FLAGS, ROWS=flags.ROWS),
     "flags unpack": bits(flags._unpack_flags_kernel, FLAGS, ROWS=flags.ROWS),
@@ -49,7 +48,6 @@ KERNELS = {
     "csr encode": lambda: test_sparse.compiled(csr_encode_kernel, "fp32"),
     "zvc backward": lambda: test_sparse.compiled(zvc_backward_kernel, "fp32"),
     "csr backward": lambda: test_sparse.compiled(csr_backward_kernel, "fp32"),
-    "rebuild": lambda: test_rebuild.build("fp32", 90, 256, 3136)[0],
 }
 
 

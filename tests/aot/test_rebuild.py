@@ -67,6 +67,7 @@ def test_wide_accesses(channels, plane):
     compiled, instructions = build("fp32", 90, channels, plane)
     assert lean(compiled, instructions, "fp32", 2) <= 1
     assert compiled.stores_128 == 4, "64 bytes a lane in 16-byte stores"
+    assert "mul.wide" in compiled.ptx or "mul.lo.s64" in compiled.ptx, "addresses are 64-bit"
 
 
 @pytest.mark.parametrize(

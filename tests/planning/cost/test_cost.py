@@ -175,7 +175,7 @@ def test_the_rows_are_at_density_one_half():
 
 def test_what_is_stored_in_another_form_costs_nothing_where_nothing_is_stored():
     empty = EMPTY["zvc"][0]
-    for name in ("zvc", "zvc+fp8", "zvc+fp10t"):
+    for name in ("zvc", "zvc+fp8", "zvc+fp10s"):
         nothing, half, all_of_it = (passes(name, 4, density) for density in (0.0, 0.5, 1.0))
         assert nothing.pack == pytest.approx(empty.pack) and nothing.decode == pytest.approx(empty.decode)
         assert all_of_it.encode - half.encode == pytest.approx(half.encode - nothing.encode)

@@ -90,7 +90,7 @@ def test_dropout_masks_are_bits():
     assert "bits" in [d.codec for d in gist(graph).decisions]
 
 
-@pytest.mark.parametrize("lossy", ["fp16", "fp10", "fp8", "fp16s", "fp10t", "fp8s"])
+@pytest.mark.parametrize("lossy", ["fp16", "fp10", "fp8", "fp16s", "fp10s", "fp8s"])
 def test_masks_and_maps_are_never_narrowed(lossy):
     graph = conv_relu_pool(kernel_size=2)
     assert decision(graph, "relu", lossy=lossy).codec == "drop"

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gistkit.codecs import CODECS, Sparse
-from gistkit.codecs.bounds import ErrorBound
 from gistkit.errors import GistError
 from gistkit.kernels.layout import flat
 from gistkit.runtime.live import LiveBytes
@@ -66,12 +65,13 @@ def test_scaled_formats_stay_within_their_bound(name):
     x = torch.relu(torch.randn(3, 5000, generator=torch.Generator().manual_seed(0)))
     body, codec = parted(name, x, 60_000), CODECS[name]
     # blocks begin anew with each part: whatever they are, none has a larger value than all of the tensor
-    bound = ErrorBound(codec.fmt, "tensor", packed=True)(x)
+    step = torch.ldexp(torch.tensor(codec.fmt.min_normal), torch.frexp(x.max()).exponent - codec.fmt.max_exponent)
+    bound = torch.maximum(x.double() / 2, step.double() / 2) * 2.0**-codec.fmt.mantissa_bits
     assert ((body.dense().double() - x).abs() <= bound).all()
     assert torch.equal(body.relu_backward(torch.ones_like(x)), (x > 0).float())
 
 
-@pytest.mark.parametrize("name", ["zvc", "csr", "zvc+fp10", "csr+fp8", "zvc+fp8s", "csr+fp10t"])
+@pytest.mark.parametrize("name", ["zvc", "csr", "zvc+fp10", "csr+fp8", "zvc+fp8s", "csr+fp10s"])
 @pytest.mark.parametrize("within_bytes", [0, 12_000, 10**8])
 def test_a_use_takes_no_more_than_it_says(name, within_bytes):
     x = torch.relu(torch.randn(20_000, generator=torch.Generator().manual_seed(0)))

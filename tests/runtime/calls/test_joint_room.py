@@ -98,7 +98,7 @@ def test_what_a_convolution_keeps_itself_makes_no_room():
 def test_narrow_codes_make_the_room_that_they_take():
     model = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1, bias=False) for _ in range(3)))
     (graph, plan), size = planned(model), 4 * 3 * 24 * 24 * 4
-    for codec, part in (("fp8", size // 4), ("fp8s", size // 4), ("fp10", size // 32 * 10), ("fp16t", size // 2)):
+    for codec, part in (("fp8", size // 4), ("fp8s", size // 4), ("fp10", size // 32 * 10), ("fp16", size // 2)):
         decisions = tuple(dataclasses.replace(d, codec=codec) for d in plan.decisions)
         found = headrooms(graph, dataclasses.replace(plan, decisions=decisions))
         assert [found[c].spare_bytes for c in sorted(found)] == [n * part - 3 * size for n in (2, 1, 0)], codec
