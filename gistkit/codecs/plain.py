@@ -48,7 +48,7 @@ class Mask1(Codec):
 
     def decode(self, encoded: Encoded) -> torch.Tensor:
         """1 where the element was not <= 0 (NaN included), else 0; same shape, strides and dtype."""
-        return restored(ops.mask1_decode(encoded.payload[0], encoded.numel, encoded.dtype), encoded)
+        return restored(ops.bits_decode(encoded.payload[0], encoded.numel).to(encoded.dtype), encoded)
 
     def relu_backward(self, encoded: Encoded, grad: torch.Tensor) -> torch.Tensor:
         if grad.stride() == encoded.stride and grad.shape == encoded.shape:

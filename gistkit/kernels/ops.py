@@ -32,11 +32,6 @@ def mask1_encode(x):
     return x.new_empty((formats.mask1_bytes(x.numel()),), dtype=torch.uint8)
 
 
-@operator("mask", "mask1_decode(Tensor mask, int n, ScalarType dtype) -> Tensor")
-def mask1_decode(mask, n, dtype):
-    return mask.new_empty((n,), dtype=dtype)
-
-
 @operator("mask", "relu_mask1(Tensor x) -> (Tensor, Tensor)")
 def relu_mask1(x):
     return torch.empty_like(x), x.new_empty((formats.mask1_bytes(x.numel()),), dtype=torch.uint8)

@@ -10,6 +10,8 @@ from functools import cache
 
 import torch
 
+from gistkit.kernels.compat import without_torch_functions
+
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
 
@@ -33,7 +35,7 @@ def relu_keeps_negative_zero(x: torch.Tensor) -> bool | None:
 @cache
 def _ask(device: torch.device, dtype: torch.dtype) -> bool:
     # Whatever watches the caller's PyTorch functions has nothing to see here.
-    with torch._C.DisableTorchFunction():
+    with without_torch_functions():
         if device.type != "cuda":
             return bool(_relu_of_negative_zero(device, dtype))
         with torch.cuda.device(device):

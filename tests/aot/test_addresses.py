@@ -34,7 +34,6 @@ def bits(kernel, types, **constexprs):
 FLAGS = {"words_ptr": "*i32", "mask_ptr": "*i16"}
 KERNELS = {
     "mask encode": masks("_pack_kernel", RELU=False, KEEP_ZERO=False),
-    "mask decode": masks("_unpack_kernel"),
     "mask backward": masks("_select_kernel"),
     "flags pack": bits(flags._pack_flags_kernel, FLAGS, ROWS=flags.ROWS),
     "flags unpack": bits(flags._unpack_flags_kernel, FLAGS, ROWS=flags.ROWS),

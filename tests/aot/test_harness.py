@@ -4,7 +4,7 @@ import pytest
 import triton
 import triton.language as tl
 
-from tests.aot.harness import CAPABILITIES, Compiled, _parse, compile_kernel, loop_body, loops, opcode_of, per_element
+from tests.aot.harness import CAPABILITIES, Compiled, compile_kernel, loop_body, loops, opcode_of, per_element
 
 
 @triton.jit
@@ -47,11 +47,6 @@ def test_copy_kernel(capability):
     assert per_element(c, 1024, 4) < 6
 
 
-def test_unknown_divisibility_costs_the_wide_access():
-    c = _compiled_copy(90, divisible=())
-    assert c.loads_128 == 0 and c.loads == 8
-
-
 def test_loop_body_is_the_largest_backward_branch():
     c = compile_kernel(_sum_rows, {"x_ptr": "*fp32", "y_ptr": "*fp32", "n": "i32"}, {"BLOCK": 512}, 90)
     body = loop_body(c)
@@ -76,19 +71,3 @@ def test_spills_are_seen():
     signature = {"x_ptr": "*fp32", "y_ptr": "*fp32", "n": "i32"}
     c = compile_kernel(_sum_rows, signature, {"BLOCK": 4096}, 90, num_warps=1, maxnreg=24)
     assert c.spills > 0 and c.stack_bytes > 0
-
-
-def test_parse_leaves_padding_out():
-    listing = """
-.L_x_0:
-        /*0000*/                   IADD3 R1, R1, 0x1, RZ ;
-        /*0010*/              @!P0 BRA `(.L_x_0) ;
-        /*0020*/                   EXIT ;
-.L_x_1:
-        /*0030*/                   BRA `(.L_x_1);
-        /*0040*/                   NOP;
-"""
-    lines, labels = _parse(listing)
-    assert [opcode_of(line) for line in lines] == ["IADD3", "BRA", "EXIT"]
-    assert dict(labels)[".L_x_0"] == 0
-    assert len(loops(Compiled("", lines, labels, 1, 0, 0))[0]) == 2

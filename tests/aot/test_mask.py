@@ -65,12 +65,6 @@ def test_dropout_backward(capability, dtype):
     assert not any(".FTZ" in line for line in compiled.sass_lines), "subnormal gradients survive"
 
 
-@targets
-def test_decode(capability, dtype):
-    compiled, instructions = build(kernels._unpack_kernel, dtype, capability)
-    assert_lean(compiled, instructions, ITEM_BYTES[dtype] + 1 / 8)
-
-
 def test_flags_one_by_one():
     for kernel, constexprs in (
         (kernels._pack_kernel, {"RELU": False, "KEEP_ZERO": False}),
@@ -91,7 +85,7 @@ def test_flags_by_words(capability):
         assert compiled.loads_128 + compiled.stores_128 == 4
 
 
-@pytest.mark.parametrize("kernel", ["_select_kernel", "_scale_kernel", "_unpack_kernel"])
+@pytest.mark.parametrize("kernel", ["_select_kernel", "_scale_kernel"])
 def test_odd_lengths_spill_nothing_either(kernel):
     constexprs = {"PORTABLE": False} if kernel == "_scale_kernel" else {}
     compiled, _ = build(getattr(kernels, kernel), "bf16", 90, aligned=False, **constexprs)

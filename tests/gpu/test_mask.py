@@ -7,10 +7,10 @@ import torch
 from torch.nn import functional as F
 
 from gistkit.kernels import ops
-from gistkit.kernels.reference import mask as reference
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 from tests.gpu.waiting import no_synchronisation
-from tests.support.tensors import FLOATS, bits, plain_nan, same_bits, values_of
+from tests.support.kernel_laws import assert_masks
+from tests.support.tensors import FLOATS, bits, values_of
 
 pytestmark = pytest.mark.gpu
 SIZES = (0, 1, 7, 8, 16, 1000, 2**20, 2**20 + 8, 2**20 + 48, 2**22 + 5)
@@ -21,28 +21,7 @@ sizes = pytest.mark.parametrize("n", SIZES)
 @dtypes
 @sizes
 def test_kernels_equal_the_oracle(dtype, n):
-    x, grad = values_of(n, dtype, 0, 0.3, False), values_of(n, dtype, 2, 0.1, False)
-    y, mask = reference.relu_mask1(x, positive_zero=not relu_keeps_negative_zero(x.cuda()))
-    device_y, device_mask = ops.relu_mask1(x.cuda())
-    assert torch.equal(device_mask.cpu(), mask) and same_bits(plain_nan(device_y.cpu()), plain_nan(y))
-    assert torch.equal(ops.mask1_encode(x.cuda()).cpu(), mask)
-    z = x.cuda()
-    assert torch.equal(ops.relu_mask1_(z), device_mask) and same_bits(z, device_y)
-    assert same_bits(ops.mask1_decode(device_mask, n, dtype).cpu(), ops.mask1_decode(mask, n, dtype))
-    got = ops.mask1_backward(grad.cuda(), device_mask).cpu()
-    assert same_bits(plain_nan(got), plain_nan(ops.mask1_backward(grad, mask)))
-    overwritten = grad.cuda()
-    ops.mask1_backward_(overwritten, device_mask)
-    assert same_bits(overwritten.cpu(), got)
-    got = ops.dropout_backward(grad.cuda(), device_mask, 1.4285714).cpu()
-    assert same_bits(plain_nan(got), plain_nan(ops.dropout_backward(grad, mask, 1.4285714)))
-    overwritten = grad.cuda()
-    ops.dropout_backward_(overwritten, device_mask, 1.4285714)
-    assert same_bits(overwritten.cpu(), got)
-    flags = x > 0
-    device_flags = ops.bits_encode(flags.cuda())
-    assert torch.equal(device_flags.cpu(), ops.bits_encode(flags))
-    assert torch.equal(ops.bits_decode(device_flags, n).cpu(), flags)
+    assert_masks(ops, n, dtype, 1, "cuda", bool(relu_keeps_negative_zero(torch.empty(1, dtype=dtype, device="cuda"))))
 
 
 @dtypes

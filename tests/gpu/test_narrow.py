@@ -7,8 +7,8 @@ import torch
 
 from gistkit.formats import FLOAT_FORMATS, SCALINGS
 from gistkit.kernels import ops
-from gistkit.kernels.reference import narrow as reference
 from tests.gpu.waiting import no_synchronisation
+from tests.support.kernel_laws import assert_decodes, assert_narrow
 from tests.support.narrow_values import boundaries
 from tests.support.tensors import FLOATS, same_bits, values_of
 
@@ -18,23 +18,13 @@ formats = pytest.mark.parametrize("fmt", FLOAT_FORMATS)
 scalings = pytest.mark.parametrize("scaling", SCALINGS)
 
 
-def assert_equals_oracle(x: torch.Tensor, fmt: str, scaling: str, targets: tuple[torch.dtype, ...] = FLOATS) -> None:
-    codes, exponents = ops.narrow_encode(x, fmt, scaling)
-    device_codes, device_exponents = ops.narrow_encode(x.cuda(), fmt, scaling)
-    assert torch.equal(device_exponents.cpu(), exponents)
-    assert torch.equal(device_codes.cpu(), codes)
-    for dtype in targets:
-        decoded = ops.narrow_decode(device_codes, device_exponents, x.numel(), dtype, fmt, scaling)
-        assert same_bits(decoded.cpu(), ops.narrow_decode(codes, exponents, x.numel(), dtype, fmt, scaling))
-
-
 @dtypes
 @formats
 @scalings
 @pytest.mark.parametrize("n", [0, 1, 2, 127, 128, 2**20, 2**20 + 16, 3 * 2**20 + 5, 2**23])
 def test_kernels_equal_the_oracle(fmt, scaling, dtype, n):
     for seed in (0, 4):
-        assert_equals_oracle(values_of(n, dtype, seed, 0.2, seed == 4), fmt, scaling, (dtype,))
+        assert_narrow(ops, values_of(n, dtype, seed, 0.2, seed == 4), fmt, scaling, "cuda", (dtype,))
 
 
 @dtypes
@@ -43,26 +33,20 @@ def test_kernels_equal_the_oracle(fmt, scaling, dtype, n):
 def test_every_sixteen_bit_value(fmt, scaling, dtype):
     x = torch.arange(-(2**15), 2**15, dtype=torch.int32)
     x = (x << 16).view(torch.float32) if dtype == torch.float32 else x.to(torch.int16).view(dtype)
-    assert_equals_oracle(x, fmt, scaling)
+    assert_narrow(ops, x, fmt, scaling, "cuda")
 
 
 @formats
 @scalings
 def test_every_code_its_neighbours_and_every_tie(fmt, scaling):
-    assert_equals_oracle(boundaries(FLOAT_FORMATS[fmt]), fmt, scaling)
+    assert_narrow(ops, boundaries(FLOAT_FORMATS[fmt]), fmt, scaling, "cuda")
 
 
 @dtypes
 @pytest.mark.parametrize("fmt, bits", [("fp8", 8), ("fp10", 10), ("fp16", 16)])
 def test_every_code_decodes_as_the_oracle_does(fmt, bits, dtype):
-    n = 2**bits
-    codes = torch.arange(n).to(torch.uint8 if fmt == "fp8" else torch.int16)
-    codes = reference.fp10_pack(codes) if fmt == "fp10" else codes
-    for exponent in (None, *range(FLOAT_FORMATS[fmt].max_exponent + 1, 256)):
-        scaling, count = ("none", 0) if exponent is None else ("block", n // 128)
-        exponents = torch.full((count,), exponent or 0, dtype=torch.uint8)
-        got = ops.narrow_decode(codes.cuda(), exponents.cuda(), n, dtype, fmt, scaling)
-        assert same_bits(got.cpu(), ops.narrow_decode(codes, exponents, n, dtype, fmt, scaling))
+    exponents = (None, *range(FLOAT_FORMATS[fmt].max_exponent + 1, 256))
+    assert_decodes(ops, fmt, bits, dtype, "cuda", exponents)
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 3 * 2**20, 2**20 + 1])

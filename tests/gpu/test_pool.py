@@ -86,7 +86,7 @@ def test_16_bit_maxima_are_the_bits_of_the_input(level, relu, keep_zero, dtype, 
     """Any bit pattern through the assembly for either generation: the oracle's codes, and the bits that they name."""
     if level > 10 * torch.cuda.get_device_capability()[0]:
         pytest.skip(f"needs sm_{level}")
-    monkeypatch.setattr(pool, "_assembly_level", lambda device: level)
+    monkeypatch.setattr(pool, "_assembly_level", lambda x: level)
     monkeypatch.setattr(pool, "relu_keeps_negative_zero", lambda x: keep_zero)
     x = any_bits((4, 16, 57, 60), dtype, 5).contiguous(memory_format=layout)
     for bits, zero_code in ((8, relu), (4, not relu)):

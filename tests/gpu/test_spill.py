@@ -11,9 +11,7 @@ import torch
 
 from gistkit import formats
 from gistkit.codecs import CODECS, Encoded, Sparse
-from gistkit.kernels import ops
 from gistkit.kernels.layout import flat
-from gistkit.kernels.reference import sparse as reference
 from gistkit.kernels.sparse.ends import ends
 from gistkit.kernels.sparse.spill import GROUP, group_slots, spill_origin
 from tests.gpu.waiting import no_synchronisation
@@ -61,8 +59,7 @@ def check_reads(codec: Sparse, encoded: Encoded, plain: Encoded, grad: torch.Ten
 
 @pytest.mark.parametrize("name", WITHIN)
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("zeros", (0.3, 0.95))
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("zeros, room", [(0.3, 0.5), (0.3, 0.9999), (0.95, 0.0), (0.95, 1.0), (0.3, 1.5)])
 def test_reading_gives_the_plain_encodings_bits_before_and_after_settling(name, dtype, zeros, room):
     codec = WITHIN[name]
     x = values(N, dtype, codec, zeros)
@@ -84,8 +81,7 @@ def test_reading_gives_the_plain_encodings_bits_before_and_after_settling(name, 
 
 @pytest.mark.parametrize("name", WITHIN)
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("n", (1, 1000, GROUP, 3 * GROUP + 17, N))
-@pytest.mark.parametrize("room", (0.0, 0.6, 1.0))
+@pytest.mark.parametrize("n, room", [(1, 0.0), (1000, 0.6), (GROUP, 0.6), (3 * GROUP + 17, 1.0), (N, 0.0), (N, 0.6)])
 def test_arrays_and_spill_are_the_oracles(name, dtype, n, room):
     """To the byte, and no byte besides: what the host codec makes of the same tensor."""
     codec = WITHIN[name]
@@ -122,16 +118,6 @@ def test_ends_are_redirected_by_groups(stride, slots, share):
 
 
 @pytest.mark.parametrize("name", WITHIN)
-def test_a_spill_on_the_device_does_as_well(name):
-    codec = WITHIN[name]
-    x = values(N, torch.bfloat16, codec, 0.5)
-    capacity = capacity_of(codec, x, 0.3)
-    room = torch.empty(codec.spill_bytes(N, x.dtype, capacity), dtype=torch.uint8, device="cuda")
-    encoded = codec.begin_within(x, capacity, room)
-    assert same_bits(codec.decode(encoded), codec.decode(codec.begin(x)))
-
-
-@pytest.mark.parametrize("name", WITHIN)
 def test_a_part_of_a_larger_pinned_chunk(name):
     """A spill that begins in the middle, at a multiple of 512 bytes; nothing beside it is written."""
     codec = WITHIN[name]
@@ -143,17 +129,6 @@ def test_a_part_of_a_larger_pinned_chunk(name):
     assert same_bits(codec.decode(encoded), codec.decode(codec.begin(x)))
     torch.cuda.synchronize()
     assert bool((chunk[:4096] == UNTOUCHED).all()) and bool((chunk[4096 + size :] == UNTOUCHED).all())
-
-
-@pytest.mark.parametrize("name", ("zvc", "csr"))
-@pytest.mark.parametrize("shape", ((7, 33, 57, 61),))
-def test_layouts_come_back(name, shape):
-    codec = WITHIN[name]
-    x = torch.relu(torch.randn(shape, device="cuda", dtype=torch.bfloat16)).to(memory_format=torch.channels_last)
-    encoded, _ = within(codec, x, 0.4)
-    assert same_bits(codec.decode(encoded), x) and codec.decode(encoded).stride() == x.stride()
-    grad = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-    assert same_bits(codec.relu_backward(encoded, grad), torch.ops.aten.threshold_backward(grad, x, 0))
 
 
 @pytest.mark.parametrize("name", WITHIN)
@@ -203,15 +178,3 @@ def test_pageable_memory_is_refused():
     codec, x = WITHIN["zvc"], torch.ones(3000, device="cuda")
     with pytest.raises(ValueError, match="begin_within: spill must be pinned memory for x on cuda:0, got pageable"):
         codec.begin_within(x, 8, torch.empty(codec.spill_bytes(3000, x.dtype, 8), dtype=torch.uint8))
-
-
-def test_operators_take_pinned_memory_beside_the_devices():
-    """The dispatcher picks the device's kernels for tensors of both."""
-    x = float_values(3 * GROUP, torch.float32, 1, 0.5, False)
-    words, counts, scratch = reference.zvc_encode(x, "raw")
-    spill = torch.zeros(WITHIN["zvc"].spill_bytes(x.numel(), x.dtype, 800), dtype=torch.uint8).pin_memory()
-    packed = ops.compact(scratch.cuda(), counts.cuda(), 1024, 800, spill)
-    none = torch.empty(0, dtype=torch.uint8, device="cuda")
-    form = ("raw", "none", True, spill)
-    assert packed.is_cuda and packed.shape == (800,)
-    assert same_bits(ops.zvc_decode(words.cuda(), counts.cuda(), packed, none, 0, x.numel(), x.dtype, *form).cpu(), x)

@@ -3,7 +3,6 @@ was denser than forecast comes back through the host's memory."""
 
 from __future__ import annotations
 
-import copy
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -288,13 +287,3 @@ def test_streams_have_memory_of_their_own():
         torch.cuda.synchronize()
         assert equal(found, want)
     assert len(engine_of(model)._packer._spill._chunks) == 2
-
-
-def test_copies_of_a_trained_model_train_on():
-    model = gistkit.compress(chain())
-    for seed in range(3):
-        step(model, seed)
-    other = copy.deepcopy(model)
-    for seed in range(3, 6):
-        assert equal(step(other, seed), step(model, seed))
-    assert engine_of(other)._packer._spill is not engine_of(model)._packer._spill

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from gistkit.kernels.mask import mask as kernels
 from gistkit.kernels.mask.flags import pack_flags
 from gistkit.kernels.reference import mask as reference
-from tests.support.tensors import FLOATS, plain_nan, same_bits, values_of
+from tests.support.kernel_laws import assert_masks
+from tests.support.tensors import FLOATS, same_bits, values_of
 
 # NaN and infinity times zero: numpy, which stands in for the GPU here, reports what is meant to happen
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
@@ -29,45 +30,16 @@ def negative_zeros(keep: bool | None) -> Iterator[None]:
         yield
 
 
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal bits, all NaN being one: the CPU oracle rewrites NaN payloads of 16-bit dtypes, the kernels keep them."""
-    return same_bits(plain_nan(a), plain_nan(b))
-
-
 @dtypes
-@settings(max_examples=12)
+@pytest.mark.parametrize("keep_zero", [False, True])
+@settings(max_examples=8)
 @given(n=LENGTHS, seed=st.integers(0, 9999))
 @example(n=4096, seed=0)
 @example(n=4104, seed=1)
 @example(n=4097, seed=2)
-def test_kernels_equal_the_oracle(dtype, n, seed):
-    x, grad = values_of(n, dtype, seed, 0.3, seed % 3 == 0), values_of(n, dtype, seed + 1, 0.1, seed % 3 == 1)
-    for keep_zero in (False, True):
-        with negative_zeros(keep_zero):
-            y, mask = kernels.relu_mask1(x)
-        expected_y, expected_mask = reference.relu_mask1(x, positive_zero=not keep_zero)
-        assert torch.equal(mask, expected_mask) and same(y, expected_y)
-    assert torch.equal(kernels.mask1_encode(x), mask)
-    assert same_bits(kernels.mask1_decode(mask, n, dtype), reference.mask1_decode(mask, n, dtype))
-    expected = reference.mask1_backward(grad, mask)
-    assert same(kernels.mask1_backward(grad, mask), expected)
-    overwritten = grad.clone()
-    kernels.mask1_backward_(overwritten, mask)
-    assert same(overwritten, expected)
-    scale = 1.4285714
-    expected = reference.dropout_backward(grad, mask, scale)
-    assert same(kernels.dropout_backward(grad, mask, scale), expected)
-    kernels.dropout_backward_(grad, mask, scale)
-    assert same(grad, expected)
-
-
-@settings(max_examples=10)
-@given(n=LENGTHS, seed=st.integers(0, 99))
-def test_flags(n, seed):
-    flags = values_of(n, torch.bool, seed, 0.0, False)
-    mask = kernels.bits_encode(flags)
-    assert torch.equal(mask, reference.bits_encode(flags))
-    assert torch.equal(kernels.bits_decode(mask, n), flags)
+def test_kernels_equal_the_oracle(dtype, keep_zero, n, seed):
+    with negative_zeros(keep_zero):
+        assert_masks(kernels, n, dtype, seed, "cpu", keep_zero)
 
 
 @settings(max_examples=10)

@@ -56,13 +56,6 @@ def test_the_reciprocal_of_a_long_plane_is_too_large():
     assert same_bits(rebuilt(kernels.bn_rebuild, x, *args), rebuilt(reference.bn_rebuild, x, *args))
 
 
-def test_groups_of_planes():
-    for channels, plane, planes in ((2048, 49, 40), (64, 49, 40), (16, 49, 16), (256, 169, 24), (64, 2061, 64)):
-        assert kernels.planes_across(channels, plane, 2) == planes
-    for channels, plane, item_bytes in ((64, 7, 2), (60, 49, 2), (64, 196, 4), (64, 3136, 2)):
-        assert kernels.planes_across(channels, plane, item_bytes) == 0
-
-
 @dtypes
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("plane", [96, 99])
@@ -78,7 +71,7 @@ def test_every_form_rounds_as_written(dtype, form, plane):
 def test_negative_zeros_are_what_relu_makes_of_them(dtype, keep_zero, monkeypatch):
     monkeypatch.setattr(kernels, "relu_keeps_negative_zero", lambda x: keep_zero)
     # x is the mean, the weight negative, the bias -0.0: fma(-0.0, 1/std, -0.0)
-    norm = [torch.ones(4), torch.ones(4), -torch.ones(4), -torch.zeros(4)]
+    norm = [torch.ones(4), torch.ones(4), torch.full((4,), -1.0), torch.full((4,), -0.0)]
     x, zeros = torch.ones(96, dtype=dtype), torch.full((96,), -0.0, dtype=dtype)
     assert rebuilt(kernels.bn_rebuild, x, norm, "scaled", 8, None, [], "", False).signbit().all()
     for other in (None, zeros):
@@ -118,10 +111,10 @@ def test_bad_arguments(call):
         call(x, norm, "exact", 49, None, [], "", True, x)
     with pytest.raises(ValueError, match="x must be whole images of 5 channels of 48 elements, got 490 elements"):
         call(x, norm, "scaled", 48, None, [], "", True, x)
+    with pytest.raises(ValueError, match="norm's weight must have 5 elements to match 5 channels, got 4"):
+        call(x, [*norm[:2], norm[2][1:], norm[3]], "scaled", 49, None, [], "", True, x)
     with pytest.raises(ValueError, match="norm must be mean, 1/std, weight and bias, got 3 tensors; pass 4"):
         call(x, norm[:3], "scaled", 49, None, [], "", True, x)
-    with pytest.raises(ValueError, match="norm's bias must have 5 elements to match 5 channels, got 4"):
-        call(x, [*norm[:3], norm[3][1:]], "scaled", 49, None, [], "", True, x)
     with pytest.raises(ValueError, match="other must have 490 elements to match x of 490 elements, got 489"):
         call(x, norm, "scaled", 49, other[1:], [], "", True, x)
     with pytest.raises(TypeError, match=r"norm's mean must be of dtype torch\.float32, got torch\.float64"):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from gistkit.kernels import compat
 from gistkit.kernels.launch import tiling
 
 
@@ -38,7 +39,7 @@ N = 3 * 16
 
 @pytest.fixture
 def launched(monkeypatch):
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
+    monkeypatch.setattr(compat, "current_stream", lambda device: 7)
     kernel = Kernel()
 
     def launch(x=X, y=X, n=N, device=0, num_warps=4, **constants):

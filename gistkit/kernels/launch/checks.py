@@ -96,3 +96,16 @@ def check_norm(op: str, name: str, norm: list[torch.Tensor], form: str, n: int, 
         raise ValueError(
             f"{op}: x must be whole images of {channels} channels of {plane} elements, got {n} elements; pass all of it"
         )
+
+
+def check_rebuild(x, norm: list, form: str, plane: int, other, other_norm: list, other_form: str, out) -> None:
+    """Raise unless the arguments of ``bn_rebuild`` fit together."""
+    op, n = "bn_rebuild", x.numel()
+    check_values(op, "x", x)
+    check_norm(op, "norm", norm, form, n, plane)
+    for name, t in (("other", other), ("out", out)):
+        if t is not None:
+            check_values(op, name, t)
+            check_length(op, name, t, n, f"x of {n} elements")
+    if other_norm:
+        check_norm(op, "other_norm", other_norm, other_form, n, plane)

@@ -20,14 +20,13 @@ import torch
 
 from gistkit.formats import mask1_bytes
 from gistkit.kernels import ops
+from gistkit.kernels.compat import dispatch_modes
 from gistkit.kernels.launch.library import LAUNCHERS
 from gistkit.kernels.layout import flat, like
 
-_modes = torch._C._len_torch_dispatch_stack  # type: ignore[attr-defined]
-
 
 def _is_plain(x: torch.Tensor) -> bool:
-    return x.is_cuda and type(x) is torch.Tensor and not _modes()
+    return x.is_cuda and type(x) is torch.Tensor and not dispatch_modes()
 
 
 @cache

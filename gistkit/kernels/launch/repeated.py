@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from gistkit.kernels import compat
 from gistkit.kernels.launch.tiling import NUM_WARPS, ROWS, launch_here
 
 
@@ -35,10 +36,10 @@ class Repeated:
         for address in addresses:
             odd |= address
         device = self._device
-        if odd & 15 or not self._found or device != torch._C._cuda_getDevice():
+        if odd & 15 or not self._found or device != compat.current_device():
             return False
         run, function, before, boxed = self._found
-        stream = torch._C._cuda_getCurrentRawStream(device)
+        stream = compat.current_stream(device)
         if boxed:
             run(self._programs, 1, 1, stream, function, *before, (*addresses, *self._rest))
         else:

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gistkit.kernels.launch.launcher import launcher_of
+from gistkit.kernels import compat
 
 # rows a program, by bytes an element of the widest tensor: 64 bytes of values a lane, so several accesses are in flight
 ROWS = {1: 512, 2: 512, 4: 256}
@@ -60,7 +60,7 @@ def launch(
         return
     if not x.is_cuda:  # the interpreter
         kernel[(programs,)](*args, num_warps=num_warps, enable_fp_fusion=False, **constexprs)
-    elif x.get_device() == torch._C._cuda_getDevice():
+    elif x.get_device() == compat.current_device():
         launch_here(kernel, programs, x.get_device(), num_warps, args, constexprs)
     else:
         with torch.cuda.device(x.device):
@@ -98,7 +98,7 @@ def launch_here(
     found = _compiled(id(kernel), device, num_warps, *kinds, *constexprs, *constexprs.values())
     if found:
         _, (run, function, before, boxed), constants = found
-        stream = torch._C._cuda_getCurrentRawStream(device)
+        stream = compat.current_stream(device)
         if boxed:
             run(programs, 1, 1, stream, function, *before, (*values, *constants))
         else:
@@ -106,14 +106,13 @@ def launch_here(
         return found
     compiled = kernel[(programs,)](*args, num_warps=num_warps, enable_fp_fusion=False, **constexprs)
     constants = tuple([constexprs[name] for name in kernel.arg_names[len(args) :]])
-    found.extend((kernel, launcher_of(compiled.run, compiled.function, compiled.packed_metadata), constants))
+    found.extend((kernel, compat.launcher_of(compiled.run, compiled.function, compiled.packed_metadata), constants))
     return found
 
 
 @lru_cache(maxsize=4096)
 def _compiled(kernel: int, device: int, num_warps: int, *kinds: Any) -> list:
-    """[kernel, :class:`gistkit.kernels.launch.launcher.Launcher`, constants in the order of the parameters] of the
-    compiled
+    """[kernel, :class:`gistkit.kernels.compat.Launcher`, constants in the order of the parameters] of the compiled
     kernel; empty until the first launch has filled it. The kernel itself is there so that its id stays its own."""
     return []
 

@@ -51,13 +51,9 @@ def _bits(mask_ptr, first, rows, row_mask):
 
 @triton.jit
 def _unpack_kernel(mask_ptr, x_ptr, n, ROWS: tl.constexpr, ALIGNED: tl.constexpr):
-    """x (fp32/bf16/fp16/uint8) of ones and zeros from the mask."""
+    """x (uint8) of ones and zeros from the mask."""
     first, rows, row_mask, offs, mask = tile(n, ROWS, ALIGNED)
-    bits = _bits(mask_ptr, first, rows, row_mask)
-    if x_ptr.dtype.element_ty == tl.uint8:
-        tl.store(x_ptr + first + offs, bits.to(tl.uint8), mask)
-    else:
-        tl.store(x_ptr + first + offs, tl.where(bits != 0, 1.0, 0.0).to(x_ptr.dtype.element_ty), mask)
+    tl.store(x_ptr + first + offs, _bits(mask_ptr, first, rows, row_mask).to(tl.uint8), mask)
 
 
 @triton.jit
@@ -89,15 +85,6 @@ def mask1_encode(x: torch.Tensor) -> torch.Tensor:
     """uint8[ceil(n/8)] of not (x <= 0), for x fp32/bf16/fp16[n]. Does not synchronise."""
     check_values("mask1_encode", "x", x)
     return _pack(x, x)
-
-
-def mask1_decode(mask: torch.Tensor, n: int, dtype: torch.dtype) -> torch.Tensor:
-    """dtype[n] of 1 where the bit is set, else 0. Does not synchronise."""
-    check_dtype("mask1_decode", "dtype", dtype)
-    check_mask("mask1_decode", mask, n)
-    x = torch.empty((n,), dtype=dtype, device=mask.device)
-    launch_tiles(_unpack_kernel, x, mask, x)
-    return x
 
 
 def relu_mask1(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

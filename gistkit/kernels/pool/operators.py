@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from gistkit.kernels.pool.forward_pairs import forward_pairs_kernel
 from gistkit.kernels.pool.geometry import PoolGeometry, backward_geometry, forward_geometry, none_code
 from gistkit.kernels.pool.tiles import divisor
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
+from gistkit.kernels.warp.lanes import asm_level
 
 FORWARD_OUTPUTS = 1024
 PAIRS = 512
@@ -64,7 +64,7 @@ def maxpool_forward(
     if y.numel() == 0:
         return y, codes
     flags = {"RELU": relu, "KEEP_ZERO": keep_zero, "ZERO_CODE": zero_code, "NONE": none_code(bits), "BITS": bits}
-    flags["ASM"] = _assembly_level(x.device)
+    flags["ASM"] = _assembly_level(x)
     if _runs_in_pairs(g, channels_last):
         _launch_pairs(x, y, codes, g, flags)
     else:
@@ -96,11 +96,10 @@ def maxpool_backward(
     return grad_x
 
 
-@cache
-def _assembly_level(device: torch.device) -> int:
+def _assembly_level(x: torch.Tensor) -> int:
     """Whose instructions a kernel's assembly may use: 90 for sm_90 and later, 80 for sm_80 to sm_89, 0 for none."""
-    major = torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
-    return min(major, 9) * 10 if major >= 8 else 0
+    level = asm_level(x)
+    return 90 if level >= 90 else 80 if level >= 80 else 0
 
 
 def _windows(g: PoolGeometry) -> dict[str, Any]:

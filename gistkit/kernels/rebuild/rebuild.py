@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 
 from gistkit.formats import ceil_div
-from gistkit.kernels.launch.checks import check_length, check_norm, check_values
+from gistkit.kernels.launch.checks import check_rebuild
 from gistkit.kernels.launch.repeated import Repeated
 from gistkit.kernels.launch.tiling import launch
 from gistkit.kernels.narrow.rounding import not_positive, rounded, widen
@@ -232,15 +232,7 @@ def bn_rebuild(
     ``other_norm`` is empty where other is added as it is. Raises ValueError and TypeError for operands that do not
     fit. Does not synchronise but for asking once about -0.0 (:mod:`gistkit.kernels.signed_zero`).
     """
-    n = x.numel()
-    check_values("bn_rebuild", "x", x)
-    check_norm("bn_rebuild", "norm", norm, form, n, plane)
-    for name, t in (("other", other), ("out", out)):
-        if t is not None:
-            check_values("bn_rebuild", name, t)
-            check_length("bn_rebuild", name, t, n, f"x of {n} elements")
-    if other_norm:
-        check_norm("bn_rebuild", "other_norm", other_norm, other_form, n, plane)
+    check_rebuild(x, norm, form, plane, other, other_norm, other_form, out)
     bn_rebuild_dense(x, norm, form, plane, other, other_norm, other_form, relu, out)
 
 

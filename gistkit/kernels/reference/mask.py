@@ -69,16 +69,6 @@ def mask1_encode(x: torch.Tensor) -> torch.Tensor:
     return mask
 
 
-def mask1_decode(mask: torch.Tensor, n: int, dtype: torch.dtype) -> torch.Tensor:
-    """dtype[n] of 1 where the bit is set, else 0."""
-    check_dtype("mask1_decode", "dtype", dtype)
-    check_mask("mask1_decode", mask, n)
-    x = mask.new_empty((n,), dtype=dtype)
-    for items, octets in blocks(n):
-        x[items] = unpack_bits(mask[octets], items.stop - items.start)
-    return x
-
-
 def relu(x: torch.Tensor, positive_zero: bool = False) -> torch.Tensor:
     """torch.relu(x), which gives -0.0 for -0.0 on the CPU; with ``positive_zero`` +0, as CUDA's of torch 2.11 does."""
     y = torch.relu(x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gistkit.kernels.launch.checks import check_length, check_norm, check_values
+from gistkit.kernels.launch.checks import check_rebuild
 from gistkit.kernels.reference.mask import relu as relu_of
 
 
@@ -44,15 +44,7 @@ def bn_rebuild(
 ) -> None:
     """out = relu?(BN(x) [+ other | + BN(other)]); arguments as the kernel's, ``positive_zero`` as in
     :func:`gistkit.kernels.reference.mask.relu`."""
-    n = x.numel()
-    check_values("bn_rebuild", "x", x)
-    check_norm("bn_rebuild", "norm", norm, form, n, plane)
-    for name, t in (("other", other), ("out", out)):
-        if t is not None:
-            check_values("bn_rebuild", name, t)
-            check_length("bn_rebuild", name, t, n, f"x of {n} elements")
-    if other_norm:
-        check_norm("bn_rebuild", "other_norm", other_norm, other_form, n, plane)
+    check_rebuild(x, norm, form, plane, other, other_norm, other_form, out)
     y = batch_norm(x, norm, form, plane)
     if other is not None:
         y = y + (batch_norm(other, other_norm, other_form, plane) if other_norm else other)

@@ -80,10 +80,6 @@ class Simulator(Composer):
         composed = self.profile(plan, synchronous=True)
         return max(memory_bytes(composed.intervals, composed.tasks, reserve))
 
-    def issued(self, plan: Plan) -> list[int]:
-        """By task, how many tasks the host issues for it in one sub-batch: itself, and reruns before it."""
-        return self._composer.issued(plan)
-
     def wall_s(self, plan: Plan) -> float:
         """Seconds of the step as the runtime runs it: with the host's share (``Hardware.host_s``, ``runtime_host_s``)
         and with every transfer as the copy that it is today, which takes its turn among the tasks and hides behind

@@ -1,8 +1,9 @@
-"""A compiled kernel's launcher without its half in Python.
+"""The private names of torch and Triton that the kernels' launches use. They hold for the releases that the project
+names; a newer one is to be looked at here.
 
-Triton's ``CudaLauncher.__call__`` asks allocators for scratch that few kernels have, 3 us a launch, and hands on to a
-function of C. Where a kernel has none, that function is called as the releases below call it; else, and in any other
-release, the launcher itself.
+*Launching.* Triton's ``CudaLauncher.__call__`` asks allocators for scratch that few kernels have, 3 us a launch, and
+hands on to a function of C. Where a kernel has none, that function is called as the releases below call it; else, and
+in any other release, the launcher itself.
 """
 
 from __future__ import annotations
@@ -10,7 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import triton
+import torch
+
+without_torch_functions: Any = torch._C.DisableTorchFunction
+"""A context in which what watches the caller's PyTorch functions sees nothing."""
+dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack  # type: ignore[attr-defined]
+"""How many dispatch modes are active."""
+# a build of PyTorch without CUDA has neither
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
 
 
 class Launcher(NamedTuple):
@@ -25,6 +34,8 @@ class Launcher(NamedTuple):
 
 def launcher_of(run: Any, function: int, metadata: Any) -> Launcher:
     """The launcher of a compiled kernel, of whose ``CompiledKernel`` these are attributes (``packed_metadata``)."""
+    import triton  # not before the first launch
+
     nothing = (None, None, None)  # launch metadata and the two hooks
     release = ".".join(triton.__version__.split(".")[:2])
     if type(run).__name__ != "CudaLauncher" or run.global_scratch_size or run.profile_scratch_size:
@@ -36,6 +47,3 @@ def launcher_of(run: Any, function: int, metadata: Any) -> Launcher:
         before = (*how, metadata, *nothing, *scratch, run.arg_annotations, run.kernel_signature)
         return Launcher(run.launch, function, before, True)
     return Launcher(run, function, (metadata, *nothing), False)
-
-
-__all__ = ["Launcher", "launcher_of"]

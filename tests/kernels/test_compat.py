@@ -3,7 +3,7 @@
 import pytest
 import triton
 
-from gistkit.kernels.launch.launcher import launcher_of
+from gistkit.kernels.compat import launcher_of
 
 driver = pytest.importorskip("triton.backends.nvidia.driver")
 SETTINGS = {

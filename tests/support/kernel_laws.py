@@ -1,0 +1,60 @@
+"""A kernel's bits are the oracle's: one law a family, for the interpreter (``where``: cpu) and a device (cuda)."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+
+from gistkit.kernels.reference import mask as mask_oracle
+from gistkit.kernels.reference import narrow as narrow_oracle
+from tests.support.tensors import FLOATS, plain_nan, same_bits, values_of
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal bits, all NaN being one: the CPU oracle rewrites NaN payloads of 16-bit dtypes, the kernels keep them."""
+    return same_bits(plain_nan(a.cpu()), plain_nan(b.cpu()))
+
+
+def assert_masks(kernels: ModuleType, n: int, dtype: torch.dtype, seed: int, where: str, keep_zero: bool) -> None:
+    """Every mask operator; ``keep_zero``: what the ReLU there makes of -0.0."""
+    x, grad = values_of(n, dtype, seed, 0.3, seed % 3 == 0), values_of(n, dtype, seed + 1, 0.1, seed % 3 == 1)
+    y, mask = kernels.relu_mask1(x.to(where))
+    expected_y, expected_mask = mask_oracle.relu_mask1(x, positive_zero=not keep_zero)
+    assert torch.equal(mask.cpu(), expected_mask) and same(y, expected_y)
+    assert torch.equal(kernels.mask1_encode(x.to(where)).cpu(), expected_mask)
+    z = x.to(where).clone()
+    assert torch.equal(kernels.relu_mask1_(z), mask) and same_bits(z, y)
+    for name, more in (("mask1_backward", ()), ("dropout_backward", (1.4285714,))):
+        expected = getattr(mask_oracle, name)(grad, expected_mask, *more)
+        assert same(getattr(kernels, name)(grad.to(where), mask, *more), expected)
+        overwritten = grad.to(where).clone()
+        getattr(kernels, f"{name}_")(overwritten, mask, *more)
+        assert same(overwritten, expected)
+    flags = x > 0
+    encoded = kernels.bits_encode(flags.to(where))
+    assert torch.equal(encoded.cpu(), mask_oracle.bits_encode(flags))
+    assert torch.equal(kernels.bits_decode(encoded, n).cpu(), flags)
+
+
+def assert_narrow(kernels: ModuleType, x: torch.Tensor, fmt: str, scaling: str, where: str, targets=FLOATS) -> None:
+    """Codes, exponents and what they decode to."""
+    codes, exponents = kernels.narrow_encode(x.to(where), fmt, scaling)
+    expected = narrow_oracle.narrow_encode(x, fmt, scaling)
+    assert torch.equal(exponents.cpu(), expected[1]) and torch.equal(codes.cpu(), expected[0])
+    for dtype in targets:
+        decoded = kernels.narrow_decode(codes, exponents, x.numel(), dtype, fmt, scaling)
+        assert same_bits(decoded.cpu(), narrow_oracle.narrow_decode(*expected, x.numel(), dtype, fmt, scaling))
+
+
+def assert_decodes(kernels: ModuleType, fmt: str, bits: int, dtype: torch.dtype, where: str, exponents) -> None:
+    """Every code, unscaled (None) and under these exponent bytes."""
+    n = 2**bits
+    codes = torch.arange(n).to(torch.uint8 if fmt == "fp8" else torch.int16)
+    codes = narrow_oracle.fp10_pack(codes) if fmt == "fp10" else codes
+    for exponent in exponents:
+        scaling, count = ("none", 0) if exponent is None else ("block", n // 128)
+        scales = torch.full((count,), exponent or 0, dtype=torch.uint8)
+        form = (n, dtype, fmt, scaling)
+        got = kernels.narrow_decode(codes.to(where), scales.to(where), *form)
+        assert same_bits(got.cpu(), narrow_oracle.narrow_decode(codes, scales, *form))
