@@ -1,0 +1,80 @@
+"""What the launchers of zvc and csr hand to their kernels: the compiled kernels, run in the emulated warp by the
+launchers' own arguments, against the oracle."""
+
+import numpy as np
+import pytest
+import torch
+
+from gistkit.kernels import STRIDES
+from gistkit.kernels.reference import sparse as reference
+from gistkit.kernels.reference import sparse_blocks as block_reference
+from gistkit.kernels.sparse import blocks, compact, operators, reading
+from tests.aot.harness import compile_kernel
+from tests.support.sparse_cases import PAYLOADS, decoded, relu_gradient, sparse_case
+from tests.support.tensors import float_values, same_bits
+from tests.support.warp import launch
+
+KINDS = {torch.uint8: "*u8", torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64"}
+KINDS |= {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
+
+
+def emulated(kernel, programs, x, *args, **constexprs):
+    """In place of launch_warps."""
+    names = [name for name in kernel.arg_names if name not in constexprs]
+    kinds = {n: KINDS[a.dtype] if isinstance(a, torch.Tensor) else "i32" for n, a in zip(names, args, strict=True)}
+    code = compile_kernel(kernel, kinds, constexprs, 90, num_warps=1)
+    arrays = [a.view(torch.uint8).numpy() if isinstance(a, torch.Tensor) and a.numel() else a for a in args]
+    launch(code.ptx, [np.zeros(16, np.uint8) if isinstance(a, torch.Tensor) else a for a in arrays], programs)
+
+
+def sums(counts, *_):
+    return counts.cumsum(0, dtype=torch.int64)
+
+
+def sums_and_heads(counts, heads, step):
+    ends = sums(counts)
+    return ends, torch.searchsorted(ends, torch.arange(heads) * step, right=True).to(torch.int32)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """The launchers' modules as on sm_90, running sums by PyTorch."""
+    for module in (blocks, compact, operators, reading):
+        for name, stand_in in (("launch_warps", emulated), ("asm_level", lambda x: 90), ("ends", sums)):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, stand_in)
+    monkeypatch.setattr(blocks, "ends_and_heads", sums_and_heads)
+
+
+@pytest.mark.parametrize("codec", STRIDES)
+@pytest.mark.parametrize("fmt, scaling", [("raw", "none"), ("fp8", "none"), ("fp10", "block")])
+def test_encoding_and_reading(codec, fmt, scaling, device):
+    dtype, stride = torch.bfloat16, STRIDES[codec]
+    case = sparse_case(float_values(2056, dtype, 3, 0.5, False), float_values(2056, dtype, 4, 0.1, False), fmt, scaling)
+    expected = getattr(reference, f"{codec}_encode")(case.x, "raw" if scaling == "block" else fmt)
+    made = getattr(operators, f"{codec}_encode")(case.x, "raw" if scaling == "block" else fmt)
+    total = int(expected[1].sum())
+    assert torch.equal(made[1], expected[1])
+    assert same_bits(*(reference.compact(e[2], e[1], stride, total) for e in (made, expected)))
+    for payload in PAYLOADS[codec](reference, case):
+        whole = decoded(reference, case, payload, codec)
+        assert same_bits(decoded(reading, case, payload, codec), whole)
+        gradient = torch.empty_like(case.grad)  # of its own: the emulator copies what a launch is given
+        getattr(reading, f"{codec}_relu_backward")(case.grad, *payload[:4], gradient, *payload[4:])
+        assert same_bits(gradient, relu_gradient(reference, case, payload, codec))
+        part = getattr(reading, f"{codec}_decode")(*payload[:4], 1, 700, dtype, *payload[4:])
+        assert same_bits(part, whole[stride : stride + 700])
+
+
+@pytest.mark.parametrize("stride", STRIDES.values())
+def test_packing(stride, device):
+    counts = torch.tensor([stride, 0, 3, 70, 1, 0, 9], dtype=torch.int16)
+    values = float_values(7 * stride, torch.float32, 2, 0.0, False).nan_to_num()
+    columns, total = torch.randint(0, 256, (7 * stride,), dtype=torch.uint8), int(counts.sum())
+    assert same_bits(compact.compact(values, counts, stride, total), reference.compact(values, counts, stride, total))
+    made = blocks.compact_blocks(values, counts, stride, total, "fp8")
+    expected = block_reference.compact_blocks(values, counts, stride, total, "fp8")
+    if stride == 256:
+        made += compact.csr_compact(columns, values, counts, total)
+        expected += reference.csr_compact(columns, values, counts, total)
+    assert all(same_bits(a, b) for a, b in zip(made, expected, strict=True))
