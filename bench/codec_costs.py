@@ -20,6 +20,7 @@ from typing import Any
 
 from bench.rows import read
 from gistkit.benchmark.measure import MIB
+from gistkit.ir import FORMS
 from gistkit.planning.cost.codec_costs import MEASURED_DENSITY, Passes
 from gistkit.planning.cost.devices import PRESETS
 from gistkit.planning.cost.table import CostTable
@@ -35,7 +36,7 @@ SPARSE_DENSITY = 0.1
 
 def figures(rows: Sequence[Row]) -> dict[tuple[str, str, str, float], float]:
     """Passes by (codec, direction, dtype, density). Raises ValueError for rows of one size, or of several devices."""
-    sized = [r for r in rows if r["kind"] == "layer" and r["family"] == "codec" and "error" not in r]
+    sized = _of_codecs(rows)
     if len({r["size_mib"] for r in sized}) < 2:
         raise ValueError("rows must be of at least two sizes, as what a byte takes is a slope; give more files")
     if len({(r["gpu"], r["torch"], r["triton"]) for r in sized}) > 1:
@@ -48,6 +49,13 @@ def figures(rows: Sequence[Row]) -> dict[tuple[str, str, str, float], float]:
         times[row["case"], row["direction"], row["dtype"], row["density"]][nbytes] = row["median_s"]
     pass_s = _slope(copies) / 2
     return {key: _slope(by_size) / pass_s for key, by_size in times.items()}
+
+
+def _of_codecs(rows: Sequence[Row]) -> list[Row]:
+    """The rows of encodings that there are still."""
+    return [
+        r for r in rows if r["kind"] == "layer" and r["family"] == "codec" and "error" not in r and r["case"] in FORMS
+    ]
 
 
 def _slope(seconds: dict[float, float]) -> float:
@@ -92,8 +100,8 @@ def predictions(rows: Sequence[Row], costs: CostTable) -> list[tuple[float, Row]
     ReLU's backwards with what the planner charges for PyTorch's own."""
     packs = {_case(r): r["median_s"] for r in rows if r["direction"] == "pack" and "error" not in r}
     found = []
-    for row in rows:
-        if row["kind"] == "layer" and row["family"] == "codec" and "error" not in row and row["dtype"] in DTYPES:
+    for row in _of_codecs(rows):
+        if row["dtype"] in DTYPES:
             seconds = _predicted(row, costs)
             if seconds is not None:
                 both_s = row["median_s"] + (packs.get(_case(row), 0.0) if row["direction"] == "encode" else 0.0)

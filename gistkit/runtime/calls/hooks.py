@@ -126,13 +126,13 @@ def _planned(state: ForwardState, x: torch.Tensor) -> Decision | None:
         return KEEP_DENSE
     if state.table.find(x) is not None:
         return None
-    if state.strict:
-        found = found if state.tape is None else state.tape.meant(found)
-        decision = next((d for d in found if d is not None and not _met(state, d.storage)), KEEP_DENSE)
-        state.met.add(decision.storage)
-        return KEEP_DENSE if decision.storage in program.passing else decision
-    turn = state.turns[key] = state.turns.get(key, -1) + 1
-    return (found[turn] if turn < len(found) else None) or open_choice
+    if state.strict and state.tape is not None:
+        found = state.tape.meant(found)
+    decision = next((d for d in found if d is not None and not _met(state, d.storage)), open_choice)
+    if decision is None:
+        return None
+    state.met.add(decision.storage)
+    return KEEP_DENSE if decision.storage in program.passing else decision
 
 
 def _met(state: ForwardState, storage: int) -> bool:

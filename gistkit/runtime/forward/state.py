@@ -21,7 +21,7 @@ from gistkit.runtime.forward.kept_ledger import KeptLedger
 from gistkit.runtime.offload.host import HostBody
 from gistkit.runtime.program.density_excess import Room
 from gistkit.runtime.program.joint_gradients import JOINT_BYTES, JOINT_SHARE
-from gistkit.runtime.program.program import Key, Program, Step
+from gistkit.runtime.program.program import Program, Step
 from gistkit.runtime.program.refusals import cannot_keep, cannot_run, left, not_as_planned
 from gistkit.runtime.program.settings import KEEP_DENSE, WITHOUT_VALUES, Settings, ad_hoc
 from gistkit.runtime.rebuild.terms import NormSource
@@ -69,7 +69,6 @@ class ForwardState(KeptLedger):
     instead: int = -1
     unread: bool = False
     hooked: bool = False
-    turns: dict[Key, int] = field(default_factory=dict)
     met: set[int] = field(default_factory=set)
     diverged: str = ""
     probes: list[tuple[int, int, Ticket]] = field(default_factory=list)
@@ -150,7 +149,10 @@ class ForwardState(KeptLedger):
             decision = KEEP_DENSE if self.strict else ad_hoc(x, self.table.tagged(x), self.settings)
         elif decision.form in WITHOUT_VALUES:
             self.cannot(decision, "a backward needs its values")
-            other = KEEP_DENSE if self.strict else ad_hoc(x, self.table.tagged(x), self.settings)
+            settings = self.settings
+            if self.program is not None and not self.program.bears_rounding(decision.storage):
+                settings = replace(settings, lossy=None)
+            other = KEEP_DENSE if self.strict else ad_hoc(x, self.table.tagged(x), settings)
             decision = replace(other, storage=decision.storage)
         made = self.encode(x, decision)
         return self.alias(x, decision) if made is None else Reader(made, x)

@@ -86,6 +86,10 @@ def optimal(
             given_up.append(name)
         else:
             planning.against([] if late is None else [late])
+    if planning.plan is None and share:  # the narrowest class had a part of the time alone
+        last = Planning(graph, costs, narrow, limit_s, room_bytes=room_bytes).run()
+        narrow_bytes = min(narrow_bytes, last.found.peak_bytes)
+        planning.against([] if last.plan is None else [last.plan])
     plan = planning.plan
     if plan is None:
         assert budget_bytes is not None
