@@ -52,53 +52,56 @@ def plan(
     measure: Measure = False,
     per_sub_batch_norm: bool = False,
 ) -> Plan:
-    """The plan of one training step (forward and backward) that fits ``budget`` and takes the least time.
+    """Plans one training step (forward and backward) that fits ``budget`` and takes the least time.
 
-    ``model`` and ``batch`` may be real, fake or on the meta device, far larger than this machine; nothing is computed
-    (but for ``measure=True``).
-    With ``loss_fn`` the first item of the batch is the model's input (a tuple: several positional ones, a dict: named
-    ones) and the rest go to the loss, ``loss_fn(model(batch[0]), *batch[1:])``; without, the step is ``model(*batch)``
-    and backward from what it returns.
+    Example::
 
-    ``budget`` counts everything on the device during forward and backward: parameters, buffers, gradients, inputs,
-    activations, stashes, decoded copies, workspace, what the device's libraries hold (``Hardware.libraries_bytes``),
-    and ``reserved_bytes`` for what the planner cannot see (optimiser state, another model). Bytes or ``"12GiB"``,
-    ``"800MB"``, or ``"60%"`` of what plain PyTorch needs, these included. None sets no limit: the fastest step.
-    The step is taken to begin with ``.grad`` None. One that adds to the gradients of earlier steps, or zeros them in
-    place, holds all of them from its beginning: give it the bytes of the trainable parameters as ``reserved_bytes``. A
-    plan of several sub-batches has them in already, as these accumulate. Likewise it is one forward with the planned
-    loss, its backward right behind it and nothing retained: what another ``loss_fn`` takes is not in the budget, and
-    where a second forward begins before the first one's backward, or backward retains the graph, a
-    :class:`gistkit.BudgetWarning` says so once a model. Plan a module whose forward does all of it.
-    ``policy`` is ``optimal`` or one of the papers' (``plain``, ``gist``, ``vdnn-all``, ``vdnn-conv``, ``vdnn-dyn``,
-    ``vdnn+``, ``modnn``, ``cdma``, ``checkpoint``). ``fidelity`` is the class of moves that may be used: ``bitwise``,
-    or ``reassociated`` (sums in another order); ``lossy="fp8"`` (``fp16``, ``fp10``, their scaled forms) implies the
-    class ``lossy``. ``hardware`` is a preset (``h100-sxm``, ``rtx4090``, ``cpu``, ...), a file of ``gistkit calibrate``
-    or a Hardware; None is the device that the model is on: a CUDA card by its calibration on this machine or its
-    preset, and one without either is measured now, once, for a few seconds (``prediction.rates``). ``density`` is the
-    share of elements that are not zero in what may hold zeros (default: by the producing op), one number or by storage
-    id.
+        plan = gistkit.plan(model, images, labels, loss_fn=F.cross_entropy, budget="12GiB")
+        gistkit.compress(model, plan)
+        loss = gistkit.step(model, F.cross_entropy, images, labels)
 
-    ``per_sub_batch_norm=True`` accepts sub-batches for a network whose batch norms, in training mode, then see the
-    statistics of each part; :func:`gistkit.step` wants to be told so too. False: such a network is not cut.
+    ``model``, ``batch``: real, fake or on the meta device; they may be larger than this machine, as nothing is
+    computed. With ``loss_fn`` the first item of the batch is the model's input (a tuple: several positional ones, a
+    dict: named ones) and the rest go to the loss: ``loss_fn(model(batch[0]), *batch[1:])``. Without it the step is
+    ``model(*batch)`` and backward from what that returns.
 
-    ``measure`` says where the seconds of the step's tasks come from: False, arithmetic and bytes by the rates of the
-    hardware; True, a few plain steps that run now on the device that model and batch are on, which must be real (on
-    fewer rows where the batch does not fit; a copy runs, the model stays as it is to the bit); the path of a file, or
-    what :func:`gistkit.measure` returned: times measured before, of this very step (``prediction.measured``).
+    ``budget``: bytes, ``"12GiB"``, ``"800MB"``, or ``"60%"`` of what plain PyTorch needs; None sets no limit. It counts
+    everything on the device during forward and backward: parameters, buffers, gradients, inputs, activations, payloads,
+    decoded copies, workspace and what the device's libraries hold (``Hardware.libraries_bytes``). ``reserved_bytes``
+    adds what the planner cannot see, such as an optimiser's state.
 
-    The result has ``peak_bytes``, ``step_s``, ``lower_bound_bytes`` (0 where the policy gives none), ``gap``,
-    ``sub_batches`` and ``contract``, what it was made for. ``optimal`` is never slower, by ``prediction.wall_s``, than
-    another policy that fits and is of the class, but for those that it had no time to compare with, which happens in
-    steps of thousands of tasks: ``prediction.not_compared`` names them. ``gap`` and ``step_s`` are the device's clock,
-    ``peak_bytes`` and ``step_s`` have transfers beside the computation. What the runtime does today, every transfer in
-    line with the computation, is in ``prediction``: ``sync_peak_bytes``, the peak to expect, at most ``peak_bytes``,
-    and ``wall_s``, the time, with the host's share where the hardware states it. Raises :class:`gistkit.BudgetError`
-    where nothing allowed fits, with ``least_bytes`` by class; :class:`gistkit.CaptureError` where the step cannot be
-    captured, or, under a budget, its bytes cannot be known (recurrent layers, scripted parts that need gradients);
-    :class:`gistkit.PlanError` for a policy that needs a link on hardware without one; :class:`gistkit.MeasureError`
-    where it cannot be measured; ValueError or TypeError for an argument that makes no sense, a scripted, traced or
-    compiled model among them.
+    The step begins with ``.grad`` None. One that adds to earlier gradients, or zeros them in place, needs the bytes of
+    the trainable parameters as ``reserved_bytes``; plans of several sub-batches have them in. The step is one forward
+    with the planned loss and its backward right behind it. Where a second forward begins before that, or backward
+    retains the graph, a :class:`gistkit.BudgetWarning` says so once a model; plan a module whose forward does all of
+    it.
+
+    ``policy``: ``optimal``, or one of the papers': ``plain``, ``gist``, ``vdnn-all``, ``vdnn-conv``, ``vdnn-dyn``,
+    ``vdnn+``, ``modnn``, ``cdma``, ``checkpoint``. ``fidelity``: the class of moves, ``bitwise`` or ``reassociated``
+    (sums in another order). ``lossy``: a narrow float such as ``"fp8"``, which implies the class ``lossy``.
+    ``hardware``: a preset (``h100-sxm``, ``rtx4090``, ``cpu``, ...), a file of ``gistkit calibrate`` or a Hardware.
+    None is the device that the model is on: a CUDA card by its calibration on this machine or its preset; one without
+    either is measured now, once, for a few seconds. ``prediction.rates`` names the source. ``density``: the share of
+    elements that are not zero in what may hold zeros, one number or by storage id (default: by the operator that made
+    it). ``per_sub_batch_norm=True``: accepts sub-batches though batch norms in training mode then see the statistics of
+    each part; False: such a network is not cut.
+
+    ``measure``: where the seconds of the tasks come from. False: arithmetic and bytes by the hardware's rates. True: a
+    few plain steps that run now, on a copy of the model, which must be real. A path, or what :func:`gistkit.measure`
+    returned: times measured before, of this very step.
+
+    Returns a :class:`gistkit.Plan`. ``peak_bytes`` and ``step_s`` have transfers beside the computation, on the
+    device's clock, which is also that of ``gap`` and ``lower_bound_bytes``. ``prediction`` has what the runtime does
+    today, with each transfer in line with the computation: ``sync_peak_bytes``, the peak to expect, and ``wall_s``, the
+    seconds with the host's share. By ``wall_s`` ``optimal`` is never slower than another policy that fits and is of the
+    class, except those in ``prediction.not_compared``, for which there was no time. ``contract`` says what the plan was
+    made for.
+
+    Raises :class:`gistkit.BudgetError` where nothing allowed fits, with ``least_bytes`` by class;
+    :class:`gistkit.CaptureError` where the step cannot be captured or, under a budget, its bytes cannot be known
+    (recurrent layers); :class:`gistkit.PlanError` for a policy that needs a link on hardware without one;
+    :class:`gistkit.MeasureError` where the step cannot be measured; ValueError or TypeError for arguments that make no
+    sense, a scripted, traced or compiled model among them.
     """
     allowed = check_words(policy, fidelity, lossy, density)
     check_budget(budget)

@@ -124,10 +124,11 @@ class Report:
 
 
 def report(model: torch.nn.Module) -> Report:
-    """The report of a compressed model's last training forward. Raises CompressError where it is not compressed.
+    """The report of a compressed model's last training forward: every kept tensor, its form, its bytes and why.
 
-    Does not synchronise with a device; on CUDA, sparse encodings count with the size that was forecast, those of which
-    nothing could be with their scratch until their size has arrived.
+    Example: ``print(gistkit.report(model))``. Does not synchronise with a device. On CUDA a sparse payload counts with
+    its forecast size, and with its scratch where there is no forecast, until its size has arrived. Raises CompressError
+    where the model is not compressed.
     """
     stand_in = compressed_forward(model)
     if stand_in is None:

@@ -28,24 +28,33 @@ def compress(
     fidelity: str = "bitwise",
     min_gain: float = 0.02,
 ) -> Model:
-    """Make the model keep its saved tensors encoded; returns the same object.
+    """Keeps what the model saves for backward in a smaller form; changes the model in place and returns it.
 
-    Without a plan the first training forward is captured and planned by the Gist policy: bit-exact by default (loss,
-    gradients, buffers and parameters equal plain PyTorch's bit for bit under deterministic algorithms). ``lossy`` adds
-    delayed precision reduction in a format of ``fp16``, ``fp10``, ``fp8`` (unscaled, the paper's) or those with ``s``
-    (a scale per 128 elements) or ``t`` (per tensor). ``fidelity="reassociated"`` lets weight gradients be summed in
-    batch slices. ``min_gain`` is the share of the kept bytes that such a plan must save: where it saves no more, the
-    model's own forward runs, untouched, with a note in the report. Under a ``plan`` of :func:`gistkit.plan` every
-    decision is the plan's, its format and its slices too, and a step that is not the planned one is a
-    :class:`PlanMismatchError`: another dataflow or other parameters and buffers; with a budget also other kernels or
-    strides, frozen weights, larger inputs, more rows, another mode. What a plan with a budget decides is carried out or
-    refused with a :class:`PlanError`; under one of policy ``plain``, which decides nothing, PyTorch's own operators
-    run. Parameters, state-dict keys and classes stay as they are; ``eval()`` and ``no_grad`` run untouched code, but
-    for a plan that was made of a model in ``eval()``: it is carried out in that mode, wherever gradients are on.
+    Example::
 
-    Raises TypeError for what is not a module or a plan, and for a scripted, traced or compiled module, ValueError for
-    an unknown format or fidelity or min_gain out of range, CompressError where the model or a part of it is compressed
-    already. Paper: Gist (Jain et al., ISCA 2018).
+        model = gistkit.compress(model)
+        loss_fn(model(images), labels).backward()  # the training loop stays as it was
+
+    ``plan``: a plan of :func:`gistkit.plan`. None: the first training forward is captured and planned by the Gist
+    policy. Then loss, gradients, buffers and parameters equal plain PyTorch's bit for bit, under deterministic
+    algorithms.
+
+    ``lossy``: also rounds what is kept, to ``fp16``, ``fp10`` or ``fp8`` (Gist's formats), or with a power-of-two scale
+    per 128 elements to ``fp16s``, ``fp10s`` or ``fp8s``. ``fidelity="reassociated"``: takes weight gradients in batch
+    slices, which sums in another order. ``min_gain``: a plan that saves at most this share of the kept bytes is not
+    carried out; the model's own forward runs untouched, and the report says so.
+
+    Under a given plan every decision is the plan's. A step that is not the planned one raises
+    :class:`PlanMismatchError`: another dataflow, other parameters or buffers; with a budget also other kernels or
+    strides, frozen weights, larger inputs, more rows, another mode. With a budget each decision is carried out or
+    refused with a :class:`PlanError`. A plan of policy ``plain`` decides nothing: PyTorch's own operators run.
+
+    Parameters, state-dict keys and classes stay as they are. ``eval()`` and ``no_grad`` run the untouched code, except
+    under a plan that was made of a model in ``eval()``. :func:`gistkit.restore` undoes it.
+
+    Raises TypeError for what is no module or plan and for scripted, traced or compiled modules; ValueError for an
+    unknown format or fidelity and a ``min_gain`` outside [0, 1); CompressError where the model or a part of it is
+    compressed already. Source: Gist (Jain et al., ISCA 2018).
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(

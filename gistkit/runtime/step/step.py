@@ -54,40 +54,37 @@ def step(
     per_sub_batch_norm: bool = False,
     verify: bool = True,
 ) -> torch.Tensor:
-    """Forward and backward of ``loss_fn(model(inputs), targets)``; gradients add to ``.grad``, as in PyTorch.
+    """Forward and backward of ``loss_fn(model(inputs), targets)``, in sub-batches where the plan has them.
 
-    ``inputs`` is a tensor, a tuple of positional arguments or a dict of named ones; it and ``targets`` may nest, and
-    share their first dimension, the batch. ``sub_batches`` is by default that of the compressed model's plan, else 1; a
-    batch of another size than the planned one is taken in parts of at most the planned rows.
-    ``per_sub_batch_norm=True`` accepts that a batch norm in training mode sees the statistics of each part,
-    and updates its running ones once a part.
+    Gradients add to ``.grad``, as in PyTorch. Returns the loss of the whole batch, detached. With one sub-batch every
+    bit is that of the plain loop.
 
-    Returns the loss of the whole batch, detached. With one sub-batch every bit is that of the plain loop. An error in a
-    later part leaves the gradients of the earlier ones in ``.grad``. A budget is for a step that begins with ``.grad``
-    None or is taken in sub-batches, which accumulate anyway; else plan with the bytes of all gradients as
-    ``reserved_bytes``.
+    ``inputs``: a tensor, a tuple of positional arguments or a dict of named ones, nested at will; the first dimension
+    of its tensors and of ``targets`` is the batch. ``sub_batches``: by default those of the compressed model's plan,
+    else 1. A batch of another size is taken in parts of at most the planned rows. ``per_sub_batch_norm=True``: batch
+    norms in training mode see the statistics of each part and update their running ones once a part.
 
-    Losses. Those of torch.nn.functional, ``functools.partial`` of them and their modules
-    (:mod:`gistkit.runtime.step.known_losses`) are right by construction, with class weights, ignored labels and either
-    ``reduction``, and nothing waits for the device. Any other ``loss_fn`` is taken for what ``reduction`` says: the
-    ``"mean"`` over the rows (None) or their ``"sum"``. When the parts of a step are done it is called again, with
-    made-up results and the step's targets, and refused where values or gradients do not add up: ``.grad`` is to be
-    cleared then. That waits for the device. Not noticed is what half the digits of float32 do not show, or results
-    between 0.1 and 0.9. Pass ``verify=False`` with a function that keeps a state or a log.
+    A budget is for a step that begins with ``.grad`` None, or that is taken in sub-batches, which accumulate anyway;
+    otherwise plan with the bytes of all gradients as ``reserved_bytes``. An error in a later part leaves the gradients
+    of the earlier parts in ``.grad``.
 
-    Rows. Before the first step of its kind in sub-batches (a model, its modes, the inputs' types), and the first with
-    smaller parts, forwards of one or two rows, or of two parts where these do not pass, on a copy of the model and
-    without gradients, say whether its rows depend on each other. Not noticed is what half the digits of the coarsest
-    type in use do not show, what couples only more rows or rows that are not alike where these are, what takes another
-    way in a later step, and what backward alone couples. Hooks are called for it, too.
+    **Losses.** Those of torch.nn.functional, ``functools.partial`` of them and their modules are put together by their
+    own normalisers, so class weights, ignored labels and either ``reduction`` are right. Any other ``loss_fn`` is taken
+    for the mean over the rows, or with ``reduction="sum"`` for their sum. It is called once more at the end of each
+    step, on made-up results with the step's targets, and refused if values or gradients do not add up; clear ``.grad``
+    then. This waits for the device. It does not see differences below half of float32's digits.
 
-    ``verify=False`` leaves out both checks.
+    **Rows.** Before the first step of a kind in sub-batches, forwards of one and two rows, on a copy of the model and
+    without gradients, tell whether its rows depend on each other; such a model is refused. It does not see what couples
+    larger numbers of rows only, what half the digits of the coarsest dtype do not show, or what backward alone couples.
 
-    Raises ValueError or TypeError for arguments that make no sense, for tensors that cannot be cut, for batch norms
-    whose statistics would change, for rows that depend on each other, losses that do not add up and what cannot be
-    found out, as where a plan's budget has no room for it; :class:`gistkit.PlanMismatchError` for inputs so much larger
-    than the planned ones that they alone exceed the plan's budget and, with ``verify``, for parts of fewer rows than
-    planned under a budget that take another way through the model than the planned ones.
+    ``verify=False`` leaves out both checks, as for a loss function that keeps a log.
+
+    Raises ValueError or TypeError for arguments that make no sense, tensors that cannot be cut, batch norms whose
+    statistics would change, rows that depend on each other, losses that do not add up, and checks for which a budget
+    has no room; :class:`gistkit.PlanMismatchError` for inputs that alone exceed the plan's budget and, with ``verify``,
+    for parts that take another way through the model than the planned ones. Source: moDNN's sub-batches (Chen et al.,
+    DATE 2018).
     """
     _check(model, loss_fn, sub_batches, reduction, per_sub_batch_norm, verify)
     whole = spread(inputs)
