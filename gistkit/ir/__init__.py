@@ -4,7 +4,7 @@ from gistkit.ir.comparison import WORD_BYTES, arithmetic_bytes, digest_bytes, pa
 from gistkit.ir.contract import Contract, Measured, PlannedCall, Prediction
 from gistkit.ir.forms import FORMS, KERNEL_DTYPES, NEVER, OPERATORS, RERUN, STAY, Form
 from gistkit.ir.layer_view import ACTV, CONV, Layer, layers
-from gistkit.ir.plan import PLACES, REMEDY, CallChoice, Decision, Plan
+from gistkit.ir.plan import PLACES, REMEDY, Budget, CallChoice, Decision, Plan
 from gistkit.ir.queries import Reading, Uses, numel, written_late
 from gistkit.ir.recipes import chain, held, is_recipe, norms
 from gistkit.ir.rerun import Rerun, rerun_of

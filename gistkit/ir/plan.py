@@ -88,6 +88,26 @@ _OPEN, _UNKNOWN = Contract(), Prediction()
 
 
 @dataclass(frozen=True)
+class Budget:
+    """A plan's promise: a step takes at most ``peak_bytes`` of ``total_bytes``, ``reserved_bytes`` among them for what
+    the planner cannot see."""
+
+    total_bytes: int
+    peak_bytes: int
+    reserved_bytes: int
+
+    @property
+    def left_bytes(self) -> int:
+        """What the plan leaves of the budget."""
+        return self.total_bytes - self.peak_bytes
+
+    @property
+    def room_bytes(self) -> int:
+        """The same with what is reserved."""
+        return self.left_bytes + self.reserved_bytes
+
+
+@dataclass(frozen=True)
 class Plan:
     """All decisions of one step, by storage and by covered call, with what was predicted of it.
 
@@ -119,6 +139,13 @@ class Plan:
     contract: Contract = _OPEN
     prediction: Prediction = _UNKNOWN
     details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def budget(self) -> Budget | None:
+        """What the plan promises; None for one without a budget."""
+        if self.budget_bytes is None:
+            return None
+        return Budget(self.budget_bytes, self.peak_bytes, self.contract.reserved_bytes)
 
     @property
     def planned_rows(self) -> int:

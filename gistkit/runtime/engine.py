@@ -94,7 +94,7 @@ class Engine:
         self._lock = threading.RLock()
         self._parameters: list[torch.nn.Parameter] = []
         self._warned = False
-        promises = plan is not None and plan.budget_bytes is not None
+        promises = plan is not None and plan.budget is not None
         self._sizes = Sizes(plan) if plan is not None and promises else None
         self._earlier = Earlier(plan) if plan is not None and promises else None
 
@@ -163,7 +163,7 @@ class Engine:
 
     def _refuse_foreign(self, foreign: str) -> None:
         """Note, or under a budget refuse, a forward around which something leaves no room for the forward's own."""
-        if self.plan is not None and self.plan.budget_bytes is not None:
+        if self.plan is not None and self.plan.budget is not None:
             remedy = "leave that first: around a forward it would run as plain PyTorch, whatever the budget"
             raise PlanMismatchError("a forward by itself, for the plan's budget", foreign, remedy)
         self._note(f"{foreign} around a forward: it ran as plain PyTorch")
@@ -272,7 +272,7 @@ class Engine:
         program: Any = state.program
         state.probing = self._replans_next()
         learn = partial(remember, self._densities.setdefault(key, {}), plan=self.plan)
-        if self.plan is not None and self.plan.budget_bytes is not None:
+        if self.plan is not None and self.plan.budget is not None:
             state.bound = True
             probe_ahead(self._verified, program, args, kwargs)
             heard = Forecasts({}, learn, self._spilled, self.steps + 1)

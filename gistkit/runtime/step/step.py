@@ -141,8 +141,8 @@ def _demand_way(model: torch.nn.Module, whole: tuple[tuple, dict], batch: int, l
     """Raise PlanMismatchError where a plan with a budget is for larger parts than the smallest one, of ``least`` rows,
     and this goes another way through the model than they do: a batch that does not divide into parts of the planned
     rows leaves fewer to some, however it is cut."""
-    plan = _plan_of(model, with_budget=True)
-    if plan is None or least >= plan.contract.batch // plan.sub_batches:
+    plan = _plan_of(model)
+    if plan is None or plan.budget is None or least >= plan.contract.batch // plan.sub_batches:
         return
     try:
         given_program(plan, model, *rows(whole, 0, least))
@@ -157,11 +157,11 @@ def _demand_way(model: torch.nn.Module, whole: tuple[tuple, dict], batch: int, l
 
 def _demand_room(model: torch.nn.Module, batch: int, each_bytes: int) -> None:
     """Raise PlanMismatchError where a larger batch than the planned one, which is held whole, breaks the budget."""
-    plan = _plan_of(model, with_budget=True)
-    planned = plan.contract.batch if plan is not None else 0
-    if plan is None or not planned or not each_bytes:
+    plan = _plan_of(model)
+    planned, budget = (0, None) if plan is None else (plan.contract.batch, plan.budget)
+    if budget is None or not planned or not each_bytes:
         return
-    most = planned + max(0, (plan.budget_bytes or 0) - plan.peak_bytes) // each_bytes
+    most = planned + max(0, budget.left_bytes) // each_bytes
     if batch > most:
         raise PlanMismatchError(
             f"a batch of at most {most} rows, which the plan's budget has room for",
@@ -172,14 +172,15 @@ def _demand_room(model: torch.nn.Module, batch: int, each_bytes: int) -> None:
 
 def _room_bytes(model: torch.nn.Module, given: Any) -> int | None:
     """What the plan's budget leaves beside parameters, buffers, gradients and the batch; None without a budget."""
-    plan = _plan_of(model, with_budget=True)
-    if plan is None:
+    plan = _plan_of(model)
+    budget = None if plan is None else plan.budget
+    if budget is None:
         return None
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     there = {t.untyped_storage()._cdata: t for t in tensors_in([tensors_of(model), gradients, given])}
-    taken_bytes = plan.contract.reserved_bytes + sum(t.untyped_storage().nbytes() for t in there.values())
+    taken_bytes = budget.reserved_bytes + sum(t.untyped_storage().nbytes() for t in there.values())
     on_gpu = any(p.device.type == "cuda" for p in model.parameters())
-    return (plan.budget_bytes or 0) - taken_bytes - (CUDA_LIBRARIES_BYTES if on_gpu else 0)
+    return budget.total_bytes - taken_bytes - (CUDA_LIBRARIES_BYTES if on_gpu else 0)
 
 
 def _part(model: torch.nn.Module, loss_fn: Callable, inputs: tuple[tuple, dict], targets: Any) -> torch.Tensor:
@@ -209,10 +210,9 @@ def _parts(model: torch.nn.Module, batch: int, sub_batches: int | None) -> int:
     return max(1, -(-batch // planned_rows(plan)))
 
 
-def _plan_of(model: torch.nn.Module, with_budget: bool = False) -> Plan | None:
+def _plan_of(model: torch.nn.Module) -> Plan | None:
     stand_in = compressed_forward(model)
-    plan = None if stand_in is None else stand_in.engine.plan
-    return None if with_budget and (plan is None or plan.budget_bytes is None) else plan
+    return None if stand_in is None else stand_in.engine.plan
 
 
 def _check(
