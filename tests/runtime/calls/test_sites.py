@@ -181,3 +181,48 @@ def test_a_module_that_left_is_not_held():
 
     gc.collect()
     assert gone() is None
+
+
+class Gate(nn.Module):
+    """Scales its input, which the product saves; nothing within it is kept in another form."""
+
+    def __init__(self):
+        super().__init__()
+        self.squeeze = nn.Conv2d(16, 16, 1)
+
+    def forward(self, x):
+        return x * self.squeeze(x.mean((2, 3), keepdim=True)).sigmoid()
+
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(3 if i == 0 else 16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), Gate())
+            for i in range(3)
+        )
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x.mean((1, 2, 3))
+
+
+def test_a_gate_reads_the_stash_of_what_it_scales():
+    torch.manual_seed(0)
+    plain = Gated().train()
+    ours = gistkit.compress(copy.deepcopy(plain))
+    for seed in range(4):
+        x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
+        grads = []
+        for model in (plain, ours):
+            model.zero_grad()
+            model(x).sum().backward()
+            grads.append([p.grad for p in model.parameters()])
+        assert all(map(torch.equal, *grads))
+    engine = ours.forward.engine
+    (sites,) = engine._sites.values()
+    assert [type(s).__name__ for s in sites._sites if type(s.ref()) is Gate] == ["Reading"] * 3
+    stats = gistkit.report(ours).stats
+    gated = [r for r in stats.rows if r.op == "relu" and r.shape == (4, 16, 32, 32)]
+    assert len(gated) == 3 and all(r.kept_bytes < r.plain_bytes for r in gated)
