@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
-from gistkit.codecs import Sparse
 from gistkit.planning.policies.gist_rules import gist
 from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.offload import host
@@ -51,22 +50,6 @@ def test_a_payload_crosses_once_each_way_whoever_reads_it(codec, monkeypatch):
     assert len(out) == parts and out == back
 
 
-@pytest.mark.parametrize("codec", ["zvc", "csr", "zvc+fp8s"])
-def test_a_size_that_only_the_device_knows_is_waited_for(codec, monkeypatch):
-    """As on CUDA, where a sparse encoding begins as a scratch of worst-case size."""
-    model, (x, y) = Shared().train(), data()
-    graph, _ = captured(model, x, y)
-    plan = made(graph, [hosted(graph, "relu", codec)])
-    at_once = step(gistkit.compress(copy.deepcopy(model), plan), x, y)
-    monkeypatch.setattr(Sparse, "_encode", lambda self, t: self._begun(t))
-    numels = []
-    sent = host.sent
-    monkeypatch.setattr(host, "sent", lambda t: numels.append(t.numel()) or sent(t))
-    assert same(at_once, step(gistkit.compress(copy.deepcopy(model), plan), x, y))
-    stored = int((F.conv2d(x, model.first.weight, model.first.bias) > 0).sum())
-    assert numels[2] == stored
-
-
 def test_what_is_on_the_host_is_not_on_the_device_and_goes_with_its_last_reader():
     model, (x, y) = Shared().train(), data()
     graph, _ = captured(model, x, y)
@@ -89,18 +72,6 @@ def test_what_is_on_the_host_is_not_on_the_device_and_goes_with_its_last_reader(
     assert kept["device"] - kept["host"] == nbytes
 
 
-class Parts(nn.Module):
-    """Saves two halves of one storage, and overwrites an activation after it was saved."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(4, 4, 3)
-
-    def forward(self, x):
-        a, b = self.first(x).chunk(2, 1)
-        return self.second(a) * self.second(b)
-
-
 class Own(nn.Module):
     """A ReLU that only a mean reads, a pool and a dropout."""
 
@@ -115,17 +86,6 @@ class Own(nn.Module):
 
     def forward(self, x):
         return self.head(self.drop(self.pool(F.avg_pool2d(self.first(x).relu(), 2))))
-
-
-def test_halves_of_a_storage_come_back_in_their_places(monkeypatch):
-    model, (x, y) = Parts().train(), data()
-    graph, _ = captured(model, x, y)
-    sent = []
-    real = host.sent
-    monkeypatch.setattr(host, "sent", lambda t: sent.append(t.numel()) or real(t))
-    twin = gistkit.compress(copy.deepcopy(model), made(graph, [hosted(graph, "conv2d")]))
-    assert same(step(twin, x, y), step(model, x, y))
-    assert sent == [4 * 8 * 14 * 14]  # all of the storage, once
 
 
 def test_what_ops_keep_for_themselves_goes_to_the_host_too():

@@ -116,18 +116,6 @@ def test_larger_images_are_refused_however_often_smaller_ones_came():
         step(twin, large[:1], y[:1])
 
 
-def test_the_format_is_the_plans():
-    model, (x, y) = UNet().train(), data()
-    graph, _ = captured(model, x, y)
-    plan = gist(graph, lossy="fp8")
-    results = [step(gistkit.compress(copy.deepcopy(model), plan, lossy=lossy), x, y) for lossy in (None, "fp8")]
-    assert same(*results)
-    with pytest.raises(
-        ValueError, match=r"lossy must be None or the plan's own format 'fp8', got 'fp16'; leave it out"
-    ):
-        gistkit.compress(copy.deepcopy(model), plan, lossy="fp16")
-
-
 def test_report_of_a_budget():
     model, (x, y) = UNet().train(), data()
     plan = gistkit.plan(model, x, budget="80%", density=0.3, policy="gist")
