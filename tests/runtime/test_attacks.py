@@ -52,24 +52,6 @@ def test_two_forwards_in_one_autocast_region_share_the_casts_of_weights():
     assert_same_gradients(network(), run, steps=2)
 
 
-class OwnRegions(nn.Module):
-    """Uses a weight in two autocast regions of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem, self.conv = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
-
-    def forward(self, x):
-        for weight in (self.stem, self.conv, self.conv):
-            with torch.autocast("cpu", torch.bfloat16):
-                x = torch.relu(weight(x)).float()
-        return x
-
-
-def test_casts_of_weights_end_with_an_autocast_region_inside_the_forward():
-    assert_same_gradients(OwnRegions(), lambda model, step: model(images()).sum(), steps=2)
-
-
 @pytest.mark.parametrize("layer", [nn.BatchNorm2d(3), nn.ReLU()])
 def test_a_gradient_penalty_of_pytorchs_own_nodes(layer):
     # what they keep stays dense
@@ -163,14 +145,6 @@ def scripted_sum():
             return x.sum()
 
     return torch.jit.trace(Sum(), torch.ones(2, 2, 2, 2), check_trace=False)
-
-
-def test_scripted_readers_are_not_served_wrong_values():
-    read = scripted_sum()
-    model = gistkit.compress(Later(False, read))
-    model(images()), model(images())
-    with pytest.raises(GistError, match="besides the max-pool after it"):
-        model(images()).backward()
 
 
 class Watched(Later):

@@ -30,22 +30,6 @@ def test_a_part_of_a_relu_that_stays_dense_is_not_counted():
     assert_same_gradients(InnerSlice(), lambda model, step: model(images()), steps=3)
 
 
-class Feedforward(nn.Module):
-    """Linear layers over the last of four dimensions, with in-place ops on what they return."""
-
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32, bias=False)
-
-    def forward(self, x):
-        y = F.relu(self.up(x), inplace=True)
-        return self.down(y).add_(x).mul_(0.5).square().mean()
-
-
-def test_a_linears_output_may_be_written_to():
-    assert_same_gradients(Feedforward(), lambda model, step: model(images()), steps=2)
-
-
 def stage():
     return nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), nn.BatchNorm2d(4))
 

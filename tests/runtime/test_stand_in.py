@@ -143,18 +143,6 @@ def kept_by_gistkit(model):
     return found
 
 
-def test_what_was_taken_off_without_restore_is_gone_and_compress_begins_anew():
-    model = gistkit.compress(Net())
-    keys = vars(model).keys() - {"forward"}
-    for take_off in (lambda: vars(model).pop("forward"), lambda: setattr(model, "forward", Net.forward.__get__(model))):
-        take_off()
-        assert compressed_forward(model) is None and kept_by_gistkit(model) == []
-        with pytest.raises(CompressError, match="the model is not compressed"):
-            gistkit.restore(model)
-        assert kept_by_gistkit(gistkit.compress(model)) != [] and vars(model).keys() - {"forward"} == keys
-    assert gistkit.restore(gistkit.compress(Net())).__dict__.keys() == Net().__dict__.keys()
-
-
 def test_a_wrapper_that_hides_what_it_wraps_is_taken_off_first():
     hides = r"restore: .* stands in the model's forward and does not say what it wraps; take it off first, the last"
     for wrapper in (closure, lambda model: setattr(model, "forward", Mock(wraps=model.forward))):
@@ -239,9 +227,3 @@ def test_a_plan_that_saves_too_little_is_not_carried_out(min_gain, compressed):
     assert_trains_like(plain, model)
     assert any("the model's own forward runs, untouched" in note for note in gistkit.report(model).notes) != compressed
     assert bool(gistkit.report(model).ratio > 1) == compressed
-
-
-@pytest.mark.parametrize("min_gain", [-0.1, 1, True, "2%", float("nan")])
-def test_min_gain_is_a_share(min_gain):
-    with pytest.raises(ValueError, match="compress: min_gain must be a share from 0 up to, but not, 1, got"):
-        gistkit.compress(Net(), min_gain=min_gain)
