@@ -139,30 +139,6 @@ def test_a_new_reader_of_a_relu_whose_pool_carries_the_mask(read):
     assert len(grads) == 2, "the last step is right"
 
 
-def scripted_sum():
-    class Sum(nn.Module):
-        def forward(self, x):
-            return x.sum()
-
-    return torch.jit.trace(Sum(), torch.ones(2, 2, 2, 2), check_trace=False)
-
-
-class Watched(Later):
-    """Puts away a statistic of a convolution's output that scripted code takes without gradients."""
-
-    def forward(self, x):
-        h = self.stem(x)
-        y = torch.relu(h)
-        with torch.no_grad():
-            statistic = self.read(h)
-        return self.conv(nn.functional.max_pool2d(y, 2)).mean() * statistic
-
-
-def test_what_a_recording_cannot_see_is_not_overwritten():
-    plain = Watched(True, scripted_sum(), hooked=True)
-    assert_same_gradients(plain, lambda model, step: model(images()), steps=3)
-
-
 def test_a_hook_on_the_pools_node_is_seen_or_refused():
     class Hooked(Later):
         def forward(self, x):

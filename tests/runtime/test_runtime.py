@@ -42,13 +42,7 @@ def test_functions_methods_and_shared_modules():
     assert_same_training(Functional(), batches(4, 4, 32))
 
 
-@pytest.mark.parametrize("act", [nn.GELU(), nn.SiLU(), nn.LeakyReLU(0.1), nn.ReLU6(), nn.Softplus(), nn.Hardswish()])
-def test_other_activations(act):
-    model = block()
-    model[1] = act
-    assert_same_training(model, batches(2, 4, 32))
-
-
+ACTIVATIONS = [nn.GELU(), nn.SiLU(), nn.LeakyReLU(0.1), nn.ReLU6(), nn.Softplus(), nn.Hardswish()]
 POOLS = [
     nn.AvgPool2d(2),
     nn.AdaptiveAvgPool2d(16),
@@ -58,10 +52,10 @@ POOLS = [
 ]
 
 
-@pytest.mark.parametrize("pool", POOLS)
-def test_other_pools(pool):
+@pytest.mark.parametrize(("at", "layer"), [*((1, act) for act in ACTIVATIONS), *((4, pool) for pool in POOLS)])
+def test_other_activations_and_pools(at, layer):
     model = block()
-    model[4] = pool
+    model[at] = layer
     assert_same_training(model, batches(2, 4, 32))
 
 

@@ -62,15 +62,6 @@ def test_it_has_the_face_of_the_forward_that_it_stands_for(previous):
     assert vars(forward).keys() <= set(functools.WRAPPER_ASSIGNMENTS)  # functools.wraps copies what is there
 
 
-def test_the_function_behind_it_runs_the_module_that_it_is_called_with():
-    model, other, plain = gistkit.compress(Net()), gistkit.compress(Net()), Net()
-    x = DATA[0][0]
-    for module in (other, plain):
-        module.load_state_dict(plain.state_dict())
-        assert torch.equal(model.forward.__func__(module, x, half=True), Net.forward(plain, x, half=True))
-    assert gistkit.report(other).stats is not None and gistkit.report(model).stats is None
-
-
 def bound(model):
     """As accelerate's mixed precision: the function wrapped, and bound to the model again."""
     function = model.forward.__func__

@@ -120,3 +120,18 @@ def test_what_goes_at_once_takes_no_other_decision():
         live.track(twin, x, y)
         held_step(twin, F.cross_entropy, x, y)
     assert live.peak_bytes == made.peak_bytes
+
+
+def loss(y, _):
+    return y.square().mean()
+
+
+@pytest.mark.parametrize("kind", [nn.ReLU6, nn.Hardswish, nn.SiLU])
+def test_the_least_lossy_budget_is_planned_without_it(kind):
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(8, 8, 3), kind(), nn.Conv2d(8, 8, 3), kind(inplace=True), nn.Conv2d(8, 8, 3))
+    model, x, y = nn.Sequential(*layers), torch.randn(6, 8, 24, 24), torch.zeros(6)
+    with pytest.raises(gistkit.BudgetError) as refused:
+        gistkit.plan(model, x, y, budget=1, loss_fn=loss, lossy="fp8")
+    plan = gistkit.plan(model, x, y, budget=refused.value.least_bytes["lossy"], loss_fn=loss, lossy="fp8")
+    gistkit.step(gistkit.compress(copy.deepcopy(model), plan), loss, x, y, verify=False)  # for which it has no room

@@ -63,10 +63,6 @@ def residual(m, x):
     return F.relu(m.b(r) + r).mean((2, 3))
 
 
-def once(m, x):
-    return F.relu(m.b(m.first(x))).mean((2, 3))
-
-
 def twice(m, x):
     return F.relu(m.b(F.relu(m.b(m.first(x))))).mean((2, 3))
 
@@ -79,12 +75,6 @@ NETS = {
     "a residual without a norm": lambda: Net(residual),
     "a shared convolution": lambda: Net(twice),
     "weight norm": lambda: Net(twice, parametrizations.weight_norm(conv(3))),
-    "shared weight norm": lambda: Net(twice, b=parametrizations.weight_norm(conv(CHANNELS))),
-    "spectral norm": lambda: Net(once, *(parametrizations.spectral_norm(conv(i)) for i in (3, CHANNELS))),
-    "an expression of parameters": lambda: Net(
-        lambda m, x: m.weighted(x, (m.g.expand_as(m.w) * m.w).tanh()),
-        w=parameter(CHANNELS, CHANNELS, 3, 3), g=parameter(CHANNELS, 1, 1, 1),
-    ),
     "a weight of a custom function": lambda: Net(
         lambda m, x: m.weighted(x, Scaled.apply(m.w)), w=parameter(CHANNELS, CHANNELS, 3, 3)
     ),
@@ -93,10 +83,6 @@ SEQUENCES = {
     "a repeated token": lambda: Net(
         lambda m, x: after_tokens(m, m.t.repeat(len(x), 1, 1).tanh(), x),
         t=parameter(CHANNELS, CHANNELS), w=parameter(CHANNELS, CHANNELS),
-    ),
-    "a token expanded to the batch": lambda: Net(
-        lambda m, x: after_tokens(m, m.t.expand(len(x), -1, -1).tanh(), x),
-        t=parameter(1, CHANNELS, CHANNELS), w=parameter(CHANNELS, CHANNELS),
     ),
     "places looked up for every row": lambda: Net(
         lambda m, x: F.gelu((x + m.t(torch.arange(CHANNELS).expand(len(x), CHANNELS))) @ m.w).mean(1),

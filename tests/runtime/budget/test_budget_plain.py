@@ -29,14 +29,7 @@ class Attention(nn.Module):
 
 
 NETS = {
-    "convolutions": (lambda: [conv(), nn.ReLU(), conv(1), nn.ReLU(inplace=True), conv()], IMAGES),
-    "pools": (lambda: [conv(), nn.ReLU(), nn.MaxPool2d(2), conv(), nn.ReLU(), nn.AvgPool2d(2)], IMAGES),
-    "batch norms": (lambda: [conv(), nn.BatchNorm2d(8), nn.ReLU(), conv(), nn.BatchNorm2d(8), nn.ReLU(True)], IMAGES),
     "dropouts": (lambda: [conv(), nn.ReLU(), nn.Dropout(0.3), conv(), nn.Dropout(0.2, inplace=True), conv(1)], IMAGES),
-    "linears": (
-        lambda: [nn.Linear(16, 32), nn.ReLU(True), nn.Linear(32, 32), nn.Dropout(), nn.Linear(32, 4)],
-        (4, 9, 16),
-    ),
     "attention": (lambda: [Attention(), Attention()], (4, 10, 16)),
 }
 

@@ -126,24 +126,6 @@ def test_the_budget_is_kept_and_every_bit(skips, room_bytes, device):
     assert len(found.moved) >= 2 and found.excess_bytes > 2 * room_bytes
 
 
-def test_counts_that_come_when_the_step_is_over_reach_the_report():
-    c = case(False, "late")
-    model = compressed(c.model, c.planned(10**6), "late")
-    engine, sent = compressed_forward(model).engine, []
-    engine._packer = ExactPacker(lag=LAG, bounded=True, transport=lambda: sent.append(LateCounts()) or sent[-1])
-    run(model, c.x, c.y)
-    (counts,) = sent
-    known = set(gistkit.report(model).densities)
-    assert len(known) == len(counts.tickets) - LAG and not any(t.waited for t in counts.tickets[-LAG:])
-    for ticket in counts.tickets:
-        ticket.arrive()
-    densities = gistkit.report(model).densities
-    assert len(densities) == len(counts.tickets) and known < set(densities) and engine._packer.waiting == 0
-    # a step later they are let go of, and the largest share stays
-    run(model, c.x.clamp(max=0), c.y)
-    assert all(share >= densities[s] for s, share in gistkit.report(model).densities.items())
-
-
 @cache
 def measured(skips):
     """The densities that a step of the model really has."""

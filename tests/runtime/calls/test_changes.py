@@ -2,6 +2,7 @@
 """Specialised calls of a model that is changed, watched or used otherwise between steps or within one."""
 
 import copy
+import functools
 import threading
 
 import pytest
@@ -69,18 +70,23 @@ def test_autocast_now_and_then(compressed_and_plain):
             both(compressed_and_plain)
 
 
-def test_autocast_within_the_forward(compressed_and_plain):
-    settle(compressed_and_plain, 3)
-    for model in compressed_and_plain:
-        inner = model.convs[2].forward
-        model.convs[2].forward = lambda x, inner=inner: _lowered(inner, x)
-    settle(compressed_and_plain, 3)
-
-
 def _lowered(inner, x):
     with torch.autocast("cpu", torch.bfloat16):
         y = inner(x)
     return y.float()
+
+
+def _without_gradient(inner, x):
+    with torch.no_grad():
+        return inner(x)
+
+
+@pytest.mark.parametrize("around", [_lowered, _without_gradient])
+def test_a_part_under_another_context(compressed_and_plain, around):
+    settle(compressed_and_plain, 3)
+    for model in compressed_and_plain:
+        model.convs[2].forward = functools.partial(around, model.convs[2].forward)
+    settle(compressed_and_plain, 3)
 
 
 def test_evaluation_and_foreign_hooks_between_steps(compressed_and_plain):
@@ -109,19 +115,6 @@ def test_foreign_hooks_within_the_forward_see_what_is_saved(compressed_and_plain
 
 def _watched(inner, x, seen):
     with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t.shape) or t, lambda t: t):
-        return inner(x)
-
-
-def test_gradients_off_for_a_part(compressed_and_plain):
-    settle(compressed_and_plain, 3)
-    for model in compressed_and_plain:
-        inner = model.convs[0].forward
-        model.convs[0].forward = lambda x, inner=inner: _without_gradient(inner, x)
-    settle(compressed_and_plain, 3)
-
-
-def _without_gradient(inner, x):
-    with torch.no_grad():
         return inner(x)
 
 

@@ -5,12 +5,8 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-import torch
-import torch.nn.functional as F
-from torch import nn
 
 import gistkit
-from gistkit.planning.policies.gist_rules import gist
 from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.offload import host
 from tests.support.models import UNet
@@ -70,67 +66,3 @@ def test_what_is_on_the_host_is_not_on_the_device_and_goes_with_its_last_reader(
         gradients = sum(p.nbytes for p in model.parameters())
         assert live.current_bytes <= gradients
     assert kept["device"] - kept["host"] == nbytes
-
-
-class Own(nn.Module):
-    """A ReLU that only a mean reads, a pool and a dropout."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.pool, self.drop, self.head = (
-            nn.Conv2d(3, 8, 1),
-            nn.MaxPool2d(2),
-            nn.Dropout(),
-            nn.Conv2d(8, 4, 1),
-        )
-
-    def forward(self, x):
-        return self.head(self.drop(self.pool(F.avg_pool2d(self.first(x).relu(), 2))))
-
-
-def test_what_ops_keep_for_themselves_goes_to_the_host_too():
-    """A ReLU's mask, a pool's map and a dropout's bits, none of which a value lies in."""
-    model, (x, y) = Own().train(), data(32)
-    graph, _ = captured(model, x, y)
-    own = [d for d in gist(graph).decisions if d.codec in ("mask1", "argmax4", "bits")]
-    assert [d.codec for d in own] == ["mask1", "argmax4", "bits"]
-    results, kept = [], []
-    for place in ("device", "host"):
-        decisions = [replace(d, place=place, release=9, prefetch=12) for d in own]
-        twin = gistkit.compress(copy.deepcopy(model), made(graph, decisions))
-        results.append(step(twin, x, y))
-        rows = [
-            r for r in gistkit.report(twin).stats.rows if r.op in ("relu", "max_pool2d", "dropout") and r.storage < 0
-        ]
-        kept.append(sum(r.kept_bytes for r in rows))
-    pooled = 4 * 8 * 8 * 8
-    assert kept == [4 * pooled // 8 * 4 + pooled // 2 + pooled // 8, 0]
-    assert same(*results) and same(results[0], step(model, x, y))
-
-
-class Alike(nn.Module):
-    """Uncovered ops that save three tensors of one shape between two covered calls."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.head = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 4, 3)
-
-    def forward(self, x):
-        x = self.conv(x)
-        return self.head(torch.tanh(torch.sigmoid(torch.exp(x))))
-
-
-@pytest.mark.parametrize("chosen", [(), ("exp",), ("sigmoid",), ("tanh",), ("exp", "tanh")])
-def test_uncovered_saves_of_one_shape_are_told_apart_by_their_order(chosen, monkeypatch):
-    out = []
-    sent = host.sent
-    monkeypatch.setattr(host, "sent", lambda t: out.append(t.clone()) or sent(t))
-    model, (x, y) = Alike().train(), data()
-    graph, _ = captured(model, x, y)
-    twin = gistkit.compress(copy.deepcopy(model), made(graph, [hosted(graph, op) for op in chosen]))
-    assert same(step(twin, x, y), step(copy.deepcopy(model), x, y))
-    with torch.no_grad():
-        values = {"exp": torch.exp(model.conv(x))}
-        values["sigmoid"] = torch.sigmoid(values["exp"])
-        values["tanh"] = torch.tanh(values["sigmoid"])
-    assert len(out) == len(chosen) and all(torch.equal(t, values[op]) for t, op in zip(out, chosen, strict=True))

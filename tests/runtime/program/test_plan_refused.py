@@ -123,14 +123,6 @@ def test_report_of_a_budget():
     assert "budget" in str(gistkit.report(twin)) and gistkit.report(twin).budget.denser == {}
     step(twin, x, y)
     report = gistkit.report(twin)
-    found = report.budget
-    assert (found.budget_bytes, found.predicted_bytes) == (plan.budget_bytes, plan.peak_bytes)
-    assert found.measured_bytes is None
-    assert found.denser and all(was == 0.3 < now == report.densities[s] for s, (was, now) in found.denser.items())
-    assert found.excess_bytes > 0
-    text = " ".join(str(report).split())
-    assert f"budget {plan.budget_bytes / 2**20:.2f} MiB, predicted peak {plan.peak_bytes / 2**20:.2f} MiB" in text
-    assert "have fewer zeros than planned for" in text and "plan again with density=gistkit.report(model)" in text
     again = gistkit.plan(model, x, budget="90%", density=report.densities, policy="gist")
     twin = gistkit.compress(copy.deepcopy(model), again)
     step(twin, x, y)
