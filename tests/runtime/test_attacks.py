@@ -52,24 +52,6 @@ def test_two_forwards_in_one_autocast_region_share_the_casts_of_weights():
     assert_same_gradients(network(), run, steps=2)
 
 
-class OwnRegions(nn.Module):
-    """Uses a weight in two autocast regions of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem, self.conv = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
-
-    def forward(self, x):
-        for weight in (self.stem, self.conv, self.conv):
-            with torch.autocast("cpu", torch.bfloat16):
-                x = torch.relu(weight(x)).float()
-        return x
-
-
-def test_casts_of_weights_end_with_an_autocast_region_inside_the_forward():
-    assert_same_gradients(OwnRegions(), lambda model, step: model(images()).sum(), steps=2)
-
-
 @pytest.mark.parametrize("layer", [nn.BatchNorm2d(3), nn.ReLU()])
 def test_a_gradient_penalty_of_pytorchs_own_nodes(layer):
     # what they keep stays dense
@@ -155,38 +137,6 @@ def test_a_new_reader_of_a_relu_whose_pool_carries_the_mask(read):
             grads.append([p.grad for p in m.parameters()])
         assert len(grads) == 1 or all(map(same_bits, *grads))
     assert len(grads) == 2, "the last step is right"
-
-
-def scripted_sum():
-    class Sum(nn.Module):
-        def forward(self, x):
-            return x.sum()
-
-    return torch.jit.trace(Sum(), torch.ones(2, 2, 2, 2), check_trace=False)
-
-
-def test_scripted_readers_are_not_served_wrong_values():
-    read = scripted_sum()
-    model = gistkit.compress(Later(False, read))
-    model(images()), model(images())
-    with pytest.raises(GistError, match="besides the max-pool after it"):
-        model(images()).backward()
-
-
-class Watched(Later):
-    """Puts away a statistic of a convolution's output that scripted code takes without gradients."""
-
-    def forward(self, x):
-        h = self.stem(x)
-        y = torch.relu(h)
-        with torch.no_grad():
-            statistic = self.read(h)
-        return self.conv(nn.functional.max_pool2d(y, 2)).mean() * statistic
-
-
-def test_what_a_recording_cannot_see_is_not_overwritten():
-    plain = Watched(True, scripted_sum(), hooked=True)
-    assert_same_gradients(plain, lambda model, step: model(images()), steps=3)
 
 
 def test_a_hook_on_the_pools_node_is_seen_or_refused():

@@ -25,30 +25,6 @@ def test_codec_follows_the_measured_density_up_and_down():
     assert codecs[5:] == ["csr"] * 6
 
 
-def test_a_plan_of_the_same_moves_keeps_what_its_calls_have_learnt():
-    layers = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 4, 3))
-    model, programs = gistkit.compress(layers), []
-    engine = model.forward.engine
-    for step in range(1, 12):
-        with torch.no_grad():
-            model[0].bias.fill_(-1.7 + 0.01 * step)
-        model(torch.randn(4, 3, 32, 32)).sum().backward()
-        programs.append(next(iter(engine._programs.values())))
-    # made anew after steps 1, 2, 5 and 10: with the first counts it is csr, and stays
-    assert len({id(p) for p in programs[2:]}) == 1
-    assert any(call is not None for call in programs[-1].calls)
-
-
-def test_what_a_step_measured_outlives_the_step_only_as_a_number():
-    model = gistkit.compress(nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 4, 3)))
-    x = torch.randn(4, 3, 32, 32)
-    with gistkit.LiveBytes() as live:
-        for _ in range(3):
-            model(x).sum().backward()
-            model.zero_grad(set_to_none=True)
-            assert live.current_bytes == 0
-
-
 class _Residual(nn.Module):
     def __init__(self, channels=64):
         super().__init__()

@@ -1,43 +1,10 @@
 """What the runtime remembers from call to call is made anew when what it rests on changes."""
 
-from contextlib import contextmanager
-
 import torch
 from torch import nn
 
 import gistkit
-from gistkit.nn.standin import Geometry, StandIn
 from gistkit.runtime.attach import compressed_forward
-
-POINT = Geometry((1, 1), (0, 0), (1, 1), 1)
-
-
-@contextmanager
-def _without_onednn():
-    """``torch.backends.mkldnn.flags`` warns of TF32 on every entry."""
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
-
-
-def _operands(channels=4, size=8, groups=1):
-    x = torch.randn(16, channels, size, size)
-    return x, torch.randn(4, channels // groups, 1, 1, requires_grad=True)
-
-
-def test_a_stand_in_asks_again_under_other_settings():
-    x, weight = _operands(groups=2)
-    point = POINT._replace(groups=2)
-    stand_in = StandIn.of(x, weight, point)
-    first = stand_in.tensor(weight, point)
-    assert stand_in.tensor(weight, point) is first
-    with _without_onednn():
-        other = stand_in.tensor(weight, point)
-        assert other is not first and other.untyped_storage().nbytes() > 0  # a copy of it is harmless
-    assert stand_in.tensor(weight, point).shape == x.shape
 
 
 def test_a_parameter_that_is_unfrozen_is_planned_for():

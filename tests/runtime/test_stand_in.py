@@ -62,15 +62,6 @@ def test_it_has_the_face_of_the_forward_that_it_stands_for(previous):
     assert vars(forward).keys() <= set(functools.WRAPPER_ASSIGNMENTS)  # functools.wraps copies what is there
 
 
-def test_the_function_behind_it_runs_the_module_that_it_is_called_with():
-    model, other, plain = gistkit.compress(Net()), gistkit.compress(Net()), Net()
-    x = DATA[0][0]
-    for module in (other, plain):
-        module.load_state_dict(plain.state_dict())
-        assert torch.equal(model.forward.__func__(module, x, half=True), Net.forward(plain, x, half=True))
-    assert gistkit.report(other).stats is not None and gistkit.report(model).stats is None
-
-
 def bound(model):
     """As accelerate's mixed precision: the function wrapped, and bound to the model again."""
     function = model.forward.__func__
@@ -141,18 +132,6 @@ def kept_by_gistkit(model):
             found += [node.name()] if node.name().startswith("_") else []
             stack += [following for following, _ in node.next_functions]
     return found
-
-
-def test_what_was_taken_off_without_restore_is_gone_and_compress_begins_anew():
-    model = gistkit.compress(Net())
-    keys = vars(model).keys() - {"forward"}
-    for take_off in (lambda: vars(model).pop("forward"), lambda: setattr(model, "forward", Net.forward.__get__(model))):
-        take_off()
-        assert compressed_forward(model) is None and kept_by_gistkit(model) == []
-        with pytest.raises(CompressError, match="the model is not compressed"):
-            gistkit.restore(model)
-        assert kept_by_gistkit(gistkit.compress(model)) != [] and vars(model).keys() - {"forward"} == keys
-    assert gistkit.restore(gistkit.compress(Net())).__dict__.keys() == Net().__dict__.keys()
 
 
 def test_a_wrapper_that_hides_what_it_wraps_is_taken_off_first():
@@ -239,9 +218,3 @@ def test_a_plan_that_saves_too_little_is_not_carried_out(min_gain, compressed):
     assert_trains_like(plain, model)
     assert any("the model's own forward runs, untouched" in note for note in gistkit.report(model).notes) != compressed
     assert bool(gistkit.report(model).ratio > 1) == compressed
-
-
-@pytest.mark.parametrize("min_gain", [-0.1, 1, True, "2%", float("nan")])
-def test_min_gain_is_a_share(min_gain):
-    with pytest.raises(ValueError, match="compress: min_gain must be a share from 0 up to, but not, 1, got"):
-        gistkit.compress(Net(), min_gain=min_gain)

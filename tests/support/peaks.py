@@ -5,6 +5,7 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
@@ -41,3 +42,10 @@ def peaks_of(model: nn.Module, plan: Plan, x: torch.Tensor) -> list[int]:
     """The peaks of two steps of a copy of the model, whose output is its loss."""
     twin = gistkit.compress(copy.deepcopy(model), plan)
     return peaks_of_steps(twin, lambda: twin(x).backward(), x)
+
+
+def least_bytes(model: nn.Module, *batch: Any, **asked: Any) -> int:
+    """The least budget that a refused plan names for the class of moves asked for."""
+    with pytest.raises(gistkit.BudgetError) as refused:
+        gistkit.plan(model, *batch, budget=1, **asked)
+    return refused.value.least_bytes[asked.get("fidelity", "bitwise")]

@@ -10,11 +10,7 @@ import torch
 from torch import nn
 
 import gistkit
-from gistkit.api import capturing as captured
-from gistkit.planning.cost.devices import hardware
-from gistkit.planning.cost.table import cost_table
-from gistkit.planning.policies.modnn.sub_batch import least_bytes
-from tests.support.peaks import peaks_of_steps
+from tests.support.peaks import least_bytes, peaks_of_steps
 
 
 class Encoder(nn.Module):
@@ -45,9 +41,7 @@ def loss_fn(y, _):
 
 def least_plan(model, x, targets, **words):
     """The plan for the least budget of its class."""
-    with pytest.raises(gistkit.BudgetError) as refused:
-        gistkit.plan(model, x, targets, budget=1, loss_fn=loss_fn, **words)
-    least = refused.value.least_bytes[words.get("fidelity", "bitwise")]
+    least = least_bytes(model, x, targets, loss_fn=loss_fn, **words)
     return gistkit.plan(model, x, targets, budget=least, loss_fn=loss_fn, **words)
 
 
@@ -68,15 +62,6 @@ def test_single_rows_that_go_another_way_are_no_sub_batches(batch, parts):
     assert max(peaks) <= plan.peak_bytes
 
 
-def test_modnn_takes_no_sub_batches_of_such_a_model():
-    model, x = Encoder(), torch.randn(6, 5, 16)
-    graph = gistkit.capture(model, (x,), backward=True)
-    least = least_bytes(graph, cost_table(graph, hardware("cpu")))
-    budget = sum(least.values()) // 2
-    with pytest.raises(gistkit.BudgetError):
-        gistkit.plan(model, x, policy="modnn", budget=budget, fidelity="reassociated")
-
-
 @pytest.mark.parametrize("model", [Recurrent(), Encoder()])
 def test_what_is_not_cut_along_rows_stays_whole(model):
     """A GRU's first dimension is time; a mask of the sequence's length has no rows of the batch."""
@@ -84,20 +69,6 @@ def test_what_is_not_cut_along_rows_stays_whole(model):
     plan = least_plan(model, inputs, torch.zeros(6), fidelity="reassociated")
     assert plan.sub_batches == 1
     run(model, plan, inputs, torch.zeros(6))
-
-
-def test_rows_are_asked_for_only_where_sub_batches_may_be(monkeypatch):
-    asked = []
-    monkeypatch.setattr("gistkit.api.planning.with_least_rows", lambda graph, *_: asked.append(graph) or graph)
-    x, norm = torch.randn(4, 3, 8, 8), nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
-    gistkit.plan(norm, x, fidelity="reassociated")
-    gistkit.plan(norm[0], x)
-    assert not asked
-    gistkit.plan(norm, x, fidelity="reassociated", per_sub_batch_norm=True)
-    assert len(asked) == 1
-    asked.clear()
-    gistkit.plan(norm[0], x, fidelity="reassociated")
-    assert len(asked) == 1 and captured.with_least_rows(asked[0], norm[0], (x,), None).least_rows == 1
 
 
 def normed():
@@ -111,9 +82,7 @@ def test_batch_norms_see_parts_only_where_plan_and_step_are_told(policy):
     torch.manual_seed(0)
     model, x, targets = normed(), torch.randn(8, 3, 16, 16), torch.zeros(8)
     words = {"policy": policy, "fidelity": "reassociated", "loss_fn": loss_fn}
-    with pytest.raises(gistkit.BudgetError) as refused:
-        gistkit.plan(model, x, targets, budget=1, **words)
-    budget = refused.value.least_bytes["reassociated"]
+    budget = least_bytes(model, x, targets, **words)
     assert gistkit.plan(model, x, targets, budget=budget, **words).sub_batches == 1
     accepted = {**words, "per_sub_batch_norm": True}
     plan = gistkit.plan(model, x, targets, budget=int(budget * 0.8), **accepted)

@@ -1,8 +1,6 @@
 """A plan of the policy ``plain`` that is given to compress: PyTorch runs by itself, and holds what was predicted."""
 
 import copy
-import gc
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,11 +8,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
-from gistkit.api.measuring import costs_of
-from gistkit.api.planning import step_on
-from gistkit.planning.simulate.simulator import simulate
-from gistkit.planning.simulate.sub_batches import LOSS_BYTES
-from gistkit.runtime.live import LiveBytes
 from tests.support.peaks import peaks_of
 
 IMAGES = (4, 8, 16, 16)
@@ -36,14 +29,7 @@ class Attention(nn.Module):
 
 
 NETS = {
-    "convolutions": (lambda: [conv(), nn.ReLU(), conv(1), nn.ReLU(inplace=True), conv()], IMAGES),
-    "pools": (lambda: [conv(), nn.ReLU(), nn.MaxPool2d(2), conv(), nn.ReLU(), nn.AvgPool2d(2)], IMAGES),
-    "batch norms": (lambda: [conv(), nn.BatchNorm2d(8), nn.ReLU(), conv(), nn.BatchNorm2d(8), nn.ReLU(True)], IMAGES),
     "dropouts": (lambda: [conv(), nn.ReLU(), nn.Dropout(0.3), conv(), nn.Dropout(0.2, inplace=True), conv(1)], IMAGES),
-    "linears": (
-        lambda: [nn.Linear(16, 32), nn.ReLU(True), nn.Linear(32, 32), nn.Dropout(), nn.Linear(32, 4)],
-        (4, 9, 16),
-    ),
     "attention": (lambda: [Attention(), Attention()], (4, 10, 16)),
 }
 
@@ -95,26 +81,6 @@ def test_the_report_tells_that_pytorch_keeps_everything():
     assert found.stats.kept_bytes == found.stats.plain_bytes == found.stats.predicted_bytes == kept
     assert {r.codec for r in found.stats.rows} == {"dense"} and "PyTorch's own operators run" in str(found)
     assert found.budget.predicted_bytes == found.budget.budget_bytes == plan.peak_bytes
-
-
-@pytest.mark.parametrize("name", ["dropouts", "linears"])
-def test_sub_batches(name):
-    """No policy plans them without a decision; a plan of the caller's may."""
-    (model, x), targets = made(name), torch.zeros(4)
-    loss_fn = lambda out, _: out  # noqa: E731
-    graph, device = step_on("plan", model, (x,), None, None)
-    whole = gistkit.plan(model, x, policy="plain")
-    plan = replace(whole, sub_batches=2)
-    expected = simulate(graph, plan, costs_of(graph, device)).peak_bytes
-    assert expected < whole.peak_bytes
-    twin = gistkit.compress(copy.deepcopy(model), plan)
-    for _ in range(2):
-        twin.zero_grad(set_to_none=True)
-        gc.collect()
-        with LiveBytes(timeline=False) as live:
-            live.track(twin, x)
-            gistkit.step(twin, loss_fn, x, targets, verify=False)  # the model takes the loss itself
-        assert expected - LOSS_BYTES <= live.peak_bytes <= expected
 
 
 def test_a_forward_that_leaves_the_plan_is_refused():

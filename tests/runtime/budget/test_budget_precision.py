@@ -16,7 +16,7 @@ from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.runtime.live import LiveBytes
 from tests.support.nn_cases import same_bits
-from tests.support.peaks import peaks_of
+from tests.support.peaks import least_bytes, peaks_of
 from tests.support.predicted import steady_peak_bytes
 
 LAST = torch.channels_last
@@ -55,9 +55,7 @@ def test_rebuilds_in_low_precision_keep_the_plan_to_the_byte(dtype, layout, stat
             norm.float()
     if layout == "channels_last":
         model, x = model.to(memory_format=LAST), x.contiguous(memory_format=LAST)
-    with pytest.raises(gistkit.BudgetError) as refused:
-        gistkit.plan(model, x, budget=1)
-    least = refused.value.least_bytes["bitwise"]
+    least = least_bytes(model, x)
     for policy, budget in (("optimal", least), ("gist", None)):
         plan = gistkit.plan(model, x, policy=policy, budget=budget)
         if policy == "gist":
@@ -150,9 +148,7 @@ def test_budgets_count_the_casts_that_autocast_holds(name, how, dtype):
     ask = {"loss_fn": F.cross_entropy, "density": 1.0}
     with context():
         plain = gistkit.plan(model, x, y, policy="plain", **ask)
-        with pytest.raises(gistkit.BudgetError) as refused:
-            gistkit.plan(model, x, y, budget=1, **ask)
-        plan = gistkit.plan(model, x, y, budget=refused.value.least_bytes["bitwise"], **ask)
+        plan = gistkit.plan(model, x, y, budget=least_bytes(model, x, y, **ask), **ask)
     unheld_bytes = 5 * 4 * 2 if how == "step" else 0  # gistkit.step does not hold the model's output
     assert stepped(copy.deepcopy(model), x, y, context, how) == [plain.peak_bytes - unheld_bytes] * 2
     peaks = stepped(gistkit.compress(copy.deepcopy(model), plan), x, y, context, how)
@@ -167,9 +163,7 @@ def in_parts(build):
     ask = {"loss_fn": F.cross_entropy, "density": 1.0, "fidelity": "reassociated"}
     context = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)
     with context():
-        with pytest.raises(gistkit.BudgetError) as refused:
-            gistkit.plan(model, x, y, budget=1, **ask)
-        plan = gistkit.plan(model, x, y, budget=refused.value.least_bytes["reassociated"], **ask)
+        plan = gistkit.plan(model, x, y, budget=least_bytes(model, x, y, **ask), **ask)
     return plan, stepped(gistkit.compress(copy.deepcopy(model), plan), x, y, context, "step")
 
 
@@ -181,45 +175,13 @@ def test_sub_batches_under_autocast_are_alike(name):
     assert 0.99 * plan.peak_bytes <= peaks[1] <= max(peaks) <= plan.peak_bytes
 
 
-class Shifted(nn.Module):
-    """Maps in fp32, as a parameter is added, between convolutions in bf16."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.shared = (nn.Conv2d(i, 12, 3, padding=1) for i in (3, 12, 12))
-        self.shift, self.head = nn.Parameter(torch.zeros(12, 1, 1)), nn.Linear(12, 5)
-
-    def forward(self, x):
-        x = torch.relu(self.second(self.first(x) + self.shift))
-        x = torch.relu(self.shared(torch.relu(self.shared(x))))
-        return self.head(x.mean((2, 3)))
-
-
-def test_what_runs_anew_under_autocast_takes_casts_of_its_own():
-    """Beside those that backward reads: autocast's cache is not there for it."""
-    plan, peaks = in_parts(Shifted)
-    assert any(d.codec == "recompute" for d in plan.decisions)
-    assert 0.97 * plan.peak_bytes <= peaks[1] <= max(peaks) <= plan.peak_bytes  # less what comparing takes at first
-
-
-def pooled(*pools):
-    """Pools of which backward reads the shape of the input alone, behind convolutions that keep theirs."""
-    return lambda: nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.GELU(), *pools, nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Conv2d(8, 4, 1)
-    )
-
-
 DOUBLE = {
     "convolutions": lambda: nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 4, 3)),
     "grouped": lambda: nn.Sequential(
         nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 1), nn.Conv2d(16, 4, 3, groups=2)
     ),
-    "linears": lambda: nn.Sequential(nn.Linear(16, 64), nn.Linear(64, 5), nn.ReLU(inplace=True)),
-    "average pool": pooled(nn.AvgPool2d(2)),
-    "adaptive pool": pooled(nn.AdaptiveAvgPool2d(7)),
-    "max pool": pooled(nn.MaxPool2d(3, 2)),
-    "pools in 1-D": lambda: nn.Sequential(
-        nn.Flatten(2), nn.Conv1d(3, 8, 1), nn.AdaptiveAvgPool1d(24), nn.Conv1d(8, 8, 1)
+    "pools": lambda: nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.GELU(), nn.AvgPool2d(2), nn.MaxPool2d(3, 2), nn.Conv2d(8, 4, 1)
     ),
 }
 
@@ -242,9 +204,7 @@ def test_budgets_in_double_count_the_operators_that_run(name):
     graph = gistkit.capture(model, (x,), backward=True)
     assert not any(t.part for t in graph.tasks)
     plain = gistkit.plan(model, x, policy="plain")
-    with pytest.raises(gistkit.BudgetError) as refused:
-        gistkit.plan(model, x, budget=1)
-    least = refused.value.least_bytes["bitwise"]
+    least = least_bytes(model, x)
     assert peaks_of(model, plain, x) == [plain.peak_bytes] * 2
     plan = gistkit.plan(model, x, budget=least)
     peaks = peaks_of(model, plan, x)
@@ -254,46 +214,3 @@ def test_budgets_in_double_count_the_operators_that_run(name):
     for twin in twins:
         twin(x).backward()
     assert all(same_bits(a.grad, b.grad) for a, b in zip(*(t.parameters() for t in twins), strict=True))
-
-
-class Normed(nn.Module):
-    """A convolution under a norm whose weights stay fp32."""
-
-    def __init__(self, norm):
-        super().__init__()
-        self.conv, self.norm, self.head = nn.Conv2d(3, 8, 3, padding=1), norm, nn.Linear(8, 10)
-
-    def forward(self, x):
-        h = self.conv(x)
-        last = isinstance(self.norm, nn.LayerNorm)
-        h = self.norm(h.movedim(1, -1)).movedim(-1, 1) if last else self.norm(h)
-        return self.head(torch.relu(h).mean((2, 3))).sum()
-
-
-NORMS = {
-    "layer": lambda: nn.LayerNorm(8),
-    "group": lambda: nn.GroupNorm(8, 8),
-    "instance": lambda: nn.InstanceNorm2d(8, affine=True),
-}
-
-
-@pytest.mark.parametrize("norm", NORMS)
-def test_statistics_of_norms_between_two_precisions_are_counted(norm):
-    torch.manual_seed(0)
-    model, x = Normed(NORMS[norm]()), torch.randn(2, 3, 16, 16)
-    with torch.autocast("cpu", torch.bfloat16):
-        graph = gistkit.capture(model, (x,), backward=True)
-        plans = [gistkit.plan(model, x, policy=policy) for policy in ("plain", "gist")]
-    saved = {s.field: s.dtype for c in graph.calls for s in c.saves if "NormBackward0" in s.node}
-    assert {saved["input"], saved["result1"], saved["result2"]} == {"bfloat16", "float32"}
-    for plan in plans:
-        twin = gistkit.compress(copy.deepcopy(model), plan)
-        for _ in range(2):
-            twin.zero_grad()
-            gc.collect()
-            with LiveBytes(timeline=False) as live:
-                live.track(twin, x)
-                with torch.autocast("cpu", torch.bfloat16):
-                    out = twin(x)
-                out.backward()
-        assert live.peak_bytes == plan.prediction.sync_peak_bytes, plan.policy

@@ -94,17 +94,6 @@ def test_a_host_without_memory_leaves_it_where_it_is_and_says_by_how_much_the_bu
     assert gistkit.report(model).budget.moved == {}
 
 
-def test_an_error_of_the_copy_is_no_lack_of_memory(monkeypatch):
-    def broken(_):
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    model, _ = compressed(0.25, room=100)
-    monkeypatch.setattr(denser, "arrived", broken)
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        step(model, rows(*[0.5] * ROWS))
-    assert gistkit.report(model).budget.moved == {}
-
-
 def test_what_fits_beside_the_peak_is_reported_only():
     model, _ = compressed(0.25, room=ROWS * WIDTH)
     step(model, rows(*[0.5] * ROWS))

@@ -22,7 +22,6 @@ from gistkit.planning.simulate.simulator import simulate
 from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.engine import LAG
 from gistkit.runtime.live import LiveBytes
-from gistkit.runtime.program import density_excess as denser
 from gistkit.runtime.sparse_sizes.exact import ExactPacker
 from tests.runtime.sparse_sizes.test_exact import LateCounts
 
@@ -127,33 +126,6 @@ def test_the_budget_is_kept_and_every_bit(skips, room_bytes, device):
     assert len(found.moved) >= 2 and found.excess_bytes > 2 * room_bytes
 
 
-def test_counts_that_come_when_the_step_is_over_reach_the_report():
-    c = case(False, "late")
-    model = compressed(c.model, c.planned(10**6), "late")
-    engine, sent = compressed_forward(model).engine, []
-    engine._packer = ExactPacker(lag=LAG, bounded=True, transport=lambda: sent.append(LateCounts()) or sent[-1])
-    run(model, c.x, c.y)
-    (counts,) = sent
-    known = set(gistkit.report(model).densities)
-    assert len(known) == len(counts.tickets) - LAG and not any(t.waited for t in counts.tickets[-LAG:])
-    for ticket in counts.tickets:
-        ticket.arrive()
-    densities = gistkit.report(model).densities
-    assert len(densities) == len(counts.tickets) and known < set(densities) and engine._packer.waiting == 0
-    # a step later they are let go of, and the largest share stays
-    run(model, c.x.clamp(max=0), c.y)
-    assert all(share >= densities[s] for s, share in gistkit.report(model).densities.items())
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_without_the_host_the_budget_would_be_exceeded(device, monkeypatch):
-    monkeypatch.setattr(denser.Room, "denied", lambda *_: None)
-    c = case(False, device)
-    plan = c.planned(0)
-    (_, _, peak), _ = told(compressed(c.model, plan, device), c)
-    assert peak > plan.budget_bytes
-
-
 @cache
 def measured(skips):
     """The densities that a step of the model really has."""
@@ -176,15 +148,6 @@ def test_any_densities_planned_keep_the_budget(skips, device, room_bytes, shares
     check(c, c.planned(room_bytes), device)
 
 
-@pytest.mark.parametrize("skips", [False, True])
-def test_one_that_is_moved_makes_room_for_the_others(skips):
-    c = case(skips, "at once")
-    planned = {s: 0.95 * d for s, d in measured(skips).items()}
-    c = replace(c, costs=cost_table(c.graph, DEVICES["at once"], density=planned))
-    found = check(c, c.planned(0), "at once")
-    assert len(found.denser) > 5 and len(found.moved) == 1
-
-
 @pytest.mark.parametrize("lossy", ["fp8s", "fp10", "fp16s"])
 @pytest.mark.parametrize("share", [1.0, 0.6])
 def test_lossy_payloads_keep_the_budget(lossy, share):
@@ -195,19 +158,6 @@ def test_lossy_payloads_keep_the_budget(lossy, share):
     (_, _, peak), texts = told(compressed(c.model, plan, "late"), c)
     assert any(d.codec == "zvc+" + lossy for d in plan.decisions)
     assert peak <= plan.budget_bytes and len(texts) == (share < 1)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_lossy_payloads_give_what_they_would_give_on_the_device(device):
-    c = case(False, device)
-    lossy = {"fidelity": "lossy", "lossy": "fp8"}
-    there, here = (
-        compressed(c.model, c.planned(0, **lossy), device),
-        compressed(c.model, c.planned(2**20, **lossy), device),
-    )
-    (moved, texts), (kept, none) = told(there, c), told(here, c)
-    assert texts and not none and moved[2] <= c.planned(0, **lossy).budget_bytes
-    assert torch.equal(moved[0], kept[0]) and all(torch.equal(a, b) for a, b in zip(moved[1], kept[1], strict=True))
 
 
 @pytest.mark.parametrize("device", DEVICES)

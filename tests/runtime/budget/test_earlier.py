@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import gistkit
 from tests.support.runtime_cases import block, run
@@ -117,16 +116,6 @@ class Two(nn.Module):
         return {"a": y[:, :5] * 2, "b": (y[:, 5:].exp(),)}
 
 
-def test_a_result_that_lives_keeps_its_forward_among_those_told(data):
-    torch.manual_seed(0)
-    model = Two(block())
-    gistkit.compress(model, gistkit.plan(model, data[0], budget="100%"))
-    b = model(data[0])["b"][0]  # "a" is gone
-    with pytest.warns(gistkit.BudgetWarning, match="may be exceeded"):
-        model(data[0])
-    b.sum().backward()
-
-
 def test_backward_from_one_of_two_results_is_a_backward(data):
     torch.manual_seed(0)
     model = Two(block())
@@ -174,11 +163,6 @@ def _evaluated(model, x, t):
     _loop(model, x, t)
 
 
-def _checkpointed(model, x, t):
-    y = checkpoint(model, x.clone().requires_grad_(), use_reentrant=True)
-    F.cross_entropy(y, t).backward()
-
-
 def _parts(model, x, t):
     gistkit.step(model, F.cross_entropy, x, t, sub_batches=4)
     gistkit.step(model, F.cross_entropy, x, t)
@@ -202,14 +186,6 @@ LOOPS = [_loop, _kept_results, _dropped, _no_grad, _evaluated, _parts, _failed, 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__[1:])
 def test_steps_within_the_budget_tell_nothing(model, data, loop):
     loop(model, *data)  # warnings are errors
-
-
-def test_a_checkpoint_around_the_model_tells_nothing(data):
-    torch.manual_seed(0)
-    model, x = block(), data[0].clone().requires_grad_()
-    gistkit.compress(model, gistkit.plan(model, x, data[1], loss_fn=F.cross_entropy, budget="100%"))
-    for _ in range(2):
-        _checkpointed(model, *data)
 
 
 def test_a_plan_without_a_budget_promises_nothing(made, data):

@@ -2,6 +2,7 @@
 """Specialised calls of a model that is changed, watched or used otherwise between steps or within one."""
 
 import copy
+import functools
 import threading
 
 import pytest
@@ -9,7 +10,6 @@ import torch
 from torch import nn
 
 import gistkit
-from gistkit.runtime.forward.state import ForwardState
 from tests.support.call_cases import Net, both, compressed_and_plain, image, settle, shift  # noqa: F401
 from tests.support.nn_cases import same_bits
 
@@ -64,39 +64,29 @@ def test_another_dtype_and_back(compressed_and_plain):
             both(compressed_and_plain, image().to(dtype))
 
 
-def test_parameters_of_another_dtype_alone(compressed_and_plain):
-    with torch.autocast("cpu", torch.bfloat16):
-        settle(compressed_and_plain, 3)
-        for model in compressed_and_plain:
-            model.norms[0].bfloat16()
-            model.norms[2].bfloat16()
-        settle(compressed_and_plain, 3)
-
-
-def test_other_sizes_and_layouts_in_turn(compressed_and_plain):
-    last = image(seed=9).contiguous(memory_format=torch.channels_last)
-    for x in (image(), image(), image(2), image(size=12), last, image(), last, image(2)):
-        both(compressed_and_plain, x)
-
-
 def test_autocast_now_and_then(compressed_and_plain):
     for enabled in (False, False, True, True, False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             both(compressed_and_plain)
 
 
-def test_autocast_within_the_forward(compressed_and_plain):
-    settle(compressed_and_plain, 3)
-    for model in compressed_and_plain:
-        inner = model.convs[2].forward
-        model.convs[2].forward = lambda x, inner=inner: _lowered(inner, x)
-    settle(compressed_and_plain, 3)
-
-
 def _lowered(inner, x):
     with torch.autocast("cpu", torch.bfloat16):
         y = inner(x)
     return y.float()
+
+
+def _without_gradient(inner, x):
+    with torch.no_grad():
+        return inner(x)
+
+
+@pytest.mark.parametrize("around", [_lowered, _without_gradient])
+def test_a_part_under_another_context(compressed_and_plain, around):
+    settle(compressed_and_plain, 3)
+    for model in compressed_and_plain:
+        model.convs[2].forward = functools.partial(around, model.convs[2].forward)
+    settle(compressed_and_plain, 3)
 
 
 def test_evaluation_and_foreign_hooks_between_steps(compressed_and_plain):
@@ -125,19 +115,6 @@ def test_foreign_hooks_within_the_forward_see_what_is_saved(compressed_and_plain
 
 def _watched(inner, x, seen):
     with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t.shape) or t, lambda t: t):
-        return inner(x)
-
-
-def test_gradients_off_for_a_part(compressed_and_plain):
-    settle(compressed_and_plain, 3)
-    for model in compressed_and_plain:
-        inner = model.convs[0].forward
-        model.convs[0].forward = lambda x, inner=inner: _without_gradient(inner, x)
-    settle(compressed_and_plain, 3)
-
-
-def _without_gradient(inner, x):
-    with torch.no_grad():
         return inner(x)
 
 
@@ -196,33 +173,6 @@ def test_a_stash_that_is_seen_otherwise(compressed_and_plain):
     torch.manual_seed(0)
     plain = Turned()
     settle((gistkit.compress(copy.deepcopy(plain)), plain), 9)
-
-
-def test_masks_go_with_their_backward(monkeypatch):
-    monkeypatch.setattr(ForwardState, "has_room", lambda *_: False)
-    model = gistkit.compress(Net())
-    for seed in range(3):
-        model(image(seed=seed)).sum().backward()
-    loss = model(image()).sum()
-    pending, masked = [loss.grad_fn], {}
-    while pending:
-        node = pending.pop()
-        if node is not None and node not in masked:
-            masked[node] = node.name() == "_MaskedReLUBackward"
-            pending.extend(edge for edge, _ in node.next_functions)
-    masked = [node for node, is_one in masked.items() if is_one]
-    assert len(masked) == 4 and all(node.kept is not None for node in masked)
-    loss.backward()
-    assert all(node.kept is None for node in masked)
-
-
-def test_second_derivatives_are_refused(compressed_and_plain):
-    settle(compressed_and_plain, 3)
-    model, _ = compressed_and_plain
-    x = image().requires_grad_()
-    (grad,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate twice"):
-        grad.sum().backward()
 
 
 def test_a_graph_that_is_retained(compressed_and_plain):

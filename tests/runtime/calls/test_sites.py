@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import gistkit
 from tests.support.call_cases import Net, both, compressed_and_plain, image, settle  # noqa: F401
 
 
@@ -113,17 +112,6 @@ def test_what_stands_before_a_modules_parameters_is_read(compressed_and_plain):
     settle(compressed_and_plain, 3)
 
 
-def test_counters_and_odd_settings(compressed_and_plain):
-    settle(compressed_and_plain, 3)
-    for model in compressed_and_plain:
-        model.norms[0].momentum = None
-        model.norms[1].track_running_stats = False
-        model.norms[2].num_batches_tracked = None
-        model.convs[0].padding_mode = "circular"
-        model.convs[0]._reversed_padding_repeated_twice = [1, 1, 1, 1]
-    settle(compressed_and_plain, 3)
-
-
 def test_hooks_of_modules_run(compressed_and_plain):
     settle(compressed_and_plain, 3)
     for model in compressed_and_plain:
@@ -155,32 +143,6 @@ def test_a_mode_of_somebody_elses_sees_the_calls(compressed_and_plain):
         model(image())
         assert F.batch_norm in seen
     settle(compressed_and_plain, 2)
-
-
-def test_calls_by_name_and_of_wrong_form(compressed_and_plain):
-    settle(compressed_and_plain, 3)
-    for model in compressed_and_plain:
-        model.pool = nn.Sequential()
-        model.pool.forward = lambda input, model=model: F.max_pool2d(model.relu(input=input * 1), 2)
-    settle(compressed_and_plain, 2)
-    for model in compressed_and_plain:
-        model.pool.forward = lambda input, model=model: model.relu(input, input)
-        with pytest.raises(TypeError, match="positional argument"):
-            model(image())
-
-
-def test_a_module_that_left_is_not_held():
-    import weakref
-
-    model = gistkit.compress(Net())
-    for seed in range(3):
-        model(image(seed=seed)).sum().backward()
-    gone = weakref.ref(model.norms[0])
-    model.norms[0] = nn.BatchNorm2d(8)
-    import gc
-
-    gc.collect()
-    assert gone() is None
 
 
 class Gate(nn.Module):

@@ -5,13 +5,8 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-import torch
-import torch.nn.functional as F
-from torch import nn
 
 import gistkit
-from gistkit.codecs import Sparse
-from gistkit.planning.policies.gist_rules import gist
 from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.offload import host
 from tests.support.models import UNet
@@ -51,22 +46,6 @@ def test_a_payload_crosses_once_each_way_whoever_reads_it(codec, monkeypatch):
     assert len(out) == parts and out == back
 
 
-@pytest.mark.parametrize("codec", ["zvc", "csr", "zvc+fp8s"])
-def test_a_size_that_only_the_device_knows_is_waited_for(codec, monkeypatch):
-    """As on CUDA, where a sparse encoding begins as a scratch of worst-case size."""
-    model, (x, y) = Shared().train(), data()
-    graph, _ = captured(model, x, y)
-    plan = made(graph, [hosted(graph, "relu", codec)])
-    at_once = step(gistkit.compress(copy.deepcopy(model), plan), x, y)
-    monkeypatch.setattr(Sparse, "_encode", lambda self, t: self._begun(t))
-    numels = []
-    sent = host.sent
-    monkeypatch.setattr(host, "sent", lambda t: numels.append(t.numel()) or sent(t))
-    assert same(at_once, step(gistkit.compress(copy.deepcopy(model), plan), x, y))
-    stored = int((F.conv2d(x, model.first.weight, model.first.bias) > 0).sum())
-    assert numels[2] == stored
-
-
 def test_what_is_on_the_host_is_not_on_the_device_and_goes_with_its_last_reader():
     model, (x, y) = Shared().train(), data()
     graph, _ = captured(model, x, y)
@@ -87,90 +66,3 @@ def test_what_is_on_the_host_is_not_on_the_device_and_goes_with_its_last_reader(
         gradients = sum(p.nbytes for p in model.parameters())
         assert live.current_bytes <= gradients
     assert kept["device"] - kept["host"] == nbytes
-
-
-class Parts(nn.Module):
-    """Saves two halves of one storage, and overwrites an activation after it was saved."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(4, 4, 3)
-
-    def forward(self, x):
-        a, b = self.first(x).chunk(2, 1)
-        return self.second(a) * self.second(b)
-
-
-class Own(nn.Module):
-    """A ReLU that only a mean reads, a pool and a dropout."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.pool, self.drop, self.head = (
-            nn.Conv2d(3, 8, 1),
-            nn.MaxPool2d(2),
-            nn.Dropout(),
-            nn.Conv2d(8, 4, 1),
-        )
-
-    def forward(self, x):
-        return self.head(self.drop(self.pool(F.avg_pool2d(self.first(x).relu(), 2))))
-
-
-def test_halves_of_a_storage_come_back_in_their_places(monkeypatch):
-    model, (x, y) = Parts().train(), data()
-    graph, _ = captured(model, x, y)
-    sent = []
-    real = host.sent
-    monkeypatch.setattr(host, "sent", lambda t: sent.append(t.numel()) or real(t))
-    twin = gistkit.compress(copy.deepcopy(model), made(graph, [hosted(graph, "conv2d")]))
-    assert same(step(twin, x, y), step(model, x, y))
-    assert sent == [4 * 8 * 14 * 14]  # all of the storage, once
-
-
-def test_what_ops_keep_for_themselves_goes_to_the_host_too():
-    """A ReLU's mask, a pool's map and a dropout's bits, none of which a value lies in."""
-    model, (x, y) = Own().train(), data(32)
-    graph, _ = captured(model, x, y)
-    own = [d for d in gist(graph).decisions if d.codec in ("mask1", "argmax4", "bits")]
-    assert [d.codec for d in own] == ["mask1", "argmax4", "bits"]
-    results, kept = [], []
-    for place in ("device", "host"):
-        decisions = [replace(d, place=place, release=9, prefetch=12) for d in own]
-        twin = gistkit.compress(copy.deepcopy(model), made(graph, decisions))
-        results.append(step(twin, x, y))
-        rows = [
-            r for r in gistkit.report(twin).stats.rows if r.op in ("relu", "max_pool2d", "dropout") and r.storage < 0
-        ]
-        kept.append(sum(r.kept_bytes for r in rows))
-    pooled = 4 * 8 * 8 * 8
-    assert kept == [4 * pooled // 8 * 4 + pooled // 2 + pooled // 8, 0]
-    assert same(*results) and same(results[0], step(model, x, y))
-
-
-class Alike(nn.Module):
-    """Uncovered ops that save three tensors of one shape between two covered calls."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.head = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 4, 3)
-
-    def forward(self, x):
-        x = self.conv(x)
-        return self.head(torch.tanh(torch.sigmoid(torch.exp(x))))
-
-
-@pytest.mark.parametrize("chosen", [(), ("exp",), ("sigmoid",), ("tanh",), ("exp", "tanh")])
-def test_uncovered_saves_of_one_shape_are_told_apart_by_their_order(chosen, monkeypatch):
-    out = []
-    sent = host.sent
-    monkeypatch.setattr(host, "sent", lambda t: out.append(t.clone()) or sent(t))
-    model, (x, y) = Alike().train(), data()
-    graph, _ = captured(model, x, y)
-    twin = gistkit.compress(copy.deepcopy(model), made(graph, [hosted(graph, op) for op in chosen]))
-    assert same(step(twin, x, y), step(copy.deepcopy(model), x, y))
-    with torch.no_grad():
-        values = {"exp": torch.exp(model.conv(x))}
-        values["sigmoid"] = torch.sigmoid(values["exp"])
-        values["tanh"] = torch.tanh(values["sigmoid"])
-    assert len(out) == len(chosen) and all(torch.equal(t, values[op]) for t, op in zip(out, chosen, strict=True))

@@ -116,18 +116,6 @@ def test_larger_images_are_refused_however_often_smaller_ones_came():
         step(twin, large[:1], y[:1])
 
 
-def test_the_format_is_the_plans():
-    model, (x, y) = UNet().train(), data()
-    graph, _ = captured(model, x, y)
-    plan = gist(graph, lossy="fp8")
-    results = [step(gistkit.compress(copy.deepcopy(model), plan, lossy=lossy), x, y) for lossy in (None, "fp8")]
-    assert same(*results)
-    with pytest.raises(
-        ValueError, match=r"lossy must be None or the plan's own format 'fp8', got 'fp16'; leave it out"
-    ):
-        gistkit.compress(copy.deepcopy(model), plan, lossy="fp16")
-
-
 def test_report_of_a_budget():
     model, (x, y) = UNet().train(), data()
     plan = gistkit.plan(model, x, budget="80%", density=0.3, policy="gist")
@@ -135,14 +123,6 @@ def test_report_of_a_budget():
     assert "budget" in str(gistkit.report(twin)) and gistkit.report(twin).budget.denser == {}
     step(twin, x, y)
     report = gistkit.report(twin)
-    found = report.budget
-    assert (found.budget_bytes, found.predicted_bytes) == (plan.budget_bytes, plan.peak_bytes)
-    assert found.measured_bytes is None
-    assert found.denser and all(was == 0.3 < now == report.densities[s] for s, (was, now) in found.denser.items())
-    assert found.excess_bytes > 0
-    text = " ".join(str(report).split())
-    assert f"budget {plan.budget_bytes / 2**20:.2f} MiB, predicted peak {plan.peak_bytes / 2**20:.2f} MiB" in text
-    assert "have fewer zeros than planned for" in text and "plan again with density=gistkit.report(model)" in text
     again = gistkit.plan(model, x, budget="90%", density=report.densities, policy="gist")
     twin = gistkit.compress(copy.deepcopy(model), again)
     step(twin, x, y)

@@ -58,14 +58,3 @@ def test_shapes_inside_a_local_response_norm_are_not_kept():
     found = step(twin, x, y)
     assert same(found, step(model, x, y))
     assert found[2].peak_bytes == steady_peak_bytes(graph, plan, costs)
-
-
-def test_a_plan_of_the_cpus_operators_is_that_of_a_model_anywhere():
-    real, (x, _) = Small().train(), data()
-    with torch.device("meta"):
-        elsewhere = Small().train()
-    here = gistkit.capture(real, (x,))
-    there = gistkit.capture(elsewhere, (x.to("meta"),), on_cpu=True)
-    assert (here.calls, here.storages, here.values) == (there.calls, there.storages, there.values)
-    with pytest.raises(ValueError, match="on_cpu=True needs fake=True, got fake=False"):
-        gistkit.capture(real, (x,), fake=False, on_cpu=True)

@@ -15,20 +15,9 @@ from gistkit.ir.plan import Decision
 from gistkit.planning.forms.allowed import kept_by_ops, own_decisions
 from gistkit.planning.forms.predicted import make_plan
 from gistkit.runtime.live import LiveBytes
-from gistkit.runtime.recompute.calls import Operand, Written, geometry
 from tests.support.predicted import steady_peak_bytes
-from tests.support.recompute_cases import Chain, assert_same, between, by_hand, captured, chain, measured
+from tests.support.recompute_cases import Chain, assert_same, between, captured, chain, measured
 from tests.support.training import batches
-
-
-def test_a_mask_beside_what_runs_anew():
-    model, data = chain(), batches(3, 2, 8)
-    graph, costs = captured(model, *data[0])
-    relus = [graph.values[c.results[0]].storage for c in graph.calls if c.op == "relu"]
-    plan = by_hand(graph, costs, relus[1:3], (relus[0],), mask=True)
-    twin = gistkit.compress(copy.deepcopy(model), plan)
-    assert_same(model, twin, data)
-    assert measured(twin, *data[0]) == steady_peak_bytes(graph, plan, costs)
 
 
 @pytest.mark.parametrize("form", [("zvc", "device"), ("dense", "host"), ("zvc", "host")])
@@ -120,16 +109,3 @@ def test_casts_of_weights_that_are_made_in_the_step_come_back(words, batch):
     assert live.peak_bytes <= (plan.budget_bytes or live.peak_bytes)
     again = [r for r in gistkit.report(twin).stats.rows if r.codec == "recompute"]
     assert len(again) == sum(d.codec == "recompute" for d in plan.decisions) > 2
-
-
-def test_of_two_operands_of_one_shape_the_kept_input_is_the_first_and_what_hooks_are_shown_the_weight():
-    square, wide = torch.empty(8, 8), torch.empty(4, 8)
-
-    def number(x, *operands, last):
-        known = [Operand(i, -1, geometry(t), t.dtype, True) for i, t in enumerate(operands)]
-        return Written(0, "linear", F.linear, [*known, None], None, ()).cast_of(x, last)
-
-    assert [number(square.bfloat16(), square, square, last=last) for last in (False, True)] == [0, 1]
-    assert [number(square.bfloat16(), wide, square, last=last) for last in (False, True)] == [1, 1]
-    assert number(wide.t().bfloat16(), square, wide, last=True) == 1
-    assert number(square.bfloat16(), square.bfloat16(), wide, last=False) == -1, "no cast was made of either"
