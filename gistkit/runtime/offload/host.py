@@ -266,6 +266,3 @@ def _swapped(kept: Any, kind: type, swap: Callable[[Any], Any]) -> Any:
     if type(kept) in (tuple, list):
         return type(kept)(_swapped(part, kind, swap) for part in kept)
     return kept
-
-
-__all__ = ["AwayOnHost", "HostBody", "Parcel", "PartedBody", "arrived", "fetched", "sent", "sent_encoding"]

@@ -264,6 +264,3 @@ class PromisedBody:
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
         """ReLU's input gradient, the tensor being the ReLU's whole output."""
         return self._form.relu_backward(grad)
-
-
-__all__ = ["Denser", "PromisedBody", "Room", "denser", "remember"]

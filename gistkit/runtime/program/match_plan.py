@@ -245,9 +245,3 @@ def autocast_in_force() -> str:
     states = zip(AUTOCAST_DEVICES, autocast_now(), strict=True)
     found = [f"{str(dtype).removeprefix('torch.')} on {device}" for device, (enabled, dtype) in states if enabled]
     return f"autocast to {' and '.join(found)}" if found else "no autocast"
-
-
-__all__ = [
-    "Shapes", "autocast_in_force", "check_bytes", "check_call", "check_mode", "check_plan", "check_real", "check_rows",
-    "given_program", "inputs_of", "planned_rows", "plans_training", "shapes",
-]  # fmt: skip

@@ -81,6 +81,3 @@ class Checks:
     def clear(self) -> None:
         """Let go of what is still to be compared."""
         self.waiting.clear()
-
-
-__all__ = ["DIFFERS", "Checks"]

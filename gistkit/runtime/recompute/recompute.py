@@ -117,6 +117,3 @@ class Segment:
             for body, values in given:
                 body.settle(values)
             self.calls, self.holds, self._bodies = [], [], []
-
-
-__all__ = ["AgainBody", "Segment"]

@@ -176,6 +176,3 @@ def _with_packs(call: Written, leaves: list[Any]) -> tuple[Any, dict[int, torch.
     live = [own.get(id(known), leaf) for leaf, known in zip(leaves, call.leaves, strict=True)]
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, _never):
         return _call(call, live), packed
-
-
-__all__ = ["Give", "Wanted", "run_anew"]

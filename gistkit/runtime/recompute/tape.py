@@ -269,6 +269,3 @@ def _running_statistics(call: Any, func: Callable, args: tuple, kwargs: dict) ->
     if bound is None or not bound.training:
         return set()
     return {id(t) for t in (bound.running_mean, bound.running_var) if t is not None}
-
-
-__all__ = ["Tape"]

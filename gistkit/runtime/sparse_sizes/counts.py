@@ -96,6 +96,3 @@ def stream_of(x: torch.Tensor) -> torch.cuda.Stream | None:
 def is_current(stream: torch.cuda.Stream | None) -> bool:
     """Whether work is enqueued on that stream now."""
     return stream is None or torch.cuda.current_stream(stream.device) == stream
-
-
-__all__ = ["CountTransport", "Known", "PinnedCounts", "Ticket", "is_current", "stream_of"]

@@ -85,6 +85,3 @@ def spilled_note(spilled: dict[int, Spilled], step: int) -> str:
         f"denser than the steps before: {worst}{more}; what was beyond the forecast is in the host's memory until it "
         "is used, which is slower, not wrong"
     )
-
-
-__all__ = ["MARGIN", "Forecast", "Forecasts", "Spilled", "spilled_note"]

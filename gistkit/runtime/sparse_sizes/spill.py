@@ -204,6 +204,3 @@ def _ends(ended: deque[int], number: int, _: Any) -> None:
 
 def _power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
-
-
-__all__ = ["NO_MEMORY", "Spill", "most_bytes", "pinned"]
