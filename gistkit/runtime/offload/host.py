@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
 
 from gistkit.codecs import Encoded, Sparse, aligned, restored
 from gistkit.errors import GistError
@@ -105,11 +106,6 @@ class HostBody:
     def nbytes(self) -> int:
         """Bytes on the device now."""
         return self._parcel.nbytes
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes on the host now."""
-        return self._parcel.host_bytes
 
     @property
     def fresh(self) -> bool:
@@ -237,17 +233,7 @@ class AwayOnHost(Away):
     """What an op keeps for itself (a mask, a pool's map) on the host until its backward runs."""
 
     def __init__(self, kept: Any) -> None:
-        self._parcels: list[Parcel] = []
-        self._kept = _swapped(kept, torch.Tensor, self._send)
-
-    def _send(self, t: torch.Tensor) -> Parcel:
-        self._parcels.append(Parcel((t,)))
-        return self._parcels[-1]
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes on the host now."""
-        return sum(p.host_bytes for p in self._parcels)
+        self._kept = _swapped(kept, torch.Tensor, lambda t: Parcel((t,)))
 
     def back(self) -> Any:
         """The hold with its tensors on the device."""
@@ -256,13 +242,10 @@ class AwayOnHost(Away):
 
 def _swapped(kept: Any, kind: type, swap: Callable[[Any], Any]) -> Any:
     """A node's hold with everything of a kind in it replaced."""
-    if isinstance(kept, kind):
-        return swap(kept)
-    if isinstance(kept, Coded):
-        payload: Any = kept.encoded.payload
-        return Coded(kept.encoded.over(tuple(_swapped(part, kind, swap) for part in payload)))
-    if isinstance(kept, tuple) and hasattr(kept, "_fields"):
-        return type(kept)(*(_swapped(part, kind, swap) for part in kept))
-    if type(kept) in (tuple, list):
-        return type(kept)(_swapped(part, kind, swap) for part in kept)
-    return kept
+
+    def of(leaf: Any) -> Any:
+        if isinstance(leaf, Coded):
+            return Coded(leaf.encoded.over(_swapped(leaf.encoded.payload, kind, swap)))
+        return swap(leaf) if isinstance(leaf, kind) else leaf
+
+    return tree_map(of, kept)

@@ -19,6 +19,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -111,11 +112,9 @@ class Room:
         x is encoded as ever. Waits for the device only for what goes to the host in any case."""
         if decision.storage not in self._shares or not x.numel():
             return None
-        to_host = decision.on_host
         if not packer.at_once(x):
-            return (
-                self._waited(codec, x, decision, packer) if to_host else PromisedBody(self, codec, x, decision, packer)
-            )
+            make = self._waited if decision.on_host else partial(PromisedBody, self)
+            return make(codec, x, decision, packer)
         found = self.denied(decision, codec, x.numel(), packer.count(x).wait())
         return None if found is None else self.away(found, codec, lambda: codec.begin(arrived(x)), x.device, decision)
 
@@ -131,9 +130,13 @@ class Room:
 
     def denied(self, decision: Decision, codec: Sparse, n: int, stored: int) -> Denser | None:
         """None where a payload of ``stored`` out of n elements fits, whose room is taken then; else what is to go."""
-        found = self._found(decision, n, stored)
+        s, share = decision.storage, stored / n
+        storage = self._graph.storages[s]
+        self._densities[s] = share
+        planned_bytes = _payload_bytes(decision.form, storage, self._shares[s])
+        real_bytes = decision.form.nbytes(n, item_bytes(storage.dtype), share)
+        found = Denser(s, self._shares[s], share, planned_bytes, real_bytes)
         # what packing takes for a moment, beyond what the plan counts of that
-        storage = self._graph.storages[decision.storage]
         dtype, planned = dtype_of(storage.dtype), round(found.planned * numel(storage))
         passing_bytes = codec.packing_bytes(stored, dtype) - codec.packing_bytes(planned, dtype)
         with self._lock:
@@ -168,14 +171,6 @@ class Room:
             if not decision.mask and decision.storage not in self._sources:
                 self._left_bytes += max(0, found.planned_bytes - body.use_bytes)
         return body
-
-    def _found(self, decision: Decision, n: int, stored: int) -> Denser:
-        s = decision.storage
-        storage, share = self._graph.storages[s], stored / n
-        self._densities[s] = share
-        planned_bytes = _payload_bytes(decision.form, storage, self._shares[s])
-        real_bytes = decision.form.nbytes(n, item_bytes(storage.dtype), share)
-        return Denser(s, self._shares[s], share, planned_bytes, real_bytes)
 
     def warn(self) -> bool:
         """Warn of what was moved to the host, and of what had to stay although the budget is exceeded by it; whether
