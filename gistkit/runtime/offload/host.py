@@ -104,7 +104,6 @@ class HostBody:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device now."""
         return self._parcel.nbytes
 
     @property
@@ -118,15 +117,12 @@ class HostBody:
         return Coded(self._form.over(payload, extra))
 
     def dense(self) -> torch.Tensor:
-        """The tensor, on the device."""
         return self._coded().dense()
 
     def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        """Elements start..stop in storage order, on the device."""
         return self._coded().dense_range(start, stop)
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        """ReLU's input gradient, the tensor being the ReLU's whole output."""
         return self._coded().relu_backward(grad)
 
 
@@ -171,12 +167,10 @@ class PartedBody:
 
     @torch.no_grad()
     def dense(self) -> torch.Tensor:
-        """The tensor, on the device."""
         return restored(self.dense_range(0, self._there.numel), self._there)
 
     @torch.no_grad()
     def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        """Elements start..stop in storage order, on the device."""
         out = torch.empty(stop - start, dtype=self._there.dtype, device=self._device)
         slot = self._codec.slot
         for first in range(start // slot, ceil_div(stop, slot), self._step):
@@ -187,13 +181,11 @@ class PartedBody:
         return out
 
     def dense_rows(self, start: int, stop: int) -> torch.Tensor:
-        """Rows start..stop of the tensor, no more than them where they lie one behind the other."""
         rows = rows_from(self.dense_range, self._there.shape, self._there.stride, start, stop)
         return self.dense()[start:stop] if rows is None else rows
 
     @torch.no_grad()
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        """ReLU's input gradient, the tensor being the ReLU's whole output."""
         grad, ours = aligned(grad, self._there)
         out = grad if ours else torch.empty_like(grad)
         slot, step = self._codec.slot, self._step

@@ -1,15 +1,12 @@
 """Densities that a plan relies on, and what becomes of a storage with fewer zeros than planned.
 
-How many zeros an activation will have is not known when a plan is made, and a storage whose payload has come out larger
-has no smaller form of the same bits left: what it could have been rebuilt or run anew from is let go of or planned for
-something else by then. What a budget has no room for goes to the host, bit for bit, and comes back in parts for each
-use; so the device keeps the budget, the step takes longer, and the caller is told, with the storages and their bytes.
-On a CPU, which has no other memory to send it to, it stays, and the caller is told by how much the budget is exceeded.
+A payload that the budget has no room for goes to the host and comes back in parts for each use: the bits are the same,
+the step takes longer, and a BudgetWarning names the storages and their bytes. By then its recompute sources have been
+freed. A CPU has no other memory, so the payload stays, and the warning says by how much the budget is exceeded.
 
-What is more than planned is summed up over all storages of a forward, whether or not they are there at the same time.
-On the CPU non-zeros are counted before anything is packed. On CUDA the count comes later
-(:mod:`gistkit.runtime.sparse_sizes.exact`): until then the worst-case scratch is the payload, as planned, and it goes
-to the host as it is.
+The excess is summed over all storages of a forward, whether or not they live at the same time. On the CPU non-zeros are
+counted before packing. On CUDA the count comes later (:mod:`gistkit.runtime.sparse_sizes.exact`): until then the
+payload is the worst-case scratch, as planned, and it goes to the host as it is.
 """
 
 from __future__ import annotations
@@ -236,7 +233,6 @@ class PromisedBody:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device now."""
         return self._form.nbytes
 
     @property
@@ -245,17 +241,13 @@ class PromisedBody:
         return self._form.density if isinstance(self._form, CodedBody) else None
 
     def dense(self) -> torch.Tensor:
-        """The tensor, on the device."""
         return self._with_values().dense()
 
     def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        """Elements start..stop in storage order, on the device."""
         return self._with_values().dense_range(start, stop)
 
     def dense_rows(self, start: int, stop: int) -> torch.Tensor:
-        """Rows start..stop of the tensor, on the device."""
         return self._with_values().dense_rows(start, stop)
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        """ReLU's input gradient, the tensor being the ReLU's whole output."""
         return self._form.relu_backward(grad)

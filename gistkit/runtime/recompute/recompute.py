@@ -37,7 +37,6 @@ class AgainBody:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it holds now: none before the replay."""
         return 0 if self.values is None else self.values.untyped_storage().nbytes()
 
     def dense(self) -> torch.Tensor:
@@ -51,11 +50,9 @@ class AgainBody:
         return self.values
 
     def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        """Elements start..stop in storage order."""
         return flat(self.dense())[start:stop]
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        """ReLU's input gradient, the ReLU's output being the tensor that was saved."""
         return torch.ops.aten.threshold_backward(grad, self.dense().as_strided(*self._like), 0)
 
 

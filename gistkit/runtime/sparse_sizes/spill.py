@@ -25,9 +25,7 @@ import weakref
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from itertools import count
-from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -162,9 +160,9 @@ class Spill:
         return f"what {x.device} writes to the host's memory does not come back" if lost else ""
 
     def _lend(self, chunk: _Chunk, start: int, stop: int) -> torch.Tensor:
-        memory, number = chunk.memory[start:stop], next(self._numbers)
-        # told by number, so that no cycle keeps the memory beyond this object's own life
-        self._lent[number] = (chunk, start, stop, weakref.ref(memory, partial(_ends, self._ended, number)))
+        memory, number, ended = chunk.memory[start:stop], next(self._numbers), self._ended
+        # by number and without self, so that no cycle keeps the memory beyond this object's own life
+        self._lent[number] = (chunk, start, stop, weakref.ref(memory, lambda _: ended.append(number)))
         return memory
 
     def _collect(self) -> None:
@@ -187,10 +185,6 @@ class Spill:
                 except RuntimeError:  # out of memory, in PyTorch's words for pinned memory
                     continue
         return None
-
-
-def _ends(ended: deque[int], number: int, _: Any) -> None:
-    ended.append(number)
 
 
 def _power_of_two(n: int) -> int:
