@@ -37,13 +37,10 @@ def cast(op: str, device_type: str, *tensors: torch.Tensor | None) -> tuple[Any,
 def _cast(x: torch.Tensor | None, dtype: torch.dtype, device_type: str) -> torch.Tensor | None:
     if x is None or not x.is_floating_point() or x.dtype in (dtype, torch.float64) or x.device.type != device_type:
         return x
-    shared = _shared_cast(x, dtype) if _cacheable(x) else None
-    return x.to(dtype) if shared is None else shared
-
-
-def _cacheable(x: torch.Tensor) -> bool:
     leaf = x.dtype == torch.float32 and x.requires_grad and x.is_leaf and not x._is_view()
-    return leaf and torch.is_grad_enabled() and torch.is_autocast_cache_enabled()
+    cacheable = leaf and torch.is_grad_enabled() and torch.is_autocast_cache_enabled()
+    shared = _shared_cast(x, dtype) if cacheable else None
+    return x.to(dtype) if shared is None else shared
 
 
 def _shared_cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
@@ -55,7 +52,7 @@ def _shared_cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
     dropped.
     """
     if x.is_cuda:
-        lowered = _viewed(x)
+        lowered = torch._C._VariableFunctions.einsum("...->...", (x,))._base  # type: ignore[attr-defined]
         if lowered is not None and lowered.dtype == dtype and lowered.shape == x.shape:
             return lowered
     saved: list[torch.Tensor] = []
@@ -67,11 +64,6 @@ def _shared_cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
         elif x.dim() in (1, 2):
             torch.matmul(x, partner)
     return next((t for t in saved if t is not partner and t.shape == x.shape and t.dtype == dtype), None)
-
-
-def _viewed(x: torch.Tensor) -> torch.Tensor | None:
-    """What einsum worked on in place of x."""
-    return torch._C._VariableFunctions.einsum("...->...", (x,))._base  # type: ignore[attr-defined]
 
 
 @contextmanager

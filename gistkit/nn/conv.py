@@ -32,11 +32,6 @@ class Prepared:
     uneven: tuple[int, int, int, int] | None
     stand_in: StandIn | None = None
 
-    def stand_in_for(self, x: torch.Tensor, weight: torch.Tensor) -> StandIn:
-        if self.stand_in is None:
-            self.stand_in = StandIn.of(x, weight, self.geometry)
-        return self.stand_in
-
 
 class _Conv2d(torch.autograd.Function):
     @staticmethod
@@ -49,7 +44,9 @@ class _Conv2d(torch.autograd.Function):
         else:
             y = torch.conv2d(x, weight, bias, *call.geometry)
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        stand_in = call.stand_in_for(x, weight) if needs_x else None
+        if needs_x and call.stand_in is None:
+            call.stand_in = StandIn.of(x, weight, call.geometry)
+        stand_in = call.stand_in if needs_x else None
         read = needs_weight or needs_bias or (stand_in is not None and stand_in.needs_input)
         hold(ctx, (keep(x) if read else None, stand_in, call.geometry, slices, hold_weight(ctx, weight)))
         return y
@@ -97,26 +94,6 @@ def _same_padding(weight: torch.Tensor, dilation: Pair) -> tuple[Pair, tuple[int
     return (total[0] // 2, total[1] // 2), uneven if any(uneven) else None
 
 
-def _geometry(stride: Any, padding: Any, dilation: Any, groups: Any) -> Geometry | None:
-    """The geometry as pairs; None for arguments that PyTorch shall judge."""
-    step, around, spread = (pair(v) for v in (stride, padding, dilation))
-    if step is None or around is None or spread is None or type(groups) is not int:
-        return None
-    return Geometry(step, around, spread, groups)
-
-
-def _resolved(weight: torch.Tensor, stride: Any, padding: Any, dilation: Any, groups: Any) -> Prepared | None:
-    """The call with padding in numbers, or None where PyTorch's own conv2d must take it."""
-    uneven = None
-    if isinstance(padding, str):
-        spread = pair(dilation)
-        if padding not in ("same", "valid") or spread is None or (padding == "same" and pair(stride) != (1, 1)):
-            return None
-        padding, uneven = _same_padding(weight, spread) if padding == "same" else ((0, 0), None)
-    geometry = _geometry(stride, padding, dilation, groups)
-    return None if geometry is None else Prepared(geometry, uneven)
-
-
 def takes(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether gistkit's node takes tensors of these geometries; for others PyTorch's own runs."""
     return x.dim() in (3, 4) and weight.dim() == 4 and x.numel() > 0 and is_dense(x)
@@ -126,7 +103,16 @@ def prepare(x: torch.Tensor, weight: torch.Tensor, options: tuple) -> Prepared |
     """How calls over such operands run, with ``options`` (stride, padding, dilation, groups); None where PyTorch's own
     conv2d must take them. It serves every call over operands of the same dtypes, shapes, strides and devices under the
     same settings and autocast."""
-    return _resolved(weight, *options) if takes(x, weight) else None
+    stride, padding, dilation, groups = options
+    step, spread, uneven = pair(stride), pair(dilation), None
+    if not takes(x, weight) or step is None or spread is None or type(groups) is not int:
+        return None
+    around = pair(padding)
+    if isinstance(padding, str) and padding == "valid":
+        around = (0, 0)
+    elif isinstance(padding, str) and padding == "same" and step == (1, 1):
+        around, uneven = _same_padding(weight, spread)
+    return None if around is None else Prepared(Geometry(step, around, spread, groups), uneven)
 
 
 def carry_out(

@@ -186,21 +186,3 @@ def take(ctx: Any) -> Any:
     if not is_retained():
         ctx.kept = None
     return kept.back() if isinstance(kept, Away) else kept
-
-
-__all__ = [
-    "Alias",
-    "Away",
-    "Coded",
-    "Keep",
-    "Kept",
-    "SingleUse",
-    "hold",
-    "hold_weight",
-    "is_retained",
-    "keep_coded",
-    "keep_dense",
-    "replace_saved",
-    "take",
-    "weight_of",
-]

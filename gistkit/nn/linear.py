@@ -106,9 +106,8 @@ def linear(
     """
     demand_slices("linear", weight_grad_slices)
     x = input
-    if not recorded(x, weight, bias) or not covered(x, weight, bias) or (keep is None and hooked()):
-        return F.linear(x, weight, bias)
-    if not takes(x, weight, bias):
+    ours = recorded(x, weight, bias) and covered(x, weight, bias) and not (keep is None and hooked())
+    if not ours or not takes(x, weight, bias):
         return F.linear(x, weight, bias)
     x, weight, bias = cast("linear", x.device.type, x, weight, bias)
     return _Linear.apply(x, weight.t(), bias, keep or keep_dense, weight_grad_slices)

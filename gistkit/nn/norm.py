@@ -33,8 +33,6 @@ from gistkit.nn.factors import Factors, Vector
 from gistkit.nn.keep import Keep, keep_dense, replace_saved
 
 Rebuild = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Vector, Vector], torch.Tensor]
-
-
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """By the number of dimensions."""
 
@@ -96,23 +94,13 @@ def _over_channels(vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def _fused(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> torch.Tensor:
-    """fma(x, alpha, beta): PyTorch's addcmul fuses on the CPU, as its batch norm's compiled loops do."""
-    return _multiply_add(x, *_factors(mean, invstd, weight, bias))
-
-
-def _factors(mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> Any:
-    """alpha and beta in fp32."""
+    """fma(x, alpha, beta) in fp32, rounded once: PyTorch's addcmul fuses on the CPU, as its batch norm's loops do."""
     alpha = invstd.float() if weight is None else weight.float() * invstd.float()
     constant = torch.zeros_like(alpha) if bias is None else bias.float()
     if mean.dtype == torch.float32:
         beta = torch.addcmul(constant, mean, alpha, value=-1)
     else:
         beta = constant - mean.float() * alpha
-    return alpha, beta
-
-
-def _multiply_add(x: torch.Tensor, alpha: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
-    """fma(x, alpha, beta) in fp32, rounded once."""
     alpha, beta = _over_channels(alpha, x), _over_channels(beta, x)
     if x.dtype == torch.float32:
         return torch.addcmul(beta, x, alpha)

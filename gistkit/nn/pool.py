@@ -116,15 +116,16 @@ def _applicable(x: torch.Tensor, windows: _Windows, ceil_mode: bool, zero_code: 
     return True
 
 
-def _pool(x: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool, relu: bool, zero: bool):
-    """The pool of x or of relu(x) by gistkit's operator, or None where it is PyTorch's."""
-    if not recorded(x) or not covered(x):
-        return None
-    windows = _windows(kernel_size, stride, padding, dilation)
-    bits = None if windows is None else _code_bits(windows, zero)
-    if windows is None or bits is None or not _applicable(x, windows, ceil_mode, zero, bits):
-        return None
-    return _MaxPool2d.apply(x, windows, bool(ceil_mode), relu, zero, bits)
+def _pool(x: Any, where: tuple, ceil_mode: bool, return_indices: bool, relu: bool, zero: bool) -> Any:
+    """The pool of x or of relu(x) by gistkit's operator, or else by PyTorch's; ``where``: its windows."""
+    if not return_indices and recorded(x) and covered(x):
+        windows = _windows(*where)
+        bits = None if windows is None else _code_bits(windows, zero)
+        if windows is not None and bits is not None and _applicable(x, windows, ceil_mode, zero, bits):
+            return _MaxPool2d.apply(x, windows, bool(ceil_mode), relu, zero, bits)
+    # a second ReLU changes no value of a ReLU's output, and zeroes the gradient as the codes would have
+    x = torch.relu(x) if zero else x
+    return F.max_pool2d(x, *where, ceil_mode, return_indices)  # type: ignore
 
 
 @renamed(zero_code="mask_in_pool=")
@@ -147,12 +148,7 @@ def max_pool2d(
     gradient flows from an output that is not positive, so that the ReLU needs no mask. Does not synchronise. Gist (ISCA
     2018) section III-A.
     """
-    y = None if return_indices else _pool(input, kernel_size, stride, padding, dilation, ceil_mode, False, mask_in_pool)
-    if y is not None:
-        return y
-    # a second ReLU changes no value of a ReLU's output, and zeroes the gradient as the codes would have
-    x = torch.relu(input) if mask_in_pool else input
-    return F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)  # type: ignore
+    return _pool(input, (kernel_size, stride, padding, dilation), ceil_mode, return_indices, False, mask_in_pool)
 
 
 def relu_max_pool2d(
@@ -169,8 +165,4 @@ def relu_max_pool2d(
 
     Arguments, limits and errors as :func:`max_pool2d`'s with ``mask_in_pool=True``.
     """
-    y = None if return_indices else _pool(input, kernel_size, stride, padding, dilation, ceil_mode, True, True)
-    if y is not None:
-        return y
-    x = torch.relu(input)
-    return F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)  # type: ignore
+    return _pool(input, (kernel_size, stride, padding, dilation), ceil_mode, return_indices, True, True)

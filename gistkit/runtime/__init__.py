@@ -9,21 +9,3 @@ from gistkit.runtime.program.match_plan import autocast_in_force, inputs_of
 from gistkit.runtime.program.stats import Row, StepStats
 from gistkit.runtime.saving_context import saving
 from gistkit.runtime.step.step import step
-
-__all__ = [
-    "Engine",
-    "LiveBytes",
-    "LiveEvent",
-    "Row",
-    "StepStats",
-    "autocast_in_force",
-    "available_bytes",
-    "compress",
-    "compressed_forward",
-    "denser",
-    "does_not_fit",
-    "inputs_of",
-    "restore",
-    "saving",
-    "step",
-]

@@ -120,6 +120,3 @@ def restore(model: Model) -> Model:
         )
     stand_in.detach()
     return model
-
-
-__all__ = ["CompressedForward", "compress", "compressed_forward", "restore"]

@@ -22,6 +22,3 @@ def announced(what: str, after_s: float = AFTER_S) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-__all__ = ["announced"]

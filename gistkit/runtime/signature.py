@@ -58,6 +58,3 @@ def _describe(leaf: Any, by_value: tuple) -> Any:
     if isinstance(leaf, torch.Tensor):
         return leaf.dtype, leaf.dim(), leaf.device, leaf.requires_grad
     return leaf if isinstance(leaf, (bool, type(None), *by_value)) else type(leaf)
-
-
-__all__ = ["signature", "state_kinds"]

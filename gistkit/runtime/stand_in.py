@@ -235,6 +235,3 @@ def compressed_forward(model: torch.nn.Module) -> CompressedForward | None:
     """The stand-in of a compressed model, or None."""
     found = vars(model).get(STAND_IN)
     return found if isinstance(found, CompressedForward) and found.in_force else None
-
-
-__all__ = ["CompressedForward", "compressed_forward", "name_of"]

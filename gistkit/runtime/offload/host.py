@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
 
 from gistkit.codecs import Encoded, Sparse, aligned, restored
 from gistkit.errors import GistError
@@ -103,13 +104,7 @@ class HostBody:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device now."""
         return self._parcel.nbytes
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes on the host now."""
-        return self._parcel.host_bytes
 
     @property
     def fresh(self) -> bool:
@@ -122,15 +117,12 @@ class HostBody:
         return Coded(self._form.over(payload, extra))
 
     def dense(self) -> torch.Tensor:
-        """The tensor, on the device."""
         return self._coded().dense()
 
     def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        """Elements start..stop in storage order, on the device."""
         return self._coded().dense_range(start, stop)
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        """ReLU's input gradient, the tensor being the ReLU's whole output."""
         return self._coded().relu_backward(grad)
 
 
@@ -175,12 +167,10 @@ class PartedBody:
 
     @torch.no_grad()
     def dense(self) -> torch.Tensor:
-        """The tensor, on the device."""
         return restored(self.dense_range(0, self._there.numel), self._there)
 
     @torch.no_grad()
     def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        """Elements start..stop in storage order, on the device."""
         out = torch.empty(stop - start, dtype=self._there.dtype, device=self._device)
         slot = self._codec.slot
         for first in range(start // slot, ceil_div(stop, slot), self._step):
@@ -191,13 +181,11 @@ class PartedBody:
         return out
 
     def dense_rows(self, start: int, stop: int) -> torch.Tensor:
-        """Rows start..stop of the tensor, no more than them where they lie one behind the other."""
         rows = rows_from(self.dense_range, self._there.shape, self._there.stride, start, stop)
         return self.dense()[start:stop] if rows is None else rows
 
     @torch.no_grad()
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        """ReLU's input gradient, the tensor being the ReLU's whole output."""
         grad, ours = aligned(grad, self._there)
         out = grad if ours else torch.empty_like(grad)
         slot, step = self._codec.slot, self._step
@@ -237,17 +225,7 @@ class AwayOnHost(Away):
     """What an op keeps for itself (a mask, a pool's map) on the host until its backward runs."""
 
     def __init__(self, kept: Any) -> None:
-        self._parcels: list[Parcel] = []
-        self._kept = _swapped(kept, torch.Tensor, self._send)
-
-    def _send(self, t: torch.Tensor) -> Parcel:
-        self._parcels.append(Parcel((t,)))
-        return self._parcels[-1]
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes on the host now."""
-        return sum(p.host_bytes for p in self._parcels)
+        self._kept = _swapped(kept, torch.Tensor, lambda t: Parcel((t,)))
 
     def back(self) -> Any:
         """The hold with its tensors on the device."""
@@ -256,16 +234,10 @@ class AwayOnHost(Away):
 
 def _swapped(kept: Any, kind: type, swap: Callable[[Any], Any]) -> Any:
     """A node's hold with everything of a kind in it replaced."""
-    if isinstance(kept, kind):
-        return swap(kept)
-    if isinstance(kept, Coded):
-        payload: Any = kept.encoded.payload
-        return Coded(kept.encoded.over(tuple(_swapped(part, kind, swap) for part in payload)))
-    if isinstance(kept, tuple) and hasattr(kept, "_fields"):
-        return type(kept)(*(_swapped(part, kind, swap) for part in kept))
-    if type(kept) in (tuple, list):
-        return type(kept)(_swapped(part, kind, swap) for part in kept)
-    return kept
 
+    def of(leaf: Any) -> Any:
+        if isinstance(leaf, Coded):
+            return Coded(leaf.encoded.over(_swapped(leaf.encoded.payload, kind, swap)))
+        return swap(leaf) if isinstance(leaf, kind) else leaf
 
-__all__ = ["AwayOnHost", "HostBody", "Parcel", "PartedBody", "arrived", "fetched", "sent", "sent_encoding"]
+    return tree_map(of, kept)

@@ -44,6 +44,3 @@ def available_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
         except (OSError, ValueError):  # no such group, or its limit is ``max``
             continue
     return max(0, free)
-
-
-__all__ = ["NOT_FITTING", "available_bytes", "does_not_fit"]

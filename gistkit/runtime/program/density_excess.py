@@ -1,15 +1,12 @@
 """Densities that a plan relies on, and what becomes of a storage with fewer zeros than planned.
 
-How many zeros an activation will have is not known when a plan is made, and a storage whose payload has come out larger
-has no smaller form of the same bits left: what it could have been rebuilt or run anew from is let go of or planned for
-something else by then. What a budget has no room for goes to the host, bit for bit, and comes back in parts for each
-use; so the device keeps the budget, the step takes longer, and the caller is told, with the storages and their bytes.
-On a CPU, which has no other memory to send it to, it stays, and the caller is told by how much the budget is exceeded.
+A payload that the budget has no room for goes to the host and comes back in parts for each use: the bits are the same,
+the step takes longer, and a BudgetWarning names the storages and their bytes. By then its recompute sources have been
+freed. A CPU has no other memory, so the payload stays, and the warning says by how much the budget is exceeded.
 
-What is more than planned is summed up over all storages of a forward, whether or not they are there at the same time.
-On the CPU non-zeros are counted before anything is packed. On CUDA the count comes later
-(:mod:`gistkit.runtime.sparse_sizes.exact`): until then the worst-case scratch is the payload, as planned, and it goes
-to the host as it is.
+The excess is summed over all storages of a forward, whether or not they live at the same time. On the CPU non-zeros are
+counted before packing. On CUDA the count comes later (:mod:`gistkit.runtime.sparse_sizes.exact`): until then the
+payload is the worst-case scratch, as planned, and it goes to the host as it is.
 """
 
 from __future__ import annotations
@@ -19,6 +16,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -111,11 +109,9 @@ class Room:
         x is encoded as ever. Waits for the device only for what goes to the host in any case."""
         if decision.storage not in self._shares or not x.numel():
             return None
-        to_host = decision.on_host
         if not packer.at_once(x):
-            return (
-                self._waited(codec, x, decision, packer) if to_host else PromisedBody(self, codec, x, decision, packer)
-            )
+            make = self._waited if decision.on_host else partial(PromisedBody, self)
+            return make(codec, x, decision, packer)
         found = self.denied(decision, codec, x.numel(), packer.count(x).wait())
         return None if found is None else self.away(found, codec, lambda: codec.begin(arrived(x)), x.device, decision)
 
@@ -131,9 +127,13 @@ class Room:
 
     def denied(self, decision: Decision, codec: Sparse, n: int, stored: int) -> Denser | None:
         """None where a payload of ``stored`` out of n elements fits, whose room is taken then; else what is to go."""
-        found = self._found(decision, n, stored)
+        s, share = decision.storage, stored / n
+        storage = self._graph.storages[s]
+        self._densities[s] = share
+        planned_bytes = _payload_bytes(decision.form, storage, self._shares[s])
+        real_bytes = decision.form.nbytes(n, item_bytes(storage.dtype), share)
+        found = Denser(s, self._shares[s], share, planned_bytes, real_bytes)
         # what packing takes for a moment, beyond what the plan counts of that
-        storage = self._graph.storages[decision.storage]
         dtype, planned = dtype_of(storage.dtype), round(found.planned * numel(storage))
         passing_bytes = codec.packing_bytes(stored, dtype) - codec.packing_bytes(planned, dtype)
         with self._lock:
@@ -168,14 +168,6 @@ class Room:
             if not decision.mask and decision.storage not in self._sources:
                 self._left_bytes += max(0, found.planned_bytes - body.use_bytes)
         return body
-
-    def _found(self, decision: Decision, n: int, stored: int) -> Denser:
-        s = decision.storage
-        storage, share = self._graph.storages[s], stored / n
-        self._densities[s] = share
-        planned_bytes = _payload_bytes(decision.form, storage, self._shares[s])
-        real_bytes = decision.form.nbytes(n, item_bytes(storage.dtype), share)
-        return Denser(s, self._shares[s], share, planned_bytes, real_bytes)
 
     def warn(self) -> bool:
         """Warn of what was moved to the host, and of what had to stay although the budget is exceeded by it; whether
@@ -241,7 +233,6 @@ class PromisedBody:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device now."""
         return self._form.nbytes
 
     @property
@@ -250,20 +241,13 @@ class PromisedBody:
         return self._form.density if isinstance(self._form, CodedBody) else None
 
     def dense(self) -> torch.Tensor:
-        """The tensor, on the device."""
         return self._with_values().dense()
 
     def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        """Elements start..stop in storage order, on the device."""
         return self._with_values().dense_range(start, stop)
 
     def dense_rows(self, start: int, stop: int) -> torch.Tensor:
-        """Rows start..stop of the tensor, on the device."""
         return self._with_values().dense_rows(start, stop)
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        """ReLU's input gradient, the tensor being the ReLU's whole output."""
         return self._form.relu_backward(grad)
-
-
-__all__ = ["Denser", "PromisedBody", "Room", "denser", "remember"]

@@ -69,6 +69,3 @@ def _least_bytes(form: Form, storage: SavedStorage) -> int:
         return 0
     narrow, _ = VALUE_FORMS[form.rounds_to]
     return numel(storage) * narrow.bits // 8
-
-
-__all__ = ["JOINT_BYTES", "JOINT_SHARE", "Headroom", "headrooms"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gistkit.capture import GEOMETRY, Bound, batch_size, capture
 from gistkit.errors import CaptureError, PlanError, PlanMismatchError
@@ -89,15 +89,14 @@ def check_rows(plan: Plan, args: tuple, kwargs: dict) -> int:
     raise PlanMismatchError(f"a forward of at most {most} rows{parts}", f"one of {rows} rows", remedy)
 
 
-def planned_rows(plan: Plan) -> int:
-    """The most rows of one forward, 0 where that is not known."""
-    return plan.planned_rows
+def _tensors(args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    """The tensors of a forward's arguments."""
+    return [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
 
 
 def _strided(args: tuple, kwargs: dict) -> list[torch.Tensor]:
-    """The tensors of a forward's arguments that lie in memory by strides."""
-    given = (leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor))
-    return [t for t in given if t.layout == torch.strided and not t.is_nested]
+    """Those of them that lie in memory by strides."""
+    return [t for t in _tensors(args, kwargs) if t.layout == torch.strided and not t.is_nested]
 
 
 def _like(t: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], mode: FakeTensorMode) -> torch.Tensor:
@@ -128,7 +127,7 @@ def _by_extent(model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple
 def check_mode(plan: Plan, training: bool) -> None:
     """Raise PlanMismatchError where a budget was planned for the other mode of the model."""
     if plan.budget_bytes is not None and training is not plans_training(plan):
-        planned, now = (_mode(mode) for mode in (not training, training))
+        planned, now = ("evaluation", "training") if training else ("training", "evaluation")
         remedy = f"call model.{'eval' if training else 'train'}(), plan in this mode, or leave gradients off"
         raise PlanMismatchError(f"a forward in {planned} mode", f"one in {now} mode with gradients on", remedy)
 
@@ -138,21 +137,16 @@ def plans_training(plan: Plan | None) -> bool:
     return plan is None or plan.contract.training
 
 
-def _mode(training: bool) -> str:
-    return "training" if training else "evaluation"
-
-
 def shapes(args: tuple, kwargs: dict) -> Shapes:
     """The shapes of the tensors of a forward's arguments."""
-    return tuple(tuple(leaf.shape) for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor))
+    return tuple(tuple(t.shape) for t in _tensors(args, kwargs))
 
 
 def inputs_of(args: tuple, kwargs: dict) -> tuple[StateTensor, ...]:
     """The tensors of a forward's arguments, as a contract has them."""
-    tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
     return tuple(
         StateTensor(f"input {i}", str(t.dtype).removeprefix("torch."), tuple(t.shape), t.requires_grad)
-        for i, t in enumerate(tensors)
+        for i, t in enumerate(_tensors(args, kwargs))
     )
 
 
@@ -198,8 +192,7 @@ def check_bytes(plan: Plan, graph: SavedGraph) -> None:
 def check_real(model: torch.nn.Module, args: tuple, kwargs: dict) -> None:
     """Raise PlanMismatchError for what is on the meta device: a plan can be made there, and not be run."""
     named = {f"the parameter or buffer {name!r}": t for name, t in (*model.named_parameters(), *model.named_buffers())}
-    given = (leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor))
-    named |= {f"input {i}": t for i, t in enumerate(given)}
+    named |= {f"input {i}": t for i, t in enumerate(_tensors(args, kwargs))}
     for name, t in named.items():
         if t.is_meta:
             remedy = "pass real ones"
@@ -245,9 +238,3 @@ def autocast_in_force() -> str:
     states = zip(AUTOCAST_DEVICES, autocast_now(), strict=True)
     found = [f"{str(dtype).removeprefix('torch.')} on {device}" for device, (enabled, dtype) in states if enabled]
     return f"autocast to {' and '.join(found)}" if found else "no autocast"
-
-
-__all__ = [
-    "Shapes", "autocast_in_force", "check_bytes", "check_call", "check_mode", "check_plan", "check_real", "check_rows",
-    "given_program", "inputs_of", "planned_rows", "plans_training", "shapes",
-]  # fmt: skip

@@ -119,6 +119,3 @@ class Earlier:
             BudgetWarning,
             stacklevel=3,
         )
-
-
-__all__ = ["Earlier"]

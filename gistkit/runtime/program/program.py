@@ -22,8 +22,7 @@ class Step:
     and for the one that its op makes for itself (``own``: a pool's map, a dropout's mask).
 
     ``feeds_recipe`` says that a rebuild starts from this batch norm, ``is_source`` that one starts from the call's
-    output. ``memo`` is what the call's op remembers of the
-    geometries that it has seen.
+    output. ``memo`` is what the call's op remembers of the geometries that it has seen.
     """
 
     index: int

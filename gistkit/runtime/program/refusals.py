@@ -38,6 +38,3 @@ def left(expected: str, got: str) -> PlanMismatchError:
 
 def _at(decision: Decision) -> str:
     return " on the host" if decision.on_host else ""
-
-
-__all__ = ["cannot_keep", "cannot_run", "left", "not_as_planned"]

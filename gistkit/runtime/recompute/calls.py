@@ -78,6 +78,3 @@ class Written:
     def made(self) -> set[int]:
         """Storages that are new with this call."""
         return {s for _, s, _ in self.makes} | set(self.packs.values()) | set(self.casts)
-
-
-__all__ = ["Geometry", "Operand", "ReplayError", "Written", "geometry"]

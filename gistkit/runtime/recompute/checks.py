@@ -39,9 +39,9 @@ class Checks:
         """A stand-in for x of which nobody knows. ``written``: x is overwritten while the forward runs."""
         kept = x.detach()
         if self._later():
-            body.expect(self._when_back(Digest(whole(kept)), key, body.storage))
+            body.check = self._when_back(Digest(whole(kept)), key, body.storage)
         else:
-            body.settle(whole(kept).clone() if written else whole(kept))
+            body.values = whole(kept).clone() if written else whole(kept)
             self.waiting.setdefault(segment, []).append((body, key))
 
     def _when_back(self, digest: Digest, key: tuple, storage: int) -> Callable[[torch.Tensor], None]:
@@ -66,7 +66,7 @@ class Checks:
             # what was saved may be a view: an instance norm saves its input with a channel for each of a batch's maps
             same[id(body)] = kept is not None and same_bits(flat(kept), flat(values))
             if same[id(body)]:
-                body.settle(None)
+                body.values = None
 
         try:
             run_anew(segment.calls, segment.holds, [body for body, _ in pending], hear)
@@ -77,10 +77,3 @@ class Checks:
             self._verified[key] = same.get(id(body), False)
             if not self._verified[key]:
                 self._refuse(body.storage, DIFFERS)
-
-    def clear(self) -> None:
-        """Let go of what is still to be compared."""
-        self.waiting.clear()
-
-
-__all__ = ["DIFFERS", "Checks"]

@@ -20,70 +20,46 @@ from gistkit.runtime.recompute.replay import run_anew
 
 class AgainBody:
     """A stash whose storage its segment's replay gives back; the values stay from then on until the last reader goes.
+    Readers share them, so none may overwrite them (``fresh``).
 
     ``time`` is twice the number of the call at which it was saved, plus one where that call had written it already.
     """
 
+    fresh = False
+
     def __init__(self, segment: Segment, storage: int, time: int, x: torch.Tensor) -> None:
         self._segment, self.storage, self.time, self.dtype = segment, storage, time, x.dtype
         self._like = geometry(x)
-        self._values: torch.Tensor | None = None
-        self._check: Callable[[torch.Tensor], None] | None = None
+        self.values: torch.Tensor | None = None
+        """What it holds now."""
+        self.check: Callable[[torch.Tensor], None] | None = None
+        """Looks at the values when they come back; raises where they are wrong."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it holds now: none before the replay."""
-        return 0 if self._values is None else self._values.untyped_storage().nbytes()
-
-    @property
-    def fresh(self) -> bool:
-        """Whether :meth:`dense` gives memory that its caller may overwrite: other readers share it."""
-        return False
-
-    @property
-    def values(self) -> torch.Tensor | None:
-        """What it holds now."""
-        return self._values
-
-    def expect(self, check: Callable[[torch.Tensor], None]) -> None:
-        """Have ``check``, which raises where they are wrong, look at the values when they come back."""
-        self._check = check
-
-    def settle(self, values: torch.Tensor | None) -> None:
-        """Hold these values, or none."""
-        self._values = values
-
-    def checked(self, values: torch.Tensor) -> torch.Tensor:
-        """The values that a replay gave, which are right."""
-        if self._check is not None:
-            self._check(values)
-        return values
+        return 0 if self.values is None else self.values.untyped_storage().nbytes()
 
     def dense(self) -> torch.Tensor:
         """The whole storage; replays the segment where that has not happened."""
-        if self._values is not None:
-            return self._values
-        if not self._segment.complete:
-            return self._segment.now(self)
-        self._segment.replay()
-        if self._values is None:
+        if self.values is None and not self._segment.complete:
+            return self._segment.run([self])[0][1]
+        if self.values is None:
+            self._segment.replay()
+        if self.values is None:
             raise ReplayError(f"storage {self.storage} did not come back when its segment ran anew")
-        return self._values
+        return self.values
 
     def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        """Elements start..stop in storage order."""
         return flat(self.dense())[start:stop]
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        """ReLU's input gradient, the ReLU's output being the tensor that was saved."""
         return torch.ops.aten.threshold_backward(grad, self.dense().as_strided(*self._like), 0)
 
 
 class Segment:
     """One segment of one forward: its calls, its holds, and who wants what of it."""
 
-    def __init__(self, index: int) -> None:
-        self.index = index
+    def __init__(self) -> None:
         self.calls: list[Written] = []
         self.holds: list[Kept] = []
         self.complete = False
@@ -97,26 +73,23 @@ class Segment:
         self._bodies.append(weakref.ref(body))
         return body
 
-    def living(self) -> list[AgainBody]:
-        """The stand-ins that somebody still holds."""
-        return [b for b in (ref() for ref in self._bodies) if b is not None]
+    def run(self, wanted: list[AgainBody]) -> list[tuple[AgainBody, torch.Tensor]]:
+        """Those of the stand-ins that came back, with their values, which they do not keep."""
+        given: list[tuple[AgainBody, torch.Tensor]] = []
 
-    def now(self, body: AgainBody) -> torch.Tensor:
-        """The values of one stand-in while the forward still runs; it does not keep them."""
-        given: list[torch.Tensor] = []
+        def hear(body: AgainBody, values: torch.Tensor) -> None:
+            if body.check is not None:
+                body.check(values)
+            given.append((body, values))
+
         with self._lock:
-            run_anew(self.calls, self.holds, [body], lambda b, values: given.append(b.checked(values)))
-        return given[0]
+            run_anew(self.calls, self.holds, wanted, hear)
+        return given
 
     def replay(self) -> None:
-        """Give every living stand-in its values, then let go of calls and holds."""
+        """Give every stand-in that somebody still holds its values, then let go of calls and holds."""
         with self._lock:
-            wanted = [b for b in self.living() if b.values is None]
-            given: list[tuple[AgainBody, torch.Tensor]] = []
-            run_anew(self.calls, self.holds, wanted, lambda b, values: given.append((b, b.checked(values))))
-            for body, values in given:
-                body.settle(values)
+            wanted = [b for b in (ref() for ref in self._bodies) if b is not None and b.values is None]
+            for body, values in self.run(wanted):
+                body.values = values
             self.calls, self.holds, self._bodies = [], [], []
-
-
-__all__ = ["AgainBody", "Segment"]

@@ -6,7 +6,7 @@ is told by its storage and geometry, so views need no replay. What nobody wants 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -123,15 +123,14 @@ class _Replay:
     def _argument(self, leaf: Any) -> Any:
         if isinstance(leaf, DrawnFrom):
             return leaf.generator()
-        return self._tensor(leaf) if isinstance(leaf, Operand) else leaf
-
-    def _tensor(self, operand: Operand) -> torch.Tensor:
-        key = _key(operand)
+        if not isinstance(leaf, Operand):
+            return leaf
+        key = _key(leaf)
         if key not in self._there:
-            if operand.hold < 0:
-                raise ReplayError(f"storage {operand.storage} was not there when its segment ran anew")
-            self._there[key] = self._holds[operand.hold].dense()
-        return _over(self._there[key], operand.where, operand.dtype) if operand.hold < 0 else self._there[key]
+            if leaf.hold < 0:
+                raise ReplayError(f"storage {leaf.storage} was not there when its segment ran anew")
+            self._there[key] = self._holds[leaf.hold].dense()
+        return _over(self._there[key], leaf.where, leaf.dtype) if leaf.hold < 0 else self._there[key]
 
 
 def _key(operand: Operand) -> tuple[str, int]:
@@ -151,11 +150,6 @@ def _call(call: Written, leaves: list[Any]) -> Any:
     return call.func(*args, **kwargs)
 
 
-def _operands(leaves: list[Any], call: Written) -> Iterator[tuple[torch.Tensor, Operand]]:
-    pairs = zip(leaves, call.leaves, strict=True)
-    return ((leaf, known) for leaf, known in pairs if isinstance(known, Operand))
-
-
 def _never(_: None) -> torch.Tensor:
     raise ReplayError("the graph of a call that ran anew has no backward")
 
@@ -172,10 +166,8 @@ def _with_packs(call: Written, leaves: list[Any]) -> tuple[Any, dict[int, torch.
             packed[count] = t.detach()
         count += 1
 
-    own = {id(k): leaf.detach().requires_grad_(k.requires_grad) for leaf, k in _operands(leaves, call)}
-    live = [own.get(id(known), leaf) for leaf, known in zip(leaves, call.leaves, strict=True)]
+    pairs = list(zip(leaves, call.leaves, strict=True))
+    own = {id(k): t.detach().requires_grad_(k.requires_grad) for t, k in pairs if isinstance(k, Operand)}
+    live = [own.get(id(known), leaf) for leaf, known in pairs]
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, _never):
         return _call(call, live), packed
-
-
-__all__ = ["Give", "Wanted", "run_anew"]

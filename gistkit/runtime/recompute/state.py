@@ -62,15 +62,3 @@ def random_states_back(states: list[RandomState]) -> Iterator[None]:
         yield
     finally:
         set_random(now)
-
-
-__all__ = [
-    "AutocastState",
-    "DrawnFrom",
-    "RandomState",
-    "autocast",
-    "autocast_now",
-    "random_state",
-    "random_states_back",
-    "set_random",
-]

@@ -54,7 +54,7 @@ class Tape:
 
     def __init__(self, plan: RecomputePlan, hold: Hold, checks: Checks) -> None:
         self._plan, self._hold, self._checks = plan, hold, checks
-        self._segments = [Segment(s.index) for s in plan.segments]
+        self._segments = [Segment() for _ in plan.segments]
         self._at = 0
         self._now = _Open(-1, "")
         self._unwritten = _Open(-1, "")
@@ -71,7 +71,8 @@ class Tape:
         if self._checks.waiting:
             self._compare(number)
         if number not in self._plan.watched:
-            self._open_unwritten(number)
+            self._now = now = self._unwritten
+            now.number, now.over, now.saves = number, False, 0
             return
         self._now = now = _Open(number, op)
         call = self._plan.graph.calls[number]
@@ -97,10 +98,6 @@ class Tape:
             segment.calls.append(written)
         now.written.clear()
         now.over = True
-
-    def _open_unwritten(self, number: int) -> None:
-        self._now = now = self._unwritten
-        now.number, now.over, now.saves = number, False, 0
 
     def meant(self, found: Iterable[Decision | None]) -> tuple[Decision, ...]:
         """Those of the decisions whose storages are saved by the running call or, between calls, by a custom Function:
@@ -151,7 +148,7 @@ class Tape:
     def clear(self) -> None:
         """Let go of everything; stand-ins keep what they hold."""
         self._segments.clear()
-        self._checks.clear()
+        self._checks.waiting.clear()
         self._live.clear()
         self._now = _Open(-1, "")
 
@@ -269,6 +266,3 @@ def _running_statistics(call: Any, func: Callable, args: tuple, kwargs: dict) ->
     if bound is None or not bound.training:
         return set()
     return {id(t) for t in (bound.running_mean, bound.running_var) if t is not None}
-
-
-__all__ = ["Tape"]

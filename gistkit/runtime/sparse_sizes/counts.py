@@ -6,23 +6,9 @@ an event is recorded behind the copy; whoever wants the number asks whether the 
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
 PINNED_SLOTS = 64
-
-
-class Ticket(Protocol):
-    """One count on its way to the host."""
-
-    def ready(self) -> int | None:
-        """The count, or None while it has not arrived. Does not wait."""
-        ...
-
-    def wait(self) -> int:
-        """The count, after waiting for it."""
-        ...
 
 
 class Known:
@@ -38,14 +24,6 @@ class Known:
         return self._value
 
 
-class CountTransport(Protocol):
-    """A way for counts from the device to the host."""
-
-    def send(self, total: torch.Tensor) -> Ticket:
-        """Start the transfer of a 0-d int64 tensor behind the work that the current stream holds. Does not wait."""
-        ...
-
-
 class PinnedCounts:
     """Counts of one CUDA stream through pinned int64 slots, with an event each.
 
@@ -56,36 +34,38 @@ class PinnedCounts:
     def __init__(self) -> None:
         self._free: list[tuple[torch.Tensor, torch.cuda.Event]] = []
 
-    def send(self, total: torch.Tensor) -> Ticket:
+    def send(self, total: torch.Tensor) -> PinnedTicket:
+        """Start the transfer of a 0-d int64 tensor behind the work that the current stream holds. Does not wait."""
         if not self._free:
             slots = torch.empty(PINNED_SLOTS, dtype=torch.int64, pin_memory=True)
             self._free.extend((slot, torch.cuda.Event()) for slot in slots.unbind())
         slot, event = self._free.pop()
         slot.copy_(total, non_blocking=True)
         event.record(torch.cuda.current_stream(total.device))
-        return _PinnedTicket(self._free, slot, event, total)
+        return PinnedTicket(self._free, slot, event, total)
 
 
-class _PinnedTicket:
-    def __init__(
-        self,
-        free: list[tuple[torch.Tensor, torch.cuda.Event]],
-        slot: torch.Tensor,
-        event: torch.cuda.Event,
-        total: torch.Tensor,
-    ) -> None:
+class PinnedTicket:
+    """One count on its way to the host."""
+
+    def __init__(self, free: list, slot: torch.Tensor, event: torch.cuda.Event, total: torch.Tensor) -> None:
         self._free, self._slot, self._event = free, slot, event
         self._source = total  # alive until the copy is done
 
     def ready(self) -> int | None:
+        """The count, or None while it has not arrived. Does not wait."""
         return int(self._slot) if self._event.query() else None
 
     def wait(self) -> int:
+        """The count, after waiting for it."""
         self._event.synchronize()
         return int(self._slot)
 
     def __del__(self) -> None:
         self._free.append((self._slot, self._event))
+
+
+Ticket = PinnedTicket | Known
 
 
 def stream_of(x: torch.Tensor) -> torch.cuda.Stream | None:
@@ -96,6 +76,3 @@ def stream_of(x: torch.Tensor) -> torch.cuda.Stream | None:
 def is_current(stream: torch.cuda.Stream | None) -> bool:
     """Whether work is enqueued on that stream now."""
     return stream is None or torch.cuda.current_stream(stream.device) == stream
-
-
-__all__ = ["CountTransport", "Known", "PinnedCounts", "Ticket", "is_current", "stream_of"]

@@ -5,9 +5,8 @@ that number would drain the device. There are two ways past it, both on the stre
 
 *Within a forecast*, wherever the share of non-zeros is known from an earlier step: the scratch is packed at once into
 arrays of the forecast size, what does not fit into a spill (:mod:`gistkit.runtime.sparse_sizes.spill`), and let go of
-before
-anything else runs. The count travels behind it, and is asked about whenever something is encoded: it gives the spill
-back, and the next step its forecast. Nobody waits, and one scratch lives at a time however far the host is ahead.
+before anything else runs. The count travels behind it, and is asked about whenever something is encoded: it gives the
+spill back, and the next step its forecast. Nobody waits, and one scratch lives at a time however far the host is ahead.
 
 *Delayed*, where nothing is known (a first step), a format's packed size depends on the count (fp10, scaled formats), or
 the host has no memory for a spill: the count is copied to pinned memory behind the encode, and a later call that finds
@@ -33,7 +32,7 @@ import torch
 
 from gistkit.codecs import Codec, Encoded, Sparse, codec
 from gistkit.kernels import bits_of, flat
-from gistkit.runtime.sparse_sizes.counts import CountTransport, Known, PinnedCounts, Ticket, is_current, stream_of
+from gistkit.runtime.sparse_sizes.counts import Known, PinnedCounts, Ticket, is_current, stream_of
 from gistkit.runtime.sparse_sizes.forecast import Forecast
 from gistkit.runtime.sparse_sizes.pending import Settle, Waiting, Within
 from gistkit.runtime.sparse_sizes.spill import NO_MEMORY, Spill
@@ -63,14 +62,14 @@ class ExactPacker:
         self,
         lag: int = 2,
         bounded: bool = False,
-        transport: Callable[[], CountTransport] | None = None,
+        transport: Callable[[], PinnedCounts] | None = None,
         spill: Spill | None = None,
     ) -> None:
         if lag < 1:
             raise ValueError(f"ExactPacker: lag must be at least 1 encoding, got {lag}; 2 is the default")
         self._lag, self._bounded = lag, bounded
         self._transport, self._spill = transport, spill
-        self._transports: dict[torch.cuda.Stream | None, CountTransport] = {}
+        self._transports: dict[torch.cuda.Stream | None, PinnedCounts] = {}
         self._waiting: list[Waiting] = []
         self._within: deque[Within] = deque()
         self._lock = threading.Lock()
@@ -89,19 +88,12 @@ class ExactPacker:
 
     def fit(self, form: Codec, x: torch.Tensor, forecast: Forecast | None) -> Fit:
         """How x is encoded by a codec. The first question about a device waits for it (:meth:`Spill.unusable`)."""
-        if forecast is None or not isinstance(form, Sparse) or self.at_once(x) or not x.numel():
+        if forecast is None or not isinstance(form, Sparse) or self.at_once(x) or not x.numel() or self._spill is None:
             return Fit(0, PLANNED)
-        why = self._why_not(form, x)
+        why = self._spill.unusable(form, x) if form.packs_within else BY_COUNT.format(form.name)
         if why or forecast.share is None:
             return Fit(0, why or FIRST)
         return Fit(forecast.capacity(form, x.numel()), "")
-
-    def _why_not(self, chosen: Sparse, x: torch.Tensor) -> str:
-        if self._spill is None:
-            return PLANNED
-        if not chosen.packs_within:
-            return BY_COUNT.format(chosen.name)
-        return self._spill.unusable(chosen, x)
 
     def encode(
         self,
@@ -208,7 +200,7 @@ class ExactPacker:
                     if encoded is not None:
                         encoded.nonzeros = total
 
-    def _way(self, stream: torch.cuda.Stream | None) -> CountTransport:
+    def _way(self, stream: torch.cuda.Stream | None) -> PinnedCounts:
         if stream not in self._transports:
             self._transports[stream] = (self._transport or PinnedCounts)()
         return self._transports[stream]
@@ -236,9 +228,18 @@ class ExactPacker:
         for item in self._waiting:
             encoded = item.encoded()
             if encoded is None:
-                self._let_go(item, left)
+                # nobody wants it any more, but its count may still be of use
+                late = None if item.forecast is None else item.ticket.ready()
+                if late is not None:
+                    item.tell(late)
+                elif item.forecast is not None:
+                    left.append(item)
                 continue
-            total = self._total(item, wait) if is_due(item) and is_current(item.stream) else None
+            due = is_due(item) and is_current(item.stream)
+            total = item.ticket.ready() if due else None
+            if total is None and due and wait:
+                self.waits[item.why] += 1
+                total = item.ticket.wait()
             if total is None:
                 left.append(item)
             else:
@@ -247,19 +248,3 @@ class ExactPacker:
                 settled += 1
         self._waiting = left
         return settled
-
-    def _total(self, item: Waiting, wait: bool) -> int | None:
-        total = item.ticket.ready()
-        if total is None and wait:
-            self.waits[item.why] += 1
-            return item.ticket.wait()
-        return total
-
-    @staticmethod
-    def _let_go(item: Waiting, left: list[Waiting]) -> None:
-        """An encoding that nobody wants any more, whose count may still be of use."""
-        total = None if item.forecast is None else item.ticket.ready()
-        if total is not None:
-            item.tell(total)
-        elif item.forecast is not None:
-            left.append(item)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from gistkit.codecs import Sparse
 
@@ -23,18 +23,12 @@ MARGIN = 0.02
 SHOWN = 3
 
 
-class Heard(Protocol):
-    """What is told of an encoding when its count has reached the host."""
-
-    def __call__(self, share: float, spilled_bytes: int) -> None: ...
-
-
 class Forecast(NamedTuple):
-    """What is expected of one storage (``share``: of elements that are not zero; None: nothing is known), and whom to
-    tell what it was."""
+    """What is expected of one storage (``share``: of elements that are not zero; None: nothing is known).
+    ``heard(share, spilled bytes)`` is called when the count has reached the host."""
 
     share: float | None
-    heard: Heard
+    heard: Callable[[float, int], None]
 
     def capacity(self, codec: Sparse, n: int) -> int:
         """Items that a codec's arrays for n elements are given. Needs a share."""
@@ -85,6 +79,3 @@ def spilled_note(spilled: dict[int, Spilled], step: int) -> str:
         f"denser than the steps before: {worst}{more}; what was beyond the forecast is in the host's memory until it "
         "is used, which is slower, not wrong"
     )
-
-
-__all__ = ["MARGIN", "Forecast", "Forecasts", "Spilled", "spilled_note"]

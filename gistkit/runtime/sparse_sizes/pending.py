@@ -63,6 +63,3 @@ class Within(NamedTuple):
 
     def _bytes(self, items: int) -> int:
         return self.codec.within_bytes(self.elements, self.dtype, items)
-
-
-__all__ = ["Settle", "Waiting", "Within"]

@@ -25,9 +25,7 @@ import weakref
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from itertools import count
-from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -88,15 +86,6 @@ class _Chunk:
         self._free = joined
 
 
-class _Lent(NamedTuple):
-    """A run that somebody has, and the weak reference to his tensor, whose end is told."""
-
-    chunk: _Chunk
-    start: int
-    stop: int
-    tensor: weakref.ref[torch.Tensor]
-
-
 class Spill:
     """Host memory for one engine's encodings; safe to use from several threads.
 
@@ -111,7 +100,7 @@ class Spill:
     ) -> None:
         self._make, self._limit = make, limit
         self._chunks: dict[torch.cuda.Stream | None, list[_Chunk]] = {}
-        self._lent: dict[int, _Lent] = {}
+        self._lent: dict[int, tuple[_Chunk, int, int, weakref.ref[torch.Tensor]]] = {}
         self._ended: deque[int] = deque()
         self._numbers = count()
         self._lock = threading.Lock()
@@ -171,16 +160,16 @@ class Spill:
         return f"what {x.device} writes to the host's memory does not come back" if lost else ""
 
     def _lend(self, chunk: _Chunk, start: int, stop: int) -> torch.Tensor:
-        memory, number = chunk.memory[start:stop], next(self._numbers)
-        # told by number, so that no cycle keeps the memory beyond this object's own life
-        self._lent[number] = _Lent(chunk, start, stop, weakref.ref(memory, partial(_ends, self._ended, number)))
+        memory, number, ended = chunk.memory[start:stop], next(self._numbers), self._ended
+        # by number and without self, so that no cycle keeps the memory beyond this object's own life
+        self._lent[number] = (chunk, start, stop, weakref.ref(memory, lambda _: ended.append(number)))
         return memory
 
     def _collect(self) -> None:
         """Take in the spans that have ended."""
         while self._ended:
-            lent = self._lent.pop(self._ended.popleft())
-            lent.chunk.give(lent.start, lent.stop)
+            chunk, start, stop, _ = self._lent.pop(self._ended.popleft())
+            chunk.give(start, stop)
 
     def _grow(self, nbytes: int, device: torch.device) -> _Chunk | None:
         """One more chunk: as much again as is held, so that there are few, or as much as is needed."""
@@ -198,12 +187,5 @@ class Spill:
         return None
 
 
-def _ends(ended: deque[int], number: int, _: Any) -> None:
-    ended.append(number)
-
-
 def _power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
-
-
-__all__ = ["NO_MEMORY", "Spill", "most_bytes", "pinned"]

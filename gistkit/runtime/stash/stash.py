@@ -51,18 +51,25 @@ def rows_of(kept: Kept, start: int, stop: int) -> torch.Tensor:
 
 
 class Body(Protocol):
-    """What a stash holds in place of its storage."""
+    """What a stash holds in place of its storage. Some have ``dense_rows(start, stop)`` too, which decodes no more
+    than these rows of the first dimension, and ``density``, the share of elements stored (None: not known)."""
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes on the device now."""
+        ...
 
-    def dense(self) -> torch.Tensor: ...
+    def dense(self) -> torch.Tensor:
+        """The whole storage."""
+        ...
 
     def dense_range(self, start: int, stop: int) -> torch.Tensor:
         """Elements start..stop in storage order."""
         ...
 
-    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor: ...
+    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
+        """ReLU's input gradient, the storage being that of the ReLU's whole output."""
+        ...
 
 
 class CodedBody(Coded):
@@ -74,7 +81,6 @@ class CodedBody(Coded):
 
     @property
     def density(self) -> float | None:
-        """The share of elements that a sparse codec stores; None where it is not known."""
         stored, n = self.encoded.nonzeros, self.encoded.numel
         return None if stored is None or not n else stored / n
 
@@ -94,7 +100,6 @@ class RebuiltBody:
         return values if values.stride() == self._stride else aligned(values, self._stride)
 
     def dense_rows(self, start: int, stop: int) -> torch.Tensor:
-        """Rows start..stop: a recipe that reads this one row by row makes no more of it than them."""
         return self.dense((start, stop))
 
     def dense_range(self, start: int, stop: int) -> torch.Tensor:
@@ -130,12 +135,10 @@ class SharedValues:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held between forward and backward."""
         return self._body.nbytes
 
     @property
     def density(self) -> float | None:
-        """The share of elements that a sparse codec stores; None where it is not known."""
         return getattr(self._body, "density", None)
 
     def dense(self) -> torch.Tensor:
@@ -158,16 +161,13 @@ class SharedValues:
         return (self._body.dense(), True) if values is None else (values, False)
 
     def dense_rows(self, start: int, stop: int) -> torch.Tensor:
-        """Rows start..stop."""
         values = self._values
         return rows_of(self._body, start, stop) if values is None else values[start:stop]
 
     def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        """Elements start..stop in storage order."""
         return self._body.dense_range(start, stop)
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        """ReLU's input gradient."""
         return self._body.relu_backward(grad)
 
 
@@ -192,11 +192,6 @@ class Stash:
     """The backward node of the tensor that was stashed, which readers of that very tensor have as ``grad_fn``; None
     after the forward, as that node holds the stash."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the stash really holds."""
-        return self.body.nbytes
-
 
 class Reader:
     """One node's view of a stash: the geometry of the tensor that it saved."""
@@ -220,7 +215,6 @@ class Reader:
         return self.dense()[start:stop] if rows is None else rows
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        """ReLU's input gradient; the stash is that of the ReLU's whole output."""
         return self.stash.body.relu_backward(grad)
 
 

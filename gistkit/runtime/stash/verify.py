@@ -117,6 +117,3 @@ class Trial:
         self._exact.update(range(*(rows or (0, self._digest.rows))))
         if len(self._exact) == self._digest.rows:
             self._found(self._at)
-
-
-__all__ = ["Digest", "Trial", "blocks", "same_bits"]

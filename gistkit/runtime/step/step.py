@@ -27,7 +27,7 @@ from gistkit.ir import Plan
 from gistkit.planning.cost import CUDA_LIBRARIES_BYTES
 from gistkit.planning.simulate import check_per_sub_batch_norm
 from gistkit.runtime.attach import compressed_forward
-from gistkit.runtime.program.match_plan import given_program, planned_rows
+from gistkit.runtime.program.match_plan import given_program
 from gistkit.runtime.recompute.state import AUTOCAST_DEVICES
 from gistkit.runtime.signature import signature
 from gistkit.runtime.step.compared_losses import ComparedLoss
@@ -207,7 +207,7 @@ def _parts(model: torch.nn.Module, batch: int, sub_batches: int | None) -> int:
     planned = plan.contract.batch
     if not planned or planned == batch:
         return max(1, min(plan.sub_batches, batch))
-    return max(1, -(-batch // planned_rows(plan)))
+    return max(1, -(-batch // plan.planned_rows))
 
 
 def _plan_of(model: torch.nn.Module) -> Plan | None:
