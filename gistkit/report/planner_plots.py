@@ -112,6 +112,3 @@ def _decorate(axes: Any, backward_task: int, tasks: int, top: float, unit: str) 
 def _size(nbytes: int) -> str:
     unit = _unit(nbytes)
     return f"{nbytes / UNITS[unit]:.{2 if unit == 'GiB' else 1}f} {unit}"
-
-
-__all__ = ["plot_plan", "plot_profile"]

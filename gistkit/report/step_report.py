@@ -156,6 +156,3 @@ def _budget(model: torch.nn.Module, plan: Plan, densities: Mapping[int, float], 
         dict(engine.moved),
         f"{plan.hardware} (rates: {plan.prediction.rates})" if plan.prediction.rates else plan.hardware,
     )
-
-
-__all__ = ["BudgetReport", "Report", "report"]

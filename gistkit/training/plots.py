@@ -72,6 +72,3 @@ def _decorate(axes: Any, result: TrainResult, top: float) -> None:
     axes.set_title(f"{what}; without parameters, gradients, batch")
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-__all__ = ["plot_memory", "step_curve"]
