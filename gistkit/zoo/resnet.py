@@ -110,7 +110,7 @@ class _ResNet(nn.Module):
 class CifarResNet(nn.Module):
     """He et al. (2016), section 4.2: three stages of so many blocks, option A."""
 
-    def __init__(self, block: Block, depths: tuple[int, int, int], num_classes: int) -> None:
+    def __init__(self, block: Block, depths: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
         wide = block.expansion
         self.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
