@@ -7,22 +7,3 @@ from gistkit.kernels.pool.geometry import forward_geometry
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 from gistkit.kernels.sparse.arguments import STRIDES, bits_of, value_dtype
 from gistkit.kernels.sparse.spill import check_addressable, check_capacity, spill_bytes
-
-__all__ = [
-    "FORMS",
-    "STRIDES",
-    "Masks",
-    "bits_of",
-    "check_addressable",
-    "check_capacity",
-    "flat",
-    "forward_geometry",
-    "is_channels_last",
-    "is_dense",
-    "like",
-    "nibbles_pack",
-    "nibbles_unpack",
-    "relu_keeps_negative_zero",
-    "spill_bytes",
-    "value_dtype",
-]
