@@ -124,6 +124,3 @@ def _check_call(caller: str, model: torch.nn.Module, args: tuple, kwargs: dict, 
             f"{caller}: {what} must be what {type(model).__name__}.forward takes, got {len(args) + len(kwargs)} "
             f"argument(s) for it ({error}); {remedy}; budget and loss_fn go by name"
         ) from None
-
-
-__all__ = ["may_be_cut", "step_on", "with_least_rows"]

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from gistkit.api.planning import accepts, plan_graph
+from gistkit.api.planning import plan_graph
 from gistkit.errors import BudgetError, PlanError
 from gistkit.ir import Decision, Plan, SavedGraph
+from gistkit.planning import accepts
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import held, kept_bytes
 from gistkit.planning.policies import POLICIES
@@ -150,6 +151,3 @@ def least_table(least: Mapping[str, int], lossy: str, plain_bytes: int) -> Table
         moves = f"lossy ({lossy})" if name == "lossy" else name
         shown.add_row(moves, mib(nbytes), f"{nbytes / max(1, plain_bytes):.1%}")
     return shown
-
-
-__all__ = ["Row", "compare", "decisions_table", "form_of", "least_table", "policies_table"]

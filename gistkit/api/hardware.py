@@ -17,9 +17,6 @@ from gistkit.planning.cost import CUDA_LIBRARIES_BYTES, PRESETS, Hardware, prese
 from gistkit.planning.cost import hardware as find_hardware
 from gistkit.profiling import calibrated, kept_calibration
 
-EXAMPLE = "h200"
-"""The preset that errors name for an example."""
-
 
 def hardware_of(
     caller: str, model: torch.nn.Module, batch: tuple, which: Hardware | str | Path | None = None
@@ -40,7 +37,7 @@ def hardware_of(
         return card_at_hand(device)
     raise ValueError(
         f"{caller}: hardware must be given for a model on device {str(device)!r}, which says nothing of the machine it "
-        f"will train on; pass hardware={EXAMPLE!r}, another of {', '.join(PRESETS)}, or a file of `gistkit calibrate`"
+        f"will train on; pass hardware='h200', another of {', '.join(PRESETS)}, or a file of `gistkit calibrate`"
     )
 
 

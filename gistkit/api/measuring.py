@@ -145,16 +145,3 @@ def _measured(
     if loss_fn is None:
         return step_times(graph, hardware, model, Work(batch, {}))
     return step_times(graph, hardware, model, Work(*spread(batch[0]), batch[1:], loss_fn))
-
-
-__all__ = [
-    "Measure",
-    "check_measure",
-    "check_present",
-    "check_real",
-    "costs_of",
-    "measure",
-    "read_times",
-    "times_for",
-    "with_times",
-]

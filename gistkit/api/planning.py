@@ -18,18 +18,7 @@ from gistkit.api.measuring import Measure, check_measure, costs_of, times_for, w
 from gistkit.capture import spread
 from gistkit.errors import BudgetError, CaptureError, renamed
 from gistkit.ir import Plan, SavedGraph, uncollected
-from gistkit.planning import (
-    EXAMPLE_FORMAT,
-    accepts,
-    beneath,
-    check_words,
-    contract_of,
-    least_bytes,
-    refused,
-    remedy,
-    seeds,
-    unfit,
-)
+from gistkit.planning import beneath, check_words, contract_of, refused, unfit
 from gistkit.planning import made as by_name
 from gistkit.planning.cost import CostTable, Hardware, check_budget, parse_budget, parse_bytes
 from gistkit.planning.policies import POLICIES
@@ -199,9 +188,3 @@ def densities(plan: Plan, costs: CostTable) -> dict[int, float]:
     """The densities that a plan's sparse payloads were counted with, by storage."""
     coded = (d.storage for d in plan.decisions if d.form.sparse)
     return {s: costs.densities[s] for s in coded if s in costs.densities}
-
-
-__all__ = [
-    "EXAMPLE_FORMAT", "accepts", "check_words", "densities", "least_bytes", "plan", "plan_graph",
-    "remedy", "seeds",
-]  # fmt: skip

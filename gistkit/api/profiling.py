@@ -172,16 +172,3 @@ def _layers(graph: SavedGraph, costs: CostTable, start_s: tuple[float, ...]) -> 
             )
         )
     return tuple(found)
-
-
-__all__ = [
-    "CLASSES",
-    "STASHES",
-    "LayerProfile",
-    "Profile",
-    "TaskProfile",
-    "class_of",
-    "profile",
-    "profile_graph",
-    "stashed_bytes",
-]

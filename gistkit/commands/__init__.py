@@ -2,5 +2,3 @@
 exit status and raises :class:`gistkit.commands.wrong.InputError` for wrong input."""
 
 from gistkit.commands.wrong import Parser, status_of
-
-__all__ = ["Parser", "status_of"]

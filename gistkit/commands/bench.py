@@ -12,13 +12,11 @@ from typing import Any
 
 import torch
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from gistkit.benchmark import DTYPES, Case, Job, codec_cases, environment, jobs, rows
-from gistkit.commands.wrong import HelpFormatter, InputError, claim, write
+from gistkit.commands.wrong import HelpFormatter, InputError, claim, progress_bars, write
 from gistkit.profiling import checked_device
 from gistkit.report import console, milliseconds
 
@@ -114,8 +112,7 @@ def _cases(names: list[str] | None) -> list[Case]:
 
 
 def _with_progress(todo: list[Job], device: str, quick: bool) -> Iterator[Row]:
-    bars = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(TextColumn("{task.description}"), *bars, console=Console(stderr=True)) as progress:
+    with progress_bars() as progress:
         task = progress.add_task("measuring", total=len(todo))
         for row in rows(todo, device, quick):
             progress.advance(task)

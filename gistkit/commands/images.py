@@ -136,6 +136,3 @@ def _loss(out: Any) -> torch.Tensor:
     if not isinstance(out, torch.Tensor) or out.dim() < 2:
         return loss_of(out, (), None)
     return F.cross_entropy(out, torch.zeros(out.shape[0], *out.shape[2:], dtype=torch.long, device=out.device))
-
-
-__all__ = ["add_images", "image_step", "prepare"]

@@ -10,24 +10,12 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from gistkit.api import (
-    EXAMPLE_FORMAT,
-    Row,
-    check_words,
-    compare,
-    costs_of,
-    decisions_table,
-    least_bytes,
-    least_table,
-    policies_table,
-    remedy,
-    with_times,
-)
+from gistkit.api import Row, compare, costs_of, decisions_table, least_table, policies_table, with_times
 from gistkit.commands.images import add_images, image_step, prepare
 from gistkit.commands.wrong import HelpFormatter, InputError, write, writing
 from gistkit.errors import BudgetError
 from gistkit.ir import BACKWARD, Plan, SavedGraph
-from gistkit.planning import instead
+from gistkit.planning import EXAMPLE_FORMAT, check_words, instead, least_bytes, remedy
 from gistkit.planning.cost import CostTable, StepTimes, check_budget, parse_budget, parse_bytes
 from gistkit.planning.policies import POLICIES
 from gistkit.planning.simulate import simulate, trains_batch_norm

@@ -8,12 +8,11 @@ from dataclasses import fields
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from gistkit.commands.wrong import HelpFormatter, InputError, claim, write, writing
+from gistkit.commands.wrong import HelpFormatter, InputError, claim, progress_bars, write, writing
 from gistkit.errors import printable
-from gistkit.report import console
+from gistkit.report import console, table
 from gistkit.training import Comparison, RunResult, TrainResult, TrainSettings, plot_memory
 
 MIB = 2**20
@@ -86,8 +85,7 @@ def _prepare(options: argparse.Namespace) -> Comparison:
 
 
 def _with_progress(comparison: Comparison, steps: int) -> TrainResult:
-    bars = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(TextColumn("{task.description}"), *bars, console=Console(stderr=True)) as progress:
+    with progress_bars() as progress:
         tasks = {name: progress.add_task(f"{name:>10}", total=steps, start=False) for name in comparison.names}
 
         def on_step(name: str, done: int) -> None:
@@ -106,14 +104,12 @@ def result_table(result: TrainResult) -> Table:
     what = f"{settings.model} on {settings.data}, batch {settings.batch}, {size}x{size}, {settings.steps} steps"
     where = f"{environment['device']}, {environment['threads']} threads, torch {environment['torch']}"
     memory = "memory without parameters, gradients, optimiser state and batch"
-    table = Table(title=printable(what), caption=f"{where}; {memory}{tested}")
-    table.add_column("training", no_wrap=True)
-    peak = "peak device MiB" if settings.device == "cuda" else "peak live MiB"
-    for name in ("kept MiB", peak, "ms/step", "last loss", "accuracy"):
-        table.add_column(name, justify="right", no_wrap=True)
+    peak = ">peak device MiB" if settings.device == "cuda" else ">peak live MiB"
+    columns = ("training", ">kept MiB", peak, ">ms/step", ">last loss", ">accuracy")
+    shown = table(printable(what), *columns, caption=f"{where}; {memory}{tested}")
     for run in result.runs:
-        table.add_row(*_row(run, result.runs[0]))
-    return table
+        shown.add_row(*_row(run, result.runs[0]))
+    return shown
 
 
 def _row(run: RunResult, plain: RunResult) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Errors and exit statuses of the commands, the files that they write, and defaults in their help."""
+"""What the commands share: errors and exit statuses, files that they write, defaults in their help, progress."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from gistkit.errors import GistError, printable
 from gistkit.runtime import does_not_fit
@@ -38,6 +41,12 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default in (None, False) else super()._get_help_string(action)
+
+
+def progress_bars() -> Progress:
+    """Bars on the standard error, with the time gone and the time to come."""
+    bars = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(TextColumn("{task.description}"), *bars, console=Console(stderr=True))
 
 
 def status_of(command: Callable[[], int]) -> int:

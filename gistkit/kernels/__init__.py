@@ -1,29 +1,9 @@
 """Kernels: one operator schema, three implementations (Triton, reference, fake)."""
 
 from gistkit.kernels.launch.checks import FORMS
-from gistkit.kernels.launch.direct import Masks, Narrows
+from gistkit.kernels.launch.direct import Masks
 from gistkit.kernels.layout import flat, is_channels_last, is_dense, like, nibbles_pack, nibbles_unpack
 from gistkit.kernels.pool.geometry import forward_geometry
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 from gistkit.kernels.sparse.arguments import STRIDES, bits_of, value_dtype
 from gistkit.kernels.sparse.spill import check_addressable, check_capacity, spill_bytes
-
-__all__ = [
-    "FORMS",
-    "STRIDES",
-    "Masks",
-    "Narrows",
-    "bits_of",
-    "check_addressable",
-    "check_capacity",
-    "flat",
-    "forward_geometry",
-    "is_channels_last",
-    "is_dense",
-    "like",
-    "nibbles_pack",
-    "nibbles_unpack",
-    "relu_keeps_negative_zero",
-    "spill_bytes",
-    "value_dtype",
-]

@@ -12,7 +12,7 @@ import torch
 
 from gistkit import formats
 from gistkit.kernels.launch.checks import code_count, code_dtype
-from gistkit.kernels.launch.library import host_operator, operator
+from gistkit.kernels.launch.library import operator
 from gistkit.kernels.layout import is_channels_last
 from gistkit.kernels.sparse.arguments import value_dtype
 
@@ -106,8 +106,8 @@ def csr_encode(x, fmt):
     return _sparse(x, fmt, formats.CSR_COLUMNS, formats.CSR_COLUMNS, torch.uint8)
 
 
-zvc_pack = host_operator("sparse", "zvc_pack(Tensor x, str fmt) -> (Tensor, Tensor, Tensor)")
-csr_pack = host_operator("sparse", "csr_pack(Tensor x, str fmt) -> (Tensor, Tensor, Tensor)")
+zvc_pack = operator("sparse", "zvc_pack(Tensor x, str fmt) -> (Tensor, Tensor, Tensor)")(None)
+csr_pack = operator("sparse", "csr_pack(Tensor x, str fmt) -> (Tensor, Tensor, Tensor)")(None)
 
 
 @operator("sparse", "compact(Tensor scratch, Tensor counts, int stride, int total, Tensor(a!)? spill=None) -> Tensor")

@@ -4,16 +4,3 @@ from gistkit.profiling.calibration import calibrate, checked_device
 from gistkit.profiling.calibrations import cache_folder, calibrated, keep_calibration, kept_calibration
 from gistkit.profiling.measure import Work
 from gistkit.profiling.task_timer import all_tensors, device_name, step_times
-
-__all__ = [
-    "Work",
-    "all_tensors",
-    "cache_folder",
-    "calibrate",
-    "calibrated",
-    "checked_device",
-    "device_name",
-    "keep_calibration",
-    "kept_calibration",
-    "step_times",
-]

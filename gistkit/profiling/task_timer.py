@@ -142,6 +142,3 @@ def _never_fits(device: str, text: str) -> str:
         f"measure: a plain step must fit {device} with one row of the batch at least, and does not ({text}); free some "
         "of its memory, measure on a larger device and pass the file, or plan without measured times"
     )
-
-
-__all__ = ["all_tensors", "device_name", "step_times"]

@@ -1,22 +1,6 @@
 """The report of a compressed model, tables and figures."""
 
-from gistkit.report.planner_plots import plot_plan, plot_profile
+from gistkit.report.planner_plots import canvas, frame, plot_plan, plot_profile
 from gistkit.report.profile_view import LayerProfile, Profile, TaskProfile, profile_tables, told
 from gistkit.report.step_report import Report, report
 from gistkit.report.tables import console, mib, milliseconds, table
-
-__all__ = [
-    "LayerProfile",
-    "Profile",
-    "Report",
-    "TaskProfile",
-    "console",
-    "mib",
-    "milliseconds",
-    "plot_plan",
-    "plot_profile",
-    "profile_tables",
-    "report",
-    "table",
-    "told",
-]

@@ -23,7 +23,7 @@ CLASS_COLOURS = {
 
 def plot_profile(profile: Profile, path: Path) -> None:
     """Draw the bytes of every class over the tasks of one step, stacked, and write the picture. Overwrites ``path``."""
-    figure, axes = _canvas()
+    figure, axes = canvas()
     shown = [
         name for name, values in profile.memory_bytes.items() if max(values, default=0) > 0.002 * profile.peak_bytes
     ]
@@ -56,7 +56,7 @@ def plot_plan(
     ``plain_bytes`` and ``plan_bytes`` are by task, of one sub-batch where the plan has several; None: there is no plan.
     Overwrites ``path``.
     """
-    figure, axes = _canvas()
+    figure, axes = canvas()
     most = max(*plain_bytes, *(plan_bytes or ()), budget_bytes or 0)
     unit = _unit(most)
     of_one = f", one of {sub_batches} sub-batches" if sub_batches > 1 else ""
@@ -76,7 +76,8 @@ def plot_plan(
     figure.savefig(path)
 
 
-def _canvas() -> tuple[Any, Any]:
+def canvas() -> tuple[Any, Any]:
+    """A figure and its axes, drawn without a display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -96,15 +97,20 @@ def _steps(nbytes: Sequence[int], unit: str) -> list[float]:
 
 
 def _decorate(axes: Any, backward_task: int, tasks: int, top: float, unit: str) -> None:
-    axes.axvline(backward_task, color="#888888", linestyle="--", linewidth=1)
-    for x, phase in ((backward_task / 2, "forward"), ((backward_task + tasks) / 2, "backward")):
-        axes.text(x, top * 1.04, phase, ha="center", va="bottom", color="#555555")
-    axes.set_xlim(0, tasks)
-    axes.set_ylim(0, top * 1.12)
+    frame(axes, backward_task, tasks, top * 1.04, top * 1.12)
     axes.set_xlabel("tasks of one training step, in order")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel(f"predicted device memory ({unit})")
     axes.set_axisbelow(True)
+
+
+def frame(axes: Any, backward: float, end: float, label: float, top: float) -> None:
+    """The limits, the grid and the two phases of a step, whose names stand at height ``label``."""
+    axes.axvline(backward, color="#888888", linestyle="--", linewidth=1)
+    for x, phase in ((backward / 2, "forward"), ((backward + end) / 2, "backward")):
+        axes.text(x, label, phase, ha="center", va="bottom", color="#555555")
+    axes.set_xlim(0, end)
+    axes.set_ylim(0, top)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -112,6 +118,3 @@ def _decorate(axes: Any, backward_task: int, tasks: int, top: float, unit: str) 
 def _size(nbytes: int) -> str:
     unit = _unit(nbytes)
     return f"{nbytes / UNITS[unit]:.{2 if unit == 'GiB' else 1}f} {unit}"
-
-
-__all__ = ["plot_plan", "plot_profile"]

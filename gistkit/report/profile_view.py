@@ -167,6 +167,3 @@ def _layers(profile: Profile, wide: bool) -> Table:
     if rest:
         shown.add_row(f"{len(rest)} more: --json")
     return shown
-
-
-__all__ = ["TITLES", "LayerProfile", "Profile", "TaskProfile", "profile_tables", "told"]

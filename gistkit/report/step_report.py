@@ -111,12 +111,10 @@ class Report:
         return shown
 
     def _totals(self, stats: StepStats) -> str:
-        kept = f"kept {stats.kept_bytes / MIB:.2f} MiB"
+        kept = f"kept {_mib(stats.kept_bytes)} MiB"
         if stats.plain_bytes is None or stats.predicted_bytes is None:
             return kept
-        text = (
-            f"{kept}, predicted {stats.predicted_bytes / MIB:.2f} MiB, plain PyTorch {stats.plain_bytes / MIB:.2f} MiB"
-        )
+        text = f"{kept}, predicted {_mib(stats.predicted_bytes)} MiB, plain PyTorch {_mib(stats.plain_bytes)} MiB"
         gain = "" if self.ratio is None else f": {self.ratio:.2f}x"
         if self.ratio is not None and self.ratio < 1.05:
             gain += " - nothing gained; the column 'why' says for each tensor what stands in the way"
@@ -157,6 +155,3 @@ def _budget(model: torch.nn.Module, plan: Plan, densities: Mapping[int, float], 
         dict(engine.moved),
         f"{plan.hardware} (rates: {plan.prediction.rates})" if plan.prediction.rates else plan.hardware,
     )
-
-
-__all__ = ["BudgetReport", "Report", "report"]

@@ -59,6 +59,3 @@ def milliseconds(seconds: float) -> str:
     """Milliseconds, with so many digits that a small number still says something."""
     value = seconds * 1e3
     return f"{value:,.3f}" if value < 1 else f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
-
-
-__all__ = ["MIB", "console", "mib", "milliseconds", "rendered", "table"]

@@ -5,18 +5,3 @@ from gistkit.training.folder import ImageFolder
 from gistkit.training.loop import Comparison, train
 from gistkit.training.plots import plot_memory
 from gistkit.training.result import RunResult, TrainResult, TrainSettings
-
-__all__ = [
-    "Comparison",
-    "Digits",
-    "ImageFolder",
-    "ImageSet",
-    "RunResult",
-    "TrainResult",
-    "TrainSettings",
-    "batches",
-    "inputs",
-    "open_images",
-    "plot_memory",
-    "train",
-]

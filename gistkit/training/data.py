@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from gistkit.errors import DataError
 from gistkit.training.folder import ImageFolder
 
-DIGITS_MEAN, DIGITS_STD = (0.305,) * 3, (0.376,) * 3
 DIGITS_TEST_EVERY = 5
 
 
@@ -43,7 +42,7 @@ class ImageSet(Protocol):
 class Digits:
     """Handwritten digits, 8 x 8 and grey, enlarged to S x S. Every fifth of the 1,797 is for testing."""
 
-    mean, std = DIGITS_MEAN, DIGITS_STD
+    mean, std = (0.305,) * 3, (0.376,) * 3
 
     def __init__(self, image_size: int, test: bool) -> None:
         bunch: Any = _load_digits()

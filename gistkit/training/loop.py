@@ -54,11 +54,7 @@ class Comparison:
     Arguments and errors as for :func:`train`.
     """
 
-    def __init__(
-        self,
-        settings: TrainSettings,
-        compress: Callable[..., torch.nn.Module] = compress,
-    ) -> None:
+    def __init__(self, settings: TrainSettings, compress: Callable[..., torch.nn.Module] = compress) -> None:
         self._settings = settings
         self._compress = compress
         self._compress(torch.nn.Identity(), lossy=settings.lossy)
@@ -126,8 +122,8 @@ def _run(
     gc.collect()
     torch.manual_seed(settings.seed)
     model.train()
-    momentum = settings.momentum
-    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=momentum, nesterov=momentum > 0)
+    sgd = {"lr": settings.lr, "momentum": settings.momentum, "nesterov": settings.momentum > 0}
+    optimizer = torch.optim.SGD(model.parameters(), **sgd)
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: share_of_rate(step, settings.steps))
     losses, times = [], []
     meter = _Meter(settings.device)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gistkit.report import canvas, frame
 from gistkit.runtime import LiveEvent
 from gistkit.training.result import RunResult, TrainResult
 
@@ -18,12 +19,7 @@ def plot_memory(result: TrainResult, path: Path) -> None:
 
     The runs execute different operators, so each run's forward and each run's backward is stretched to the same width.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 5.6), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure, axes = canvas()
     plain = result.runs[0]
     for run, colour in zip(result.runs, COLOURS, strict=False):
         _draw(axes, run, plain, colour)
@@ -60,18 +56,9 @@ def _draw(axes: Any, run: RunResult, plain: RunResult, colour: str) -> None:
 
 def _decorate(axes: Any, result: TrainResult, top: float) -> None:
     settings = result.settings
-    axes.axvline(1, color="#888888", linestyle="--", linewidth=1)
-    for x, phase in ((0.5, "forward"), (1.5, "backward")):
-        axes.text(x, top * 1.035, phase, ha="center", va="bottom", color="#555555")
-    axes.set_xlim(0, 2)
-    axes.set_ylim(0, top * 1.1)
+    frame(axes, 1, 2, top * 1.035, top * 1.1)
     axes.set_xticks([0, 1, 2], ["begin", "loss (dot: bytes kept for backward)", "end"])
     axes.set_xlabel("operators of one training step, each phase stretched to one width")
     axes.set_ylabel("live tensor bytes (MiB)")
     what = f"{settings.model}, batch {settings.batch}, {settings.image_size}x{settings.image_size}, {settings.device}"
     axes.set_title(f"{what}; without parameters, gradients, batch")
-    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-__all__ = ["plot_memory", "step_curve"]

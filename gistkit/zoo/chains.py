@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -10,45 +11,6 @@ from torch import nn
 from gistkit.zoo.common import centre, is_small, kaiming, relu, require, vgg_features
 
 OVERFEAT_LEAST_IMAGE = 71
-
-
-def vgg16(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
-    """VGG-16 (Simonyan and Zisserman, 2015; configuration D, no batch norm). Input (N, 3, image_size, image_size)."""
-    return _VGG((2, 2, 3, 3, 3), num_classes, is_small(image_size))
-
-
-def vgg19(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
-    """VGG-19 (Simonyan and Zisserman, 2015; configuration E, no batch norm). Input (N, 3, image_size, image_size)."""
-    return _VGG((2, 2, 4, 4, 4), num_classes, is_small(image_size))
-
-
-def vgg101(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
-    """VGG-19 with 82 more convolutions (moDNN, section V). Input (N, 3, image_size, image_size).
-
-    moDNN says only that it increased the convolutions of VGG-19; here the new ones are spread over the five groups as
-    evenly as they go, the two that are left over in the last groups.
-    """
-    return _VGG((18, 18, 20, 21, 21), num_classes, is_small(image_size))
-
-
-def vgg116(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
-    """VGG-16 with 20 more convolutions in each of its five groups (vDNN). Input (N, 3, image_size, image_size)."""
-    return _VGG((22, 22, 23, 23, 23), num_classes, is_small(image_size))
-
-
-def vgg216(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
-    """VGG-16 with 40 more convolutions in each of its five groups (vDNN). Input (N, 3, image_size, image_size)."""
-    return _VGG((42, 42, 43, 43, 43), num_classes, is_small(image_size))
-
-
-def vgg316(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
-    """VGG-16 with 60 more convolutions in each of its five groups (vDNN). Input (N, 3, image_size, image_size)."""
-    return _VGG((62, 62, 63, 63, 63), num_classes, is_small(image_size))
-
-
-def vgg416(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
-    """VGG-16 with 80 more convolutions in each of its five groups (vDNN). Input (N, 3, image_size, image_size)."""
-    return _VGG((82, 82, 83, 83, 83), num_classes, is_small(image_size))
 
 
 def alexnet(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
@@ -95,24 +57,39 @@ class _VGG(nn.Module):
         return self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))
 
 
+def _vgg(name: str, depths: tuple[int, ...], text: str) -> Callable[..., nn.Module]:
+    """The function that builds a VGG."""
+
+    def make(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
+        return _VGG(depths, num_classes, is_small(image_size))
+
+    make.__name__ = make.__qualname__ = name
+    make.__doc__ = f"{text} Input (N, 3, image_size, image_size)."
+    return make
+
+
+_DEEP = "VGG-16 with {} more convolutions in each of its five groups (vDNN)."
+vgg16 = _vgg("vgg16", (2, 2, 3, 3, 3), "VGG-16 (Simonyan and Zisserman, 2015; configuration D, no batch norm).")
+vgg19 = _vgg("vgg19", (2, 2, 4, 4, 4), "VGG-19 (Simonyan and Zisserman, 2015; configuration E, no batch norm).")
+# moDNN says only that it increased the convolutions of VGG-19; here the new ones are spread over the five groups as
+# evenly as they go, the two that are left over in the last groups.
+vgg101 = _vgg("vgg101", (18, 18, 20, 21, 21), "VGG-19 with 82 more convolutions (moDNN, section V).")
+vgg116 = _vgg("vgg116", (22, 22, 23, 23, 23), _DEEP.format(20))
+vgg216 = _vgg("vgg216", (42, 42, 43, 43, 43), _DEEP.format(40))
+vgg316 = _vgg("vgg316", (62, 62, 63, 63, 63), _DEEP.format(60))
+vgg416 = _vgg("vgg416", (82, 82, 83, 83, 83), _DEEP.format(80))
+
+
 class _AlexNet(nn.Module):
     def __init__(self, num_classes: int, small: bool) -> None:
         super().__init__()
         window = 2 if small else 3
         self.features = nn.Sequential(
-            nn.Conv2d(3, 64, 11, stride=4, padding=5 if small else 2),
-            relu(),
-            nn.MaxPool2d(window, 2),
-            nn.Conv2d(64, 192, 5, padding=2),
-            relu(),
-            nn.MaxPool2d(window, 2),
-            nn.Conv2d(192, 384, 3, padding=1),
-            relu(),
-            nn.Conv2d(384, 256, 3, padding=1),
-            relu(),
-            nn.Conv2d(256, 256, 3, padding=1),
-            relu(),
-            nn.MaxPool2d(window, 2),
+            *(nn.Conv2d(3, 64, 11, stride=4, padding=5 if small else 2), relu(), nn.MaxPool2d(window, 2)),
+            *(nn.Conv2d(64, 192, 5, padding=2), relu(), nn.MaxPool2d(window, 2)),
+            *(nn.Conv2d(192, 384, 3, padding=1), relu()),
+            *(nn.Conv2d(384, 256, 3, padding=1), relu()),
+            *(nn.Conv2d(256, 256, 3, padding=1), relu(), nn.MaxPool2d(window, 2)),
         )
         self.avgpool = nn.AdaptiveAvgPool2d(1 if small else 6)
         if small:

@@ -8,65 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gistkit.zoo.common import LEAST_IMAGE, is_small, kaiming, relu, require
+from gistkit.zoo.common import is_small, kaiming, relu
 
 
-def resnet18(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
-    """ResNet-18 (He et al., 2016). Input (N, 3, image_size, image_size)."""
-    return _ResNet(_BasicBlock, (2, 2, 2, 2), num_classes, is_small(image_size))
-
-
-def resnet34(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
-    """ResNet-34 (He et al., 2016). Input (N, 3, image_size, image_size)."""
-    return _ResNet(_BasicBlock, (3, 4, 6, 3), num_classes, is_small(image_size))
-
-
-def resnet50(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
-    """ResNet-50 with the stride in the 3x3 convolution, as torchvision. Input (N, 3, image_size, image_size)."""
-    return _ResNet(_Bottleneck, (3, 4, 6, 3), num_classes, is_small(image_size))
-
-
-def resnet101(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
-    """ResNet-101 (He et al., 2016), strides as in resnet50. Input (N, 3, image_size, image_size)."""
-    return _ResNet(_Bottleneck, (3, 4, 23, 3), num_classes, is_small(image_size))
-
-
-def resnet152(num_classes: int = 1000, image_size: int = 224) -> nn.Module:
-    """ResNet-152 (He et al., 2016), strides as in resnet50. Input (N, 3, image_size, image_size)."""
-    return _ResNet(_Bottleneck, (3, 8, 36, 3), num_classes, is_small(image_size))
-
-
-def resnet509(num_classes: int = 1000, image_size: int = 32) -> nn.Module:
-    """ResNet with 509 layers for CIFAR-10 (Gist, section V-G). Input (N, 3, image_size, image_size).
-
-    Gist gives the number of layers only, and 509 is not 6n + 2, as two convolutions a block would make it. It is
-    3 * 169 + 2: bottlenecks of three convolutions, 56, 57 and 56 in the three stages.
-    """
-    require(image_size, LEAST_IMAGE)
-    return CifarResNet(_Bottleneck, (56, 57, 56), num_classes)
-
-
-def resnet851(num_classes: int = 1000, image_size: int = 32) -> nn.Module:
-    """ResNet with 851 layers for CIFAR-10 (Gist, section V-G), bottlenecks as in resnet509: 94, 95 and 94.
-
-    Input (N, 3, image_size, image_size).
-    """
-    require(image_size, LEAST_IMAGE)
-    return CifarResNet(_Bottleneck, (94, 95, 94), num_classes)
-
-
-def resnet1202(num_classes: int = 1000, image_size: int = 32) -> nn.Module:
-    """ResNet-1202 for CIFAR-10 (He et al., 2016, section 4.2). Input (N, 3, image_size, image_size), 32 in the paper.
-
-    The paper trains it with 10 classes: 19.4 M parameters. It is the same at every image size.
-    """
-    require(image_size, LEAST_IMAGE)
-    return CifarResNet(_BasicBlock, (200, 200, 200), num_classes)
-
-
-def _shortcut(width_in: int, width_out: int, stride: int) -> nn.Module | None:
-    if stride == 1 and width_in == width_out:
-        return None
+def _shortcut(width_in: int, width_out: int, stride: int) -> nn.Module:
     return nn.Sequential(nn.Conv2d(width_in, width_out, 1, stride=stride, bias=False), nn.BatchNorm2d(width_out))
 
 
@@ -81,11 +26,7 @@ class _ZeroPadded(nn.Module):
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
 
 
-def _zero_padded_shortcut(width_in: int, width_out: int, stride: int) -> nn.Module | None:
-    return None if stride == 1 and width_in == width_out else _ZeroPadded(width_in, width_out, stride)
-
-
-Shortcut = Callable[[int, int, int], nn.Module | None]
+Shortcut = Callable[[int, int, int], nn.Module]
 
 
 class _BasicBlock(nn.Module):
@@ -98,7 +39,7 @@ class _BasicBlock(nn.Module):
         self.relu = relu()
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = shortcut(width_in, width, stride)
+        self.downsample = None if stride == 1 and width_in == width else shortcut(width_in, width, stride)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         identity = x if self.downsample is None else self.downsample(x)
@@ -120,7 +61,7 @@ class _Bottleneck(nn.Module):
         self.conv3 = nn.Conv2d(width, width * 4, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(width * 4)
         self.relu = relu()
-        self.downsample = shortcut(width_in, width * 4, stride)
+        self.downsample = None if stride == 1 and width_in == width * 4 else shortcut(width_in, width * 4, stride)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         identity = x if self.downsample is None else self.downsample(x)
@@ -169,15 +110,15 @@ class _ResNet(nn.Module):
 class CifarResNet(nn.Module):
     """He et al. (2016), section 4.2: three stages of so many blocks, option A."""
 
-    def __init__(self, block: Block, depths: tuple[int, int, int], num_classes: int) -> None:
+    def __init__(self, block: Block, depths: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
         wide = block.expansion
         self.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(16)
         self.relu = relu()
-        self.layer1 = _stage(block, 16, 16, depths[0], 1, _zero_padded_shortcut)
-        self.layer2 = _stage(block, 16 * wide, 32, depths[1], 2, _zero_padded_shortcut)
-        self.layer3 = _stage(block, 32 * wide, 64, depths[2], 2, _zero_padded_shortcut)
+        self.layer1 = _stage(block, 16, 16, depths[0], 1, _ZeroPadded)
+        self.layer2 = _stage(block, 16 * wide, 32, depths[1], 2, _ZeroPadded)
+        self.layer3 = _stage(block, 32 * wide, 64, depths[2], 2, _ZeroPadded)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(64 * wide, num_classes)
         kaiming(self)
@@ -186,3 +127,32 @@ class CifarResNet(nn.Module):
         x = self.relu(self.bn1(self.conv1(x)))
         x = self.layer3(self.layer2(self.layer1(x)))
         return self.fc(torch.flatten(self.avgpool(x), 1))
+
+
+def _network(name: str, block: Block, depths: tuple[int, ...], text: str) -> Callable[..., nn.Module]:
+    """The function that builds a ResNet; of three stages, one for CIFAR."""
+
+    cifar = len(depths) == 3
+
+    def make(num_classes: int = 1000, image_size: int = 32 if cifar else 224) -> nn.Module:
+        small = is_small(image_size)
+        return CifarResNet(block, depths, num_classes) if cifar else _ResNet(block, depths, num_classes, small)
+
+    make.__name__ = make.__qualname__ = name
+    make.__doc__ = f"{text} Input (N, 3, image_size, image_size)."
+    return make
+
+
+resnet18 = _network("resnet18", _BasicBlock, (2, 2, 2, 2), "ResNet-18 (He et al., 2016).")
+resnet34 = _network("resnet34", _BasicBlock, (3, 4, 6, 3), "ResNet-34 (He et al., 2016).")
+resnet50 = _network("resnet50", _Bottleneck, (3, 4, 6, 3), "ResNet-50, stride in the 3x3 convolution, as torchvision.")
+resnet101 = _network("resnet101", _Bottleneck, (3, 4, 23, 3), "ResNet-101 (He et al., 2016), strides as in resnet50.")
+resnet152 = _network("resnet152", _Bottleneck, (3, 8, 36, 3), "ResNet-152 (He et al., 2016), strides as in resnet50.")
+
+# Gist gives the numbers of layers only, and 509 is not 6n + 2, as two convolutions a block would make it. It is
+# 3 * 169 + 2: bottlenecks of three convolutions.
+resnet509 = _network("resnet509", _Bottleneck, (56, 57, 56), "ResNet with 509 layers for CIFAR-10 (Gist, section V-G).")
+resnet851 = _network("resnet851", _Bottleneck, (94, 95, 94), "ResNet with 851 layers for CIFAR-10 (Gist, section V-G).")
+resnet1202 = _network(
+    "resnet1202", _BasicBlock, (200, 200, 200), "ResNet-1202 for CIFAR-10 (He et al., 2016, section 4.2: 10 classes)."
+)

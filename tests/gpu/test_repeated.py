@@ -63,22 +63,6 @@ def test_rebuilds(dtype, shape, other_form):
             assert same_bits(rebuilds(x, factors[0].norm, there, vectors, there), want)
 
 
-@pytest.mark.parametrize("scaling", ["none", "block"])
-@pytest.mark.parametrize("fmt", ["fp8", "fp16"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_narrows(dtype, shape, fmt, scaling):
-    narrows = direct.Narrows(drawn(shape, dtype, True), fmt, scaling)
-    for shift in (0, 0, 1, 0):
-        x = drawn(shape, dtype, True, shift)
-        want = ops.narrow_encode(flat(x), fmt, scaling)
-        codes, exponents = narrows.encode(x)
-        assert torch.equal(codes, want[0]) and torch.equal(exponents, want[1])
-        back = narrows.decode(codes, exponents)
-        assert back.stride() == x.stride()
-        assert same_bits(flat(back), ops.narrow_decode(*want, x.numel(), dtype, fmt, scaling))
-
-
 def test_on_another_stream_and_under_a_dispatch_mode():
     from torch.utils._python_dispatch import TorchDispatchMode
 

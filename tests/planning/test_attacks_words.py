@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
-from gistkit.api.planning import remedy
 from gistkit.capture.entry import capture
 from gistkit.errors import PlanError
+from gistkit.planning import remedy
 from gistkit.planning.policies.gist_rules import gist
 from gistkit.runtime.stash.verify import same_bits
 from tests.runtime.test_attacks import images

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 import gistkit
 from gistkit.api import planning
 from gistkit.ir.plan import Plan
+from gistkit.planning import least_bytes
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.registry import POLICIES
 from gistkit.planning.simulate.simulator import simulate
@@ -114,7 +115,7 @@ def test_every_policy(policy, step):
 
 def test_the_reserve_is_part_of_the_budget(step):
     graph, costs = step
-    room = planning.least_bytes(graph, costs)["bitwise"] + 1000
+    room = least_bytes(graph, costs)["bitwise"] + 1000
     assert planning.plan_graph(graph, costs, budget=room).peak_bytes <= room
     reserved = planning.plan_graph(graph, costs, budget=room + 10_000, reserved_bytes=10_000)
     assert room + 10_000 >= reserved.peak_bytes
@@ -137,7 +138,7 @@ def test_what_the_libraries_hold_counts_everywhere(policy, step):
 
 def test_the_least_budgets_can_be_met(step):
     graph, costs = step
-    least = planning.least_bytes(graph, costs, lossy="fp8")
+    least = least_bytes(graph, costs, lossy="fp8")
     assert list(least) == ["bitwise", "reassociated", "lossy"] == sorted(least, key=lambda name: -least[name])
     for fidelity, budget in least.items():
         words = {"lossy": "fp8"} if fidelity == "lossy" else {"fidelity": fidelity}
@@ -161,7 +162,7 @@ def test_a_budget_below_the_least(step):
 
 def test_a_budget_that_another_class_can_meet(step):
     graph, costs = step
-    least = planning.least_bytes(graph, costs)
+    least = least_bytes(graph, costs)
     assert least["reassociated"] < least["bitwise"]
     with pytest.raises(gistkit.BudgetError) as raised:
         planning.plan_graph(graph, costs, budget=least["bitwise"] - 1)

@@ -4,9 +4,8 @@ The dispatcher takes 3 us a call, and as much again goes into the flat views tha
 any shape is its own storage in storage order, so on a plain CUDA tensor that nothing watches the launcher is called as
 it is. Everything else (the CPU's oracles, fake tensors, dispatch modes) goes to :mod:`gistkit.kernels.ops`.
 
-:class:`Masks`, :class:`Narrows` and :class:`Rebuilds` are for callers that meet tensors of one kind (dtype, geometry,
-device) again and again, and know that they are of it: all of a launch but the addresses is made once
-(:mod:`gistkit.kernels.launch.repeated`).
+:class:`Masks` and :class:`Rebuilds` are for callers that meet tensors of one kind (dtype, geometry, device) again and
+again: all of a launch but the addresses is made once (:mod:`gistkit.kernels.launch.repeated`).
 """
 
 from __future__ import annotations
@@ -153,48 +152,6 @@ class Masks:
         if not launch.at(grad.data_ptr(), mask.data_ptr(), result.data_ptr()):
             launch.first(grad, mask, result)
         return result
-
-
-class Narrows:
-    """``fp16`` or ``fp8`` codes of dense tensors of x's kind and back, unscaled or with a scale a ``block``."""
-
-    __slots__ = ("_codes", "_exponents", "_fmt", "_launches", "_like", "_n", "_scaling")
-
-    def __init__(self, x: torch.Tensor, fmt: str, scaling: str) -> None:
-        self._fmt, self._scaling, self._n = fmt, scaling, x.numel()
-        self._like = {"size": x.shape, "stride": x.stride(), "dtype": x.dtype, "device": x.device}
-        codes, exponents = ops.narrow_encode(torch.empty(x.numel(), dtype=x.dtype, device="meta"), fmt, scaling)
-        # what makes arrays of their dtypes, and their lengths
-        self._codes = torch.empty((0,), dtype=codes.dtype, device=x.device).new_empty, codes.numel()
-        self._exponents = torch.empty((0,), dtype=torch.uint8, device=x.device).new_empty, exponents.numel()
-        self._launches: Any = None
-
-    def encode(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(codes, exponents) of x, as ``ops.narrow_encode`` gives them."""
-        launches = self._launches
-        if launches is None or not _is_plain(x):
-            if _is_plain(x):
-                self._launches = _launchers("narrow").repeated_codes(x, self._fmt, self._scaling)
-            return ops.narrow_encode(flat(x), self._fmt, self._scaling)
-        (make_codes, n), (make_exponents, blocks) = self._codes, self._exponents
-        codes, exponents = make_codes(n), make_exponents(blocks)
-        to = (x, codes, exponents) if blocks else (x, codes)
-        if not launches[0].at(*[t.data_ptr() for t in to]):
-            launches[0].first(*to)
-        return codes, exponents
-
-    def decode(self, codes: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
-        """The tensor, of x's geometry."""
-        launches = self._launches
-        if launches is None or not _is_plain(codes):
-            dtype: Any = self._like["dtype"]
-            values = ops.narrow_decode(codes, exponents, self._n, dtype, self._fmt, self._scaling)
-            return like(values, self._like["size"], self._like["stride"])  # type: ignore[arg-type]
-        x = torch.empty_strided(**self._like)
-        to = (codes, exponents, x) if self._exponents[1] else (codes, x)
-        if not launches[1].at(*[t.data_ptr() for t in to]):
-            launches[1].first(*to)
-        return x
 
 
 class Rebuilds:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
@@ -27,38 +28,25 @@ call."""
 
 
 def _lazy(module: str, name: str) -> Callable:
-    resolved: list[Callable] = []
-
-    def call(*args, **kwargs):
-        if not resolved:
-            resolved.append(getattr(importlib.import_module(module), name))
-        return resolved[0](*args, **kwargs)
-
-    return call
+    resolved = cache(lambda: getattr(importlib.import_module(module), name))
+    return lambda *args, **kwargs: resolved()(*args, **kwargs)
 
 
-def operator(family: str, schema: str) -> Callable[[Callable], Callable]:
-    """Define ``gistkit::name`` from its schema; the decorated function is its fake (shapes only) implementation.
+def operator(family: str, schema: str) -> Callable[[Callable | None], Callable]:
+    """Define ``gistkit::name`` from its schema; the decorated function is its fake (shapes only) implementation. None
+    in its place: for CPU tensors alone, where sizes depend on values; there is no launcher then.
 
     The CPU oracle is ``kernels.reference.<family>.name``, the CUDA launcher ``kernels.<family>.name``. Returns the
     callable operator overload, so the module's name is bound to what callers use.
     """
     name = schema[: schema.index("(")]
 
-    def bind(fake: Callable) -> Callable:
+    def bind(fake: Callable | None) -> Callable:
         LIBRARY.define(schema)
         LIBRARY.impl(name, _lazy(f"gistkit.kernels.reference.{family}", name), "CPU")
-        LIBRARY.impl(name, _lazy(LAUNCHERS[family], name), "CUDA")
-        torch.library.register_fake(f"gistkit::{name}", fake, lib=LIBRARY)
+        if fake is not None:
+            LIBRARY.impl(name, _lazy(LAUNCHERS[family], name), "CUDA")
+            torch.library.register_fake(f"gistkit::{name}", fake, lib=LIBRARY)
         return getattr(torch.ops.gistkit, name).default
 
     return bind
-
-
-def host_operator(family: str, schema: str) -> Callable:
-    """Define ``gistkit::name`` for CPU tensors alone, ``kernels.reference.<family>.name``: where sizes depend on
-    values, there is no launcher and no fake implementation."""
-    name = schema[: schema.index("(")]
-    LIBRARY.define(schema)
-    LIBRARY.impl(name, _lazy(f"gistkit.kernels.reference.{family}", name), "CPU")
-    return getattr(torch.ops.gistkit, name).default

@@ -60,6 +60,3 @@ def repeated_tiles(kernel: Any, x: torch.Tensor, **constexprs: Any) -> Repeated:
     """:func:`gistkit.kernels.launch.tiling.launch_tiles` for tensors of x's kind."""
     n, rows = x.numel(), ROWS[x.element_size()]
     return Repeated(kernel, -(-n // (rows * 8)), x.get_device(), (n,), ROWS=rows, ALIGNED=n % 8 == 0, **constexprs)
-
-
-__all__ = ["Repeated", "repeated_tiles"]

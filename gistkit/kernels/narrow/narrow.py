@@ -11,8 +11,6 @@ Scaled, a row of a tile is a block of 128 elements. One launch either way.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -26,7 +24,6 @@ from gistkit.kernels.launch.checks import (
     check_values,
     code_dtype,
 )
-from gistkit.kernels.launch.repeated import Repeated, repeated_tiles
 from gistkit.kernels.launch.tiling import launch, launch_tiles, span, tile
 from gistkit.kernels.narrow.fp8_hardware import hardware_codes
 from gistkit.kernels.narrow.fp10 import pack10, unpack10
@@ -155,7 +152,8 @@ def narrow_encode(x: torch.Tensor, fmt: str, scaling: str) -> tuple[torch.Tensor
     if scaling == "none":
         launch_tiles(_encode_kernel, x, x, codes, FMT=fmt, ASM=asm_level(x))
     else:
-        launch(_block_encode_kernel, _block_programs(n), x, x, codes, exponents, n, **_block_constants(x, fmt))
+        programs, constants = ceil_div(n, SCALE_BLOCK * BLOCK_ROWS), {"ROWS": BLOCK_ROWS, "ALIGNED": n % 16 == 0}
+        launch(_block_encode_kernel, programs, x, x, codes, exponents, n, FMT=fmt, ASM=asm_level(x), **constants)
     return codes, exponents
 
 
@@ -170,28 +168,9 @@ def narrow_decode(
     if scaling == "none":
         launch_tiles(_decode_kernel, x, codes, x, FMT=fmt)
     else:
-        launch(_block_decode_kernel, _block_programs(n), x, codes, exponents, x, n, FMT=fmt, ROWS=BLOCK_ROWS)
+        programs = ceil_div(n, SCALE_BLOCK * BLOCK_ROWS)
+        launch(_block_decode_kernel, programs, x, codes, exponents, x, n, FMT=fmt, ROWS=BLOCK_ROWS)
     return x
-
-
-def _block_programs(n: int) -> int:
-    return ceil_div(n, SCALE_BLOCK * BLOCK_ROWS)
-
-
-def _block_constants(x: torch.Tensor, fmt: str) -> dict[str, Any]:
-    return {"FMT": fmt, "ASM": asm_level(x), "ROWS": BLOCK_ROWS, "ALIGNED": x.numel() % 16 == 0}
-
-
-def repeated_codes(x: torch.Tensor, fmt: str, scaling: str) -> tuple[Repeated, Repeated]:
-    """Launches of (x, codes) and back of (codes, x), unscaled; under ``block`` (x, codes, exponents) and (codes,
-    exponents, x): ``fp16`` and ``fp8`` of dense tensors of x's kind."""
-    if scaling == "none":
-        encode = repeated_tiles(_encode_kernel, x, FMT=fmt, ASM=asm_level(x))
-        return encode, repeated_tiles(_decode_kernel, x, FMT=fmt)
-    n = x.numel()
-    where = (_block_programs(n), x.get_device(), (n,))
-    encode = Repeated(_block_encode_kernel, *where, **_block_constants(x, fmt))
-    return encode, Repeated(_block_decode_kernel, *where, FMT=fmt, ROWS=BLOCK_ROWS)
 
 
 def fp10_pack(codes: torch.Tensor) -> torch.Tensor:

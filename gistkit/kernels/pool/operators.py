@@ -87,7 +87,8 @@ def maxpool_backward(
     grad_x = torch.empty((n, c, height, width), dtype=grad_y.dtype, device=grad_y.device, memory_format=layout)
     if grad_x.numel() == 0:
         return grad_x
-    if _runs_in_pairs_backward(g, channels_last):
+    unpadded = (g.kernel, g.padding) == ((3, 3), (0, 0))
+    if _runs_in_pairs(g, channels_last) and 2 * g.out_width == g.width and not unpadded:
         _launch_backward_pairs(grad_y, codes, grad_x, g, bits)
     elif g.stride == (2, 2) and g.positions <= QUADS_POSITIONS:
         _launch_quads(grad_y, codes, grad_x, g, channels_last, bits)
@@ -123,10 +124,9 @@ def _last(g: PoolGeometry, axis: int) -> int:
 
 
 def _runs_in_pairs(g: PoolGeometry, channels_last: bool) -> bool:
-    shape = (g.kernel, g.padding)
     return (
         not channels_last
-        and shape in (((2, 2), (0, 0)), ((3, 3), (0, 0)), ((3, 3), (1, 1)))
+        and (g.kernel, g.padding) in (((2, 2), (0, 0)), ((3, 3), (0, 0)), ((3, 3), (1, 1)))
         and (g.stride, g.dilation) == ((2, 2), (1, 1))
         and g.out_width % 2 == 0
         and 2 * g.out_width <= g.width
@@ -160,16 +160,6 @@ def _launch_forward(x, y, codes, g: PoolGeometry, channels_last: bool, flags: di
         CHANNELS_LAST=channels_last, CHECK=check, UNROLL=g.positions <= UNROLLED_POSITIONS, V=v, LANES=lanes,
         **_windows(g), **flags, WIDE=_wide(groups, lanes, extents, g.height * g.width * step),
     )  # fmt: skip
-
-
-def _runs_in_pairs_backward(g: PoolGeometry, channels_last: bool) -> bool:
-    return (
-        not channels_last
-        and (g.kernel, g.padding) in (((2, 2), (0, 0)), ((3, 3), (1, 1)))
-        and (g.stride, g.dilation) == ((2, 2), (1, 1))
-        and g.out_width % 2 == 0
-        and 2 * g.out_width == g.width
-    )
 
 
 def _launch_backward_pairs(grad_y, codes, grad_x, g: PoolGeometry, bits: int) -> None:

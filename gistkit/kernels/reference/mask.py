@@ -96,19 +96,17 @@ def mask1_backward(grad: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
     PyTorch's own kernel does the selecting, so that NaN payloads, which it may rewrite in bf16 and fp16, are its own.
     """
-    check_values("mask1_backward", "grad", grad)
-    check_mask("mask1_backward", mask, grad.numel())
-    return _select(grad, mask, torch.empty_like(grad))
+    return _select("mask1_backward", grad, mask, torch.empty_like(grad))
 
 
 def mask1_backward_(grad: torch.Tensor, mask: torch.Tensor) -> None:
     """:func:`mask1_backward` that overwrites its gradient."""
-    check_values("mask1_backward_", "grad", grad)
-    check_mask("mask1_backward_", mask, grad.numel())
-    _select(grad, mask, grad)
+    _select("mask1_backward_", grad, mask, grad)
 
 
-def _select(grad: torch.Tensor, mask: torch.Tensor, grad_x: torch.Tensor) -> torch.Tensor:
+def _select(op: str, grad: torch.Tensor, mask: torch.Tensor, grad_x: torch.Tensor) -> torch.Tensor:
+    check_values(op, "grad", grad)
+    check_mask(op, mask, grad.numel())
     for items, octets in blocks(grad.numel()):
         y = unpack_bits(mask[octets], items.stop - items.start).to(grad.dtype)
         torch.ops.aten.threshold_backward.grad_input(grad[items], y, 0, grad_input=grad_x[items])
@@ -140,19 +138,17 @@ def dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> to
     Equal to the gradient of ``F.dropout`` where scale is 1 / (1 - p) as rounded to grad's dtype. NaN and infinity times
     0 are NaN, as there.
     """
-    check_values("dropout_backward", "grad", grad)
-    check_mask("dropout_backward", mask, grad.numel())
-    return _scale(grad, mask, scale, torch.empty_like(grad))
+    return _scale("dropout_backward", grad, mask, scale, torch.empty_like(grad))
 
 
 def dropout_backward_(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> None:
     """:func:`dropout_backward` that overwrites its gradient."""
-    check_values("dropout_backward_", "grad", grad)
-    check_mask("dropout_backward_", mask, grad.numel())
-    _scale(grad, mask, scale, grad)
+    _scale("dropout_backward_", grad, mask, scale, grad)
 
 
-def _scale(grad: torch.Tensor, mask: torch.Tensor, scale: float, grad_x: torch.Tensor) -> torch.Tensor:
+def _scale(op: str, grad: torch.Tensor, mask: torch.Tensor, scale: float, grad_x: torch.Tensor) -> torch.Tensor:
+    check_values(op, "grad", grad)
+    check_mask(op, mask, grad.numel())
     for items, octets in blocks(grad.numel()):
         noise = unpack_bits(mask[octets], items.stop - items.start).float().mul_(scale)
         grad_x[items] = noise.mul_(grad[items])

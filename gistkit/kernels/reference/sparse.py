@@ -14,6 +14,7 @@ CPU they may: :func:`zvc_pack` and :func:`csr_pack` write the packed values at o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -234,7 +235,8 @@ def _read(op: str, index, counts, values, first: int, n: int, fmt: str, packed: 
     return positions, part, part.of(values, packed, stride)
 
 
-def _decode(op, index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill) -> torch.Tensor:
+def _decode(op, index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
+    """dtype[n] from slot ``first`` on: values at 1024*slot, csr's at 256*row (packed=False), or close together."""
     check_payload(op, index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill)
     positions, part, items = _read(op, index, counts, values, first, n, fmt, packed, spill)
     if fmt == "raw":
@@ -246,14 +248,8 @@ def _decode(op, index, counts, values, exponents, first, n, dtype, fmt, scaling,
     return _placed(positions, elements, n)
 
 
-def zvc_decode(index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
-    """dtype[n] from slot ``first`` of zvc's payload on: values at 1024*slot (packed=False) or close together."""
-    return _decode("zvc_decode", index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill)
-
-
-def csr_decode(index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
-    """dtype[n] from row ``first`` of csr's payload on: rows at 256*row (packed=False) or close together."""
-    return _decode("csr_decode", index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill)
+zvc_decode = partial(_decode, "zvc_decode")
+csr_decode = partial(_decode, "csr_decode")
 
 
 def _placed(positions: Iterator[np.ndarray], items: torch.Tensor, n: int) -> torch.Tensor:
@@ -284,26 +280,17 @@ def _masked(grad: torch.Tensor, result: torch.Tensor, positions: Iterator[np.nda
     target[zeroed:n] = 0
 
 
-def _relu_backward(op, grad, payload, out, form) -> None:
-    check_backward(op, grad, payload, out, form)
-    fmt, _, packed, spill = form
-    index, counts, values, _ = payload
-    positions, _, items = _read(op, index, counts, values, 0, grad.numel(), fmt, packed, spill)
-    bits = _array(items)
-    _masked(grad, out, positions, bits == (np.iinfo(bits.dtype).min if fmt == "raw" else _SIGN_CODES[fmt]))
-
-
-def zvc_relu_backward(grad, index, counts, values, exponents, out, fmt, scaling, packed, spill=None) -> None:
+def _relu_backward(op, grad, index, counts, values, exponents, out, fmt, scaling, packed, spill=None) -> None:
     """out = grad where an element was stored that is not a negative zero, else +0: ReLU's backward from its output.
 
     Exact under the lossy formats too: a small positive value may have become the code +0, but its bit is set. out may
     be grad.
     """
-    payload = (index, counts, values, exponents)
-    _relu_backward("zvc_relu_backward", grad, payload, out, (fmt, scaling, packed, spill))
+    check_backward(op, grad, (index, counts, values, exponents), out, (fmt, scaling, packed, spill))
+    positions, _, items = _read(op, index, counts, values, 0, grad.numel(), fmt, packed, spill)
+    bits = _array(items)
+    _masked(grad, out, positions, bits == (np.iinfo(bits.dtype).min if fmt == "raw" else _SIGN_CODES[fmt]))
 
 
-def csr_relu_backward(grad, index, counts, values, exponents, out, fmt, scaling, packed, spill=None) -> None:
-    """As :func:`zvc_relu_backward`, from csr's payload."""
-    payload = (index, counts, values, exponents)
-    _relu_backward("csr_relu_backward", grad, payload, out, (fmt, scaling, packed, spill))
+zvc_relu_backward = partial(_relu_backward, "zvc_relu_backward")
+csr_relu_backward = partial(_relu_backward, "csr_relu_backward")

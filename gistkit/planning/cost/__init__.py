@@ -9,27 +9,3 @@ from gistkit.planning.cost.devices import CUDA_LIBRARIES_BYTES, GIB, PRESETS, Ha
 from gistkit.planning.cost.part_algorithms import DEFAULT, by_part, of_part
 from gistkit.planning.cost.table import CostTable, cost_table
 from gistkit.planning.cost.times import ANEW, StepTimes, step_fingerprint
-
-__all__ = [
-    "ANEW",
-    "CUDA_LIBRARIES_BYTES",
-    "DEFAULT",
-    "GIB",
-    "MEASURED_DENSITY",
-    "PRESETS",
-    "Algorithm",
-    "CostTable",
-    "Densities",
-    "Hardware",
-    "StepTimes",
-    "by_part",
-    "check_budget",
-    "cost_table",
-    "hardware",
-    "of_part",
-    "parse_budget",
-    "parse_bytes",
-    "passes",
-    "preset_name",
-    "step_fingerprint",
-]

@@ -117,12 +117,13 @@ def conv_algorithms(task: Task, hardware: Hardware) -> tuple[Algorithm, ...]:
     if unrolled_bytes:
         moved_bytes = task.moved_bytes + 2 * shape.n * unrolled_bytes
         found.append(Algorithm("gemm", roofline(simt_s, moved_bytes), unrolled_bytes))
-    if _winograd_fits(shape):
+    if shape.kernel == (3, 3) and _plain(shape):
         seconds = task.flops / WINOGRAD_SAVING / (simt * WINOGRAD_RATE)
         workspace_bytes = _winograd_bytes(shape, task.part)
         found.append(Algorithm("winograd", roofline(seconds, task.moved_bytes + 2 * workspace_bytes), workspace_bytes))
+    fits = _plain(shape) and min(shape.kernel) > 1
     for name, transform in (("fft", _whole(shape)), ("fft_tiling", _tiles(shape))):
-        if transform is not None:
+        if fits and transform is not None:
             seconds = transform.flops / (simt * FFT_RATE) + (task.moved_bytes + 2 * transform.bytes) / bandwidth
             found.append(Algorithm(name, max(seconds, hardware.launch_s), transform.bytes))
     return tuple(a for a in found if a.name not in hardware.lacks)
@@ -147,10 +148,6 @@ def _unrolled_bytes(shape: ConvShape, dtype: str) -> int:
     return shape.c * math.prod(shape.kernel) * shape.out_h * shape.out_w * _ITEMSIZE.get(dtype, 4)
 
 
-def _winograd_fits(shape: ConvShape) -> bool:
-    return shape.kernel == (3, 3) and _unit_steps(shape) and shape.groups == 1
-
-
 def _winograd_bytes(shape: ConvShape, part: str) -> int:
     """F(2x2, 3x3): 16 fp32 numbers a filter; a weight gradient transforms the 4x4 tiles of both maps as well."""
     filters = shape.c * shape.k
@@ -158,29 +155,26 @@ def _winograd_bytes(shape: ConvShape, part: str) -> int:
     return 64 * (filters + (tiles if part == "weight" else 0))
 
 
-def _unit_steps(shape: ConvShape) -> bool:
-    return shape.stride == (1, 1) and shape.dilation == (1, 1)
+def _plain(shape: ConvShape) -> bool:
+    """Stride 1, no dilation, no groups."""
+    return shape.stride == (1, 1) and shape.dilation == (1, 1) and shape.groups == 1
 
 
 def _whole(shape: ConvShape) -> _Spectra | None:
     """Transforms of whole maps, padded to powers of two."""
     height, width = shape.out_h + shape.kernel[0] - 1, shape.out_w + shape.kernel[1] - 1
-    if not _fft_fits(shape) or max(height, width) > FFT_LARGEST:
+    if max(height, width) > FFT_LARGEST:
         return None
     return _spectra(shape, _power_of_two(height), _power_of_two(width), 1)
 
 
 def _tiles(shape: ConvShape) -> _Spectra | None:
     """Transforms of overlapping tiles, each good for tile - kernel + 1 outputs a side."""
-    if not _fft_fits(shape) or max(shape.kernel) > FFT_TILE // 2:
+    if max(shape.kernel) > FFT_TILE // 2:
         return None
     rows = ceil_div(shape.out_h, FFT_TILE - shape.kernel[0] + 1)
     columns = ceil_div(shape.out_w, FFT_TILE - shape.kernel[1] + 1)
     return _spectra(shape, FFT_TILE, FFT_TILE, rows * columns)
-
-
-def _fft_fits(shape: ConvShape) -> bool:
-    return _unit_steps(shape) and shape.groups == 1 and min(shape.kernel) > 1
 
 
 def _spectra(shape: ConvShape, height: int, width: int, tiles: int) -> _Spectra:

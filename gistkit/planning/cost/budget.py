@@ -78,6 +78,3 @@ def _number(amount: int | str, argument: str, forms: str) -> int | tuple[Decimal
     if nbytes > _LARGEST:
         raise ValueError(f"{argument} must be {forms}, from 0 to 2**60 bytes, got {got}; check the unit")
     return nbytes
-
-
-__all__ = ["check_budget", "parse_budget", "parse_bytes"]

@@ -20,29 +20,17 @@ at twice the 10 GB/s; a fresh tensor's pages cost as much again and more.
 from __future__ import annotations
 
 import difflib
-import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gistkit.errors import quoted
 from gistkit.ir import from_json, to_json
-from gistkit.planning.cost.cards import (
-    BOTH_WAYS,
-    CARDS,
-    FP32_SHARE,
-    HALF_SHARE,
-    LINK_SHARE,
-    MEMORY_SHARE,
-    PCIE_GBPS,
-    TF32_SHARE,
-    Card,
-)
+from gistkit.planning.cost import cards
 
 GIB = 2**30
 _POSITIVE = ("memory_gbps", "codec_slowdown")
-_NOT_NEGATIVE = ("d2h_gbps", "h2d_gbps", "both_gbps", "launch_s", "host_s", "runtime_host_s")
-_LIMITS = {"memory_gbps": 1e6, "d2h_gbps": 1e5, "h2d_gbps": 1e5, "both_gbps": 2e5}
-_LIMITS |= {"launch_s": 1.0, "host_s": 1.0, "runtime_host_s": 1.0}
+_LIMITS = {"memory_gbps": 1e6, "codec_slowdown": 1e6, "d2h_gbps": 1e5, "h2d_gbps": 1e5, "both_gbps": 2e5}
+_LIMITS |= dict.fromkeys(("launch_s", "host_s", "runtime_host_s"), 1.0)
 _MOST_FLOPS = 1e18
 _DEVICES = ("cuda", "gpu", "mps", "xpu", "hip", "rocm", "auto")
 H200_HOST_S, H200_RUNTIME_HOST_S = 2.0e-5, 1.07e-4
@@ -96,28 +84,22 @@ class Hardware:
             _refuse("memory_bytes", "a whole number of bytes above 0 and below 2**50", self.memory_bytes)
         if type(self.libraries_bytes) is not int or not 0 <= self.libraries_bytes < self.memory_bytes:
             _refuse("libraries_bytes", "a whole number of bytes below memory_bytes", self.libraries_bytes)
-        for figure in (*_POSITIVE, *_NOT_NEGATIVE):
-            _check_number(figure, getattr(self, figure), figure in _POSITIVE)
-        self._check_link()
-        self._check_flops()
-
-    @property
-    def has_link(self) -> bool:
-        """Whether anything can be moved to the host."""
-        return self.both_gbps > 0
-
-    def _check_link(self) -> None:
+        for figure, limit in _LIMITS.items():
+            _check_number(figure, getattr(self, figure), figure in _POSITIVE, limit)
         rates = (self.d2h_gbps, self.h2d_gbps, self.both_gbps)
         if any(rates) and not all(rates):
             _refuse("d2h_gbps, h2d_gbps and both_gbps", "all above 0, or all 0 where there is no link", rates)
         if self.both_gbps > 1.05 * (self.d2h_gbps + self.h2d_gbps):
             _refuse("both_gbps", "at most the sum of both directions", self.both_gbps)
-
-    def _check_flops(self) -> None:
         if "float32" not in self.flops:
             _refuse("flops", "a mapping of dtype names to rates with 'float32' among them", self.flops)
         for dtype, rate in self.flops.items():
             _check_number(f"flops[{dtype!r}]", rate, True, _MOST_FLOPS)
+
+    @property
+    def has_link(self) -> bool:
+        """Whether anything can be moved to the host."""
+        return self.both_gbps > 0
 
     def to_json(self) -> str:
         """The hardware as JSON text."""
@@ -153,27 +135,26 @@ def _refuse(field: str, demand: str, value: object) -> None:
     )
 
 
-def _check_number(field: str, value: object, positive: bool, limit: float | None = None) -> None:
-    limit = _LIMITS.get(field, 1e6) if limit is None else limit
+def _check_number(field: str, value: object, positive: bool, limit: float) -> None:
     demand = f"a number {'above 0' if positive else 'of at least 0'} and at most {limit:g}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return _refuse(field, demand, value)
-    if not math.isfinite(value) or value < 0 or value > limit or (positive and value == 0):
+    if not 0 <= value <= limit or (positive and value == 0):
         _refuse(field, demand, value)
 
 
-def _of_datasheet(card: Card) -> Hardware:
+def _of_datasheet(card: cards.Card) -> Hardware:
     """A card at the shares of its datasheet that an H200 reaches."""
-    half, link_gbps = 1e12 * HALF_SHARE * card.half, LINK_SHARE * PCIE_GBPS[card.pcie]
-    fp32 = 1e12 * FP32_SHARE * card.fp32
-    modern = {"tf32": 1e12 * TF32_SHARE * card.tf32} if card.tf32 else {}
+    half, link_gbps = 1e12 * cards.HALF_SHARE * card.half, cards.LINK_SHARE * cards.PCIE_GBPS[card.pcie]
+    fp32 = 1e12 * cards.FP32_SHARE * card.fp32
+    modern = {"tf32": 1e12 * cards.TF32_SHARE * card.tf32} if card.tf32 else {}
     return Hardware(
         name=card.preset,
         memory_bytes=card.memory_gb * 10**9,
-        memory_gbps=MEMORY_SHARE * card.memory_gbps,
+        memory_gbps=cards.MEMORY_SHARE * card.memory_gbps,
         d2h_gbps=link_gbps,
         h2d_gbps=link_gbps,
-        both_gbps=BOTH_WAYS * link_gbps,
+        both_gbps=cards.BOTH_WAYS * link_gbps,
         flops={"float32": fp32, "float16": half, "bfloat16": half if card.tf32 else fp32, **modern},
         launch_s=8e-6,
         async_counts=True,
@@ -184,70 +165,29 @@ def _of_datasheet(card: Card) -> Hardware:
     )
 
 
-PRESETS: dict[str, Hardware] = {}
-PRESETS |= {
-    preset.name: preset
-    for preset in (
-        Hardware(
-            name="titanx",
-            memory_bytes=12 * GIB,
-            memory_gbps=252.0,
-            d2h_gbps=12.8,
-            h2d_gbps=12.8,
-            both_gbps=25.6,
-            flops={"float32": 4.5e12, "float16": 4.5e12, "bfloat16": 4.5e12},
-            launch_s=8e-6,
-            async_counts=True,
-            lacks=("winograd",),  # came with cuDNN 5; vDNN had cuDNN 4
-            tells_algorithms=True,
-            source="preset titanx: published figures, of them assumed shares",
-        ),
-        Hardware(
-            name="k40m",
-            memory_bytes=12 * GIB,
-            memory_gbps=187.0,
-            d2h_gbps=12.8,
-            h2d_gbps=12.8,
-            both_gbps=25.6,
-            flops={"float32": 3.0e12, "float16": 3.0e12, "bfloat16": 3.0e12},
-            launch_s=8e-6,
-            async_counts=True,
-            tells_algorithms=True,
-            source="preset k40m: published figures, of them assumed shares",
-        ),
-        Hardware(
-            name="h200",
-            memory_bytes=150_754_820_096,  # 140.4 GiB, as the driver reports it
-            memory_gbps=4200.0,
-            d2h_gbps=55.0,
-            h2d_gbps=55.0,
-            both_gbps=83.0,  # "both directions at once can halve one"
-            flops={"float32": 5.0e13, "tf32": 2.0e14, "bfloat16": 7.9e14, "float16": 7.9e14},
-            launch_s=8e-6,
-            async_counts=True,
-            libraries_bytes=CUDA_LIBRARIES_BYTES,
-            host_s=H200_HOST_S,
-            runtime_host_s=H200_RUNTIME_HOST_S,
-            source="preset h200: measured on one",
-        ),
-        Hardware(
-            name="cpu",
-            memory_bytes=64 * GIB,
-            memory_gbps=10.0,
-            d2h_gbps=0.0,
-            h2d_gbps=0.0,
-            both_gbps=0.0,
-            flops={"float32": 5e10, "bfloat16": 5e10, "float16": 2e9},
-            launch_s=5e-6,
-            async_counts=False,
-            codec_slowdown=5.0,
-            source="preset cpu: orders of magnitude of one core",
-        ),
-    )
-}
-
-
-PRESETS |= {card.preset: _of_datasheet(card) for card in CARDS}
+_TITANX = Hardware(
+    "titanx", 12 * GIB, 252.0, d2h_gbps=12.8, h2d_gbps=12.8, both_gbps=25.6,
+    flops={"float32": 4.5e12, "float16": 4.5e12, "bfloat16": 4.5e12}, launch_s=8e-6, async_counts=True,
+    lacks=("winograd",),  # came with cuDNN 5; vDNN had cuDNN 4
+    tells_algorithms=True, source="preset titanx: published figures, of them assumed shares",
+)  # fmt: skip
+_K40M = replace(
+    _TITANX, name="k40m", memory_gbps=187.0, flops={"float32": 3.0e12, "float16": 3.0e12, "bfloat16": 3.0e12},
+    lacks=(), source="preset k40m: published figures, of them assumed shares",
+)  # fmt: skip
+_H200 = Hardware(
+    "h200", 150_754_820_096,  # 140.4 GiB, as the driver reports it
+    4200.0, d2h_gbps=55.0, h2d_gbps=55.0, both_gbps=83.0,  # "both directions at once can halve one"
+    flops={"float32": 5.0e13, "tf32": 2.0e14, "bfloat16": 7.9e14, "float16": 7.9e14}, launch_s=8e-6, async_counts=True,
+    libraries_bytes=CUDA_LIBRARIES_BYTES, host_s=H200_HOST_S, runtime_host_s=H200_RUNTIME_HOST_S,
+    source="preset h200: measured on one",
+)  # fmt: skip
+_CPU = Hardware(
+    "cpu", 64 * GIB, 10.0, d2h_gbps=0.0, h2d_gbps=0.0, both_gbps=0.0,
+    flops={"float32": 5e10, "bfloat16": 5e10, "float16": 2e9}, launch_s=5e-6, async_counts=False, codec_slowdown=5.0,
+    source="preset cpu: orders of magnitude of one core",
+)  # fmt: skip
+PRESETS = {h.name: h for h in (_TITANX, _K40M, _H200, _CPU, *map(_of_datasheet, cards.CARDS))}
 
 
 def hardware(which: Hardware | str | Path | None = None) -> Hardware:
