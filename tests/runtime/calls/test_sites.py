@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import gistkit
 from tests.support.call_cases import Net, both, compressed_and_plain, image, settle  # noqa: F401
 
 
