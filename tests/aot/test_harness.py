@@ -4,7 +4,7 @@ import pytest
 import triton
 import triton.language as tl
 
-from tests.aot.harness import CAPABILITIES, Compiled, compile_kernel, loop_body, loops, opcode_of, per_element
+from tests.aot.harness import CAPABILITIES, Compiled, compile_kernel, opcode_of, per_element
 
 
 @triton.jit
@@ -23,12 +23,6 @@ def _sum_rows(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     tl.store(y_ptr + offs, total)
 
 
-@triton.jit
-def _reverse(x_ptr, y_ptr, BLOCK: tl.constexpr):
-    offs = tl.arange(0, BLOCK)
-    tl.store(y_ptr + offs, tl.flip(tl.load(x_ptr + offs), 0))
-
-
 def _compiled_copy(capability: int, **options) -> Compiled:
     signature = {"x_ptr": "*fp32", "y_ptr": "*fp32", "n": "i64"}
     return compile_kernel(_copy, signature, {"BLOCK": 1024}, capability, **options)
@@ -45,25 +39,6 @@ def test_copy_kernel(capability):
     assert opcode_of(c.sass_lines[-1]) == "EXIT", "padding after the last EXIT is not counted"
     assert per_element(c, 1024, 4) == c.instructions / 8
     assert per_element(c, 1024, 4) < 6
-
-
-def test_loop_body_is_the_largest_backward_branch():
-    c = compile_kernel(_sum_rows, {"x_ptr": "*fp32", "y_ptr": "*fp32", "n": "i32"}, {"BLOCK": 512}, 90)
-    body = loop_body(c)
-    assert len(body) == max(map(len, loops(c))) < c.instructions
-    assert any(opcode_of(line).startswith("LDG") for line in body)
-    assert not any(opcode_of(line).startswith("STG") for line in body)
-    assert per_element(body, 512, 4) == len(body) / 4
-
-
-def test_a_kernel_without_a_loop_has_no_body():
-    with pytest.raises(ValueError, match="no backward branch"):
-        loop_body(_compiled_copy(90))
-
-
-def test_barriers_and_shared_memory_are_seen():
-    c = compile_kernel(_reverse, {"x_ptr": "*fp32", "y_ptr": "*fp32"}, {"BLOCK": 1024}, 90)
-    assert c.barriers >= 1 and c.shared_bytes > 0
 
 
 def test_spills_are_seen():

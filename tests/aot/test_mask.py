@@ -65,15 +65,6 @@ def test_dropout_backward(capability, dtype):
     assert not any(".FTZ" in line for line in compiled.sass_lines), "subnormal gradients survive"
 
 
-def test_flags_one_by_one():
-    for kernel, constexprs in (
-        (kernels._pack_kernel, {"RELU": False, "KEEP_ZERO": False}),
-        (kernels._unpack_kernel, {}),
-    ):
-        compiled, instructions = build(kernel, "u8", 90, **constexprs)
-        assert_lean(compiled, instructions, 1 + 1 / 8)
-
-
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_flags_by_words(capability):
     # a copy of single bytes is as fast as memory only with few instructions: half of what an H200 issues on the way

@@ -142,14 +142,6 @@ def test_general_kernels_compile_without_spills(wide, channels_last):
         _compile(backward_kernel, "bf16", capability, BITS=8, PORTABLE=False, **windows, **common)
 
 
-@pytest.mark.parametrize("dtype, channels_last, v", [("bf16", True, 1), ("fp16", True, 8), ("bf16", False, 2)])
-def test_keys_of_general_windows_compile_without_spills(dtype, channels_last, v):
-    windows = {**_windows(3, 1), "DH": 2, "DW": 2}
-    codes = {"NONE": 255, "ZERO_CODE": False, "BITS": 8, "KEEP_ZERO": False, "ASM": 90}
-    common = {"CHANNELS_LAST": channels_last, "WIDE": True, "V": v, "LANES": FORWARD_OUTPUTS // v}
-    _compile(forward_kernel, dtype, 90, RELU=False, CHECK=True, UNROLL=True, **windows, **codes, **common)
-
-
 @pytest.mark.parametrize("wide", [False, True])
 def test_extents_of_one_become_constants(wide):
     """Triton makes integer arguments equal to 1 compile-time constants: a plane of one pixel, a single group."""

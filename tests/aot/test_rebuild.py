@@ -81,13 +81,6 @@ def test_planes_across_rows(dtype, capability, other):
     assert dtype == "fp32" or other or instructions <= 18, "less than a copy of 16-bit values leaves time for"
 
 
-@pytest.mark.parametrize("plane", [169, 3249])
-def test_planes_across_rows_and_programs(plane):
-    compiled, instructions = build("bf16", 90, 2048, plane)
-    assert lean(compiled, instructions, "bf16", 2) <= 1 and instructions <= 19
-    assert compiled.stores == compiled.stores_128 == 2
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_multiply_adds_are_fused_where_written(form):
     compiled, _ = build("fp32", 90, 256, 3136, form)

@@ -15,7 +15,7 @@ from tests.support.tensors import float_values, same_bits
 from tests.support.warp import launch
 
 KINDS = {torch.uint8: "*u8", torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64"}
-KINDS |= {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
+KINDS |= {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 
 
 def emulated(kernel, programs, x, *args, **constexprs):
@@ -47,10 +47,20 @@ def device(monkeypatch):
 
 
 @pytest.mark.parametrize("codec", STRIDES)
-@pytest.mark.parametrize("fmt, scaling", [("raw", "none"), ("fp8", "none"), ("fp10", "block")])
-def test_encoding_and_reading(codec, fmt, scaling, device):
-    dtype, stride = torch.bfloat16, STRIDES[codec]
-    case = sparse_case(float_values(2056, dtype, 3, 0.5, False), float_values(2056, dtype, 4, 0.1, False), fmt, scaling)
+@pytest.mark.parametrize(
+    "dtype, fmt, scaling, n",
+    [
+        (torch.bfloat16, "raw", "none", 2056),
+        (torch.float32, "raw", "none", 2003),  # elements are loaded one by one
+        (torch.float32, "fp8", "none", 2056),
+        (torch.bfloat16, "fp10", "block", 2056),
+        (torch.float16, "fp16", "none", 2056),
+    ],
+)
+def test_encoding_and_reading(codec, dtype, fmt, scaling, n, device):
+    """Of whole tensors and of parts; the last slot is short."""
+    stride = STRIDES[codec]
+    case = sparse_case(float_values(n, dtype, 3, 0.5, False), float_values(n, dtype, 4, 0.1, False), fmt, scaling)
     expected = getattr(reference, f"{codec}_encode")(case.x, "raw" if scaling == "block" else fmt)
     made = getattr(operators, f"{codec}_encode")(case.x, "raw" if scaling == "block" else fmt)
     total = int(expected[1].sum())

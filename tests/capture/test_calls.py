@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import checkpoint
 
 from gistkit.capture import calls
 
@@ -76,26 +75,6 @@ def bound(way):
     return seen(way)[-1][1]
 
 
-def test_arguments_by_name():
-    pool = bound(lambda: nn.MaxPool2d(3, 2, 1, ceil_mode=True)(X))
-    assert pool[1:] == ((3, 3), (2, 2), (1, 1), (1, 1), True)
-    assert bound(lambda: F.max_pool2d(X, 2)).stride == (2, 2)
-    assert bound(lambda: torch.max_pool2d(X, [2, 3], [])).stride == (2, 3)
-    conv = bound(lambda: nn.Conv2d(3, 6, (1, 3), stride=(1, 2), padding=(0, 1), groups=3)(X))
-    assert conv[3:] == ((1, 2), (0, 1), (1, 1), 3) and conv.bias.shape == (6,)
-    assert bound(lambda: F.conv2d(X, W, padding="same")).padding == "same"
-    mean, var, weight, bias = (torch.ones(3) * i for i in range(1, 5))
-    norm = bound(lambda: torch.batch_norm(X, weight, bias, mean, var, True, 0.3, 1e-3, True))
-    other = bound(lambda: F.batch_norm(X, mean, var, weight, bias, True, 0.3, 1e-3))
-    assert all(a is b for a, b in zip(norm, other, strict=True))
-    assert norm.running_mean is mean and norm.bias is bias and norm[5:] == (True, 0.3, 1e-3)
-    assert bound(lambda: F.dropout(X, 0.25, training=False))[1:] == (0.25, False, False)
-    assert bound(lambda: torch.dropout_(X.clone(), 0.25, True))[1:] == (0.25, True, True)
-    assert bound(lambda: torch.add(X, X, alpha=3))[2:] == (3, False)
-    assert bound(lambda: X.clone().add_(X)).inplace and not bound(lambda: X + X).inplace
-    assert bound(lambda: nn.ReLU(True)(X.clone())).inplace and bound(lambda: F.relu_(X.clone())).inplace
-
-
 @pytest.mark.parametrize(
     "way",
     [
@@ -111,29 +90,3 @@ def test_additions_that_do_not_count(way):
 def test_a_pool_with_indices_is_not_covered():
     assert not any(calls.is_counted(b) for _, b in seen(lambda: F.max_pool2d(X, 2, return_indices=True)))
     assert calls.bind("max_pool2d", F.max_pool2d, (X, 2), {"return_indices": True}) is None
-
-
-def test_wrong_arguments_bind_to_nothing_and_stay_pytorchs_error():
-    assert calls.bind("relu", torch.relu, (X, True), None) is None
-    assert calls.bind("conv2d", F.conv2d, (X,), {}) is None
-    assert not calls.is_counted(calls.bind("relu", F.relu, ([1.0],), None))
-
-
-def test_the_region_is_open_only_under_its_own_hooks_with_gradients():
-    def pack(t):
-        return t
-
-    hooks = torch.autograd.graph.saved_tensors_hooks
-    assert not calls.region_is_open(pack)
-    with hooks(pack, pack):
-        assert calls.region_is_open(pack)
-        with torch.no_grad():
-            assert not calls.region_is_open(pack)
-        with hooks(lambda t: t, lambda t: t):
-            assert not calls.region_is_open(pack)
-        inside = []
-        x = X.clone().requires_grad_()
-        for reentrant in (True, False):
-            checkpoint(lambda t: inside.append(calls.region_is_open(pack)) or t * 2, x, use_reentrant=reentrant)
-        assert inside == [False, False]
-        assert calls.region_is_open(pack)

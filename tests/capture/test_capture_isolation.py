@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from gistkit.capture.entry import STAND_IN, capture
+from gistkit.capture.entry import capture
 from gistkit.errors import CaptureError
 from tests.support.graphs import Apply, captured, conv, fake_batch, ops, the  # fmt: skip
 
@@ -143,25 +143,3 @@ def test_hooks_replaced_forwards_and_uncopyable_models_are_refused():
     stubborn.lock = (i for i in range(3))
     with pytest.raises(CaptureError, match="could not be captured on a copy"):
         capture(stubborn, (fake_batch(2, 8, 4, 4),))
-
-
-class Wrapper:
-    """A stand-in forward, as compress makes it."""
-
-    in_force = True
-
-    def __init__(self, previous):
-        self.previous = previous
-
-    def __call__(self, *args):
-        raise AssertionError("the copy runs the original forward")
-
-
-def test_a_stand_in_forward_is_left_out_of_the_copy():
-    model = nn.Sequential(conv(), nn.ReLU())
-    model.forward = vars(model)[STAND_IN] = Wrapper(None)
-    assert ops(capture(model, (fake_batch(2, 8, 4, 4),))) == ["conv2d", "relu"]
-    assert isinstance(model.forward, Wrapper)
-    other = nn.Sequential(conv(), nn.ReLU())
-    other.forward = vars(other)[STAND_IN] = Wrapper(other[1].forward)
-    assert ops(capture(other, (fake_batch(2, 8, 4, 4),))) == ["relu"]

@@ -107,30 +107,6 @@ def test_what_the_model_puts_away_escapes():
     assert not graph.storages[output_of(graph, "conv2d")].escapes
 
 
-def test_garbage_in_a_reference_cycle_does_not_escape():
-    def forward(m, x):
-        cycle = [F.relu(m[0](x))]
-        cycle.append(cycle)
-        return m[0](cycle[0]).sum()
-
-    assert not captured(forward, conv()).storages[output_of(captured(forward, conv()), "relu")].escapes
-
-
-def test_views_and_concatenations():
-    def forward(m, x):
-        parts = [F.relu(m[0](x))]
-        for layer in m[1:]:
-            parts.append(F.relu(layer(torch.cat(parts, 1))))
-        return torch.cat(parts, 1).chunk(2, 1)[0].mean()
-
-    graph = captured(forward, conv(), nn.Conv2d(8, 4, 3, padding=1), nn.Conv2d(12, 4, 3, padding=1))
-    cats = [c for c in graph.calls if c.op == "cat"]
-    assert [len(c.operands) for c in cats] == [1, 2, 3]
-    assert saves_of(graph, output_of(graph, "cat", 1)) == [("conv2d", "input", True)]
-    chunk = the(graph, "chunk")
-    assert all(not graph.values[i].whole and graph.values[i].storage in cats[2].writes for i in chunk.results)
-
-
 def test_unet_upsampling_lstm_and_attention_go_through():
     def unet(m, x):
         down = F.relu(m[0](x))

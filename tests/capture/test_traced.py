@@ -6,9 +6,8 @@ import torch.nn.functional as F
 
 import gistkit
 from gistkit import zoo
-from gistkit.runtime.live import LiveBytes
 from tests.support.models import DenseNet, UNet
-from tests.support.peaks import held_step
+from tests.support.peaks import held_step, peaks_of_steps
 
 TARGETS = torch.tensor([1, 0, 2, 3])
 
@@ -32,12 +31,7 @@ def plain_memory(graph):
 
 def measured_peak(model, x, y):
     """Peak of live bytes of the second step, everything counted."""
-    for _ in range(2):
-        model.zero_grad(set_to_none=True)
-        with LiveBytes() as live:
-            live.track(model, x, y)
-            held_step(model, F.cross_entropy, x, y)
-    return live.peak_bytes
+    return peaks_of_steps(model, lambda: held_step(model, F.cross_entropy, x, y), x, y)[1]
 
 
 def zoo_net(name, size):
@@ -81,25 +75,6 @@ def test_tasks_of_a_small_step():
     forward = next(t for t in graph.tasks if t.op == "conv2d")
     assert forward.flops == 2 * 4 * 4 * 6 * 6 * 3 * 9 and forward.conv.kernel == (3, 3)
     assert [t.index for t in graph.tasks] == list(range(len(graph.tasks)))
-
-
-def test_lives_and_uses():
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 5, 6), torch.nn.Flatten())
-    graph = captured(model.train(), torch.randn(4, 3, 8, 8), TARGETS)
-    tasks = {(t.phase, t.call, t.part): t.index for t in graph.tasks}
-    calls = {c.op: c.index for c in reversed(graph.calls)}
-    second = [c.index for c in graph.calls if c.op == "conv2d"][1]
-    relu = next(b for b in graph.blocks if b.first == tasks["forward", calls["relu"], ""])
-    assert (relu.kind, relu.last, relu.saved) == ("activation", tasks["forward", second, ""], relu.first)
-    assert [(u.task, u.values) for u in relu.uses] == [
-        (tasks["backward", second, "weight"], True),
-        (tasks["backward", calls["relu"], ""], False),
-    ]
-    before = next(b for b in graph.blocks if b.first == tasks["forward", calls["conv2d"], ""])
-    assert before.uses == () and before.last == relu.first
-    gradients = [b for b in graph.blocks if b.kind == "weight_gradient"]
-    assert sum(b.nbytes for b in gradients) == sum(p.nbytes for p in model.parameters())
-    assert all(b.last == len(graph.tasks) for b in gradients)
 
 
 def test_meta_model_larger_than_the_machine():

@@ -98,17 +98,6 @@ def test_the_host_never_waits(name):
     assert all(same_bits(a, b) for a, b in zip(early, late, strict=True))
 
 
-def test_bounded_packing_holds_no_more_than_lag_scratches():
-    packer = ExactPacker(lag=2, bounded=True)
-    x = host_values((300_000,), torch.float32).cuda()
-    held = []
-    for _ in range(6):
-        torch.cuda._sleep(SLEEP_CYCLES // 10)
-        held.append(packer.encode("zvc", x))
-        assert packer.waiting <= 2
-    assert not any(e.pending for e in held[:-2])
-
-
 def test_an_encoding_is_settled_on_its_own_stream_only():
     packer = ExactPacker()
     x = host_values((300_000,), torch.float32).cuda()

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 
 from gistkit import functional
-from gistkit.nn.standin import Geometry, StandIn
 from tests.support.nn_cases import DTYPES, laid_out, planted, same_bits
 
 pytestmark = pytest.mark.gpu
@@ -101,17 +100,6 @@ def test_conv2d(case, dtype, layout, weight_layout, cudnn):
     ]
     with torch.backends.cudnn.flags(enabled=cudnn, benchmark=False, deterministic=True):
         _assert_same(lambda *t: functional.conv2d(*t, *where), lambda *t: F.conv2d(*t, *where), operands)
-
-
-def test_backends_get_the_stand_in_that_is_meant_for_them():
-    x, weight = torch.empty(4, 8, 9, 9, device="cuda"), torch.empty(8, 8, 3, 3, device="cuda")
-    geometry = Geometry((1, 1), (1, 1), (1, 1), 1)
-    assert geometry.backend(x, weight) == torch._C._ConvBackend.Cudnn
-    stand_in = StandIn.of(x, weight, geometry)
-    assert stand_in.tensor(weight, geometry).untyped_storage().nbytes() == 0
-    with torch.backends.cudnn.flags(enabled=False):
-        # settings changed since forward: a backend that may copy its input gets one that can be copied
-        assert stand_in.tensor(weight, geometry).data_ptr() == weight.data_ptr()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

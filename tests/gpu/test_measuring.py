@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import gistkit
-from gistkit import MeasureError, capture, cli, zoo
+from gistkit import MeasureError, capture, zoo
 
 pytestmark = pytest.mark.gpu
 
@@ -71,11 +71,3 @@ def test_a_small_card():
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
         torch.cuda.empty_cache()
-
-
-def test_the_command(tmp_path, capsys):
-    file = tmp_path / "times.json"
-    arguments = ["resnet18", "--batch", "16", "--image-size", "64"]
-    assert cli.main(["profile", *arguments, "--measure", "--times", str(file)]) == 0
-    assert f"measured on {torch.cuda.get_device_name()}" in " ".join(capsys.readouterr().out.split())
-    assert cli.main(["plan", *arguments, "--times", str(file), "--policy", "gist"]) == 0

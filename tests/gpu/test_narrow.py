@@ -7,7 +7,6 @@ import torch
 
 from gistkit.formats import FLOAT_FORMATS, SCALINGS
 from gistkit.kernels import ops
-from tests.gpu.waiting import no_synchronisation
 from tests.support.kernel_laws import assert_decodes, assert_narrow
 from tests.support.narrow_values import boundaries
 from tests.support.tensors import FLOATS, same_bits, values_of
@@ -47,21 +46,6 @@ def test_every_code_its_neighbours_and_every_tie(fmt, scaling):
 def test_every_code_decodes_as_the_oracle_does(fmt, bits, dtype):
     exponents = (None, *range(FLOAT_FORMATS[fmt].max_exponent + 1, 256))
     assert_decodes(ops, fmt, bits, dtype, "cuda", exponents)
-
-
-@pytest.mark.parametrize("n", [0, 1, 2, 3, 3 * 2**20, 2**20 + 1])
-def test_fp10_pack(n):
-    codes = torch.randint(0, 1024, (n,)).to(torch.int16)
-    assert torch.equal(ops.fp10_pack(codes.cuda()).cpu(), ops.fp10_pack(codes))
-
-
-@formats
-@scalings
-def test_the_host_never_waits(fmt, scaling):
-    x = torch.randn(2**20, device="cuda")
-    ops.narrow_decode(*ops.narrow_encode(x, fmt, scaling), x.numel(), x.dtype, fmt, scaling)
-    with no_synchronisation():
-        ops.narrow_decode(*ops.narrow_encode(x, fmt, scaling), x.numel(), x.dtype, fmt, scaling)
 
 
 @pytest.mark.parametrize("scaling", ["none", "block"])

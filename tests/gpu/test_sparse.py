@@ -7,8 +7,6 @@ from gistkit.codecs import CODECS, Sparse
 from gistkit.kernels import STRIDES, ops
 from gistkit.kernels.reference import sparse as reference
 from gistkit.kernels.reference import sparse_blocks as block_reference
-from gistkit.kernels.sparse.ends import ends, ends_and_heads
-from tests.gpu.waiting import no_synchronisation
 from tests.support.sparse_cases import (
     EMPTY,
     PAYLOADS,
@@ -19,7 +17,7 @@ from tests.support.sparse_cases import (
     relu_gradient,
     sparse_case,
 )
-from tests.support.tensors import FLOATS, bits, float_values, plain_nan, same_bits
+from tests.support.tensors import FLOATS, float_values, plain_nan, same_bits
 
 pytestmark = pytest.mark.gpu
 
@@ -58,27 +56,6 @@ def test_kernels_equal_the_oracle(codec, fmt, scaling, dtype, n):
         assert same_bits(decoded(ops, there, moved, codec).cpu(), decoded(reference, case, payload, codec))
         gradient = relu_gradient(ops, there, moved, codec)
         assert same_bits(gradient.cpu(), relu_gradient(reference, case, payload, codec))
-
-
-@BOTH
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("zeros", (0.0, 0.1, 0.5, 0.9, 0.99, 1.0))
-@pytest.mark.parametrize("n", (20_000_003,))
-def test_raw_round_trip_of_many_elements(n, codec, dtype, zeros):
-    x = float_values(n, dtype, 6, zeros, False).cuda()
-    case = SparseCase(x, x, "raw", "none")
-    for payload in PAYLOADS[codec](ops, case):
-        assert same_bits(decoded(ops, case, payload, codec), x)
-        passes = (bits(x) != 0) & ~((x == 0) & x.signbit())
-        assert same_bits(relu_gradient(ops, case, payload, codec), torch.where(passes, x, 0))
-
-
-@BOTH
-def test_every_pattern_of_16_bits(codec):
-    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).cuda()
-    case = SparseCase(x, x, "raw", "none")
-    for payload in PAYLOADS[codec](ops, case):
-        assert same_bits(decoded(ops, case, payload, codec), x)
 
 
 # below the upper 16 bits of an fp32: both sides of every tie of fp8 and fp10 (at 0), of fp16 (odd multiples of 0x1000)
@@ -132,15 +109,6 @@ def test_every_code_decodes_as_the_oracle_has_it(codec, fmt, bits, dtype, scalin
 
 
 @BOTH
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_the_values_need_not_be_aligned(codec, dtype):
-    x = float_values(5001, dtype, 0, 0.5, False).cuda()[1:]
-    case = SparseCase(x, x, "raw", "none")
-    for payload in PAYLOADS[codec](ops, case):
-        assert same_bits(decoded(ops, case, payload, codec), x)
-
-
-@BOTH
 def test_more_elements_than_31_bits_count(codec):
     """2**31 + 5000 elements of bf16 (4 GiB): addresses, offsets and the packed arrays all pass 2**31."""
     x = torch.zeros(2**31 + 5000, dtype=torch.bfloat16, device="cuda")
@@ -190,28 +158,6 @@ def test_packing_blocks_equals_the_oracle(fmt, dtype, longest, stride, unaligned
         assert torch.equal(a.cpu(), b)
 
 
-@pytest.mark.parametrize("slots", (1, 1024, 16_384, 16_385, 3_000_000))
-def test_running_sums(slots):
-    counts = torch.randint(0, 1025, (slots,)).to(torch.int16)
-    counts[::3] = 0
-    counts[-1] = 1024
-    expected = counts.cumsum(0, dtype=torch.int64)
-    places = torch.arange(0, int(expected[-1]), 1024)
-    made, heads = ends_and_heads(counts.cuda(), places.numel(), 1024)
-    assert torch.equal(made.cpu(), expected) and torch.equal(ends(counts.cuda()).cpu(), expected)
-    assert torch.equal(heads.cpu().long(), torch.searchsorted(expected, places, right=True))
-
-
-@pytest.mark.parametrize("codec, first, n", [("zvc", 0, 5), ("zvc", 1, 1003), ("csr", 0, 3), ("csr", 1, 515)])
-def test_a_part_that_ends_inside_a_group_is_cut_there(codec, first, n):
-    x = float_values(2048, torch.float32, 6, 0.0, False)
-    case = SparseCase(x, x, "raw", "none")
-    for payload in PAYLOADS[codec](reference, case):
-        there = on_device(payload)
-        made = getattr(ops, f"{codec}_decode")(*there[:4], first, n, x.dtype, *there[4:])
-        assert same_bits(made.cpu(), x[STRIDES[codec] * first :][:n])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", sorted(name for name, codec in CODECS.items() if isinstance(codec, Sparse)))
 def test_parts_before_and_after_settling(name, dtype):
@@ -224,18 +170,6 @@ def test_parts_before_and_after_settling(name, dtype):
             assert same_bits(codec.decode_range(encoded, start, stop).cpu(), whole[start:stop])
         if encoded.pending:
             codec.settle(encoded, int(codec.total(encoded)))
-
-
-@BOTH
-def test_nothing_waits_for_the_device(codec):
-    x = float_values(100_000, torch.float32, 0, 0.5, False).cuda()
-    none, out = EMPTY.cuda(), torch.empty_like(x)
-    with no_synchronisation():
-        encoded = getattr(ops, f"{codec}_encode")(x, "raw")
-        getattr(ops, f"{codec}_decode")(*encoded, none, 0, x.numel(), x.dtype, "raw", "none", False)
-        getattr(ops, f"{codec}_relu_backward")(x, *encoded, none, out, "raw", "none", False)
-        ops.compact(encoded[2], encoded[1], STRIDES[codec], x.numel())
-        ops.compact_blocks(encoded[2], encoded[1], STRIDES[codec], x.numel(), "fp8")
 
 
 def test_a_device_that_is_not_the_current_one():

@@ -12,8 +12,7 @@ import torch
 from gistkit import formats
 from gistkit.codecs import CODECS, Encoded, Sparse
 from gistkit.kernels.layout import flat
-from gistkit.kernels.sparse.ends import ends
-from gistkit.kernels.sparse.spill import GROUP, group_slots, spill_origin
+from gistkit.kernels.sparse.spill import GROUP, group_slots
 from tests.gpu.waiting import no_synchronisation
 from tests.support.tensors import FLOATS, bits, float_values, plain_nan, same_bits
 
@@ -22,7 +21,6 @@ pytestmark = pytest.mark.gpu
 WITHIN = {name: c for name, c in CODECS.items() if isinstance(c, Sparse) and c.packs_within}
 UNTOUCHED = 0x5A
 N = 50 * GROUP + 1234
-ROOMS = (0.0, 0.5, 0.9999, 1.0, 1.5)
 
 
 def pinned(codec: Sparse, n: int, dtype: torch.dtype, capacity: int) -> torch.Tensor:
@@ -102,21 +100,6 @@ def test_arrays_and_spill_are_the_oracles(name, dtype, n, room):
         assert same_bits(a, b)
 
 
-@pytest.mark.parametrize("stride", (256, 1024))
-@pytest.mark.parametrize("slots", (1, 1024, 16_384, 16_385, 1_000_003))
-@pytest.mark.parametrize("share", (0.0, 0.5, 1.0))
-def test_ends_are_redirected_by_groups(stride, slots, share):
-    counts = torch.randint(0, stride + 1, (slots,)).to(torch.int16)
-    plain, group = counts.cumsum(0, dtype=torch.int64), group_slots(stride)
-    last = plain[torch.clamp(torch.arange(slots) // group * group + group, max=slots) - 1]
-    capacity = max(formats.ceil_div(int(plain[-1] * share), 8) * 8, 8)
-    array = torch.empty(capacity, dtype=torch.int16, device="cuda")
-    spill = torch.empty(512, dtype=torch.uint8).pin_memory()
-    distance = (spill.data_ptr() - array.data_ptr()) // 2 - spill_origin(capacity)
-    expected = plain + torch.where(last > capacity, distance, 0)
-    assert torch.equal(ends(counts.cuda(), stride, array, spill).cpu(), expected)
-
-
 @pytest.mark.parametrize("name", WITHIN)
 def test_a_part_of_a_larger_pinned_chunk(name):
     """A spill that begins in the middle, at a multiple of 512 bytes; nothing beside it is written."""
@@ -160,18 +143,6 @@ def test_nothing_waits_and_the_scratch_is_let_go_of(name):
     assert encoded.nbytes <= held <= encoded.nbytes + 2 * 2**20 + 3 * 512
     codec.settle(encoded, int(codec.total(encoded)))
     assert encoded.spilled is False
-
-
-@pytest.mark.parametrize("name", ("zvc", "csr"))
-def test_other_capacities_and_densities_after_the_first_launch(name):
-    """Launches after the first of a kind pass addresses as numbers: pinned ones too, each time others."""
-    codec = WITHIN[name]
-    held = []
-    for i, room in enumerate(ROOMS * 2):
-        x = values(N, torch.bfloat16, codec, (i % 5) / 5, seed=i)
-        held.append((x, *within(codec, x, room)))
-    for x, encoded, _ in held:
-        assert same_bits(codec.decode(encoded), x)
 
 
 def test_pageable_memory_is_refused():

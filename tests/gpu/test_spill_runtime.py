@@ -23,7 +23,7 @@ from gistkit.runtime.sparse_sizes.forecast import Forecast
 from gistkit.runtime.sparse_sizes.spill import Spill
 from tests.gpu.waiting import no_synchronisation
 from tests.runtime.sparse_sizes.test_spill import lent_bytes
-from tests.support.tensors import FLOATS, same_bits, values_of
+from tests.support.tensors import same_bits, values_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic_cudnn")]
 
@@ -111,14 +111,6 @@ def engine_of(model: nn.Module):
 
 def equal(found: list[torch.Tensor], want: list[torch.Tensor]) -> bool:
     return all(same_bits(a, b) for a, b in zip(found, want, strict=True))
-
-
-@pytest.mark.parametrize("name", WITHIN)
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_the_device_reaches_the_hosts_memory(name, dtype):
-    spill = Spill()
-    assert spill.unusable(CODECS[name], torch.zeros(3, device=DEVICE, dtype=dtype)) == ""
-    assert lent_bytes(spill) == 0 and spill.held_bytes > 0
 
 
 @pytest.mark.parametrize("name", WITHIN)

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from gistkit.kernels import ops
 from gistkit.kernels.reference import mask as reference
-from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 from tests.support.tensors import FLOATS, same_bits, values_of
 
 LENGTHS = st.one_of(st.integers(0, 40), st.integers(0, 2600))
@@ -34,6 +33,9 @@ def test_relu_and_its_mask_on_every_bit_pattern(dtype):
     assert torch.equal(ops.bits_decode(mask, x.numel()), ~(x <= 0))
     assert torch.equal(ops.mask1_encode(x), mask)
     assert torch.equal(ops.mask1_encode(y), mask), "the output has the mask of its input"
+    version = x._version
+    assert torch.equal(ops.relu_mask1_(x), mask) and same_bits(x, y)
+    assert x._version > version, "autograd must see the write"
 
 
 @dtypes
@@ -47,12 +49,6 @@ def test_relu_of_negative_zero_is_positive_zero_where_asked(dtype):
     assert same_bits(y[passing], torch.relu(x)[passing])
 
 
-def test_what_relu_makes_of_negative_zero_is_asked():
-    for dtype in FLOATS:
-        x = torch.tensor([-0.0], dtype=dtype)
-        assert relu_keeps_negative_zero(x) is bool(torch.relu(x).signbit())
-
-
 @dtypes
 @given(n=LENGTHS, seed=st.integers(0, 999))
 def test_backward_is_pytorchs(dtype, n, seed):
@@ -63,16 +59,6 @@ def test_backward_is_pytorchs(dtype, n, seed):
     version = grad._version
     ops.mask1_backward_(grad, mask)
     assert same_bits(grad, expected) and (grad._version > version or n == 0)
-
-
-@dtypes
-def test_in_place_relu_writes_its_argument(dtype):
-    x = values_of(1001, dtype, 0, 0.2, False)
-    y, mask = ops.relu_mask1(x)
-    version = x._version
-    assert torch.equal(ops.relu_mask1_(x), mask)
-    assert same_bits(x, y)
-    assert x._version > version, "autograd must see the write"
 
 
 @given(n=LENGTHS, seed=st.integers(0, 99))

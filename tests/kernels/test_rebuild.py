@@ -11,8 +11,6 @@ from gistkit.kernels.launch.checks import FORMS
 from gistkit.nn import norm
 from gistkit.nn.factors import Factors
 from gistkit.runtime.rebuild import arithmetic
-from gistkit.runtime.rebuild.terms import KeptTerm
-from gistkit.runtime.stash.stash import RebuiltBody
 from tests.support.nn_cases import same_bits
 
 
@@ -77,16 +75,3 @@ def test_a_training_step_rebuilds_in_one_pass_where_that_is_exact(wrong, monkeyp
         calls.clear()
         assert all(same_bits(a, b) for a, b in zip(step(model, x), want, strict=True))
     assert any(calls) != wrong, "residual sums are rebuilt in one pass, unless that is not exact"
-
-
-def test_rows_of_what_is_rebuilt_from_a_rebuild_make_no_more_of_that():
-    x, asked = torch.arange(24.0).view(4, 6), []
-
-    class Term:
-        def dense(self, rows):
-            asked.append(rows)
-            return x if rows is None else x[slice(*rows)]
-
-    inner = RebuiltBody(Term(), x)
-    assert torch.equal(KeptTerm(inner).dense((1, 3)), x[1:3]) and asked == [(1, 3)]
-    assert torch.equal(KeptTerm(inner).dense(), x) and asked[1:] == [None]

@@ -5,7 +5,7 @@ import torch
 
 from gistkit.kernels import compat
 from gistkit.kernels.launch import tiling
-from gistkit.kernels.launch.repeated import Repeated, repeated_tiles
+from gistkit.kernels.launch.repeated import Repeated
 from tests.kernels.test_launch import Kernel
 
 X, Y = torch.empty(64), torch.empty(64)
@@ -64,13 +64,3 @@ def test_another_device_is_made_the_current_one(kernel, monkeypatch):
     assert not launch.at(*addresses(X, Y))
     monkeypatch.setattr(compat, "current_device", lambda: 1)
     assert launch.at(*addresses(X, Y))
-
-
-@pytest.mark.parametrize("n", [1, 8, 2048, 2049, 5000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_tiles_are_those_of_a_launch_over_tiles(kernel, monkeypatch, n, dtype):
-    x, seen = torch.empty(n, dtype=dtype), []
-    monkeypatch.setattr(tiling, "launch", lambda *args, **options: seen.append((args, options)))
-    tiling.launch_tiles(kernel, x, x)
-    ((_, programs, _, _, *numbers), constants), launch = seen[0], repeated_tiles(kernel, x)
-    assert (launch._programs, launch._numbers, launch._constexprs) == (programs, tuple(numbers), constants)

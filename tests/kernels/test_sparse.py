@@ -19,7 +19,7 @@ from tests.support.sparse_cases import (
     relu_gradient,
     sparse_cases,
 )
-from tests.support.tensors import FLOATS, bits, float_values, plain_nan, same_bits
+from tests.support.tensors import bits, float_values, plain_nan, same_bits
 
 BOTH = pytest.mark.parametrize("codec", STRIDES)
 
@@ -30,28 +30,6 @@ def stored_positions(x: torch.Tensor) -> list[int]:
 
 def signed(word: int) -> int:
     return word - (1 << 32) if word >> 31 else word
-
-
-def test_zvc_of_a_few_elements_by_hand():
-    x = torch.zeros(1056)
-    x[[0, 33, 63, 1024]] = torch.tensor([1.5, -0.0, torch.nan, torch.inf])
-    words, counts, values = ops.zvc_encode(x, "raw")
-    expected = torch.zeros(64, dtype=torch.int32)
-    expected[[0, 1, 32]] = torch.tensor([1, signed(1 << 31 | 1 << 1), 1], dtype=torch.int32)
-    assert torch.equal(words, expected)
-    assert counts.tolist() == [3, 1] and counts.dtype == torch.int16
-    assert values.shape == (2048,)
-    assert same_bits(values[:3], x[[0, 33, 63]]) and same_bits(values[1024:1025], x[1024:1025])
-
-
-def test_csr_of_a_few_elements_by_hand():
-    x = torch.zeros(600, dtype=torch.bfloat16)
-    x[[0, 255, 256, 599]] = torch.tensor([2.0, -0.0, 1e-40, 3.0], dtype=torch.bfloat16)
-    columns, counts, values = ops.csr_encode(x, "raw")
-    assert counts.tolist() == [2, 1, 1] and counts.dtype == torch.int16
-    assert columns.dtype == torch.uint8 and columns.shape == values.shape == (768,)
-    assert columns[[0, 1, 256, 512]].tolist() == [0, 255, 0, 599 - 512]
-    assert same_bits(values[[0, 1, 256, 512]], x[[0, 255, 256, 599]])
 
 
 @BOTH
@@ -144,15 +122,6 @@ def test_blocks_meet_without_a_seam(codec, case):
             assert same_bits(decoded(sparse, case, payload, codec), decoded(sparse, case, expected, codec))
             gradients = (relu_gradient(sparse, case, p, codec) for p in (payload, expected))
             assert same_bits(*gradients)
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_many_blocks_at_their_real_size(dtype):
-    x = float_values(2 * sparse.BLOCK + 1025, dtype, 0, 0.5, False)
-    case = SparseCase(x, x, "raw", "none")
-    for codec, payloads in PAYLOADS.items():
-        for payload in payloads(ops, case):
-            assert same_bits(decoded(ops, case, payload, codec), x)
 
 
 @pytest.mark.parametrize("dtype", (torch.uint8, torch.int16, torch.bfloat16, torch.float32))

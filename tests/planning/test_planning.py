@@ -1,6 +1,5 @@
 """gistkit.plan: the face, budgets met and refused, every policy behind it, what is said of wrong arguments."""
 
-import copy
 import inspect
 from dataclasses import replace
 
@@ -78,14 +77,6 @@ def test_a_callers_mode_of_fake_tensors_changes_nothing(fidelity):
         fakes = gistkit.plan(net(), torch.empty(x.shape), **words)
         assert isinstance(torch.empty(1), FakeTensor)
     assert inside.decisions == fakes.decisions == expected.decisions
-
-
-def test_nothing_is_computed_or_changed():
-    model, state = net(batch_norm=True), torch.get_rng_state()
-    before = copy.deepcopy(model.state_dict())
-    gistkit.plan(model, X, T, loss_fn=F.cross_entropy)
-    assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True))
-    assert all(p.grad is None for p in model.parameters()) and torch.equal(state, torch.get_rng_state())
 
 
 @pytest.mark.parametrize("share", ["100%", "80%", "72%"])
@@ -187,12 +178,6 @@ def test_a_policy_that_cannot_meet_a_budget(step):
     ):
         planning.plan_graph(graph, costs, policy="plain", budget=1000)
     assert planning.plan_graph(graph, costs, policy="plain", budget=1000, refuse=False).peak_bytes == peaks["plain"]
-
-
-def test_lossy_is_a_class_of_its_own():
-    found = made(policy="gist", lossy="fp8")
-    assert found.fidelity == "lossy" == found.contract.fidelity and found.contract.lossy == "fp8"
-    assert found.kept_bytes < made(policy="gist").kept_bytes
 
 
 def test_inputs_as_tuples_and_dicts():

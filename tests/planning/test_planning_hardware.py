@@ -22,11 +22,6 @@ def test_the_preset_and_the_card_hold_the_same():
     assert [name for name, preset in PRESETS.items() if not preset.libraries_bytes] == ["titanx", "k40m", "cpu"]
 
 
-def test_the_device_of_the_model():
-    assert made(hardware=None).hardware == "cpu"
-    assert made(hardware=PRESETS["titanx"]).hardware == "titanx"
-
-
 def test_hardware_without_a_link():
     with pytest.raises(
         gistkit.PlanError, match=r"policy=\"vdnn-all\" moves tensors to the host, and hardware 'cpu' has no"

@@ -9,20 +9,6 @@ import gistkit
 from gistkit import zoo
 from gistkit.api import planning
 from gistkit.errors import BudgetError
-from gistkit.ir.uncollected import uncollected
-
-
-@pytest.mark.parametrize("on", [True, False])
-def test_the_collector_is_put_back_as_it_was(on):
-    before = gc.isenabled()
-    try:
-        (gc.enable if on else gc.disable)()
-        with pytest.raises(KeyError), uncollected(), uncollected():
-            assert not gc.isenabled()
-            raise KeyError
-        assert gc.isenabled() is on
-    finally:
-        (gc.enable if before else gc.disable)()
 
 
 def test_plans_and_refusals_leave_the_collector_on(monkeypatch):

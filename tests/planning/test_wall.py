@@ -6,7 +6,6 @@ import pytest
 
 from gistkit.api.planning import plan_graph
 from gistkit.errors import BudgetError
-from gistkit.planning import wall
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.registry import POLICIES
@@ -63,25 +62,6 @@ def test_where_the_host_is_slowest_the_device_decides():
     assert fastest_on_the_wall(graph, costs, None, sent, [again], "bitwise") is sent
     same = replace(sent, policy="gist")
     assert fastest_on_the_wall(graph, costs, None, sent, [same], "bitwise") is sent, "of equals the search's"
-
-
-def test_the_search_goes_again_without_the_link_only_where_it_matters():
-    graph = CHAIN
-    costs, sent, again, _ = hidden_and_rerun(graph)
-    asked = []
-
-    def search(on, seeds):
-        asked.append((on.hardware.has_link, seeds))
-        return again
-
-    assert wall.without_link(costs, again, [sent, again], search) == [] == asked
-    assert wall.without_link(costs, sent, [sent, again], search) == [again]
-    assert asked == [(False, [again])]
-
-    def refuses(on, seeds):
-        raise BudgetError(1, {"bitwise": 2}, "take more")
-
-    assert wall.without_link(costs, sent, [sent], refuses) == []
 
 
 @pytest.mark.parametrize("graph", [chain(4, 8, 16, 4), forked(2, 8, 16, 4)], ids=["chain", "forked"])

@@ -60,13 +60,6 @@ def test_the_folder(monkeypatch, tmp_path, cache):
     assert cache_folder() == tmp_path / "home" / ".cache" / "gistkit"
 
 
-def test_a_file_for_every_card_and_version(monkeypatch, cache):
-    path = calibration_file(CARD)
-    assert path.parent == cache / "hardware" and path.name.startswith("NVIDIA-H800-80GB-torch-2")
-    monkeypatch.setattr(torch, "__version__", "9.9.9+cu999")
-    assert calibration_file(CARD).name == "NVIDIA-H800-80GB-torch-9.9.9+cu999.json"
-
-
 def test_what_is_kept_comes_back_whole():
     assert kept_calibration(CARD) is None
     path = keep_calibration(FOUND)

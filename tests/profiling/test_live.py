@@ -1,7 +1,6 @@
 """LiveBytes against cases small enough to count by hand."""
 
 import gc
-import itertools
 import threading
 
 import pytest
@@ -46,13 +45,6 @@ def test_views_and_in_place_operators_count_their_storage_once():
         assert live.current_bytes == 0
 
 
-def test_a_small_view_holds_its_whole_storage():
-    with LiveBytes() as live:
-        piece = block(64)[:1]
-        assert live.current_bytes == 64 * KB
-        del piece
-
-
 def test_what_was_there_before_does_not_count_unless_tracked():
     weight, x = block(4).requires_grad_(), block(4)
     with LiveBytes() as live:
@@ -95,22 +87,6 @@ def test_forward_and_backward_of_one_layer_by_hand():
     assert w.grad is not None and live.current_bytes == w.grad.untyped_storage().nbytes() + 4
 
 
-def test_bytes_fall_while_a_chain_runs_backward():
-    x = torch.randn(256, requires_grad=True)
-    with LiveBytes() as live:
-        y = x
-        for _ in range(8):
-            y = y.exp()
-        loss = y.sum()
-        del y
-        assert live.current_bytes == 8 * KB + 4
-        loss.backward()
-    steps = [e.nbytes for e in live.timeline if e.backward and e.op == "aten::mul"]
-    # exp keeps its result. A gradient takes one KiB while the one before it lives; the very first is an expand of
-    # the scalar. From then on every node lets go of one KiB more than it makes.
-    assert [a - b for a, b in itertools.pairwise(steps)] == [0] + [KB] * 6
-
-
 def test_saved_tensor_hooks_see_their_packed_form_counted():
     x = torch.randn(256, requires_grad=True)
     with LiveBytes() as live:
@@ -120,26 +96,6 @@ def test_saved_tensor_hooks_see_their_packed_form_counted():
         loss.backward()
         assert live.current_bytes == KB + 4
     assert x.grad is not None
-
-
-def test_autograd_function_keeps_what_its_context_holds():
-    class Square(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.half = x.to(torch.float16)
-            return x * x
-
-        @staticmethod
-        def backward(ctx, grad):
-            return 2 * grad * ctx.half.float()
-
-    x = torch.randn(256, requires_grad=True)
-    with LiveBytes() as live:
-        loss = Square.apply(x).sum()
-        assert live.current_bytes == KB // 2 + 4
-        loss.backward()
-        del loss
-        assert live.current_bytes == KB
 
 
 def test_a_custom_operator_is_one_event_and_hides_its_temporaries():
@@ -173,38 +129,11 @@ def test_fake_and_meta_tensors_in_a_real_block_weigh_nothing():
     del fake, meta
 
 
-def test_a_resized_storage_counts_at_its_present_size():
-    with LiveBytes() as live:
-        a = block(4)
-        a.untyped_storage().resize_(0)
-        assert live.current_bytes == 0
-        a.untyped_storage().resize_(8 * KB)
-        assert live.current_bytes == 8 * KB
-
-
 def test_tensors_made_from_python_values_count():
     with LiveBytes() as live:
         t = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
         assert live.current_bytes == 16
     del t
-
-
-def test_reused_addresses_are_not_taken_for_one_storage():
-    """A freed storage's address is given out again at once: 200 storages in turn, never two at a time."""
-    with LiveBytes() as live:
-        for _ in range(200):
-            a = block(4)
-            assert live.current_bytes == 4 * KB
-            del a
-    assert live.peak_bytes == 4 * KB
-
-
-def test_many_outside_storages_do_not_pile_up():
-    with LiveBytes() as live:
-        for _ in range(3000):
-            torch.from_numpy(__import__("numpy").zeros(1)).view(1)
-        assert live.current_bytes == 0
-    assert len(live._outside) <= 1025
 
 
 def test_nothing_is_kept_alive_and_an_exception_leaves_nothing():

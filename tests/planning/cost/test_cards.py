@@ -52,11 +52,3 @@ def test_sustained_rates_lie_below_the_published_ones(card):
     assert ("tf32" in preset.flops) == (preset.flops["bfloat16"] == preset.flops["float16"]) == (card.tf32 > 0)
     assert preset.d2h_gbps == preset.h2d_gbps < preset.both_gbps < 2 * preset.d2h_gbps
     assert preset.source.startswith(f"preset {card.preset}: NVIDIA ") and "datasheet" in preset.source
-
-
-def test_the_shares_are_those_of_the_measured_card():
-    # The H200 has the H100's arithmetic, 4.8 TB/s and the same link.
-    h200, h100 = PRESETS["h200"], PRESETS["h100-sxm"]
-    assert h100.flops == pytest.approx(h200.flops, rel=0.02)
-    assert h100.memory_gbps / 3350 == pytest.approx(h200.memory_gbps / 4800, rel=0.01)
-    assert (h100.d2h_gbps, h100.both_gbps) == pytest.approx((h200.d2h_gbps, h200.both_gbps), rel=0.02)

@@ -1,13 +1,11 @@
 """The planner's codec costs are what the checked-in rows say, and give the times of these rows back."""
 
-import json
-
 import pytest
 
 from bench import codec_costs
 from bench.papers.common import RESULTS
 from bench.rows import read
-from gistkit.planning.cost.codec_costs import EMPTY, MEASURED, Passes
+from gistkit.planning.cost.codec_costs import EMPTY, MEASURED
 from gistkit.planning.cost.devices import PRESETS
 from gistkit.planning.cost.table import CostTable
 
@@ -35,32 +33,3 @@ def test_predicted_seconds_are_those_of_the_rows(size_mib, least, most):
     told = codec_costs.predictions(read(path), H200)
     assert len(told) == 122
     assert all(least <= seconds / r["median_s"] <= most for seconds, r in told)
-
-
-def test_a_figure_is_what_a_further_byte_takes_over_a_copys():
-    # a copy of 1 GB/ms takes 2 MiB / (1000 GB/s) for each MiB: one pass is half of that
-    pass_s = codec_costs.MIB / 1e12
-    rows = [row(size, 5e-6 + size * 1.5 * pass_s) for size in (64.0, 256.0, 512.0)]
-    rows += [row(size, 9e-6 + size * 1.1 * pass_s, density=0.1) for size in (64.0, 256.0, 512.0)]
-    measured, empty = codec_costs.tables(rows)
-    assert measured["zvc"][0] == Passes(1.5, 0.0, 0.0)
-    assert empty["zvc"][0] == Passes(1.0, 0.0, 0.0)
-    assert measured["zvc"][1] == Passes(0.0, 0.0, 0.0)
-    assert '"zvc": (P(1.50, 0.00, 0.00), P(0.00, 0.00, 0.00)),' in codec_costs.source("MEASURED", measured)
-
-
-def test_rows_that_make_no_table_are_refused(tmp_path, capsys):
-    with pytest.raises(ValueError, match="rows must be of at least two sizes"):
-        codec_costs.tables([row(64.0, 1.0)])
-    with pytest.raises(ValueError, match="rows must be of one device and version"):
-        codec_costs.tables([row(64.0, 1.0), {**row(512.0, 2.0), "gpu": "another"}])
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(row(64.0, 1.0)))
-    assert codec_costs.main([str(path)]) == 2
-    assert "bench.codec_costs: rows must be of at least two sizes" in capsys.readouterr().err
-
-
-def test_the_command_prints_what_is_checked_in(capsys):
-    assert codec_costs.main([str(path) for path in FILES]) == 0
-    out = capsys.readouterr().out
-    assert codec_costs.source("EMPTY", EMPTY) in out and "64 MiB: median 0.93" in out

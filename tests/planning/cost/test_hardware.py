@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -34,12 +33,6 @@ def test_names_and_links():
 @pytest.mark.parametrize("name", PRESETS)
 def test_json_both_ways(name):
     assert Hardware.from_json(PRESETS[name].to_json()) == PRESETS[name]
-
-
-def test_defaults_may_be_left_out_of_a_file():
-    raw = json.loads(PRESETS["h200"].to_json())
-    del raw["codec_slowdown"], raw["lacks"]
-    assert Hardware.from_json(json.dumps(raw)) == PRESETS["h200"]
 
 
 def test_files_from_before_the_host_was_stated():
@@ -75,34 +68,19 @@ def test_an_unknown_name_says_which_there_are():
     )
 
 
-def test_another_type():
-    with pytest.raises(TypeError) as raised:
-        hardware(7)
-    assert str(raised.value) == (
-        f"hardware must be a preset's name ({PRESET_NAMES}), the path of a file or a Hardware, got int; "
-        "pass one of these"
-    )
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{not json", r"^hardware file .*bad.json: expected JSON, got other text \(.*\); write it anew with `gistkit"),
-        ('{"name": "x"}', r"bad.json: object missing required field `memory_bytes`; write it anew with `gistkit calib"),
+        (b"{not json", r"^hardware file .*bad.json: expected JSON, got other text \(.*\); write it anew with `gistkit"),
+        (b'{"name": "x"}', r"bad.json: object missing required field `memory_bytes`; write it anew with `gistkit cal"),
+        (b"\xff\xfe\x00", r"bad.json cannot be read \(.*\); `gistkit calibrate` writes one$"),
     ],
 )
 def test_a_corrupt_file(tmp_path, text, message):
     path = tmp_path / "bad.json"
-    path.write_text(text)
+    path.write_bytes(text)
     with pytest.raises(ValueError, match=message):
         hardware(path)
-
-
-def test_a_file_that_is_no_text(tmp_path):
-    path = tmp_path / "bad.json"
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match=r"bad.json cannot be read \(.*\); `gistkit calibrate` writes one$"):
-        hardware(Path(path))
 
 
 @pytest.mark.parametrize(
@@ -110,21 +88,15 @@ def test_a_file_that_is_no_text(tmp_path):
     [
         ("name", "", "a text that is not empty"),
         ("memory_bytes", 0, r"a whole number of bytes above 0 and below 2\*\*50"),
-        ("memory_bytes", 12.5, "a whole number of bytes"),
-        ("memory_gbps", 0, r"a number above 0 and at most 1e\+06"),
         ("memory_gbps", float("nan"), "a number above 0"),
         ("memory_gbps", 3.36e11, "a number above 0 and at most"),
         ("d2h_gbps", -1.0, "a number of at least 0"),
         ("d2h_gbps", 0.0, "all above 0, or all 0 where there is no link"),
         ("both_gbps", 60.0, "at most the sum of both directions"),
         ("launch_s", 8, "a number of at least 0 and at most 1"),
-        ("launch_s", "8us", "a number of at least 0"),
-        ("host_s", -1e-6, "a number of at least 0 and at most 1"),
         ("runtime_host_s", 107.0, "a number of at least 0 and at most 1"),
         ("flops", {"bfloat16": 1e12}, "a mapping of dtype names to rates with 'float32' among them"),
         ("flops", {"float32": float("inf")}, r"a number above 0 and at most 1e\+18"),
-        ("flops", {"float32": True}, "a number above 0"),
-        ("codec_slowdown", 0, "a number above 0"),
     ],
 )
 def test_absurd_values(field, value, demand):

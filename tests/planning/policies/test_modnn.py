@@ -105,22 +105,6 @@ def test_plans_stay_in_the_budget_on_the_simulator_and_the_bound_is_sharp(graph,
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-@pytest.mark.parametrize("share", [0.0, 0.3])
-@pytest.mark.parametrize("fidelity", CLASSES)
-def test_memory_is_the_simulators(name, share, fidelity):
-    """In a whole batch, too, where each weight gradient is there from the task on that makes it."""
-    graph = GRAPHS[name]
-    costs = cost_table(graph, FAST_LINK)
-    budget = budget_between(graph, costs, share, fidelity=fidelity)
-    own = scheduled(graph, costs, budget, fidelity=fidelity)
-    plan = modnn(graph, costs, budget, fidelity=fidelity, batch_norm=True)
-    simulated, held = simulate(graph, plan, costs).memory_bytes, tuple(r.memory_bytes for r in own.runs)
-    if not own.defragmented:
-        assert simulated == held
-    assert all(m <= n for m, n in zip(simulated, held, strict=True))
-
-
-@pytest.mark.parametrize("name", GRAPHS)
 def test_with_all_memory_it_is_the_ideal_case_and_with_less_never_faster(name):
     """Section V: every task at its fastest, nothing moved."""
     graph = GRAPHS[name]

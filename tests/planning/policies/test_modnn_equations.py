@@ -14,7 +14,7 @@ from gistkit.planning.policies.modnn.sub_batch import PAPER, PLAN, lower_bound, 
 from tests.support import modnn_cases as hand
 from tests.support.modnn_cases import FAST_LINK
 from tests.support.planning_cases import T, X, net
-from tests.support.step_graphs import chain, pooled
+from tests.support.step_graphs import chain
 
 
 def figure_4():
@@ -39,14 +39,6 @@ def test_figure_4_takes_the_run_with_the_lower_delay(slow, taken):
     # Two runs, around the block that may not leave; from block 2 it is 2 + 1 = 3 bytes, then the pinned block.
     assert list(figure_4().runs(4, lambda b: b != 4)) == [(1, 2), (5, 6)]
     assert scheme(lambda run: 1.0 if slow & set(run) else 0.5) == taken
-
-
-def test_of_runs_of_equal_delay_the_one_needed_last_goes_then_the_one_that_moves_least_then_the_lowest():
-    needs = {1: 9, 2: 3, 3: 1, 5: 5, 6: 8}  # the run (1, 2) is needed at 3, (5, 6) at 5
-    assert scheme(lambda run: 0.0, needs) == (5, 6)
-    assert scheme(lambda run: 0.0, {**needs, 2: 5}, saved=[5]) == (5, 6)
-    assert scheme(lambda run: 0.0, {**needs, 2: 5}, saved=[1]) == (1, 2)
-    assert scheme(lambda run: 0.0) == (1, 2)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), max_size=30))
@@ -105,25 +97,6 @@ def test_equation_3_converges():
     assert (found.parts, found.size) == (3, 6)
 
 
-def test_equation_3_leaves_room_for_the_workspace_of_the_fastest_algorithm():
-    # b = floor(16 * 60 / 190) = 5, 4 parts of 4; 40 + 30 of 60: b = 3, 6 parts of 3; 30 + 30 of 60: 3 stays.
-    at = growing(workspace=30)
-    assert [next_size(at(parts), 160) for parts in (1, 4, 6)] == [5, 3, 3]
-    assert sub_batch(at, 16, 160).parts == 6
-
-
-def test_equation_3_at_its_ends_and_in_a_cycle():
-    assert sub_batch(growing(), 16, 1000).parts == 1
-    # 10 bytes are free, the workspace never fits: the size goes down to 1, whose baseline algorithm fits.
-    assert sub_batch(growing(workspace=500), 16, 110).size == 1
-    with pytest.raises(ValueError, match=r"at least the bound of eq. \(2\), got 105"):
-        sub_batch(growing(), 16, 105)
-    # Workspace at size 16 only: 16 -> 4 -> 16 -> ...; the baseline fits at 16.
-    at = growing(workspace=lambda size: 480 if size == 16 else 0, resident=0)
-    assert [next_size(at(parts), 160) for parts in (1, 4)] == [4, 16]
-    assert sub_batch(at, 16, 160).size == 16
-
-
 def stays(graph, rule, device=FAST_LINK, parts=1):
     """By block its stays."""
     part = parts_of(graph, cost_table(graph, device), rule)(parts)
@@ -144,17 +117,6 @@ def test_stays_of_a_chain_under_both_rules():
     # Of a whole batch each is there from the task on that makes it, and never leaves.
     assert plan_tdfg.resident_bytes == always
     assert all(plan[b.id] == ((b.first, len(graph.tasks)),) for b in gradients)
-
-
-def test_what_operators_keep_small():
-    graph = pooled()
-    index = next(b for b in graph.blocks if b.dtype == "int64")
-    tdfg = stays(graph, PLAN)[1]
-    found = next(d for d in tdfg.data if d.block == index.id)
-    assert found.nbytes < index.nbytes and found.stays == ((index.first, index.uses[-1].task),)
-    graph = chain(layers=2)
-    first = next(b for b in graph.blocks if b.first == 0 and b.kind == "activation")
-    assert stays(graph, PLAN)[0][first.id] == ((0, 1),)  # until the ReLU has read it
 
 
 def test_what_operators_keep_for_themselves_never_leaves():

@@ -1,6 +1,5 @@
 """moDNN as a late rival of `optimal`, given up where time is up."""
 
-import numpy as np
 import pytest
 
 from gistkit.api.planning import plan_graph
@@ -10,7 +9,6 @@ from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.modnn.modnn import modnn
 from gistkit.planning.policies.modnn.sub_batch import least_bytes
-from gistkit.planning.policies.optimal.optimal import optimal
 from gistkit.planning.policies.plain import plain
 from tests.support.zoo_steps import of_zoo
 
@@ -19,20 +17,6 @@ from tests.support.zoo_steps import of_zoo
 def step():
     graph = of_zoo("vgg16", 32)
     return graph, cost_table(graph, hardware("titanx"))
-
-
-def test_a_rival_is_taken_whole_only_where_it_is_faster(step):
-    graph, costs = step
-    budget = plain(graph, costs).peak_bytes
-    told = []
-
-    def rival(seconds):
-        told.append(seconds)
-        return modnn(graph, costs, budget, fidelity="bitwise")
-
-    mine = optimal(graph, costs, budget, rivals={"modnn": rival}, time_limit_s=2)
-    assert told and told[0] < np.inf
-    assert mine.step_s <= modnn(graph, costs, budget, fidelity="bitwise").step_s
 
 
 def test_a_large_step_asks_modnn_last_and_is_never_slower(step, monkeypatch):

@@ -43,13 +43,6 @@ def test_a_block_leaves_unseen_and_comes_back_just_in_time():
     assert delays(found) == [0.0] * 6 and found.step_s == 6.0
 
 
-def test_a_transfer_that_is_not_over_delays_the_next_task():
-    # Task 1 takes a quarter of a second: at 1.25 s the transfer still needs 0.75 s (Fig. 3a).
-    found = run(1.5, [1, 0.25, 1, 1], hand.data(A, S, 0, 1, 3), hand.data(B, S, 2))
-    assert moves(found)[0] == (A, "d2h", 2, 1.0, 2.0)
-    assert delays(found)[2] == 0.75 and found.runs[2].start_s == 2.0
-
-
 def test_an_input_that_nobody_prefetched_is_loaded_on_demand():
     # B lies there until task 2, so A finds no room before task 3 needs it: lines 3-8.
     found = run(1.5, [1] * 4, hand.data(A, S, 0, 1, 3), hand.data(B, S, 2))
@@ -72,13 +65,6 @@ def test_the_second_offload_of_a_block_only_frees_it():
     found = run(1.5, [1] * 9, *blocks)
     assert [m[:3] for m in moves(found)] == [(A, "d2h", 2), (A, "h2d", 3), (A, "h2d", 7)]
     assert found.absences == (Absence(A, 2, 3), Absence(A, 6, 7))
-
-
-def test_a_block_that_was_written_again_has_no_host_copy():
-    blocks = (hand.data(A, S, 0, 1, 4, 5, 8, writes=(0, 4)), hand.data(B, S, 2), hand.data(C, S, 6))
-    found = run(1.5, [1] * 9, *blocks)
-    assert [m[1] for m in moves(found)] == ["d2h", "h2d", "d2h", "h2d"]
-    assert moves(found)[2] == (A, "d2h", 6, 5.0, 6.0)  # from the end of the task that wrote it
 
 
 def test_no_run_in_fragmented_memory_means_defragmentation():
@@ -115,13 +101,6 @@ def test_an_algorithm_whose_workspace_delays_the_task_is_left():
     assert algorithms(equal)[2] == "implicit_gemm" and equal.moves == ()
 
 
-@pytest.mark.parametrize("names", [("large", "small"), ("small", "large")])
-def test_of_equally_fast_algorithms_the_one_with_the_smaller_workspace_is_taken(names):
-    bytes_of = {"large": S, "small": S // 2}
-    known = (*((n, 1.0, bytes_of[n]) for n in names), ("implicit_gemm", 2.0, 0))
-    assert algorithms(run(3, [1] * 3, hand.data(A, S, 0, 1), algorithms={1: known}))[1] == "small"
-
-
 @pytest.mark.parametrize(("fast_s", "taken"), [(1.5, "implicit_gemm"), (0.5, "fast")])
 def test_an_algorithm_that_holds_up_a_prefetch_pays_for_it(fast_s, taken):
     # B made A leave; before task 3 there is room for A's return (1 s, due at task 4) or for the workspace, which gains
@@ -139,21 +118,6 @@ def test_a_prefetch_that_would_be_lost_again_is_not_begun():
     found = run(3.5, [1, 3, 1, 1, 1, 1], *blocks)
     assert [m[:3] for m in moves(found)] == [(A, "d2h", 2), (A, "h2d", 5)]
     assert found.defragmented == ()
-
-
-def test_of_blocks_that_leave_without_delay_the_one_needed_last_goes():
-    found = run(2.5, [1] * 9, hand.data(A, S, 0, 2, 6), hand.data(B, S, 1, 2, 8), hand.data(C, S, 4))
-    assert moves(found)[0] == (B, "d2h", 4, 2.0, 3.0)
-    assert {m.block for m in found.moves} == {B}
-
-
-def test_nothing_that_is_needed_sooner_leaves_for_a_prefetch():
-    # A, due at task 6, has to be fetched before task 4. B could leave without delay but is needed at task 5; C, written
-    # until 4 s, is needed at task 8: C leaves.
-    blocks = (hand.data(A, S, 0, 1, 6), hand.data(B, S, 2, 3, 5), hand.data(C, S, 2, 3, 8, writes=(2, 3)))
-    found = run(2.5, [1, 1, 1, 1, 0.5, 0.5, 1, 1, 1], *blocks)
-    assert moves(found)[1:3] == [(C, "d2h", 4, 4.0, 5.0), (A, "h2d", 4, 5.0, 6.0)]
-    assert B not in {m.block for m in found.moves}
 
 
 def test_a_schedule_that_takes_too_long_is_given_up():

@@ -7,17 +7,14 @@ import torch
 from torch import nn
 
 from gistkit.capture.entry import capture
-from gistkit.ir.plan import CallChoice
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.part_algorithms import of_part
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.forms.options import options
 from gistkit.planning.policies.optimal.optimal import optimal
-from gistkit.planning.policies.optimal.plans import joined, plan_of
+from gistkit.planning.policies.optimal.plans import plan_of
 from gistkit.planning.policies.optimal.problem import Problem
-from gistkit.planning.policies.optimal.variants import algorithm_of, of_convolutions
 from gistkit.planning.policies.optimal.whole import Allowed
-from gistkit.planning.simulate.context import StepIndex
 from gistkit.planning.simulate.simulator import Simulator, simulate
 from tests.planning.policies.test_optimal import NEAR, ROOM
 
@@ -56,34 +53,3 @@ def test_every_task_chooses_for_itself(problem):
         assert plan.step_s <= best * NEAR
         mixed |= {tuple(of_part(c.algorithm, part) for part in PARTS) for c in plan.choices if c.algorithm}
     assert any(len(set(names)) > 1 for names in mixed)
-
-
-def test_what_another_beats_is_not_offered(problem):
-    graph, costs, _ = problem
-    call = next(c for c in graph.calls if c.op == "conv2d")
-    task = next(t.index for t in graph.tasks if t.call == call.index and t.phase == "forward")
-    moves = next(g for g in of_convolutions(StepIndex(graph), costs) if g[1].delta.extra[0][0] == task)
-    offered = {m.choice.algorithm.partition("=")[2] for m in moves if m.choice}
-    known = costs.algorithms[task]
-    for a in known[1:]:
-        as_good = [b for b in known if b.seconds <= a.seconds and b.workspace_bytes <= a.workspace_bytes]
-        assert (a.name in offered) is (
-            as_good[0] is a and all((b.seconds, b.workspace_bytes) == (a.seconds, a.workspace_bytes) for b in as_good)
-        )
-    name = next(iter(offered))
-    assert (
-        algorithm_of(moves, {call.covered: f"weight=fft,forward={name}"})
-        == algorithm_of(moves, {call.covered: name})
-        > 0
-    )
-    assert algorithm_of(moves, {call.covered: f"weight={name}"}) == algorithm_of(moves, {}) == 0
-
-
-def test_choices_of_one_call_are_joined():
-    assert joined(("", "weight=fft"), PARTS) == "weight=fft"
-    assert joined(("", "fft"), PARTS) == "fft" and joined(("", ""), PARTS) == ""
-    assert joined(("forward=fft", "weight=fft"), ("forward", "weight")) == "fft"
-    assert joined(("forward=fft", "weight=fft"), PARTS) == "forward=fft,weight=fft"
-    both = joined(("forward=winograd", "weight=fft"), PARTS)
-    assert (of_part(both, "forward"), of_part(both, "weight"), of_part(both, "input")) == ("winograd", "fft", "")
-    assert CallChoice(0, "conv2d", algorithm=both).algorithm == both

@@ -1,13 +1,8 @@
 """The least peak that `optimal` names: no policy's plan of the class is below its bound, and it can be met."""
 
-from itertools import count
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 import gistkit
@@ -15,14 +10,11 @@ from gistkit import zoo
 from gistkit.errors import BudgetError
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.forms.predicted import held
 from gistkit.planning.policies.checkpoint import checkpoint
-from gistkit.planning.policies.optimal import least
 from gistkit.planning.policies.optimal.optimal import minimise_peak, optimal
 from gistkit.planning.policies.plain import plain
 from gistkit.planning.simulate.simulator import simulate
 from tests.planning.policies.test_optimal import NEAR
-from tests.support.step_graphs import Step, grow_aside, tensors
 from tests.support.zoo_steps import of_zoo
 
 CPU = hardware("cpu")
@@ -80,36 +72,6 @@ def test_what_can_only_be_kept_as_it_is_may_run_anew(name):
     with pytest.raises(BudgetError) as refused:
         optimal(graph, costs, 1, seeds=[plan], time_limit_s=0.5)
     assert refused.value.least_bytes["bitwise"] <= plan.peak_bytes * NEAR
-
-
-@st.composite
-def with_dead_branches(draw):
-    step = Step(draw(st.integers(1, 2)))
-    values = [step.conv(step.input(3, 16, 16), 4)]
-    for _ in range(10):
-        if tensors(step) + 2 > 10:
-            break
-        grow_aside(draw, step, values)
-    return step.finish(values[-1])
-
-
-@settings(deadline=None, max_examples=40, derandomize=True)
-@given(with_dead_branches())
-def test_checkpoint_leaves_branches_that_lead_nowhere(graph):
-    plan = checkpoint(graph, cost_table(graph, CPU))
-    unneeded = {b.storage for b in held(graph) if not b.uses and b.holder < 0}
-    assert unneeded.isdisjoint(d.storage for d in plan.decisions if d.codec == "recompute")
-
-
-def test_a_busy_machine_finds_no_more_than_plain(monkeypatch):
-    """What holds least and what is fastest are looked at whatever the time."""
-    graph = of_zoo("nin", 32)
-    costs = cost_table(graph, hardware("h200"))
-    at_leisure = minimise_peak(graph, costs)
-    clock = count(0, 100)
-    monkeypatch.setattr(least, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
-    busy = minimise_peak(graph, costs)
-    assert at_leisure.lower_bound_bytes <= at_leisure.peak_bytes <= busy.peak_bytes <= plain(graph, costs).peak_bytes
 
 
 def test_a_search_that_is_cut_short_gives_its_best_plan_and_a_true_gap():

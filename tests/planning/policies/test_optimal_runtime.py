@@ -10,9 +10,7 @@ from torch import nn
 
 import gistkit
 from gistkit.planning.cost.devices import hardware
-from gistkit.planning.cost.table import cost_table
 from gistkit.planning.forms.allowed import kept_by_ops
-from gistkit.planning.forms.options import options
 from gistkit.planning.forms.rules import SMALL_BYTES
 from tests.support.training import batches, train
 
@@ -55,19 +53,3 @@ def test_a_plan_with_wide_batch_norms_is_carried_out_to_the_bit(device, budget):
     assert torch.equal(torch.stack(plain.losses), torch.stack(twin.losses))
     assert all(torch.equal(plain.grads[name], twin.grads[name]) for name in plain.grads)
     assert all(torch.equal(plain.state[name], twin.state[name]) for name in plain.state)
-
-
-def test_statistics_have_one_form_and_maps_and_masks_may_leave():
-    model, data = wide()
-    x, t = torch.cat([data[0][0]] * 4), torch.cat([data[0][1]] * 4)
-    graph = gistkit.capture(model, (x,), backward=True, loss_fn=F.cross_entropy, targets=(t,))
-    listed = options(graph, cost_table(graph, H200))
-    forms = {}
-    for s in kept_by_ops(graph):
-        op = graph.calls[graph.storages[s].producer].op
-        forms.setdefault(op, set()).update((d.codec, d.place) for d in listed[s])
-    assert forms == {
-        "batch_norm": {("dense", "device")},
-        "max_pool2d": {("argmax4", "device"), ("argmax4", "host")},
-        "dropout": {("bits", "device"), ("bits", "host")},
-    }

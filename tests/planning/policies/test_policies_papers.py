@@ -12,13 +12,13 @@ from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.forms import make_plan, own_decisions
 from gistkit.planning.policies.checkpoint import checkpoint, cuts
-from gistkit.planning.policies.gist_rules import gist, gist_budget
+from gistkit.planning.policies.gist_rules import gist_budget
 from gistkit.planning.policies.plain import plain
 from gistkit.planning.policies.registry import POLICIES
 from gistkit.planning.policies.vdnn.offload import vdnn
 from gistkit.planning.simulate.simulator import simulate
 from tests.support.paper_costs import WORKSPACE, costs_of
-from tests.support.step_graphs import Step, chain, forked, pooled, step_graphs
+from tests.support.step_graphs import chain, pooled, step_graphs
 
 OURS = ("plain", "gist", "vdnn-all", "vdnn-conv", "vdnn-dyn", "cdma", "checkpoint")
 
@@ -49,15 +49,6 @@ def test_a_new_policy_is_a_function_and_a_row(monkeypatch):
     assert plan.policy == "small-maps" and plan.kept_bytes < plan.plain_bytes
     words = {"fidelity": "bitwise", "lossy": None, "reserved_bytes": 0, "per_sub_batch_norm": False}
     assert compare(graph, costs, None, words)[-1].plan == plan
-
-
-def test_cuts_are_where_one_map_is_read_across():
-    step = Step()
-    x = step.relu(step.conv(step.input(3, 16, 16), 4))
-    y = step.add(step.conv(step.relu(step.conv(x, 4)), 4), x)  # x is read across all of the block
-    graph = step.finish(step.conv(y, 4))
-    found = [(graph.blocks[c.block].name, c.task) for c in cuts(graph)]
-    assert found == [("activation3", 0), ("activation4", 1), ("activation12", 5), ("activation15", 6)]
 
 
 def test_a_checkpoint_runs_its_segments_anew():
@@ -92,16 +83,6 @@ def test_checkpoints_grow_with_the_root_of_the_depth():
         checkpoint(graph, costs, segments=0)
 
 
-def test_gist_with_a_budget_is_gist():
-    graph = pooled()
-    costs = cost_table(graph, hardware("titanx"), density=0.3)
-    bare = gist(graph, densities=costs.densities)
-    plan = gist_budget(graph, costs)
-    assert (plan.decisions, plan.choices) == (bare.decisions, bare.choices)
-    assert (plan.plain_bytes, plan.kept_bytes) == (bare.plain_bytes, bare.kept_bytes)
-    assert plan.peak_bytes < plain(graph, costs).peak_bytes
-
-
 def test_gists_encodings_one_by_one():
     graph = library_view(pooled(size=64), maps=True)
     costs = cost_table(graph, hardware("titanx"), density=0.2)
@@ -127,25 +108,6 @@ def test_without_dpr_no_value_is_narrowed():
     assert any(d.codec == "zvc+fp8" for d in both.decisions) and both.fidelity == "lossy"
     with pytest.raises(ValueError, match="lossy must be None or one of"):
         gist_budget(graph, costs, lossy="fp7", encodings=("ssdc",))
-
-
-def test_without_pool_maps_a_pools_input_keeps_its_values():
-    graph = pooled(size=64)
-    view = library_view(graph)
-    plan = gist_budget(view, cost_table(view, hardware("titanx"), density=0.2))
-    pools = [c.reads[0] for c in graph.calls if c.op == "max_pool2d"]
-    decided = {d.storage: d.codec for d in plan.decisions}
-    assert not any(decided.get(s, "dense") in ("drop", "mask1") for s in pools)
-    assert not any(c.mask_in_pool for c in plan.choices)
-
-
-def test_the_paper_rebuilds_nothing():
-    graph = forked()
-    costs = cost_table(graph, hardware("titanx"), density=0.2)
-    ours, papers = (gist_budget(graph, costs, **k) for k in ({}, {"encodings": ("binarize", "ssdc")}))
-    rebuilt = {d.storage for d in ours.decisions if d.codec == "rebuild"}
-    assert rebuilt and {d.codec for d in papers.decisions if d.storage in rebuilt} == {"zvc"}
-    assert papers.kept_bytes > ours.kept_bytes
 
 
 def test_network_wide_allocation():

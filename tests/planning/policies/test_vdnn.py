@@ -6,7 +6,6 @@ import torch
 from bench.papers.library_view import library_view
 from gistkit import zoo
 from gistkit.capture.entry import capture
-from gistkit.errors import PlanError
 from gistkit.ir.layer_view import ACTV, CONV, layers
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
@@ -196,16 +195,6 @@ def test_vgg16_with_256_images_offloads_15_6_gb():
     assert convs.d2h_bytes == sum(
         graph.blocks[b].nbytes for layer in layers(graph) if layer.kind == CONV for b in layer.x
     )
-
-
-def test_words_that_are_no_settings_and_a_device_without_a_link_are_refused():
-    graph = chain(layers=2)
-    with pytest.raises(ValueError, match=r'offload must be "all", "conv" or "none", got \'most\''):
-        vdnn(graph, costs_of(graph), offload="most")
-    with pytest.raises(ValueError, match=r'algorithms must be "m" \(memory-optimal\) or "p"'):
-        vdnn(graph, costs_of(graph), algorithms="fast")
-    with pytest.raises(PlanError, match="has no link"):
-        vdnn_all(graph, costs_of(graph, hardware("cpu")))
 
 
 def test_what_has_no_reuse_goes_without_a_transfer():

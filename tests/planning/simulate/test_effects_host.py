@@ -23,18 +23,6 @@ def test_host_leaves_and_comes_back():
     assert [t[3:] for t in made.transfers] == [(3, 4), (6, 6)]
 
 
-def test_coded_on_the_host():
-    made = effects(CHAIN, RELU, replace(host(), codec="fp16", mask=True), TITANX)
-    assert short(made) == [
-        (1, 2, BYTES, "dense"),
-        (1, 9, BYTES // 32, "mask"),
-        (1, 3, BYTES // 2, "payload"),
-        (6, 7, BYTES // 2, "payload"),
-        (7, 7, BYTES, "decoded"),
-    ]
-    assert [t[1:] for t in made.transfers] == [(BYTES // 2, "d2h", 2, 4), (BYTES // 2, "h2d", 6, 7)]
-
-
 def test_sparse_on_the_host_is_packed_beside_its_scratch():
     """What crosses the link is the exact payload: on CUDA the host learns its size first, and packs it at once."""
     costs = cost_table(CHAIN, replace(TITANX, async_counts=True))

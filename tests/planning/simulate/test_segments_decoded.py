@@ -16,7 +16,6 @@ from gistkit.planning.cost.table import cost_table
 from gistkit.planning.forms.predicted import make_plan
 from gistkit.planning.simulate.context import Context, StepIndex
 from gistkit.planning.simulate.effects import profile
-from gistkit.planning.simulate.segments import decoding
 from gistkit.planning.simulate.simulator import memory_bytes
 from gistkit.runtime.live import LiveBytes
 
@@ -71,16 +70,3 @@ def test_a_backward_holds_what_the_rerun_or_its_task_does(channels, again, kept)
     found = memory_bytes([i for i in composed.intervals if i.what != "scratch"], composed.tasks)
     wanted = max(n for n, task in zip(found, graph.tasks, strict=True) if task.phase == BACKWARD)
     assert max(e.nbytes for e in live.timeline if e.backward) == wanted
-
-
-def test_what_is_lent_is_there_while_the_rerun_reads_it():
-    """By hand, in maps: 64 + 8 while the convolution reads the source, of which it makes 8; at the end 8 + 16 + 16,
-    24 of which stay."""
-    _, _, graph, _, plan = planned(False, "zvc", 64)
-    index = StepIndex(graph)
-    (segment,) = Context.of(plan, index).segments
-    made_bytes = sum(b.nbytes for b in graph.blocks if b.first == segment.start)
-    made_bytes += graph.tasks[segment.start].transient_bytes
-    channel_bytes = 4 * 16 * 16 * 4
-    assert segment.passing_bytes == (64 + 8 - 24) * channel_bytes - made_bytes
-    assert decoding(segment, (), index).passing_bytes == (8 + 16 + 16 - 24) * channel_bytes - made_bytes

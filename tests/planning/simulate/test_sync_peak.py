@@ -12,20 +12,15 @@ from hypothesis import strategies as st
 
 import gistkit
 from gistkit.api import planning
-from gistkit.ir.plan import Decision
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.simulate.effects import Composer
-from gistkit.planning.simulate.intervals import Interval
 from gistkit.planning.simulate.simulator import Simulator, memory_bytes, simulate
-from tests.planning.simulate.test_simulate import plan_of
 from tests.support.models import DenseNet, UNet
 from tests.support.peaks import held_step, peaks_of_steps
 from tests.support.plan_cases import LINKED, Small, data, loss_of, made, ways
-from tests.support.step_graphs import chain, step_graphs
+from tests.support.step_graphs import step_graphs
 
-CHAIN = chain(2)
-RELU = next(b for b in CHAIN.blocks if b.saved == 1)
 NETS = {"dense": (DenseNet, 32), "unet": (UNet, 32), "small": (Small, 16)}
 SLOW = replace(LINKED, d2h_gbps=1.0, h2d_gbps=1.0, both_gbps=2.0)
 """A link over which vDNN's transfers take several tasks each."""
@@ -80,28 +75,6 @@ def test_payloads_masks_and_maps_on_the_host_too(name, number):
     plan = made(graph, decisions)
     predicted = Simulator(graph, costs).sync_peak_bytes(plan)
     assert measured(model, plan, x, y)[1] == predicted < simulate(graph, plan, costs).peak_bytes
-
-
-def lives(decision, graph=CHAIN):
-    """Of one decision, copied synchronously: when its block's payload or dense form is there."""
-    composer = Composer(graph, cost_table(graph, replace(hardware("cpu"), d2h_gbps=1.0, h2d_gbps=1.0, both_gbps=2.0)))
-    found = composer.profile(plan_of(graph, decision), synchronous=True).intervals
-    block = composer.index.block(decision.storage).id
-    return [i for i in found if i.block == block]
-
-
-@pytest.mark.parametrize(("release", "prefetch"), [(3, 7), (4, 6), (4, 5)])
-def test_what_leaves_is_gone_once_saved_and_back_at_its_first_use(release, prefetch):
-    dense = lives(Decision(RELU.storage, "dense", "host", release=release, prefetch=prefetch))
-    first, last = RELU.uses[0].task, RELU.uses[-1].task
-    assert dense == [
-        Interval(RELU.first, max(RELU.last, RELU.saved), RELU.nbytes, RELU.id, "dense"),
-        Interval(first, last, RELU.nbytes, RELU.id, "dense"),
-    ]
-    packed = lives(Decision(RELU.storage, "fp8", "host", mask=True, release=release, prefetch=prefetch))
-    payloads = [(i.first, i.last) for i in packed if i.what == "payload"]
-    values = [u.task for u in RELU.uses if u.values]
-    assert payloads == [(RELU.saved, RELU.saved), (values[0], values[-1])]
 
 
 @given(step_graphs(8), st.sampled_from(("vdnn-all", "vdnn-conv", "cdma", "plain", "gist")), st.integers(0, 10**6))
