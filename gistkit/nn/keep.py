@@ -53,7 +53,7 @@ def unchanged(x: torch.Tensor, version: int) -> torch.Tensor:
     return x
 
 
-class Alias:
+class SavedAsIs:
     """The tensor itself, with PyTorch's check that nobody wrote to it in between."""
 
     __slots__ = ("__weakref__", "_version", "_x")
@@ -147,13 +147,13 @@ def replace_saved(y: Any, field: str, kept: Kept) -> None:
 
     The node must have saved it under no saved-tensor hooks.
     """
-    if type(kept) is not Alias:
+    if type(kept) is not SavedAsIs:
         getattr(y.grad_fn, f"_raw_saved_{field}").register_hooks(SingleUse(kept), _dense)
 
 
 def keep_dense(x: torch.Tensor) -> Kept:
     """Keep the tensor itself."""
-    return Alias(x)
+    return SavedAsIs(x)
 
 
 def keep_coded(codec: str) -> Keep:

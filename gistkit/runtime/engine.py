@@ -28,9 +28,9 @@ from gistkit.runtime.calls.by_pytorch import Counter
 from gistkit.runtime.calls.interpose import interposed
 from gistkit.runtime.calls.sites import Sites
 from gistkit.runtime.forward.state import ForwardState
-from gistkit.runtime.program.density_excess import Room, remember
+from gistkit.runtime.program.density_excess import ExcessBudget, remember
 from gistkit.runtime.program.match_plan import check_mode, check_rows, given_program, plans_training
-from gistkit.runtime.program.pending_backwards import Earlier
+from gistkit.runtime.program.pending_backwards import PendingBackwards
 from gistkit.runtime.program.program import Program
 from gistkit.runtime.program.settings import Settings
 from gistkit.runtime.program.sizes import Sizes
@@ -94,9 +94,9 @@ class Engine:
         self._lock = threading.RLock()
         self._parameters: list[torch.nn.Parameter] = []
         self._warned = False
-        promises = plan is not None and plan.budget is not None
-        self._sizes = Sizes(plan) if plan is not None and promises else None
-        self._earlier = Earlier(plan) if plan is not None and promises else None
+        budget = None if plan is None else plan.budget
+        self._sizes = Sizes(plan) if plan is not None and budget is not None else None
+        self._earlier = PendingBackwards(plan, budget) if plan is not None and budget is not None else None
 
     @property
     def stats(self) -> StepStats | None:
@@ -272,11 +272,12 @@ class Engine:
         program: Any = state.program
         state.probing = self._replans_next()
         learn = partial(remember, self._densities.setdefault(key, {}), plan=self.plan)
-        if self.plan is not None and self.plan.budget is not None:
+        budget = None if self.plan is None else self.plan.budget
+        if self.plan is not None and budget is not None:
             state.bound = True
             probe_ahead(self._verified, program, args, kwargs)
             heard = Forecasts({}, learn, self._spilled, self.steps + 1)
-            state.room = Room(self.plan, program.graph, state.densities, state.notes, heard)
+            state.room = ExcessBudget(self.plan, budget, program.graph, state.densities, state.notes, heard)
         else:
             self._packer.hear()
             state.forecasts = Forecasts(self._densities[key], learn, self._spilled, self.steps + 1)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from gistkit.capture import BatchNorm
-from gistkit.nn.keep import Alias, Kept, replace_saved
+from gistkit.nn.keep import Kept, SavedAsIs, replace_saved
 from gistkit.nn.norm import keeps_its_input
 from gistkit.runtime.calls.kinds import SpecialisedCall
 from gistkit.runtime.forward.state import ForwardState
@@ -53,6 +53,6 @@ class NativeBatchNorm(SpecialisedCall):
             kept = state.keep(x, decision)
             replace_saved(y, "input", kept)
         if step.feeds_recipe and training:
-            replaced = kept is not None and type(kept) is not Alias
+            replaced = kept is not None and type(kept) is not SavedAsIs
             source = NormSource(y.grad_fn, weight, bias, kept, geometry_of(x)) if replaced else None
             state.norms[step.index] = source or NormSource(y.grad_fn, weight, bias)

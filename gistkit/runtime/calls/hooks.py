@@ -15,7 +15,7 @@ import torch
 
 from gistkit.capture import is_weight
 from gistkit.ir import Decision
-from gistkit.nn.keep import Alias, Kept
+from gistkit.nn.keep import Kept, SavedAsIs
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.settings import KEEP_DENSE
 from gistkit.runtime.stash.stash import DENSE_VALUES, Reader, Shape, SharedValues
@@ -56,7 +56,7 @@ def pack_known(state: ForwardState, x: torch.Tensor) -> Kept | SharedValues:
     """A hold on what an op saves: the stash of its storage as it is now, else the tensor itself."""
     stash = None if is_weight(x) else state.table.find(x)
     if stash is None:
-        return Alias(x)
+        return SavedAsIs(x)
     body = stash.body
     return body.join() if type(body) is SharedValues and stash.node is x.grad_fn else Reader(stash, x)
 
@@ -102,11 +102,11 @@ def _pack(state: ForwardState, x: torch.Tensor) -> Kept | Shape:
         _planned(state, x)  # its turn has come, so that the next one of its shape is not taken for it
         return Shape(x)
     if is_weight(x) or x.layout != torch.strided or x.is_nested:
-        return Alias(x)
+        return SavedAsIs(x)
     decision = _planned(state, x)
     if decision is not None and decision.storage in state.program.settled and not state.probing:  # type: ignore[union-attr]
         if state.table.find(x) is None:
-            return Alias(x)
+            return SavedAsIs(x)
     return state.keep(x, decision) if decision is not None or state.settings.lossy is None else state.keep_exact(x)
 
 

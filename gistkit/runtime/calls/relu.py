@@ -21,7 +21,7 @@ from gistkit.ir import OPERATORS, STAY, Decision
 from gistkit.kernels import Masks, is_dense
 from gistkit.nn import relu as relu_op
 from gistkit.nn.eligible import overwritable
-from gistkit.nn.keep import Alias, Kept
+from gistkit.nn.keep import Kept, SavedAsIs
 from gistkit.runtime.calls.kinds import ReluKind, SpecialisedCall
 from gistkit.runtime.forward.deferred_mask import DeferredMask
 from gistkit.runtime.forward.state import ForwardState
@@ -142,7 +142,7 @@ class StashedRelu(SpecialisedCall):
         def keep(y: torch.Tensor) -> Kept:
             stash = state.encode(y, decision)
             if stash is None:
-                return Alias(y)
+                return SavedAsIs(y)
             made.append(stash)
             return Reader(stash, y)
 

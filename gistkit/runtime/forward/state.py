@@ -15,11 +15,11 @@ import torch
 from gistkit.codecs import CODECS, Codec, Encoded, Sparse
 from gistkit.ir import FORMS, RERUN, STAY, CallChoice, Decision
 from gistkit.nn.eligible import KERNEL_DTYPES
-from gistkit.nn.keep import Alias, Kept
+from gistkit.nn.keep import Kept, SavedAsIs
 from gistkit.runtime.forward.deferred_mask import DeferredMask
 from gistkit.runtime.forward.kept_ledger import KeptLedger
 from gistkit.runtime.offload.host import HostBody
-from gistkit.runtime.program.density_excess import Room
+from gistkit.runtime.program.density_excess import ExcessBudget
 from gistkit.runtime.program.joint_gradients import JOINT_BYTES, JOINT_SHARE
 from gistkit.runtime.program.program import Program, Step
 from gistkit.runtime.program.refusals import cannot_keep, cannot_run, left, not_as_planned
@@ -56,7 +56,7 @@ class ForwardState(KeptLedger):
     strict: bool = False
     verified: dict = field(default_factory=dict)
     bound: bool = False
-    room: Room | None = None
+    room: ExcessBudget | None = None
     forecasts: Forecasts | None = None
     probing: bool = False
     table: StashTable = field(default_factory=StashTable)
@@ -226,7 +226,7 @@ class ForwardState(KeptLedger):
     def _outside(self, x: torch.Tensor, storage: int) -> Kept:
         """A hold for a segment on what it starts from."""
         if self.program is None or storage < 0 or self.program.graph.storages[storage].kind != "activation":
-            return Alias(x)
+            return SavedAsIs(x)
         return self.keep(x, self.program.decision(storage) or replace(KEEP_DENSE, storage=storage, reason=AGAIN))
 
     def _not_again(self, storage: int, why: str) -> None:
@@ -248,7 +248,7 @@ class ForwardState(KeptLedger):
 
     def alias(self, x: torch.Tensor, decision: Decision) -> Kept:
         """Keep the tensor itself, with PyTorch's check against writes; recorded for the report."""
-        kept = Alias(x)
+        kept = SavedAsIs(x)
         self.record_dense(x, decision)
         if decision.storage >= 0:
             self.aliases[decision.storage] = kept

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from gistkit.codecs import Encoded, Sparse, dtype_of
 from gistkit.errors import BudgetWarning
 from gistkit.formats import item_bytes
-from gistkit.ir import Decision, Form, Plan, SavedGraph, SavedStorage, numel
+from gistkit.ir import Budget, Decision, Form, Plan, SavedGraph, SavedStorage, numel
 from gistkit.runtime.offload.host import HostBody, PartedBody, arrived, sent_encoding
 from gistkit.runtime.offload.host_memory import does_not_fit
 from gistkit.runtime.sparse_sizes.exact import ExactPacker
@@ -78,7 +78,7 @@ def remember(known: dict[int, float], measured: Mapping[int, float], plan: Plan 
         known[storage] = share if plan is None else max(share, known.get(storage, 0.0))
 
 
-class Room:
+class ExcessBudget:
     """What a budget leaves beside its plan's peak, and what of it a forward has used up: one for each forward.
 
     ``densities`` and ``notes``, by storage, are the forward's, and told of what is found out; ``told`` is what hears of
@@ -89,6 +89,7 @@ class Room:
     def __init__(
         self,
         plan: Plan,
+        budget: Budget,
         graph: SavedGraph,
         densities: dict[int, float],
         notes: dict[int, str] | None = None,
@@ -98,7 +99,7 @@ class Room:
         self._densities, self._notes = densities, {} if notes is None else notes
         self._shares = plan.contract.densities
         self._sources = {s for d in plan.decisions for s in d.sources}
-        self._left_bytes = (plan.budget_bytes or 0) - plan.peak_bytes
+        self._budget, self._left_bytes = budget, budget.left_bytes
         self._link = plan.contract.has_link
         self._lock = threading.Lock()  # backward may settle encodings on threads of several devices
         self.moved: list[Denser] = []
@@ -175,7 +176,7 @@ class Room:
         found = sorted(self.moved + self.over, key=lambda d: (-d.excess_bytes, d.storage))
         if not found:
             return False
-        budget = f"the budget of {self._plan.budget_bytes} bytes"
+        budget = f"the budget of {self._budget.total_bytes} bytes"
         sent_bytes = sum(d.measured_bytes for d in self.moved)
         away = f"{len(self.moved)} of these storages, {sent_bytes} bytes, went to the host and come back for each use"
         if self.over:
@@ -198,9 +199,11 @@ def _worst(found: list[Denser]) -> str:
 
 class PromisedBody:
     """The payload of a storage whose size only the device knows yet: a scratch, as planned, and then what
-    :class:`Room` has room for, the packed payload, or the scratch on the host."""
+    :class:`ExcessBudget` has room for, the packed payload, or the scratch on the host."""
 
-    def __init__(self, room: Room, codec: Sparse, x: torch.Tensor, decision: Decision, packer: ExactPacker) -> None:
+    def __init__(
+        self, room: ExcessBudget, codec: Sparse, x: torch.Tensor, decision: Decision, packer: ExactPacker
+    ) -> None:
         self._room, self._codec, self._decision, self._device = room, codec, decision, x.device
         self._lock = threading.RLock()
         told = None if room.told is None else room.told.of(decision.storage)

@@ -16,18 +16,18 @@ import torch
 
 from gistkit.capture import tensors_in
 from gistkit.errors import BudgetWarning
-from gistkit.ir import Plan
+from gistkit.ir import Budget, Plan
 from gistkit.nn.keep import is_retained
 from gistkit.runtime.program.stats import Observed
 
 
-class Left:
+class PendingBackward:
     """What one forward left for its backward: a hook at the nodes of its results, which alone hold on to it, so it
     lives as long as any of them."""
 
     __slots__ = ("__weakref__", "_earlier", "_observed", "_rows", "begun")
 
-    def __init__(self, earlier: Earlier, observed: Observed, rows: int) -> None:
+    def __init__(self, earlier: PendingBackwards, observed: Observed, rows: int) -> None:
         self._earlier, self._observed, self._rows = earlier, observed, rows
         self.begun = False
 
@@ -51,18 +51,17 @@ class Left:
         return found * self._rows // captured if as_captured and 0 < self._rows < captured else found
 
 
-class Earlier:
+class PendingBackwards:
     """The forwards of one model under a plan with a budget, as far as something of them may still be held.
 
     What the plan has room for, its reserve too, is nothing to warn of.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self._budget_bytes = plan.budget_bytes or 0
-        self._room_bytes = self._budget_bytes - plan.peak_bytes + plan.contract.reserved_bytes
+    def __init__(self, plan: Plan, budget: Budget) -> None:
+        self._budget = budget
         self._kept_bytes = plan.kept_bytes
         self._most_rows = plan.planned_rows
-        self._left: list[weakref.ref[Left]] = []
+        self._left: list[weakref.ref[PendingBackward]] = []
         self._told = False
 
     def begin(self, rows: int) -> None:
@@ -87,13 +86,13 @@ class Earlier:
         if self._told:
             return
         nodes = (out.grad_fn,) if isinstance(out, torch.Tensor) else {t.grad_fn for t in tensors_in(out)}
-        left = Left(self, observed, rows)
+        left = PendingBackward(self, observed, rows)
         for node in nodes:
             if node is not None:
                 node.register_prehook(left)
         self._left.append(weakref.ref(left))
 
-    def retains(self, left: Left, rows: int) -> None:
+    def retains(self, left: PendingBackward, rows: int) -> None:
         """Backward of a forward begins, and retains the graph: warn where what it keeps has no room."""
         held_bytes = left.nbytes()
         self._tell(
@@ -107,15 +106,15 @@ class Earlier:
         """What the budget leaves beside a step of so many rows: of fewer than planned, at least their share of what the
         plan keeps is there too."""
         fewer = max(0, self._most_rows - rows) if rows else 0
-        return self._room_bytes + (self._kept_bytes * fewer // self._most_rows if fewer else 0)
+        return self._budget.room_bytes + (self._kept_bytes * fewer // self._most_rows if fewer else 0)
 
     def _tell(self, over_bytes: int, why: str, remedy: str) -> None:
         if self._told or over_bytes <= 0:
             return
         self._told, self._left = True, []
         warnings.warn(
-            f"the budget of {self._budget_bytes} bytes may be exceeded by up to {over_bytes}: {why}; {remedy}, or plan "
-            "with so many bytes more as reserved_bytes=",
+            f"the budget of {self._budget.total_bytes} bytes may be exceeded by up to {over_bytes}: {why}; {remedy}, or "
+            "plan with so many bytes more as reserved_bytes=",
             BudgetWarning,
             stacklevel=3,
         )

@@ -43,7 +43,7 @@ class Operand:
 
 
 @dataclass
-class Written:
+class RecordedCall:
     """One call written down. ``leaves`` and ``spec`` are its arguments, flattened, tensors as :class:`Operand`.
 
     ``makes``: (which tensor of its result, storage, geometry); ``changes``: storages that it overwrites; ``packs``:

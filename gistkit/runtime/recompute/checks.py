@@ -13,7 +13,7 @@ import torch
 
 from gistkit.kernels import flat
 from gistkit.runtime.recompute.calls import ReplayError
-from gistkit.runtime.recompute.recompute import AgainBody, Segment
+from gistkit.runtime.recompute.recompute import RecomputedBody, Segment
 from gistkit.runtime.recompute.replay import run_anew
 from gistkit.runtime.stash.stash import whole
 from gistkit.runtime.stash.verify import Digest, same_bits
@@ -28,14 +28,14 @@ class Checks:
 
     def __init__(self, verified: dict | None, refuse: Refuse, later: Callable[[], bool]) -> None:
         self._verified, self._refuse, self._later = verified, refuse, later
-        self.waiting: dict[int, list[tuple[AgainBody, tuple]]] = {}
+        self.waiting: dict[int, list[tuple[RecomputedBody, tuple]]] = {}
         """By segment the stand-ins that are still to be compared, each with its key."""
 
     def known(self, key: tuple) -> bool | None:
         """Whether a storage comes back; None where nobody knows."""
         return True if self._verified is None else self._verified.get(key)
 
-    def add(self, segment: int, body: AgainBody, key: tuple, x: torch.Tensor, written: bool) -> None:
+    def add(self, segment: int, body: RecomputedBody, key: tuple, x: torch.Tensor, written: bool) -> None:
         """A stand-in for x of which nobody knows. ``written``: x is overwritten while the forward runs."""
         kept = x.detach()
         if self._later():
@@ -61,7 +61,7 @@ class Checks:
         dense = {id(body): body.values for body, _ in pending}
         same: dict[int, bool] = {}
 
-        def hear(body: AgainBody, values: torch.Tensor) -> None:
+        def hear(body: RecomputedBody, values: torch.Tensor) -> None:
             kept = dense.pop(id(body))
             # what was saved may be a view: an instance norm saves its input with a channel for each of a batch's maps
             same[id(body)] = kept is not None and same_bits(flat(kept), flat(values))

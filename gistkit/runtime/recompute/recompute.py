@@ -14,11 +14,11 @@ import torch
 
 from gistkit.kernels import flat
 from gistkit.nn.keep import Kept
-from gistkit.runtime.recompute.calls import ReplayError, Written, geometry
+from gistkit.runtime.recompute.calls import RecordedCall, ReplayError, geometry
 from gistkit.runtime.recompute.replay import run_anew
 
 
-class AgainBody:
+class RecomputedBody:
     """A stash whose storage its segment's replay gives back; the values stay from then on until the last reader goes.
     Readers share them, so none may overwrite them (``fresh``).
 
@@ -60,24 +60,24 @@ class Segment:
     """One segment of one forward: its calls, its holds, and who wants what of it."""
 
     def __init__(self) -> None:
-        self.calls: list[Written] = []
+        self.calls: list[RecordedCall] = []
         self.holds: list[Kept] = []
         self.complete = False
         """Whether the forward has returned, so that nothing more is written down."""
-        self._bodies: list[weakref.ref[AgainBody]] = []
+        self._bodies: list[weakref.ref[RecomputedBody]] = []
         self._lock = threading.RLock()
 
-    def body(self, storage: int, time: int, x: torch.Tensor) -> AgainBody:
+    def body(self, storage: int, time: int, x: torch.Tensor) -> RecomputedBody:
         """A stand-in for x, saved at a time of the forward."""
-        body = AgainBody(self, storage, time, x)
+        body = RecomputedBody(self, storage, time, x)
         self._bodies.append(weakref.ref(body))
         return body
 
-    def run(self, wanted: list[AgainBody]) -> list[tuple[AgainBody, torch.Tensor]]:
+    def run(self, wanted: list[RecomputedBody]) -> list[tuple[RecomputedBody, torch.Tensor]]:
         """Those of the stand-ins that came back, with their values, which they do not keep."""
-        given: list[tuple[AgainBody, torch.Tensor]] = []
+        given: list[tuple[RecomputedBody, torch.Tensor]] = []
 
-        def hear(body: AgainBody, values: torch.Tensor) -> None:
+        def hear(body: RecomputedBody, values: torch.Tensor) -> None:
             if body.check is not None:
                 body.check(values)
             given.append((body, values))

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_unflatten
 
 from gistkit.capture import tensors_in
 from gistkit.nn.keep import Kept
-from gistkit.runtime.recompute.calls import Operand, ReplayError, Written, geometry
+from gistkit.runtime.recompute.calls import Operand, RecordedCall, ReplayError, geometry
 from gistkit.runtime.recompute.state import DrawnFrom, autocast, random_states_back, set_random
 from gistkit.runtime.stash.stash import whole
 
@@ -30,7 +30,7 @@ class Wanted(Protocol):
 Give = Callable[[Any, torch.Tensor], None]
 
 
-def run_anew(calls: list[Written], holds: list[Kept], wanted: Sequence[Wanted], give: Give) -> None:
+def run_anew(calls: list[RecordedCall], holds: list[Kept], wanted: Sequence[Wanted], give: Give) -> None:
     """Run the calls that ``wanted`` depends on and give each of them its values as soon as they are there."""
     needed = _needed(calls, wanted)
     states = [s for c in needed for s in c.random]
@@ -38,7 +38,7 @@ def run_anew(calls: list[Written], holds: list[Kept], wanted: Sequence[Wanted], 
         _Replay(needed, holds, wanted, give).run()
 
 
-def _needed(calls: list[Written], wanted: Sequence[Wanted]) -> list[Written]:
+def _needed(calls: list[RecordedCall], wanted: Sequence[Wanted]) -> list[RecordedCall]:
     """The calls on which the wanted storages depend, in order."""
     open_storages: set[int] = set()
     waiting = sorted(wanted, key=lambda b: b.time)
@@ -58,7 +58,7 @@ def _needed(calls: list[Written], wanted: Sequence[Wanted]) -> list[Written]:
 class _Replay:
     """One run: ``_there`` maps storages that the segment makes, and holds, to tensors over them."""
 
-    def __init__(self, calls: list[Written], holds: list[Kept], wanted: Sequence[Wanted], give: Give) -> None:
+    def __init__(self, calls: list[RecordedCall], holds: list[Kept], wanted: Sequence[Wanted], give: Give) -> None:
         self._calls, self._holds, self._give = calls, holds, give
         self._waiting = sorted(wanted, key=lambda b: -b.time)
         self._there: dict[tuple[str, int], torch.Tensor] = {}
@@ -85,13 +85,13 @@ class _Replay:
         self._given.add(body.storage)
         self._give(body, whole(base))
 
-    def _forget(self, call: Written) -> None:
+    def _forget(self, call: RecordedCall) -> None:
         """Let go of what no later call reads and nobody waits for."""
         waited = {("made", b.storage) for b in self._waiting}
         for key in [k for k in self._there if self._last.get(k, -1) <= call.number and k not in waited]:
             del self._there[key]
 
-    def _step(self, call: Written) -> None:
+    def _step(self, call: RecordedCall) -> None:
         for storage in self._given.intersection(call.changes):
             # somebody has the values from before this write
             old = self._there["made", storage]
@@ -113,7 +113,7 @@ class _Replay:
         for storage, (number, dtype) in call.casts.items():
             self._there["made", storage] = tensors[number].to(dtype)
 
-    def _keep_results(self, call: Written, result: Any) -> None:
+    def _keep_results(self, call: RecordedCall, result: Any) -> None:
         made = list(tensors_in(result))
         for leaf, storage, where in call.makes:
             if leaf >= len(made) or geometry(made[leaf]) != where:
@@ -145,7 +145,7 @@ def _over(base: torch.Tensor, where: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(0, dtype=dtype, device=base.device).set_(base.untyped_storage(), offset, size, stride)
 
 
-def _call(call: Written, leaves: list[Any]) -> Any:
+def _call(call: RecordedCall, leaves: list[Any]) -> Any:
     args, kwargs = tree_unflatten(leaves, call.spec)
     return call.func(*args, **kwargs)
 
@@ -154,7 +154,7 @@ def _never(_: None) -> torch.Tensor:
     raise ReplayError("the graph of a call that ran anew has no backward")
 
 
-def _with_packs(call: Written, leaves: list[Any]) -> tuple[Any, dict[int, torch.Tensor]]:
+def _with_packs(call: RecordedCall, leaves: list[Any]) -> tuple[Any, dict[int, torch.Tensor]]:
     """The call with gradients on, so that PyTorch shows what it would save: that is how one gets at what a call makes
     inside. The graph made on the way holds none of it."""
     packed: dict[int, torch.Tensor] = {}

@@ -22,9 +22,9 @@ from gistkit.nn.autocast import LOWERED
 from gistkit.nn.keep import Kept
 from gistkit.nn.standin import settings
 from gistkit.planning.forms import OBSERVERS, RecomputePlan, SegmentPlan
-from gistkit.runtime.recompute.calls import Operand, Written, geometry
+from gistkit.runtime.recompute.calls import Operand, RecordedCall, geometry
 from gistkit.runtime.recompute.checks import DIFFERS, Checks
-from gistkit.runtime.recompute.recompute import AgainBody, Segment
+from gistkit.runtime.recompute.recompute import RecomputedBody, Segment
 from gistkit.runtime.recompute.state import DrawnFrom, RandomState, autocast_now, random_state
 
 Hold = Callable[[torch.Tensor, int], Kept]
@@ -44,7 +44,7 @@ class _Open:
     saves: int = 0
     saving: bool = False
     versions: dict[int, int] = field(default_factory=dict)
-    written: list[tuple[int, Written, list[tuple[torch.Tensor, int]]]] = field(default_factory=list)
+    written: list[tuple[int, RecordedCall, list[tuple[torch.Tensor, int]]]] = field(default_factory=list)
     random: tuple = ()
 
 
@@ -119,7 +119,7 @@ class Tape:
             now.saving = False
             now.saves += 1
 
-    def body(self, x: torch.Tensor, decision: Decision) -> AgainBody | str:
+    def body(self, x: torch.Tensor, decision: Decision) -> RecomputedBody | str:
         """A stand-in for x under a ``recompute`` decision, or why there is none."""
         storage, now = decision.storage, self._now
         plan = self._plan.of_storage.get(storage)
@@ -184,7 +184,7 @@ class Tape:
 
     def _write(
         self, plan: SegmentPlan, func: Callable, args: tuple, kwargs: dict, found: list[tuple[torch.Tensor, int]]
-    ) -> tuple[int, Written, list[tuple[torch.Tensor, int]]]:
+    ) -> tuple[int, RecordedCall, list[tuple[torch.Tensor, int]]]:
         """The call as written down for one segment, and the tensors that it needs holds on."""
         call = self._plan.graph.calls[self._now.number]
         known = {id(t): s for t, s in found}
@@ -217,7 +217,7 @@ class Tape:
                     "what it makes, or cut the segment behind it"
                 )
         changes = tuple(s for s in call.writes if s in plan.inside and s in call.reads)
-        written = Written(call.index, call.op, func, made, spec, autocast_now(), changes=changes)
+        written = RecordedCall(call.index, call.op, func, made, spec, autocast_now(), changes=changes)
         return plan.index, written, outside
 
     def _check_live(self, x: torch.Tensor, storage: int, op: str) -> None:

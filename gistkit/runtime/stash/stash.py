@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from gistkit.kernels import flat, is_dense
-from gistkit.nn.keep import Alias, Coded, Kept, is_retained, rows_from
+from gistkit.nn.keep import Coded, Kept, SavedAsIs, is_retained, rows_from
 
 Rows = tuple[int, int] | None
 DENSE_VALUES = methodcaller("dense")
@@ -176,7 +176,7 @@ def source_of(kept: Kept, rows: Rows = None) -> tuple[torch.Tensor, bool]:
     if type(kept) is SharedValues and rows is None:
         return kept.source()
     values = kept.dense() if rows is None else rows_of(kept, *rows)
-    return values, getattr(kept, "fresh", not isinstance(kept, Alias))
+    return values, getattr(kept, "fresh", not isinstance(kept, SavedAsIs))
 
 
 @dataclass(eq=False, slots=True)
