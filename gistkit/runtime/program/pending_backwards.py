@@ -113,8 +113,8 @@ class PendingBackwards:
             return
         self._told, self._left = True, []
         warnings.warn(
-            f"the budget of {self._budget.total_bytes} bytes may be exceeded by up to {over_bytes}: {why}; {remedy}, or "
-            "plan with so many bytes more as reserved_bytes=",
+            f"the budget of {self._budget.total_bytes} bytes may be exceeded by up to {over_bytes}: {why}; {remedy}, "
+            "or plan with so many bytes more as reserved_bytes=",
             BudgetWarning,
             stacklevel=3,
         )
