@@ -94,7 +94,7 @@ class Engine:
         self._lock = threading.RLock()
         self._parameters: list[torch.nn.Parameter] = []
         self._warned = False
-        budget = None if plan is None else plan.budget
+        self._budget = budget = None if plan is None else plan.budget
         self._sizes = Sizes(plan) if plan is not None and budget is not None else None
         self._earlier = PendingBackwards(plan, budget) if plan is not None and budget is not None else None
 
@@ -163,7 +163,7 @@ class Engine:
 
     def _refuse_foreign(self, foreign: str) -> None:
         """Note, or under a budget refuse, a forward around which something leaves no room for the forward's own."""
-        if self.plan is not None and self.plan.budget is not None:
+        if self._budget is not None:
             remedy = "leave that first: around a forward it would run as plain PyTorch, whatever the budget"
             raise PlanMismatchError("a forward by itself, for the plan's budget", foreign, remedy)
         self._note(f"{foreign} around a forward: it ran as plain PyTorch")
@@ -272,12 +272,11 @@ class Engine:
         program: Any = state.program
         state.probing = self._replans_next()
         learn = partial(remember, self._densities.setdefault(key, {}), plan=self.plan)
-        budget = None if self.plan is None else self.plan.budget
-        if self.plan is not None and budget is not None:
+        if self.plan is not None and self._budget is not None:
             state.bound = True
             probe_ahead(self._verified, program, args, kwargs)
             heard = Forecasts({}, learn, self._spilled, self.steps + 1)
-            state.room = ExcessBudget(self.plan, budget, program.graph, state.densities, state.notes, heard)
+            state.room = ExcessBudget(self.plan, self._budget, program.graph, state.densities, state.notes, heard)
         else:
             self._packer.hear()
             state.forecasts = Forecasts(self._densities[key], learn, self._spilled, self.steps + 1)

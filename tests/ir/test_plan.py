@@ -32,6 +32,13 @@ def plan():
     )
 
 
+def test_what_a_decision_derives_is_not_in_the_json():
+    plan = Plan("gist", "x", (Decision(0, "zvc"),), ())
+    text = plan.to_json()
+    assert plan.decisions[0].form.sparse and not plan.decisions[0].stays and not plan.decisions[0].on_host
+    assert plan.to_json() == text and Plan.from_json(text) == plan
+
+
 def test_json_round_trip():
     assert Plan.from_json(plan().to_json()) == plan()
     raw = json.loads(plan().to_json())

@@ -20,7 +20,7 @@ from gistkit.nn.standin import settings
 from gistkit.runtime.calls.kinds import SpecialisedCall, TensorKind, autocast_dtype, weight_kind
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.program import Step
-from gistkit.runtime.stash.stash import DENSE_VALUES, Reader, SharedValues
+from gistkit.runtime.stash.stash import DENSE_VALUES
 
 
 def specialise(state: ForwardState, step: Step, b: Conv2d) -> SpecialisedCall | None:
@@ -51,12 +51,7 @@ class NativeConv2d(SpecialisedCall):
         if stash is None:
             replace_input(state, y, self._decision)
             return y
-        body = stash.body
-        if type(body) is SharedValues and stash.node is x.grad_fn:
-            handle: Any = body.join()
-        else:
-            handle = partial(Reader, stash)
-        y.grad_fn._raw_saved_input.register_hooks(handle, DENSE_VALUES)
+        y.grad_fn._raw_saved_input.register_hooks(stash.hold(x), DENSE_VALUES)
         return y
 
 

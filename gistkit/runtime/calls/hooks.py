@@ -6,8 +6,7 @@ custom autograd Function does, which no function mode sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,7 +17,7 @@ from gistkit.ir import Decision
 from gistkit.nn.keep import Kept, SavedAsIs
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.settings import KEEP_DENSE
-from gistkit.runtime.stash.stash import DENSE_VALUES, Reader, Shape, SharedValues
+from gistkit.runtime.stash.stash import DENSE_VALUES, Shape
 
 _top = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
 _push = torch._C._autograd._push_saved_tensors_default_hooks  # type: ignore[attr-defined]
@@ -33,42 +32,25 @@ def catches(state: ForwardState) -> bool:
     return state.calls in program.caught if state.instead < 0 else state.instead in program.caught_within
 
 
-@contextmanager
-def caught(state: ForwardState) -> Iterator[None]:
-    """What is saved in this block goes to the forward's hooks."""
-    _push(partial(pack, state), DENSE_VALUES)
-    try:
-        yield
-    finally:
+class caught:
+    """What is saved in this block goes to the forward's hooks; ``packs(state, x)`` gives a hold on x."""
+
+    __slots__ = ("_pack",)
+
+    def __init__(self, state: ForwardState, packs: Callable[[ForwardState, torch.Tensor], Any] | None = None) -> None:
+        self._pack = partial(packs or pack, state)
+
+    def __enter__(self) -> None:
+        _push(self._pack, DENSE_VALUES)
+
+    def __exit__(self, *_: Any) -> None:
         _pop()
 
 
-def caught_in(state: ForwardState, func: Callable, args: tuple, kwargs: dict) -> Any:
-    """``func(*args, **kwargs)``, what it saves going to the forward's hooks."""
-    _push(partial(pack, state), DENSE_VALUES)
-    try:
-        return func(*args, **kwargs)
-    finally:
-        _pop()
-
-
-def pack_known(state: ForwardState, x: torch.Tensor) -> Kept | SharedValues:
+def pack_known(state: ForwardState, x: torch.Tensor) -> Any:
     """A hold on what an op saves: the stash of its storage as it is now, else the tensor itself."""
     stash = None if is_weight(x) else state.table.find(x)
-    if stash is None:
-        return SavedAsIs(x)
-    body = stash.body
-    return body.join() if type(body) is SharedValues and stash.node is x.grad_fn else Reader(stash, x)
-
-
-@contextmanager
-def known_caught(state: ForwardState) -> Iterator[None]:
-    """What is saved in this block is replaced by its stash, where it has one."""
-    _push(partial(pack_known, state), DENSE_VALUES)
-    try:
-        yield
-    finally:
-        _pop()
+    return SavedAsIs(x) if stash is None else stash.hold(x)
 
 
 class without_hooks:

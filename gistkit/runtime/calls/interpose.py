@@ -18,7 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gistkit.capture import COVERED, bind, is_counted, is_metadata
-from gistkit.runtime.calls.hooks import catches, caught, caught_in, pack
+from gistkit.runtime.calls.hooks import catches, caught, pack
 from gistkit.runtime.calls.run import run_next
 from gistkit.runtime.forward.state import ForwardState
 
@@ -103,7 +103,8 @@ class Interposer(TorchFunctionMode):
         try:
             if not catches(state) or state.hooked or not torch.is_grad_enabled() or _top(False) is not None:
                 return func(*args, **kwargs)
-            return caught_in(state, func, args, kwargs)
+            with caught(state):
+                return func(*args, **kwargs)
         finally:
             state.unread = False
 

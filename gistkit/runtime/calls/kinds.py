@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
-from gistkit.nn.eligible import KERNEL_DTYPES, is_wrapped, transformed
+from gistkit.nn.eligible import KERNEL_DTYPES, is_wrapped, overwritable, transformed
 
 _Tensor, _strided = torch.Tensor, torch.strided
 _NUMBERS = frozenset((int, float, bool, tuple, str, type(None)))
@@ -60,21 +60,9 @@ class ReluKind(TensorKind):
         super().__init__(x)
         self._inplace = inplace
 
-    def fits(self, x: Any, inplace: Any) -> bool:
-        """Whether x is such a tensor, and may be overwritten where it is to be (as :func:`overwritable` says)."""
-        return (
-            inplace is self._inplace
-            and type(x) is _Tensor
-            and x.dtype is self._dtype
-            and x.shape == self._shape
-            and x.layout is _strided
-            and x.stride() == self._stride
-            and x.requires_grad is self._needs_gradient
-            and x.device == self._device
-            and not (inplace and (x.is_leaf or x._is_view()))
-            and not x.is_neg()
-            and not is_wrapped(x)
-        )
+    def fits(self, x: Any, inplace: Any) -> bool:  # type: ignore[override]
+        """Whether x is such a tensor, and may be overwritten where it is to be."""
+        return inplace is self._inplace and TensorKind.fits(self, x) and (not inplace or overwritable(x))
 
 
 def weight_kind(weight: Any) -> tuple | None:

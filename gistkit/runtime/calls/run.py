@@ -54,7 +54,7 @@ def next_call(state: ForwardState, op: str, bound: Bound) -> int:
     step = None if program is None or index >= program.length else program.steps[index]
     if program is not None and (step is None or step.op != op):
         state.diverge(f"call {index} to be {step.op if step else 'the end'}", op)
-    elif program is not None and state.strict and program.plan.budget is not None:
+    elif program is not None and state.strict and program.plan.budget_bytes is not None:
         check_call(program, index, bound)
     return index
 

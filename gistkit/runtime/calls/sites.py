@@ -24,7 +24,7 @@ from torch.autograd import forward_ad
 from gistkit.capture import bind
 from gistkit.nn.norm import keeps_its_input
 from gistkit.runtime.calls.batch_norm import NativeBatchNorm
-from gistkit.runtime.calls.hooks import known_caught
+from gistkit.runtime.calls.hooks import caught, pack_known
 from gistkit.runtime.calls.interpose import Interposer
 from gistkit.runtime.calls.kinds import runs
 from gistkit.runtime.calls.run import hold_output, run
@@ -225,7 +225,7 @@ class Reading(_Site):
             return self.plain(module, *args, **kwargs)
         if state.deferred is not None:
             state.store_deferred()
-        with known_caught(state):
+        with caught(state, pack_known):
             return self.plain(module, *args, **kwargs)
 
 

@@ -192,6 +192,11 @@ class Stash:
     """The backward node of the tensor that was stashed, which readers of that very tensor have as ``grad_fn``; None
     after the forward, as that node holds the stash."""
 
+    def hold(self, x: torch.Tensor) -> SharedValues | Reader:
+        """A hold for one node more on the saved x: shared values where x is the very tensor that was stashed."""
+        body = self.body
+        return body.join() if type(body) is SharedValues and self.node is x.grad_fn else Reader(self, x)
+
 
 class Reader:
     """One node's view of a stash: the geometry of the tensor that it saved."""
@@ -200,9 +205,15 @@ class Reader:
         self.stash = stash
         self._geometry = (x.size(), x.stride(), x.storage_offset())
 
+    def __call__(self, x: torch.Tensor) -> Reader:
+        """Itself: what a saved-tensor hook makes of x."""
+        return self
+
     def dense(self) -> torch.Tensor:
-        """The saved tensor, decoded or rebuilt into fresh memory."""
-        base = self.stash.body.dense()
+        """The saved tensor, decoded or rebuilt; not to be written to. It is not counted among the readers that share
+        values."""
+        body = self.stash.body
+        base = body.source()[0] if type(body) is SharedValues else body.dense()
         size, stride, offset = self._geometry
         if base.size() == size and base.stride() == stride:
             return base

@@ -56,15 +56,15 @@ def optimal(
 
     ``fidelity`` and ``lossy`` name the class of moves (:mod:`gistkit.planning.forms`). ``batch_norm`` accepts
     sub-batches for a network whose batch norms would then see other statistics. ``algorithms``: a convolution's
-    algorithm is chosen too; None asks the costs (:meth:`.CostTable.tells_algorithms`: the papers' cards under their own
-    frameworks, and switches of cuDNN that were measured). ``recompute``: segments may run anew. ``options`` restricts
-    the decisions by storage, without segments and whole seeds. ``rivals`` are asked at last, each for its plan if it
-    may take fewer seconds (infinite: none was found), which is taken whole if it is faster: for seeds that are slow to
-    make. One that raises TimeoutError is named in ``prediction.not_compared``: of the policies there, nothing is
-    promised. After about ``time_limit_s`` seconds (None: by the size of the step; half as long again, 2 s at most,
-    where the gap is above a tenth) the best plan found is returned; ``Plan.gap`` is
-    (step - bound) / step, the bound over all that is offered. Raises BudgetError, with the least peak found for the
-    class, where nothing fits; ValueError for an unknown class or format or a graph without tasks.
+    algorithm is chosen too; None asks the hardware (``Hardware.tells_algorithms``: the papers' cards under their own
+    frameworks). ``recompute``: segments may run anew. ``options`` restricts the decisions by storage, without segments
+    and whole seeds. ``rivals`` are asked at last, each for its plan if it may take fewer seconds (infinite: none was
+    found), which is taken whole if it is faster: for seeds that are slow to make. One that raises TimeoutError is
+    named in ``prediction.not_compared``: of the policies there, nothing is promised. After about ``time_limit_s``
+    seconds (None: by the size of the step; half as long again, 2 s at most, where the gap is above a tenth) the best
+    plan found is returned; ``Plan.gap`` is (step - bound) / step, the bound over all that is offered. Raises
+    BudgetError, with the least peak found for the class, where nothing fits; ValueError for an unknown class or format
+    or a graph without tasks.
     """
     allowed = Allowed.of(costs, fidelity, lossy, batch_norm, algorithms, recompute)
     narrow = Allowed.of(costs, "bitwise", None, False, algorithms, recompute)
@@ -86,10 +86,6 @@ def optimal(
             given_up.append(name)
         else:
             planning.against([] if late is None else [late])
-    if planning.plan is None and share:  # the narrowest class had a part of the time alone
-        last = Planning(graph, costs, narrow, limit_s, room_bytes=room_bytes).run()
-        narrow_bytes = min(narrow_bytes, last.found.peak_bytes)
-        planning.against([] if last.plan is None else [last.plan])
     plan = planning.plan
     if plan is None:
         assert budget_bytes is not None
