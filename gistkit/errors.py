@@ -86,6 +86,24 @@ class BudgetWarning(UserWarning):
     PyTorch: says by how much."""
 
 
+class OffloadError(GistError):
+    """A tensor cannot be sent to the host or fetched from there: says what was demanded of it and what it is now."""
+
+
+class HostMemoryError(OffloadError):
+    """The host has too little memory that can be pinned: says how many bytes were wanted, and why there are none.
+
+    ``wanted_bytes``: what was to be pinned.
+    """
+
+    def __init__(self, wanted_bytes: int, why: str) -> None:
+        super().__init__(
+            f"offload: {wanted_bytes} bytes ({wanted_bytes / 2**30:.2f} GiB) of host memory must be pinned; {why}. "
+            "Free host memory, or plan with less on the host (policy gist or optimal without a link)"
+        )
+        self.wanted_bytes = wanted_bytes
+
+
 class MeasureError(GistError):
     """The seconds of a step cannot be measured here: says what does not fit or does not run, and what to do."""
 

@@ -1,0 +1,163 @@
+"""What the offloader needs of a device: streams, events, memory of both sides, and work enqueued on a stream.
+
+:class:`CudaBackend` is the CUDA form. :class:`CpuBackend` is the software device of a machine without one: every stream
+runs at once, so an event has always happened, and host memory is memory that a step's accounts leave out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from gistkit.runtime.offload.host_memory import available_bytes
+from gistkit.runtime.offload.pinned import pin, unpin
+
+Stream = Any
+Event = Any
+Kernel = Callable[..., object]
+"""Work on the tensors that it is called with; none of them is kept."""
+
+
+class Backend(Protocol):
+    """``d2h`` and ``h2d`` are the two copy streams. No method but :meth:`synchronize`, :meth:`pin` and :meth:`unpin`
+    waits for the device."""
+
+    device: torch.device
+    d2h: Stream
+    h2d: Stream
+
+    def compute(self) -> Stream:
+        """The stream on which the caller's work is enqueued now."""
+        ...
+
+    def empty(self, nbytes: int, stream: Stream) -> torch.Tensor:
+        """uint8[nbytes] of the device's memory, from that stream's pool: work that the stream holds already may still
+        use the same bytes, and when the tensor dies, work enqueued there afterwards may."""
+        ...
+
+    def run(self, stream: Stream, kernel: Kernel, *tensors: torch.Tensor) -> None:
+        """Enqueue a kernel. The caller keeps the tensors alive until it has run."""
+        ...
+
+    def record(self, stream: Stream) -> Event:
+        """An event that happens when all that the stream holds now has run."""
+        ...
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """What is enqueued on the stream from now on runs after the event."""
+        ...
+
+    def done(self, event: Event) -> bool:
+        """Whether the event has happened."""
+        ...
+
+    def pin(self, nbytes: int) -> torch.Tensor:
+        """uint8[nbytes] of host memory that the copy streams can address. Raises HostMemoryError where there is none.
+        Slow, and may wait for the device: not for a steady step."""
+        ...
+
+    def unpin(self, memory: torch.Tensor) -> None:
+        """Give back what :meth:`pin` has made. No work on it may be left."""
+        ...
+
+    def free_host_bytes(self) -> int:
+        """Bytes of host memory that could be pinned."""
+        ...
+
+    def synchronize(self) -> None:
+        """Let the host wait for both copy streams."""
+        ...
+
+
+class CpuBackend:
+    """The software device: what is enqueued runs at once."""
+
+    device = torch.device("cpu")
+    d2h = h2d = "copies"
+
+    def compute(self) -> Stream:
+        return "compute"
+
+    def empty(self, nbytes: int, stream: Stream) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def run(self, stream: Stream, kernel: Kernel, *tensors: torch.Tensor) -> None:
+        with _disable_current_modes(), torch.no_grad():
+            kernel(*tensors)
+
+    def record(self, stream: Stream) -> Event:
+        return None
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """Nothing: the event has happened."""
+
+    def done(self, event: Event) -> bool:
+        return True
+
+    def pin(self, nbytes: int) -> torch.Tensor:
+        with _disable_current_modes():
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+
+    def unpin(self, memory: torch.Tensor) -> None:
+        """Nothing: the memory goes with its tensor."""
+
+    def free_host_bytes(self) -> int:
+        return available_bytes()
+
+    def synchronize(self) -> None:
+        """Nothing: all has run."""
+
+
+class CudaBackend:
+    """A CUDA device with two copy streams of its own beside whatever stream the computation is on."""
+
+    def __init__(self, device: torch.device) -> None:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self.device = torch.device("cuda", index)
+        self.d2h, self.h2d = torch.cuda.Stream(self.device), torch.cuda.Stream(self.device)
+
+    def compute(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self.device)
+
+    def empty(self, nbytes: int, stream: torch.cuda.Stream) -> torch.Tensor:
+        with torch.cuda.stream(stream):
+            return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def run(self, stream: torch.cuda.Stream, kernel: Kernel, *tensors: torch.Tensor) -> None:
+        with torch.cuda.stream(stream), torch.no_grad():
+            kernel(*tensors)
+
+    def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        return stream.record_event()
+
+    def wait(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
+        stream.wait_event(event)
+
+    def done(self, event: torch.cuda.Event) -> bool:
+        return event.query()
+
+    def pin(self, nbytes: int) -> torch.Tensor:
+        with _disable_current_modes():
+            return pin(nbytes, self.device)
+
+    def unpin(self, memory: torch.Tensor) -> None:
+        unpin(memory)
+
+    def free_host_bytes(self) -> int:
+        return available_bytes()
+
+    def synchronize(self) -> None:
+        self.d2h.synchronize()
+        self.h2d.synchronize()
+
+
+def backend_for(device: torch.device) -> Backend:
+    """The backend of a tensor's device. Raises ValueError for one that is neither a CPU nor CUDA."""
+    if device.type == "cuda":
+        return CudaBackend(device)
+    if device.type == "cpu":
+        return CpuBackend()
+    raise ValueError(f"offload: device must be cpu or cuda, got {device}; keep the tensors of {device} on it")

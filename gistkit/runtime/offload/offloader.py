@@ -1,0 +1,303 @@
+"""Tensors that spend the time between their two uses on the host, copied beside the computation.
+
+vDNN section III-B with one difference: nothing is synchronised. Two copy streams run beside the compute stream, and
+every dependence between the three is one event:
+
+    put       d2h waits until the source is written, and until what lay in the span before has been read
+    trim      the compute stream waits for the copy, then the source is let go of
+    prefetch  h2d waits until the arrival's memory is no longer in use by the work that had it before
+    get       the compute stream waits for the arrival
+
+*Memory.* PyTorch's allocator knows one stream a block, that which was current when the block was made. Every block here
+is of the compute stream's pool. It may be let go of once that stream has waited for the copy, or once the host has seen
+the copy's event done; until then the offloader keeps it alive. ``record_stream`` is not used.
+
+*A parcel comes back before its source has gone*: the source is handed out, and nothing is copied back. So whatever is
+fetched has been sent: the stream of the arrival's memory has waited for the copy, or the host has seen it done.
+
+*The host never waits.* Sources in flight are bounded in bytes (``run_ahead_bytes``): beyond that the compute stream
+waits for the oldest. Only :meth:`Offloader.close` and a growing arena wait.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from gistkit.codecs import Encoded
+from gistkit.errors import OffloadError
+from gistkit.kernels import is_dense
+from gistkit.runtime.offload.arena import PinnedArena
+from gistkit.runtime.offload.backends import Backend, Event, Stream
+from gistkit.runtime.offload.records import Part, Record, State
+
+
+class Offloader:
+    """Sends tensors to the host and fetches them again; safe to use from several threads.
+
+    ``arena_bytes`` of host memory are pinned at once. ``run_ahead_bytes`` bounds the sources whose copies are in
+    flight: 0 lets every source go at once, and the compute stream then waits for each copy. ``arrival_bytes`` bounds
+    what is prefetched and not yet taken. Raises HostMemoryError where the host has no room.
+    """
+
+    def __init__(self, backend: Backend, arena_bytes: int, run_ahead_bytes: int, arrival_bytes: int) -> None:
+        self.backend = backend
+        self.arena = PinnedArena(backend, arena_bytes)
+        self._run_ahead_bytes, self._arrival_bytes = run_ahead_bytes, arrival_bytes
+        self._outgoing: deque[_Outgoing] = deque()
+        self._queue: deque[Record] = deque()
+        self._ended: deque[Record] = deque()
+        self._fetches = 0
+        self._last_read: tuple[int, Event] | None = None
+        self._lock = threading.RLock()
+        self.outgoing_bytes = 0
+        """Bytes of sources that are kept alive for their copies."""
+        self.arriving_bytes = 0
+        """Bytes of arrivals that nobody has taken."""
+        self._closed = weakref.finalize(self, _close, backend, self.arena)
+
+    def put(self, what: torch.Tensor | Encoded) -> Parcel:
+        """Send a tensor, or an encoding's payload, as it is now; the caller lets go of it.
+
+        Its memory must be of the current stream's pool. Raises HostMemoryError where the host has no room: nothing has
+        happened then. An encoding that is pending goes as the scratch that it is.
+        """
+        form, tensors = (what.over(()), what.payload) if isinstance(what, Encoded) else (None, (what,))
+        with self._lock, torch.no_grad():
+            self._check_open()
+            self._collect()
+            record = Record(self.backend.compute(), tuple(_dense(t) for t in tensors))
+            record.span = self.arena.take(record.nbytes)
+            try:
+                self._send(record)
+            except BaseException:
+                self.arena.give(record.span)
+                raise
+            self.trim(self._run_ahead_bytes)
+        return Parcel(self, record, form)
+
+    def trim(self, limit_bytes: int) -> None:
+        """Let go of the oldest sources until no more than ``limit_bytes`` are kept alive. The compute stream waits for
+        their copies, so what it holds next may use their memory."""
+        with self._lock:
+            self._collect()
+            while self.outgoing_bytes > limit_bytes:
+                sending = self._outgoing[0]
+                self.backend.wait(sending.record.stream, sending.sent)
+                self._let_go()
+
+    def close(self) -> None:
+        """Wait for the copies and unpin the host memory. Parcels that are on the host alone are lost."""
+        with self._lock:
+            self._closed()
+            while self._outgoing:
+                self._let_go()
+            self._queue.clear()
+
+    def _send(self, record: Record) -> None:
+        backend, span = self.backend, record.span
+        assert span is not None
+        backend.wait(backend.d2h, backend.record(record.stream))
+        if self._last_read is not None:
+            backend.wait(backend.d2h, self._last_read[1])
+            self._last_read = None
+        backend.run(backend.d2h, partial(_copy_out, record.parts), span.memory(), *record.tensors)
+        self._outgoing.append(_Outgoing(record, record.tensors, backend.record(backend.d2h)))
+        self.outgoing_bytes += record.nbytes
+
+    def _let_go(self) -> None:
+        """Of the oldest source, whose copy the compute stream or the host has waited for."""
+        record = self._outgoing.popleft().record
+        self.outgoing_bytes -= record.nbytes
+        if record.state is State.OUTGOING:
+            record.check_source()
+            record.move(State.HOST)
+            record.tensors = ()
+
+    def _collect(self) -> None:
+        """Take in what has happened since the last call: copies that are done, parcels that nobody holds."""
+        while self._outgoing and self.backend.done(self._outgoing[0].sent):
+            self._let_go()
+        while self._ended:
+            self._end(self._ended.popleft())
+
+    def forget(self, record: Record) -> None:
+        """Nobody holds the parcel any more. Called by a finaliser, so in any thread and at any moment: no lock."""
+        self._ended.append(record)
+
+    def _end(self, record: Record) -> None:
+        if record.state is State.ARRIVING:
+            self._take(record)
+        record.move(State.ENDED)
+        record.tensors = ()
+        self._give_span(record)
+
+    def _give_span(self, record: Record) -> None:
+        """What is sent there next overwrites it: behind the fetch from it, if there was one."""
+        if record.span is not None:
+            self.arena.give(record.span)
+            record.span = None
+            if record.arrived is not None and (self._last_read is None or self._last_read[0] < record.arrived[0]):
+                self._last_read = record.arrived
+
+    def prefetch(self, record: Record) -> bool:
+        """See :meth:`Parcel.prefetch`."""
+        with self._lock, torch.no_grad():
+            self._collect()
+            if record.state is State.OUTGOING:
+                self._take_source(record)
+            if record.state is State.HOST and record not in self._queue:
+                self._check_open()
+                self._queue.append(record)
+            self._fetch_queued()
+            return record.state is not State.HOST
+
+    def get(self, record: Record) -> tuple[torch.Tensor, ...]:
+        """See :meth:`Parcel.get`."""
+        with self._lock, torch.no_grad():
+            self._collect()
+            if record.state is State.OUTGOING:
+                self._take_source(record)
+            if record.state is State.HOST:
+                self._check_open()
+                self._fetch(record)
+            if record.state is State.ARRIVING:
+                self._take(record)
+            if record.versions:
+                record.check_source()
+            if record.fault:
+                raise RuntimeError(record.fault)
+            tensors = self._on_stream(record, self.backend.compute())
+            self._fetch_queued()
+            return tensors
+
+    def _take_source(self, record: Record) -> None:
+        """The source has not gone yet: it stays, and its copy is not wanted any more."""
+        record.move(State.HERE)
+        self._give_span(record)
+
+    def _fetch_queued(self) -> None:
+        """Begin the fetches that were put off, oldest first, as far as there is room for them."""
+        while self._queue:
+            record = self._queue[0]
+            if record.state is State.HOST:
+                if self.arriving_bytes and self.arriving_bytes + record.nbytes > self._arrival_bytes:
+                    return
+                try:
+                    self._fetch(record)
+                except torch.OutOfMemoryError:  # get() tries again, and says so
+                    return
+            self._queue.popleft()
+
+    def _fetch(self, record: Record) -> None:
+        backend, span = self.backend, record.span
+        assert span is not None
+        buffer = backend.empty(record.nbytes, record.stream)
+        backend.wait(backend.h2d, backend.record(record.stream))
+        backend.run(backend.h2d, _copy, buffer, span.memory()[: record.nbytes])
+        self._fetches += 1
+        record.buffer, record.arrived = buffer, (self._fetches, backend.record(backend.h2d))
+        record.versions = ()
+        record.move(State.ARRIVING)
+        self.arriving_bytes += record.nbytes
+
+    def _take(self, record: Record) -> None:
+        """The arrival is the compute stream's from now on."""
+        assert record.arrived is not None and record.buffer is not None
+        self.backend.wait(record.stream, record.arrived[1])
+        record.tensors, record.buffer = tuple([part.over(record.buffer) for part in record.parts]), None
+        record.move(State.HERE)
+        self.arriving_bytes -= record.nbytes
+        self._give_span(record)
+
+    def _on_stream(self, record: Record, stream: Stream) -> tuple[torch.Tensor, ...]:
+        """The tensors, for work of that stream: copies in its own memory where it is not the put's."""
+        backend = self.backend
+        if stream == record.stream:
+            return record.tensors
+        backend.wait(stream, backend.record(record.stream))
+        buffer = backend.empty(record.nbytes, stream)
+        backend.run(stream, partial(_copy_out, record.parts), buffer, *record.tensors)
+        backend.wait(record.stream, backend.record(stream))
+        return tuple([part.over(buffer) for part in record.parts])
+
+    def _check_open(self) -> None:
+        if not self._closed.alive:
+            raise OffloadError("offload: the offloader must be open, but it is closed; make a new one")
+
+
+class Parcel:
+    """What was put. The host memory is free again once the parcel has been got or dropped, the device's once the parcel
+    and the tensors that it gave are dropped."""
+
+    __slots__ = ("__weakref__", "_form", "_offloader", "_record")
+
+    def __init__(self, offloader: Offloader, record: Record, form: Encoded | None) -> None:
+        self._offloader, self._record, self._form = offloader, record, form
+
+    @property
+    def state(self) -> State:
+        return self._record.state
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that it keeps on the device now."""
+        return 0 if self._record.state is State.HOST else self._record.nbytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that it keeps on the host now."""
+        return 0 if self._record.span is None else self._record.span.stop - self._record.span.start
+
+    def prefetch(self) -> bool:
+        """Begin to fetch it, for a :meth:`get` that comes later; whether it is on its way, or there. False: arrivals in
+        flight or the device leave no room now, and it is fetched when they do. Raises OffloadError after a close."""
+        return self._offloader.prefetch(self._record)
+
+    def get(self) -> Any:
+        """The tensor, or the encoding, for work enqueued on the current stream from now on; every call the same.
+
+        On the stream of the put these are the parcel's own tensors, elsewhere copies. Raises RuntimeError, as PyTorch
+        does, where the source was written to before its copy was known to be done; OffloadError after a close.
+        """
+        tensors = self._offloader.get(self._record)
+        return tensors[0] if self._form is None else self._form.over(tensors)
+
+    def __del__(self) -> None:
+        record = self._record
+        if record.state is State.HERE:
+            record.tensors = ()
+        self._offloader.forget(record)
+
+
+class _Outgoing(NamedTuple):
+    """A source that is kept alive until its copy is done."""
+
+    record: Record
+    tensors: tuple[torch.Tensor, ...]
+    sent: Event
+
+
+def _dense(t: torch.Tensor) -> torch.Tensor:
+    """t without its graph, as one block of memory."""
+    t = t.detach().resolve_conj().resolve_neg()
+    return t if is_dense(t) else t.clone(memory_format=torch.preserve_format)
+
+
+def _copy_out(parts: tuple[Part, ...], memory: torch.Tensor, *sources: torch.Tensor) -> None:
+    for part, source in zip(parts, sources, strict=True):
+        part.over(memory).copy_(source, non_blocking=True)
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.copy_(source, non_blocking=True)
+
+
+def _close(backend: Backend, arena: PinnedArena) -> None:
+    backend.synchronize()
+    arena.close()

@@ -1,0 +1,59 @@
+"""The offloader against a device that runs late and in every order that its events allow."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.offload_orders import Limits, Run, Step, backward_of, limits, steps
+
+SEEDS = 25
+plans = st.lists(steps, min_size=1, max_size=24)
+orders = settings(deadline=None, derandomize=True, max_examples=100)
+
+
+def carried_out(plan, bounds, offloaders=1):
+    for seed in range(SEEDS):
+        run = Run(seed, bounds, offloaders)
+        run.do(plan)
+        run.end()
+
+
+@given(plans, limits)
+@orders
+def test_any_order_of_calls(plan, bounds):
+    carried_out(plan, bounds)
+
+
+@given(plans, limits)
+@orders
+def test_forward_and_backward_twice(plan, bounds):
+    """The second step's spans are those that the first has read."""
+    carried_out(backward_of(plan) + backward_of(plan), bounds)
+
+
+@given(plans, limits)
+@orders
+def test_forwards_before_their_backwards(plan, bounds):
+    """Gradient accumulation over graphs that live together, and two models on one device."""
+    forward, both = [s for s in plan if s.what in ("put", "encoding", "work")], backward_of(plan)
+    carried_out(forward + both, bounds, offloaders=2)
+
+
+@given(plans, limits, st.integers(0, 2**32))
+@orders
+def test_any_order_under_any_seed(plan, bounds, seed):
+    for offset in range(SEEDS):
+        run = Run(seed + offset, bounds, 2)
+        run.do(plan + plan[::-1])
+        run.end()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_long_training_keeps_its_host_memory(seed):
+    """Fifty steps, a parcel of each alive until the next one's forward is over: the arena does not grow."""
+    run = Run(seed, Limits(16_384, 3000, 3000))
+    puts = [Step("put", 0, size, "c0") for size in (2, 3, 4, 2, 4, 3)]
+    backward = [Step("prefetch", 1, 0, "c0"), Step("get", 0, 0, "c0"), Step("drop", 0, 0, "c0")]
+    run.do(50 * [*puts, Step("drop", 6, 0, "c0"), *5 * backward])
+    assert len(run.offloaders[0].arena.chunks) == 1
+    run.end()
