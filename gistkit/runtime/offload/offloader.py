@@ -34,7 +34,7 @@ from gistkit.errors import OffloadError
 from gistkit.kernels import is_dense
 from gistkit.runtime.offload.arena import PinnedArena
 from gistkit.runtime.offload.backends import Backend, Event, Stream
-from gistkit.runtime.offload.records import Part, Record, State
+from gistkit.runtime.offload.records import Part, Record, State, versions_of
 
 
 class Offloader:
@@ -266,7 +266,9 @@ class Parcel:
         does, where the source was written to before its copy was known to be done; OffloadError after a close.
         """
         tensors = self._offloader.get(self._record)
-        return tensors[0] if self._form is None else self._form.over(tensors)
+        if self._form is None:
+            return tensors[0]
+        return self._form.over(tensors, versions_of(tensors) if self._form.extra else None)
 
     def __del__(self) -> None:
         record = self._record
