@@ -6,4 +6,4 @@ from gistkit.kernels.layout import flat, is_channels_last, is_dense, like, nibbl
 from gistkit.kernels.pool.geometry import forward_geometry
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 from gistkit.kernels.sparse.arguments import STRIDES, bits_of, value_dtype
-from gistkit.kernels.sparse.spill import check_addressable, check_capacity, spill_bytes
+from gistkit.kernels.sparse.spill import check_addressable, check_capacity, packed_bytes, spill_bytes

@@ -132,6 +132,17 @@ def compact_blocks(scratch, counts, stride, total, fmt):
     return scratch.new_empty((total,), dtype=code_dtype(fmt)), exponents
 
 
+# Packed items at a place that the device alone knows; ``lane`` may be pinned host memory (kernels.sparse.lane).
+ship = operator(
+    "lane",
+    "ship(Tensor scratch, Tensor? columns, Tensor counts, int stride, Tensor(a!) lane, Tensor(b!) cursor, "
+    "Tensor(c!) place) -> ()",
+)(lambda *_: None)
+unship = operator("lane", "unship(Tensor lane, Tensor place, Tensor(a!) values, Tensor(b!)? columns) -> ()")(
+    lambda *_: None
+)
+
+
 def _decoded(index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None):
     return values.new_empty((n,), dtype=dtype)
 

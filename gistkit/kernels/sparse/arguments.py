@@ -54,6 +54,17 @@ def check_compact(scratch: torch.Tensor, counts: torch.Tensor, stride: int, tota
         raise ValueError(f"compact: total must be between 0 and {scratch.numel()}, got {total}; pass the sum of counts")
 
 
+def check_lane(op: str, lane: torch.Tensor, place: torch.Tensor, *cursor: torch.Tensor) -> None:
+    """Raise unless lane is flat bytes from a multiple of 16 on, place int64[2] and a cursor int64[1]."""
+    check_flat(op, "lane", lane)
+    check_dtype(op, "lane", lane.dtype, (torch.uint8,))
+    if lane.data_ptr() % 16:
+        raise ValueError(f"{op}: lane must start at a multiple of 16 bytes, got {lane.data_ptr():#x}; cut it there")
+    for name, x, items in (("place", place, 2), *(("cursor", c, 1) for c in cursor)):
+        check_dtype(op, name, x.dtype, (torch.int64,))
+        check_length(op, name, x, items, "what is written there")
+
+
 def check_blocks(op: str, scratch: torch.Tensor, counts: torch.Tensor, stride: int, total: int, fmt: str) -> None:
     """Raise unless scratch is stride-long slots of values, one count each, and fmt has codes of whole bytes."""
     check_values(op, "scratch", scratch)

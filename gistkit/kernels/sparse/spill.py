@@ -45,6 +45,12 @@ def spill_bytes(whole: int, capacity: int, item_bytes: int, columns: bool) -> in
     return columns_start(whole, capacity, item_bytes) + (columns_start(whole, capacity, 1) if columns else 0)
 
 
+def packed_bytes(total: int, item_bytes: int, columns: bool) -> int:
+    """Bytes of ``total`` packed items in a lane: the values' run and csr's columns' run, each up to ALIGNMENT."""
+    runs = (item_bytes, 1) if columns else (item_bytes,)
+    return sum(ceil_div(total * each, ALIGNMENT) * ALIGNMENT for each in runs)
+
+
 def _run_items(whole: int, capacity: int) -> int:
     return 0 if capacity >= whole else whole - spill_origin(capacity)
 
@@ -111,6 +117,7 @@ __all__ = [
     "check_spilled",
     "columns_start",
     "group_slots",
+    "packed_bytes",
     "spill_bytes",
     "spill_origin",
 ]

@@ -130,7 +130,7 @@ class CudaBackend:
         with torch.cuda.stream(stream), torch.no_grad():
             kernel(*tensors)
 
-    def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+    def record(self, stream: torch.cuda.Stream) -> Event:
         return stream.record_event()
 
     def wait(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ def pin(nbytes: int, device: torch.device) -> torch.Tensor:
     with _near(device):
         np.frombuffer(pages, np.uint8)[:: mmap.PAGESIZE] = 0  # in this thread, not in PyTorch's
     with torch.cuda.device(device):
-        code = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), nbytes, 0)
+        code = _runtime().cudaHostRegister(memory.data_ptr(), nbytes, 0)
     if int(code) != 0:
         with suppress(RuntimeError):
             torch.zeros(1, device=device)  # takes CUDA's last error away, which the next launch would raise
@@ -50,7 +51,11 @@ def pin(nbytes: int, device: torch.device) -> torch.Tensor:
 
 def unpin(memory: torch.Tensor) -> None:
     """Undo :func:`pin`; no copy from or to the memory may be left. The pages go with the last tensor on them."""
-    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+    _runtime().cudaHostUnregister(memory.data_ptr())
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()
 
 
 def _written_and_read(memory: torch.Tensor, device: torch.device) -> bool:

@@ -1,0 +1,45 @@
+"""Oracle of gistkit.kernels.sparse.lane; also what runs on CPU tensors."""
+
+from __future__ import annotations
+
+import torch
+
+from gistkit.formats import ceil_div
+from gistkit.kernels.reference.sparse import compact
+from gistkit.kernels.sparse.arguments import check_compact, check_lane
+from gistkit.kernels.sparse.spill import ALIGNMENT, packed_bytes
+
+
+def ship(
+    scratch: torch.Tensor, columns: torch.Tensor | None, counts: torch.Tensor, stride: int, lane: torch.Tensor,
+    cursor: torch.Tensor, place: torch.Tensor,
+) -> None:  # fmt: skip
+    """Pack the slots of scratch (1, 2 or 4 bytes an item), and of csr's columns, into ``lane`` from byte cursor[0] on,
+    which moves past them. Runs begin at multiples of 512 bytes: values, then columns.
+
+    lane: uint8, with room for the worst case. cursor: int64[1]. place: int64[2], which becomes (first byte, items).
+    """
+    check_compact(scratch, counts, stride, 0)
+    check_lane("ship", lane, place, cursor)
+    start, total = int(cursor), int(counts.sum(dtype=torch.int64))
+    for at, items in zip(_runs(start, total, scratch), (scratch, columns), strict=False):
+        if items is not None:
+            packed = compact(items, counts, stride, total).view(torch.uint8)
+            lane[at : at + packed.numel()] = packed
+    place[0], place[1] = start, total
+    cursor += packed_bytes(total, scratch.element_size(), columns is not None)
+
+
+def unship(lane: torch.Tensor, place: torch.Tensor, values: torch.Tensor, columns: torch.Tensor | None) -> None:
+    """The items that :func:`ship` has packed, into the first of values and columns, which are long enough for any
+    number of them. What lies behind them stays as it is."""
+    check_lane("unship", lane, place)
+    start, total = place.tolist()
+    for at, items in zip(_runs(start, total, values), (values, columns), strict=False):
+        if items is not None:
+            run = items[:total].view(torch.uint8)
+            run.copy_(lane[at : at + run.numel()])
+
+
+def _runs(start: int, total: int, values: torch.Tensor) -> tuple[int, int]:
+    return start, start + ceil_div(total * values.element_size(), ALIGNMENT) * ALIGNMENT

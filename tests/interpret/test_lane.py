@@ -1,0 +1,55 @@
+"""Packed items in a lane: the kernels in the interpreter are equal to the oracle, byte for byte."""
+
+import pytest
+import torch
+
+from gistkit.kernels import STRIDES, packed_bytes
+from gistkit.kernels.reference import lane as oracle
+from gistkit.kernels.reference import sparse
+from gistkit.kernels.sparse import lane as kernels
+
+DTYPES = {"raw": torch.float32, "fp16": torch.bfloat16, "fp8": torch.float32}
+
+
+def slots(layout: str, fmt: str, n: int, density: float):
+    x = torch.randn(n).to(DTYPES[fmt]) * (torch.rand(n) < density)
+    index, counts, scratch = getattr(sparse, f"{layout}_encode")(x, fmt)
+    return scratch, index if layout == "csr" else None, counts, STRIDES[layout]
+
+
+@pytest.mark.parametrize("layout, fmt", [("zvc", "raw"), ("zvc", "fp8"), ("csr", "raw"), ("csr", "fp16")])
+def test_encodings_one_behind_the_other(layout, fmt):
+    cases = [slots(layout, fmt, *case) for case in ((5000, 0.5), (3000, 0.0), (40_000, 0.02), (1, 1.0), (20_000, 1.0))]
+    made = []
+    for module in (kernels, oracle):
+        lane = torch.full((512 * 600,), 7, dtype=torch.uint8)
+        cursor, places = torch.full((1,), 1024), torch.zeros(len(cases), 2, dtype=torch.int64)
+        for case, place in zip(cases, places, strict=True):
+            module.ship(*case, lane, cursor, place)
+        made.append((lane, cursor, places))
+    assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
+    lane, cursor, places = made[0]
+    item, pair = cases[0][0].element_size(), layout == "csr"
+    assert int(cursor) == 1024 + sum(packed_bytes(int(total), item, pair) for _, total in places)
+    for case, place in zip(cases, places, strict=True):
+        scratch, columns, counts, stride = case
+        outs = []
+        for module in (kernels, oracle):
+            values = torch.zeros_like(scratch)
+            to = None if columns is None else torch.zeros_like(columns)
+            module.unship(lane, place, values, to)
+            outs.append((values, to))
+        total = int(counts.sum())
+        assert torch.equal(outs[0][0].view(torch.uint8), outs[1][0].view(torch.uint8))
+        expected = sparse.compact(scratch, counts, stride, total)
+        assert torch.equal(outs[0][0][:total].view(torch.uint8), expected.view(torch.uint8))
+        if columns is not None:
+            assert torch.equal(outs[0][1][:total], sparse.compact(columns, counts, stride, total))
+
+
+def test_no_slots_take_no_room():
+    cursor, place = torch.full((1,), 512), torch.ones(2, dtype=torch.int64)
+    empty = torch.empty(0), None, torch.empty(0, dtype=torch.int16), 1024
+    for module in (kernels, oracle):
+        module.ship(*empty, torch.zeros(1024, dtype=torch.uint8), cursor, place.fill_(1))
+        assert int(cursor) == 512 and place.tolist() == [512, 0]
