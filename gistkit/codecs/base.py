@@ -79,8 +79,11 @@ class Encoded:
         packed, pending or not; without one, pending means a scratch."""
         return self._state
 
-    def settle(self, payload: tuple[torch.Tensor, ...], nonzeros: int, spill: torch.Tensor | None = None) -> None:
+    def settle(
+        self, payload: tuple[torch.Tensor, ...], nonzeros: int | None, spill: torch.Tensor | None = None
+    ) -> None:
         """Replace the payload by its final form, with the spill that this still needs, and let go of what it does not.
+        nonzeros may be None where the arrays are longer than what they store, and the host does not know by how much.
         Raises GistError where nothing is pending."""
         if not self.pending:
             raise GistError(f"Encoded.settle: this {self.codec} payload is exact already; settle an encoding once")

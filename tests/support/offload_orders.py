@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from gistkit.codecs import Encoded
+from gistkit.codecs import CODECS, Encoded
 from gistkit.errors import HostMemoryError
 from gistkit.runtime.offload.offloader import Offloader
 from tests.support.streams import Streams
 
 SIZES = (0, 1, 96, 500, 1300)
-DEVICE_BYTES, HOST_BYTES = 14_000, 40_000
+DEVICE_BYTES, HOST_BYTES = 40_000, 60_000
 
 
 class Step(NamedTuple):
@@ -32,6 +32,7 @@ class Limits(NamedTuple):
     arena_bytes: int
     run_ahead_bytes: int
     arrival_bytes: int
+    lane_bytes: int = 0
 
 
 steps = st.builds(
@@ -43,13 +44,13 @@ steps = st.builds(
     st.integers(0, len(SIZES) - 1),
     st.sampled_from(("c0", "c0", "c0", "c1")),
 )
-limits = st.builds(Limits, *(st.sampled_from((0, 700, 4096, 12_000)) for _ in range(3)))
+limits = st.builds(Limits, *(st.sampled_from((0, 700, 4096, 12_000)) for _ in range(4)))
 
 
 def backward_of(plan: list[Step]) -> list[Step]:
     """The plan as a forward, and a backward in stack order: the next parcel is prefetched before one is got."""
     forward = [step for step in plan if step.what not in ("prefetch", "get", "drop", "fail")]
-    parcels = sum(step.what in ("put", "encoding", "kept") for step in forward)
+    parcels = sum(step.what in ("put", "encoding", "sparse", "kept") for step in forward)
     one = [Step("prefetch", 1, 0, "c0"), Step("get", 0, 0, "c0"), Step("work", 0, 2, "c0"), Step("drop", 0, 0, "c0")]
     return forward + parcels * one
 
@@ -83,12 +84,13 @@ class Run:
         for read, expected in self._read:
             assert np.array_equal(read, expected), "other bytes came back"
         for offloader in self.offloaders:
-            left = offloader.arena.used_bytes, offloader.outgoing_bytes, offloader.arriving_bytes
+            used = offloader.arena.used_bytes - offloader.lanes.nbytes
+            left = used, offloader.outgoing_bytes, offloader.arriving_bytes
             assert left == (0, 0, 0), f"(arena, outgoing, arriving) bytes left: {left}"
-        assert self.device.held_bytes(False) == 0, "device memory is left"
         assert self.device.synchronized == 0, "the host has waited"
         for offloader in self.offloaders:
             offloader.close()
+        assert self.device.held_bytes(False) == 0, "device memory is left"
         assert self.device.held_bytes(True) == 0, "host memory is left"
 
     def _put(self, step: Step, offloader: Offloader) -> None:
@@ -101,6 +103,15 @@ class Run:
         x = [self.device.write(v) for v in values]
         form = torch.empty(5, 3, device="meta")
         self._parcels.append((offloader.put(Encoded("zvc", tuple(x), form)), tuple(values)))
+
+    def _sparse(self, step: Step, offloader: Offloader) -> None:
+        """An encode's scratch, of whose size the host knows the worst case."""
+        name = ("zvc", "csr", "zvc+fp8")[step.which % 3]
+        x = torch.from_numpy(self._values.standard_normal(SIZES[step.size] + 1, np.float32))
+        x[torch.from_numpy(self._values.random(len(x)) > self._values.random())] = 0
+        encoded = CODECS[name].begin(x)
+        payload = [self.device.write(t.view(torch.uint8).numpy()).view(t.dtype) for t in encoded.payload]
+        self._parcels.append((offloader.put(encoded.over(tuple(payload))), CODECS[name].decode(encoded)))
 
     def _kept(self, step: Step, offloader: Offloader) -> None:
         """A put of what somebody else holds as well."""
@@ -121,6 +132,9 @@ class Run:
         if at is not None:
             parcel, expected = self._parcels[at]
             got = parcel.get()
+            if isinstance(expected, torch.Tensor):
+                self.device.run(step.on, partial(self._note_decoded, got.over(()), expected), *got.payload)
+                return
             payload = got.payload if isinstance(got, Encoded) else (got,)
             for t, values in zip(payload, expected, strict=True):
                 if len(values):
@@ -128,6 +142,9 @@ class Run:
 
     def _note(self, values: np.ndarray, t: torch.Tensor) -> None:
         self._read.append((t.numpy().copy(), values))
+
+    def _note_decoded(self, form: Encoded, x: torch.Tensor, *payload: torch.Tensor) -> None:
+        self._read.append((CODECS[form.codec].decode(form.over(payload)).numpy(), x.numpy()))
 
     def _drop(self, step: Step, offloader: Offloader) -> None:
         at = self._chosen(step)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from gistkit.errors import HostMemoryError
-from gistkit.runtime.offload.backends import Backend
+from gistkit.runtime.offload.backends import Backend, copy
 
 ALIGNMENT_BYTES = 512
 CHUNK_BYTES = 64 * 2**20
@@ -119,3 +119,35 @@ class PinnedArena:
             )
         self.chunks.append(Chunk(self._backend.pin(size)))
         return self.chunks[-1]
+
+
+class Part(NamedTuple):
+    """One dense tensor within a run of bytes that begins ``start`` bytes before it."""
+
+    start: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    def over(self, memory: torch.Tensor) -> torch.Tensor:
+        """The tensor that lies in uint8 memory; no copy and no view, so that it has a version of its own."""
+        made = torch.empty(0, dtype=self.dtype, device=memory.device)
+        start = (memory.storage_offset() + self.start) // self.dtype.itemsize
+        return made.set_(memory.untyped_storage(), start, self.shape, self.stride)
+
+
+def laid_out(tensors: tuple[torch.Tensor, ...]) -> tuple[tuple[Part, ...], int]:
+    """Parts of dense tensors one after the other from multiples of 512 bytes on, and the bytes of all,
+    no less than 1."""
+    parts, end = [], 0
+    for t in tensors:
+        start = aligned_bytes(end)
+        parts.append(Part(start, t.shape, t.stride(), t.dtype))
+        end = start + t.numel() * t.element_size()
+    return tuple(parts), max(end, 1)
+
+
+def copy_parts(parts: tuple[Part, ...], memory: torch.Tensor, *sources: torch.Tensor) -> None:
+    """Lay the sources, which have the parts' geometry, out in memory."""
+    for part, source in zip(parts, sources, strict=True):
+        copy(part.over(memory), source)

@@ -72,6 +72,11 @@ class Backend(Protocol):
         ...
 
 
+def copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    """A kernel: the copy engine's."""
+    target.copy_(source, non_blocking=True)
+
+
 class CpuBackend:
     """The software device: what is enqueued runs at once."""
 

@@ -32,9 +32,10 @@ import torch
 from gistkit.codecs import Encoded
 from gistkit.errors import OffloadError
 from gistkit.kernels import is_dense
-from gistkit.runtime.offload.arena import PinnedArena
-from gistkit.runtime.offload.backends import Backend, Event, Stream
-from gistkit.runtime.offload.records import Part, Record, State, versions_of
+from gistkit.runtime.offload.arena import PinnedArena, copy_parts, laid_out
+from gistkit.runtime.offload.backends import Backend, Event, Stream, copy
+from gistkit.runtime.offload.lanes import Lanes
+from gistkit.runtime.offload.records import Record, State, versions_of
 
 
 class Offloader:
@@ -42,12 +43,17 @@ class Offloader:
 
     ``arena_bytes`` of host memory are pinned at once. ``run_ahead_bytes`` bounds the sources whose copies are in
     flight: 0 lets every source go at once, and the compute stream then waits for each copy. ``arrival_bytes`` bounds
-    what is prefetched and not yet taken. Raises HostMemoryError where the host has no room.
+    what is prefetched and not yet taken. ``lane_bytes`` is the length of a lane, a part of the arena in which sparse
+    encodings of unknown size lie close together (:mod:`gistkit.runtime.offload.lanes`). Raises HostMemoryError where
+    the host has no room.
     """
 
-    def __init__(self, backend: Backend, arena_bytes: int, run_ahead_bytes: int, arrival_bytes: int) -> None:
+    def __init__(
+        self, backend: Backend, arena_bytes: int, run_ahead_bytes: int, arrival_bytes: int, lane_bytes: int = 0
+    ) -> None:
         self.backend = backend
         self.arena = PinnedArena(backend, arena_bytes)
+        self.lanes = Lanes(backend, self.arena, lane_bytes)
         self._run_ahead_bytes, self._arrival_bytes = run_ahead_bytes, arrival_bytes
         self._outgoing: deque[_Outgoing] = deque()
         self._queue: deque[Record] = deque()
@@ -65,18 +71,19 @@ class Offloader:
         """Send a tensor, or an encoding's payload, as it is now; the caller lets go of it.
 
         Its memory must be of the current stream's pool. Raises HostMemoryError where the host has no room: nothing has
-        happened then. An encoding that is pending goes as the scratch that it is.
+        happened then. A pending encoding goes in the bytes that it needs, if its values are packed one by one.
         """
         form, tensors = (what.over(()), what.payload) if isinstance(what, Encoded) else (None, (what,))
         with self._lock, torch.no_grad():
             self._check_open()
             self._collect()
-            record = Record(self.backend.compute(), tuple(_dense(t) for t in tensors))
-            record.span = self.arena.take(record.nbytes)
+            shipment = self.lanes.shipment(what) if isinstance(what, Encoded) else None
+            record = Record(self.backend.compute(), tuple(_dense(t) for t in tensors), shipment)
+            record.span = self.arena.take(record.span_bytes)
             try:
                 self._send(record)
             except BaseException:
-                self.arena.give(record.span)
+                self._give_span(record)
                 raise
             self.trim(self._run_ahead_bytes)
         return Parcel(self, record, form)
@@ -98,6 +105,7 @@ class Offloader:
             while self._outgoing:
                 self._let_go()
             self._queue.clear()
+            self.lanes.clear()
 
     def _send(self, record: Record) -> None:
         backend, span = self.backend, record.span
@@ -106,8 +114,14 @@ class Offloader:
         if self._last_read is not None:
             backend.wait(backend.d2h, self._last_read[1])
             self._last_read = None
-        backend.run(backend.d2h, partial(_copy_out, record.parts), span.memory(), *record.tensors)
-        self._outgoing.append(_Outgoing(record, record.tensors, backend.record(backend.d2h)))
+        memory, shipment = span.memory(), record.shipment
+        if shipment is not None:
+            shipment.ship(record.tensors)
+        backend.run(backend.d2h, partial(copy_parts, record.parts), memory, *record.sent_tensors())
+        sent = backend.record(backend.d2h)
+        if shipment is not None:
+            shipment.sent(record.parts[-1].over(memory), sent)
+        self._outgoing.append(_Outgoing(record, record.tensors, sent))
         self.outgoing_bytes += record.nbytes
 
     def _let_go(self) -> None:
@@ -142,6 +156,8 @@ class Offloader:
         if record.span is not None:
             self.arena.give(record.span)
             record.span = None
+            if record.shipment is not None:
+                record.shipment.ended = True
             if record.arrived is not None and (self._last_read is None or self._last_read[0] < record.arrived[0]):
                 self._last_read = record.arrived
 
@@ -186,7 +202,9 @@ class Offloader:
         while self._queue:
             record = self._queue[0]
             if record.state is State.HOST:
-                if self.arriving_bytes and self.arriving_bytes + record.nbytes > self._arrival_bytes:
+                if record.shipment is not None and not record.shipment.known():
+                    return
+                if self.arriving_bytes and self.arriving_bytes + record.arrival_bytes > self._arrival_bytes:
                     return
                 try:
                     self._fetch(record)
@@ -195,11 +213,14 @@ class Offloader:
             self._queue.popleft()
 
     def _fetch(self, record: Record) -> None:
-        backend, span = self.backend, record.span
+        backend, span, shipment = self.backend, record.span, record.shipment
         assert span is not None
+        record.nbytes = record.arrival_bytes
         buffer = backend.empty(record.nbytes, record.stream)
         backend.wait(backend.h2d, backend.record(record.stream))
-        backend.run(backend.h2d, _copy, buffer, span.memory()[: record.nbytes])
+        backend.run(backend.h2d, copy, buffer[: record.span_bytes], span.memory()[: record.span_bytes])
+        if shipment is not None:
+            shipment.fetch(buffer[record.packed_start :])
         self._fetches += 1
         record.buffer, record.arrived = buffer, (self._fetches, backend.record(backend.h2d))
         record.versions = ()
@@ -210,7 +231,7 @@ class Offloader:
         """The arrival is the compute stream's from now on."""
         assert record.arrived is not None and record.buffer is not None
         self.backend.wait(record.stream, record.arrived[1])
-        record.tensors, record.buffer = tuple([part.over(record.buffer) for part in record.parts]), None
+        record.tensors, record.buffer = record.arrival(), None
         record.move(State.HERE)
         self.arriving_bytes -= record.nbytes
         self._give_span(record)
@@ -221,10 +242,11 @@ class Offloader:
         if stream == record.stream:
             return record.tensors
         backend.wait(stream, backend.record(record.stream))
-        buffer = backend.empty(record.nbytes, stream)
-        backend.run(stream, partial(_copy_out, record.parts), buffer, *record.tensors)
+        parts, nbytes = laid_out(record.tensors)
+        buffer = backend.empty(nbytes, stream)
+        backend.run(stream, partial(copy_parts, parts), buffer, *record.tensors)
         backend.wait(record.stream, backend.record(stream))
-        return tuple([part.over(buffer) for part in record.parts])
+        return tuple([part.over(buffer) for part in parts])
 
     def _check_open(self) -> None:
         if not self._closed.alive:
@@ -268,7 +290,11 @@ class Parcel:
         tensors = self._offloader.get(self._record)
         if self._form is None:
             return tensors[0]
-        return self._form.over(tensors, versions_of(tensors) if self._form.extra else None)
+        encoded = self._form.over(tensors, versions_of(tensors) if self._form.extra else None)
+        shipment = self._record.shipment
+        if shipment is not None and self._record.arrived is not None:
+            encoded.settle(tensors, shipment.total)
+        return encoded
 
     def __del__(self) -> None:
         record = self._record
@@ -289,15 +315,6 @@ def _dense(t: torch.Tensor) -> torch.Tensor:
     """t without its graph, as one block of memory."""
     t = t.detach().resolve_conj().resolve_neg()
     return t if is_dense(t) else t.clone(memory_format=torch.preserve_format)
-
-
-def _copy_out(parts: tuple[Part, ...], memory: torch.Tensor, *sources: torch.Tensor) -> None:
-    for part, source in zip(parts, sources, strict=True):
-        part.over(memory).copy_(source, non_blocking=True)
-
-
-def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    target.copy_(source, non_blocking=True)
 
 
 def _close(backend: Backend, arena: PinnedArena) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple
 
 import torch
 
 from gistkit.errors import OffloadError
-from gistkit.runtime.offload.arena import Span, aligned_bytes
+from gistkit.runtime.offload.arena import Span, aligned_bytes, laid_out
 from gistkit.runtime.offload.backends import Event, Stream
+from gistkit.runtime.offload.lanes import Shipment
 
 
 class State(Enum):
@@ -31,48 +31,48 @@ _ALLOWED = {
 }
 
 
-class Part(NamedTuple):
-    """One dense tensor within a run of bytes that begins ``start`` bytes before it."""
-
-    start: int
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-    def over(self, memory: torch.Tensor) -> torch.Tensor:
-        """The tensor that lies in uint8 memory; no copy and no view, so that it has a version of its own."""
-        made = torch.empty(0, dtype=self.dtype, device=memory.device)
-        start = (memory.storage_offset() + self.start) // self.dtype.itemsize
-        return made.set_(memory.untyped_storage(), start, self.shape, self.stride)
-
-
-def laid_out(tensors: tuple[torch.Tensor, ...]) -> tuple[tuple[Part, ...], int]:
-    """Parts of dense tensors one after the other from multiples of 512 bytes on, and the bytes of all,
-    no less than 1."""
-    parts, end = [], 0
-    for t in tensors:
-        start = aligned_bytes(end)
-        parts.append(Part(start, t.shape, t.stride(), t.dtype))
-        end = start + t.numel() * t.element_size()
-    return tuple(parts), max(end, 1)
-
-
 class Record:
-    """One parcel. ``stream`` is the compute stream of its put: the source's memory and that of the arrival are of its
-    pool. ``tensors`` are those on the device, the source or the arrival; ``versions`` the source's at the put."""
+    """One parcel: ``nbytes`` on the device as ``tensors``, the source or the arrival, whose memory is of the pool of
+    ``stream``, the compute stream of the put. ``parts`` lie in the span, ``span_bytes`` of it; what is packed on the
+    way lies elsewhere (``shipment``). ``versions`` are the source's at the put."""
 
-    __slots__ = ("arrived", "buffer", "fault", "nbytes", "parts", "span", "state", "stream", "tensors", "versions")
+    __slots__ = (
+        "arrived", "buffer", "fault", "nbytes", "parts", "shipment", "span", "span_bytes", "state", "stream", "tensors",
+        "versions",
+    )  # fmt: skip
 
-    def __init__(self, stream: Stream, tensors: tuple[torch.Tensor, ...]) -> None:
-        self.stream = stream
-        self.parts, self.nbytes = laid_out(tensors)
-        self.tensors = tensors
+    def __init__(self, stream: Stream, tensors: tuple[torch.Tensor, ...], shipment: Shipment | None = None) -> None:
+        self.stream, self.tensors, self.shipment = stream, tensors, shipment
+        self.nbytes = laid_out(tensors)[1]
+        self.parts, self.span_bytes = laid_out(self.sent_tensors())
         self.versions = versions_of(tensors)
         self.state = State.OUTGOING
         self.span: Span | None = None
         self.buffer: torch.Tensor | None = None
         self.arrived: tuple[int, Event] | None = None  # fetches in order, and the event of this one
         self.fault = ""
+
+    def sent_tensors(self) -> tuple[torch.Tensor, ...]:
+        """What of the source goes to the span."""
+        return self.tensors if self.shipment is None else self.shipment.rest(self.tensors)
+
+    @property
+    def packed_start(self) -> int:
+        """The byte of an arrival where what was packed begins."""
+        return aligned_bytes(self.span_bytes)
+
+    @property
+    def arrival_bytes(self) -> int:
+        """Bytes of the device's memory that it comes back to."""
+        return self.span_bytes if self.shipment is None else self.packed_start + self.shipment.run_bytes
+
+    def arrival(self) -> tuple[torch.Tensor, ...]:
+        """The tensors that have arrived in the buffer."""
+        assert self.buffer is not None
+        tensors = tuple([part.over(self.buffer) for part in self.parts])
+        if self.shipment is None:
+            return tensors
+        return self.shipment.payload(tensors, self.buffer[self.packed_start :])
 
     def move(self, to: State) -> None:
         """Change the state. Raises OffloadError for a change that cannot be: a defect of the offloader."""

@@ -35,7 +35,7 @@ def test_forward_and_backward_twice(plan, bounds):
 @orders
 def test_forwards_before_their_backwards(plan, bounds):
     """Gradient accumulation over graphs that live together, and two models on one device."""
-    forward, both = [s for s in plan if s.what in ("put", "encoding", "work")], backward_of(plan)
+    forward, both = [s for s in plan if s.what in ("put", "encoding", "sparse", "work")], backward_of(plan)
     carried_out(forward + both, bounds, offloaders=2)
 
 
@@ -51,8 +51,9 @@ def test_any_order_under_any_seed(plan, bounds, seed):
 @pytest.mark.parametrize("seed", range(20))
 def test_long_training_keeps_its_host_memory(seed):
     """Fifty steps, a parcel of each alive until the next one's forward is over: the arena does not grow."""
-    run = Run(seed, Limits(16_384, 3000, 3000))
-    puts = [Step("put", 0, size, "c0") for size in (2, 3, 4, 2, 4, 3)]
+    run = Run(seed, Limits(40_000, 3000, 3000, 14_000))
+    kinds = ("put", "sparse", "sparse", "put", "put", "sparse")
+    puts = [Step(kind, size, size, "c0") for size, kind in zip((2, 3, 4, 2, 4, 3), kinds, strict=True)]
     backward = [Step("prefetch", 1, 0, "c0"), Step("get", 0, 0, "c0"), Step("drop", 0, 0, "c0")]
     run.do(50 * [*puts, Step("drop", 6, 0, "c0"), *5 * backward])
     assert len(run.offloaders[0].arena.chunks) == 1
