@@ -15,7 +15,8 @@ from gistkit.runtime.offload.offloader import Offloader
 from tests.support.streams import Streams
 
 SIZES = (0, 1, 96, 500, 1300)
-DEVICE_BYTES, HOST_BYTES = 40_000, 60_000
+SCARCE, PLENTY = (12_000, 30_000), (60_000, 60_000)
+"""(device, host) bytes."""
 
 
 class Step(NamedTuple):
@@ -38,7 +39,7 @@ class Limits(NamedTuple):
 steps = st.builds(
     Step,
     st.sampled_from(
-        ("put", "put", "put", "encoding", "kept", "prefetch", "get", "get", "drop", "trim", "work", "fail")
+        ("put", "encoding", "sparse", "sparse", "kept", "prefetch", "get", "get", "drop", "trim", "work", "fail")
     ),
     st.integers(0, 5),
     st.integers(0, len(SIZES) - 1),
@@ -58,8 +59,8 @@ def backward_of(plan: list[Step]) -> list[Step]:
 class Run:
     """One plan on one or more offloaders of one device; what is read is compared when all has run."""
 
-    def __init__(self, seed: int, limits: Limits, offloaders: int = 1) -> None:
-        self.device = Streams(seed, DEVICE_BYTES, HOST_BYTES)
+    def __init__(self, seed: int, limits: Limits, offloaders: int = 1, memory: tuple[int, int] = SCARCE) -> None:
+        self.device = Streams(seed, *memory)
         self.offloaders = [Offloader(self.device, *limits) for _ in range(offloaders)]
         self._values = np.random.default_rng(seed)
         self._parcels: list[tuple] = []

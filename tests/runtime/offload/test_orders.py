@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.offload_orders import Limits, Run, Step, backward_of, limits, steps
+from tests.support.offload_orders import PLENTY, Limits, Run, Step, backward_of, limits, steps
 
 SEEDS = 25
 plans = st.lists(steps, min_size=1, max_size=24)
@@ -51,7 +51,7 @@ def test_any_order_under_any_seed(plan, bounds, seed):
 @pytest.mark.parametrize("seed", range(20))
 def test_long_training_keeps_its_host_memory(seed):
     """Fifty steps, a parcel of each alive until the next one's forward is over: the arena does not grow."""
-    run = Run(seed, Limits(40_000, 3000, 3000, 14_000))
+    run = Run(seed, Limits(40_000, 3000, 3000, 14_000), memory=PLENTY)
     kinds = ("put", "sparse", "sparse", "put", "put", "sparse")
     puts = [Step(kind, size, size, "c0") for size, kind in zip((2, 3, 4, 2, 4, 3), kinds, strict=True)]
     backward = [Step("prefetch", 1, 0, "c0"), Step("get", 0, 0, "c0"), Step("drop", 0, 0, "c0")]
