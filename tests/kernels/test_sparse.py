@@ -166,12 +166,25 @@ def _backward(codec):
     return lambda x: (x, *getattr(ops, f"{codec}_encode")(x, "raw"), EMPTY, x.clone(), "raw", "none", False)
 
 
+def places():
+    return torch.zeros(1, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+
+
 OPERATOR_CASES = {
     "zvc_encode": lambda x: (x, "raw"),
     "csr_encode": lambda x: (x, "fp8"),
     "compact": lambda x: (x.new_zeros(2048), torch.tensor([1024, 3], dtype=torch.int16), 1024, 1027),
     "csr_compact": lambda x: (x[:512].byte(), x[:512], torch.tensor([256, 9], dtype=torch.int16), 265),
     "compact_blocks": lambda x: (x.new_ones(2048), torch.tensor([1024, 3], dtype=torch.int16), 1024, 1027, "fp8"),
+    "ship": lambda x: (
+        x,
+        None,
+        torch.tensor([1024], dtype=torch.int16),
+        1024,
+        x.new_zeros(8192, dtype=torch.uint8),
+        *places(),
+    ),
+    "unship": lambda x: (x.new_zeros(8192, dtype=torch.uint8), torch.tensor([512, 1000]), x, None),
     "zvc_decode": _decode("zvc"),
     "csr_decode": _decode("csr"),
     "zvc_relu_backward": _backward("zvc"),
