@@ -130,8 +130,9 @@ class Shipment:
         self._there, self._sent = place, event
 
     def known(self) -> bool:
-        """Whether the host knows by now how much is stored, and where."""
-        if self.total is None and self._there is not None and self._backend.done(self._sent):
+        """Whether the host knows by now how much is stored, and where. Once it has ended it cannot learn that any more:
+        others may have written where the place was."""
+        if self.total is None and not self.ended and self._there is not None and self._backend.done(self._sent):
             self.start, self.total = self._there.tolist()
         return self.total is not None
 

@@ -39,6 +39,14 @@ def test_forwards_before_their_backwards(plan, bounds):
     carried_out(forward + both, bounds, offloaders=2)
 
 
+@given(st.lists(st.tuples(st.sampled_from(("put", "sparse")), st.sampled_from(("c0", "c1"))), min_size=4, max_size=12))
+@orders
+def test_streams_that_do_not_wait_for_each_other_share_an_arena(turns):
+    """What one stream has fetched, the other one's next put overwrites."""
+    plan = [Step(what, 0, 4, on) for kind, on in turns for what in (kind, "get", "drop")]
+    carried_out(plan, Limits(4096, 0, 0))
+
+
 @given(plans, limits, st.integers(0, 2**32))
 @orders
 def test_any_order_under_any_seed(plan, bounds, seed):
