@@ -43,8 +43,8 @@ class Record:
 
     def __init__(self, stream: Stream, tensors: tuple[torch.Tensor, ...], shipment: Shipment | None = None) -> None:
         self.stream, self.tensors, self.shipment = stream, tensors, shipment
-        self.nbytes = laid_out(tensors)[1]
         self.parts, self.span_bytes = laid_out(self.sent_tensors())
+        self.nbytes = self.span_bytes if shipment is None else laid_out(tensors)[1]
         self.versions = versions_of(tensors)
         self.state = State.OUTGOING
         self.span: Span | None = None
