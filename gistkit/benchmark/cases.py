@@ -196,7 +196,8 @@ def _encode_within(share: float) -> Callable[..., tuple[Callable, int]]:
         n = x.numel()
         capacity = codec.capacity(n, min(1.0, share * encoded.nonzeros / n))
         spill = torch.empty(codec.spill_bytes(n, x.dtype, capacity), dtype=torch.uint8, pin_memory=x.is_cuda)
-        return lambda: codec.begin_within(x, capacity, spill), x.nbytes + encoded.nbytes
+        count = torch.empty((1, 2), dtype=torch.int64, pin_memory=x.is_cuda)[0, 0]
+        return lambda: codec.begin_within(x, capacity, spill, count), x.nbytes + encoded.nbytes
 
     return workload
 

@@ -1,5 +1,6 @@
 """Kernels: one operator schema, three implementations (Triton, reference, fake)."""
 
+from gistkit.kernels.compat import current_stream
 from gistkit.kernels.launch.checks import FORMS
 from gistkit.kernels.launch.direct import Masks
 from gistkit.kernels.layout import flat, is_channels_last, is_dense, like, nibbles_pack, nibbles_unpack

@@ -256,9 +256,10 @@ def test_packing_blocks(capability, dtype, fmt, budget):
 
 def sums(capability: int, few: bool, step: int, spill: int) -> Compiled:
     kinds = {"counts_ptr": "*i16", "before_ptr": "*i16" if few else "*i32", "ends_ptr": "*i64", "heads_ptr": "*i32"}
-    kinds |= {"values_ptr": "*i16", "spill_ptr": "*u8", **dict.fromkeys(("n", "heads", "capacity"), "i32")}
+    kinds |= {"values_ptr": "*i16", "spill_ptr": "*u8", "total_ptr": "*i64"}
+    kinds |= dict.fromkeys(("n", "heads", "capacity"), "i32")
     shape = {"EACH": GROUP, "ROUND": COUNTS_A_ROUND} if few else {"EACH": 1, "ROUND": SUMS_A_ROUND}
-    settings = {"GROUP": GROUP, "STEP": step, "SPILL": spill, **shape}
+    settings = {"GROUP": GROUP, "STEP": step, "SPILL": spill, "TOTAL": spill > 0, **shape}
     c = compile_kernel(ends_kernel, kinds, settings, capability, num_warps=4)
     assert c.spills == 0 and c.registers <= 128
     assert c.loads_128 >= (4 if few else 1) and c.stores_128 >= 4

@@ -8,7 +8,8 @@ import torch
 from gistkit.kernels import STRIDES
 from gistkit.kernels.reference import sparse as reference
 from gistkit.kernels.reference import sparse_blocks as block_reference
-from gistkit.kernels.sparse import blocks, compact, operators, reading
+from gistkit.kernels.sparse import blocks, compact, operators, reading, zvc_launches
+from gistkit.kernels.sparse.ends import ends_kernel
 from tests.aot.harness import compile_kernel
 from tests.support.sparse_cases import PAYLOADS, decoded, relu_gradient, sparse_case
 from tests.support.tensors import float_values, same_bits
@@ -74,6 +75,44 @@ def test_encoding_and_reading(codec, dtype, fmt, scaling, n, device):
         assert same_bits(gradient, relu_gradient(reference, case, payload, codec))
         part = getattr(reading, f"{codec}_decode")(*payload[:4], 1, 700, dtype, *payload[4:])
         assert same_bits(part, whole[stride : stride + 700])
+
+
+class EmulatedReady:
+    """In place of Ready: every launch is a first one."""
+
+    def __init__(self, kernel, device, num_warps=4, **constexprs):
+        self._kernel, self._constexprs = kernel, constexprs
+
+    def at(self, *_):
+        return False
+
+    def first(self, programs, tensors, numbers):
+        if self._kernel is not ends_kernel:
+            return emulated(self._kernel, programs, tensors[0], *tensors, *numbers, **self._constexprs)
+        counts, _, ends, _, _, _, total = tensors  # four warps; all of it has room in the arrays here
+        ends.copy_(sums(counts))
+        if self._constexprs["TOTAL"]:
+            total.copy_(counts.sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("fmt", ["raw", "fp8"])
+@pytest.mark.parametrize("n", [2056, 2003])
+def test_ready_launches_of_zvc(dtype, fmt, n, monkeypatch):
+    monkeypatch.setattr(zvc_launches, "Ready", EmulatedReady)
+    monkeypatch.setattr(zvc_launches, "asm_level", lambda x: 90)
+    x, grad = float_values(n, dtype, 3, 0.5, False).nan_to_num(), float_values(n, dtype, 4, 0.1, False).nan_to_num()
+    ready, total = zvc_launches.ZvcLaunches(n, dtype, x.device, fmt), torch.zeros((), dtype=torch.int64)
+    made = ready.encode_within(x, 3 * 1024, torch.empty(0, dtype=torch.uint8), total)
+    words, counts, scratch = reference.zvc_encode(x, fmt)
+    assert int(total) == int(counts.sum()) and same_bits(made[0], words) and same_bits(made[1], counts)
+    packed = (words, counts, reference.compact(scratch, counts, 1024, int(total)), made[3])
+    assert same_bits(made[2][: int(total)], packed[2])
+    form = (fmt, "none", True)
+    assert same_bits(ready.decode(made, None, torch.empty_like(x)), reference.zvc_decode(*packed, 0, n, dtype, *form))
+    gradient = torch.empty_like(grad)
+    reference.zvc_relu_backward(grad, *packed, gradient, *form)
+    assert same_bits(ready.relu_backward(made, None, grad), gradient)
 
 
 @pytest.mark.parametrize("stride", STRIDES.values())

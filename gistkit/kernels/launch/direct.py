@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from functools import cache
-from typing import Any
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +22,9 @@ from gistkit.kernels import ops
 from gistkit.kernels.compat import dispatch_modes
 from gistkit.kernels.launch.library import LAUNCHERS
 from gistkit.kernels.layout import flat, like
+
+if TYPE_CHECKING:
+    from gistkit.kernels.sparse.zvc_launches import ZvcLaunches
 
 
 def _is_plain(x: torch.Tensor) -> bool:
@@ -94,6 +97,17 @@ zvc_relu_backward = _past_the_dispatcher("sparse", "zvc_relu_backward")
 csr_relu_backward = _past_the_dispatcher("sparse", "csr_relu_backward")
 compact = _past_the_dispatcher("compact", "compact")
 csr_compact = _past_the_dispatcher("compact", "csr_compact")
+
+
+def zvc_launches(like: torch.Tensor, n: int, dtype: torch.dtype, fmt: str) -> ZvcLaunches | None:
+    """The ready launches for tensors of n elements of a dtype on like's device, values in ``fmt``; None where like is
+    no plain CUDA tensor."""
+    return _zvc_launches(n, dtype, like.device, fmt) if _is_plain(like) else None
+
+
+@lru_cache(maxsize=1024)
+def _zvc_launches(n: int, dtype: torch.dtype, device: torch.device, fmt: str) -> ZvcLaunches:
+    return _launchers("zvc").ZvcLaunches(n, dtype, device, fmt)
 
 
 class Masks:

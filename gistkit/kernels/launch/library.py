@@ -19,6 +19,7 @@ LAUNCHERS = {
     "narrow": "gistkit.kernels.narrow.narrow",
     "sparse": "gistkit.kernels.sparse.operators",
     "compact": "gistkit.kernels.sparse.compact",
+    "zvc": "gistkit.kernels.sparse.zvc_launches",
     "sparse_blocks": "gistkit.kernels.sparse.blocks",
     "pool": "gistkit.kernels.pool.operators",
     "rebuild": "gistkit.kernels.rebuild.rebuild",

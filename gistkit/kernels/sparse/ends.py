@@ -79,13 +79,15 @@ def _redirected(ends, values_ptr, spill_ptr, capacity, SLOTS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n", "heads", "capacity"])
 def ends_kernel(
-    counts_ptr, before_ptr, ends_ptr, heads_ptr, values_ptr, spill_ptr, n, heads, capacity, GROUP: tl.constexpr,
-    EACH: tl.constexpr, ROUND: tl.constexpr, STEP: tl.constexpr, SPILL: tl.constexpr,
+    counts_ptr, before_ptr, ends_ptr, heads_ptr, values_ptr, spill_ptr, total_ptr, n, heads, capacity,
+    GROUP: tl.constexpr, EACH: tl.constexpr, ROUND: tl.constexpr, STEP: tl.constexpr, SPILL: tl.constexpr,
+    TOTAL: tl.constexpr,
 ):  # fmt: skip
     """Running sums (int64) of GROUP counts: before_ptr has EACH items for every group before the program's.
 
     STEP, if not 0: head i (int32) becomes the slot that has item STEP * i of the packed array, for i below heads.
     SPILL, if not 0: groups of so many slots that end past ``capacity`` items of values_ptr are redirected to spill_ptr.
+    TOTAL: the sum of all counts (int64) goes to total_ptr, which may be pinned memory.
     """
     group = tl.program_id(0)
     first = group.to(tl.int64) * GROUP
@@ -98,7 +100,11 @@ def ends_kernel(
     while start < group * EACH:
         total += _items(before_ptr + start, group * EACH - start, ROUND).to(total.dtype)
         start += ROUND
-    ends = tl.sum(total.to(tl.int64), 0) + tl.cumsum(counts, 0)
+    before = tl.sum(total.to(tl.int64), 0)
+    if TOTAL:
+        if group == tl.num_programs(0) - 1:
+            tl.store(total_ptr, before + tl.sum(counts, 0))
+    ends = before + tl.cumsum(counts, 0)
     place = tl.arange(0, GROUP)
     if STEP:
         # a slot is no longer than STEP, so there is one multiple of STEP in it, or none
@@ -132,8 +138,8 @@ def ends_and_heads(
         launch(sums_kernel, groups, counts, counts, before, n, GROUP=GROUP)
     launch(
         ends_kernel, groups, counts, counts, before, ends, first, counts if values is None else bits_of(values),
-        counts if spill is None else spill, n, heads, 0 if values is None else values.numel(), GROUP=GROUP, EACH=each,
-        ROUND=items, STEP=step, SPILL=0 if spill is None else spilling.group_slots(stride),
+        counts if spill is None else spill, ends, n, heads, 0 if values is None else values.numel(), GROUP=GROUP,
+        EACH=each, ROUND=items, STEP=step, SPILL=0 if spill is None else spilling.group_slots(stride), TOTAL=False,
     )  # fmt: skip
     return ends, first
 

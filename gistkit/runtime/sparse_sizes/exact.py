@@ -32,7 +32,7 @@ import torch
 
 from gistkit.codecs import Codec, Encoded, Sparse, codec
 from gistkit.kernels import bits_of, flat
-from gistkit.runtime.sparse_sizes.counts import Known, PinnedCounts, Ticket, is_current, stream_of
+from gistkit.runtime.sparse_sizes.counts import Known, PinnedCounts, Stream, Ticket, is_current, stream_of
 from gistkit.runtime.sparse_sizes.forecast import Forecast
 from gistkit.runtime.sparse_sizes.pending import Settle, Waiting, Within
 from gistkit.runtime.sparse_sizes.spill import NO_MEMORY, Spill
@@ -69,7 +69,7 @@ class ExactPacker:
             raise ValueError(f"ExactPacker: lag must be at least 1 encoding, got {lag}; 2 is the default")
         self._lag, self._bounded = lag, bounded
         self._transport, self._spill = transport, spill
-        self._transports: dict[torch.cuda.Stream | None, PinnedCounts] = {}
+        self._transports: dict[Stream, PinnedCounts] = {}
         self._waiting: list[Waiting] = []
         self._within: deque[Within] = deque()
         self._lock = threading.Lock()
@@ -140,8 +140,9 @@ class ExactPacker:
         if memory is None:
             return None
         self._next(False)
-        encoded = chosen.begin_within(x, capacity, memory)
-        ticket = self._way(stream_of(x)).send(chosen.total(encoded))
+        ticket = self._way(stream_of(x)).open(x.device)
+        encoded = chosen.begin_within(x, capacity, memory, ticket.slot)
+        ticket.sent()
         self._within.append(Within(weakref.ref(encoded), chosen, ticket, forecast, capacity, n, dtype))
         return encoded
 
@@ -200,7 +201,7 @@ class ExactPacker:
                     if encoded is not None:
                         encoded.nonzeros = total
 
-    def _way(self, stream: torch.cuda.Stream | None) -> PinnedCounts:
+    def _way(self, stream: Stream) -> PinnedCounts:
         if stream not in self._transports:
             self._transports[stream] = (self._transport or PinnedCounts)()
         return self._transports[stream]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from gistkit.codecs import Encoded, Sparse
-from gistkit.runtime.sparse_sizes.counts import Ticket
+from gistkit.runtime.sparse_sizes.counts import Stream, Ticket
 from gistkit.runtime.sparse_sizes.forecast import Forecast
 
 Settle = Callable[[Encoded, int], None]
@@ -23,7 +23,7 @@ class Waiting(NamedTuple):
     encoded: weakref.ref[Encoded]
     settle: Settle | weakref.WeakMethod[Settle]
     ticket: Ticket
-    stream: torch.cuda.Stream | None
+    stream: Stream
     number: int
     forecast: Forecast | None
     why: str

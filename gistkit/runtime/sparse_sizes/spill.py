@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from gistkit.codecs import Sparse
 from gistkit.runtime.offload.host_memory import available_bytes
-from gistkit.runtime.sparse_sizes.counts import PinnedCounts, stream_of
+from gistkit.runtime.sparse_sizes.counts import PinnedCounts, Stream, stream_of
 
 CHUNK_BYTES = 16 * 2**20
 """The least that is pinned at a time. PyTorch pins powers of two."""
@@ -99,7 +99,7 @@ class Spill:
         limit: Callable[[torch.device, int], int] = most_bytes,
     ) -> None:
         self._make, self._limit = make, limit
-        self._chunks: dict[torch.cuda.Stream | None, list[_Chunk]] = {}
+        self._chunks: dict[Stream, list[_Chunk]] = {}
         self._lent: dict[int, tuple[_Chunk, int, int, weakref.ref[torch.Tensor]]] = {}
         self._ended: deque[int] = deque()
         self._numbers = count()
@@ -149,7 +149,7 @@ class Spill:
             return f"memory that was to be pinned for {x.device} is not"
         try:
             full = (torch.arange(PROBE_ELEMENTS, device=x.device) % 64 + 1).to(x.dtype)
-            encoded = codec.begin_within(full, capacity, memory)
+            encoded = codec.begin_within(full, capacity, memory, torch.empty((), dtype=torch.int64, device=x.device))
             wrong = torch.count_nonzero(codec.decode(encoded) != codec.decode(codec.begin(full)))
             # by an event: .item() would raise under torch.cuda.set_sync_debug_mode("error")
             lost = PinnedCounts().send(wrong).wait() if x.is_cuda else int(wrong)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from itertools import cycle
 
 import pytest
 import torch
@@ -18,12 +19,23 @@ SPARSE = [name for name, c in CODECS.items() if isinstance(c, Sparse)]
 law = settings(deadline=None, max_examples=20, derandomize=True)
 
 
+SLOTS = cycle(torch.zeros(10_000, dtype=torch.int64).unbind())
+"""Made before any bytes are counted."""
+
+
 class LateTicket:
     """A count that arrives when ``arrive`` is called."""
 
-    def __init__(self, total: torch.Tensor) -> None:
-        self.total, self.here = int(total), False
+    def __init__(self, slot: torch.Tensor) -> None:
+        self.slot, self.here = slot, False
         self.asked = self.waited = 0
+
+    @property
+    def total(self) -> int:
+        return int(self.slot)
+
+    def sent(self) -> None:
+        pass
 
     def arrive(self) -> None:
         self.here = True
@@ -43,10 +55,15 @@ class LateCounts:
     def __init__(self) -> None:
         self.tickets: list[LateTicket] = []
 
+    def open(self, device: torch.device) -> LateTicket:
+        self.tickets.append(LateTicket(next(SLOTS)))
+        return self.tickets[-1]
+
     def send(self, total: torch.Tensor) -> LateTicket:
         assert total.shape == () and total.dtype == torch.int64
-        self.tickets.append(LateTicket(total))
-        return self.tickets[-1]
+        ticket = self.open(total.device)
+        ticket.slot.copy_(total)
+        return ticket
 
 
 def packer(**options) -> tuple[ExactPacker, LateCounts]:

@@ -162,14 +162,15 @@ def test_a_count_that_cannot_be_is_refused_and_nothing_is_lost():
     host, x = Host(), values()
     encoded = host.encode("zvc", x, 0.1)
     ticket = host.counts.tickets[0]
-    total, ticket.total = ticket.total, N + 1
+    total = ticket.total
+    ticket.slot.fill_(N + 1)
     host.arrive()
     with pytest.raises(GistError, match=f"codec zvc: got {N + 1} stored elements of {N}"):
         host.packer.poll()
     with pytest.raises(GistError, match="defect of the transport"):
         host.encode("zvc", x, 0.1)
     assert encoded.pending and host.told == [] and same_bits(SPARSE["zvc"].decode(encoded), x)
-    ticket.total = total
+    ticket.slot.fill_(total)
     assert host.packer.poll() == 1 and encoded.spilled is True
 
 

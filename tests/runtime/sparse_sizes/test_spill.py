@@ -156,8 +156,8 @@ def test_a_device_is_asked_once_whether_it_reaches_the_hosts_memory(monkeypatch)
     assert s.unusable(zvc, X) == s.unusable(CODECS["csr"], X) == "" and len(times) == 1
     assert lent_bytes(s) == 0
 
-    def lost(x, capacity, memory):
-        encoded = begin_within(x, capacity, memory)
+    def lost(x, capacity, memory, count):
+        encoded = begin_within(x, capacity, memory, count)
         memory.zero_()
         return encoded
 
