@@ -176,7 +176,7 @@ class Sparse(Codec):
 
     def packing_bytes(self, stored: int, dtype: torch.dtype) -> int:
         """What :meth:`settle` takes beside scratch and result: the packed values before they get their own format."""
-        if self._narrows_while_packing or (self.scaling == "none" and self.value_format != "fp10"):
+        if self.packs_within:
             return 0
         return stored * value_dtype(self._scratch_format, dtype).itemsize
 
@@ -196,17 +196,8 @@ class Sparse(Codec):
             return Encoded(self.name, self._packed(payload, 0), x, nonzeros=0)
         return Encoded(self.name, payload, x, pending=True)
 
-    @property
-    def _narrows_while_packing(self) -> bool:
-        """Whether a scratch becomes packed codes in one pass: blocks of codes of whole bytes."""
-        return self.scaling == "block" and self.value_format != "fp10"
-
     def _packed(self, payload: Payload, total: int) -> Payload:
         index, counts, scratch, exponents = payload
-        if self._narrows_while_packing:
-            close = direct.compact(index, counts, self.slot, total) if self._columns else index
-            values, exponents = ops.compact_blocks(scratch, counts, self.slot, total, self.value_format)
-            return close, counts, values, exponents
         index, values = self._compacted(index, counts, scratch, total)
         return self._narrowed((index, counts, values, exponents))
 

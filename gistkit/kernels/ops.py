@@ -123,15 +123,6 @@ def csr_compact(columns, values, counts, total, spill=None):
     return columns.new_empty((total,)), values.new_empty((total,))
 
 
-@operator(
-    "sparse_blocks",
-    "compact_blocks(Tensor scratch, Tensor counts, int stride, int total, str fmt) -> (Tensor, Tensor)",
-)
-def compact_blocks(scratch, counts, stride, total, fmt):
-    exponents = scratch.new_empty((formats.scale_count(total, "block"),), dtype=torch.uint8)
-    return scratch.new_empty((total,), dtype=code_dtype(fmt)), exponents
-
-
 def _decoded(index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None):
     return values.new_empty((n,), dtype=dtype)
 

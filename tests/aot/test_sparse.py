@@ -15,8 +15,6 @@ tests/aot/test_pool.py), so 26 in place of 18 and 30 in place of 21.
 import pytest
 import triton.language as tl
 
-from gistkit.kernels.sparse.blocks import PIECES as BLOCK_PIECES
-from gistkit.kernels.sparse.blocks import pack_blocks_kernel
 from gistkit.kernels.sparse.compact import CSR_SLOTS, PAIR_PIECES, PIECES, RUN, ZVC_SLOTS
 from gistkit.kernels.sparse.compact_kernels import compact_kernel
 from gistkit.kernels.sparse.csr_kernels import csr_encode_kernel
@@ -230,36 +228,12 @@ def test_compact(capability, item_bytes, slots, columns, budget):
     assert per_element(loop_body(c), 32 * RUN[item_bytes] * pieces, 1) <= budget
 
 
-def block_packer(dtype: str, fmt: str, stride: int, capability: int = 90) -> Compiled:
-    bits = "*i32" if dtype == "fp32" else "*i16"
-    kinds = {"values_ptr": bits, "counts_ptr": "*i16", "ends_ptr": "*i64", "heads_ptr": "*i32", "codes_ptr": CODES[fmt]}
-    settings = {"STRIDE": stride, "FMT": fmt, "DTYPE": DTYPE[dtype]}
-    settings |= {"WIDE": True, "PIECES": BLOCK_PIECES, "ASM": capability}
-    signature = kinds | {"exponents_ptr": "*u8", "total": "i32", "slots": "i32"}
-    return compile_kernel(pack_blocks_kernel, signature, settings, capability, num_warps=1)
-
-
-@pytest.mark.parametrize("capability, dtype, fmt, budget", [
-    (80, "bf16", "fp8", 23),
-    (90, "bf16", "fp8", 16),
-    (90, "fp32", "fp8", 14),
-    (90, "fp32", "fp16", 22),
-    (100, "bf16", "fp8", 16),
-])  # fmt: skip
-def test_packing_blocks(capability, dtype, fmt, budget):
-    """What follows an item's gathering: less than to write it packed and to read it again, and one pass for two."""
-    c = block_packer(dtype, fmt, 1024, capability)
-    assert (c.spills, c.barriers, c.shared_bytes) == (0, 0, 0) and c.registers <= 64
-    listed = len(c.sass_lines) - len(loops(c)[0])
-    assert listed * 32 / PROGRAM <= budget
-
-
-def sums(capability: int, few: bool, step: int, spill: int) -> Compiled:
-    kinds = {"counts_ptr": "*i16", "before_ptr": "*i16" if few else "*i32", "ends_ptr": "*i64", "heads_ptr": "*i32"}
+def sums(capability: int, few: bool, spill: int) -> Compiled:
+    kinds = {"counts_ptr": "*i16", "before_ptr": "*i16" if few else "*i32", "ends_ptr": "*i64"}
     kinds |= {"values_ptr": "*i16", "spill_ptr": "*u8", "total_ptr": "*i64"}
-    kinds |= dict.fromkeys(("n", "heads", "capacity"), "i32")
+    kinds |= dict.fromkeys(("n", "capacity"), "i32")
     shape = {"EACH": GROUP, "ROUND": COUNTS_A_ROUND} if few else {"EACH": 1, "ROUND": SUMS_A_ROUND}
-    settings = {"GROUP": GROUP, "STEP": step, "SPILL": spill, "TOTAL": spill > 0, **shape}
+    settings = {"GROUP": GROUP, "SPILL": spill, "TOTAL": spill > 0, **shape}
     c = compile_kernel(ends_kernel, kinds, settings, capability, num_warps=4)
     assert c.spills == 0 and c.registers <= 128
     assert c.loads_128 >= (4 if few else 1) and c.stores_128 >= 4
@@ -270,5 +244,5 @@ def sums(capability: int, few: bool, step: int, spill: int) -> Compiled:
 @pytest.mark.parametrize("stride", [0, 256, 1024])
 def test_running_sums(stride, capability, few):
     """With a spill 128 threads have a MiB of elements, or a quarter of one: 600 instructions are 0.3 an element."""
-    c = sums(capability, few, step=0 if stride else 1024, spill=group_slots(stride) if stride else 0)
+    c = sums(capability, few, group_slots(stride) if stride else 0)
     assert not stride or c.instructions <= 600

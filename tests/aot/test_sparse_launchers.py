@@ -7,8 +7,7 @@ import torch
 
 from gistkit.kernels import STRIDES
 from gistkit.kernels.reference import sparse as reference
-from gistkit.kernels.reference import sparse_blocks as block_reference
-from gistkit.kernels.sparse import blocks, compact, operators, reading, zvc_launches
+from gistkit.kernels.sparse import compact, operators, reading, zvc_launches
 from gistkit.kernels.sparse.ends import ends_kernel
 from tests.aot.harness import compile_kernel
 from tests.support.sparse_cases import PAYLOADS, decoded, relu_gradient, sparse_case
@@ -32,19 +31,13 @@ def sums(counts, *_):
     return counts.cumsum(0, dtype=torch.int64)
 
 
-def sums_and_heads(counts, heads, step):
-    ends = sums(counts)
-    return ends, torch.searchsorted(ends, torch.arange(heads) * step, right=True).to(torch.int32)
-
-
 @pytest.fixture
 def device(monkeypatch):
     """The launchers' modules as on sm_90, running sums by PyTorch."""
-    for module in (blocks, compact, operators, reading):
+    for module in (compact, operators, reading):
         for name, stand_in in (("launch_warps", emulated), ("asm_level", lambda x: 90), ("ends", sums)):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, stand_in)
-    monkeypatch.setattr(blocks, "ends_and_heads", sums_and_heads)
 
 
 @pytest.mark.parametrize("codec", STRIDES)
@@ -89,7 +82,7 @@ class EmulatedReady:
     def first(self, programs, tensors, numbers):
         if self._kernel is not ends_kernel:
             return emulated(self._kernel, programs, tensors[0], *tensors, *numbers, **self._constexprs)
-        counts, _, ends, _, _, _, total = tensors  # four warps; all of it has room in the arrays here
+        counts, _, ends, _, _, total = tensors  # four warps; all of it has room in the arrays here
         ends.copy_(sums(counts))
         if self._constexprs["TOTAL"]:
             total.copy_(counts.sum())
@@ -121,9 +114,7 @@ def test_packing(stride, device):
     values = float_values(7 * stride, torch.float32, 2, 0.0, False).nan_to_num()
     columns, total = torch.randint(0, 256, (7 * stride,), dtype=torch.uint8), int(counts.sum())
     assert same_bits(compact.compact(values, counts, stride, total), reference.compact(values, counts, stride, total))
-    made = blocks.compact_blocks(values, counts, stride, total, "fp8")
-    expected = block_reference.compact_blocks(values, counts, stride, total, "fp8")
     if stride == 256:
-        made += compact.csr_compact(columns, values, counts, total)
-        expected += reference.csr_compact(columns, values, counts, total)
-    assert all(same_bits(a, b) for a, b in zip(made, expected, strict=True))
+        made = compact.csr_compact(columns, values, counts, total)
+        expected = reference.csr_compact(columns, values, counts, total)
+        assert all(same_bits(a, b) for a, b in zip(made, expected, strict=True))

@@ -20,7 +20,6 @@ LAUNCHERS = {
     "sparse": "gistkit.kernels.sparse.operators",
     "compact": "gistkit.kernels.sparse.compact",
     "zvc": "gistkit.kernels.sparse.zvc_launches",
-    "sparse_blocks": "gistkit.kernels.sparse.blocks",
     "pool": "gistkit.kernels.pool.operators",
     "rebuild": "gistkit.kernels.rebuild.rebuild",
 }

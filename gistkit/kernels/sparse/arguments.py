@@ -54,14 +54,6 @@ def check_compact(scratch: torch.Tensor, counts: torch.Tensor, stride: int, tota
         raise ValueError(f"compact: total must be between 0 and {scratch.numel()}, got {total}; pass the sum of counts")
 
 
-def check_blocks(op: str, scratch: torch.Tensor, counts: torch.Tensor, stride: int, total: int, fmt: str) -> None:
-    """Raise unless scratch is stride-long slots of values, one count each, and fmt has codes of whole bytes."""
-    check_values(op, "scratch", scratch)
-    check_compact(scratch, counts, stride, total)
-    if fmt not in ("fp16", "fp8"):
-        raise ValueError(f"{op}: fmt must be one of fp16, fp8, got {fmt!r}; choose one of these")
-
-
 def _check_values(op: str, values: torch.Tensor, slot_items: int, dtype: torch.dtype, fmt: str, packed: bool) -> None:
     check_fmt(op, fmt)
     check_dtype(op, "values", values.dtype, (value_dtype(fmt, dtype, packed),))

@@ -57,13 +57,13 @@ class ZvcLaunches:
             RUN=RUN[size], PIECES=PIECES[size], COLUMNS=False, SPILL=False,
         )  # fmt: skip
         few = self._slots <= FEW
-        constants: dict[str, Any] = {"GROUP": GROUP, "STEP": 0}
+        constants: dict[str, Any] = {"GROUP": GROUP}
         constants |= {"EACH": GROUP, "ROUND": COUNTS_A_ROUND} if few else {"EACH": 1, "ROUND": SUMS_A_ROUND}
         self._sums = _Launch(Ready(sums_kernel, index, GROUP=GROUP), (i16, torch.int32))
         self._running = {
             (spill, total): _Launch(
                 Ready(ends_kernel, index, SPILL=group_slots(ZVC_SLOT) if spill else 0, TOTAL=total, **constants),
-                (i16, i16 if few else torch.int32, i64, i64, items, u8, i64),
+                (i16, i16 if few else torch.int32, i64, items, u8, i64),
             )
             for spill, total in ((False, False), (True, False), (True, True))
         }
@@ -104,8 +104,8 @@ class ZvcLaunches:
             before = self._new[4](self._groups)
             self._sums(self._groups, (counts, before), (self._slots,))
         beside = counts if spill is None else spill
-        tensors = (counts, before, ends, ends, values, beside, ends if count is None else count)
-        numbers = (self._slots, 0, 0 if spill is None else values.numel())
+        tensors = (counts, before, ends, values, beside, ends if count is None else count)
+        numbers = (self._slots, 0 if spill is None else values.numel())
         self._running[spill is not None, count is not None](self._groups, tensors, numbers)
         return ends
 
