@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from gistkit.formats import ceil_div
 
-PARTS = 64
-"""A storage is looked at in about so many parts,"""
-PART_BYTES = 512
-"""of no fewer bytes than this."""
 WORD_BYTES = 8
 """A digest sums 64-bit words."""
+_PARTS, _LEAST_PART_BYTES = 64, 512
 _ARITHMETIC_COPIES = 4
 """Bytes of a part, widened to fp32, that a batch norm's arithmetic holds, in those of the part."""
 
 
 def part_bytes(nbytes: int) -> int:
-    """Bytes of one part of a storage of ``nbytes``."""
-    return min(nbytes, max(PART_BYTES, ceil_div(nbytes, PARTS)))
+    """Bytes of one of the parts in which a storage of ``nbytes`` is compared."""
+    return min(nbytes, max(_LEAST_PART_BYTES, ceil_div(nbytes, _PARTS)))
 
 
 def digest_bytes(nbytes: int, rows: int) -> int:

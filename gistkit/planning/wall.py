@@ -1,9 +1,8 @@
-"""Ranks plans by the seconds that a step takes on the wall: with the host's share, every transfer among the tasks.
+"""Ranks plans by the seconds that a step takes on the wall (:meth:`gistkit.planning.simulate.Simulator.wall_s`).
 
-`optimal` proves its plan on the device's clock, with transfers beside the computation, where the link is nearly free
-and launches cost nothing. The runtime copies on the computation's own stream, and its host issues every task
-(:meth:`gistkit.planning.simulate.Simulator.wall_s`). So the plan that is handed out is the fastest on the wall of three
-kinds: what the search found, what it finds without the link, and the other policies' plans.
+`optimal` proves its plan on the device's clock, where the link is nearly free and launches cost nothing. The plan that
+is handed out is the fastest on the wall of three kinds: what the search found, what it finds without the link, and the
+other policies' plans.
 """
 
 from __future__ import annotations

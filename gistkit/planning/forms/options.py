@@ -36,11 +36,11 @@ SLICES = (4, 16)
 """Batch slices of a weight gradient: two of them are alive at a time, so a half and an eighth of the input."""
 
 
-def check_fidelity(fidelity: str, lossy: str | None) -> None:
+def check_fidelity(fidelity: str, lossy: str | None = None) -> None:
     """Raises ValueError for an unknown class, an unknown lossy format, or a format outside the class ``lossy``."""
     if fidelity not in FIDELITIES:
         raise ValueError(
-            f"fidelity must be one of {', '.join(FIDELITIES)}; got {fidelity!r}; bitwise changes no bit of the result"
+            f"fidelity must be one of {', '.join(FIDELITIES)}, got {fidelity!r}; bitwise changes no bit of the result"
         )
     check_lossy(lossy)
     if lossy is not None and fidelity != "lossy":
