@@ -86,8 +86,8 @@ def _layer(
     kind = _KIND_OF.get(task.op, OTHER)
     x = tuple(b for b in task.reads if graph.blocks[b].kind in _MAPS)
     written = tuple(b for b in task.writes if graph.blocks[b].kind in _MAPS)
-    goes_on = {b for b in written if graph.blocks[b].last >= len(graph.tasks) or max(readers[b], default=-1) > task.index}
-    y = tuple(b for b in written if b in x or b in goes_on) or written[:1]
+    outlives = {b for b in written if graph.blocks[b].last >= len(graph.tasks)}
+    y = tuple(b for b in written if b in x or b in outlives or max(readers[b], default=-1) > task.index) or written[:1]
     return Layer(
         index,
         kind,
@@ -102,4 +102,3 @@ def _layer(
         tuple(b for b in task.reads if graph.blocks[b].kind == "weight"),
         kind not in (FC, LOSS) and not behind_fc & set(x),
     )
-

@@ -24,7 +24,7 @@ SEEDS_S = 2.0
 """Seconds after which no more of them are made for a step of more than LARGE_TASKS tasks: the others are rivals, taken
 whole behind the search if they are faster."""
 LATE_S = 4.0
-"""Seconds of this thread's time after which no more rivals are begun (ResNet-1202's take 9); the plan names the rest."""
+"""Seconds of this thread's time after which no more rivals are begun (ResNet-1202's take 9); the plan names them."""
 SLOW_TASKS = 1000
 """moDNN is a rival for steps of more tasks where no algorithm can be chosen (up to 16 s for ResNet-152), else for those
 of more than LARGE_TASKS."""

@@ -6,18 +6,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gistkit.errors import PlanError
-from gistkit.ir import (
-    FORMS,
-    LIBRARY,
-    OPERATORS,
-    RERUN,
-    CallChoice,
-    Decision,
-    Plan,
-)
+from gistkit.ir import LIBRARY, OPERATORS, RERUN, CallChoice, Decision, Plan
 from gistkit.planning.simulate.segments import Segment, decoding, is_decoded, segments
 from gistkit.planning.simulate.step_index import StepIndex, chosen_calls, used_at
 
@@ -25,7 +17,6 @@ PLAIN_POLICIES = ("plain",)
 """Policies whose steps PyTorch's own operators run; see docs/planner.md, "plain and the runtime differ"."""
 LAG = 4
 """How many later encodings a CUDA scratch lives on for, at most (``runtime.exact``)."""
-NO_VALUES = tuple(form.name for form in FORMS.values() if not form.values)
 
 
 @dataclass(frozen=True)
@@ -42,12 +33,12 @@ class Context:
 
     index: StepIndex
     plain: bool = False
-    slices: Mapping[int, int] | None = None
-    also: Mapping[int, frozenset[int]] | None = None
+    slices: Mapping[int, int] = field(default_factory=dict)
+    also: Mapping[int, frozenset[int]] = field(default_factory=dict)
     encodings: tuple[int, ...] = ()
-    restart: Mapping[int, int] | None = None
+    restart: Mapping[int, int] = field(default_factory=dict)
     segments: tuple[Segment, ...] = ()
-    decoded_for_segment: Mapping[int, frozenset[int]] | None = None
+    decoded_for_segment: Mapping[int, frozenset[int]] = field(default_factory=dict)
     synchronous: bool = False
     least: bool = False
 
@@ -64,10 +55,10 @@ class Context:
             plan.policy in PLAIN_POLICIES or index.graph.source == LIBRARY,
             _slices(plan.choices, index),
             {b: frozenset(tasks) for b, tasks in also.items()},
-            _encodings(decided, index),
+            tuple(sorted(index.graph.blocks[b].saved for b, d in decided.items() if d.form.sparse)),
             {b: part.start for part in parts for b in part.blocks},
             parts,
-            _decoded_for(parts),
+            {b: frozenset(p.start for p in parts if b in p.decoded) for part in parts for b in part.decoded},
         )
 
     def scratch_end(self, task: int) -> int | None:
@@ -117,23 +108,6 @@ def _with_decoded(parts: tuple[Segment, ...], decided: Mapping[int, Decision], i
         own = {b for b in own if part.start not in rebuilds[b] and not used_at(index.graph.blocks[b], part.start)}
         found.append(decoding(part, own, index) if own else part)
     return tuple(found)
-
-
-def _decoded_for(parts: tuple[Segment, ...]) -> dict[int, frozenset[int]]:
-    found: dict[int, set[int]] = defaultdict(set)
-    for part in parts:
-        for block in part.decoded:
-            found[block].add(part.start)
-    return {block: frozenset(tasks) for block, tasks in found.items()}
-
-
-def is_sparse(codec: str) -> bool:
-    """Whether the size of a codec's payload is known to the device alone."""
-    return FORMS[codec].sparse
-
-
-def _encodings(decided: Mapping[int, Decision], index: StepIndex) -> tuple[int, ...]:
-    return tuple(sorted(index.graph.blocks[b].saved for b, d in decided.items() if d.form.sparse))
 
 
 def _slices(choices: tuple[CallChoice, ...], index: StepIndex) -> dict[int, int]:

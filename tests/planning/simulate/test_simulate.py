@@ -17,8 +17,7 @@ from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.gist_rules import gist
 from gistkit.planning.simulate.effects import profile
 from gistkit.planning.simulate.intervals import Transfer
-from gistkit.planning.simulate.link import Link
-from gistkit.planning.simulate.simulator import Simulator, memory_bytes, simulate
+from gistkit.planning.simulate.simulator import Link, Simulator, memory_bytes, simulate
 from tests.support.models import UNet
 from tests.support.peaks import held_step, peaks_of_steps
 from tests.support.step_graphs import chain, forked, pooled, step_graphs
