@@ -74,7 +74,7 @@ class CallChoice:
 
     ``mask_in_pool``: a ReLU whose backward is the identity, as the map of the max-pool behind it carries its mask; and
     that pool. ``weight_grad_slices``: the batch slices in which a weight gradient is taken. ``algorithm`` of a
-    convolution is planner data: PyTorch picks its algorithms by itself (:mod:`gistkit.planning.cost.part_algorithms`).
+    convolution is planner data: PyTorch picks its algorithms by itself (:mod:`gistkit.planning.cost.algorithms`).
     """
 
     covered: int

@@ -29,7 +29,7 @@ class Densities:
         return self.expected((storage, version)) if recorded is None else recorded
 
     def expected(self, key: tuple[int, int]) -> float | None:
-        """The density that the chain of ops behind a (storage, version) suggests."""
+        """The density that the chain of ops behind a (storage, version) suggests, remembered."""
         if key not in self._expected:
             self._expected[key] = None
             self._expected[key] = self._guess(key)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from gistkit.planning.cost.cards import CARDS, preset_name
-from gistkit.planning.cost.devices import PRESETS
+from gistkit.planning.cost.devices import CARDS, PRESETS, preset_name
 
 NAMES = {
     "NVIDIA A100-PCIE-40GB": "a100-40gb-pcie",
