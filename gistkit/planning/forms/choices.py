@@ -25,16 +25,13 @@ def map_bits(pool: Call, reading: Reading, carries_mask: bool) -> int | None:
 def mask_carrier(relu: Call, reading: Reading) -> Call | None:
     """The max-pool whose map can carry a ReLU's mask: the ReLU output's only reader, whatever the reader wants.
 
-    A hook, a view, a second branch: each may ask for the ReLU's own gradient; who asks for the pool's node may hang a
-    hook on it, and its gradient need no longer be zero where the map says so. (So may whoever holds an output of the
-    model; escaping storages are decided before this is asked.)
+    A hook, a view, a second branch may each ask for the ReLU's own gradient; who asks for the pool's node may hang a
+    hook on it that changes the gradient. Escaping storages are decided before.
     """
     value = reading.graph.values[relu.results[0]]
     readers = reading.readers_after(relu, value.storage)
-    if len(readers) != 1:
-        return None
-    pool = readers[0]
-    if pool.op != "max_pool2d" or pool.operands[0] != value.id or not value.whole:
+    pool = readers[0] if len(readers) == 1 and value.whole else None
+    if pool is None or pool.op != "max_pool2d" or pool.operands[0] != value.id:
         return None
     pooled = [reading.graph.values[i].storage for i in pool.results]
     if any(c.op == "grad_fn" for storage in pooled for c in reading.readers_after(pool, storage)):

@@ -1,10 +1,8 @@
 """ReLU outputs that need not be kept: ReLU(BN(x)) and ReLU(BN(x) + y) follow from what batch norm keeps anyway.
 
-Gist keeps every feature map in some form; this rule goes beyond it (docs/concepts.md). It holds where the input is
-a training batch norm's output, or a plain addition (alpha 1, equal shapes and dtypes) of such outputs and of storages
-that are kept with their values. A chain through rebuilt storages is cut after :data:`MAX_DEPTH`, or backward would
-repeat more and more of the forward. In-place calls do no harm: a rebuild starts from kept inputs, never from
-overwritten outputs.
+This goes beyond Gist (docs/concepts.md). It holds where the input is a training batch norm's output, or a plain
+addition (alpha 1, equal shapes and dtypes) of such outputs and of storages that are kept with their values. A chain
+through rebuilt storages is cut after :data:`MAX_DEPTH`. In-place calls do no harm: a rebuild starts from kept inputs.
 """
 
 from __future__ import annotations

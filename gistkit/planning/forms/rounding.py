@@ -1,9 +1,9 @@
 """Which readers in backward may be given rounded values.
 
-Gist (III-B) narrows feature maps between their two uses. Statistics, logarithms and divisors are no feature maps: a
-value flushed to zero there makes a gradient infinite. So only readers in the tables below, products and smooth
-functions, are given narrow copies. What comes back from rounded values, by a rebuild or a rerun, is rounded too: it
-goes to the same readers alone, and to no ReLU without a mask of its own, since masks are exact (IV-A).
+Gist (III-B) narrows feature maps between their two uses. In statistics, logarithms and divisors a value flushed to zero
+makes a gradient infinite, so only the readers below, products and smooth functions, are given narrow copies. What comes
+back from rounded values, by a rebuild or a rerun, is rounded too: it goes to the same readers alone, and to no ReLU
+without a mask of its own, since masks are exact (IV-A).
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ _NODES = {
 
 def may_narrow(call: Call, save: Save) -> bool:
     """Whether the reader of a saved tensor tolerates a narrow copy of it."""
-    if call.covered >= 0 and save.field in _COVERED_FIELDS.get(call.op, ()):
-        return True
-    return save.field in _NODES.get(save.node, ())
+    covered = call.covered >= 0 and save.field in _COVERED_FIELDS.get(call.op, ())
+    return covered or save.field in _NODES.get(save.node, ())
 
 
 def intolerant(storage: int, reading: Reading, masked: bool = True) -> Call | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gistkit.formats import VALUE_FORMS
 from gistkit.ir import KERNEL_DTYPES, Decision, SavedGraph, SavedStorage, Uses, Value
@@ -43,12 +44,11 @@ class Planner:
         self._graph = graph
         self._lossy = lossy
         self._rebuilds = rebuild
-        self._kept = {s.id for s in graph.kept()}
         self._decided: dict[int, Decision] = {}
 
     def decide(self, storage: int) -> Decision | None:
         """The decision for a storage, None where plain PyTorch does not keep it either."""
-        if storage not in self._kept:
+        if storage not in self._judge.kept:
             return None
         if storage not in self._decided:
             self._decided[storage] = self._decision(self._graph.storages[storage])
@@ -73,7 +73,6 @@ class Planner:
         return self._with_values(s, uses, uses.value)
 
     def _why_dense(self, s: SavedStorage, uses: Uses) -> str:
-        """Why an encoding would free nothing, or there is none for it."""
         if s.kind == "input":
             return "held by the caller"
         if s.id in self._judge.late:
@@ -118,8 +117,5 @@ class Planner:
 def _with_reason(found: Decision, who: str, density: float | None) -> Decision:
     """The decision with its reason: who reads the values, and what makes them small."""
     narrow, zeros = found.form.rounds_to, "" if density is None else f"{1 - density:.0%} of them are zeros"
-    if not found.form.sparse:
-        reason = f"{who}: {narrow} until then"
-    else:
-        reason = f"{who}, and {zeros}{f', the rest in {narrow}' if narrow else ''}"
-    return Decision(found.storage, found.codec, found.place, found.mask, reason=reason)
+    rest = f", the rest in {narrow}" if narrow else ""
+    return replace(found, reason=f"{who}, and {zeros}{rest}" if found.form.sparse else f"{who}: {narrow} until then")
