@@ -139,5 +139,4 @@ FORMS: dict[str, Form] = {form.name: form for form in _ROWS}
 
 
 def _named(name: str) -> Form:
-    """The form of that name: what a pickled one is found by."""
     return FORMS[name]

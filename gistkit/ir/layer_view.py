@@ -55,7 +55,6 @@ class Layer:
 
     @property
     def tasks(self) -> tuple[int, ...]:
-        """Forward task, then backward tasks."""
         return (self.forward, *self.backward)
 
 

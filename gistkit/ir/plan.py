@@ -59,12 +59,10 @@ class Decision:
 
     @cached_property
     def on_host(self) -> bool:
-        """Whether the payload lies in host memory between the uses."""
         return self.place == "host"
 
     @cached_property
     def stays(self) -> bool:
-        """Whether the tensor itself stays on the device."""
         return self.codec == "dense" and self.place == "device"
 
 
@@ -98,7 +96,6 @@ class Budget:
 
     @property
     def left_bytes(self) -> int:
-        """What the plan leaves of the budget."""
         return self.total_bytes - self.peak_bytes
 
     @property
@@ -183,7 +180,6 @@ class Plan:
 
 
 def _with_recipe(decision: Decision) -> Decision:
-    """The decision with its recipe as nested tuples, which JSON knows as lists."""
     return replace(decision, recipe=_tuples(decision.recipe)) if decision.recipe else decision
 
 

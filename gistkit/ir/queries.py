@@ -12,7 +12,6 @@ WRITTEN_LATE = (("RreluWithNoiseBackward0", "noise"),)
 
 
 def numel(storage: SavedStorage) -> int:
-    """Elements of a storage under its own dtype."""
     return storage.nbytes // item_bytes(storage.dtype)
 
 
@@ -36,8 +35,6 @@ class Uses:
 
 
 class Reading:
-    """A SavedGraph with the look-ups that the rules need."""
-
     def __init__(self, graph: SavedGraph) -> None:
         self.graph = graph
         self._makers: dict[tuple[int, int], tuple[Call, Value]] = {}
@@ -81,9 +78,7 @@ class Reading:
         return made[0] if made[0].op == "relu" and made[0].covered >= 0 else None
 
     def readers_after(self, call: Call, storage: int) -> list[Call]:
-        """Calls after the given one that read the storage in forward."""
         return [c for c in self.graph.readers(storage) if c.index > call.index]
 
     def operand(self, call: Call, position: int = 0) -> Value:
-        """One operand of a call."""
         return self.graph.values[call.operands[position]]

@@ -60,7 +60,6 @@ def goes_as(small: SavedGraph, graph: SavedGraph) -> bool:
 
 
 def _frame(graph: SavedGraph) -> list:
-    """A step without its sizes."""
     return [
         [(c.op, c.reads, c.writes, c.operands, c.results) for c in graph.calls],
         [[(s.storage, s.node, s.field, s.value, len(s.shape)) for s in c.saves] for c in graph.calls],

@@ -56,7 +56,6 @@ def made(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | N
 def _optimal(
     policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: dict, given: dict
 ) -> Plan:
-    """The search's plan, or one that is faster on the wall (:mod:`gistkit.planning.wall`)."""
     others, late = _seeds(graph, costs, budget_bytes, words)
 
     def search(on: CostTable, seeds: list[Plan], **more: Any) -> Plan:

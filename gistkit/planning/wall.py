@@ -65,7 +65,7 @@ def without_link(costs: CostTable, found: Plan, others: Iterable[Plan], search: 
 
 
 def _as_optimal(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, found: Plan, other: Plan) -> Plan:
-    """Another policy's plan under the runtime: with what covered operators keep small by themselves."""
+    """Another policy's plan with what covered operators keep small by themselves."""
     decided = {d.storage for d in other.decisions}
     own = (d for d in own_decisions(graph) if d.storage not in decided and not d.form.gone)
     decisions = (*other.decisions, *own)

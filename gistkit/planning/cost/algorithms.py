@@ -147,12 +147,10 @@ def _winograd_bytes(shape: ConvShape, part: str) -> int:
 
 
 def _plain(shape: ConvShape) -> bool:
-    """Stride 1, no dilation, no groups."""
     return shape.stride == (1, 1) and shape.dilation == (1, 1) and shape.groups == 1
 
 
 def _whole(shape: ConvShape) -> tuple[float, int] | None:
-    """Transforms of whole maps, padded to powers of two."""
     sides = shape.out_h + shape.kernel[0] - 1, shape.out_w + shape.kernel[1] - 1
     if max(sides) > FFT_LARGEST:
         return None

@@ -74,7 +74,6 @@ class Densities:
         return self.of(value.storage, value.version)
 
     def _of_parts(self, call: Call) -> float | None:
-        """A concatenation's density is the mean of its parts', weighted by their sizes."""
         parts = [
             (self._of_operand(call, i), prod(self._reading.operand(call, i).shape)) for i in range(len(call.operands))
         ]

@@ -104,7 +104,6 @@ class Hardware:
 
     @property
     def has_link(self) -> bool:
-        """Whether anything can be moved to the host."""
         return self.both_gbps > 0
 
     def to_json(self) -> str:
@@ -124,7 +123,6 @@ class Hardware:
 
 
 def _hint(name: str) -> str:
-    """What may be meant by a name that is neither a preset nor a file. Another card of the same family is not meant."""
     measure = "measure one with `gistkit calibrate --out FILE`"
     if Path(name).name != name or Path(name).suffix:
         return measure

@@ -146,7 +146,6 @@ class CostTable:
         return nbytes / (gbps * 1e9) + self.hardware.launch_s if gbps else math.inf
 
     def _own_map_s(self, codec: str, nbytes: int, dtype: str, phase: str) -> float:
-        """A map in place of PyTorch's own tensor: the traffic of one against that of the other, same kernel."""
         pooled = dtype == "int64" and self.hardware.async_counts
         efficiency = OP_EFFICIENCY["max_pool2d", phase] if pooled else 1.0
         return self._traffic_s(self.payload_bytes(codec, nbytes, dtype)) - self._traffic_s(nbytes) / efficiency
@@ -202,7 +201,6 @@ def _scaled(known: tuple[Algorithm, ...], seconds: float) -> tuple[Algorithm, ..
 
 
 def _densities(graph: SavedGraph, density: float | Mapping[int, float] | None) -> dict[int, float]:
-    """By storage: the given ones, else those recorded or expected of what backward finds in it."""
     given = density if isinstance(density, Mapping) else {}
     reading = Reading(graph)
     guess = Densities(reading, given)

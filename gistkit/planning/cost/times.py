@@ -45,7 +45,6 @@ class StepTimes:
 
     @property
     def measured(self) -> Measured:
-        """What a plan says of them."""
         return Measured(self.device, self.batch, self.rows, self.step_s, self.fingerprint)
 
     def to_json(self) -> str:

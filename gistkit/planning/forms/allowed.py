@@ -29,9 +29,8 @@ from gistkit.ir import (
     SavedGraph,
     written_late,
 )  # fmt: skip
-from gistkit.planning.forms.choices import map_bits, mask_carrier
+from gistkit.planning.forms.readers import intolerant, map_bits, mask_carrier, may_narrow, rounded
 from gistkit.planning.forms.rebuild import Decide, Recipe, circular, recipe_of
-from gistkit.planning.forms.rounding import intolerant, may_narrow, rounded
 
 KEEPERS = ("max_pool2d", "dropout", "batch_norm")
 """Covered ops that keep for themselves what they make besides their result."""
@@ -58,6 +57,21 @@ class Judge:
         """The forms, of those named, that a kept storage may take on the device, each as a decision with its reason. A
         rebuild starts from storages that may keep their values; the sources of a rerun are for a plan to choose."""
         return tuple(self._decision(storage, FORMS[name]) for name in names if not self.why_not(storage, FORMS[name]))
+
+    def why_dense(self, storage: int) -> str:
+        """Why an encoding of what is read by value would free nothing, or there is none; '' where there may be one."""
+        s = self.graph.storages[storage]
+        if s.kind == "input":
+            return "held by the caller"
+        if s.id in self.late:
+            return "written only after it is saved"
+        if s.nbytes < SMALL_BYTES:
+            return "too small to pay"
+        if s.dtype not in KERNEL_DTYPES:
+            return f"no codec for {s.dtype}"
+        if self.reading.uses(s.id).value is None:
+            return "saved in parts, or as something else than one whole value"
+        return "still held outside the forward (an output, or put away by the model)" if s.escapes else ""
 
     def why_not(self, storage: int, form: Form, *, on_host: bool = False) -> str:
         """Why a storage cannot take a form, on the device or on the host, '' where it can."""
@@ -142,7 +156,6 @@ class Judge:
         return Decision(storage, "mask1", reason="backward asks a ReLU output only for its sign")
 
     def _carries_mask(self, pool: Call) -> bool:
-        """Whether a pool's map stands for the mask of the ReLU before it."""
         storage = self.reading.operand(pool).storage
         found = self.without_values(storage)
         return found is not None and not found.form.payload and self.reading.uses(storage).relu is not None
@@ -205,17 +218,9 @@ def default_form(dtype: str, nbytes: int, *, zeros: bool, lossy: str | None = No
 
 
 def _misplaced(d: Decision) -> str:
-    if not d.form.payload:
-        return "what has no payload is in no place" if d.on_host else ""
-    if d.place == "nowhere":
-        return "its payload must be somewhere"
-    points = (d.offload, d.release, d.prefetch, d.ready)
-    if min(points) < -1:
-        return "a task has a number from 0 on, -1 for none"
-    points = [t for t in points if t >= 0]
-    if d.on_host and points != sorted(points):
-        return f"it must leave before it comes back, and offload, release, prefetch, ready are tasks {points}"
-    return ""
+    if d.form.payload:
+        return "its payload must be somewhere" if d.place == "nowhere" else ""
+    return "what has no payload is in no place" if d.on_host else ""
 
 
 def check_decisions(plan: Plan, graph: SavedGraph) -> None:

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gistkit.ir import BACKWARD, KERNEL_DTYPES, Block, Decision, SavedGraph, SavedStorage
+from gistkit.ir import BACKWARD, Block, Decision, SavedGraph, SavedStorage
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms.allowed import SMALL_BYTES, Judge, decidable
 from gistkit.planning.forms.rules import SPARSE, check_lossy, encodings
@@ -97,12 +97,10 @@ class _Listing:
         return at_home + tuple(o for d in at_home for o in self._shipped(block, s, d))
 
     def back_for(self, block: Block, need: int) -> Iterable[Decision]:
-        """The block itself on the host, back for a task."""
         earlier = replace(block, uses=(replace(block.uses[0], task=need),))
         return self._shipped(earlier, self._graph.storages[block.storage], Decision(block.storage, "dense"))
 
     def _why_kept(self, block: Block, s: SavedStorage) -> str:
-        """Why a storage stays as it is, '' where there is a choice."""
         if block.last >= len(self._graph.tasks) and block.read < 0:  # else a form of it outlives the step
             return "held by the caller" if s.kind == "input" else "outlives the step"
         if s.id in self._judge.late:
@@ -123,8 +121,7 @@ class _Listing:
         return (dense,) if any(u.values for u in block.uses) else (least,)
 
     def _with_values(self, s: SavedStorage) -> Iterable[Decision]:
-        fixed = s.kind == "input" or s.escapes or s.nbytes < SMALL_BYTES or s.dtype not in KERNEL_DTYPES
-        if fixed or self._judge.reading.saved(s.id) is None:
+        if self._judge.why_dense(s.id):
             return ()
         zvc, csr = SPARSE
         slower = self._payload_bytes(s, csr) >= self._payload_bytes(s, zvc)

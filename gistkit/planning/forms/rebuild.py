@@ -39,7 +39,6 @@ def depth(decision: Decision | None, decide: Decide) -> int:
 
 
 def circular(storage: int, decide: Decide, above: tuple[int, ...] = ()) -> bool:
-    """Whether a storage would be rebuilt from itself."""
     decision = decide(storage)
     if decision is None or decision.form.returns != OPERATORS:
         return False
@@ -74,7 +73,6 @@ def _addend(value: Value, reading: Reading, decide: Decide) -> Recipe | None:
 
 
 def _norm(call: Call, reading: Reading, decide: Decide) -> Recipe | None:
-    """A training batch norm that keeps its input."""
     operand = reading.operand(call)
     keeps = any(s.value == operand.id and s.read for s in call.saves)
     if not keeps or not (call.options or {}).get("training"):

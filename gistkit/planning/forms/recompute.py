@@ -1,7 +1,7 @@
 """Which calls of a forward run anew for a plan's ``recompute`` decisions, and which storages they start from.
 
 A segment is all decisions with equal sources, as in :mod:`gistkit.planning.simulate.segments`; its calls are those of
-:func:`gistkit.ir.rerun_of`.
+:func:`gistkit.ir.returns_of`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from gistkit.errors import PlanError
 from gistkit.ir import FORMS, RERUN, Call, Decision, SavedGraph, rerun_of
 from gistkit.planning.forms.allowed import Judge
-from gistkit.planning.forms.rounding import intolerant, rounded
+from gistkit.planning.forms.readers import intolerant, rounded
 from gistkit.planning.simulate import valued
 
 OUTSIDE = ("input", "parameter", "buffer")
@@ -90,7 +90,6 @@ class Replays:
         return [d for d in listed if d.form.returns != RERUN or d.sources not in refused]
 
     def refuses(self, wanted: set[int], sources: Iterable[int]) -> bool:
-        """Whether :meth:`segment` raises."""
         try:
             self.segment(0, wanted, sources)
         except PlanError:
@@ -176,7 +175,6 @@ class Replays:
 
 
 def _groups(decisions: Iterable[Decision]) -> dict[tuple[int, ...], set[int]]:
-    """The storages of every segment, by its sources."""
     groups: dict[tuple[int, ...], set[int]] = defaultdict(set)
     for decision in decisions:
         if decision.form.returns == RERUN:

@@ -22,7 +22,6 @@ from gistkit.errors import PlanError
 from gistkit.formats import ceil_div
 from gistkit.ir import (
     OPERATORS,
-    PLACES,
     RERUN,
     STAY,
     Block,
@@ -53,8 +52,6 @@ def block_effects(
     """
     if decision is None:
         return _dense(block, context)
-    if decision.place not in PLACES:
-        raise _wrong(block, decision, "place must be device, host or nowhere", "take one of these")
     if decision.form.returns == STAY and not decision.on_host and not decision.mask:
         return _dense(block, context)
     if block.saved < 0 or block.kind not in ("activation", "input"):
@@ -83,8 +80,6 @@ def _dense(block: Block, context: Context) -> Effects:
 
 
 class _DecidedBlock:
-    """One block whose decision is other than dense on the device."""
-
     def __init__(self, graph: SavedGraph, costs: CostTable, decision: Decision, block: Block, context: Context) -> None:
         self.graph, self.costs, self.decision, self.block, self.context = graph, costs, decision, block, context
         self.form = decision.form
@@ -262,28 +257,20 @@ class _DecidedBlock:
 
 
 def _wrong(block: Block, decision: Decision, what: str, remedy: str) -> PlanError:
-    """The error of a decision that makes no sense, with the name of its storage."""
     name = f" ({block.name})" if block.name else ""
     return PlanError(f"storage {block.storage}{name}: {decision.codec!r} on {decision.place}: {what}; {remedy}")
 
 
 def _check_points(block: Block, decision: Decision, needs: list[int], gone: int, hardware: Hardware) -> None:
-    """Raise PlanError unless a decision for the host leaves and comes back in time: ``gone`` is the last forward task
-    for which the tensor has to be there, ``needs`` are the backward tasks, in order, for which it is wanted."""
+    """``gone`` is the last forward task for which the tensor has to be there, ``needs`` are the backward tasks, in
+    order, for which it is wanted."""
     if not hardware.has_link:
         raise _wrong(block, decision, f"{hardware.name} has no link", "keep it on the device")
     if not needs:
         raise _wrong(block, decision, "no backward task needs it", "drop it or keep a mask")
-    if decision.release <= gone:
-        what = f"release must be after task {gone}, its last use in forward, got {decision.release}"
-        raise _wrong(block, decision, what, f"release it at task {gone + 1} or later")
-    if decision.offload > decision.release:
-        what = f"offload must be at most release {decision.release}, got {decision.offload}"
-        raise _wrong(block, decision, what, "leave it -1 for as soon as it is there")
-    first_use = f"task {needs[0]}, its first use in backward"
-    if not decision.release <= decision.prefetch <= needs[0]:
-        what = f"prefetch must lie between release {decision.release} and {first_use}, got {decision.prefetch}"
-        raise _wrong(block, decision, what, "move it there")
-    if decision.ready >= 0 and not decision.prefetch <= decision.ready <= needs[0]:
-        what = f"ready must lie between prefetch {decision.prefetch} and {first_use}, got {decision.ready}"
-        raise _wrong(block, decision, what, "leave it -1 for the first use")
+    release, prefetch, ready, offload = decision.release, decision.prefetch, decision.ready, decision.offload
+    back = prefetch if ready < 0 else ready
+    if not (offload <= release and gone < release <= prefetch <= back <= needs[0]):
+        what = f"it must leave behind task {gone} and be back before task {needs[0]}, its first use in backward"
+        points = f"offload {offload}, release {release}, prefetch {prefetch}, ready {ready}"
+        raise _wrong(block, decision, f"{what}, got {points}", "move it there, -1 leaves offload and ready open")

@@ -111,7 +111,6 @@ def _with_decoded(parts: tuple[Segment, ...], decided: Mapping[int, Decision], i
 
 
 def _slices(choices: tuple[CallChoice, ...], index: StepIndex) -> dict[int, int]:
-    """Slices of every weight-gradient task that is cut."""
     cut = chosen_calls((c for c in choices if c.weight_grad_slices > 1), index)
     tasks = index.graph.tasks
     return {t: c.weight_grad_slices for c, call in cut for t in index.backward_of(call) if tasks[t].part == "weight"}

@@ -105,7 +105,6 @@ class Composer:
             yield self.graph.blocks[block], decision
 
     def _of_block(self, block: Block, decision: Decision | None, context: Context) -> Effects:
-        """block_effects, remembered by what it depends on."""
         also = context.also.get(block.id)
         at_once = context.synchronous and decision is not None and decision.on_host
         key = (block.id, decision, context.plain, also, at_once)
@@ -145,7 +144,6 @@ class Composer:
         return Effects(lives, ((task, -self.task_s[task]),))
 
     def _seconds(self, plan: Plan) -> tuple[list[float], dict[int, str]]:
-        """Seconds by task and the algorithms that the plan chose, by task."""
         algorithms: dict[int, str] = {}
         for choice, call in chosen_calls((c for c in plan.choices if c.algorithm), self.index):
             algorithms |= self._of_call(choice, call)

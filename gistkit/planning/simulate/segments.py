@@ -34,7 +34,7 @@ class Segment:
     """``blocks`` come back before task ``start`` through the forward ``tasks``, which start from ``needs``.
 
     ``passing_bytes`` is what the rerun holds at its worst moment beyond ``blocks`` and beyond what task ``start`` makes
-    afterwards, ``compared_bytes`` what verifying it takes on top (:mod:`gistkit.ir.comparison`). ``decoded`` are those
+    afterwards, ``compared_bytes`` what verifying it takes on top (:mod:`gistkit.ir.returns`). ``decoded`` are those
     of ``needs`` that are decoded for the rerun alone, which counts them; of ``unread``, among ``blocks``, backward
     reads the shape only, so they are gone again when the rerun ends.
     """
@@ -49,7 +49,6 @@ class Segment:
     unread: tuple[int, ...] = ()
 
     def passing(self) -> tuple[Interval, ...]:
-        """What the rerun holds while it runs, as intervals."""
         found = ((self.passing_bytes, "transient"), (self.compared_bytes, "scratch"))
         return tuple(Interval(self.start, self.start, nbytes, -1, what) for nbytes, what in found)
 
@@ -106,13 +105,11 @@ def _segment(
 
 
 def _own_uses(block: int, index: StepIndex, decided: Mapping[int, Decision]) -> list[int]:
-    """The tasks that read a block's values; a ReLU without a mask reads those of its output."""
     masked = block in decided and decided[block].mask
     return [u.task for u in index.graph.blocks[block].uses if u.values or not masked]
 
 
 def is_decoded(decision: Decision | None) -> bool:
-    """Whether each reader of a storage decodes its values for itself."""
     return decision is not None and decision.form.decoded_by_reader
 
 

@@ -51,7 +51,6 @@ class Simulator(Composer):
     """One graph on one device, for many plans. Raises PlanError for a graph without tasks."""
 
     def run(self, plan: Plan, *, reserve: int = 0) -> Simulation:
-        """As :func:`simulate`."""
         composed = self.profile(plan)
         memory = memory_bytes(composed.intervals, composed.tasks, reserve)
         peak = max(memory)
@@ -142,12 +141,10 @@ class Link:
         return self.now
 
     def advance(self, until: float) -> None:
-        """Run until a moment, if that is still to come."""
         while self.now < until:
             self._run(until)
 
     def _run(self, until: float) -> None:
-        """Run until the next transfer ends, at most until a moment."""
         busy = [d for d in DIRECTIONS if self._left[d]]
         if not busy:
             self.now = until

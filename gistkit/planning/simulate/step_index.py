@@ -10,8 +10,6 @@ from gistkit.ir import BACKWARD, FORWARD, Block, CallChoice, SavedGraph
 
 
 class StepIndex:
-    """Look-ups over a captured step's tasks and blocks."""
-
     def __init__(self, graph: SavedGraph) -> None:
         if not graph.tasks:
             raise PlanError("graph must hold the tasks of a whole step, got one without; capture it with backward=True")
@@ -47,7 +45,6 @@ class StepIndex:
         return shape[0] if shape else 1
 
     def backward_of(self, call: int) -> list[int]:
-        """The backward tasks of a call."""
         return [t for t in self.of_call[call] if self.graph.tasks[t].phase == BACKWARD]
 
     def block(self, storage: int) -> Block:
@@ -61,7 +58,6 @@ class StepIndex:
 
 
 def used_at(block: Block, task: int) -> bool:
-    """Whether a task itself reads a block that is kept for it."""
     return any(u.task == task for u in block.uses)
 
 

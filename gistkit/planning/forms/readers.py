@@ -1,4 +1,4 @@
-"""Which readers in backward may be given rounded values.
+"""What the readers of a storage permit: rounded values, or a mask that a pool's map carries.
 
 Gist (III-B) narrows feature maps between their two uses. In statistics, logarithms and divisors a value flushed to zero
 makes a gradient infinite, so only the readers below, products and smooth functions, are given narrow copies. What comes
@@ -8,9 +8,11 @@ without a mask of its own, since masks are exact (IV-A).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from math import prod
 
-from gistkit.ir import FORMS, Call, Decision, Reading, Save
+from gistkit import formats
+from gistkit.ir import FORMS, KERNEL_DTYPES, Call, CallChoice, Decision, Reading, Save
 
 _COVERED_FIELDS = {
     "conv2d": ("input",),
@@ -45,7 +47,6 @@ def intolerant(storage: int, reading: Reading, masked: bool = True) -> Call | No
 
 
 def rounds(codec: str) -> bool:
-    """Whether a form rounds values."""
     return bool(FORMS[codec].rounds_to)
 
 
@@ -56,3 +57,46 @@ def rounded(storage: int, decided: Callable[[int], Decision | None], above: tupl
     if found is None or storage in above:
         return False
     return bool(found.form.rounds_to) or any(rounded(s, decided, (*above, storage)) for s in found.sources)
+
+
+def map_bits(pool: Call, reading: Reading, carries_mask: bool) -> int | None:
+    """Bits of one code of a covered max-pool's map: 4, 8, or None where PyTorch's own pool runs.
+
+    A map that also carries a mask needs one code for "no gradient" beside the window's positions.
+    """
+    if pool.covered < 0 or pool.options is None or len(reading.operand(pool).shape) != 4:
+        return None
+    codes = prod(pool.options["kernel_size"]) + carries_mask
+    if reading.operand(pool).dtype not in KERNEL_DTYPES or codes > formats.ARGMAX8_POSITIONS:
+        return None
+    return 4 if codes <= formats.ARGMAX4_POSITIONS else 8
+
+
+def mask_carrier(relu: Call, reading: Reading) -> Call | None:
+    """The max-pool whose map can carry a ReLU's mask: the ReLU output's only reader, whatever the reader wants.
+
+    A hook, a view, a second branch may each ask for the ReLU's own gradient; who asks for the pool's node may hang a
+    hook on it that changes the gradient. Escaping storages are decided before.
+    """
+    value = reading.graph.values[relu.results[0]]
+    readers = reading.readers_after(relu, value.storage)
+    pool = readers[0] if len(readers) == 1 and value.whole else None
+    if pool is None or pool.op != "max_pool2d" or pool.operands[0] != value.id:
+        return None
+    pooled = [reading.graph.values[i].storage for i in pool.results]
+    if any(c.op == "grad_fn" for storage in pooled for c in reading.readers_after(pool, storage)):
+        return None
+    return pool if map_bits(pool, reading, carries_mask=True) is not None else None
+
+
+def call_choices(reading: Reading, decisions: Mapping[int, Decision]) -> tuple[CallChoice, ...]:
+    """The choices that differ from a call's plain way, in call order."""
+    choices: dict[int, CallChoice] = {}
+    for call in reading.graph.calls:
+        if call.op != "relu" or call.covered < 0 or not (call.operands and call.results):
+            continue
+        decision = decisions.get(reading.graph.values[call.results[0]].storage)
+        pool = mask_carrier(call, reading)
+        if decision is not None and decision.form.gone and pool is not None:
+            choices |= {c.covered: CallChoice(c.covered, c.op, mask_in_pool=True) for c in (call, pool)}
+    return tuple(choice for _, choice in sorted(choices.items()))
