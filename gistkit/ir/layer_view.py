@@ -73,9 +73,9 @@ def layers(graph: SavedGraph) -> tuple[Layer, ...]:
     for task in graph.tasks:
         if task.phase == FORWARD and any(graph.blocks[b].kind in _MAPS for b in task.writes):
             own = tuple(backward.pop(task.call, ())) if task.call >= 0 else ()
-            layer = _layer(len(made), task, own, readers, behind_fc, graph)
-            behind_fc |= set() if layer.features else {*layer.y, *layer.own}
-            made.append(layer)
+            made.append(_layer(len(made), task, own, readers, behind_fc, graph))
+            if not made[-1].features:
+                behind_fc.update(made[-1].y, made[-1].own)
     return tuple(made)
 
 

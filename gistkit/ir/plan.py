@@ -167,7 +167,7 @@ class Plan:
         """
         try:
             plan, header = from_json(Plan, text, {"format": FORMAT, "version": VERSION, "digest": None})
-            plan = replace(plan, decisions=tuple(map(_with_recipe, plan.decisions)))
+            plan = replace(plan, decisions=tuple(replace(d, recipe=_tuples(d.recipe)) for d in plan.decisions))
         except (ValueError, RecursionError) as error:
             raise PlanError(f"Plan.from_json: text must be that of Plan.to_json; {error}; {REMEDY}") from error
         if header["digest"] not in (None, plan.digest):
@@ -179,9 +179,6 @@ class Plan:
         return plan
 
 
-def _with_recipe(decision: Decision) -> Decision:
-    return replace(decision, recipe=_tuples(decision.recipe)) if decision.recipe else decision
-
-
 def _tuples(item: Any) -> Any:
+    """A recipe as nested tuples, which JSON knows as lists."""
     return tuple(map(_tuples, item)) if isinstance(item, list | tuple) else item

@@ -7,27 +7,22 @@ from dataclasses import dataclass
 from gistkit.formats import item_bytes
 from gistkit.ir.saved_graph import Call, Save, SavedGraph, SavedStorage, Value
 
-WRITTEN_LATE = (("RreluWithNoiseBackward0", "noise"),)
-"""Nodes and fields that PyTorch fills in after it has shown them to saved-tensor hooks: nothing can stand for them."""
-
 
 def numel(storage: SavedStorage) -> int:
     return storage.nbytes // item_bytes(storage.dtype)
 
 
 def written_late(graph: SavedGraph) -> set[int]:
-    """Storages whose values are not there yet when they are saved: they are kept as they are."""
-    return {s.storage for c in graph.calls for s in c.saves if (s.node, s.field) in WRITTEN_LATE}
+    """Storages that PyTorch fills in after it has shown them to saved-tensor hooks: they are kept as they are."""
+    late = ("RreluWithNoiseBackward0", "noise")
+    return {s.storage for c in graph.calls for s in c.saves if (s.node, s.field) == late}
 
 
 @dataclass(frozen=True)
 class Uses:
-    """What the backward of a step reads of one kept storage.
-
-    ``value`` is what it finds there, None where the storage is saved in parts or at several versions. ``relu`` is the
-    covered ReLU whose output that is: it reads the signs only. ``readers`` are the (call, save) pairs of the others,
-    whose backward reads the values.
-    """
+    """What backward reads of one kept storage. ``value`` is what it finds there, None where the storage is saved in
+    parts or at several versions. ``relu`` is the covered ReLU whose output that is: it reads the signs only.
+    ``readers`` are the (call, save) pairs of the others, whose backward reads the values."""
 
     value: Value | None
     relu: Call | None

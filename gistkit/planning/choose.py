@@ -44,9 +44,9 @@ def made(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | N
     given = {name: value for name, value in words.items() if accepts(policy, name)}
     if accepts(policy, "seeds"):
         return _optimal(policy, graph, costs, budget_bytes, words, given)
-    if accepts(policy, "reserve") or not words["reserve"]:
-        return _by_policy(policy, graph, costs, budget_bytes, given)
     reserve = words["reserve"]
+    if accepts(policy, "reserve") or not reserve:
+        return _by_policy(policy, graph, costs, budget_bytes, given)
     room = None if budget_bytes is None else max(1, budget_bytes - reserve)
     plan = _by_policy(policy, graph, costs, room, given)
     bound = plan.lower_bound_bytes + reserve if plan.lower_bound_bytes else 0
@@ -83,14 +83,9 @@ def _seeds(
     graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping[str, Any]
 ) -> tuple[list[Plan], list[str]]:
     """The plans of the other policies under the same budget, without those that refuse it, and the policies for which
-    there was no time.
-
-    ``words`` are the settings ``fidelity``, ``lossy``, ``reserve`` and ``batch_norm``, of which each policy takes what
-    it knows.
-    """
+    there was no time."""
     found: list[Plan | None] = []
-    late: list[str] = []
-    begun = time.monotonic()
+    late, begun = [], time.monotonic()
     for name in SEEDS:
         over = len(graph.tasks) > LARGE_TASKS and time.monotonic() - begun > SEEDS_S
         if over or _is_slow(name, graph, costs):

@@ -54,8 +54,7 @@ MEASURED: dict[str, tuple[Passes, Passes]] = {
     "csr+fp8s": (P(1.82, 1.27, 1.32, 2.24), P(2.31, 1.88, 1.70, 2.45)),
 }
 
-# What a family's codecs take where nothing is stored: the line through densities 0.1 and 0.5 of its lossless one. The
-# compositions were measured at 0.5 alone: what they store in another form is nothing then.
+# What a family's codecs take where nothing is stored: the line through densities 0.1 and 0.5 of its lossless one.
 EMPTY: dict[str, tuple[Passes, Passes]] = {
     "zvc": (P(1.03, 0.04, 1.12, 2.04), P(1.15, 0.07, 1.21, 2.05)),
     "csr": (P(1.10, 0.10, 1.11, 2.01), P(1.53, 0.22, 1.16, 2.02)),

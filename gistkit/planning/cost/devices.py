@@ -34,7 +34,6 @@ MEMORY_SHARE, HALF_SHARE, TF32_SHARE, FP32_SHARE, LINK_SHARE, BOTH_WAYS = 0.875,
 PCIE_GBPS = {3: 15.75, 4: 31.5, 5: 63.0}
 """16 lanes in one direction, by generation."""
 GIB = 2**30
-_POSITIVE = ("memory_gbps", "codec_slowdown")
 _LIMITS = {"memory_gbps": 1e6, "codec_slowdown": 1e6, "d2h_gbps": 1e5, "h2d_gbps": 1e5, "both_gbps": 2e5}
 _LIMITS |= dict.fromkeys(("launch_s", "host_s", "runtime_host_s"), 1.0)
 _MOST_FLOPS = 1e18
@@ -91,7 +90,7 @@ class Hardware:
         if type(self.libraries_bytes) is not int or not 0 <= self.libraries_bytes < self.memory_bytes:
             _refuse("libraries_bytes", "a whole number of bytes below memory_bytes", self.libraries_bytes)
         for figure, limit in _LIMITS.items():
-            _check_number(figure, getattr(self, figure), figure in _POSITIVE, limit)
+            _check_number(figure, getattr(self, figure), figure in ("memory_gbps", "codec_slowdown"), limit)
         rates = (self.d2h_gbps, self.h2d_gbps, self.both_gbps)
         if any(rates) and not all(rates):
             _refuse("d2h_gbps, h2d_gbps and both_gbps", "all above 0, or all 0 where there is no link", rates)
@@ -117,9 +116,8 @@ class Hardware:
         try:
             return from_json(Hardware, text)[0]
         except ValueError as error:
-            what = str(error).removeprefix("hardware: ")
-            again = "" if "gistkit calibrate" in what else "; write it anew with `gistkit calibrate`"
-            raise ValueError(f"hardware: {what}{again}") from error
+            again = "" if "gistkit calibrate" in str(error) else "; write it anew with `gistkit calibrate`"
+            raise ValueError(f"hardware: {str(error).removeprefix('hardware: ')}{again}") from error
 
 
 def _hint(name: str) -> str:
@@ -128,7 +126,7 @@ def _hint(name: str) -> str:
         return measure
     if name.partition(":")[0] in _DEVICES:
         return "leave it out for the device at hand"
-    near = difflib.get_close_matches(name.replace(" ", ""), PRESETS, n=1, cutoff=0.8)
+    near = difflib.get_close_matches(name.replace(" ", ""), PRESETS, n=1, cutoff=0.8)  # no other card of a family
     return f"did you mean {near[0]!r}?" if near else f"leave it out for the device at hand, or {measure}"
 
 
@@ -140,11 +138,9 @@ def _refuse(field: str, demand: str, value: object) -> None:
 
 
 def _check_number(field: str, value: object, positive: bool, limit: float) -> None:
-    demand = f"a number {'above 0' if positive else 'of at least 0'} and at most {limit:g}"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return _refuse(field, demand, value)
-    if not 0 <= value <= limit or (positive and value == 0):
-        _refuse(field, demand, value)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and 0 <= value <= limit and (value or not positive)):
+        _refuse(field, f"a number {'above 0' if positive else 'of at least 0'} and at most {limit:g}", value)
 
 
 class Card(NamedTuple):

@@ -84,11 +84,8 @@ class CostTable:
         return form.scratch_bytes(n, kind), form.packing_bytes(n if density is None else round(density * n), kind)
 
     def encode_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> float:
-        """Seconds that encoding adds to the step (``nbytes`` of ``dtype`` before it).
-
-        On a GPU a ReLU writes its ``mask1`` in the same kernel, so only the mask's bytes are added. A pool that writes
-        its map instead of an int64 index saves time: the result is negative, the index's own traffic and no more.
-        """
+        """Seconds that encoding adds to the step. On a GPU a ReLU writes its ``mask1`` in the same kernel, so only the
+        mask's bytes are added. A pool that writes its map instead of an int64 index saves time: negative."""
         form = FORMS[codec]
         if form.returns == STAY:
             return 0.0

@@ -59,11 +59,8 @@ def slice_counts(fidelity: str, storages: int = 0) -> tuple[int, ...]:
 def options(
     graph: SavedGraph, costs: CostTable, fidelity: str = "bitwise", lossy: str | None = None
 ) -> dict[int, tuple[Decision, ...]]:
-    """Per kept storage the decisions that its readers, the class and the hardware allow; ``dense`` is among them.
-
-    The first is what is taken where memory does not matter. ``graph`` needs tasks and blocks. Raises ValueError for an
-    unknown class or format.
-    """
+    """Per kept storage the decisions that its readers, the class and the hardware allow; ``dense`` is among them. The
+    first is what is taken where memory does not matter. Raises ValueError for an unknown class or format."""
     check_fidelity(fidelity, lossy)
     listing = _Listing(graph, costs, lossy)
     return {b.storage: listing.of(b) for b in decidable(graph)}

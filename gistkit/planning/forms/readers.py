@@ -60,10 +60,8 @@ def rounded(storage: int, decided: Callable[[int], Decision | None], above: tupl
 
 
 def map_bits(pool: Call, reading: Reading, carries_mask: bool) -> int | None:
-    """Bits of one code of a covered max-pool's map: 4, 8, or None where PyTorch's own pool runs.
-
-    A map that also carries a mask needs one code for "no gradient" beside the window's positions.
-    """
+    """Bits of one code of a covered max-pool's map: 4, 8, or None where PyTorch's own pool runs. A map that also
+    carries a mask needs one code for "no gradient" beside the window's positions."""
     if pool.covered < 0 or pool.options is None or len(reading.operand(pool).shape) != 4:
         return None
     codes = prod(pool.options["kernel_size"]) + carries_mask

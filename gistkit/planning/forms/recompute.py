@@ -47,11 +47,9 @@ class RecomputePlan:
 
 
 def recompute_plan(graph: SavedGraph, decisions: Mapping[int, Decision]) -> RecomputePlan | None:
-    """The segments of the decisions, by storage; None where nothing is recomputed.
-
-    Raises PlanError, which names storage and call, for what cannot run anew: calls that write to what outlives them,
-    calls that no function mode sees, what an op keeps for itself, sources that are overwritten or not kept.
-    """
+    """The segments of the decisions, by storage; None where nothing is recomputed. Raises PlanError, which names
+    storage and call, for what cannot run anew: calls that write to what outlives them, calls that no function mode
+    sees, what an op keeps for itself, sources that are overwritten or not kept."""
     groups = _groups(decisions.values())
     if not groups:
         return None

@@ -25,10 +25,9 @@ class Context:
 
     ``plain``: the operators are PyTorch's own, or a library's. ``slices``: batch slices by task. ``also``: tasks, by
     block, at which a rebuild or a rerun needs its values. ``encodings``: forward tasks that make a sparse encoding, in
-    order. ``restart``: by block the task at which its segment runs anew. ``segments``: those segments.
-    ``decoded_for_segment``: tasks, by block, before which it is decoded for a segment alone, which counts it.
-    ``synchronous``: transfers are copies in line with the tasks, out when something is saved, back at its first use, as
-    the runtime makes them. ``least``: the least memory that any set of encodings may take.
+    order. ``restart``: by block the task at which its segment runs anew. ``decoded_for_segment``: tasks, by block,
+    before which it is decoded for a segment alone, which counts it. ``synchronous``: transfers are copies in line with
+    the tasks. ``least``: the least memory that any set of encodings may take.
     """
 
     index: StepIndex
@@ -68,11 +67,8 @@ class Context:
 
 
 def _needs(decided: Mapping[int, Decision], index: StepIndex) -> tuple[tuple[Segment, ...], dict[int, set[int]]]:
-    """The segments that run anew, and the tasks, by block, at which they and what is rebuilt need values.
-
-    What is rebuilt from a segment's storage may need it earlier than its own uses: then starts move forward until they
-    stay.
-    """
+    """The segments that run anew, and the tasks, by block, at which they and what is rebuilt need values. What is
+    rebuilt from a segment's storage may need it earlier than its own uses: then starts move forward until they stay."""
     again = {b: d for b, d in decided.items() if d.form.returns == RERUN}
     rebuilt = (d for d in decided.values() if d.form.returns == OPERATORS) if again else ()
     chained = any(index.block(s).id in again for d in rebuilt for s in d.sources)

@@ -54,13 +54,10 @@ class Composer:
 
     def part(self, parts: int) -> Composer:
         """The composer of one of ``parts`` sub-batches; itself for 1."""
-        if parts == 1:
-            return self
-        if parts not in self._parts:
+        if parts != 1 and parts not in self._parts:
             small = scaled(self.graph, parts)
-            costs = scaled_costs(self.costs, self.graph, small)
-            self._parts[parts] = Composer(small, costs, accumulates=True)
-        return self._parts[parts]
+            self._parts[parts] = Composer(small, scaled_costs(self.costs, self.graph, small), accumulates=True)
+        return self if parts == 1 else self._parts[parts]
 
     def profile(self, plan: Plan, *, synchronous: bool = False) -> Profile:
         """The step under a plan; ``synchronous``: with transfers as copies that are waited for, whatever points the
@@ -72,9 +69,9 @@ class Composer:
     def issued(self, plan: Plan) -> list[int]:
         """By task, how many tasks the host issues for it, in one sub-batch: itself, and those of a segment that runs
         anew before it."""
-        composer = self.part(plan.sub_batches)
-        counts = [1] * len(composer.task_s)
-        for segment in Context.of(plan, composer.index).segments:
+        index = self.part(plan.sub_batches).index
+        counts = [1] * len(index.graph.tasks)
+        for segment in Context.of(plan, index).segments:
             counts[segment.start] += len(segment.tasks)
         return counts
 
@@ -120,21 +117,20 @@ class Composer:
 
     def _of_slices(self, context: Context) -> Effects:
         """A weight gradient that is summed over slices: the sum and one part of it are there at once."""
-        intervals = []
-        for task in context.slices:
-            blocks = (self.graph.blocks[b] for b in self.graph.tasks[task].writes)
-            nbytes = sum(b.nbytes for b in blocks if b.kind == "weight_gradient")
-            intervals.append(Interval(task, task, nbytes, -1, "transient"))
-        return Effects(tuple(intervals))
+
+        def part_bytes(task: int) -> int:
+            written = (self.graph.blocks[b] for b in self.graph.tasks[task].writes)
+            return sum(b.nbytes for b in written if b.kind == "weight_gradient")
+
+        return Effects(tuple(Interval(task, task, part_bytes(task), -1, "transient") for task in context.slices))
 
     def _passed(self, plan: Plan) -> dict[int, int]:
         """Gradients, by block with the task, that ReLUs whose mask a pool's map carries hand on as they are."""
         found = {}
         for _, call in chosen_calls((c for c in plan.choices if c.mask_in_pool and c.op == "relu"), self.index):
             for task in self.index.backward_of(call):
-                for block in self.graph.tasks[task].writes:
-                    if self.graph.blocks[block].kind == "gradient" and self.graph.blocks[block].first == task:
-                        found[block] = task
+                written = (self.graph.blocks[b] for b in self.graph.tasks[task].writes)
+                found |= {b.id: task for b in written if b.kind == "gradient" and b.first == task}
         return found
 
     def _of_passed(self, block: int, task: int) -> Effects:

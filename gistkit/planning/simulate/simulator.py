@@ -31,8 +31,8 @@ class Simulation:
 
     ``memory_bytes`` by task, the reserve in it; ``peak_bytes`` their maximum, first reached at ``peak_task``.
     ``step_s`` is compute (``compute_s``), what the plan adds to it (``extra_s``) and waiting for the link
-    (``stall_s``); ``start_s`` by task. ``d2h_bytes`` and ``h2d_bytes`` cross the link. Seconds and bytes on the link
-    are those of all sub-batches; ``memory_bytes`` and ``start_s`` those of one.
+    (``stall_s``). Seconds and bytes on the link are those of all sub-batches; ``memory_bytes`` and ``start_s``, by
+    task, those of one.
     """
 
     peak_bytes: int
@@ -126,7 +126,7 @@ class Link:
         self.carried_bytes = dict.fromkeys(DIRECTIONS, 0)
 
     def issue(self, transfer: Transfer) -> int:
-        """Put a transfer at the end of its queue; its number in that direction."""
+        """Queue a transfer; its number in that direction."""
         direction = transfer.direction
         seconds = self._costs.d2h_s(transfer.nbytes) if direction == "d2h" else self._costs.h2d_s(transfer.nbytes)
         self._left[direction].append(seconds)

@@ -63,14 +63,11 @@ def used_at(block: Block, task: int) -> bool:
 
 def chosen_calls(choices: Iterable[CallChoice], index: StepIndex) -> list[tuple[CallChoice, int]]:
     """The given choices with the indices of their calls. Raises PlanError for a covered call that the step has not."""
-    choices = list(choices)
-    if not choices:
-        return []
-    calls = index.covered
-    for choice in choices:
-        if choice.covered not in calls:
+    found = [(choice, index.covered.get(choice.covered)) for choice in choices]
+    for choice, call in found:
+        if call is None:
             raise PlanError(
-                f"choice for covered call {choice.covered} ({choice.op}): the step knows {len(calls)} such calls; "
-                "plan the graph that is run"
+                f"choice for covered call {choice.covered} ({choice.op}): the step knows {len(index.covered)} such "
+                "calls; plan the graph that is run"
             )
-    return [(choice, calls[choice.covered].index) for choice in choices]
+    return [(choice, call.index) for choice, call in found if call is not None]
