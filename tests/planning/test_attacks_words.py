@@ -35,11 +35,8 @@ def step(model):
 
 
 def test_a_refusal_names_the_bytes_of_the_class_that_was_asked_for():
-    for asked, text in (
-        ("bitwise", ""),
-        ("reassociated", ", for reassociated moves,"),
-        ("lossy", ", for lossy moves,"),
-    ):
+    texts = {"bitwise": "", "reassociated": ", for reassociated moves,", "lossy": ", for lossy moves,"}
+    for asked, text in texts.items():
         assert f"raise the budget to {LEAST[asked]} bytes{text} or take" in remedy(50, LEAST, asked, "fp8")
 
 

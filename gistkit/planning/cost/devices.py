@@ -138,8 +138,8 @@ def _refuse(field: str, demand: str, value: object) -> None:
 
 
 def _check_number(field: str, value: object, positive: bool, limit: float) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (number and 0 <= value <= limit and (value or not positive)):
+    wrong = isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= limit
+    if wrong or (positive and value == 0):
         _refuse(field, f"a number {'above 0' if positive else 'of at least 0'} and at most {limit:g}", value)
 
 

@@ -22,7 +22,7 @@ from gistkit.planning.simulate.context import PLAIN_POLICIES
 from gistkit.planning.simulate.effects import Composer, Profile
 from gistkit.planning.simulate.intervals import Interval, Transfer
 
-DIRECTIONS = ("d2h", "h2d")
+DIRECTIONS: tuple[str, ...] = ("d2h", "h2d")
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,6 @@ def task(graph, op, phase="forward"):
     return next(t for t in graph.tasks if (t.op, t.phase) == (op, phase))
 
 
-# Tasks
-
-
 def test_an_elementwise_task_is_its_traffic_and_at_least_a_launch():
     graph = pooled(channels=64, size=256, batch=64)
     costs, relu = table(graph=graph), task(graph, "relu")
@@ -78,9 +75,6 @@ def test_measured_seconds_take_the_place_of_the_default_and_scale_the_others():
     assert table(graph=pooled(), measured_s={view: 1e-6}).task_s(view) == 1e-6
 
 
-# Codecs
-
-
 def test_masks_and_maps_are_fused_with_their_operators():
     costs = table()
     pass_s = BIG / (H200.memory_gbps * 1e9)
@@ -120,9 +114,6 @@ def test_payload_bytes_are_the_codecs_own():
         costs.payload_bytes("zvd", 4096, "float32")
 
 
-# Transfers
-
-
 def test_copies_and_the_link():
     costs = table()
     assert costs.copy_s(4_200_000_000) == pytest.approx(1e-3 + H200.launch_s)
@@ -131,9 +122,6 @@ def test_copies_and_the_link():
     assert one_way.d2h_s(40_000_000) == pytest.approx(1e-3 + H200.launch_s) == one_way.h2d_s(55_000_000)
     assert table(CPU).d2h_s(1) == table(CPU).h2d_s(1) == math.inf
     assert table(CPU).d2h_s(0) == costs.h2d_s(0) == 0.0
-
-
-# Densities
 
 
 def test_densities_expected_given_and_recorded():
