@@ -18,7 +18,7 @@ from gistkit.api.measuring import Measure, check_measure, costs_of, times_for, w
 from gistkit.capture import spread
 from gistkit.errors import BudgetError, CaptureError, renamed
 from gistkit.ir import Plan, SavedGraph, uncollected
-from gistkit.planning import beneath, check_words, contract_of, refused, unfit
+from gistkit.planning import check_words, contract_of, refused
 from gistkit.planning import made as by_name
 from gistkit.planning.cost import CostTable, Hardware, check_budget, parse_budget, parse_bytes
 from gistkit.planning.policies import POLICIES
@@ -140,11 +140,9 @@ def plan_graph(
     except BudgetError as error:
         if not refuse or budget_bytes is None:  # modnn: the device's memory is its limit
             raise
-        if policy != "optimal":
-            raise beneath(graph, costs, budget_bytes, settings, policy, error) from None
-        raise refused(graph, costs, budget_bytes, settings, error.least_bytes) from None
+        raise refused(graph, costs, budget_bytes, settings, policy, error) from None
     if refuse and budget_bytes is not None and made.peak_bytes > budget_bytes:
-        raise unfit(graph, costs, budget_bytes, settings, made)
+        raise refused(graph, costs, budget_bytes, settings, policy, made)
     contract = replace(
         contract_of(graph, made.sub_batches),
         densities=densities(made, costs),

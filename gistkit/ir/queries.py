@@ -7,28 +7,22 @@ from dataclasses import dataclass
 from gistkit.formats import item_bytes
 from gistkit.ir.saved_graph import Call, Save, SavedGraph, SavedStorage, Value
 
-WRITTEN_LATE = (("RreluWithNoiseBackward0", "noise"),)
-"""Nodes and fields that PyTorch fills in after it has shown them to saved-tensor hooks: nothing can stand for them."""
-
 
 def numel(storage: SavedStorage) -> int:
-    """Elements of a storage under its own dtype."""
     return storage.nbytes // item_bytes(storage.dtype)
 
 
 def written_late(graph: SavedGraph) -> set[int]:
-    """Storages whose values are not there yet when they are saved: they are kept as they are."""
-    return {s.storage for c in graph.calls for s in c.saves if (s.node, s.field) in WRITTEN_LATE}
+    """Storages that PyTorch fills in after it has shown them to saved-tensor hooks: they are kept as they are."""
+    late = ("RreluWithNoiseBackward0", "noise")
+    return {s.storage for c in graph.calls for s in c.saves if (s.node, s.field) == late}
 
 
 @dataclass(frozen=True)
 class Uses:
-    """What the backward of a step reads of one kept storage.
-
-    ``value`` is what it finds there, None where the storage is saved in parts or at several versions. ``relu`` is the
-    covered ReLU whose output that is: it reads the signs only. ``readers`` are the (call, save) pairs of the others,
-    whose backward reads the values.
-    """
+    """What backward reads of one kept storage. ``value`` is what it finds there, None where the storage is saved in
+    parts or at several versions. ``relu`` is the covered ReLU whose output that is: it reads the signs only.
+    ``readers`` are the (call, save) pairs of the others, whose backward reads the values."""
 
     value: Value | None
     relu: Call | None
@@ -36,8 +30,6 @@ class Uses:
 
 
 class Reading:
-    """A SavedGraph with the look-ups that the rules need."""
-
     def __init__(self, graph: SavedGraph) -> None:
         self.graph = graph
         self._makers: dict[tuple[int, int], tuple[Call, Value]] = {}
@@ -81,9 +73,7 @@ class Reading:
         return made[0] if made[0].op == "relu" and made[0].covered >= 0 else None
 
     def readers_after(self, call: Call, storage: int) -> list[Call]:
-        """Calls after the given one that read the storage in forward."""
         return [c for c in self.graph.readers(storage) if c.index > call.index]
 
     def operand(self, call: Call, position: int = 0) -> Value:
-        """One operand of a call."""
         return self.graph.values[call.operands[position]]

@@ -1,7 +1,7 @@
 """Python's collection of cyclic garbage, off while a step is captured or planned.
 
-Both make millions of small objects that stay, which the collector would go through again and again: a sixth of the time
-of a ResNet-152, and nothing to be found. The switch is the whole process's: other threads' garbage waits as long.
+Both make millions of small objects that stay: the collector would take a sixth of the time of a ResNet-152 and find
+nothing. The switch is the whole process's: other threads' garbage waits as long.
 """
 
 from __future__ import annotations

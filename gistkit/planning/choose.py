@@ -13,8 +13,8 @@ from typing import Any
 from gistkit.errors import BudgetError, PlanError
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.cost import CostTable
-from gistkit.planning.forms import FIDELITIES
-from gistkit.planning.policies import LARGE_TASKS, POLICIES, check_lossy
+from gistkit.planning.forms import check_fidelity, check_lossy
+from gistkit.planning.policies import LARGE_TASKS, POLICIES
 from gistkit.planning.wall import fastest_on_the_wall, without_link
 
 SEEDS = ("plain", "checkpoint", "gist", "vdnn-all", "vdnn-conv", "cdma", "vdnn-dyn", "vdnn+", "modnn")
@@ -24,16 +24,14 @@ SEEDS_S = 2.0
 """Seconds after which no more of them are made for a step of more than LARGE_TASKS tasks: the others are rivals, taken
 whole behind the search if they are faster."""
 LATE_S = 4.0
-"""Seconds of this thread's own time after which no more of these are begun; what is left is named in the plan. Those of
-ResNet-1202 take 9, of which vDNN+, the last, takes half: without it capture and planning stay below a minute."""
+"""Seconds of this thread's time after which no more rivals are begun (ResNet-1202's take 9); the plan names them."""
 SLOW_TASKS = 1000
-"""Steps of more tasks are planned without modnn's seed where no algorithm can be chosen (every convolution's workspace
-has to be made room for, which takes it up to 16 s for ResNet-152, 1 s where it may choose), those of more than
-LARGE_TASKS in any case: it is `optimal`'s rival, behind the search."""
+"""moDNN is a rival for steps of more tasks where no algorithm can be chosen (up to 16 s for ResNet-152), else for those
+of more than LARGE_TASKS."""
 WITHOUT_LINK_S = 2.0
-"""Seconds of the second search, where the first one's plan sends something to the host: half of what that has."""
+"""Seconds of the second search, where the first one's plan sends something to the host."""
 RIVAL_S = 30.0
-"""Seconds of this thread's own time after which moDNN is given up: ResNet-509 takes 3 to 34, ResNet-1202 more."""
+"""Seconds of this thread's time after which a rival moDNN is given up: ResNet-509 takes 3 to 34, ResNet-1202 more."""
 
 
 def accepts(policy: str, word: str) -> bool:
@@ -46,9 +44,9 @@ def made(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | N
     given = {name: value for name, value in words.items() if accepts(policy, name)}
     if accepts(policy, "seeds"):
         return _optimal(policy, graph, costs, budget_bytes, words, given)
-    if accepts(policy, "reserve") or not words["reserve"]:
-        return _by_policy(policy, graph, costs, budget_bytes, given)
     reserve = words["reserve"]
+    if accepts(policy, "reserve") or not reserve:
+        return _by_policy(policy, graph, costs, budget_bytes, given)
     room = None if budget_bytes is None else max(1, budget_bytes - reserve)
     plan = _by_policy(policy, graph, costs, room, given)
     bound = plan.lower_bound_bytes + reserve if plan.lower_bound_bytes else 0
@@ -58,7 +56,6 @@ def made(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | N
 def _optimal(
     policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: dict, given: dict
 ) -> Plan:
-    """The search's plan, or one that is faster on the wall (:mod:`gistkit.planning.wall`)."""
     others, late = _seeds(graph, costs, budget_bytes, words)
 
     def search(on: CostTable, seeds: list[Plan], **more: Any) -> Plan:
@@ -82,40 +79,23 @@ def _by_policy(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: i
         ) from error
 
 
-def seeds(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping[str, Any]) -> list[Plan]:
-    """The plans of the other policies under the same budget, without those that refuse it, as many as there is time.
-
-    ``words`` are the settings ``fidelity``, ``lossy``, ``reserve`` and ``batch_norm``, of which each policy takes what
-    it knows.
-    """
-    return _seeds(graph, costs, budget_bytes, words)[0]
-
-
 def _seeds(
     graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping[str, Any]
 ) -> tuple[list[Plan], list[str]]:
-    """:func:`seeds`, and the policies for which there was no time."""
-    found: list[Plan] = []
-    late: list[str] = []
-    begun = time.monotonic()
+    """The plans of the other policies under the same budget, without those that refuse it, and the policies for which
+    there was no time."""
+    found: list[Plan | None] = []
+    late, begun = [], time.monotonic()
     for name in SEEDS:
         over = len(graph.tasks) > LARGE_TASKS and time.monotonic() - begun > SEEDS_S
         if over or _is_slow(name, graph, costs):
             late.append(name)
-            continue
-        plan = _unless_refused(name, graph, costs, budget_bytes, words)
-        if plan is not None:
-            found.append(plan)
-    return found, late
+        else:
+            found.append(_or_none(costs, partial(made, name, graph, costs, budget_bytes, dict(words))))
+    return [plan for plan in found if plan is not None], late
 
 
-def _unless_refused(
-    name: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping[str, Any]
-) -> Plan | None:
-    return _or_none(costs, lambda: made(name, graph, costs, budget_bytes, dict(words)))
-
-
-def _or_none(costs: CostTable, plan: Callable[[], Plan | None]) -> Plan | None:
+def _or_none(costs: CostTable, plan: Callable[[], Plan]) -> Plan | None:
     """A plan, None where the budget refuses it or where it needs a link to the host that there is not."""
     try:
         return plan()
@@ -131,38 +111,24 @@ def _rivals(
     late: Iterable[str], graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping[str, Any]
 ) -> dict[str, Callable[[float], Plan | None]]:
     """By name what gives the plans of some policies when all else is done: TimeoutError behind LATE_S, counted from the
-    first."""
+    first. A slow moDNN is always begun, and given up behind RIVAL_S."""
     begun: list[float] = []
 
-    def rival_of(name: str) -> Callable[[float], Plan | None]:
-        def found(seconds: float) -> Plan | None:
-            begun.append(time.thread_time())
-            if begun[-1] - begun[0] > LATE_S:
-                raise TimeoutError(name)
-            return _unless_refused(name, graph, costs, budget_bytes, words)
+    def rival(name: str, _: float) -> Plan | None:
+        if _is_slow(name, graph, costs):
+            given = {word: words[word] for word in ("fidelity", "reserve", "batch_norm")}
+            modnn = partial(POLICIES[name], graph, costs, budget_bytes, time_limit_s=RIVAL_S, **given)
+            return _or_none(costs, modnn)
+        begun.append(time.thread_time())
+        if begun[-1] - begun[0] > LATE_S:
+            raise TimeoutError(name)
+        return _or_none(costs, partial(made, name, graph, costs, budget_bytes, dict(words)))
 
-        return found
-
-    slow = rival(graph, costs, budget_bytes, words)
-    return {name: slow if _is_slow(name, graph, costs) else rival_of(name) for name in late}
+    return {name: partial(rival, name) for name in late}
 
 
 def _is_slow(name: str, graph: SavedGraph, costs: CostTable) -> bool:
     return name == "modnn" and len(graph.tasks) > (LARGE_TASKS if costs.hardware.tells_algorithms else SLOW_TASKS)
-
-
-def rival(
-    graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping[str, Any]
-) -> Callable[[float], Plan | None]:
-    """What gives modnn's plan under the same budget; None where it refuses the budget, TimeoutError where time is
-    up."""
-
-    def found(_: float) -> Plan | None:
-        given = {name: words[name] for name in ("fidelity", "reserve", "batch_norm") if name in words}
-        modnn = POLICIES["modnn"]
-        return _or_none(costs, lambda: modnn(graph, costs, budget_bytes, time_limit_s=RIVAL_S, **given))
-
-    return found
 
 
 def check_words(
@@ -175,10 +141,7 @@ def check_words(
         near = difflib.get_close_matches(str(policy), POLICIES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "take 'optimal'"
         raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}; {hint}")
-    if fidelity not in FIDELITIES:
-        raise ValueError(
-            f"fidelity must be one of {', '.join(FIDELITIES)}, got {fidelity!r}; bitwise changes no bit of the result"
-        )
+    check_fidelity(fidelity)
     check_lossy(lossy)
     if fidelity == "lossy" and lossy is None:
         raise ValueError('fidelity="lossy" needs a format, got lossy=None; pass lossy="fp16", "fp10" or "fp8"')
@@ -192,15 +155,14 @@ def check_words(
 
 
 def _check_density(density: float | Mapping[int, float] | None) -> None:
-    ids = density if isinstance(density, Mapping) else ()
-    for key in ids:
+    by_storage = density if isinstance(density, Mapping) else {}
+    for key in by_storage:
         if isinstance(key, bool) or not isinstance(key, int):
             raise TypeError(
                 f"density must have storage ids, whole numbers, as keys, got {key!r}; take those of "
                 "plan.contract.densities or of gistkit.report(model).densities"
             )
-    values = density.values() if isinstance(density, Mapping) else () if density is None else (density,)
-    for value in values:
+    for value in by_storage.values() if isinstance(density, Mapping) else () if density is None else (density,):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
             raise ValueError(
                 f"density must be a share of elements from 0 to 1 (or a dict of them by storage id), got {value!r}; "

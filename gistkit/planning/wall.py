@@ -1,9 +1,8 @@
-"""Ranks plans by the seconds that a step takes on the wall: with the host's share, every transfer among the tasks.
+"""Ranks plans by the seconds that a step takes on the wall (:meth:`gistkit.planning.simulate.Simulator.wall_s`).
 
-`optimal` proves its plan on the device's clock, with transfers beside the computation, where the link is nearly free
-and launches cost nothing. The runtime copies on the computation's own stream, and its host issues every task
-(:meth:`gistkit.planning.simulate.Simulator.wall_s`). So the plan that is handed out is the fastest on the wall of three
-kinds: what the search found, what it finds without the link, and the other policies' plans.
+`optimal` proves its plan on the device's clock, where the link is nearly free and launches cost nothing. The plan that
+is handed out is the fastest on the wall of three kinds: what the search found, what it finds without the link, and the
+other policies' plans.
 """
 
 from __future__ import annotations
@@ -31,11 +30,8 @@ def fastest_on_the_wall(
     reserve: int = 0,
 ) -> Plan:
     """The plan of least ``wall_s`` among ``found``, a plan of `optimal`, and the ``others`` that fit the budget and are
-    of the class ``fidelity``; of equals the one of least ``step_s``, and ``found`` before others.
-
-    One of the others becomes a plan of `optimal`: ``details["taken_from"]`` names its policy, ``gap`` and
-    ``lower_bound_bytes`` follow from what was proven for ``found``.
-    """
+    of the class ``fidelity``; of equals the one of least ``step_s``, and ``found`` before others. One of the others
+    becomes a plan of `optimal` whose ``gap`` and ``lower_bound_bytes`` follow from what was proven for ``found``."""
     simulator = Simulator(graph, costs)
     best, best_s = found, (simulator.wall_s(found), found.step_s)
     for other in others:
@@ -66,7 +62,7 @@ def without_link(costs: CostTable, found: Plan, others: Iterable[Plan], search: 
 
 
 def _as_optimal(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, found: Plan, other: Plan) -> Plan:
-    """Another policy's plan under the runtime: with what covered operators keep small by themselves."""
+    """Another policy's plan with what covered operators keep small by themselves."""
     decided = {d.storage for d in other.decisions}
     own = (d for d in own_decisions(graph) if d.storage not in decided and not d.form.gone)
     decisions = (*other.decisions, *own)
@@ -86,12 +82,7 @@ def _as_optimal(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, f
 
 
 def _with_figures(plan: Plan, found: Plan, peak_bytes: int, step_s: float) -> Plan:
-    bound_s = found.step_s * (1 - (found.gap or 0.0))
+    bound_s, least_bytes = found.step_s * (1 - (found.gap or 0.0)), min(found.lower_bound_bytes, peak_bytes)
     gap = max(0.0, (step_s - bound_s) / step_s) if step_s > 0 else 0.0
-    return replace(
-        plan,
-        peak_bytes=peak_bytes,
-        step_s=step_s,
-        lower_bound_bytes=min(found.lower_bound_bytes, peak_bytes),
-        gap=0.0 if gap < 1e-5 else gap,
-    )
+    gap = 0.0 if gap < 1e-5 else gap
+    return replace(plan, peak_bytes=peak_bytes, step_s=step_s, lower_bound_bytes=least_bytes, gap=gap)

@@ -217,7 +217,6 @@ def _codec_slowdown(device: torch.device, sizes: _Sizes, memory_gbps: float) -> 
     found = []
     for name in CODECS_TIMED:
         codec, cost = CODECS[name], passes(name, 4, MEASURED_DENSITY)
-        assert cost is not None
         encoded = codec.encode(x)
         found.append(seconds(lambda c=codec: c.encode(x), device) / (cost.encode * pass_s))
         found.append(seconds(lambda c=codec, e=encoded: c.decode(e), device) / (cost.decode * pass_s))

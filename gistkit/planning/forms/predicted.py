@@ -22,11 +22,8 @@ def make_plan(
     details: Mapping[str, Any] | None = None,
     fidelity: str = "bitwise",
 ) -> Plan:
-    """A plan with its predicted figures.
-
-    ``details`` are the policy's own. Among them ``trainable`` tells whether the peak is within the budget (without one:
-    the device's memory); vDNN marks a policy that is not with (*) in its figures (section V) and goes on.
-    """
+    """A plan with its predicted figures. ``details`` are the policy's own; ``trainable`` is added, whether the peak is
+    within the budget (without one: the device's memory)."""
     decided = {d.storage: d for d in decisions}
     bare = Plan(policy, graph.fingerprint, tuple(decided.values()), tuple(choices))
     run = simulate(graph, bare, costs)

@@ -1,6 +1,6 @@
 """What a plan does, as additive parts: intervals of memory, extra seconds by task, transfers. Pure data.
 
-The two small ones are named tuples, as thousands of them are made for every plan that a search looks at.
+Named tuples where a search makes thousands of them for every plan.
 """
 
 from __future__ import annotations
@@ -8,12 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-WHAT = ("static", "dense", "payload", "mask", "decoded", "scratch", "gradient", "transient", "workspace", "libraries")
-
 
 class Interval(NamedTuple):
     """``nbytes`` of memory during the tasks ``first`` to ``last``, both counted (-1: from before the step; the number
-    of tasks: beyond it), for a block (-1: of no block). ``what`` is one of :data:`WHAT`."""
+    of tasks: beyond it), for a block (-1: of no block). ``what`` says what it is."""
 
     first: int
     last: int

@@ -1,7 +1,7 @@
 """Segments that run anew in backward (checkpoints): which tasks, when, and what the rerun holds while it runs.
 
-Chen et al.'s checkpointing, the comparison of Gist section VI and vDNN section V: what a segment keeps is dropped, and
-at its first use in backward its forward runs anew from ``sources``. Decisions with equal ``sources`` are one segment.
+Chen et al.'s checkpointing: what a segment keeps is dropped, and at its first use in backward its forward runs anew
+from ``sources``. Decisions with equal ``sources`` are one segment.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Segment:
     """``blocks`` come back before task ``start`` through the forward ``tasks``, which start from ``needs``.
 
     ``passing_bytes`` is what the rerun holds at its worst moment beyond ``blocks`` and beyond what task ``start`` makes
-    afterwards, ``compared_bytes`` what verifying it takes on top (:mod:`gistkit.ir.comparison`). ``decoded`` are those
+    afterwards, ``compared_bytes`` what verifying it takes on top (:mod:`gistkit.ir.returns`). ``decoded`` are those
     of ``needs`` that are decoded for the rerun alone, which counts them; of ``unread``, among ``blocks``, backward
     reads the shape only, so they are gone again when the rerun ends.
     """
@@ -49,7 +49,6 @@ class Segment:
     unread: tuple[int, ...] = ()
 
     def passing(self) -> tuple[Interval, ...]:
-        """What the rerun holds while it runs, as intervals."""
         found = ((self.passing_bytes, "transient"), (self.compared_bytes, "scratch"))
         return tuple(Interval(self.start, self.start, nbytes, -1, what) for nbytes, what in found)
 
@@ -106,13 +105,11 @@ def _segment(
 
 
 def _own_uses(block: int, index: StepIndex, decided: Mapping[int, Decision]) -> list[int]:
-    """The tasks that read a block's values; a ReLU without a mask reads those of its output."""
     masked = block in decided and decided[block].mask
     return [u.task for u in index.graph.blocks[block].uses if u.values or not masked]
 
 
 def is_decoded(decision: Decision | None) -> bool:
-    """Whether each reader of a storage decodes its values for itself."""
     return decision is not None and decision.form.decoded_by_reader
 
 
@@ -121,7 +118,9 @@ def decoding(segment: Segment, blocks: Iterable[int], index: StepIndex) -> Segme
     to the last, and gone before task ``start`` makes anything."""
     decoded = tuple(sorted(blocks))
     back = set(segment.blocks).difference(segment.unread)
-    passing = _worst_bytes(segment.tasks, back, index, decoded) - _made_during(segment.start, index)
+    # what a task makes itself, gradients above all, is not yet there while the segment runs
+    made_bytes = index.made_bytes.get(segment.start, 0) + index.graph.tasks[segment.start].transient_bytes
+    passing = _worst_bytes(segment.tasks, back, index, decoded) - made_bytes
     # one block is compared at a time
     compared = max((digest_bytes(index.graph.blocks[b].nbytes, index.rows(b)) for b in back), default=0)
     compared_bytes = max(0, passing + compared) - max(0, passing)
@@ -131,11 +130,6 @@ def decoding(segment: Segment, blocks: Iterable[int], index: StepIndex) -> Segme
 def _valued(block: int, index: StepIndex, decided: Mapping[int, Decision]) -> bool:
     storage = index.graph.blocks[block].storage
     return storage < 0 or valued(storage, lambda s: decided.get(index.block(s).id))
-
-
-def _made_during(task: int, index: StepIndex) -> int:
-    """Bytes that a task makes itself, gradients above all: not yet there while the segment runs."""
-    return index.made_bytes.get(task, 0) + index.graph.tasks[task].transient_bytes
 
 
 def _worst_bytes(tasks: Sequence[int], back: set[int], index: StepIndex, decoded: tuple[int, ...]) -> int:
@@ -162,8 +156,7 @@ def _worst_bytes(tasks: Sequence[int], back: set[int], index: StepIndex, decoded
 
 
 def _cast_bytes(task: int, index: StepIndex) -> int:
-    """Autocast's copies of weights that a rerun of the task takes: its own, whether or not others live, for it runs
-    without autocast's cache."""
+    """Autocast's copies of weights: a rerun makes its own, for it runs without autocast's cache."""
     graph = index.graph
     found = (graph.blocks[b] for b in {*graph.tasks[task].reads, *graph.tasks[task].writes})
     return sum(b.nbytes for b in found if b.kind == "weight" and b.first >= 0)

@@ -3,15 +3,15 @@
 One compute stream runs the tasks in order; the link has a queue for each direction, and a transfer may span many tasks.
 A task begins when the one before it has ended and every transfer due before it is done; that wait is a stall.
 
-All seconds of a :class:`Simulation`, which is what policies compare, are the device's, with transfers beside the tasks.
-On the wall a step takes longer (:meth:`Simulator.wall_s`): where the host is late, as a task begins no sooner than it
-is issued, and by every transfer, as the runtime copies on the computation's own stream
-(:mod:`gistkit.runtime.offload.host`); for the same reason it holds less (:meth:`Simulator.sync_peak_bytes`).
+All seconds of a :class:`Simulation`, which policies compare, are the device's, with transfers beside the tasks. The
+runtime copies on the computation's own stream and waits for its host: :meth:`Simulator.wall_s`,
+:meth:`Simulator.sync_peak_bytes`.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -21,7 +21,8 @@ from gistkit.planning.cost import CostTable
 from gistkit.planning.simulate.context import PLAIN_POLICIES
 from gistkit.planning.simulate.effects import Composer, Profile
 from gistkit.planning.simulate.intervals import Interval, Transfer
-from gistkit.planning.simulate.link import Link
+
+DIRECTIONS: tuple[str, ...] = ("d2h", "h2d")
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class Simulation:
 
     ``memory_bytes`` by task, the reserve in it; ``peak_bytes`` their maximum, first reached at ``peak_task``.
     ``step_s`` is compute (``compute_s``), what the plan adds to it (``extra_s``) and waiting for the link
-    (``stall_s``); ``start_s`` by task. ``d2h_bytes`` and ``h2d_bytes`` cross the link. Seconds and bytes on the link
-    are those of all sub-batches; ``memory_bytes`` and ``start_s`` those of one.
+    (``stall_s``). Seconds and bytes on the link are those of all sub-batches; ``memory_bytes`` and ``start_s``, by
+    task, those of one.
     """
 
     peak_bytes: int
@@ -47,12 +48,9 @@ class Simulation:
 
 
 class Simulator(Composer):
-    """One graph on one device, for many plans: what does not change is computed once, what every (block, decision)
-    does is remembered. Raises PlanError for a graph without tasks."""
+    """One graph on one device, for many plans. Raises PlanError for a graph without tasks."""
 
     def run(self, plan: Plan, *, reserve: int = 0) -> Simulation:
-        """As :func:`simulate`."""
-        _check_reserve(reserve)
         composed = self.profile(plan)
         memory = memory_bytes(composed.intervals, composed.tasks, reserve)
         peak = max(memory)
@@ -73,18 +71,15 @@ class Simulator(Composer):
         )
 
     def sync_peak_bytes(self, plan: Plan, *, reserve: int = 0) -> int:
-        """The peak of the step as the runtime runs it: with every transfer as the copy among the tasks that it is
-        today. Nothing is there then while it leaves beside later tasks or because it comes back ahead of its use, so
-        this is at most ``run(plan, reserve=reserve).peak_bytes``. Raises what that raises."""
-        _check_reserve(reserve)
+        """The peak of the step with every transfer as a copy among the tasks, as the runtime runs it today: at most
+        ``run(plan, reserve=reserve).peak_bytes``. Raises what that raises."""
         composed = self.profile(plan, synchronous=True)
         return max(memory_bytes(composed.intervals, composed.tasks, reserve))
 
     def wall_s(self, plan: Plan) -> float:
-        """Seconds of the step as the runtime runs it: with the host's share (``Hardware.host_s``, ``runtime_host_s``)
-        and with every transfer as the copy that it is today, which takes its turn among the tasks and hides behind
-        none. At least ``step_s``, at least the host's own. Sub-batches follow each other, the host not ahead of the
-        device between two."""
+        """Seconds of the step as the runtime runs it today: with the host's share (``Hardware.host_s``,
+        ``runtime_host_s``) and every transfer as a copy among the tasks. Between two sub-batches the host is not ahead
+        of the device."""
         costs = self.costs
         each_s = costs.hardware.host_s if plan.policy in PLAIN_POLICIES else costs.hardware.runtime_host_s
         issuing_s = [each_s * count for count in self.issued(plan)]
@@ -95,15 +90,9 @@ class Simulator(Composer):
 def simulate(graph: SavedGraph, plan: Plan, costs: CostTable, *, reserve: int = 0) -> Simulation:
     """Simulate one step. ``reserve`` bytes are there all the time. :class:`Simulator` is this for many plans.
 
-    Raises PlanError (a ValueError) for a graph without tasks and for decisions that make no sense, ValueError for a
-    reserve that is no number of bytes.
+    Raises PlanError (a ValueError) for a graph without tasks and for decisions that make no sense.
     """
     return Simulator(graph, costs).run(plan, reserve=reserve)
-
-
-def _check_reserve(reserve: int) -> None:
-    if type(reserve) is not int or reserve < 0:
-        raise ValueError(f"reserve must be a number of bytes of at least 0, got {reserve!r}; leave it out for none")
 
 
 def memory_bytes(intervals: Iterable[Interval], tasks: int, reserve: int = 0) -> list[int]:
@@ -116,6 +105,62 @@ def memory_bytes(intervals: Iterable[Interval], tasks: int, reserve: int = 0) ->
                 change[last + 1] -= nbytes
     change[0] += reserve
     return list(accumulate(change[:tasks]))
+
+
+class Link:
+    """The link's two queues, first in, first out, at ``now``.
+
+    A transfer runs at its direction's own rate; while both directions are busy they share ``both_gbps`` where that is
+    less than the sum of theirs. What is left of a transfer is counted in seconds of a link to itself.
+    """
+
+    def __init__(self, costs: CostTable) -> None:
+        rates = costs.hardware
+        alone = rates.d2h_gbps + rates.h2d_gbps
+        self._costs = costs
+        self._shared = min(1.0, rates.both_gbps / alone) if alone else 1.0
+        self.now = 0.0
+        self._left: dict[str, deque[float]] = {d: deque() for d in DIRECTIONS}
+        self._issued = dict.fromkeys(DIRECTIONS, 0)
+        self._done = dict.fromkeys(DIRECTIONS, 0)
+        self.carried_bytes = dict.fromkeys(DIRECTIONS, 0)
+
+    def issue(self, transfer: Transfer) -> int:
+        """Queue a transfer; its number in that direction."""
+        direction = transfer.direction
+        seconds = self._costs.d2h_s(transfer.nbytes) if direction == "d2h" else self._costs.h2d_s(transfer.nbytes)
+        self._left[direction].append(seconds)
+        self.carried_bytes[direction] += transfer.nbytes
+        self._issued[direction] += 1
+        return self._issued[direction]
+
+    def finish(self, direction: str, number: int) -> float:
+        """Run until transfer ``number`` of a direction is done; the time then, not before ``now``."""
+        while self._done[direction] < number:
+            self._run(math.inf)
+        return self.now
+
+    def advance(self, until: float) -> None:
+        while self.now < until:
+            self._run(until)
+
+    def _run(self, until: float) -> None:
+        busy = [d for d in DIRECTIONS if self._left[d]]
+        if not busy:
+            self.now = until
+            return
+        rate = self._shared if len(busy) == 2 else 1.0
+        first = min(self._left[d][0] for d in busy) / rate
+        span = min(first, until - self.now)
+        ends = span == first
+        for direction in busy:
+            queue = self._left[direction]
+            if ends and queue[0] / rate <= first:
+                queue.popleft()
+                self._done[direction] += 1
+            else:
+                queue[0] -= span * rate
+        self.now = self.now + span if ends or until == math.inf else until
 
 
 def _clock(composed: Profile, costs: CostTable) -> tuple[tuple[float, ...], float, Link]:

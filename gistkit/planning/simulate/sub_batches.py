@@ -31,8 +31,7 @@ def trains_batch_norm(graph: SavedGraph) -> bool:
 
 def passing(graph: SavedGraph) -> Iterator[tuple[int, int, int]]:
     """(first task, last task, bytes) of what is there in passing because gradients are summed over sub-batches: each
-    new weight gradient beside its sum, until its node has ended; the losses. A parameter's copy of a gradient in
-    another layout is made of the first sub-batch's alone: what it is copied from is a block of its own."""
+    new weight gradient beside its sum, until its node has ended; the losses."""
     tasks = graph.tasks
     yield 0, len(tasks) - 1, LOSS_BYTES
     for block in graph.blocks:
@@ -44,12 +43,9 @@ def passing(graph: SavedGraph) -> Iterator[tuple[int, int, int]]:
 
 
 def scaled_costs(costs: CostTable, graph: SavedGraph, part: SavedGraph) -> CostTable:
-    """The costs of ``part``, one of a graph's sub-batches (:func:`gistkit.ir.scale.scaled`).
-
-    A task's seconds keep their ratio to what the roofline says of it, so measured seconds carry over. Densities stay.
-    """
-    whole = cost_table(graph, costs.hardware, density=dict(costs.densities))
-    small = cost_table(part, costs.hardware, density=dict(costs.densities))
+    """The costs of ``part``, one of a graph's sub-batches (:func:`gistkit.ir.scaled`). A task's seconds keep their
+    ratio to what the roofline says of it, so measured seconds carry over."""
+    whole, small = (cost_table(g, costs.hardware, density=dict(costs.densities)) for g in (graph, part))
     tables = zip(costs.algorithms, whole.algorithms, small.algorithms, strict=True)
     return replace(costs, algorithms=tuple(_scaled(*table) for table in tables))
 
@@ -61,8 +57,7 @@ def _scaled(
     known = {a.name: a for a in small}
     out = []
     for algorithm in given:
-        like = known.get(algorithm.name, small[0])
-        base = roofline.get(algorithm.name, whole[0].seconds)
+        like, base = known.get(algorithm.name, small[0]), roofline.get(algorithm.name, whole[0].seconds)
         ratio = algorithm.seconds / base if base else 1.0
         out.append(Algorithm(algorithm.name, like.seconds * ratio, like.workspace_bytes))
     return tuple(out)

@@ -15,7 +15,7 @@ from gistkit.api.capturing import step_on
 from gistkit.errors import PlanError
 from gistkit.ir.queries import Reading
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.forms.rounding import may_narrow
+from gistkit.planning.forms.readers import may_narrow
 from gistkit.planning.policies.gist_rules import gist
 from gistkit.planning.policies.optimal.plans import plan_of
 from gistkit.planning.policies.optimal.problem import Problem

@@ -161,7 +161,7 @@ def test_a_budget_below_the_bound_is_refused_with_the_bound(policy):
     with pytest.raises(BudgetError) as caught:
         POLICIES[policy](graph, costs, least["reassociated"] + 9, reserve=10)
     assert caught.value.least_bytes["reassociated"] == least["reassociated"] + 10
-    with pytest.raises(ValueError, match="fidelity must be one of bitwise, reassociated, lossy; got 'exact'"):
+    with pytest.raises(ValueError, match="fidelity must be one of bitwise, reassociated, lossy, got 'exact'"):
         POLICIES[policy](graph, costs, fidelity="exact")
     with pytest.raises(ValueError, match="capture it with backward=True"):
         POLICIES[policy](replace(graph, tasks=(), blocks=()), replace(costs, algorithms=()))

@@ -13,8 +13,8 @@ from gistkit.ir.plan import Plan
 from gistkit.ir.queries import Reading
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.forms.choices import call_choices
 from gistkit.planning.forms.options import options
+from gistkit.planning.forms.readers import call_choices
 from gistkit.planning.policies.optimal.optimal import minimise_peak, optimal
 from gistkit.planning.policies.optimal.plans import NO_PEAK, clock
 from gistkit.planning.policies.optimal.problem import Problem

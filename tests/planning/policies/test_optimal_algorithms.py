@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from gistkit.capture.entry import capture
+from gistkit.planning.cost.algorithms import of_part
 from gistkit.planning.cost.devices import hardware
-from gistkit.planning.cost.part_algorithms import of_part
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.forms.options import options
 from gistkit.planning.policies.optimal.optimal import optimal

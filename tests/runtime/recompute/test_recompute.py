@@ -13,8 +13,8 @@ from torch import nn
 
 import gistkit
 from gistkit import zoo
-from gistkit.ir.comparison import digest_bytes
 from gistkit.ir.plan import Decision, Plan
+from gistkit.ir.returns import digest_bytes
 from gistkit.planning.forms.allowed import own_decisions
 from gistkit.planning.policies.checkpoint import checkpoint
 from gistkit.planning.simulate.simulator import simulate

@@ -1,7 +1,7 @@
 """The link to the host: transfers, how long a step waits for them, moments at which it has time for others.
 
 A direction is first in, first out, so how much of it is done is one number, and rates only change when a queue runs
-empty (the simulator's link, :mod:`gistkit.planning.simulate.link`, event by event).
+empty (the simulator's link, :class:`gistkit.planning.simulate.simulator.Link`, event by event).
 """
 
 from __future__ import annotations
