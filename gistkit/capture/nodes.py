@@ -1,4 +1,4 @@
-"""A walk over the autograd graph after a recorded forward: which node and field holds each saved tensor.
+"""The autograd graph after a recorded forward: which node and field holds each saved tensor, which tensors are weights.
 
 A field is read as what its pack hook gave (``_raw_saved_x``). Touching ``_saved_x`` would unpack it, which inside a
 checkpoint starts the recomputation.
@@ -22,6 +22,10 @@ UNREAD = {
     ("AdaptiveAvgPool3DBackward0", "self"),
     ("NativeLayerNormBackward0", "bias"),
 }
+_GEOMETRY_AND_CASTS = frozenset(
+    "TBackward0 ToCopyBackward0 ViewBackward0 UnsafeViewBackward0 ReshapeAliasBackward0 TransposeBackward0 "
+    "PermuteBackward0 AliasBackward0".split()
+)
 
 
 def reachable(roots: Iterable[torch.Tensor], inside: Callable[[Any], bool] = lambda node: True) -> Iterator[Any]:
@@ -58,10 +62,7 @@ def function_name(node: Any) -> str:
 
 
 def saved_fields(node: Any, kind: type) -> list[tuple[str, Any]]:
-    """(field, what the pack hook gave for it) of every tensor that a node saved under hooks that give a ``kind``.
-
-    Nothing is unpacked: that would start the recomputation of a checkpoint.
-    """
+    """(field, what the pack hook gave for it) of every tensor that a node saved under hooks that give a ``kind``."""
     found = []
     for name in dir(node):
         if name.startswith("_raw_saved_"):
@@ -75,6 +76,22 @@ def saved_fields(node: Any, kind: type) -> list[tuple[str, Any]]:
     return found
 
 
-def backward_reads(node: str, field: str) -> bool:
-    """Whether the backward of a node reads the values of one of its saved tensors, or its shape alone."""
-    return (node, field) not in UNREAD
+def is_weight(t: torch.Tensor) -> bool:
+    """Whether a tensor is a parameter, a view of one, or leads back to one through transposes, views and casts only,
+    as autocast's narrow copies do: it lives anyway, so keeping it for backward costs nothing."""
+    if is_parameter(t):
+        return True
+    node = t.grad_fn
+    while node is not None and node.name() in _GEOMETRY_AND_CASTS:
+        node = node.next_functions[0][0]
+    return node is not None and _is_parameter(getattr(node, "variable", None))
+
+
+def is_parameter(t: torch.Tensor) -> bool:
+    """Whether a tensor is a parameter or a view of one."""
+    return type(t) is torch.nn.Parameter or _is_parameter(t) or (t._is_view() and _is_parameter(t._base))
+
+
+def _is_parameter(t: torch.Tensor | None) -> bool:
+    """isinstance, which Parameter's metaclass makes slow, without it for what is most frequent."""
+    return t is not None and type(t) is not torch.Tensor and isinstance(t, torch.nn.Parameter)
