@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from gistkit.capture.ledger import NO_PRODUCER, Hold, Ledger, Notes, OpenCall, Packed, dtype_name, living, tensors_in
+from gistkit.capture.ledger import NO_PRODUCER, Ledger, Notes, OpenCall, Packed, dtype_name, living, tensors_in
 from gistkit.capture.nodes import UNREAD, function_name, is_accumulator, nodes_from, saved_fields
 from gistkit.ir import Call, Passing, Save, SavedGraph, SavedStorage
 from gistkit.kernels import flat, is_dense
@@ -38,7 +38,7 @@ def assemble(notes: Notes, out: Any) -> SavedGraph:
     ordered = sorted([*notes.calls, *_hidden_calls(notes, nodes)], key=lambda c: (c.lo, isinstance(c.number, tuple)))
     index = {call.number: i for i, call in enumerate(ordered)}
     notes.index.update(index)
-    calls = tuple(_freeze(i, call, names, notes.holds) for i, call in enumerate(ordered))
+    calls = tuple(_freeze(i, call, names, notes) for i, call in enumerate(ordered))
     if notes.source == "real":
         _measure(ledger, packs)
     storages = tuple(
@@ -129,38 +129,21 @@ def _read_edges(call: OpenCall, node: Any, notes: Notes) -> None:
                 call.reads[notes.ledger.values[value].storage] = None
 
 
-def _freeze(index: int, call: OpenCall, names: dict[int, tuple[str, str]], holds: list[Hold]) -> Call:
+def _freeze(index: int, call: OpenCall, names: dict[int, tuple[str, str]], notes: Notes) -> Call:
     hidden = isinstance(call.number, tuple)
     packs = [p for p in living(call.packs) if p.storage is not None]
     # the runtime does not see which hidden function saves, and keeps all of it
     saves = tuple(_save(packed, *names[id(packed)], hidden) for packed in packs)
-    holds += (Hold(index, p.node, save) for p, save in zip(packs, saves, strict=True))
-    return Call(
-        index,
-        call.op,
-        call.covered,
-        call.module,
-        tuple(call.reads),
-        tuple(call.writes),
-        saves,
-        call.inplace,
-        call.options,
-        tuple(call.operands),
-        tuple(call.results),
-        hidden,
-        _passing(call),
-    )
-
-
-def _passing(call: OpenCall) -> tuple[Passing, ...]:
-    """Tensors that a call saved for backward nodes which were freed before the forward ended."""
-    known, found = 0, []
+    notes.holds.extend((index, p.node, save) for p, save in zip(packs, saves, strict=True))
+    reads, writes, operands, results = map(tuple, (call.reads, call.writes, call.operands, call.results))
+    passing, known = [], 0  # what the call saved for backward nodes which were freed before the forward ended
     for ref, (storage, dtype, shape) in zip(call.packs, call.packed, strict=False):
         alive = ref() is not None
         if storage is not None:
-            found += [] if alive else [Passing(known, storage, dtype, shape)]
+            passing += [] if alive else [Passing(known, storage, dtype, shape)]
             known += alive
-    return tuple(found)
+    about = index, call.op, call.covered, call.module, reads, writes, saves, call.inplace, call.options
+    return Call(*about, operands, results, hidden, tuple(passing))
 
 
 def _save(packed: Packed, node: str, field: str, read: bool) -> Save:

@@ -49,25 +49,26 @@ class MirroredAutocast(TorchFunctionMode):
         self._device_type = device_type
 
     def __enter__(self) -> MirroredAutocast:
-        self._before = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-        self._follow()
+        self._before = _autocast("cpu")
+        _set_on_cpu(*_autocast(self._device_type))
         return super().__enter__()
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)
-        self._set(*self._before)
+        _set_on_cpu(*self._before)
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        self._follow()
+        _set_on_cpu(*_autocast(self._device_type))
         return func(*args, **(kwargs or {}))
 
-    def _follow(self) -> None:
-        self._set(torch.is_autocast_enabled(self._device_type), torch.get_autocast_dtype(self._device_type))
 
-    @staticmethod
-    def _set(enabled: bool, dtype: torch.dtype) -> None:
-        torch.set_autocast_enabled("cpu", enabled)
-        torch.set_autocast_dtype("cpu", dtype)
+def _autocast(device_type: str) -> tuple[bool, torch.dtype]:
+    return torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+
+
+def _set_on_cpu(enabled: bool, dtype: torch.dtype) -> None:
+    torch.set_autocast_enabled("cpu", enabled)
+    torch.set_autocast_dtype("cpu", dtype)
 
 
 def autocast_device(tensors: Iterable[torch.Tensor]) -> str | None:
@@ -85,19 +86,15 @@ def left_behind() -> Iterator[None]:
     longer than its readers or a context entered within (a checkpoint's, whose forward runs again in backward). Whether
     autocast is on stays. Costs about 1 us."""
     depth = torch.autocast_increment_nesting()
-    _nest(-depth)
+    for _ in range(depth):
+        torch.autocast_decrement_nesting()
     torch.clear_autocast_cache()
     try:
         yield
     finally:
         torch.clear_autocast_cache()
-        _nest(depth - 1)
-
-
-def _nest(deeper: int) -> None:
-    """Enter, or leave, so many contexts as far as the cache is concerned."""
-    for _ in range(abs(deeper)):
-        torch.autocast_increment_nesting() if deeper > 0 else torch.autocast_decrement_nesting()
+        for _ in range(depth - 1):
+            torch.autocast_increment_nesting()
 
 
 class _OnCopy(TorchFunctionMode):

@@ -8,9 +8,9 @@ memory is held back while a real step is recorded.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -19,6 +19,7 @@ from gistkit.ir import Save, Value
 from gistkit.kernels import is_dense
 
 NO_PRODUCER = -1
+T = TypeVar("T")
 
 
 @dataclass
@@ -61,7 +62,7 @@ class Ledger:
         self.values: list[Value] = []
         self._by_address: dict[int, StorageEntry] = {}
         self._value_ids: dict[tuple, int] = {}
-        self._alive: dict[int, weakref.ref] = {}
+        self._alive: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def known(self, identity: int | None) -> StorageEntry | None:
         """The entry of a storage identity, which stays unique as long as the ledger is there."""
@@ -97,7 +98,7 @@ class Ledger:
 
     def survivors(self) -> list[torch.Tensor]:
         """Watched tensor objects that are still alive."""
-        return [t for t in (ref() for ref in self._alive.values()) if t is not None]
+        return living(self._alive.values())
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -121,8 +122,6 @@ class Packed:
     :meth:`lighten` lets go of the tensor: from then on unwritten memory of its geometry stands in for it, made anew at
     each look. That is for fake tensors, where it shows how long a storage lives that nothing keeps for backward.
     """
-
-    __slots__ = ("__weakref__", "_tensor", "like", "node", "storage", "value", "version")
 
     def __init__(self, tensor: torch.Tensor, node: int, storage: int | None) -> None:
         self._tensor: torch.Tensor | None = tensor.detach()
@@ -158,15 +157,6 @@ class Packed:
         return tensor
 
 
-@dataclass(frozen=True)
-class Hold:
-    """One saved tensor after the forward: the call that saved it, the sequence number of the node that holds it."""
-
-    call: int
-    node: int
-    save: Save
-
-
 @dataclass
 class OpenCall:
     """One call of the running forward.
@@ -200,7 +190,8 @@ class Notes:
     """One forward as it was seen.
 
     ``loose`` are packs made outside of any call, ``by_node`` the value behind each (sequence number, output number).
-    ``holds`` and ``index`` (final number by provisional one) are there once the graph is assembled.
+    ``holds`` (the call that saved, the sequence number of the node that holds, what) and ``index`` (final number by
+    provisional one) are there once the graph is assembled.
     """
 
     source: str
@@ -209,7 +200,7 @@ class Notes:
     loose: list[weakref.ref[Packed]] = field(default_factory=list)
     by_node: dict[tuple[int, int], int] = field(default_factory=dict)
     first_node: int = 0
-    holds: list[Hold] = field(default_factory=list)
+    holds: list[tuple[int, int, Save]] = field(default_factory=list)
     index: dict[int | tuple[str, int], int] = field(default_factory=dict)
 
     def packs(self) -> list[Packed]:
@@ -217,5 +208,5 @@ class Notes:
         return living([*(ref for call in self.calls for ref in call.packs), *self.loose])
 
 
-def living(refs: list[weakref.ref[Packed]]) -> list[Packed]:
-    return [p for p in (ref() for ref in refs) if p is not None]
+def living(refs: Iterable[weakref.ref[T]]) -> list[T]:
+    return [found for found in (ref() for ref in refs) if found is not None]

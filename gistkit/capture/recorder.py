@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from gistkit.capture import calls
 from gistkit.capture.assemble import assemble
-from gistkit.capture.ledger import Notes, OpenCall, Packed, StorageEntry, dtype_name, identity, tensors_in
+from gistkit.capture.ledger import Notes, OpenCall, Packed, StorageEntry, dtype_name, identity, living, tensors_in
 from gistkit.capture.nodes import is_parameter, is_weight
 from gistkit.errors import CaptureError
 from gistkit.ir import SavedGraph, StateTensor
@@ -149,42 +149,35 @@ class Recorder(TorchFunctionMode):
         return entry
 
     def _end(self, call: OpenCall, out: Any) -> None:
-        notes = self.notes
+        notes, ledger = self.notes, self.notes.ledger
         written = {entry.id: entry for t, entry, before in call.versions if _version(t) != before}
-        for packed in (ref() for ref in call.packs):
-            if packed is not None:
-                self._value_of_pack(packed, call, written)
-                if self._light:
-                    packed.lighten()
+        for packed in living(call.packs):
+            if packed.storage is not None:
+                entry = ledger.storages[packed.storage]  # if overwritten, saved before or after the write
+                after = packed.storage in written and packed.version == packed.tensor._version
+                packed.value = ledger.value_of(packed.tensor, entry, call.number, entry.version + after)
+                if entry.producer == call.number:
+                    call.writes[entry.id] = None
+            if self._light:
+                packed.lighten()
         for entry in written.values():
             entry.version += 1
             call.writes[entry.id] = None
         call.inplace = bool(call.versions) and call.versions[0][1].id in written
         call.versions.clear()
         for t in tensors_in(out):
-            entry = notes.ledger.storage_of(t, "activation", call.number)
+            entry = ledger.storage_of(t, "activation", call.number)
             if entry is None:
                 continue
-            value = notes.ledger.value_of(t, entry, call.number)
+            value = ledger.value_of(t, entry, call.number)
             call.results.append(value)
             if entry.producer == call.number:
                 call.writes[entry.id] = None
             if t.grad_fn is not None:
                 notes.by_node[t.grad_fn._sequence_nr(), t.output_nr] = value
-            notes.ledger.watch(t, entry)
+            ledger.watch(t, entry)
         call.hi = _autograd._get_sequence_nr()
         notes.calls.append(call)
-
-    def _value_of_pack(self, packed: Packed, call: OpenCall, written: dict[int, StorageEntry]) -> None:
-        """Give a saved tensor its value: for an overwritten storage, the one before or the one after the write."""
-        if packed.storage is None:
-            return
-        ledger = self.notes.ledger
-        entry = ledger.storages[packed.storage]
-        after = packed.storage in written and packed.version == packed.tensor._version
-        packed.value = ledger.value_of(packed.tensor, entry, call.number, entry.version + after)
-        if entry.producer == call.number:
-            call.writes[entry.id] = None
 
     def _pack(self, t: torch.Tensor) -> Packed:
         busy, self._busy = self._busy, True
@@ -196,7 +189,8 @@ class Recorder(TorchFunctionMode):
             if entry is not None and is_parameter(t):
                 entry.kind = "parameter"  # also where fully_shard gathered it within the forward: a call's result then
             packed = Packed(t, sequence, None if entry is None else entry.id)
-            ref = weakref.ref(packed, self._watch(packed.storage))
+            dropped, storage = self.dropped, packed.storage
+            ref = weakref.ref(packed, None if dropped is None or storage is None else lambda _: dropped(storage))
             if call is not None:
                 call.packs.append(ref)
                 # what has no storage (a nested tensor) may have no shape either
@@ -210,10 +204,6 @@ class Recorder(TorchFunctionMode):
             return packed
         finally:
             self._busy = busy
-
-    def _watch(self, storage: int | None) -> Callable[[Any], None] | None:
-        dropped = self.dropped
-        return None if dropped is None or storage is None else lambda _: dropped(storage)
 
     def _unpack(self, packed: Packed) -> torch.Tensor:
         if self.unpacked is None:

@@ -34,11 +34,10 @@ def check_runs_in_python(caller: str, model: torch.nn.Module) -> None:
     """Raise TypeError, in the name of ``caller``, for a model of which no part is run by Python."""
     kind = _kind_of(model)
     if kind:
-        owner, own = "TorchScript's", f"the module that it was {kind} from"
-        if kind == "compiled":
-            owner, own = "torch.compile's", f"{own}, model._orig_mod"
+        owner, where = ("torch.compile's", ", model._orig_mod") if kind == "compiled" else ("TorchScript's", "")
         raise TypeError(
-            f"{caller}: model must run in Python, got a {kind} module, whose forward is {owner}; {caller} {own}"
+            f"{caller}: model must run in Python, got a {kind} module, whose forward is {owner}; {caller} the module "
+            f"that it was {kind} from{where}"
         )
 
 

@@ -14,8 +14,7 @@ from torch.utils._pytree import tree_map_only
 STAND_IN = "_gistkit"
 """The name in ``module.__dict__`` of what stands in for a compressed module's forward. While it is ``in_force``, a
 copy runs ``previous`` in its place, which was in ``__dict__["forward"]`` before (None: the class's forward)."""
-_SHARED = ("_graph", "meta")
-"""Of a GraphModule's attributes those that its forward does not read: they are notes, and may hold anything."""
+_SHARED = ("_graph", "meta")  # of a GraphModule's attributes: its forward does not read them, they may hold anything
 _aten = torch.ops.aten
 _NORMS = {
     _aten.native_batch_norm.default: slice(1, 5),
@@ -100,7 +99,7 @@ def fake_twin(model: torch.nn.Module, mode: FakeTensorMode, on_cpu: bool) -> tor
     for module in model.modules():
         for table in (module._parameters, module._buffers, module.__dict__):
             tensors = (t for t in table.values() if isinstance(t, torch.Tensor))
-            memo.update({id(t): _on_cpu(t, mode) if on_cpu else mode.from_tensor(t) for t in tensors})
+            memo.update({id(t): _fake(t, mode, on_cpu) for t in tensors})
         counter = getattr(module, "num_batches_tracked", None)
         if isinstance(module, _BatchNorm) and module.momentum is None and counter is not None:
             fake = memo[id(counter)]  # has a value: the mean over all batches divides by it
@@ -111,39 +110,26 @@ def fake_twin(model: torch.nn.Module, mode: FakeTensorMode, on_cpu: bool) -> tor
     return plain_copy(model, memo)
 
 
-def _on_cpu(t: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    """A fake CPU tensor like t, wherever t is."""
-    if t.device.type == "cpu" and not isinstance(t, FakeTensor):
-        return mode.from_tensor(t)
-    with mode, torch.no_grad():
-        fake = torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="cpu")
-    if isinstance(t, torch.nn.Parameter):
-        return torch.nn.Parameter(fake, t.requires_grad)
-    return fake.requires_grad_(t.requires_grad)
-
-
 def fake_inputs(item: Any, mode: FakeTensorMode, on_cpu: bool) -> Any:
     """Nested arguments with their tensors as fake ones of the mode; one tensor given twice stays one."""
     made: dict[int, torch.Tensor] = {}
 
     def fake(t: torch.Tensor) -> torch.Tensor:
         if id(t) not in made:
-            made[id(t)] = _input(t, mode, on_cpu)
+            leaf = _fake(t.detach(), mode, on_cpu).requires_grad_(t.requires_grad)
+            with mode:
+                made[id(t)] = leaf if t.is_leaf else leaf.clone()
         return made[id(t)]
 
     return tree_map_only(torch.Tensor, fake, item)
 
 
-def _input(t: torch.Tensor, mode: FakeTensorMode, on_cpu: bool) -> torch.Tensor:
-    if on_cpu:
-        fake = _on_cpu(t.detach(), mode)
-    elif isinstance(t, FakeTensor):
-        with mode:
-            fake = torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device)
-    else:
-        fake = mode.from_tensor(t.detach())
-    fake.requires_grad_(t.requires_grad)
-    if not t.is_leaf:
-        with mode:
-            return fake.clone()
-    return fake
+def _fake(t: torch.Tensor, mode: FakeTensorMode, on_cpu: bool) -> torch.Tensor:
+    """A fake tensor like t, on the CPU if ``on_cpu``."""
+    if not isinstance(t, FakeTensor) and (t.device.type == "cpu" or not on_cpu):
+        return mode.from_tensor(t)
+    with mode, torch.no_grad():
+        fake = torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="cpu" if on_cpu else t.device)
+    if isinstance(t, torch.nn.Parameter):
+        return torch.nn.Parameter(fake, t.requires_grad)
+    return fake.requires_grad_(t.requires_grad)

@@ -147,20 +147,20 @@ class _Builder:
         forward = {t.call: t.index for t in self.tasks if t.phase == FORWARD}
         uses: dict[int, dict[int, bool]] = defaultdict(dict)
         held: dict[int, set[int | None]] = defaultdict(set)
-        for hold in self.notes.holds:
-            block, task = self._storages.get(hold.save.storage), of_node.get(hold.node)
+        for call, node, save in self.notes.holds:
+            block, task = self._storages.get(save.storage), of_node.get(node)
             if block is None or self.blocks[block].kind not in ("activation", "input"):
                 continue
             old = self.blocks[block]
-            since = forward.get(hold.call, max(0, old.first))
+            since = forward.get(call, max(0, old.first))
             saved = since if old.saved < 0 else min(old.saved, since)
             holder = old.holder if task is None else max(old.holder, task)
             self.blocks[block] = replace(old, saved=saved, holder=holder)
             held[block].add(task)
-            if task is not None and hold.save.read:
-                own = self.graph.calls[hold.call].op == "relu" and hold.save.field == "result"
+            if task is not None and save.read:
+                own = self.graph.calls[call].op == "relu" and save.field == "result"
                 parts = [t.part for t in self.tasks[task : task + 2]]
-                for half in reading_halves(parts, hold.save.field, task in inputs):
+                for half in reading_halves(parts, save.field, task in inputs):
                     uses[block][task + half] = uses[block].get(task + half, False) or not own
         for block, tasks in self._unpacked():
             if tasks[0] == tasks[-1] and tasks[0] in held[block]:
@@ -171,7 +171,7 @@ class _Builder:
         for block, tasks in uses.items():
             found = tuple(Use(task, values) for task, values in sorted(tasks.items()))
             self.blocks[block] = replace(self.blocks[block], uses=found)
-        casts = {self.block_of[i.id] for i in self.tracer.seen if i.cast and i.id in self.block_of}
+        casts = {self.block_of.get(i.id) for i in self.tracer.seen if i.cast}
         weights = {s.id for s in self.graph.storages if s.kind == "parameter"}
         cast = (b.id in casts or (b.saved >= 0 and b.storage in weights) for b in self.blocks)
         self.blocks = [self._as_weight(b) if is_cast else b for b, is_cast in zip(self.blocks, cast, strict=True)]
