@@ -41,8 +41,7 @@ CODECS_TIMED = ("mask1", "zvc", "fp8s")
 
 
 class _Sizes(NamedTuple):
-    """How much work one timing is: bytes of a copy and of a codec, side of a product, times a call is repeated within
-    one timing."""
+    """How much work one timing is; ``side`` is that of a product, ``inner`` the times a call is repeated in it."""
 
     copy_bytes: int
     codec_bytes: int
@@ -50,8 +49,7 @@ class _Sizes(NamedTuple):
     inner: int
 
 
-_CPU = _Sizes(64 * MIB, 4 * MIB, 384, 1)
-_CUDA = _Sizes(512 * MIB, 256 * MIB, 8192, 10)
+_CPU, _CUDA = _Sizes(64 * MIB, 4 * MIB, 384, 1), _Sizes(512 * MIB, 256 * MIB, 8192, 10)
 
 
 def calibrate(device: str | torch.device = "cuda") -> Hardware:
@@ -152,17 +150,16 @@ def calibrated(device: torch.device) -> Hardware:
 def checked_device(device: str | torch.device, who: str = "calibrate") -> torch.device:
     """The device, ``cpu``, ``cuda`` or ``cuda:N``. Raises ValueError, in the name of ``who``, for any other and for one
     that is not there."""
+    got = str(device) if isinstance(device, torch.device) else device
     try:
         place = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"{who}: device must be cpu, cuda or cuda:N, got {device!r}; name one of these") from error
-    if place.type not in ("cpu", "cuda"):
-        raise ValueError(f"{who}: device must be cpu, cuda or cuda:N, got {str(device)!r}; name one of these")
+    except (RuntimeError, TypeError):
+        place = None
+    if place is None or place.type not in ("cpu", "cuda"):
+        raise ValueError(f"{who}: device must be cpu, cuda or cuda:N, got {got!r}; name one of these")
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"{who}: device must be there, got {str(device)!r}, but torch sees {torch.cuda.device_count()} CUDA "
-            "devices; use 'cpu' or one of these"
-        )
+        seen = f"torch sees {torch.cuda.device_count()} CUDA devices"
+        raise ValueError(f"{who}: device must be there, got {got!r}, but {seen}; use 'cpu' or one of these")
     return place
 
 
@@ -185,22 +182,17 @@ def _link_gbps(device: torch.device, sizes: _Sizes) -> tuple[float, float, float
     nbytes = sizes.copy_bytes // 2
     hosts = [torch.zeros(nbytes, dtype=torch.uint8).pin_memory(device) for _ in range(2)]
     devices = [torch.zeros(nbytes, dtype=torch.uint8, device=device) for _ in range(2)]
-    streams = [torch.cuda.Stream(device) for _ in range(2)]
+    d2h, h2d = ((torch.cuda.Stream(device), *pair) for pair in ((hosts[0], devices[0]), (devices[1], hosts[1])))
 
-    def d2h() -> None:
-        with torch.cuda.stream(streams[0]):
-            hosts[0].copy_(devices[0], non_blocking=True)
+    def gbps(*copies: tuple[torch.cuda.Stream, torch.Tensor, torch.Tensor]) -> float:
+        def run() -> None:
+            for stream, to, source in copies:
+                with torch.cuda.stream(stream):
+                    to.copy_(source, non_blocking=True)
 
-    def h2d() -> None:
-        with torch.cuda.stream(streams[1]):
-            devices[1].copy_(hosts[1], non_blocking=True)
+        return len(copies) * nbytes / seconds(run, device, sizes.inner) / 1e9
 
-    def both() -> None:
-        d2h()
-        h2d()
-
-    out_gbps, in_gbps = (nbytes / seconds(run, device, sizes.inner) / 1e9 for run in (d2h, h2d))
-    both_gbps = 2 * nbytes / seconds(both, device, sizes.inner) / 1e9
+    out_gbps, in_gbps, both_gbps = gbps(d2h), gbps(h2d), gbps(d2h, h2d)
     return _rounded(out_gbps), _rounded(in_gbps), _rounded(min(both_gbps, out_gbps + in_gbps))
 
 
