@@ -24,6 +24,6 @@ from gistkit.capture.nodes import is_weight
 from gistkit.capture.recorder import Recorder, call_name, is_metadata
 from gistkit.capture.refusal import check_runs_in_python
 from gistkit.capture.step.conv_backward import needs_input, takes_its_own
-from gistkit.capture.step.tasks import tasks_with_spans
+from gistkit.capture.step.tasks import StepBuilder
 from gistkit.capture.step.trace import Span, Tracer
 from gistkit.capture.twin import STAND_IN, plain_copy

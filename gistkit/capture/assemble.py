@@ -7,6 +7,7 @@ belongs to no recorded call. Such a node becomes a call of its own, which reads 
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from bisect import bisect_right
 from collections import defaultdict
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from gistkit.capture.ledger import NO_PRODUCER, Ledger, Notes, OpenCall, Packed, dtype_name, living, tensors_in
-from gistkit.capture.nodes import UNREAD, function_name, is_accumulator, nodes_from, saved_fields
+from gistkit.capture.nodes import UNREAD, is_accumulator, reachable, saved_fields
 from gistkit.ir import Call, Passing, Save, SavedGraph, SavedStorage
 from gistkit.kernels import flat, is_dense
 
@@ -32,7 +33,8 @@ SAVED_BY_HAND = "save"
 def assemble(notes: Notes, out: Any) -> SavedGraph:
     """The SavedGraph of a recorded forward that returned ``out``; see ``Recorder.finish``."""
     ledger = notes.ledger
-    nodes = {node._sequence_nr(): node for node in nodes_from(_roots(ledger, out), notes.first_node)}
+    found = reachable(_roots(ledger, out), notes.first_node)
+    nodes = {node._sequence_nr(): node for node in found if not is_accumulator(node)}
     packs = notes.packs()
     names = _names_of_packs(notes, nodes, packs)
     ordered = sorted([*notes.calls, *_hidden_calls(notes, nodes)], key=lambda c: (c.lo, isinstance(c.number, tuple)))
@@ -107,7 +109,8 @@ def _hidden_calls(notes: Notes, nodes: dict[int, Any]) -> list[OpenCall]:
     for sequence in sorted({s for s in nodes if is_hidden(s)} | packs.keys()):
         if is_hidden(sequence):
             node, number = nodes.get(sequence), ("node", sequence)
-            call = OpenCall(number, function_name(node), "", sequence, hi=sequence + 1)
+            op = "unknown" if node is None else re.sub(r"Backward\d*$", "", node.name())
+            call = OpenCall(number, op, "", sequence, hi=sequence + 1)
             call.results, call.writes = results[number], dict.fromkeys(writes[number])
             _read_edges(call, node, notes)
         else:

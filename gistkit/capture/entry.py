@@ -25,7 +25,7 @@ from gistkit.capture.isolation import (
 from gistkit.capture.ledger import tensors_in
 from gistkit.capture.recorder import Recorder
 from gistkit.capture.refusal import check_parts, check_runs_in_python, running
-from gistkit.capture.step.tasks import with_step
+from gistkit.capture.step.tasks import StepBuilder
 from gistkit.capture.step.trace import Tracer
 from gistkit.capture.twin import Fakes, fake_inputs, fake_twin, plain_copy
 from gistkit.errors import CaptureError
@@ -154,7 +154,7 @@ def _traced_step(
             tracer.finish({p.storage for p in notes.packs() if p.storage is not None})
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
             batch = next((t.shape[0] for t in given if t.dim() > 0), 0)
-            return with_step(graph, notes, tracer, gradients, batch)
+            return StepBuilder(graph, notes, tracer, gradients).build(batch)
 
 
 def loss_of(out: Any, targets: tuple, loss_fn: LossFn | None) -> torch.Tensor:

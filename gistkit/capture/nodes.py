@@ -6,8 +6,7 @@ checkpoint starts the recomputation.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -28,37 +27,21 @@ _GEOMETRY_AND_CASTS = frozenset(
 )
 
 
-def reachable(roots: Iterable[torch.Tensor], inside: Callable[[Any], bool] = lambda node: True) -> Iterator[Any]:
-    """Nodes reachable from the tensors' ``grad_fn``, each once; what is not ``inside`` is no way further."""
+def reachable(roots: Iterable[torch.Tensor], first: int = 0) -> Iterator[Any]:
+    """Nodes reachable from the tensors' ``grad_fn``, each once; none made before the sequence number ``first``."""
     stack: list[Any] = [t.grad_fn for t in roots]
-    seen: set[Any] = set()
+    seen: set[Any] = {None}
     while stack:
         node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        yield node
-        if inside(node):
+        if node not in seen and (is_accumulator(node) or node._sequence_nr() >= first):
+            seen.add(node)
+            yield node
             stack.extend(edge for edge, _ in node.next_functions)
-
-
-def nodes_from(roots: Iterable[torch.Tensor], first: int) -> list[Any]:
-    """Nodes reachable from the tensors whose sequence number is at least ``first``, leaves left out."""
-
-    def inside(node: Any) -> bool:
-        return not is_accumulator(node) and node._sequence_nr() >= first
-
-    return [node for node in reachable(roots, inside) if inside(node)]
 
 
 def is_accumulator(node: Any) -> bool:
     """Whether a node stands for a leaf (``AccumulateGrad``)."""
     return hasattr(node, "variable") and node.name() == "torch::autograd::AccumulateGrad"
-
-
-def function_name(node: Any) -> str:
-    """The name of the function behind a node: ``Mine`` for ``MineBackward``; ``unknown`` for None."""
-    return "unknown" if node is None else re.sub(r"Backward\d*$", "", node.name())
 
 
 def saved_fields(node: Any, kind: type) -> list[tuple[str, Any]]:

@@ -19,6 +19,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -27,13 +28,13 @@ from torch.utils._pytree import tree_map
 from gistkit.capture import (
     Recorder,
     Span,
+    StepBuilder,
     Tracer,
     loss_of,
     no_autocast_cache,
     on_copy,
     others_untouched,
     plain_copy,
-    tasks_with_spans,
     tensors_in,
     untouched_random_states,
 )
@@ -275,7 +276,7 @@ def _one_step(graph: SavedGraph, model: torch.nn.Module, work: Work) -> tuple[di
             timer.finish()
     taken, space = timer.seconds(), timer.workspace_bytes
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    shares = _matched(graph, tasks_with_spans(forward, notes, timer, gradients))
+    shares = _matched(graph, StepBuilder(forward, notes, timer, gradients).tasks_with_spans())
     seconds = {task: sum(taken.get(key, 0.0) * share for key, share in parts) for task, parts in shares.items()}
     workspace = {task: max(space.get(key, 0) for key, _ in parts) for task, parts in shares.items()}
     return seconds, {task: nbytes for task, nbytes in workspace.items() if nbytes}
@@ -289,15 +290,16 @@ def _matched(graph: SavedGraph, ran: list[tuple[Task, Span]]) -> dict[int, Parts
     """What a task of the graph is of the spans; what ran beside its tasks (a gradient copied on its way to ``.grad``)
     is left out."""
     shares = Counter(id(span) for _, span in ran)
+    key = attrgetter("phase", "op", "call", "part")
     found: dict[tuple, deque[Parts]] = defaultdict(deque)
     for task, span in ran:
         whole = {"": 1.0, "weight": 1.0, "input": 1.0}
         parts = whole if shares[id(span)] == 1 else {"": 1 / shares[id(span)], task.part: 1.0}
-        found[_key(task)].append([((id(span), part), share) for part, share in parts.items()])
+        found[key(task)].append([((id(span), part), share) for part, share in parts.items()])
     matched = {}
     for task in graph.tasks:
-        if found[_key(task)]:
-            matched[task.index] = found[_key(task)].popleft()
+        if found[key(task)]:
+            matched[task.index] = found[key(task)].popleft()
         elif task.call >= 0:
             what = " ".join(filter(None, (task.phase, task.op, task.part)))
             raise PlanMismatchError(
@@ -306,7 +308,3 @@ def _matched(graph: SavedGraph, ran: list[tuple[Task, Span]]) -> dict[int, Parts
                 "measure the model, batch and loss that the graph was captured from",
             )
     return matched
-
-
-def _key(task: Task) -> tuple:
-    return task.phase, task.op, task.call, task.part

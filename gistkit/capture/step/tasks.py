@@ -18,26 +18,9 @@ from gistkit.ir import BACKWARD, BEFORE, FORWARD, Block, ConvShape, SavedGraph, 
 _KINDS = {"parameter": "weight", "buffer": "buffer", "input": "input"}
 
 
-def with_step(
-    graph: SavedGraph, notes: Notes, tracer: Tracer, gradients: Iterable[torch.Tensor], batch: int
-) -> SavedGraph:
-    """The graph with the tasks and blocks of the traced step; ``gradients`` are the parameters' own."""
-    return _Builder(graph, notes, tracer, gradients).build(batch)
+class StepBuilder:
+    """The tasks and blocks of a traced step; ``gradients`` are the parameters' own."""
 
-
-def tasks_with_spans(
-    graph: SavedGraph, notes: Notes, tracer: Tracer, gradients: Iterable[torch.Tensor]
-) -> list[tuple[Task, Span]]:
-    """The tasks of a traced step in order, without their blocks, each with the span that it is, or is half of."""
-    builder, found = _Builder(graph, notes, tracer, gradients), []
-    for number, span in enumerate(tracer.spans):
-        start = len(builder.tasks)
-        builder._tasks_of(number)
-        found += [(task, span) for task in builder.tasks[start:]]
-    return found
-
-
-class _Builder:
     def __init__(self, graph: SavedGraph, notes: Notes, tracer: Tracer, gradients: Iterable[torch.Tensor]) -> None:
         self.graph, self.notes, self.tracer = graph, notes, tracer
         self.gradients = {t.untyped_storage()._cdata for t in gradients}
@@ -50,9 +33,18 @@ class _Builder:
         self.last_task: list[int] = []
         self.block_of: dict[int, int] = {}  # by Seen.id
 
-    def build(self, batch: int) -> SavedGraph:
-        for number in range(len(self.tracer.spans)):
+    def tasks_with_spans(self) -> list[tuple[Task, Span]]:
+        """The tasks in order, without their blocks, each with the span that it is, or is half of."""
+        found = []
+        for number, span in enumerate(self.tracer.spans):
+            start = len(self.tasks)
             self._tasks_of(number)
+            found += [(task, span) for task in self.tasks[start:]]
+        return found
+
+    def build(self, batch: int) -> SavedGraph:
+        """The graph with tasks and blocks."""
+        self.tasks_with_spans()
         self.blocks = self._blocks()
         self._storages = {b.storage: b.id for b in self.blocks if b.storage >= 0}
         self._saves()
