@@ -88,7 +88,8 @@ def capture(
             with mode:
                 if not backward:
                     return _recorded(Recorder(twin, source="fake"), twin, *given[:2])
-                return _traced_step(twin, *given, on_copy(loss_fn, model, twin), device_type is None)
+                own_loss = on_copy(loss_fn, model, twin)
+                return _traced_step(twin, *given, loss_fn=own_loss, on_cpu=device_type is None)
 
 
 def _check(model: Any, args: Any, kwargs: Any, loss_fn: Any, targets: Any) -> None:
