@@ -11,9 +11,6 @@ from gistkit.commands.images import add_images, image_step, prepare
 from gistkit.commands.wrong import HelpFormatter, write, writing
 from gistkit.report import console, plot_profile, profile_tables
 
-WIDE = 100
-"""Columns from which the layers' kinds are shown too."""
-
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Declare the command."""
@@ -37,6 +34,6 @@ def run(options: argparse.Namespace) -> int:
         with writing(options.plot):
             plot_profile(found, options.plot)
     shown = console()
-    for table in profile_tables(found, shown.width >= WIDE):
+    for table in profile_tables(found):
         shown.print(table)
     return 0

