@@ -75,7 +75,7 @@ def capture(
         raise ValueError(f"capture: {name}=True needs fake=True, got fake=False; a real step is recorded forward only")
     # the copy of a part that is compiled in place is not: it would run other operators than the part
     check_parts(model, compiled_too=backward or on_cpu)
-    given: Any = tuple(args), dict(kwargs or {}), tuple(targets)
+    given = tuple(args), dict(kwargs or {}), tuple(targets)
     with running("forward", model), untouched_random_states(), torch.enable_grad():
         if not fake:
             with no_autocast_cache():  # casts of fake weights in the caller's cache are memory to nobody
