@@ -7,8 +7,6 @@ its operands cast before. ``conv2d`` and ``linear`` run in the lower precision; 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -64,16 +62,3 @@ def _shared_cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
         elif x.dim() in (1, 2):
             torch.matmul(x, partner)
     return next((t for t in saved if t is not partner and t.shape == x.shape and t.dtype == dtype), None)
-
-
-@contextmanager
-def disabled(device_type: str) -> Iterator[None]:
-    """No autocast within; costs next to nothing where none is on."""
-    if not torch.is_autocast_enabled(device_type):
-        yield
-        return
-    torch.set_autocast_enabled(device_type, False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_enabled(device_type, True)

@@ -11,7 +11,7 @@ from gistkit import formats
 from gistkit.errors import renamed
 from gistkit.kernels import forward_geometry, is_channels_last, ops
 from gistkit.nn.eligible import covered, memory_format_of, recorded, strides_of
-from gistkit.nn.keep import hold, take
+from gistkit.nn.keep import take
 from gistkit.nn.once import once_differentiable
 
 Pair = tuple[int, int]
@@ -54,7 +54,7 @@ class _MaxPool2d(torch.autograd.Function):
         batch = x if x.dim() == 4 else x.unsqueeze(0)
         source = batch.contiguous(memory_format=layout)
         y, codes = ops.maxpool_forward(source, *windows, ceil_mode, relu, zero_code, bits)
-        hold(ctx, _Map(codes, x.shape, layout, is_channels_last(source), windows, zero_code, bits))
+        ctx.kept = _Map(codes, x.shape, layout, is_channels_last(source), windows, zero_code, bits)
         y = _restrided(y, layout)
         return y if x.dim() == 4 else y.view(y.shape[1:]).detach()
 

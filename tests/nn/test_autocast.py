@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from gistkit import functional
-from gistkit.nn.autocast import cast, disabled
+from gistkit.nn.autocast import cast
 from tests.support.nn_cases import assert_same, planted
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -93,17 +93,6 @@ def test_a_leaf_is_cast_once_a_region(shape):
     assert first is second is third is not other
     assert first.shape == leaf.shape and first.stride() == leaf.stride() and first.requires_grad
     assert torch.equal(first, leaf.bfloat16())
-
-
-def test_disabled_restores_autocast():
-    with torch.autocast("cpu", torch.float16):
-        with pytest.raises(KeyError), disabled("cpu"):
-            assert not torch.is_autocast_enabled("cpu")
-            raise KeyError
-        assert torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16
-    with disabled("cpu"):
-        assert not torch.is_autocast_enabled("cpu")
-    assert not torch.is_autocast_enabled("cpu")
 
 
 def test_a_small_network():

@@ -10,7 +10,7 @@ import gistkit.nn as gnn
 from gistkit.nn import modules
 from tests.support.nn_cases import laid_out, planted, same_bits
 
-FUNCTIONS = ("batch_norm", "conv2d", "dropout", "linear", "max_pool2d", "relu", "relu_max_pool2d")
+FUNCTIONS = ("conv2d", "dropout", "keep_input", "linear", "max_pool2d", "relu", "relu_max_pool2d")
 IMAGE = (4, 6, 9, 8)
 CASES = {
     "ReLU": [(), dict(inplace=True)],

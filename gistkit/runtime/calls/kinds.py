@@ -6,12 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
 
-from gistkit.nn.eligible import KERNEL_DTYPES, is_wrapped, overwritable, transformed
-
-_Tensor, _strided = torch.Tensor, torch.strided
-_NUMBERS = frozenset((int, float, bool, tuple, str, type(None)))
+from gistkit.nn.eligible import covered, is_wrapped, overwritable
 
 
 class SpecialisedCall:
@@ -39,10 +37,10 @@ class TensorKind:
     def fits(self, x: Any) -> bool:
         """Whether x is such a tensor."""
         return (
-            type(x) is _Tensor
+            type(x) is torch.Tensor
             and x.dtype is self._dtype
             and x.shape == self._shape
-            and x.layout is _strided
+            and x.layout is torch.strided
             and x.stride() == self._stride
             and x.requires_grad is self._needs_gradient
             and x.device == self._device
@@ -79,20 +77,7 @@ def autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
 
 
 def runs(values: tuple) -> bool:
-    """Whether gistkit's operators take these operands: plain strided fp32, bf16 or fp16 tensors on a CPU or a CUDA
-    device, outside function transforms. For others PyTorch's own runs."""
-    if transformed():
-        return False
-    for t in values:
-        kind = type(t)
-        if kind is _Tensor or kind is Parameter:
-            if t.dtype not in KERNEL_DTYPES or t.layout is not _strided or t.is_neg():
-                return False
-            if kind is _Tensor and (not (t.is_cuda or t.is_cpu) or t.is_nested or is_wrapped(t)):
-                return False
-        elif kind not in _NUMBERS and isinstance(t, torch.Tensor):
-            return False
-    return True
-
-
-__all__ = ["SpecialisedCall", "TensorKind", "autocast_dtype", "runs", "weight_kind"]
+    """Whether gistkit's operators take these operands, of which those that are no tensors do not matter. For others
+    PyTorch's own runs."""
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    return covered(*tensors) and not any(isinstance(t, FakeTensor) for t in tensors)
