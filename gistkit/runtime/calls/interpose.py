@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from gistkit.capture import COVERED, bind, is_counted, is_metadata
+from gistkit.capture import COVERED, bind, hooks_are_active, is_counted, is_metadata
 from gistkit.runtime.calls.hooks import catches, caught, pack
-from gistkit.runtime.calls.run import run_next
+from gistkit.runtime.calls.run import next_call, run_next
 from gistkit.runtime.forward.state import ForwardState
 
 _F = torch.nn.functional
@@ -92,7 +92,10 @@ class Interposer(TorchFunctionMode):
         if not torch.is_grad_enabled():
             return False
         top = _top(False)
-        return top is None or (self.state.hooked and _is_ours(top[0], self.state))
+        if top is None:
+            return True
+        hook, state = top[0], self.state
+        return state.hooked and type(hook) is partial and hook.func is pack and hook.args[0] is state
 
     def _uncovered(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if func in COMPOSED:
@@ -109,13 +112,26 @@ class Interposer(TorchFunctionMode):
             state.unread = False
 
 
-def _is_ours(hook: Any, state: ForwardState) -> bool:
-    return type(hook) is partial and hook.func is pack and hook.args[0] is state
-
-
 def _adds_to_a_number(args: tuple) -> bool:
     """Whether this adds to a batch norm's counter or the like, which is no covered call."""
     return bool(args) and type(args[0]) is torch.Tensor and args[0].dim() == 0
+
+
+class Counter(TorchFunctionMode):
+    """Counts the covered calls of a forward that PyTorch carries out by itself, under a given plan of the policy
+    ``plain``, to see that it is the planned one."""
+
+    def __init__(self, state: ForwardState) -> None:
+        super().__init__()
+        self.state = state
+
+    def __torch_function__(self, func: Any, _: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        op = None if _is_compiling() else COVERED.get(func)
+        if op is not None and torch.is_grad_enabled() and not hooks_are_active():
+            bound = bind(op, func, args, kwargs)
+            if bound is not None and is_counted(bound):
+                next_call(self.state, op, bound)
+        return func(*args, **(kwargs or {}))
 
 
 class _Inside(TorchFunctionMode):

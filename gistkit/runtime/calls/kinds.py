@@ -10,6 +10,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
 
 from gistkit.nn.eligible import covered, is_wrapped, overwritable
+from gistkit.runtime.forward.state import ForwardState
+from gistkit.runtime.program.program import Step
+
+_NUMBERS = frozenset((int, float, bool, tuple, str, type(None)))
 
 
 class SpecialisedCall:
@@ -17,10 +21,13 @@ class SpecialisedCall:
     called without :func:`gistkit.runtime.calls.run.run` around it."""
 
     direct = True
-    fits: Callable[..., bool]
+    fits: Callable[..., bool] = lambda *_: True
     """Whether the operands, in the order of the call's form in :mod:`gistkit.capture.calls`, are of that kind."""
 
-    def __call__(self, state: Any, *values: Any) -> torch.Tensor:
+    def __init__(self, state: ForwardState, step: Step, b: Any) -> None:
+        self.step = step
+
+    def __call__(self, state: ForwardState, *values: Any) -> torch.Tensor:
         """The call's result."""
         raise NotImplementedError
 
@@ -35,7 +42,6 @@ class TensorKind:
         self._shape, self._stride = x.shape, x.stride()
 
     def fits(self, x: Any) -> bool:
-        """Whether x is such a tensor."""
         return (
             type(x) is torch.Tensor
             and x.dtype is self._dtype
@@ -59,12 +65,11 @@ class ReluKind(TensorKind):
         self._inplace = inplace
 
     def fits(self, x: Any, inplace: Any) -> bool:  # type: ignore[override]
-        """Whether x is such a tensor, and may be overwritten where it is to be."""
         return inplace is self._inplace and TensorKind.fits(self, x) and (not inplace or overwritable(x))
 
 
 def weight_kind(weight: Any) -> tuple | None:
-    """What an operator depends on of a weight: None is None's."""
+    """What an operator depends on of a weight."""
     if weight is None:
         return None
     return type(weight) is Parameter, weight.dtype, weight.requires_grad, weight.shape, weight.stride()
@@ -79,5 +84,6 @@ def autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
 def runs(values: tuple) -> bool:
     """Whether gistkit's operators take these operands, of which those that are no tensors do not matter. For others
     PyTorch's own runs."""
-    tensors = [v for v in values if isinstance(v, torch.Tensor)]
-    return covered(*tensors) and not any(isinstance(t, FakeTensor) for t in tensors)
+    if FakeTensor in map(type, values):
+        return False
+    return covered(*[v for v in values if type(v) not in _NUMBERS and isinstance(v, torch.Tensor)])

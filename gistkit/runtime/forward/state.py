@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gistkit.codecs import CODECS, Codec, Encoded, Sparse
-from gistkit.ir import FORMS, RERUN, STAY, CallChoice, Decision
+from gistkit.ir import FORMS, RERUN, STAY, Decision
 from gistkit.nn.eligible import KERNEL_DTYPES
 from gistkit.nn.keep import Kept, SavedAsIs
 from gistkit.runtime.forward.deferred_mask import DeferredMask
@@ -82,10 +82,6 @@ class ForwardState(KeptLedger):
             verified = None if self.settings.lossy is not None else self.verified
             self.tape = Tape(again, self._outside, Checks(verified, self._not_again, lambda: self.bound))
 
-    def blank(self, op: str) -> Step:
-        """A step of which no plan says anything."""
-        return Step(-1, op, CallChoice(-1, op), None, None)
-
     def diverge(self, expected: str, got: str) -> None:
         """The forward left its plan: an error where the caller gave the plan, else go on without it."""
         if self.strict:
@@ -116,10 +112,6 @@ class ForwardState(KeptLedger):
             self.table.tag(y)
 
     # --- masks that the next call may carry ---------------------------------------------------------------------------
-
-    def defer(self, y: torch.Tensor, mask: DeferredMask) -> None:
-        """y's ReLU keeps its mask at the next covered call, unless that is the max-pool that carries it."""
-        self.deferred = y, mask
 
     def carrier(self, x: Any) -> DeferredMask | None:
         """The deferred mask of x, which a max-pool reads now; any other is stored."""
@@ -169,7 +161,7 @@ class ForwardState(KeptLedger):
 
     def encode(self, x: torch.Tensor, decision: Decision) -> Stash | None:
         """Stash x's storage under the decision's codec; None (and a note) where that is impossible or does not pay."""
-        form, to_host = decision.form, decision.on_host
+        form = decision.form
         if decision.stays:
             return None
         if form.returns == RERUN:
@@ -177,23 +169,23 @@ class ForwardState(KeptLedger):
         if form in WITHOUT_VALUES:  # what reads a stash wants values
             self.cannot(decision, "a backward needs its values")
             return None
-        codec = CODECS.get(decision.codec)
-        if codec is None:
+        if decision.codec not in CODECS:
             return None
         if form.returns == STAY:
-            return self.stash(x, HostBody(codec.encode(whole(x.detach()))), decision)
+            return self.stash(x, HostBody(CODECS[decision.codec].encode(whole(x.detach()))), decision)
+        body = self.body(x, decision)
+        if body is None:
+            return self.encode(x, replace(decision, codec="dense")) if decision.on_host else None
+        return self.stash(x, body, decision)
+
+    def body(self, x: torch.Tensor, decision: Decision) -> Body | None:
+        """x under the decision's codec; None (and a note) where that is impossible or does not pay."""
+        codec, to_host = CODECS[decision.codec], decision.on_host
         why = "a view of a part of a storage" if not covers(x) else codec.accepts(x)
         if why:
             self.cannot(decision, why)
             return None
-        body = self.body(x.detach(), codec, decision)
-        if body is None:  # too dense to pay
-            return self.encode(x, replace(decision, codec="dense")) if to_host else None
-        return self.stash(x, body, decision)
-
-    def body(self, x: torch.Tensor, codec: Codec, decision: Decision) -> Body | None:
-        """x under a codec that takes it; None (and a note) where that does not pay."""
-        to_host = decision.on_host
+        x = x.detach()
         if self.room is not None and isinstance(codec, Sparse):
             body = self.room.body(codec, x, decision, self.packer)
             if body is not None:
