@@ -17,7 +17,7 @@ from gistkit.nn.autocast import cast
 from gistkit.nn.eligible import covered, hooked, recorded
 from gistkit.nn.keep import Keep, Kept, demand_slices, keep_dense, row_slices, summed, take
 from gistkit.nn.once import apply, once_differentiable
-from gistkit.nn.pool import Pair, Size, pair
+from gistkit.nn.pool import Size, pair
 from gistkit.nn.standin import Geometry, StandIn
 
 

@@ -43,7 +43,7 @@ Keep = Callable[[torch.Tensor], Kept]
 
 
 def unchanged(x: torch.Tensor, version: int) -> torch.Tensor:
-    """x, if it is still at that version; raises the error that PyTorch raises for a saved tensor otherwise."""
+    """x, if it is still at that version; else PyTorch's own error for a saved tensor."""
     if x._version != version:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: "
@@ -88,7 +88,6 @@ class Coded:
         return CODECS[self.encoded.codec].decode(self.encoded)
 
     def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        """Elements start..stop in storage order."""
         return CODECS[self.encoded.codec].decode_range(self.encoded, start, stop)
 
     def dense_rows(self, start: int, stop: int) -> torch.Tensor:
@@ -100,12 +99,8 @@ class Coded:
         return CODECS[self.encoded.codec].relu_backward(self.encoded, grad)
 
 
-_dense = methodcaller("dense")
-
-
 class SingleUse:
-    """What a node's saved tensor is replaced by: a hold that is let go of when it is unpacked, unless the graph is
-    retained."""
+    """What a node's saved tensor is replaced by: let go of when it is unpacked, unless the graph is retained."""
 
     __slots__ = ("_kept",)
 
@@ -113,8 +108,7 @@ class SingleUse:
         self._kept: Kept | None = kept
 
     def __call__(self, x: torch.Tensor) -> SingleUse:
-        """Itself: what a saved-tensor hook makes of x."""
-        return self
+        return self  # what a saved-tensor hook makes of x
 
     def dense(self) -> torch.Tensor:
         kept = self._kept
@@ -132,7 +126,7 @@ def replace_saved(y: Any, field: str, kept: Kept) -> None:
     The node must have saved it under no saved-tensor hooks.
     """
     if type(kept) is not SavedAsIs:
-        getattr(y.grad_fn, f"_raw_saved_{field}").register_hooks(SingleUse(kept), _dense)
+        getattr(y.grad_fn, f"_raw_saved_{field}").register_hooks(SingleUse(kept), methodcaller("dense"))
 
 
 def keep_dense(x: torch.Tensor) -> Kept:
@@ -158,7 +152,7 @@ class Away:
 
 
 def take(ctx: Any) -> Any:
-    """The node's hold ``ctx.kept``; let go of unless the graph is retained. Raises PyTorch's own error at a second use."""
+    """The node's hold ``ctx.kept``, let go of unless the graph is retained; PyTorch's own error at a second use."""
     kept = ctx.kept
     if kept is None:
         raise RuntimeError(USED_TWICE)

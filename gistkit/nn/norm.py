@@ -84,7 +84,7 @@ def _over_channels(vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def _fused(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> torch.Tensor:
-    """fma(x, alpha, beta) in fp32, rounded once: PyTorch's addcmul fuses on the CPU, as its batch norm's loops do."""
+    """PyTorch's addcmul fuses on the CPU, as its batch norm's loops do."""
     alpha = invstd.float() if weight is None else weight.float() * invstd.float()
     constant = torch.zeros_like(alpha) if bias is None else bias.float()
     if mean.dtype == torch.float32:
@@ -99,7 +99,6 @@ def _fused(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Ve
 
 
 def _stepwise(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> torch.Tensor:
-    """((x - mean) * invstd) * weight + bias in the statistics' dtype, one rounding each."""
     y = x.to(mean.dtype).contiguous().sub(_over_channels(mean, x)).mul_(_over_channels(invstd, x))
     if weight is not None:
         y = y.mul_(_over_channels(weight, x))
@@ -111,7 +110,6 @@ def _stepwise(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight:
 def _elementwise_kernel(
     x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector
 ) -> torch.Tensor:
-    """PyTorch's own CUDA kernel for the elementwise half."""
     return torch.ops.aten.batch_norm_elemt(x, weight, bias, mean, invstd, 0.0)
 
 
@@ -171,7 +169,6 @@ def widens(arithmetic: Rebuild, x: torch.Tensor) -> bool:
 
 
 def result_like(arithmetic: Rebuild, x: torch.Tensor) -> torch.Tensor:
-    """Memory for an arithmetic's result."""
     layout = torch.contiguous_format if arithmetic is _stepwise else torch.preserve_format
     return torch.empty_like(x, memory_format=layout)
 

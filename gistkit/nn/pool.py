@@ -105,7 +105,7 @@ def _code_bits(windows: _Windows, zero_code: bool) -> int | None:
 
 
 def _applicable(x: torch.Tensor, windows: _Windows, ceil_mode: bool, zero_code: bool, bits: int) -> bool:
-    """Whether the operator takes this pool; what it refuses goes to PyTorch, which raises its own error if it must."""
+    """Whether the operator takes this pool; else PyTorch runs or raises its own error."""
     if x.dim() not in (3, 4) or x.numel() == 0:
         return False
     batch = torch.empty((1,) * (4 - x.dim()) + tuple(x.shape), dtype=x.dtype, device="meta")
@@ -117,7 +117,6 @@ def _applicable(x: torch.Tensor, windows: _Windows, ceil_mode: bool, zero_code: 
 
 
 def _pool(x: Any, where: tuple, ceil_mode: bool, return_indices: bool, relu: bool, zero: bool) -> Any:
-    """The pool of x or of relu(x) by gistkit's operator, or else by PyTorch's; ``where``: its windows."""
     if not return_indices and recorded(x) and covered(x):
         windows = _windows(*where)
         bits = None if windows is None else _code_bits(windows, zero)

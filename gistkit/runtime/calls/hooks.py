@@ -118,5 +118,5 @@ def _planned(state: ForwardState, x: torch.Tensor) -> Decision | None:
 
 
 def _met(state: ForwardState, storage: int) -> bool:
-    """Whether a planned storage has come by already, so that this tensor, which is not known, is another."""
+    """Whether a planned storage has come by, so that this unknown tensor is another."""
     return storage in state.met or storage in state.aliases or state.table.named(storage) is not None

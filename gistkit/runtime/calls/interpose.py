@@ -24,22 +24,15 @@ from gistkit.runtime.forward.state import ForwardState
 
 _F = torch.nn.functional
 _top = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
+_POOLS = ("avg_pool{}d", "adaptive_avg_pool{}d", "max_pool{}d_with_indices", "max_pool{}d")
 # Their backward asks the saved input for its shape only.
-UNREAD = frozenset(
-    getattr(module, f"{kind}_pool{d}d{suffix}")
-    for kind, module, suffix in (
-        ("avg", _F, ""),
-        ("adaptive_avg", _F, ""),
-        ("max", _F, "_with_indices"),
-        ("max", _F, ""),
-    )
-    for d in (1, 2, 3)
-) | {torch.avg_pool1d, torch.adaptive_avg_pool1d, torch.max_pool1d, torch.max_pool3d}
+UNREAD = frozenset(getattr(_F, name.format(d)) for name in _POOLS for d in (1, 2, 3))
+UNREAD |= {torch.avg_pool1d, torch.adaptive_avg_pool1d, torch.max_pool1d, torch.max_pool3d}
 
 
 def _opened(function: Any) -> Any:
-    """A Python function of torch.nn.functional that runs its body whatever modes are on, where the function itself
-    would hand the whole call over to them."""
+    """A Python function of torch.nn.functional that runs its body under a function mode, to which the function itself
+    would hand over the whole call."""
     checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
     names = {**function.__globals__, **dict.fromkeys(checks, lambda *_: False)}
     opened = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
@@ -88,7 +81,7 @@ class Interposer(TorchFunctionMode):
         return run_next(self.state, op, bound, partial(self._uncovered, func, args, kwargs))
 
     def _is_open(self) -> bool:
-        """Whether covered calls count now: gradients are on and nobody else's saved-tensor hooks are on top."""
+        """Whether covered calls count: gradients are on and nobody else's saved-tensor hooks are on top."""
         if not torch.is_grad_enabled():
             return False
         top = _top(False)
@@ -113,7 +106,7 @@ class Interposer(TorchFunctionMode):
 
 
 def _adds_to_a_number(args: tuple) -> bool:
-    """Whether this adds to a batch norm's counter or the like, which is no covered call."""
+    """As a batch norm's counter; no covered call."""
     return bool(args) and type(args[0]) is torch.Tensor and args[0].dim() == 0
 
 
@@ -135,7 +128,7 @@ class Counter(TorchFunctionMode):
 
 
 class _Inside(TorchFunctionMode):
-    """The calls that a function of :data:`COMPOSED` makes: none of them is a covered call of the model."""
+    """The calls that a function of :data:`COMPOSED` makes, none of which is covered."""
 
     def __init__(self, outer: Interposer) -> None:
         super().__init__()

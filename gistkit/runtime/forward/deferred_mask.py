@@ -58,7 +58,7 @@ class DeferredMask:
         if self._program is not None:
             self._program.is_stale = True
         raise GistError(
-            "a ReLU's output was used by something besides the max-pool after it, which the forward did not do when it "
-            "was captured, and the ReLU kept no mask for it; run the step again: the model is captured anew at its next "
-            "forward"
+            "a ReLU's output was used by something besides the max-pool after it, which the forward did not do when "
+            "it was captured, and the ReLU kept no mask for it; run the step again: the model is captured anew at its "
+            "next forward"
         )

@@ -80,7 +80,6 @@ class RebuiltBody:
         self._term, self._stride, self._row_elements = term, y.stride(), y.numel() // y.shape[0]
 
     def dense(self, rows: Rows = None) -> torch.Tensor:
-        """y, or rows start..stop of it, in its strides."""
         values, stride = self._term.dense(rows), self._stride
         if values.stride() == stride:
             return values
@@ -109,7 +108,7 @@ class SharedValues:
         self._values: torch.Tensor | None = None
 
     def join(self) -> SharedValues:
-        """Itself, for one node more."""
+        """Itself, for one reader more; every :meth:`dense` counts one down."""
         self._readers += 1
         return self
 
@@ -125,7 +124,6 @@ class SharedValues:
         return getattr(self._body, "density", None)
 
     def dense(self) -> torch.Tensor:
-        """The values for one node; not to be written to."""
         values = self._values
         if is_retained():
             return self._body.dense() if values is None else values
@@ -164,7 +162,8 @@ def source_of(kept: Kept, rows: Rows = None) -> tuple[torch.Tensor, bool]:
 
 @dataclass(eq=False, slots=True)
 class Stash:
-    """The stand-in for one storage: its body, and what the report says of it."""
+    """The stand-in for one storage: its body, and what the report says of it. ``node``: the ``grad_fn`` of the tensor
+    that was stashed; None after the forward, as that node holds the stash."""
 
     body: Body
     storage: int
@@ -172,8 +171,6 @@ class Stash:
     plain_bytes: int
     reason: str = ""
     node: Any = None
-    """The backward node of the tensor that was stashed, which readers of that very tensor have as ``grad_fn``; None
-    after the forward, as that node holds the stash."""
 
     def hold(self, x: torch.Tensor) -> SharedValues | Reader:
         """A hold for one node more on the saved x: shared values where x is the very tensor that was stashed."""
@@ -192,8 +189,6 @@ class Reader:
         return self  # what a saved-tensor hook makes of x
 
     def dense(self) -> torch.Tensor:
-        """The saved tensor, decoded or rebuilt; not to be written to. It is not counted among the readers that share
-        values."""
         body = self.stash.body
         base = body.source()[0] if type(body) is SharedValues else body.dense()
         size, stride, offset = self._geometry
@@ -227,7 +222,6 @@ class Shape:
         self._like = (x.size(), stride, x.dtype, x.device)
 
     def dense(self) -> torch.Tensor:
-        """The stand-in; takes its memory for a moment only, where its gradient of the same size comes next."""
         size, stride, dtype, device = self._like
         made = torch.empty_strided(size, stride, dtype=dtype, device=device)
         made.untyped_storage().resize_(0)
@@ -246,7 +240,7 @@ class StashTable:
     def __del__(self) -> None:
         self.clear()
 
-    def known(self, x: torch.Tensor) -> tuple[int, int]:
+    def _known(self, x: torch.Tensor) -> tuple[int, int]:
         """The key of x's storage as it is now, which nothing else has before the table is cleared."""
         storage = x.untyped_storage()
         address = storage._cdata
@@ -255,16 +249,11 @@ class StashTable:
             self._weak.add(storage._weak_ref())  # type: ignore[arg-type]
         return address, x._version
 
-    def add(self, x: torch.Tensor, stash: Stash, tag: bool = False) -> tuple[int, int]:
-        """Record that x's storage at its present version is stashed, under the key that is returned; with ``tag`` as
-        :meth:`tag` does too."""
-        key = self.known(x)
-        self._entries[key] = (stash, x.dtype)
-        if tag:
-            self._tags.add(key)
+    def add(self, x: torch.Tensor, stash: Stash) -> None:
+        """Record that x's storage at its present version is stashed."""
+        self._entries[self._known(x)] = (stash, x.dtype)
         if stash.storage >= 0:
             self._names[stash.storage] = stash
-        return key
 
     def find(self, x: torch.Tensor) -> Stash | None:
         """The stash of x's storage as it is now, or None."""
@@ -274,7 +263,7 @@ class StashTable:
 
     def tag(self, x: torch.Tensor) -> None:
         """Remember that x's storage, as it is now, is worth zero-value compression."""
-        self._tags.add(self.known(x))
+        self._tags.add(self._known(x))
 
     def tagged(self, x: torch.Tensor) -> bool:
         return (x.untyped_storage()._cdata, x._version) in self._tags
