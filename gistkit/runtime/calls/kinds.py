@@ -17,8 +17,8 @@ _NUMBERS = frozenset((int, float, bool, tuple, str, type(None)))
 
 
 class SpecialisedCall:
-    """One covered call, ready to run for operands of the kind that it was made for. ``direct``: whether it may be
-    called without :func:`gistkit.runtime.calls.run.run` around it."""
+    """One covered call, ready to run: ``call(state, *operands)``, for operands of the kind that it was made for.
+    ``direct``: whether it may be called without :func:`gistkit.runtime.calls.run.run` around it."""
 
     direct = True
     fits: Callable[..., bool] = lambda *_: True
@@ -26,10 +26,6 @@ class SpecialisedCall:
 
     def __init__(self, state: ForwardState, step: Step, b: Any) -> None:
         self.step = step
-
-    def __call__(self, state: ForwardState, *values: Any) -> torch.Tensor:
-        """The call's result."""
-        raise NotImplementedError
 
 
 class TensorKind:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,6 @@ from gistkit.ir import OPERATORS, STAY, Decision
 from gistkit.kernels import Masks, is_dense
 from gistkit.nn import relu as relu_op
 from gistkit.nn.eligible import overwritable
-from gistkit.nn.keep import Kept, SavedAsIs
 from gistkit.runtime.calls.kinds import ReluKind, SpecialisedCall
 from gistkit.runtime.forward.deferred_mask import DeferredMask
 from gistkit.runtime.forward.state import ForwardState
@@ -30,7 +30,7 @@ from gistkit.runtime.program.program import Step
 from gistkit.runtime.program.settings import KEEP_DENSE
 from gistkit.runtime.rebuild.exactness import Exactness
 from gistkit.runtime.rebuild.terms import Recipe
-from gistkit.runtime.stash.stash import DENSE_VALUES, Reader, RebuiltBody, SharedValues, Stash, covers
+from gistkit.runtime.stash.stash import DENSE_VALUES, RebuiltBody, SharedValues, covers
 
 NOT_EXACT = "it cannot be rebuilt bit for bit on this device"
 MADE_OTHERWISE = "the forward made it in another way than when it was captured"
@@ -57,7 +57,6 @@ def specialised_relu(state: ForwardState, step: Step, b: Relu) -> SpecialisedCal
 class _ReluCall(SpecialisedCall):
     def __init__(self, state: ForwardState, step: Step, b: Relu) -> None:
         self.step, self.fits = step, ReluKind(b.x, b.inplace).fits
-        self._masks = Masks(b.x) if is_dense(b.x) else None
 
 
 class PlainRelu(_ReluCall):
@@ -77,6 +76,10 @@ class PlainRelu(_ReluCall):
 
 class MaskedRelu(_ReluCall):
     """A node that keeps a 1-bit mask; its output's values are kept for others as decided, or read by nobody."""
+
+    def __init__(self, state: ForwardState, step: Step, b: Relu) -> None:
+        super().__init__(state, step, b)
+        self._masks = Masks(b.x) if is_dense(b.x) else None
 
     def __call__(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
         step, decision = self.step, self.step.output
@@ -131,27 +134,17 @@ class StashedRelu(_ReluCall):
 
     def _own(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
         decision: Any = self.step.output
-        made: list[Stash] = []
-
-        def keep(y: torch.Tensor) -> Kept:
-            stash = state.encode(y, decision)
-            if stash is None:
-                return SavedAsIs(y)
-            made.append(stash)
-            return Reader(stash, y)
-
-        y = relu_op.run(x, inplace, keep)
-        if made:
-            state.table.add(y, made[0])
-            made[0].node = y.grad_fn
-            if state.is_source(decision.storage):
-                state.nodes[decision.storage] = y.grad_fn
-        else:
-            state.alias(y, decision)
+        y = relu_op.run(x, inplace, partial(state.keep, decision=decision))
+        # only now is y's node known
+        stash = state.table.find(y)
+        if stash is not None:
+            stash.node = y.grad_fn
+        if state.is_source(decision.storage):
+            state.nodes[decision.storage] = y.grad_fn
         return y
 
 
-class RebuiltRelu(_ReluCall):
+class RebuiltRelu(MaskedRelu):
     """A ReLU whose output comes back from what batch norms keep, once that has given the forward's own bits."""
 
     def __init__(self, state: ForwardState, step: Step, b: Relu) -> None:

@@ -95,8 +95,9 @@ def _specialised(state: ForwardState, program: Program | None, index: int, op: s
     form, specialise = SPECIALISE[op]
     step = None if program is None else program.steps[index]
     taken = runs(values)
-    unplanned = Step(-1, op, CallChoice(-1, op), None, None)
-    call = specialise(state, step or unplanned, form(*values)) if taken else None
+    if step is None:
+        step = Step(-1, op, CallChoice(-1, op), None, None)
+    call = specialise(state, step, form(*values)) if taken else None
     if call is None:
         call = ByPyTorch(values[0] if taken else None)
     if program is not None:

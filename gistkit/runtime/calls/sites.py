@@ -89,8 +89,8 @@ _LIBRARY = _library()
 
 
 class _Site:
-    """A module of the model whose forward is ours while the model's runs. ``calls``: its covered calls, in order;
-    ``guards``: attributes that, on an instance, change what its forward does."""
+    """A module of the model whose forward is ours while the model's runs. ``calls``: its covered calls, in order, of
+    which it makes ``expected`` in a forward; ``guards``: attributes that, on an instance, change what that does."""
 
     guards = frozenset(("forward",))
 
@@ -99,15 +99,7 @@ class _Site:
         self.module: Any = None
         self.at = 0
         self._program, self._calls = program, tuple(calls)
-
-    @property
-    def expected(self) -> int:
-        """How many covered calls it makes in a forward."""
-        return len(self._calls)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward."""
-        raise NotImplementedError
+        self.expected = len(self._calls)
 
     def __deepcopy__(self, memo: dict) -> Any:
         return _own_forward(memo[id(self.module)])
@@ -177,10 +169,7 @@ class Area(_Site):
     def __init__(self, module: nn.Module, name: str, program: Program, calls: Iterable[int], counts: bool) -> None:
         super().__init__(module, program, calls)
         self.name, self._counts = name, counts
-
-    @property
-    def expected(self) -> int:
-        return len(self._calls) if self._counts else 0
+        self.expected *= counts
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state, module = _running.state, self.module
