@@ -1,8 +1,7 @@
 """What one backward node keeps of a tensor, and for how long.
 
-A ``Kept`` stands for one forward tensor inside one backward node. The ops of :mod:`gistkit.functional` take a
-``keep`` argument, a callable ``tensor -> Kept``; the runtime passes one that shares a stash between several nodes,
-users of the functional face get :func:`keep_dense` or :func:`keep_coded`.
+The ops of :mod:`gistkit.functional` take a ``keep`` argument, a callable ``tensor -> Kept``: the runtime's shares a
+stash between several nodes; users have :func:`keep_dense` and :func:`keep_coded`.
 """
 
 from __future__ import annotations

@@ -143,7 +143,6 @@ def _by_kernel(form: str, x: torch.Tensor, *vectors: Any) -> torch.Tensor:
 
 
 KERNEL_CANDIDATES: tuple[Rebuild, ...] = tuple(partial(_by_kernel, form) for form in FORMS)
-"""gistkit's own kernel in every arithmetic that it knows."""
 
 
 def rebuild_candidates(x: torch.Tensor) -> list[Rebuild]:
@@ -162,7 +161,7 @@ def rebuild_candidates(x: torch.Tensor) -> list[Rebuild]:
 
 
 def widens(arithmetic: Rebuild, x: torch.Tensor) -> bool:
-    """Whether an arithmetic makes more tensors of x's size than its result, at most four times x's bytes in all."""
+    """Whether an arithmetic makes more tensors of x's size than its result (at most four times x's bytes)."""
     if arithmetic is _elementwise_kernel or arithmetic in KERNEL_CANDIDATES:
         return False
     return x.dtype != torch.float32 or (arithmetic is _stepwise and not x.is_contiguous())

@@ -18,12 +18,10 @@ from gistkit.nn.once import apply, once_differentiable
 class _Passes:
     """Nothing: what a ReLU keeps whose consumer zeroes its gradient already."""
 
+    def __init__(self, _: torch.Tensor) -> None: ...
+
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
         return grad
-
-
-def _passes(_: torch.Tensor) -> Any:
-    return _Passes()
 
 
 def _relu_and_mask(x: torch.Tensor, inplace: bool) -> tuple[torch.Tensor, Coded]:
@@ -73,7 +71,8 @@ def relu(
     """
     if not covered(input):
         return torch.relu_(input) if inplace else torch.relu(input)
-    return run(input, inplace, _passes if mask_in_pool and keep is None else keep)
+    passes: Any = _Passes
+    return run(input, inplace, passes if mask_in_pool and keep is None else keep)
 
 
 def run(x: torch.Tensor, inplace: bool, keep: Keep | None = None) -> torch.Tensor:

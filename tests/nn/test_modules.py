@@ -13,12 +13,12 @@ from tests.support.nn_cases import planted, same_bits
 FUNCTIONS = ("conv2d", "dropout", "keep_input", "linear", "max_pool2d", "relu", "relu_max_pool2d")
 IMAGE = (4, 6, 9, 8)
 CASES = {
-    "ReLU": (True,),
+    "ReLU": (),
     "MaxPool2d": (3, 2, 1),
     "Conv2d": (6, 4, 3, 1, "same", 1, 2, False),
     "Linear": (8, 5),
     "BatchNorm2d": (6, 1e-5, None),
-    "Dropout": (0.2, True),
+    "Dropout": (0.2,),
 }
 
 

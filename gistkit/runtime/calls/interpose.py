@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from gistkit.capture import COVERED, bind, hooks_are_active, is_counted, is_metadata
 from gistkit.runtime.calls.hooks import catches, caught, pack
-from gistkit.runtime.calls.run import next_call, run_next
+from gistkit.runtime.calls.run import next_call, run
 from gistkit.runtime.forward.state import ForwardState
 
 _F = torch.nn.functional
@@ -78,7 +78,8 @@ class Interposer(TorchFunctionMode):
             if self.state.deferred is not None:
                 self.state.store_deferred()
             return self._uncovered(func, args, kwargs)
-        return run_next(self.state, op, bound, partial(self._uncovered, func, args, kwargs))
+        index = next_call(self.state, op, bound)
+        return run(self.state, self.state.program, index, op, bound, partial(self._uncovered, func, args, kwargs))
 
     def _is_open(self) -> bool:
         """Whether covered calls count: gradients are on and nobody else's saved-tensor hooks are on top."""
@@ -142,9 +143,5 @@ class _Inside(TorchFunctionMode):
 def interposed(state: ForwardState) -> Iterator[None]:
     """The forward's function mode around a block, and its hooks where custom Functions save what they are to catch."""
     state.hooked = state.program is None or state.program.catches_functions
-    if not state.hooked:
-        with Interposer(state):
-            yield
-        return
-    with caught(state), Interposer(state):
+    with caught(state) if state.hooked else nullcontext(), Interposer(state):
         yield

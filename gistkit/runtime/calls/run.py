@@ -58,12 +58,6 @@ def next_call(state: ForwardState, op: str, bound: Bound) -> int:
     return index
 
 
-def run_next(state: ForwardState, op: str, bound: Bound, plain: Callable[[], Any]) -> Any:
-    """:func:`run` of the covered call that a function mode sees now."""
-    index = next_call(state, op, bound)
-    return run(state, state.program, index, op, bound, plain)
-
-
 def run(
     state: ForwardState, program: Program | None, index: int, op: str, values: tuple, plain: Callable[[], Any]
 ) -> Any:

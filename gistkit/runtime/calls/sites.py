@@ -38,8 +38,6 @@ _transforms = torch._C._are_functorch_transforms_active
 
 
 class _Running(threading.local):
-    """The forward whose modules call now, by thread."""
-
     state: ForwardState | None = None
 
 

@@ -39,7 +39,7 @@ def whole(x: torch.Tensor) -> torch.Tensor:
 
 
 def rows_of(kept: Kept, start: int, stop: int) -> torch.Tensor:
-    """Rows start..stop of a kept tensor's first dimension, decoding no more than them where the hold can."""
+    """Rows start..stop of a kept tensor, decoding no more than them where the hold can."""
     dense_rows = getattr(kept, "dense_rows", None)
     return kept.dense()[start:stop] if dense_rows is None else dense_rows(start, stop)
 
