@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from gistkit.kernels import flat, like, ops
 from gistkit.nn.eligible import covered, overwritable, recorded
-from gistkit.nn.keep import hold, take
+from gistkit.nn.keep import take
 from gistkit.nn.once import once_differentiable
 
 
@@ -40,8 +40,7 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, p: float, inplace: bool) -> torch.Tensor:
         ctx.set_materialize_grads(False)
-        y, *kept = _drop(x, p, inplace)
-        hold(ctx, kept)
+        y, *ctx.kept = _drop(x, p, inplace)
         if inplace:
             ctx.mark_dirty(y)
         return y

@@ -1,20 +1,18 @@
 """What one backward node keeps of a tensor, and for how long.
 
-A ``Kept`` stands for one forward tensor inside one backward node. The ops of :mod:`gistkit.functional` take a
-``keep`` argument, a callable ``tensor -> Kept``; the runtime passes one that shares a stash between several nodes,
-users of the functional face get :func:`keep_dense` or :func:`keep_coded`.
+The ops of :mod:`gistkit.functional` take a ``keep`` argument, a callable ``tensor -> Kept``: the runtime's shares a
+stash between several nodes; users have :func:`keep_dense` and :func:`keep_coded`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from operator import methodcaller
 from typing import Any, Protocol
 
 import torch
 
-from gistkit.capture import is_weight
 from gistkit.codecs import CODECS, Encoded
 from gistkit.codecs import codec as codec_named
 
@@ -44,7 +42,7 @@ Keep = Callable[[torch.Tensor], Kept]
 
 
 def unchanged(x: torch.Tensor, version: int) -> torch.Tensor:
-    """x, if it is still at that version; raises the error that PyTorch raises for a saved tensor otherwise."""
+    """x, if it is still at that version; else PyTorch's own error for a saved tensor."""
     if x._version != version:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: "
@@ -69,20 +67,6 @@ class SavedAsIs:
         return torch.ops.aten.threshold_backward(grad, self.dense(), 0)
 
 
-def hold_weight(ctx: Any, weight: torch.Tensor | None) -> tuple[torch.Tensor, int] | None:
-    """A node's hold on a weight, for :func:`weight_of`: a parameter lives anyway and is held as it is, which passes by
-    the saved-tensor hooks in force; any other tensor is saved."""
-    if weight is None or not is_weight(weight):
-        ctx.save_for_backward(*(() if weight is None else (weight,)))
-        return None
-    return weight, weight._version
-
-
-def weight_of(ctx: Any, held: tuple[torch.Tensor, int] | None) -> torch.Tensor | None:
-    """The weight; raises PyTorch's error where it was written to since forward."""
-    return next(iter(ctx.saved_tensors), None) if held is None else unchanged(*held)
-
-
 def rows_from(
     dense_range: Callable[[int, int], torch.Tensor], size: torch.Size, stride: tuple[int, ...], start: int, stop: int
 ) -> torch.Tensor | None:
@@ -103,7 +87,6 @@ class Coded:
         return CODECS[self.encoded.codec].decode(self.encoded)
 
     def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        """Elements start..stop in storage order."""
         return CODECS[self.encoded.codec].decode_range(self.encoded, start, stop)
 
     def dense_rows(self, start: int, stop: int) -> torch.Tensor:
@@ -115,12 +98,8 @@ class Coded:
         return CODECS[self.encoded.codec].relu_backward(self.encoded, grad)
 
 
-_dense = methodcaller("dense")
-
-
 class SingleUse:
-    """What a node's saved tensor is replaced by: a hold that is let go of when it is unpacked, unless the graph is
-    retained."""
+    """What a node's saved tensor is replaced by: let go of when it is unpacked, unless the graph is retained."""
 
     __slots__ = ("_kept",)
 
@@ -128,11 +107,9 @@ class SingleUse:
         self._kept: Kept | None = kept
 
     def __call__(self, x: torch.Tensor) -> SingleUse:
-        """Itself: what a saved-tensor hook makes of x."""
-        return self
+        return self  # what a saved-tensor hook makes of x
 
     def dense(self) -> torch.Tensor:
-        """The tensor; raises PyTorch's own error where it has been let go of."""
         kept = self._kept
         if kept is None:
             raise RuntimeError(USED_TWICE)
@@ -148,7 +125,7 @@ def replace_saved(y: Any, field: str, kept: Kept) -> None:
     The node must have saved it under no saved-tensor hooks.
     """
     if type(kept) is not SavedAsIs:
-        getattr(y.grad_fn, f"_raw_saved_{field}").register_hooks(SingleUse(kept), _dense)
+        getattr(y.grad_fn, f"_raw_saved_{field}").register_hooks(SingleUse(kept), methodcaller("dense"))
 
 
 def keep_dense(x: torch.Tensor) -> Kept:
@@ -173,16 +150,51 @@ class Away:
         raise NotImplementedError
 
 
-def hold(ctx: Any, kept: Any) -> None:
-    """Give a node its hold."""
-    ctx.kept = kept
-
-
 def take(ctx: Any) -> Any:
-    """The node's hold; let go of unless the graph is retained. Raises PyTorch's own error at a second use."""
+    """The node's hold ``ctx.kept``, let go of unless the graph is retained; PyTorch's own error at a second use."""
     kept = ctx.kept
     if kept is None:
         raise RuntimeError(USED_TWICE)
     if not is_retained():
         ctx.kept = None
     return kept.back() if isinstance(kept, Away) else kept
+
+
+Gradients = tuple[torch.Tensor | None, ...]
+
+
+def row_slices(kept: Kept, n: int, slices: int) -> Iterator[tuple[slice, torch.Tensor]]:
+    """At most ``slices`` nearly equal runs of n rows, each with the kept tensor's rows, for a weight gradient that is
+    summed over batch slices (class ``reassociated``).
+
+    A Kept that offers ``dense_rows(start, stop)`` decodes row by row; of any other the whole tensor exists meanwhile.
+    """
+    dense_rows = getattr(kept, "dense_rows", None)
+    if dense_rows is None:
+        whole = kept.dense()
+        dense_rows = lambda start, stop: whole[start:stop]  # noqa: E731
+    count = min(slices, n)
+    for i in range(count):
+        start, stop = i * n // count, (i + 1) * n // count
+        yield slice(start, stop), dense_rows(start, stop)
+
+
+def summed(parts: Iterator[Gradients]) -> Gradients:
+    """The sums over the parts, carried in fp32, position by position; None stays None. At least one part."""
+    first = next(parts)
+    dtypes = [None if g is None else g.dtype for g in first]
+    totals = [None if g is None else g.to(torch.float32) for g in first]
+    for part in parts:
+        for total, g in zip(totals, part, strict=True):
+            if total is not None and g is not None:
+                total.add_(g)
+    return tuple(t if t is None else t.to(d) for t, d in zip(totals, dtypes, strict=True))
+
+
+def demand_slices(op: str, slices: int) -> None:
+    """Raise ValueError unless slices is a positive int."""
+    if type(slices) is not int or slices < 1:
+        raise ValueError(
+            f"gistkit.functional.{op}: weight_grad_slices must be an int of at least 1, got {slices!r}; "
+            "pass 1 for exact sums"
+        )

@@ -14,24 +14,23 @@ import torch.nn.functional as F
 
 from gistkit.errors import renamed
 from gistkit.kernels import is_dense
-from gistkit.nn.autocast import cast, disabled
+from gistkit.nn.autocast import cast
 from gistkit.nn.eligible import covered, hooked, recorded
-from gistkit.nn.keep import Keep, Kept, hold, keep_dense, take
+from gistkit.nn.keep import Keep, Kept, demand_slices, keep_dense, row_slices, summed, take
 from gistkit.nn.once import once_differentiable
-from gistkit.nn.slices import demand_slices, row_slices, summed
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Any, matrix: Any, bias: Any, keep: Keep, slices: int) -> torch.Tensor:
         ctx.set_materialize_grads(False)
-        with disabled(x.device.type):
+        with torch._C._DisableAutocast():
             y = F.linear(x, matrix.t(), bias)
             if y._is_view():  # of three dimensions and more: in-place ops after this one must find no view
                 y = torch.ops.aten._unsafe_view(y, y.shape)
         ctx.save_for_backward(matrix if ctx.needs_input_grad[0] else None)
         shapes = x.shape, _column_major(x), matrix.shape, _column_major(matrix)
-        hold(ctx, (keep(x) if ctx.needs_input_grad[1] else None, shapes, slices))
+        ctx.kept = (keep(x) if ctx.needs_input_grad[1] else None, shapes, slices)
         return y
 
     @staticmethod
@@ -61,7 +60,6 @@ def _column_major(x: torch.Tensor) -> bool:
 
 
 def _matrix_gradient(grad: torch.Tensor, x: torch.Tensor, column_major: bool) -> torch.Tensor:
-    """The transposed weight's gradient, by the product that autograd forms."""
     return grad.t().mm(x).t() if column_major else x.t().mm(grad)
 
 
@@ -80,7 +78,7 @@ def _weight_gradient(
 
 
 def takes(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether gistkit's node takes tensors of these geometries; for others PyTorch's own runs."""
+    """Whether gistkit's node takes tensors of these geometries."""
     flattens = x.dim() > 2 and x.is_contiguous()
     if not (flattens or (x.dim() == 2 and is_dense(x))) or weight.dim() != 2 or x.numel() == 0 or weight.numel() == 0:
         return False

@@ -1,10 +1,8 @@
 """Backward functions whose results cannot be differentiated again, and say so.
 
-``torch.autograd.function.once_differentiable`` says so only where the gradient that comes in requires one. The gradient
-of a plain sum does not, and the penalty of ``autograd.grad(model(x).sum(), x, create_graph=True)`` would be a constant:
-a wrong gradient without a word. Nor does its refusal lie on the way to any leaf, so that ``autograd.grad`` towards one
-passes it by, and ``autograd.functional.hessian`` returns zeros. Here every result of a backward with
-``create_graph=True`` refuses, whichever leaf behind the operation is asked for.
+``torch.autograd.function.once_differentiable`` refuses only where the incoming gradient requires one, and not on the
+way to any leaf: the penalty of ``autograd.grad(model(x).sum(), x, create_graph=True)`` would be a constant, and
+``autograd.functional.hessian`` would return zeros. Here every result of a backward with ``create_graph=True`` refuses.
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ TWICE = (
 
 
 def once_differentiable(backward: Callable[..., tuple]) -> Callable[..., tuple]:
-    """A Function's backward, run without gradients; under ``create_graph=True`` a backward through its results raises
-    RuntimeError."""
+    """A Function's backward; a backward through its results raises RuntimeError."""
 
     @functools.wraps(backward)
     def run(ctx: Any, *grads: torch.Tensor | None) -> tuple:
@@ -47,7 +44,6 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
 
 
 def _leaves(node: Any) -> list[torch.Tensor]:
-    """The leaves that a node's gradients flow to."""
     stack, seen, leaves = [node], {node}, []
     while stack:
         for edge, _ in stack.pop().next_functions:

@@ -11,18 +11,12 @@ from gistkit import formats
 from gistkit.errors import renamed
 from gistkit.kernels import forward_geometry, is_channels_last, ops
 from gistkit.nn.eligible import covered, memory_format_of, recorded, strides_of
-from gistkit.nn.keep import hold, take
+from gistkit.nn.keep import take
 from gistkit.nn.once import once_differentiable
 
 Pair = tuple[int, int]
+_Windows = tuple[Pair, Pair, Pair, Pair]
 Size = int | tuple[int, ...] | list[int]
-
-
-class _Windows(NamedTuple):
-    kernel: Pair
-    stride: Pair
-    padding: Pair
-    dilation: Pair
 
 
 class _Map(NamedTuple):
@@ -32,7 +26,7 @@ class _Map(NamedTuple):
     shape: torch.Size
     layout: torch.memory_format
     nhwc: bool
-    windows: _Windows
+    windows: tuple[Pair, ...]
     zero_code: bool
     bits: int
 
@@ -47,14 +41,14 @@ def _restrided(x: torch.Tensor, layout: torch.memory_format) -> torch.Tensor:
 class _MaxPool2d(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, windows: _Windows, ceil_mode: bool, relu: bool, zero_code: bool, bits: int
+        ctx: Any, x: torch.Tensor, windows: tuple, ceil_mode: bool, relu: bool, zero_code: bool, bits: int
     ) -> torch.Tensor:
         ctx.set_materialize_grads(False)
         layout = memory_format_of(x)
         batch = x if x.dim() == 4 else x.unsqueeze(0)
         source = batch.contiguous(memory_format=layout)
         y, codes = ops.maxpool_forward(source, *windows, ceil_mode, relu, zero_code, bits)
-        hold(ctx, _Map(codes, x.shape, layout, is_channels_last(source), windows, zero_code, bits))
+        ctx.kept = _Map(codes, x.shape, layout, is_channels_last(source), windows, zero_code, bits)
         y = _restrided(y, layout)
         return y if x.dim() == 4 else y.view(y.shape[1:]).detach()
 
@@ -86,26 +80,24 @@ def pair(value: Any) -> Pair | None:
 
 
 def _windows(kernel_size: Any, stride: Any, padding: Any, dilation: Any) -> _Windows | None:
-    """The windows as pairs; None for arguments that PyTorch shall judge."""
+    """Kernel, stride, padding and dilation as pairs; None for arguments that PyTorch shall judge."""
     step = kernel_size if stride is None or stride in ((), []) else stride
-    kernel, step, around, spread = (pair(v) for v in (kernel_size, step, padding, dilation))
-    if kernel is None or step is None or around is None or spread is None:
-        return None
-    if min(kernel) < 1 or min(step) < 1 or min(around) < 0 or min(spread) < 1:
-        return None
-    return _Windows(kernel, step, around, spread)
+    pairs = [pair(kernel_size), pair(step), pair(padding), pair(dilation)]
+    return None if None in pairs else tuple(pairs)  # type: ignore[return-value]
 
 
-def _code_bits(windows: _Windows, zero_code: bool) -> int | None:
+def _code_bits(kernel: Pair, zero_code: bool) -> int | None:
     """Bits of one code; None where the window has more positions than a byte can tell apart."""
-    symbols = windows.kernel[0] * windows.kernel[1] + zero_code
+    symbols = kernel[0] * kernel[1] + zero_code
     if symbols <= formats.ARGMAX4_POSITIONS:
         return 4
     return 8 if symbols <= formats.ARGMAX8_POSITIONS else None
 
 
-def _applicable(x: torch.Tensor, windows: _Windows, ceil_mode: bool, zero_code: bool, bits: int) -> bool:
-    """Whether the operator takes this pool; what it refuses goes to PyTorch, which raises its own error if it must."""
+def _applicable(
+    x: torch.Tensor, windows: tuple[Any, Any, Any, Any], ceil_mode: bool, zero_code: bool, bits: int
+) -> bool:
+    """Whether the operator takes this pool; else PyTorch runs or raises its own error."""
     if x.dim() not in (3, 4) or x.numel() == 0:
         return False
     batch = torch.empty((1,) * (4 - x.dim()) + tuple(x.shape), dtype=x.dtype, device="meta")
@@ -117,10 +109,9 @@ def _applicable(x: torch.Tensor, windows: _Windows, ceil_mode: bool, zero_code: 
 
 
 def _pool(x: Any, where: tuple, ceil_mode: bool, return_indices: bool, relu: bool, zero: bool) -> Any:
-    """The pool of x or of relu(x) by gistkit's operator, or else by PyTorch's; ``where``: its windows."""
     if not return_indices and recorded(x) and covered(x):
         windows = _windows(*where)
-        bits = None if windows is None else _code_bits(windows, zero)
+        bits = None if windows is None else _code_bits(windows[0], zero)
         if windows is not None and bits is not None and _applicable(x, windows, ceil_mode, zero, bits):
             return _MaxPool2d.apply(x, windows, bool(ceil_mode), relu, zero, bits)
     # a second ReLU changes no value of a ReLU's output, and zeroes the gradient as the codes would have

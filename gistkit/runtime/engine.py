@@ -24,8 +24,7 @@ from gistkit.capture import Recorder, capture, hooks_are_active
 from gistkit.errors import CaptureError, PlanMismatchError
 from gistkit.ir import Plan, SavedGraph, SavedStorage
 from gistkit.planning.policies import gist
-from gistkit.runtime.calls.by_pytorch import Counter
-from gistkit.runtime.calls.interpose import interposed
+from gistkit.runtime.calls.interpose import Counter, interposed
 from gistkit.runtime.calls.sites import Sites
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.density_excess import ExcessBudget, remember

@@ -12,7 +12,7 @@ from gistkit.kernels.layout import flat
 from gistkit.kernels.reference import rebuild as reference
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 from gistkit.nn import norm as bn
-from gistkit.nn.factors import Factors, plane_of
+from gistkit.nn.norm import Factors, plane_of
 from gistkit.runtime.rebuild.arithmetic import Kind, arithmetics
 from tests.gpu.waiting import no_synchronisation
 from tests.support.rebuild_cases import SIZES, factors, operands

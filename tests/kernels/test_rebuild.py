@@ -9,7 +9,7 @@ import gistkit
 from gistkit.kernels import ops
 from gistkit.kernels.launch.checks import FORMS
 from gistkit.nn import norm
-from gistkit.nn.factors import Factors
+from gistkit.nn.norm import Factors
 from gistkit.runtime.rebuild import arithmetic
 from tests.support.nn_cases import same_bits
 

@@ -45,23 +45,12 @@ def test_batch_norm(shape, dtype, parameters, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_special_values_and_layouts(layout):
-    x = laid_out(planted((4, 6, 5, 7)), layout).requires_grad_()
-    assert_same(_batch_norm(functional.batch_norm), _batch_norm(F.batch_norm), [x, *_affine(6, torch.float32)])
-
-
-@pytest.mark.parametrize("needs", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1)])
-def test_frozen_operands(needs):
-    operands = [planted((4, 6, 5, 7)), *_affine(6, torch.float32)]
+@pytest.mark.parametrize("keep", [None, keep_coded("dense"), keep_coded("zvc")])
+@pytest.mark.parametrize("needs", [(1, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1)])
+def test_special_values_layouts_coded_input_and_frozen_operands(layout, keep, needs):
+    operands = [laid_out(planted((4, 6, 5, 7)), layout), *_affine(6, torch.float32)]
     operands = [x.detach().requires_grad_(bool(need)) for x, need in zip(operands, needs, strict=True)]
-    assert_same(_batch_norm(functional.batch_norm), _batch_norm(F.batch_norm), operands)
-
-
-@pytest.mark.parametrize("codec", ["dense", "zvc"])
-def test_coded_input(codec):
-    x = planted((4, 6, 5, 7)).requires_grad_()
-    own = _batch_norm(functional.batch_norm, keep=keep_coded(codec))
-    assert_same(own, _batch_norm(F.batch_norm), [x, *_affine(6, torch.float32)])
+    assert_same(_batch_norm(functional.batch_norm, keep=keep), _batch_norm(F.batch_norm), operands)
 
 
 def test_inference_and_absent_statistics():

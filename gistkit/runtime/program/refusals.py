@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gistkit.errors import PlanError, PlanMismatchError
 from gistkit.ir import Decision
-from gistkit.runtime.program.program import Program, Step
+from gistkit.runtime.program.program import Program
 
 
 def not_as_planned(decision: Decision, why: str) -> str:
@@ -19,14 +19,6 @@ def cannot_keep(decision: Decision, program: Program | None, why: str) -> PlanEr
         f"the plan's budget cannot be kept: storage {decision.storage} ({op} of {module or 'the model'}, shape "
         f"{shape}) was to be {decision.codec!r}{_at(decision)}, and {why}; take another policy or "
         "class of moves, or no budget"
-    )
-
-
-def cannot_run(step: Step, how: str, why: str) -> PlanError:
-    """The error of a call that cannot run as planned, under a budget."""
-    return PlanError(
-        f"the plan's budget cannot be kept: {step.op}, covered call {step.index}, was to run {how}, and {why}; "
-        "plan again, or without a budget"
     )
 
 

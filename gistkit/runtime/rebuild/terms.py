@@ -20,9 +20,8 @@ import torch
 
 from gistkit.ir import part_bytes
 from gistkit.kernels.launch import direct
-from gistkit.nn.factors import Factors, plane_of
 from gistkit.nn.keep import Kept, unchanged
-from gistkit.nn.norm import KERNEL_CANDIDATES, in_blocks, result_like, widens
+from gistkit.nn.norm import KERNEL_CANDIDATES, Factors, plane_of, result_like, widens
 from gistkit.runtime.rebuild.arithmetic import Kind
 from gistkit.runtime.stash.stash import Rows, rows_of, source_of
 from gistkit.runtime.stash.verify import blocks
@@ -125,7 +124,7 @@ class NormTerm:
             return self.arithmetic(x, *vectors)
         y = result_like(self.arithmetic, x)
         for index in blocks(x, part_bytes(x.numel() * x.element_size())):
-            y[index] = in_blocks(self.arithmetic, x[index], vectors, index[1])
+            y[index] = self.arithmetic(x[index], *[None if v is None else v[index[1]] for v in vectors])
         return y
 
 
