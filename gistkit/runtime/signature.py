@@ -8,6 +8,14 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten
 
+AUTOCAST_DEVICES = ("cpu", "cuda")
+AutocastState = tuple[tuple[bool, torch.dtype], ...]
+
+
+def autocast_now() -> AutocastState:
+    """Autocast's state by device type."""
+    return tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in AUTOCAST_DEVICES)
+
 
 def signature(args: tuple, kwargs: dict, by_value: tuple = (int, str)) -> tuple:
     """What a plan depends on besides the model: everything about the arguments but sizes, and autocast.

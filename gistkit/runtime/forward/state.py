@@ -25,7 +25,6 @@ from gistkit.runtime.program.program import Program, Step
 from gistkit.runtime.program.refusals import cannot_keep, cannot_run, left, not_as_planned
 from gistkit.runtime.program.settings import KEEP_DENSE, WITHOUT_VALUES, Settings, ad_hoc
 from gistkit.runtime.rebuild.terms import NormSource
-from gistkit.runtime.recompute.checks import Checks
 from gistkit.runtime.recompute.tape import Tape
 from gistkit.runtime.sparse_sizes.counts import Ticket
 from gistkit.runtime.sparse_sizes.exact import ExactPacker
@@ -80,7 +79,7 @@ class ForwardState(KeptLedger):
         if again is not None:
             # as with rebuilds: what starts from rounded values does not give the forward's bits
             verified = None if self.settings.lossy is not None else self.verified
-            self.tape = Tape(again, self._outside, Checks(verified, self._not_again, lambda: self.bound))
+            self.tape = Tape(again, self._outside, verified, self._not_again)
 
     def blank(self, op: str) -> Step:
         """A step of which no plan says anything."""

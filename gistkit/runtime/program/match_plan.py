@@ -13,7 +13,7 @@ from gistkit.ir import FORMS, OPERATORS, PLACES, REMEDY, Plan, SavedGraph, State
 from gistkit.planning import AGAIN, check_forward, check_inputs, check_same, check_state
 from gistkit.planning.forms import check_decisions
 from gistkit.runtime.program.program import Program
-from gistkit.runtime.recompute.state import AUTOCAST_DEVICES, autocast_now
+from gistkit.runtime.signature import AUTOCAST_DEVICES, autocast_now
 
 Shapes = tuple[tuple[int, ...], ...]
 

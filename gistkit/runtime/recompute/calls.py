@@ -3,16 +3,19 @@ storage that the segment makes itself, or a hold on one that is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from gistkit.errors import GistError
-from gistkit.runtime.recompute.state import AutocastState, RandomState
+from gistkit.runtime.signature import AUTOCAST_DEVICES, AutocastState
 
 Geometry = tuple[torch.Size, tuple[int, ...], int]
+RandomState = tuple[str, int, bytes]
+"""Device type, index, state of its default generator."""
 
 
 class ReplayError(GistError):
@@ -48,8 +51,7 @@ class RecordedCall:
 
     ``makes``: (which tensor of its result, storage, geometry); ``changes``: storages that it overwrites; ``packs``:
     storages that it makes inside, by the number of the saved tensor; ``casts``: storages that autocast makes of its
-    tensors, with the tensor's number and their dtype. ``random``: (device type, index, state before it) where it drew
-    random numbers.
+    tensors, with the tensor's number and their dtype. ``random``: states before it where it drew random numbers.
     """
 
     number: int
@@ -78,3 +80,26 @@ class RecordedCall:
     def made(self) -> set[int]:
         """Storages that are new with this call."""
         return {s for _, s, _ in self.makes} | set(self.packs.values()) | set(self.casts)
+
+
+@contextmanager
+def autocast(states: AutocastState) -> Iterator[None]:
+    """Autocast as it was in forward, without its cache of casts."""
+    with ExitStack() as stack:
+        for device, (enabled, dtype) in zip(AUTOCAST_DEVICES, states, strict=True):
+            if enabled or torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False))
+        yield
+
+
+def random_state(device: str, index: int) -> bytes:
+    """The state of a device's default generator, on the host."""
+    state = torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state(index)
+    return state.numpy().tobytes()
+
+
+def set_random(states: Iterable[RandomState]) -> None:
+    """Put generators into these states."""
+    for device, index, state in states:
+        packed = torch.frombuffer(bytearray(state), dtype=torch.uint8)
+        torch.set_rng_state(packed) if device == "cpu" else torch.cuda.set_rng_state(packed, index)

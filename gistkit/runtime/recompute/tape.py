@@ -2,6 +2,10 @@
 
 Which call of the plan's graph runs now is known by counting the calls that the function mode sees, as the recorder
 did; a call that does not fit its place in the graph is a PlanMismatchError.
+
+That a storage comes back bit for bit is checked once, in each shape and dtype and on each device: forward takes a
+digest of it, which is compared when backward runs its segment anew. One that differs is a GistError; from the next
+forward on it is kept as it is, under a budget a PlanError.
 """
 
 from __future__ import annotations
@@ -16,19 +20,22 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_flatten
 
 from gistkit.capture import COVERED, PLAIN, bind, call_name, operands, tensors_in
-from gistkit.errors import PlanError, PlanMismatchError
+from gistkit.errors import GistError, PlanError, PlanMismatchError
 from gistkit.ir import Call, Decision
 from gistkit.nn.autocast import LOWERED
 from gistkit.nn.keep import Kept
 from gistkit.nn.standin import settings
 from gistkit.planning.forms import OBSERVERS, RecomputePlan, SegmentPlan
-from gistkit.runtime.recompute.calls import Operand, RecordedCall, geometry
-from gistkit.runtime.recompute.checks import DIFFERS, Checks
-from gistkit.runtime.recompute.recompute import RecomputedBody, Segment
-from gistkit.runtime.recompute.state import DrawnFrom, RandomState, autocast_now, random_state
+from gistkit.runtime.recompute.calls import Operand, RandomState, RecordedCall, geometry, random_state
+from gistkit.runtime.recompute.replay import RecomputedBody, Segment
+from gistkit.runtime.signature import autocast_now
+from gistkit.runtime.stash.stash import whole
+from gistkit.runtime.stash.verify import Digest
 
 Hold = Callable[[torch.Tensor, int], Kept]
+Refuse = Callable[[int, str], None]
 AGAIN = "plan this model again"
+DIFFERS = "it does not come back bit for bit on this device"
 _SURE = frozenset(("relu", "max_pool2d", "conv2d", "linear", "batch_norm", "add"))
 """Covered ops that draw no random numbers."""
 
@@ -49,11 +56,11 @@ class _Open:
 
 
 class Tape:
-    """Writes down one forward. ``hold(x, storage)`` gives a hold on a kept storage, ``checks`` tell of the storages
-    that come back."""
+    """Writes down one forward. ``hold(x, storage)`` gives a hold on a kept storage, ``verified`` remembers by key which
+    storages come back (None: nothing is checked), ``refuse(storage, why)`` hears of those that do not."""
 
-    def __init__(self, plan: RecomputePlan, hold: Hold, checks: Checks) -> None:
-        self._plan, self._hold, self._checks = plan, hold, checks
+    def __init__(self, plan: RecomputePlan, hold: Hold, verified: dict | None, refuse: Refuse) -> None:
+        self._plan, self._hold, self._verified, self._refuse = plan, hold, verified, refuse
         self._segments = [Segment() for _ in plan.segments]
         self._at = 0
         self._now = _Open(-1, "")
@@ -68,8 +75,6 @@ class Tape:
         order = self._plan.order
         number = order[self._at] if self._at < len(order) else -1
         self._at += 1
-        if self._checks.waiting:
-            self._compare(number)
         if number not in self._plan.watched:
             self._now = now = self._unwritten
             now.number, now.over, now.saves = number, False, 0
@@ -130,25 +135,37 @@ class Tape:
             return why
         after = storage not in now.versions or x._version > now.versions[storage]
         key = ("recompute", storage, now.number, x.shape, x.stride(), x.dtype, x.device, autocast_now(), settings())
-        known = self._checks.known(key)
+        known = True if self._verified is None else self._verified.get(key)
         if known is False:
             return DIFFERS
         body = self._segments[plan.index].body(storage, 2 * now.number + after, x)
         if known is None:
-            written = any(w.index > now.number for w in self._plan.graph.writers(storage))
-            self._checks.add(plan.index, body, key, x, written)
+            body.check = self._when_back(Digest(whole(x.detach())), key, storage)
         return body
+
+    def _when_back(self, digest: Digest, key: tuple, storage: int) -> Callable[[torch.Tensor], None]:
+        verified, refuse = self._verified, self._refuse
+        assert verified is not None
+
+        def check(values: torch.Tensor) -> None:
+            verified[key] = digest.matches(values)
+            if not verified[key]:
+                refuse(storage, DIFFERS)
+                raise GistError(
+                    f"storage {storage} did not come back bit for bit when its segment ran anew in backward; run the "
+                    "step again: its next forward keeps it as it is"
+                )
+
+        return check
 
     def close(self) -> None:
         """The forward returned."""
-        self._compare(None)
         for segment in self._segments:
             segment.complete = True
 
     def clear(self) -> None:
         """Let go of everything; stand-ins keep what they hold."""
         self._segments.clear()
-        self._checks.waiting.clear()
         self._live.clear()
         self._now = _Open(-1, "")
 
@@ -209,7 +226,7 @@ class Tape:
             elif isinstance(leaf, torch.Tensor) or isinstance(leaf, PLAIN):
                 made.append(None if isinstance(leaf, torch.Tensor) else leaf)
             elif isinstance(leaf, torch.Generator):
-                made.append(DrawnFrom(leaf.device, leaf.get_state()))
+                made.append(leaf.clone_state())
             else:
                 raise PlanError(
                     f"storage {min(plan.storages)}: recompute runs {call.op} of {call.module or 'the model'} (call "
@@ -238,12 +255,6 @@ class Tape:
                 ref = StorageWeakRef(t.untyped_storage())
                 self._live[ref.cdata] = (ref, storage)
         return tuple(made.values())
-
-    def _compare(self, number: int | None) -> None:
-        """Compare the segments that are over: those whose last call comes before ``number`` (None: all)."""
-        for index in tuple(self._checks.waiting):
-            if number is None or 0 <= self._plan.segments[index].end < number:
-                self._checks.compare(index, self._segments[index])
 
 
 @lru_cache(maxsize=1024)

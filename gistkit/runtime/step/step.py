@@ -28,8 +28,7 @@ from gistkit.planning.cost import CUDA_LIBRARIES_BYTES
 from gistkit.planning.simulate import check_per_sub_batch_norm
 from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.program.match_plan import given_program
-from gistkit.runtime.recompute.state import AUTOCAST_DEVICES
-from gistkit.runtime.signature import signature
+from gistkit.runtime.signature import AUTOCAST_DEVICES, signature
 from gistkit.runtime.step.compared_losses import ComparedLoss
 from gistkit.runtime.step.deterministic_forward import tensors_of
 from gistkit.runtime.step.known_losses import Share, known_share
