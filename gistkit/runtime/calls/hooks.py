@@ -99,7 +99,7 @@ def _planned(state: ForwardState, x: torch.Tensor) -> Decision | None:
         return None
     number = state.calls if state.instead < 0 else state.instead
     key = (number, str(x.dtype).removeprefix("torch."), tuple(x.shape))
-    found = program.uncovered(key) if state.instead < 0 else program.within(key)
+    found = (program.gaps if state.instead < 0 else program.within).get(key, ())
     open_choice = KEEP_DENSE if state.strict else None
     if len(found) < 2:
         decision = (found[0] if found else None) or open_choice

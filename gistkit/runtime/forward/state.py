@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from gistkit.codecs import CODECS, Codec, Encoded, Sparse
+from gistkit.errors import PlanError, PlanMismatchError
 from gistkit.ir import FORMS, RERUN, STAY, CallChoice, Decision
 from gistkit.nn.eligible import KERNEL_DTYPES
 from gistkit.nn.keep import Kept, SavedAsIs
@@ -21,8 +22,7 @@ from gistkit.runtime.forward.kept_ledger import KeptLedger
 from gistkit.runtime.offload.host import HostBody
 from gistkit.runtime.program.density_excess import ExcessBudget
 from gistkit.runtime.program.joint_gradients import JOINT_BYTES, JOINT_SHARE
-from gistkit.runtime.program.program import Program, Step
-from gistkit.runtime.program.refusals import cannot_keep, cannot_run, left, not_as_planned
+from gistkit.runtime.program.program import Program, Step, cannot_keep
 from gistkit.runtime.program.settings import KEEP_DENSE, WITHOUT_VALUES, Settings, ad_hoc
 from gistkit.runtime.rebuild.terms import NormSource
 from gistkit.runtime.recompute.tape import Tape
@@ -88,7 +88,8 @@ class ForwardState(KeptLedger):
     def diverge(self, expected: str, got: str) -> None:
         """The forward left its plan: an error where the caller gave the plan, else go on without it."""
         if self.strict:
-            raise left(expected, got)
+            remedy = "plan this model again, or call gistkit.compress(model) without a plan"
+            raise PlanMismatchError(expected, got, remedy)
         self.diverged = f"expected {expected}, got {got}"
         self.program = None
 
@@ -226,10 +227,10 @@ class ForwardState(KeptLedger):
         """A hold for a segment on what it starts from."""
         if self.program is None or storage < 0 or self.program.graph.storages[storage].kind != "activation":
             return SavedAsIs(x)
-        return self.keep(x, self.program.decision(storage) or replace(KEEP_DENSE, storage=storage, reason=AGAIN))
+        return self.keep(x, self.program.decisions.get(storage) or replace(KEEP_DENSE, storage=storage, reason=AGAIN))
 
     def _not_again(self, storage: int, why: str) -> None:
-        decision = None if self.program is None else self.program.decision(storage)
+        decision = None if self.program is None else self.program.decisions.get(storage)
         if decision is not None:
             self.cannot(decision, why)
 
@@ -267,14 +268,18 @@ class ForwardState(KeptLedger):
         """A decision that is not carried out: noted for the report, an error where the plan promises a budget."""
         if decision.storage < 0:
             return
-        self.notes[decision.storage] = not_as_planned(decision, why)
+        where = " on the host" if decision.on_host else ""
+        self.notes[decision.storage] = f"not {decision.codec}{where} as planned: {why}"
         if self.bound:
             raise cannot_keep(decision, self.program, why)
 
     def cannot_run(self, step: Step, how: str, why: str) -> None:
         """A call that cannot run as planned: an error where the plan promises a budget."""
         if self.bound:
-            raise cannot_run(step, how, why)
+            raise PlanError(
+                f"the plan's budget cannot be kept: {step.op}, covered call {step.index}, was to run {how}, and {why}; "
+                "plan again, or without a budget"
+            )
 
     # --- recipes ------------------------------------------------------------------------------------------------------
 
@@ -296,7 +301,7 @@ class ForwardState(KeptLedger):
         """The forward returned: have all its calls been made?"""
         self.store_deferred()
         if self.program is not None:
-            expected = self.program.length if self.expected is None else self.expected
+            expected = len(self.program.steps) if self.expected is None else self.expected
             if self.seen != expected:
                 self.diverge(f"{expected} covered calls", f"{self.seen}")
         if self.tape is not None:

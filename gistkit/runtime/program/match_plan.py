@@ -153,7 +153,7 @@ def inputs_of(args: tuple, kwargs: dict) -> tuple[StateTensor, ...]:
 def check_call(program: Program, index: int, bound: Bound) -> None:
     """Raise PlanMismatchError where a covered call has other strides, another kernel and the like than its plan's, or
     a larger operand."""
-    call, sizes = program.call(index), program.plan.contract.storage_bytes
+    call, sizes = program.covered[index], program.plan.contract.storage_bytes
     where = f"{call.op}{f' of {call.module!r}' if call.module else ''}, covered call {index},"
     for name in GEOMETRY[call.op]:
         now = getattr(bound, name)

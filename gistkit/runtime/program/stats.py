@@ -82,7 +82,7 @@ class Observed:
         rows = [_row(program, *storage) for storage in self.storages]
         for index, op, nbytes in self.own:
             if nbytes:
-                module = program.module(index) if program else ""
+                module = program.covered[index].module if program else ""
                 rows.append(Row(-1, op, module, (), OWN_CODECS[op], 0, nbytes, "what its own backward needs"))
         return StepStats(
             tuple(rows),

@@ -81,10 +81,8 @@ def _exact(candidates: list[Rebuild] | None, kind: Kind, seed: int) -> list[Rebu
         return torch._batch_norm_impl_index(x, weight, bias, None, None, True, 0.0, kind.eps, cudnn)[:3]
 
     if kind.affine is not None:
-        weight, bias = (
-            drawn().mul_(DRAWN_SCALE).to(kind.affine),
-            torch.zeros(channels, device=kind.device).to(kind.affine),
-        )
+        weight = drawn().mul_(DRAWN_SCALE).to(kind.affine)
+        bias = torch.zeros(channels, device=kind.device).to(kind.affine)
         mean, invstd = forward()[1:]
         bias.copy_(_cancelling(x, mean, invstd, weight))
     y, *stats = forward()
@@ -92,29 +90,19 @@ def _exact(candidates: list[Rebuild] | None, kind: Kind, seed: int) -> list[Rebu
     return [c for c in known if _gives(c, x, y, *stats, weight, bias)]
 
 
-def _cancelling(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+def _cancelling(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Biases that leave next to nothing but rounding of one element a channel. Arithmetics differ by an ulp of fp32,
     which in 16 bits one element in some 50,000 shows; of such a one it is nearly all that there is."""
     first = x[(0, slice(None), *(0,) * (x.dim() - 2))]
-    scaled = (first.double() - mean.double()).mul_(invstd)
-    return (scaled if weight is None else scaled.mul_(weight)).neg_()
+    return (first.double() - mean.double()).mul_(invstd).mul_(weight).neg_()
 
 
-def _gives(
-    candidate: Rebuild,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    mean: torch.Tensor,
-    invstd: torch.Tensor,
-    *affine: torch.Tensor | None,
-) -> bool:
+def _gives(candidate: Rebuild, x: torch.Tensor, y: torch.Tensor, *vectors: torch.Tensor | None) -> bool:
     """Whether an arithmetic gives y from x, asked block by block: so much beside the two is in every plan."""
-    vectors = (mean, invstd, *affine)
-    for index in blocks(x, part_bytes(x.numel() * x.element_size())):
-        own = (None if v is None else v[index[1]] for v in vectors)
-        if not same_bits(candidate(x[index], *own), y[index]):
-            return False
-    return True
+    return all(
+        same_bits(candidate(x[index], *(None if v is None else v[index[1]] for v in vectors)), y[index])
+        for index in blocks(x, part_bytes(x.numel() * x.element_size()))
+    )
 
 
 def probe_ahead(verified: dict, program: Program, args: tuple, kwargs: dict) -> None:
@@ -124,9 +112,9 @@ def probe_ahead(verified: dict, program: Program, args: tuple, kwargs: dict) -> 
     if not inputs:
         return
     rows, device = batch_size((args, kwargs)), inputs[0].device
-    for kind in program.remembered(
-        ("kinds", rows, device), lambda: tuple(dict.fromkeys(_kinds(program, rows, device)))
-    ):
+    if (rows, device) not in program.norm_kinds:
+        program.norm_kinds[rows, device] = tuple(dict.fromkeys(_kinds(program, rows, device)))
+    for kind in program.norm_kinds[rows, device]:
         arithmetics(verified, kind)
 
 
@@ -145,6 +133,3 @@ def _kinds(program: Program, rows: int, device: torch.device) -> Iterator[Kind]:
 
 def _dtype(name: str) -> torch.dtype:
     return dtype_of(name.removeprefix("torch."))
-
-
-__all__ = ["Kind", "arithmetics", "probe_ahead"]

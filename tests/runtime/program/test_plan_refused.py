@@ -38,7 +38,7 @@ def test_a_decision_that_its_storage_cannot_have_is_refused_before_anything_runs
 
 
 def test_a_rebuild_that_is_not_exact_breaks_a_budget(monkeypatch):
-    monkeypatch.setattr("gistkit.runtime.rebuild.exactness.arithmetics", lambda *_: [])
+    monkeypatch.setattr("gistkit.runtime.rebuild.terms.arithmetics", lambda *_: [])
     model, (x, y) = UNet().train(), data()
     graph, _ = captured(model, x, y)
     plan = gist(graph)
