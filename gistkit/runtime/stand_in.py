@@ -26,6 +26,9 @@ class CompressedForward:
 
     It has the face of the bound method that it stands for (signature, name, doc, ``__wrapped__``, ``__func__``,
     ``__self__``). It also stands under :data:`STAND_IN`, where it is found after somebody has wrapped ``forward``.
+    ``previous``: what stood in ``model.__dict__["forward"]`` before, which a captured copy runs; ``active``: False
+    where :func:`restore` had to leave it inside a wrapper; ``kept``: what else the model had in place of what
+    :meth:`attach` puts there.
     """
 
     # ``functools.wraps`` copies what is in ``__dict__`` into wrappers, which would then hold the model and the engine.
@@ -34,12 +37,8 @@ class CompressedForward:
     def __init__(self, model: torch.nn.Module, settings: Settings, plan: Plan | None, previous: Any = None) -> None:
         self.model = model
         self.engine = Engine(settings, plan)
-        self.previous = previous
-        """What stood in ``model.__dict__["forward"]`` before: a captured copy runs that (graph.capture)."""
-        self.active = True
-        """False where :func:`restore` had to leave it inside a wrapper: it hands calls on."""
+        self.previous, self.active = previous, True
         self.kept: dict[str, Any] = {}
-        """What else the model had in place of what :meth:`attach` puts there."""
         for name in functools.WRAPPER_ASSIGNMENTS:
             if hasattr(self.__wrapped__, name):
                 setattr(self, name, getattr(self.__wrapped__, name))

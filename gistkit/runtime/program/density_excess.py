@@ -63,7 +63,11 @@ def denser(plan: Plan, densities: Mapping[int, float], storages: Mapping[int, Sa
         if s in shares and storage is not None and densities.get(s, 0.0) > shares[s]:
             sizes = (_payload_bytes(decision.form, storage, share) for share in (shares[s], densities[s]))
             found.append(Denser(s, shares[s], densities[s], *sizes))
-    return tuple(sorted(found, key=lambda d: (-d.excess_bytes, d.storage)))
+    return tuple(_worst_first(found))
+
+
+def _worst_first(found: list[Denser]) -> list[Denser]:
+    return sorted(found, key=lambda d: (-d.excess_bytes, d.storage))
 
 
 def _payload_bytes(form: Form, storage: SavedStorage, density: float) -> int:
@@ -120,7 +124,7 @@ class ExcessBudget:
         encoded, total = packer.encode_and_wait(codec, x)
         found = self.denied(decision, codec, x.numel(), total)
         if found is not None:
-            body = self.away(found, codec, lambda: sent_encoding(encoded), x.device, decision)
+            body = self.away(found, codec, partial(sent_encoding, encoded), x.device, decision)
             if body is not None:
                 return body
         codec.settle(encoded, total)
@@ -173,33 +177,29 @@ class ExcessBudget:
     def warn(self) -> bool:
         """Warn of what was moved to the host, and of what had to stay although the budget is exceeded by it; whether
         there was any."""
-        found = sorted(self.moved + self.over, key=lambda d: (-d.excess_bytes, d.storage))
+        found = _worst_first(self.moved + self.over)
         if not found:
             return False
         budget = f"the budget of {self._budget.total_bytes} bytes"
         sent_bytes = sum(d.measured_bytes for d in self.moved)
         away = f"{len(self.moved)} of these storages, {sent_bytes} bytes, went to the host and come back for each use"
+        worst = "; ".join(map(str, found[:3])) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
         if self.over:
             text = (
                 f"{budget} may be exceeded by up to {-self._left_bytes}, as there are fewer zeros than it was planned "
+                f"with and the host has no memory {'left' if self._link else 'of its own'}: {worst}"
             )
-            text += f"with and the host has no memory {'left' if self._link else 'of its own'}: {_worst(found)}"
-            text += f"; {away}" if self.moved else ""
         else:
-            text = f"the step takes longer, as there are fewer zeros than {budget} was planned with: "
-            text += f"{_worst(found)}; {away}"
+            text = f"the step takes longer, as there are fewer zeros than {budget} was planned with: {worst}"
+        text += f"; {away}" if self.moved else ""
         again = "plan again with density=gistkit.report(model).densities"
         warnings.warn(f"{text}; {again}", BudgetWarning, stacklevel=2)
         return True
 
 
-def _worst(found: list[Denser]) -> str:
-    return "; ".join(map(str, found[:3])) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
-
-
 class PromisedBody:
-    """The payload of a storage whose size only the device knows yet: a scratch, as planned, and then what
-    :class:`ExcessBudget` has room for, the packed payload, or the scratch on the host."""
+    """The payload of a storage whose size only the device knows yet: a scratch, as planned, and then the packed payload
+    or, where :class:`ExcessBudget` has no room for that, the scratch on the host."""
 
     def __init__(
         self, room: ExcessBudget, codec: Sparse, x: torch.Tensor, decision: Decision, packer: ExactPacker
@@ -211,15 +211,14 @@ class PromisedBody:
         self._form: CodedBody | PartedBody = CodedBody(encoded)
 
     def settle(self, encoded: Encoded, total: int) -> None:
-        """Take the final form: called by the packer when the number of stored elements has come. Raises GistError for
-        one that cannot be."""
+        """Take the final form: called by the packer when the number of stored elements has come."""
         with self._lock:
             if not encoded.pending or isinstance(self._form, PartedBody):
                 return
             possible = total <= encoded.numel
             found = self._room.denied(self._decision, self._codec, encoded.numel, total) if possible else None
             if found is not None:
-                send = lambda: sent_encoding(encoded)  # noqa: E731
+                send = partial(sent_encoding, encoded)
                 away = self._room.away(found, self._codec, send, self._device, self._decision)
                 if away is not None:
                     self._form = away

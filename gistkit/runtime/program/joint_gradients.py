@@ -9,6 +9,7 @@ host less (ResNet-50, H200: 51 us a convolution), so they run where there is roo
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import NamedTuple
 
 from gistkit.formats import VALUE_FORMS
@@ -16,9 +17,9 @@ from gistkit.ir import STAY, Form, Plan, SavedGraph, SavedStorage, numel
 
 
 class Headroom(NamedTuple):
-    """What there is below the peak when a convolution takes both gradients at once, at the sizes of the graph:
-    ``input_bytes``; ``spare_bytes``, what later calls keep beyond its input and both gradients; ``weight_bytes``, the
-    gradients of all parameters."""
+    """What there is below the peak when a convolution takes both gradients at once, at the sizes of the graph.
+    ``spare_bytes``: what later calls keep beyond its input and both gradients; ``weight_bytes``: of all gradients of
+    parameters."""
 
     input_bytes: int
     spare_bytes: int
@@ -54,11 +55,7 @@ def _kept_later(graph: SavedGraph, plan: Plan) -> list[int]:
         decision = decided.get(storage.id)
         if decision is not None and decision.place == "device" and storage.kind == "activation":
             fresh[min(call.index for call, _ in graph.savers(storage.id))] += _least_bytes(decision.form, storage)
-    later, total = [0] * len(graph.calls), 0
-    for index in range(len(graph.calls) - 1, -1, -1):
-        later[index] = total
-        total += fresh[index]
-    return later
+    return list(accumulate(fresh[:0:-1]))[::-1]
 
 
 def _least_bytes(form: Form, storage: SavedStorage) -> int:

@@ -3,6 +3,8 @@ model's step must match the step that the plan was made for. Raises PlanError or
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -25,7 +27,7 @@ def check_plan(plan: Plan, lossy: str | None = None) -> str | None:
     """
     _check_words(plan)
     formats = {d.form.rounds_to for d in plan.decisions} - {""}
-    planned = next(iter(sorted(formats)), None)
+    planned = min(formats, default=None)
     if planned is not None and plan.fidelity != "lossy":
         _refuse("fidelity", f"'lossy', as it rounds to {planned}", repr(plan.fidelity))
     if lossy is not None and lossy not in formats and planned is not None:
@@ -94,14 +96,9 @@ def _tensors(args: tuple, kwargs: dict) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
 
 
-def _strided(args: tuple, kwargs: dict) -> list[torch.Tensor]:
-    """Those of them that lie in memory by strides."""
-    return [t for t in _tensors(args, kwargs) if t.layout == torch.strided and not t.is_nested]
-
-
-def _like(t: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], mode: FakeTensorMode) -> torch.Tensor:
+def _alone(t: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     with mode, torch.no_grad():
-        fake = torch.empty_strided(shape, stride, dtype=t.dtype, device=t.device)
+        fake = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
     fake.requires_grad_(t.requires_grad)
     if t.is_leaf:
         return fake
@@ -109,19 +106,15 @@ def _like(t: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], mode
         return fake.clone()
 
 
-def _by_extent(model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+def _by_extent(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """A forward's arguments with fake tensors for those that begin within their storage, as all but the first of a
     batch's parts do: what is captured of such a view is the whole storage. One that shares it stays."""
-    given = {id(t): t for t in _strided(args, kwargs)}
-    views = {i: t for i, t in given.items() if type(t) is torch.Tensor and t.storage_offset()}
-    if not views:
-        return args, kwargs
-    state = [t for t in (*model.parameters(), *model.buffers()) if type(t) in (torch.Tensor, torch.nn.Parameter)]
-    there = [t.untyped_storage()._cdata for t in (*given.values(), *_strided(tuple(state), {}))]
+    given = {id(t): t for t in _tensors(args, kwargs) if t.layout == torch.strided and not t.is_nested}
+    there = Counter(t.untyped_storage()._cdata for t in given.values())
+    views = [t for t in given.values() if type(t) is torch.Tensor and t.storage_offset()]
     mode = FakeTensorMode()
-    alone = {i: t for i, t in views.items() if there.count(t.untyped_storage()._cdata) == 1}
-    made = {i: _like(t, tuple(t.shape), t.stride(), mode) for i, t in alone.items()}
-    return tree_map_only(torch.Tensor, lambda t: made.get(id(t), t), (args, kwargs))
+    made = {id(t): _alone(t, mode) for t in views if there[t.untyped_storage()._cdata] == 1}
+    return tree_map_only(torch.Tensor, lambda t: made.get(id(t), t), (args, kwargs)) if made else (args, kwargs)
 
 
 def check_mode(plan: Plan, training: bool) -> None:
@@ -189,27 +182,14 @@ def check_bytes(plan: Plan, graph: SavedGraph) -> None:
         )
 
 
-def check_real(model: torch.nn.Module, args: tuple, kwargs: dict) -> None:
-    """Raise PlanMismatchError for what is on the meta device: a plan can be made there, and not be run."""
-    named = {f"the parameter or buffer {name!r}": t for name, t in (*model.named_parameters(), *model.named_buffers())}
-    named |= {f"input {i}": t for i, t in enumerate(_tensors(args, kwargs))}
-    for name, t in named.items():
-        if t.is_meta:
-            remedy = "pass real ones"
-            if not name.startswith("input"):
-                remedy = "call model.to_empty(device=...) and give it values, or compress a model that has some"
-            raise PlanMismatchError("a forward of tensors with values", f"{name} on the meta device", remedy)
-
-
 def given_program(plan: Plan, model: torch.nn.Module, args: tuple, kwargs: dict) -> Program:
     """The plan compiled for a model's forward.
 
     A plan is made from the CPU's operators wherever the model is, so these are what the forward is captured with; one
     that was made from the device's own is known by its fingerprint. Raises PlanMismatchError where neither fits, and as
-    :func:`check_bytes` and :func:`check_real`.
+    :func:`check_bytes`.
     """
-    check_real(model, args, kwargs)
-    args, kwargs = _by_extent(model, args, kwargs)
+    args, kwargs = _by_extent(args, kwargs)
     found: list[SavedGraph] = []
     for on_cpu in (True, False):
         try:

@@ -22,8 +22,7 @@ from gistkit.runtime.program.stats import Observed
 
 
 class PendingBackward:
-    """What one forward left for its backward: a hook at the nodes of its results, which alone hold on to it, so it
-    lives as long as any of them."""
+    """What one forward left for its backward: a hook at the nodes of its results, which alone hold on to it."""
 
     __slots__ = ("__weakref__", "_earlier", "_observed", "_rows", "begun")
 
@@ -32,30 +31,23 @@ class PendingBackward:
         self.begun = False
 
     def __call__(self, grads: Any) -> None:
-        """Backward comes to the forward."""
         if not is_retained():
             self.begun = True
         elif not self.begun:
             self._earlier.retains(self, self._rows)
 
     def nbytes(self) -> int:
-        """Bytes that the forward's nodes held when it ended; its inputs, which are the caller's, left out. Where they
-        are those of a capture with more rows, in proportion."""
-        if self._observed.program is None:
+        """Bytes that the forward's nodes held when it ended; its inputs, which are the caller's, left out."""
+        program = self._observed.program
+        if program is None:
             return 0
-        storages = self._observed.program.graph.storages
+        storages = program.graph.storages
         found = sum(row[3] for row in self._observed.storages if row[0] < 0 or storages[row[0]].kind == "activation")
-        found += sum(nbytes for _, _, nbytes in self._observed.own)
-        captured = next((s.shape[0] for s in storages if s.kind == "input" and s.shape), 0)
-        as_captured = self._observed.program.runs_plain
-        return found * self._rows // captured if as_captured and 0 < self._rows < captured else found
+        return found + sum(nbytes for _, _, nbytes in self._observed.own)
 
 
 class PendingBackwards:
-    """The forwards of one model under a plan with a budget, as far as something of them may still be held.
-
-    What the plan has room for, its reserve too, is nothing to warn of.
-    """
+    """The forwards of one model under a plan with a budget, as far as something of them may still be held."""
 
     def __init__(self, plan: Plan, budget: Budget) -> None:
         self._budget = budget
@@ -65,8 +57,7 @@ class PendingBackwards:
         self._told = False
 
     def begin(self, rows: int) -> None:
-        """A forward of so many rows begins: warn where the model's earlier ones still hold more than there is room
-        for."""
+        """A forward of so many rows begins: warn where earlier ones still hold more than there is room for."""
         if not self._left:
             return
         found = [left for left in [ref() for ref in self._left] if left is not None and not left.begun]

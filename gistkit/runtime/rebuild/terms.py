@@ -45,7 +45,7 @@ class Term(Protocol):
 
 
 class NormSource(NamedTuple):
-    """A batch norm of the running forward. ``kept`` and ``geometry``: of its input where its node no longer keeps it."""
+    """A batch norm of the running forward. ``kept``, ``geometry``: of its input where its node no longer keeps it."""
 
     node: Any
     weight: torch.Tensor | None
@@ -195,8 +195,8 @@ class Recipe:
         self._like, self._launch = (y.dtype, y.shape, y.stride()), None
 
     def term(self, node: Any, norms: dict[int, NormSource], kept: Callable[[int, Any], Kept | None]) -> Term | None:
-        """relu of what ``node`` made; None where the nodes are not the recipe's, a batch norm's arithmetic is unknown or
-        something is not kept. ``norms``: batch norms that ran under the plan, by covered call; ``kept(storage, node)``:
+        """relu of what ``node`` made; None where the nodes are not the recipe's, an arithmetic is unknown or something
+        is not kept. ``norms``: batch norms that ran under the plan, by covered call; ``kept(storage, node)``:
         the hold on a planned storage that this node made."""
         bound = self._bound(self._steps, node, norms, kept)
         if bound is None:

@@ -113,6 +113,3 @@ def _over_elements(
         )
     loss = loss_fn(out, targets)
     return loss if reduction == "sum" else loss * fraction
-
-
-__all__ = ["Share", "known_share"]

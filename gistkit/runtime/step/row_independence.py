@@ -1,7 +1,7 @@
 """Whether the rows of a model's results depend on each other, found out with forwards of a few rows.
 
-Any operator may couple rows, along any dimension, so the model itself is asked: a copy of it, without gradients, its
-random draws constant (:mod:`gistkit.runtime.step.deterministic_forward`).
+Any operator may couple rows, along any dimension, so the model itself is asked: a copy of it (:func:`isolated`) runs
+without gradients, its random draws constant (:class:`ConstantDraws`).
 
 Forwards of rows [a, b], of a and of b alone must give the same for a and for b. a and b are the first and last row of
 the batch; where these do not pass, as many rows as the smallest part has, for rows may belong together in groups. Other
@@ -12,6 +12,7 @@ use.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,13 +20,15 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.linalg import vector_norm
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from gistkit.capture import joined, no_autocast_cache, row_bytes, tensors_in, untouched_random_states
 from gistkit.capture import rows as slices
+from gistkit.runtime.attach import compressed_forward, restore
 from gistkit.runtime.live import LiveBytes
-from gistkit.runtime.step.deterministic_forward import copied_bytes, deterministic, isolated, tensors_of
 
 REMEDIES = (
     'pass sub_batches=1, or plan without sub-batches (fidelity="bitwise"), or take the parts for what they give with '
@@ -35,6 +38,11 @@ UNKNOWN = "whether rows depend on each other could not be found out"
 Inputs = tuple[tuple, dict]
 TF32 = 2.0**-11
 """The unit roundoff of CUDA's products of float32, unless the caller has them in full."""
+OFF = {"dropout_p": 0.0, "dropout": 0.0, "train": False, "training": False}
+"""Arguments of operators that draw random numbers, by which they draw none."""
+NOISE = 0.1
+"""The size of the values that stand for parameters which are all zero, as the last ones of a block or a head often are
+at first: zeros would hide everything before them."""
 
 
 def check_row_independence(
@@ -52,7 +60,7 @@ def check_row_independence(
     def forward(*parts: slice) -> Any:
         args, kwargs = joined(inputs, parts)
         copied = isolated(model, given_statistics=given_statistics)
-        with deterministic():
+        with untouched_random_states(), torch.no_grad(), no_autocast_cache(), ConstantDraws():
             return copied(*args, **kwargs)
 
     why, unit = "", roundoff(tensors_in([tensors_of(model), inputs]))
@@ -133,18 +141,76 @@ def _half(item: Any, half: int, like: Any) -> list[torch.Tensor]:
 
 
 def _lacks_room(model: torch.nn.Module, inputs: Inputs, rows: int, room_bytes: int) -> str:
-    """Why the forwards of 2 * rows rows must not run, empty where they take at most ``room_bytes``: one without
-    gradients, told on fake tensors, its inputs, other results and differences, and what a copy has of its own."""
+    """Why the forwards of 2 * rows rows must not run, empty where they take at most ``room_bytes``: one run on fake
+    tensors, its inputs, other results and differences, and what a copy has of its own."""
     mode = FakeTensorMode()
     args, kwargs = tree_map_only(torch.Tensor, lambda t: mode.from_tensor(t.detach()), slices(inputs, 0, 2 * rows))
     fake = isolated(model, mode.from_tensor)
     with untouched_random_states(), no_autocast_cache(), torch.no_grad(), mode, LiveBytes(timeline=False) as live:
         out = fake(*args, **kwargs)
     result_bytes = sum(t.numel() * t.element_size() for t in tensors_in(out))
-    need_bytes = live.peak_bytes + 2 * result_bytes + 2 * rows * row_bytes(inputs) + copied_bytes(model)
+    copied_bytes = sum(t.untyped_storage().nbytes() for t in tensors_of(model) if _copied(t))
+    need_bytes = live.peak_bytes + 2 * result_bytes + 2 * rows * row_bytes(inputs) + copied_bytes
     if need_bytes <= room_bytes:
         return ""
     return f"{UNKNOWN}: it takes {need_bytes} bytes; plan with a budget of {need_bytes - room_bytes} bytes more"
 
 
-__all__ = ["REMEDIES", "check_row_independence"]
+class ConstantDraws(TorchDispatchMode):
+    """Random operators give what depends on no generator and no row: dropouts and dropped paths keep everything, other
+    draws are constants, so permutations take the first row for all and mixed rows differ from unmixed ones."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        names = [argument.name for argument in func._schema.arguments]
+        if any(name in OFF for name in names):
+            args = tuple(OFF.get(name, value) for name, value in zip(names, args, strict=False))
+            return func(*args, **{name: OFF.get(name, value) for name, value in kwargs.items()})
+        drawn = func(*args, **kwargs)
+        for t in tensors_in(drawn):
+            t.fill_(1 if "bernoulli" in func._schema.name else 0.5 if t.is_floating_point() else 0)
+        return drawn
+
+
+def own_copy(t: torch.Tensor) -> torch.Tensor:
+    if not _copied(t):
+        return t
+    if isinstance(t, torch.nn.Parameter):
+        return torch.nn.Parameter(torch.empty_like(t).uniform_(-NOISE, NOISE), t.requires_grad)
+    return t.detach().clone()
+
+
+def _copied(t: torch.Tensor) -> bool:
+    """Whether a copy has a tensor of its own for ``t``: noise for a parameter of zeros, a clone of what is no parameter
+    and may be written to."""
+    return t.is_floating_point() and not t.any() if isinstance(t, torch.nn.Parameter) else not t.requires_grad
+
+
+def isolated(
+    model: torch.nn.Module, tensor: Callable[[torch.Tensor], torch.Tensor] = own_copy, given_statistics: bool = False
+) -> torch.nn.Module:
+    """A deep copy of a model, uncompressed, with ``tensor(t)`` for each of its tensors. With ``given_statistics`` its
+    batch norms normalise by their running statistics, or by 0 and 1."""
+    memo: dict[int, Any] = {}
+    with untouched_random_states(), torch.no_grad():
+        for t in tensors_of(model):
+            memo[id(t)] = tensor(t)
+        copied = copy.deepcopy(model, memo)
+    for module in copied.modules():
+        if compressed_forward(module) is not None:  # which knows its model: a cycle that waits for the collector
+            restore(module)
+        if given_statistics and isinstance(module, _BatchNorm):
+            module.eval()
+            if module.running_mean is None:
+                like = next(copied.parameters())
+                module.running_mean = like.new_zeros(module.num_features)
+                module.running_var = like.new_ones(module.num_features)
+    return copied
+
+
+def tensors_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    """A model's parameters, buffers and plain tensor attributes, each once."""
+    tables = (table for m in model.modules() for table in (m._parameters, m._buffers, vars(m)))
+    return list({id(t): t for table in tables for t in table.values() if isinstance(t, torch.Tensor)}.values())

@@ -30,9 +30,8 @@ from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.program.match_plan import given_program
 from gistkit.runtime.signature import AUTOCAST_DEVICES, signature
 from gistkit.runtime.step.compared_losses import ComparedLoss
-from gistkit.runtime.step.deterministic_forward import tensors_of
 from gistkit.runtime.step.known_losses import Share, known_share
-from gistkit.runtime.step.row_independence import check_row_independence
+from gistkit.runtime.step.row_independence import check_row_independence, tensors_of
 
 REDUCTIONS = (None, "mean", "sum")
 _checked: WeakKeyDictionary[torch.nn.Module, dict[tuple, int]] = WeakKeyDictionary()
@@ -101,30 +100,20 @@ def step(
     own = ComparedLoss(loss_fn, reduction or "mean", bounds)
     if verify:
         _check_model(model, whole, targets, bounds, per_sub_batch_norm)
-    total = _in_parts(model, known or own.share, whole, targets, bounds)
-    if verify and known is None:
-        own.compare(targets, _room_bytes(model, (whole, targets)))
-    return total
-
-
-def _in_parts(
-    model: torch.nn.Module, share: Share, whole: tuple[tuple, dict], targets: Any, bounds: tuple[int, ...]
-) -> torch.Tensor:
-    """Forward and backward of one part after the other; the loss of the whole batch, detached."""
-    total: torch.Tensor | None = None
+    share: Share = known or own.share
+    total: Any = None
     for start, stop in itertools.pairwise(bounds):
-        fraction = (stop - start) / bounds[-1]
-        of_part = lambda out, t, fraction=fraction: share(out, t, fraction)  # noqa: E731
+        of_part = lambda out, t, fraction=(stop - start) / batch: share(out, t, fraction)  # noqa: E731
         loss = _part(model, of_part, rows(whole, start, stop), rows(targets, start, stop))
         total = loss if total is None else total + loss
-    assert total is not None
+    if verify and known is None:
+        own.compare(targets, _room_bytes(model, (whole, targets)))
     return total
 
 
 def _check_model(
     model: torch.nn.Module, whole: tuple[tuple, dict], targets: Any, bounds: tuple[int, ...], statistics: bool
 ) -> None:
-    """:func:`gistkit.runtime.step.row_independence.check_row_independence`, once for every kind of forward."""
     least = min(stop - start for start, stop in itertools.pairwise(bounds))
     kind = (signature(*whole), tuple(m.training for m in model.modules()), statistics)
     checked = _checked.setdefault(model, {})
@@ -248,6 +237,3 @@ def _refuse_batch_norm(model: torch.nn.Module, parts: int) -> None:
                 "per_sub_batch_norm=True, or pass sub_batches=1, or plan without sub-batches "
                 '(fidelity="bitwise"), or put it into eval mode'
             )
-
-
-__all__ = ["step"]
