@@ -55,8 +55,7 @@ _log = logging.getLogger("gistkit")
 
 @contextmanager
 def announced(what: str, after_s: float = ANNOUNCED_AFTER_S) -> Iterator[None]:
-    """Logs a warning of the logger ``gistkit`` that ``what`` is still going on, once, should the block take longer than
-    ``after_s`` seconds. Without logging handlers Python prints it to stderr."""
+    """Logs once that ``what`` is still going on, should the block take longer than ``after_s`` seconds."""
     timer = threading.Timer(after_s, _log.warning, ("%s: more than %g s so far", what, after_s))
     timer.daemon = True
     timer.start()
@@ -67,7 +66,6 @@ def announced(what: str, after_s: float = ANNOUNCED_AFTER_S) -> Iterator[None]:
 
 
 def _moves(plan: Plan) -> tuple:
-    """What a plan does, whatever its reasons: they name densities, which change at every step."""
     return tuple(replace(d, reason="") for d in plan.decisions), plan.choices
 
 
@@ -104,7 +102,7 @@ class Engine:
 
     @property
     def densities(self) -> dict[int, float]:
-        """Shares of non-zero elements that the steps so far have measured, the last figure of each storage."""
+        """Shares of non-zero elements measured so far, the last figure of each storage."""
         self._packer.listen()
         return {s: share for found in list(self._densities.values()) for s, share in found.copy().items()}
 
@@ -119,12 +117,10 @@ class Engine:
 
     @property
     def storages(self) -> dict[int, SavedStorage]:
-        """Every storage as it was captured."""
         return {s.id: s for program in self._programs.values() for s in program.graph.storages}
 
     def run(self, model: torch.nn.Module, forward: Callable, args: tuple, kwargs: dict) -> Any:
-        """One forward of the model: compressed with gradients on in training, or in the mode that a given plan was made
-        in; untouched otherwise."""
+        """One forward of the model: compressed in the mode that is planned for with gradients on, else untouched."""
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         if self.plan is not None:
@@ -173,7 +169,6 @@ class Engine:
         return tuple(map(_needs_gradient, self._parameters))
 
     def _program(self, key: tuple, model: torch.nn.Module, args: tuple, kwargs: dict) -> Program | None:
-        """What a forward is run by; None where it has to be recorded first."""
         if self.plan is not None and self._budget is not None:
             # what PyTorch's own ops save is known by its shape, so other sizes are captured for themselves
             size = key, shapes(args, kwargs)
@@ -296,7 +291,6 @@ class Engine:
         return self.plan is None and (step in REPLAN_AFTER or step % REPLAN_EVERY == 0)
 
     def _learn(self, key: tuple, program: Program, state: ForwardState) -> None:
-        """Take the step's densities in; plan anew after some steps, or where the forward left its plan."""
         with self._lock:
             replan, self.steps = self._replans_next(), self.steps + 1
             densities = self._densities.setdefault(key, {})
@@ -312,7 +306,7 @@ class Engine:
                 self._install(key, program.graph)
 
     def _read_probes(self) -> None:
-        """Take in the counts that have arrived, from this step or an earlier one."""
+        """Take in the counts that have arrived."""
         probes, self._probes = self._probes, []
         for key, storage, n, ticket in probes:
             count = ticket.ready()

@@ -1,14 +1,12 @@
 """Live tensor bytes, measured on any device: which storages exist after every operator.
 
-The caching allocator of a GPU reports a peak, a CPU does not. Here a dispatch mode sees every operator that runs, notes
-the storages of its outputs by weak reference (identity is the live storage, never an address), and asks after each
-operator which of them still exist. Live bytes rise only inside operators and fall only between them, so the bytes right
-after every operator give the exact peak at operator granularity.
+A dispatch mode sees every operator that runs, notes the storages of its outputs by weak reference (identity is the live
+storage, never an address), and asks after each operator which of them still exist. Live bytes rise only inside
+operators and fall only between them, so the bytes right after every operator give the exact peak at operator
+granularity.
 
-What an operator allocates and frees inside itself is not seen. This holds for PyTorch's own workspaces and for the
-operators ``gistkit::*``: the temporaries of their CPU form do not count, and their Triton form has none. Sparse and
-opaque tensors, which have no storage, are not counted either.
-"""
+What an operator allocates and frees inside itself is not seen: PyTorch's own workspaces, and temporaries of the CPU
+form of ``gistkit::*``. Sparse and opaque tensors, which have no storage, are not counted either."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ class LiveEvent(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A named moment: its label, the number of events before it, the live bytes at it."""
+    """A named moment: the number of events before it, the live bytes at it."""
 
     label: str
     index: int
@@ -183,7 +181,6 @@ class LiveBytes(TorchDispatchMode):
         return True
 
     def _note_outside(self, tensor: torch.Tensor) -> None:
-        """An operator reads a storage that no operator in the block has made: it is from before."""
         storage = self._storage(tensor)
         if storage is None or self._seen(storage) or storage._cdata in self._outside:
             return
@@ -217,7 +214,6 @@ def kept_bytes(
 
 
 def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
-    """All tensors among an operator's arguments or results: themselves, and in lists, tuples and dicts."""
     found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):

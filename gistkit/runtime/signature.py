@@ -48,8 +48,8 @@ def foreign_context() -> str:
 
 
 def state_kinds(model: torch.nn.Module) -> tuple:
-    """Every module's class, mode and code (a graph that is changed has the class that it had), dtype, shape and need of
-    a gradient of every parameter and buffer: what a plan of the caller's is for."""
+    """Every module's class, mode and code (a changed graph has the class that it had), dtype, shape and gradient of
+    every parameter and buffer: what a plan of the caller's is for."""
     found: list[tuple] = []
     for module in _modules(model):
         kind: Any = type(module)

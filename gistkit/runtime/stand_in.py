@@ -48,7 +48,6 @@ class CompressedForward:
 
     @property
     def __wrapped__(self) -> Any:
-        """The forward that this one stands for."""
         return self.previous or type(self.model).forward.__get__(self.model)
 
     @property
@@ -57,7 +56,7 @@ class CompressedForward:
 
     @property
     def __code__(self) -> Any:
-        """The code of the model's own forward, which torch.compile asks for where the model is a GraphModule."""
+        """What torch.compile asks for where the model is a GraphModule."""
         return type(self.model).forward.__code__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -108,8 +107,8 @@ class CompressedForward:
         return found is self or getattr(found, "__func__", None) is self.__func__
 
     def attach(self) -> None:
-        """Take the model's forward over, and what copies the model without a copy of this. A GraphModule copies and
-        pickles what its graph names, and nothing else that it has: there all copying is taken over."""
+        """Take over the model's forward, and what copies the model without a copy of this; of a GraphModule, which
+        copies and pickles what its graph names alone, all copying."""
         own = vars(self.model)
         if not self.is_reached:
             own["forward"] = self
@@ -136,7 +135,6 @@ class CompressedForward:
                 own["forward"] = self.previous
 
     def replicate(self) -> Any:
-        """``_replicate_for_data_parallel`` of the model: a replica whose forward refuses."""
         own = self.kept.get("_replicate_for_data_parallel")
         made: Any = type(self.model)
         replica = made._replicate_for_data_parallel(self.model) if own is None else own()
@@ -144,7 +142,7 @@ class CompressedForward:
         return replica
 
     def copy_graph(self, memo: dict) -> Any:
-        """``__deepcopy__`` of the GraphModule: its own, and the stand-in's copy where that makes a GraphModule."""
+        """``__deepcopy__`` of the GraphModule: its own, and the stand-in's copy."""
         own = self.kept.get("__deepcopy__")
         made: Any = type(self.model)
         twin = made.__deepcopy__(self.model, memo) if own is None else own(memo)
@@ -154,8 +152,8 @@ class CompressedForward:
         return twin
 
     def reduce_model(self, protocol: SupportsIndex) -> Any:
-        """``__reduce_ex__`` of the model: its own. A GraphModule's attributes go without the stand-in, which is made
-        anew; a shallow copy, which ``copy.copy`` makes of the same attributes, gets a forward that refuses."""
+        """``__reduce_ex__`` of the model: its own. A GraphModule goes without the stand-in, which is made anew; a
+        shallow copy, which ``copy.copy`` makes of the same attributes, gets a forward that refuses."""
         own = self.kept.get("__reduce_ex__")
         kind: Any = type(self.model)
         reduced = kind.__reduce_ex__(self.model, protocol) if own is None else own(protocol)
@@ -197,8 +195,8 @@ def _refuse(text: str, *args: Any, **kwargs: Any) -> Any:
 
 def _unbound(original: Callable) -> Callable:
     """A stand-in as a function of the module. accelerate wraps ``forward.__func__`` and binds the result to the model;
-    as this holds no model, a copy of that runs the copy. It has no ``__wrapped__``: accelerate would follow it past
-    gistkit when it takes its wrapper off."""
+    as this holds no model, a copy of that runs the copy. It has no ``__wrapped__``, which accelerate would follow past
+    gistkit."""
 
     def forward(self: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         stand_in = vars(self).get(STAND_IN)
@@ -214,7 +212,6 @@ def _unbound(original: Callable) -> Callable:
 
 
 def name_of(function: Any) -> str:
-    """What an error calls a function, or an object that is called as one."""
     return getattr(function, "__qualname__", type(function).__name__)
 
 

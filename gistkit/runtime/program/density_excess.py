@@ -1,13 +1,10 @@
 """Densities that a plan relies on, and what becomes of a storage with fewer zeros than planned.
 
 A payload that the budget has no room for goes to the host and comes back in parts for each use: the bits are the same,
-the step takes longer, and a BudgetWarning names the storages and their bytes. By then its recompute sources have been
-freed. A CPU has no other memory, so the payload stays, and the warning says by how much the budget is exceeded.
-
-The excess is summed over all storages of a forward, whether or not they live at the same time. On the CPU non-zeros are
-counted before packing. On CUDA the count comes later (:mod:`gistkit.runtime.sparse_sizes.exact`): until then the
-payload is the worst-case scratch, as planned, and it goes to the host as it is.
-"""
+the step takes longer, and a BudgetWarning names the storages and their bytes. A CPU has no other memory, so the payload
+stays, and the warning says by how much the budget is exceeded. The excess is summed over all storages of a forward,
+whether or not they live at the same time. On the CPU non-zeros are counted before packing. On CUDA the count comes
+later: until then the payload is the worst-case scratch, as planned."""
 
 from __future__ import annotations
 
@@ -44,7 +41,6 @@ class Denser:
 
     @property
     def excess_bytes(self) -> int:
-        """What it takes more than planned."""
         return self.measured_bytes - self.planned_bytes
 
     def __str__(self) -> str:
@@ -71,13 +67,12 @@ def _worst_first(found: list[Denser]) -> list[Denser]:
 
 
 def _payload_bytes(form: Form, storage: SavedStorage, density: float) -> int:
-    """A payload's bytes; of what does not pay the tensor itself is kept."""
     return min(form.nbytes(numel(storage), item_bytes(storage.dtype), density), storage.nbytes)
 
 
 def remember(known: dict[int, float], measured: Mapping[int, float], plan: Plan | None) -> None:
-    """Take a forward's densities into ``known``: the last ones; under a plan of the caller's the largest, as its peak
-    is that of the densest sub-batch of the densest step."""
+    """Take a forward's densities into ``known``: under a plan of the caller's the largest, as its peak is that of the
+    densest step."""
     for storage, share in measured.items():
         known[storage] = share if plan is None else max(share, known.get(storage, 0.0))
 
@@ -85,10 +80,9 @@ def remember(known: dict[int, float], measured: Mapping[int, float], plan: Plan 
 class ExcessBudget:
     """What a budget leaves beside its plan's peak, and what of it a forward has used up: one for each forward.
 
-    ``densities`` and ``notes``, by storage, are the forward's, and told of what is found out; ``told`` is what hears of
-    counts that come when the forward is over, and forecasts nothing. ``moved``: the storages that went to the host.
-    ``over``: those that would have had to and could not.
-    """
+    ``densities`` and ``notes``, by storage, are the forward's, and filled in; ``told`` hears of counts that come when
+    the forward is over. ``moved``: storages that went to the host; ``over``: those that would have had to and could
+    not."""
 
     def __init__(
         self,
@@ -110,8 +104,8 @@ class ExcessBudget:
         self.over: list[Denser] = []
 
     def body(self, codec: Sparse, x: torch.Tensor, decision: Decision, packer: ExactPacker) -> Body | None:
-        """What stands in for x (dense) where its payload may have no room; None where it has or may take any, so that
-        x is encoded as ever. Waits for the device only for what goes to the host in any case."""
+        """What stands in for x (dense) where its payload may have no room; None where x is encoded as ever. Waits for
+        the device only for what goes to the host in any case."""
         if decision.storage not in self._shares or not x.numel():
             return None
         if not packer.at_once(x):
@@ -149,7 +143,7 @@ class ExcessBudget:
     def away(
         self, found: Denser, codec: Sparse, send: Callable[[], Encoded], device: torch.device, decision: Decision
     ) -> PartedBody | None:
-        """The storage of :meth:`denied`, on the host; None where the host has no memory for it either, or none but the
+        """The storage of :meth:`denied`, on the host; None where that has no memory for it, or none but the
         device's."""
         there = None
         if self._link or device.type != "cpu":
@@ -226,8 +220,8 @@ class PromisedBody:
             self._codec.settle(encoded, total)
 
     def _with_values(self) -> CodedBody | PartedBody:
-        """The form from which values are decoded. A scaled format's scratch is packed first, for which the device is
-        waited for: decoded as it is, it would take several times the tensor (Sparse._rounded)."""
+        """The form from which values are decoded. A scaled format's scratch is packed first: decoded as it is, it would
+        take several times the tensor (Sparse._rounded)."""
         form = self._form
         if self._codec.scaling != "none" and isinstance(form, CodedBody) and form.encoded.pending:
             self.settle(form.encoded, int(self._codec.total(form.encoded)))
@@ -239,7 +233,6 @@ class PromisedBody:
 
     @property
     def density(self) -> float | None:
-        """The share of elements that are stored; None where the host does not know it, or has noted it elsewhere."""
         return self._form.density if isinstance(self._form, CodedBody) else None
 
     def dense(self) -> torch.Tensor:

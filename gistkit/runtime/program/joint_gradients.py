@@ -1,11 +1,8 @@
 """Which calls may run by PyTorch's own nodes, which hold a decoded tensor beside both gradients, without a higher peak.
 
-A convolution's own node takes both gradients in one call and holds its decoded input meanwhile; a ReLU's reads the
-values that its output's readers share. Gistkit's nodes hold less: weight gradient first, a mask. A decoded tensor
-beside both gradients is no more than the device held when the forward ended, where at least as much was kept for later
-calls, whose nodes are gone by then: autograd runs them in the reverse order of the forward. PyTorch's nodes cost the
-host less (ResNet-50, H200: 51 us a convolution), so they run where there is room, and for small tensors anyway.
-"""
+Gistkit's nodes hold less: weight gradient first, a mask. A decoded tensor beside both gradients is no more than the
+device held when the forward ended, where at least as much was kept for later calls, whose nodes are gone by then.
+PyTorch's nodes cost the host less (ResNet-50, H200: 51 us a convolution), so they run where there is room."""
 
 from __future__ import annotations
 
@@ -59,7 +56,6 @@ def _kept_later(graph: SavedGraph, plan: Plan) -> list[int]:
 
 
 def _least_bytes(form: Form, storage: SavedStorage) -> int:
-    """What a storage takes at the least, whatever its values: as it is, or in narrow codes."""
     if form.returns == STAY:
         return storage.nbytes
     if form.sparse or not form.rounds_to:

@@ -1,5 +1,5 @@
-"""Validates a plan passed to ``compress(model, plan)``: every decision must be executable on this machine, and the
-model's step must match the step that the plan was made for. Raises PlanError or PlanMismatchError."""
+"""Validates a plan passed to ``compress(model, plan)``: every decision must be executable, and the model's step must
+match the planned one. Raises PlanError or PlanMismatchError."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ def check_plan(plan: Plan, lossy: str | None = None) -> str | None:
 
 
 def _check_words(plan: Plan) -> None:
-    """Raise PlanError for what no policy writes, as a damaged or edited file has it."""
     seen: set[int] = set()
     for d in plan.decisions:
         what = f"the decision for storage {d.storage}"
@@ -58,7 +57,6 @@ def _check_words(plan: Plan) -> None:
 
 
 def _check_calls(plan: Plan, graph: SavedGraph) -> None:
-    """Raise PlanError where the plan speaks of storages or covered calls that its step has not."""
     for d in plan.decisions:
         if d.storage >= len(graph.storages):
             _refuse("decisions", f"about storages 0 to {len(graph.storages) - 1}", f"one about storage {d.storage}")
@@ -73,11 +71,8 @@ def _refuse(what: str, demand: str, got: str) -> None:
 
 
 def check_rows(plan: Plan, args: tuple, kwargs: dict) -> int:
-    """The rows of a forward, 0 where nothing hangs on them. Raise PlanMismatchError for one of more rows than the plan
-    is for; fewer are fine.
-
-    A plan with a budget is for ``contract.batch`` rows, in as many sub-batches as it says.
-    """
+    """The rows of a forward, 0 where nothing hangs on them. Raise PlanMismatchError for more rows than planned; fewer
+    are fine."""
     planned = plan.contract.batch
     if not planned or (plan.budget_bytes is None and plan.sub_batches == 1):
         return 0
@@ -92,7 +87,6 @@ def check_rows(plan: Plan, args: tuple, kwargs: dict) -> int:
 
 
 def _tensors(args: tuple, kwargs: dict) -> list[torch.Tensor]:
-    """The tensors of a forward's arguments."""
     return [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
 
 
@@ -107,7 +101,7 @@ def _alone(t: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
 
 
 def _by_extent(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """A forward's arguments with fake tensors for those that begin within their storage, as all but the first of a
+    """A forward's arguments with fake tensors for views that begin within their storage, as all but the first of a
     batch's parts do: what is captured of such a view is the whole storage. One that shares it stays."""
     given = {id(t): t for t in _tensors(args, kwargs) if t.layout == torch.strided and not t.is_nested}
     there = Counter(t.untyped_storage()._cdata for t in given.values())
@@ -118,7 +112,6 @@ def _by_extent(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 
 def check_mode(plan: Plan, training: bool) -> None:
-    """Raise PlanMismatchError where a budget was planned for the other mode of the model."""
     if plan.budget_bytes is not None and training is not plans_training(plan):
         planned, now = ("evaluation", "training") if training else ("training", "evaluation")
         remedy = f"call model.{'eval' if training else 'train'}(), plan in this mode, or leave gradients off"
@@ -126,12 +119,11 @@ def check_mode(plan: Plan, training: bool) -> None:
 
 
 def plans_training(plan: Plan | None) -> bool:
-    """Whether the forwards of a plan, without one those that are compressed, are in training mode."""
+    """Whether the forwards that are compressed are in training mode."""
     return plan is None or plan.contract.training
 
 
 def shapes(args: tuple, kwargs: dict) -> Shapes:
-    """The shapes of the tensors of a forward's arguments."""
     return tuple(tuple(t.shape) for t in _tensors(args, kwargs))
 
 
@@ -144,8 +136,8 @@ def inputs_of(args: tuple, kwargs: dict) -> tuple[StateTensor, ...]:
 
 
 def check_call(program: Program, index: int, bound: Bound) -> None:
-    """Raise PlanMismatchError where a covered call has other strides, another kernel and the like than its plan's, or
-    a larger operand."""
+    """Raise PlanMismatchError where a covered call has other strides and the like than its plan's, or a larger
+    operand."""
     call, sizes = program.covered[index], program.plan.contract.storage_bytes
     where = f"{call.op}{f' of {call.module!r}' if call.module else ''}, covered call {index},"
     for name in GEOMETRY[call.op]:
@@ -162,16 +154,14 @@ def check_call(program: Program, index: int, bound: Bound) -> None:
 
 
 def _extent_bytes(x: torch.Tensor) -> int:
-    """From the first to the last element in memory: less than the elements of an expanded tensor, or of windows that
-    overlap, and never more than the storage, whose bytes are what is planned."""
+    """From the first to the last element in memory: never more than the storage, whose bytes are what is planned."""
     if not x.numel():
         return 0
     return (1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))) * x.element_size()
 
 
 def check_bytes(plan: Plan, graph: SavedGraph) -> None:
-    """Raise PlanMismatchError where a forward saves more than the one that a budget was planned for: larger images,
-    longer texts. ``graph`` is the captured one."""
+    """Raise PlanMismatchError where a forward saves more than the one that a budget was planned for."""
     most_bytes = plan.contract.saved_bytes or plan.plain_bytes
     if plan.budget_bytes is not None and most_bytes and graph.kept_bytes > most_bytes:
         given = " and ".join(str(s.shape) for s in graph.storages if s.kind == "input")
@@ -183,12 +173,10 @@ def check_bytes(plan: Plan, graph: SavedGraph) -> None:
 
 
 def given_program(plan: Plan, model: torch.nn.Module, args: tuple, kwargs: dict) -> Program:
-    """The plan compiled for a model's forward.
+    """The plan compiled for a model's forward; PlanMismatchError where it is not the planned one.
 
-    A plan is made from the CPU's operators wherever the model is, so these are what the forward is captured with; one
-    that was made from the device's own is known by its fingerprint. Raises PlanMismatchError where neither fits, and as
-    :func:`check_bytes`.
-    """
+    A plan is made from the CPU's operators wherever the model is, so these are captured first; one that was made from
+    the device's own is known by its fingerprint."""
     args, kwargs = _by_extent(args, kwargs)
     found: list[SavedGraph] = []
     for on_cpu in (True, False):

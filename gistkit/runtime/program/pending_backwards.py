@@ -1,10 +1,8 @@
 """What earlier forwards of a model still hold when the next one begins, and graphs that backward retains.
 
-A budget counts one forward and its backward. A step that runs the model twice before backward (siamese, contrastive),
-or that retains the graph, holds more; so it is told, once a model. A forward has something left as long as a node that
-made one of its results lives and backward has not come to any of them. That is all that a step pays for: a hook at
-those nodes; bytes are looked up when there is something to tell.
-"""
+A budget counts one forward and its backward. A step that runs the model twice before backward, or that retains the
+graph, holds more; a warning says so once a model. A forward has something left as long as a node that made one of its
+results lives and backward has not come to any of them: a step pays for a hook at those nodes alone."""
 
 from __future__ import annotations
 
@@ -73,7 +71,6 @@ class PendingBackwards:
             )
 
     def follow(self, observed: Observed, out: Any, rows: int) -> None:
-        """A forward of so many rows returned ``out``; ``observed`` is what it keeps."""
         if self._told:
             return
         nodes = (out.grad_fn,) if isinstance(out, torch.Tensor) else {t.grad_fn for t in tensors_in(out)}
@@ -84,7 +81,6 @@ class PendingBackwards:
         self._left.append(weakref.ref(left))
 
     def retains(self, left: PendingBackward, rows: int) -> None:
-        """Backward of a forward begins, and retains the graph: warn where what it keeps has no room."""
         held_bytes = left.nbytes()
         self._tell(
             held_bytes - self._room(rows),
@@ -94,8 +90,8 @@ class PendingBackwards:
         )
 
     def _room(self, rows: int) -> int:
-        """What the budget leaves beside a step of so many rows: of fewer than planned, at least their share of what the
-        plan keeps is there too."""
+        """What the budget leaves beside a step of so many rows; of fewer than planned their share of what the plan
+        keeps too."""
         fewer = max(0, self._most_rows - rows) if rows else 0
         return self._budget.room_bytes + (self._kept_bytes * fewer // self._most_rows if fewer else 0)
 

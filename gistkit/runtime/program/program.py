@@ -19,11 +19,8 @@ from gistkit.runtime.program.settings import KEEP_DENSE, WITHOUT_VALUES
 @dataclass(frozen=True)
 class Step:
     """The plan's word on one covered call: its choice, the decisions for its output's and its saved input's storage,
-    and for the one that its op makes for itself (``own``: a pool's map, a dropout's mask).
-
-    ``feeds_recipe`` says that a rebuild starts from this batch norm, ``is_source`` that one starts from the call's
-    output.
-    """
+    and for the one that its op makes for itself (``own``: a pool's map, a dropout's mask). ``feeds_recipe``: a rebuild
+    starts from this batch norm; ``is_source``: one starts from the call's output."""
 
     index: int
     op: str
@@ -74,7 +71,6 @@ class Program:
 
     @cached_property
     def headrooms(self) -> dict[int, Headroom]:
-        """By covered call the headroom for a convolution's joint backward."""
         return headrooms(self.graph, self.plan)
 
     @cached_property
@@ -135,8 +131,7 @@ class Program:
 
     @cached_property
     def catches_functions(self) -> bool:
-        """Whether a custom autograd Function, which no function mode sees, saves something that is not kept as it
-        is."""
+        """Whether a custom autograd Function, which no function mode sees, saves something to be caught."""
         return any(_changes(self.decisions.get(s.storage)) for c in self.graph.calls if c.hidden for s in c.saves)
 
     def norms(self) -> list[Call]:
@@ -154,8 +149,8 @@ class Program:
         return step.is_source or step.choice != CallChoice(step.index, step.op) or _changes(changed)
 
     def caught_calls(self) -> list[tuple[int, str, bool]]:
-        """(number of the covered call that comes next, module, whether it saves nothing to be caught but outputs of
-        covered ReLUs, which have a stash by then) of the uncovered calls that save something to be caught."""
+        """(number of the covered call that comes next, module, whether only outputs of covered ReLUs are to be caught,
+        which have a stash by then) of the uncovered calls that save something to be caught."""
         outputs = {s.output.storage for s in self.steps if s.op == "relu" and s.output is not None}
         found, done = [], 0
         for call in self.graph.calls:
@@ -183,7 +178,6 @@ class Program:
         )  # fmt: skip
 
     def _own(self, call: Call) -> Decision | None:
-        """The decision for a map or mask that a covered op makes and keeps for itself."""
         if call.op not in OWN_MAPS:
             return None
         results = {self.graph.values[i].storage for i in call.results}
@@ -216,14 +210,13 @@ class Program:
         return {key: tuple(self._saved(s, read) for s, read in saved.items()) for key, saved in found.items()}
 
     def _saved(self, storage: int, read: bool) -> Decision | None:
-        """The decision for a storage that is saved; where no backward reads its values, as the node goes again at once,
-        one that may be asked for them."""
+        """The decision for a storage that is saved; one that may be read where no backward reads it, as its node goes
+        at once."""
         decision = self.decisions.get(storage)
         return KEEP_DENSE if decision is not None and not read and decision.form in WITHOUT_VALUES else decision
 
 
 def _changes(decision: Decision | None) -> bool:
-    """Whether a storage is kept in another form than as it is."""
     return decision is not None and not decision.stays
 
 

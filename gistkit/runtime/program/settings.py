@@ -16,8 +16,8 @@ WITHOUT_VALUES = tuple(f for f in FORMS.values() if f.returns in (NEVER, OPERATO
 
 @dataclass(frozen=True)
 class Settings:
-    """What the caller allows: a lossy format or None, whether sums may be reassociated, and the share of the kept bytes
-    that a plan of gistkit's own must save for the model not to run untouched."""
+    """What the caller allows: a lossy format or None, whether sums may be reassociated, and the least share of the kept
+    bytes that a plan of gistkit's own must save."""
 
     lossy: str | None = None
     fidelity: str = "bitwise"
@@ -26,6 +26,5 @@ class Settings:
 
 
 def ad_hoc(x: torch.Tensor, sparse: bool, settings: Settings) -> Decision:
-    """The decision for a tensor that no plan speaks of."""
     nbytes = x.numel() * x.element_size()
     return default_form(str(x.dtype).removeprefix("torch."), nbytes, zeros=sparse, lossy=settings.lossy)

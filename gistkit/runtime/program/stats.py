@@ -1,8 +1,5 @@
-"""What one step really kept: pure data.
-
-When a compressed forward ends only the bytes are read (:func:`observe`), for they change later; names and reasons are
-looked up when somebody asks for the stats.
-"""
+"""What one step really kept: pure data. When a forward ends only the bytes are read (:func:`observe`), for they change
+later; names and reasons are looked up when somebody asks for the stats."""
 
 from __future__ import annotations
 
@@ -54,7 +51,7 @@ class StepStats:
 
 
 def payload_bytes(kept: Any) -> int:
-    """Bytes that a node's own hold really keeps: the distinct storages of its tensors."""
+    """Bytes that a node's own hold keeps: the distinct storages of its tensors."""
     if isinstance(kept, torch.Tensor):
         return kept.untyped_storage().nbytes()
     if isinstance(kept, Away):
@@ -77,7 +74,6 @@ class Observed:
     diverged: str = ""
 
     def stats(self) -> StepStats:
-        """The same with names, as a report shows it."""
         program, plan = self.program, None if self.program is None else self.program.plan
         rows = [_row(program, *storage) for storage in self.storages]
         for index, op, nbytes in self.own:
@@ -94,9 +90,7 @@ class Observed:
 
 
 def observe(state: ForwardState) -> Observed:
-    """What a forward that has just ended keeps; the state is not yet cleared. Holds no tensors.
-
-    Storages that stay dense without having come by are those of the plan, with their captured sizes."""
+    """What a forward that has just ended keeps, before its state is cleared. Holds no tensors."""
     notes, program = state.notes, state.program
     storages = [
         (s.storage, s.codec, s.plain_bytes, s.body.nbytes, notes.get(s.storage, s.reason))

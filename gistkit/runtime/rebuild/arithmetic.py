@@ -1,11 +1,10 @@
 """Which arithmetic a device's batch norm has for tensors of one kind, found by trying all on drawn tensors.
 
 The arithmetics of :func:`gistkit.nn.norm.rebuild_candidates` differ in single roundings, and a network's own data do
-not always show which it is: where the means are next to nothing beside the biases, bias - mean * alpha has the same
-bits with one rounding and with two. What fits a first step may be wrong in the second. Which arithmetic runs depends on
-the kind of tensor alone (shape, layout, dtype, device), so candidates are compared with PyTorch's batch norm on drawn
-tensors of that kind whose means, weights and biases are all of the order of one.
-"""
+not always show which it is: with means next to nothing beside the biases, bias - mean * alpha has the same bits with
+one rounding and with two. It depends on the kind of tensor alone (shape, layout, dtype, device), so candidates are
+compared with PyTorch's batch norm on drawn tensors of that kind whose means, weights and biases are of the order of
+one."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ class Kind(NamedTuple):
 
 
 def arithmetics(verified: dict, kind: Kind) -> list[Rebuild]:
-    """The arithmetics that give the training batch norm of tensors x of that kind bit for bit, remembered in
+    """The arithmetics that give the training batch norm of tensors of that kind bit for bit, remembered in
     ``verified``. Where it is new it takes twice such a tensor's memory and synchronises; random states stay as they
     are."""
     key = ("arithmetics", *kind, torch._C._get_cudnn_enabled())
@@ -98,7 +97,6 @@ def _cancelling(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weigh
 
 
 def _gives(candidate: Rebuild, x: torch.Tensor, y: torch.Tensor, *vectors: torch.Tensor | None) -> bool:
-    """Whether an arithmetic gives y from x, asked block by block: so much beside the two is in every plan."""
     return all(
         same_bits(candidate(x[index], *(None if v is None else v[index[1]] for v in vectors)), y[index])
         for index in blocks(x, part_bytes(x.numel() * x.element_size()))
@@ -107,7 +105,7 @@ def _gives(candidate: Rebuild, x: torch.Tensor, y: torch.Tensor, *vectors: torch
 
 def probe_ahead(verified: dict, program: Program, args: tuple, kwargs: dict) -> None:
     """:func:`arithmetics`, before a forward with these arguments, for every batch norm from which the program rebuilds:
-    there is room for its tensors then, and under a budget perhaps not later."""
+    there is room for its tensors then."""
     inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if not inputs:
         return
@@ -119,7 +117,7 @@ def probe_ahead(verified: dict, program: Program, args: tuple, kwargs: dict) -> 
 
 
 def _kinds(program: Program, rows: int, device: torch.device) -> Iterator[Kind]:
-    """The kinds of those batch norms, as far as a graph tells: in either memory format, as weights may turn maps."""
+    """The kinds of those batch norms, in either memory format, as weights may turn maps."""
     graph = program.graph
     for call in program.norms():
         x, *others = (graph.values[v] for v in call.operands)

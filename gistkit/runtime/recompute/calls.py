@@ -29,14 +29,13 @@ class ReplayError(GistError):
 
 
 def geometry(x: torch.Tensor) -> Geometry:
-    """Size, stride and offset of x in its storage."""
     return x.size(), x.stride(), int(x.storage_offset())
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor among a call's arguments: ``storage`` of the graph that the segment makes itself, or a hold, by its
-    number, on one that it does not. One tensor given twice is one operand: attention goes by whether key is value."""
+    """A tensor among a call's arguments: ``storage`` of the graph that the segment makes itself, or else the number of
+    a ``hold``. One tensor given twice is one operand: attention goes by whether key is value."""
 
     storage: int
     hold: int
@@ -67,7 +66,6 @@ class RecordedCall:
     random: tuple[RandomState, ...] = ()
 
     def operands(self) -> Iterator[Operand]:
-        """Its tensors."""
         return (leaf for leaf in self.leaves if isinstance(leaf, Operand))
 
     def cast_of(self, x: torch.Tensor, last: bool) -> int:
@@ -93,13 +91,11 @@ def autocast(states: AutocastState) -> Iterator[None]:
 
 
 def random_state(device: str, index: int) -> bytes:
-    """The state of a device's default generator, on the host."""
     state = torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state(index)
     return state.numpy().tobytes()
 
 
 def set_random(states: Iterable[RandomState]) -> None:
-    """Put generators into these states."""
     for device, index, state in states:
         packed = torch.frombuffer(bytearray(state), dtype=torch.uint8)
         torch.set_rng_state(packed) if device == "cpu" else torch.cuda.set_rng_state(packed, index)

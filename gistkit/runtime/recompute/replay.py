@@ -52,7 +52,6 @@ class RecomputedBody:
         return 0 if self.values is None else self.values.untyped_storage().nbytes()
 
     def dense(self) -> torch.Tensor:
-        """The whole storage; replays the segment where that has not happened."""
         if self.values is None:
             self._segment.replay(self)
         if self.values is None:
@@ -78,14 +77,13 @@ class Segment:
         self._lock = threading.RLock()
 
     def body(self, storage: int, time: int, x: torch.Tensor) -> RecomputedBody:
-        """A stand-in for x, saved at a time of the forward."""
         body = RecomputedBody(self, storage, time, x)
         self._bodies.append(weakref.ref(body))
         return body
 
     def replay(self, asking: RecomputedBody) -> None:
-        """Give every stand-in that somebody still holds its values, then let go of calls and holds; in a backward
-        within the forward only the one that asks."""
+        """Give every stand-in that somebody still holds its values, then let go of calls and holds; before the forward
+        is complete only the one that asks."""
         with self._lock:
             bodies = [ref() for ref in self._bodies] if self.complete else [asking]
             wanted = [b for b in bodies if b is not None and b.values is None]
@@ -102,7 +100,6 @@ class Segment:
 
 
 def _needed(calls: list[RecordedCall], wanted: Sequence[RecomputedBody]) -> list[RecordedCall]:
-    """The calls on which the wanted storages depend, in order."""
     open_storages: set[int] = set()
     waiting = sorted(wanted, key=lambda b: b.time)
     found = []
@@ -195,7 +192,6 @@ def _key(operand: Operand) -> tuple[str, int]:
 
 
 def _over(base: torch.Tensor, where: Any, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of that geometry and dtype over base's storage."""
     if base.dtype == dtype:
         return base if geometry(base) == where else base.as_strided(*where)
     size, stride, offset = where

@@ -43,7 +43,7 @@ _SURE = frozenset(("relu", "max_pool2d", "conv2d", "linear", "batch_norm", "add"
 @dataclass
 class _Open:
     """The call that runs now or, where ``over``, ran last: its number in the graph (-1: beyond it), saved tensors so
-    far, what is to be written."""
+    far."""
 
     number: int
     op: str
@@ -68,7 +68,6 @@ class Tape:
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def begin(self, func: Callable, args: tuple, kwargs: dict) -> None:
-        """A call is about to run."""
         op = _name(func)
         if op in OBSERVERS:
             return
@@ -92,7 +91,6 @@ class Tape:
             now.written.append(self._write(segment, func, args, kwargs, found))
 
     def end(self, result: Any) -> None:
-        """That call returned."""
         now = self._now
         for index, written, outside in now.written:
             segment = self._segments[index]
@@ -105,8 +103,8 @@ class Tape:
         now.over = True
 
     def meant(self, found: Iterable[Decision | None]) -> tuple[Decision, ...]:
-        """Those of the decisions whose storages are saved by the running call or, between calls, by a custom Function:
-        forward also saves what goes again at once, of which the graph knows nothing."""
+        """Those of the decisions whose storages are saved by the running call or, between calls, by a custom
+        Function."""
         graph, now = self._plan.graph, self._now
 
         def fits(call: Call) -> bool:
@@ -115,7 +113,6 @@ class Tape:
         return tuple(d for d in found if d is not None and any(fits(c) for c, _ in graph.savers(d.storage)))
 
     def saving(self, pack: Callable, x: torch.Tensor) -> Any:
-        """``pack(x)`` for a tensor that PyTorch's own op saves, counted."""
         now = self._now
         now.saving = True
         try:
@@ -159,12 +156,10 @@ class Tape:
         return check
 
     def close(self) -> None:
-        """The forward returned."""
         for segment in self._segments:
             segment.complete = True
 
     def clear(self) -> None:
-        """Let go of everything; stand-ins keep what they hold."""
         self._segments.clear()
         self._live.clear()
         self._now = _Open(-1, "")
@@ -243,7 +238,6 @@ class Tape:
             raise PlanMismatchError(f"{op} to read storage {storage} of the plan's graph", "another tensor", AGAIN)
 
     def _results(self, result: Any, inside: frozenset[int]) -> tuple[tuple[int, int, Any], ...]:
-        """What of a segment's storages the result holds for the first time."""
         graph = self._plan.graph
         call = graph.calls[self._now.number]
         tensors = list(tensors_in(result))
@@ -259,12 +253,10 @@ class Tape:
 
 @lru_cache(maxsize=1024)
 def _name(func: Callable) -> str:
-    """What the recorder calls a function."""
     return COVERED.get(func) or call_name(func)
 
 
 def _random_states(found: list[tuple[torch.Tensor, int]]) -> tuple[RandomState, ...]:
-    """The states of the generators that a call over these tensors may draw from."""
     devices = {("cpu", 0)} | {("cuda", t.device.index) for t, _ in found if t.is_cuda}
     return tuple((device, index, random_state(device, index)) for device, index in sorted(devices))
 

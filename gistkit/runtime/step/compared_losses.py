@@ -1,15 +1,13 @@
 """Loss functions of the caller's own: taken for a mean or a sum over rows, and compared with that in every step.
 
-What such a function sees besides results and targets, and which targets matter to it, cannot be known. So when the
-parts are done, and with them their activations, each is halved, and for every two neighbouring pieces a and b
+When the parts are done, and with them their activations, each is halved, and for every two neighbouring pieces a and b
 
     L(a + b) = s_a L(a) + s_b L(b)      s: the fraction of the rows for a mean, 1 for a sum
 
 must hold of their targets, and so must its gradients with respect to the results: of logits that are nearly alike every
 weighted mean of cross entropies is the logarithm of their number, so values do not tell. The results are made up, in
-the shapes of the first part's, as the network's own are not held. Two pieces are as many rows as a part, so this takes
-about the bytes of a part's loss. Half the digits of float32 must agree.
-"""
+the shapes of the first part's. Two pieces are as many rows as a part, so this takes about the bytes of a part's
+loss."""
 
 from __future__ import annotations
 
@@ -65,10 +63,7 @@ class ComparedLoss:
 
     def compare(self, targets: Any, room_bytes: int | None) -> None:
         """Raise ValueError where the batch's loss is not what its parts contribute, or where that cannot be told, as
-        ``room_bytes`` (None: any) are too few.
-
-        Calls the function, or a copy of a module. Gradients and random states stay. Synchronises once.
-        """
+        ``room_bytes`` (None: any) are too few. Calls the function, or a copy of a module. Synchronises once."""
         stated = f"{STATED[self._reduction]} (reduction={self._reduction!r})"
         loss_fn: Any = self._loss_fn
         try:
@@ -173,7 +168,6 @@ def _made_up(like: torch.Tensor, rows: int, pieces: Sequence[int], start: int, s
 
 
 def _replaced(item: Any, tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A copy of a nested item with ``tensor(t)`` for each of its tensors."""
     return copy.deepcopy(item, {id(t): tensor(t) for t in tensors_in(item)})
 
 

@@ -1,14 +1,10 @@
 """Whether the rows of a model's results depend on each other, found out with forwards of a few rows.
 
-Any operator may couple rows, along any dimension, so the model itself is asked: a copy of it (:func:`isolated`) runs
-without gradients, its random draws constant (:class:`ConstantDraws`).
-
-Forwards of rows [a, b], of a and of b alone must give the same for a and for b. a and b are the first and last row of
-the batch; where these do not pass, as many rows as the smallest part has, for rows may belong together in groups. Other
-numbers of rows take other kernels, and with them other orders of summation. What that makes of a deep network no count
-of terms bounds, so half of the digits are demanded: ``sqrt(u)`` relatively, u the unit roundoff of the coarsest type in
-use.
-"""
+Any operator may couple rows, so the model itself is asked: a copy of it (:func:`isolated`) runs without gradients, its
+random draws constant. Forwards of rows [a, b], of a and of b alone must give the same for a and for b. a and b are the
+first and last row of the batch; where these do not pass, as many rows as the smallest part has, for rows may belong
+together in groups. Other numbers of rows take other kernels and orders of summation, so half of the digits are
+demanded: ``sqrt(u)`` relatively, u the unit roundoff of the coarsest type in use."""
 
 from __future__ import annotations
 
@@ -51,9 +47,7 @@ def check_row_independence(
     """Raise ValueError where the rows of ``model``'s results depend on each other, or where that cannot be found out.
 
     ``least``: the rows of the smallest part. ``given_statistics``: batch norms have given statistics instead of the
-    batch's. ``room_bytes``: what the forwards may take; None: anything. Nothing of the model nor the random states
-    changes, but its hooks are called. Synchronises.
-    """
+    batch's. ``room_bytes``: what the forwards may take; None: anything. Synchronises."""
     if any(map(is_lazy, model.parameters())):
         raise ValueError(f"step: {UNKNOWN}: the model has lazy parameters, which its first forward makes; {REMEDIES}")
 
@@ -77,7 +71,6 @@ def check_row_independence(
 
 
 def _coupled(forward: Callable[..., Any], a: slice, b: slice, unit: float) -> str:
-    """What is wrong with rows a and b, empty where nothing is."""
     both = forward(a, b)
     if not any(True for _ in tensors_in(both)):
         return f"{UNKNOWN}: the model's results, a {type(both).__name__}, hold no tensors in tuples, lists or dicts"
@@ -124,13 +117,11 @@ def roundoff(items: Iterable[torch.Tensor]) -> float:
 
 
 def _of_dtype(dtype: torch.dtype) -> float:
-    """The unit roundoff of a type, 0 for whole numbers."""
     return torch.finfo(dtype).eps / 2 if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
 def _half(item: Any, half: int, like: Any) -> list[torch.Tensor]:
-    """The first or second half of every tensor along the dimension in which it is twice as long as that of ``like``;
-    one of the same shape, which has no rows, as it is."""
+    """The first or second half of every tensor along the dimension in which it is twice as long as that of ``like``."""
     found = []
     for t, alone in zip(tensors_in(item), tensors_in(like), strict=True):
         dims = [d for d, (n, m) in enumerate(zip(t.shape, alone.shape, strict=False)) if n != m]
@@ -157,8 +148,8 @@ def _lacks_room(model: torch.nn.Module, inputs: Inputs, rows: int, room_bytes: i
 
 
 class ConstantDraws(TorchDispatchMode):
-    """Random operators give what depends on no generator and no row: dropouts and dropped paths keep everything, other
-    draws are constants, so permutations take the first row for all and mixed rows differ from unmixed ones."""
+    """Random operators give what depends on no generator and no row: dropouts keep everything, other draws are
+    constants, so permutations take the first row for all and mixed rows differ from unmixed ones."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -183,16 +174,16 @@ def own_copy(t: torch.Tensor) -> torch.Tensor:
 
 
 def _copied(t: torch.Tensor) -> bool:
-    """Whether a copy has a tensor of its own for ``t``: noise for a parameter of zeros, a clone of what is no parameter
-    and may be written to."""
+    """Whether a copy has a tensor of its own for ``t``: noise for a parameter of zeros, a clone of what may be written
+    to."""
     return t.is_floating_point() and not t.any() if isinstance(t, torch.nn.Parameter) else not t.requires_grad
 
 
 def isolated(
     model: torch.nn.Module, tensor: Callable[[torch.Tensor], torch.Tensor] = own_copy, given_statistics: bool = False
 ) -> torch.nn.Module:
-    """A deep copy of a model, uncompressed, with ``tensor(t)`` for each of its tensors. With ``given_statistics`` its
-    batch norms normalise by their running statistics, or by 0 and 1."""
+    """An uncompressed deep copy with ``tensor(t)`` for each of its tensors. With ``given_statistics`` its batch norms
+    normalise by their running statistics, or by 0 and 1."""
     memo: dict[int, Any] = {}
     with untouched_random_states(), torch.no_grad():
         for t in tensors_of(model):

@@ -126,9 +126,8 @@ def _check_model(
 
 
 def _demand_way(model: torch.nn.Module, whole: tuple[tuple, dict], batch: int, least: int) -> None:
-    """Raise PlanMismatchError where a plan with a budget is for larger parts than the smallest one, of ``least`` rows,
-    and this goes another way through the model than they do: a batch that does not divide into parts of the planned
-    rows leaves fewer to some, however it is cut."""
+    """Raise PlanMismatchError where a part of ``least`` rows, fewer than planned, goes another way through the model
+    than the planned ones: a batch that does not divide into parts of the planned rows leaves fewer to some."""
     plan = _plan_of(model)
     if plan is None or plan.budget is None or least >= plan.contract.batch // plan.sub_batches:
         return
@@ -144,7 +143,6 @@ def _demand_way(model: torch.nn.Module, whole: tuple[tuple, dict], batch: int, l
 
 
 def _demand_room(model: torch.nn.Module, batch: int, each_bytes: int) -> None:
-    """Raise PlanMismatchError where a larger batch than the planned one, which is held whole, breaks the budget."""
     plan = _plan_of(model)
     planned, budget = (0, None) if plan is None else (plan.contract.batch, plan.budget)
     if budget is None or not planned or not each_bytes:
@@ -185,8 +183,8 @@ def _part(model: torch.nn.Module, loss_fn: Callable, inputs: tuple[tuple, dict],
 
 
 def _parts(model: torch.nn.Module, batch: int, sub_batches: int | None) -> int:
-    """Into how many parts the batch is cut: never more than it has rows. The fewest of at most the planned rows, so
-    that their rows are as many as they can be: some models take another way for few (:func:`_demand_way`)."""
+    """Into how many parts the batch is cut: the fewest of at most the planned rows, as some models take another way for
+    few (:func:`_demand_way`), and never more than it has rows."""
     if sub_batches is not None:
         return max(1, min(sub_batches, batch))
     plan = _plan_of(model)
@@ -228,7 +226,6 @@ def _check(
 
 
 def _refuse_batch_norm(model: torch.nn.Module, parts: int) -> None:
-    """Raise ValueError where a batch norm would normalise by the statistics of a part."""
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             raise ValueError(
