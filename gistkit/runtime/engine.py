@@ -29,8 +29,7 @@ from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.density_excess import ExcessBudget, remember
 from gistkit.runtime.program.match_plan import Shapes, check_mode, check_rows, given_program, plans_training, shapes
 from gistkit.runtime.program.pending_backwards import PendingBackwards
-from gistkit.runtime.program.program import Program
-from gistkit.runtime.program.settings import Settings
+from gistkit.runtime.program.program import Program, Settings
 from gistkit.runtime.program.stats import Observed, StepStats, as_captured, observe
 from gistkit.runtime.rebuild.arithmetic import probe_ahead
 from gistkit.runtime.signature import foreign_context, signature, state_kinds

@@ -18,7 +18,7 @@ from gistkit.capture import STAND_IN
 from gistkit.errors import CompressError
 from gistkit.ir import Plan
 from gistkit.runtime.engine import Engine
-from gistkit.runtime.program.settings import Settings
+from gistkit.runtime.program.program import Settings
 
 
 class CompressedForward:

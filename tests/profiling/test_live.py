@@ -203,20 +203,3 @@ def test_any_sequence_of_making_and_dropping(program):
             assert live.current_bytes == sum(sizes.values())
     assert live.peak_bytes == unasked.peak_bytes == peak
     assert unasked.timeline == [] and unasked.current_bytes == live.current_bytes
-
-
-def test_a_peak_without_a_timeline_asks_where_it_may_have_risen():
-    with LiveBytes(timeline=False) as live:
-        a = block(8)
-        for _ in range(5):
-            del a
-            a = block(2)
-        a.untyped_storage().resize_(12 * KB)
-        a.add_(1)
-        a.untyped_storage().resize_(KB)
-        b = block(9)
-        assert live.peak_bytes == 12 * KB
-        a.untyped_storage().resize_(5 * KB)
-        a.view(-1)
-    assert live.peak_bytes == live.current_bytes == 14 * KB
-    del a, b

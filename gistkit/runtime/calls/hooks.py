@@ -16,7 +16,7 @@ from gistkit.capture import is_weight
 from gistkit.ir import Decision
 from gistkit.nn.keep import Kept, SavedAsIs
 from gistkit.runtime.forward.state import ForwardState
-from gistkit.runtime.program.settings import KEEP_DENSE
+from gistkit.runtime.program.program import KEEP_DENSE
 from gistkit.runtime.stash.stash import DENSE_VALUES, Shape
 
 _top = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]

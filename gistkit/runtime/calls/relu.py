@@ -26,8 +26,7 @@ from gistkit.runtime.calls.kinds import ReluKind, SpecialisedCall
 from gistkit.runtime.forward.deferred_mask import DeferredMask
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.offload.host import AwayOnHost
-from gistkit.runtime.program.program import Step
-from gistkit.runtime.program.settings import KEEP_DENSE
+from gistkit.runtime.program.program import KEEP_DENSE, Step
 from gistkit.runtime.rebuild.terms import Exactness, Recipe
 from gistkit.runtime.stash.stash import DENSE_VALUES, Reader, RebuiltBody, SharedValues, Stash, covers
 

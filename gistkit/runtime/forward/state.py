@@ -2,7 +2,7 @@
 
 A forward's state lives from its first to its last covered call. With a program (a compiled plan) every covered call has
 its decisions; without one, or after the forward left its plan, decisions follow from the tensor alone
-(:func:`gistkit.runtime.program.settings.ad_hoc`).
+(:func:`gistkit.runtime.program.program.ad_hoc`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from gistkit.runtime.forward.kept_ledger import KeptLedger
 from gistkit.runtime.offload.host import HostBody
 from gistkit.runtime.program.density_excess import ExcessBudget
 from gistkit.runtime.program.joint_gradients import JOINT_BYTES, JOINT_SHARE
-from gistkit.runtime.program.program import Program, Step, cannot_keep
-from gistkit.runtime.program.settings import KEEP_DENSE, WITHOUT_VALUES, Settings, ad_hoc
+from gistkit.runtime.program.program import KEEP_DENSE, WITHOUT_VALUES, Program, Settings, Step, ad_hoc, cannot_keep
 from gistkit.runtime.rebuild.terms import NormSource
 from gistkit.runtime.recompute.tape import Tape
 from gistkit.runtime.sparse_sizes.counts import Ticket

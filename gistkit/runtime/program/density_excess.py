@@ -90,11 +90,11 @@ class ExcessBudget:
         budget: Budget,
         graph: SavedGraph,
         densities: dict[int, float],
-        notes: dict[int, str] | None = None,
-        told: Forecasts | None = None,
+        notes: dict[int, str],
+        told: Forecasts,
     ) -> None:
         self._plan, self._graph, self.told = plan, graph, told
-        self._densities, self._notes = densities, {} if notes is None else notes
+        self._densities, self._notes = densities, notes
         self._shares = plan.contract.densities
         self._sources = {s for d in plan.decisions for s in d.sources}
         self._budget, self._left_bytes = budget, budget.left_bytes
@@ -200,8 +200,7 @@ class PromisedBody:
     ) -> None:
         self._room, self._codec, self._decision, self._device = room, codec, decision, x.device
         self._lock = threading.RLock()
-        told = None if room.told is None else room.told.of(decision.storage)
-        encoded = packer.encode(codec, x, weakref.WeakMethod(self.settle), told)
+        encoded = packer.encode(codec, x, weakref.WeakMethod(self.settle), room.told.of(decision.storage))
         self._form: CodedBody | PartedBody = CodedBody(encoded)
 
     def settle(self, encoded: Encoded, total: int) -> None:

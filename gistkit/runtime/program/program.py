@@ -8,12 +8,47 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from gistkit.errors import PlanError
-from gistkit.ir import STAY, Call, CallChoice, Decision, Passing, Plan, Reading, Save, SavedGraph, norms
-from gistkit.planning.forms import intolerant, recompute_plan
+from gistkit.ir import (
+    FORMS,
+    NEVER,
+    OPERATORS,
+    STAY,
+    Call,
+    CallChoice,
+    Decision,
+    Passing,
+    Plan,
+    Reading,
+    Save,
+    SavedGraph,
+    norms,
+)
+from gistkit.planning.forms import default_form, intolerant, recompute_plan
 from gistkit.planning.simulate import PLAIN_POLICIES
 from gistkit.runtime.program.joint_gradients import Headroom, headrooms
-from gistkit.runtime.program.settings import KEEP_DENSE, WITHOUT_VALUES
+
+KEEP_DENSE = Decision(-1, "dense", reason="kept as it is")
+WITHOUT_VALUES = tuple(f for f in FORMS.values() if f.returns in (NEVER, OPERATORS) and not f.made_by_op)
+"""Forms by which no reader finds the values in a stash."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the caller allows: a lossy format or None, whether sums may be reassociated, and the least share of the kept
+    bytes that a plan of gistkit's own must save."""
+
+    lossy: str | None = None
+    fidelity: str = "bitwise"
+    slices: int = 1
+    min_gain: float = 0.02
+
+
+def ad_hoc(x: torch.Tensor, sparse: bool, settings: Settings) -> Decision:
+    nbytes = x.numel() * x.element_size()
+    return default_form(str(x.dtype).removeprefix("torch."), nbytes, zeros=sparse, lossy=settings.lossy)
 
 
 @dataclass(frozen=True)

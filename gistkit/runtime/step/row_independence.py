@@ -17,7 +17,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.linalg import vector_norm
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
@@ -48,8 +47,6 @@ def check_row_independence(
 
     ``least``: the rows of the smallest part. ``given_statistics``: batch norms have given statistics instead of the
     batch's. ``room_bytes``: what the forwards may take; None: anything. Synchronises."""
-    if any(map(is_lazy, model.parameters())):
-        raise ValueError(f"step: {UNKNOWN}: the model has lazy parameters, which its first forward makes; {REMEDIES}")
 
     def forward(*parts: slice) -> Any:
         args, kwargs = joined(inputs, parts)
