@@ -24,21 +24,17 @@ from gistkit.runtime.program.program import Settings
 class CompressedForward:
     """Stands in the model's ``forward``; copies and pickles with it (with a fresh engine of the same settings).
 
-    It has the face of the bound method that it stands for (signature, name, doc, ``__wrapped__``, ``__func__``,
-    ``__self__``). It also stands under :data:`STAND_IN`, where it is found after somebody has wrapped ``forward``.
-    ``previous``: what stood in ``model.__dict__["forward"]`` before, which a captured copy runs; ``active``: False
-    where :func:`restore` had to leave it inside a wrapper; ``kept``: what else the model had in place of what
-    :meth:`attach` puts there.
-    """
+    It has the face of the bound method that it stands for, and stands under :data:`STAND_IN` too, where it is found
+    after somebody has wrapped ``forward``. ``previous``: what stood in ``model.__dict__["forward"]`` before, which a
+    captured copy runs; ``active``: False where :func:`restore` had to leave it inside a wrapper."""
 
     # ``functools.wraps`` copies what is in ``__dict__`` into wrappers, which would then hold the model and the engine.
-    __slots__ = ("__dict__", "__func__", "__weakref__", "_run", "active", "engine", "kept", "model", "previous")
+    __slots__ = ("__dict__", "__func__", "__weakref__", "_run", "active", "engine", "model", "previous")
 
     def __init__(self, model: torch.nn.Module, settings: Settings, plan: Plan | None, previous: Any = None) -> None:
         self.model = model
         self.engine = Engine(settings, plan)
         self.previous, self.active = previous, True
-        self.kept: dict[str, Any] = {}
         for name in functools.WRAPPER_ASSIGNMENTS:
             if hasattr(self.__wrapped__, name):
                 setattr(self, name, getattr(self.__wrapped__, name))
@@ -68,7 +64,7 @@ class CompressedForward:
         model = copy.deepcopy(self.model, memo)
         previous = copy.deepcopy(self.previous, memo)
         twin = CompressedForward(model, self.engine.settings, self.engine.plan, previous)
-        twin.kept, twin.active = copy.deepcopy(self.kept, memo), self.active
+        twin.active = self.active
         twin.__func__ = self.__func__  # a copied wrapper has this one, and finds the copy's stand-in by it
         return twin
 
@@ -79,13 +75,12 @@ class CompressedForward:
                 "would be lost; undo that first (accelerate: unwrap_model(model, keep_fp32_wrapper=False)), or pickle "
                 "model.state_dict()"
             )
-        changed = {"kept": self.kept, "active": self.active}
-        return CompressedForward, (self.model, self.engine.settings, self.engine.plan, self.previous), (None, changed)
+        made_of = (self.model, self.engine.settings, self.engine.plan, self.previous)
+        return CompressedForward, made_of, (None, {"active": self.active})
 
     @property
     def is_reached(self) -> bool:
-        """Whether what stands in the model's forward is this, or says that it wraps it: a bound method, a partial, what
-        ``functools.wraps`` made."""
+        """Whether what stands in the model's forward is this, or says that it wraps it."""
         found = vars(self.model).get("forward")
         while found is not None and found is not self and found is not self.__func__:
             partial = found.func if isinstance(found, functools.partial) else None
@@ -115,7 +110,6 @@ class CompressedForward:
         taken = {"_replicate_for_data_parallel": self.replicate, "__reduce_ex__": self.reduce_model}
         if isinstance(self.model, GraphModule):
             taken["__deepcopy__"] = self.copy_graph
-        self.kept = {name: own[name] for name in taken if name in own}
         own.update(taken, **{STAND_IN: self})
         self.active = True
 
@@ -124,7 +118,6 @@ class CompressedForward:
         own = vars(self.model)
         for name in _COPYING:
             own.pop(name, None)
-        own.update(self.kept)
         self.active, self.engine = False, Engine(self.engine.settings)
         if self.is_reached and not self._is_outermost:
             return
@@ -135,17 +128,14 @@ class CompressedForward:
                 own["forward"] = self.previous
 
     def replicate(self) -> Any:
-        own = self.kept.get("_replicate_for_data_parallel")
-        made: Any = type(self.model)
-        replica = made._replicate_for_data_parallel(self.model) if own is None else own()
+        replica = type(self.model)._replicate_for_data_parallel(self.model)  # type: ignore[operator]
         vars(replica)["forward"] = functools.partial(_refuse, _REPLICA)
         return replica
 
     def copy_graph(self, memo: dict) -> Any:
         """``__deepcopy__`` of the GraphModule: its own, and the stand-in's copy."""
-        own = self.kept.get("__deepcopy__")
-        made: Any = type(self.model)
-        twin = made.__deepcopy__(self.model, memo) if own is None else own(memo)
+        kind: Any = type(self.model)
+        twin = kind.__deepcopy__(self.model, memo)
         if isinstance(twin, GraphModule) and twin is not self.model and compressed_forward(twin) is None:
             memo[id(self.model)] = twin
             copy.deepcopy(self, memo).attach()
@@ -154,12 +144,8 @@ class CompressedForward:
     def reduce_model(self, protocol: SupportsIndex) -> Any:
         """``__reduce_ex__`` of the model: its own. A GraphModule goes without the stand-in, which is made anew; a
         shallow copy, which ``copy.copy`` makes of the same attributes, gets a forward that refuses."""
-        own = self.kept.get("__reduce_ex__")
         kind: Any = type(self.model)
-        reduced = kind.__reduce_ex__(self.model, protocol) if own is None else own(protocol)
-        if isinstance(reduced, str):  # the name of a global
-            return reduced
-        made, given, *rest = reduced
+        made, given, *rest = kind.__reduce_ex__(self.model, protocol)
         if isinstance(self.model, GraphModule):
             given = tuple(self._without_stand_in(item) if isinstance(item, dict) else item for item in given)
             told = made, given, self.engine.settings, self.engine.plan, self.previous
@@ -170,7 +156,7 @@ class CompressedForward:
     def _without_stand_in(self, attributes: dict[str, Any]) -> dict[str, Any]:
         if attributes.get(STAND_IN) is not self:
             return attributes
-        return {n: value for n, value in attributes.items() if n not in ("forward", STAND_IN, *_COPYING)} | self.kept
+        return {n: value for n, value in attributes.items() if n not in ("forward", STAND_IN, *_COPYING)}
 
     def _carried(self, attributes: dict[str, Any], shallow: bool) -> dict[str, Any]:
         if shallow:

@@ -169,8 +169,7 @@ class ExcessBudget:
         return body
 
     def warn(self) -> bool:
-        """Warn of what was moved to the host, and of what had to stay although the budget is exceeded by it; whether
-        there was any."""
+        """Warn of what was moved to the host or had to stay beyond the budget; whether there was any."""
         found = _worst_first(self.moved + self.over)
         if not found:
             return False
@@ -192,8 +191,8 @@ class ExcessBudget:
 
 
 class PromisedBody:
-    """The payload of a storage whose size only the device knows yet: a scratch, as planned, and then the packed payload
-    or, where :class:`ExcessBudget` has no room for that, the scratch on the host."""
+    """The payload of a storage whose size only the device knows yet: the scratch, then the packed payload, or the
+    scratch on the host where :class:`ExcessBudget` has no room."""
 
     def __init__(
         self, room: ExcessBudget, codec: Sparse, x: torch.Tensor, decision: Decision, packer: ExactPacker

@@ -14,9 +14,8 @@ from gistkit.ir import STAY, Form, Plan, SavedGraph, SavedStorage, numel
 
 
 class Headroom(NamedTuple):
-    """What there is below the peak when a convolution takes both gradients at once, at the sizes of the graph.
-    ``spare_bytes``: what later calls keep beyond its input and both gradients; ``weight_bytes``: of all gradients of
-    parameters."""
+    """What there is below the peak when a convolution takes both gradients at once. ``spare_bytes``: what later calls
+    keep beyond its input and both gradients; ``weight_bytes``: of all gradients of parameters."""
 
     input_bytes: int
     spare_bytes: int
@@ -45,7 +44,7 @@ def headrooms(graph: SavedGraph, plan: Plan) -> dict[int, Headroom]:
 
 
 def _kept_later(graph: SavedGraph, plan: Plan) -> list[int]:
-    """By call: bytes on the device of the storages of a size known beforehand that only later calls save."""
+    """By call: bytes on the device, of a size known beforehand, that only later calls save."""
     decided = {d.storage: d for d in plan.decisions}
     fresh = [0] * (len(graph.calls) + 1)
     for storage in graph.kept():

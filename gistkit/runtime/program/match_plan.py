@@ -21,10 +21,8 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 def check_plan(plan: Plan, lossy: str | None = None) -> str | None:
-    """The narrow format that the plan's decisions use, None for none.
-
-    Raises ValueError where ``lossy`` names another format, PlanError for a plan that means nothing.
-    """
+    """The narrow format that the plan's decisions use, None for none. Raises ValueError where ``lossy`` names another
+    format, PlanError for a plan that means nothing, as a damaged file has it."""
     _check_words(plan)
     formats = {d.form.rounds_to for d in plan.decisions} - {""}
     planned = min(formats, default=None)
@@ -202,7 +200,6 @@ def given_program(plan: Plan, model: torch.nn.Module, args: tuple, kwargs: dict)
 
 
 def autocast_in_force() -> str:
-    """What autocast does here, in words."""
     states = zip(AUTOCAST_DEVICES, autocast_now(), strict=True)
     found = [f"{str(dtype).removeprefix('torch.')} on {device}" for device, (enabled, dtype) in states if enabled]
     return f"autocast to {' and '.join(found)}" if found else "no autocast"

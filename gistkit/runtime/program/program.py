@@ -134,8 +134,8 @@ class Program:
 
     @cached_property
     def settled(self) -> frozenset[int]:
-        """Storages that stay as they are, whatever the forward, and of which nothing is rebuilt: nothing is recorded of
-        them but what the capture says."""
+        """Storages that stay as they are in every forward, of which nothing is rebuilt: of them only the capture is
+        recorded."""
         if self._given:
             return frozenset()
         return frozenset(s for s, _, _ in self.dense_storages if s in self.decisions) - self.sources
@@ -149,7 +149,7 @@ class Program:
     @cached_property
     def caught(self) -> frozenset[int]:
         """After how many covered calls an uncovered one saves something that is to be caught: what is not kept as it
-        is, what recipes start from or, as a plan of the caller's counts on it, what backward reads no value of."""
+        is, what recipes start from or, under a plan of the caller's, what backward reads no value of."""
         return self._numbers(self.gaps, self._unread[0])
 
     @cached_property
@@ -170,7 +170,6 @@ class Program:
         return any(_changes(self.decisions.get(s.storage)) for c in self.graph.calls if c.hidden for s in c.saves)
 
     def norms(self) -> list[Call]:
-        """The batch norms from which something is rebuilt."""
         return [c for c in self.covered if c.op == "batch_norm" and c.covered in self._in_recipes]
 
     def interposed_calls(self) -> list[tuple[int, str]]:

@@ -65,8 +65,8 @@ def payload_bytes(kept: Any) -> int:
 
 @dataclass(frozen=True)
 class Observed:
-    """The bytes of a forward that has just ended; ``storages``: (planned id, codec, plain bytes, kept bytes, reason),
-    ``own``: (covered call, op, bytes)."""
+    """The bytes of a forward that has just ended; ``storages``: (planned id, codec, plain bytes, kept bytes,
+    reason)."""
 
     program: Program | None
     storages: tuple[tuple[int, str, int, int, str], ...]

@@ -33,8 +33,7 @@ DRAWN_SCALE = 256.0
 
 
 class Kind(NamedTuple):
-    """What a batch norm's arithmetic depends on: its input's geometry, dtype and device, the dtype of weight and bias
-    (None: there are none) and eps."""
+    """What a batch norm's arithmetic depends on; ``affine``: the dtype of weight and bias (None: there are none)."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -90,8 +89,8 @@ def _exact(candidates: list[Rebuild] | None, kind: Kind, seed: int) -> list[Rebu
 
 
 def _cancelling(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Biases that leave next to nothing but rounding of one element a channel. Arithmetics differ by an ulp of fp32,
-    which in 16 bits one element in some 50,000 shows; of such a one it is nearly all that there is."""
+    """Biases that leave next to nothing but rounding of one element a channel: arithmetics differ by an ulp of fp32,
+    which in 16 bits one element in some 50,000 shows."""
     first = x[(0, slice(None), *(0,) * (x.dim() - 2))]
     return (first.double() - mean.double()).mul_(invstd).mul_(weight).neg_()
 

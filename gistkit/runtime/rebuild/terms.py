@@ -78,10 +78,8 @@ def geometry_of(x: torch.Tensor) -> tuple:
 
 
 class NormTerm:
-    """BN(x) from the x, the statistics and the weight that the batch norm's node keeps.
-
-    PyTorch's batch norm reads no bias in backward: a bias that was written to since forward is an error here.
-    """
+    """BN(x) from what the batch norm's node keeps. PyTorch's batch norm reads no bias in backward: one that was written
+    to since forward is an error here."""
 
     __slots__ = ("_bias", "_kept", "_node", "_version", "arithmetic")
     fresh = True
@@ -125,8 +123,6 @@ class NormTerm:
 
 @dataclass(slots=True)
 class KeptTerm:
-    """A tensor that is kept with its values."""
-
     kept: Kept
     fresh: bool = False
 
@@ -257,8 +253,7 @@ class Exactness:
     """How one ReLU's output y comes back exactly: by one launch, else operator by operator, else not at all.
 
     ``verified`` remembers what was found, by call, recipe and geometry; ``bind`` leads from a recipe to its term in the
-    running forward, or None. ``recipes``: those that may be exact, the quickest first.
-    """
+    running forward. ``recipes``: those that may be exact, the quickest first."""
 
     def __init__(self, verified: dict, call: int, steps: tuple, y: torch.Tensor, bind: Callable[[Recipe], Any]) -> None:
         self._verified, self._y, self._bind = verified, y, bind

@@ -19,8 +19,6 @@ RandomState = tuple[str, int, bytes]
 
 
 class ReplayError(GistError):
-    """A call that runs anew did not give what it gave in forward; ``what`` says which and how."""
-
     def __init__(self, what: str) -> None:
         super().__init__(
             f"{what}; a forward that runs anew must make the same tensors: change nothing that it depends on before "
@@ -70,7 +68,7 @@ class RecordedCall:
 
     def cast_of(self, x: torch.Tensor, last: bool) -> int:
         """The number of the tensor that autocast has made x of, or of whose transpose; -1 for none. Of two of one shape
-        the first, or the ``last``: gistkit's operators keep their input and show hooks their weight alone."""
+        the first, or the ``last``: gistkit's operators show hooks their weight alone."""
         shapes = (x.shape, x.t().shape if x.dim() == 2 else x.shape)
         found = [i for i, o in enumerate(self.operands()) if o.dtype != x.dtype and o.where[0] in shapes]
         return found[-1 if last else 0] if found else -1

@@ -208,8 +208,8 @@ def _never(_: None) -> torch.Tensor:
 
 
 def _with_packs(call: RecordedCall, leaves: list[Any]) -> tuple[Any, dict[int, torch.Tensor]]:
-    """The call with gradients on, so that PyTorch shows what it would save: that is how one gets at what a call makes
-    inside. The graph made on the way holds none of it."""
+    """The call with gradients on, so that PyTorch shows what it would save: what a call makes inside. The graph made on
+    the way holds none of it."""
     packed: dict[int, torch.Tensor] = {}
     count = 0
 

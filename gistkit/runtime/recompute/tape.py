@@ -1,12 +1,9 @@
 """The tape: writes down the calls of a plan's segments while the forward runs.
 
-Which call of the plan's graph runs now is known by counting the calls that the function mode sees, as the recorder
-did; a call that does not fit its place in the graph is a PlanMismatchError.
-
-That a storage comes back bit for bit is checked once, in each shape and dtype and on each device: forward takes a
-digest of it, which is compared when backward runs its segment anew. One that differs is a GistError; from the next
-forward on it is kept as it is, under a budget a PlanError.
-"""
+Which call of the plan's graph runs now is known by counting the calls that the function mode sees, as the recorder did.
+That a storage comes back bit for bit is checked once, in each shape and dtype and on each device: a digest taken in
+forward is compared when backward runs its segment anew. One that differs is a GistError; from the next forward on it is
+kept as it is, under a budget a PlanError."""
 
 from __future__ import annotations
 
@@ -197,7 +194,6 @@ class Tape:
     def _write(
         self, plan: SegmentPlan, func: Callable, args: tuple, kwargs: dict, found: list[tuple[torch.Tensor, int]]
     ) -> tuple[int, RecordedCall, list[tuple[torch.Tensor, int]]]:
-        """The call as written down for one segment, and the tensors that it needs holds on."""
         call = self._plan.graph.calls[self._now.number]
         known = {id(t): s for t, s in found}
         segment, outside = self._segments[plan.index], []

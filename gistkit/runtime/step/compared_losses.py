@@ -94,7 +94,7 @@ class ComparedLoss:
                 )
 
     def _pieces(self, made: Callable[..., _Made], room_bytes: int | None) -> list[int]:
-        """Bounds of the halves of the parts, or of smaller pieces of which two have room, by what one row takes."""
+        """Bounds of the halves of the parts, or of smaller pieces of which two have room."""
         most_rows = self._bounds[-1]
         if room_bytes is not None:
             with LiveBytes(timeline=False) as live:
@@ -131,9 +131,8 @@ class ComparedLoss:
 
 
 def _off(both: _Made, first: _Made, second: _Made, shares: Sequence[float]) -> torch.Tensor:
-    """The losses of two pieces together, of the first and of the second; how far the loss is off, relative to its
-    terms, and each gradient, relative to its largest value and less what the roundings of a loss make of one that is
-    zero."""
+    """The losses of two pieces together, of the first and of the second; how far off the loss is, relative to its
+    terms, and each gradient, relative to its largest value."""
     (loss, grads), (first_loss, first_grads), (second_loss, second_grads) = both, first, second
     parts = first_loss * shares[0], second_loss * shares[1]
     terms, off = parts[0].abs() + parts[1].abs(), []

@@ -129,8 +129,8 @@ def _half(item: Any, half: int, like: Any) -> list[torch.Tensor]:
 
 
 def _lacks_room(model: torch.nn.Module, inputs: Inputs, rows: int, room_bytes: int) -> str:
-    """Why the forwards of 2 * rows rows must not run, empty where they take at most ``room_bytes``: one run on fake
-    tensors, its inputs, other results and differences, and what a copy has of its own."""
+    """Why the forwards of 2 * rows rows must not run, empty where they take at most ``room_bytes``, by a run on fake
+    tensors."""
     mode = FakeTensorMode()
     args, kwargs = tree_map_only(torch.Tensor, lambda t: mode.from_tensor(t.detach()), slices(inputs, 0, 2 * rows))
     fake = isolated(model, mode.from_tensor)

@@ -1,14 +1,10 @@
 """step: forward and backward of one training step, in the sub-batches of the model's plan.
 
 The batch is cut into nearly equal parts, whose gradients accumulate in ``.grad`` (moDNN, section IV-A). Up to the order
-of summation the result is that of the whole batch, provided that
-
-* the model's rows do not depend on each other: :mod:`gistkit.runtime.step.row_independence` finds out, once;
-* the loss is a mean or a sum, of which each part contributes its own: :mod:`gistkit.runtime.step.known_losses` puts
-  PyTorch's losses together, :mod:`gistkit.runtime.step.compared_losses` compares any other in every step.
-
-Dropout draws other masks.
-"""
+of summation the result is that of the whole batch, provided that the model's rows do not depend on each other
+(:mod:`gistkit.runtime.step.row_independence`), and that the loss is a mean or a sum, of which each part contributes its
+own (:mod:`gistkit.runtime.step.known_losses`, :mod:`gistkit.runtime.step.compared_losses`). Dropout draws other
+masks."""
 
 from __future__ import annotations
 
@@ -157,7 +153,7 @@ def _demand_room(model: torch.nn.Module, batch: int, each_bytes: int) -> None:
 
 
 def _room_bytes(model: torch.nn.Module, given: Any) -> int | None:
-    """What the plan's budget leaves beside parameters, buffers, gradients and the batch; None without a budget."""
+    """What the plan's budget leaves beside what is there; None without a budget."""
     plan = _plan_of(model)
     budget = None if plan is None else plan.budget
     if budget is None:
