@@ -175,10 +175,8 @@ class _Replay:
             self._there["made", storage] = tensors[number].to(dtype)
 
     def _argument(self, leaf: Any) -> Any:
-        if isinstance(leaf, torch.Generator):
-            return leaf.clone_state()
         if not isinstance(leaf, Operand):
-            return leaf
+            return leaf.clone_state() if type(leaf) is torch.Generator else leaf
         key = _key(leaf)
         if key not in self._there:
             if leaf.hold < 0:
