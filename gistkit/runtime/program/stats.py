@@ -75,7 +75,10 @@ class Observed:
 
     def stats(self) -> StepStats:
         program, plan = self.program, None if self.program is None else self.program.plan
-        rows = [_row(program, *storage) for storage in self.storages]
+        rows = []
+        for storage, codec, plain, kept, reason in self.storages:
+            origin = program.origin(storage) if program else ("", "", ())
+            rows.append(Row(storage, *origin, codec, plain, kept, reason))
         for index, op, nbytes in self.own:
             if nbytes:
                 module = program.covered[index].module if program else ""
@@ -111,8 +114,3 @@ def as_captured(program: Program) -> Observed:
     why = {} if program.runs_plain else {s: reason for s, _, reason in program.dense_storages}
     kept = tuple((s.id, "dense", s.nbytes, s.nbytes, why.get(s.id) or BY_PYTORCH) for s in program.graph.kept())
     return Observed(program, kept, ())
-
-
-def _row(program: Program | None, storage: int, codec: str, plain: int, kept: int, reason: str) -> Row:
-    op, module, shape = program.origin(storage) if program else ("", "", ())
-    return Row(storage, op, module, shape, codec, plain, kept, reason)
