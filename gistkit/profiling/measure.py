@@ -129,7 +129,8 @@ def _first_rows(work: Work, batch: int, rows: int) -> Work:
         has_rows = isinstance(item, torch.Tensor) and item.dim() > 0 and item.shape[0] == batch
         return item[:rows] if has_rows and rows < batch else item
 
-    return Work(*tree_map(cut, (work.args, work.kwargs, work.targets)), work.loss_fn)
+    args, kwargs, targets = tree_map(cut, (work.args, work.kwargs, work.targets))
+    return Work(args, kwargs, targets, work.loss_fn)
 
 
 def _of_whole_batch(graph: SavedGraph, hardware: Hardware, parts: int, found: Measured) -> dict[int, float]:

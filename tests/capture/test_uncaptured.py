@@ -164,16 +164,7 @@ def test_a_plan_made_on_the_meta_device_runs_where_there_are_values():
     far = net().to("meta")
     made = gistkit.plan(far, X.to("meta"), T.to("meta"), loss_fn=F.cross_entropy, budget="100%", hardware="cpu")
     gistkit.compress(far, made)
-    for x in (X, X.to("meta")):
-        with pytest.raises(
-            gistkit.PlanMismatchError,
-            match=r"expected a forward of tensors with values, got the parameter or buffer '0.weight' on the meta "
-            r"device; call model.to_empty\(device=...\) and give it values, or compress a model that has some",
-        ):
-            far(x)
     near = gistkit.compress(net(), made)
-    with pytest.raises(gistkit.PlanMismatchError, match=r"got input 0 on the meta device; pass real ones"):
-        near(X.to("meta"))
     F.cross_entropy(near(X), T).backward()
     far.to_empty(device="cpu").load_state_dict(near.state_dict())
     F.cross_entropy(far(X), T).backward()

@@ -16,7 +16,7 @@ from gistkit.capture import is_weight
 from gistkit.ir import Decision
 from gistkit.nn.keep import Kept, SavedAsIs
 from gistkit.runtime.forward.state import ForwardState
-from gistkit.runtime.program.settings import KEEP_DENSE
+from gistkit.runtime.program.program import KEEP_DENSE
 from gistkit.runtime.stash.stash import DENSE_VALUES, Shape
 
 _top = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
@@ -99,7 +99,7 @@ def _planned(state: ForwardState, x: torch.Tensor) -> Decision | None:
         return None
     number = state.calls if state.instead < 0 else state.instead
     key = (number, str(x.dtype).removeprefix("torch."), tuple(x.shape))
-    found = program.uncovered(key) if state.instead < 0 else program.within(key)
+    found = (program.gaps if state.instead < 0 else program.within).get(key, ())
     open_choice = KEEP_DENSE if state.strict else None
     if len(found) < 2:
         decision = (found[0] if found else None) or open_choice

@@ -26,10 +26,8 @@ from gistkit.runtime.calls.kinds import ReluKind, SpecialisedCall
 from gistkit.runtime.forward.deferred_mask import DeferredMask
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.offload.host import AwayOnHost
-from gistkit.runtime.program.program import Step
-from gistkit.runtime.program.settings import KEEP_DENSE
-from gistkit.runtime.rebuild.exactness import Exactness
-from gistkit.runtime.rebuild.terms import Recipe
+from gistkit.runtime.program.program import KEEP_DENSE, Step
+from gistkit.runtime.rebuild.terms import Exactness, Recipe
 from gistkit.runtime.stash.stash import DENSE_VALUES, RebuiltBody, SharedValues, covers
 
 NOT_EXACT = "it cannot be rebuilt bit for bit on this device"
@@ -187,16 +185,15 @@ class RebuiltRelu(MaskedRelu):
         """What rebuilds y, checked now or, under a budget, at its first use; None where nothing does."""
         decision: Any = self.step.output
         bind = lambda recipe: recipe.term(node, state.norms, state.kept_by)  # noqa: E731
-        exactness = Exactness(state.verified, self.step.index, decision.recipe, y)
-        recipes = exactness.recipes(node, state.norms, bind)
-        if not recipes:
+        exactness = Exactness(state.verified, self.step.index, decision.recipe, y, bind)
+        if not exactness.recipes:
             return None
         if state.settings.lossy is not None:  # what starts from rounded values does not give the forward's bits
-            self._recipe = recipes[0]
+            self._recipe = exactness.recipes[0]
             return RebuiltBody(bind(self._recipe), y)
         if state.bound and not exactness.known:
-            return exactness.later(recipes, bind, lambda: state.cannot(decision, NOT_EXACT))
-        self._recipe = exactness.check(recipes, bind)
+            return exactness.later(lambda: state.cannot(decision, NOT_EXACT))
+        self._recipe = exactness.check()
         return None if self._recipe is None else RebuiltBody(bind(self._recipe), y)
 
     def _store(self, state: ForwardState, y: torch.Tensor, why: str) -> None:

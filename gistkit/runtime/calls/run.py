@@ -50,7 +50,7 @@ def next_call(state: ForwardState, op: str, bound: Bound) -> int:
     without it, or raises; under a budget the call must be the planned one in its strides and the like, too."""
     index, program = state.calls, state.program
     state.calls, state.seen = index + 1, state.seen + 1
-    step = None if program is None or index >= program.length else program.steps[index]
+    step = None if program is None or index >= len(program.steps) else program.steps[index]
     if program is not None and (step is None or step.op != op):
         state.diverge(f"call {index} to be {step.op if step else 'the end'}", op)
     elif program is not None and state.strict and program.plan.budget_bytes is not None:

@@ -234,7 +234,7 @@ class Sites:
 def _sites(model: nn.Module, program: Program) -> list[_Site]:
     modules = dict(model.named_modules())
     wanted = program.interposed_calls()
-    areas = {name for index, name in wanted if not _is_leaf(modules.get(name), program.op(index))}
+    areas = {name for index, name in wanted if not _is_leaf(modules.get(name), program.steps[index].op)}
     caught = program.caught_calls()
     readings = {name for _, name, _ in caught if name} - {name for _, name, known in caught if not known}
     readings -= {a for a in readings if any(_beneath(name, a) for name in (*areas, *(n for _, n in wanted)))}
@@ -246,7 +246,8 @@ def _sites(model: nn.Module, program: Program) -> list[_Site]:
     readings = {r for r in readings if not any(r != b and _beneath(r, b) for b in readings)}
     beneath: dict[str, list[int]] = {a: [] for a in areas}
     leaves: dict[str, list[int]] = {name: [] for _, name in wanted if not any(_beneath(name, a) for a in areas)}
-    for index, name in program.modules():
+    for call in program.covered:
+        index, name = call.covered, call.module
         area = next((a for a in areas if _beneath(name, a)), None)
         if area is not None:
             beneath[area].append(index)

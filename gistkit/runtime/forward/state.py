@@ -2,7 +2,7 @@
 
 A forward's state lives from its first to its last covered call. With a program (a compiled plan) every covered call has
 its decisions; without one, or after the forward left its plan, decisions follow from the tensor alone
-(:func:`gistkit.runtime.program.settings.ad_hoc`).
+(:func:`gistkit.runtime.program.program.ad_hoc`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from gistkit.capture import is_weight
 from gistkit.codecs import CODECS, Codec, Encoded, Sparse
+from gistkit.errors import PlanMismatchError
 from gistkit.ir import FORMS, RERUN, STAY, Decision
 from gistkit.nn.eligible import KERNEL_DTYPES
 from gistkit.nn.keep import Kept, SavedAsIs
@@ -22,11 +23,8 @@ from gistkit.runtime.forward.deferred_mask import DeferredMask
 from gistkit.runtime.offload.host import HostBody
 from gistkit.runtime.program.density_excess import ExcessBudget
 from gistkit.runtime.program.joint_gradients import JOINT_BYTES, JOINT_SHARE
-from gistkit.runtime.program.program import Program, Step
-from gistkit.runtime.program.refusals import cannot_keep, left, not_as_planned
-from gistkit.runtime.program.settings import KEEP_DENSE, WITHOUT_VALUES, Settings, ad_hoc
+from gistkit.runtime.program.program import KEEP_DENSE, WITHOUT_VALUES, Program, Settings, Step, ad_hoc, cannot_keep
 from gistkit.runtime.rebuild.terms import NormSource
-from gistkit.runtime.recompute.checks import Checks
 from gistkit.runtime.recompute.tape import Tape
 from gistkit.runtime.sparse_sizes.counts import Ticket
 from gistkit.runtime.sparse_sizes.exact import ExactPacker
@@ -97,12 +95,13 @@ class ForwardState:
         if again is not None:
             # as with rebuilds: what starts from rounded values does not give the forward's bits
             verified = None if self.settings.lossy is not None else self.verified
-            self.tape = Tape(again, self._outside, Checks(verified, self._not_again, lambda: self.bound))
+            self.tape = Tape(again, self._outside, verified, self._not_again)
 
     def diverge(self, expected: str, got: str) -> None:
         """The forward left its plan: an error where the caller gave the plan, else go on without it."""
         if self.strict:
-            raise left(expected, got)
+            remedy = "plan this model again, or call gistkit.compress(model) without a plan"
+            raise PlanMismatchError(expected, got, remedy)
         self.diverged = f"expected {expected}, got {got}"
         self.program = None
 
@@ -227,10 +226,10 @@ class ForwardState:
         """A hold for a segment on what it starts from."""
         if self.program is None or storage < 0 or self.program.graph.storages[storage].kind != "activation":
             return SavedAsIs(x)
-        return self.keep(x, self.program.decision(storage) or replace(KEEP_DENSE, storage=storage, reason=AGAIN))
+        return self.keep(x, self.program.decisions.get(storage) or replace(KEEP_DENSE, storage=storage, reason=AGAIN))
 
     def _not_again(self, storage: int, why: str) -> None:
-        decision = None if self.program is None else self.program.decision(storage)
+        decision = None if self.program is None else self.program.decisions.get(storage)
         if decision is not None:
             self.cannot(decision, why)
 
@@ -270,7 +269,8 @@ class ForwardState:
         """A decision that is not carried out: noted for the report, an error where the plan promises a budget."""
         if decision.storage < 0:
             return
-        self.notes[decision.storage] = not_as_planned(decision, why)
+        where = " on the host" if decision.on_host else ""
+        self.notes[decision.storage] = f"not {decision.codec}{where} as planned: {why}"
         if self.bound:
             raise cannot_keep(decision, self.program, why)
 
@@ -289,7 +289,7 @@ class ForwardState:
         """The forward returned: have all its calls been made?"""
         self.store_deferred()
         if self.program is not None:
-            expected = self.program.length if self.expected is None else self.expected
+            expected = len(self.program.steps) if self.expected is None else self.expected
             if self.seen != expected:
                 self.diverge(f"{expected} covered calls", f"{self.seen}")
         if self.tape is not None:

@@ -1,15 +1,13 @@
 """Loss functions of the caller's own: taken for a mean or a sum over rows, and compared with that in every step.
 
-What such a function sees besides results and targets, and which targets matter to it, cannot be known. So when the
-parts are done, and with them their activations, each is halved, and for every two neighbouring pieces a and b
+When the parts are done, and with them their activations, each is halved, and for every two neighbouring pieces a and b
 
     L(a + b) = s_a L(a) + s_b L(b)      s: the fraction of the rows for a mean, 1 for a sum
 
 must hold of their targets, and so must its gradients with respect to the results: of logits that are nearly alike every
 weighted mean of cross entropies is the logarithm of their number, so values do not tell. The results are made up, in
-the shapes of the first part's, as the network's own are not held. Two pieces are as many rows as a part, so this takes
-about the bytes of a part's loss. Half the digits of float32 must agree.
-"""
+the shapes of the first part's. Two pieces are as many rows as a part, so this takes about the bytes of a part's
+loss."""
 
 from __future__ import annotations
 
@@ -19,15 +17,14 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.linalg import vector_norm
 
 from gistkit.capture import joined, no_autocast_cache, tensors_in, untouched_random_states
 from gistkit.runtime.live import LiveBytes
-from gistkit.runtime.step.deterministic_forward import ConstantDraws, isolated
-from gistkit.runtime.step.row_independence import REMEDIES
+from gistkit.runtime.step.row_independence import REMEDIES, ConstantDraws, isolated
 
 STATED = {"mean": "the mean over its rows", "sum": "the sum over its rows"}
 ADVICE = (
@@ -43,12 +40,8 @@ NOISE = 64 * 2.0**-24
 TOLERANCE = 2.0**-12
 """Half the digits of float32."""
 
-
-class _Made(NamedTuple):
-    """A loss of made-up results, as float64, and its gradients for them."""
-
-    loss: torch.Tensor
-    grads: tuple[torch.Tensor, ...]
+_Made = tuple[torch.Tensor, tuple[torch.Tensor, ...]]
+"""A loss of made-up results, as float64, and its gradients for them."""
 
 
 class ComparedLoss:
@@ -56,8 +49,7 @@ class ComparedLoss:
 
     def __init__(self, loss_fn: Callable[[Any, Any], Any], reduction: str, bounds: Sequence[int]) -> None:
         self._loss_fn, self._reduction, self._bounds = loss_fn, reduction, bounds
-        self._like: Any = None
-        """The first part's results on the meta device, which take no memory."""
+        self._like: Any = None  # the first part's results, on the meta device
         self._device = torch.device("cpu")
 
     def share(self, out: Any, targets: Any, fraction: float) -> Any:
@@ -71,10 +63,7 @@ class ComparedLoss:
 
     def compare(self, targets: Any, room_bytes: int | None) -> None:
         """Raise ValueError where the batch's loss is not what its parts contribute, or where that cannot be told, as
-        ``room_bytes`` (None: any) are too few.
-
-        Calls the function, or a copy of a module. Gradients and random states stay. Synchronises once.
-        """
+        ``room_bytes`` (None: any) are too few. Calls the function, or a copy of a module. Synchronises once."""
         stated = f"{STATED[self._reduction]} (reduction={self._reduction!r})"
         loss_fn: Any = self._loss_fn
         try:
@@ -82,14 +71,21 @@ class ComparedLoss:
             made = functools.partial(self._made, loss_fn, targets)
             with untouched_random_states(), no_autocast_cache(), torch.autocast(self._device.type, enabled=False):
                 pieces = self._pieces(made, room_bytes)
-                found = self._compared(made, pieces)
+                found, first = [], made(pieces, 0, pieces[1])
+                for a, b, c in zip(pieces, pieces[1:], pieces[2:], strict=False):
+                    shares = ((b - a) / (c - a), (c - b) / (c - a)) if self._reduction == "mean" else (1.0, 1.0)
+                    both, second = made(pieces, a, c), made(pieces, b, c)
+                    found.append(_off(both, first, second, shares))
+                    first = second
+                    del both  # before the next is made
+                figures = torch.stack(found).tolist()
         except Exception as error:
             cause = f"{type(error).__name__}: " + str(error).strip().split("\n")[0]
             raise ValueError(
                 f"step: loss_fn could not be compared with {stated} on made-up results, float32 between 0.1 and 0.9: "
                 f"{cause}; {REMEDIES}"
             ) from error
-        for a, b, c, (whole, first, second, *off) in zip(pieces, pieces[1:], pieces[2:], found, strict=False):
+        for a, b, c, (whole, first, second, *off) in zip(pieces, pieces[1:], pieces[2:], figures, strict=False):
             if not all(n <= TOLERANCE for n in off):  # also where one is not a number
                 raise ValueError(
                     f"step: loss_fn must return {stated} for sub-batches to add up, and of {c - a} rows with made-up "
@@ -98,11 +94,11 @@ class ComparedLoss:
                 )
 
     def _pieces(self, made: Callable[..., _Made], room_bytes: int | None) -> list[int]:
-        """Bounds of the halves of the parts, or of smaller pieces of which two have room, by what one row takes."""
+        """Bounds of the halves of the parts, or of smaller pieces of which two have room."""
         most_rows = self._bounds[-1]
         if room_bytes is not None:
             with LiveBytes(timeline=False) as live:
-                grads = made([0], 0, 1).grads
+                _, grads = made([0], 0, 1)
             each_bytes = live.peak_bytes + sum(g.numel() * g.element_size() for g in grads)
             most_rows = room_bytes // (2 * each_bytes)
             if most_rows < 1:
@@ -113,17 +109,6 @@ class ComparedLoss:
             count = max(2, -(-(stop - start) // most_rows))
             found |= {start + (i + 1) * (stop - start) // count for i in range(count)}
         return sorted(found)
-
-    def _compared(self, made: Callable[..., _Made], pieces: Sequence[int]) -> list[list[float]]:
-        """:func:`_off` of every two neighbouring pieces."""
-        first, found = made(pieces, pieces[0], pieces[1]), []
-        for a, b, c in zip(pieces, pieces[1:], pieces[2:], strict=False):
-            shares = ((b - a) / (c - a), (c - b) / (c - a)) if self._reduction == "mean" else (1.0, 1.0)
-            both, second = made(pieces, a, c), made(pieces, b, c)
-            found.append(_off(both, first, second, shares))
-            first = second
-            del both  # before the next is made
-        return torch.stack(found).tolist()
 
     def _made(self, loss_fn: Callable, targets: Any, pieces: Sequence[int], start: int, stop: int) -> _Made:
         """The loss of rows ``start`` to ``stop``, which may overwrite results and targets."""
@@ -142,16 +127,16 @@ class ComparedLoss:
             with ConstantDraws():
                 loss = loss_fn(out, joined(targets, [slice(start, stop)]))
             grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-        return _Made(loss.detach().double().reshape(()), grads)
+        return loss.detach().double().reshape(()), grads
 
 
 def _off(both: _Made, first: _Made, second: _Made, shares: Sequence[float]) -> torch.Tensor:
-    """The losses of two pieces together, of the first and of the second; how far the loss is off, relative to its
-    terms, and each gradient, relative to its largest value and less what the roundings of a loss make of one that is
-    zero."""
-    parts = first.loss * shares[0], second.loss * shares[1]
+    """The losses of two pieces together, of the first and of the second; how far off the loss is, relative to its
+    terms, and each gradient, relative to its largest value."""
+    (loss, grads), (first_loss, first_grads), (second_loss, second_grads) = both, first, second
+    parts = first_loss * shares[0], second_loss * shares[1]
     terms, off = parts[0].abs() + parts[1].abs(), []
-    for whole, ahead, behind in zip(both.grads, first.grads, second.grads, strict=True):
+    for whole, ahead, behind in zip(grads, first_grads, second_grads, strict=True):
         if not whole.numel():
             continue
         if whole.dim() and len(whole) == len(ahead) + len(behind):
@@ -159,11 +144,11 @@ def _off(both: _Made, first: _Made, second: _Made, shares: Sequence[float]) -> t
             apart = torch.stack([vector_norm(torch.sub(w, g, alpha=share), math.inf) for w, g, share in pairs]).max()
         else:  # of what has no rows
             apart = vector_norm(whole - ahead * shares[0] - behind * shares[1], math.inf)
-        noise = NOISE * both.loss.abs() / whole.numel()
+        noise = NOISE * loss.abs() / whole.numel()
         off.append((apart - noise).clamp_min(0) / vector_norm(whole, math.inf).double().clamp_min(TINY))
         terms = terms + vector_norm(whole, 1)
-    values = (both.loss - parts[0] - parts[1]).abs() / terms.clamp_min(TINY)
-    return torch.stack([both.loss, first.loss, second.loss, values, *off])
+    values = (loss - parts[0] - parts[1]).abs() / terms.clamp_min(TINY)
+    return torch.stack([loss, first_loss, second_loss, values, *off])
 
 
 def _made_up(like: torch.Tensor, rows: int, pieces: Sequence[int], start: int, stop: int) -> torch.Tensor:
@@ -182,12 +167,8 @@ def _made_up(like: torch.Tensor, rows: int, pieces: Sequence[int], start: int, s
 
 
 def _replaced(item: Any, tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A copy of a nested item with ``tensor(t)`` for each of its tensors."""
     return copy.deepcopy(item, {id(t): tensor(t) for t in tensors_in(item)})
 
 
 def _unwritten(t: torch.Tensor) -> torch.Tensor:
     return t if t.requires_grad or isinstance(t, torch.nn.Parameter) else t.detach().clone()
-
-
-__all__ = ["ComparedLoss"]

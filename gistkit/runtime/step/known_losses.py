@@ -42,9 +42,8 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 def known_share(loss_fn: Any, targets: Any, bounds: Sequence[int], reduction: str | None) -> Share | None:
     """How the parts of a batch, whose rows ``bounds`` cut, contribute to its ``loss_fn``: a function of
-    torch.nn.functional, a ``functools.partial`` of one with named arguments, or its module of that very class, without
-    hooks. None for any other. Raises ValueError where ``reduction`` names another than the loss has.
-    """
+    torch.nn.functional, a ``functools.partial`` of one with named arguments, or its module without hooks; None for any
+    other. Raises ValueError where ``reduction`` names another than the loss has."""
     function, options = _call(loss_fn)
     own = REDUCTIONS.get(options.get("reduction", "mean"))
     if function is None or own is None or not isinstance(targets, torch.Tensor) or not targets.dim():
@@ -63,7 +62,6 @@ def known_share(loss_fn: Any, targets: Any, bounds: Sequence[int], reduction: st
 
 
 def _call(loss_fn: Any) -> tuple[Callable | None, dict[str, Any]]:
-    """The function of torch.nn.functional that a loss calls, and its options; None where there is no such."""
     function, options = loss_fn, {}
     if type(loss_fn) in FUNCTIONS and not any(vars(loss_fn).get(name) for name in HOOKS):
         function = FUNCTIONS[type(loss_fn)]
@@ -94,7 +92,6 @@ def _over_classes(function: Callable, options: dict[str, Any], targets: torch.Te
 
 @torch.no_grad()
 def _normaliser(targets: torch.Tensor, weight: torch.Tensor | None, ignored: int) -> torch.Tensor:
-    """The number, or the sum of the weights, of labels that count."""
     counts = targets != ignored
     if weight is None:
         return counts.sum().float()
@@ -113,6 +110,3 @@ def _over_elements(
         )
     loss = loss_fn(out, targets)
     return loss if reduction == "sum" else loss * fraction
-
-
-__all__ = ["Share", "known_share"]
