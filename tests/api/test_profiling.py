@@ -139,7 +139,7 @@ def test_a_relu_that_conv_and_pool_read_counts_as_conv():
 def test_tables_and_json():
     found = gistkit.profile(network("alexnet"), images(8), hardware="titanx")
     text = str(found)
-    for part in ("AlexNet, batch 8, titanx", "stashed feature maps", "ReLU -> conv", "features.0", "reuse", "peak"):
+    for part in ("Sequential, batch 8, titanx", "stashed feature maps", "ReLU -> conv", "features.0", "reuse", "peak"):
         assert part in text, text
     assert "…" not in text
     raw = json.loads(found.to_json())

@@ -5,7 +5,7 @@ import torch
 
 from gistkit.runtime.live import LiveBytes
 from gistkit.training import TrainSettings, train
-from gistkit.zoo.resnet import CifarResNet, _BasicBlock, _Bottleneck
+from gistkit.zoo.resnet import BasicBlock, Bottleneck, ResNet
 from tests.support.training import assert_same_training, batches
 
 pytestmark = pytest.mark.gpu
@@ -33,7 +33,7 @@ def test_lossless_training_equals_plain_and_needs_less_device_memory():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: CifarResNet(_BasicBlock, (1, 1, 1), 10), lambda: CifarResNet(_Bottleneck, (1, 1, 1), 10)]
+    "make", [lambda: ResNet(BasicBlock, (1, 1, 1), 10), lambda: ResNet(Bottleneck, (1, 1, 1), 10)]
 )
 def test_steps_whose_first_data_do_not_tell_arithmetics_apart(make):
     """The means of their first batch norms are next to nothing, by which two arithmetics give the first step's bits."""

@@ -8,7 +8,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gistkit import zoo
-from gistkit.zoo.resnet import CifarResNet, _BasicBlock
+from gistkit.zoo.resnet import BasicBlock, ResNet
 
 # torchvision's documentation gives the counts; of the others they were summed by hand from the papers' tables.
 PARAMETERS = {
@@ -92,7 +92,7 @@ def test_fcn_count_and_shape():
 
 def test_option_a_shortcut_takes_every_second_pixel_and_pads_with_zeros():
     x = torch.arange(2 * 16 * 5 * 5.0).reshape(2, 16, 5, 5)
-    y = CifarResNet(_BasicBlock, (1, 1, 1), 10).get_submodule("layer2.0.downsample")(x)
+    y = ResNet(BasicBlock, (1, 1, 1), 10).get_submodule("layer2.0.downsample")(x)
     assert torch.equal(y[:, :16], x[:, :, ::2, ::2])
     assert y.shape == (2, 32, 3, 3) and y[:, 16:].count_nonzero() == 0
 
@@ -229,9 +229,9 @@ def test_factories_get_the_arguments_that_they_take(factories):
 @pytest.mark.parametrize(
     ("name", "error", "text"),
     [
-        ("no_such_module:f", ValueError, "module 'no_such_module' cannot be imported .*; install it, put it on PYTHON"),
-        ("zoo_factories:missing", ValueError, "has no attribute 'missing'; give package.module:factory"),
-        ("zoo_factories:needs", ValueError, "the factory failed .*'depth'.*; it must work with num_classes and image_"),
+        ("no_such_module:f", ValueError, "cannot be made .ModuleNotFoundError: .*; give package.module:factory"),
+        ("zoo_factories:missing", ValueError, "cannot be made .AttributeError: .*'missing'"),
+        ("zoo_factories:needs", ValueError, "cannot be made .*'depth'.*works with num_classes and image_size alone"),
         ("zoo_factories:wrong", TypeError, "the factory must return a torch.nn.Module, got int"),
     ],
 )
