@@ -40,8 +40,8 @@ def load(name: str, num_classes: int = 1000, image_size: int = 224) -> nn.Module
         model = factory(**_accepted(factory, num_classes=num_classes, image_size=image_size))
     except (Exception, SystemExit) as error:  # a module may raise anything
         raise ValueError(
-            f"model {name!r} cannot be made ({type(error).__name__}: {error}); give package.module:factory, a module on "
-            "PYTHONPATH and a function in it that works with num_classes and image_size alone"
+            f"model {name!r} cannot be made ({type(error).__name__}: {error}); give package.module:factory, a module "
+            "on PYTHONPATH and a function in it that works with num_classes and image_size alone"
         ) from error
     if not isinstance(model, nn.Module):
         raise TypeError(

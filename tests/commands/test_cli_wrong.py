@@ -97,7 +97,7 @@ CASES = [
     ([*TRAIN, "--data", "/nowhere"], "data directory /nowhere does not exist; give a folder"),
     ([*TRAIN, "--data", "/dev/full"], "data directory /dev/full is not a directory; give a folder"),
     ([*TRAIN, "--data", "\x1b[31m"], r"data directory .x1b\[31m does not exist"),
-    ([*TRAIN, "--steps", "1"], "steps must be at least 3"),
+    ([*TRAIN, "--steps", "1"], "steps must be from 3 to 2147483648, got 1; leave it out"),
     ([*TRAIN, "--seed", HUGE], f"seed must be from 0 to 9223372036854775807, got {HUGE}; leave it out"),
     ([*TRAIN, "--seed", "-1"], "seed must be from 0 to 9223372036854775807, got -1; leave it out"),
     ([*TRAIN, "--lr", "nan"], "lr must be from 0 to 1000, got nan; leave it out"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gistkit.runtime.live import LiveBytes
-from gistkit.training import TrainSettings, train
+from gistkit.training import Comparison, TrainSettings
 from gistkit.zoo.resnet import BasicBlock, Bottleneck, ResNet
 from tests.support.training import assert_same_training, batches
 
@@ -23,7 +23,7 @@ def test_backward_in_the_device_thread_is_seen():
 
 
 def test_lossless_training_equals_plain_and_needs_less_device_memory():
-    result = train(TrainSettings("vgg16", steps=4, batch=32, image_size=64, device="cuda"))
+    result = Comparison(TrainSettings("vgg16", steps=4, batch=32, image_size=64, device="cuda")).run()
     plain, lossless, lossy = result.runs
     assert result.first_difference is None
     assert lossy.kept_bytes < lossless.kept_bytes < plain.kept_bytes

@@ -11,7 +11,7 @@ from torch import nn
 import gistkit
 from gistkit.errors import ModelError
 from gistkit.runtime.live import LiveBytes
-from gistkit.training import RunResult, TrainResult, TrainSettings, batches, open_images, train
+from gistkit.training import Comparison, RunResult, TrainResult, TrainSettings, batches, open_images
 from gistkit.training.loop import share_of_rate
 
 
@@ -39,6 +39,10 @@ def frozen(num_classes):
 
 
 TINY = TrainSettings("tests.training.test_train:tiny", steps=4, batch=8)
+
+
+def train(settings, *compress):
+    return Comparison(settings, *compress).run()
 
 
 def same(model, lossy=None):
