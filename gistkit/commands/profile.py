@@ -8,7 +8,7 @@ from rich.console import Console
 
 from gistkit.api import costs_of, profile_graph
 from gistkit.commands.images import add_images, image_step, prepare
-from gistkit.commands.wrong import HelpFormatter, write, writing
+from gistkit.commands.wrong import write, writing
 from gistkit.report import console, plot_profile, profile_tables
 
 WIDE = 100
@@ -20,7 +20,6 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "profile",
         help="where the memory and the time of a training step go, by class and by layer",
-        formatter_class=HelpFormatter,
     )
     add_images(parser)
 
