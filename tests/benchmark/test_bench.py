@@ -10,7 +10,7 @@ from bench import layers, steps, table
 from bench.layer_operators import operator_cases
 from bench.layer_rivals import rival_cases
 from bench.rows import read
-from gistkit.benchmark import measure, run
+from gistkit.benchmark import measure
 from gistkit.benchmark.cases import Case, Setting, Workload, codec_cases
 from gistkit.codecs import CODECS
 
@@ -42,13 +42,13 @@ def test_every_codec_and_direction_has_a_case():
 @pytest.mark.parametrize("case", codec_cases() + operator_cases(), ids=lambda c: f"{c.name}-{c.direction}")
 def test_checks_pass_on_the_cpu(case):
     for dtype in case.dtypes or (torch.float32, torch.bfloat16, torch.float16):
-        assert run.check(case, dtype, 0.5, "cpu", seed=0) == ""
+        assert measure.check(case, dtype, 0.5, "cpu", seed=0) == ""
 
 
 @pytest.mark.parametrize(("make", "says"), [(_broken, "differs in bits"), (_raising, "RuntimeError: no kernel")])
 def test_what_fails_its_check_is_not_timed(make, says):
     case = Case("wrong", "encode", "codec", make)
-    (row,) = run.rows([(case, torch.float32, 0.5, 0.01)], "cpu", True)
+    (row,) = measure.rows([(case, torch.float32, 0.5, 0.01)], "cpu", True)
     assert says in row["error"] and row["checked"] is False and "median_s" not in row
 
 
@@ -61,10 +61,10 @@ def test_bit_equality_sees_zeros_signs_and_nan():
 
 
 def test_what_is_kept_and_how_exactly_goes_with_each_row():
-    todo = run.jobs(codec_cases() + rival_cases(), [torch.float32], [0.01], on_gpu=False)
+    todo = measure.jobs(codec_cases() + rival_cases(), [torch.float32], [0.01], on_gpu=False)
     wanted = ("mask1", "fp8", "fp10s", "zvc", "torch .to(float8_e4m3fn)")
     todo = [j for j in todo if j[0].name in wanted and j[0].direction == "encode" and j[2] == 0.5]
-    rows = {r["case"]: r for r in run.rows(todo, "cpu", True)}
+    rows = {r["case"]: r for r in measure.rows(todo, "cpu", True)}
     told = {name: (r["lossless"], r["relative_error"]) for name, r in rows.items()}
     # Half a unit of the last of 3, 4 and 3 mantissa bits; a mask keeps no values.
     assert told == {
@@ -85,9 +85,9 @@ def test_a_copy_that_does_not_fit_fails_the_rows_of_its_size_alone(monkeypatch):
             raise RuntimeError("out of memory")
         return 1.0
 
-    monkeypatch.setattr(run, "copy_gbps", copy_gbps)
+    monkeypatch.setattr(measure, "copy_gbps", copy_gbps)
     case = next(c for c in codec_cases() if c.name == "mask1")
-    small, large = run.rows(run.jobs([case], [torch.float32], [0.01, 2.0], False), "cpu", True)
+    small, large = measure.rows(measure.jobs([case], [torch.float32], [0.01, 2.0], False), "cpu", True)
     assert "error" not in small and large["error"] == "RuntimeError: out of memory" and not large["checked"]
 
 
