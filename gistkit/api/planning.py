@@ -144,9 +144,10 @@ def plan_graph(
         raise refused(graph, costs, budget_bytes, settings, error.least_bytes) from None
     if refuse and budget_bytes is not None and made.peak_bytes > budget_bytes:
         raise unfit(graph, costs, budget_bytes, settings, made)
+    sparse = [d.storage for d in made.decisions if d.form.sparse]
     contract = replace(
         contract_of(graph, made.sub_batches),
-        densities=densities(made, costs),
+        densities={s: costs.densities[s] for s in sparse if s in costs.densities},
         has_link=costs.hardware.has_link,
         fidelity=allowed,
         lossy=lossy,
@@ -181,9 +182,3 @@ def _demand_known_bytes(graph: SavedGraph, device: Hardware) -> None:
                 f"a budget counts every byte, and how many {call.op}{where} (call {call.index}) keeps for backward "
                 "only the library that runs it knows; plan without a budget, or without this part"
             )
-
-
-def densities(plan: Plan, costs: CostTable) -> dict[int, float]:
-    """The densities that a plan's sparse payloads were counted with, by storage."""
-    coded = (d.storage for d in plan.decisions if d.form.sparse)
-    return {s: costs.densities[s] for s in coded if s in costs.densities}

@@ -31,6 +31,8 @@ from gistkit.zoo import load
 
 DEFAULT_CARD = "h200"
 MOST = 2**24
+WIDE = 100
+"""Columns from which tables show the kinds of layers and the reasons of decisions too."""
 
 
 def add_images(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 
 from gistkit.api import Row, compare, costs_of, decisions_table, least_table, policies_table, with_times
-from gistkit.commands.images import add_images, image_step, prepare
+from gistkit.commands.images import WIDE, add_images, image_step, prepare
 from gistkit.commands.wrong import InputError, progress_bars, write, writing
 from gistkit.errors import BudgetError
 from gistkit.ir import BACKWARD, Plan, SavedGraph
@@ -92,7 +92,7 @@ def _find(graph: SavedGraph, costs: CostTable, times: StepTimes | None, options:
     words |= {"reserved_bytes": reserve, "per_sub_batch_norm": accepted}
     with progress_bars(transient=True) as progress:
         task = progress.add_task("planning", total=len(POLICIES) + 1)
-        rows = compare(graph, costs, budget_bytes, words, lambda _: progress.advance(task))
+        rows = compare(graph, costs, budget_bytes, words, lambda: progress.advance(task))
         progress.update(task, description="the least budget")
         least = least_bytes(graph, costs, lossy=options.lossy, reserve=reserve, batch_norm=accepted)
         progress.advance(task)
@@ -102,7 +102,7 @@ def _find(graph: SavedGraph, costs: CostTable, times: StepTimes | None, options:
 def _show(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
     shown = console()
     if chosen.plan is not None:
-        shown.print(decisions_table(found.graph, found.costs, chosen.plan, shown.width))
+        shown.print(decisions_table(found.graph, found.costs, chosen.plan, shown.width >= WIDE))
     shown.print(policies_table(found.rows, found.budget_bytes, trains_batch_norm(found.graph)))
     shown.print(least_table(found.least, options.lossy or EXAMPLE_FORMAT, found.plain.peak_bytes))
     if chosen.plan is not None:
