@@ -24,11 +24,7 @@ Measure = bool | str | Path | StepTimes
 """What ``measure=`` may be: True to measure, a file of times or the times themselves, False for the roofline."""
 
 
-def measure(
-    model: torch.nn.Module,
-    *batch: Any,
-    loss_fn: Callable[..., torch.Tensor] | None = None,
-) -> StepTimes:
+def measure(model: torch.nn.Module, *batch: Any, loss_fn: Callable[..., torch.Tensor] | None = None) -> StepTimes:
     """The seconds of every task of a plain step of ``model`` on ``batch``, on the device that they are on.
 
     Model, batch and ``loss_fn`` as :func:`gistkit.plan` takes them, but real. A few steps run, on a deep copy: the

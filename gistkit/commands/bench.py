@@ -102,7 +102,7 @@ def _with_progress(todo: list[Job], device: str, quick: bool) -> Iterator[Row]:
 
 _NAMES = {str(dtype).removeprefix("torch."): name for name, dtype in DTYPES.items()}
 _VARYING: tuple[tuple[str, str, Callable[[Row], str]], ...] = (
-    ("dtype", "{}", lambda row: _NAMES.get(row["dtype"], row["dtype"])),
+    ("dtype", "{}", lambda row: str(_NAMES.get(row["dtype"], row["dtype"]))),
     ("MiB", "{} MiB", lambda row: f"{row['size_mib']:g}"),
     ("density", "density {}", lambda row: f"{row['density']:g}" if row["by_density"] else ""),
 )

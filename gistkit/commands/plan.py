@@ -40,10 +40,7 @@ class Findings:
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "plan",
-        help="plan a training step within a memory budget, and compare all policies",
-    )
+    parser = commands.add_parser("plan", help="plan a training step within a memory budget, and compare all policies")
     add_images(parser)
     parser.add_argument("--budget", metavar="BYTES", help="12GiB, 800MB, or 60%% of what plain PyTorch needs")
     parser.add_argument("--policy", metavar="NAME", default="optimal", help=f"one of {', '.join(POLICIES)}")

@@ -15,8 +15,7 @@ from gistkit.report import console, plot_profile, profile_tables
 def add(commands: argparse._SubParsersAction) -> None:
     """Declare the command."""
     parser = commands.add_parser(
-        "profile",
-        help="where the memory and the time of a training step go, by class and by layer",
+        "profile", help="where the memory and the time of a training step go, by class and by layer"
     )
     add_images(parser)
 

@@ -22,8 +22,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     """Declare the command."""
     default = {field.name: field.default for field in fields(TrainSettings)}
     train = commands.add_parser(
-        "train",
-        help="train a network plain, lossless and lossy, and compare memory, time and loss",
+        "train", help="train a network plain, lossless and lossy, and compare memory, time and loss"
     )
     train.add_argument("model", metavar="MODEL", help="of gistkit.zoo (vgg16, resnet50, ...) or package.module:factory")
     train.add_argument("--data", metavar="DIR", default=default["data"], help="one folder a class, or 'digits'")

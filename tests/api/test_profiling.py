@@ -149,12 +149,7 @@ def test_tables_and_json():
 @pytest.mark.parametrize(
     ("arguments", "options", "kind", "text"),
     [
-        (
-            (F.relu, images(2)),
-            {},
-            TypeError,
-            r"profile: model must be a torch.nn.Module, got function",
-        ),
+        ((F.relu, images(2)), {}, TypeError, r"profile: model must be a torch.nn.Module, got function"),
         ((nn.ReLU(),), {}, ValueError, r"profile: batch must hold the model's inputs, got no tensor; pass them after"),
         ((nn.ReLU(), images(2)), {}, ValueError, r"profile: hardware must be given for a model on device 'meta'"),
         (

@@ -1,8 +1,5 @@
 """The benchmarks' own honesty: nothing wrong is timed, rows are complete, tables come from rows."""
 
-import json
-import re
-
 import pytest
 import torch
 
@@ -92,14 +89,8 @@ def test_a_copy_that_does_not_fit_fails_the_rows_of_its_size_alone(monkeypatch):
 
 
 def _step(variant: str, **more) -> dict:
-    places = {
-        "gpu": "H200",
-        "cpu": "",
-        "torch": "2.11",
-        "triton": "3.6",
-        "time_utc": "2026-11-20T00:00:00",
-        "commit": "a",
-    }
+    places = {"gpu": "H200", "cpu": "", "torch": "2.11", "triton": "3.6", "commit": "a"}
+    places["time_utc"] = "2026-11-20T00:00:00"
     sizes = {"model": "vgg16", "dtype": "float32", "batch": 64, "image": 224, "kept_bytes": 2**30, "peak_bytes": 2**31}
     return {"kind": "step", "variant": variant, "median_s": 0.1, **places, **sizes, **more}
 
@@ -116,23 +107,6 @@ def test_table_fills_its_markers_and_nothing_else():
     assert table.filled(done, rows) == done
     on_cpu = table.filled(text, [_step("plain", gpu="", cpu="x86_64"), _step("gistkit", gpu="", cpu="x86_64", **ours)])
     assert "time" not in on_cpu and "| vgg16 | float32 | gistkit | 256.0 (3.30x less) | 2,048.0 | yes |" in on_cpu
-
-
-@pytest.mark.parametrize("text", ["no marker", "<!-- bench:step --> without an end"])
-def test_table_refuses_a_file_without_markers(tmp_path, capsys, text):
-    readme, rows = tmp_path / "README.md", tmp_path / "rows.jsonl"
-    readme.write_text(text)
-    rows.write_text(json.dumps(_step("plain")) + "\n")
-    assert table.main([str(readme), str(rows)]) == 2
-    assert re.search("the file needs <!-- bench:step -->", capsys.readouterr().err)
-    assert readme.read_text() == text
-
-
-def test_a_line_that_is_no_row_is_named(tmp_path):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("\n{oops\n")
-    with pytest.raises(ValueError, match="line 2: expected one JSON object a line"):
-        read(rows)
 
 
 def test_layers_writes_rows_of_the_other_families(tmp_path, capsys, monkeypatch):
@@ -155,12 +129,6 @@ def test_steps_set_variants_beside_plain(tmp_path):
     assert all(r["loss_equals_plain"] and r["peak_bytes"] >= r["kept_bytes"] > 0 for r in rows)
     checkpointed, _, ours = others
     assert checkpointed["kept_bytes"] < ours["kept_bytes"] < plain["kept_bytes"]
-
-
-def test_unknown_variant_is_refused(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        steps.main(["--out", str(tmp_path / "x"), "--variants", "magic"])
-    assert "--variants must be of plain, compile, checkpoint" in capsys.readouterr().err
 
 
 def test_a_step_that_keeps_nothing_on_the_device_has_no_ratio():

@@ -142,18 +142,11 @@ def test_json_is_strict_and_has_every_bit():
     assert bytes.fromhex(odd["runs"][0]["losses_hex"][1]) == bytes.fromhex("3fb999999999999a")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        (
-            "maps",
-            r"must return class scores, for 8 images of 10 classes a tensor of shape \(8, 10\), got \(8, 10, 32",
-        ),
-        (
-            "few",
-            r"of shape \(8, 10\), got \(8, 4\); give a factory whose network does, it is given num_classes",
-        ),
+        ("maps", r"must return class scores, for 8 images of 10 classes a tensor of shape \(8, 10\), got \(8, 10, 32"),
+        ("few", r"of shape \(8, 10\), got \(8, 4\); give a factory whose network does, it is given num_classes"),
         ("frozen", "the model's scores must need a gradient, and no parameter leads to them; train at least one"),
     ],
 )
