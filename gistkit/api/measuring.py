@@ -24,11 +24,7 @@ Measure = bool | str | Path | StepTimes
 """What ``measure=`` may be: True to measure, a file of times or the times themselves, False for the roofline."""
 
 
-def measure(
-    model: torch.nn.Module,
-    *batch: Any,
-    loss_fn: Callable[..., torch.Tensor] | None = None,
-) -> StepTimes:
+def measure(model: torch.nn.Module, *batch: Any, loss_fn: Callable[..., torch.Tensor] | None = None) -> StepTimes:
     """The seconds of every task of a plain step of ``model`` on ``batch``, on the device that they are on.
 
     Model, batch and ``loss_fn`` as :func:`gistkit.plan` takes them, but real. A few steps run, on a deep copy: the
@@ -41,7 +37,9 @@ def measure(
     """
     check_real("measure", model, batch)
     graph, hardware = step_on("measure", model, batch, loss_fn)
-    return _measured(graph, hardware, model, batch, loss_fn)
+    found = times_for("measure", True, graph, hardware, model, batch, loss_fn)
+    assert found is not None
+    return found
 
 
 def times_for(
@@ -58,9 +56,9 @@ def times_for(
     if measure is False:
         return None
     if measure is True:
-        check_real(caller, model, batch)
         check_present(caller, hardware, device_name(model, batch))
-        return _measured(graph, hardware, model, batch, loss_fn)
+        work = Work(batch, {}) if loss_fn is None else Work(*spread(batch[0]), batch[1:], loss_fn)
+        return step_times(graph, hardware, model, work)
     times = read_times(caller, measure)
     times.check(graph)
     check_present(caller, hardware, times.device)
@@ -74,9 +72,7 @@ def costs_of(
     density: float | Mapping[int, float] | None = None,
 ) -> CostTable:
     """The costs of a captured step with the measured times where there are some, else as predicted."""
-    if times is None:
-        return cost_table(graph, hardware, density=density)
-    measured = {"measured_s": times.seconds, "workspace_bytes": times.workspace_bytes}
+    measured = {} if times is None else {"measured_s": times.seconds, "workspace_bytes": times.workspace_bytes}
     return cost_table(graph, hardware, density=density, **measured)
 
 
@@ -128,20 +124,9 @@ def check_real(caller: str, model: torch.nn.Module, batch: tuple) -> None:
 
 def check_present(caller: str, hardware: Hardware, device: str) -> None:
     """Raise ValueError where times measured on ``device`` say nothing of ``hardware``."""
-    if device == "cpu":
-        same = not hardware.async_counts
-    else:
-        same = hardware.async_counts and (device in hardware.name or preset_name(device) == hardware.name)
-    if not same:
+    named = device in hardware.name or preset_name(device) == hardware.name
+    if hardware.async_counts != (device != "cpu") or (hardware.async_counts and not named):
         raise ValueError(
             f"{caller}: measured times must be of the hardware that is planned for, {hardware.name!r}, got times of "
             f"{device!r}; leave hardware out, name a file of `gistkit calibrate` on that device, or do not measure"
         )
-
-
-def _measured(
-    graph: SavedGraph, hardware: Hardware, model: torch.nn.Module, batch: tuple, loss_fn: Callable | None
-) -> StepTimes:
-    if loss_fn is None:
-        return step_times(graph, hardware, model, Work(batch, {}))
-    return step_times(graph, hardware, model, Work(*spread(batch[0]), batch[1:], loss_fn))

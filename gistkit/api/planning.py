@@ -16,7 +16,7 @@ import torch
 from gistkit.api.capturing import may_be_cut, step_on, with_least_rows
 from gistkit.api.measuring import Measure, check_measure, costs_of, times_for, with_times
 from gistkit.capture import spread
-from gistkit.errors import BudgetError, CaptureError, renamed
+from gistkit.errors import BudgetError, CaptureError
 from gistkit.ir import Plan, SavedGraph, uncollected
 from gistkit.planning import check_words, contract_of, refused
 from gistkit.planning import made as by_name
@@ -26,7 +26,6 @@ from gistkit.planning.simulate import Simulator, check_per_sub_batch_norm
 from gistkit.runtime import autocast_in_force, inputs_of
 
 
-@renamed(reserve="reserved_bytes=", batch_statistics="per_sub_batch_norm=True")
 def plan(
     model: torch.nn.Module,
     *batch: Any,
@@ -143,9 +142,10 @@ def plan_graph(
         raise refused(graph, costs, budget_bytes, settings, policy, error) from None
     if refuse and budget_bytes is not None and made.peak_bytes > budget_bytes:
         raise refused(graph, costs, budget_bytes, settings, policy, made)
+    sparse = [d.storage for d in made.decisions if d.form.sparse]
     contract = replace(
         contract_of(graph, made.sub_batches),
-        densities=densities(made, costs),
+        densities={s: costs.densities[s] for s in sparse if s in costs.densities},
         has_link=costs.hardware.has_link,
         fidelity=allowed,
         lossy=lossy,
@@ -180,9 +180,3 @@ def _demand_known_bytes(graph: SavedGraph, device: Hardware) -> None:
                 f"a budget counts every byte, and how many {call.op}{where} (call {call.index}) keeps for backward "
                 "only the library that runs it knows; plan without a budget, or without this part"
             )
-
-
-def densities(plan: Plan, costs: CostTable) -> dict[int, float]:
-    """The densities that a plan's sparse payloads were counted with, by storage."""
-    coded = (d.storage for d in plan.decisions if d.form.sparse)
-    return {s: costs.densities[s] for s in coded if s in costs.densities}

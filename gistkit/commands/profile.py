@@ -7,17 +7,15 @@ import argparse
 from rich.console import Console
 
 from gistkit.api import costs_of, profile_graph
-from gistkit.commands.images import add_images, image_step, prepare
-from gistkit.commands.wrong import HelpFormatter, write, writing
+from gistkit.commands.images import WIDE, add_images, image_step, prepare
+from gistkit.commands.wrong import write, writing
 from gistkit.report import console, plot_profile, profile_tables
 
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Declare the command."""
     parser = commands.add_parser(
-        "profile",
-        help="where the memory and the time of a training step go, by class and by layer",
-        formatter_class=HelpFormatter,
+        "profile", help="where the memory and the time of a training step go, by class and by layer"
     )
     add_images(parser)
 

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -18,6 +19,8 @@ from gistkit.errors import GistError, printable
 from gistkit.runtime import does_not_fit
 
 STDOUT = 1
+HERE = "cuda" if torch.cuda.is_available() else "cpu"
+"""The device that a command takes where none is named."""
 WRONG, INTERRUPTED, CUT_OFF = 2, 130, 141
 """Statuses; the latter two are those that shells have for what SIGINT and SIGPIPE end."""
 
@@ -29,24 +32,27 @@ class InputError(Exception):
         super().__init__(printable(" ".join(str(text).split())))
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors show no raw control characters of the arguments."""
-
-    def error(self, message: str) -> NoReturn:
-        super().error(printable(message))
-
-
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Help with the defaults that say something: not those of options that are simply left out."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default in (None, False) else super()._get_help_string(action)
 
 
-def progress_bars() -> Progress:
-    """Bars on the standard error, with the time gone and the time to come."""
+class Parser(argparse.ArgumentParser):
+    """A parser whose help has the defaults, and whose errors show no raw control characters of the arguments."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=_HelpFormatter, **options)
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+
+def progress_bars(transient: bool = False) -> Progress:
+    """Bars on the standard error, with the time gone and the time to come; ``transient``: gone at the end."""
     bars = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(TextColumn("{task.description}"), *bars, console=Console(stderr=True))
+    return Progress(TextColumn("{task.description}"), *bars, console=Console(stderr=True), transient=transient)
 
 
 def status_of(command: Callable[[], int]) -> int:
@@ -124,16 +130,6 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a whole file or none: to one beside it, which then takes its name. What is no plain file (``/dev/stdout``)
-    is written to as it is. Raises InputError where that cannot be done."""
+    """Write a file. Raises InputError where that cannot be done."""
     with writing(path):
-        if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
-            return
-        path = path.resolve()
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            beside.write_text(text, encoding="utf-8")
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+        path.write_text(text, encoding="utf-8")

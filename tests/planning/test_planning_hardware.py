@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gistkit
-from gistkit.api.hardware import card
+from gistkit.api.capturing import card
 from gistkit.planning.cost.devices import PRESETS
 from tests.support.planning_cases import GIB, H200, made, net
 

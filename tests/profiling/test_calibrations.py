@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gistkit import cli
-from gistkit.api import hardware as at_hand
+from gistkit.api import capturing as at_hand
 from gistkit.planning.cost.devices import PRESETS, Hardware
 from gistkit.profiling import calibration as module
 from gistkit.profiling.calibration import calibrated, calibration_file, keep_calibration, kept_calibration

@@ -1,5 +1,7 @@
-"""What a plan is predicted to hold once everything that it rebuilds has been verified."""
+"""What a plan is predicted to hold once everything that it rebuilds has been verified: the first time alone."""
 
+from gistkit.api.capturing import step_on
+from gistkit.planning.cost.table import cost_table
 from gistkit.planning.simulate.effects import profile
 from gistkit.planning.simulate.simulator import memory_bytes
 
@@ -9,3 +11,9 @@ def steady_peak_bytes(graph, plan, costs):
     assert not costs.hardware.async_counts
     composed = profile(graph, plan, costs)
     return max(memory_bytes([i for i in composed.intervals if i.what != "scratch"], composed.tasks))
+
+
+def unchecked_peak(plan, model, *batch, loss_fn=None, density=None):
+    """That peak of the plan's step on the CPU, of a model on a batch."""
+    graph, device = step_on("unchecked_peak", model, batch, loss_fn, "cpu")
+    return steady_peak_bytes(graph, plan, cost_table(graph, device, density=density))

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gistkit
 from tests.support.peaks import held_step, least_bytes, peaks_of_steps
-from tests.support.unchecked import unchecked_peak
+from tests.support.predicted import unchecked_peak
 
 
 def conv(features=8, kernel=3, **how):

@@ -16,7 +16,6 @@ from gistkit.runtime.recompute import replay as recompute_replay
 from tests.support.recompute_cases import (
     Chain,
     Hidden,
-    assert_same,
     between,
     block,
     by_hand,
@@ -24,7 +23,7 @@ from tests.support.recompute_cases import (
     chain,
     planned,
 )
-from tests.support.training import batches
+from tests.support.training import assert_same, batches
 
 
 @pytest.fixture
