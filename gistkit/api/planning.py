@@ -16,7 +16,7 @@ import torch
 from gistkit.api.capturing import may_be_cut, step_on, with_least_rows
 from gistkit.api.measuring import Measure, check_measure, costs_of, times_for, with_times
 from gistkit.capture import spread
-from gistkit.errors import BudgetError, CaptureError
+from gistkit.errors import BudgetError, CaptureError, renamed
 from gistkit.ir import Plan, SavedGraph, uncollected
 from gistkit.planning import check_words, contract_of, refused
 from gistkit.planning import made as by_name
@@ -26,6 +26,7 @@ from gistkit.planning.simulate import Simulator, check_per_sub_batch_norm
 from gistkit.runtime import autocast_in_force, inputs_of
 
 
+@renamed(reserve="reserved_bytes=", batch_statistics="per_sub_batch_norm=True")
 def plan(
     model: torch.nn.Module,
     *batch: Any,
