@@ -14,9 +14,9 @@ from gistkit.planning.forms.options import options
 from gistkit.planning.policies.optimal.optimal import optimal
 from gistkit.planning.policies.optimal.plans import plan_of
 from gistkit.planning.policies.optimal.problem import Problem
-from gistkit.planning.policies.optimal.whole import Allowed
+from gistkit.planning.policies.optimal.variants import Allowed
 from gistkit.planning.simulate.simulator import Simulator, simulate
-from tests.planning.policies.test_optimal import NEAR, ROOM
+from tests.planning.policies.test_optimal import NEAR, ROOM, restricted
 
 PARTS = ("forward", "weight", "input")
 
@@ -35,7 +35,8 @@ def problem():
 def test_every_task_chooses_for_itself(problem):
     graph, costs, first = problem
     simulator = Simulator(graph, costs)
-    made = Problem(graph, costs, simulator, Allowed(algorithms=True), listed=first)
+    with restricted(first):
+        made = Problem(graph, costs, simulator, Allowed(algorithms=True))
     groups = made.groups
     assert sum(len(g) > 1 for g in groups) == 5  # the first convolution has no input gradient
     runs = []
@@ -47,7 +48,8 @@ def test_every_task_chooses_for_itself(problem):
     mixed = set()
     for budget in peaks[:: max(1, len(peaks) // 6)]:
         best = min(s for p, s in runs if p <= budget)
-        plan = optimal(graph, costs, budget, options=first, time_limit_s=20)
+        with restricted(first):
+            plan = optimal(graph, costs, budget, time_limit_s=20)
         assert simulate(graph, plan, costs).peak_bytes == plan.peak_bytes <= budget
         assert plan.step_s * (1 - plan.gap) <= best * (1 + ROOM) and best <= plan.step_s * (1 + 1e-9)
         assert plan.step_s <= best * NEAR

@@ -12,7 +12,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import islice
 
 import numpy as np
 
@@ -45,7 +44,7 @@ Choice = tuple[tuple[int, ...], float]
 
 
 class Search:
-    """The variants of one problem as flat arrays, for scores of all of them at once."""
+    """Search for choices of one problem, whose variants are flat arrays, for scores of all of them at once."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.draw, self._random = problem, random.Random(0), np.random.default_rng(0)
@@ -135,7 +134,7 @@ class Search:
     ) -> int:
         """Take the best step that frees something, of those not ``barred``, if there is one; what is too much then."""
         over = _over(now.level, limit_bytes)
-        for index in islice(self._freeing(now, limit_bytes, barred, cost_s), MOST_VAIN):
+        for index in self._freeing(now, limit_bytes, barred, cost_s)[:MOST_VAIN]:
             group, variant = self.problem.keys[index]
             step = now.step(group, variant) if time.monotonic() < deadline else None
             barred[index] = True
@@ -148,9 +147,7 @@ class Search:
                     return left
         return over
 
-    def _freeing(
-        self, now: IncrementalState, limit_bytes: int, barred: np.ndarray, cost_s: np.ndarray
-    ) -> Iterator[int]:
+    def _freeing(self, now: IncrementalState, limit_bytes: int, barred: np.ndarray, cost_s: np.ndarray) -> list[int]:
         """The variants that free some of the surplus, those first that free most a second."""
         above = np.cumsum((now.level > limit_bytes)[::-1])[::-1]  # tasks from each on that hold too much
         held = np.bincount(self._variant, self._bytes * above[self._task], len(cost_s))
@@ -162,7 +159,7 @@ class Search:
             freed[self.tied] = 0
         able = np.flatnonzero((freed > 0) & ~barred)
         score = freed[able] / (np.maximum(dearer[able], 0) + self._floor_s)
-        yield from able[np.argsort(-score, kind="stable")].tolist()
+        return able[np.argsort(-score, kind="stable")].tolist()
 
     def improve(self, starts: Sequence[Choice], budget_bytes: int | None, deadline: float) -> Choice:
         """A choice at least as fast as any of ``starts`` (which fit, the fastest first), until little helps or time is

@@ -42,10 +42,7 @@ class Candidate:
 
     def decision(self, storage: int) -> Decision:
         """What a storage of it is decided to do."""
-        others = len(self.storages) - 1
-        beside = "" if others == 0 else f" with {others} other{'s' if others > 1 else ''}"
-        reason = f"runs anew in backward{beside}"
-        return Decision(storage, "recompute", "nowhere", sources=self.sources, reason=reason)
+        return Decision(storage, "recompute", "nowhere", sources=self.sources, reason="runs anew in backward")
 
 
 def candidates(
