@@ -7,10 +7,8 @@ verifies what comes back (bitwise plans: to the byte without it), or the zeros t
 """
 
 import copy
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
-from unittest import mock
 
 import pytest
 import torch
@@ -23,7 +21,6 @@ from gistkit.errors import BudgetError
 from gistkit.ir.contract import Contract
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import CostTable, cost_table
-from gistkit.planning.policies.optimal import problem
 from gistkit.planning.policies.optimal.optimal import optimal
 from gistkit.planning.policies.plain import plain
 from tests.support.models import DenseNet, UNet
@@ -98,27 +95,21 @@ def of_rows(name):
     return replace(c, costs=cost_table(c.graph, hardware("cpu"), density=densest))
 
 
-def segments(recompute):
-    """Without ``recompute`` no segments run anew."""
-    return nullcontext() if recompute else mock.patch.object(problem, "candidates", lambda *_: ((), []))
-
-
 @cache
-def least_of(name, fidelity, lossy=None, recompute=True):
+def least_of(name, fidelity, lossy=None):
     """The least peak of a class of moves."""
     c = of_rows(name) if fidelity == "reassociated" else case(name)
-    with pytest.raises(BudgetError) as refused, segments(recompute):
+    with pytest.raises(BudgetError) as refused:
         optimal(c.graph, c.costs, 1, fidelity=fidelity, lossy=lossy, **LIMITS)
     return refused.value.least_bytes[fidelity]
 
 
-def planned(name, share, fidelity="bitwise", lossy=None, recompute=True):
+def planned(name, share, fidelity="bitwise", lossy=None):
     """A plan for a budget at a share of the way from the least peak to that of plain PyTorch."""
     c = of_rows(name) if fidelity == "reassociated" else case(name)
-    low = least_of(name, fidelity, lossy, recompute)
+    low = least_of(name, fidelity, lossy)
     budget = int(low + share * (c.plain_bytes - low))
-    with segments(recompute):
-        made = optimal(c.graph, c.costs, budget, fidelity=fidelity, lossy=lossy, **LIMITS)
+    made = optimal(c.graph, c.costs, budget, fidelity=fidelity, lossy=lossy, **LIMITS)
     return replace(made, contract=Contract(BATCH))
 
 
@@ -127,14 +118,10 @@ def test_plain_is_predicted_to_the_byte(name):
     assert plain(case(name).graph, case(name).costs).peak_bytes == case(name).plain_bytes
 
 
-# with segments that run anew, as gistkit.plan makes them, and where there are many rebuilds also without
-BITWISE = [(name, True) for name in NETS] + [("resnet50", False), ("dense", False), ("unet", False)]
-
-
-@pytest.mark.parametrize(("name", "recompute"), BITWISE)
+@pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("share", SHARES)
-def test_bitwise_plans_keep_the_budget_and_every_bit(name, share, recompute):
-    c, plan = case(name), planned(name, share, recompute=recompute)
+def test_bitwise_plans_keep_the_budget_and_every_bit(name, share):
+    c, plan = case(name), planned(name, share)
     loss, grads, peaks = run(gistkit.compress(copy.deepcopy(c.model), plan), c.x, c.y)
     assert max(peaks) <= plan.peak_bytes <= plan.budget_bytes < c.plain_bytes and plan.fidelity == "bitwise"
     assert min(peaks) >= 0.95 * plan.peak_bytes
@@ -144,7 +131,7 @@ def test_bitwise_plans_keep_the_budget_and_every_bit(name, share, recompute):
 
 
 def test_those_plans_have_all_kinds_of_what_comes_back():
-    found = {d.codec for name, recompute in BITWISE for d in planned(name, SHARES[0], recompute=recompute).decisions}
+    found = {d.codec for name in NETS for d in planned(name, SHARES[0]).decisions}
     assert {"rebuild", "recompute", "zvc"} <= found
 
 

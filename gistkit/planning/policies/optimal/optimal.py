@@ -26,8 +26,7 @@ from gistkit.planning.policies.optimal.variants import Allowed
 from gistkit.planning.simulate import Simulator
 
 TIME_LIMIT_S, LARGE_LIMIT_S = 4.0, 16.0
-LARGE_TASKS = 3000
-"""Steps of more tasks (ResNet-152 has 1,290, ResNet-1202 10,222) get the longer limit by default."""
+LARGE_TASKS = 3000  # steps of more tasks (ResNet-152 has 1,290, ResNet-1202 10,222) get the longer limit by default
 NARROW_SHARE = 0.5
 """Share of the time in which a wider class of moves is first planned with bitwise ones alone, whose plan it has too and
 may miss in the time that it gets."""
@@ -37,8 +36,7 @@ where more numbers of sub-batches are to be looked at."""
 MORE_SHARE, MORE_S = 0.5, 2.0
 """With a gap above a tenth a search goes on for so much of its time again, at most MORE_S seconds: at the least budgets
 4 s are too short for most steps (ResNet-50 on an H200: 74.4 -> 68.1 ms; on a Titan X 778 -> 757)."""
-PEAK_SHARE = 0.2
-"""Share of the time for the least peak, which every plan reports."""
+PEAK_SHARE = 0.2  # share of the time for the least peak, which every plan reports
 SMALL_TASKS, SMALL_S = 200, 4.0
 """The least peak of a step of so few tasks is searched for to the end, whatever the time limit: then it does not depend
 on how busy the machine is. A U-Net of 98 tasks takes 0.8 to 1.0 s on one core."""

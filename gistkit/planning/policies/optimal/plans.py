@@ -15,8 +15,7 @@ from gistkit.planning.forms import kept_bytes
 from gistkit.planning.policies.optimal.delta import transfer_s
 from gistkit.planning.policies.optimal.problem import Problem
 
-NO_PEAK = 2**62
-"""The peak of what cannot run: above any budget."""
+NO_PEAK = 2**62  # the peak of what cannot run: above any budget
 MIB = 2**20
 
 

@@ -33,8 +33,7 @@ from gistkit.planning.simulate import (
 
 Key = tuple[int, int]
 """(group, variant)."""
-SETTLING = 16
-"""Encodings at one task that settle an earlier scratch there, more than any needs."""
+SETTLING = 16  # encodings at one task that settle an earlier scratch there, more than any needs
 
 
 @dataclass(frozen=True)

@@ -19,26 +19,18 @@ from gistkit.planning.policies.optimal.plans import clock
 from gistkit.planning.policies.optimal.problem import Problem
 from gistkit.planning.policies.optimal.state import IncrementalState
 
-LESS = 1 - 1e-12
-"""A step has to be faster by more than rounding."""
-MOST_VAIN = 120
-"""Steps that free nothing in a row, after which a repair gives up."""
+LESS = 1 - 1e-12  # a step has to be faster by more than rounding
+MOST_VAIN = 120  # steps that free nothing in a row, after which a repair gives up
 LINK_WEIGHTS = (0.3, 0.03)
 """What a second of transfer counts for in a score: where the link is busy it is no free good, else it is hidden."""
-MOST_KICKED = 4
-"""Steps of one kick, at most."""
-DIRECTED = 0.7
-"""Share of the kicks that begin with a step of less compute."""
-LINK_RANGE = (0.01, 1.0)
-"""What a second of transfer counts for while a kick is repaired: drawn between these."""
-NOISE = 0.5
-"""Spread of the logarithms of the prices that a kick is repaired at."""
+MOST_KICKED = 4  # steps of one kick, at most
+DIRECTED = 0.7  # share of the kicks that begin with a step of less compute
+LINK_RANGE = (0.01, 1.0)  # what a second of transfer counts for while a kick is repaired: drawn between these
+NOISE = 0.5  # spread of the logarithms of the prices that a kick is repaired at
 LOOKED_AT, MOST_LOOKED_AT = 0.15, 60
 """Share of the groups, beside those that a kick changed, whose variants are tried behind it; about how many at most."""
-WORSE = 1.02
-"""So many times the best seconds are what a kick may compute for while it is repaired."""
-PATIENCE = 200
-"""Kicks in a row without success, after which the search ends."""
+WORSE = 1.02  # so many times the best seconds are what a kick may compute for while it is repaired
+PATIENCE = 200  # kicks in a row without success, after which the search ends
 Choice = tuple[tuple[int, ...], float]
 """A choice and its simulated seconds."""
 

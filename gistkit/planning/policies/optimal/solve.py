@@ -17,23 +17,17 @@ from gistkit.planning.policies.optimal.bounds import EXACT, Bounds
 from gistkit.planning.policies.optimal.plans import NO_PEAK, clock, retimed
 from gistkit.planning.policies.optimal.search import LINK_WEIGHTS, Search
 
-LAYOUTS = 2
-"""Layouts of segments that are repaired for the least peak, too: those of least peak."""
+LAYOUTS = 2  # layouts of segments that are repaired for the least peak, too: those of least peak
 LEAST_SHARE = 0.01
 """Of what is between a peak and the one wanted; if no choice is found that is so much below it, the search ends."""
-PATIENCE = 100
-"""Kicks in a row without a lower peak, after which the search ends."""
+PATIENCE = 100  # kicks in a row without a lower peak, after which the search ends
 STARTS, NEAR = 6, 1.2
 """Choices that are improved step by step, of those that fit and take so many times the best one's seconds at most; the
 best of what they end in is improved further."""
-GRACE_S = 2.0
-"""Time for a repair although time is up: without one there may be no plan at all."""
-ENOUGH = 0.8
-"""Share of a round's time that is left to improve what has been repaired until then."""
-ROUNDS = (0.4, 0.4, 1.0)
-"""The shares of the time left that rounds take."""
-WORTH = 0.1
-"""The gap above which a search gets more time."""
+GRACE_S = 2.0  # time for a repair although time is up: without one there may be no plan at all
+ENOUGH = 0.8  # share of a round's time that is left to improve what has been repaired until then
+ROUNDS = (0.4, 0.4, 1.0)  # the shares of the time left that rounds take
+WORTH = 0.1  # the gap above which a search gets more time
 Reached = tuple[tuple[int, ...], int]
 """A choice and its simulated peak in bytes."""
 
@@ -49,19 +43,15 @@ class Least:
 
 def least_peak(search: Search, limit_s: float, room_bytes: int | None = 0) -> Least:
     """The least peak of one problem, within about ``limit_s`` seconds; a choice that fits into ``room_bytes`` (None:
-    any does) is enough. What holds least by itself, what the relaxation takes most of and what is fastest are repaired
-    to lower and lower limits."""
+    any does) is enough. What holds least by itself and what is fastest are repaired to lower and lower limits."""
     problem, deadline = search.problem, time.monotonic() + limit_s
-    best = _reached(search, search.smallest())
-    floor = problem.floor_bytes
-    if best[1] <= floor or room_bytes is None:
-        return Least(min(floor, best[1]), *best)
-    bound_bytes, shares = Bounds(problem).peak_bytes(best[1])
-    bound = max(floor, int(bound_bytes))
+    best, bound = _reached(search, search.smallest()), problem.floor_bytes
+    if best[1] <= bound or room_bytes is None:
+        return Least(min(bound, best[1]), *best)
     enough = max(bound, room_bytes)
     layouts = [search.fastest(layout) for layout in problem.layouts]
     layouts = sorted(layouts, key=lambda taken: int(search.state(taken).level.max()))[:LAYOUTS]
-    others = [search.smallest(rebuilt=False), search.rounded(shares), search.fastest(), *layouts]
+    others = [search.smallest(rebuilt=False), search.fastest(), *layouts]
     for start in [best, *(_reached(search, s) for s in others)]:
         best = min(best, _lowered(search, start, enough, deadline), key=lambda r: r[1])
     vain = 0

@@ -22,8 +22,7 @@ from gistkit.planning.policies.optimal.delta import Delta, Load, stalled
 from gistkit.planning.policies.optimal.problem import NOTHING, SETTLING, Problem, Requirement, SourceUse
 from gistkit.planning.simulate import Context, used_at
 
-YIELDS = 20
-"""Rounds in which variants may give way to one step."""
+YIELDS = 20  # rounds in which variants may give way to one step
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from gistkit.ir import ACTV, CONV, FORWARD, Block, Decision, Layer, Plan, SavedGraph, layers
 from gistkit.planning.cost import CostTable
@@ -75,14 +76,8 @@ def details_of(offload: str, algorithms: str | Mapping[int, str], **others: bool
     return {"offload": offload, "algorithms": algorithms if isinstance(algorithms, str) else "by layer", **others}
 
 
-def vdnn_all(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None, **settings) -> Plan:
-    """:func:`vdnn` over every layer of the feature extraction part."""
-    return vdnn(graph, costs, budget_bytes, offload=ALL, **settings)
-
-
-def vdnn_conv(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None, **settings) -> Plan:
-    """:func:`vdnn` over the convolutions of the feature extraction part."""
-    return vdnn(graph, costs, budget_bytes, offload=CONVS, **settings)
+vdnn_all = partial(vdnn, offload=ALL)
+vdnn_conv = partial(vdnn, offload=CONVS)
 
 
 def host_decision(graph: SavedGraph, sent: Offload) -> Decision:
