@@ -57,7 +57,7 @@ def vdnn(
     prefetch: bool = True,
 ) -> Plan:
     """vDNN_all or vDNN_conv (``offload``: ``all``, ``conv``, ``none``) with memory- or performance-optimal convolutions
-    (``algorithms``: ``m``, ``p`` or names by call). Raises ValueError for other words."""
+    (``algorithms``: ``m``, ``p`` or names by call)."""
     convolutions = ConvAlgorithms(graph, costs)
     decisions = (*own_decisions(graph), *(host_decision(graph, o) for o in offloads(graph, offload, prefetch)))
     return make_plan(
@@ -96,8 +96,6 @@ def host_decision(graph: SavedGraph, sent: Offload) -> Decision:
 
 def offloads(graph: SavedGraph, which: str, prefetch: bool = True) -> tuple[Offload, ...]:
     """What vDNN_all (``all``), vDNN_conv (``conv``) or nobody (``none``) offloads, and when it comes back."""
-    if which not in (ALL, CONVS, NONE):
-        raise ValueError(f'offload must be "{ALL}", "{CONVS}" or "{NONE}", got {which!r}; name one of these')
     managed = [layer for layer in layers(graph) if layer.features and layer.backward]
     offloaded = _offloaded(graph, managed, which)
     flags = [LayerFlags(layer.kind, offloaded=i in offloaded) for i, layer in enumerate(managed)]
