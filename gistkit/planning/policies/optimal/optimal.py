@@ -170,8 +170,8 @@ class Planning:
             self.plan = replace(reasoned(best.search.problem, best.taken), step_s=best_s)
 
     def against(self, plans: Iterable[Plan]) -> None:
-        """Take over the fastest of other plans of the class that fit, as they are, if it is faster: they do what
-        `optimal` does not choose (calls in place, slices of single gradients). The bound is then below it, too."""
+        """Take over the fastest of other plans of the class that fit, as they are, if it is faster. The bound is then
+        below it, too."""
         found = self.plan
         for plan in self._whole(plans):
             try:
