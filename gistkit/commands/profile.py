@@ -7,7 +7,7 @@ import argparse
 from rich.console import Console
 
 from gistkit.api import costs_of, profile_graph
-from gistkit.commands.images import WIDE, add_images, image_step, prepare
+from gistkit.commands.images import add_images, image_step, prepare
 from gistkit.commands.wrong import write, writing
 from gistkit.report import console, plot_profile, profile_tables
 

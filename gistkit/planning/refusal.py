@@ -73,7 +73,7 @@ def instead(budget_bytes: int, least: Mapping[str, int], asked: str, narrow: str
 def remedy(budget_bytes: int, least: Mapping[str, int], asked: str, narrow: str) -> str:
     """Which class of moves would do, of those beyond the one ``asked`` for; ``narrow`` is the format of ``lossy``."""
     ways = {
-        "reassociated": 'fidelity="reassociated" (sums in another order: batch slices, sub-batches)',
+        "reassociated": 'fidelity="reassociated" (sums in another order: sub-batches)',
         "lossy": f'lossy="{narrow}" (rounded activations)',
     }
     beyond = FIDELITIES[FIDELITIES.index(asked) + 1 :]

@@ -32,9 +32,7 @@ def test_lossless_training_equals_plain_and_needs_less_device_memory():
         assert run.device_peak_bytes is not None and run.device_peak_bytes >= run.peak_bytes
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: ResNet(BasicBlock, (1, 1, 1), 10), lambda: ResNet(Bottleneck, (1, 1, 1), 10)]
-)
+@pytest.mark.parametrize("make", [lambda: ResNet(BasicBlock, (1, 1, 1), 10), lambda: ResNet(Bottleneck, (1, 1, 1), 10)])
 def test_steps_whose_first_data_do_not_tell_arithmetics_apart(make):
     """The means of their first batch norms are next to nothing, by which two arithmetics give the first step's bits."""
     torch.manual_seed(0)

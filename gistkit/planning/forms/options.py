@@ -4,7 +4,7 @@
 |---|---|
 | ``bitwise`` | keep; mask, map, bits, nothing at all where backward asks for no more; zvc and csr where zeros are |
 | | expected; rebuilt from what a batch norm or an addition read; raw, packed or coded bytes over the link |
-| ``reassociated`` | the same, and weight gradients in batch slices (:func:`slice_counts`), and sub-batches |
+| ``reassociated`` | the same, and sub-batches |
 | ``lossy`` | the same, and the narrow form that the caller names where every reader tolerates it |
 
 Over the link a storage may leave at once or as late as the link needs, and come back at its use or early enough that
@@ -13,7 +13,7 @@ the compute in between hides the transfer, with some room.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -28,11 +28,6 @@ ROOM = (1.0, 4.0)
 """A transfer is given this many times its own seconds of compute, where it is given any."""
 MANY = 300
 """With more kept storages than that a transfer has half as many points to begin and end."""
-UNCUT = 1000
-"""With more kept storages than that no weight gradient is offered in batch slices: ResNet-1202 (32), of 4,806, has a
-least peak 0.4 % lower with them, and takes 14 s longer to plan."""
-SLICES = (4, 16)
-"""Batch slices of a weight gradient: two of them are alive at a time, so a half and an eighth of the input."""
 
 
 def check_fidelity(fidelity: str, lossy: str | None = None) -> None:
@@ -48,14 +43,6 @@ def check_fidelity(fidelity: str, lossy: str | None = None) -> None:
         )
 
 
-def slice_counts(fidelity: str, storages: int = 0) -> tuple[int, ...]:
-    """Into how many batch slices a weight gradient may be cut: only 1 where the order of summation is fixed, or where
-    a step keeps more than UNCUT storages; of one with MANY the most alone."""
-    if fidelity == "bitwise" or storages > UNCUT:
-        return (1,)
-    return (1, *SLICES[-1:]) if storages > MANY else (1, *SLICES)
-
-
 def options(
     graph: SavedGraph, costs: CostTable, fidelity: str = "bitwise", lossy: str | None = None
 ) -> dict[int, tuple[Decision, ...]]:
@@ -66,23 +53,15 @@ def options(
     return {b.storage: listing.of(b) for b in decidable(graph)}
 
 
-def shipped_until(
-    graph: SavedGraph, costs: CostTable, needs: Mapping[int, Iterable[int]], lossy: str | None = None
-) -> dict[int, tuple[Decision, ...]]:
-    """Per storage of ``needs`` its bytes over the link, back for the earliest of the given tasks, which come before its
-    own first use: segments run anew from it."""
-    listing = _Listing(graph, costs, lossy, few=True)
-    blocks = {b.storage: b for b in graph.blocks if b.storage in needs and b.uses}
-    return {s: tuple(listing.back_for(b, min(needs[s]))) for s, b in blocks.items()}
-
-
 class _Listing:
-    def __init__(self, graph: SavedGraph, costs: CostTable, lossy: str | None, *, few: bool = False) -> None:
+    """Lists the decisions of one graph's storages."""
+
+    def __init__(self, graph: SavedGraph, costs: CostTable, lossy: str | None) -> None:
         self._judge = Judge(graph)
         self._graph, self._costs, self._lossy = graph, costs, lossy
         seconds = [costs.task_s(t.index) for t in graph.tasks]
         self._start_s = np.concatenate(([0.0], np.cumsum(seconds)))
-        self._many = few or sum(b.saved >= 0 for b in graph.blocks) > MANY
+        self._many = sum(b.saved >= 0 for b in graph.blocks) > MANY
         self._backward = next((t.index for t in graph.tasks if t.phase == BACKWARD), len(graph.tasks))
 
     def of(self, block: Block) -> tuple[Decision, ...]:
@@ -92,10 +71,6 @@ class _Listing:
             return (Decision(s.id, "dense", reason=why),)
         at_home = self._at_home(block, s)
         return at_home + tuple(o for d in at_home for o in self._shipped(block, s, d))
-
-    def back_for(self, block: Block, need: int) -> Iterable[Decision]:
-        earlier = replace(block, uses=(replace(block.uses[0], task=need),))
-        return self._shipped(earlier, self._graph.storages[block.storage], Decision(block.storage, "dense"))
 
     def _why_kept(self, block: Block, s: SavedStorage) -> str:
         if block.last >= len(self._graph.tasks) and block.read < 0:  # else a form of it outlives the step

@@ -32,7 +32,7 @@ def cdma(
     prefetch: bool = True,
 ) -> Plan:
     """vDNN's schedule (see :func:`gistkit.planning.policies.vdnn.offload.vdnn`) with compressed transfers where they
-    pay. Raises ValueError as ``vdnn`` does."""
+    pay."""
     convolutions = ConvAlgorithms(graph, costs)
     by_call = convolutions.of(algorithms)
     names = {t: by_call[call] for call, tasks in convolutions.tasks.items() for t in tasks}

@@ -36,14 +36,14 @@ def test_the_layer_of_figure_10(text, current, hit):
     assert find_prefetch_layer(layers(text), current) == hit
 
 
-def test_each_layer_is_fetched_once_one_layer_ahead():
-    """Backward over C A C A P: the pool's own X is on demand, the second CONV's comes with the pool. Then the ACTV
-    finds that CONV prefetched and stops, so the first CONV's X waits for the second CONV."""
-    assert prefetches(layers("C+AC+AP+")) == {2: 4, 0: 2}
-
-
 @pytest.mark.parametrize(
-    ("text", "fetched"), [("P+CA", {0: 1}), ("P+ACCA", {0: 2}), ("C+", {}), ("C+P+P+A", {2: 3, 1: 2, 0: 1})]
+    ("text", "fetched"),
+    [
+        # The pool's own X is on demand, the second CONV's comes with the pool. Then the ACTV finds that CONV prefetched
+        # and stops, so the first CONV's X waits for the second CONV.
+        ("C+AC+AP+", {2: 4, 0: 2}),
+        *(("P+CA", {0: 1}), ("P+ACCA", {0: 2}), ("C+", {}), ("C+P+P+A", {2: 3, 1: 2, 0: 1})),
+    ],
 )
-def test_layers_of_short_networks_are_fetched_in_reverse_order_or_on_demand(text, fetched):
+def test_each_layer_is_fetched_once_in_reverse_order_or_on_demand(text, fetched):
     assert prefetches(layers(text)) == fetched

@@ -14,13 +14,12 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from gistkit.ir import CallChoice, Decision, Plan, SavedGraph, scaled
+from gistkit.ir import CallChoice, Decision, Plan, SavedGraph
 from gistkit.planning.cost import CostTable, by_part
-from gistkit.planning.forms import capacity, held, kept_bytes
+from gistkit.planning.forms import capacity, with_figures
 from gistkit.planning.policies.convolutions import ConvAlgorithms
 from gistkit.planning.policies.modnn.schedule import Schedule, schedule
 from gistkit.planning.policies.modnn.sub_batch import bare_plan, choose_sub_batch
-from gistkit.planning.simulate import simulate
 
 
 def modnn(
@@ -57,27 +56,18 @@ def modnn(
         decisions=(*bare.decisions, *sent),
         choices=_algorithms(graph, costs, found),
         details={"sub_batch": part.size, **own_clock},
-        budget_bytes=budget_bytes,
         lower_bound_bytes=least["bitwise" if fidelity == "bitwise" else "reassociated"],
-        hardware=costs.hardware.name,
     )
-    return with_sub_batches(plan, graph, costs, part.parts, reserve)
+    return in_parts(plan, graph, costs, budget_bytes, part.parts, reserve)
 
 
-def with_sub_batches(plan: Plan, graph: SavedGraph, costs: CostTable, parts: int, reserve: int = 0) -> Plan:
+def in_parts(
+    plan: Plan, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, parts: int, reserve: int
+) -> Plan:
     """A plan of one sub-batch as the plan of the step: what one sub-batch keeps, the simulator's peak and seconds."""
     plan = replace(plan, sub_batches=parts, fidelity="reassociated" if parts > 1 else "bitwise")
-    run = simulate(graph, plan, costs, reserve=reserve)
-    decided, kept = {d.storage: d for d in plan.decisions}, held(scaled(graph, parts))
-    trainable = run.peak_bytes <= capacity(costs, plan.budget_bytes)
-    return replace(
-        plan,
-        plain_bytes=sum(b.nbytes for b in held(graph)),
-        kept_bytes=sum(kept_bytes(b, decided.get(b.storage), costs) for b in kept),
-        peak_bytes=run.peak_bytes,
-        step_s=run.step_s,
-        details={**plan.details, "trainable": trainable},
-    )
+    plan = with_figures(plan, graph, costs, budget_bytes, reserve=reserve, parts=parts)
+    return replace(plan, details={**plan.details, "trainable": plan.peak_bytes <= capacity(costs, budget_bytes)})
 
 
 def _algorithms(graph: SavedGraph, costs: CostTable, found: Schedule) -> tuple[CallChoice, ...]:

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from gistkit.ir import ACTV, CONV, FORWARD, Block, Decision, Layer, Plan, SavedGraph, layers
 from gistkit.planning.cost import CostTable
@@ -56,7 +57,7 @@ def vdnn(
     prefetch: bool = True,
 ) -> Plan:
     """vDNN_all or vDNN_conv (``offload``: ``all``, ``conv``, ``none``) with memory- or performance-optimal convolutions
-    (``algorithms``: ``m``, ``p`` or names by call). Raises ValueError for other words."""
+    (``algorithms``: ``m``, ``p`` or names by call)."""
     convolutions = ConvAlgorithms(graph, costs)
     decisions = (*own_decisions(graph), *(host_decision(graph, o) for o in offloads(graph, offload, prefetch)))
     return make_plan(
@@ -75,14 +76,8 @@ def details_of(offload: str, algorithms: str | Mapping[int, str], **others: bool
     return {"offload": offload, "algorithms": algorithms if isinstance(algorithms, str) else "by layer", **others}
 
 
-def vdnn_all(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None, **settings) -> Plan:
-    """:func:`vdnn` over every layer of the feature extraction part."""
-    return vdnn(graph, costs, budget_bytes, offload=ALL, **settings)
-
-
-def vdnn_conv(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None, **settings) -> Plan:
-    """:func:`vdnn` over the convolutions of the feature extraction part."""
-    return vdnn(graph, costs, budget_bytes, offload=CONVS, **settings)
+vdnn_all = partial(vdnn, offload=ALL)
+vdnn_conv = partial(vdnn, offload=CONVS)
 
 
 def host_decision(graph: SavedGraph, sent: Offload) -> Decision:
@@ -101,8 +96,6 @@ def host_decision(graph: SavedGraph, sent: Offload) -> Decision:
 
 def offloads(graph: SavedGraph, which: str, prefetch: bool = True) -> tuple[Offload, ...]:
     """What vDNN_all (``all``), vDNN_conv (``conv``) or nobody (``none``) offloads, and when it comes back."""
-    if which not in (ALL, CONVS, NONE):
-        raise ValueError(f'offload must be "{ALL}", "{CONVS}" or "{NONE}", got {which!r}; name one of these')
     managed = [layer for layer in layers(graph) if layer.features and layer.backward]
     offloaded = _offloaded(graph, managed, which)
     flags = [LayerFlags(layer.kind, offloaded=i in offloaded) for i, layer in enumerate(managed)]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from gistkit.ir import Plan, SavedGraph, scaled
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import capacity
-from gistkit.planning.policies.modnn.modnn import with_sub_batches
+from gistkit.planning.policies.modnn.modnn import in_parts
 from gistkit.planning.policies.modnn.sub_batch import choose_sub_batch, most_parts, splits
 from gistkit.planning.policies.vdnn.dynamic import vdnn_dyn
 from gistkit.planning.simulate import scaled_costs
@@ -40,9 +40,8 @@ def vdnn_plus(
     plan = None
     for parts in splits(batch, first, most):
         plan = _of_parts(graph, costs, memory_bytes - reserve, parts, prefetch)
-        details = {**plan.details, "sub_batch": -(-batch // parts)}
-        plan = replace(plan, budget_bytes=budget_bytes, details=details)
-        plan = with_sub_batches(plan, graph, costs, parts, reserve)
+        plan = replace(plan, details={**plan.details, "sub_batch": -(-batch // parts)})
+        plan = in_parts(plan, graph, costs, budget_bytes, parts, reserve)
         if plan.details["trainable"]:
             break
     assert plan is not None
