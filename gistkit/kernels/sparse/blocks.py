@@ -15,13 +15,13 @@ import triton
 import triton.language as tl
 
 from gistkit.formats import ceil_div, scale_count
-from gistkit.kernels.narrow.fp8_hardware import hardware_word
 from gistkit.kernels.narrow.rounding import encoding_factor, exponent_byte, finite_amax, finite_key, to_scaled_code
 from gistkit.kernels.sparse.arguments import bits_of, check_blocks, value_dtype
 from gistkit.kernels.sparse.ends import ends_and_heads
 from gistkit.kernels.sparse.places import PLACES, program_places, stage_places
 from gistkit.kernels.sparse.values import BLOCK, TRITON_DTYPES
 from gistkit.kernels.warp.lanes import LANES, asm_level, launch_warps
+from gistkit.kernels.warp.octet_codes import hardware_word
 from gistkit.kernels.warp.octets import CHUNK, OCTET, item_of, store_words
 from gistkit.kernels.warp.stage import clear_stage, open_stage, unstage_words, warp_sync
 
@@ -47,8 +47,8 @@ def _scaled_octet(words, FMT: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constex
     factor = encoding_factor(b, FMT)
     codes = ()
     for first in tl.static_range(0, OCTET, PER_WORD):
-        if FMT == "fp8" and ASM >= 90:
-            word = hardware_word(words, first * XB // 4, factor, DTYPE)
+        if FMT == "fp8" and ASM >= 90 and XB == 2:
+            word = hardware_word(words, first // 2, factor, DTYPE)
         else:
             word = tl.zeros((LANES,), tl.int32)
             for i in tl.static_range(PER_WORD):
