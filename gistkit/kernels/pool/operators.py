@@ -54,8 +54,6 @@ def maxpool_forward(
     """
     g = forward_geometry(x, kernel, stride, padding, dilation, ceil_mode, zero_code, bits)
     keep_zero = relu_keeps_negative_zero(x) if relu else False
-    if keep_zero is None:
-        x, relu, keep_zero = torch.relu(x), False, False
     channels_last = is_channels_last(x)
     n, c = x.shape[:2]
     layout = torch.channels_last if channels_last else torch.contiguous_format

@@ -191,15 +191,12 @@ def _across_kernel(
 
 @lru_cache(maxsize=1024)
 def _launch_of(
-    n: int, channels: int, plane: int, item_bytes: int, form: str, other: str, relu: bool, keep_zero: bool | None,
+    n: int, channels: int, plane: int, item_bytes: int, form: str, other: str, relu: bool, keep_zero: bool,
     portable: bool,
 ) -> tuple[Any, int, tuple[int, ...], dict[str, Any]]:  # fmt: skip
     """(kernel, programs, the numbers among its arguments, constants) for n elements; ``other``: the other's form,
-    ``values`` or nothing; ``keep_zero`` None: PyTorch's own ReLU follows."""
-    how = {
-        "FORM": form, "OTHER": other, "RELU": relu and keep_zero is not None, "KEEP_ZERO": bool(keep_zero),
-        "PORTABLE": portable,
-    }  # fmt: skip
+    ``values`` or nothing."""
+    how: dict[str, Any] = {"FORM": form, "OTHER": other, "RELU": relu, "KEEP_ZERO": keep_zero, "PORTABLE": portable}
     planes = planes_across(channels, plane, item_bytes)
     if planes:
         outer, blocks = n // plane, ceil_div(planes * plane, ACROSS_ROWS * 8)
@@ -214,16 +211,9 @@ def _launch_of(
 
 
 def bn_rebuild(
-    x: torch.Tensor,
-    norm: list[torch.Tensor],
-    form: str,
-    plane: int,
-    other: torch.Tensor | None,
-    other_norm: list[torch.Tensor],
-    other_form: str,
-    relu: bool,
-    out: torch.Tensor,
-) -> None:
+    x: torch.Tensor, norm: list[torch.Tensor], form: str, plane: int, other: torch.Tensor | None,
+    other_norm: list[torch.Tensor], other_form: str, relu: bool, out: torch.Tensor,
+) -> None:  # fmt: skip
     """out = relu?(BN(x) [+ other | + BN(other)]), rounded as the forms above say.
 
     x, other, out: fp32/bf16/fp16[n] of one dtype, in storage order; out may be x or other. ``norm``: mean and 1/std,
@@ -237,16 +227,9 @@ def bn_rebuild(
 
 
 def bn_rebuild_dense(
-    x: torch.Tensor,
-    norm: list[torch.Tensor],
-    form: str,
-    plane: int,
-    other: torch.Tensor | None,
-    other_norm: list[torch.Tensor],
-    other_form: str,
-    relu: bool,
-    out: torch.Tensor,
-) -> None:
+    x: torch.Tensor, norm: list[torch.Tensor], form: str, plane: int, other: torch.Tensor | None,
+    other_norm: list[torch.Tensor], other_form: str, relu: bool, out: torch.Tensor,
+) -> None:  # fmt: skip
     """:func:`bn_rebuild` of dense tensors of any shape and one geometry, unchecked."""
     n = x.numel()
     if not n:
@@ -258,18 +241,13 @@ def bn_rebuild_dense(
     )
     tensors = (x, *norm, x if other is None else other, *(other_norm or norm), out)
     launch(kernel, programs, x, *tensors, *numbers, **constexprs)
-    if keep_zero is None:
-        torch.relu_(out)
 
 
-def repeated_rebuild(x: torch.Tensor, channels: int, form: str, plane: int, how: str) -> Repeated | None:
+def repeated_rebuild(x: torch.Tensor, channels: int, form: str, plane: int, how: str) -> Repeated:
     """Launches of (x, mean, 1/std, weight, bias, other, its four, out) that do what :func:`bn_rebuild` does with a
     ReLU. ``how``: the other's form, ``values`` where it is added as it is, nothing where there is none and x and its
-    four stand in its place. None where PyTorch's own ReLU must follow."""
-    keep_zero = relu_keeps_negative_zero(x)
-    if keep_zero is None:
-        return None
+    four stand in its place."""
     kernel, programs, numbers, constexprs = _launch_of(
-        x.numel(), channels, plane, x.element_size(), form, how, True, keep_zero, not x.is_cuda
+        x.numel(), channels, plane, x.element_size(), form, how, True, relu_keeps_negative_zero(x), not x.is_cuda
     )
     return Repeated(kernel, programs, x.get_device(), numbers, **constexprs)

@@ -16,7 +16,6 @@ import torch
 
 from gistkit.kernels.layout import flat, is_channels_last, nibbles_pack, nibbles_unpack
 from gistkit.kernels.pool.geometry import PoolGeometry, backward_geometry, forward_geometry, none_code
-from gistkit.kernels.reference.mask import relu as rectified
 
 SLICE_OUTPUTS = 1 << 18
 """Outputs of one slice of the batch (at least one image): 2 MiB of int64 indices."""
@@ -24,14 +23,13 @@ SLICE_OUTPUTS = 1 << 18
 
 def maxpool_forward(
     x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-    ceil_mode: bool, relu: bool, zero_code: bool, bits: int, positive_zero: bool = False,
+    ceil_mode: bool, relu: bool, zero_code: bool, bits: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Max-pool of x (or of relu(x)) and one code per output: the row-major position of the maximum in its window.
 
     x: [N, C, H, W] fp32, bf16 or fp16, contiguous or channels_last. Returns y, in x's layout and bit-equal to
     ``F.max_pool2d``, and the codes, uint8 in y's storage order, two to a byte (low nibble first) at ``bits=4``. Under
     ``zero_code`` an output whose maximum is not positive (NaN is) has code 15 or 255 instead: no gradient after a ReLU.
-    ``positive_zero``: relu(-0.0) is +0, as CUDA's of torch 2.11 has it, and not the CPU's -0.0.
     Raises ValueError or TypeError for shapes, dtypes and windows it cannot take. Gist (ISCA 2018) section IV-A.
     """
     g = forward_geometry(x, kernel, stride, padding, dilation, ceil_mode, zero_code, bits)
@@ -41,7 +39,7 @@ def maxpool_forward(
     codes = torch.empty(y.shape, dtype=torch.uint8, memory_format=layout)
     windows = (g.kernel, g.stride, g.padding, g.dilation, ceil_mode)
     for part in _slices(y):
-        values = rectified(x[part], positive_zero) if relu else x[part]
+        values = torch.relu(x[part]) if relu else x[part]
         maxima, indices = torch.ops.aten.max_pool2d_with_indices(values, *windows)
         y[part].copy_(maxima)
         positions = _positions(indices, g)
