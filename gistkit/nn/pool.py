@@ -22,7 +22,6 @@ class _Windows(NamedTuple):
     kernel: Pair
     stride: Pair
     padding: Pair
-    dilation: Pair
 
 
 class _Map(NamedTuple):
@@ -86,14 +85,14 @@ def pair(value: Any) -> Pair | None:
 
 
 def _windows(kernel_size: Any, stride: Any, padding: Any, dilation: Any) -> _Windows | None:
-    """The windows as pairs; None for arguments that PyTorch shall judge."""
+    """The windows as pairs; None where PyTorch's own pool runs: for a dilation, and for what PyTorch shall judge."""
     step = kernel_size if stride is None or stride in ((), []) else stride
-    kernel, step, around, spread = (pair(v) for v in (kernel_size, step, padding, dilation))
-    if kernel is None or step is None or around is None or spread is None:
+    kernel, step, around = (pair(v) for v in (kernel_size, step, padding))
+    if kernel is None or step is None or around is None or pair(dilation) != (1, 1):
         return None
-    if min(kernel) < 1 or min(step) < 1 or min(around) < 0 or min(spread) < 1:
+    if min(kernel) < 1 or min(step) < 1 or min(around) < 0:
         return None
-    return _Windows(kernel, step, around, spread)
+    return _Windows(kernel, step, around)
 
 
 def _code_bits(windows: _Windows, zero_code: bool) -> int | None:

@@ -11,7 +11,7 @@ from tests.gpu.waiting import no_synchronisation
 from tests.support.tensors import FLOATS, same_bits, values_of
 
 pytestmark = pytest.mark.gpu
-WINDOW = ([3, 3], [2, 2], [1, 1], [1, 1])
+WINDOW = ([3, 3], [2, 2], [1, 1])
 
 
 @pytest.fixture(autouse=True)
