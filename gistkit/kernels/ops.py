@@ -148,10 +148,9 @@ def bn_rebuild(x, norm, form, plane, other, other_norm, other_form, relu, out):
 # --- max-pool --------------------------------------------------------------------------------------------------------
 
 
-def pool_size(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
+def pool_size(size: int, kernel: int, stride: int, padding: int, ceil_mode: bool) -> int:
     """Outputs of a pool along one dimension (the last window starts inside the input or its left pad)."""
-    span = size + 2 * padding - dilation * (kernel - 1) - 1
-    out = (span + (stride - 1 if ceil_mode else 0)) // stride + 1
+    out = (size + 2 * padding - kernel + (stride - 1 if ceil_mode else 0)) // stride + 1
     if ceil_mode and (out - 1) * stride >= size + padding:
         out -= 1
     return out
@@ -159,13 +158,13 @@ def pool_size(size: int, kernel: int, stride: int, padding: int, dilation: int, 
 
 @operator(
     "pool",
-    "maxpool_forward(Tensor x, int[2] kernel, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode, "
-    "bool relu, bool zero_code, int bits) -> (Tensor, Tensor)",
+    "maxpool_forward(Tensor x, int[2] kernel, int[2] stride, int[2] padding, bool ceil_mode, bool relu, "
+    "bool zero_code, int bits) -> (Tensor, Tensor)",
 )
-def maxpool_forward(x, kernel, stride, padding, dilation, ceil_mode, relu, zero_code, bits):
+def maxpool_forward(x, kernel, stride, padding, ceil_mode, relu, zero_code, bits):
     n, c, h, w = x.shape
-    oh = pool_size(h, kernel[0], stride[0], padding[0], dilation[0], ceil_mode)
-    ow = pool_size(w, kernel[1], stride[1], padding[1], dilation[1], ceil_mode)
+    oh = pool_size(h, kernel[0], stride[0], padding[0], ceil_mode)
+    ow = pool_size(w, kernel[1], stride[1], padding[1], ceil_mode)
     memory_format = torch.channels_last if is_channels_last(x) else torch.contiguous_format
     y = torch.empty((n, c, oh, ow), dtype=x.dtype, device=x.device, memory_format=memory_format)
     return y, x.new_empty((formats.argmax_bytes(n * c * oh * ow, bits),), dtype=torch.uint8)
@@ -174,9 +173,9 @@ def maxpool_forward(x, kernel, stride, padding, dilation, ceil_mode, relu, zero_
 @operator(
     "pool",
     "maxpool_backward(Tensor grad_y, Tensor codes, int height, int width, int[2] kernel, int[2] stride, "
-    "int[2] padding, int[2] dilation, bool channels_last, bool zero_code, int bits) -> Tensor",
+    "int[2] padding, bool channels_last, bool zero_code, int bits) -> Tensor",
 )
-def maxpool_backward(grad_y, codes, height, width, kernel, stride, padding, dilation, channels_last, zero_code, bits):
+def maxpool_backward(grad_y, codes, height, width, kernel, stride, padding, channels_last, zero_code, bits):
     n, c = grad_y.shape[:2]
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     shape = (n, c, height, width)

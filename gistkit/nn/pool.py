@@ -15,7 +15,7 @@ from gistkit.nn.keep import take
 from gistkit.nn.once import once_differentiable
 
 Pair = tuple[int, int]
-_Windows = tuple[Pair, Pair, Pair, Pair]
+_Windows = tuple[Pair, Pair, Pair]
 Size = int | tuple[int, ...] | list[int]
 
 
@@ -26,7 +26,7 @@ class _Map(NamedTuple):
     shape: torch.Size
     layout: torch.memory_format
     nhwc: bool
-    windows: tuple[Pair, ...]
+    windows: _Windows
     zero_code: bool
     bits: int
 
@@ -80,10 +80,13 @@ def pair(value: Any) -> Pair | None:
 
 
 def _windows(kernel_size: Any, stride: Any, padding: Any, dilation: Any) -> _Windows | None:
-    """Kernel, stride, padding and dilation as pairs; None for arguments that PyTorch shall judge."""
+    """Kernel, stride and padding as pairs; None where PyTorch's own pool runs: for a dilation, and for what PyTorch
+    shall judge."""
     step = kernel_size if stride is None or stride in ((), []) else stride
-    pairs = [pair(kernel_size), pair(step), pair(padding), pair(dilation)]
-    return None if None in pairs else tuple(pairs)  # type: ignore[return-value]
+    kernel, step, around = (pair(v) for v in (kernel_size, step, padding))
+    if kernel is None or step is None or around is None or pair(dilation) != (1, 1):
+        return None
+    return None if min(kernel) < 1 or min(step) < 1 or min(around) < 0 else (kernel, step, around)
 
 
 def _code_bits(kernel: Pair, zero_code: bool) -> int | None:
@@ -94,9 +97,7 @@ def _code_bits(kernel: Pair, zero_code: bool) -> int | None:
     return 8 if symbols <= formats.ARGMAX8_POSITIONS else None
 
 
-def _applicable(
-    x: torch.Tensor, windows: tuple[Any, Any, Any, Any], ceil_mode: bool, zero_code: bool, bits: int
-) -> bool:
+def _applicable(x: torch.Tensor, windows: _Windows, ceil_mode: bool, zero_code: bool, bits: int) -> bool:
     """Whether the operator takes this pool; else PyTorch runs or raises its own error."""
     if x.dim() not in (3, 4) or x.numel() == 0:
         return False
@@ -134,10 +135,10 @@ def max_pool2d(
     """``torch.nn.functional.max_pool2d``, bit for bit, that keeps neither its input nor int64 indices.
 
     input: [N, C, H, W] or [C, H, W], fp32, bf16 or fp16, any strides. Keeps 4 bits an output for windows of up to 16
-    positions, 8 bits up to 256; larger windows, other dtypes, ``return_indices=True`` (output and indices), and
-    arguments that PyTorch rejects, go to PyTorch. ``mask_in_pool=True`` (15 and 255 positions), for a ReLU's output: no
-    gradient flows from an output that is not positive, so that the ReLU needs no mask. Does not synchronise. Gist (ISCA
-    2018) section III-A.
+    positions, 8 bits up to 256; larger windows, dilated ones, other dtypes, ``return_indices=True`` (output and
+    indices), and arguments that PyTorch rejects, go to PyTorch. ``mask_in_pool=True`` (15 and 255 positions), for a
+    ReLU's output: no gradient flows from an output that is not positive, so that the ReLU needs no mask. Does not
+    synchronise. Gist (ISCA 2018) section III-A.
     """
     return _pool(input, (kernel_size, stride, padding, dilation), ceil_mode, return_indices, False, mask_in_pool)
 

@@ -41,7 +41,7 @@ def _compile(fn, dtype: str, capability: int, **constexprs):
 
 
 def _windows(k: int, p: int, stride: int | None = 2) -> dict[str, int]:
-    windows = {"KH": k, "KW": k, "PH": p, "PW": p, "DH": 1, "DW": 1}
+    windows = {"KH": k, "KW": k, "PH": p, "PW": p}
     return windows if stride is None else {**windows, "SH": stride, "SW": stride}
 
 
@@ -133,7 +133,7 @@ def test_backward_channels_last(k, p, dtype, capability):
 @pytest.mark.parametrize("wide, channels_last", [(True, False), (False, True)])
 def test_general_kernels_compile_without_spills(wide, channels_last):
     common = {"CHANNELS_LAST": channels_last, "WIDE": wide, "V": 1, "LANES": 1024}
-    windows = {**_windows(5, 2, 3), "DH": 2, "DW": 2}
+    windows = _windows(5, 2, 3)
     codes = {"NONE": 255, "ZERO_CODE": True, "BITS": 8, "KEEP_ZERO": wide, "ASM": 90}
     compile_ = {"dtype": "bf16", "capability": 90}
     _compile(forward_kernel, RELU=True, CHECK=True, UNROLL=False, **compile_, **windows, **codes, **common)

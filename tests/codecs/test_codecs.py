@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gistkit.codecs import CODECS, VALUE_FORMS, Codec, Encoded, Sparse, codec, dtype_of
-from gistkit.codecs.narrow import Narrow
+from gistkit.codecs import CODECS, VALUE_FORMS, Codec, Encoded, Narrow, Sparse, codec, dtype_of
 from gistkit.errors import GistError
 from gistkit.ir.forms import FORMS
 from gistkit.kernels.layout import is_dense

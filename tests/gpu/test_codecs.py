@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gistkit.codecs import CODECS, Sparse
-from gistkit.codecs.narrow import Narrow
+from gistkit.codecs import CODECS, Narrow, Sparse
 from gistkit.runtime.sparse_sizes.exact import ExactPacker
 from tests.gpu.waiting import no_synchronisation
 from tests.support.tensors import FLOATS, plain_nan, same_bits, values_of

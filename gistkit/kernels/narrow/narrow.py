@@ -25,7 +25,6 @@ from gistkit.kernels.launch.checks import (
     code_dtype,
 )
 from gistkit.kernels.launch.tiling import launch, launch_tiles, span, tile
-from gistkit.kernels.narrow.fp8_hardware import hardware_codes
 from gistkit.kernels.narrow.fp10 import pack10, unpack10
 from gistkit.kernels.narrow.rounding import (
     decoding_factor,
@@ -38,6 +37,7 @@ from gistkit.kernels.narrow.rounding import (
     to_scaled_code,
 )
 from gistkit.kernels.warp.lanes import asm_level
+from gistkit.kernels.warp.octet_codes import hardware_codes
 
 BLOCK_ROWS = 32
 
@@ -45,7 +45,7 @@ BLOCK_ROWS = 32
 @triton.jit
 def _codes(x, factor, FMT: tl.constexpr, SCALED: tl.constexpr, ASM: tl.constexpr):
     """Codes of x, by the hardware's conversion where there is one; factor is ignored unless SCALED."""
-    if FMT == "fp8" and ASM >= 90:
+    if FMT == "fp8" and ASM >= 90 and x.dtype != tl.float32:
         return hardware_codes(x, tl.broadcast_to(factor, x.shape) if SCALED else x, SCALED)
     elif SCALED:
         return to_scaled_code(x, factor, FMT)

@@ -12,11 +12,10 @@ from gistkit.kernels.pool.tiles import load_codes, locate, locate_channels, prog
 
 
 @triton.jit
-def _add(acc, grad, code, A: tl.constexpr, B: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, DH: tl.constexpr,
-         DW: tl.constexpr):  # fmt: skip
+def _add(acc, grad, code, A: tl.constexpr, B: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr):
     """Add grad where code names the pixel A rows and B columns after the window's first; no-op for no such position."""
-    if A % DH == 0 and A >= 0 and A < KH * DH and B % DW == 0 and B >= 0 and B < KW * DW:
-        return acc + tl.where(code == (A // DH) * KW + B // DW, grad, 0.0)
+    if A >= 0 and A < KH and B >= 0 and B < KW:
+        return acc + tl.where(code == A * KW + B, grad, 0.0)
     else:
         return acc
 
@@ -25,7 +24,7 @@ def _add(acc, grad, code, A: tl.constexpr, B: tl.constexpr, KH: tl.constexpr, KW
 def backward_quads_kernel(
     grad_ptr, codes_ptr, grad_x_ptr, groups, inner_groups, height, width, out_height, out_width, quad_height,
     quad_width, by_inner, by_width, by_height,
-    KH: tl.constexpr, KW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, BITS: tl.constexpr, CHECK: tl.constexpr, ODD: tl.constexpr,
     WIDE: tl.constexpr, PORTABLE: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
@@ -34,8 +33,8 @@ def backward_quads_kernel(
     Output row q + e meets input row 2q + a at offset a + PH - 2e of its window: known at compile time, as e's range is.
     quad_width is ceil(width / 2) (inner_groups in NCHW); CHECK: some q + e has no output; ODD: height or width is odd.
     """
-    E_FIRST: tl.constexpr = -(((KH - 1) * DH - PH) // 2)
-    F_FIRST: tl.constexpr = -(((KW - 1) * DW - PW) // 2)
+    E_FIRST: tl.constexpr = -((KH - 1 - PH) // 2)
+    F_FIRST: tl.constexpr = -((KW - 1 - PW) // 2)
     start = program_start(LANES, WIDE)
     lanes = tl.arange(0, LANES)
     tile = tl.arange(0, V)[None, :]
@@ -75,10 +74,10 @@ def backward_quads_kernel(
             # where no output exists the gradient is 0, and adding that changes no sum, whatever the code says
             grad = widen(tl.load(grad_ptr + output + tile, exists, 0.0))
             code = load_codes(codes_ptr, output, exists, V, BITS)
-            top_left = _add(top_left, grad, code, PH - 2 * e, PW - 2 * f, KH, KW, DH, DW)
-            top_right = _add(top_right, grad, code, PH - 2 * e, PW - 2 * f + 1, KH, KW, DH, DW)
-            bottom_left = _add(bottom_left, grad, code, PH - 2 * e + 1, PW - 2 * f, KH, KW, DH, DW)
-            bottom_right = _add(bottom_right, grad, code, PH - 2 * e + 1, PW - 2 * f + 1, KH, KW, DH, DW)
+            top_left = _add(top_left, grad, code, PH - 2 * e, PW - 2 * f, KH, KW)
+            top_right = _add(top_right, grad, code, PH - 2 * e, PW - 2 * f + 1, KH, KW)
+            bottom_left = _add(bottom_left, grad, code, PH - 2 * e + 1, PW - 2 * f, KH, KW)
+            bottom_right = _add(bottom_right, grad, code, PH - 2 * e + 1, PW - 2 * f + 1, KH, KW)
     _store_quads(
         grad_x_ptr, base, outer, qh, qw, lane, step, inside, height, width, quad_width,
         top_left, top_right, bottom_left, bottom_right, CHANNELS_LAST, ODD, PORTABLE, V, LANES,
@@ -122,7 +121,7 @@ def backward_kernel(
     grad_ptr, codes_ptr, grad_x_ptr, groups, inner_groups, height, width, out_height, out_width,
     by_inner, by_width, by_height,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    DH: tl.constexpr, DW: tl.constexpr, CHANNELS_LAST: tl.constexpr, BITS: tl.constexpr, WIDE: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr, BITS: tl.constexpr, WIDE: tl.constexpr,
     PORTABLE: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Any stride: a lane holds one input pixel (of V channels) and visits every output whose window may reach it."""
@@ -144,17 +143,17 @@ def backward_kernel(
     first_row = (base + outer)[:, None] * out_height
     acc = tl.zeros((LANES, V), tl.float32)
     # outputs in ascending order: the last window to reach row h starts at row h // SH of the outputs
-    for e in range(-(((KH - 1) * DH) // SH), 1):
+    for e in range(-((KH - 1) // SH), 1):
         oh = h // SH + e
         i = h - oh * SH
-        row_exists = inside & (oh >= 0) & (oh < out_height) & (i % DH == 0) & (i < KH * DH)
-        for f in range(-(((KW - 1) * DW) // SW), 1):
+        row_exists = inside & (oh >= 0) & (oh < out_height) & (i < KH)
+        for f in range(-((KW - 1) // SW), 1):
             ow = w // SW + f
             j = w - ow * SW
-            exists = row_exists & (ow >= 0) & (ow < out_width) & (j % DW == 0) & (j < KW * DW)
+            exists = row_exists & (ow >= 0) & (ow < out_width) & (j < KW)
             output = ((first_row + oh) * out_width + ow) * step + lane
             grad = widen(tl.load(grad_ptr + output + tile, exists, 0.0))
             code = load_codes(codes_ptr, output, exists, V, BITS)
-            acc += tl.where(code == i // DH * KW + j // DW, grad, 0.0)
+            acc += tl.where(code == i * KW + j, grad, 0.0)
     first = (start.to(tl.int64) + lanes)[:, None] * V
     tl.store(grad_x_ptr + first + tile, rounded(acc, grad_x_ptr.dtype.element_ty, PORTABLE), inside)

@@ -17,20 +17,19 @@ from gistkit.kernels.pool.values import finish, rectified_zero, stored, take
 
 
 @triton.jit
-def _first_inside(start, DILATION: tl.constexpr):
+def _first_inside(start):
     """The first window position at or after coordinate 0 along one dimension."""
-    return tl.where(start < 0, (DILATION - 1 - start) // DILATION, 0)
+    return tl.where(start < 0, -start, 0)
 
 
 @triton.jit
 def _visit(best, code, window_ptr, rows, columns, inside, i, j, height, width, step,
-           KW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, RELU: tl.constexpr, CHECK: tl.constexpr,
-           ASM: tl.constexpr):  # fmt: skip
+           KW: tl.constexpr, RELU: tl.constexpr, CHECK: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
     """Compare with position (i, j) of every window; window_ptr points at position (0, 0). best: fp32, or int32 keys."""
     if CHECK:
-        row, column = rows + i * DH, columns + j * DW
+        row, column = rows + i, columns + j
         inside = inside & (row >= 0) & (row < height) & (column >= 0) & (column < width)
-    values = tl.load(window_ptr + (i * DH * width + j * DW) * step, inside, float("-inf"))
+    values = tl.load(window_ptr + (i * width + j) * step, inside, float("-inf"))
     position = i * KW + j
     if best.dtype == tl.int32:
         best = tl.maximum(best, keys_of(values, position, position, RELU, ASM))
@@ -44,7 +43,7 @@ def forward_kernel(
     x_ptr, y_ptr, codes_ptr, groups, inner_groups, height, width, out_height, out_width,
     by_inner, by_width, by_height,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    DH: tl.constexpr, DW: tl.constexpr, CHANNELS_LAST: tl.constexpr, RELU: tl.constexpr, KEEP_ZERO: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr, RELU: tl.constexpr, KEEP_ZERO: tl.constexpr,
     ZERO_CODE: tl.constexpr, NONE: tl.constexpr, BITS: tl.constexpr, CHECK: tl.constexpr, UNROLL: tl.constexpr,
     WIDE: tl.constexpr, ASM: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
@@ -77,7 +76,7 @@ def forward_kernel(
 
     first_code = tl.zeros((LANES, V), tl.int32)
     if PH > 0 or PW > 0:
-        first_code += _first_inside(rows, DH) * KW + _first_inside(columns, DW)
+        first_code += _first_inside(rows) * KW + _first_inside(columns)
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     # keys of single outputs along a row spill on sm_90; those are odd shapes, which values serve as well
     KEYS: tl.constexpr = UNROLL and KH * KW > 4 and DTYPE != tl.float32 and (CHANNELS_LAST or V > 1)
@@ -91,23 +90,23 @@ def forward_kernel(
             for j in tl.static_range(KW):
                 best, code = _visit(
                     best, code, window_ptr, rows, columns, inside, i, j, height, width, step,
-                    KW, DH, DW, RELU, CHECK, ASM,
+                    KW, RELU, CHECK, ASM,
                 )  # fmt: skip
     else:
         for i in range(KH):
             for j in range(KW):
                 best, code = _visit(
                     best, code, window_ptr, rows, columns, inside, i, j, height, width, step,
-                    KW, DH, DW, RELU, CHECK, ASM,
+                    KW, RELU, CHECK, ASM,
                 )  # fmt: skip
     first_value = 0.0
     if KEEP_ZERO:
-        i, j = _first_inside(rows, DH), _first_inside(columns, DW)
-        present = inside & (rows + i * DH < height) & (columns + j * DW < width)
-        first_value = tl.load(window_ptr + (i * DH * width + j * DW) * step, present, 0.0)
+        i, j = _first_inside(rows), _first_inside(columns)
+        present = inside & (rows + i < height) & (columns + j < width)
+        first_value = tl.load(window_ptr + (i * width + j) * step, present, 0.0)
     if KEYS:
         code = best & 0xFF
-        place_ptrs = window_ptr + (code // KW * ((DH * width - KW * DW) * step) + code * (DW * step))
+        place_ptrs = window_ptr + (code // KW * ((width - KW) * step) + code * step)
         y, code = finish_keys(
             best, code, place_ptrs, inside, first_value, RELU, KEEP_ZERO, ZERO_CODE and not RELU, NONE
         )

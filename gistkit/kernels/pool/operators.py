@@ -44,18 +44,16 @@ QUADS_POSITIONS = 25
 
 
 def maxpool_forward(
-    x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-    ceil_mode: bool, relu: bool, zero_code: bool, bits: int,
+    x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil_mode: bool, relu: bool,
+    zero_code: bool, bits: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Max-pool of x (or of relu(x), in one pass) and one code per output: as :func:`..reference.pool.maxpool_forward`.
 
     The fused ReLU makes of -0.0 what ``torch.relu`` makes of it on x's device. Does not synchronise but for asking that
     once (:mod:`gistkit.kernels.signed_zero`).
     """
-    g = forward_geometry(x, kernel, stride, padding, dilation, ceil_mode, zero_code, bits)
+    g = forward_geometry(x, kernel, stride, padding, ceil_mode, zero_code, bits)
     keep_zero = relu_keeps_negative_zero(x) if relu else False
-    if keep_zero is None:
-        x, relu, keep_zero = torch.relu(x), False, False
     channels_last = is_channels_last(x)
     n, c = x.shape[:2]
     layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -74,13 +72,13 @@ def maxpool_forward(
 
 def maxpool_backward(
     grad_y: torch.Tensor, codes: torch.Tensor, height: int, width: int, kernel: Sequence[int], stride: Sequence[int],
-    padding: Sequence[int], dilation: Sequence[int], channels_last: bool, zero_code: bool, bits: int,
+    padding: Sequence[int], channels_last: bool, zero_code: bool, bits: int,
 ) -> torch.Tensor:  # fmt: skip
     """The gradient of the pool's input: as :func:`..reference.pool.maxpool_backward`, but sums are fp32 as on CUDA.
 
     Copies grad_y where it is not in the layout that ``channels_last`` names. Does not synchronise.
     """
-    g = backward_geometry(grad_y, codes, height, width, kernel, stride, padding, dilation, zero_code, bits)
+    g = backward_geometry(grad_y, codes, height, width, kernel, stride, padding, zero_code, bits)
     n, c = grad_y.shape[:2]
     layout = torch.channels_last if channels_last else torch.contiguous_format
     grad_y = grad_y.contiguous(memory_format=layout)
@@ -104,7 +102,7 @@ def _assembly_level(x: torch.Tensor) -> int:
 
 
 def _windows(g: PoolGeometry) -> dict[str, Any]:
-    pairs = {"K": g.kernel, "S": g.stride, "P": g.padding, "D": g.dilation}
+    pairs = {"K": g.kernel, "S": g.stride, "P": g.padding}
     return {name + axis: pair[i] for name, pair in pairs.items() for i, axis in enumerate("HW")}
 
 
@@ -120,14 +118,14 @@ def _wide(groups: int, lanes: int, extents: Sequence[int], elements: int) -> boo
 def _last(g: PoolGeometry, axis: int) -> int:
     """The last input coordinate that a window asks for, inside or not."""
     out = (g.out_height, g.out_width)[axis]
-    return (out - 1) * g.stride[axis] - g.padding[axis] + (g.kernel[axis] - 1) * g.dilation[axis]
+    return (out - 1) * g.stride[axis] - g.padding[axis] + g.kernel[axis] - 1
 
 
 def _runs_in_pairs(g: PoolGeometry, channels_last: bool) -> bool:
     return (
         not channels_last
         and (g.kernel, g.padding) in (((2, 2), (0, 0)), ((3, 3), (0, 0)), ((3, 3), (1, 1)))
-        and (g.stride, g.dilation) == ((2, 2), (1, 1))
+        and g.stride == (2, 2)
         and g.out_width % 2 == 0
         and 2 * g.out_width <= g.width
     )
@@ -199,8 +197,8 @@ def _quads_need_check(g: PoolGeometry, quad_height: int, quad_width: int) -> boo
     """True where some quad looks at an output row or column that does not exist."""
     sizes = ((quad_height, g.out_height), (quad_width, g.out_width))
     return any(
-        (k - 1) * d - p >= 2 or quads - 1 + (p + 1) // 2 >= outputs
-        for (quads, outputs), k, p, d in zip(sizes, g.kernel, g.padding, g.dilation, strict=True)
+        k - 1 - p >= 2 or quads - 1 + (p + 1) // 2 >= outputs
+        for (quads, outputs), k, p in zip(sizes, g.kernel, g.padding, strict=True)
     )
 
 

@@ -69,25 +69,17 @@ def mask1_encode(x: torch.Tensor) -> torch.Tensor:
     return mask
 
 
-def relu(x: torch.Tensor, positive_zero: bool = False) -> torch.Tensor:
-    """torch.relu(x), which gives -0.0 for -0.0 on the CPU; with ``positive_zero`` +0, as CUDA's of torch 2.11 does."""
-    y = torch.relu(x)
-    return y.masked_fill_(y == 0, 0.0) if positive_zero else y
-
-
-def relu_mask1(x: torch.Tensor, positive_zero: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """(relu(x), its mask); ``positive_zero`` as in :func:`relu`."""
+def relu_mask1(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(relu(x), its mask). PyTorch's ReLU gives -0.0 for -0.0 on the CPU; CUDA's of torch 2.11 gives +0."""
     check_values("relu_mask1", "x", x)
-    return relu(x, positive_zero), mask1_encode(x)
+    return torch.relu(x), mask1_encode(x)
 
 
-def relu_mask1_(x: torch.Tensor, positive_zero: bool = False) -> torch.Tensor:
-    """The mask of relu(x); x is overwritten by relu(x), ``positive_zero`` as in :func:`relu`."""
+def relu_mask1_(x: torch.Tensor) -> torch.Tensor:
+    """The mask of relu(x); x is overwritten by relu(x)."""
     check_values("relu_mask1_", "x", x)
     mask = mask1_encode(x)
     torch.relu_(x)
-    if positive_zero:
-        x.masked_fill_(x == 0, 0.0)
     return mask
 
 

@@ -23,7 +23,7 @@ from gistkit.kernels.sparse.ends import columns_base
 from gistkit.kernels.sparse.values import BLOCK, scale_address
 from gistkit.kernels.warp.lanes import LANES
 from gistkit.kernels.warp.octet_codes import widen_octet
-from gistkit.kernels.warp.octet_stores import store_16, store_octet
+from gistkit.kernels.warp.octet_stores import store_octet
 from gistkit.kernels.warp.octets import CHUNK, CHUNKS, OCTET, load_octets, passing_flags, spread_program
 from gistkit.kernels.warp.stage import clear_stage, open_stage, unstage_words, warp_sync
 from gistkit.kernels.warp.stage_rows import put_flags, put_octet, spread_flags
@@ -42,7 +42,7 @@ def _put(
         passing = passing_flags(words, piece * WORDS, WORDS, FMT, ASM)
         put_flags(stage, columns, rows, (flags[0] & passing[0], flags[1] & passing[1]))
     else:
-        elements = widen_octet(words, piece * WORDS, WORDS, scale, FMT, SCALED, DTYPE, ASM)
+        elements = widen_octet(words, piece * WORDS, WORDS, scale, FMT, SCALED, DTYPE)
         put_octet(stage, columns, rows, flags, elements, XB)
 
 
@@ -118,7 +118,7 @@ def csr_decode_kernel(
     ITEMS: tl.constexpr = 16 // XB
     for first in tl.static_range(0, CHUNKS * COLUMNS, LANES * ITEMS):
         place = lane * ITEMS + first
-        store_16(x_ptr, unstage_words(stage + place * XB, 4), place, left, WHOLE)
+        store_octet(x_ptr, unstage_words(stage + place * XB, 4), place, left, XB, WHOLE)
 
 
 @triton.jit(do_not_specialize=["n", "plane", "columns_at"])

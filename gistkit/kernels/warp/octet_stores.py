@@ -19,25 +19,6 @@ _NEIGHBOUR = tl.constexpr("shfl.sync.bfly.b32 $0, $1, 1, 31, 0xffffffff;")
 
 
 @triton.jit
-def store_16(x_ptr, words, offs, left, WHOLE: tl.constexpr):
-    """Four words to the 16 bytes of elements from offs on of x_ptr (16-byte aligned), no further than element left.
-
-    WHOLE: left is a multiple of the elements that 16 bytes hold.
-    """
-    XB: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth // 8
-    ITEMS: tl.constexpr = 16 // XB
-    store_words(x_ptr + offs, words, offs + ITEMS <= left)
-    if not WHOLE:
-        if left % ITEMS != 0:
-            for i in tl.static_range(ITEMS):
-                item = words[i * XB // 4] >> (8 * (i * XB % 4))
-                if XB < 4:
-                    item = item.to(tl.int16 if XB == 2 else tl.int8)
-                item = item.to(x_ptr.dtype.element_ty, bitcast=True)
-                tl.store(x_ptr + offs + i, item, (offs + i < left) & (offs + ITEMS > left))
-
-
-@triton.jit
 def _halves_side_by_side(words, odd):
     """The first and the last four of each lane's eight words, exchanged with the neighbour's so that the two lanes hold
     one octet between them: (the even lane's, the odd lane's)."""
@@ -70,19 +51,21 @@ def store_octets(x_ptr, words, offs, left, XB: tl.constexpr, WHOLE: tl.constexpr
 
 @triton.jit
 def store_octet(x_ptr, words, offs, left, XB: tl.constexpr, WHOLE: tl.constexpr):
-    """The octet's words to elements offs to offs + 7 of x_ptr (16-byte aligned), no further than element left.
+    """The words to the elements (eight, or 16 bytes of them) from offs on of x_ptr (16-byte aligned), no further than
+    element left.
 
-    WHOLE: left is a multiple of 8.
+    WHOLE: left is a multiple of as many elements.
     """
-    store_words(x_ptr + offs, words, offs + OCTET <= left)
+    store_words(x_ptr + offs, words, offs + 4 * len(words) // XB <= left)
     if not WHOLE:
         _store_rest(x_ptr, words, offs, left, XB)
 
 
 @triton.jit
 def _store_rest(x_ptr, words, offs, left, XB: tl.constexpr):
-    """The elements of an octet that ends past element left, one by one."""
-    if left % OCTET != 0:
-        for i in tl.static_range(OCTET):
+    """The elements of words that end past element left, one by one."""
+    ITEMS: tl.constexpr = 4 * len(words) // XB
+    if left % ITEMS != 0:
+        for i in tl.static_range(ITEMS):
             item = item_of(words, 0, i, XB).to(x_ptr.dtype.element_ty, bitcast=True)
-            tl.store(x_ptr + offs + i, item, (offs + i < left) & (offs + OCTET > left))
+            tl.store(x_ptr + offs + i, item, (offs + i < left) & (offs + ITEMS > left))

@@ -60,22 +60,12 @@ def load_8(ptr, flag):
 @triton.jit
 def store_words(ptr, words, flag):
     """The 2, 4 or 8 words to ptr where the flag is set, 8 or 16 bytes at a time."""
-    address = ptr.to(tl.int64)
-    flag = flag.to(tl.int32)
-    if len(words) == 2:
-        tl.inline_asm_elementwise(
-            _STORE_8, "=r,l,r,r,r", [address, words[0], words[1], flag], dtype=tl.int32, is_pure=False, pack=1
-        )
-    else:
-        for first in tl.static_range(0, len(words), 4):
-            tl.inline_asm_elementwise(
-                _STORE_16,
-                "=r,l,r,r,r,r,r",
-                [address + 4 * first, words[first], words[first + 1], words[first + 2], words[first + 3], flag],
-                dtype=tl.int32,
-                is_pure=False,
-                pack=1,
-            )
+    EACH: tl.constexpr = 2 if len(words) == 2 else 4
+    text: tl.constexpr = _STORE_8 if EACH == 2 else _STORE_16
+    address, flag = ptr.to(tl.int64), flag.to(tl.int32)
+    for first in tl.static_range(0, len(words), EACH):
+        operands = (address + 4 * first,) + words[first : first + EACH] + (flag,)
+        tl.inline_asm_elementwise(text, "=r,l" + ",r" * (EACH + 1), operands, dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit

@@ -98,23 +98,20 @@ def warp_sync(stage):
 
 
 @triton.jit
+def run(TEXT: tl.constexpr, operands):
+    """Run PTX on a tuple of 32-bit operands, from $1 on; $0 is of no use."""
+    tl.inline_asm_elementwise(TEXT, "=r" + ",r" * len(operands), operands, dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def stage_words(address, words, flag):
     """The 2, 4 or 8 words to the shared memory at address where the flag is set."""
     flag = flag.to(tl.int32)
     if len(words) == 2:
-        tl.inline_asm_elementwise(
-            _STAGE_8, "=r,r,r,r,r", [address, words[0], words[1], flag], dtype=tl.int32, is_pure=False, pack=1
-        )
+        run(_STAGE_8, (address,) + words + (flag,))
     else:
         for first in tl.static_range(0, len(words), 4):
-            tl.inline_asm_elementwise(
-                _STAGE_16,
-                "=r,r,r,r,r,r,r",
-                [address + 4 * first, words[first], words[first + 1], words[first + 2], words[first + 3], flag],
-                dtype=tl.int32,
-                is_pure=False,
-                pack=1,
-            )
+            run(_STAGE_16, (address + 4 * first,) + words[first : first + 4] + (flag,))
 
 
 @triton.jit
@@ -135,36 +132,8 @@ def unstage_words(address, WORDS: tl.constexpr):
 
 @triton.jit
 def with_words(TEXT: tl.constexpr, address, w, first: tl.constexpr, WORDS: tl.constexpr, other):
-    """Run PTX on an address ($1), the 2, 4 or 8 words from w[first] on, and one more operand; $0 is of no use."""
-    if WORDS == 2:
-        tl.inline_asm_elementwise(
-            TEXT, "=r,r,r,r,r", [address, w[first], w[first + 1], other], dtype=tl.int32, is_pure=False, pack=1
-        )
-    elif WORDS == 4:
-        tl.inline_asm_elementwise(
-            TEXT, "=r,r,r,r,r,r,r", [address, w[first], w[first + 1], w[first + 2], w[first + 3], other],
-            dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-    else:
-        tl.inline_asm_elementwise(
-            TEXT,
-            "=r,r,r,r,r,r,r,r,r,r,r",
-            [
-                address,
-                w[first],
-                w[first + 1],
-                w[first + 2],
-                w[first + 3],
-                w[first + 4],
-                w[first + 5],
-                w[first + 6],
-                w[first + 7],
-                other,
-            ],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+    """Run PTX on an address ($1), the 2, 4 or 8 words from w[first] on, and one more operand."""
+    run(TEXT, (address,) + w[first : first + WORDS] + (other,))
 
 
 @triton.jit

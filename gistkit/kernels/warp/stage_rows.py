@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gistkit.kernels.warp.stage import pushes, unstage_words, with_words
+from gistkit.kernels.warp.stage import pushes, run, unstage_words, with_words
 
 
 def _pick(bytes_of_two: str) -> str:
@@ -104,46 +104,10 @@ def bytes_from(place):
 @triton.jit
 def put_flags(stage, columns, rows, flags):
     """The byte 0xFF to the places of an octet's flagged items in four rows of 256; two words of bytes each."""
-    tl.inline_asm_elementwise(
-        _PUT_FLAGS, "=r,r,r,r,r,r,r,r", [stage, columns[0], columns[1], rows[0], rows[1], flags[0], flags[1]],
-        dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
+    run(_PUT_FLAGS, (stage,) + columns + rows + flags)
 
 
 @triton.jit
 def put_octet(stage, columns, rows, flags, w, XB: tl.constexpr):
     """An octet's flagged items to their places in four rows of 256; columns, rows, flags: two words of bytes."""
-    if XB == 2:
-        tl.inline_asm_elementwise(
-            _PUT_2,
-            "=r,r,r,r,r,r,r,r,r,r,r,r",
-            [stage, columns[0], columns[1], rows[0], rows[1], flags[0], flags[1], w[0], w[1], w[2], w[3]],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-    else:
-        tl.inline_asm_elementwise(
-            _PUT_4,
-            "=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
-            [
-                stage,
-                columns[0],
-                columns[1],
-                rows[0],
-                rows[1],
-                flags[0],
-                flags[1],
-                w[0],
-                w[1],
-                w[2],
-                w[3],
-                w[4],
-                w[5],
-                w[6],
-                w[7],
-            ],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+    run(_PUT_2 if XB == 2 else _PUT_4, (stage,) + columns + rows + flags + w)

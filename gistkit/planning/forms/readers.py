@@ -65,7 +65,8 @@ def map_bits(pool: Call, reading: Reading, carries_mask: bool) -> int | None:
     if pool.covered < 0 or pool.options is None or len(reading.operand(pool).shape) != 4:
         return None
     codes = prod(pool.options["kernel_size"]) + carries_mask
-    if reading.operand(pool).dtype not in KERNEL_DTYPES or codes > formats.ARGMAX8_POSITIONS:
+    dilated = prod(pool.options["dilation"]) != 1
+    if dilated or reading.operand(pool).dtype not in KERNEL_DTYPES or codes > formats.ARGMAX8_POSITIONS:
         return None
     return 4 if codes <= formats.ARGMAX4_POSITIONS else 8
 
