@@ -88,8 +88,7 @@ class EmulatedReady:
             total.copy_(counts.sum())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("fmt", ["raw", "fp8"])
+@pytest.mark.parametrize("dtype, fmt", [(torch.bfloat16, "raw"), (torch.float32, "raw"), (torch.float32, "fp8")])
 @pytest.mark.parametrize("n", [2056, 2003])
 def test_ready_launches_of_zvc(dtype, fmt, n, monkeypatch):
     monkeypatch.setattr(zvc_launches, "Ready", EmulatedReady)

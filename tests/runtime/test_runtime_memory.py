@@ -1,6 +1,7 @@
 """The runtime's lifetimes: memory falls while backward runs, and nothing is left, after an exception neither."""
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -71,3 +72,22 @@ def test_memory_falls_during_backward_and_nothing_is_left():
     # map.
     assert stages[-1] <= stages[0] - 2 * activation
     assert kept < 6 * activation
+
+
+def test_dense_relu_output_goes_with_its_last_forward_reader():
+    layers = nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4096, 5)
+    model, seen = gistkit.compress(nn.Sequential(*layers)), []
+    relu = model[1]
+    x = torch.randn(4, 3, 32, 32)
+    run(model, (x, torch.zeros(4, dtype=torch.long)))
+    original = type(relu).forward
+
+    def forward(self, inputs):
+        y = original(self, inputs)
+        seen.append(weakref.ref(y.untyped_storage()))
+        return y
+
+    relu.forward = forward.__get__(relu)
+    loss = F.cross_entropy(model(x), torch.zeros(4, dtype=torch.long))
+    assert seen[0]() is None
+    loss.backward()
