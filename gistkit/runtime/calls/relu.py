@@ -28,7 +28,7 @@ from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.offload.host import AwayOnHost
 from gistkit.runtime.program.program import KEEP_DENSE, Step
 from gistkit.runtime.rebuild.terms import Exactness, Recipe
-from gistkit.runtime.stash.stash import DENSE_VALUES, RebuiltBody, SharedValues, covers
+from gistkit.runtime.stash.stash import DENSE_VALUES, RebuiltBody, SharedValues, covers, fills
 
 NOT_EXACT = "it cannot be rebuilt bit for bit on this device"
 MADE_OTHERWISE = "the forward made it in another way than when it was captured"
@@ -153,11 +153,16 @@ class RebuiltRelu(MaskedRelu):
         self._recipe: Recipe | None = None
 
     def __call__(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
-        node, as_made = x.grad_fn, x._version == self._version
-        recipe = self._recipe
+        node, as_made, recipe = x.grad_fn, x._version == self._version, self._recipe
+        decision: Any = self.step.output
         term = recipe.term(node, state.norms, state.kept_by) if recipe is not None and as_made else None
-        y = self._run(state, x, inplace)
-        if not covers(y):
+        if self._shares:
+            y = torch.relu_(x) if inplace else torch.relu(x)
+        else:
+            y = relu_op.run(x, inplace) if self._masks is None else relu_op.masked(x, inplace, self._masks)
+            state.record_own(self.step.index, self.step.op, y.grad_fn.kept)  # type: ignore[union-attr]
+        # of a dense x, as its kind says, y is dense as well
+        if not (fills(y) if self._masks is not None else covers(y)):
             body = None
         elif term is not None:
             body = RebuiltBody(term, y)
@@ -166,19 +171,11 @@ class RebuiltRelu(MaskedRelu):
         if body is None:
             self._store(state, y, NOT_EXACT if as_made and self._recipe is None else MADE_OTHERWISE)
             return y
-        decision: Any = self.step.output
         if self._shares:
             share(state, y, body, decision)
         else:
             state.stash(y, body, decision)
         state.mark_sparse(y)
-        return y
-
-    def _run(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
-        if self._shares:
-            return torch.relu_(x) if inplace else torch.relu(x)
-        y = relu_op.run(x, inplace) if self._masks is None else relu_op.masked(x, inplace, self._masks)
-        state.record_own(self.step.index, self.step.op, y.grad_fn.kept)  # type: ignore[union-attr]
         return y
 
     def _found(self, state: ForwardState, y: torch.Tensor, node: Any) -> RebuiltBody | None:
@@ -213,6 +210,6 @@ class RebuiltRelu(MaskedRelu):
 
 def share(state: ForwardState, y: torch.Tensor, body: Any, decision: Decision) -> None:
     """Have the node of y, PyTorch's own ReLU, and all readers of y share that body's values."""
-    shared = SharedValues(body)
-    y.grad_fn._raw_saved_result.register_hooks(shared.join(), DENSE_VALUES)  # type: ignore[union-attr]
-    state.stash(y, shared, decision)
+    shared, node = SharedValues(body, 1), y.grad_fn
+    node._raw_saved_result.register_hooks(shared, DENSE_VALUES)  # type: ignore[union-attr]
+    state.stash(y, shared, decision, node)

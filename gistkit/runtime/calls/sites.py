@@ -218,17 +218,20 @@ class Sites:
         sites = self._sites if _library() == _LIBRARY else []
         for site in sites:
             site.at, module = 0, site.ref()
-            if type(module) is site.kind and site.kind.forward is site.plain and site.guards.isdisjoint(vars(module)):
-                site.module = module
-                vars(module)["forward"] = site
+            if type(module) is site.kind and site.kind.forward is site.plain:
+                attributes = module.__dict__
+                if site.guards.isdisjoint(attributes):
+                    site.module, attributes["forward"] = module, site
         try:
             yield
         finally:
             _running.state = before
             for site in sites:
-                module, site.module = site.module, None
-                if module is not None and vars(module).get("forward") is site:
-                    del vars(module)["forward"]
+                module = site.module
+                if module is not None:
+                    site.module, attributes = None, module.__dict__
+                    if attributes.get("forward") is site:
+                        del attributes["forward"]
 
 
 def _sites(model: nn.Module, program: Program) -> list[_Site]:

@@ -233,12 +233,13 @@ class ForwardState:
         if decision is not None:
             self.cannot(decision, why)
 
-    def stash(self, x: torch.Tensor, body: Body, decision: Decision) -> Stash:
-        """Have readers of x's storage as it is now share that body."""
-        stash = Stash(body, decision.storage, decision.codec, x.untyped_storage().nbytes(), decision.reason, x.grad_fn)
+    def stash(self, x: torch.Tensor, body: Body, decision: Decision, node: Any = None) -> Stash:
+        """Have readers of x's storage as it is now share that body. ``node``: x's ``grad_fn``, where it is known."""
+        node, storage, program = node or x.grad_fn, decision.storage, self.program
+        stash = Stash(body, storage, decision.codec, x.untyped_storage().nbytes(), decision.reason, node)
         self.table.add(x, stash)
-        if self.is_source(decision.storage):
-            self.nodes[decision.storage] = x.grad_fn
+        if program is not None and storage in program.sources:
+            self.nodes[storage] = node
         return stash
 
     def is_source(self, storage: int) -> bool:

@@ -27,8 +27,12 @@ DENSE_VALUES = methodcaller("dense")
 
 def covers(x: torch.Tensor) -> bool:
     """True where x is dense and fills its storage from the first byte to the last."""
-    nbytes = x.numel() * x.element_size()
-    return is_dense(x) and x.storage_offset() == 0 and x.untyped_storage().nbytes() == nbytes
+    return is_dense(x) and fills(x)
+
+
+def fills(x: torch.Tensor) -> bool:
+    """The same of an x that is dense."""
+    return x.storage_offset() == 0 and x.untyped_storage().nbytes() == x.numel() * x.element_size()
 
 
 def whole(x: torch.Tensor) -> torch.Tensor:
@@ -103,8 +107,8 @@ class SharedValues:
 
     __slots__ = ("_body", "_readers", "_values")
 
-    def __init__(self, body: Any) -> None:
-        self._body, self._readers = body, 0
+    def __init__(self, body: Any, readers: int = 0) -> None:
+        self._body, self._readers = body, readers
         self._values: torch.Tensor | None = None
 
     def join(self) -> SharedValues:
