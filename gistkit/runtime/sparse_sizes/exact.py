@@ -146,13 +146,16 @@ class ExactPacker:
         self._within.append(Within(weakref.ref(encoded), chosen, ticket, forecast, capacity, n, dtype))
         return encoded
 
-    def encode_and_wait(self, chosen: Sparse, x: torch.Tensor) -> tuple[Encoded, int]:
-        """(encoding, how many elements it stores): pending still, though the device has been waited for. It counts as
-        one of the ``lag`` later encodings."""
+    def encode_and_wait(self, form: Codec, x: torch.Tensor) -> Encoded:
+        """The encoding of x in its exact size, for which the device is waited for. It counts as one of the ``lag``
+        later encodings."""
+        if not isinstance(form, Sparse) or self.at_once(x):
+            return form.encode(x)
         with self._lock:
             self._next(self._bounded)
-        encoded = chosen.begin(x)
-        return encoded, int(chosen.total(encoded))
+        encoded = form.begin(x)
+        form.settle(encoded, int(form.total(encoded)))
+        return encoded
 
     def _next(self, wait: bool) -> None:
         """Count an encoding that begins now, and settle what it makes due."""
