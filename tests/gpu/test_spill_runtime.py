@@ -251,10 +251,14 @@ def test_memory_is_not_anothers_while_the_device_has_to_use_it_though_the_model_
     for m in (plain, model):
         brighten(m, 1.0)
     want, data = step(plain, 3), batch(3)
-    chunks = [c for held in engine_of(model)._packer._spill._chunks.values() for c in held]
-    sizes = [chunk.memory.numel() for chunk in chunks]
-    storages = [StorageWeakRef(chunk.memory.untyped_storage()) for chunk in chunks]
-    del chunks
+    packer = engine_of(model)._packer
+    torch.cuda.synchronize()
+    packer.poll()
+    assert lent_bytes(packer._spill) == 0
+    spans = [span for free in packer._spill._free.values() for span in free]
+    sizes = [span.numel() for span in spans]
+    storages = [StorageWeakRef(span.untyped_storage()) for span in spans]
+    del packer, spans
     with ahead(monkeypatch) as done:
         found = updated(model, forward(model, data, 3))
         gistkit.restore(model)
@@ -278,4 +282,4 @@ def test_streams_have_memory_of_their_own():
             found = updated(model, forward(model, data, seed))
         torch.cuda.synchronize()
         assert equal(found, want)
-    assert len(engine_of(model)._packer._spill._chunks) == 2
+    assert len({stream for stream, _ in engine_of(model)._packer._spill._free}) == 2

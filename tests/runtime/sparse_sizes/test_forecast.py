@@ -131,7 +131,7 @@ def test_a_format_whose_packing_depends_on_the_count_is_waited_for_and_says_so(n
 
 def test_without_host_memory_it_is_waited_for_and_says_so():
     host = Host(limit_bytes=2**24, bounded=True, lag=1)
-    full = [host.spill.take(2**24 - 512, values())]
+    full = [host.spill.take(2**24, values())]
     held = [host.encode("zvc", values(seed), 0.5) for seed in range(2)]
     assert host.packer.waits == {NO_MEMORY: 1}
     full.clear()
