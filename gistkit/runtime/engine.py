@@ -82,7 +82,7 @@ class Engine:
         self._densities: dict[tuple, dict[int, float]] = {}
         self._verified: dict = {}
         self._packer = ExactPacker(lag=LAG, bounded=True, spill=Spill())
-        self._spilled: dict[int, Spilled] = {}
+        self._spilled: Spilled = {}
         self._probes: list[tuple[tuple, int, int, Ticket]] = []
         self._lock = threading.RLock()
         self._warned = False

@@ -206,22 +206,16 @@ class ForwardState:
                 return body
         # a plan of the caller's counts on what little it saves
         pays_bytes = (1.0 if self.strict else PAYS) * x.numel() * x.element_size()
-        forecast = None if to_host or self.forecasts is None else self.forecasts.of(decision.storage)
-        fit = self.packer.fit(codec, x, forecast)
-        if fit.capacity and isinstance(codec, Sparse):
-            if codec.within_bytes(x.numel(), x.dtype, fit.capacity) > pays_bytes:
-                self.notes[decision.storage] = DENSE
-                return None
         if to_host:
             encoded = self.packer.encode_and_wait(codec, x)
         else:
-            encoded = self.packer.encode(codec, x, forecast=forecast, fit=fit)
-        if not encoded.pending:
-            if encoded.nonzeros is not None and decision.storage >= 0:
-                self.densities[decision.storage] = encoded.nonzeros / max(encoded.numel, 1)
-            if encoded.nbytes > pays_bytes:
-                self.notes[decision.storage] = DENSE
-                return None
+            forecast = None if self.forecasts is None else self.forecasts.of(decision.storage)
+            encoded = self.packer.encode(codec, x, forecast, pays_bytes)
+        if encoded is not None and encoded.nonzeros is not None and decision.storage >= 0:
+            self.densities[decision.storage] = encoded.nonzeros / max(encoded.numel, 1)
+        if encoded is None or (not encoded.pending and encoded.nbytes > pays_bytes):
+            self.notes[decision.storage] = DENSE
+            return None
         return HostBody(encoded) if to_host else CodedBody(encoded)
 
     def _outside(self, x: torch.Tensor, storage: int) -> Kept:

@@ -178,7 +178,8 @@ class PromisedBody:
     ) -> None:
         self._room, self._codec, self._decision, self._device = room, codec, decision, x.device
         self._lock = threading.Lock()
-        encoded = packer.encode(codec, x, weakref.WeakMethod(self.settle), room.told.of(decision.storage))
+        encoded = packer.encode(codec, x, room.told.of(decision.storage), settle=weakref.WeakMethod(self.settle))
+        assert encoded is not None
         self._form: CodedBody | HostValues = CodedBody(encoded)
 
     def settle(self, encoded: Encoded, total: int) -> None:
