@@ -268,7 +268,7 @@ class Engine:
             heard = Forecasts({}, learn, self._spilled, self.steps + 1)
             state.room = ExcessBudget(self.plan, self._budget, program.graph, state.densities, state.notes, heard)
         else:
-            self._packer.hear()
+            self._packer.listen()
             state.forecasts = Forecasts(self._densities[key], learn, self._spilled, self.steps + 1)
 
     def _interposed(self, state: ForwardState, key: tuple, model: torch.nn.Module) -> Any:

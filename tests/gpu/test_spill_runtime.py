@@ -121,14 +121,14 @@ def test_spans_are_used_again_in_the_order_of_the_stream_with_the_host_ahead(nam
     packer = ExactPacker(lag=LAG, bounded=True, spill=spill)
     xs = [values_of(200_000 + 777 * i, torch.float32, i, 0.4, False).nan_to_num().to(DEVICE) for i in range(8)]
     for x in xs:  # compiles the kernels, and asks for the memory
-        codec.decode(packer.encode(name, x, forecast=forecast))
+        codec.decode(packer.encode(CODECS[name], x, forecast=forecast))
     torch.cuda.synchronize()
     packer.poll()
     told.clear()
     held_bytes, outs = spill.held_bytes, []
     with ahead(monkeypatch) as done:
         for x in xs:
-            outs.append(codec.decode(packer.encode(name, x, forecast=forecast)))
+            outs.append(codec.decode(packer.encode(CODECS[name], x, forecast=forecast)))
         assert not done.query() and told == []
         assert lent_bytes(spill) == 0 and spill.held_bytes == held_bytes  # each had the place of the one before
     assert packer.poll() == 0 and not packer.waits

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map
 from gistkit.codecs import Encoded, Sparse, aligned, restored
 from gistkit.ir import FORMS, STAY
 from gistkit.kernels import flat, is_dense
-from gistkit.nn.keep import Away, Coded, rows_from
+from gistkit.nn.keep import Away, Coded
 
 
 def sent(t: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,7 @@ class Parcel:
         return self._here
 
 
-class HostBody:
+class HostBody(Coded):
     """A codec's payload, of ``dense`` the tensor itself, on the host until its first use."""
 
     def __init__(self, encoded: Encoded) -> None:
@@ -99,22 +99,13 @@ class HostBody:
         """Whether :meth:`dense` gives memory of its own, which its caller may overwrite."""
         return FORMS[self._form.codec].returns != STAY
 
-    def _coded(self) -> Coded:
+    @property
+    def encoded(self) -> Encoded:  # type: ignore[override]
         payload = self._parcel.tensors()
-        extra = None if self.fresh else (payload[0]._version,)
-        return Coded(self._form.over(payload, extra))
-
-    def dense(self) -> torch.Tensor:
-        return self._coded().dense()
-
-    def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        return self._coded().dense_range(start, stop)
-
-    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        return self._coded().relu_backward(grad)
+        return self._form.over(payload, None if self.fresh else (payload[0]._version,))
 
 
-class HostValues:
+class HostValues(Coded):
     """The decoded values of a sparse encoding in host memory, and where it blocks the gradient of a ReLU.
 
     There is no other copy: every use fetches what it needs. Beside its result :meth:`relu_backward` takes
@@ -124,7 +115,8 @@ class HostValues:
     nbytes = 0
 
     def __init__(self, codec: Sparse, encoded: Encoded, device: torch.device, chunk_bytes: int) -> None:
-        self._form, self._device, self._chunk = encoded.over(()), device, chunk_bytes
+        super().__init__(encoded.over(()))
+        self._device, self._chunk = device, chunk_bytes
         values = codec.decode(encoded)
         # not from the values: a small positive one may have been rounded to zero
         blocked = codec.relu_backward(encoded, torch.ones_like(values)) == 0
@@ -133,22 +125,18 @@ class HostValues:
 
     @torch.no_grad()
     def dense(self) -> torch.Tensor:
-        return restored(self.dense_range(0, self._form.numel), self._form)
+        return restored(self.dense_range(0, self.encoded.numel), self.encoded)
 
     def dense_range(self, start: int, stop: int) -> torch.Tensor:
         return fetched(self._values[start:stop], self._device)
 
-    def dense_rows(self, start: int, stop: int) -> torch.Tensor:
-        rows = rows_from(self.dense_range, self._form.shape, self._form.stride, start, stop)
-        return self.dense()[start:stop] if rows is None else rows
-
     @torch.no_grad()
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        ordered, ours = aligned(grad, self._form)
+        ordered, ours = aligned(grad, self.encoded)
         made = ordered if ours else ordered.clone()
         for part, blocked in zip(made.split(self._chunk), self._blocked.split(self._chunk), strict=True):
             part.masked_fill_(fetched(blocked, self._device), 0)
-        return restored(made, self._form)
+        return restored(made, self.encoded)
 
 
 class AwayOnHost(Away):

@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 import torch
 
-from gistkit.codecs import Codec, Encoded, Sparse, codec
+from gistkit.codecs import Codec, Encoded, Sparse
 from gistkit.kernels import bits_of, flat
 from gistkit.runtime.sparse_sizes.counts import Known, PinnedCounts, Stream, Ticket, is_current, stream_of
 from gistkit.runtime.sparse_sizes.forecast import MARGIN, Forecast
@@ -40,8 +40,6 @@ from gistkit.runtime.sparse_sizes.spill import NO_MEMORY, Spill
 PLANNED = "as planned"
 FIRST = "no step has told how many elements they store"
 BY_COUNT = "how codes of {} are packed depends on their number"
-
-
 Settle = Callable[[Encoded, int], None]
 """What becomes of a pending encoding when its count is known."""
 
@@ -84,7 +82,7 @@ class ExactPacker:
     ``lag``: after how many later encodings a delayed one is first asked about (1 or more). ``bounded``: wait for it
     then. ``spill``: where the host's memory comes from for encodings within a forecast; without it there are none.
     ``transport`` makes the way that the counts of one stream take; without it CUDA counts go through pinned memory and
-    CPU tensors are packed at once. Raises ValueError for a lag below 1.
+    CPU tensors are packed at once.
     """
 
     def __init__(
@@ -94,8 +92,6 @@ class ExactPacker:
         transport: Callable[[], PinnedCounts] | None = None,
         spill: Spill | None = None,
     ) -> None:
-        if lag < 1:
-            raise ValueError(f"ExactPacker: lag must be at least 1 encoding, got {lag}; 2 is the default")
         self._lag, self._bounded = lag, bounded
         self._transport, self._spill = transport, spill
         self._transports: defaultdict[Stream, PinnedCounts] = defaultdict(transport or PinnedCounts)
@@ -122,62 +118,58 @@ class ExactPacker:
 
     def encode(
         self,
-        form: Codec | str,
+        form: Codec,
         x: torch.Tensor,
         forecast: Forecast | None = None,
         most_bytes: float = math.inf,
         settle: weakref.WeakMethod[Settle] | None = None,
     ) -> Encoded | None:
-        """The encoding of x by a codec or the codec of that name, pending where its size is not known yet; None where
-        it would take more than ``most_bytes`` by its forecast.
+        """The encoding of x, pending where its size is not known yet; None where it would take more than
+        ``most_bytes`` by its forecast.
 
         First settles what is due, so that a new scratch can take the place of an old one. Waits for the device only if
         ``bounded``, and not for what is encoded within a ``forecast``, which is told the share of elements stored when
         the count has arrived. ``settle`` is called in place of :meth:`Sparse.settle`, in whatever thread encodes then,
-        and the forecast, where there is one, only told. Raises what :func:`gistkit.codecs.codec` and
-        :meth:`Codec.encode` raise.
+        and the forecast, where there is one, only told. Raises what :meth:`Codec.encode` raises.
         """
-        chosen = codec(form) if isinstance(form, str) else form
-        if not isinstance(chosen, Sparse) or self.at_once(x):
-            return chosen.encode(x)
-        capacity, why = self._capacity(chosen, x, forecast if settle is None else None)
-        if capacity and chosen.within_bytes(x.numel(), x.dtype, capacity) > most_bytes:
+        if not isinstance(form, Sparse) or self.at_once(x):
+            return form.encode(x)
+        capacity, why = self._capacity(form, x, forecast if settle is None else None)
+        if capacity and form.within_bytes(x.numel(), x.dtype, capacity) > most_bytes:
             return None
         with self._lock:
             self._hear()
             if capacity:
-                encoded = self._packed_within(chosen, x, forecast, capacity)
+                encoded = self._packed_within(form, x, forecast, capacity)
                 if encoded is not None:
                     return encoded
                 why = NO_MEMORY
             self._next(self._bounded)
-            encoded = chosen.begin(x)
+            encoded = form.begin(x)
             if encoded.pending:
                 stream = stream_of(x)
-                ticket = self._transports[stream].send(chosen.total(encoded))
-                way = settle or (lambda: chosen.settle)
+                ticket = self._transports[stream].send(form.total(encoded))
+                way = settle or (lambda: form.settle)
                 item = (way, ticket, encoded.numel, forecast, lambda _: 0, stream, self._sent, why)
                 self._waiting.append(Counting(weakref.ref(encoded), *item))
         return encoded
 
-    def _packed_within(
-        self, chosen: Sparse, x: torch.Tensor, forecast: Forecast | None, capacity: int
-    ) -> Encoded | None:
+    def _packed_within(self, form: Sparse, x: torch.Tensor, forecast: Forecast | None, capacity: int) -> Encoded | None:
         """The encoding of x in arrays as large as forecast; None where the host has no memory for what may be more."""
         assert self._spill is not None
         n, dtype = x.numel(), x.dtype
-        memory = self._spill.take(chosen.spill_bytes(n, dtype, capacity), x)
+        memory = self._spill.take(form.spill_bytes(n, dtype, capacity), x)
         if memory is None:
             return None
         self._next(False)
         ticket = self._transports[stream_of(x)].open(x.device)
-        encoded = chosen.begin_within(x, capacity, memory, ticket.slot)
+        encoded = form.begin_within(x, capacity, memory, ticket.slot)
         ticket.sent()
 
         def spilled(total: int) -> int:
-            return chosen.within_bytes(n, dtype, max(total, capacity)) - chosen.within_bytes(n, dtype, capacity)
+            return form.within_bytes(n, dtype, max(total, capacity)) - form.within_bytes(n, dtype, capacity)
 
-        self._within.append(Counting(weakref.ref(encoded), lambda: chosen.settle, ticket, n, forecast, spilled))
+        self._within.append(Counting(weakref.ref(encoded), lambda: form.settle, ticket, n, forecast, spilled))
         return encoded
 
     def encode_and_wait(self, form: Codec, x: torch.Tensor) -> Encoded:
@@ -213,13 +205,6 @@ class ExactPacker:
         with self._lock:
             return self._hear() + self._settle(lambda _: True, wait=False)
 
-    def hear(self) -> None:
-        """Take in the counts of encodings within a forecast that have arrived: before a forward, so that it goes by the
-        last one's. Never waits for the device."""
-        if self._within:
-            with self._lock:
-                self._hear()
-
     def settle_first(self) -> None:
         """Settle the delayed encodings of the current stream of whose storages nothing was known, and wait for their
         counts: then there is a forecast for the next step."""
@@ -227,8 +212,8 @@ class ExactPacker:
             self._settle(lambda item: item.why == FIRST, wait=True)
 
     def listen(self) -> None:
-        """Note in every encoding whose count has arrived how many elements it stores, and pack none: packing takes
-        memory beside the scratch. Never waits for the device."""
+        """Take in the counts that have arrived: those of encodings within a forecast give back what they can, the
+        others are noted, and none is packed, which takes memory beside the scratch. Never waits for the device."""
         with self._lock:
             self._hear()
             for item in self._waiting:

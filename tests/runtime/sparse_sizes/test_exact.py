@@ -91,7 +91,7 @@ def same_payload(a: Encoded, b: Encoded) -> bool:
 @given(x=tensors())
 def test_decoding_gives_the_same_bits_before_and_after_settling(name, x):
     p, counts = packer()
-    encoded, at_once = p.encode(name, x), CODECS[name].encode(x)
+    encoded, at_once = p.encode(CODECS[name], x), CODECS[name].encode(x)
     assert encoded.pending == (x.numel() > 0) and not at_once.pending
     before = CODECS[name].decode(encoded)
     for ticket in counts.tickets:
@@ -124,13 +124,13 @@ def test_relu_gradients_are_the_same_before_and_after_settling(name, x, seed):
 
 def test_an_encoding_is_asked_about_after_lag_later_ones_and_never_waited_for():
     p, counts = packer(lag=2)
-    held = [p.encode("csr", sparse_tensor(0))]
+    held = [p.encode(CODECS["csr"], sparse_tensor(0))]
     counts.tickets[0].arrive()
-    held.append(p.encode("csr", sparse_tensor(1)))
+    held.append(p.encode(CODECS["csr"], sparse_tensor(1)))
     assert held[0].pending and counts.tickets[0].asked == 0
-    held.append(p.encode("csr", sparse_tensor(2)))
+    held.append(p.encode(CODECS["csr"], sparse_tensor(2)))
     assert not held[0].pending and counts.tickets[1].asked == 0
-    held.extend(p.encode("csr", sparse_tensor(i)) for i in range(3, 8))
+    held.extend(p.encode(CODECS["csr"], sparse_tensor(i)) for i in range(3, 8))
     assert [e.pending for e in held] == [False] + [True] * 7
     assert not any(t.waited for t in counts.tickets)
 
@@ -139,7 +139,7 @@ def test_bounded_waits_for_what_is_lag_back_and_holds_no_more_scratches():
     p, counts = packer(lag=2, bounded=True)
     held = []
     for i in range(6):
-        held.append(p.encode("zvc", sparse_tensor(i)))
+        held.append(p.encode(CODECS["zvc"], sparse_tensor(i)))
         assert waiting(p) <= 2
     assert [e.pending for e in held] == [False] * 4 + [True] * 2
     assert [t.waited for t in counts.tickets] == [1, 1, 1, 1, 0, 0]
@@ -148,7 +148,7 @@ def test_bounded_waits_for_what_is_lag_back_and_holds_no_more_scratches():
 
 def test_settling_drops_the_scratch():
     p, counts = packer()
-    encoded = p.encode("zvc+fp8", sparse_tensor())
+    encoded = p.encode(CODECS["zvc+fp8"], sparse_tensor())
     scratch = weakref.ref(encoded.payload[2])
     counts.tickets[0].arrive()
     before = encoded.nbytes
@@ -158,8 +158,8 @@ def test_settling_drops_the_scratch():
 
 def test_what_nobody_wants_any_more_goes_with_its_scratch():
     p, counts = packer()
-    encoded = p.encode("csr", sparse_tensor())
-    kept = p.encode("csr", sparse_tensor(1))
+    encoded = p.encode(CODECS["csr"], sparse_tensor())
+    kept = p.encode(CODECS["csr"], sparse_tensor(1))
     scratches = [weakref.ref(t) for t in encoded.payload]
     ticket = weakref.ref(counts.tickets[0])
     del encoded
@@ -178,7 +178,7 @@ class Settles:
 
     def __init__(self, p: ExactPacker, x: torch.Tensor) -> None:
         self.totals: list[int] = []
-        self.encoded = p.encode("zvc", x, settle=weakref.WeakMethod(self.settle))
+        self.encoded = p.encode(CODECS["zvc"], x, settle=weakref.WeakMethod(self.settle))
 
     def settle(self, encoded: Encoded, total: int) -> None:
         assert encoded is self.encoded
@@ -188,7 +188,7 @@ class Settles:
 def test_a_way_of_settling_that_an_encoding_brings_is_taken_and_not_held():
     p, counts = packer(lag=1, bounded=True)
     mine = Settles(p, sparse_tensor())
-    p.encode("zvc", sparse_tensor(1))
+    p.encode(CODECS["zvc"], sparse_tensor(1))
     assert mine.totals == [counts.tickets[0].total] and mine.encoded.pending and waiting(p) == 0
     mine = Settles(p, sparse_tensor())
     scratch = weakref.ref(mine.encoded.payload[2])
@@ -199,7 +199,7 @@ def test_a_way_of_settling_that_an_encoding_brings_is_taken_and_not_held():
 def test_cpu_tensors_and_fixed_sizes_need_no_transport():
     p = ExactPacker()
     x = sparse_tensor()
-    assert not p.encode("zvc", x).pending and p.poll() == 0 and waiting(p) == 0
+    assert not p.encode(CODECS["zvc"], x).pending and p.poll() == 0 and waiting(p) == 0
     late, counts = packer()
-    assert not late.encode("mask1", x).pending and not late.encode("fp8", x).pending
-    assert not late.encode("zvc", x[:0]).pending and not counts.tickets
+    assert not late.encode(CODECS["mask1"], x).pending and not late.encode(CODECS["fp8"], x).pending
+    assert not late.encode(CODECS["zvc"], x[:0]).pending and not counts.tickets
