@@ -93,7 +93,7 @@ class ExcessBudget:
         notes: dict[int, str],
         told: Forecasts,
     ) -> None:
-        self._plan, self._graph, self.told = plan, graph, told
+        self._graph, self.told = graph, told
         self._densities, self._notes = densities, notes
         self._shares = plan.contract.densities
         self._budget, self._left_bytes = budget, budget.left_bytes
