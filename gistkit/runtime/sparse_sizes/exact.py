@@ -107,13 +107,11 @@ class ExactPacker:
         return self._transport is None and not x.is_cuda
 
     def _capacity(self, form: Sparse, x: torch.Tensor, forecast: Forecast | None) -> tuple[int, str]:
-        """(items of x's arrays by its forecast, why it has none). The first question about a device waits for it
-        (:meth:`Spill.unusable`)."""
+        """(items of x's arrays by its forecast, why it has none)."""
         if forecast is None or not x.numel() or self._spill is None:
             return 0, PLANNED
-        why = self._spill.unusable(form, x) if form.packs_within else BY_COUNT.format(form.name)
-        if why or forecast.share is None:
-            return 0, why or FIRST
+        if forecast.share is None or not form.packs_within:
+            return 0, FIRST if form.packs_within else BY_COUNT.format(form.name)
         return form.capacity(x.numel(), min(1.0, forecast.share + MARGIN)), ""
 
     def encode(

@@ -29,17 +29,14 @@ from collections.abc import Callable
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from gistkit.codecs import Sparse
 from gistkit.runtime.offload.host_memory import available_bytes
-from gistkit.runtime.sparse_sizes.counts import PinnedCounts, Stream, stream_of
+from gistkit.runtime.sparse_sizes.counts import Stream, stream_of
 
 LEAST_BYTES = 2**18
 """The smallest span."""
 COPIED_BYTES = 512
 SHARE = 4
 """One part in so many of the host's free memory may be pinned for spans."""
-PROBE_ELEMENTS = 3 * 8192 + 5
-"""Elements of the encoding that a device is tried with: more than two groups of 8192, the last one not whole."""
 NO_MEMORY = "the host has no memory left for what may be more than forecast"
 
 
@@ -76,7 +73,6 @@ class Spill:
         self._free: defaultdict[tuple[Stream, int], list[torch.Tensor]] = defaultdict(list)
         self._ended: deque[tuple[tuple[Stream, int], torch.Tensor]] = deque()
         self._lock = threading.Lock()
-        self._verdicts: dict[torch.device, str] = {}
 
     def take(self, nbytes: int, x: torch.Tensor) -> torch.Tensor | None:
         """Memory for an encoding of x on the current stream of its device: uint8, ``nbytes`` or more, free again when
@@ -94,32 +90,6 @@ class Spill:
         # without self, so that no cycle keeps the memory beyond this object's own life
         weakref.finalize(span, self._ended.append, (key, memory)).atexit = False
         return span
-
-    def unusable(self, codec: Sparse, x: torch.Tensor) -> str:
-        """Why tensors like x cannot be encoded with a spill; empty where they can. Each device is asked once, with a
-        small encoding that goes past its capacity, for which the host waits. Raises OutOfMemoryError where the device
-        has no memory for that."""
-        if x.device not in self._verdicts:
-            capacity = codec.capacity(PROBE_ELEMENTS, 0.0)
-            memory = self.take(codec.spill_bytes(PROBE_ELEMENTS, x.dtype, capacity), x)
-            if memory is None:
-                return NO_MEMORY
-            self._verdicts[x.device] = self._tried(codec, x, capacity, memory)
-        return self._verdicts[x.device]
-
-    @staticmethod
-    def _tried(codec: Sparse, x: torch.Tensor, capacity: int, memory: torch.Tensor) -> str:
-        try:
-            full = (torch.arange(PROBE_ELEMENTS, device=x.device) % 64 + 1).to(x.dtype)
-            encoded = codec.begin_within(full, capacity, memory, torch.empty((), dtype=torch.int64, device=x.device))
-            wrong = torch.count_nonzero(codec.decode(encoded) != codec.decode(codec.begin(full)))
-            # by an event: .item() would raise under torch.cuda.set_sync_debug_mode("error")
-            lost = PinnedCounts().send(wrong).wait() if x.is_cuda else int(wrong)
-        except torch.OutOfMemoryError:  # says nothing of the host's memory, and may be different next time
-            raise
-        except RuntimeError as error:
-            return f"{x.device} cannot write to the host's memory: {error}"
-        return f"what {x.device} writes to the host's memory does not come back" if lost else ""
 
     def _collect(self) -> None:
         """Take in the spans that have ended."""

@@ -8,15 +8,13 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import psutil
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gistkit.codecs import CODECS
 from gistkit.runtime.offload.host_memory import available_bytes
 from gistkit.runtime.sparse_sizes import spill
-from gistkit.runtime.sparse_sizes.spill import NO_MEMORY, Spill
+from gistkit.runtime.sparse_sizes.spill import Spill
 
 X = torch.zeros(1)
 MIB = 2**20
@@ -140,50 +138,6 @@ def test_memory_goes_with_its_owner_and_the_last_span():
     finally:
         gc.enable()
         torch.UntypedStorage._free_weak_ref(storage)
-
-
-def test_a_device_is_asked_once_whether_it_reaches_the_hosts_memory(monkeypatch):
-    zvc = CODECS["zvc"]
-    s, _ = owner()
-    times = []
-    begin_within = zvc.begin_within
-
-    def counted(*args):
-        times.append(1)
-        return begin_within(*args)
-
-    monkeypatch.setattr(zvc, "begin_within", counted)
-    assert s.unusable(zvc, X) == s.unusable(CODECS["csr"], X) == "" and len(times) == 1
-    assert lent_bytes(s) == 0
-
-    def lost(x, capacity, memory, count):
-        encoded = begin_within(x, capacity, memory, count)
-        memory.zero_()
-        return encoded
-
-    monkeypatch.setattr(zvc, "begin_within", lost)
-    s, _ = owner()
-    assert s.unusable(zvc, X) == "what cpu writes to the host's memory does not come back"
-
-    def refused(*_):
-        raise RuntimeError("an illegal memory access")
-
-    monkeypatch.setattr(zvc, "begin_within", refused)
-    s, _ = owner()
-    assert s.unusable(zvc, X) == "cpu cannot write to the host's memory: an illegal memory access"
-
-    def full_device(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(zvc, "begin_within", full_device)
-    s, _ = owner(limit_bytes=MIB)
-    with pytest.raises(torch.OutOfMemoryError):
-        s.unusable(zvc, X)
-    full = [s.take(MIB, X)]
-    assert s.unusable(zvc, X) == NO_MEMORY
-    full.clear()
-    monkeypatch.setattr(zvc, "begin_within", begin_within)
-    assert s.unusable(zvc, X) == ""  # it may have some later
 
 
 def files(root, **texts):
