@@ -74,10 +74,7 @@ class Encoded:
         return self._state
 
     def settle(self, payload: tuple[torch.Tensor, ...], nonzeros: int, spill: torch.Tensor | None = None) -> None:
-        """Replace the payload by its final form, with the spill that this still needs, and let go of what it does not.
-        Raises GistError where nothing is pending."""
-        if not self.pending:
-            raise GistError(f"Encoded.settle: this {self.codec} payload is exact already; settle an encoding once")
+        """Replace a pending payload by its final form, with the spill that this still needs."""
         self.nonzeros = nonzeros
         self._state = (payload, False, spill)
 
