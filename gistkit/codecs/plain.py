@@ -7,7 +7,6 @@ import torch
 from gistkit import formats
 from gistkit.codecs.base import Codec, Encoded, aligned, check_grad, dense_layout, restored
 from gistkit.codecs.bounds import ErrorBound
-from gistkit.errors import GistError
 from gistkit.kernels import flat, nibbles_pack, nibbles_unpack, ops
 from gistkit.kernels.launch import direct
 
@@ -90,17 +89,7 @@ class Narrow(Codec):
         return values[start - first :]
 
 
-class _Discrete(Codec):
-    """Codecs of tensors that are no ReLU outputs."""
-
-    def relu_backward(self, encoded: Encoded, grad: torch.Tensor) -> torch.Tensor:
-        raise GistError(
-            f"codec {self.name} cannot mask a ReLU's gradient: it keeps {encoded.dtype}, not a ReLU's output; "
-            "keep a mask1 of the ReLU's output"
-        )
-
-
-class Bits(_Discrete):
+class Bits(Codec):
     """One bit an element of a torch.bool tensor: dropout masks and the like."""
 
     def _encode(self, x: torch.Tensor) -> Encoded:
@@ -111,7 +100,7 @@ class Bits(_Discrete):
         return restored(ops.bits_decode(encoded.payload[0], encoded.numel), encoded)
 
 
-class Argmax(_Discrete):
+class Argmax(Codec):
     """uint8 positions of a max-pool's maxima in their windows, in 4 or 8 bits each (Gist section IV-A, Y to X map).
 
     The pool operators emit this layout by themselves; the codec is for maps that come from elsewhere.

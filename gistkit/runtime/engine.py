@@ -82,7 +82,7 @@ class Engine:
         self._densities: dict[tuple, dict[int, float]] = {}
         self._verified: dict = {}
         self._packer = ExactPacker(lag=LAG, bounded=True, spill=Spill())
-        self._spilled: dict[int, Spilled] = {}
+        self._spilled: Spilled = {}
         self._probes: list[tuple[tuple, int, int, Ticket]] = []
         self._lock = threading.RLock()
         self._warned = False
@@ -268,7 +268,7 @@ class Engine:
             heard = Forecasts({}, learn, self._spilled, self.steps + 1)
             state.room = ExcessBudget(self.plan, self._budget, program.graph, state.densities, state.notes, heard)
         else:
-            self._packer.hear()
+            self._packer.listen()
             state.forecasts = Forecasts(self._densities[key], learn, self._spilled, self.steps + 1)
 
     def _interposed(self, state: ForwardState, key: tuple, model: torch.nn.Module) -> Any:

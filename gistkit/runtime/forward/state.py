@@ -14,7 +14,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gistkit.capture import is_weight
-from gistkit.codecs import CODECS, Codec, Encoded, Sparse
+from gistkit.codecs import CODECS, Sparse
 from gistkit.errors import PlanMismatchError
 from gistkit.ir import FORMS, RERUN, STAY, Decision
 from gistkit.nn.eligible import KERNEL_DTYPES
@@ -206,20 +206,16 @@ class ForwardState:
                 return body
         # a plan of the caller's counts on what little it saves
         pays_bytes = (1.0 if self.strict else PAYS) * x.numel() * x.element_size()
-        forecast = None if to_host or self.forecasts is None else self.forecasts.of(decision.storage)
-        fit = self.packer.fit(codec, x, forecast)
-        if fit.capacity and isinstance(codec, Sparse):
-            if codec.within_bytes(x.numel(), x.dtype, fit.capacity) > pays_bytes:
-                self.notes[decision.storage] = DENSE
-                return None
-        # what goes to the host goes in its exact size, for which a GPU is waited for
-        encoded = _settled(codec, x) if to_host else self.packer.encode(codec, x, forecast=forecast, fit=fit)
-        if not encoded.pending:
-            if encoded.nonzeros is not None and decision.storage >= 0:
-                self.densities[decision.storage] = encoded.nonzeros / max(encoded.numel, 1)
-            if encoded.nbytes > pays_bytes:
-                self.notes[decision.storage] = DENSE
-                return None
+        if to_host:
+            encoded = self.packer.encode_and_wait(codec, x)
+        else:
+            forecast = None if self.forecasts is None else self.forecasts.of(decision.storage)
+            encoded = self.packer.encode(codec, x, forecast, pays_bytes)
+        if encoded is not None and encoded.nonzeros is not None and decision.storage >= 0:
+            self.densities[decision.storage] = encoded.nonzeros / max(encoded.numel, 1)
+        if encoded is None or (not encoded.pending and encoded.nbytes > pays_bytes):
+            self.notes[decision.storage] = DENSE
+            return None
         return HostBody(encoded) if to_host else CodedBody(encoded)
 
     def _outside(self, x: torch.Tensor, storage: int) -> Kept:
@@ -307,11 +303,3 @@ class ForwardState:
         if self.tape is not None:
             self.tape.clear()
             self.tape = None  # it knows the state: a cycle would wait for the garbage collector
-
-
-def _settled(codec: Codec, x: torch.Tensor) -> Encoded:
-    """Waits for the device where only that knows the size."""
-    encoded = codec.encode(x)
-    if encoded.pending and isinstance(codec, Sparse):
-        codec.settle(encoded, int(codec.total(encoded)))
-    return encoded

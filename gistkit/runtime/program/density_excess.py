@@ -1,10 +1,11 @@
 """Densities that a plan relies on, and what becomes of a storage with fewer zeros than planned.
 
-A payload that the budget has no room for goes to the host and comes back in parts for each use: the bits are the same,
-the step takes longer, and a BudgetWarning names the storages and their bytes. A CPU has no other memory, so the payload
-stays, and the warning says by how much the budget is exceeded. The excess is summed over all storages of a forward,
-whether or not they live at the same time. On the CPU non-zeros are counted before packing. On CUDA the count comes
-later: until then the payload is the worst-case scratch, as planned."""
+A payload that the budget has no room for is decoded on the host, and its values are copied for each use: the bits are
+the same, the step takes longer, and a BudgetWarning names the storages and their bytes. A use takes no more than the
+payload's planned bytes beside its result. A CPU has no other memory, so the payload stays, and the warning says by how
+much the budget is exceeded. The excess is summed over all storages of a forward, whether or not they live at the same
+time, and a payload on the host gives none back. On the CPU, and for what is planned for the host, non-zeros are counted
+before packing. Else the count comes later on CUDA: until then the payload is the worst-case scratch, as planned."""
 
 from __future__ import annotations
 
@@ -13,7 +14,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -22,7 +22,7 @@ from gistkit.codecs import Encoded, Sparse, dtype_of
 from gistkit.errors import BudgetWarning
 from gistkit.formats import item_bytes
 from gistkit.ir import Budget, Decision, Form, Plan, SavedGraph, SavedStorage, numel
-from gistkit.runtime.offload.host import HostBody, PartedBody, arrived, sent_encoding
+from gistkit.runtime.offload.host import HostValues, arrived
 from gistkit.runtime.offload.host_memory import does_not_fit
 from gistkit.runtime.sparse_sizes.exact import ExactPacker
 from gistkit.runtime.sparse_sizes.forecast import Forecasts
@@ -93,10 +93,9 @@ class ExcessBudget:
         notes: dict[int, str],
         told: Forecasts,
     ) -> None:
-        self._plan, self._graph, self.told = plan, graph, told
+        self._graph, self.told = graph, told
         self._densities, self._notes = densities, notes
         self._shares = plan.contract.densities
-        self._sources = {s for d in plan.decisions for s in d.sources}
         self._budget, self._left_bytes = budget, budget.left_bytes
         self._link = plan.contract.has_link
         self._lock = threading.Lock()  # backward may settle encodings on threads of several devices
@@ -108,24 +107,16 @@ class ExcessBudget:
         the device only for what goes to the host in any case."""
         if decision.storage not in self._shares or not x.numel():
             return None
-        if not packer.at_once(x):
-            make = self._waited if decision.on_host else partial(PromisedBody, self)
-            return make(codec, x, decision, packer)
-        found = self.denied(decision, codec, x.numel(), packer.count(x).wait())
-        return None if found is None else self.away(found, codec, lambda: codec.begin(arrived(x)), x.device, decision)
+        if not packer.at_once(x) and not decision.on_host:
+            return PromisedBody(self, codec, x, decision, packer)
+        stored = packer.count(x).wait()
+        return self.away(codec, decision, x.numel(), stored, x.device, lambda: codec.encode(arrived(x)))
 
-    def _waited(self, codec: Sparse, x: torch.Tensor, decision: Decision, packer: ExactPacker) -> Body:
-        encoded, total = packer.encode_and_wait(codec, x)
-        found = self.denied(decision, codec, x.numel(), total)
-        if found is not None:
-            body = self.away(found, codec, partial(sent_encoding, encoded), x.device, decision)
-            if body is not None:
-                return body
-        codec.settle(encoded, total)
-        return HostBody(encoded)
-
-    def denied(self, decision: Decision, codec: Sparse, n: int, stored: int) -> Denser | None:
-        """None where a payload of ``stored`` out of n elements fits, whose room is taken then; else what is to go."""
+    def away(
+        self, codec: Sparse, decision: Decision, n: int, stored: int, device: torch.device, send: Callable[[], Encoded]
+    ) -> HostValues | None:
+        """A payload of ``stored`` out of n elements on the host; None where it stays on the device: it fits, and its
+        room is taken, or the host has no memory for it, or none but the device's."""
         s, share = decision.storage, stored / n
         storage = self._graph.storages[s]
         self._densities[s] = share
@@ -136,37 +127,25 @@ class ExcessBudget:
         dtype, planned = dtype_of(storage.dtype), round(found.planned * numel(storage))
         passing_bytes = codec.packing_bytes(stored, dtype) - codec.packing_bytes(planned, dtype)
         with self._lock:
-            fits = found.excess_bytes <= 0 or found.excess_bytes + passing_bytes <= self._left_bytes
-            self._left_bytes -= max(0, found.excess_bytes) if fits else 0
-        return None if fits else found
-
-    def away(
-        self, found: Denser, codec: Sparse, send: Callable[[], Encoded], device: torch.device, decision: Decision
-    ) -> PartedBody | None:
-        """The storage of :meth:`denied`, on the host; None where that has no memory for it, or none but the
-        device's."""
-        there = None
+            if found.excess_bytes <= 0 or found.excess_bytes + passing_bytes <= self._left_bytes:
+                self._left_bytes -= max(0, found.excess_bytes)
+                return None
+        values = None
         if self._link or device.type != "cpu":
             try:
                 with _disable_current_modes():
-                    there = send()
+                    values = HostValues(codec, send(), device, planned_bytes)
             except (RuntimeError, MemoryError) as error:
                 if not does_not_fit(error):
                     raise
-        if there is None:
-            with self._lock:
+        with self._lock:
+            if values is None:
                 self.over.append(found)
                 self._left_bytes -= found.excess_bytes
-            return None
-        body = PartedBody(codec, there, device, found.planned_bytes)
-        self._notes[decision.storage] = "larger than planned: on the host, so that the budget is kept"
-        # What is encoded from now on is let go of earlier in backward, so that it may have the room of this one, unless
-        # this one's first reader comes later than its encoding.
-        with self._lock:
-            self.moved.append(found)
-            if not decision.mask and decision.storage not in self._sources:
-                self._left_bytes += max(0, found.planned_bytes - body.use_bytes)
-        return body
+            else:
+                self.moved.append(found)
+                self._notes[s] = "larger than planned: on the host, so that the budget is kept"
+        return values
 
     def warn(self) -> bool:
         """Warn of what was moved to the host or had to stay beyond the budget; whether there was any."""
@@ -191,33 +170,32 @@ class ExcessBudget:
 
 
 class PromisedBody:
-    """The payload of a storage whose size only the device knows yet: the scratch, then the packed payload, or the
-    scratch on the host where :class:`ExcessBudget` has no room."""
+    """The payload of a storage whose size only the device knows yet: the scratch, then the packed payload, or values on
+    the host where :class:`ExcessBudget` has no room."""
 
     def __init__(
         self, room: ExcessBudget, codec: Sparse, x: torch.Tensor, decision: Decision, packer: ExactPacker
     ) -> None:
         self._room, self._codec, self._decision, self._device = room, codec, decision, x.device
-        self._lock = threading.RLock()
-        encoded = packer.encode(codec, x, weakref.WeakMethod(self.settle), room.told.of(decision.storage))
-        self._form: CodedBody | PartedBody = CodedBody(encoded)
+        self._lock = threading.Lock()
+        encoded = packer.encode(codec, x, room.told.of(decision.storage), settle=weakref.WeakMethod(self.settle))
+        assert encoded is not None
+        self._form: CodedBody | HostValues = CodedBody(encoded)
 
     def settle(self, encoded: Encoded, total: int) -> None:
         """Take the final form: called by the packer when the number of stored elements has come."""
         with self._lock:
-            if not encoded.pending or isinstance(self._form, PartedBody):
-                return
-            possible = total <= encoded.numel
-            found = self._room.denied(self._decision, self._codec, encoded.numel, total) if possible else None
-            if found is not None:
-                send = partial(sent_encoding, encoded)
-                away = self._room.away(found, self._codec, send, self._device, self._decision)
-                if away is not None:
+            if encoded.pending and isinstance(self._form, CodedBody):
+                away = self._room.away(
+                    self._codec, self._decision, encoded.numel, total, self._device,
+                    lambda: encoded.over(tuple(map(arrived, encoded.payload))),
+                )  # fmt: skip
+                if away is None:
+                    self._codec.settle(encoded, total)
+                else:
                     self._form = away
-                    return
-            self._codec.settle(encoded, total)
 
-    def _with_values(self) -> CodedBody | PartedBody:
+    def _with_values(self) -> CodedBody | HostValues:
         """The form from which values are decoded. A scaled format's scratch is packed first: decoded as it is, it would
         take several times the tensor (Sparse._rounded)."""
         form = self._form
