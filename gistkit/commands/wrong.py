@@ -139,15 +139,16 @@ def writing(path: Path) -> Iterator[Path]:
     """
     with _named_errors(path):
         beside = _beside(path)
+        if beside == path:
+            yield path
+            return
         try:
             yield beside
-            if beside != path:
-                if path.exists():
-                    shutil.copymode(path, beside)
-                os.replace(beside, os.path.realpath(path))
+            if path.exists():
+                shutil.copymode(path, beside)
+            os.replace(beside, os.path.realpath(path))
         finally:
-            if beside != path:
-                beside.unlink(missing_ok=True)
+            beside.unlink(missing_ok=True)
 
 
 @contextmanager

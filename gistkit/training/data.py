@@ -124,8 +124,8 @@ def _digits(image_size: int, test: bool) -> ImageSet:
 
 
 def _folder(root: Path, image_size: int, classes: tuple[str, ...] | None = None) -> ImageSet:
-    """``root/CLASS/**``: images by Pillow. All are decoded here where they fit 256 MiB; of a larger folder every file
-    is opened, which reads its header: ``ImageSet.check`` decodes those that are drawn. Raises DataError naming the first that is no image."""
+    """``root/CLASS/**``: images by Pillow. All are decoded here where they fit 256 MiB; of a larger folder only the
+    headers are read (``ImageSet.check`` decodes). Raises DataError naming the first that is no image."""
     found = {p.name: _images_below(p) for p in sorted(root.iterdir()) if p.is_dir() and p.name[0] != "."}
     if not found:
         raise DataError(f"{root} has no class folders; put the images of each class into a sub-folder of its own")
