@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from gistkit.api.capturing import may_be_cut, step_on, with_least_rows
+from gistkit.api.capturing import may_be_cut, step_on, uncollected, with_least_rows
 from gistkit.api.measuring import Measure, check_measure, costs_of, times_for, with_times
 from gistkit.capture import spread
 from gistkit.errors import BudgetError, CaptureError, renamed
-from gistkit.ir import Plan, SavedGraph, uncollected
+from gistkit.ir import Plan, SavedGraph
 from gistkit.planning import check_words, contract_of, refused
 from gistkit.planning import made as by_name
 from gistkit.planning.cost import CostTable, Hardware, check_budget, parse_budget, parse_bytes

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 
 from gistkit.api import (
     Measure,
-    card_at_hand,
     check_present,
     may_be_cut,
     read_times,
@@ -26,7 +25,7 @@ from gistkit.errors import quoted
 from gistkit.ir import SavedGraph
 from gistkit.planning.cost import PRESETS, Hardware, StepTimes
 from gistkit.planning.cost import hardware as find_hardware
-from gistkit.profiling import device_name
+from gistkit.profiling import card_at_hand, device_name
 from gistkit.zoo import load
 
 DEFAULT_CARD = "h200"
