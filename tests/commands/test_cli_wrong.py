@@ -164,11 +164,11 @@ def test_memory_that_runs_out_is_said_in_a_line(monkeypatch, capsys):
 
 
 def test_a_command_that_is_cut_off_leaves_no_file(tmp_path, monkeypatch, capsys):
-    def cut_off(*_):
+    def cut_off(*_, **__):
         raise KeyboardInterrupt
 
     file = tmp_path / "new" / "times.json"
-    monkeypatch.setattr(images, "times_for", cut_off)
+    monkeypatch.setattr(images, "captured", cut_off)
     assert cli.main([*PROFILE, "--hardware", "cpu", "--measure", "--times", str(file)]) == 130
     assert file.parent.is_dir() and not list(file.parent.iterdir())
     assert capsys.readouterr().err.endswith("gistkit: interrupted\n")
