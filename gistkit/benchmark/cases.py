@@ -100,7 +100,8 @@ def codec_cases() -> list[Case]:
         densities = (0.5, 0.1) if name in ("zvc", "csr") else (0.5,)
         dtypes = None if floats else codec.dtypes
         for direction in _directions(codec):
-            make, loss = _codec_workload(codec, direction), _relative_error(codec)
+            make = _codec_workload(codec, direction)
+            loss = 2.0 ** -(codec.error_bound.fmt.mantissa_bits + 1) if codec.error_bound else None
             cuda_only = direction == "encode_spilled"
             cases.append(
                 Case(name, direction, "codec", make, dtypes, densities, cuda_only, sparse, codec.lossless, loss)
@@ -112,10 +113,6 @@ def _directions(codec: Codec) -> list[str]:
     sparse = isinstance(codec, Sparse)
     within = ["encode_within", "encode_spilled"] if sparse and codec.packs_within else []
     return ["encode", *["pack"] * sparse, *within, "decode", *["relu_backward"] * _masks(codec)]
-
-
-def _relative_error(codec: Codec) -> float | None:
-    return 2.0 ** -(codec.error_bound.fmt.mantissa_bits + 1) if codec.error_bound else None
 
 
 def _masks(codec: Codec) -> bool:

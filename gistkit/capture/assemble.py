@@ -112,7 +112,12 @@ def _hidden_calls(notes: Notes, nodes: dict[int, Any]) -> list[OpenCall]:
             op = "unknown" if node is None else re.sub(r"Backward\d*$", "", node.name())
             call = OpenCall(number, op, "", sequence, hi=sequence + 1)
             call.results, call.writes = results[number], dict.fromkeys(writes[number])
-            _read_edges(call, node, notes)
+            for edge, slot in () if node is None else node.next_functions:
+                ours = edge is not None and not is_accumulator(edge)
+                value = notes.by_node.get((edge._sequence_nr(), slot)) if ours else None
+                if value is not None:
+                    call.operands.append(value)
+                    call.reads[notes.ledger.values[value].storage] = None
         else:
             call = OpenCall(("saved", sequence), SAVED_BY_HAND, "", sequence)
         for packed in packs[sequence]:
@@ -121,15 +126,6 @@ def _hidden_calls(notes: Notes, nodes: dict[int, Any]) -> list[OpenCall]:
                 call.reads[packed.storage] = None
         hidden.append(call)
     return hidden
-
-
-def _read_edges(call: OpenCall, node: Any, notes: Notes) -> None:
-    for edge, slot in node.next_functions if node is not None else ():
-        if edge is not None and not is_accumulator(edge):
-            value = notes.by_node.get((edge._sequence_nr(), slot))
-            if value is not None:
-                call.operands.append(value)
-                call.reads[notes.ledger.values[value].storage] = None
 
 
 def _freeze(index: int, call: OpenCall, names: dict[int, tuple[str, str]], notes: Notes) -> Call:
