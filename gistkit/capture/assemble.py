@@ -113,8 +113,9 @@ def _hidden_calls(notes: Notes, nodes: dict[int, Any]) -> list[OpenCall]:
             call = OpenCall(number, op, "", sequence, hi=sequence + 1)
             call.results, call.writes = results[number], dict.fromkeys(writes[number])
             for edge, slot in () if node is None else node.next_functions:
-                ours = edge is not None and not is_accumulator(edge)
-                value = notes.by_node.get((edge._sequence_nr(), slot)) if ours else None
+                if edge is None or is_accumulator(edge):
+                    continue
+                value = notes.by_node.get((edge._sequence_nr(), slot))
                 if value is not None:
                     call.operands.append(value)
                     call.reads[notes.ledger.values[value].storage] = None
