@@ -9,6 +9,7 @@ from gistkit.ir.saved_graph import Call, Save, SavedGraph, SavedStorage, Value
 
 
 def numel(storage: SavedStorage) -> int:
+    """Elements of the dtype that the storage was first seen with."""
     return storage.nbytes // item_bytes(storage.dtype)
 
 
@@ -30,6 +31,8 @@ class Uses:
 
 
 class Reading:
+    """Answers of one graph, remembered by storage."""
+
     def __init__(self, graph: SavedGraph) -> None:
         self.graph = graph
         self._makers: dict[tuple[int, int], tuple[Call, Value]] = {}
