@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +14,24 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from gistkit.capture import capture, check_rows, check_runs_in_python, rows, spread
 from gistkit.errors import CaptureError
-from gistkit.ir import SavedGraph, goes_as, uncollected
-from gistkit.planning.cost import CUDA_LIBRARIES_BYTES, PRESETS, Hardware, preset_name
+from gistkit.ir import SavedGraph, goes_as
+from gistkit.planning.cost import PRESETS, Hardware
 from gistkit.planning.cost import hardware as find_hardware
 from gistkit.planning.simulate import trains_batch_norm
-from gistkit.profiling import all_tensors, calibrated, kept_calibration
+from gistkit.profiling import all_tensors, card_at_hand
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Turns Python's collection of cyclic garbage off: captures and plans make millions of small objects that stay, and
+    the collector would take a sixth of the time of a ResNet-152 and find nothing."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 @unset_fake_temporarily()  # the caller's mode of fake tensors; a capture has its own
@@ -78,10 +93,6 @@ def with_least_rows(graph: SavedGraph, model: torch.nn.Module, batch: tuple, los
 
 
 def _check(caller: str, model: torch.nn.Module, batch: tuple, loss_fn: Callable | None) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(
-            f"{caller}: model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself"
-        )
     check_runs_in_python(caller, model)
     if loss_fn is not None and not callable(loss_fn):
         raise TypeError(
@@ -143,23 +154,3 @@ def hardware_of(
         f"{caller}: hardware must be given for a model on device {str(device)!r}, which says nothing of the machine it "
         f"will train on; pass hardware='h200', another of {', '.join(PRESETS)}, or a file of `gistkit calibrate`"
     )
-
-
-def card_at_hand(device: torch.device) -> Hardware:
-    """The hardware of a CUDA device of this machine, with the memory that it really has."""
-    found = torch.cuda.get_device_properties(device)
-    kept = kept_calibration(found.name)
-    if kept is not None:
-        return replace(kept, memory_bytes=found.total_memory)
-    return card(found.name, found.total_memory) or calibrated(device)
-
-
-def card(name: str, memory_bytes: int) -> Hardware | None:
-    """The preset of a CUDA card by its name, with its own memory and what PyTorch's libraries take; None without one.
-
-    PyTorch tells no convolution its algorithm, on a card of the papers either."""
-    preset = preset_name(name)
-    if preset is None:
-        return None
-    own = {"memory_bytes": memory_bytes, "libraries_bytes": CUDA_LIBRARIES_BYTES, "tells_algorithms": False}
-    return replace(PRESETS[preset], **own)

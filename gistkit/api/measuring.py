@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from gistkit.api.capturing import step_on
+from gistkit.api.capturing import step_on, with_least_rows
 from gistkit.capture import spread
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.cost import ANEW, CostTable, Hardware, StepTimes, cost_table, preset_name
@@ -35,34 +35,39 @@ def measure(model: torch.nn.Module, *batch: Any, loss_fn: Callable[..., torch.Te
     Raises ValueError for a model or batch that is fake or on the meta device, :class:`gistkit.MeasureError` where not
     even one row fits, CaptureError where the step cannot be captured, and what the step itself raises.
     """
-    check_real("measure", model, batch)
-    graph, hardware = step_on("measure", model, batch, loss_fn)
-    found = times_for("measure", True, graph, hardware, model, batch, loss_fn)
+    found = captured("measure", model, batch, loss_fn, None, True)[2]
     assert found is not None
     return found
 
 
-def times_for(
+def captured(
     caller: str,
-    measure: Measure,
-    graph: SavedGraph,
-    hardware: Hardware,
     model: torch.nn.Module,
     batch: tuple,
     loss_fn: Callable[..., torch.Tensor] | None,
-) -> StepTimes | None:
-    """What ``measure=`` asks for, for the captured step on the hardware; None for False. Raises ValueError, TypeError
-    and MeasureError in the name of ``caller``."""
-    if measure is False:
-        return None
+    which: Hardware | str | Path | None,
+    measure: Measure,
+    cut: Callable[[SavedGraph], bool] = lambda graph: False,
+) -> tuple[SavedGraph, Hardware, StepTimes | None]:
+    """The captured step and its hardware (:func:`step_on`), and the times that ``measure`` asks for, None for False;
+    where ``cut`` says so of the graph, with the step of the least rows. Raises ValueError, TypeError, CaptureError and
+    MeasureError in the name of ``caller``."""
+    times = None
     if measure is True:
+        check_real(caller, model, batch)
+    elif measure is not False:
+        times = read_times(caller, measure)
+    graph, hardware = step_on(caller, model, batch, loss_fn, which)
+    if cut(graph):
+        graph = with_least_rows(graph, model, batch, loss_fn)
+    if times is not None:
+        times.check(graph)
+        check_present(caller, hardware, times.device)
+    elif measure is True:
         check_present(caller, hardware, device_name(model, batch))
         work = Work(batch, {}) if loss_fn is None else Work(*spread(batch[0]), batch[1:], loss_fn)
-        return step_times(graph, hardware, model, work)
-    times = read_times(caller, measure)
-    times.check(graph)
-    check_present(caller, hardware, times.device)
-    return times
+        times = step_times(graph, hardware, model, work)
+    return graph, hardware, times
 
 
 def costs_of(
@@ -99,14 +104,6 @@ def read_times(caller: str, which: str | Path | StepTimes) -> StepTimes:
         raise ValueError(f"{caller}: the file of times {which} cannot be read ({error}); {ANEW}") from error
     except ValueError as error:
         raise ValueError(f"{caller}: the file of times {which}: {str(error).removeprefix('times: ')}") from error
-
-
-def check_measure(caller: str, measure: Measure, model: torch.nn.Module, batch: tuple) -> None:
-    """Refuse early what :func:`times_for` would refuse after the capture."""
-    if measure is True:
-        check_real(caller, model, batch)
-    elif measure is not False:
-        read_times(caller, measure)
 
 
 def check_real(caller: str, model: torch.nn.Module, batch: tuple) -> None:

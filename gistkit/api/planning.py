@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from gistkit.api.capturing import may_be_cut, step_on, with_least_rows
-from gistkit.api.measuring import Measure, check_measure, costs_of, times_for, with_times
+from gistkit.api.capturing import may_be_cut, uncollected
+from gistkit.api.measuring import Measure, captured, costs_of, with_times
 from gistkit.capture import spread
 from gistkit.errors import BudgetError, CaptureError, renamed
-from gistkit.ir import Plan, SavedGraph, uncollected
+from gistkit.ir import Plan, SavedGraph
 from gistkit.planning import check_words, contract_of, refused
 from gistkit.planning import made as by_name
 from gistkit.planning.cost import CostTable, Hardware, check_budget, parse_budget, parse_bytes
@@ -96,11 +96,11 @@ def plan(
     check_budget(budget)
     parse_bytes(reserved_bytes)
     check_per_sub_batch_norm("plan", per_sub_batch_norm)
-    check_measure("plan", measure, model, batch)
-    graph, device = step_on("plan", model, batch, loss_fn, hardware)
-    if may_be_cut(graph, per_sub_batch_norm) and (budget is not None or allowed != "bitwise"):
-        graph = with_least_rows(graph, model, batch, loss_fn)
-    times = times_for("plan", measure, graph, device, model, batch, loss_fn)
+
+    def cut(graph: SavedGraph) -> bool:
+        return (budget is not None or allowed != "bitwise") and may_be_cut(graph, per_sub_batch_norm)
+
+    graph, device, times = captured("plan", model, batch, loss_fn, hardware, measure, cut)
     costs = costs_of(graph, device, times, density)
     settings = {"reserved_bytes": reserved_bytes, "per_sub_batch_norm": per_sub_batch_norm}
     made = plan_graph(graph, costs, budget=budget, policy=policy, fidelity=fidelity, lossy=lossy, **settings)

@@ -112,7 +112,13 @@ def _hidden_calls(notes: Notes, nodes: dict[int, Any]) -> list[OpenCall]:
             op = "unknown" if node is None else re.sub(r"Backward\d*$", "", node.name())
             call = OpenCall(number, op, "", sequence, hi=sequence + 1)
             call.results, call.writes = results[number], dict.fromkeys(writes[number])
-            _read_edges(call, node, notes)
+            for edge, slot in () if node is None else node.next_functions:
+                if edge is None or is_accumulator(edge):
+                    continue
+                value = notes.by_node.get((edge._sequence_nr(), slot))
+                if value is not None:
+                    call.operands.append(value)
+                    call.reads[notes.ledger.values[value].storage] = None
         else:
             call = OpenCall(("saved", sequence), SAVED_BY_HAND, "", sequence)
         for packed in packs[sequence]:
@@ -123,20 +129,17 @@ def _hidden_calls(notes: Notes, nodes: dict[int, Any]) -> list[OpenCall]:
     return hidden
 
 
-def _read_edges(call: OpenCall, node: Any, notes: Notes) -> None:
-    for edge, slot in node.next_functions if node is not None else ():
-        if edge is not None and not is_accumulator(edge):
-            value = notes.by_node.get((edge._sequence_nr(), slot))
-            if value is not None:
-                call.operands.append(value)
-                call.reads[notes.ledger.values[value].storage] = None
-
-
 def _freeze(index: int, call: OpenCall, names: dict[int, tuple[str, str]], notes: Notes) -> Call:
     hidden = isinstance(call.number, tuple)
     packs = [p for p in living(call.packs) if p.storage is not None]
     # the runtime does not see which hidden function saves, and keeps all of it
-    saves = tuple(_save(packed, *names[id(packed)], hidden) for packed in packs)
+    saves = []
+    for packed in packs:
+        assert packed.storage is not None and packed.like is not None
+        shape, _, dtype, _ = packed.like
+        node, field = names[id(packed)]
+        read = hidden or (node, field) not in UNREAD
+        saves.append(Save(packed.storage, node, field, shape, dtype_name(dtype), read, packed.value))
     notes.holds.extend((index, p.node, save) for p, save in zip(packs, saves, strict=True))
     reads, writes, operands, results = map(tuple, (call.reads, call.writes, call.operands, call.results))
     passing, known = [], 0  # what the call saved for backward nodes which were freed before the forward ended
@@ -145,15 +148,8 @@ def _freeze(index: int, call: OpenCall, names: dict[int, tuple[str, str]], notes
         if storage is not None:
             passing += [] if alive else [Passing(known, storage, dtype, shape)]
             known += alive
-    about = index, call.op, call.covered, call.module, reads, writes, saves, call.inplace, call.options
+    about = index, call.op, call.covered, call.module, reads, writes, tuple(saves), call.inplace, call.options
     return Call(*about, operands, results, hidden, tuple(passing))
-
-
-def _save(packed: Packed, node: str, field: str, read: bool) -> Save:
-    assert packed.storage is not None and packed.like is not None
-    shape, _, dtype, _ = packed.like
-    read = read or (node, field) not in UNREAD
-    return Save(packed.storage, node, field, shape, dtype_name(dtype), read, packed.value)
 
 
 @torch.no_grad()

@@ -31,6 +31,8 @@ PLAIN += (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Si
 
 
 class Relu(NamedTuple):
+    """relu; ``inplace`` also where the function says so by its name."""
+
     x: torch.Tensor
     inplace: bool
 
@@ -59,6 +61,8 @@ class Conv2d(NamedTuple):
 
 
 class Linear(NamedTuple):
+    """linear over the last dimension of ``x``."""
+
     x: torch.Tensor
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -78,6 +82,8 @@ class BatchNorm(NamedTuple):
 
 
 class Dropout(NamedTuple):
+    """dropout with the probability ``p`` of a zero."""
+
     x: torch.Tensor
     p: float
     training: bool

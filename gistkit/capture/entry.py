@@ -94,8 +94,6 @@ def capture(
 
 def _check(model: Any, args: Any, kwargs: Any, loss_fn: Any, targets: Any) -> None:
     """Raise TypeError for arguments in the place of others."""
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"capture: model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself")
     check_runs_in_python("capture", model)
     for name, value in (("args", args), ("targets", targets)):
         if not isinstance(value, (tuple, list)):

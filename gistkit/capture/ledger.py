@@ -209,4 +209,5 @@ class Notes:
 
 
 def living(refs: Iterable[weakref.ref[T]]) -> list[T]:
+    """What the references still lead to."""
     return [found for found in (ref() for ref in refs) if found is not None]

@@ -31,7 +31,11 @@ def _kind_of(module: torch.nn.Module) -> str:
 
 
 def check_runs_in_python(caller: str, model: torch.nn.Module) -> None:
-    """Raise TypeError, in the name of ``caller``, for a model of which no part is run by Python."""
+    """Raise TypeError, in the name of ``caller``, for what is no module, or one that Python does not run."""
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(
+            f"{caller}: model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself"
+        )
     kind = _kind_of(model)
     if kind:
         owner, where = ("torch.compile's", ", model._orig_mod") if kind == "compiled" else ("TorchScript's", "")

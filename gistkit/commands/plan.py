@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from rich.console import Console
 
@@ -68,8 +69,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:  # files first: whoever reads the tables may close them early
         write(options.json, _as_json(found, chosen, options) + "\n")
     if options.plot:
-        with writing(options.plot):
-            _plot(found, chosen, options)
+        with writing(options.plot) as file:
+            _plot(found, chosen, options, file)
     _show(found, chosen, options)
     if chosen.fits:
         return 0
@@ -163,7 +164,7 @@ def _figures(made: Plan | None) -> dict:
     return {**{name: getattr(made, name) for name in names}, "sync_peak_bytes": made.prediction.sync_peak_bytes}
 
 
-def _plot(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
+def _plot(found: Findings, chosen: Row, options: argparse.Namespace, file: Path) -> None:
     graph, costs = found.graph, found.costs
     reserve = parse_bytes(options.reserve, "--reserve")
     plans = (found.plain,) if chosen.plan is None else (found.plain, chosen.plan)
@@ -172,4 +173,4 @@ def _plot(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
     policy = f"policy {chosen.policy}" if chosen.plan else f"no plan by policy {chosen.policy}"
     title = f"{options.model}, batch {options.batch}, {costs.hardware.name}: {policy}"
     parts = 1 if chosen.plan is None else chosen.plan.sub_batches
-    plot_plan(title, before, after[0] if after else None, found.budget_bytes, backward, options.plot, parts)
+    plot_plan(title, before, after[0] if after else None, found.budget_bytes, backward, file, parts)

@@ -29,8 +29,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:  # files first: whoever reads the tables may close them early
         write(options.json, found.to_json() + "\n")
     if options.plot:
-        with writing(options.plot):
-            plot_profile(found, options.plot)
+        with writing(options.plot) as file:
+            plot_profile(found, file)
     shown = console()
     for table in profile_tables(found):
         shown.print(table)

@@ -51,8 +51,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:  # files first: whoever reads the tables may close them early
         write(options.json, result.to_json())
     if options.plot:
-        with writing(options.plot):
-            plot_memory(result, options.plot)
+        with writing(options.plot) as file:
+            plot_memory(result, file)
     console().print(result_table(result))
     step = result.first_difference
     if step is not None:

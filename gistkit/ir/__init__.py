@@ -20,4 +20,3 @@ from gistkit.ir.saved_graph import LIBRARY, Call, Passing, Save, SavedGraph, Sav
 from gistkit.ir.scale import goes_as, scaled
 from gistkit.ir.serial import from_json, to_json
 from gistkit.ir.tasks import BACKWARD, BEFORE, FORWARD, Block, ConvShape, Task, Use
-from gistkit.ir.uncollected import uncollected

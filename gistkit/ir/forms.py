@@ -77,11 +77,6 @@ class Form:
         return self.returns == DECODING and not self.made_by_op
 
     @property
-    def in_slices(self) -> bool:
-        """Whether a weight gradient can read the values one batch slice after the other."""
-        return self.decoded_by_reader or self.returns == OPERATORS
-
-    @property
     def lossless(self) -> bool:
         """Whether decoding gives every bit of the storage back."""
         return self.payload and not self.rounds_to and (self.values or self.made_by_op)

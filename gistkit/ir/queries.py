@@ -9,6 +9,7 @@ from gistkit.ir.saved_graph import Call, Save, SavedGraph, SavedStorage, Value
 
 
 def numel(storage: SavedStorage) -> int:
+    """Elements of the dtype that the storage was first seen with."""
     return storage.nbytes // item_bytes(storage.dtype)
 
 
@@ -30,6 +31,8 @@ class Uses:
 
 
 class Reading:
+    """Answers of one graph, remembered by storage."""
+
     def __init__(self, graph: SavedGraph) -> None:
         self.graph = graph
         self._makers: dict[tuple[int, int], tuple[Call, Value]] = {}
@@ -43,7 +46,9 @@ class Reading:
         """What backward reads of a storage; remembered."""
         if storage not in self._uses:
             value = self.saved(storage)
-            relu = None if value is None else self.relu_behind(value)
+            made = None if value is None else self.made((value.storage, value.version))
+            # the covered ReLU whose output the value holds, as it is or through a view of all of it
+            relu = made[0] if made and made[1].whole and made[0].op == "relu" and made[0].covered >= 0 else None
             own = -1 if relu is None else relu.index
             readers = tuple((c, s) for c, s in self.graph.savers(storage) if s.read and c.index != own)
             self._uses[storage] = Uses(value, relu, readers)
@@ -64,13 +69,6 @@ class Reading:
         """The call that made exactly this value; None where the value is a view of what was made."""
         made = self.made((value.storage, value.version))
         return made[0] if made is not None and made[1].id == value.id else None
-
-    def relu_behind(self, value: Value) -> Call | None:
-        """The covered ReLU whose output the value holds, as it is or through a view of all of it."""
-        made = self.made((value.storage, value.version))
-        if made is None or not value.whole or not made[1].whole:
-            return None
-        return made[0] if made[0].op == "relu" and made[0].covered >= 0 else None
 
     def readers_after(self, call: Call, storage: int) -> list[Call]:
         return [c for c in self.graph.readers(storage) if c.index > call.index]

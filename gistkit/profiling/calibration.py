@@ -28,7 +28,15 @@ from torch import nn
 
 from gistkit.capture import capture
 from gistkit.codecs import CODECS
-from gistkit.planning.cost import CUDA_LIBRARIES_BYTES, MEASURED_DENSITY, Hardware, cost_table, hardware, passes
+from gistkit.planning.cost import (
+    CUDA_LIBRARIES_BYTES,
+    MEASURED_DENSITY,
+    PRESETS,
+    Hardware,
+    cost_table,
+    passes,
+    preset_name,
+)
 from gistkit.planning.policies import POLICIES
 from gistkit.planning.simulate import Simulator
 from gistkit.runtime import compress
@@ -129,13 +137,25 @@ def keep_calibration(found: Hardware) -> Path | None:
     return path
 
 
-def calibrated(device: torch.device) -> Hardware:
-    """The rates of a CUDA device: kept ones, else measured ones, which takes a few seconds and is kept. Raises
-    ValueError where the device has no memory left for it."""
+def card(name: str, memory_bytes: int) -> Hardware | None:
+    """The preset of a CUDA card by its name, with its own memory and what PyTorch's libraries take; None without one.
+
+    PyTorch tells no convolution its algorithm, on a card of the papers either."""
+    preset = preset_name(name)
+    if preset is None:
+        return None
+    own = {"memory_bytes": memory_bytes, "libraries_bytes": CUDA_LIBRARIES_BYTES, "tells_algorithms": False}
+    return replace(PRESETS[preset], **own)
+
+
+def card_at_hand(device: torch.device) -> Hardware:
+    """The hardware of a CUDA device of this machine, with the memory that it really has. Its rates are kept ones, else
+    those of its preset, else measured ones, which takes a few seconds and is kept. Raises ValueError where the device
+    has no memory left for that."""
     found = torch.cuda.get_device_properties(device)
-    kept = kept_calibration(found.name)
-    if kept is not None:
-        return replace(kept, memory_bytes=found.total_memory)
+    known = kept_calibration(found.name) or card(found.name, found.total_memory)
+    if known is not None:
+        return replace(known, memory_bytes=found.total_memory)
     try:
         measured = calibrate(device)
     except torch.OutOfMemoryError as error:
@@ -217,7 +237,7 @@ def host_task_s(device: torch.device) -> tuple[float, float]:
     `checkpoint`, whose reruns are tasks too. Synchronises."""
     model, x = small_step(device)
     graph = capture(model, (x,), backward=True)
-    costs = cost_table(graph, hardware("h200"))  # any would do: the plan is the one of least peak
+    costs = cost_table(graph, PRESETS["h200"])  # any would do: the plan is the one of least peak
     plan, tasks = POLICIES["checkpoint"](graph, costs), len(graph.tasks)
 
     def step() -> None:

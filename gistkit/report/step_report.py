@@ -11,7 +11,7 @@ from rich.table import Table
 
 from gistkit.errors import CompressError
 from gistkit.report.tables import MIB, rendered, table
-from gistkit.runtime import Denser, Engine, Row, StepStats, compressed_forward, denser
+from gistkit.runtime import Denser, Row, StepStats, compressed_forward, denser
 
 SHOWN = 40
 WIDTH = 150
@@ -129,16 +129,11 @@ def report(model: torch.nn.Module) -> Report:
     if stand_in is None:
         raise CompressError("report: the model is not compressed; call gistkit.compress(model) first")
     engine = stand_in.engine
-    return Report(engine.stats, tuple(engine.all_notes), engine.densities, _budget(model, engine))
-
-
-def _budget(model: torch.nn.Module, engine: Engine) -> BudgetReport | None:
-    """The promise of a plan and what is known of it; None for a plan without a budget."""
-    plan = engine.plan
+    about, plan = (engine.stats, tuple(engine.all_notes), engine.densities), engine.plan
     if plan is None or plan.budget_bytes is None:
-        return None
+        return Report(*about)
     device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-    return BudgetReport(
+    promise = BudgetReport(
         plan.budget_bytes,
         plan.peak_bytes,
         plan.prediction.sync_peak_bytes or plan.peak_bytes,
@@ -147,3 +142,4 @@ def _budget(model: torch.nn.Module, engine: Engine) -> BudgetReport | None:
         dict(engine.moved),
         f"{plan.hardware} (rates: {plan.prediction.rates})" if plan.prediction.rates else plan.hardware,
     )
+    return Report(*about, promise)

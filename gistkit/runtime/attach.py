@@ -62,10 +62,6 @@ def compress(
     unknown format or fidelity and a ``min_gain`` outside [0, 1); CompressError where the model or a part of it is
     compressed already. Source: Gist (Jain et al., ISCA 2018).
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(
-            f"compress: model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself"
-        )
     check_runs_in_python("compress", model)
     if plan is not None and not isinstance(plan, Plan):
         raise TypeError(f"compress: plan must be a gistkit.Plan or None, got {type(plan).__name__}; use Plan.from_json")

@@ -49,6 +49,14 @@ class ImageSet:
         """Images as uint8 (len(indices), 3, S, S). Raises DataError naming the first file that is no image."""
         return torch.stack(_in_threads(self.read, indices))
 
+    def check(self, indices: Iterable[int]) -> None:
+        """Decode these images once. Raises DataError naming the first file that is no image, or is cut short."""
+
+        def look(i: int) -> None:
+            self.read(i)
+
+        _in_threads(look, indices)
+
     def inputs(self, indices: Sequence[int]) -> torch.Tensor:
         """Images as a network takes them: float32 (N, 3, S, S) of about zero mean and unit deviation."""
         mean, std = (torch.tensor(values).view(3, 1, 1) for values in self.scale)
@@ -76,12 +84,11 @@ def open_images(source: str, image_size: int) -> tuple[ImageSet, ImageSet | None
     return train, None if held_out is None else _folder(held_out, image_size, train.classes)
 
 
-def batches(images: ImageSet, batch: int, steps: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """``steps`` batches over shuffled epochs: float32 (batch, 3, S, S) and int64 (batch,), on the CPU.
+def orders(count: int, batch: int, steps: int, seed: int) -> Iterator[torch.Tensor]:
+    """The indices of ``steps`` batches, int64 (batch,), over shuffled epochs of ``count`` images.
 
     An epoch's last, smaller batch is left out. Raises DataError where there are fewer images than ``batch``.
     """
-    count = len(images.labels)
     if batch > count:
         raise DataError(f"a batch of {batch} needs as many images, there are {count}; use a batch of at most {count}")
     generator = torch.Generator().manual_seed(seed)
@@ -91,7 +98,12 @@ def batches(images: ImageSet, batch: int, steps: int, seed: int) -> Iterator[tup
         i = step % per_epoch
         if i == 0:
             order = torch.randperm(count, generator=generator)
-        chosen = order[i * batch : (i + 1) * batch]
+        yield order[i * batch : (i + 1) * batch]
+
+
+def batches(images: ImageSet, batch: int, steps: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The batches of :func:`orders`: float32 (batch, 3, S, S) and int64 (batch,), on the CPU."""
+    for chosen in orders(len(images.labels), batch, steps, seed):
         yield images.inputs(chosen.tolist()), images.labels[chosen]
 
 
@@ -112,8 +124,8 @@ def _digits(image_size: int, test: bool) -> ImageSet:
 
 
 def _folder(root: Path, image_size: int, classes: tuple[str, ...] | None = None) -> ImageSet:
-    """``root/CLASS/**``: images by Pillow. All are decoded here where they fit 256 MiB; of a larger folder every file
-    is opened, which reads its header. Raises DataError naming the first that is no image."""
+    """``root/CLASS/**``: images by Pillow. All are decoded here where they fit 256 MiB; of a larger folder only the
+    headers are read (``ImageSet.check`` decodes). Raises DataError naming the first that is no image."""
     found = {p.name: _images_below(p) for p in sorted(root.iterdir()) if p.is_dir() and p.name[0] != "."}
     if not found:
         raise DataError(f"{root} has no class folders; put the images of each class into a sub-folder of its own")

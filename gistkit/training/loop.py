@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 from gistkit.errors import GistError, ModelError
 from gistkit.runtime import LiveBytes, compress, does_not_fit
-from gistkit.training.data import ImageSet, batches, open_images
+from gistkit.training.data import ImageSet, batches, open_images, orders
 from gistkit.training.result import RunResult, TrainResult, TrainSettings
 from gistkit.version import VERSION
 from gistkit.zoo import load
@@ -37,7 +37,7 @@ class Comparison:
     """The images looked at, the network built, the format checked: all that can be wrong with the settings shows here.
 
     ``compress(model, lossy=...)`` stands for :func:`gistkit.compress`. Raises ValueError and TypeError for a bad model
-    or format, DataError for bad images.
+    or format, DataError for bad images among those that the trainings draw, and for fewer images than a batch.
     """
 
     def __init__(self, settings: TrainSettings, compress: Callable[..., torch.nn.Module] = compress) -> None:
@@ -47,6 +47,9 @@ class Comparison:
         self._images, self._test_images = open_images(settings.data, settings.image_size)
         torch.manual_seed(settings.seed)
         self._model = load(settings.model, num_classes=len(self._images.classes), image_size=settings.image_size)
+        self._images.check(_drawn(len(self._images.labels), settings))
+        if self._test_images is not None:
+            self._test_images.check(_tested(self._test_images).tolist())
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -57,8 +60,8 @@ class Comparison:
         """All trainings, one after the other. ``on_step(run name, steps done)`` is called as a run starts (0) and after
         every step.
 
-        Waits for the device in every step. On CUDA, deterministic algorithms are on from here. Raises DataError for
-        fewer images than a batch, and ModelError for a network that plain PyTorch cannot train on them.
+        Waits for the device in every step. On CUDA, deterministic algorithms are on from here. Raises ModelError
+        for a network that plain PyTorch cannot train on the images.
         """
         settings, test_images = self._settings, self._test_images
         if settings.device == "cuda":
@@ -83,6 +86,16 @@ class Comparison:
                 f"plain PyTorch cannot train {settings.model} on {settings.batch} images of {size}x{size} "
                 f"({type(error).__name__}: {error}); mend it, or take another image_size"
             ) from error
+
+
+def _drawn(count: int, settings: TrainSettings) -> set[int]:
+    """Indices of the images that a training draws, of ``count``."""
+    drawn: set[int] = set()
+    for chosen in orders(count, settings.batch, settings.steps, settings.seed):
+        drawn.update(chosen.tolist())
+        if len(drawn) == count:
+            break
+    return drawn
 
 
 def share_of_rate(step: int, steps: int) -> float:

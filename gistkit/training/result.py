@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -134,16 +133,11 @@ def plot_memory(result: TrainResult, path: Path) -> None:
     figure.savefig(path)
 
 
-def _curve(memory: Sequence[LiveEvent]) -> tuple[list[float], list[float]]:
-    """(positions, MiB) of a step's events: the forward spread evenly over 0 to 1, the backward over 1 to 2."""
-    forward = sum(not event.backward for event in memory)
-    backward = len(memory) - forward
-    x = [(i + 1) / forward if i < forward else 1 + (i + 1 - forward) / backward for i in range(len(memory))]
-    return [0.0, *x], [0.0, *(event.nbytes / MIB for event in memory)]
-
-
 def _draw(axes: Any, run: RunResult, plain: RunResult, colour: str) -> None:
-    x, y = _curve(run.memory)
+    # the forward's events spread evenly over 0 to 1, the backward's over 1 to 2
+    events, forward = len(run.memory), sum(not event.backward for event in run.memory)
+    x = [i / forward if i <= forward else 1 + (i - forward) / (events - forward) for i in range(events + 1)]
+    y = [0.0, *(event.nbytes / MIB for event in run.memory)]
     kept, peak = f"kept {run.kept_bytes / MIB:.1f} MiB", f"peak {run.peak_bytes / MIB:.1f} MiB"
     if run is not plain:
         kept += f" ({plain.kept_bytes / run.kept_bytes:.1f}x less)"

@@ -21,13 +21,57 @@ Every network takes ``image_size``. From 32 to 64 it is built in its small-image
 
 from __future__ import annotations
 
+import difflib
+import inspect
+import pkgutil
+
+from torch import nn
+
 from gistkit.zoo.chains import alexnet, fcn, nin, overfeat, vgg16, vgg19, vgg101, vgg116, vgg216, vgg316, vgg416
+from gistkit.zoo.common import Make, require
 from gistkit.zoo.concat import googlenet, squeezenet
-from gistkit.zoo.loading import MODELS, load
 from gistkit.zoo.resnet import resnet18, resnet34, resnet50, resnet101, resnet152, resnet509, resnet851, resnet1202
 
-__all__ = [  # noqa: RUF022 (by family)
-    "MODELS", "load", "vgg16", "vgg19", "vgg101", "vgg116", "vgg216", "vgg316", "vgg416", "alexnet", "nin", "overfeat",
-    "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnet509", "resnet851", "resnet1202", "squeezenet",
-    "googlenet", "fcn",
-]  # fmt: skip
+_NETWORKS: tuple[Make, ...] = (
+    vgg16, vgg19, alexnet, nin, resnet18, resnet34, resnet50, resnet101, resnet152, squeezenet, googlenet, overfeat,
+    resnet509, resnet851, resnet1202, fcn, vgg101, vgg116, vgg216, vgg316, vgg416,
+)  # fmt: skip
+MODELS = {make.__name__: make for make in _NETWORKS}
+
+
+def load(name: str, num_classes: int = 1000, image_size: int = 224) -> nn.Module:
+    """A new network: a name of MODELS (``vgg16``), or ``package.module:factory`` (``torchvision.models:resnet50``).
+
+    A factory gets ``num_classes`` and ``image_size`` as far as its signature takes them. Raises ValueError for an
+    unknown name, for numbers below 1 or that the network does not take, for a factory that cannot be imported or
+    fails; TypeError where the factory's result is no ``torch.nn.Module``.
+    """
+    require("num_classes", num_classes)
+    require("image_size", image_size)
+    if ":" not in name and name not in MODELS:
+        near = difflib.get_close_matches(name.lower(), MODELS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "; your own network is given as package.module:factory"
+        raise ValueError(f"model must be one of {', '.join(MODELS)}, got {name!r}{hint}")
+    if ":" not in name:
+        return MODELS[name](num_classes=num_classes, image_size=image_size)
+    try:
+        factory = pkgutil.resolve_name(name)
+        model = factory(**_accepted(factory, num_classes=num_classes, image_size=image_size))
+    except (Exception, SystemExit) as error:  # a module may raise anything
+        raise ValueError(
+            f"model {name!r} cannot be made ({type(error).__name__}: {error}); give package.module:factory, a module "
+            "on PYTHONPATH and a function in it that works with num_classes and image_size alone"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model {name!r}: the factory must return a torch.nn.Module, got {type(model).__name__}; name a function, "
+            "or a class, that makes the network"
+        )
+    return model
+
+
+def _accepted(factory: Make, **arguments: int) -> dict[str, int]:
+    """The arguments that the factory names; num_classes also through ``**kwargs``, which torchvision passes on."""
+    parameters = inspect.signature(factory).parameters
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return {k: v for k, v in arguments.items() if k in parameters or (open_ended and k == "num_classes")}

@@ -1,15 +1,17 @@
 """Wrong input, unreadable and unwritable files, closed streams: one line on the standard error, never a traceback."""
 
+import errno
 import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from torch import nn
 
 from gistkit import cli
-from gistkit.commands import images
+from gistkit.commands import images, wrong
 from gistkit.commands import train as train_command
 from gistkit.runtime.offload.host_memory import NOT_FITTING
 
@@ -162,14 +164,44 @@ def test_memory_that_runs_out_is_said_in_a_line(monkeypatch, capsys):
 
 
 def test_a_command_that_is_cut_off_leaves_no_file(tmp_path, monkeypatch, capsys):
-    def cut_off(*_):
+    def cut_off(*_, **__):
         raise KeyboardInterrupt
 
     file = tmp_path / "new" / "times.json"
-    monkeypatch.setattr(images, "times_for", cut_off)
+    monkeypatch.setattr(images, "captured", cut_off)
     assert cli.main([*PROFILE, "--hardware", "cpu", "--measure", "--times", str(file)]) == 130
     assert file.parent.is_dir() and not list(file.parent.iterdir())
     assert capsys.readouterr().err.endswith("gistkit: interrupted\n")
+
+
+@pytest.mark.parametrize("before", [None, "old"])
+def test_a_file_is_written_whole_or_not_at_all(before, tmp_path):
+    file, link = tmp_path / "real.json", tmp_path / "link.json"
+    link.symlink_to(file)
+    if before:
+        file.write_text(before)
+        file.chmod(0o600)
+    with pytest.raises(UnicodeEncodeError):
+        wrong.write(link, "x" * 2**20 + "\udc80")  # fails when the first half is on disk
+    with (
+        pytest.raises(wrong.InputError, match=r"link\.json cannot be written: No space left"),
+        wrong.writing(link) as half,
+    ):
+        half.write_text("half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert [p.name for p in tmp_path.iterdir() if p != link] == (["real.json"] if before else [])
+    assert not before or file.read_text() == before
+    wrong.write(link, "new")
+    assert link.is_symlink() and file.read_text() == "new"
+    assert not before or file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_pipe_is_written_as_it_is(capfd):
+    wrong.write(Path("/dev/stdout"), "new")
+    assert capfd.readouterr().out == "new"
+    source, sink = os.pipe()
+    wrong.write(Path(f"/dev/fd/{sink}"), "new")
+    assert os.read(source, 9) == b"new"
 
 
 @pytest.mark.parametrize(("command", "output"), [("plan", "gone"), ("profile", "gone"), ("profile", "full")])

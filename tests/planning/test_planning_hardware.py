@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import gistkit
-from gistkit.api.capturing import card
 from gistkit.planning.cost.devices import PRESETS
+from gistkit.profiling.calibration import card
 from tests.support.planning_cases import GIB, H200, made, net
 
 

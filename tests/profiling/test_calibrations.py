@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from gistkit import cli
-from gistkit.api import capturing as at_hand
 from gistkit.planning.cost.devices import PRESETS, Hardware
 from gistkit.profiling import calibration as module
-from gistkit.profiling.calibration import calibrated, calibration_file, keep_calibration, kept_calibration
+from gistkit.profiling.calibration import calibration_file, card_at_hand, keep_calibration, kept_calibration
 
 CARD = "NVIDIA H800 / 80GB"
 DEVICE = torch.device("cuda", 0)
@@ -59,8 +58,8 @@ def test_what_is_kept_comes_back_whole():
 
 
 def test_a_card_is_measured_once(cuda, calls):
-    assert calibrated(DEVICE) == FOUND
-    again = calibrated(DEVICE)
+    assert card_at_hand(DEVICE) == FOUND
+    again = card_at_hand(DEVICE)
     assert calls == [DEVICE]
     assert again == replace(FOUND, memory_bytes=cuda.total_memory) and again.source == FOUND.source
 
@@ -70,13 +69,13 @@ def test_a_damaged_file_is_measured_anew(cuda, calls, text):
     path = calibration_file(CARD)
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    assert calibrated(DEVICE) == FOUND and len(calls) == 1
+    assert card_at_hand(DEVICE) == FOUND and len(calls) == 1
     assert Hardware.from_json(path.read_text()) == FOUND
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(cuda, cache, calls):
     cache.write_text("a file where the folder should be")
-    assert [calibrated(DEVICE) for _ in range(2)] == [FOUND, FOUND]
+    assert [card_at_hand(DEVICE) for _ in range(2)] == [FOUND, FOUND]
     assert len(calls) == 2 and keep_calibration(FOUND) is None
 
 
@@ -86,16 +85,16 @@ def test_a_full_card_is_refused_with_the_remedy(cuda, monkeypatch):
 
     monkeypatch.setattr(module, "calibrate", full)
     with pytest.raises(ValueError, match=r"has no preset, has no memory left .*; run `gistkit calibrate` before"):
-        calibrated(DEVICE)
+        card_at_hand(DEVICE)
     assert kept_calibration(CARD) is None
 
 
 def test_a_plan_takes_the_calibration_the_preset_or_a_measurement(calls, cuda):
-    assert at_hand.card_at_hand(DEVICE) == FOUND and calls == [DEVICE]
+    assert card_at_hand(DEVICE) == FOUND and calls == [DEVICE]
     cuda.name = "NVIDIA L40S"
-    assert at_hand.card_at_hand(DEVICE) == replace(PRESETS["l40s"], memory_bytes=cuda.total_memory)
+    assert card_at_hand(DEVICE) == replace(PRESETS["l40s"], memory_bytes=cuda.total_memory)
     keep_calibration(replace(FOUND, name=cuda.name))
-    found = at_hand.card_at_hand(DEVICE)
+    found = card_at_hand(DEVICE)
     assert (found.name, found.memory_gbps, found.memory_bytes) == (cuda.name, FOUND.memory_gbps, cuda.total_memory)
     assert calls == [DEVICE]
 

@@ -1,6 +1,7 @@
 """Reading images: what comes out, in which order, and what a bad folder answers."""
 
 import os
+import shutil
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -10,7 +11,7 @@ import torch
 from PIL import EpsImagePlugin, Image
 
 from gistkit.errors import DataError
-from gistkit.training import data
+from gistkit.training import Comparison, TrainSettings, data
 
 
 def save(path, size=(40, 40), colour=(10, 20, 30), mode="RGB"):
@@ -131,18 +132,32 @@ def test_every_file_is_looked_at_before_training(folder, content, text, cache_by
         data.open_images(str(folder), 32)
 
 
-def test_images_that_fit_the_cache_are_decoded_before_training_and_others_where_they_are_drawn(folder, monkeypatch):
-    """A truncated file has a whole header."""
-    path = folder / "bee" / "2.png"
-    path.write_bytes(path.read_bytes()[:-30])
-    truncated = pytest.raises(DataError, match=r"bee/2\.png cannot be read as an image \(.+\); replace or remove it")
+@pytest.mark.parametrize("root", ["train", "test"])
+def test_images_that_fit_the_cache_or_are_drawn_are_decoded_before_training(folder, root, monkeypatch):
+    """A truncated file has a whole header. The third epoch of 2 batches of 3 draws what the first two leave out."""
+    for name in ("train", "test"):
+        shutil.copytree(folder / "ape", folder / name / "ape")
+        shutil.copytree(folder / "bee", folder / name / "bee")
+    settings = TrainSettings("tests.training.test_train:tiny", str(folder), steps=3, batch=3)
+    orders = [i for part in data.orders(8, 3, 5, settings.seed) for i in part.tolist()]
+    drawn, late = orders[8], next(i for i in orders if i not in orders[:9])
+    path = folder / root / ("ape", "bee")[drawn // 4] / f"{drawn % 4}.png"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30])
+    truncated = pytest.raises(DataError, match=rf"{path} cannot be read as an image \(.+\); replace or remove it")
     with truncated:
         data.open_images(str(folder), 32)
     monkeypatch.setattr(data, "CACHE_BYTES", 0)
-    train, _ = data.open_images(str(folder), 32)
-    train.pixels([0, 5])
+    data.open_images(str(folder), 32)
     with truncated:
-        train.pixels([0, 6])
+        Comparison(settings)
+    if root == "train":
+        path.write_bytes(whole)
+        path = folder / root / ("ape", "bee")[late // 4] / f"{late % 4}.png"
+        path.write_bytes(path.read_bytes()[:-30])
+        Comparison(settings)
+        with pytest.raises(DataError, match=str(path)):
+            Comparison(replace(settings, steps=5))
 
 
 @pytest.mark.parametrize(("source", "package", "extra"), [("digits", "sklearn", "digits"), ("folder", "PIL", "images")])

@@ -165,13 +165,12 @@ class StepBuilder:
             self.blocks[block] = replace(self.blocks[block], uses=found)
         casts = {self.block_of.get(i.id) for i in self.tracer.seen if i.cast}
         weights = {s.id for s in self.graph.storages if s.kind == "parameter"}
-        cast = (b.id in casts or (b.saved >= 0 and b.storage in weights) for b in self.blocks)
-        self.blocks = [self._as_weight(b) if is_cast else b for b, is_cast in zip(self.blocks, cast, strict=True)]
-
-    def _as_weight(self, block: Block) -> Block:
-        """Autocast's copy of a parameter, which the runtime keeps as it is: there until its last node has run."""
-        last = max(block.last, block.holder, *(u.task for u in block.uses))
-        return replace(block, kind="weight", last=last, read=-1, saved=-1, uses=(), holder=-1)
+        for b in self.blocks:
+            if b.id in casts or (b.saved >= 0 and b.storage in weights):
+                # autocast's copy of a parameter, which the runtime keeps as it is: there until its last node has run
+                last = max(b.last, b.holder, *(u.task for u in b.uses))
+                kept = {"kind": "weight", "last": last, "read": -1, "saved": -1, "uses": (), "holder": -1}
+                self.blocks[b.id] = replace(b, **kept)
 
     def _unpacked(self) -> Iterator[tuple[int, range]]:
         """Blocks with the backward tasks during which what a node unpacked of them was there: one task mostly.
@@ -203,18 +202,15 @@ class StepBuilder:
                 if first != last:
                     mine = tuple(b for b in writes if (b in weights) == (task.part == "weight"))
                 read = reads
-                if task.part == "input":
-                    read = tuple(b for b in reads if self._is_read(self.blocks[b], index))
+                if task.part == "input":  # is made of weights, and of maps that it uses
+                    maps = {b for b in reads if self.blocks[b].kind in ("activation", "input")}
+                    used = {b for b in maps if any(u.task == index for u in self.blocks[b].uses)}
+                    read = tuple(b for b in reads if b not in maps or b in used)
                 transient = max(0, span.peak_bytes - counted[number]) if index == last else 0
                 plain = transient if self._on_linear(task) else 0
                 ours = transient - plain + (span.unasked_bytes if index == first else 0)
                 plain += span.unasked_bytes if index > first else 0  # PyTorch's own node is both halves in one
                 self.tasks[index] = replace(task, reads=read, writes=mine, transient_bytes=ours, plain_bytes=plain)
-
-    @staticmethod
-    def _is_read(block: Block, task: int) -> bool:
-        """Whether the input gradient is made of a block: not of the call's input, but of a weight made in the step."""
-        return block.kind not in ("activation", "input") or any(u.task == task for u in block.uses)
 
     def _on_linear(self, task: Task) -> bool:
         """Whether this is the backward of a ReLU in place on what a linear has just made.
