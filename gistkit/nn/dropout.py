@@ -11,8 +11,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from gistkit.kernels import flat, is_dense, like, ops
 from gistkit.nn.eligible import covered, overwritable, recorded
-from gistkit.nn.keep import take
-from gistkit.nn.once import once_differentiable
+from gistkit.nn.keep import once_differentiable, take
 
 
 @lru_cache(maxsize=64)
