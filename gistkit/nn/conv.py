@@ -6,6 +6,7 @@ Two calls of the library cost the host more than one, 51 us each (ResNet-50, bat
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +16,7 @@ from gistkit.errors import renamed
 from gistkit.kernels import is_dense
 from gistkit.nn.autocast import cast
 from gistkit.nn.eligible import covered, hooked, recorded
-from gistkit.nn.keep import Keep, Kept, demand_slices, keep_dense, row_slices, summed, take
-from gistkit.nn.once import apply, once_differentiable
+from gistkit.nn.keep import Keep, apply, demand_slices, keep_dense, once_differentiable, parameter_gradients, take
 from gistkit.nn.pool import Size, pair
 from gistkit.nn.standin import Geometry, StandIn
 
@@ -57,7 +57,8 @@ class _Conv2d(torch.autograd.Function):
             return (None,) * 6
         x = grad_x = grad_weight = grad_bias = None
         if any(needs):
-            grad_weight, grad_bias, x = _parameter_gradients(kept, grad, weight, geometry, needs, slices)
+            made_of = partial(geometry.backward, weight=weight, mask=(False, *needs))
+            (_, grad_weight, grad_bias), x = parameter_gradients(kept, grad, grad.shape[0], slices, made_of)
         if needs_x and stand_in.needs_input:
             x = kept.dense() if x is None else x
         elif needs_x:
@@ -68,21 +69,7 @@ class _Conv2d(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias, None, None, None
 
 
-def _parameter_gradients(
-    kept: Kept, grad: torch.Tensor, weight: torch.Tensor, geometry: Geometry, needs: list[bool], slices: int
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """Weight and bias gradient, and the decoded input if all of it was decoded at once."""
-    mask = (False, needs[0], needs[1])
-    if slices == 1:
-        x = kept.dense()
-        return *geometry.backward(grad, x, weight, mask)[1:], x
-    parts = row_slices(kept, grad.shape[0], slices)
-    weights, biases = summed(geometry.backward(grad[part], x, weight, mask)[1:] for part, x in parts)
-    return weights, biases, None
-
-
 def takes(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether gistkit's node takes tensors of these geometries."""
     return x.dim() in (3, 4) and weight.dim() == 4 and x.numel() > 0 and is_dense(x)
 
 

@@ -1,4 +1,4 @@
-"""What one backward node keeps of a tensor, and for how long.
+"""What one backward node keeps of a tensor, and for how long; backward functions that say what cannot be done twice.
 
 The ops of :mod:`gistkit.functional` take a ``keep`` argument, a callable ``tensor -> Kept``: the runtime's shares a
 stash between several nodes; users have :func:`keep_dense` and :func:`keep_coded`.
@@ -6,8 +6,9 @@ stash between several nodes; users have :func:`keep_dense` and :func:`keep_coded
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
+from functools import partial, wraps
+from itertools import pairwise
 from operator import methodcaller
 from typing import Any, Protocol
 
@@ -23,6 +24,10 @@ USED_TWICE = (
     "been freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). "
     "Specify retain_graph=True if you need to backward through the graph a second time or if you need to access saved "
     "tensors after calling backward."
+)
+TWICE = (
+    "trying to differentiate twice through an operation of gistkit, which keeps no more than its first backward needs "
+    "(once_differentiable); call gistkit.restore(model) where gradients of gradients are wanted"
 )
 
 
@@ -160,39 +165,83 @@ def take(ctx: Any) -> Any:
     return kept.back() if isinstance(kept, Away) else kept
 
 
+def once_differentiable(backward: Callable[..., tuple]) -> Callable[..., tuple]:
+    """A Function's backward; a backward through its results raises RuntimeError.
+
+    ``torch.autograd.function.once_differentiable`` refuses only where the incoming gradient requires one, and not on
+    the way to any leaf: the penalty of ``autograd.grad(model(x).sum(), x, create_graph=True)`` would be a constant, and
+    ``autograd.functional.hessian`` would return zeros. Here every result of a backward with ``create_graph=True``
+    refuses.
+    """
+
+    @wraps(backward)
+    def run(ctx: Any, *grads: torch.Tensor | None) -> tuple:
+        if not torch.is_grad_enabled():
+            return backward(ctx, *grads)
+        with torch.no_grad():
+            results = backward(ctx, *grads)
+        behind = [t for t in (*grads, *_leaves(ctx)) if t is not None]
+        refuse = torch._C._functions.DelayedError(TWICE.encode(), len(results) + len(behind))  # type: ignore[attr-defined]
+        return refuse(*(None if r is None else r.detach() for r in results), *behind)[: len(results)]
+
+    return run
+
+
+def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """``function.apply(*args)`` without what its Python half does for function transforms (4 us a call), which
+    :func:`gistkit.nn.eligible.covered` operands never meet."""
+    if torch.compiler.is_compiling():
+        return function.apply(*args)
+    return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
+
+
+def _leaves(node: Any) -> list[torch.Tensor]:
+    stack, seen, leaves = [node], {node}, []
+    while stack:
+        for edge, _ in stack.pop().next_functions:
+            if edge is None or edge in seen:
+                continue
+            seen.add(edge)
+            stack.append(edge)
+            if isinstance(getattr(edge, "variable", None), torch.Tensor):
+                leaves.append(edge.variable)
+    return leaves
+
+
 Gradients = tuple[torch.Tensor | None, ...]
 
 
-def row_slices(kept: Kept, n: int, slices: int) -> Iterator[tuple[slice, torch.Tensor]]:
-    """At most ``slices`` nearly equal runs of n rows, each with the kept tensor's rows, for a weight gradient that is
-    summed over batch slices (class ``reassociated``).
+def parameter_gradients(
+    kept: Kept, grad: torch.Tensor, batch: int, slices: int, made_of: Callable[[torch.Tensor, torch.Tensor], Gradients]
+) -> tuple[Gradients, torch.Tensor | None]:
+    """``made_of(grad, x)``, and the decoded x. In more than one slice the sums, carried in fp32, over at most so many
+    nearly equal runs of the batch's rows (class ``reassociated``), of which grad has several each perhaps, and None.
 
     A Kept that offers ``dense_rows(start, stop)`` decodes row by row; of any other the whole tensor exists meanwhile.
     """
+    if slices == 1:
+        x = kept.dense()
+        return made_of(grad, x), x
     dense_rows = getattr(kept, "dense_rows", None)
     if dense_rows is None:
         whole = kept.dense()
         dense_rows = lambda start, stop: whole[start:stop]  # noqa: E731
-    count = min(slices, n)
-    for i in range(count):
-        start, stop = i * n // count, (i + 1) * n // count
-        yield slice(start, stop), dense_rows(start, stop)
-
-
-def summed(parts: Iterator[Gradients]) -> Gradients:
-    """The sums over the parts, carried in fp32, position by position; None stays None. At least one part."""
-    first = next(parts)
-    dtypes = [None if g is None else g.dtype for g in first]
-    totals = [None if g is None else g.to(torch.float32) for g in first]
-    for part in parts:
+    each, count = grad.shape[0] // batch, min(slices, batch)
+    bounds = [i * batch // count for i in range(count + 1)]
+    totals: list[torch.Tensor | None] = []
+    part: Gradients = ()
+    for start, stop in pairwise(bounds):
+        part = made_of(grad[start * each : stop * each], dense_rows(start, stop))
+        if start == 0:
+            totals = [None if g is None else g.to(torch.float32) for g in part]
+            continue
         for total, g in zip(totals, part, strict=True):
             if total is not None and g is not None:
                 total.add_(g)
-    return tuple(t if t is None else t.to(d) for t, d in zip(totals, dtypes, strict=True))
+    return tuple([None if t is None or g is None else t.to(g.dtype) for t, g in zip(totals, part, strict=True)]), None
 
 
 def demand_slices(op: str, slices: int) -> None:
-    """Raise ValueError unless slices is a positive int."""
     if type(slices) is not int or slices < 1:
         raise ValueError(
             f"gistkit.functional.{op}: weight_grad_slices must be an int of at least 1, got {slices!r}; "

@@ -34,7 +34,8 @@ from gistkit.nn.eligible import covered, hooked
 from gistkit.nn.keep import Keep, keep_dense, replace_saved
 
 Vector = torch.Tensor | None
-Rebuild = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Vector, Vector], torch.Tensor]
+Rebuild = Callable[..., torch.Tensor]
+"""(x, mean, 1/std, weight, bias) -> the batch norm's output."""
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """By the number of dimensions."""
 

@@ -11,8 +11,7 @@ from gistkit import formats
 from gistkit.errors import renamed
 from gistkit.kernels import forward_geometry, is_channels_last, ops
 from gistkit.nn.eligible import covered, memory_format_of, recorded, strides_of
-from gistkit.nn.keep import take
-from gistkit.nn.once import once_differentiable
+from gistkit.nn.keep import once_differentiable, take
 
 Pair = tuple[int, int]
 _Windows = tuple[Pair, Pair, Pair]
@@ -20,8 +19,6 @@ Size = int | tuple[int, ...] | list[int]
 
 
 class _Map(NamedTuple):
-    """What the backward of one pool needs besides the gradient."""
-
     codes: torch.Tensor
     shape: torch.Size
     layout: torch.memory_format
@@ -70,8 +67,6 @@ class _MaxPool2d(torch.autograd.Function):
 
 def pair(value: Any) -> Pair | None:
     """An int or a sequence of one or two as a pair (vertical, horizontal); None for anything else."""
-    if type(value) is tuple and len(value) == 2 and type(value[0]) is int and type(value[1]) is int:
-        return value
     if isinstance(value, int) and not isinstance(value, bool):
         return (value, value)
     if isinstance(value, (tuple, list)) and len(value) in (1, 2) and all(type(v) is int for v in value):

@@ -11,8 +11,7 @@ from gistkit.errors import renamed
 from gistkit.kernels import flat, is_dense, ops
 from gistkit.kernels.launch import direct
 from gistkit.nn.eligible import covered, overwritable, recorded
-from gistkit.nn.keep import Coded, Keep, take
-from gistkit.nn.once import apply, once_differentiable
+from gistkit.nn.keep import Coded, Keep, apply, once_differentiable, take
 
 
 class _Passes:
@@ -24,27 +23,22 @@ class _Passes:
         return grad
 
 
-def _relu_and_mask(x: torch.Tensor, inplace: bool) -> tuple[torch.Tensor, Coded]:
-    """relu(x) and its mask, in one pass where x is dense."""
-    if inplace:
-        y, mask = x, direct.relu_mask1_(x)
-    elif is_dense(x):
-        y, mask = direct.relu_mask1(x)
-    else:
-        y = torch.relu(x)
-        mask = ops.mask1_encode(flat(y))
-    return y, Coded(Encoded("mask1", (mask,), y))
-
-
 class _ReLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, inplace: bool, keep: Keep | None) -> torch.Tensor:
         ctx.set_materialize_grads(False)
-        if keep is None:
-            y, ctx.kept = _relu_and_mask(x, inplace)
-        else:
+        if keep is not None:
             y = torch.relu_(x) if inplace else torch.relu(x)
             ctx.kept = None if inplace else keep(y)
+        else:
+            if inplace:
+                y, mask = x, direct.relu_mask1_(x)
+            elif is_dense(x):
+                y, mask = direct.relu_mask1(x)
+            else:
+                y = torch.relu(x)
+                mask = ops.mask1_encode(flat(y))
+            ctx.kept = Coded(Encoded("mask1", (mask,), y))
         if inplace:
             ctx.mark_dirty(y)
         return y
@@ -110,4 +104,4 @@ class _MaskedReLU(torch.autograd.Function):
 
 masked = super(torch.autograd.Function, _MaskedReLU).apply  # type: ignore[misc]
 """(x, inplace, masks of x's kind) -> :func:`run` without ``keep``, of a dense x that is recorded, and may be
-overwritten where ``inplace``, outside compilers (:func:`gistkit.nn.once.apply`)."""
+overwritten where ``inplace``, outside compilers (:func:`gistkit.nn.keep.apply`)."""

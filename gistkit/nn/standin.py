@@ -29,8 +29,6 @@ Pair = tuple[int, int]
 
 
 class Geometry(NamedTuple):
-    """How a convolution runs over a 4-D input."""
-
     stride: Pair
     padding: Pair
     dilation: Pair

@@ -304,7 +304,6 @@ class Engine:
                 self._install(key, program.graph)
 
     def _read_probes(self) -> None:
-        """Take in the counts that have arrived."""
         probes, self._probes = self._probes, []
         for key, storage, n, ticket in probes:
             count = ticket.ready()

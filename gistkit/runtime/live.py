@@ -11,7 +11,7 @@ form of ``gistkit::*``. Sparse and opaque tensors, which have no storage, are no
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -65,8 +65,6 @@ class LiveBytes(TorchDispatchMode):
         super().__init__()
         self._live: dict[int, StorageWeakRef] = {}
         self._keeps_timeline = timeline
-        self._outside: dict[int, StorageWeakRef] = {}
-        self._outside_limit = 1024
         self._lock = threading.RLock()
         self._active = False
         self._counts_fake = False
@@ -119,7 +117,6 @@ class LiveBytes(TorchDispatchMode):
                 self.track(*thing.parameters(), *thing.buffers())
             elif isinstance(thing, torch.Tensor):
                 with self._lock:
-                    self._outside.pop(thing.untyped_storage()._cdata, None)
                     self._count(thing)
             else:
                 raise TypeError(f"track() takes tensors and modules, got {type(thing).__name__}; pass its tensors")
@@ -127,14 +124,12 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if func not in _FRESH_INPUT:
-            with self._lock:
-                for tensor in _tensors((*args, *kwargs.values())):
-                    self._note_outside(tensor)
+        given = () if func in _FRESH_INPUT else map(self._storage, _tensors((*args, *kwargs.values())))
+        outside = {s._cdata for s in given if s is not None}  # their views do not count, unless they do themselves
         result = func(*args, **kwargs)
         with self._lock:
             for tensor in _tensors((result,)):
-                self._count(tensor)
+                self._count(tensor, outside)
             nbytes = self._poll()
             self._peak_bytes = max(self._peak_bytes, nbytes)
             if self._keeps_timeline:
@@ -152,19 +147,10 @@ class LiveBytes(TorchDispatchMode):
                 total += storage.nbytes()
         return total
 
-    def _count(self, tensor: torch.Tensor) -> None:
+    def _count(self, tensor: torch.Tensor, outside: Collection[int] = ()) -> None:
         storage = self._storage(tensor)
-        if storage is not None and storage._cdata not in self._live and storage._cdata not in self._outside:
+        if storage is not None and storage._cdata not in self._live and storage._cdata not in outside:
             self._live[storage._cdata] = StorageWeakRef(storage)
-
-    def _note_outside(self, tensor: torch.Tensor) -> None:
-        storage = self._storage(tensor)
-        if storage is None or storage._cdata in self._live or storage._cdata in self._outside:
-            return
-        self._outside[storage._cdata] = StorageWeakRef(storage)
-        if len(self._outside) > self._outside_limit:
-            self._outside = {cdata: ref for cdata, ref in self._outside.items() if not ref.expired()}
-            self._outside_limit = max(1024, 2 * len(self._outside))
 
     def _storage(self, tensor: torch.Tensor) -> torch.UntypedStorage | None:
         if tensor.layout != torch.strided or tensor.is_mkldnn:

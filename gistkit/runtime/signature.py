@@ -16,7 +16,6 @@ AutocastState = tuple[tuple[bool, torch.dtype], ...]
 
 
 def autocast_now() -> AutocastState:
-    """Autocast's state by device type."""
     return tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in AUTOCAST_DEVICES)
 
 

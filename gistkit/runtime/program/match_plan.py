@@ -88,24 +88,18 @@ def _tensors(args: tuple, kwargs: dict) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
 
 
-def _alone(t: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    with mode, torch.no_grad():
-        fake = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
-    fake.requires_grad_(t.requires_grad)
-    if t.is_leaf:
-        return fake
-    with mode:
-        return fake.clone()
-
-
 def _by_extent(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """A forward's arguments with fake tensors for views that begin within their storage, as all but the first of a
     batch's parts do: what is captured of such a view is the whole storage. One that shares it stays."""
     given = {id(t): t for t in _tensors(args, kwargs) if t.layout == torch.strided and not t.is_nested}
     there = Counter(t.untyped_storage()._cdata for t in given.values())
-    views = [t for t in given.values() if type(t) is torch.Tensor and t.storage_offset()]
-    mode = FakeTensorMode()
-    made = {id(t): _alone(t, mode) for t in views if there[t.untyped_storage()._cdata] == 1}
+    made = {}
+    with FakeTensorMode():
+        for t in given.values():
+            if type(t) is torch.Tensor and t.storage_offset() and there[t.untyped_storage()._cdata] == 1:
+                fake = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+                fake.requires_grad_(t.requires_grad)
+                made[id(t)] = fake if t.is_leaf else fake.clone()
     return tree_map_only(torch.Tensor, lambda t: made.get(id(t), t), (args, kwargs)) if made else (args, kwargs)
 
 
@@ -126,7 +120,6 @@ def shapes(args: tuple, kwargs: dict) -> Shapes:
 
 
 def inputs_of(args: tuple, kwargs: dict) -> tuple[StateTensor, ...]:
-    """The tensors of a forward's arguments, as a contract has them."""
     return tuple(
         StateTensor(f"input {i}", str(t.dtype).removeprefix("torch."), tuple(t.shape), t.requires_grad)
         for i, t in enumerate(_tensors(args, kwargs))

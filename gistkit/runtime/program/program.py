@@ -263,14 +263,12 @@ def _in_order(call: Call) -> list[Save | Passing]:
 
 
 def _stashes(recipe: tuple) -> set[int]:
-    """The storages that a recipe starts from."""
     if recipe[:1] == ("stash",):
         return {recipe[1]}
     return set().union(*(_stashes(r) for r in recipe[1:] if isinstance(r, tuple)))
 
 
 def cannot_keep(decision: Decision, program: Program | None, why: str) -> PlanError:
-    """The error of a storage under a budget whose decision is not carried out."""
     op, module, shape = program.origin(decision.storage) if program else ("", "", ())
     return PlanError(
         f"the plan's budget cannot be kept: storage {decision.storage} ({op} of {module or 'the model'}, shape "

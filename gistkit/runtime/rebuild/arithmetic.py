@@ -8,7 +8,7 @@ one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -17,11 +17,10 @@ from torch.utils._pytree import tree_leaves
 from gistkit.capture import batch_size
 from gistkit.codecs import dtype_of
 from gistkit.ir import part_bytes
-from gistkit.nn.norm import CHANNELS_LAST, rebuild_candidates
+from gistkit.nn.norm import CHANNELS_LAST, Rebuild, rebuild_candidates
 from gistkit.runtime.program.program import Program
 from gistkit.runtime.stash.verify import blocks, same_bits
 
-Rebuild = Callable[..., torch.Tensor]
 # Arithmetics differ in about one element of ten in fp32, and after a rounding to bf16 in one of some 50,000, but for
 # those that fp32 biases make nearly cancel.
 ELEMENTS, ELEMENTS_16 = 2**12, 2**18

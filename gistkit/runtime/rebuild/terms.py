@@ -22,13 +22,11 @@ import torch
 from gistkit.ir import part_bytes
 from gistkit.kernels.launch import direct
 from gistkit.nn.keep import Kept, unchanged
-from gistkit.nn.norm import KERNEL_CANDIDATES, Factors, plane_of, result_like, widens
+from gistkit.nn.norm import KERNEL_CANDIDATES, Factors, Rebuild, plane_of, result_like, widens
 from gistkit.runtime.rebuild.arithmetic import Kind, arithmetics
 from gistkit.runtime.stash.stash import RebuiltBody, Rows, rows_of, source_of
 from gistkit.runtime.stash.verify import Digest, Trial, blocks, same_bits
 
-Arithmetic = Callable[..., torch.Tensor]
-"""(x, mean, 1/std, weight, bias) -> the batch norm's output."""
 ADD = "AddBackward0"
 NORMS = ("NativeBatchNormBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0")
 
@@ -83,7 +81,7 @@ class NormTerm:
     __slots__ = ("_bias", "_kept", "_node", "_version", "arithmetic")
     fresh = True
 
-    def __init__(self, source: NormSource, arithmetic: Arithmetic) -> None:
+    def __init__(self, source: NormSource, arithmetic: Rebuild) -> None:
         self._node, self._bias, self._kept = source.node, source.bias, source.kept
         self._version = 0 if source.bias is None else source.bias._version
         self.arithmetic = arithmetic
@@ -186,7 +184,7 @@ class Recipe:
 
     def __init__(self, steps: tuple, verified: dict, y: torch.Tensor, fused: bool) -> None:
         self._steps, self._verified, self._fused = steps[1], verified, fused
-        self._arithmetics: dict[int, Arithmetic] = {}
+        self._arithmetics: dict[int, Rebuild] = {}
         self._like, self._launch = (y.dtype, y.shape, y.stride()), None
 
     def term(self, node: Any, norms: dict[int, NormSource], kept: Callable[[int, Any], Kept | None]) -> Term | None:

@@ -74,7 +74,6 @@ class RecordedCall:
         return found[-1 if last else 0] if found else -1
 
     def made(self) -> set[int]:
-        """Storages that are new with this call."""
         return {s for _, s, _ in self.makes} | set(self.packs.values()) | set(self.casts)
 
 

@@ -48,7 +48,7 @@ def rows_of(kept: Kept, start: int, stop: int) -> torch.Tensor:
     return kept.dense()[start:stop] if dense_rows is None else dense_rows(start, stop)
 
 
-class Body(Protocol):
+class Body(Kept, Protocol):
     """What a stash holds in place of its storage: its bytes on the device now, its values, all of them or a range in
     storage order, and the input gradient of a ReLU whose whole output it is. Some have ``dense_rows(start, stop)`` too,
     which decodes no more than these rows of the first dimension, and ``density``, the share of elements stored (None:
@@ -56,9 +56,7 @@ class Body(Protocol):
 
     @property
     def nbytes(self) -> int: ...
-    def dense(self) -> torch.Tensor: ...
     def dense_range(self, start: int, stop: int) -> torch.Tensor: ...
-    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor: ...
 
 
 class CodedBody(Coded):
@@ -103,9 +101,12 @@ class RebuiltBody:
 class SharedValues:
     """A body whose values are made once for the last two of its readers: a ReLU's node runs right behind the last
     node that reads its output, so the values stay from the one to the other. Earlier readers get values of their own.
-    """
+    What else a body has is the body's."""
 
     __slots__ = ("_body", "_readers", "_values")
+    nbytes: int
+    dense_range: Any
+    relu_backward: Any
 
     def __init__(self, body: Any, readers: int = 0) -> None:
         self._body, self._readers = body, readers
@@ -119,13 +120,8 @@ class SharedValues:
     def __call__(self, x: torch.Tensor) -> SharedValues:
         return self  # what a saved-tensor hook makes of x
 
-    @property
-    def nbytes(self) -> int:
-        return self._body.nbytes
-
-    @property
-    def density(self) -> float | None:
-        return getattr(self._body, "density", None)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._body, name)
 
     def dense(self) -> torch.Tensor:
         values = self._values
@@ -148,12 +144,6 @@ class SharedValues:
     def dense_rows(self, start: int, stop: int) -> torch.Tensor:
         values = self._values
         return rows_of(self._body, start, stop) if values is None else values[start:stop]
-
-    def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        return self._body.dense_range(start, stop)
-
-    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        return self._body.relu_backward(grad)
 
 
 def source_of(kept: Kept, rows: Rows = None) -> tuple[torch.Tensor, bool]:
@@ -254,13 +244,11 @@ class StashTable:
         return address, x._version
 
     def add(self, x: torch.Tensor, stash: Stash) -> None:
-        """Record that x's storage at its present version is stashed."""
         self._entries[self._known(x)] = (stash, x.dtype)
         if stash.storage >= 0:
             self._names[stash.storage] = stash
 
     def find(self, x: torch.Tensor) -> Stash | None:
-        """The stash of x's storage as it is now, or None."""
         # no need to ask whether the weak reference has expired: it keeps the address from being another storage's
         entry = self._entries.get((x.untyped_storage()._cdata, x._version))
         return None if entry is None or entry[1] != x.dtype else entry[0]

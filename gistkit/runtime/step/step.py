@@ -3,8 +3,7 @@
 The batch is cut into nearly equal parts, whose gradients accumulate in ``.grad`` (moDNN, section IV-A). Up to the order
 of summation the result is that of the whole batch, provided that the model's rows do not depend on each other
 (:mod:`gistkit.runtime.step.row_independence`), and that the loss is a mean or a sum, of which each part contributes its
-own (:mod:`gistkit.runtime.step.known_losses`, :mod:`gistkit.runtime.step.compared_losses`). Dropout draws other
-masks."""
+own (:mod:`gistkit.runtime.step.losses`). Dropout draws other masks."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ from gistkit.planning.simulate import check_per_sub_batch_norm
 from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.program.match_plan import given_program
 from gistkit.runtime.signature import AUTOCAST_DEVICES, signature
-from gistkit.runtime.step.compared_losses import ComparedLoss
-from gistkit.runtime.step.known_losses import Share, known_share
+from gistkit.runtime.step.losses import ComparedLoss, known_share
 from gistkit.runtime.step.row_independence import check_row_independence, tensors_of
 
 REDUCTIONS = (None, "mean", "sum")
@@ -96,7 +94,7 @@ def step(
     own = ComparedLoss(loss_fn, reduction or "mean", bounds)
     if verify:
         _check_model(model, whole, targets, bounds, per_sub_batch_norm)
-    share: Share = known or own.share
+    share = known or own.share
     total: Any = None
     for start, stop in itertools.pairwise(bounds):
         of_part = lambda out, t, fraction=(stop - start) / batch: share(out, t, fraction)  # noqa: E731
