@@ -3,9 +3,6 @@
 A lane then holds 8 neighbours in registers: one 16-byte access of a 16-bit type, two of fp32, one byte of a 1-bit mask.
 """
 
-# Triton's constexprs are plain numbers while a kernel is traced.
-# pyright: reportArgumentType=false, reportOperatorIssue=false
-
 from __future__ import annotations
 
 from functools import lru_cache

@@ -8,9 +8,6 @@ their own where they are a multiple of 16, four to a 32-bit word, sixteen to a l
 long on an H200.
 """
 
-# Triton's constexprs are plain numbers while a kernel is traced.
-# pyright: reportArgumentType=false, reportOperatorIssue=false
-
 from __future__ import annotations
 
 import torch

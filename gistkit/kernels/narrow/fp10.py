@@ -5,9 +5,6 @@ where accesses are 16 bytes a lane, and with a scale per block the elements of a
 pass finds their exponents and codes them.
 """
 
-# Triton's constexprs are plain numbers while a kernel is traced.
-# pyright: reportArgumentType=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import torch

@@ -6,9 +6,6 @@ in :mod:`gistkit.kernels.narrow.rounding`, the three-to-a-word layout of ``fp10`
 Scaled, a row of a tile is a block of 128 elements. One launch either way.
 """
 
-# Triton's constexprs are plain numbers while a kernel is traced.
-# pyright: reportArgumentType=false, reportOperatorIssue=false
-
 from __future__ import annotations
 
 import torch

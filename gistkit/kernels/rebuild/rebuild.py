@@ -18,9 +18,6 @@ Planes that are no whole number of 16-byte accesses, 7x7 for one, are taken in r
 lies in one channel or two.
 """
 
-# Triton's constexprs are plain numbers while a kernel is traced.
-# pyright: reportArgumentType=false, reportOperatorIssue=false
-
 from __future__ import annotations
 
 from functools import lru_cache

@@ -5,9 +5,6 @@ neighbours of each of four rows (see octets.py). Decoding and ReLU's
 backward: csr_readers.py.
 """
 
-# tl.static_range is unrolled by the compiler: to a type checker it is no iterator
-# pyright: reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import triton

@@ -9,9 +9,6 @@ start 256 apart, one after the other.
 ReLU's backward puts a byte to the place of each element that lets the gradient pass: no value is decoded.
 """
 
-# tl.static_range is unrolled by the compiler: to a type checker it is no iterator
-# pyright: reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import triton

@@ -5,9 +5,6 @@ neighbouring programs' rows have of the first and the last octet is left out. In
 number. Rows and flags are bytes, an octet's in two words, made by shifts of the words in which every byte is 1.
 """
 
-# tl.static_range is unrolled by the compiler: to a type checker it is no iterator
-# pyright: reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import triton

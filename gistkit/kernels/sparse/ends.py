@@ -9,9 +9,6 @@ One launch for few counts, whose programs each add up all counts before their ow
 groups. ``torch.cumsum`` widens, initialises and scans in three launches.
 """
 
-# Triton's constexprs are plain numbers while a kernel is traced.
-# pyright: reportArgumentType=false, reportOperatorIssue=false
-
 from __future__ import annotations
 
 import torch

@@ -7,9 +7,6 @@ the x that a narrow format is decoded to.
 ReLU's backward goes the decoder's way with a byte a value, whether it lets the gradient pass: no value is decoded.
 """
 
-# tl.static_range is unrolled by the compiler: to a type checker it is no iterator
-# pyright: reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import triton

@@ -5,9 +5,6 @@ nothing; where little is read, a csr decode of fp32 at a density of 0.1 took 231
 stores of whole sectors.
 """
 
-# tl.static_range is unrolled by the compiler: to a type checker it is no iterator
-# pyright: reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import triton

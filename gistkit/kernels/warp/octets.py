@@ -9,9 +9,6 @@ CHUNKS of 256 elements are a slot of zvc. Items are seen as 32-bit words: two el
 the device's compute capability, 90 for sm_90.
 """
 
-# tl.static_range is unrolled by the compiler: to a type checker it is no iterator
-# pyright: reportGeneralTypeIssues=false, reportReturnType=false
-
 from __future__ import annotations
 
 import triton
