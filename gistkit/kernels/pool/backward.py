@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from gistkit.kernels.narrow.rounding import rounded, widen
-from gistkit.kernels.pool.tiles import load_codes, locate, locate_channels, program_start
+from gistkit.kernels.pool.tiles import load_codes, locate, locate_channels
 
 
 @triton.jit
@@ -26,7 +26,7 @@ def backward_quads_kernel(
     quad_width, by_inner, by_width, by_height,
     KH: tl.constexpr, KW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, BITS: tl.constexpr, CHECK: tl.constexpr, ODD: tl.constexpr,
-    WIDE: tl.constexpr, PORTABLE: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr,
+    PORTABLE: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Stride 2: a lane holds 2x2 input pixels (of V channels) and reads each output that may name one of them once.
 
@@ -35,25 +35,21 @@ def backward_quads_kernel(
     """
     E_FIRST: tl.constexpr = -((KH - 1 - PH) // 2)
     F_FIRST: tl.constexpr = -((KW - 1 - PW) // 2)
-    start = program_start(LANES, WIDE)
+    start = tl.program_id(0) * LANES
     lanes = tl.arange(0, LANES)
     tile = tl.arange(0, V)[None, :]
     if CHANNELS_LAST:
         base, outer, qh, qw, group = locate_channels(
-            start, lanes, inner_groups, by_inner, quad_width, by_width, quad_height, by_height, WIDE
+            start, lanes, inner_groups, by_inner, quad_width, by_width, quad_height, by_height
         )
         step = inner_groups * V
         lane = (group * V)[:, None]
     else:
-        base, outer, qh, qw = locate(start, lanes, quad_width, by_width, quad_height, by_height, WIDE)
+        base, outer, qh, qw = locate(start, lanes, quad_width, by_width, quad_height, by_height)
         step = 1
         lane = tl.zeros((LANES, 1), tl.int32)
     inside = (start + lanes < groups)[:, None]
     qh, qw, outer = qh[:, None], qw[:, None], outer[:, None]
-    if WIDE:
-        out_width, quad_width, width = (
-            tl.cast(out_width, tl.int64), tl.cast(quad_width, tl.int64), tl.cast(width, tl.int64),
-        )  # fmt: skip
     outputs_before = base * out_height * out_width * step
     first = ((outer * out_height + qh) * out_width + qw) * step + lane
     if V == 1:
@@ -121,21 +117,21 @@ def backward_kernel(
     grad_ptr, codes_ptr, grad_x_ptr, groups, inner_groups, height, width, out_height, out_width,
     by_inner, by_width, by_height,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    CHANNELS_LAST: tl.constexpr, BITS: tl.constexpr, WIDE: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr, BITS: tl.constexpr,
     PORTABLE: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Any stride: a lane holds one input pixel (of V channels) and visits every output whose window may reach it."""
-    start = program_start(LANES, WIDE)
+    start = tl.program_id(0) * LANES
     lanes = tl.arange(0, LANES)
     tile = tl.arange(0, V)[None, :]
     if CHANNELS_LAST:
         base, outer, ih, iw, group = locate_channels(
-            start, lanes, inner_groups, by_inner, width, by_width, height, by_height, WIDE
+            start, lanes, inner_groups, by_inner, width, by_width, height, by_height
         )
         step = inner_groups * V
         lane = (group * V)[:, None]
     else:
-        base, outer, ih, iw = locate(start, lanes, width, by_width, height, by_height, WIDE)
+        base, outer, ih, iw = locate(start, lanes, width, by_width, height, by_height)
         step = 1
         lane = tl.zeros((LANES, 1), tl.int32)
     inside = (start + lanes < groups)[:, None]

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from gistkit.kernels.narrow.rounding import rounded, widen
-from gistkit.kernels.pool.tiles import locate, program_start
+from gistkit.kernels.pool.tiles import locate
 
 
 @triton.jit
@@ -85,7 +85,7 @@ def _store_four(ptr, pixels, inside, PORTABLE: tl.constexpr, LANES: tl.constexpr
 @triton.jit(do_not_specialize=["by_pairs", "by_height"])
 def backward_pairs_kernel(
     grad_ptr, codes_ptr, grad_x_ptr, pairs, row_pairs, height, out_height, quad_height, by_pairs, by_height,
-    K: tl.constexpr, BITS: tl.constexpr, CHECK: tl.constexpr, ODD: tl.constexpr, WIDE: tl.constexpr,
+    K: tl.constexpr, BITS: tl.constexpr, CHECK: tl.constexpr, ODD: tl.constexpr,
     PORTABLE: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """2x2 windows without padding and 3x3 with padding 1, stride 2, in NCHW where width = 2 out_width = 4 row_pairs.
@@ -93,14 +93,12 @@ def backward_pairs_kernel(
     A lane holds 2 x 4 pixels. For K = 3, pixel row 2q is in the middle of the windows of output row q; row 2q + 1 is in
     their last and in the first of output row q + 1's; columns likewise. quad_height is ceil(height / 2).
     """
-    start = program_start(LANES, WIDE)
+    start = tl.program_id(0) * LANES
     lanes = tl.arange(0, LANES)
     inside = start + lanes < pairs
     # lanes past the end repeat the last pair, so loads need no mask of their own
     nearest = tl.minimum(lanes, (pairs - 1 - start).to(tl.int32))
-    base, outer, q, pair = locate(start, nearest, row_pairs, by_pairs, quad_height, by_height, WIDE)
-    if WIDE:
-        row_pairs = tl.cast(row_pairs, tl.int64)
+    base, outer, q, pair = locate(start, nearest, row_pairs, by_pairs, quad_height, by_height)
     width = row_pairs * 4
     outputs_before = base * out_height * row_pairs * 2
     grad_ptr += outputs_before

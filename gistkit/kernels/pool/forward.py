@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from gistkit.kernels.pool.keys import finish_keys, keys_of, start_key
-from gistkit.kernels.pool.tiles import locate, locate_channels, program_start, store_codes
+from gistkit.kernels.pool.tiles import locate, locate_channels, store_codes
 from gistkit.kernels.pool.values import finish, rectified_zero, stored, take
 
 
@@ -45,30 +45,28 @@ def forward_kernel(
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, RELU: tl.constexpr, KEEP_ZERO: tl.constexpr,
     ZERO_CODE: tl.constexpr, NONE: tl.constexpr, BITS: tl.constexpr, CHECK: tl.constexpr, UNROLL: tl.constexpr,
-    WIDE: tl.constexpr, ASM: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr,
+    ASM: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Any window in either layout: V outputs a lane along the channels (channels_last) or along a row.
 
     inner_groups: groups of V in the innermost extent (channels or out_width); groups: all of them.
     """
-    start = program_start(LANES, WIDE)
+    start = tl.program_id(0) * LANES
     lanes = tl.arange(0, LANES)
     tile = tl.arange(0, V)[None, :]
     if CHANNELS_LAST:
         base, outer, oh, ow, group = locate_channels(
-            start, lanes, inner_groups, by_inner, out_width, by_width, out_height, by_height, WIDE
+            start, lanes, inner_groups, by_inner, out_width, by_width, out_height, by_height
         )
         columns = (ow * SW - PW)[:, None]
         step = inner_groups * V
         x_ptr += base * height * width * step
         lane_ptr = x_ptr + ((group * V)[:, None] + tile)
     else:
-        base, outer, oh, group = locate(start, lanes, inner_groups, by_inner, out_height, by_height, WIDE)
+        base, outer, oh, group = locate(start, lanes, inner_groups, by_inner, out_height, by_height)
         columns = ((group * V)[:, None] + tile) * SW - PW
         step = 1
         lane_ptr = x_ptr + base * height * width
-    if WIDE:
-        width = tl.cast(width, tl.int64)
     rows = (oh * SH - PH)[:, None]
     window_ptr = lane_ptr + ((outer[:, None] * height + rows) * width + columns) * step
     first = (start.to(tl.int64) + lanes)[:, None] * V

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from gistkit.kernels.pool.keys import finish_keys, keys_of, start_key
-from gistkit.kernels.pool.tiles import locate, program_start, store_codes
+from gistkit.kernels.pool.tiles import locate, store_codes
 from gistkit.kernels.pool.values import finish, rectified_zero, stored, take
 
 
@@ -92,7 +92,7 @@ def _finish_keys(best, start_code, window_ptr, width, first_value, HIGH: tl.cons
 def forward_pairs_kernel(
     x_ptr, y_ptr, codes_ptr, pairs, row_pairs, height, width, out_height, by_pairs, by_height,
     K: tl.constexpr, P: tl.constexpr, RELU: tl.constexpr, KEEP_ZERO: tl.constexpr, ZERO_CODE: tl.constexpr,
-    NONE: tl.constexpr, BITS: tl.constexpr, CHECK: tl.constexpr, ALIGN: tl.constexpr, WIDE: tl.constexpr,
+    NONE: tl.constexpr, BITS: tl.constexpr, CHECK: tl.constexpr, ALIGN: tl.constexpr,
     ASM: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """2x2 (P = 0) and 3x3 (P = 0 or 1) windows of stride 2 in NCHW with an even out_width: two outputs of a row a lane.
@@ -100,14 +100,12 @@ def forward_pairs_kernel(
     A row of both windows is four neighbours, one wide load, and for 3x3 one more to the left (P = 1) or right (P = 0).
     row_pairs are out_width / 2; width counts ALIGN columns and covers four a pair. CHECK: the last window overhangs.
     """
-    start = program_start(LANES, WIDE)
+    start = tl.program_id(0) * LANES
     lanes = tl.arange(0, LANES)
     inside = start + lanes < pairs
     # lanes past the end repeat the last pair, so loads need no mask of their own
     nearest = tl.minimum(lanes, (pairs - 1 - start).to(tl.int32))
-    base, outer, oh, pair = locate(start, nearest, row_pairs, by_pairs, out_height, by_height, WIDE)
-    if WIDE:
-        width = tl.cast(width, tl.int64)
+    base, outer, oh, pair = locate(start, nearest, row_pairs, by_pairs, out_height, by_height)
     width = width * ALIGN
     row = oh * 2 - P
     ptr = x_ptr + base * height * width + ((outer * height + row) * width + pair * 4)
