@@ -11,10 +11,8 @@ one (Triton 3.9 and 3.6). An A100 issues 0.58 times as many instructions a secon
 
 import pytest
 
-from gistkit.kernels.pool.backward import backward_kernel, backward_quads_kernel
-from gistkit.kernels.pool.backward_pairs import backward_pairs_kernel
-from gistkit.kernels.pool.forward import forward_kernel
-from gistkit.kernels.pool.forward_pairs import forward_pairs_kernel
+from gistkit.kernels.pool.backward import backward_kernel, backward_pairs_kernel, backward_quads_kernel
+from gistkit.kernels.pool.forward import forward_kernel, forward_pairs_kernel
 from gistkit.kernels.pool.operators import FORWARD_OUTPUTS, PAIRS, QUADS
 from tests.aot.harness import CAPABILITIES, compile_kernel, per_element
 

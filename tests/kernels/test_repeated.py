@@ -5,7 +5,7 @@ import torch
 
 from gistkit.kernels import compat
 from gistkit.kernels.launch import tiling
-from gistkit.kernels.launch.repeated import Repeated
+from gistkit.kernels.launch.tiling import Repeated
 from tests.kernels.test_launch import Kernel
 
 X, Y = torch.empty(64), torch.empty(64)

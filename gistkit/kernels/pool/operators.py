@@ -26,10 +26,8 @@ import torch
 from gistkit import formats
 from gistkit.kernels.launch.tiling import launch
 from gistkit.kernels.layout import is_channels_last
-from gistkit.kernels.pool.backward import backward_kernel, backward_quads_kernel
-from gistkit.kernels.pool.backward_pairs import backward_pairs_kernel
-from gistkit.kernels.pool.forward import forward_kernel
-from gistkit.kernels.pool.forward_pairs import forward_pairs_kernel
+from gistkit.kernels.pool.backward import backward_kernel, backward_pairs_kernel, backward_quads_kernel
+from gistkit.kernels.pool.forward import forward_kernel, forward_pairs_kernel
 from gistkit.kernels.pool.geometry import PoolGeometry, backward_geometry, forward_geometry, none_code
 from gistkit.kernels.pool.tiles import divisor
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero

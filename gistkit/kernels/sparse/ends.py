@@ -17,8 +17,8 @@ import triton.language as tl
 
 from gistkit.formats import ceil_div
 from gistkit.kernels.launch.tiling import launch
+from gistkit.kernels.layout import bits_of
 from gistkit.kernels.sparse import spill as spilling
-from gistkit.kernels.sparse.arguments import bits_of
 
 GROUP = 1024
 """Counts a program."""

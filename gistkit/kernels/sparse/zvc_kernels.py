@@ -20,7 +20,6 @@ from gistkit.kernels.sparse.values import (
 )
 from gistkit.kernels.warp.lanes import LANES
 from gistkit.kernels.warp.octet_codes import narrow_octet
-from gistkit.kernels.warp.octet_stores import store_octet, store_octets
 from gistkit.kernels.warp.octets import (
     CHUNK,
     CHUNKS,
@@ -29,6 +28,8 @@ from gistkit.kernels.warp.octets import (
     octet_marks,
     octet_places,
     spread_program,
+    store_octet,
+    store_octets,
     store_words,
 )
 from gistkit.kernels.warp.stage import open_stage, pull_flags, pull_octet, push_octet, unstage_words, warp_sync
