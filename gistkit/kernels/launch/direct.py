@@ -53,16 +53,9 @@ def mask1_backward(grad: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def bn_rebuild(
-    x: torch.Tensor,
-    norm: list[torch.Tensor],
-    form: str,
-    plane: int,
-    other: torch.Tensor | None,
-    other_norm: list[torch.Tensor],
-    other_form: str,
-    relu: bool,
-    out: torch.Tensor,
-) -> None:
+    x: torch.Tensor, norm: list[torch.Tensor], form: str, plane: int, other: torch.Tensor | None,
+    other_norm: list[torch.Tensor], other_form: str, relu: bool, out: torch.Tensor,
+) -> None:  # fmt: skip
     """``ops.bn_rebuild`` of dense x, other and out of one geometry."""
     if _is_plain(x):
         ops.launchers("rebuild").bn_rebuild(x, norm, form, plane, other, other_norm, other_form, relu, out)
@@ -166,13 +159,9 @@ class Rebuilds:
         self._launch: Any = None
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        norm: list[torch.Tensor],
-        other: torch.Tensor | None,
-        other_norm: list[torch.Tensor],
+        self, x: torch.Tensor, norm: list[torch.Tensor], other: torch.Tensor | None, other_norm: list[torch.Tensor],
         out: torch.Tensor,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         """out, overwritten by relu(BN(x)), relu(BN(x) + other) or relu(BN(x) + BN(other))."""
         if not _is_plain(x):
             kept = self.other_form if other_norm else ""

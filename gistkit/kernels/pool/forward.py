@@ -14,15 +14,7 @@ windows look at the same rows of four or five columns, and the keys of 3x3 windo
 import triton
 import triton.language as tl
 
-from gistkit.kernels.pool.maxima import (
-    finish,
-    finish_keys,
-    keys_of,
-    rectified_zero,
-    start_key,
-    stored,
-    take,
-)
+from gistkit.kernels.pool.maxima import finish, finish_keys, keys_of, rectified_zero, start_key, stored, take
 from gistkit.kernels.pool.tiles import locate, locate_channels, store_codes
 
 

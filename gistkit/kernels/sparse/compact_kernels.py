@@ -11,8 +11,6 @@ With a spill (:mod:`gistkit.kernels.sparse.spill`) slots' ends are redirected, a
 differs but the place of csr's columns.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

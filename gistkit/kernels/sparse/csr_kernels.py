@@ -13,8 +13,6 @@ which every byte is 1. ReLU's backward puts a byte to the place of each element 
 decoded.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

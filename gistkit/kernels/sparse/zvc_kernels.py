@@ -7,17 +7,11 @@ the x that a narrow format is decoded to.
 ReLU's backward goes the decoder's way with a byte a value, whether it lets the gradient pass: no value is decoded.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 
 from gistkit.formats import ZVC_SLOT
-from gistkit.kernels.sparse.values import (
-    slot_start,
-    stage_flags,
-    stage_values,
-)
+from gistkit.kernels.sparse.values import slot_start, stage_flags, stage_values
 from gistkit.kernels.warp.lanes import LANES
 from gistkit.kernels.warp.octet_codes import narrow_octet
 from gistkit.kernels.warp.octets import (

@@ -13,8 +13,6 @@ CHUNKS of 256 elements are a slot of zvc. Items are seen as 32-bit words: two el
 the device's compute capability, 90 for sm_90.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

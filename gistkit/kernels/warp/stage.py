@@ -9,8 +9,6 @@ no barrier of the block is needed. Each ``open_stage`` in a kernel's code is mem
 is undefined.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 
