@@ -6,9 +6,8 @@ import re
 import pytest
 
 from gistkit.kernels.launch.tiling import NUM_WARPS, ROWS
-from gistkit.kernels.narrow import fp10, narrow
-from gistkit.kernels.sparse.csr_kernels import csr_encode_kernel
-from gistkit.kernels.sparse.csr_readers import csr_backward_kernel
+from gistkit.kernels.narrow import narrow
+from gistkit.kernels.sparse.csr_kernels import csr_backward_kernel, csr_encode_kernel
 from gistkit.kernels.sparse.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel
 from tests.aot import test_mask, test_narrow, test_sparse
 from tests.aot.harness import compile_kernel
@@ -34,8 +33,8 @@ KERNELS = {
     "narrow decode": narrows(narrow._decode_kernel, **TILES),
     "narrow encode per block": narrows(narrow._block_encode_kernel, **BLOCKS, ASM=90, ALIGNED=True),
     "narrow decode per block": narrows(narrow._block_decode_kernel, **BLOCKS),
-    "fp10 encode": narrows(fp10._pack10_kernel, SCALING="none", ROWS=fp10.ENCODE_ROWS),
-    "fp10 decode": narrows(fp10._unpack10_kernel, SCALING="none", ROWS=fp10.DECODE_ROWS),
+    "fp10 encode": narrows(narrow._pack10_kernel, SCALING="none", ROWS=narrow.ENCODE_ROWS),
+    "fp10 decode": narrows(narrow._unpack10_kernel, SCALING="none", ROWS=narrow.DECODE_ROWS),
     "zvc encode": lambda: test_sparse.compiled(zvc_encode_kernel, "fp32"),
     "zvc decode": lambda: test_sparse.compiled(zvc_decode_kernel, "fp32"),
     "csr encode": lambda: test_sparse.compiled(csr_encode_kernel, "fp32"),

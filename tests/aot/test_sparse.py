@@ -18,12 +18,10 @@ instructions took 0.90 to 1.0 of the time on an H200.
 import pytest
 import triton.language as tl
 
-from gistkit.kernels.sparse.compact import CSR_SLOTS, PAIR_PIECES, PIECES, RUN, ZVC_SLOTS
 from gistkit.kernels.sparse.compact_kernels import compact_kernel
-from gistkit.kernels.sparse.csr_kernels import csr_encode_kernel
-from gistkit.kernels.sparse.csr_readers import csr_backward_kernel, csr_decode_kernel
+from gistkit.kernels.sparse.csr_kernels import csr_backward_kernel, csr_decode_kernel, csr_encode_kernel
 from gistkit.kernels.sparse.ends import COUNTS_A_ROUND, GROUP, SUMS_A_ROUND, ends_kernel
-from gistkit.kernels.sparse.reading import CSR_PIECES, CSR_ROWS
+from gistkit.kernels.sparse.operators import CSR_PIECES, CSR_ROWS, CSR_SLOTS, PAIR_PIECES, PIECES, RUN, ZVC_SLOTS
 from gistkit.kernels.sparse.spill import group_slots
 from gistkit.kernels.sparse.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel
 from tests.aot.harness import CAPABILITIES, Compiled, compile_kernel, loop_body, loops, per_element

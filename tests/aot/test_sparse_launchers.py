@@ -7,7 +7,7 @@ import torch
 
 from gistkit.kernels import STRIDES
 from gistkit.kernels.reference import sparse as reference
-from gistkit.kernels.sparse import compact, operators, reading, zvc_launches
+from gistkit.kernels.sparse import operators, zvc_launches
 from gistkit.kernels.sparse.ends import ends_kernel
 from tests.aot.harness import compile_kernel
 from tests.support.sparse_cases import PAYLOADS, decoded, relu_gradient, sparse_case
@@ -33,11 +33,9 @@ def sums(counts, *_):
 
 @pytest.fixture
 def device(monkeypatch):
-    """The launchers' modules as on sm_90, running sums by PyTorch."""
-    for module in (compact, operators, reading):
-        for name, stand_in in (("launch_warps", emulated), ("asm_level", lambda x: 90), ("ends", sums)):
-            if hasattr(module, name):
-                monkeypatch.setattr(module, name, stand_in)
+    """The launchers as on sm_90, running sums by PyTorch."""
+    for name, stand_in in (("launch_warps", emulated), ("asm_level", lambda x: 90), ("ends", sums)):
+        monkeypatch.setattr(operators, name, stand_in)
 
 
 @pytest.mark.parametrize("codec", STRIDES)
@@ -51,7 +49,7 @@ def device(monkeypatch):
         (torch.float16, "fp16", "none", 2056),
     ],
 )
-def test_encoding_and_reading(codec, dtype, fmt, scaling, n, device):
+def test_encoding_and_operators(codec, dtype, fmt, scaling, n, device):
     """Of whole tensors and of parts; the last slot is short."""
     stride = STRIDES[codec]
     case = sparse_case(float_values(n, dtype, 3, 0.5, False), float_values(n, dtype, 4, 0.1, False), fmt, scaling)
@@ -62,11 +60,11 @@ def test_encoding_and_reading(codec, dtype, fmt, scaling, n, device):
     assert same_bits(*(reference.compact(e[2], e[1], stride, total) for e in (made, expected)))
     for payload in PAYLOADS[codec](reference, case):
         whole = decoded(reference, case, payload, codec)
-        assert same_bits(decoded(reading, case, payload, codec), whole)
+        assert same_bits(decoded(operators, case, payload, codec), whole)
         gradient = torch.empty_like(case.grad)  # of its own: the emulator copies what a launch is given
-        getattr(reading, f"{codec}_relu_backward")(case.grad, *payload[:4], gradient, *payload[4:])
+        getattr(operators, f"{codec}_relu_backward")(case.grad, *payload[:4], gradient, *payload[4:])
         assert same_bits(gradient, relu_gradient(reference, case, payload, codec))
-        part = getattr(reading, f"{codec}_decode")(*payload[:4], 1, 700, dtype, *payload[4:])
+        part = getattr(operators, f"{codec}_decode")(*payload[:4], 1, 700, dtype, *payload[4:])
         assert same_bits(part, whole[stride : stride + 700])
 
 
@@ -112,8 +110,8 @@ def test_packing(stride, device):
     counts = torch.tensor([stride, 0, 3, 70, 1, 0, 9], dtype=torch.int16)
     values = float_values(7 * stride, torch.float32, 2, 0.0, False).nan_to_num()
     columns, total = torch.randint(0, 256, (7 * stride,), dtype=torch.uint8), int(counts.sum())
-    assert same_bits(compact.compact(values, counts, stride, total), reference.compact(values, counts, stride, total))
+    assert same_bits(operators.compact(values, counts, stride, total), reference.compact(values, counts, stride, total))
     if stride == 256:
-        made = compact.csr_compact(columns, values, counts, total)
+        made = operators.csr_compact(columns, values, counts, total)
         expected = reference.csr_compact(columns, values, counts, total)
         assert all(same_bits(a, b) for a, b in zip(made, expected, strict=True))

@@ -13,6 +13,7 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gistkit.kernels.pool import geometry
 from gistkit.kernels.pool import operators as pool
 from gistkit.kernels.pool.tiles import divide, divisor
 from gistkit.kernels.reference import pool as reference
@@ -59,9 +60,9 @@ def test_common_windows_equal_the_oracle(case):
 
 @settings(max_examples=15)
 @given(pool_cases(max_size=8))
-def test_64_bit_addressing_equals_the_oracle(case):
+def test_parts_of_the_batch_equal_the_oracle(case):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool, "_wide", lambda *_: True)
+        patch.setattr(geometry, "launch_images", lambda elements: 2)
         check(case)
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given
 
 from gistkit import formats
-from gistkit.kernels import ops
+from gistkit.kernels import forward_geometry, ops
 from gistkit.kernels.layout import is_channels_last
 from gistkit.kernels.reference import pool as reference
 from tests.support.pool_cases import DTYPES, PoolCase, assert_same_bits, pool_cases, values
@@ -134,6 +134,12 @@ def _forward(x=None, kernel=(2, 2), stride=(2, 2), padding=(0, 0), zero_code=Tru
 def test_forward_refuses(error, text, arguments):
     with pytest.raises(error, match="maxpool_forward: .*" + text):
         _forward(**arguments)
+
+
+def test_an_image_beyond_the_reach_of_a_launch_is_refused():
+    x = torch.empty(2, 4, 2**15, 2**13 + 2, dtype=torch.bfloat16, device="meta")
+    with pytest.raises(ValueError, match=r"an image must have at most 2\*\*30 elements, got 4 planes of 32768 x 8194;"):
+        forward_geometry(x, *WINDOWS_2X2, False, True, 4)
 
 
 def test_sixteen_positions_fit_four_bits_without_the_zero_code():

@@ -183,9 +183,9 @@ def decode(*form, n=4, first=0, values=VALUES, exponents=EMPTY):
 
 
 REFUSALS = [
-    (TypeError, r"zvc_pack: x must be of dtype .* got torch.int64; convert", lambda: ops.zvc_encode(X.long(), "raw")),
-    (ValueError, r"zvc_pack: x must be 1-D and contiguous", lambda: ops.zvc_encode(X.view(2, 2), "raw")),
-    (ValueError, r"csr_pack: fmt must be one of raw, fp16, fp10, fp8, got 'fp7'", lambda: ops.csr_encode(X, "fp7")),
+    (TypeError, r"zvc_encode: x must be of dtype .* got torch.int64; convert", lambda: ops.zvc_encode(X.long(), "raw")),
+    (ValueError, r"zvc_encode: x must be 1-D and contiguous", lambda: ops.zvc_encode(X.view(2, 2), "raw")),
+    (ValueError, r"csr_encode: fmt must be one of raw, fp16, fp10, fp8, got 'fp7'", lambda: ops.csr_encode(X, "fp7")),
     (ValueError, r"compact: stride must be 1024 \(zvc\) or 256 \(csr\), got 7", lambda: ops.compact(X, COUNTS, 7, 3)),
     (ValueError, r"compact: scratch must have 1024 elements", lambda: ops.compact(X, COUNTS, 1024, 3)),
     (ValueError, r"compact: total must be between 0 and 1024", lambda: ops.compact(VALUES, COUNTS, 1024, 1025)),

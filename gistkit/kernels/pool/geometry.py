@@ -24,6 +24,7 @@ class PoolGeometry:
     padding: tuple[int, int]
     out_height: int
     out_width: int
+    images: int  # that one launch takes
 
     @property
     def positions(self) -> int:
@@ -59,7 +60,7 @@ def forward_geometry(
             f"maxpool_forward: the pool of a {height} x {width} plane with kernel {tuple(kernel)}, padding "
             f"{tuple(padding)} has no output; use a smaller window or a larger input"
         )
-    return _geometry(height, width, kernel, stride, padding, out)
+    return _geometry("maxpool_forward", x.shape[1], height, width, kernel, stride, padding, out)
 
 
 def backward_geometry(
@@ -83,7 +84,7 @@ def backward_geometry(
             f"maxpool_backward: codes must be {expected} contiguous uint8 for {grad_y.numel()} outputs at {bits} bits, "
             f"got {codes.numel()} of {codes.dtype}; pass the codes of the forward that made grad_y's outputs"
         )
-    return _geometry(height, width, kernel, stride, padding, out)
+    return _geometry("maxpool_backward", grad_y.shape[1], height, width, kernel, stride, padding, out)
 
 
 def _out_sizes(height, width, kernel, stride, padding, ceil_mode: bool) -> tuple[int, int]:
@@ -91,9 +92,20 @@ def _out_sizes(height, width, kernel, stride, padding, ceil_mode: bool) -> tuple
     return rows, pool_size(width, kernel[1], stride[1], padding[1], ceil_mode)
 
 
-def _geometry(height, width, kernel, stride, padding, out: tuple[int, int]) -> PoolGeometry:
+def _geometry(op: str, channels: int, height, width, kernel, stride, padding, out: tuple[int, int]) -> PoolGeometry:
+    images = launch_images(channels * max((height + height % 2) * (width + width % 2), out[0] * out[1]))
+    if not images:
+        raise ValueError(
+            f"{op}: an image must have at most 2**30 elements, got {channels} planes of {height} x {width}; use "
+            "PyTorch's own max_pool2d"
+        )
     kernel, stride, padding = ((int(a), int(b)) for a, b in (kernel, stride, padding))
-    return PoolGeometry(height, width, kernel, stride, padding, *out)
+    return PoolGeometry(height, width, kernel, stride, padding, *out, images)
+
+
+def launch_images(elements: int) -> int:
+    """Images of so many elements that 32-bit offsets reach; an even number, as two codes may share a byte."""
+    return 2**30 // max(1, elements) * 2
 
 
 def _check_values(operator: str, name: str, x: torch.Tensor) -> None:

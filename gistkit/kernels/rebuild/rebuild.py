@@ -18,9 +18,6 @@ Planes that are no whole number of 16-byte accesses, 7x7 for one, are taken in r
 lies in one channel or two.
 """
 
-# Triton's constexprs are plain numbers while a kernel is traced.
-# pyright: reportArgumentType=false, reportOperatorIssue=false
-
 from __future__ import annotations
 
 from functools import lru_cache
@@ -31,9 +28,7 @@ import triton
 import triton.language as tl
 
 from gistkit.formats import ceil_div
-from gistkit.kernels.launch.checks import check_rebuild
-from gistkit.kernels.launch.repeated import Repeated
-from gistkit.kernels.launch.tiling import launch
+from gistkit.kernels.launch.tiling import Repeated, launch
 from gistkit.kernels.narrow.rounding import not_positive, rounded, widen
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 
@@ -247,21 +242,12 @@ def bn_rebuild(
 ) -> None:  # fmt: skip
     """out = relu?(BN(x) [+ other | + BN(other)]), rounded as the forms above say.
 
-    x, other, out: fp32/bf16/fp16[n] of one dtype, in storage order; out may be x or other. ``norm``: mean and 1/std,
+    x, other, out: fp32/bf16/fp16 of one dtype and dense geometry; out may be x or other. ``norm``: mean and 1/std,
     fp32[C], weight and bias, fp32, bf16 or fp16 [C]. ``plane``: elements of one channel that lie together, 1 for
     channels_last.
-    ``other_norm`` is empty where other is added as it is. Raises ValueError and TypeError for operands that do not
-    fit. Does not synchronise but for asking once about -0.0 (:mod:`gistkit.kernels.signed_zero`).
+    ``other_norm`` is empty where other is added as it is. Does not synchronise but for asking once about -0.0
+    (:mod:`gistkit.kernels.signed_zero`).
     """
-    check_rebuild(x, norm, form, plane, other, other_norm, other_form, out)
-    bn_rebuild_dense(x, norm, form, plane, other, other_norm, other_form, relu, out)
-
-
-def bn_rebuild_dense(
-    x: torch.Tensor, norm: list[torch.Tensor], form: str, plane: int, other: torch.Tensor | None,
-    other_norm: list[torch.Tensor], other_form: str, relu: bool, out: torch.Tensor,
-) -> None:  # fmt: skip
-    """:func:`bn_rebuild` of dense tensors of any shape and one geometry, unchecked."""
     n = x.numel()
     if not n:
         return

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from gistkit.kernels.launch.checks import check_rebuild
-
 
 def _fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """a * b + c rounded once: PyTorch's addcmul is a fused multiply-add on the CPU."""
@@ -34,7 +32,6 @@ def bn_rebuild(
     other_norm: list[torch.Tensor], other_form: str, relu: bool, out: torch.Tensor,
 ) -> None:  # fmt: skip
     """out = relu?(BN(x) [+ other | + BN(other)]); arguments as the kernel's."""
-    check_rebuild(x, norm, form, plane, other, other_norm, other_form, out)
     y = batch_norm(x, norm, form, plane)
     if other is not None:
         y = y + (batch_norm(other, other_norm, other_form, plane) if other_norm else other)

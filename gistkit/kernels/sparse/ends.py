@@ -9,9 +9,6 @@ One launch for few counts, whose programs each add up all counts before their ow
 groups. ``torch.cumsum`` widens, initialises and scans in three launches.
 """
 
-# Triton's constexprs are plain numbers while a kernel is traced.
-# pyright: reportArgumentType=false, reportOperatorIssue=false
-
 from __future__ import annotations
 
 import torch
@@ -20,8 +17,8 @@ import triton.language as tl
 
 from gistkit.formats import ceil_div
 from gistkit.kernels.launch.tiling import launch
+from gistkit.kernels.layout import bits_of
 from gistkit.kernels.sparse import spill as spilling
-from gistkit.kernels.sparse.arguments import bits_of
 
 GROUP = 1024
 """Counts a program."""

@@ -7,23 +7,13 @@ the x that a narrow format is decoded to.
 ReLU's backward goes the decoder's way with a byte a value, whether it lets the gradient pass: no value is decoded.
 """
 
-# tl.static_range is unrolled by the compiler: to a type checker it is no iterator
-# pyright: reportGeneralTypeIssues=false
-
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 
 from gistkit.formats import ZVC_SLOT
-from gistkit.kernels.sparse.values import (
-    slot_start,
-    stage_flags,
-    stage_values,
-)
+from gistkit.kernels.sparse.values import slot_start, stage_flags, stage_values
 from gistkit.kernels.warp.lanes import LANES
 from gistkit.kernels.warp.octet_codes import narrow_octet
-from gistkit.kernels.warp.octet_stores import store_octet, store_octets
 from gistkit.kernels.warp.octets import (
     CHUNK,
     CHUNKS,
@@ -32,6 +22,8 @@ from gistkit.kernels.warp.octets import (
     octet_marks,
     octet_places,
     spread_program,
+    store_octet,
+    store_octets,
     store_words,
 )
 from gistkit.kernels.warp.stage import open_stage, pull_flags, pull_octet, push_octet, unstage_words, warp_sync

@@ -1,8 +1,7 @@
 """zvc of tensors of one kind (length, dtype, device), again and again: all of the launches but the addresses is ready.
 
-What :mod:`gistkit.kernels.sparse.operators`, :mod:`~gistkit.kernels.sparse.compact` and
-:mod:`~gistkit.kernels.sparse.reading` do in 145 us of an H100's host (16 MB of fp32) takes a third of that here, as
-nothing is checked, viewed or looked up. Values are single items: ``raw``, ``fp16`` or ``fp8``, without scaling.
+What :mod:`gistkit.kernels.sparse.operators` does in 145 us of an H100's host (16 MB of fp32) takes a third of that
+here, as nothing is viewed or looked up. Values are single items: ``raw``, ``fp16`` or ``fp8``, without scaling.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from typing import Any
 import torch
 
 from gistkit.formats import ZVC_SLOT, ZVC_WORDS, ceil_div
-from gistkit.kernels.launch.repeated import Ready
-from gistkit.kernels.sparse.arguments import BIT_DTYPES, value_dtype
-from gistkit.kernels.sparse.compact import PIECES, RUN, UNBOUNDED, ZVC_SLOTS
+from gistkit.kernels.launch.tiling import Ready
+from gistkit.kernels.layout import BIT_DTYPES, value_dtype
 from gistkit.kernels.sparse.compact_kernels import compact_kernel
 from gistkit.kernels.sparse.ends import COUNTS_A_ROUND, FEW, GROUP, SUMS_A_ROUND, ends_kernel, sums_kernel
+from gistkit.kernels.sparse.operators import PIECES, RUN, UNBOUNDED, ZVC_SLOTS
 from gistkit.kernels.sparse.spill import group_slots
 from gistkit.kernels.sparse.values import TRITON_DTYPES
 from gistkit.kernels.sparse.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel

@@ -7,11 +7,6 @@ becomes 0 first. NaN comes out as 0x7F, so the sign is put in as a bit. All else
 decoding) goes through rounding.py one by one: by packed instructions it took 0.90 to 1.0 of the time.
 """
 
-# tl.static_range is unrolled by the compiler: to a type checker it is no iterator
-# pyright: reportGeneralTypeIssues=false
-
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -43,7 +43,7 @@ class PinnedCounts:
         """A ticket whose ``slot`` the work that is enqueued next on the current stream may write."""
         if not self._free:
             self._stream = torch.cuda.current_stream(device)
-            # 16 bytes each, as ready launches want them (gistkit.kernels.launch.repeated)
+            # 16 bytes each, as ready launches want them (gistkit.kernels.launch.tiling)
             slots = torch.empty((PINNED_SLOTS, 2), dtype=torch.int64, pin_memory=True)
             self._free.extend((slot, torch.cuda.Event()) for slot in slots[:, 0].unbind())
         return PinnedTicket(self._free, *self._free.pop(), self._stream)

@@ -1,4 +1,5 @@
-"""Maxima of 16-bit values by int32 keys: one integer maximum keeps a value and its place in the window.
+"""Maxima of a pool's windows (see forward.py for the rules), as fp32 values beside the codes of their positions or, of
+16-bit values, by int32 keys: one integer maximum keeps a value and its place in the window.
 
 A key's high half is the value's bf16 or fp16 pattern in the order of integers, where zeros are equal and a NaN is
 NAN | order, so that the last one of a window wins. Its low half begins with the order turned round, so that the first
@@ -8,6 +9,8 @@ keys. The bits that a key does not keep, a NaN's and a zero's sign, are read aga
 
 import triton
 import triton.language as tl
+
+from gistkit.kernels.narrow.rounding import not_positive
 
 NAN = tl.constexpr(0x7FE0)
 """The high halves from here on are NaN: above both infinities, with room for 32 places."""
@@ -108,3 +111,52 @@ def finish_keys(best, code, place_ptrs, inside, first_value, RELU: tl.constexpr,
     if MARK:
         code = tl.where(stopped, NONE, code)
     return patterns, code
+
+
+@triton.jit
+def _comparable(values):
+    """fp32; of bf16 by bits, since a conversion may change the payload of a NaN. fp16 comparisons would cost more."""
+    if values.dtype == tl.bfloat16:
+        return (values.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    else:
+        return values.to(tl.float32)
+
+
+@triton.jit
+def stored(best, DTYPE: tl.constexpr):
+    """The inverse of :func:`_comparable`; a NaN in fp16 may change its payload."""
+    if DTYPE == tl.bfloat16:
+        return (best.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    else:
+        return best.to(DTYPE)
+
+
+@triton.jit
+def take(best, code, values, position):
+    """The larger of best and values with its position."""
+    values = _comparable(values)
+    wins = (values > best) | (values != values)
+    return tl.where(wins, values, best), tl.where(wins, position, code)
+
+
+@triton.jit
+def rectified_zero(values, KEEP_ZERO: tl.constexpr):
+    """relu(values) where they are not positive, fp32; KEEP_ZERO: zeros keep their sign."""
+    if KEEP_ZERO:
+        values = _comparable(values)
+        return tl.where(values == 0.0, values, 0.0)
+    else:
+        return 0.0
+
+
+@triton.jit
+def finish(best, code, zero, first_code, RELU: tl.constexpr, ZERO_CODE: tl.constexpr, NONE: tl.constexpr):
+    """Apply the ReLU to the maxima, where it stops them: zero; mark those that pass no gradient back."""
+    stopped = not_positive(best)
+    if RELU:
+        best = tl.where(stopped, zero, best)
+    if ZERO_CODE:
+        code = tl.where(stopped, NONE, code)
+    elif RELU:
+        code = tl.where(stopped, first_code, code)
+    return best, code
