@@ -6,11 +6,11 @@ import pytest
 
 from gistkit.api.planning import plan_graph
 from gistkit.errors import BudgetError
+from gistkit.planning.choose import fastest_on_the_wall
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.registry import POLICIES
 from gistkit.planning.simulate.simulator import Simulator
-from gistkit.planning.wall import fastest_on_the_wall
 from tests.support.step_graphs import chain, forked
 
 CARD = replace(hardware("titanx"), launch_s=1e-7, tells_algorithms=False, host_s=1e-7, runtime_host_s=2e-7)
