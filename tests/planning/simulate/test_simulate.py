@@ -17,7 +17,8 @@ from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.gist_rules import gist
 from gistkit.planning.simulate.effects import profile
 from gistkit.planning.simulate.intervals import Transfer
-from gistkit.planning.simulate.simulator import Link, Simulator, memory_bytes, simulate
+from gistkit.planning.simulate.link import load_of, stalls
+from gistkit.planning.simulate.simulator import Simulator, memory_bytes, simulate
 from tests.support.models import UNet
 from tests.support.peaks import held_step, peaks_of_steps
 from tests.support.step_graphs import chain, forked, pooled, step_graphs
@@ -71,11 +72,10 @@ def test_release_and_first_use_wait():
 def carried(transfers, costs):
     """Seconds at which every transfer is done, all issued at 0."""
     ends = []
-    for place, transfer in enumerate(transfers):
-        line = Link(costs)
-        numbers = [line.issue(t) for t in transfers]
-        assert line.now == 0
-        ends.append(line.finish(transfer.direction, numbers[place]))
+    for place, last in enumerate(transfers):
+        due = (1 if i <= place and t.direction == last.direction else 2 for i, t in enumerate(transfers))
+        loads = [load_of(t._replace(due=task), costs) for t, task in zip(transfers, due, strict=True)]
+        ends.append(dict(stalls([0.0, 0.0], loads, costs.hardware.shared_rate))[1])
     return ends
 
 
