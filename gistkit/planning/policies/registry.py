@@ -16,9 +16,7 @@ from gistkit.planning.policies.gist_rules import gist_budget
 from gistkit.planning.policies.modnn.modnn import modnn
 from gistkit.planning.policies.optimal.optimal import optimal
 from gistkit.planning.policies.plain import plain
-from gistkit.planning.policies.vdnn.dynamic import vdnn_dyn
-from gistkit.planning.policies.vdnn.offload import vdnn_all, vdnn_conv
-from gistkit.planning.policies.vdnn.plus import vdnn_plus
+from gistkit.planning.policies.vdnn import vdnn_all, vdnn_conv, vdnn_dyn, vdnn_plus
 
 POLICIES: dict[str, Callable[..., Plan]] = {
     "plain": plain,
