@@ -21,7 +21,7 @@ from bench.papers.networks import TITLES, Captures, vgg101_early
 from gistkit.errors import BudgetError
 from gistkit.ir.plan import Plan
 from gistkit.planning.cost.devices import GIB
-from gistkit.planning.policies.modnn.schedule import Schedule
+from gistkit.planning.policies.modnn.modnn import Schedule
 from gistkit.planning.policies.modnn.sub_batch import PAPER, least_bytes
 from gistkit.planning.policies.vdnn import vdnn, vdnn_dyn, vdnn_plus
 from gistkit.planning.simulate.simulator import Simulation, simulate
