@@ -15,7 +15,7 @@ from gistkit.ir.scale import scaled
 from gistkit.planning.cost.table import CostTable
 from gistkit.planning.policies.modnn.modnn import Schedule, schedule
 from gistkit.planning.policies.modnn.sub_batch import PAPER, choose_sub_batch
-from gistkit.planning.simulate.sub_batches import scaled_costs
+from gistkit.planning.simulate.effects import scaled_costs
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from gistkit.errors import PlanError
 from gistkit.ir import BACKWARD, NEVER, OPERATORS, RERUN, Block, Decision, Plan, Reading, SavedGraph, scaled
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import call_choices, intolerant, options, rounds
-from gistkit.planning.policies.optimal.delta import Delta, level_of
 from gistkit.planning.policies.optimal.segments import candidates
-from gistkit.planning.policies.optimal.variants import Allowed, Variant, of_convolutions, of_storages
+from gistkit.planning.policies.optimal.variants import Allowed, Delta, Variant, level_of, of_convolutions, of_storages
 from gistkit.planning.simulate import (
     Context,
     Effects,

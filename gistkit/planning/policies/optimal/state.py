@@ -18,8 +18,8 @@ from functools import cached_property
 import numpy as np
 
 from gistkit.planning.forms import MAX_DEPTH
-from gistkit.planning.policies.optimal.delta import Delta
 from gistkit.planning.policies.optimal.problem import NOTHING, SETTLING, Problem, Requirement, SourceUse
+from gistkit.planning.policies.optimal.variants import Delta
 from gistkit.planning.simulate import Context, Load, stalls, used_at
 
 YIELDS = 20  # rounds in which variants may give way to one step
