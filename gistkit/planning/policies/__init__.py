@@ -3,8 +3,7 @@
 from gistkit.planning.forms import check_lossy
 from gistkit.planning.policies.gist_rules import gist
 from gistkit.planning.policies.optimal.optimal import LARGE_TASKS, minimise_peak
-from gistkit.planning.policies.plain import plain
-from gistkit.planning.policies.registry import POLICIES
+from gistkit.planning.policies.registry import POLICIES, plain
 
 __all__ = [
     "LARGE_TASKS",

@@ -188,11 +188,6 @@ class Composer:
                 yield Interval(task.index, task.index, task.transient_bytes, -1, "transient")
 
 
-def profile(graph: SavedGraph, plan: Plan, costs: CostTable) -> Profile:
-    """The step under a plan, as intervals, seconds and transfers. Raises PlanError as :func:`block_effects` does."""
-    return Composer(graph, costs).profile(plan)
-
-
 def check_per_sub_batch_norm(caller: str, accepted: object) -> None:
     """Raise TypeError, in the name of ``caller``, for anything but True and False."""
     if not isinstance(accepted, bool):

@@ -18,8 +18,7 @@ from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.simulate.context import PLAIN_POLICIES
 from gistkit.planning.simulate.effects import Composer, Profile
-from gistkit.planning.simulate.intervals import Interval
-from gistkit.planning.simulate.link import load_of, stalls
+from gistkit.planning.simulate.intervals import Interval, load_of, stalls
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from gistkit.ir.plan import Plan
 from gistkit.planning import choose
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.policies.plain import plain
+from gistkit.planning.policies.registry import plain
 from tests.support.zoo_steps import of_zoo
 
 

@@ -10,8 +10,7 @@ from gistkit.ir.layer_view import ACTV, CONV, layers
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.vdnn import offloads, vdnn, vdnn_all, vdnn_conv, vdnn_dyn
-from gistkit.planning.simulate.effects import profile
-from gistkit.planning.simulate.simulator import simulate
+from gistkit.planning.simulate.simulator import Simulator, simulate
 from tests.support.paper_costs import WORKSPACE, costs_of, device
 from tests.support.step_graphs import Step, chain, pooled
 
@@ -83,7 +82,7 @@ def test_the_next_layer_waits_for_the_offload_and_only_where_there_is_one():
     assert second.kind == CONV and sent[2].release == 3
     assert run.start_s[3] - run.start_s[2] == pytest.approx(2.0)
     assert run.start_s[2] - run.start_s[1] == pytest.approx(1.0)
-    transfer = next(t for t in profile(graph, plan, costs).transfers if t.direction == "d2h" and t.issue == 2)
+    transfer = next(t for t in Simulator(graph, costs).profile(plan).transfers if t.direction == "d2h" and t.issue == 2)
     assert (transfer.due, transfer.nbytes) == (3, 8192)
 
 
