@@ -2,14 +2,13 @@
 
 from gistkit.api.capturing import step_on
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.simulate.effects import profile
-from gistkit.planning.simulate.simulator import memory_bytes
+from gistkit.planning.simulate.simulator import Simulator, memory_bytes
 
 
 def steady_peak_bytes(graph, plan, costs):
     """The peak of every step but the first, in which what comes back is compared: on the CPU that is all scratch."""
     assert not costs.hardware.async_counts
-    composed = profile(graph, plan, costs)
+    composed = Simulator(graph, costs).profile(plan)
     return max(memory_bytes([i for i in composed.intervals if i.what != "scratch"], composed.tasks))
 
 

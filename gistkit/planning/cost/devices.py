@@ -105,6 +105,11 @@ class Hardware:
     def has_link(self) -> bool:
         return self.both_gbps > 0
 
+    @property
+    def shared_rate(self) -> float:
+        """The rate of either direction of the link while both are busy, as a share of its own."""
+        return min(1.0, self.both_gbps / (self.d2h_gbps + self.h2d_gbps)) if self.has_link else 1.0
+
     def to_json(self) -> str:
         """The hardware as JSON text."""
         return to_json(self, indent=2)

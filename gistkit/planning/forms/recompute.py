@@ -15,7 +15,7 @@ from gistkit.errors import PlanError
 from gistkit.ir import FORMS, RERUN, Call, Decision, SavedGraph, rerun_of
 from gistkit.planning.forms.allowed import Judge
 from gistkit.planning.forms.readers import intolerant, rounded
-from gistkit.planning.simulate import valued
+from gistkit.planning.simulate import check_sources, valued
 
 OUTSIDE = ("input", "parameter", "buffer")
 OBSERVERS = frozenset(("untyped_storage", "device.default"))
@@ -101,12 +101,7 @@ class Replays:
             if why:
                 raise PlanError(f"{self._name(storage)}: recompute, but {why}; leave it undecided")
         stops = set(sources)
-        for source in stops:
-            if not valued(source, self.decisions.get):
-                raise PlanError(
-                    f"{self._name(min(wanted))}: recompute from storage {source}, which "
-                    f"{self.decisions[source].codec!r} does not keep with its values; keep the source"
-                )
+        check_sources(self._name(min(wanted)), stops, self.decisions.get)
         found = rerun_of(
             wanted,
             self._writers,

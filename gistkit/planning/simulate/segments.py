@@ -29,6 +29,17 @@ def valued(storage: int, decided: Callable[[int], Decision | None], above: tuple
     return decision.form.values and decision.form.returns != RERUN
 
 
+def check_sources(name: str, sources: Iterable[int], decided: Callable[[int], Decision | None]) -> None:
+    """Raise PlanError for sources of a rerun, ``name`` what comes back, that are not there with their values."""
+    for source in sources:
+        decision = decided(source)
+        if decision is not None and not valued(source, decided):
+            raise PlanError(
+                f"{name}: recompute from storage {source}, which {decision.codec!r} does not keep with its values; "
+                "keep the source"
+            )
+
+
 @dataclass(frozen=True)
 class Segment:
     """``blocks`` come back before task ``start`` through the forward ``tasks``, which start from ``needs``.
@@ -83,12 +94,7 @@ def _segment(
     if start < 0:
         raise PlanError(f"storages {names}: recompute, but no backward task needs them; leave them out")
     starts = {index.block(s).id for s in sources}
-    for source in starts:
-        if not _valued(source, index, decided):
-            raise PlanError(
-                f"storages {names}: recompute from storage {graph.blocks[source].storage}, which "
-                f"{decided[source].codec!r} does not keep with its values; keep the source"
-            )
+    check_sources(f"storages {names}", sources, lambda s: decided.get(index.block(s).id))
 
     def stays(block: int) -> bool:
         other = graph.blocks[block]

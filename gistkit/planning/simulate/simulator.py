@@ -10,8 +10,6 @@ runtime copies on the computation's own stream and waits for its host: :meth:`Si
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -20,9 +18,7 @@ from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.simulate.context import PLAIN_POLICIES
 from gistkit.planning.simulate.effects import Composer, Profile
-from gistkit.planning.simulate.intervals import Interval, Transfer
-
-DIRECTIONS: tuple[str, ...] = ("d2h", "h2d")
+from gistkit.planning.simulate.intervals import Interval, load_of, stalls
 
 
 @dataclass(frozen=True)
@@ -54,9 +50,16 @@ class Simulator(Composer):
         composed = self.profile(plan)
         memory = memory_bytes(composed.intervals, composed.tasks, reserve)
         peak = max(memory)
-        start_s, stall_s, link = _clock(composed, self.costs)
+        busy_s = [seconds + extra for seconds, extra in zip(composed.task_s, composed.extra_s, strict=True)]
+        loads = [load_of(t, self.costs) for t in composed.transfers]
+        waits = dict(stalls(busy_s, loads, self.costs.hardware.shared_rate)) if loads else {}
+        starts, now = [], 0.0
+        for task, seconds in enumerate(busy_s):
+            starts.append(now + waits.get(task, 0.0))
+            now = starts[-1] + seconds
         times = plan.sub_batches
-        compute_s, extra_s = sum(composed.task_s), sum(composed.extra_s)
+        d2h_bytes, h2d_bytes = (sum(t.nbytes for t in composed.transfers if t.direction == d) for d in ("d2h", "h2d"))
+        compute_s, extra_s, stall_s = sum(composed.task_s), sum(composed.extra_s), sum(waits.values())
         return Simulation(
             peak_bytes=peak,
             peak_task=memory.index(peak),
@@ -65,9 +68,9 @@ class Simulator(Composer):
             compute_s=times * compute_s,
             extra_s=times * extra_s,
             stall_s=times * stall_s,
-            d2h_bytes=times * link.carried_bytes["d2h"],
-            h2d_bytes=times * link.carried_bytes["h2d"],
-            start_s=start_s,
+            d2h_bytes=times * d2h_bytes,
+            h2d_bytes=times * h2d_bytes,
+            start_s=tuple(starts),
         )
 
     def sync_peak_bytes(self, plan: Plan, *, reserve: int = 0) -> int:
@@ -107,96 +110,14 @@ def memory_bytes(intervals: Iterable[Interval], tasks: int, reserve: int = 0) ->
     return list(accumulate(change[:tasks]))
 
 
-class Link:
-    """The link's two queues, first in, first out, at ``now``.
-
-    A transfer runs at its direction's own rate; while both directions are busy they share ``both_gbps`` where that is
-    less than the sum of theirs. What is left of a transfer is counted in seconds of a link to itself.
-    """
-
-    def __init__(self, costs: CostTable) -> None:
-        rates = costs.hardware
-        alone = rates.d2h_gbps + rates.h2d_gbps
-        self._costs = costs
-        self._shared = min(1.0, rates.both_gbps / alone) if alone else 1.0
-        self.now = 0.0
-        self._left: dict[str, deque[float]] = {d: deque() for d in DIRECTIONS}
-        self._issued = dict.fromkeys(DIRECTIONS, 0)
-        self._done = dict.fromkeys(DIRECTIONS, 0)
-        self.carried_bytes = dict.fromkeys(DIRECTIONS, 0)
-
-    def issue(self, transfer: Transfer) -> int:
-        """Queue a transfer; its number in that direction."""
-        direction = transfer.direction
-        seconds = self._costs.d2h_s(transfer.nbytes) if direction == "d2h" else self._costs.h2d_s(transfer.nbytes)
-        self._left[direction].append(seconds)
-        self.carried_bytes[direction] += transfer.nbytes
-        self._issued[direction] += 1
-        return self._issued[direction]
-
-    def finish(self, direction: str, number: int) -> float:
-        """Run until transfer ``number`` of a direction is done; the time then, not before ``now``."""
-        while self._done[direction] < number:
-            self._run(math.inf)
-        return self.now
-
-    def advance(self, until: float) -> None:
-        while self.now < until:
-            self._run(until)
-
-    def _run(self, until: float) -> None:
-        busy = [d for d in DIRECTIONS if self._left[d]]
-        if not busy:
-            self.now = until
-            return
-        rate = self._shared if len(busy) == 2 else 1.0
-        first = min(self._left[d][0] for d in busy) / rate
-        span = min(first, until - self.now)
-        ends = span == first
-        for direction in busy:
-            queue = self._left[direction]
-            if ends and queue[0] / rate <= first:
-                queue.popleft()
-                self._done[direction] += 1
-            else:
-                queue[0] -= span * rate
-        self.now = self.now + span if ends or until == math.inf else until
-
-
-def _clock(composed: Profile, costs: CostTable) -> tuple[tuple[float, ...], float, Link]:
-    """Start of every task, seconds waited for the link, the link when all is done."""
-    link = Link(costs)
-    issued: dict[int, list[Transfer]] = defaultdict(list)
-    due: dict[int, list[Transfer]] = defaultdict(list)
-    for transfer in composed.transfers:
-        issued[transfer.issue].append(transfer)
-        due[transfer.due].append(transfer)
-    numbers: dict[Transfer, int] = {}
-    starts, now, stall_s = [], 0.0, 0.0
-    for task, (seconds, extra) in enumerate(zip(composed.task_s, composed.extra_s, strict=True)):
-        waits = due.get(task)
-        coming = issued.get(task)
-        if waits or coming:
-            link.advance(now)
-            numbers |= {t: link.issue(t) for t in coming or () if t.due == task}
-            ready = max((link.finish(t.direction, numbers[t]) for t in waits or ()), default=now)
-            stall_s += ready - now
-            now = ready
-            numbers |= {t: link.issue(t) for t in coming or () if t.due != task}
-        starts.append(now)
-        now += seconds + extra
-    return tuple(starts), stall_s, link
-
-
 def _wall_s(composed: Profile, costs: CostTable, issuing_s: Sequence[float], sized: Collection[int]) -> float:
     """The end of a step of which the host takes ``issuing_s`` to issue each task, and whose transfers take their turn
     on the device: out when the storage is saved, back at its first use. For the size of what is ``sized``, by storage,
     the host waits before that goes out, so it is no longer ahead then."""
     copies: list[list[tuple[float, bool]]] = [[] for _ in range(composed.tasks)]
     for t in composed.transfers:
-        out = t.direction == "d2h"
-        copy_s = costs.d2h_s(t.nbytes) if out else costs.h2d_s(t.nbytes)
-        copies[t.issue if out else t.due].append((copy_s, out and t.storage in sized))
+        issue, due, back, copy_s = load_of(t, costs)
+        copies[due if back else issue].append((copy_s, not back and t.storage in sized))
     host = device = 0.0
     for task, ahead in enumerate(copies):
         for copy_s, waited in ahead:

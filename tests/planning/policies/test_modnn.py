@@ -14,8 +14,7 @@ from bench.papers.modnn_devices import modnn_on_devices, modnn_schedule
 from gistkit.errors import BudgetError
 from gistkit.planning.cost.devices import PRESETS
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.policies.modnn.modnn import modnn
-from gistkit.planning.policies.modnn.schedule import schedule
+from gistkit.planning.policies.modnn.modnn import modnn, schedule
 from gistkit.planning.policies.modnn.sub_batch import PAPER, PLAN, choose_sub_batch, least_bytes, parts_of
 from gistkit.planning.policies.registry import POLICIES
 from gistkit.planning.simulate.simulator import simulate

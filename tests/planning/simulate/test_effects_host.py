@@ -7,7 +7,7 @@ import pytest
 from gistkit.errors import GistError, PlanError
 from gistkit.ir.plan import CallChoice, Decision
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.simulate.effects import profile
+from gistkit.planning.simulate.simulator import Simulator
 from tests.support.effect_cases import BYTES, CHAIN, CPU, RELU, TITANX, block_of, effects, plan_of, short
 
 
@@ -54,7 +54,7 @@ def test_sparse_on_the_host_is_packed_beside_its_scratch():
 )  # fmt: skip
 def test_decisions_that_make_no_sense(decision, text):
     with pytest.raises(PlanError, match=text) as caught:
-        profile(CHAIN, plan_of(CHAIN, decision), cost_table(CHAIN, TITANX))
+        Simulator(CHAIN, cost_table(CHAIN, TITANX)).profile(plan_of(CHAIN, decision))
     assert f"storage {decision.storage}" in str(caught.value)
     assert isinstance(caught.value, ValueError) and isinstance(caught.value, GistError)
 
@@ -72,7 +72,9 @@ def test_plans_that_contradict_themselves():
         ((Decision(other.storage, "dense", "host", release=8, prefetch=9),), "task 6, its first use"),
     ):
         with pytest.raises(PlanError, match=text):
-            profile(CHAIN, plan_of(CHAIN, *decisions), costs if "no link" in text else cost_table(CHAIN, TITANX))
+            Simulator(CHAIN, costs if "no link" in text else cost_table(CHAIN, TITANX)).profile(
+                plan_of(CHAIN, *decisions)
+            )
     for choice, text in (
         (
             CallChoice(77, "relu", mask_in_pool=True),
@@ -81,8 +83,8 @@ def test_plans_that_contradict_themselves():
         (CallChoice(0, "conv2d", algorithm="magic"), r"no algorithm 'magic'; there are .*; take one of these"),
     ):
         with pytest.raises(PlanError, match=text):
-            profile(CHAIN, plan_of(CHAIN, choices=(choice,)), costs)
+            Simulator(CHAIN, costs).profile(plan_of(CHAIN, choices=(choice,)))
     with pytest.raises(PlanError, match="got one without; capture it with backward=True"):
-        profile(replace(CHAIN, tasks=(), blocks=()), plan_of(CHAIN), replace(costs, algorithms=()))
+        Simulator(replace(CHAIN, tasks=(), blocks=()), replace(costs, algorithms=())).profile(plan_of(CHAIN))
     with pytest.raises(PlanError, match="costs must be those of the graph's 11 tasks, got 9"):
-        profile(CHAIN, plan_of(CHAIN), replace(costs, algorithms=costs.algorithms[:9]))
+        Simulator(CHAIN, replace(costs, algorithms=costs.algorithms[:9])).profile(plan_of(CHAIN))

@@ -22,7 +22,7 @@ from gistkit.ir.contract import Contract
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import CostTable, cost_table
 from gistkit.planning.policies.optimal.optimal import optimal
-from gistkit.planning.policies.plain import plain
+from gistkit.planning.policies.registry import plain
 from tests.support.models import DenseNet, UNet
 from tests.support.peaks import held_step, peaks_of_steps
 from tests.support.predicted import steady_peak_bytes

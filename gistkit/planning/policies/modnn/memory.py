@@ -12,7 +12,7 @@ from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from gistkit.planning.policies.modnn.tdfg import TDFG
+from gistkit.planning.policies.modnn.sub_batch import TDFG
 
 TRANSIENT, WORKSPACE = -1, -2
 """Keys in the memory map of what a task's operators make and free, and of its algorithm's workspace."""

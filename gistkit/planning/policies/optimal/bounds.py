@@ -17,8 +17,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from gistkit.ir import BACKWARD
-from gistkit.planning.policies.optimal.delta import Delta
 from gistkit.planning.policies.optimal.problem import Problem
+from gistkit.planning.policies.optimal.variants import Delta
 
 ROUNDS = 200
 PATIENCE = 6  # rounds without a better bound, after which the steps become smaller

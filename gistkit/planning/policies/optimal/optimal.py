@@ -10,7 +10,7 @@ fits and is of the class.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -56,7 +56,6 @@ def optimal(
     lossy: str | None = None,
     reserve: int = 0,
     seeds: Sequence[Plan] = (),
-    rivals: Mapping[str, Callable[[float], Plan | None]] | None = None,
     batch_norm: bool = False,
     time_limit_s: float | None = None,
 ) -> Plan:
@@ -64,13 +63,10 @@ def optimal(
 
     ``fidelity`` and ``lossy`` name the class of moves (:mod:`gistkit.planning.forms`). ``batch_norm`` accepts
     sub-batches for a network whose batch norms would then see other statistics. A convolution's algorithm is chosen
-    where the hardware can be told (``Hardware.tells_algorithms``). ``rivals`` are asked at last, each for its plan if
-    it may take fewer seconds (infinite: none was found), which is taken whole if it is faster: for seeds that are slow
-    to make. One that raises TimeoutError is named in ``prediction.not_compared``: of the policies there, nothing is
-    promised. After about ``time_limit_s`` seconds (None: by the size of the step; half as long again, 2 s at most,
-    where the gap is above a tenth) the best plan found is returned; ``Plan.gap`` is (step - bound) / step, the bound
-    over all that is offered. Raises BudgetError, with the least peak found for the class, where nothing fits;
-    ValueError for an unknown class or format or a graph without tasks.
+    where the hardware can be told (``Hardware.tells_algorithms``). After about ``time_limit_s`` seconds (None: by the
+    size of the step; half as long again, 2 s at most, where the gap is above a tenth) the best plan found is returned;
+    ``Plan.gap`` is (step - bound) / step, the bound over all that is offered. Raises BudgetError, with the least peak
+    found for the class, where nothing fits; ValueError for an unknown class or format or a graph without tasks.
     """
     allowed = Allowed(fidelity, lossy, batch_norm, costs.hardware.tells_algorithms)
     limit_s, begun = _limit(graph, time_limit_s), time.monotonic()
@@ -87,20 +83,11 @@ def optimal(
     planning = Planning(graph, costs, allowed, left_s, room_bytes)
     planning.run()
     planning.against(given)
-    given_up = []
-    for name, ask in (rivals or {}).items():
-        try:
-            late = ask(inf if planning.plan is None else planning.plan.step_s)
-        except TimeoutError:
-            given_up.append(name)
-        else:
-            planning.against([] if late is None else [late])
     plan = planning.plan
     if plan is None:
         assert budget_bytes is not None
         least = int(min(planning.found.peak_bytes, narrow_bytes)) + reserve
         raise BudgetError(budget_bytes, {fidelity: least}, REMEDIES[fidelity])
-    plan = replace(plan, prediction=replace(plan.prediction, not_compared=tuple(given_up)))
     return planning.with_figures(plan, budget_bytes, reserve, limit_s)
 
 

@@ -12,8 +12,8 @@ from gistkit.errors import PlanError
 from gistkit.ir import OPERATORS, RERUN, CallChoice, Decision, Plan
 from gistkit.planning.cost import by_part
 from gistkit.planning.forms import kept_bytes
-from gistkit.planning.policies.optimal.delta import transfer_s
 from gistkit.planning.policies.optimal.problem import Problem
+from gistkit.planning.simulate import load_of
 
 NO_PEAK = 2**62  # the peak of what cannot run: above any budget
 MIB = 2**20
@@ -90,10 +90,10 @@ def retimed(problem: Problem, taken: Sequence[int]) -> Iterator[Decision]:
     fetched: dict[int, int] = {}
     free, latest = 0.0, inf
     for t in (t for t in transfers if t.direction == "d2h"):
-        free = max(free, start_s[min(t.issue, len(start_s) - 1)]) + transfer_s(t, problem.costs)
+        free = max(free, start_s[min(t.issue, len(start_s) - 1)]) + load_of(t, problem.costs)[3]
         left[t.storage] = max(bisect_left(start_s, free), t.issue + 1)
     for t in sorted((t for t in transfers if t.direction == "h2d"), key=lambda t: (-t.due, -t.issue)):
-        latest = min(latest, start_s[t.due]) - transfer_s(t, problem.costs)
+        latest = min(latest, start_s[t.due]) - load_of(t, problem.costs)[3]
         fetched[t.storage] = max(0, min(bisect_right(start_s, latest) - 1, t.due))
     for d in plan.decisions:
         if d.on_host and d.storage in left and d.storage in fetched:

@@ -16,9 +16,8 @@ from gistkit.errors import PlanError
 from gistkit.ir import BACKWARD, NEVER, OPERATORS, RERUN, Block, Decision, Plan, Reading, SavedGraph, scaled
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import call_choices, intolerant, options, rounds
-from gistkit.planning.policies.optimal.delta import Delta, level_of
 from gistkit.planning.policies.optimal.segments import candidates
-from gistkit.planning.policies.optimal.variants import Allowed, Variant, of_convolutions, of_storages
+from gistkit.planning.policies.optimal.variants import Allowed, Delta, Variant, level_of, of_convolutions, of_storages
 from gistkit.planning.simulate import (
     Context,
     Effects,
@@ -71,10 +70,7 @@ class Problem:
         self.parts, self.simulator = parts, simulator
         self.graph = scaled(graph, parts)
         self.costs = costs if parts == 1 else scaled_costs(costs, graph, self.graph)
-        self.index, rates = StepIndex(self.graph), costs.hardware
-        alone = rates.d2h_gbps + rates.h2d_gbps
-        self.shared = min(1.0, rates.both_gbps / alone) if alone else 1.0
-        """The rate of either direction of the link while both are busy, as a share of its own."""
+        self.index = StepIndex(self.graph)
         listed = options(self.graph, self.costs, allowed.fidelity, allowed.lossy)
         reading = Reading(self.graph)
         self.choices = call_choices(reading, {s: found[0] for s, found in listed.items() if found[0].form.gone})

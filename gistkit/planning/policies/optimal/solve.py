@@ -130,14 +130,13 @@ class Fastest:
         for taken in (self.search.rounded(shares), *starts):
             if self._fitting and self._left() <= enough_s:
                 break
-            if any(self._repair(taken, budget_bytes, weight) for weight in LINK_WEIGHTS):
-                able.append(taken)
+            for weight in LINK_WEIGHTS:
+                until = max(self._deadline, time.monotonic() + GRACE_S)
+                mended = self.search.repair(taken, budget_bytes, until, weight)
+                if mended is not None and self._note(mended):
+                    able.append(taken)
+                    break
         return able
-
-    def _repair(self, taken: Sequence[int], budget_bytes: int, weight: float) -> bool:
-        until = max(self._deadline, time.monotonic() + GRACE_S)
-        mended = self.search.repair(taken, budget_bytes, until, weight)
-        return mended is not None and self._note(mended)
 
     def _note(self, taken: Sequence[int]) -> bool:
         """Note a choice if it fits; whether it does."""

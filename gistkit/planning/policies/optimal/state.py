@@ -18,9 +18,9 @@ from functools import cached_property
 import numpy as np
 
 from gistkit.planning.forms import MAX_DEPTH
-from gistkit.planning.policies.optimal.delta import Delta, Load, stalled
 from gistkit.planning.policies.optimal.problem import NOTHING, SETTLING, Problem, Requirement, SourceUse
-from gistkit.planning.simulate import Context, used_at
+from gistkit.planning.policies.optimal.variants import Delta
+from gistkit.planning.simulate import Context, Load, stalls, used_at
 
 YIELDS = 20  # rounds in which variants may give way to one step
 
@@ -203,7 +203,7 @@ class IncrementalState:
 
     def seconds(self) -> float:
         """Seconds of the step."""
-        return self.compute_s + stalled(self._task_s, self._sent(()), self._problem.shared)
+        return self.compute_s + self._stalled(self._task_s, self._sent(()))
 
     def seconds_after(self, step: Step, most_s: float) -> float:
         """Seconds behind a step; where they are above ``most_s``, any number above it."""
@@ -211,7 +211,10 @@ class IncrementalState:
         loads = self._sent(step.new) + [load for delta in step.new.values() for load in delta.loads]
         if compute_s >= most_s or not loads:
             return compute_s
-        return compute_s + stalled(self._task_s_after(step), loads, self._problem.shared, most_s - compute_s)
+        return compute_s + self._stalled(self._task_s_after(step), loads, most_s - compute_s)
+
+    def _stalled(self, task_s: np.ndarray, loads: Collection[Load], most_s: float = np.inf) -> float:
+        return sum(s for _, s in stalls(task_s, loads, self._problem.costs.hardware.shared_rate, most_s))
 
     def _sent(self, but: Collection[int]) -> list[Load]:
         return [load for g in self._sending if g not in but for load in self._deltas[g].loads]

@@ -1,23 +1,69 @@
 """What may be chosen: for every kept storage its forms, for a convolution's task its algorithm, segments on and off.
 
 Each is a *group*; a plan takes one *variant* of every group. A storage's form that comes back with a segment goes with
-the segment's group: both are taken or neither.
+the segment's group: both are taken or neither. A :class:`Delta` is what a variant adds to the step.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
 
 from gistkit.ir import Block, CallChoice, Decision, Plan, SavedGraph
 from gistkit.planning.cost import Algorithm, CostTable
 from gistkit.planning.forms import FIDELITIES, check_fidelity
-from gistkit.planning.policies.optimal.delta import Delta
 from gistkit.planning.policies.optimal.segments import Candidate
-from gistkit.planning.simulate import StepIndex, trains_batch_norm
+from gistkit.planning.simulate import Effects, Load, StepIndex, load_of, trains_batch_norm
 
 Options = Mapping[int, Sequence[Decision]]
+
+
+@dataclass(frozen=True)
+class Delta:
+    """``memory`` as (task, bytes) in order: from the task on the step holds so many bytes more. ``extra`` as (task,
+    seconds of compute)."""
+
+    memory: tuple[tuple[int, int], ...] = ()
+    extra: tuple[tuple[int, float], ...] = ()
+    loads: tuple[Load, ...] = ()
+
+    @staticmethod
+    def of(effects: Effects, costs: CostTable) -> Delta:
+        """The effects of a decision as the simulator has them."""
+        tasks, steps, extra = len(costs.algorithms), defaultdict(int), defaultdict(float)
+        for first, last, nbytes, _, _ in effects.intervals:
+            if last >= max(first, 0) and first < tasks:
+                steps[max(first, 0)] += nbytes
+                if last + 1 < tasks:
+                    steps[last + 1] -= nbytes
+        for task, seconds in effects.extra_s:
+            extra[task] += seconds
+        memory = tuple((t, n) for t, n in sorted(steps.items()) if n)
+        loads = tuple(load_of(t, costs) for t in effects.transfers)
+        return Delta(memory, tuple((t, s) for t, s in sorted(extra.items()) if s), loads)
+
+    @cached_property
+    def seconds(self) -> float:
+        """Seconds of compute, waiting for the link not counted."""
+        return sum(s for _, s in self.extra)
+
+    @cached_property
+    def link_s(self) -> float:
+        """Seconds on the link, with the link to itself."""
+        return sum(load[3] for load in self.loads)
+
+
+def level_of(deltas: Iterable[Delta], base_bytes: np.ndarray) -> np.ndarray:
+    """Bytes by task of ``base_bytes`` and the deltas."""
+    steps = np.zeros(len(base_bytes), dtype=np.int64)
+    for delta in deltas:
+        for task, nbytes in delta.memory:
+            steps[task] += nbytes
+    return base_bytes + np.cumsum(steps)
 
 
 @dataclass(frozen=True)
