@@ -70,6 +70,7 @@ class _Conv2d(torch.autograd.Function):
 
 
 def takes(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether gistkit's own node takes these operands; else PyTorch's conv2d runs."""
     return x.dim() in (3, 4) and weight.dim() == 4 and x.numel() > 0 and is_dense(x)
 
 
@@ -91,6 +92,7 @@ def prepare(x: torch.Tensor, weight: torch.Tensor, options: tuple) -> Prepared |
 def carry_out(
     call: Prepared, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, keep: Keep, slices: int = 1
 ) -> torch.Tensor:
+    """The prepared call on such operands. ``keep`` makes the hold on x, ``slices`` cut the weight gradient's batch."""
     x, weight, bias = cast("conv2d", "cuda" if x.is_cuda else "cpu", x, weight, bias)
     x = x if call.uneven is None else F.pad(x, call.uneven)
     batch = x if x.dim() == 4 else x.unsqueeze(0)

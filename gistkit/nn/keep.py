@@ -242,6 +242,7 @@ def parameter_gradients(
 
 
 def demand_slices(op: str, slices: int) -> None:
+    """Raise ValueError unless slices is an int of at least 1."""
     if type(slices) is not int or slices < 1:
         raise ValueError(
             f"gistkit.functional.{op}: weight_grad_slices must be an int of at least 1, got {slices!r}; "

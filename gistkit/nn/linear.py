@@ -66,6 +66,7 @@ def _matrix_gradient(grad: torch.Tensor, x: torch.Tensor, inner: int, column_maj
 
 
 def takes(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether gistkit's own node takes these operands; else PyTorch's linear runs."""
     flattens = x.dim() > 2 and x.is_contiguous()
     if not (flattens or (x.dim() == 2 and is_dense(x))) or weight.dim() != 2 or x.numel() == 0 or weight.numel() == 0:
         return False

@@ -169,6 +169,7 @@ def widens(arithmetic: Rebuild, x: torch.Tensor) -> bool:
 
 
 def result_like(arithmetic: Rebuild, x: torch.Tensor) -> torch.Tensor:
+    """Memory for an arithmetic's result."""
     layout = torch.contiguous_format if arithmetic is _stepwise else torch.preserve_format
     return torch.empty_like(x, memory_format=layout)
 

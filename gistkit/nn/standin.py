@@ -29,6 +29,8 @@ Pair = tuple[int, int]
 
 
 class Geometry(NamedTuple):
+    """Where a convolution's windows lie."""
+
     stride: Pair
     padding: Pair
     dilation: Pair

@@ -16,6 +16,7 @@ AutocastState = tuple[tuple[bool, torch.dtype], ...]
 
 
 def autocast_now() -> AutocastState:
+    """By device type whether autocast is on, and its dtype."""
     return tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in AUTOCAST_DEVICES)
 
 

@@ -198,6 +198,7 @@ def _unbound(original: Callable) -> Callable:
 
 
 def name_of(function: Any) -> str:
+    """A function's qualified name, or its type's."""
     return getattr(function, "__qualname__", type(function).__name__)
 
 

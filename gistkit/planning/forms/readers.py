@@ -47,6 +47,7 @@ def intolerant(storage: int, reading: Reading, masked: bool = True) -> Call | No
 
 
 def rounds(codec: str) -> bool:
+    """Whether a codec's values come back rounded."""
     return bool(FORMS[codec].rounds_to)
 
 

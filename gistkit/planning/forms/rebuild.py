@@ -39,6 +39,7 @@ def depth(decision: Decision | None, decide: Decide) -> int:
 
 
 def circular(storage: int, decide: Decide, above: tuple[int, ...] = ()) -> bool:
+    """Whether what a storage is rebuilt from is rebuilt from that storage."""
     decision = decide(storage)
     if decision is None or decision.form.returns != OPERATORS:
         return False

@@ -56,6 +56,7 @@ Load = tuple[int, int, int, float]
 
 
 def load_of(transfer: Transfer, costs: CostTable) -> Load:
+    """A transfer as the link's clock takes it."""
     back = transfer.direction == "h2d"
     return transfer.issue, transfer.due, int(back), (costs.h2d_s if back else costs.d2h_s)(transfer.nbytes)
 

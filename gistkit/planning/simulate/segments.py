@@ -116,6 +116,7 @@ def _own_uses(block: int, index: StepIndex, decided: Mapping[int, Decision]) -> 
 
 
 def is_decoded(decision: Decision | None) -> bool:
+    """Whether a reader makes a storage's values from its form, beside which they take memory."""
     return decision is not None and decision.form.decoded_by_reader
 
 

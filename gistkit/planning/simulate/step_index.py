@@ -10,6 +10,8 @@ from gistkit.ir import BACKWARD, FORWARD, Block, CallChoice, SavedGraph
 
 
 class StepIndex:
+    """A step's tasks and blocks by what asks for them. Raises PlanError for a graph without tasks."""
+
     def __init__(self, graph: SavedGraph) -> None:
         if not graph.tasks:
             raise PlanError("graph must hold the tasks of a whole step, got one without; capture it with backward=True")
@@ -58,6 +60,7 @@ class StepIndex:
 
 
 def used_at(block: Block, task: int) -> bool:
+    """Whether a task of backward reads a block."""
     return any(u.task == task for u in block.uses)
 
 

@@ -104,6 +104,7 @@ def _by_extent(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 
 def check_mode(plan: Plan, training: bool) -> None:
+    """Raise PlanMismatchError for a plan with a budget in the mode that it was not made for."""
     if plan.budget_bytes is not None and training is not plans_training(plan):
         planned, now = ("evaluation", "training") if training else ("training", "evaluation")
         remedy = f"call model.{'eval' if training else 'train'}(), plan in this mode, or leave gradients off"
@@ -116,10 +117,12 @@ def plans_training(plan: Plan | None) -> bool:
 
 
 def shapes(args: tuple, kwargs: dict) -> Shapes:
+    """The shapes of all tensors among a call's arguments, in order."""
     return tuple(tuple(t.shape) for t in _tensors(args, kwargs))
 
 
 def inputs_of(args: tuple, kwargs: dict) -> tuple[StateTensor, ...]:
+    """The tensors among a call's arguments, as a plan's contract names them."""
     return tuple(
         StateTensor(f"input {i}", str(t.dtype).removeprefix("torch."), tuple(t.shape), t.requires_grad)
         for i, t in enumerate(_tensors(args, kwargs))
@@ -193,6 +196,7 @@ def given_program(plan: Plan, model: torch.nn.Module, args: tuple, kwargs: dict)
 
 
 def autocast_in_force() -> str:
+    """Which autocast is on, in words."""
     states = zip(AUTOCAST_DEVICES, autocast_now(), strict=True)
     found = [f"{str(dtype).removeprefix('torch.')} on {device}" for device, (enabled, dtype) in states if enabled]
     return f"autocast to {' and '.join(found)}" if found else "no autocast"

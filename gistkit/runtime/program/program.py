@@ -47,6 +47,7 @@ class Settings:
 
 
 def ad_hoc(x: torch.Tensor, sparse: bool, settings: Settings) -> Decision:
+    """The decision for a tensor that no plan knows."""
     nbytes = x.numel() * x.element_size()
     return default_form(str(x.dtype).removeprefix("torch."), nbytes, zeros=sparse, lossy=settings.lossy)
 
@@ -269,6 +270,7 @@ def _stashes(recipe: tuple) -> set[int]:
 
 
 def cannot_keep(decision: Decision, program: Program | None, why: str) -> PlanError:
+    """The error of a storage under a budget whose decision is not carried out."""
     op, module, shape = program.origin(decision.storage) if program else ("", "", ())
     return PlanError(
         f"the plan's budget cannot be kept: storage {decision.storage} ({op} of {module or 'the model'}, shape "

@@ -71,6 +71,7 @@ class NormSource(NamedTuple):
 
 
 def geometry_of(x: torch.Tensor) -> tuple:
+    """Shape, strides, dtype and device."""
     return tuple(x.shape), x.stride(), x.dtype, x.device
 
 
@@ -120,6 +121,8 @@ class NormTerm:
 
 @dataclass(slots=True)
 class KeptTerm:
+    """What a hold gives back."""
+
     kept: Kept
     fresh: bool = False
 
@@ -145,6 +148,8 @@ class AddTerm:
 
 @dataclass(slots=True)
 class ReluTerm:
+    """relu(a), in a's own memory where that is free to use."""
+
     a: Term
     fresh = True
 

@@ -19,6 +19,8 @@ RandomState = tuple[str, int, bytes]
 
 
 class ReplayError(GistError):
+    """A segment that runs anew made something else than its forward; the message says what to change."""
+
     def __init__(self, what: str) -> None:
         super().__init__(
             f"{what}; a forward that runs anew must make the same tensors: change nothing that it depends on before "
@@ -27,6 +29,7 @@ class ReplayError(GistError):
 
 
 def geometry(x: torch.Tensor) -> Geometry:
+    """Size, strides and storage offset."""
     return x.size(), x.stride(), int(x.storage_offset())
 
 
@@ -88,11 +91,13 @@ def autocast(states: AutocastState) -> Iterator[None]:
 
 
 def random_state(device: str, index: int) -> bytes:
+    """The state of a device's default generator."""
     state = torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state(index)
     return state.numpy().tobytes()
 
 
 def set_random(states: Iterable[RandomState]) -> None:
+    """Set the default generators to these states."""
     for device, index, state in states:
         packed = torch.frombuffer(bytearray(state), dtype=torch.uint8)
         torch.set_rng_state(packed) if device == "cpu" else torch.cuda.set_rng_state(packed, index)

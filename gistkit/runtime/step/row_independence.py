@@ -163,6 +163,7 @@ class ConstantDraws(TorchDispatchMode):
 
 
 def own_copy(t: torch.Tensor) -> torch.Tensor:
+    """A copy that the trial may overwrite: parameters with small noise; what is not copied, itself."""
     if not _copied(t):
         return t
     if isinstance(t, torch.nn.Parameter):
