@@ -13,7 +13,6 @@ import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from statistics import linear_regression
 from typing import Any
@@ -29,7 +28,7 @@ Row = dict[str, Any]
 Table = dict[str, tuple[Passes, ...]]
 
 DTYPES = ("float32", "bfloat16")
-DIRECTIONS = tuple(field.name for field in fields(Passes))
+DIRECTIONS = Passes._fields
 SPARSE_DENSITY = 0.1
 """The other density of the rows, of the families alone."""
 

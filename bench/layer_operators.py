@@ -70,9 +70,9 @@ class Pool:
     channels_last: bool
 
     @property
-    def window(self) -> tuple[list[int], list[int], list[int], list[int]]:
-        """kernel, stride, padding, dilation as the operators take them."""
-        return [self.kernel] * 2, [self.stride] * 2, [self.padding] * 2, [1, 1]
+    def window(self) -> tuple[list[int], list[int], list[int]]:
+        """kernel, stride, padding as the operators take them."""
+        return [self.kernel] * 2, [self.stride] * 2, [self.padding] * 2
 
     def image(self, s: Setting, *, finite: bool = False) -> torch.Tensor:
         """The input; gradients are drawn finite, since sums of infinities differ in the sign bit of their NaN."""

@@ -26,7 +26,7 @@ from gistkit.planning.choose import made
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import CostTable, cost_table
 from gistkit.planning.policies.optimal.optimal import minimise_peak
-from gistkit.planning.policies.optimal.whole import Allowed
+from gistkit.planning.policies.optimal.variants import Allowed
 from gistkit.planning.policies.registry import POLICIES
 from gistkit.planning.simulate.simulator import Simulator
 

@@ -9,7 +9,6 @@ error; 130 after Ctrl-C; 141 where the reader of the tables went away.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from gistkit.commands import Parser, bench, calibrate, plan, profile, status_of, train
@@ -31,7 +30,3 @@ def _parser() -> argparse.ArgumentParser:
     for command in COMMANDS.values():
         command.add(commands)
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -49,7 +49,8 @@ def fp10_words(n: int) -> int:
 
 @dataclass(frozen=True)
 class FloatFormat:
-    """A narrow float: sign, exponent and mantissa bits, exponent bias, largest finite value, codes per 32-bit word."""
+    """A narrow float. ``max_finite``: the largest finite value, ``max_code`` its code; codes from ``first_nan_code`` on
+    are NaN, ``nan_code`` is the positive quiet one (codes without their sign); what is between is infinity."""
 
     name: str
     exponent_bits: int
@@ -57,6 +58,10 @@ class FloatFormat:
     bias: int
     max_finite: float
     codes_per_word: int
+    max_exponent: int  # floor(log2(max_finite))
+    max_code: int
+    first_nan_code: int
+    nan_code: int
 
     @property
     def bits(self) -> int:
@@ -68,34 +73,14 @@ class FloatFormat:
         """The smallest positive normal value; what rounds below it becomes zero in the unscaled forms."""
         return 2.0 ** (1 - self.bias)
 
-    @property
-    def max_exponent(self) -> int:
-        """floor(log2(max_finite))."""
-        return 15 if self.exponent_bits == 5 else 8
-
-    @property
-    def max_code(self) -> int:
-        """The code of max_finite. One above it is infinity in the five-exponent-bit formats; the rest are NaN."""
-        return 0x7E if self.exponent_bits == 4 else (31 << self.mantissa_bits) - 1
-
-    @property
-    def first_nan_code(self) -> int:
-        """The least code, sign left out, that is a NaN."""
-        return self.max_code + (1 if self.exponent_bits == 4 else 2)
-
-    @property
-    def nan_code(self) -> int:
-        """The code of the positive quiet NaN."""
-        return 0x7F if self.exponent_bits == 4 else (31 << self.mantissa_bits) + (1 << (self.mantissa_bits - 1))
-
     def packed_bytes(self, n: int) -> int:
         """Bytes of n codes."""
         return fp10_words(n) * 4 if self.codes_per_word == 3 else n * self.bits // 8
 
 
-FP16 = FloatFormat("fp16", 5, 10, 15, 65504.0, 2)
-FP10 = FloatFormat("fp10", 5, 4, 15, 63488.0, 3)
-FP8 = FloatFormat("fp8", 4, 3, 7, 448.0, 4)
+FP16 = FloatFormat("fp16", 5, 10, 15, 65504.0, 2, 15, 0x7BFF, 0x7C01, 0x7E00)
+FP10 = FloatFormat("fp10", 5, 4, 15, 63488.0, 3, 15, 0x1EF, 0x1F1, 0x1F8)
+FP8 = FloatFormat("fp8", 4, 3, 7, 448.0, 4, 8, 0x7E, 0x7F, 0x7F)
 FLOAT_FORMATS = {f.name: f for f in (FP16, FP10, FP8)}
 SCALINGS = ("none", "block")
 VALUE_FORMS = {

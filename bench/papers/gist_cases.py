@@ -22,10 +22,9 @@ from gistkit.planning.cost.table import CostTable, cost_table
 from gistkit.planning.forms.predicted import held
 from gistkit.planning.policies.convolutions import MEMORY, ConvAlgorithms
 from gistkit.planning.policies.gist_rules import BINARIZE, DPR, SSDC, gist_budget
-from gistkit.planning.policies.plain import plain
-from gistkit.planning.simulate.effects import profile
+from gistkit.planning.policies.registry import plain
 from gistkit.planning.simulate.intervals import Interval
-from gistkit.planning.simulate.simulator import simulate
+from gistkit.planning.simulate.simulator import Simulator, simulate
 
 INPLACE = "inplace"
 """Gist's in-place ReLUs: a matter of the library's view, since gistkit's own plans overwrite nothing."""
@@ -121,7 +120,7 @@ class Case:
         return decoded_view(view, plan, once), plan, costs
 
     def _footprint(self, view: SavedGraph, plan: Plan, costs: CostTable) -> Footprint:
-        maps = [i for i in feature_maps(view, profile(view, plan, costs)) if i.what != "scratch"]
+        maps = [i for i in feature_maps(view, Simulator(view, costs).profile(plan)) if i.what != "scratch"]
         turn = turn_of(view)
         return Footprint(
             static=static_sharing(maps).total_bytes,

@@ -21,11 +21,9 @@ from bench.papers.networks import TITLES, Captures, vgg101_early
 from gistkit.errors import BudgetError
 from gistkit.ir.plan import Plan
 from gistkit.planning.cost.devices import GIB
-from gistkit.planning.policies.modnn.schedule import Schedule
+from gistkit.planning.policies.modnn.modnn import Schedule
 from gistkit.planning.policies.modnn.sub_batch import PAPER, least_bytes
-from gistkit.planning.policies.vdnn.dynamic import vdnn_dyn
-from gistkit.planning.policies.vdnn.offload import vdnn
-from gistkit.planning.policies.vdnn.plus import vdnn_plus
+from gistkit.planning.policies.vdnn import vdnn, vdnn_dyn, vdnn_plus
 from gistkit.planning.simulate.simulator import Simulation, simulate
 
 FIVE = {"vgg16": 256, "vgg19": 256, "vgg101": 128, "resnet34": 256, "fcn": 128}

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from gistkit.ir.saved_graph import SavedGraph
 from gistkit.ir.scale import scaled
 from gistkit.planning.cost.table import CostTable
-from gistkit.planning.policies.modnn.schedule import Schedule, schedule
+from gistkit.planning.policies.modnn.modnn import Schedule, schedule
 from gistkit.planning.policies.modnn.sub_batch import PAPER, choose_sub_batch
-from gistkit.planning.simulate.sub_batches import scaled_costs
+from gistkit.planning.simulate.effects import scaled_costs
 
 
 @dataclass(frozen=True)

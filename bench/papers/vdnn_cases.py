@@ -11,8 +11,7 @@ from gistkit.ir.layer_view import CONV, Layer, layers
 from gistkit.ir.plan import Plan
 from gistkit.ir.tasks import Block
 from gistkit.planning.policies.convolutions import ConvAlgorithms
-from gistkit.planning.policies.vdnn.dynamic import vdnn_dyn
-from gistkit.planning.policies.vdnn.offload import vdnn
+from gistkit.planning.policies.vdnn import vdnn, vdnn_dyn
 from gistkit.planning.simulate.effects import Profile
 from gistkit.planning.simulate.simulator import Simulation, Simulator, memory_bytes
 

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils._pytree import tree_flatten
 
-from gistkit.api.hardware import hardware_of
 from gistkit.capture import capture, check_rows, check_runs_in_python, rows, spread
 from gistkit.errors import CaptureError
-from gistkit.ir import SavedGraph, goes_as, uncollected
-from gistkit.planning.cost import Hardware
+from gistkit.ir import SavedGraph, goes_as
+from gistkit.planning.cost import PRESETS, Hardware
+from gistkit.planning.cost import hardware as find_hardware
 from gistkit.planning.simulate import trains_batch_norm
+from gistkit.profiling import all_tensors, card_at_hand
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Turns Python's collection of cyclic garbage off: captures and plans make millions of small objects that stay, and
+    the collector would take a sixth of the time of a ResNet-152 and find nothing."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 @unset_fake_temporarily()  # the caller's mode of fake tensors; a capture has its own
@@ -55,14 +70,15 @@ def with_least_rows(graph: SavedGraph, model: torch.nn.Module, batch: tuple, los
     single row, and one that is cut along anything but its rows for every part. Asked of 1, 2, 4 ... rows, until one
     goes as the batch does, forward and backward. A batch that needs a gradient is not cut: each part would bring one
     for all of it."""
-    if any(t.requires_grad for t in tree_flatten(batch)[0] if isinstance(t, torch.Tensor)):
-        return replace(graph, least_rows=graph.batch)
+    whole = replace(graph, least_rows=graph.batch)
+    if any(t.requires_grad for t in all_tensors(batch)):
+        return whole
     inputs, targets = (spread(batch[0]), batch[1:]) if loss_fn is not None else ((batch, {}), ())
     try:
         check_rows(inputs, graph.batch, "inputs")
         check_rows(targets, graph.batch, "targets")
     except (ValueError, TypeError):
-        return replace(graph, least_rows=graph.batch)
+        return whole
     least = 1
     while least < graph.batch:
         args, kwargs = rows(inputs, 0, least)
@@ -73,27 +89,23 @@ def with_least_rows(graph: SavedGraph, model: torch.nn.Module, batch: tuple, los
         if small is not None and goes_as(small, graph):
             return replace(graph, least_rows=least, small=small)
         least *= 2
-    return replace(graph, least_rows=graph.batch)
+    return whole
 
 
 def _check(caller: str, model: torch.nn.Module, batch: tuple, loss_fn: Callable | None) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(
-            f"{caller}: model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself"
-        )
     check_runs_in_python(caller, model)
     if loss_fn is not None and not callable(loss_fn):
         raise TypeError(
             f"{caller}: loss_fn must be callable, got {type(loss_fn).__name__}; pass a function of the model's output "
             "and the rest of the batch"
         )
-    if not any(isinstance(leaf, torch.Tensor) for leaf in tree_flatten(batch)[0]):
+    tensors = all_tensors(batch)
+    if not tensors:
         raise ValueError(
             f"{caller}: batch must hold the model's inputs, got no tensor; pass them after the model, real, fake or on "
             'the meta device: torch.empty(64, 3, 224, 224, device="meta")'
         )
-    rowed = (t for t in tree_flatten(batch)[0] if isinstance(t, torch.Tensor) and t.dim() > 0)
-    first = next(rowed, None)
+    first = next((t for t in tensors if t.dim() > 0), None)
     if first is not None and not len(first):
         raise ValueError(
             f"{caller}: batch must hold at least one row, got a tensor of shape {tuple(first.shape)}; pass a batch of "
@@ -110,17 +122,35 @@ def _check_call(caller: str, model: torch.nn.Module, args: tuple, kwargs: dict, 
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        remedy = (
-            "without a loss_fn all of the batch goes there; pass loss_fn=..., which the items behind the first go to, "
-            "or all that forward takes"
-        )
+        what, remedy = "the batch", "without a loss_fn all of the batch goes there; pass loss_fn=..., which the items "
+        remedy += "behind the first go to, or all that forward takes"
         if with_loss:
-            remedy = (
-                "pass several inputs as a tuple, named ones as a dict, as in (model, (x, mask), targets, loss_fn=...), "
-                "or leave loss_fn out where forward computes the loss of all that is in the batch"
-            )
-        what = "the first item of the batch" if with_loss else "the batch"
+            what, remedy = "the first item of the batch", "pass several inputs as a tuple, named ones as a dict, as in "
+            remedy += "(model, (x, mask), targets, loss_fn=...), or leave loss_fn out where forward computes the loss"
         raise TypeError(
             f"{caller}: {what} must be what {type(model).__name__}.forward takes, got {len(args) + len(kwargs)} "
             f"argument(s) for it ({error}); {remedy}; budget and loss_fn go by name"
         ) from None
+
+
+def hardware_of(
+    caller: str, model: torch.nn.Module, batch: tuple, which: Hardware | str | Path | None = None
+) -> Hardware:
+    """The given hardware, or that of the device that the model (without parameters: the batch) is on.
+
+    A CUDA card has the rates of its last calibration on this machine (``gistkit calibrate``), else those of its preset;
+    a card without either is measured at the first call (a few seconds). None is planned at another card's rates.
+    ``Plan.hardware`` names it, ``Plan.prediction.rates`` says where its rates are from. Raises ValueError for what is
+    on the meta device or on one without a preset, as no device is meant then, and for a card that cannot be measured.
+    """
+    if which is not None:
+        return find_hardware(which)
+    device = all_tensors(model, batch)[0].device
+    if device.type == "cpu":
+        return PRESETS["cpu"]
+    if device.type == "cuda" and torch.cuda.is_available():
+        return card_at_hand(device)
+    raise ValueError(
+        f"{caller}: hardware must be given for a model on device {str(device)!r}, which says nothing of the machine it "
+        f"will train on; pass hardware='h200', another of {', '.join(PRESETS)}, or a file of `gistkit calibrate`"
+    )

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from gistkit.api.planning import plan_graph
 from gistkit.errors import BudgetError, PlanError
-from gistkit.ir import Decision, Plan, SavedGraph
+from gistkit.ir import Plan, SavedGraph
 from gistkit.planning import accepts
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import held, kept_bytes
@@ -17,8 +17,6 @@ from gistkit.planning.policies import POLICIES
 from gistkit.report import mib, milliseconds, table
 
 SHOWN = 40
-WHY = 34
-"""Columns that the reasons of the decisions need at least."""
 
 
 @dataclass(frozen=True)
@@ -43,25 +41,26 @@ def compare(
     costs: CostTable,
     budget_bytes: int | None,
     words: Mapping,
-    done: Callable[[str], None] = lambda name: None,
+    done: Callable[[], None] = lambda: None,
 ) -> list[Row]:
     """Every policy under the same budget, in the order of the registry; ``words`` are the settings of
-    :func:`gistkit.api.planning.plan_graph`, of which each policy takes what it knows. ``done`` hears of each one's
+    :func:`gistkit.api.planning.plan_graph`, of which each policy takes what it knows. ``done`` is called at each one's
     end."""
     rows = []
     for name in POLICIES:
         rows.append(_row(name, graph, costs, budget_bytes, words))
-        done(name)
+        done()
     return rows
 
 
 def _row(name: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping) -> Row:
-    given = dict(words) if accepts(name, "lossy") else {**words, "lossy": None, "fidelity": _without_lossy(words)}
+    given = dict(words)
+    if words["lossy"] is not None and not accepts(name, "lossy"):
+        given |= {"lossy": None, "fidelity": "reassociated"}
     try:
         made = plan_graph(graph, costs, budget=budget_bytes, policy=name, refuse=False, **given)
     except BudgetError as error:
-        asked = given["fidelity"] if given["lossy"] is None else "lossy"
-        least = error.least_bytes.get(asked, 0)
+        least = error.least_bytes.get("lossy" if given["lossy"] else given["fidelity"], 0)
         refusal = str(error) if budget_bytes is None else ""  # then the device's memory was the limit
         return Row(name, None, False, least, f"needs {mib(least)}" if least else "refused", refusal)
     except PlanError as error:
@@ -70,10 +69,6 @@ def _row(name: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | Non
         return Row(name, None, False, 0, "needs a link", str(error))
     fits = budget_bytes is None or made.peak_bytes <= budget_bytes
     return Row(name, made, fits, made.peak_bytes, "" if fits else "above the budget")
-
-
-def _without_lossy(words: Mapping) -> str:
-    return "reassociated" if words["lossy"] is not None else words["fidelity"]
 
 
 def policies_table(rows: Sequence[Row], budget_bytes: int | None, batch_norm: bool = False) -> Table:
@@ -100,48 +95,30 @@ def policies_table(rows: Sequence[Row], budget_bytes: int | None, batch_norm: bo
     return shown
 
 
-def decisions_table(graph: SavedGraph, costs: CostTable, made: Plan, width: int = 1000) -> Table:
-    """A plan's decision for every kept storage, largest first, with the reason for it where ``width`` leaves room."""
+def decisions_table(graph: SavedGraph, costs: CostTable, made: Plan, wide: bool = True) -> Table:
+    """A plan's decision for every kept storage, largest first; ``wide``: with the reason for it."""
     title = f"{made.policy}: what becomes of the tensors kept for backward, largest first"
     shown = table(title, "tensor", "shape", "kept as", ">plain MiB", ">kept MiB")
+    if wide:
+        shown.add_column("why")
     decided = {d.storage: d for d in made.decisions}
     blocks = sorted((b for b in held(graph) if b.storage >= 0), key=lambda b: -b.nbytes)
     kept = {b.id: kept_bytes(b, decided.get(b.storage), costs) for b in blocks}
-    rows = []
     for block in blocks[:SHOWN]:
-        decision = decided.get(block.storage)
-        why = decision.reason if decision else "nothing decided"
-        sizes = (mib(block.nbytes), mib(kept[block.id]))
-        rows.append((*_names(graph, block.storage), form_of(decision), *sizes, why))
+        decision, storage = decided.get(block.storage), graph.storages[block.storage]
+        why, form = "nothing decided", "dense"
+        if decision:
+            why = decision.reason
+            form = decision.codec + " + mask1" * decision.mask + " on the host" * decision.on_host
+        last = graph.writers(storage.id)[-1:]
+        maker = f"{last[0].module} {last[0].op}".strip() if last else storage.kind
+        shape, sizes = "x".join(map(str, storage.shape)), (mib(block.nbytes), mib(kept[block.id]))
+        shown.add_row(maker, shape, form, *sizes, *[why] * wide)
     rest = blocks[SHOWN:]
     if rest:
         sums = (sum(b.nbytes for b in rest), sum(kept[b.id] for b in rest))
-        rows.append((f"{len(rest)} smaller ones", "", "", *map(mib, sums), "in --json"))
-    columns = len(shown.columns)
-    taken = sum(3 + max((len(row[i]) for row in rows), default=0) for i in range(columns))
-    reasons = width - taken >= WHY
-    if reasons:
-        shown.add_column("why")
-    for row in rows:
-        shown.add_row(*row[: columns + reasons])
+        shown.add_row(f"{len(rest)} smaller ones", "", "", *map(mib, sums), *["in --json"] * wide)
     return shown
-
-
-def _names(graph: SavedGraph, storage: int) -> tuple[str, str]:
-    """Who made a storage last, and its shape."""
-    s = graph.storages[storage]
-    last = graph.writers(storage)[-1:]
-    made = f"{last[0].module} {last[0].op}" if last else s.kind
-    return made.strip(), "x".join(map(str, s.shape))
-
-
-def form_of(decision: Decision | None) -> str:
-    """How a storage is kept, in a few words."""
-    if decision is None:
-        return "dense"
-    where = " on the host" if decision.on_host else ""
-    mask = " + mask1" if decision.mask else ""
-    return f"{decision.codec}{mask}{where}"
 
 
 def least_table(least: Mapping[str, int], lossy: str, plain_bytes: int) -> Table:

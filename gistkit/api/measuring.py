@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from gistkit.api.capturing import step_on
+from gistkit.api.capturing import step_on, with_least_rows
 from gistkit.capture import spread
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.cost import ANEW, CostTable, Hardware, StepTimes, cost_table, preset_name
@@ -24,11 +24,7 @@ Measure = bool | str | Path | StepTimes
 """What ``measure=`` may be: True to measure, a file of times or the times themselves, False for the roofline."""
 
 
-def measure(
-    model: torch.nn.Module,
-    *batch: Any,
-    loss_fn: Callable[..., torch.Tensor] | None = None,
-) -> StepTimes:
+def measure(model: torch.nn.Module, *batch: Any, loss_fn: Callable[..., torch.Tensor] | None = None) -> StepTimes:
     """The seconds of every task of a plain step of ``model`` on ``batch``, on the device that they are on.
 
     Model, batch and ``loss_fn`` as :func:`gistkit.plan` takes them, but real. A few steps run, on a deep copy: the
@@ -39,32 +35,39 @@ def measure(
     Raises ValueError for a model or batch that is fake or on the meta device, :class:`gistkit.MeasureError` where not
     even one row fits, CaptureError where the step cannot be captured, and what the step itself raises.
     """
-    check_real("measure", model, batch)
-    graph, hardware = step_on("measure", model, batch, loss_fn)
-    return _measured(graph, hardware, model, batch, loss_fn)
+    found = captured("measure", model, batch, loss_fn, None, True)[2]
+    assert found is not None
+    return found
 
 
-def times_for(
+def captured(
     caller: str,
-    measure: Measure,
-    graph: SavedGraph,
-    hardware: Hardware,
     model: torch.nn.Module,
     batch: tuple,
     loss_fn: Callable[..., torch.Tensor] | None,
-) -> StepTimes | None:
-    """What ``measure=`` asks for, for the captured step on the hardware; None for False. Raises ValueError, TypeError
-    and MeasureError in the name of ``caller``."""
-    if measure is False:
-        return None
+    which: Hardware | str | Path | None,
+    measure: Measure,
+    cut: Callable[[SavedGraph], bool] = lambda graph: False,
+) -> tuple[SavedGraph, Hardware, StepTimes | None]:
+    """The captured step and its hardware (:func:`step_on`), and the times that ``measure`` asks for, None for False;
+    where ``cut`` says so of the graph, with the step of the least rows. Raises ValueError, TypeError, CaptureError and
+    MeasureError in the name of ``caller``."""
+    times = None
     if measure is True:
         check_real(caller, model, batch)
+    elif measure is not False:
+        times = read_times(caller, measure)
+    graph, hardware = step_on(caller, model, batch, loss_fn, which)
+    if cut(graph):
+        graph = with_least_rows(graph, model, batch, loss_fn)
+    if times is not None:
+        times.check(graph)
+        check_present(caller, hardware, times.device)
+    elif measure is True:
         check_present(caller, hardware, device_name(model, batch))
-        return _measured(graph, hardware, model, batch, loss_fn)
-    times = read_times(caller, measure)
-    times.check(graph)
-    check_present(caller, hardware, times.device)
-    return times
+        work = Work(batch, {}) if loss_fn is None else Work(*spread(batch[0]), batch[1:], loss_fn)
+        times = step_times(graph, hardware, model, work)
+    return graph, hardware, times
 
 
 def costs_of(
@@ -74,9 +77,7 @@ def costs_of(
     density: float | Mapping[int, float] | None = None,
 ) -> CostTable:
     """The costs of a captured step with the measured times where there are some, else as predicted."""
-    if times is None:
-        return cost_table(graph, hardware, density=density)
-    measured = {"measured_s": times.seconds, "workspace_bytes": times.workspace_bytes}
+    measured = {} if times is None else {"measured_s": times.seconds, "workspace_bytes": times.workspace_bytes}
     return cost_table(graph, hardware, density=density, **measured)
 
 
@@ -105,14 +106,6 @@ def read_times(caller: str, which: str | Path | StepTimes) -> StepTimes:
         raise ValueError(f"{caller}: the file of times {which}: {str(error).removeprefix('times: ')}") from error
 
 
-def check_measure(caller: str, measure: Measure, model: torch.nn.Module, batch: tuple) -> None:
-    """Refuse early what :func:`times_for` would refuse after the capture."""
-    if measure is True:
-        check_real(caller, model, batch)
-    elif measure is not False:
-        read_times(caller, measure)
-
-
 def check_real(caller: str, model: torch.nn.Module, batch: tuple) -> None:
     """Raise ValueError where nothing could run: tensors that are fake, on the meta device, or on one that is neither a
     CPU nor CUDA."""
@@ -128,20 +121,9 @@ def check_real(caller: str, model: torch.nn.Module, batch: tuple) -> None:
 
 def check_present(caller: str, hardware: Hardware, device: str) -> None:
     """Raise ValueError where times measured on ``device`` say nothing of ``hardware``."""
-    if device == "cpu":
-        same = not hardware.async_counts
-    else:
-        same = hardware.async_counts and (device in hardware.name or preset_name(device) == hardware.name)
-    if not same:
+    named = device in hardware.name or preset_name(device) == hardware.name
+    if hardware.async_counts != (device != "cpu") or (hardware.async_counts and not named):
         raise ValueError(
             f"{caller}: measured times must be of the hardware that is planned for, {hardware.name!r}, got times of "
             f"{device!r}; leave hardware out, name a file of `gistkit calibrate` on that device, or do not measure"
         )
-
-
-def _measured(
-    graph: SavedGraph, hardware: Hardware, model: torch.nn.Module, batch: tuple, loss_fn: Callable | None
-) -> StepTimes:
-    if loss_fn is None:
-        return step_times(graph, hardware, model, Work(batch, {}))
-    return step_times(graph, hardware, model, Work(*spread(batch[0]), batch[1:], loss_fn))

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from gistkit.api.capturing import may_be_cut, step_on, with_least_rows
-from gistkit.api.measuring import Measure, check_measure, costs_of, times_for, with_times
+from gistkit.api.capturing import may_be_cut, uncollected
+from gistkit.api.measuring import Measure, captured, costs_of, with_times
 from gistkit.capture import spread
 from gistkit.errors import BudgetError, CaptureError, renamed
-from gistkit.ir import Plan, SavedGraph, uncollected
-from gistkit.planning import beneath, check_words, contract_of, refused, unfit
+from gistkit.ir import Plan, SavedGraph
+from gistkit.planning import check_words, contract_of, refused
 from gistkit.planning import made as by_name
 from gistkit.planning.cost import CostTable, Hardware, check_budget, parse_budget, parse_bytes
 from gistkit.planning.policies import POLICIES
@@ -96,11 +96,11 @@ def plan(
     check_budget(budget)
     parse_bytes(reserved_bytes)
     check_per_sub_batch_norm("plan", per_sub_batch_norm)
-    check_measure("plan", measure, model, batch)
-    graph, device = step_on("plan", model, batch, loss_fn, hardware)
-    if may_be_cut(graph, per_sub_batch_norm) and (budget is not None or allowed != "bitwise"):
-        graph = with_least_rows(graph, model, batch, loss_fn)
-    times = times_for("plan", measure, graph, device, model, batch, loss_fn)
+
+    def cut(graph: SavedGraph) -> bool:
+        return (budget is not None or allowed != "bitwise") and may_be_cut(graph, per_sub_batch_norm)
+
+    graph, device, times = captured("plan", model, batch, loss_fn, hardware, measure, cut)
     costs = costs_of(graph, device, times, density)
     settings = {"reserved_bytes": reserved_bytes, "per_sub_batch_norm": per_sub_batch_norm}
     made = plan_graph(graph, costs, budget=budget, policy=policy, fidelity=fidelity, lossy=lossy, **settings)
@@ -140,14 +140,13 @@ def plan_graph(
     except BudgetError as error:
         if not refuse or budget_bytes is None:  # modnn: the device's memory is its limit
             raise
-        if policy != "optimal":
-            raise beneath(graph, costs, budget_bytes, settings, policy, error) from None
-        raise refused(graph, costs, budget_bytes, settings, error.least_bytes) from None
+        raise refused(graph, costs, budget_bytes, settings, policy, error) from None
     if refuse and budget_bytes is not None and made.peak_bytes > budget_bytes:
-        raise unfit(graph, costs, budget_bytes, settings, made)
+        raise refused(graph, costs, budget_bytes, settings, policy, made)
+    sparse = [d.storage for d in made.decisions if d.form.sparse]
     contract = replace(
         contract_of(graph, made.sub_batches),
-        densities=densities(made, costs),
+        densities={s: costs.densities[s] for s in sparse if s in costs.densities},
         has_link=costs.hardware.has_link,
         fidelity=allowed,
         lossy=lossy,
@@ -182,9 +181,3 @@ def _demand_known_bytes(graph: SavedGraph, device: Hardware) -> None:
                 f"a budget counts every byte, and how many {call.op}{where} (call {call.index}) keeps for backward "
                 "only the library that runs it knows; plan without a budget, or without this part"
             )
-
-
-def densities(plan: Plan, costs: CostTable) -> dict[int, float]:
-    """The densities that a plan's sparse payloads were counted with, by storage."""
-    coded = (d.storage for d in plan.decisions if d.form.sparse)
-    return {s: costs.densities[s] for s in coded if s in costs.densities}

@@ -24,8 +24,7 @@ from typing import Any
 
 import torch
 
-from gistkit.api.capturing import step_on
-from gistkit.api.measuring import Measure, check_measure, costs_of, times_for
+from gistkit.api.measuring import Measure, captured, costs_of
 from gistkit.ir import FORWARD, Block, SavedGraph, layers
 from gistkit.planning.cost import CostTable, Hardware, StepTimes, cost_table
 from gistkit.planning.policies import POLICIES
@@ -59,9 +58,7 @@ def profile(
     (vDNN, Fig. 6), by running a few steps or from a file. Raises CaptureError where the step cannot be captured,
     MeasureError where it cannot be measured, ValueError or TypeError for an argument that makes no sense.
     """
-    check_measure("profile", measure, model, batch)
-    graph, device = step_on("profile", model, batch, loss_fn, hardware)
-    times = times_for("profile", measure, graph, device, model, batch, loss_fn)
+    graph, device, times = captured("profile", model, batch, loss_fn, hardware, measure)
     return profile_graph(graph, costs_of(graph, device, times), type(model).__name__, times)
 
 

@@ -100,7 +100,8 @@ def codec_cases() -> list[Case]:
         densities = (0.5, 0.1) if name in ("zvc", "csr") else (0.5,)
         dtypes = None if floats else codec.dtypes
         for direction in _directions(codec):
-            make, loss = _codec_workload(codec, direction), _relative_error(codec)
+            make = _codec_workload(codec, direction)
+            loss = 2.0 ** -(codec.error_bound.fmt.mantissa_bits + 1) if codec.error_bound else None
             cuda_only = direction == "encode_spilled"
             cases.append(
                 Case(name, direction, "codec", make, dtypes, densities, cuda_only, sparse, codec.lossless, loss)
@@ -112,10 +113,6 @@ def _directions(codec: Codec) -> list[str]:
     sparse = isinstance(codec, Sparse)
     within = ["encode_within", "encode_spilled"] if sparse and codec.packs_within else []
     return ["encode", *["pack"] * sparse, *within, "decode", *["relu_backward"] * _masks(codec)]
-
-
-def _relative_error(codec: Codec) -> float | None:
-    return 2.0 ** -(codec.error_bound.fmt.mantissa_bits + 1) if codec.error_bound else None
 
 
 def _masks(codec: Codec) -> bool:
@@ -144,7 +141,7 @@ def _codec_workload(codec: Codec, direction: str) -> Callable[[Setting], Workloa
         x = _codec_input(codec, s)
         grad = normal(s.other()) if _masks(codec) else x
         encoded = exact(codec, x)
-        run, moved = _DIRECTIONS[direction](codec, x, grad, encoded)
+        run, moved = _runs(direction, codec, x, grad, encoded)
 
         def checked() -> Any:
             out = run()
@@ -162,58 +159,41 @@ def _codec_workload(codec: Codec, direction: str) -> Callable[[Setting], Workloa
     return make
 
 
-def _encode(codec: Codec, x: torch.Tensor, grad: torch.Tensor, encoded: Encoded) -> tuple[Callable, int]:
+def _runs(direction: str, codec: Codec, x: torch.Tensor, grad: torch.Tensor, encoded: Encoded) -> tuple[Callable, int]:
+    """What to run, and the bytes that it has to move."""
+    both = x.nbytes + encoded.nbytes
+    if direction == "decode":
+        return lambda: codec.decode(encoded), both
+    if direction == "relu_backward":
+        return lambda: codec.relu_backward(encoded, grad), grad.nbytes + both
     if not isinstance(codec, Sparse):
-        return lambda: codec.encode(x), x.nbytes + encoded.nbytes
-    index, counts, scratch, _ = codec.begin(x).payload
-    stored = int(counts.sum(dtype=torch.int64))
-    index_bytes = stored if encoded.payload[0].numel() == stored else index.nbytes
-    return lambda: codec.begin(x), x.nbytes + index_bytes + counts.nbytes + stored * scratch.itemsize
-
-
-def _pack(codec: Codec, x: torch.Tensor, grad: torch.Tensor, encoded: Encoded) -> tuple[Callable, int]:
-    assert isinstance(codec, Sparse)
+        return lambda: codec.encode(x), both
+    if direction in _SHARES:
+        return _encode_within(codec, x, encoded, _SHARES[direction]), both
     pending = codec.begin(x)
-    _, counts, scratch, _ = pending.payload
+    index, counts, scratch, _ = pending.payload
     stored = int(codec.total(pending))
-    columns_bytes = 2 * stored if encoded.payload[0].numel() == stored else 0
-    moved = counts.nbytes + stored * scratch.itemsize + columns_bytes + sum(t.nbytes for t in encoded.payload[2:])
+    by_element, stored_bytes = encoded.payload[0].numel() == stored, counts.nbytes + stored * scratch.itemsize
+    if direction == "encode":
+        return lambda: codec.begin(x), x.nbytes + (stored if by_element else index.nbytes) + stored_bytes
 
-    def run() -> Encoded:
+    def pack() -> Encoded:
         fresh = copy.copy(pending)
         codec.settle(fresh, stored)
         return fresh
 
-    return run, moved
+    return pack, stored_bytes + 2 * stored * by_element + sum(t.nbytes for t in encoded.payload[2:])
 
 
-def _encode_within(share: float) -> Callable[..., tuple[Callable, int]]:
-    """Encoding into arrays for ``share`` of the elements that will be stored, as training does by a forecast; what has
-    no room in them goes to the host's memory."""
-
-    def workload(codec: Codec, x: torch.Tensor, grad: torch.Tensor, encoded: Encoded) -> tuple[Callable, int]:
-        assert isinstance(codec, Sparse) and encoded.nonzeros is not None
-        n = x.numel()
-        capacity = codec.capacity(n, min(1.0, share * encoded.nonzeros / n))
-        spill = torch.empty(codec.spill_bytes(n, x.dtype, capacity), dtype=torch.uint8, pin_memory=x.is_cuda)
-        return lambda: codec.begin_within(x, capacity, spill), x.nbytes + encoded.nbytes
-
-    return workload
+_SHARES = {"encode_within": 1.04, "encode_spilled": 0.98}
+"""Of the elements that will be stored those for which there is room, as training has it by a forecast; what has no room
+goes to the host's memory."""
 
 
-def _decode(codec: Codec, x: torch.Tensor, grad: torch.Tensor, encoded: Encoded) -> tuple[Callable, int]:
-    return lambda: codec.decode(encoded), x.nbytes + encoded.nbytes
-
-
-def _relu_backward(codec: Codec, x: torch.Tensor, grad: torch.Tensor, encoded: Encoded) -> tuple[Callable, int]:
-    return lambda: codec.relu_backward(encoded, grad), grad.nbytes + x.nbytes + encoded.nbytes
-
-
-_DIRECTIONS = {
-    "encode": _encode,
-    "pack": _pack,
-    "encode_within": _encode_within(1.04),
-    "encode_spilled": _encode_within(0.98),
-    "decode": _decode,
-    "relu_backward": _relu_backward,
-}
+def _encode_within(codec: Sparse, x: torch.Tensor, encoded: Encoded, share: float) -> Callable[[], Encoded]:
+    assert encoded.nonzeros is not None
+    n = x.numel()
+    capacity = codec.capacity(n, min(1.0, share * encoded.nonzeros / n))
+    spill = torch.empty(codec.spill_bytes(n, x.dtype, capacity), dtype=torch.uint8, pin_memory=x.is_cuda)
+    count = torch.empty((1, 2), dtype=torch.int64, pin_memory=x.is_cuda)[0, 0]
+    return lambda: codec.begin_within(x, capacity, spill, count)

@@ -1,29 +1,127 @@
-"""Times, bit equality, and the facts about the machine that every row carries."""
+"""Runs the layer benchmark's cases: every case at every size and dtype, a row each.
+
+Sizes are those of the dense tensor. A case is timed only after its check: outputs bit-equal to the oracle or to plain
+PyTorch on a sample with NaN, infinities, -0.0 and subnormals in it. A case that fails has a row that says why and no
+times. On CUDA the times are the device's own; what launching takes the host is beside them (``host_s``). Percentages
+are of a device copy of the same number of dense bytes in the same run.
+"""
 
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
+from gistkit.benchmark.cases import Case, Setting
 from gistkit.version import VERSION
 
 MIB = 2**20
-
-
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+SAMPLE_BYTES = (1 << 18) + 12
 # GPU cycles that the device idles before each call: half a millisecond, in which the host launches it whole
 LEAD_CYCLES = 1_000_000
 FLUSH_BYTES = 256 * MIB
+Job = tuple[Case, torch.dtype, float, float]
+
+
+def jobs(
+    cases: list[Case],
+    dtypes: list[torch.dtype],
+    sizes_mib: list[float],
+    on_gpu: bool,
+    densities: Sequence[float] | None = None,
+) -> list[Job]:
+    """(case, dtype, density, size) in the order they run: by size, so that a cut run has whole sizes.
+
+    ``densities``: those of the cases for which they matter, in place of their own.
+    """
+    return [
+        (case, dtype, density, size)
+        for size in sizes_mib
+        for case in cases
+        for dtype in (dtypes if case.dtypes is None else case.dtypes)
+        for density in (densities if densities and case.by_density else case.densities)
+        if on_gpu or not case.cuda_only
+    ]
+
+
+def rows(
+    todo: list[Job], device: str, quick: bool = False, max_s: float = math.inf, seed: int = 0
+) -> Iterator[dict[str, Any]]:
+    """Measure the jobs one after the other; none is started later than ``max_s`` seconds after the first."""
+    deadline = time.monotonic() + max_s
+
+    @cache
+    def copied(size_mib: float) -> tuple[float, str]:
+        """(GB/s, '') of a copy, or what stands in its way: two tensors that the device has no memory for."""
+        try:
+            return copy_gbps(int(size_mib * MIB), device, quick=quick), ""
+        except RuntimeError as error:
+            return 0.0, _told(error)
+
+    checked = cache(lambda case, dtype, density: check(case, dtype, density, device, seed))
+    for job in todo:
+        if time.monotonic() > deadline:
+            return
+        copy, problem = copied(job[3])
+        yield _row(job, device, seed, copy, checked(*job[:3]) or problem, quick)
+
+
+def check(case: Case, dtype: torch.dtype, density: float, device: str, seed: int) -> str:
+    """'' where the case gives the right bits on the sample, else what is wrong."""
+    try:
+        workload = case.make(Setting(device, dtype, SAMPLE_BYTES, density, seed, sample=True))
+        return difference(workload.run(), workload.expected())
+    except Exception as error:
+        return _told(error)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _row(job: Job, device: str, seed: int, copy: float, problem: str, quick: bool) -> dict[str, Any]:
+    """What was run, where, and either its times or what is wrong with it."""
+    case, dtype, density, size_mib = job
+    row: dict[str, Any] = {
+        "kind": "layer",
+        "time_utc": utc(),
+        **environment(device),
+        "case": case.name,
+        "family": case.family,
+        "direction": case.direction,
+        "dtype": str(dtype).removeprefix("torch."),
+        "size_mib": size_mib,
+        "density": density,
+        "by_density": case.by_density,
+        "lossless": case.lossless,
+        "relative_error": case.relative_error,
+        "seed": seed,
+        "checked": not problem,
+    }
+    if problem:
+        return {**row, "error": problem}
+    try:
+        workload = case.make(Setting(device, dtype, int(size_mib * MIB), density, seed))
+        times = timed(workload.run, device, quick=quick)
+    except Exception as error:
+        return {**row, "error": _told(error)}
+    gbps = workload.moved_bytes / times.median_s / 1e9
+    found = {"shape": list(workload.shape), "kept_ratio": workload.kept_ratio, **asdict(times)}
+    found |= {"moved_bytes": workload.moved_bytes, "gbps": gbps, "copy_gbps": copy}
+    return {**row, **found, "percent_of_copy": 100 * gbps / copy}
 
 
 @dataclass(frozen=True)
@@ -80,28 +178,15 @@ def copy_gbps(nbytes: int, device: str, *, quick: bool = False) -> float:
     return 2 * nbytes / timed(lambda: dst.copy_(src), device, quick=quick).median_s / 1e9
 
 
-def tensors(value: Any) -> list[torch.Tensor]:
-    """All tensors in nested tuples and lists, in order."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [t for item in value for t in tensors(item)]
-
-
 def bit_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Same dtype, shape and bits (so NaN equals NaN, and -0.0 differs from 0.0), wherever the two lie."""
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    return torch.equal(_bits(a), _bits(b))
-
-
-def _bits(x: torch.Tensor) -> torch.Tensor:
-    x = x.detach().cpu().contiguous()
-    return x.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
+    octets = (x.detach().cpu().flatten().view(torch.uint8) for x in (a, b))
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*octets)
 
 
 def difference(got: Any, want: Any) -> str:
-    """'' where both hold the same tensors bit for bit, else what differs."""
-    ours, theirs = tensors(got), tensors(want)
+    """'' where both hold the same tensors bit for bit, wherever they lie, else what differs."""
+    ours, theirs = tree_leaves(got), tree_leaves(want)
     if len(ours) != len(theirs):
         return f"{len(ours)} tensors instead of {len(theirs)}"
     for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):

@@ -5,7 +5,6 @@ from gistkit.capture.calls import (
     COVERED,
     GEOMETRY,
     PLAIN,
-    Add,
     BatchNorm,
     Bound,
     Conv2d,
@@ -17,17 +16,14 @@ from gistkit.capture.calls import (
     hooks_are_active,
     is_counted,
     operands,
-    region_is_open,
 )
-from gistkit.capture.entry import STAND_IN, capture, no_autocast_cache, untouched_random_states
-from gistkit.capture.isolation.autocast_cache import left_behind
-from gistkit.capture.isolation.closures import on_copy, others_untouched
-from gistkit.capture.isolation.copies import deep_copy
-from gistkit.capture.isolation.unsupported_models import check_runs_in_python
+from gistkit.capture.entry import capture, loss_of
+from gistkit.capture.isolation import left_behind, no_autocast_cache, on_copy, others_untouched, untouched_random_states
 from gistkit.capture.ledger import tensors_in
+from gistkit.capture.nodes import is_weight
 from gistkit.capture.recorder import Recorder, call_name, is_metadata
+from gistkit.capture.refusal import check_runs_in_python
 from gistkit.capture.step.conv_backward import needs_input, takes_its_own
-from gistkit.capture.step.tasks import tasks_with_spans
+from gistkit.capture.step.tasks import StepBuilder
 from gistkit.capture.step.trace import Span, Tracer
-from gistkit.capture.step.traced import loss_of
-from gistkit.capture.weights import is_weight
+from gistkit.capture.twin import STAND_IN, plain_copy

@@ -7,26 +7,23 @@ belongs to no recorded call. Such a node becomes a call of its own, which reads 
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from gistkit.capture.ledger import NO_PRODUCER, Hold, Ledger, Notes, OpenCall, Packed, dtype_name, tensors_in
-from gistkit.capture.walk import backward_reads, function_name, is_accumulator, nodes_from, saved_fields
-from gistkit.ir import Call, Passing, Save, SavedGraph
+from gistkit.capture.ledger import NO_PRODUCER, Ledger, Notes, OpenCall, Packed, dtype_name, living, tensors_in
+from gistkit.capture.nodes import UNREAD, is_accumulator, reachable, saved_fields
+from gistkit.ir import Call, Passing, Save, SavedGraph, SavedStorage
 from gistkit.kernels import flat, is_dense
 
-_BITS = {
-    torch.float32: torch.int32,
-    torch.bfloat16: torch.int16,
-    torch.float16: torch.int16,
-    torch.float64: torch.int64,
-}
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By bytes of an element."""
 _DENSITY_CHUNK = 1 << 24
 UNKNOWN = "?"
 SAVED_BY_HAND = "save"
@@ -35,22 +32,23 @@ SAVED_BY_HAND = "save"
 
 def assemble(notes: Notes, out: Any) -> SavedGraph:
     """The SavedGraph of a recorded forward that returned ``out``; see ``Recorder.finish``."""
-    nodes = {node._sequence_nr(): node for node in nodes_from(_roots(notes.ledger, out), notes.first_node)}
-    packs = _living([ref for call in notes.calls for ref in call.packs] + notes.loose)
+    ledger = notes.ledger
+    found = reachable(_roots(ledger, out), notes.first_node)
+    nodes = {node._sequence_nr(): node for node in found if not is_accumulator(node)}
+    packs = notes.packs()
     names = _names_of_packs(notes, nodes, packs)
     ordered = sorted([*notes.calls, *_hidden_calls(notes, nodes)], key=lambda c: (c.lo, isinstance(c.number, tuple)))
     index = {call.number: i for i, call in enumerate(ordered)}
-    calls = tuple(_freeze(i, call, names) for i, call in enumerate(ordered))
     notes.index.update(index)
-    notes.holds.extend(h for frozen, call in zip(calls, ordered, strict=True) for h in _holds(frozen, call))
+    calls = tuple(_freeze(i, call, names, notes) for i, call in enumerate(ordered))
     if notes.source == "real":
-        _measure(notes.ledger, packs)
-    values = tuple(replace(v, producer=index.get(v.producer, NO_PRODUCER)) for v in notes.ledger.values)
-    return SavedGraph(calls, notes.ledger.frozen_storages(index), notes.source, values)
-
-
-def _living(refs: list[weakref.ref[Packed]]) -> list[Packed]:
-    return [p for p in (ref() for ref in refs) if p is not None]
+        _measure(ledger, packs)
+    storages = tuple(
+        SavedStorage(s.id, s.nbytes, dtype_name(s.dtype), s.shape, s.kind, made, s.escapes, s.density)
+        for s, made in ((s, index.get(s.producer, NO_PRODUCER)) for s in ledger.storages)
+    )
+    values = tuple(replace(v, producer=index.get(v.producer, NO_PRODUCER)) for v in ledger.values)
+    return SavedGraph(calls, storages, notes.source, values)
 
 
 def _roots(ledger: Ledger, out: Any) -> list[torch.Tensor]:
@@ -63,7 +61,7 @@ def _roots(ledger: Ledger, out: Any) -> list[torch.Tensor]:
         gc.collect()
         held = [t for t in ledger.survivors() if id(t) not in ours]
     for t in (*outputs, *held):
-        entry = ledger.storage_of(t, "activation", NO_PRODUCER)
+        entry = ledger.storage_of(t, "activation")
         if entry is not None and entry.kind == "activation":
             entry.escapes = True
     return [*outputs, *held]
@@ -86,7 +84,7 @@ def _names_of_packs(notes: Notes, nodes: dict[int, Any], packs: list[Packed]) ->
 
     ask({p.node for p in packs})
     for call in notes.calls:
-        if any(names[id(p)][0] == UNKNOWN for p in _living(call.packs)):
+        if any(names[id(p)][0] == UNKNOWN for p in living(call.packs)):
             ask(range(call.lo, call.hi))
     return names
 
@@ -100,7 +98,7 @@ def _hidden_calls(notes: Notes, nodes: dict[int, Any]) -> list[OpenCall]:
         return at < 0 or sequence >= notes.calls[at].hi
 
     packs = defaultdict(list)
-    for packed in _living(notes.loose):
+    for packed in living(notes.loose):
         packs[packed.node].append(packed)
     results, writes = defaultdict(list), defaultdict(list)
     for value in notes.ledger.values:
@@ -111,87 +109,61 @@ def _hidden_calls(notes: Notes, nodes: dict[int, Any]) -> list[OpenCall]:
     for sequence in sorted({s for s in nodes if is_hidden(s)} | packs.keys()):
         if is_hidden(sequence):
             node, number = nodes.get(sequence), ("node", sequence)
-            call = OpenCall(number, function_name(node), "", sequence, hi=sequence + 1)
-            call.results, call.writes = results[number], writes[number]
-            _read_edges(call, node, notes)
+            op = "unknown" if node is None else re.sub(r"Backward\d*$", "", node.name())
+            call = OpenCall(number, op, "", sequence, hi=sequence + 1)
+            call.results, call.writes = results[number], dict.fromkeys(writes[number])
+            for edge, slot in () if node is None else node.next_functions:
+                if edge is None or is_accumulator(edge):
+                    continue
+                value = notes.by_node.get((edge._sequence_nr(), slot))
+                if value is not None:
+                    call.operands.append(value)
+                    call.reads[notes.ledger.values[value].storage] = None
         else:
             call = OpenCall(("saved", sequence), SAVED_BY_HAND, "", sequence)
         for packed in packs[sequence]:
             call.packs.append(weakref.ref(packed))
             if packed.storage is not None:
-                call.add_read(packed.storage)
+                call.reads[packed.storage] = None
         hidden.append(call)
     return hidden
 
 
-def _read_edges(call: OpenCall, node: Any, notes: Notes) -> None:
-    for edge, slot in node.next_functions if node is not None else ():
-        if edge is None or is_accumulator(edge):
-            continue
-        value = notes.by_node.get((edge._sequence_nr(), slot))
-        if value is not None:
-            call.operands.append(value)
-            call.add_read(notes.ledger.values[value].storage)
-
-
-def _holds(frozen: Call, call: OpenCall) -> Iterator[Hold]:
-    packs = [p for p in _living(call.packs) if p.storage is not None]
-    yield from (Hold(frozen.index, p.node, save) for p, save in zip(packs, frozen.saves, strict=True))
-
-
-def _freeze(index: int, call: OpenCall, names: dict[int, tuple[str, str]]) -> Call:
-    saves = tuple(_save(packed, *names[id(packed)]) for packed in _living(call.packs) if packed.storage is not None)
+def _freeze(index: int, call: OpenCall, names: dict[int, tuple[str, str]], notes: Notes) -> Call:
     hidden = isinstance(call.number, tuple)
-    if hidden:  # the runtime does not see which function saves these, and keeps them
-        saves = tuple(replace(save, read=True) for save in saves)
-    return Call(
-        index=index,
-        op=call.op,
-        covered=call.covered,
-        module=call.module,
-        reads=tuple(call.reads),
-        writes=tuple(call.writes),
-        saves=saves,
-        inplace=call.inplace,
-        options=call.options,
-        operands=tuple(call.operands),
-        results=tuple(call.results),
-        hidden=hidden,
-        passing=_passing(call),
-    )
-
-
-def _passing(call: OpenCall) -> tuple[Passing, ...]:
-    """Tensors that a call saved for backward nodes which were freed before the forward ended."""
-    known, found = 0, []
+    packs = [p for p in living(call.packs) if p.storage is not None]
+    # the runtime does not see which hidden function saves, and keeps all of it
+    saves = []
+    for packed in packs:
+        assert packed.storage is not None and packed.like is not None
+        shape, _, dtype, _ = packed.like
+        node, field = names[id(packed)]
+        read = hidden or (node, field) not in UNREAD
+        saves.append(Save(packed.storage, node, field, shape, dtype_name(dtype), read, packed.value))
+    notes.holds.extend((index, p.node, save) for p, save in zip(packs, saves, strict=True))
+    reads, writes, operands, results = map(tuple, (call.reads, call.writes, call.operands, call.results))
+    passing, known = [], 0  # what the call saved for backward nodes which were freed before the forward ended
     for ref, (storage, dtype, shape) in zip(call.packs, call.packed, strict=False):
         alive = ref() is not None
         if storage is not None:
-            found += [] if alive else [Passing(known, storage, dtype, shape)]
+            passing += [] if alive else [Passing(known, storage, dtype, shape)]
             known += alive
-    return tuple(found)
-
-
-def _save(packed: Packed, node: str, field: str) -> Save:
-    shape, dtype = packed.geometry
-    assert packed.storage is not None
-    return Save(packed.storage, node, field, shape, dtype_name(dtype), backward_reads(node, field), packed.value)
+    about = index, call.op, call.covered, call.module, reads, writes, tuple(saves), call.inplace, call.options
+    return Call(*about, operands, results, hidden, tuple(passing))
 
 
 @torch.no_grad()
 def _measure(ledger: Ledger, packs: list[Packed]) -> None:
-    """Densities of saved float activations: the share of elements whose bits are not all zero. Synchronises once."""
+    """Densities of saved float activations: the share of elements whose bits are not all zero."""
     counts = {}
     for packed in packs:
         entry = None if packed.storage is None else ledger.storages[packed.storage]
         if entry is None or entry.kind != "activation" or entry.id in counts or entry.nbytes == 0:
             continue
         t = packed.tensor
-        if t.dtype in _BITS and is_dense(t) and t.numel() * t.element_size() == entry.nbytes:
-            bits = flat(t).view(_BITS[t.dtype]).split(_DENSITY_CHUNK)
+        size = t.element_size()
+        if t.is_floating_point() and size in _BITS and is_dense(t) and t.numel() * size == entry.nbytes:
+            bits = flat(t).view(_BITS[size]).split(_DENSITY_CHUNK)
             counts[entry.id] = (torch.stack([part.count_nonzero() for part in bits]).sum(), t.numel())
-    devices = {count.device for count, _ in counts.values()}
-    for device in devices:
-        here = [i for i, (count, _) in counts.items() if count.device == device]
-        for i, count in zip(here, torch.stack([counts[i][0] for i in here]).tolist(), strict=True):
-            ledger.storages[i].density = count / counts[i][1]
+    for i, (count, elements) in counts.items():
+        ledger.storages[i].density = int(count) / elements

@@ -31,7 +31,7 @@ PLAIN += (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Si
 
 
 class Relu(NamedTuple):
-    """relu(x), in place or not."""
+    """relu; ``inplace`` also where the function says so by its name."""
 
     x: torch.Tensor
     inplace: bool
@@ -61,7 +61,7 @@ class Conv2d(NamedTuple):
 
 
 class Linear(NamedTuple):
-    """linear over the last dimension."""
+    """linear over the last dimension of ``x``."""
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -82,7 +82,7 @@ class BatchNorm(NamedTuple):
 
 
 class Dropout(NamedTuple):
-    """dropout of single elements."""
+    """dropout with the probability ``p`` of a zero."""
 
     x: torch.Tensor
     p: float
@@ -111,10 +111,6 @@ def _pair(value: Any) -> Pair:
     return (value[0], value[-1])
 
 
-def _relu(inplace: bool) -> Binder:
-    return lambda input: Relu(input, inplace)
-
-
 def _max_pool2d(input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
     if return_indices:
         raise TypeError("a pool that returns its indices is left to PyTorch")
@@ -140,51 +136,39 @@ def _torch_batch_norm(input, weight, bias, running_mean, running_var, training, 
     return BatchNorm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
-def _dropout(inplace: bool) -> Binder:
-    return lambda input, p, train: Dropout(input, p, train, inplace)
-
-
-def _add(inplace: bool) -> Binder:
-    return lambda input, other, *, alpha=1: Add(input, other, alpha, inplace)
-
-
-_BINDERS: dict[Callable, tuple[str, Binder]] = {
-    F.relu: ("relu", lambda input, inplace=False: Relu(input, inplace)),
-    F.relu_: ("relu", _relu(True)),
-    torch.relu: ("relu", _relu(False)),
-    torch.relu_: ("relu", _relu(True)),
-    torch.Tensor.relu: ("relu", _relu(False)),
-    torch.Tensor.relu_: ("relu", _relu(True)),
-    F.max_pool2d: ("max_pool2d", _max_pool2d),
-    torch.max_pool2d: ("max_pool2d", _max_pool2d),
-    F.conv2d: ("conv2d", _conv2d),
-    torch.conv2d: ("conv2d", _conv2d),
-    F.linear: ("linear", lambda input, weight, bias=None: Linear(input, weight, bias)),
-    F.batch_norm: ("batch_norm", _functional_batch_norm),
-    torch.batch_norm: ("batch_norm", _torch_batch_norm),
-    F.dropout: ("dropout", lambda input, p=0.5, training=True, inplace=False: Dropout(input, p, training, inplace)),
-    torch.dropout: ("dropout", _dropout(False)),
-    torch.dropout_: ("dropout", _dropout(True)),
-    torch.add: ("add", _add(False)),
-    torch.Tensor.add: ("add", _add(False)),
-    torch.Tensor.add_: ("add", _add(True)),
-    torch.Tensor.__add__: ("add", _add(False)),
-    torch.Tensor.__radd__: ("add", _add(False)),
-    torch.Tensor.__iadd__: ("add", _add(True)),
-}
-
-COVERED: dict[Callable, str] = {func: op for func, (op, _) in _BINDERS.items()}
+_T = torch.Tensor
+_ROWS: tuple[tuple[str, Binder, tuple[Callable, ...]], ...] = (
+    ("relu", lambda input, inplace=False: Relu(input, inplace), (F.relu,)),
+    ("relu", lambda input: Relu(input, False), (torch.relu, _T.relu)),
+    ("relu", lambda input: Relu(input, True), (F.relu_, torch.relu_, _T.relu_)),
+    ("max_pool2d", _max_pool2d, (F.max_pool2d, torch.max_pool2d)),
+    ("conv2d", _conv2d, (F.conv2d, torch.conv2d)),
+    ("linear", lambda input, weight, bias=None: Linear(input, weight, bias), (F.linear,)),
+    ("batch_norm", _functional_batch_norm, (F.batch_norm,)),
+    ("batch_norm", _torch_batch_norm, (torch.batch_norm,)),
+    ("dropout", lambda input, p=0.5, training=True, inplace=False: Dropout(input, p, training, inplace), (F.dropout,)),
+    ("dropout", lambda input, p, train: Dropout(input, p, train, False), (torch.dropout,)),
+    ("dropout", lambda input, p, train: Dropout(input, p, train, True), (torch.dropout_,)),
+    ("add", lambda input, other, *, alpha=1: Add(input, other, alpha, True), (_T.add_, _T.__iadd__)),
+    (
+        "add",
+        lambda input, other, *, alpha=1: Add(input, other, alpha, False),
+        (torch.add, _T.add, _T.__add__, _T.__radd__),
+    ),
+)
+"""The covered op, how its arguments bind, the functions that take them so."""
+COVERED: dict[Callable, str] = {func: op for op, _, functions in _ROWS for func in functions}
+_BINDERS: dict[Callable, Binder] = {func: binder for _, binder, functions in _ROWS for func in functions}
 
 
 def bind(op: str, func: Callable, args: tuple, kwargs: dict | None) -> Bound | None:
     """The arguments of a covered call by name, sizes as pairs; a few microseconds, no tensor is touched.
 
-    ``op`` is ``COVERED[func]``. None where the arguments are not of the covered form (``out=``,
-    ``return_indices=True``, or not accepted by the function at all): such a call is not counted and runs
-    as plain PyTorch.
+    ``op`` is ``COVERED[func]``. None where the arguments are not of the covered form (``out=``, ``return_indices=True``
+    or not accepted at all): such a call is not counted and runs as plain PyTorch.
     """
     try:
-        return _BINDERS[func][1](*args, **(kwargs or {}))
+        return _BINDERS[func](*args, **(kwargs or {}))
     except (TypeError, IndexError):
         return None
 
@@ -226,10 +210,8 @@ def is_split(bound: Bound) -> bool:
 
 def options(bound: Bound) -> dict:
     """The arguments of a bound call that are no tensors, as JSON can hold them."""
-    items = bound._asdict().items()
-    return {
-        k: list(v) if isinstance(v, tuple) else v for k, v in items if isinstance(v, (bool, int, float, str, tuple))
-    }
+    kept = ((k, v) for k, v in bound._asdict().items() if isinstance(v, (bool, int, float, str, tuple)))
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in kept}
 
 
 GEOMETRY: dict[str, tuple[str, ...]] = {

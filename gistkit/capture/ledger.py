@@ -8,17 +8,18 @@ memory is held back while a real step is recorded.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from gistkit.ir import Save, SavedStorage, Value
+from gistkit.ir import Save, Value
 from gistkit.kernels import is_dense
 
 NO_PRODUCER = -1
+T = TypeVar("T")
 
 
 @dataclass
@@ -41,15 +42,16 @@ def tensors_in(item: Any) -> Iterator[torch.Tensor]:
     """All tensors in nested tuples, lists, dicts and dataclass-like outputs, depth first."""
     if isinstance(item, torch.Tensor):
         yield item
-    elif isinstance(item, (list, tuple, set)):
-        for part in item:
-            yield from tensors_in(part)
+        return
+    parts: Any = ()
+    if isinstance(item, (list, tuple, set)):
+        parts = item
     elif isinstance(item, dict):
-        for part in item.values():
-            yield from tensors_in(part)
+        parts = item.values()
     elif hasattr(item, "__dataclass_fields__") and not isinstance(item, type):
-        for name in item.__dataclass_fields__:
-            yield from tensors_in(getattr(item, name))
+        parts = (getattr(item, name) for name in item.__dataclass_fields__)
+    for part in parts:
+        yield from tensors_in(part)
 
 
 class Ledger:
@@ -60,40 +62,21 @@ class Ledger:
         self.values: list[Value] = []
         self._by_address: dict[int, StorageEntry] = {}
         self._value_ids: dict[tuple, int] = {}
-        self._alive: dict[int, weakref.ref] = {}
+        self._alive: dict[int, weakref.ref[torch.Tensor]] = {}
 
-    def register(self, t: torch.Tensor, kind: str) -> None:
-        """Note a tensor that exists before the forward: ``parameter``, ``buffer`` or ``input``."""
-        self.storage_of(t, kind, NO_PRODUCER)
-
-    def entry(self, t: torch.Tensor) -> StorageEntry | None:
-        """The entry of a tensor whose storage was seen before, else None."""
-        address = _address(t)
-        return None if address is None else self._by_address.get(address)
-
-    def known(self, identity: int) -> StorageEntry | None:
+    def known(self, identity: int | None) -> StorageEntry | None:
         """The entry of a storage identity, which stays unique as long as the ledger is there."""
-        return self._by_address.get(identity)
+        return None if identity is None else self._by_address.get(identity)
 
-    def storage_of(self, t: torch.Tensor, kind: str, producer: Any) -> StorageEntry | None:
+    def storage_of(self, t: torch.Tensor, kind: str, producer: Any = NO_PRODUCER) -> StorageEntry | None:
         """The entry of a tensor's storage, new ones with the given kind and producer; None for a tensor without one."""
-        address = _address(t)
-        if address is None:
-            return None
-        entry = self._by_address.get(address)
-        if entry is None:
+        address = identity(t)
+        entry = self.known(address)
+        if entry is None and address is not None:
             storage = t.untyped_storage()
-            entry = StorageEntry(
-                id=len(self.storages),
-                ref=StorageWeakRef(storage),
-                nbytes=storage.nbytes(),
-                dtype=t.dtype,
-                shape=tuple(t.shape),
-                kind=kind,
-                producer=producer,
-            )
+            about = storage.nbytes(), t.dtype, tuple(t.shape), kind, producer
+            entry = self._by_address[address] = StorageEntry(len(self.storages), StorageWeakRef(storage), *about)
             self.storages.append(entry)
-            self._by_address[address] = entry
         return entry
 
     def value_of(self, t: torch.Tensor, entry: StorageEntry, producer: Any, version: int | None = None) -> int:
@@ -115,23 +98,7 @@ class Ledger:
 
     def survivors(self) -> list[torch.Tensor]:
         """Watched tensor objects that are still alive."""
-        return [t for t in (ref() for ref in self._alive.values()) if t is not None]
-
-    def frozen_storages(self, call_index: dict) -> tuple[SavedStorage, ...]:
-        """The storages as plain data; ``call_index`` maps provisional call numbers to final ones."""
-        return tuple(
-            SavedStorage(
-                id=s.id,
-                nbytes=s.nbytes,
-                dtype=dtype_name(s.dtype),
-                shape=s.shape,
-                kind=s.kind,
-                producer=call_index.get(s.producer, NO_PRODUCER),
-                escapes=s.escapes,
-                density=s.density,
-            )
-            for s in self.storages
-        )
+        return living(self._alive.values())
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -139,7 +106,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _address(t: torch.Tensor) -> int | None:
+def identity(t: torch.Tensor) -> int | None:
     """The identity of a tensor's storage; None for tensors without one (sparse, transformed, not yet initialised)."""
     if t.layout != torch.strided or t.is_nested:
         return None
@@ -156,38 +123,27 @@ class Packed:
     each look. That is for fake tensors, where it shows how long a storage lives that nothing keeps for backward.
     """
 
-    __slots__ = ("__weakref__", "_like", "_tensor", "node", "storage", "value", "version")
-
     def __init__(self, tensor: torch.Tensor, node: int, storage: int | None) -> None:
         self._tensor: torch.Tensor | None = tensor.detach()
-        self._like: tuple | None = None
-        self.version = tensor._version
-        self.node = node
-        self.storage = storage
-        self.value = -1
+        self.version, self.value = tensor._version, -1
+        self.node, self.storage = node, storage
+        self.like: tuple | None = None
+        """Size, stride, dtype and device; None for a tensor without a storage, which may have none of these."""
+        if storage is not None:
+            self.like = tuple(tensor.size()), tensor.stride(), tensor.dtype, tensor.device
 
     @property
     def tensor(self) -> torch.Tensor:
         """The saved tensor, or what stands in for it."""
         if self._tensor is not None:
             return self._tensor
-        assert self._like is not None
-        size, stride, dtype, device = self._like
+        assert self.like is not None
+        size, stride, dtype, device = self.like
         return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
-    @property
-    def geometry(self) -> tuple[tuple[int, ...], torch.dtype]:
-        """Shape and dtype, without a stand-in."""
-        if self._tensor is not None:
-            return tuple(self._tensor.shape), self._tensor.dtype
-        assert self._like is not None
-        return tuple(self._like[0]), self._like[2]
-
     def lighten(self) -> None:
-        """Let go of the tensor."""
-        if self._tensor is not None:
-            t, self._tensor = self._tensor, None
-            self._like = (t.size(), t.stride(), t.dtype, t.device)
+        if self.like is not None:
+            self._tensor = None
 
     def checked(self) -> torch.Tensor:
         """The tensor; PyTorch's own error if it was written to in between."""
@@ -201,21 +157,14 @@ class Packed:
         return tensor
 
 
-@dataclass(frozen=True)
-class Hold:
-    """One saved tensor after the forward: the call that saved it, the sequence number of the node that holds it."""
-
-    call: int
-    node: int
-    save: Save
-
-
 @dataclass
 class OpenCall:
     """One call of the running forward.
 
     ``number`` counts calls as they come; a hidden function's is ``("node", sequence number)``. ``lo`` <= x < ``hi`` are
-    the sequence numbers of its autograd nodes. ``versions`` holds its operands until it returns.
+    the sequence numbers of its autograd nodes. ``reads`` and ``writes`` are ordered sets of storages. ``versions``
+    holds its operands until it returns. ``split``: whether gistkit's own takes its backward in two halves.
+    ``packed``: storage, dtype and shape of each of its packs, which do not live as long.
     """
 
     number: int | tuple[str, int]
@@ -225,25 +174,15 @@ class OpenCall:
     hi: int = 0
     covered: int = -1
     split: bool = False
-    """Whether gistkit's own takes the backward of such a call in two halves."""
     options: dict | None = None
     operands: list[int] = field(default_factory=list)
     results: list[int] = field(default_factory=list)
-    reads: list[int] = field(default_factory=list)
-    writes: list[int] = field(default_factory=list)
+    reads: dict[int, None] = field(default_factory=dict)
+    writes: dict[int, None] = field(default_factory=dict)
     inplace: bool = False
     versions: list[tuple[torch.Tensor, StorageEntry, int]] = field(default_factory=list)
     packs: list[weakref.ref[Packed]] = field(default_factory=list)
     packed: list[tuple[int | None, str, tuple[int, ...]]] = field(default_factory=list)
-    """Storage, dtype and shape of each of its packs, which do not live as long."""
-
-    def add_read(self, storage: int) -> None:
-        if storage not in self.reads:
-            self.reads.append(storage)
-
-    def add_write(self, storage: int) -> None:
-        if storage not in self.writes:
-            self.writes.append(storage)
 
 
 @dataclass
@@ -251,7 +190,8 @@ class Notes:
     """One forward as it was seen.
 
     ``loose`` are packs made outside of any call, ``by_node`` the value behind each (sequence number, output number).
-    ``holds`` and ``index`` (final number by provisional one) are there once the graph is assembled.
+    ``holds`` (the call that saved, the sequence number of the node that holds, what) and ``index`` (final number by
+    provisional one) are there once the graph is assembled.
     """
 
     source: str
@@ -260,10 +200,14 @@ class Notes:
     loose: list[weakref.ref[Packed]] = field(default_factory=list)
     by_node: dict[tuple[int, int], int] = field(default_factory=dict)
     first_node: int = 0
-    holds: list[Hold] = field(default_factory=list)
+    holds: list[tuple[int, int, Save]] = field(default_factory=list)
     index: dict[int | tuple[str, int], int] = field(default_factory=dict)
 
-    def held(self) -> set[int]:
-        """The storages that autograd nodes hold now."""
-        packs = (ref() for ref in (*(ref for call in self.calls for ref in call.packs), *self.loose))
-        return {p.storage for p in packs if p is not None and p.storage is not None}
+    def packs(self) -> list[Packed]:
+        """All saved tensors whose nodes live, those of calls first."""
+        return living([*(ref for call in self.calls for ref in call.packs), *self.loose])
+
+
+def living(refs: Iterable[weakref.ref[T]]) -> list[T]:
+    """What the references still lead to."""
+    return [found for found in (ref() for ref in refs) if found is not None]

@@ -21,10 +21,10 @@ from torch.overrides import TorchFunctionMode
 
 from gistkit.capture import calls
 from gistkit.capture.assemble import assemble
-from gistkit.capture.ledger import NO_PRODUCER, Notes, OpenCall, Packed, StorageEntry, dtype_name, tensors_in
-from gistkit.capture.weights import is_parameter, is_weight, state_of
+from gistkit.capture.ledger import Notes, OpenCall, Packed, StorageEntry, dtype_name, identity, living, tensors_in
+from gistkit.capture.nodes import is_parameter, is_weight
 from gistkit.errors import CaptureError
-from gistkit.ir import SavedGraph
+from gistkit.ir import SavedGraph, StateTensor
 
 _autograd = torch._C._autograd  # type: ignore[attr-defined]
 
@@ -33,48 +33,39 @@ _METADATA |= {"__len__", "__hash__", "__repr__", "__format__", "_is_view", "type
 
 
 class Recorder(TorchFunctionMode):
-    """Records one forward: ``with Recorder(model) as rec: out = model(x)``, then ``rec.finish(out)``.
+    """Records one forward on one thread: ``with Recorder(model) as rec: out = model(x)``, then ``rec.finish(out)``.
 
-    ``source`` is ``real`` or ``fake``; real recordings measure densities when they finish (one host synchronisation).
+    ``source`` is ``real`` or ``fake``; real recordings measure densities when they finish, which waits for the device.
     With ``light`` saved tensors are let go of at the end of their call and unwritten memory stands in for them, so that
-    the lives of fake tensors can be watched (graph.trace). A recorder serves one forward on one thread. Raises
-    :class:`CaptureError` where it is used twice.
+    the lives of fake tensors can be watched (:mod:`gistkit.capture.step.trace`).
+
+    ``notes`` is what was written down so far. ``current`` is the provisional number of the call that runs now.
+    ``unpacked`` makes the stand-ins that backward unpacks, given a function that makes one and the storage it stands
+    for. ``dropped`` is called with the storage that a node held which died before the forward was done: a branch that
+    leads nowhere.
     """
 
-    def __init__(self, model: torch.nn.Module | None = None, *, source: str = "real", light: bool = False) -> None:
+    def __init__(self, model: torch.nn.Module, *, source: str = "real", light: bool = False) -> None:
         super().__init__()
-        self._notes = Notes(source)
-        self._light = light
+        self.notes = Notes(source)
         self.unpacked: Callable[[Callable[[], torch.Tensor], int | None], torch.Tensor] | None = None
-        """Makes the stand-ins that backward unpacks, given a function that makes one and the storage it stands for."""
         self.dropped: Callable[[int], None] | None = None
-        """Told of the storage that a node held which died before the forward was done: a branch that leads nowhere."""
-        self._current: OpenCall | None = None
+        self._light = light
+        self._call: OpenCall | None = None
         self._busy = False
         self._covered = 0
         self._stack: list[str] = []
-        self._names: dict[int, str] = {}
-        self._handles: list[Any] = []
-        self._state = "new"
         self._pack_hook: Callable = self._pack
-        self._unpack_hook: Callable = self._unpack
-        self._model = model
-        if model is not None:
-            self._register(model)
-
-    def _register(self, model: torch.nn.Module) -> None:
+        self._model: torch.nn.Module | None = model
         self._names = {id(module): name for name, module in model.named_modules()}
         for parameter in model.parameters():
-            self._notes.ledger.register(parameter, "parameter")
+            self.notes.ledger.storage_of(parameter, "parameter")
         for buffer in model.buffers():
-            self._notes.ledger.register(buffer, "buffer")
+            self.notes.ledger.storage_of(buffer, "buffer")
 
     def __enter__(self) -> Recorder:
-        if self._state != "new":
-            raise CaptureError(f"Recorder: one recorder records one forward, this one is {self._state}; make a new one")
-        self._state = "recording"
-        self._notes.first_node = _autograd._get_sequence_nr()
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack_hook, self._unpack_hook)
+        self.notes.first_node = _autograd._get_sequence_nr()
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack_hook, self._unpack)
         self._hooks.__enter__()
         self._watch_modules()
         super().__enter__()
@@ -85,7 +76,6 @@ class Recorder(TorchFunctionMode):
         for handle in self._handles:
             handle.remove()
         self._hooks.__exit__()
-        self._state = "recorded" if exc_type is None else "broken by an exception"
 
     def _watch_modules(self) -> None:
         thread = threading.get_ident()
@@ -108,20 +98,23 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if torch.compiler.is_compiling() or self._busy or is_metadata(func):
             return func(*args, **kwargs)
-        call = self._begin(func, args, kwargs)
-        self._current = call
+        call = self._call = self._begin(func, args, kwargs)
         try:
             out = func(*args, **kwargs)
         finally:
-            self._current = None
+            self._call = None
         self._end(call, out)
         return out
+
+    @property
+    def current(self) -> int | None:
+        return None if self._call is None else self._call.number  # type: ignore[return-value]
 
     def _begin(self, func: Callable, args: tuple, kwargs: dict) -> OpenCall:
         op = calls.COVERED.get(func)
         bound = None if op is None else calls.bind(op, func, args, kwargs)
         module = self._stack[-1] if self._stack else ""
-        call = OpenCall(len(self._notes.calls), op or call_name(func), module, _autograd._get_sequence_nr())
+        call = OpenCall(len(self.notes.calls), op or call_name(func), module, _autograd._get_sequence_nr())
         if bound is not None:
             call.options, call.split = calls.options(bound), calls.is_split(bound)
             if calls.is_counted(bound) and calls.region_is_open(self._pack_hook):
@@ -129,112 +122,88 @@ class Recorder(TorchFunctionMode):
                 self._covered += 1
         elif strange := calls.opaque(args, kwargs):
             call.options = {"opaque": strange}
-        operands = calls.operands(bound) if bound is not None else [*tensors_in(args), *tensors_in(kwargs)]
-        for t in operands:
+        for t in calls.operands(bound) if bound is not None else tensors_in((args, kwargs)):
             self._read(call, t)
         return call
 
     def _read(self, call: OpenCall, t: torch.Tensor) -> None:
-        ledger = self._notes.ledger
-        entry = ledger.entry(t) or self._first_sight(t)
+        ledger = self.notes.ledger
+        entry = ledger.known(identity(t)) or self._first_sight(t)
         if entry is not None:
             call.versions.append((t, entry, _version(t)))
             call.operands.append(ledger.value_of(t, entry, entry.producer))
-            call.add_read(entry.id)
+            call.reads[entry.id] = None
 
     def _first_sight(self, t: torch.Tensor) -> StorageEntry | None:
         """The entry of a tensor that no recorded call returned: a weight, an input, a hidden function's result."""
-        ledger, node = self._notes.ledger, t.grad_fn
+        ledger, node = self.notes.ledger, t.grad_fn
         if is_weight(t):
-            return ledger.storage_of(t, "parameter", NO_PRODUCER)
-        if node is None or node._sequence_nr() < self._notes.first_node:
-            return ledger.storage_of(t, "input", NO_PRODUCER)
+            return ledger.storage_of(t, "parameter")
+        if node is None or node._sequence_nr() < self.notes.first_node:
+            return ledger.storage_of(t, "input")
         sequence = node._sequence_nr()
         entry = ledger.storage_of(t, "activation", ("node", sequence))
         if entry is not None:
-            self._notes.by_node[sequence, t.output_nr] = ledger.value_of(t, entry, entry.producer)
+            self.notes.by_node[sequence, t.output_nr] = ledger.value_of(t, entry, entry.producer)
             ledger.watch(t, entry)
         return entry
 
     def _end(self, call: OpenCall, out: Any) -> None:
-        notes = self._notes
+        notes, ledger = self.notes, self.notes.ledger
         written = {entry.id: entry for t, entry, before in call.versions if _version(t) != before}
-        for ref in call.packs:
-            self._value_of_pack(ref(), call, written)
+        for packed in living(call.packs):
+            if packed.storage is not None:
+                entry = ledger.storages[packed.storage]  # if overwritten, saved before or after the write
+                after = packed.storage in written and packed.version == packed.tensor._version
+                packed.value = ledger.value_of(packed.tensor, entry, call.number, entry.version + after)
+                if entry.producer == call.number:
+                    call.writes[entry.id] = None
             if self._light:
-                self._lighten(ref)
+                packed.lighten()
         for entry in written.values():
             entry.version += 1
-            call.add_write(entry.id)
+            call.writes[entry.id] = None
         call.inplace = bool(call.versions) and call.versions[0][1].id in written
         call.versions.clear()
         for t in tensors_in(out):
-            entry = notes.ledger.storage_of(t, "activation", call.number)
+            entry = ledger.storage_of(t, "activation", call.number)
             if entry is None:
                 continue
-            value = notes.ledger.value_of(t, entry, call.number)
+            value = ledger.value_of(t, entry, call.number)
             call.results.append(value)
             if entry.producer == call.number:
-                call.add_write(entry.id)
+                call.writes[entry.id] = None
             if t.grad_fn is not None:
                 notes.by_node[t.grad_fn._sequence_nr(), t.output_nr] = value
-            notes.ledger.watch(t, entry)
+            ledger.watch(t, entry)
         call.hi = _autograd._get_sequence_nr()
         notes.calls.append(call)
-
-    def _value_of_pack(self, packed: Packed | None, call: OpenCall, written: dict[int, StorageEntry]) -> None:
-        """Give a saved tensor its value: for an overwritten storage, the one before or the one after the write."""
-        if packed is None or packed.storage is None:
-            return
-        ledger = self._notes.ledger
-        entry = ledger.storages[packed.storage]
-        after = packed.storage in written and packed.version == packed.tensor._version
-        packed.value = ledger.value_of(packed.tensor, entry, call.number, entry.version + after)
-        if entry.producer == call.number:
-            call.add_write(entry.id)
 
     def _pack(self, t: torch.Tensor) -> Packed:
         busy, self._busy = self._busy, True
         try:
-            notes, call = self._notes, self._current
+            notes, call = self.notes, self._call
             sequence = _autograd._get_sequence_nr() - 1
             origin = ("node", sequence) if call is None else call.number
             entry = notes.ledger.storage_of(t, "parameter" if is_weight(t) else "activation", origin)
             if entry is not None and is_parameter(t):
                 entry.kind = "parameter"  # also where fully_shard gathered it within the forward: a call's result then
             packed = Packed(t, sequence, None if entry is None else entry.id)
-            (notes.loose if call is None else call.packs).append(weakref.ref(packed, self._watch(packed.storage)))
+            dropped, storage = self.dropped, packed.storage
+            ref = weakref.ref(packed, None if dropped is None or storage is None else lambda _: dropped(storage))
             if call is not None:
+                call.packs.append(ref)
                 # what has no storage (a nested tensor) may have no shape either
-                shape = () if entry is None else tuple(t.shape)
-                call.packed.append((packed.storage, dtype_name(t.dtype), shape))
-            if call is None and entry is not None:
+                call.packed.append((packed.storage, dtype_name(t.dtype), () if entry is None else tuple(t.shape)))
+                return packed
+            notes.loose.append(ref)
+            if entry is not None:
                 packed.value = notes.ledger.value_of(packed.tensor, entry, origin)
-            if call is None and self._light:
+            if self._light:
                 packed.lighten()
             return packed
         finally:
             self._busy = busy
-
-    def _watch(self, storage: int | None) -> Callable[[Any], None] | None:
-        dropped = self.dropped
-        return None if dropped is None or storage is None else lambda _: dropped(storage)
-
-    @staticmethod
-    def _lighten(ref: weakref.ref[Packed]) -> None:
-        packed = ref()
-        if packed is not None:
-            packed.lighten()
-
-    @property
-    def notes(self) -> Notes:
-        """What was written down so far; empty again after :meth:`finish`."""
-        return self._notes
-
-    @property
-    def current(self) -> int | None:
-        """The provisional number of the call that runs now."""
-        return None if self._current is None else self._current.number  # type: ignore[return-value]
 
     def _unpack(self, packed: Packed) -> torch.Tensor:
         if self.unpacked is None:
@@ -244,17 +213,17 @@ class Recorder(TorchFunctionMode):
     def finish(self, out: Any) -> SavedGraph:
         """The graph of the recorded forward, whose result was ``out``; the recorder lets go of everything.
 
-        Real recordings measure the density of every saved float activation and wait for the device once.
+        Real recordings measure the density of every saved float activation.
         """
-        if self._state != "recorded":
-            raise CaptureError(f"Recorder: finish() needs one completed forward, this recorder is {self._state}")
-        self._state = "finished"
-        notes, self._notes = self._notes, Notes("finished")
+        notes, self.notes = self.notes, Notes("finished")
         model, self._model = self._model, None
-        graph = assemble(notes, out)
-        if model is None:
-            return graph
-        return replace(graph, state=state_of(model), training=model.training)
+        assert model is not None, "a recorder records one forward"
+        # parameters and buffers, each object once, in the order of the model's modules
+        state = tuple(
+            StateTensor(name, dtype_name(t.dtype), tuple(t.shape), t.requires_grad)
+            for name, t in (*model.named_parameters(), *model.named_buffers())
+        )
+        return replace(assemble(notes, out), state=state, training=model.training)
 
 
 def call_name(func: Callable) -> str:

@@ -6,8 +6,7 @@ import difflib
 
 from gistkit.codecs.base import Codec, Encoded, aligned, dtype_of, restored
 from gistkit.codecs.bounds import ErrorBound
-from gistkit.codecs.narrow import Narrow
-from gistkit.codecs.plain import Argmax, Bits, Dense, Mask1
+from gistkit.codecs.plain import Argmax, Bits, Dense, Mask1, Narrow
 from gistkit.codecs.sparse import Sparse
 from gistkit.formats import VALUE_FORMS
 

@@ -68,12 +68,6 @@ class Encoded:
         """True while the host does not know yet how many elements a sparse encoding has stored."""
         return self._state[1]
 
-    @property
-    def spilled(self) -> bool | None:
-        """Whether some of the payload is in the spill; None while the host does not know."""
-        _, pending, spill = self._state
-        return False if spill is None else (None if pending else True)
-
     def state(self) -> tuple[tuple[torch.Tensor, ...], bool, torch.Tensor | None]:
         """(payload, pending, spill), consistent with each other whatever other threads do. With a spill the payload is
         packed, pending or not; without one, pending means a scratch."""
@@ -82,11 +76,8 @@ class Encoded:
     def settle(
         self, payload: tuple[torch.Tensor, ...], nonzeros: int | None, spill: torch.Tensor | None = None
     ) -> None:
-        """Replace the payload by its final form, with the spill that this still needs, and let go of what it does not.
-        nonzeros may be None where the arrays are longer than what they store, and the host does not know by how much.
-        Raises GistError where nothing is pending."""
-        if not self.pending:
-            raise GistError(f"Encoded.settle: this {self.codec} payload is exact already; settle an encoding once")
+        """Replace a pending payload by its final form, with the spill that this still needs. nonzeros may be None where
+        the arrays are longer than what they store, and the host does not know by how much."""
         self.nonzeros = nonzeros
         self._state = (payload, False, spill)
 
@@ -172,8 +163,8 @@ class Codec(ABC):
         GistError where the codec does not keep what this needs, ValueError for another shape.
         """
         raise GistError(
-            f"codec {self.name} cannot mask a ReLU's gradient: small positive values come back as zeros; "
-            "keep a mask1 of the ReLU's output beside it"
+            f"codec {self.name} cannot mask a ReLU's gradient: of {encoded.dtype} values it does not keep which were "
+            "positive; keep a mask1 of the ReLU's output beside it"
         )
 
     def predicted_bytes(self, n: int, dtype: torch.dtype, density: float | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Codecs of one step: the tensor itself, bits, max-pool maps."""
+"""Codecs of one step: the tensor itself, narrow floats, bits, max-pool maps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from gistkit import formats
 from gistkit.codecs.base import Codec, Encoded, aligned, check_grad, dense_layout, restored
-from gistkit.errors import GistError
+from gistkit.codecs.bounds import ErrorBound
 from gistkit.kernels import flat, nibbles_pack, nibbles_unpack, ops
 from gistkit.kernels.launch import direct
 
@@ -60,17 +60,36 @@ class Mask1(Codec):
         return restored(ordered, encoded)
 
 
-class _Discrete(Codec):
-    """Codecs of tensors that are no ReLU outputs."""
+class Narrow(Codec):
+    """Every element in 16, 10 or 8 bits (Gist section IV-A, delayed precision reduction): (codes, exponents)."""
 
-    def relu_backward(self, encoded: Encoded, grad: torch.Tensor) -> torch.Tensor:
-        raise GistError(
-            f"codec {self.name} cannot mask a ReLU's gradient: it keeps {encoded.dtype}, not a ReLU's output; "
-            "keep a mask1 of the ReLU's output"
-        )
+    def __init__(self, name: str, fmt: formats.FloatFormat, scaling: str) -> None:
+        super().__init__(name)
+        self.fmt, self.scaling = fmt, scaling
+        self.error_bound = ErrorBound(fmt, scaling)
+
+    def _encode(self, x: torch.Tensor) -> Encoded:
+        x = dense_layout(x)
+        return Encoded(self.name, tuple(ops.narrow_encode(flat(x), self.fmt.name, self.scaling)), x)
+
+    def decode(self, encoded: Encoded) -> torch.Tensor:
+        codes, exponents = encoded.payload
+        values = ops.narrow_decode(codes, exponents, encoded.numel, encoded.dtype, self.fmt.name, self.scaling)
+        return restored(values, encoded)
+
+    def decode_range(self, encoded: Encoded, start: int, stop: int) -> torch.Tensor:
+        if self.fmt.codes_per_word == 3:  # planes: neighbours lie in different words
+            return super().decode_range(encoded, start, stop)
+        codes, exponents = encoded.payload
+        first = start - start % formats.SCALE_BLOCK
+        if self.scaling == "block":
+            exponents = exponents[first // formats.SCALE_BLOCK : formats.ceil_div(stop, formats.SCALE_BLOCK)]
+        form = (encoded.dtype, self.fmt.name, self.scaling)
+        values = ops.narrow_decode(codes[first:stop], exponents, stop - first, *form)
+        return values[start - first :]
 
 
-class Bits(_Discrete):
+class Bits(Codec):
     """One bit an element of a torch.bool tensor: dropout masks and the like."""
 
     def _encode(self, x: torch.Tensor) -> Encoded:
@@ -81,7 +100,7 @@ class Bits(_Discrete):
         return restored(ops.bits_decode(encoded.payload[0], encoded.numel), encoded)
 
 
-class Argmax(_Discrete):
+class Argmax(Codec):
     """uint8 positions of a max-pool's maxima in their windows, in 4 or 8 bits each (Gist section IV-A, Y to X map).
 
     The pool operators emit this layout by themselves; the codec is for maps that come from elsewhere.

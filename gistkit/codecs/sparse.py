@@ -77,14 +77,15 @@ class Sparse(Codec):
         """Bytes of :meth:`begin_within`'s payload; the spill comes on top, elsewhere."""
         return self._meta_bytes(n, capacity) + capacity * value_dtype(self._scratch_format, dtype).itemsize
 
-    def begin_within(self, x: torch.Tensor, capacity: int, spill: torch.Tensor) -> Encoded:
+    def begin_within(self, x: torch.Tensor, capacity: int, spill: torch.Tensor, count: torch.Tensor) -> Encoded:
         """The encoding of x packed into arrays of ``capacity`` items, what does not fit into the spill; ``pending``.
 
         capacity: as :meth:`capacity` rounds it. spill: flat bytes, :meth:`spill_bytes` or more, from a multiple of 512
         on; for a CUDA tensor pinned host memory, or a device's. It belongs to the encoding, which holds this very
-        tensor until it is settled and needs none of it, or dies. The scratch is let go of before this returns, in
-        stream order. Raises GistError where :attr:`packs_within` is False, ValueError and TypeError for a capacity or
-        a spill that does not do. Does not synchronise.
+        tensor until it is settled and needs none of it, or dies. count: 0-d int64, of x's device or pinned, gets
+        :meth:`total`. The scratch is let go of before this returns, in stream order. Raises GistError where
+        :attr:`packs_within` is False, ValueError and TypeError for a capacity or a spill that does not do. Does not
+        synchronise.
         """
         x = dense_layout(self._checked(x))
         if not self.packs_within:
@@ -97,9 +98,14 @@ class Sparse(Codec):
             return self._begun(x)
         check_capacity(op, capacity, formats.ceil_div(x.numel(), self.slot) * self.slot)
         check_addressable(op, spill, x)
-        index, counts, values = self._scratch(flat(x), self._scratch_format)
-        index, values = self._compacted(index, counts, values, capacity, spill)
-        payload = (index, counts, values, _no_exponents(values))
+        ready = self._launches(x, x.numel(), x.dtype)
+        if ready is not None:
+            payload = ready.encode_within(x, capacity, spill, count)
+        else:
+            index, counts, values = self._scratch(flat(x), self._scratch_format)
+            index, values = self._compacted(index, counts, values, capacity, spill)
+            payload = (index, counts, values, _no_exponents(values))
+            count.copy_(counts.sum(dtype=torch.int64), non_blocking=True)
         return Encoded(self.name, payload, x, pending=True, spill=spill)
 
     def total(self, encoded: Encoded) -> torch.Tensor:
@@ -127,6 +133,10 @@ class Sparse(Codec):
         payload, pending, spill = encoded.state()
         n, dtype = encoded.numel, encoded.dtype
         if not pending or spill is not None:
+            ready = self._launches(payload[2], n, dtype)
+            if ready is not None:
+                made = torch.empty_strided(encoded.shape, encoded.stride, dtype=dtype, device=payload[2].device)
+                return ready.decode(payload, spill, made)
             values = self._decode(*payload, 0, n, dtype, self.value_format, self.scaling, True, spill)
         elif self.scaling == "none":
             values = self._decode(*payload, 0, n, dtype, self._scratch_format, "none", False)
@@ -147,6 +157,10 @@ class Sparse(Codec):
 
     def relu_backward(self, encoded: Encoded, grad: torch.Tensor) -> torch.Tensor:
         payload, pending, spill = encoded.state()
+        if grad.stride() == encoded.stride and grad.shape == encoded.shape and (not pending or spill is not None):
+            ready = self._launches(payload[2], encoded.numel, encoded.dtype) if grad.dtype is encoded.dtype else None
+            if ready is not None:
+                return ready.relu_backward(payload, spill, grad)
         ordered, ours = aligned(grad, encoded)
         form: tuple = (self.value_format, self.scaling, True, spill)
         if pending and spill is None:
@@ -162,7 +176,7 @@ class Sparse(Codec):
 
     def packing_bytes(self, stored: int, dtype: torch.dtype) -> int:
         """What :meth:`settle` takes beside scratch and result: the packed values before they get their own format."""
-        if self._narrows_while_packing or (self.scaling == "none" and self.value_format != "fp10"):
+        if self.packs_within:
             return 0
         return stored * value_dtype(self._scratch_format, dtype).itemsize
 
@@ -182,17 +196,8 @@ class Sparse(Codec):
             return Encoded(self.name, self._packed(payload, 0), x, nonzeros=0)
         return Encoded(self.name, payload, x, pending=True)
 
-    @property
-    def _narrows_while_packing(self) -> bool:
-        """Whether a scratch becomes packed codes in one pass: blocks of codes of whole bytes."""
-        return self.scaling == "block" and self.value_format != "fp10"
-
     def _packed(self, payload: Payload, total: int) -> Payload:
         index, counts, scratch, exponents = payload
-        if self._narrows_while_packing:
-            close = direct.compact(index, counts, self.slot, total) if self._columns else index
-            values, exponents = ops.compact_blocks(scratch, counts, self.slot, total, self.value_format)
-            return close, counts, values, exponents
         index, values = self._compacted(index, counts, scratch, total)
         return self._narrowed((index, counts, values, exponents))
 
@@ -215,6 +220,12 @@ class Sparse(Codec):
         codes, scales = ops.narrow_encode(values, self.value_format, self.scaling)
         values = ops.narrow_decode(codes, scales, n, dtype, self.value_format, self.scaling)
         return index, counts, values, exponents
+
+    def _launches(self, payload: torch.Tensor, n: int, dtype: torch.dtype) -> direct.ZvcLaunches | None:
+        """Ready launches for tensors of n elements that lie where the payload does; None where this form has none."""
+        if self._columns or not n or not self.packs_within:
+            return None
+        return direct.zvc_launches(payload, n, dtype, self._scratch_format)
 
     def _compacted(self, index, counts, scratch, total: int, spill: torch.Tensor | None = None) -> tuple:
         """(index, values) of a scratch, close together; total may be more than there is, and with a spill less."""

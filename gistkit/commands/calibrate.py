@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import torch
 from rich.table import Table
 
-from gistkit.commands.wrong import HelpFormatter, InputError, claim, write
+from gistkit.commands.wrong import HERE, InputError, claim, write
 from gistkit.planning.cost import GIB, Hardware
 from gistkit.profiling import calibrate, keep_calibration
 from gistkit.report import console, table
@@ -16,13 +15,8 @@ from gistkit.report import console, table
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "calibrate",
-        help="measure this device for the planner: bandwidth, link, arithmetic",
-        formatter_class=HelpFormatter,
-    )
-    here = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", metavar="DEVICE", default=here, help="cpu, cuda or cuda:N")
+    parser = commands.add_parser("calibrate", help="measure this device for the planner: bandwidth, link, arithmetic")
+    parser.add_argument("--device", metavar="DEVICE", default=HERE, help="cpu, cuda or cuda:N")
     text = "write the figures, which --hardware takes, making folders"
     parser.add_argument("--out", metavar="FILE.json", type=Path, help=text)
 
@@ -45,20 +39,19 @@ def run(options: argparse.Namespace) -> int:
 
 def hardware_table(hardware: Hardware) -> Table:
     """The figures of a device as a table, a row a figure."""
-    shown = table(hardware.name, "figure", ">value")
-    shown.add_row("memory GiB", f"{hardware.memory_bytes / GIB:.1f}")
-    shown.add_row("copy GB/s, read and written", f"{hardware.memory_gbps:.1f}")
+    rows = {"memory GiB": f"{hardware.memory_bytes / GIB:.1f}"}
+    rows["copy GB/s, read and written"] = f"{hardware.memory_gbps:.1f}"
     if hardware.has_link:
-        shown.add_row("device to host GB/s", f"{hardware.d2h_gbps:.1f}")
-        shown.add_row("host to device GB/s", f"{hardware.h2d_gbps:.1f}")
-        shown.add_row("both at once GB/s", f"{hardware.both_gbps:.1f}")
-    for dtype, rate in hardware.flops.items():
-        shown.add_row(f"{dtype} TFLOP/s", f"{rate / 1e12:.3f}")
-    shown.add_row("launch us", f"{hardware.launch_s * 1e6:.2f}")
+        rows["device to host GB/s"] = f"{hardware.d2h_gbps:.1f}"
+        rows["host to device GB/s"] = f"{hardware.h2d_gbps:.1f}"
+        rows["both at once GB/s"] = f"{hardware.both_gbps:.1f}"
+    rows |= {f"{dtype} TFLOP/s": f"{rate / 1e12:.3f}" for dtype, rate in hardware.flops.items()}
+    rows["launch us"] = f"{hardware.launch_s * 1e6:.2f}"
     if hardware.host_s or hardware.runtime_host_s:
-        shown.add_row(
-            "host us a task, plain and under gistkit",
-            f"{hardware.host_s * 1e6:.1f}, {hardware.runtime_host_s * 1e6:.1f}",
-        )
-    shown.add_row("codecs, times the H200's passes", f"{hardware.codec_slowdown:.2f}")
+        times = f"{hardware.host_s * 1e6:.1f}, {hardware.runtime_host_s * 1e6:.1f}"
+        rows["host us a task, plain and under gistkit"] = times
+    rows["codecs, times the H200's passes"] = f"{hardware.codec_slowdown:.2f}"
+    shown = table(hardware.name, "figure", ">value")
+    for row in rows.items():
+        shown.add_row(*row)
     return shown

@@ -10,28 +10,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gistkit.api import (
-    Measure,
-    card_at_hand,
-    check_present,
-    may_be_cut,
-    read_times,
-    step_on,
-    times_for,
-    with_least_rows,
-)
+from gistkit.api import captured, may_be_cut, read_times
 from gistkit.capture import loss_of
-from gistkit.commands.wrong import InputError, claim, write
-from gistkit.errors import MeasureError, quoted
+from gistkit.commands.wrong import HERE, InputError, claim, write
+from gistkit.errors import quoted
 from gistkit.ir import SavedGraph
 from gistkit.planning.cost import PRESETS, Hardware, StepTimes
 from gistkit.planning.cost import hardware as find_hardware
-from gistkit.profiling import device_name
-from gistkit.runtime import does_not_fit
+from gistkit.profiling import card_at_hand
 from gistkit.zoo import load
 
 DEFAULT_CARD = "h200"
 MOST = 2**24
+WIDE = 100
+"""Columns from which tables show the kinds of layers and the reasons of decisions too."""
 
 
 def add_images(parser: argparse.ArgumentParser) -> None:
@@ -71,9 +63,7 @@ def prepare(options: argparse.Namespace) -> Hardware:
 
 def _at_hand() -> Hardware | None:
     """This machine's GPU."""
-    if not torch.cuda.is_available():
-        return None
-    return card_at_hand(torch.device("cuda", 0))
+    return card_at_hand(torch.device("cuda", 0)) if torch.cuda.is_available() else None
 
 
 def image_step(
@@ -81,20 +71,12 @@ def image_step(
 ) -> tuple[SavedGraph, StepTimes | None]:
     """The captured step of the model on a batch of images, its loss the cross entropy of labels; its measured times
     where the options ask for them. ``cut``: it is to be planned in sub-batches, too."""
-    size = options.image_size
-    measure: Measure = True if options.measure else options.times or False
     try:
-        if options.measure:
-            check_present(options.command, hardware, device_name(torch.empty(0, device=_here())))
-        elif options.times:
-            read_times(options.command, options.times)
-        model, images = _network(options.model, size), torch.empty(options.batch, 3, size, size, device="meta")
-        graph = step_on(options.command, model, (images,), _loss, hardware)[0]
-        if cut and may_be_cut(graph, per_sub_batch_norm):
-            graph = with_least_rows(graph, model, (images,), _loss)
-        if options.measure:
-            model, images = _real(options)
-        times = times_for(options.command, measure, graph, hardware, model, (images,), _loss)
+        model, images = _network(options)
+        graph, _, times = captured(
+            *(options.command, model, (images,), _loss, hardware, options.measure or options.times or False),
+            cut=lambda graph: cut and may_be_cut(graph, per_sub_batch_norm),
+        )
     except (ValueError, TypeError) as error:
         raise InputError(error) from error
     if options.measure and options.times:
@@ -103,32 +85,18 @@ def image_step(
     return graph, times
 
 
-def _network(name: str, size: int) -> torch.nn.Module:
-    """The network without memory for its parameters, where its factory can do without."""
+def _network(options: argparse.Namespace) -> tuple[torch.nn.Module, torch.Tensor]:
+    """The network and random images; without memory where nothing runs and the factory can do without."""
+    size = options.image_size
+    if options.measure:
+        with torch.device(HERE):
+            return load(options.model, image_size=size).to(HERE), torch.randn(options.batch, 3, size, size)
+    images = torch.empty(options.batch, 3, size, size, device="meta")
     try:
         with torch.device("meta"):
-            return load(name, image_size=size)
+            return load(options.model, image_size=size), images
     except Exception:  # of the factory's own, or of what the meta device lacks: without it the error is the factory's
-        return load(name, image_size=size)
-
-
-def _here() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _real(options: argparse.Namespace) -> tuple[torch.nn.Module, torch.Tensor]:
-    """The network and random images, with memory, on this machine's GPU, else on its CPU."""
-    size = options.image_size
-    try:
-        with torch.device(_here()):
-            return load(options.model, image_size=size).to(_here()), torch.randn(options.batch, 3, size, size)
-    except (RuntimeError, ValueError) as error:
-        if does_not_fit(error.__cause__ or error):
-            raise MeasureError(
-                f"measure: the network and its batch must fit the device, and do not ({str(error)[:200]}); take a "
-                "smaller batch, or plan without measured times"
-            ) from error
-        raise
+        return load(options.model, image_size=size), images
 
 
 def _loss(out: Any) -> torch.Tensor:

@@ -6,13 +6,13 @@ import argparse
 import json
 import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gistkit.api import Row, compare, costs_of, decisions_table, least_table, policies_table, with_times
-from gistkit.commands.images import add_images, image_step, prepare
-from gistkit.commands.wrong import HelpFormatter, InputError, write, writing
+from gistkit.commands.images import WIDE, add_images, image_step, prepare
+from gistkit.commands.wrong import InputError, progress_bars, write, writing
 from gistkit.errors import BudgetError
 from gistkit.ir import BACKWARD, Plan, SavedGraph
 from gistkit.planning import EXAMPLE_FORMAT, check_words, instead, least_bytes, remedy
@@ -41,11 +41,7 @@ class Findings:
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Declare the command."""
-    parser = commands.add_parser(
-        "plan",
-        help="plan a training step within a memory budget, and compare all policies",
-        formatter_class=HelpFormatter,
-    )
+    parser = commands.add_parser("plan", help="plan a training step within a memory budget, and compare all policies")
     add_images(parser)
     parser.add_argument("--budget", metavar="BYTES", help="12GiB, 800MB, or 60%% of what plain PyTorch needs")
     parser.add_argument("--policy", metavar="NAME", default="optimal", help=f"one of {', '.join(POLICIES)}")
@@ -66,16 +62,15 @@ def run(options: argparse.Namespace) -> int:
         parse_bytes(options.reserve, "--reserve")
     except (ValueError, TypeError) as error:
         raise InputError(error) from error
-    waiting = Console(stderr=True)
-    with waiting.status("measuring a step" if options.measure else "recording a step"):
+    with Console(stderr=True).status("measuring a step" if options.measure else "recording a step"):
         graph, times = image_step(options, device, options.per_sub_batch_norm, cut=True)
-    found = _find(graph, costs_of(graph, device, times, options.density), times, options, waiting)
+    found = _find(graph, costs_of(graph, device, times, options.density), times, options)
     chosen = next(row for row in found.rows if row.policy == options.policy)
     if options.json:  # files first: whoever reads the tables may close them early
         write(options.json, _as_json(found, chosen, options) + "\n")
     if options.plot:
-        with writing(options.plot):
-            _plot(found, chosen, options)
+        with writing(options.plot) as file:
+            _plot(found, chosen, options, file)
     _show(found, chosen, options)
     if chosen.fits:
         return 0
@@ -83,9 +78,7 @@ def run(options: argparse.Namespace) -> int:
     return 1
 
 
-def _find(
-    graph: SavedGraph, costs: CostTable, times: StepTimes | None, options: argparse.Namespace, waiting: Console
-) -> Findings:
+def _find(graph: SavedGraph, costs: CostTable, times: StepTimes | None, options: argparse.Namespace) -> Findings:
     reserve = parse_bytes(options.reserve, "--reserve")
     plain = POLICIES["plain"](graph, costs)
     try:
@@ -95,10 +88,9 @@ def _find(
     accepted = options.per_sub_batch_norm
     words = {"fidelity": options.fidelity, "lossy": options.lossy}
     words |= {"reserved_bytes": reserve, "per_sub_batch_norm": accepted}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=waiting, transient=True) as progress:
+    with progress_bars(transient=True) as progress:
         task = progress.add_task("planning", total=len(POLICIES) + 1)
-        rows = compare(graph, costs, budget_bytes, words, lambda _: progress.advance(task))
+        rows = compare(graph, costs, budget_bytes, words, lambda: progress.advance(task))
         progress.update(task, description="the least budget")
         least = least_bytes(graph, costs, lossy=options.lossy, reserve=reserve, batch_norm=accepted)
         progress.advance(task)
@@ -108,7 +100,7 @@ def _find(
 def _show(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
     shown = console()
     if chosen.plan is not None:
-        shown.print(decisions_table(found.graph, found.costs, chosen.plan, shown.width))
+        shown.print(decisions_table(found.graph, found.costs, chosen.plan, shown.width >= WIDE))
     shown.print(policies_table(found.rows, found.budget_bytes, trains_batch_norm(found.graph)))
     shown.print(least_table(found.least, options.lossy or EXAMPLE_FORMAT, found.plain.peak_bytes))
     if chosen.plan is not None:
@@ -172,7 +164,7 @@ def _figures(made: Plan | None) -> dict:
     return {**{name: getattr(made, name) for name in names}, "sync_peak_bytes": made.prediction.sync_peak_bytes}
 
 
-def _plot(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
+def _plot(found: Findings, chosen: Row, options: argparse.Namespace, file: Path) -> None:
     graph, costs = found.graph, found.costs
     reserve = parse_bytes(options.reserve, "--reserve")
     plans = (found.plain,) if chosen.plan is None else (found.plain, chosen.plan)
@@ -181,4 +173,4 @@ def _plot(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
     policy = f"policy {chosen.policy}" if chosen.plan else f"no plan by policy {chosen.policy}"
     title = f"{options.model}, batch {options.batch}, {costs.hardware.name}: {policy}"
     parts = 1 if chosen.plan is None else chosen.plan.sub_batches
-    plot_plan(title, before, after[0] if after else None, found.budget_bytes, backward, options.plot, parts)
+    plot_plan(title, before, after[0] if after else None, found.budget_bytes, backward, file, parts)

@@ -8,19 +8,14 @@ from rich.console import Console
 
 from gistkit.api import costs_of, profile_graph
 from gistkit.commands.images import add_images, image_step, prepare
-from gistkit.commands.wrong import HelpFormatter, write, writing
+from gistkit.commands.wrong import write, writing
 from gistkit.report import console, plot_profile, profile_tables
-
-WIDE = 100
-"""Columns from which the layers' kinds are shown too."""
 
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Declare the command."""
     parser = commands.add_parser(
-        "profile",
-        help="where the memory and the time of a training step go, by class and by layer",
-        formatter_class=HelpFormatter,
+        "profile", help="where the memory and the time of a training step go, by class and by layer"
     )
     add_images(parser)
 
@@ -34,9 +29,9 @@ def run(options: argparse.Namespace) -> int:
     if options.json:  # files first: whoever reads the tables may close them early
         write(options.json, found.to_json() + "\n")
     if options.plot:
-        with writing(options.plot):
-            plot_profile(found, options.plot)
+        with writing(options.plot) as file:
+            plot_profile(found, file)
     shown = console()
-    for table in profile_tables(found, shown.width >= WIDE):
+    for table in profile_tables(found):
         shown.print(table)
     return 0

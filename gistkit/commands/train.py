@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from gistkit.commands.wrong import HelpFormatter, InputError, claim, progress_bars, write, writing
+from gistkit.commands.wrong import InputError, claim, progress_bars, write, writing
 from gistkit.errors import printable
 from gistkit.report import console, table
 from gistkit.training import Comparison, RunResult, TrainResult, TrainSettings, plot_memory
@@ -22,9 +22,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     """Declare the command."""
     default = {field.name: field.default for field in fields(TrainSettings)}
     train = commands.add_parser(
-        "train",
-        help="train a network plain, lossless and lossy, and compare memory, time and loss",
-        formatter_class=HelpFormatter,
+        "train", help="train a network plain, lossless and lossy, and compare memory, time and loss"
     )
     train.add_argument("model", metavar="MODEL", help="of gistkit.zoo (vgg16, resnet50, ...) or package.module:factory")
     train.add_argument("--data", metavar="DIR", default=default["data"], help="one folder a class, or 'digits'")
@@ -53,8 +51,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:  # files first: whoever reads the tables may close them early
         write(options.json, result.to_json())
     if options.plot:
-        with writing(options.plot):
-            plot_memory(result, options.plot)
+        with writing(options.plot) as file:
+            plot_memory(result, file)
     console().print(result_table(result))
     step = result.first_difference
     if step is not None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -18,6 +20,9 @@ from gistkit.errors import GistError, printable
 from gistkit.runtime import does_not_fit
 
 STDOUT = 1
+_DEVICES = (Path("/dev"), Path("/dev/fd"))
+HERE = "cuda" if torch.cuda.is_available() else "cpu"
+"""The device that a command takes where none is named."""
 WRONG, INTERRUPTED, CUT_OFF = 2, 130, 141
 """Statuses; the latter two are those that shells have for what SIGINT and SIGPIPE end."""
 
@@ -29,24 +34,27 @@ class InputError(Exception):
         super().__init__(printable(" ".join(str(text).split())))
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors show no raw control characters of the arguments."""
-
-    def error(self, message: str) -> NoReturn:
-        super().error(printable(message))
-
-
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Help with the defaults that say something: not those of options that are simply left out."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default in (None, False) else super()._get_help_string(action)
 
 
-def progress_bars() -> Progress:
-    """Bars on the standard error, with the time gone and the time to come."""
+class Parser(argparse.ArgumentParser):
+    """A parser whose help has the defaults, and whose errors show no raw control characters of the arguments."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=_HelpFormatter, **options)
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+
+def progress_bars(transient: bool = False) -> Progress:
+    """Bars on the standard error, with the time gone and the time to come; ``transient``: gone at the end."""
     bars = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(TextColumn("{task.description}"), *bars, console=Console(stderr=True))
+    return Progress(TextColumn("{task.description}"), *bars, console=Console(stderr=True), transient=transient)
 
 
 def status_of(command: Callable[[], int]) -> int:
@@ -95,14 +103,15 @@ def claim(*paths: Path | None, plot: Path | None = None) -> None:
     if plot is not None:
         _check_plot(plot)
     for path in filter(None, (*paths, plot)):
-        with writing(path):
+        with _named_errors(path):
             if path.is_dir():
                 raise InputError(f"the file to write must not be a folder, got {path}; name a file in it")
             path.parent.mkdir(parents=True, exist_ok=True)
-            known = path.exists()
-            path.touch()
-            if not known:
-                path.unlink()
+            for file in (path, _beside(path)):
+                known = file.exists()
+                file.touch()
+                if not known:
+                    file.unlink()
 
 
 def _check_plot(path: Path) -> None:
@@ -114,8 +123,36 @@ def _check_plot(path: Path) -> None:
         raise InputError(f"plot file must end in .png, .svg or .pdf, got {path.name!r}; name one that does")
 
 
+def _beside(path: Path) -> Path:
+    """The file to write in the place of ``path``, in the same folder; ``path`` itself where that is no regular file, or
+    is reached through ``/dev``, as the standard output is."""
+    if path.absolute().parent in _DEVICES or (path.exists() and not path.is_file()):
+        return path
+    return Path(os.path.realpath(path)).with_name(f".gistkit-{os.getpid()}{path.suffix}")
+
+
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> Iterator[Path]:
+    """Gives the file to write, which takes the name of ``path`` once it is whole: ``path`` has all or is as it was.
+
+    A device or a pipe is written as it is. Raises InputError, naming ``path``, where writing fails.
+    """
+    with _named_errors(path):
+        beside = _beside(path)
+        if beside == path:
+            yield path
+            return
+        try:
+            yield beside
+            if path.exists():
+                shutil.copymode(path, beside)
+            os.replace(beside, os.path.realpath(path))
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
     """Raise InputError, naming the file, where writing it fails."""
     try:
         yield
@@ -124,16 +161,6 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a whole file or none: to one beside it, which then takes its name. What is no plain file (``/dev/stdout``)
-    is written to as it is. Raises InputError where that cannot be done."""
-    with writing(path):
-        if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
-            return
-        path = path.resolve()
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            beside.write_text(text, encoding="utf-8")
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+    """Write a file, whole or not at all. Raises InputError where that cannot be done."""
+    with writing(path) as file:
+        file.write_text(text, encoding="utf-8")

@@ -1,15 +1,22 @@
 """Pure data that passes between the rooms: saved graph, tasks, plan, recipes, queries. No tensors."""
 
-from gistkit.ir.comparison import WORD_BYTES, arithmetic_bytes, digest_bytes, part_bytes
 from gistkit.ir.contract import Contract, Measured, PlannedCall, Prediction
 from gistkit.ir.forms import FORMS, KERNEL_DTYPES, NEVER, OPERATORS, RERUN, STAY, Form
 from gistkit.ir.layer_view import ACTV, CONV, Layer, layers
 from gistkit.ir.plan import PLACES, REMEDY, Budget, CallChoice, Decision, Plan
 from gistkit.ir.queries import Reading, Uses, numel, written_late
-from gistkit.ir.recipes import chain, held, is_recipe, norms
-from gistkit.ir.rerun import Rerun, rerun_of
+from gistkit.ir.returns import (
+    WORD_BYTES,
+    arithmetic_bytes,
+    chain,
+    digest_bytes,
+    held,
+    is_recipe,
+    norms,
+    part_bytes,
+    rerun_of,
+)
 from gistkit.ir.saved_graph import LIBRARY, Call, Passing, Save, SavedGraph, SavedStorage, StateTensor, Value
 from gistkit.ir.scale import goes_as, scaled
 from gistkit.ir.serial import from_json, to_json
 from gistkit.ir.tasks import BACKWARD, BEFORE, FORWARD, Block, ConvShape, Task, Use
-from gistkit.ir.uncollected import uncollected

@@ -12,8 +12,8 @@
 | `recompute` | by a rerun of the forward from ``Decision.sources`` | nothing |
 | `drop` | never, nobody reads them | nothing |
 
-Whoever has to know what a form means asks its row; no other module compares names of forms to learn it.
-:mod:`gistkit.codecs` holds an encoder and a decoder for every form with a payload.
+No other module compares names of forms. :mod:`gistkit.codecs` holds an encoder and a decoder for every form with a
+payload.
 """
 
 from __future__ import annotations
@@ -77,11 +77,6 @@ class Form:
         return self.returns == DECODING and not self.made_by_op
 
     @property
-    def in_slices(self) -> bool:
-        """Whether a weight gradient can read the values one batch slice after the other."""
-        return self.decoded_by_reader or self.returns == OPERATORS
-
-    @property
     def lossless(self) -> bool:
         """Whether decoding gives every bit of the storage back."""
         return self.payload and not self.rounds_to and (self.values or self.made_by_op)
@@ -100,26 +95,20 @@ def _narrow(name: str) -> Size:
     return lambda elements, item_bytes, density: formats.narrow_bytes(*VALUE_FORMS[name], elements)
 
 
-def _sparse(places: Callable[[int, int], int], narrow: str) -> Size:
-    """``places`` gives the bytes that say where the stored elements stood."""
-
-    def size(elements: int, item_bytes: int, density: float | None) -> int:
-        stored = elements if density is None else round(density * elements)
-        values = formats.narrow_bytes(*VALUE_FORMS[narrow], stored) if narrow else stored * item_bytes
-        return places(elements, stored) + values
-
-    return size
-
-
-def _zvc_places(elements: int, stored: int) -> int:
-    return formats.zvc_meta_bytes(elements)
-
-
 def _sparse_rows(layout: str, places: Callable[[int, int], int]) -> list[Form]:
-    def row(name: str, narrow: str) -> Form:
-        return Form(name, DECODING, signs=True, rounds_to=narrow, sparse=True, size=_sparse(places, narrow))
+    """A sparse layout alone and with each narrow float. ``places`` gives the bytes that say where the stored elements
+    stood."""
 
-    return [row(layout, ""), *(row(f"{layout}+{narrow}", narrow) for narrow in VALUE_FORMS)]
+    def row(narrow: str) -> Form:
+        def size(elements: int, item_bytes: int, density: float | None) -> int:
+            stored = elements if density is None else round(density * elements)
+            values = formats.narrow_bytes(*VALUE_FORMS[narrow], stored) if narrow else stored * item_bytes
+            return places(elements, stored) + values
+
+        name = f"{layout}+{narrow}" if narrow else layout
+        return Form(name, DECODING, signs=True, rounds_to=narrow, sparse=True, size=size)
+
+    return [row(narrow) for narrow in ("", *VALUE_FORMS)]
 
 
 def _map(bits: int) -> Form:
@@ -133,7 +122,7 @@ _ROWS = (
     Form("bits", DECODING, dtypes=("bool",), made_by_op=True, size=_bits),
     _map(4),
     _map(8),
-    *_sparse_rows("zvc", _zvc_places),
+    *_sparse_rows("zvc", lambda elements, stored: formats.zvc_meta_bytes(elements)),
     *_sparse_rows("csr", formats.csr_meta_bytes),
     *(Form(name, DECODING, rounds_to=name, size=_narrow(name)) for name in VALUE_FORMS),
     Form("rebuild", OPERATORS, signs=True, dtypes=None),
@@ -145,8 +134,4 @@ FORMS: dict[str, Form] = {form.name: form for form in _ROWS}
 
 
 def _named(name: str) -> Form:
-    """The form of that name: what a pickled one is found by."""
     return FORMS[name]
-
-
-__all__ = ["DECODING", "FORMS", "KERNEL_DTYPES", "NEVER", "OPERATORS", "RERUN", "STAY", "Form"]

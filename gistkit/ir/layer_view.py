@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from gistkit.ir.saved_graph import SavedGraph
 from gistkit.ir.tasks import FORWARD, Task
 
-CONV, ACTV, POOL, FC, BN, LRN, CONCAT, ADD, DROPOUT, LOSS, OTHER = (
-    "CONV", "ACTV", "POOL", "FC", "BN", "LRN", "CONCAT", "ADD", "DROPOUT", "LOSS", "OTHER"
-)  # fmt: skip
-KINDS = {
+CONV, ACTV, POOL, FC, BN, LRN = "CONV", "ACTV", "POOL", "FC", "BN", "LRN"
+CONCAT, ADD, DROPOUT, LOSS, OTHER = "CONCAT", "ADD", "DROPOUT", "LOSS", "OTHER"
+_KINDS = {
     CONV: ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
     ACTV: ("relu", "relu6", "leaky_relu", "prelu", "elu", "sigmoid", "tanh", "gelu", "silu", "threshold", "hardtanh"),
     POOL: ("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "max_pool1d", "avg_pool1d"),
@@ -28,7 +27,7 @@ KINDS = {
     DROPOUT: ("dropout", "dropout2d", "feature_dropout"),
     LOSS: ("loss", "cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
 }
-_KIND_OF = {op: kind for kind, ops in KINDS.items() for op in ops}
+_KIND_OF = {op: kind for kind, ops in _KINDS.items() for op in ops}
 _MAPS = ("activation", "input")
 
 
@@ -56,7 +55,6 @@ class Layer:
 
     @property
     def tasks(self) -> tuple[int, ...]:
-        """Forward task, then backward tasks."""
         return (self.forward, *self.backward)
 
 
@@ -75,9 +73,9 @@ def layers(graph: SavedGraph) -> tuple[Layer, ...]:
     for task in graph.tasks:
         if task.phase == FORWARD and any(graph.blocks[b].kind in _MAPS for b in task.writes):
             own = tuple(backward.pop(task.call, ())) if task.call >= 0 else ()
-            layer = _layer(len(made), task, own, readers, behind_fc, graph)
-            behind_fc |= set() if layer.features else {*layer.y, *layer.own}
-            made.append(layer)
+            made.append(_layer(len(made), task, own, readers, behind_fc, graph))
+            if not made[-1].features:
+                behind_fc.update(made[-1].y, made[-1].own)
     return tuple(made)
 
 
@@ -87,7 +85,8 @@ def _layer(
     kind = _KIND_OF.get(task.op, OTHER)
     x = tuple(b for b in task.reads if graph.blocks[b].kind in _MAPS)
     written = tuple(b for b in task.writes if graph.blocks[b].kind in _MAPS)
-    y = tuple(b for b in written if b in x or _goes_on(b, task, readers, graph))
+    outlives = {b for b in written if graph.blocks[b].last >= len(graph.tasks)}
+    y = tuple(b for b in written if b in x or b in outlives or max(readers[b], default=-1) > task.index) or written[:1]
     return Layer(
         index,
         kind,
@@ -97,13 +96,8 @@ def _layer(
         task.index,
         backward,
         x,
-        y or written[:1],
-        tuple(b for b in written if b not in (y or written[:1])),
+        y,
+        tuple(b for b in written if b not in y),
         tuple(b for b in task.reads if graph.blocks[b].kind == "weight"),
         kind not in (FC, LOSS) and not behind_fc & set(x),
     )
-
-
-def _goes_on(block: int, task: Task, readers: dict, graph: SavedGraph) -> bool:
-    """Whether a later layer, or code after the step, reads what the layer wrote."""
-    return any(t > task.index for t in readers[block]) or graph.blocks[block].last >= len(graph.tasks)

@@ -59,12 +59,10 @@ class Decision:
 
     @cached_property
     def on_host(self) -> bool:
-        """Whether the payload lies in host memory between the uses."""
         return self.place == "host"
 
     @cached_property
     def stays(self) -> bool:
-        """Whether the tensor itself stays on the device."""
         return self.codec == "dense" and self.place == "device"
 
 
@@ -74,7 +72,7 @@ class CallChoice:
 
     ``mask_in_pool``: a ReLU whose backward is the identity, as the map of the max-pool behind it carries its mask; and
     that pool. ``weight_grad_slices``: the batch slices in which a weight gradient is taken. ``algorithm`` of a
-    convolution is planner data: PyTorch picks its algorithms by itself (:mod:`gistkit.planning.cost.part_algorithms`).
+    convolution is planner data: PyTorch picks its algorithms by itself (:mod:`gistkit.planning.cost.algorithms`).
     """
 
     covered: int
@@ -98,7 +96,6 @@ class Budget:
 
     @property
     def left_bytes(self) -> int:
-        """What the plan leaves of the budget."""
         return self.total_bytes - self.peak_bytes
 
     @property
@@ -170,7 +167,7 @@ class Plan:
         """
         try:
             plan, header = from_json(Plan, text, {"format": FORMAT, "version": VERSION, "digest": None})
-            plan = replace(plan, decisions=tuple(map(_with_recipe, plan.decisions)))
+            plan = replace(plan, decisions=tuple(replace(d, recipe=_tuples(d.recipe)) for d in plan.decisions))
         except (ValueError, RecursionError) as error:
             raise PlanError(f"Plan.from_json: text must be that of Plan.to_json; {error}; {REMEDY}") from error
         if header["digest"] not in (None, plan.digest):
@@ -182,10 +179,6 @@ class Plan:
         return plan
 
 
-def _with_recipe(decision: Decision) -> Decision:
-    """The decision with its recipe as nested tuples, which JSON knows as lists."""
-    return replace(decision, recipe=_tuples(decision.recipe)) if decision.recipe else decision
-
-
 def _tuples(item: Any) -> Any:
+    """A recipe as nested tuples, which JSON knows as lists."""
     return tuple(map(_tuples, item)) if isinstance(item, list | tuple) else item

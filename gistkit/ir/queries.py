@@ -7,28 +7,23 @@ from dataclasses import dataclass
 from gistkit.formats import item_bytes
 from gistkit.ir.saved_graph import Call, Save, SavedGraph, SavedStorage, Value
 
-WRITTEN_LATE = (("RreluWithNoiseBackward0", "noise"),)
-"""Nodes and fields that PyTorch fills in after it has shown them to saved-tensor hooks: nothing can stand for them."""
-
 
 def numel(storage: SavedStorage) -> int:
-    """Elements of a storage under its own dtype."""
+    """Elements of the dtype that the storage was first seen with."""
     return storage.nbytes // item_bytes(storage.dtype)
 
 
 def written_late(graph: SavedGraph) -> set[int]:
-    """Storages whose values are not there yet when they are saved: they are kept as they are."""
-    return {s.storage for c in graph.calls for s in c.saves if (s.node, s.field) in WRITTEN_LATE}
+    """Storages that PyTorch fills in after it has shown them to saved-tensor hooks: they are kept as they are."""
+    late = ("RreluWithNoiseBackward0", "noise")
+    return {s.storage for c in graph.calls for s in c.saves if (s.node, s.field) == late}
 
 
 @dataclass(frozen=True)
 class Uses:
-    """What the backward of a step reads of one kept storage.
-
-    ``value`` is what it finds there, None where the storage is saved in parts or at several versions. ``relu`` is the
-    covered ReLU whose output that is: it reads the signs only. ``readers`` are the (call, save) pairs of the others,
-    whose backward reads the values.
-    """
+    """What backward reads of one kept storage. ``value`` is what it finds there, None where the storage is saved in
+    parts or at several versions. ``relu`` is the covered ReLU whose output that is: it reads the signs only.
+    ``readers`` are the (call, save) pairs of the others, whose backward reads the values."""
 
     value: Value | None
     relu: Call | None
@@ -36,7 +31,7 @@ class Uses:
 
 
 class Reading:
-    """A SavedGraph with the look-ups that the rules need."""
+    """Answers of one graph, remembered by storage."""
 
     def __init__(self, graph: SavedGraph) -> None:
         self.graph = graph
@@ -51,7 +46,9 @@ class Reading:
         """What backward reads of a storage; remembered."""
         if storage not in self._uses:
             value = self.saved(storage)
-            relu = None if value is None else self.relu_behind(value)
+            made = None if value is None else self.made((value.storage, value.version))
+            # the covered ReLU whose output the value holds, as it is or through a view of all of it
+            relu = made[0] if made and made[1].whole and made[0].op == "relu" and made[0].covered >= 0 else None
             own = -1 if relu is None else relu.index
             readers = tuple((c, s) for c, s in self.graph.savers(storage) if s.read and c.index != own)
             self._uses[storage] = Uses(value, relu, readers)
@@ -73,17 +70,8 @@ class Reading:
         made = self.made((value.storage, value.version))
         return made[0] if made is not None and made[1].id == value.id else None
 
-    def relu_behind(self, value: Value) -> Call | None:
-        """The covered ReLU whose output the value holds, as it is or through a view of all of it."""
-        made = self.made((value.storage, value.version))
-        if made is None or not value.whole or not made[1].whole:
-            return None
-        return made[0] if made[0].op == "relu" and made[0].covered >= 0 else None
-
     def readers_after(self, call: Call, storage: int) -> list[Call]:
-        """Calls after the given one that read the storage in forward."""
         return [c for c in self.graph.readers(storage) if c.index > call.index]
 
     def operand(self, call: Call, position: int = 0) -> Value:
-        """One operand of a call."""
         return self.graph.values[call.operands[position]]

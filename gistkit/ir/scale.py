@@ -4,23 +4,33 @@ moDNN section IV-A: a minibatch taken in sub-batches whose gradients are accumul
 and traffic shrink; parameters, their gradients and the input batch, which the caller holds whole, stay.
 
 What a step of n rows has of anything is a + b * n: two captured steps, the batch's and the one of the fewest rows that
-goes the same way (``SavedGraph.small``), tell a and b of every block, storage and task. Shapes alone do not: 16
-channels of a weight that is made in the step look like 16 rows. Where the graph holds no small step they have to do.
+goes the same way (``SavedGraph.small``), give a and b of every block, storage and task. Where the graph holds no small
+step, a step of no rows at all is made up from the shapes; 16 channels of a weight made in the step then look like rows.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
 from gistkit.ir.saved_graph import Call, Save, SavedGraph, SavedStorage, Value
-from gistkit.ir.tasks import Block, Task
+from gistkit.ir.tasks import Block, ConvShape, Task
 
 _SCALAR_BYTES = 8
 """A single number at most, such as the loss and its gradient: no rows."""
 _STAYS = ("weight", "buffer", "weight_gradient", "input")
-Shape = tuple[int, ...]
-Seen = TypeVar("Seen", Value, Save)
+_AMOUNTS = ("flops", "moved_bytes", "transient_bytes", "plain_bytes")
+_SIZES = {
+    SavedGraph: ("calls", "storages", "values", "tasks", "blocks"),
+    Call: ("saves",),
+    Save: ("shape",),
+    Value: ("shape",),
+    SavedStorage: ("shape", "nbytes"),
+    Task: (*_AMOUNTS, "conv"),
+    ConvShape: ("n",),
+    Block: ("nbytes",),
+}
+"""The fields of each kind that change with the number of rows."""
 
 
 def scaled(graph: SavedGraph, parts: int) -> SavedGraph:
@@ -39,8 +49,9 @@ def scaled(graph: SavedGraph, parts: int) -> SavedGraph:
         return graph
     small = graph.small
     if small is None or small.batch >= graph.batch:
-        small = _ByShape(graph).without_rows()
-    return _Between(graph, small).graph(-(-graph.batch // parts))
+        small = _without_rows(graph)
+    rows = -(-graph.batch // parts)
+    return replace(_between(graph, small, graph.batch - rows, graph.batch - small.batch), batch=rows)
 
 
 def goes_as(small: SavedGraph, graph: SavedGraph) -> bool:
@@ -49,7 +60,6 @@ def goes_as(small: SavedGraph, graph: SavedGraph) -> bool:
 
 
 def _frame(graph: SavedGraph) -> list:
-    """A step without its sizes."""
     return [
         [(c.op, c.reads, c.writes, c.operands, c.results) for c in graph.calls],
         [[(s.storage, s.node, s.field, s.value, len(s.shape)) for s in c.saves] for c in graph.calls],
@@ -60,111 +70,62 @@ def _frame(graph: SavedGraph) -> list:
     ]
 
 
-class _Between:
-    """Steps between two that are the same but for the number of their rows."""
-
-    def __init__(self, whole: SavedGraph, small: SavedGraph) -> None:
-        self._whole, self._small = whole, small
-
-    def graph(self, rows: int) -> SavedGraph:
-        whole, small = self._whole, self._small
-        self._less, self._rows = whole.batch - rows, whole.batch - small.batch
-        return replace(
-            whole,
-            calls=tuple(map(self._call, whole.calls, small.calls)),
-            storages=tuple(map(self._storage, whole.storages, small.storages)),
-            values=tuple(map(self._seen, whole.values, small.values)),
-            tasks=tuple(map(self._task, whole.tasks, small.tasks)),
-            blocks=tuple(map(self._block, whole.blocks, small.blocks)),
-            batch=rows,
-        )
-
-    def _part(self, whole: int, small: int) -> int:
-        return whole - (whole - small) * self._less // self._rows
-
-    def _shape(self, whole: Shape, small: Shape) -> Shape:
-        return tuple(map(self._part, whole, small))
-
-    def _storage(self, whole: SavedStorage, small: SavedStorage) -> SavedStorage:
-        if whole.kind != "activation":
-            return whole
-        return replace(
-            whole, shape=self._shape(whole.shape, small.shape), nbytes=self._part(whole.nbytes, small.nbytes)
-        )
-
-    def _seen(self, whole: Seen, small: Seen) -> Seen:
-        return replace(whole, shape=self._shape(whole.shape, small.shape))
-
-    def _call(self, whole: Call, small: Call) -> Call:
-        return replace(whole, saves=tuple(map(self._seen, whole.saves, small.saves))) if whole.saves else whole
-
-    def _block(self, whole: Block, small: Block) -> Block:
-        return whole if whole.kind in _STAYS else replace(whole, nbytes=self._part(whole.nbytes, small.nbytes))
-
-    def _task(self, whole: Task, small: Task) -> Task:
-        amounts = ("flops", "moved_bytes", "transient_bytes", "plain_bytes")
-        found = {name: self._part(getattr(whole, name), getattr(small, name)) for name in amounts}
-        conv = whole.conv
-        if conv is not None and small.conv is not None:
-            conv = replace(conv, n=self._part(conv.n, small.conv.n))
-        return replace(whole, **found, conv=conv)
+def _between(whole: Any, small: Any, less: int, rows: int) -> Any:
+    """A size, or anything with sizes, ``less`` rows below ``whole``, which has ``rows`` more than ``small``."""
+    if isinstance(whole, int):
+        return whole - (whole - small) * less // rows
+    if isinstance(whole, tuple):
+        return tuple(_between(w, s, less, rows) for w, s in zip(whole, small, strict=True))
+    fixed = isinstance(whole, SavedStorage) and whole.kind != "activation"
+    if whole is None or fixed or (isinstance(whole, Block) and whole.kind in _STAYS):
+        return whole
+    sizes = {name: (getattr(whole, name), getattr(small, name)) for name in _SIZES[type(whole)]}
+    return replace(whole, **{name: _between(*two, less, rows) for name, two in sizes.items() if two[0] != two[1]})
 
 
-class _ByShape:
-    """What shapes tell of a step of no rows at all."""
+def _without_rows(graph: SavedGraph) -> SavedGraph:
+    """What shapes say of a step of no rows at all."""
+    shapes = {s.id: _no_rows(s.shape, graph.batch) for s in graph.storages if s.kind == "activation"}
+    shrinks = {s for s, shape in shapes.items() if shape != graph.storages[s].shape}
+    copied = {b for t in graph.tasks if t.op == "accumulate" for b in _copied_by(t, graph)}
+    copied |= {b for t in graph.tasks if t.part == "weight" for b in t.writes}  # of weights made in the step
 
-    def __init__(self, graph: SavedGraph) -> None:
-        self._graph, self._batch = graph, graph.batch
-        self._shrinks = {s.id for s in graph.storages if s.kind == "activation" and self._shape(s.shape) != s.shape}
-        self._copied = {b for t in graph.tasks if t.op == "accumulate" for b in self._copied_by(t)}
-        # of weights that are made in the step
-        self._copied |= {b for t in graph.tasks if t.part == "weight" for b in t.writes}
+    def seen(item: Any) -> Any:
+        return replace(item, shape=_no_rows(item.shape, graph.batch)) if item.storage in shrinks else item
 
-    def _copied_by(self, task: Task) -> list[int]:
-        """What a parameter's gradient is a copy of, in the parameter's layout."""
-        blocks = self._graph.blocks
-        sizes = {blocks[b].nbytes for b in task.writes if blocks[b].kind == "weight_gradient"}
-        return [b for b in task.reads if blocks[b].kind == "gradient" and blocks[b].nbytes in sizes]
+    def grows(block: Block) -> bool:
+        made_of_rows = block.storage < 0 or block.storage in shrinks
+        return made_of_rows and block.kind not in _STAYS and block.nbytes > _SCALAR_BYTES and block.id not in copied
 
-    def without_rows(self) -> SavedGraph:
-        graph = self._graph
-        return replace(
-            graph,
-            calls=tuple(replace(c, saves=tuple(map(self._seen, c.saves))) if c.saves else c for c in graph.calls),
-            storages=tuple(map(self._storage, graph.storages)),
-            values=tuple(map(self._seen, graph.values)),
-            tasks=tuple(map(self._task, graph.tasks)),
-            blocks=tuple(map(self._block, graph.blocks)),
-            batch=0,
-        )
-
-    def _shape(self, shape: Shape) -> Shape:
-        """A shape with no rows in it: in the first of its two outer dimensions that is a multiple of the batch.
-
-        A vector is no such tensor unless it has a length of just the batch: statistics have one of the channels.
-        """
-        for axis in range(min(2, len(shape))):
-            if shape[axis] % self._batch == 0 and shape[axis] and (len(shape) > 1 or shape[axis] == self._batch):
-                return (*shape[:axis], 0, *shape[axis + 1 :])
-        return shape
-
-    def _seen(self, item: Seen) -> Seen:
-        return replace(item, shape=self._shape(item.shape)) if item.storage in self._shrinks else item
-
-    def _storage(self, item: SavedStorage) -> SavedStorage:
-        return replace(item, shape=self._shape(item.shape), nbytes=0) if item.id in self._shrinks else item
-
-    def _block(self, block: Block) -> Block:
-        if block.kind in _STAYS or (block.storage >= 0 and block.storage not in self._shrinks):
-            return block
-        if block.nbytes <= _SCALAR_BYTES or block.id in self._copied:
-            return block
-        return replace(block, nbytes=0)
-
-    def _task(self, task: Task) -> Task:
+    def task(t: Task) -> Task:
         """No work; the traffic of parameters and their gradients."""
-        blocks = self._graph.blocks
-        fixed = sum(blocks[b].nbytes for b in {*task.reads, *task.writes} if blocks[b].kind in _STAYS[:3])
-        conv = None if task.conv is None else replace(task.conv, n=0)
-        moved_bytes = min(fixed, task.moved_bytes)
-        return replace(task, flops=0, moved_bytes=moved_bytes, transient_bytes=0, plain_bytes=0, conv=conv)
+        fixed = sum(graph.blocks[b].nbytes for b in {*t.reads, *t.writes} if graph.blocks[b].kind in _STAYS[:3])
+        conv = t.conv and replace(t.conv, n=0)
+        return replace(t, **dict.fromkeys(_AMOUNTS, 0) | {"moved_bytes": min(fixed, t.moved_bytes)}, conv=conv)
+
+    return replace(
+        graph,
+        calls=tuple(replace(c, saves=tuple(map(seen, c.saves))) if c.saves else c for c in graph.calls),
+        storages=tuple(replace(s, shape=shapes[s.id], nbytes=0) if s.id in shrinks else s for s in graph.storages),
+        values=tuple(map(seen, graph.values)),
+        tasks=tuple(map(task, graph.tasks)),
+        blocks=tuple(replace(b, nbytes=0) if grows(b) else b for b in graph.blocks),
+        batch=0,
+    )
+
+
+def _no_rows(shape: tuple[int, ...], batch: int) -> tuple[int, ...]:
+    """A shape with no rows in it: in the first of its two outer dimensions that is a multiple of the batch.
+
+    A vector is no such tensor unless it has a length of just the batch: statistics have one of the channels.
+    """
+    for axis in range(min(2, len(shape))):
+        if shape[axis] % batch == 0 and shape[axis] and (len(shape) > 1 or shape[axis] == batch):
+            return (*shape[:axis], 0, *shape[axis + 1 :])
+    return shape
+
+
+def _copied_by(task: Task, graph: SavedGraph) -> list[int]:
+    """What a parameter's gradient is a copy of, in the parameter's layout."""
+    sizes = {graph.blocks[b].nbytes for b in task.writes if graph.blocks[b].kind == "weight_gradient"}
+    return [b for b in task.reads if graph.blocks[b].kind == "gradient" and graph.blocks[b].nbytes in sizes]

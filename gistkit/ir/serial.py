@@ -28,7 +28,10 @@ def from_json(kind: type[T], text: str | bytes, header: dict[str, Any] | None = 
     ``header`` holds what the file must say by name, None for anything. Raises ValueError for any other text: the place
     in it, what was expected there and what it has.
     """
-    raw = _parsed(text)
+    try:
+        raw: Any = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise ValueError(f"expected JSON, got other text ({error})") from error
     said: dict[str, Any] = {}
     for name, wanted in (header or {}).items():
         said[name] = raw.pop(name, None) if isinstance(raw, dict) else None
@@ -45,13 +48,6 @@ def from_json(kind: type[T], text: str | bytes, header: dict[str, Any] | None = 
     if unknown is not None:
         raise ValueError(f"{unknown}: expected no such field")
     return item, said
-
-
-def _parsed(text: str | bytes) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        raise ValueError(f"expected JSON, got other text ({error})") from error
 
 
 def _placed(message: str) -> str:

@@ -1,9 +1,18 @@
 """Kernels: one operator schema, three implementations (Triton, reference, fake)."""
 
-from gistkit.kernels.launch.checks import FORMS
+from gistkit.kernels.compat import current_stream
+from gistkit.kernels.launch.checks import FORMS, STRIDES
 from gistkit.kernels.launch.direct import Masks
-from gistkit.kernels.layout import flat, is_channels_last, is_dense, like, nibbles_pack, nibbles_unpack
+from gistkit.kernels.layout import (
+    bits_of,
+    flat,
+    is_channels_last,
+    is_dense,
+    like,
+    nibbles_pack,
+    nibbles_unpack,
+    value_dtype,
+)
 from gistkit.kernels.pool.geometry import forward_geometry
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
-from gistkit.kernels.sparse.arguments import STRIDES, bits_of, value_dtype
 from gistkit.kernels.sparse.spill import check_addressable, check_capacity, packed_bytes, spill_bytes

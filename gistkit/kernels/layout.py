@@ -1,8 +1,33 @@
-"""Storage order, the one layout that every kernel works in; codes below 16 two to a byte."""
+"""Storage order, the one layout that every kernel works in; dtypes of codes; codes below 16 two to a byte."""
 
 from __future__ import annotations
 
 import torch
+
+from gistkit.formats import fp10_words
+
+BIT_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+"""By item size in bytes the integer dtype through which bit patterns are seen."""
+
+
+def bits_of(x: torch.Tensor) -> torch.Tensor:
+    """x's bit patterns: an integer view of the same item size."""
+    return x.view(BIT_DTYPES[x.element_size()])
+
+
+def code_dtype(fmt: str, packed: bool = True) -> torch.dtype:
+    """Dtype of an array of codes: fp10 is int32 words of three when packed, int16 else."""
+    return {"fp16": torch.int16, "fp10": torch.int32 if packed else torch.int16, "fp8": torch.uint8}[fmt]
+
+
+def code_count(fmt: str, n: int) -> int:
+    """Items of an array of n codes."""
+    return fp10_words(n) if fmt == "fp10" else n
+
+
+def value_dtype(fmt: str, raw: torch.dtype, packed: bool = False) -> torch.dtype:
+    """Dtype of a sparse payload's values: raw's own, or that of the codes (int16 in slots for fp10)."""
+    return raw if fmt == "raw" else code_dtype(fmt, packed)
 
 
 def is_dense(x: torch.Tensor) -> bool:

@@ -1,43 +1,99 @@
-"""The operators ``gistkit::*``: schemas and shapes. docs/kernels.md says what each computes.
+"""The operators ``gistkit::*``: schemas, checks and shapes. docs/kernels.md says what each computes.
 
 Flat, contiguous 1-D tensors in storage order, except for the pool operators (4-D, NCHW or channels_last). No operator
 synchronises with the host, but for the first ReLU of a device (:mod:`gistkit.kernels.signed_zero`).
+
+One schema, three implementations: ``CPU`` is the oracle in :mod:`gistkit.kernels.reference`, ``CUDA`` the Triton
+launcher, fake tensors get shapes.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from functools import cache, partial
+from types import ModuleType
 
 import torch
 
 from gistkit import formats
-from gistkit.kernels.launch.checks import code_count, code_dtype
-from gistkit.kernels.launch.library import operator
-from gistkit.kernels.layout import is_channels_last
-from gistkit.kernels.sparse.arguments import value_dtype
+from gistkit.kernels.launch import checks
+from gistkit.kernels.layout import code_count, code_dtype, is_channels_last, value_dtype
+
+LIBRARY = torch.library.Library("gistkit", "DEF")
+_LAUNCHERS = {
+    "mask": "mask.mask",
+    "narrow": "narrow.narrow",
+    "sparse": "sparse.operators",
+    "zvc": "sparse.zvc_launches",
+    "lane": "sparse.lane",
+    "pool": "pool.operators",
+    "rebuild": "rebuild.rebuild",
+}
+
+
+@cache
+def launchers(family: str) -> ModuleType:
+    """The module of a family's CUDA launchers. They import Triton, so each is imported at its first call."""
+    return importlib.import_module(f"gistkit.kernels.{_LAUNCHERS[family]}")
+
+
+@cache
+def _oracles(family: str) -> ModuleType:
+    return importlib.import_module(f"gistkit.kernels.reference.{family}")
+
+
+def operator(
+    family: str, schema: str, check: Callable[..., None] | None = None
+) -> Callable[[Callable | None], Callable]:
+    """Define ``gistkit::name`` from its schema; the decorated function is its fake (shapes only) implementation. None
+    in its place: for CPU tensors alone, where sizes depend on values; there is no launcher then.
+
+    ``check(name, *arguments)`` raises for arguments that neither implementation takes. Returns the callable operator
+    overload, so the module's name is bound to what callers use.
+    """
+    name = schema[: schema.index("(")]
+
+    def implementation(module: Callable[[str], ModuleType], *args, **kwargs):
+        if check is not None:
+            check(name, *args, **kwargs)
+        return getattr(module(family), name)(*args, **kwargs)
+
+    def bind(fake: Callable | None) -> Callable:
+        LIBRARY.define(schema)
+        LIBRARY.impl(name, partial(implementation, _oracles), "CPU")
+        if fake is not None:
+            LIBRARY.impl(name, partial(implementation, launchers), "CUDA")
+            torch.library.register_fake(f"gistkit::{name}", fake, lib=LIBRARY)
+        return getattr(torch.ops.gistkit, name).default
+
+    return bind
+
+
+def _nothing(*_, **__) -> None:
+    return None
 
 
 def _backward(family: str, name: str, rest: str) -> tuple[Callable, Callable]:
     """``name(grad, ...)``, which gives the input's gradient, and ``name_``, which overwrites the output's with it."""
-    new = operator(family, f"{name}(Tensor grad, {rest}) -> Tensor")(lambda grad, *_: torch.empty_like(grad))
-    inplace = operator(family, f"{name}_(Tensor(a!) grad, {rest}) -> ()")(lambda *_: None)
+    new = operator(family, f"{name}(Tensor grad, {rest}) -> Tensor", checks.check_masked)(
+        lambda grad, *_: torch.empty_like(grad)
+    )
+    inplace = operator(family, f"{name}_(Tensor(a!) grad, {rest}) -> ()", checks.check_masked)(_nothing)
     return new, inplace
 
 
-# --- masks -----------------------------------------------------------------------------------------------------------
-
-
-@operator("mask", "mask1_encode(Tensor x) -> Tensor")
+@operator("mask", "mask1_encode(Tensor x) -> Tensor", checks.check_values)
 def mask1_encode(x):
     return x.new_empty((formats.mask1_bytes(x.numel()),), dtype=torch.uint8)
 
 
-@operator("mask", "relu_mask1(Tensor x) -> (Tensor, Tensor)")
+@operator("mask", "relu_mask1(Tensor x) -> (Tensor, Tensor)", checks.check_values)
 def relu_mask1(x):
     return torch.empty_like(x), x.new_empty((formats.mask1_bytes(x.numel()),), dtype=torch.uint8)
 
 
-@operator("mask", "relu_mask1_(Tensor(a!) x) -> Tensor")
+@operator("mask", "relu_mask1_(Tensor(a!) x) -> Tensor", checks.check_values)
 def relu_mask1_(x):
     return x.new_empty((formats.mask1_bytes(x.numel()),), dtype=torch.uint8)
 
@@ -45,12 +101,12 @@ def relu_mask1_(x):
 mask1_backward, mask1_backward_ = _backward("mask", "mask1_backward", "Tensor mask")
 
 
-@operator("mask", "bits_encode(Tensor b) -> Tensor")
+@operator("mask", "bits_encode(Tensor b) -> Tensor", checks.check_flags)
 def bits_encode(b):
     return b.new_empty((formats.mask1_bytes(b.numel()),), dtype=torch.uint8)
 
 
-@operator("mask", "bits_decode(Tensor mask, int n) -> Tensor")
+@operator("mask", "bits_decode(Tensor mask, int n) -> Tensor", checks.check_mask)
 def bits_decode(mask, n):
     return mask.new_empty((n,), dtype=torch.bool)
 
@@ -58,10 +114,7 @@ def bits_decode(mask, n):
 dropout_backward, dropout_backward_ = _backward("mask", "dropout_backward", "Tensor mask, float scale")
 
 
-# --- narrow floats ---------------------------------------------------------------------------------------------------
-
-
-@operator("narrow", "narrow_encode(Tensor x, str fmt, str scaling) -> (Tensor, Tensor)")
+@operator("narrow", "narrow_encode(Tensor x, str fmt, str scaling) -> (Tensor, Tensor)", checks.check_narrow)
 def narrow_encode(x, fmt, scaling):
     codes = x.new_empty((code_count(fmt, x.numel()),), dtype=code_dtype(fmt))
     return codes, x.new_empty((formats.scale_count(x.numel(), scaling),), dtype=torch.uint8)
@@ -70,17 +123,15 @@ def narrow_encode(x, fmt, scaling):
 @operator(
     "narrow",
     "narrow_decode(Tensor codes, Tensor exponents, int n, ScalarType dtype, str fmt, str scaling) -> Tensor",
+    checks.check_codes,
 )
 def narrow_decode(codes, exponents, n, dtype, fmt, scaling):
     return codes.new_empty((n,), dtype=dtype)
 
 
-@operator("narrow", "fp10_pack(Tensor codes) -> Tensor")
+@operator("narrow", "fp10_pack(Tensor codes) -> Tensor", checks.check_fp10)
 def fp10_pack(codes):
     return codes.new_empty((formats.fp10_words(codes.numel()),), dtype=torch.int32)
-
-
-# --- sparse storage --------------------------------------------------------------------------------------------------
 
 
 _PAYLOAD = "Tensor index, Tensor counts, Tensor values, Tensor exponents"
@@ -89,28 +140,29 @@ _DECODE = f"({_PAYLOAD}, int first, int n, ScalarType dtype, {_FORM}) -> Tensor"
 _RELU_BACKWARD = f"(Tensor grad, {_PAYLOAD}, Tensor(a!) out, {_FORM}) -> ()"
 
 
-def _sparse(x: torch.Tensor, fmt: str, stride: int, index_items: int, index_dtype: torch.dtype):
+def sparse_arrays(layout: str, x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(index, counts, values) of a scratch for x in ``layout``, zvc or csr; values in ``fmt``."""
+    stride = checks.STRIDES[layout]
     slots = formats.ceil_div(x.numel(), stride)
-    index = x.new_empty((slots * index_items,), dtype=index_dtype)
+    items, dtype = (formats.ZVC_WORDS, torch.int32) if layout == "zvc" else (stride, torch.uint8)
+    index = x.new_empty((slots * items,), dtype=dtype)
     counts = x.new_empty((slots,), dtype=torch.int16)
     return index, counts, x.new_empty((slots * stride,), dtype=value_dtype(fmt, x.dtype))
 
 
-@operator("sparse", "zvc_encode(Tensor x, str fmt) -> (Tensor, Tensor, Tensor)")
-def zvc_encode(x, fmt):
-    return _sparse(x, fmt, formats.ZVC_SLOT, formats.ZVC_WORDS, torch.int32)
+def _encoder(name: str, fake: Callable | None) -> Callable:
+    return operator("sparse", f"{name}(Tensor x, str fmt) -> (Tensor, Tensor, Tensor)", checks.check_encode)(fake)
 
 
-@operator("sparse", "csr_encode(Tensor x, str fmt) -> (Tensor, Tensor, Tensor)")
-def csr_encode(x, fmt):
-    return _sparse(x, fmt, formats.CSR_COLUMNS, formats.CSR_COLUMNS, torch.uint8)
+zvc_encode, csr_encode = (_encoder(f"{layout}_encode", partial(sparse_arrays, layout)) for layout in checks.STRIDES)
+zvc_pack, csr_pack = (_encoder(f"{layout}_pack", None) for layout in checks.STRIDES)
 
 
-zvc_pack = operator("sparse", "zvc_pack(Tensor x, str fmt) -> (Tensor, Tensor, Tensor)")(None)
-csr_pack = operator("sparse", "csr_pack(Tensor x, str fmt) -> (Tensor, Tensor, Tensor)")(None)
-
-
-@operator("sparse", "compact(Tensor scratch, Tensor counts, int stride, int total, Tensor(a!)? spill=None) -> Tensor")
+@operator(
+    "sparse",
+    "compact(Tensor scratch, Tensor counts, int stride, int total, Tensor(a!)? spill=None) -> Tensor",
+    checks.check_compact,
+)
 def compact(scratch, counts, stride, total, spill=None):
     return scratch.new_empty((total,))
 
@@ -118,18 +170,10 @@ def compact(scratch, counts, stride, total, spill=None):
 @operator(
     "sparse",
     "csr_compact(Tensor columns, Tensor values, Tensor counts, int total, Tensor(a!)? spill=None) -> (Tensor, Tensor)",
+    checks.check_csr_compact,
 )
 def csr_compact(columns, values, counts, total, spill=None):
     return columns.new_empty((total,)), values.new_empty((total,))
-
-
-@operator(
-    "sparse_blocks",
-    "compact_blocks(Tensor scratch, Tensor counts, int stride, int total, str fmt) -> (Tensor, Tensor)",
-)
-def compact_blocks(scratch, counts, stride, total, fmt):
-    exponents = scratch.new_empty((formats.scale_count(total, "block"),), dtype=torch.uint8)
-    return scratch.new_empty((total,), dtype=code_dtype(fmt)), exponents
 
 
 # Packed items at a place that the device alone knows; ``lane`` may be pinned host memory (kernels.sparse.lane).
@@ -137,41 +181,34 @@ ship = operator(
     "lane",
     "ship(Tensor scratch, Tensor? columns, Tensor counts, int stride, Tensor(a!) lane, Tensor(b!) cursor, "
     "Tensor(c!) place) -> ()",
-)(lambda *_: None)
-unship = operator("lane", "unship(Tensor lane, Tensor place, Tensor(a!) values, Tensor(b!)? columns) -> ()")(
-    lambda *_: None
-)
+    checks.check_ship,
+)(_nothing)
+unship = operator(
+    "lane", "unship(Tensor lane, Tensor place, Tensor(a!) values, Tensor(b!)? columns) -> ()", checks.check_lane
+)(_nothing)
 
 
 def _decoded(index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None):
     return values.new_empty((n,), dtype=dtype)
 
 
-zvc_decode = operator("sparse", f"zvc_decode{_DECODE}")(_decoded)
-csr_decode = operator("sparse", f"csr_decode{_DECODE}")(_decoded)
-zvc_relu_backward = operator("sparse", f"zvc_relu_backward{_RELU_BACKWARD}")(lambda *_, **__: None)
-csr_relu_backward = operator("sparse", f"csr_relu_backward{_RELU_BACKWARD}")(lambda *_, **__: None)
+zvc_decode = operator("sparse", f"zvc_decode{_DECODE}", checks.check_payload)(_decoded)
+csr_decode = operator("sparse", f"csr_decode{_DECODE}", checks.check_payload)(_decoded)
+zvc_relu_backward = operator("sparse", f"zvc_relu_backward{_RELU_BACKWARD}", checks.check_backward)(_nothing)
+csr_relu_backward = operator("sparse", f"csr_relu_backward{_RELU_BACKWARD}", checks.check_backward)(_nothing)
 
 
-# --- rebuilds --------------------------------------------------------------------------------------------------------
-
-
-@operator(
+bn_rebuild = operator(
     "rebuild",
     "bn_rebuild(Tensor x, Tensor[] norm, str form, int plane, Tensor? other, Tensor[] other_norm, str other_form, "
     "bool relu, Tensor(a!) out) -> ()",
-)
-def bn_rebuild(x, norm, form, plane, other, other_norm, other_form, relu, out):
-    return None
+    checks.check_rebuild,
+)(_nothing)
 
 
-# --- max-pool --------------------------------------------------------------------------------------------------------
-
-
-def pool_size(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
+def pool_size(size: int, kernel: int, stride: int, padding: int, ceil_mode: bool) -> int:
     """Outputs of a pool along one dimension (the last window starts inside the input or its left pad)."""
-    span = size + 2 * padding - dilation * (kernel - 1) - 1
-    out = (span + (stride - 1 if ceil_mode else 0)) // stride + 1
+    out = (size + 2 * padding - kernel + (stride - 1 if ceil_mode else 0)) // stride + 1
     if ceil_mode and (out - 1) * stride >= size + padding:
         out -= 1
     return out
@@ -179,13 +216,13 @@ def pool_size(size: int, kernel: int, stride: int, padding: int, dilation: int, 
 
 @operator(
     "pool",
-    "maxpool_forward(Tensor x, int[2] kernel, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode, "
-    "bool relu, bool zero_code, int bits) -> (Tensor, Tensor)",
+    "maxpool_forward(Tensor x, int[2] kernel, int[2] stride, int[2] padding, bool ceil_mode, bool relu, "
+    "bool zero_code, int bits) -> (Tensor, Tensor)",
 )
-def maxpool_forward(x, kernel, stride, padding, dilation, ceil_mode, relu, zero_code, bits):
+def maxpool_forward(x, kernel, stride, padding, ceil_mode, relu, zero_code, bits):
     n, c, h, w = x.shape
-    oh = pool_size(h, kernel[0], stride[0], padding[0], dilation[0], ceil_mode)
-    ow = pool_size(w, kernel[1], stride[1], padding[1], dilation[1], ceil_mode)
+    oh = pool_size(h, kernel[0], stride[0], padding[0], ceil_mode)
+    ow = pool_size(w, kernel[1], stride[1], padding[1], ceil_mode)
     memory_format = torch.channels_last if is_channels_last(x) else torch.contiguous_format
     y = torch.empty((n, c, oh, ow), dtype=x.dtype, device=x.device, memory_format=memory_format)
     return y, x.new_empty((formats.argmax_bytes(n * c * oh * ow, bits),), dtype=torch.uint8)
@@ -194,9 +231,9 @@ def maxpool_forward(x, kernel, stride, padding, dilation, ceil_mode, relu, zero_
 @operator(
     "pool",
     "maxpool_backward(Tensor grad_y, Tensor codes, int height, int width, int[2] kernel, int[2] stride, "
-    "int[2] padding, int[2] dilation, bool channels_last, bool zero_code, int bits) -> Tensor",
+    "int[2] padding, bool channels_last, bool zero_code, int bits) -> Tensor",
 )
-def maxpool_backward(grad_y, codes, height, width, kernel, stride, padding, dilation, channels_last, zero_code, bits):
+def maxpool_backward(grad_y, codes, height, width, kernel, stride, padding, channels_last, zero_code, bits):
     n, c = grad_y.shape[:2]
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     shape = (n, c, height, width)

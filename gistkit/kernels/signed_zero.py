@@ -15,21 +15,13 @@ from gistkit.kernels.compat import without_torch_functions
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
 
-class _Capturing(Exception):
-    """The device cannot be asked while a CUDA graph is captured; not cached, as an answer would be."""
-
-
-def relu_keeps_negative_zero(x: torch.Tensor) -> bool | None:
+def relu_keeps_negative_zero(x: torch.Tensor) -> bool:
     """True where ``torch.relu`` of -0.0 is -0.0 on the device and in the dtype of x, False where it is +0.
 
     The first call for a device and dtype waits until the current stream has run one element through; none later does.
-    None where that first call falls into the capture of a CUDA graph: a caller then runs PyTorch's own ReLU instead of
-    fusing it.
+    Raises RuntimeError where that first call falls into the capture of a CUDA graph.
     """
-    try:
-        return _ask(x.device, x.dtype)
-    except _Capturing:
-        return None
+    return _ask(x.device, x.dtype)
 
 
 @cache
@@ -40,7 +32,10 @@ def _ask(device: torch.device, dtype: torch.dtype) -> bool:
             return bool(_relu_of_negative_zero(device, dtype))
         with torch.cuda.device(device):
             if torch.cuda.is_current_stream_capturing():
-                raise _Capturing
+                raise RuntimeError(
+                    f"the first ReLU of {dtype} on {device} asks what PyTorch makes of -0.0 there, which the capture "
+                    "of a CUDA graph forbids; run one step before the capture"
+                )
             # By an event and pinned memory: .item() would raise under torch.cuda.set_sync_debug_mode("error").
             answer = torch.empty((1,), dtype=_BITS[dtype], device="cpu", pin_memory=True)
             answer.copy_(_relu_of_negative_zero(device, dtype), non_blocking=True)

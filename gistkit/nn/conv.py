@@ -1,12 +1,12 @@
 """conv2d whose backward takes the weight gradient first and lets go of its input before the input gradient.
 
-Two calls of the library cost the host more than one (51 us each: ResNet-50, batch 64, H200, mean of 210 under the
-profiler); where that matters more than the peak, PyTorch's own convolution runs (:mod:`gistkit.runtime.calls.conv2d`).
+Two calls of the library cost the host more than one, 51 us each (ResNet-50, batch 64, H200).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,19 +14,17 @@ import torch.nn.functional as F
 
 from gistkit.errors import renamed
 from gistkit.kernels import is_dense
-from gistkit.nn.autocast import cast, disabled
+from gistkit.nn.autocast import cast
 from gistkit.nn.eligible import covered, hooked, recorded
-from gistkit.nn.keep import Keep, Kept, hold, hold_weight, keep_dense, take, weight_of
-from gistkit.nn.once import apply, once_differentiable
-from gistkit.nn.pool import Pair, Size, pair
-from gistkit.nn.slices import demand_slices, row_slices, summed
+from gistkit.nn.keep import Keep, apply, demand_slices, keep_dense, once_differentiable, parameter_gradients, take
+from gistkit.nn.pool import Size, pair
 from gistkit.nn.standin import Geometry, StandIn
 
 
 @dataclass
 class Prepared:
-    """What one call comes to for operands of one kind: how it runs, what to pad the input with before where that is
-    uneven, and the stand-in for its input."""
+    """One call for operands of one kind: its geometry, the padding of its input beforehand where that is uneven (left,
+    right, top, bottom), the stand-in for its input."""
 
     geometry: Geometry
     uneven: tuple[int, int, int, int] | None
@@ -37,32 +35,30 @@ class _Conv2d(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any, bias: Any, call: Prepared, keep: Keep, slices: int) -> torch.Tensor:
         ctx.set_materialize_grads(False)
-        device_type = "cuda" if x.is_cuda else "cpu"
-        if torch.is_autocast_enabled(device_type):
-            with disabled(device_type):
-                y = torch.conv2d(x, weight, bias, *call.geometry)
-        else:
+        with torch._C._DisableAutocast():
             y = torch.conv2d(x, weight, bias, *call.geometry)
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         if needs_x and call.stand_in is None:
             call.stand_in = StandIn.of(x, weight, call.geometry)
         stand_in = call.stand_in if needs_x else None
         read = needs_weight or needs_bias or (stand_in is not None and stand_in.needs_input)
-        hold(ctx, (keep(x) if read else None, stand_in, call.geometry, slices, hold_weight(ctx, weight)))
+        ctx.save_for_backward(weight)
+        ctx.kept = (keep(x) if read else None, stand_in, call.geometry, slices)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor | None):
-        kept, stand_in, geometry, slices, held = take(ctx)
+        kept, stand_in, geometry, slices = take(ctx)
+        (weight,) = ctx.saved_tensors
         (grad,) = grads
         needs_x, *needs = ctx.needs_input_grad[:3]
         if grad is None:
             return (None,) * 6
-        weight: Any = weight_of(ctx, held)
         x = grad_x = grad_weight = grad_bias = None
         if any(needs):
-            grad_weight, grad_bias, x = _parameter_gradients(kept, grad, weight, geometry, needs, slices)
+            made_of = partial(geometry.backward, weight=weight, mask=(False, *needs))
+            (_, grad_weight, grad_bias), x = parameter_gradients(kept, grad, grad.shape[0], slices, made_of)
         if needs_x and stand_in.needs_input:
             x = kept.dense() if x is None else x
         elif needs_x:
@@ -73,52 +69,30 @@ class _Conv2d(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias, None, None, None
 
 
-def _parameter_gradients(
-    kept: Kept, grad: torch.Tensor, weight: torch.Tensor, geometry: Geometry, needs: list[bool], slices: int
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """Weight gradient, bias gradient, and the decoded input where all of it was made."""
-    mask = (False, needs[0], needs[1])
-    if slices == 1:
-        x = kept.dense()
-        return *geometry.backward(grad, x, weight, mask)[1:], x
-    parts = row_slices(kept, grad.shape[0], slices)
-    weights, biases = summed(geometry.backward(grad[part], x, weight, mask)[1:] for part, x in parts)
-    return weights, biases, None
-
-
-def _same_padding(weight: torch.Tensor, dilation: Pair) -> tuple[Pair, tuple[int, int, int, int] | None]:
-    """``padding="same"`` as symmetric padding, and what PyTorch pads the input with before where that is uneven:
-    (left, right, top, bottom)."""
-    total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
-    uneven = (0, total[1] % 2, 0, total[0] % 2)
-    return (total[0] // 2, total[1] // 2), uneven if any(uneven) else None
-
-
 def takes(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether gistkit's node takes tensors of these geometries; for others PyTorch's own runs."""
+    """Whether gistkit's own node takes these operands; else PyTorch's conv2d runs."""
     return x.dim() in (3, 4) and weight.dim() == 4 and x.numel() > 0 and is_dense(x)
 
 
 def prepare(x: torch.Tensor, weight: torch.Tensor, options: tuple) -> Prepared | None:
-    """How calls over such operands run, with ``options`` (stride, padding, dilation, groups); None where PyTorch's own
-    conv2d must take them. It serves every call over operands of the same dtypes, shapes, strides and devices under the
-    same settings and autocast."""
+    """A call with ``options`` (stride, padding, dilation, groups), for all operands of the same dtypes, shapes, strides
+    and devices under the same settings and autocast; None where PyTorch's own conv2d must run."""
     stride, padding, dilation, groups = options
     step, spread, uneven = pair(stride), pair(dilation), None
     if not takes(x, weight) or step is None or spread is None or type(groups) is not int:
         return None
-    around = pair(padding)
-    if isinstance(padding, str) and padding == "valid":
-        around = (0, 0)
-    elif isinstance(padding, str) and padding == "same" and step == (1, 1):
-        around, uneven = _same_padding(weight, spread)
+    around = (0, 0) if padding == "valid" else pair(padding)
+    if padding == "same" and step == (1, 1):
+        height, width = (d * (k - 1) for d, k in zip(spread, weight.shape[2:], strict=True))
+        around = height // 2, width // 2
+        uneven = (0, width % 2, 0, height % 2) if height % 2 or width % 2 else None
     return None if around is None else Prepared(Geometry(step, around, spread, groups), uneven)
 
 
 def carry_out(
     call: Prepared, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, keep: Keep, slices: int = 1
 ) -> torch.Tensor:
-    """Run a recorded call as it was prepared for operands of this kind."""
+    """The prepared call on such operands. ``keep`` makes the hold on x, ``slices`` cut the weight gradient's batch."""
     x, weight, bias = cast("conv2d", "cuda" if x.is_cuda else "cpu", x, weight, bias)
     x = x if call.uneven is None else F.pad(x, call.uneven)
     batch = x if x.dim() == 4 else x.unsqueeze(0)

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from gistkit.kernels import flat, like, ops
+from gistkit.kernels import flat, is_dense, like, ops
 from gistkit.nn.eligible import covered, overwritable, recorded
-from gistkit.nn.keep import hold, take
-from gistkit.nn.once import once_differentiable
+from gistkit.nn.keep import once_differentiable, take
 
 
 @lru_cache(maxsize=64)
@@ -40,8 +39,7 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, p: float, inplace: bool) -> torch.Tensor:
         ctx.set_materialize_grads(False)
-        y, *kept = _drop(x, p, inplace)
-        hold(ctx, kept)
+        y, *ctx.kept = _drop(x, p, inplace)
         if inplace:
             ctx.mark_dirty(y)
         return y
@@ -53,36 +51,17 @@ class _Dropout(torch.autograd.Function):
         (grad,) = grads
         if grad is None:
             return None, None, None
-        made = stride if grad.stride() == stride else _product_strides(shape, grad.stride(), stride)
-        if not _same_order(shape, made, stride):
-            mask = _reordered(mask, shape, stride, made)
-        if _same_order(shape, grad.stride(), made):
-            return like(ops.dropout_backward(flat(grad), mask, scale), shape, made), None, None
-        grad_x = torch.empty_strided(shape, made, dtype=grad.dtype, device=grad.device).copy_(grad)
-        ops.dropout_backward_(flat(grad_x), mask, scale)
-        return grad_x, None, None
-
-
-@lru_cache(maxsize=64)
-def _product_strides(shape: torch.Size, grad: tuple[int, ...], noise: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of PyTorch's product of a gradient and the noise: the gradient's order of dimensions where it has
-    one."""
-    with unset_fake_temporarily():
-        a, b = (torch.empty_strided(shape, stride, device="meta") for stride in (grad, noise))
-        return torch.mul(a, b).stride()
-
-
-def _same_order(shape: torch.Size, a: tuple[int, ...], b: tuple[int, ...]) -> bool:
-    """Whether strides of tensors of that shape are the same wherever they matter."""
-    return all(size == 1 or p == q for size, p, q in zip(shape, a, b, strict=True))
-
-
-def _reordered(mask: torch.Tensor, shape: torch.Size, before: tuple[int, ...], after: tuple[int, ...]) -> torch.Tensor:
-    """The bits of a mask in another storage order, so that no gradient is laid out anew beside the one that there is;
-    two bytes an element meanwhile."""
-    flags = like(ops.bits_decode(mask, shape.numel()), shape, before)
-    flags = torch.empty_strided(shape, after, dtype=torch.bool, device=mask.device).copy_(flags)
-    return ops.bits_encode(flat(flags))
+        if grad.stride() != stride:
+            flags = like(ops.bits_decode(mask, shape.numel()), shape, stride)
+            if not is_dense(grad):
+                return grad.mul(flags).mul_(scale), None, None
+            # the bits in the gradient's order; two bytes an element until the result is made
+            flags = torch.empty_strided(shape, grad.stride(), dtype=torch.bool, device=mask.device).copy_(flags)
+            mask = ops.bits_encode(flat(flags))
+            del flags
+            factors = (torch.empty_strided(shape, s, device="meta") for s in (grad.stride(), stride))
+            stride = torch.mul(*factors).stride()  # PyTorch's where sizes of 1 leave them open
+        return like(ops.dropout_backward(flat(grad), mask, scale), shape, stride), None, None
 
 
 def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:

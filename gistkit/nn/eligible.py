@@ -19,7 +19,6 @@ is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[att
 """True of a tensor that belongs to a function transform, also after its end."""
 
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-KERNEL_DEVICES = ("cpu", "cuda")
 EXACT_TYPES = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
@@ -35,8 +34,7 @@ def recorded(*tensors: Any) -> bool:
 def hooked() -> bool:
     """Whether saved-tensor hooks are set here (checkpointing, ``save_on_cpu``): they must see what an op would keep
     whole, so an op without a ``keep`` of its own is left to PyTorch then."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)  # type: ignore[attr-defined]
-    return hooks is not None
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None  # type: ignore[attr-defined]
 
 
 def transformed() -> bool:
@@ -47,23 +45,18 @@ def transformed() -> bool:
 def covered(*tensors: Any) -> bool:
     """Whether gistkit has an implementation for these operands (None is skipped): exact tensor types, strided, fp32,
     bf16 or fp16, on a CPU or a CUDA device, no function transform, no forward-mode differentiation."""
-    if transformed():
-        return False
     for x in tensors:
-        if x is not None and not _plain(x):
+        if x is not None and (
+            type(x) not in EXACT_TYPES
+            or x.layout != torch.strided
+            or x.dtype not in KERNEL_DTYPES
+            or not (x.is_cpu or x.is_cuda)
+            or x.is_neg()
+            or x.is_nested
+            or is_wrapped(x)
+        ):
             return False
-    return True
-
-
-def _plain(x: Any) -> bool:
-    return (
-        type(x) in EXACT_TYPES
-        and x.layout == torch.strided
-        and x.dtype in KERNEL_DTYPES
-        and x.device.type in KERNEL_DEVICES
-        and not x.is_neg()
-        and not is_wrapped(x)
-    )
+    return not transformed()
 
 
 def overwritable(x: torch.Tensor) -> bool:

@@ -1,20 +1,19 @@
-"""What one backward node keeps of a tensor, and for how long.
+"""What one backward node keeps of a tensor, and for how long; backward functions that say what cannot be done twice.
 
-A ``Kept`` stands for one forward tensor inside one backward node. The ops of :mod:`gistkit.functional` take a
-``keep`` argument, a callable ``tensor -> Kept``; the runtime passes one that shares a stash between several nodes,
-users of the functional face get :func:`keep_dense` or :func:`keep_coded`.
+The ops of :mod:`gistkit.functional` take a ``keep`` argument, a callable ``tensor -> Kept``: the runtime's shares a
+stash between several nodes; users have :func:`keep_dense` and :func:`keep_coded`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
+from itertools import pairwise
 from operator import methodcaller
 from typing import Any, Protocol
 
 import torch
 
-from gistkit.capture import is_weight
 from gistkit.codecs import CODECS, Encoded
 from gistkit.codecs import codec as codec_named
 
@@ -25,6 +24,10 @@ USED_TWICE = (
     "been freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). "
     "Specify retain_graph=True if you need to backward through the graph a second time or if you need to access saved "
     "tensors after calling backward."
+)
+TWICE = (
+    "trying to differentiate twice through an operation of gistkit, which keeps no more than its first backward needs "
+    "(once_differentiable); call gistkit.restore(model) where gradients of gradients are wanted"
 )
 
 
@@ -44,7 +47,7 @@ Keep = Callable[[torch.Tensor], Kept]
 
 
 def unchanged(x: torch.Tensor, version: int) -> torch.Tensor:
-    """x, if it is still at that version; raises the error that PyTorch raises for a saved tensor otherwise."""
+    """x, if it is still at that version; else PyTorch's own error for a saved tensor."""
     if x._version != version:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: "
@@ -69,20 +72,6 @@ class SavedAsIs:
         return torch.ops.aten.threshold_backward(grad, self.dense(), 0)
 
 
-def hold_weight(ctx: Any, weight: torch.Tensor | None) -> tuple[torch.Tensor, int] | None:
-    """A node's hold on a weight, for :func:`weight_of`: a parameter lives anyway and is held as it is, which passes by
-    the saved-tensor hooks in force; any other tensor is saved."""
-    if weight is None or not is_weight(weight):
-        ctx.save_for_backward(*(() if weight is None else (weight,)))
-        return None
-    return weight, weight._version
-
-
-def weight_of(ctx: Any, held: tuple[torch.Tensor, int] | None) -> torch.Tensor | None:
-    """The weight; raises PyTorch's error where it was written to since forward."""
-    return next(iter(ctx.saved_tensors), None) if held is None else unchanged(*held)
-
-
 def rows_from(
     dense_range: Callable[[int, int], torch.Tensor], size: torch.Size, stride: tuple[int, ...], start: int, stop: int
 ) -> torch.Tensor | None:
@@ -103,7 +92,6 @@ class Coded:
         return CODECS[self.encoded.codec].decode(self.encoded)
 
     def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        """Elements start..stop in storage order."""
         return CODECS[self.encoded.codec].decode_range(self.encoded, start, stop)
 
     def dense_rows(self, start: int, stop: int) -> torch.Tensor:
@@ -115,12 +103,8 @@ class Coded:
         return CODECS[self.encoded.codec].relu_backward(self.encoded, grad)
 
 
-_dense = methodcaller("dense")
-
-
 class SingleUse:
-    """What a node's saved tensor is replaced by: a hold that is let go of when it is unpacked, unless the graph is
-    retained."""
+    """What a node's saved tensor is replaced by: let go of when it is unpacked, unless the graph is retained."""
 
     __slots__ = ("_kept",)
 
@@ -128,11 +112,9 @@ class SingleUse:
         self._kept: Kept | None = kept
 
     def __call__(self, x: torch.Tensor) -> SingleUse:
-        """Itself: what a saved-tensor hook makes of x."""
-        return self
+        return self  # what a saved-tensor hook makes of x
 
     def dense(self) -> torch.Tensor:
-        """The tensor; raises PyTorch's own error where it has been let go of."""
         kept = self._kept
         if kept is None:
             raise RuntimeError(USED_TWICE)
@@ -148,7 +130,7 @@ def replace_saved(y: Any, field: str, kept: Kept) -> None:
     The node must have saved it under no saved-tensor hooks.
     """
     if type(kept) is not SavedAsIs:
-        getattr(y.grad_fn, f"_raw_saved_{field}").register_hooks(SingleUse(kept), _dense)
+        getattr(y.grad_fn, f"_raw_saved_{field}").register_hooks(SingleUse(kept), methodcaller("dense"))
 
 
 def keep_dense(x: torch.Tensor) -> Kept:
@@ -173,16 +155,96 @@ class Away:
         raise NotImplementedError
 
 
-def hold(ctx: Any, kept: Any) -> None:
-    """Give a node its hold."""
-    ctx.kept = kept
-
-
 def take(ctx: Any) -> Any:
-    """The node's hold; let go of unless the graph is retained. Raises PyTorch's own error at a second use."""
+    """The node's hold ``ctx.kept``, let go of unless the graph is retained; PyTorch's own error at a second use."""
     kept = ctx.kept
     if kept is None:
         raise RuntimeError(USED_TWICE)
     if not is_retained():
         ctx.kept = None
     return kept.back() if isinstance(kept, Away) else kept
+
+
+def once_differentiable(backward: Callable[..., tuple]) -> Callable[..., tuple]:
+    """A Function's backward; a backward through its results raises RuntimeError.
+
+    ``torch.autograd.function.once_differentiable`` refuses only where the incoming gradient requires one, and not on
+    the way to any leaf: the penalty of ``autograd.grad(model(x).sum(), x, create_graph=True)`` would be a constant, and
+    ``autograd.functional.hessian`` would return zeros. Here every result of a backward with ``create_graph=True``
+    refuses.
+    """
+
+    @wraps(backward)
+    def run(ctx: Any, *grads: torch.Tensor | None) -> tuple:
+        if not torch.is_grad_enabled():
+            return backward(ctx, *grads)
+        with torch.no_grad():
+            results = backward(ctx, *grads)
+        behind = [t for t in (*grads, *_leaves(ctx)) if t is not None]
+        refuse = torch._C._functions.DelayedError(TWICE.encode(), len(results) + len(behind))  # type: ignore[attr-defined]
+        return refuse(*(None if r is None else r.detach() for r in results), *behind)[: len(results)]
+
+    return run
+
+
+def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """``function.apply(*args)`` without what its Python half does for function transforms (4 us a call), which
+    :func:`gistkit.nn.eligible.covered` operands never meet."""
+    if torch.compiler.is_compiling():
+        return function.apply(*args)
+    return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
+
+
+def _leaves(node: Any) -> list[torch.Tensor]:
+    stack, seen, leaves = [node], {node}, []
+    while stack:
+        for edge, _ in stack.pop().next_functions:
+            if edge is None or edge in seen:
+                continue
+            seen.add(edge)
+            stack.append(edge)
+            if isinstance(getattr(edge, "variable", None), torch.Tensor):
+                leaves.append(edge.variable)
+    return leaves
+
+
+Gradients = tuple[torch.Tensor | None, ...]
+
+
+def parameter_gradients(
+    kept: Kept, grad: torch.Tensor, batch: int, slices: int, made_of: Callable[[torch.Tensor, torch.Tensor], Gradients]
+) -> tuple[Gradients, torch.Tensor | None]:
+    """``made_of(grad, x)``, and the decoded x. In more than one slice the sums, carried in fp32, over at most so many
+    nearly equal runs of the batch's rows (class ``reassociated``), of which grad has several each perhaps, and None.
+
+    A Kept that offers ``dense_rows(start, stop)`` decodes row by row; of any other the whole tensor exists meanwhile.
+    """
+    if slices == 1:
+        x = kept.dense()
+        return made_of(grad, x), x
+    dense_rows = getattr(kept, "dense_rows", None)
+    if dense_rows is None:
+        whole = kept.dense()
+        dense_rows = lambda start, stop: whole[start:stop]  # noqa: E731
+    each, count = grad.shape[0] // batch, min(slices, batch)
+    bounds = [i * batch // count for i in range(count + 1)]
+    totals: list[torch.Tensor | None] = []
+    part: Gradients = ()
+    for start, stop in pairwise(bounds):
+        part = made_of(grad[start * each : stop * each], dense_rows(start, stop))
+        if start == 0:
+            totals = [None if g is None else g.to(torch.float32) for g in part]
+            continue
+        for total, g in zip(totals, part, strict=True):
+            if total is not None and g is not None:
+                total.add_(g)
+    return tuple([None if t is None or g is None else t.to(g.dtype) for t, g in zip(totals, part, strict=True)]), None
+
+
+def demand_slices(op: str, slices: int) -> None:
+    """Raise ValueError unless slices is an int of at least 1."""
+    if type(slices) is not int or slices < 1:
+        raise ValueError(
+            f"gistkit.functional.{op}: weight_grad_slices must be an int of at least 1, got {slices!r}; "
+            "pass 1 for exact sums"
+        )

@@ -7,6 +7,7 @@ And the weight is kept for the input's gradient alone: one that is made in the s
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,24 +15,22 @@ import torch.nn.functional as F
 
 from gistkit.errors import renamed
 from gistkit.kernels import is_dense
-from gistkit.nn.autocast import cast, disabled
+from gistkit.nn.autocast import cast
 from gistkit.nn.eligible import covered, hooked, recorded
-from gistkit.nn.keep import Keep, Kept, hold, keep_dense, take
-from gistkit.nn.once import once_differentiable
-from gistkit.nn.slices import demand_slices, row_slices, summed
+from gistkit.nn.keep import Keep, demand_slices, keep_dense, once_differentiable, parameter_gradients, take
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Any, matrix: Any, bias: Any, keep: Keep, slices: int) -> torch.Tensor:
         ctx.set_materialize_grads(False)
-        with disabled(x.device.type):
+        with torch._C._DisableAutocast():
             y = F.linear(x, matrix.t(), bias)
             if y._is_view():  # of three dimensions and more: in-place ops after this one must find no view
                 y = torch.ops.aten._unsafe_view(y, y.shape)
         ctx.save_for_backward(matrix if ctx.needs_input_grad[0] else None)
         shapes = x.shape, _column_major(x), matrix.shape, _column_major(matrix)
-        hold(ctx, (keep(x) if ctx.needs_input_grad[1] else None, shapes, slices))
+        ctx.kept = (keep(x) if ctx.needs_input_grad[1] else None, shapes, slices)
         return y
 
     @staticmethod
@@ -46,7 +45,8 @@ class _Linear(torch.autograd.Function):
         grad = grad.reshape(-1, features[1])
         grad_x = grad_matrix = grad_bias = None
         if needs_matrix:
-            grad_matrix = _weight_gradient(kept, grad, features[0], by_columns, shape[0], slices)
+            made_of = partial(_matrix_gradient, inner=features[0], column_major=by_columns)
+            grad_matrix = parameter_gradients(kept, grad, shape[0], slices, made_of)[0][0]
         kept = None
         if needs_bias:
             grad_bias = grad.sum(0)
@@ -60,27 +60,13 @@ def _column_major(x: torch.Tensor) -> bool:
     return x.dim() == 2 and x.stride(0) == 1 and x.stride(1) == x.shape[0]
 
 
-def _matrix_gradient(grad: torch.Tensor, x: torch.Tensor, column_major: bool) -> torch.Tensor:
-    """The transposed weight's gradient, by the product that autograd forms."""
-    return grad.t().mm(x).t() if column_major else x.t().mm(grad)
-
-
-def _weight_gradient(
-    kept: Kept, grad: torch.Tensor, inner: int, column_major: bool, batch: int, slices: int
-) -> torch.Tensor | None:
-    if slices == 1:
-        return _matrix_gradient(grad, kept.dense().reshape(-1, inner), column_major)
-    rows = grad.shape[0] // batch
-    parts = row_slices(kept, batch, slices)
-    (total,) = summed(
-        (_matrix_gradient(grad[part.start * rows : part.stop * rows], x.reshape(-1, inner), column_major),)
-        for part, x in parts
-    )
-    return total
+def _matrix_gradient(grad: torch.Tensor, x: torch.Tensor, inner: int, column_major: bool) -> tuple[torch.Tensor]:
+    x = x.reshape(-1, inner)
+    return (grad.t().mm(x).t() if column_major else x.t().mm(grad),)
 
 
 def takes(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether gistkit's node takes tensors of these geometries; for others PyTorch's own runs."""
+    """Whether gistkit's own node takes these operands; else PyTorch's linear runs."""
     flattens = x.dim() > 2 and x.is_contiguous()
     if not (flattens or (x.dim() == 2 and is_dense(x))) or weight.dim() != 2 or x.numel() == 0 or weight.numel() == 0:
         return False

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 
 from gistkit.nn.conv import conv2d
 from gistkit.nn.dropout import dropout
-from gistkit.nn.keep import Keep, keep_coded
+from gistkit.nn.keep import Keep, keep_coded, keep_dense
 from gistkit.nn.linear import linear
-from gistkit.nn.norm import batch_norm
+from gistkit.nn.norm import keep_input
 from gistkit.nn.pool import max_pool2d, relu_max_pool2d
 from gistkit.nn.relu import relu
 
@@ -28,11 +28,9 @@ class _Training:
     _kept: Callable[[torch.Tensor], Any]
     """The forward that keeps less."""
 
-    def _keeps(self) -> bool:
-        return self.training and torch.is_grad_enabled()
-
     def forward(self, input: torch.Tensor) -> Any:
-        return self._kept(input) if self._keeps() else super().forward(input)  # type: ignore[misc]
+        keeps = self.training and torch.is_grad_enabled()
+        return self._kept(input) if keeps else super().forward(input)  # type: ignore[misc]
 
 
 class _Coded(_Training):
@@ -78,14 +76,13 @@ class MaxPool2d(_Training, torch.nn.MaxPool2d):
         return max_pool2d(input, *windows, self.return_indices)
 
 
-class ReLUMaxPool2d(_Training, torch.nn.MaxPool2d):
+class ReLUMaxPool2d(torch.nn.MaxPool2d):
     """A ReLU and a ``torch.nn.MaxPool2d`` (same constructor) in one pass; see
     :func:`gistkit.functional.relu_max_pool2d`."""
 
     def forward(self, input: torch.Tensor) -> Any:
-        return self._kept(input) if self._keeps() else torch.nn.MaxPool2d.forward(self, torch.relu(input))
-
-    def _kept(self, input: torch.Tensor) -> Any:
+        if not (self.training and torch.is_grad_enabled()):
+            return super().forward(torch.relu(input))
         windows = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
         return relu_max_pool2d(input, *windows, self.return_indices)
 
@@ -128,17 +125,9 @@ class BatchNorm2d(_Coded, torch.nn.BatchNorm2d):
     __init__ = _constructor(torch.nn.BatchNorm2d)
 
     def _kept(self, input: torch.Tensor) -> torch.Tensor:
-        self._check_input_dim(input)
-        running_mean = running_var = None
-        momentum = 0.0 if self.momentum is None else self.momentum
-        if self.track_running_stats:
-            running_mean, running_var = self.running_mean, self.running_var
-            if self.num_batches_tracked is not None:
-                self.num_batches_tracked.add_(1)
-                if self.momentum is None:
-                    momentum = 1.0 / float(self.num_batches_tracked)
-        affine = (self.weight, self.bias)
-        return batch_norm(input, running_mean, running_var, *affine, True, momentum, self.eps, keep=self._keep)
+        y = torch.nn.BatchNorm2d.forward(self, input)
+        keep_input(y, self._keep or keep_dense, input, self.weight, self.bias)
+        return y
 
 
 class Dropout(_Training, torch.nn.Dropout):

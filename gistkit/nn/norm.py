@@ -1,4 +1,4 @@
-"""batch_norm that keeps its input as it is told, and the rebuild of its output from that input.
+"""batch_norm that keeps its input in another form, and the rebuild of its output from that input.
 
 The rebuild repeats the forward's elementwise half from the saved statistics. What that arithmetic is depends on
 device, dtype and layout, so :func:`rebuild_candidates` lists what is known and the caller takes the first that
@@ -21,18 +21,21 @@ else bias - mean * alpha with both rounded to fp32.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
+from math import prod
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from gistkit.kernels import FORMS, is_channels_last, is_dense
+from gistkit.kernels.launch import direct
 from gistkit.nn.eligible import covered, hooked
-from gistkit.nn.factors import Factors, Vector
 from gistkit.nn.keep import Keep, keep_dense, replace_saved
 
-Rebuild = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Vector, Vector], torch.Tensor]
+Vector = torch.Tensor | None
+Rebuild = Callable[..., torch.Tensor]
+"""(x, mean, 1/std, weight, bias) -> the batch norm's output."""
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """By the number of dimensions."""
 
@@ -57,31 +60,19 @@ def batch_norm(
     the batch's statistics, [C] each, for :func:`bn_apply`. Inference, empty batches, other dtypes, tensors with gaps
     and calls under saved-tensor hooks are PyTorch's own. Raises what PyTorch raises. Does not synchronise.
     """
-    operands = (input, running_mean, running_var, weight, bias)
-    if not covered(*operands) or hooked() or not is_dense(input) or input.numel() == 0:
-        return F.batch_norm(*operands, training, momentum, eps)
-    y = run(*operands, training, momentum, eps, keep or keep_dense)
-    if on_stats is not None and training and keeps_its_input(y):
+    y = F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    if training and keep_input(y, keep or keep_dense, input, running_mean, running_var, weight, bias) and on_stats:
         on_stats(y.grad_fn._saved_result1, y.grad_fn._saved_result2)  # type: ignore[union-attr]
     return y
 
 
-def run(
-    x: torch.Tensor,
-    running_mean: Vector,
-    running_var: Vector,
-    weight: Vector,
-    bias: Vector,
-    training: bool,
-    momentum: float,
-    eps: float,
-    keep: Keep,
-) -> torch.Tensor:
-    """PyTorch's own batch norm, whose node keeps what ``keep`` makes of its input; no saved-tensor hooks in force."""
-    y = F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
-    if training and keeps_its_input(y):
+def keep_input(y: torch.Tensor, keep: Keep, x: torch.Tensor, *others: Vector) -> bool:
+    """Have the node of y, the batch norm of x in training, keep what ``keep`` makes of x; False where that cannot
+    be."""
+    able = keeps_its_input(y) and covered(x, *others) and not hooked() and is_dense(x) and x.numel() > 0
+    if able:
         replace_saved(y, "input", keep(x))
-    return y
+    return able
 
 
 def keeps_its_input(y: torch.Tensor) -> bool:
@@ -94,7 +85,7 @@ def _over_channels(vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def _fused(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> torch.Tensor:
-    """fma(x, alpha, beta) in fp32, rounded once: PyTorch's addcmul fuses on the CPU, as its batch norm's loops do."""
+    """PyTorch's addcmul fuses on the CPU, as its batch norm's loops do."""
     alpha = invstd.float() if weight is None else weight.float() * invstd.float()
     constant = torch.zeros_like(alpha) if bias is None else bias.float()
     if mean.dtype == torch.float32:
@@ -109,7 +100,6 @@ def _fused(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Ve
 
 
 def _stepwise(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> torch.Tensor:
-    """((x - mean) * invstd) * weight + bias in the statistics' dtype, one rounding each."""
     y = x.to(mean.dtype).contiguous().sub(_over_channels(mean, x)).mul_(_over_channels(invstd, x))
     if weight is not None:
         y = y.mul_(_over_channels(weight, x))
@@ -121,8 +111,32 @@ def _stepwise(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight:
 def _elementwise_kernel(
     x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector
 ) -> torch.Tensor:
-    """PyTorch's own CUDA kernel for the elementwise half."""
     return torch.ops.aten.batch_norm_elemt(x, weight, bias, mean, invstd, 0.0)
+
+
+@lru_cache(maxsize=1024)
+def plane_of(shape: torch.Size, stride: tuple[int, ...]) -> int:
+    """Elements of one channel that lie together in a dense tensor of that geometry, contiguous or channels_last."""
+    return 1 if is_channels_last(torch.empty_strided(shape, stride, device="meta")) else prod(shape[2:])
+
+
+class Factors:
+    """A batch norm's output from its input by gistkit's own kernel. ``norm``: mean, 1/std, weight and bias, [C] each;
+    ``form``: the arithmetic, one of :data:`gistkit.kernels.FORMS`."""
+
+    __slots__ = ("form", "norm")
+
+    def __init__(self, form: str, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> None:
+        mean, invstd = mean.float(), invstd.float()
+        weight = torch.ones_like(mean) if weight is None else weight.detach()
+        bias = torch.zeros_like(mean) if bias is None else bias.detach()
+        self.norm, self.form = [mean, invstd, weight, bias], form
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """BN(x) for dense x [N, C, ...], contiguous or channels_last."""
+        y = torch.empty_like(x)
+        direct.bn_rebuild(x, self.norm, self.form, plane_of(x.shape, x.stride()), None, [], "", False, y)
+        return y
 
 
 def _by_kernel(form: str, x: torch.Tensor, *vectors: Any) -> torch.Tensor:
@@ -130,7 +144,6 @@ def _by_kernel(form: str, x: torch.Tensor, *vectors: Any) -> torch.Tensor:
 
 
 KERNEL_CANDIDATES: tuple[Rebuild, ...] = tuple(partial(_by_kernel, form) for form in FORMS)
-"""gistkit's own kernel in every arithmetic that it knows."""
 
 
 def rebuild_candidates(x: torch.Tensor) -> list[Rebuild]:
@@ -149,7 +162,7 @@ def rebuild_candidates(x: torch.Tensor) -> list[Rebuild]:
 
 
 def widens(arithmetic: Rebuild, x: torch.Tensor) -> bool:
-    """Whether an arithmetic makes more tensors of x's size than its result, at most four times x's bytes in all."""
+    """Whether an arithmetic makes more tensors of x's size than its result (at most four times x's bytes)."""
     if arithmetic is _elementwise_kernel or arithmetic in KERNEL_CANDIDATES:
         return False
     return x.dtype != torch.float32 or (arithmetic is _stepwise and not x.is_contiguous())
@@ -159,12 +172,6 @@ def result_like(arithmetic: Rebuild, x: torch.Tensor) -> torch.Tensor:
     """Memory for an arithmetic's result."""
     layout = torch.contiguous_format if arithmetic is _stepwise else torch.preserve_format
     return torch.empty_like(x, memory_format=layout)
-
-
-def in_blocks(arithmetic: Rebuild, x: torch.Tensor, vectors: tuple[Vector, ...], channels: slice) -> torch.Tensor:
-    """BN(x), of which x has those channels only."""
-    parts: Any = [None if v is None else v[channels] for v in vectors]
-    return arithmetic(x, *parts)
 
 
 def bn_apply(

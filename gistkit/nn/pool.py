@@ -11,23 +11,14 @@ from gistkit import formats
 from gistkit.errors import renamed
 from gistkit.kernels import forward_geometry, is_channels_last, ops
 from gistkit.nn.eligible import covered, memory_format_of, recorded, strides_of
-from gistkit.nn.keep import hold, take
-from gistkit.nn.once import once_differentiable
+from gistkit.nn.keep import once_differentiable, take
 
 Pair = tuple[int, int]
+_Windows = tuple[Pair, Pair, Pair]
 Size = int | tuple[int, ...] | list[int]
 
 
-class _Windows(NamedTuple):
-    kernel: Pair
-    stride: Pair
-    padding: Pair
-    dilation: Pair
-
-
 class _Map(NamedTuple):
-    """What the backward of one pool needs besides the gradient."""
-
     codes: torch.Tensor
     shape: torch.Size
     layout: torch.memory_format
@@ -47,14 +38,14 @@ def _restrided(x: torch.Tensor, layout: torch.memory_format) -> torch.Tensor:
 class _MaxPool2d(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, windows: _Windows, ceil_mode: bool, relu: bool, zero_code: bool, bits: int
+        ctx: Any, x: torch.Tensor, windows: tuple, ceil_mode: bool, relu: bool, zero_code: bool, bits: int
     ) -> torch.Tensor:
         ctx.set_materialize_grads(False)
         layout = memory_format_of(x)
         batch = x if x.dim() == 4 else x.unsqueeze(0)
         source = batch.contiguous(memory_format=layout)
         y, codes = ops.maxpool_forward(source, *windows, ceil_mode, relu, zero_code, bits)
-        hold(ctx, _Map(codes, x.shape, layout, is_channels_last(source), windows, zero_code, bits))
+        ctx.kept = _Map(codes, x.shape, layout, is_channels_last(source), windows, zero_code, bits)
         y = _restrided(y, layout)
         return y if x.dim() == 4 else y.view(y.shape[1:]).detach()
 
@@ -76,8 +67,6 @@ class _MaxPool2d(torch.autograd.Function):
 
 def pair(value: Any) -> Pair | None:
     """An int or a sequence of one or two as a pair (vertical, horizontal); None for anything else."""
-    if type(value) is tuple and len(value) == 2 and type(value[0]) is int and type(value[1]) is int:
-        return value
     if isinstance(value, int) and not isinstance(value, bool):
         return (value, value)
     if isinstance(value, (tuple, list)) and len(value) in (1, 2) and all(type(v) is int for v in value):
@@ -86,26 +75,25 @@ def pair(value: Any) -> Pair | None:
 
 
 def _windows(kernel_size: Any, stride: Any, padding: Any, dilation: Any) -> _Windows | None:
-    """The windows as pairs; None for arguments that PyTorch shall judge."""
+    """Kernel, stride and padding as pairs; None where PyTorch's own pool runs: for a dilation, and for what PyTorch
+    shall judge."""
     step = kernel_size if stride is None or stride in ((), []) else stride
-    kernel, step, around, spread = (pair(v) for v in (kernel_size, step, padding, dilation))
-    if kernel is None or step is None or around is None or spread is None:
+    kernel, step, around = (pair(v) for v in (kernel_size, step, padding))
+    if kernel is None or step is None or around is None or pair(dilation) != (1, 1):
         return None
-    if min(kernel) < 1 or min(step) < 1 or min(around) < 0 or min(spread) < 1:
-        return None
-    return _Windows(kernel, step, around, spread)
+    return None if min(kernel) < 1 or min(step) < 1 or min(around) < 0 else (kernel, step, around)
 
 
-def _code_bits(windows: _Windows, zero_code: bool) -> int | None:
+def _code_bits(kernel: Pair, zero_code: bool) -> int | None:
     """Bits of one code; None where the window has more positions than a byte can tell apart."""
-    symbols = windows.kernel[0] * windows.kernel[1] + zero_code
+    symbols = kernel[0] * kernel[1] + zero_code
     if symbols <= formats.ARGMAX4_POSITIONS:
         return 4
     return 8 if symbols <= formats.ARGMAX8_POSITIONS else None
 
 
 def _applicable(x: torch.Tensor, windows: _Windows, ceil_mode: bool, zero_code: bool, bits: int) -> bool:
-    """Whether the operator takes this pool; what it refuses goes to PyTorch, which raises its own error if it must."""
+    """Whether the operator takes this pool; else PyTorch runs or raises its own error."""
     if x.dim() not in (3, 4) or x.numel() == 0:
         return False
     batch = torch.empty((1,) * (4 - x.dim()) + tuple(x.shape), dtype=x.dtype, device="meta")
@@ -117,10 +105,9 @@ def _applicable(x: torch.Tensor, windows: _Windows, ceil_mode: bool, zero_code: 
 
 
 def _pool(x: Any, where: tuple, ceil_mode: bool, return_indices: bool, relu: bool, zero: bool) -> Any:
-    """The pool of x or of relu(x) by gistkit's operator, or else by PyTorch's; ``where``: its windows."""
     if not return_indices and recorded(x) and covered(x):
         windows = _windows(*where)
-        bits = None if windows is None else _code_bits(windows, zero)
+        bits = None if windows is None else _code_bits(windows[0], zero)
         if windows is not None and bits is not None and _applicable(x, windows, ceil_mode, zero, bits):
             return _MaxPool2d.apply(x, windows, bool(ceil_mode), relu, zero, bits)
     # a second ReLU changes no value of a ReLU's output, and zeroes the gradient as the codes would have
@@ -143,10 +130,10 @@ def max_pool2d(
     """``torch.nn.functional.max_pool2d``, bit for bit, that keeps neither its input nor int64 indices.
 
     input: [N, C, H, W] or [C, H, W], fp32, bf16 or fp16, any strides. Keeps 4 bits an output for windows of up to 16
-    positions, 8 bits up to 256; larger windows, other dtypes, ``return_indices=True`` (output and indices), and
-    arguments that PyTorch rejects, go to PyTorch. ``mask_in_pool=True`` (15 and 255 positions), for a ReLU's output: no
-    gradient flows from an output that is not positive, so that the ReLU needs no mask. Does not synchronise. Gist (ISCA
-    2018) section III-A.
+    positions, 8 bits up to 256; larger windows, dilated ones, other dtypes, ``return_indices=True`` (output and
+    indices), and arguments that PyTorch rejects, go to PyTorch. ``mask_in_pool=True`` (15 and 255 positions), for a
+    ReLU's output: no gradient flows from an output that is not positive, so that the ReLU needs no mask. Does not
+    synchronise. Gist (ISCA 2018) section III-A.
     """
     return _pool(input, (kernel_size, stride, padding, dilation), ceil_mode, return_indices, False, mask_in_pool)
 

@@ -11,39 +11,34 @@ from gistkit.errors import renamed
 from gistkit.kernels import flat, is_dense, ops
 from gistkit.kernels.launch import direct
 from gistkit.nn.eligible import covered, overwritable, recorded
-from gistkit.nn.keep import Coded, Keep, hold, take
-from gistkit.nn.once import apply, once_differentiable
+from gistkit.nn.keep import Coded, Keep, apply, once_differentiable, take
 
 
 class _Passes:
-    """Of a ReLU whose consumer zeroes its gradient already: nothing."""
+    """Nothing: what a ReLU keeps whose consumer zeroes its gradient already."""
+
+    def __init__(self, _: torch.Tensor) -> None: ...
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
         return grad
 
 
-def _relu_and_mask(x: torch.Tensor, inplace: bool) -> tuple[torch.Tensor, Coded]:
-    """relu(x) and its mask, in one pass where x is dense."""
-    if inplace:
-        y, mask = x, direct.relu_mask1_(x)
-    elif is_dense(x):
-        y, mask = direct.relu_mask1(x)
-    else:
-        y = torch.relu(x)
-        mask = ops.mask1_encode(flat(y))
-    return y, Coded(Encoded("mask1", (mask,), y))
-
-
 class _ReLU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, inplace: bool, keep: Keep | None, passes: bool) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, inplace: bool, keep: Keep | None) -> torch.Tensor:
         ctx.set_materialize_grads(False)
-        if keep is None and not passes:
-            y, kept = _relu_and_mask(x, inplace)
-        else:
+        if keep is not None:
             y = torch.relu_(x) if inplace else torch.relu(x)
-            kept = _Passes() if keep is None else None if inplace else keep(y)
-        hold(ctx, kept)
+            ctx.kept = None if inplace else keep(y)
+        else:
+            if inplace:
+                y, mask = x, direct.relu_mask1_(x)
+            elif is_dense(x):
+                y, mask = direct.relu_mask1(x)
+            else:
+                y = torch.relu(x)
+                mask = ops.mask1_encode(flat(y))
+            ctx.kept = Coded(Encoded("mask1", (mask,), y))
         if inplace:
             ctx.mark_dirty(y)
         return y
@@ -53,7 +48,7 @@ class _ReLU(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None):
         kept = take(ctx)
         (grad,) = grads
-        return None if grad is None else kept.relu_backward(grad), None, None, None
+        return None if grad is None else kept.relu_backward(grad), None, None
 
 
 @renamed(passes="mask_in_pool=")
@@ -70,19 +65,19 @@ def relu(
     """
     if not covered(input):
         return torch.relu_(input) if inplace else torch.relu(input)
-    return run(input, inplace, keep, mask_in_pool)
+    passes: Any = _Passes
+    return run(input, inplace, passes if mask_in_pool and keep is None else keep)
 
 
-def run(x: torch.Tensor, inplace: bool, keep: Keep | None = None, passes: bool = False) -> torch.Tensor:
+def run(x: torch.Tensor, inplace: bool, keep: Keep | None = None) -> torch.Tensor:
     """:func:`relu` for an x that is covered (:func:`gistkit.nn.eligible.covered`)."""
-    direct = recorded(x) and x.numel() > 0
-    if not direct or (inplace and not (overwritable(x) and is_dense(x))):
+    if not recorded(x) or x.numel() == 0 or (inplace and not (overwritable(x) and is_dense(x))):
         return torch.relu_(x) if inplace else torch.relu(x)
-    y = apply(_ReLU, x, inplace, keep, passes)
+    y = apply(_ReLU, x, inplace, keep)
     if inplace and keep is not None:
         # only now: autograd counts one more version of x when an in-place Function returns
         with torch.no_grad():
-            hold(y.grad_fn, keep(y))
+            y.grad_fn.kept = keep(y)  # type: ignore[union-attr]
     return y
 
 
@@ -109,4 +104,4 @@ class _MaskedReLU(torch.autograd.Function):
 
 masked = super(torch.autograd.Function, _MaskedReLU).apply  # type: ignore[misc]
 """(x, inplace, masks of x's kind) -> :func:`run` without ``keep``, of a dense x that is recorded, and may be
-overwritten where ``inplace``, outside compilers (:func:`gistkit.nn.once.apply`)."""
+overwritten where ``inplace``, outside compilers (:func:`gistkit.nn.keep.apply`)."""

@@ -29,7 +29,7 @@ Pair = tuple[int, int]
 
 
 class Geometry(NamedTuple):
-    """How a convolution runs over a 4-D input."""
+    """Where a convolution's windows lie."""
 
     stride: Pair
     padding: Pair
@@ -67,8 +67,7 @@ def settings() -> tuple:
 class StandIn:
     """A recipe, made while the input is at hand; holds no memory. ``needs_input``: there is no stand-in.
 
-    It serves every call of the same geometry under the same settings, and remembers the tensor that it made and the
-    settings and the kind of weight for which the backend was asked about it.
+    It serves every call of the same geometry, and remembers the tensor that it made last, with settings and weight.
     """
 
     needs_input: bool
@@ -80,7 +79,6 @@ class StandIn:
 
     @staticmethod
     def of(x: torch.Tensor, weight: torch.Tensor, geometry: Geometry) -> StandIn:
-        """The recipe for the input x."""
         if isinstance(x, FakeTensor):
             return StandIn(True, x.shape, x.dtype, x.device)
         backend = geometry.backend(x, weight)
@@ -111,8 +109,7 @@ class StandIn:
 
 
 def _never_read(empty: torch.Tensor, weight: torch.Tensor, geometry: Geometry) -> bool:
-    """Whether the backend takes this tensor as it is. Asked of the stand-in itself, because a copy of it reads memory
-    that is not there, and PyTorch's settings may have changed since forward."""
+    """Whether the backend takes this tensor as it is; a copy would read memory that is not there."""
     backend = geometry.backend(empty, weight)
     if not takes_its_own(backend, empty, geometry.groups):
         return False

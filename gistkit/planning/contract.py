@@ -35,7 +35,6 @@ def contract_of(graph: SavedGraph, sub_batches: int = 1) -> Contract:
 
 
 def _calls(graph: SavedGraph) -> tuple[PlannedCall, ...]:
-    """The calls of a forward, those left out by which somebody watches it."""
     wrote: dict[int, int] = {}
     found: list[PlannedCall] = []
     for call in graph.calls:
@@ -77,20 +76,16 @@ def check_state(contract: Contract, state: Tensors, *, gradients: bool) -> None:
 
 
 def _by_name(tensors: Tensors, gradients: bool) -> dict[str, str]:
-    """What each tensor is, in words."""
     grads = {t.name: f" {'with' if t.requires_grad else 'without'} a gradient" if gradients else "" for t in tensors}
     return {t.name: f"{t.dtype} of shape {t.shape}{grads[t.name]}" for t in tensors}
 
 
 def check_inputs(contract: Contract, inputs: Tensors) -> None:
-    """Raise PlanMismatchError where a gradient is asked for an input for which none was planned, or the other way
-    round."""
-    if contract.inputs is not None:
-        planned, now = (
-            f"inputs that need gradients: {[t.requires_grad for t in tensors]}" for tensors in (contract.inputs, inputs)
-        )
-        if planned != now:
-            raise PlanMismatchError(planned, now, "plan with such inputs, or detach them")
+    """Raise PlanMismatchError where gradients are asked for other inputs than planned."""
+    planned, now = ([t.requires_grad for t in tensors or ()] for tensors in (contract.inputs, inputs))
+    if contract.inputs is not None and planned != now:
+        what = "inputs that need gradients:"
+        raise PlanMismatchError(f"{what} {planned}", f"{what} {now}", "plan with such inputs, or detach them")
 
 
 def check_forward(contract: Contract, graph: SavedGraph) -> None:
@@ -122,27 +117,26 @@ def check_same(contract: Contract, graph: SavedGraph, inputs: Tensors, autocast:
     where the contract does not know the step."""
     calls = _calls(graph)
     if contract.known:
-        _check_mode(contract, graph)
+        if contract.training != graph.training:
+            planned, now = ("training" if mode else "evaluation" for mode in (contract.training, graph.training))
+            raise PlanMismatchError(f"a forward in {planned} mode", f"one in {now} mode", AGAIN)
         _check_calls(contract, calls, autocast)
         check_state(contract, graph.state, gradients=True)
         check_inputs(contract, inputs)
         _check_geometry(contract, calls)
-        _check_sources(contract, calls)
-
-
-def _check_mode(contract: Contract, graph: SavedGraph) -> None:
-    if contract.training != graph.training:
-        planned, now = ("training" if mode else "evaluation" for mode in (contract.training, graph.training))
-        raise PlanMismatchError(f"a forward in {planned} mode", f"one in {now} mode", AGAIN)
+        for i, (expected, got) in enumerate(zip(contract.calls, calls, strict=False)):
+            if expected.sources != got.sources:
+                where = f"call {i}, {_name(got)}, to read the results of"
+                raise PlanMismatchError(f"{where} {_sources(expected, contract.calls)}", _sources(got, calls), AGAIN)
 
 
 def _check_calls(contract: Contract, now: Calls, autocast: str) -> None:
-    """The first call with another op, another dtype, an empty result."""
+    """Another op, another dtype, an empty result."""
     planned = contract.calls
     for i, (expected, got) in enumerate(zip_longest(planned, now)):
-        if expected is None or got is None or expected.op != got.op:
-            raise PlanMismatchError(_result(i, expected, planned), _result(i, got, now), AGAIN)
         texts = _result(i, expected, planned), _result(i, got, now)
+        if expected is None or got is None or expected.op != got.op:
+            raise PlanMismatchError(*texts, AGAIN)
         if expected.dtype != got.dtype:
             remedy = f"run it in the planned dtypes, or plan in these ({autocast})"
             if contract.autocast not in ("", autocast):
@@ -153,19 +147,11 @@ def _check_calls(contract: Contract, now: Calls, autocast: str) -> None:
 
 
 def _check_geometry(contract: Contract, now: Calls) -> None:
-    """The first call with other strides, kernels and the like."""
+    """Other strides, kernels and the like."""
     for i, (expected, got) in enumerate(zip(_acting(contract.calls), _acting(now), strict=False)):
         if (expected.op, expected.geometry) != (got.op, got.geometry):
             planned, given = (f"call {i} to be {_name(call)}{_arguments(call)}" for call in (expected, got))
             raise PlanMismatchError(planned, given, AGAIN)
-
-
-def _check_sources(contract: Contract, now: Calls) -> None:
-    """The first call that reads what another call made."""
-    for i, (expected, got) in enumerate(zip(contract.calls, now, strict=False)):
-        if expected.sources != got.sources:
-            where = f"call {i}, {_name(got)}, to read the results of"
-            raise PlanMismatchError(f"{where} {_sources(expected, contract.calls)}", _sources(got, now), AGAIN)
 
 
 def _name(call: PlannedCall) -> str:

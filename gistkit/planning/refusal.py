@@ -28,51 +28,39 @@ def least_bytes(
     batch_norm: bool = False,
     known: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """The least peak found for each class of moves, which is a budget that `optimal` can meet; each class has the moves
-    of those before it.
+    """The least peak found for each class of moves, which is a budget that `optimal` can meet.
 
     ``lossy`` names the format of that class (default fp8). ``batch_norm`` accepts sub-batches for a network whose batch
     norms then see other statistics. ``known`` holds the classes whose least peak is known already.
     """
     found: dict[str, int] = {}
-    best: int | None = None
     for name in FIDELITIES:
         own = (known or {}).get(name)
         if own is None:
             narrow = (lossy or EXAMPLE_FORMAT) if name == "lossy" else None
             settings = {"lossy": narrow, "reserve": reserve, "batch_norm": batch_norm}
             own = minimise_peak(graph, costs, name, **settings, time_limit_s=LEAST_S).peak_bytes
-        best = own if best is None else min(best, own)
-        found[name] = best
+        found[name] = min(own, *found.values(), own)
     return found
 
 
 def refused(
-    graph: SavedGraph, costs: CostTable, budget_bytes: int, settings: Settings, known: Mapping[str, int]
+    graph: SavedGraph, costs: CostTable, budget_bytes: int, settings: Settings, policy: str, why: BudgetError | Plan
 ) -> BudgetError:
-    """The error of a budget below what the allowed class needs, with what every class needs."""
-    narrow = settings["lossy"] or EXAMPLE_FORMAT
-    least = _least(graph, costs, settings, narrow, known)
-    return BudgetError(budget_bytes, least, remedy(budget_bytes, least, settings["fidelity"], narrow))
-
-
-def unfit(graph: SavedGraph, costs: CostTable, budget_bytes: int, settings: Settings, plan: Plan) -> BudgetError:
-    """The error of a plan above its budget, by a policy that aims at none or cannot reach it."""
-    narrow = settings["lossy"] or EXAMPLE_FORMAT
-    least = _least(graph, costs, settings, narrow)
-    text = f'policy="{plan.policy}" needs {plan.peak_bytes} bytes ({plan.peak_bytes / 2**20:.1f} MiB)'
-    return BudgetError(budget_bytes, least, f"{text}; {instead(budget_bytes, least, settings['fidelity'], narrow)}")
-
-
-def beneath(
-    graph: SavedGraph, costs: CostTable, budget_bytes: int, settings: Settings, policy: str, error: BudgetError
-) -> BudgetError:
-    """The error of a budget below the policy's own bounds, which are in ``error``: for all classes, with what `optimal`
-    could do. The policies with such bounds round nothing."""
-    narrow, asked = settings["lossy"] or EXAMPLE_FORMAT, settings["fidelity"]
-    own = {name: error.least_bytes.get(name, error.least_bytes["reassociated"]) for name in FIDELITIES}
-    todo = instead(budget_bytes, _least(graph, costs, settings, narrow), asked, narrow)
-    return BudgetError(budget_bytes, own, f'by policy="{policy}": {error.remedy}; {todo}')
+    """The error of a budget that a policy refused, or that its plan is above (``why``): what every class of moves needs
+    and what to change. The policies other than `optimal` that refuse budgets round nothing."""
+    asked, narrow = settings["fidelity"], settings["lossy"] or EXAMPLE_FORMAT
+    given = {name: settings[name] for name in ("lossy", "reserve", "batch_norm")}
+    own = why.least_bytes if isinstance(why, BudgetError) else {}
+    least = least_bytes(graph, costs, **given, known=own if policy == "optimal" else {})
+    if policy == "optimal":
+        return BudgetError(budget_bytes, least, remedy(budget_bytes, least, asked, narrow))
+    todo = instead(budget_bytes, least, asked, narrow)
+    if isinstance(why, Plan):
+        text = f'policy="{policy}" needs {why.peak_bytes} bytes ({why.peak_bytes / 2**20:.1f} MiB)'
+        return BudgetError(budget_bytes, least, f"{text}; {todo}")
+    own = {name: own.get(name, own["reassociated"]) for name in FIDELITIES}
+    return BudgetError(budget_bytes, own, f'by policy="{policy}": {why.remedy}; {todo}')
 
 
 def instead(budget_bytes: int, least: Mapping[str, int], asked: str, narrow: str) -> str:
@@ -82,18 +70,10 @@ def instead(budget_bytes: int, least: Mapping[str, int], asked: str, narrow: str
     return f'with policy="optimal" {remedy(budget_bytes, least, asked, narrow)}'
 
 
-def _least(
-    graph: SavedGraph, costs: CostTable, settings: Settings, narrow: str, known: Mapping[str, int] | None = None
-) -> dict[str, int]:
-    """What each class needs at least under the caller's settings."""
-    accepted = bool(settings.get("batch_norm"))
-    return least_bytes(graph, costs, lossy=narrow, reserve=settings["reserve"], batch_norm=accepted, known=known)
-
-
 def remedy(budget_bytes: int, least: Mapping[str, int], asked: str, narrow: str) -> str:
     """Which class of moves would do, of those beyond the one ``asked`` for; ``narrow`` is the format of ``lossy``."""
     ways = {
-        "reassociated": 'fidelity="reassociated" (sums in another order: batch slices, sub-batches)',
+        "reassociated": 'fidelity="reassociated" (sums in another order: sub-batches)',
         "lossy": f'lossy="{narrow}" (rounded activations)',
     }
     beyond = FIDELITIES[FIDELITIES.index(asked) + 1 :]

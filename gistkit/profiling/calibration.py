@@ -3,18 +3,24 @@
 Every figure is the best of a few timings of PyTorch's own operators, the device drained before and after: what others
 do on the machine only adds to a timing. A copy is a ``clone``: as in a training step, it writes memory that was just
 asked for, which costs a CPU the pages.
+
+What was measured is kept, one JSON file a card and version of PyTorch, in the folder ``$GISTKIT_CACHE``, else
+``$XDG_CACHE_HOME/gistkit``, else ``~/.cache/gistkit``. A file that cannot be read or written is no error: the card is
+measured anew.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import datetime, timezone
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +28,15 @@ from torch import nn
 
 from gistkit.capture import capture
 from gistkit.codecs import CODECS
-from gistkit.planning.cost import CUDA_LIBRARIES_BYTES, MEASURED_DENSITY, Hardware, cost_table, hardware, passes
+from gistkit.planning.cost import (
+    CUDA_LIBRARIES_BYTES,
+    MEASURED_DENSITY,
+    PRESETS,
+    Hardware,
+    cost_table,
+    passes,
+    preset_name,
+)
 from gistkit.planning.policies import POLICIES
 from gistkit.planning.simulate import Simulator
 from gistkit.runtime import compress
@@ -34,20 +48,16 @@ BLOCKS, STEPS = 10, 5
 CODECS_TIMED = ("mask1", "zvc", "fp8s")
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """How much work one timing is: bytes of a copy and of a codec, side of a product, shape of a convolution, times a
-    call is repeated within one timing."""
+class _Sizes(NamedTuple):
+    """How much work one timing is; ``side`` is that of a product, ``inner`` the times a call is repeated in it."""
 
     copy_bytes: int
     codec_bytes: int
     side: int
-    conv: tuple[int, int, int]
     inner: int
 
 
-_CPU = _Sizes(64 * MIB, 4 * MIB, 384, (1, 32, 28), 1)
-_CUDA = _Sizes(512 * MIB, 256 * MIB, 8192, (64, 256, 56), 10)
+_CPU, _CUDA = _Sizes(64 * MIB, 4 * MIB, 384, 1), _Sizes(512 * MIB, 256 * MIB, 8192, 10)
 
 
 def calibrate(device: str | torch.device = "cuda") -> Hardware:
@@ -67,22 +77,27 @@ def calibrate(device: str | torch.device = "cuda") -> Hardware:
 
 def _measured(place: torch.device) -> Hardware:
     on_gpu = place.type == "cuda"
-    sizes = _CUDA if on_gpu else _CPU
+    sizes, name = _CPU, f"{platform.machine()} {torch.get_num_threads()} threads"
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if on_gpu:
+        sizes, name = _CUDA, torch.cuda.get_device_name(place)
+        memory_bytes = torch.cuda.get_device_properties(place).total_memory
     host_s, runtime_host_s = host_task_s(place) if on_gpu else (0.0, 0.0)
     with torch.no_grad():
-        memory_gbps = _copy_gbps(place, sizes)
+        source = torch.ones(sizes.copy_bytes // 4, device=place)
+        memory_gbps = _rounded(2 * sizes.copy_bytes / seconds(source.clone, place, sizes.inner) / 1e9)
+        del source
         d2h_gbps, h2d_gbps, both_gbps = _link_gbps(place, sizes) if on_gpu else (0.0, 0.0, 0.0)
+        x = torch.zeros(1, device=place)
         return Hardware(
-            name=torch.cuda.get_device_name(place)
-            if on_gpu
-            else f"{platform.machine()} {torch.get_num_threads()} threads",
-            memory_bytes=_capacity(place),
+            name=name,
+            memory_bytes=memory_bytes,
             memory_gbps=memory_gbps,
             d2h_gbps=d2h_gbps,
             h2d_gbps=h2d_gbps,
             both_gbps=both_gbps,
             flops=_rates(place, sizes),
-            launch_s=_launch_s(place),
+            launch_s=_rounded(seconds(lambda: x.add_(1), place, inner=1000)),
             async_counts=on_gpu,
             codec_slowdown=_codec_slowdown(place, sizes, memory_gbps),
             libraries_bytes=CUDA_LIBRARIES_BYTES if on_gpu else 0,
@@ -92,20 +107,79 @@ def _measured(place: torch.device) -> Hardware:
         )
 
 
+def calibration_file(device_name: str) -> Path:
+    """The file of a device's rates under this PyTorch."""
+    own, shared = os.environ.get("GISTKIT_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    folder = Path(own) if own else (Path(shared) if shared else Path.home() / ".cache") / "gistkit"
+    card, version = (re.sub(r"[^A-Za-z0-9.+-]+", "-", text) for text in (device_name, str(torch.__version__)))
+    return folder / "hardware" / f"{card}-torch-{version}.json"
+
+
+def kept_calibration(device_name: str) -> Hardware | None:
+    """The rates that were measured on a device of this name under this PyTorch; None where there are none."""
+    try:
+        found = Hardware.from_json(calibration_file(device_name).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if found.name == device_name else None
+
+
+def keep_calibration(found: Hardware) -> Path | None:
+    """Write rates where :func:`kept_calibration` finds them; the file, None where it cannot be written."""
+    path = calibration_file(found.name)
+    unfinished = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(found.to_json() + "\n", encoding="utf-8")
+        unfinished.replace(path)
+    except OSError:
+        return None
+    return path
+
+
+def card(name: str, memory_bytes: int) -> Hardware | None:
+    """The preset of a CUDA card by its name, with its own memory and what PyTorch's libraries take; None without one.
+
+    PyTorch tells no convolution its algorithm, on a card of the papers either."""
+    preset = preset_name(name)
+    if preset is None:
+        return None
+    own = {"memory_bytes": memory_bytes, "libraries_bytes": CUDA_LIBRARIES_BYTES, "tells_algorithms": False}
+    return replace(PRESETS[preset], **own)
+
+
+def card_at_hand(device: torch.device) -> Hardware:
+    """The hardware of a CUDA device of this machine, with the memory that it really has. Its rates are kept ones, else
+    those of its preset, else measured ones, which takes a few seconds and is kept. Raises ValueError where the device
+    has no memory left for that."""
+    found = torch.cuda.get_device_properties(device)
+    known = kept_calibration(found.name) or card(found.name, found.total_memory)
+    if known is not None:
+        return replace(known, memory_bytes=found.total_memory)
+    try:
+        measured = calibrate(device)
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"hardware must be known, and {found.name}, which has no preset, has no memory left to be measured "
+            f"({str(error).splitlines()[0]}); run `gistkit calibrate` before the model is on it, or pass hardware="
+        ) from error
+    keep_calibration(measured)
+    return measured
+
+
 def checked_device(device: str | torch.device, who: str = "calibrate") -> torch.device:
     """The device, ``cpu``, ``cuda`` or ``cuda:N``. Raises ValueError, in the name of ``who``, for any other and for one
     that is not there."""
+    got = str(device) if isinstance(device, torch.device) else device
     try:
         place = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"{who}: device must be cpu, cuda or cuda:N, got {device!r}; name one of these") from error
-    if place.type not in ("cpu", "cuda"):
-        raise ValueError(f"{who}: device must be cpu, cuda or cuda:N, got {str(device)!r}; name one of these")
+    except (RuntimeError, TypeError):
+        place = None
+    if place is None or place.type not in ("cpu", "cuda"):
+        raise ValueError(f"{who}: device must be cpu, cuda or cuda:N, got {got!r}; name one of these")
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"{who}: device must be there, got {str(device)!r}, but torch sees {torch.cuda.device_count()} CUDA "
-            "devices; use 'cpu' or one of these"
-        )
+        seen = f"torch sees {torch.cuda.device_count()} CUDA devices"
+        raise ValueError(f"{who}: device must be there, got {got!r}, but {seen}; use 'cpu' or one of these")
     return place
 
 
@@ -123,38 +197,22 @@ def seconds(run: Callable[[], Any], device: torch.device, inner: int = 1) -> flo
     return min(found[1:])
 
 
-def _capacity(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _copy_gbps(device: torch.device, sizes: _Sizes) -> float:
-    source = torch.ones(sizes.copy_bytes // 4, device=device)
-    return _rounded(2 * sizes.copy_bytes / seconds(source.clone, device, sizes.inner) / 1e9)
-
-
 def _link_gbps(device: torch.device, sizes: _Sizes) -> tuple[float, float, float]:
     """(to the host, from it, sum of both at once), between pinned memory and the device on streams of their own."""
     nbytes = sizes.copy_bytes // 2
     hosts = [torch.zeros(nbytes, dtype=torch.uint8).pin_memory(device) for _ in range(2)]
     devices = [torch.zeros(nbytes, dtype=torch.uint8, device=device) for _ in range(2)]
-    streams = [torch.cuda.Stream(device) for _ in range(2)]
+    d2h, h2d = ((torch.cuda.Stream(device), *pair) for pair in ((hosts[0], devices[0]), (devices[1], hosts[1])))
 
-    def d2h() -> None:
-        with torch.cuda.stream(streams[0]):
-            hosts[0].copy_(devices[0], non_blocking=True)
+    def gbps(*copies: tuple[torch.cuda.Stream, torch.Tensor, torch.Tensor]) -> float:
+        def run() -> None:
+            for stream, to, source in copies:
+                with torch.cuda.stream(stream):
+                    to.copy_(source, non_blocking=True)
 
-    def h2d() -> None:
-        with torch.cuda.stream(streams[1]):
-            devices[1].copy_(hosts[1], non_blocking=True)
+        return len(copies) * nbytes / seconds(run, device, sizes.inner) / 1e9
 
-    def both() -> None:
-        d2h()
-        h2d()
-
-    out_gbps, in_gbps = (nbytes / seconds(run, device, sizes.inner) / 1e9 for run in (d2h, h2d))
-    both_gbps = 2 * nbytes / seconds(both, device, sizes.inner) / 1e9
+    out_gbps, in_gbps, both_gbps = gbps(d2h), gbps(h2d), gbps(d2h, h2d)
     return _rounded(out_gbps), _rounded(in_gbps), _rounded(min(both_gbps, out_gbps + in_gbps))
 
 
@@ -165,22 +223,12 @@ def _rates(device: torch.device, sizes: _Sizes) -> dict[str, float]:
         a = torch.ones(sizes.side, sizes.side, dtype=dtype, device=device)
         rates[str(dtype).removeprefix("torch.")] = _rounded(2 * sizes.side**3 / seconds(lambda a=a: a @ a, device))
     if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
-        rates["tf32"] = _conv_rate(device, sizes)
+        n, channels, side = 64, 256, 56
+        x = torch.ones(n, channels, side, side, device=device).contiguous(memory_format=torch.channels_last)
+        weight = torch.ones(channels, channels, 3, 3, device=device).contiguous(memory_format=torch.channels_last)
+        taken_s = seconds(lambda: F.conv2d(x, weight, padding=1), device, sizes.inner)
+        rates["tf32"] = _rounded(2 * n * channels * channels * 9 * side * side / taken_s)
     return rates
-
-
-def _conv_rate(device: torch.device, sizes: _Sizes) -> float:
-    n, channels, side = sizes.conv
-    x = torch.ones(n, channels, side, side, device=device).contiguous(memory_format=torch.channels_last)
-    weight = torch.ones(channels, channels, 3, 3, device=device).contiguous(memory_format=torch.channels_last)
-    taken_s = seconds(lambda: F.conv2d(x, weight, padding=1), device, sizes.inner)
-    return _rounded(2 * n * channels * channels * 9 * side * side / taken_s)
-
-
-def _launch_s(device: torch.device) -> float:
-    """Seconds of an operator on a single element, many in a row."""
-    x = torch.zeros(1, device=device)
-    return _rounded(seconds(lambda: x.add_(1), device, inner=1000))
 
 
 def host_task_s(device: torch.device) -> tuple[float, float]:
@@ -189,7 +237,7 @@ def host_task_s(device: torch.device) -> tuple[float, float]:
     `checkpoint`, whose reruns are tasks too. Synchronises."""
     model, x = small_step(device)
     graph = capture(model, (x,), backward=True)
-    costs = cost_table(graph, hardware("h200"))  # any would do: the plan is the one of least peak
+    costs = cost_table(graph, PRESETS["h200"])  # any would do: the plan is the one of least peak
     plan, tasks = POLICIES["checkpoint"](graph, costs), len(graph.tasks)
 
     def step() -> None:
@@ -217,7 +265,6 @@ def _codec_slowdown(device: torch.device, sizes: _Sizes, memory_gbps: float) -> 
     found = []
     for name in CODECS_TIMED:
         codec, cost = CODECS[name], passes(name, 4, MEASURED_DENSITY)
-        assert cost is not None
         encoded = codec.encode(x)
         found.append(seconds(lambda c=codec: c.encode(x), device) / (cost.encode * pass_s))
         found.append(seconds(lambda c=codec, e=encoded: c.decode(e), device) / (cost.decode * pass_s))

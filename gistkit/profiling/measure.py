@@ -1,40 +1,49 @@
 """Seconds of every task of one plain training step, measured where it runs (vDNN section III-C and moDNN section IV-A
-profile likewise before they plan).
+profile likewise before they plan), on as many rows of the batch as fit the device.
 
 The operators of a real step are timed one by one and put down to the forward call or backward node that runs them, as
 the capture does on fake tensors; the tasks of both are then matched. On CUDA an operator is timed by a pair of events
 around it. The host's own time for the watching lies between operators and is not counted; but where the device waits
 for the host, an operator's launch is: tasks of a few tens of microseconds read too long.
+
+Who plans for a budget often has a step that plain PyTorch cannot run. So where the whole batch does not fit, half of
+its rows are taken, and so on; each task's time grows as the roofline says (:func:`gistkit.ir.scale.scaled`: work and
+traffic of activations in proportion, those of parameters not at all). Out of memory counts as not fitting, and so does
+a cuDNN that finds no engine: on a card without memory for a workspace it says that instead.
 """
 
 from __future__ import annotations
 
+import gc
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from gistkit.capture import (
     Recorder,
     Span,
+    StepBuilder,
     Tracer,
-    deep_copy,
     loss_of,
     no_autocast_cache,
     on_copy,
     others_untouched,
-    tasks_with_spans,
+    plain_copy,
     tensors_in,
     untouched_random_states,
 )
-from gistkit.errors import PlanMismatchError
-from gistkit.ir import SavedGraph, Task
-from gistkit.runtime import compressed_forward, restore
+from gistkit.errors import GistError, MeasureError, PlanMismatchError
+from gistkit.ir import SavedGraph, Task, scaled
+from gistkit.planning.cost import Hardware, StepTimes, cost_table, step_fingerprint
+from gistkit.planning.policies import POLICIES
+from gistkit.runtime import available_bytes, does_not_fit
 
-Timing = tuple[Span, str, Any, Any]
 _CONV_BACKWARD = torch.ops.aten.convolution_backward.default
 _CONVS = (torch.ops.aten.convolution.default, _CONV_BACKWARD)
 SLEEP_CYCLES = 400_000
@@ -61,27 +70,113 @@ class Measured:
     step_s: float
 
 
+def step_times(graph: SavedGraph, hardware: Hardware, model: torch.nn.Module, work: Work) -> StepTimes:
+    """The measured times of the graph's step, which ``capture(..., backward=True)`` made of ``model`` and ``work``.
+
+    ``hardware`` is that of the device which model and arguments are on: what a step of fewer rows leaves open is
+    scaled by its rates. Nothing of the model, its gradients and the random states changes, as a deep copy runs.
+    Synchronises. Raises :class:`gistkit.MeasureError` where not even one row fits or a part of the batch does not run,
+    PlanMismatchError where the step has not the graph's tasks, and what the step itself raises.
+    """
+    device, batch = device_name(model, work.args, work.kwargs), graph.batch
+    parts = _first_parts(graph, hardware)
+    while True:
+        rows = -(-batch // parts)
+        try:
+            found = measured_step(graph, model, _first_rows(work, batch, rows))
+            break
+        except Exception as error:
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            if not does_not_fit(error):
+                if parts == 1 or isinstance(error, GistError):
+                    raise
+                raise MeasureError(
+                    f"measure: a plain step on all {batch} rows does not fit, and on the first {rows} of them it fails "
+                    f"({text}); measure with a batch that fits, or plan without measured times"
+                ) from error
+            if rows <= 1:
+                raise MeasureError(
+                    f"measure: a plain step must fit {device} with one row of the batch at least, and does not ({text})"
+                    "; free some of its memory, measure on a larger device and pass the file, or plan without measured "
+                    "times"
+                ) from error
+        gc.collect()  # what the attempt held: its frames have ended, its cycles have not
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        parts = min(2 * parts, batch)
+    seconds, workspace = _of_whole_batch(graph, hardware, parts, found), _workspace_bytes(graph, hardware, rows, found)
+    return StepTimes(step_fingerprint(graph), device, batch, rows, found.step_s, seconds, workspace)
+
+
+def _first_parts(graph: SavedGraph, hardware: Hardware) -> int:
+    """In how many parts to try first. A CUDA device refuses by itself what does not fit; a host swaps, or ends the
+    process: there plain PyTorch's predicted peak decides."""
+    if hardware.async_counts:
+        return 1
+    free_bytes, parts = available_bytes(), 1
+    while free_bytes and 2 * parts <= graph.batch:
+        part = scaled(graph, parts)
+        if POLICIES["plain"](part, cost_table(part, hardware)).peak_bytes <= free_bytes:
+            break
+        parts *= 2
+    return parts
+
+
+def _first_rows(work: Work, batch: int, rows: int) -> Work:
+    """The work on the first rows: of every tensor that has the batch's rows."""
+
+    def cut(item: Any) -> Any:
+        has_rows = isinstance(item, torch.Tensor) and item.dim() > 0 and item.shape[0] == batch
+        return item[:rows] if has_rows and rows < batch else item
+
+    args, kwargs, targets = tree_map(cut, (work.args, work.kwargs, work.targets))
+    return Work(args, kwargs, targets, work.loss_fn)
+
+
+def _of_whole_batch(graph: SavedGraph, hardware: Hardware, parts: int, found: Measured) -> dict[int, float]:
+    seconds = {task: taken for task, taken in found.seconds.items() if taken > 0}
+    if parts == 1:
+        return seconds
+    whole, part = (cost_table(g, hardware) for g in (graph, scaled(graph, parts)))
+    ratio = {t: whole.task_s(t) / part.task_s(t) if part.task_s(t) else 1.0 for t in seconds}
+    return {t: taken * ratio[t] for t, taken in seconds.items()}
+
+
+def _workspace_bytes(graph: SavedGraph, hardware: Hardware, rows: int, found: Measured) -> dict[int, int]:
+    """Workspace of every convolution's tasks on the whole batch: it grows with the rows, as most of it are copies of
+    the maps. Nothing on a CPU, or where cuDNN does not run."""
+    if not (hardware.async_counts and torch.backends.cudnn.is_available() and torch.backends.cudnn.enabled):
+        return {}
+    convs = (t.index for t in graph.tasks if t.conv is not None and found.seconds.get(t.index, 0) > 0)
+    return {t: -(-found.workspace_bytes.get(t, 0) * max(graph.batch, 1) // max(rows, 1)) for t in convs}
+
+
+def device_name(*items: Any) -> str:
+    """``cpu``, or the name of the CUDA card that the first tensor of some models and nested items is on."""
+    device = next((t.device for t in all_tensors(*items)), torch.device("cpu"))
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def all_tensors(*items: Any) -> list[torch.Tensor]:
+    """All tensors of some models (parameters and buffers) and nested items."""
+    flat = ([*i.parameters(), *i.buffers()] if isinstance(i, torch.nn.Module) else tensors_in(i) for i in items)
+    return [t for tensors in flat for t in tensors]
+
+
 def measured_step(graph: SavedGraph, model: torch.nn.Module, work: Work, *, repeats: int = 3) -> Measured:
     """The seconds of every task of ``graph``, which ``capture(..., backward=True)`` made of this model, for
     ``cost_table``, with the workspace of convolutions and the seconds of the whole step.
 
     Runs ``repeats`` steps after two that nobody watches, of which the faster one counts, on a deep copy of the model in
-    plain PyTorch, on the device that model and arguments are on; each task's least time counts. Model, gradients and
-    random states stay as they are. A convolution's two gradients are taken one after the other, as the runtime takes
-    them; a linear's two tasks get half of its backward's time each. Tasks of no call that this step does not have are
-    left out. Synchronises; on CUDA the allocator's peak statistics begin anew.
-
-    Raises ValueError for ``repeats`` below 1 or a graph without tasks, PlanMismatchError where the step has not the
-    graph's tasks.
+    plain PyTorch, on the device that model and arguments are on; each task's least time counts. A convolution's two
+    gradients are taken one after the other, as the runtime takes them; a linear's two tasks get half of its backward's
+    time each. Tasks of no call that this step does not have are left out. Synchronises; on CUDA the allocator's peak
+    statistics begin anew.
     """
-    if repeats < 1:
-        raise ValueError(f"measured_step: repeats must be at least 1, got {repeats}; give 3")
-    if not graph.tasks:
-        raise ValueError("measured_step: graph must have tasks, got none; capture the model with backward=True")
     best: dict[int, float] = {}
     workspace_bytes: dict[int, int] = {}
     with untouched_random_states(), torch.enable_grad(), no_autocast_cache():
-        twin = _plain_twin(model)
+        twin = plain_copy(model)
         work = replace(work, loss_fn=on_copy(work.loss_fn, model, twin))
         whole_s = min(_unwatched(twin, work) for _ in range(2))
         for _ in range(repeats):
@@ -91,36 +186,21 @@ def measured_step(graph: SavedGraph, model: torch.nn.Module, work: Work, *, repe
     return Measured(best, workspace_bytes, whole_s)
 
 
-def _plain_twin(model: torch.nn.Module) -> torch.nn.Module:
-    """A deep copy without gradients and without any part compressed."""
-    twin = deep_copy(model)
-    for module in list(twin.modules()):
-        if compressed_forward(module) is not None:
-            restore(module)
-    return twin
-
-
 def _unwatched(model: torch.nn.Module, work: Work) -> float:
     """Seconds of one step."""
     model.zero_grad(set_to_none=True)
-    cards = _cards(list(model.parameters()), work.args, work.kwargs)
-    _drain(cards)
-    start = time.perf_counter()
+    cards = {t.device for t in all_tensors(model, work.args, work.kwargs) if t.device.type == "cuda"}
+
+    def now() -> float:
+        for card in cards:
+            torch.cuda.synchronize(card)
+        return time.perf_counter()
+
+    start = now()
     loss = loss_of(model(*work.args, **work.kwargs), work.targets, work.loss_fn)
     with others_untouched(loss, model.parameters()):
         loss.backward()
-    _drain(cards)
-    return time.perf_counter() - start
-
-
-def _drain(devices: set[torch.device]) -> None:
-    for device in devices:
-        torch.cuda.synchronize(device)
-
-
-def _cards(*items: Any) -> set[torch.device]:
-    """The CUDA devices of all tensors in some items."""
-    return {t.device for t in tensors_in(items) if t.device.type == "cuda"}
+    return now() - start
 
 
 class _Timer(Tracer):
@@ -128,26 +208,27 @@ class _Timer(Tracer):
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)
-        self.timings: list[Timing] = []
+        self.timings: list[tuple[tuple[int, str], Any, Any]] = []
         self.workspace_bytes: dict[tuple[int, str], int] = {}
 
     def run(self, span: Span, func: Any, args: tuple, kwargs: dict) -> Any:
         if func.is_view:  # nothing runs; most are the recorder's own
             return func(*args, **kwargs)
         if func is not _CONV_BACKWARD or kwargs:
-            return self._timed(span, "", func, args, kwargs)
+            return self._timed((id(span), ""), func, args, kwargs)
         *given, mask = args
         if not mask[0] or not any(mask[1:]):
-            return self._timed(span, "input" if mask[0] else "weight", func, args, kwargs)
-        _, weight, bias = self._timed(span, "weight", func, (*given, [False, *mask[1:]]), kwargs)
-        return self._timed(span, "input", func, (*given, [True, False, False]), kwargs)[0], weight, bias
+            return self._timed((id(span), "input" if mask[0] else "weight"), func, args, kwargs)
+        _, weight, bias = self._timed((id(span), "weight"), func, (*given, [False, *mask[1:]]), kwargs)
+        return self._timed((id(span), "input"), func, (*given, [True, False, False]), kwargs)[0], weight, bias
 
-    def _timed(self, span: Span, part: str, func: Any, args: tuple, kwargs: dict) -> Any:
-        device = _card(args, kwargs)
-        if device is None:
+    def _timed(self, key: tuple[int, str], func: Any, args: tuple, kwargs: dict) -> Any:
+        cards = (t.device for t in tensors_in((args, kwargs)) if t.device.type == "cuda")
+        device = next(cards, torch.device(kwargs.get("device") or "cpu"))
+        if device.type != "cuda":
             start = time.perf_counter()
             out = func(*args, **kwargs)
-            self.timings.append((span, part, start, time.perf_counter()))
+            self.timings.append((key, start, time.perf_counter()))
             return out
         if func in _CONVS:
             torch.cuda.reset_peak_memory_stats(device)
@@ -158,30 +239,22 @@ class _Timer(Tracer):
             begin.record(stream)
             out = func(*args, **kwargs)
             end.record(stream)
-        self.timings.append((span, part, begin, end))
+        self.timings.append((key, begin, end))
         if func in _CONVS:
             passing_bytes = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
-            key = id(span), part
             self.workspace_bytes[key] = max(passing_bytes, self.workspace_bytes.get(key, 0))
         return out
 
     def seconds(self) -> dict[tuple[int, str], float]:
         """Seconds by ``id`` of the span and part of it. Waits for the device."""
         total: dict[tuple[int, str], float] = defaultdict(float)
-        for span, part, begin, end in self.timings:
+        for key, begin, end in self.timings:
             if isinstance(begin, float):
-                total[id(span), part] += end - begin
+                total[key] += end - begin
             else:
                 end.synchronize()
-                total[id(span), part] += begin.elapsed_time(end) / 1e3
+                total[key] += begin.elapsed_time(end) / 1e3
         return total
-
-
-def _card(args: tuple, kwargs: dict) -> torch.device | None:
-    """The CUDA device on which an operator runs; None for one of the CPU."""
-    devices = (t.device for t in tensors_in((args, kwargs)) if t.device.type == "cuda")
-    made = torch.device(kwargs.get("device") or "cpu")
-    return next(devices, made if made.type == "cuda" else None)
 
 
 def _one_step(graph: SavedGraph, model: torch.nn.Module, work: Work) -> tuple[dict[int, float], dict[int, int]]:
@@ -201,34 +274,32 @@ def _one_step(graph: SavedGraph, model: torch.nn.Module, work: Work) -> tuple[di
         with others_untouched(loss, model.parameters()):
             loss.backward()
             timer.finish()
-    taken = timer.seconds()
+    taken, space = timer.seconds(), timer.workspace_bytes
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    spans = _matched(graph, tasks_with_spans(forward, notes, timer, gradients))
-    seconds = {task: sum(taken.get((i, p), 0.0) * share for p, share in parts) for task, (i, parts) in spans.items()}
-    space = timer.workspace_bytes
-    workspace = {task: max((space.get((i, p), 0) for p, _ in parts), default=0) for task, (i, parts) in spans.items()}
+    shares = _matched(graph, StepBuilder(forward, notes, timer, gradients).tasks_with_spans())
+    seconds = {task: sum(taken.get(key, 0.0) * share for key, share in parts) for task, parts in shares.items()}
+    workspace = {task: max(space.get(key, 0) for key, _ in parts) for task, parts in shares.items()}
     return seconds, {task: nbytes for task, nbytes in workspace.items() if nbytes}
 
 
-Parts = tuple[int, tuple[tuple[str, float], ...]]
-"""The ``id`` of a span, and the parts of it that are a task's, each with the share that is."""
+Parts = list[tuple[tuple[int, str], float]]
+"""The ``id`` of a span and a part of it, each with the share of it that is a task's."""
 
 
 def _matched(graph: SavedGraph, ran: list[tuple[Task, Span]]) -> dict[int, Parts]:
     """What a task of the graph is of the spans; what ran beside its tasks (a gradient copied on its way to ``.grad``)
     is left out."""
-    shares: dict[int, int] = defaultdict(int)
-    for _, span in ran:
-        shares[id(span)] += 1
+    shares = Counter(id(span) for _, span in ran)
+    key = attrgetter("phase", "op", "call", "part")
     found: dict[tuple, deque[Parts]] = defaultdict(deque)
     for task, span in ran:
-        whole = (("", 1.0), ("weight", 1.0), ("input", 1.0))
-        half = (("", 1 / shares[id(span)]), (task.part, 1.0))
-        found[_key(task)].append((id(span), whole if shares[id(span)] == 1 else half))
+        whole = {"": 1.0, "weight": 1.0, "input": 1.0}
+        parts = whole if shares[id(span)] == 1 else {"": 1 / shares[id(span)], task.part: 1.0}
+        found[key(task)].append([((id(span), part), share) for part, share in parts.items()])
     matched = {}
     for task in graph.tasks:
-        if found[_key(task)]:
-            matched[task.index] = found[_key(task)].popleft()
+        if found[key(task)]:
+            matched[task.index] = found[key(task)].popleft()
         elif task.call >= 0:
             what = " ".join(filter(None, (task.phase, task.op, task.part)))
             raise PlanMismatchError(
@@ -237,7 +308,3 @@ def _matched(graph: SavedGraph, ran: list[tuple[Task, Span]]) -> dict[int, Parts
                 "measure the model, batch and loss that the graph was captured from",
             )
     return matched
-
-
-def _key(task: Task) -> tuple:
-    return task.phase, task.op, task.call, task.part

@@ -96,15 +96,10 @@ class Profile:
         return rendered(profile_tables(self))
 
 
-WIDE_COLUMNS = ("layer", "kind", ">X", ">Y", ">workspace", ">weights", ">forward", ">backward", ">reuse")
-NARROW_COLUMNS = ("layer", ">X", ">Y", ">work", ">weights", ">fwd", ">bwd", ">reuse")
-
-
-def profile_tables(profile: Profile, wide: bool = True) -> list[Table]:
-    """Memory by class, stashed maps by kind, seconds by op where they were measured, layers; not ``wide``: for 80
-    columns, without the layers' kinds."""
+def profile_tables(profile: Profile) -> list[Table]:
+    """Memory by class, stashed maps by kind, seconds by op where they were measured, layers."""
     times = [] if profile.times is None else [_ops(profile, profile.times)]
-    return [_classes(profile), _stashes(profile), *times, _layers(profile, wide)]
+    return [_classes(profile), _stashes(profile), *times, _layers(profile)]
 
 
 def _classes(profile: Profile) -> Table:
@@ -136,34 +131,32 @@ def _ops(profile: Profile, times: StepTimes) -> Table:
         found[task.op, task.phase].append(task)
     sums = {key: (sum(t.seconds for t in all_), sum(t.predicted_s for t in all_)) for key, all_ in found.items()}
     total_s = sum(measured_s for measured_s, _ in sums.values())
-    for (op, phase), (measured_s, predicted_s) in sorted(sums.items(), key=lambda item: -item[1][0]):
+    for key, (measured_s, predicted_s) in sorted(sums.items(), key=lambda item: -item[1][0]):
         ratio = f"{measured_s / predicted_s:.2f}" if predicted_s else "-"
         times_s = (milliseconds(measured_s), f"{measured_s / total_s:.1%}", milliseconds(predicted_s), ratio)
-        shown.add_row(op, phase, str(len(found[op, phase])), *times_s)
+        shown.add_row(*key, str(len(found[key])), *times_s)
     return shown
 
 
 def told(times: StepTimes) -> str:
     """Where times come from, in a line."""
-    rows = "" if times.rows == times.batch else f" of {times.rows} rows, scaled to {times.batch}"
-    return (
-        f"measured on {times.device}: a step{rows} took {milliseconds(times.step_s)} ms, all tasks"
-        f"{'' if not rows else ' of the batch'} add up to {milliseconds(times.total_s)} ms"
-    )
+    rows, of = f" of {times.rows} rows, scaled to {times.batch}", " of the batch"
+    if times.rows == times.batch:
+        rows = of = ""
+    took, total = milliseconds(times.step_s), milliseconds(times.total_s)
+    return f"measured on {times.device}: a step{rows} took {took} ms, all tasks{of} add up to {total} ms"
 
 
-def _layers(profile: Profile, wide: bool) -> Table:
+def _layers(profile: Profile) -> Table:
+    columns = ("layer", ">X", ">Y", ">work", ">weights", ">fwd", ">bwd", ">reuse")
     title = "layers: MiB of the forward, ms, reuse distance of the input"
-    caption = "reuse: ms from the end of a layer's forward to the start of its backward"
-    columns = WIDE_COLUMNS if wide else NARROW_COLUMNS
+    caption = "work: workspace; reuse: ms from the end of a layer's forward to the start of its backward"
     shown = table(title, *columns, caption=caption, box=SIMPLE_HEAD, pad_edge=False)
     for layer in profile.layers[:SHOWN]:
-        kind = (layer.kind,) if wide else ()
-        reuse = "-" if layer.reuse_s is None else milliseconds(layer.reuse_s)
         sizes = (layer.x_bytes, layer.y_bytes, layer.workspace_bytes, layer.weight_bytes)
+        reuse = "-" if layer.reuse_s is None else milliseconds(layer.reuse_s)
         times = (milliseconds(layer.forward_s), milliseconds(layer.backward_s), reuse)
-        shown.add_row(layer.module or layer.op, *kind, *map(mib, sizes), *times)
-    rest = profile.layers[SHOWN:]
-    if rest:
+        shown.add_row(layer.module or layer.op, *map(mib, sizes), *times)
+    if rest := profile.layers[SHOWN:]:
         shown.add_row(f"{len(rest)} more: --json")
     return shown

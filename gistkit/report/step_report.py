@@ -10,9 +10,8 @@ import torch
 from rich.table import Table
 
 from gistkit.errors import CompressError
-from gistkit.ir import Plan
 from gistkit.report.tables import MIB, rendered, table
-from gistkit.runtime import Engine, Row, StepStats, compressed_forward, denser
+from gistkit.runtime import Denser, Row, StepStats, compressed_forward, denser
 
 SHOWN = 40
 WIDTH = 150
@@ -30,22 +29,23 @@ class BudgetReport:
     transfers that overlap nothing, as the runtime makes them (``Plan.prediction.sync_peak_bytes``; the same where a
     plan does not tell). ``measured_bytes`` is the most that the CUDA allocator has handed out since
     ``torch.cuda.reset_peak_memory_stats``, of this model or not; None on a CPU, which counts nothing by itself
-    (``gistkit.LiveBytes`` does). ``denser`` holds,
-    by storage, the density planned and measured where a step had more non-zeros than planned for, ``payload_bytes``
-    what their payloads take at each; ``excess_bytes`` is how much more that is. ``moved``: those that
-    found no room and went to the host, with their bytes. ``hardware``: what was planned for, and where its rates are
-    from.
+    (``gistkit.LiveBytes`` does). ``denser`` are the storages that had more non-zeros in a step than planned for, with
+    densities and payload bytes planned and measured. ``moved``: those of them that found no room and went to the host,
+    with their bytes. ``hardware``: what was planned for, and where its rates are from.
     """
 
     budget_bytes: int
     predicted_bytes: int
     expected_bytes: int
-    measured_bytes: int | None = None
-    denser: Mapping[int, tuple[float, float]] = field(default_factory=dict)
-    excess_bytes: int = 0
-    payload_bytes: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    moved: Mapping[int, int] = field(default_factory=dict)
-    hardware: str = ""
+    measured_bytes: int | None
+    denser: tuple[Denser, ...]
+    moved: Mapping[int, int]
+    hardware: str
+
+    @property
+    def excess_bytes(self) -> int:
+        """What the denser payloads take more than planned."""
+        return sum(d.excess_bytes for d in self.denser)
 
     def lines(self) -> list[str]:
         """The same in words."""
@@ -53,15 +53,15 @@ class BudgetReport:
         predicted = f"budget {_mib(self.budget_bytes)} MiB, predicted peak {_mib(self.predicted_bytes)} MiB"
         if self.expected_bytes < self.predicted_bytes:
             predicted += f" ({_mib(self.expected_bytes)} with transfers that overlap nothing)"
-        lines = [predicted + measured, *([f"planned for {self.hardware}"] if self.hardware else ())]
+        lines = [predicted + measured, f"planned for {self.hardware}"]
         if self.denser:
-            worst, (planned, found) = next(iter(self.denser.items()))
-            planned_bytes, real_bytes = self.payload_bytes[worst]
+            d = self.denser[0]
             lines.append(
-                f"{len(self.denser)} storages have fewer zeros than planned for (storage {worst}: density {found:.3f}, "
-                f"planned {planned:.3f}; {real_bytes} bytes, planned {planned_bytes}): their payloads take up to "
-                f"{self.excess_bytes} bytes more than planned; {len(self.moved)} of them, {sum(self.moved.values())} "
-                "bytes, went to the host, which takes longer; plan again with density=gistkit.report(model).densities"
+                f"{len(self.denser)} storages have fewer zeros than planned for (storage {d.storage}: density "
+                f"{d.measured:.3f}, planned {d.planned:.3f}; {d.measured_bytes} bytes, planned {d.planned_bytes}): "
+                f"their payloads take up to {self.excess_bytes} bytes more than planned; {len(self.moved)} of them, "
+                f"{sum(self.moved.values())} bytes, went to the host, which takes longer; plan again with "
+                "density=gistkit.report(model).densities"
             )
         return lines
 
@@ -88,27 +88,11 @@ class Report:
         return self.stats.plain_bytes / self.stats.kept_bytes
 
     def __str__(self) -> str:
-        return rendered(self._parts(), WIDTH)
-
-    def _parts(self) -> list:
         promise = [] if self.budget is None else self.budget.lines()
-        if self.stats is None:
-            return ["no training forward yet", *promise, *self.notes]
-        return [self._table(self.stats.rows), self._totals(self.stats), *promise, *self.stats.notes, *self.notes]
-
-    @staticmethod
-    def _table(rows: tuple[Row, ...]) -> Table:
-        columns = ("module", "op", "shape", "codec", ">plain MiB", ">kept MiB", "why")
-        shown = table("kept for backward, largest first", *columns, wrap=True)
-        ordered = sorted(rows, key=lambda r: -max(r.plain_bytes, r.kept_bytes))
-        for r in ordered[:SHOWN]:
-            shape = "x".join(map(str, r.shape))
-            shown.add_row(r.module, r.op, shape, r.codec, _mib(r.plain_bytes), _mib(r.kept_bytes), r.reason)
-        rest = ordered[SHOWN:]
-        if rest:
-            plain, kept = sum(r.plain_bytes for r in rest), sum(r.kept_bytes for r in rest)
-            shown.add_row(f"{len(rest)} smaller ones", "", "", "", _mib(plain), _mib(kept), "all in report.stats.rows")
-        return shown
+        stats, parts = self.stats, ["no training forward yet", *promise]
+        if stats is not None:
+            parts = [_table(stats.rows), self._totals(stats), *promise, *stats.notes]
+        return rendered([*parts, *self.notes], WIDTH)
 
     def _totals(self, stats: StepStats) -> str:
         kept = f"kept {_mib(stats.kept_bytes)} MiB"
@@ -119,6 +103,19 @@ class Report:
         if self.ratio is not None and self.ratio < 1.05:
             gain += " - nothing gained; the column 'why' says for each tensor what stands in the way"
         return text + gain
+
+
+def _table(rows: tuple[Row, ...]) -> Table:
+    columns = ("module", "op", "shape", "codec", ">plain MiB", ">kept MiB", "why")
+    shown = table("kept for backward, largest first", *columns, wrap=True)
+    ordered = sorted(rows, key=lambda r: -max(r.plain_bytes, r.kept_bytes))
+    for r in ordered[:SHOWN]:
+        shape = "x".join(map(str, r.shape))
+        shown.add_row(r.module, r.op, shape, r.codec, _mib(r.plain_bytes), _mib(r.kept_bytes), r.reason)
+    if rest := ordered[SHOWN:]:
+        plain, kept = sum(r.plain_bytes for r in rest), sum(r.kept_bytes for r in rest)
+        shown.add_row(f"{len(rest)} smaller ones", "", "", "", _mib(plain), _mib(kept), "all in report.stats.rows")
+    return shown
 
 
 def report(model: torch.nn.Module) -> Report:
@@ -132,26 +129,17 @@ def report(model: torch.nn.Module) -> Report:
     if stand_in is None:
         raise CompressError("report: the model is not compressed; call gistkit.compress(model) first")
     engine = stand_in.engine
-    densities = engine.densities
-    budget = None if engine.plan is None else _budget(model, engine.plan, densities, engine)
-    return Report(engine.stats, tuple(engine.all_notes), densities, budget)
-
-
-def _budget(model: torch.nn.Module, plan: Plan, densities: Mapping[int, float], engine: Engine) -> BudgetReport | None:
-    """The promise of a plan and what is known of it; None for a plan without a budget."""
-    if plan.budget_bytes is None:
-        return None
-    found = denser(plan, densities, engine.storages)
+    about, plan = (engine.stats, tuple(engine.all_notes), engine.densities), engine.plan
+    if plan is None or plan.budget_bytes is None:
+        return Report(*about)
     device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-    measured = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    return BudgetReport(
+    promise = BudgetReport(
         plan.budget_bytes,
         plan.peak_bytes,
         plan.prediction.sync_peak_bytes or plan.peak_bytes,
-        measured,
-        {d.storage: (d.planned, d.measured) for d in found},
-        sum(d.excess_bytes for d in found),
-        {d.storage: (d.planned_bytes, d.measured_bytes) for d in found},
+        torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+        denser(plan, engine.densities, engine.storages),
         dict(engine.moved),
         f"{plan.hardware} (rates: {plan.prediction.rates})" if plan.prediction.rates else plan.hardware,
     )
+    return Report(*about, promise)

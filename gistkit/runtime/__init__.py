@@ -1,11 +1,10 @@
 """Runs a model under a plan in eager mode."""
 
-from gistkit.runtime.attach import compress, compressed_forward, restore
+from gistkit.runtime.attach import compress, compressed_forward, restore, saving
 from gistkit.runtime.engine import Engine
 from gistkit.runtime.live import LiveBytes, LiveEvent
 from gistkit.runtime.offload.host_memory import available_bytes, does_not_fit
-from gistkit.runtime.program.density_excess import denser
+from gistkit.runtime.program.density_excess import Denser, denser
 from gistkit.runtime.program.match_plan import autocast_in_force, inputs_of
 from gistkit.runtime.program.stats import Row, StepStats
-from gistkit.runtime.saving_context import saving
 from gistkit.runtime.step.step import step

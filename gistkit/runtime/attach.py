@@ -1,18 +1,24 @@
-"""compress and restore: a model's forward is replaced on the instance, and put back."""
+"""compress and restore: a model's forward is replaced on the instance, and put back; saving: any region of code."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
 
-from gistkit.capture import STAND_IN, check_runs_in_python
+from gistkit.capture import STAND_IN, check_runs_in_python, hooks_are_active
 from gistkit.errors import CompressError
 from gistkit.ir import Plan
 from gistkit.planning.policies import check_lossy
+from gistkit.runtime.calls.interpose import interposed
 from gistkit.runtime.engine import Engine
+from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.match_plan import check_plan
-from gistkit.runtime.program.settings import Settings
+from gistkit.runtime.program.program import Settings
+from gistkit.runtime.program.stats import StepStats, observe
+from gistkit.runtime.sparse_sizes.exact import ExactPacker
 from gistkit.runtime.stand_in import CompressedForward, compressed_forward, name_of
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -56,10 +62,6 @@ def compress(
     unknown format or fidelity and a ``min_gain`` outside [0, 1); CompressError where the model or a part of it is
     compressed already. Source: Gist (Jain et al., ISCA 2018).
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(
-            f"compress: model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself"
-        )
     check_runs_in_python("compress", model)
     if plan is not None and not isinstance(plan, Plan):
         raise TypeError(f"compress: plan must be a gistkit.Plan or None, got {type(plan).__name__}; use Plan.from_json")
@@ -120,3 +122,36 @@ def restore(model: Model) -> Model:
         )
     stand_in.detach()
     return model
+
+
+class Saved:
+    """What a ``gistkit.saving`` block kept; ``stats`` is there when the block has ended."""
+
+    def __init__(self) -> None:
+        self.stats: StepStats | None = None
+
+
+@contextmanager
+def saving(lossy: str | None = None) -> Iterator[Saved]:
+    """Keep the saved tensors of the forward code in this block encoded, each decided from the tensor alone.
+
+    For code that is no single module. Without a plan nothing is known of later readers, so no ReLU runs in place, none
+    gives its mask to a pool, and nothing is rebuilt; results are bit-exact unless ``lossy`` names a format (see
+    :func:`gistkit.compress`): then what convolutions, linear layers and batch norms read is rounded. Backward may run
+    inside or outside. Raises ValueError for an unknown format, CompressError inside another such block or where other
+    saved-tensor hooks are active.
+    """
+    check_lossy(lossy)
+    if hooks_are_active():
+        raise CompressError(
+            "saving: other saved-tensor hooks are active here and only the innermost pair applies; "
+            "leave that block first"
+        )
+    state, saved = ForwardState(Settings(lossy), ExactPacker()), Saved()
+    try:
+        with interposed(state):
+            yield saved
+        state.finish()
+        saved.stats = observe(state).stats()
+    finally:
+        state.clear()

@@ -1,43 +1,37 @@
 """Carries plans out: one engine per compressed model.
 
 The first training forward of a new kind (dtypes, devices, ranks, autocast; not sizes) is captured on a copy with fake
-tensors and planned; where fake tensors cannot go, the first real step runs as plain PyTorch and is recorded. Where the
-plan gains next to nothing every forward is the model's own, untouched. Else the modules between which something is kept
-in another form are interposed on (:mod:`gistkit.runtime.calls.sites`), the whole forward under a plan of the caller's
-and in the few steps that count zeros: measured densities flow back into the policy, as Gist watches the sparsity of its
-first 200 minibatches (section IV-A).
+tensors and planned; where fake tensors cannot go, the first real step runs as plain PyTorch and is recorded. Measured
+densities flow back into the policy, as Gist watches the sparsity of its first 200 minibatches (section IV-A).
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
-from gistkit.capture import Recorder, capture, hooks_are_active
+from gistkit.capture import Recorder, capture
 from gistkit.errors import CaptureError, PlanMismatchError
 from gistkit.ir import Plan, SavedGraph, SavedStorage
 from gistkit.planning.policies import gist
-from gistkit.runtime.calls.by_pytorch import Counter
-from gistkit.runtime.calls.interpose import interposed
+from gistkit.runtime.calls.interpose import Counter, interposed
 from gistkit.runtime.calls.sites import Sites
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.density_excess import ExcessBudget, remember
-from gistkit.runtime.program.match_plan import check_mode, check_rows, given_program, plans_training
+from gistkit.runtime.program.match_plan import Shapes, check_mode, check_rows, given_program, plans_training, shapes
 from gistkit.runtime.program.pending_backwards import PendingBackwards
-from gistkit.runtime.program.program import Program
-from gistkit.runtime.program.settings import Settings
-from gistkit.runtime.program.sizes import Sizes
+from gistkit.runtime.program.program import Program, Settings
 from gistkit.runtime.program.stats import Observed, StepStats, as_captured, observe
-from gistkit.runtime.progress import announced
 from gistkit.runtime.rebuild.arithmetic import probe_ahead
-from gistkit.runtime.signature import signature, state_kinds
+from gistkit.runtime.signature import foreign_context, signature, state_kinds
 from gistkit.runtime.sparse_sizes.counts import Ticket
 from gistkit.runtime.sparse_sizes.exact import FIRST, PLANNED, ExactPacker
 from gistkit.runtime.sparse_sizes.forecast import Forecasts, Spilled, spilled_note
@@ -45,33 +39,32 @@ from gistkit.runtime.sparse_sizes.spill import Spill
 
 REPLAN_AFTER = frozenset((1, 2, 5, 10, 20, 50, 100, 200))
 REPLAN_EVERY = 1000
-# How many sparse encodings of which no earlier step tells the size the host may be ahead of the device before it waits
-# for the oldest of them. Without a bound, a host that enqueues a whole forward at once would leave every scratch of
-# that forward alive, and nothing would be saved.
+# How many sparse encodings of unknown size the host may be ahead of the device before it waits for the oldest. Without
+# a bound, a host that enqueues a whole forward at once would leave every scratch alive, and nothing would be saved.
 LAG = 4
-# How many plans a model may have before numbers and texts among its arguments no longer tell kinds of forwards apart.
-PLANS = 16
-# How many rebuilds may be known to be exact, one a layer and size, before all are forgotten and checked anew.
-CHECKS = 4096
-# After how many steps a model is gone through for parameters that it did not have.
-PARAMETERS_EVERY = 100
+PLANS = 16  # beyond so many, numbers and texts among the arguments no longer tell kinds of forwards apart
+SIZES = 64  # so many sizes of forwards under a budget are remembered before all are forgotten
+CHECKS = 4096  # so many rebuilds are known to be exact, one a layer and size, before all are forgotten
+PARAMETERS_EVERY = 100  # steps after which a model is gone through for new parameters
+ANNOUNCED_AFTER_S = 3.0
 _needs_gradient = attrgetter("requires_grad")
+_log = logging.getLogger("gistkit")
+
+
+@contextmanager
+def announced(what: str, after_s: float = ANNOUNCED_AFTER_S) -> Iterator[None]:
+    """Logs once that ``what`` is still going on, should the block take longer than ``after_s`` seconds."""
+    timer = threading.Timer(after_s, _log.warning, ("%s: more than %g s so far", what, after_s))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _moves(plan: Plan) -> tuple:
-    """What a plan does, whatever its reasons: they name densities, which change at every step."""
     return tuple(replace(d, reason="") for d in plan.decisions), plan.choices
-
-
-def _foreign() -> str:
-    """What is in force here that leaves no room for a forward's own hooks; empty where nothing is."""
-    if torch._C._are_functorch_transforms_active():
-        return "a function transform (torch.func) was active"
-    if forward_ad._current_level >= 0:
-        return "forward-mode differentiation was active"
-    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
-        return "saved-tensor hooks were disabled"
-    return "other saved-tensor hooks were active" if hooks_are_active() else ""
 
 
 class Engine:
@@ -89,13 +82,13 @@ class Engine:
         self._densities: dict[tuple, dict[int, float]] = {}
         self._verified: dict = {}
         self._packer = ExactPacker(lag=LAG, bounded=True, spill=Spill())
-        self._spilled: dict[int, Spilled] = {}
+        self._spilled: Spilled = {}
         self._probes: list[tuple[tuple, int, int, Ticket]] = []
         self._lock = threading.RLock()
-        self._parameters: list[torch.nn.Parameter] = []
         self._warned = False
+        self._parameters: list[torch.nn.Parameter] = []
         self._budget = budget = None if plan is None else plan.budget
-        self._sizes = Sizes(plan) if plan is not None and budget is not None else None
+        self._sized: dict[tuple[tuple, Shapes], Program] = {}
         self._earlier = PendingBackwards(plan, budget) if plan is not None and budget is not None else None
 
     @property
@@ -107,14 +100,14 @@ class Engine:
 
     @property
     def densities(self) -> dict[int, float]:
-        """Shares of non-zero elements that the steps so far have measured, the last figure of each storage."""
+        """Shares of non-zero elements measured so far, the last figure of each storage."""
         self._packer.listen()
         return {s: share for found in list(self._densities.values()) for s, share in found.copy().items()}
 
     @property
     def all_notes(self) -> list[str]:
-        """``notes``, and what the last step found about its sparse storages: whether the host had to wait for their
-        sizes, though earlier steps told them, and which were larger than those."""
+        """``notes``, and what the last step found about its sparse storages: waits for sizes, and what was larger
+        than forecast."""
         self._packer.listen()
         waits = {why: times for why, times in self._packer.waits.items() if why not in (FIRST, PLANNED)}
         found = [f"the host waited for the device {times} times so far: {why}" for why, times in waits.items()]
@@ -122,21 +115,22 @@ class Engine:
 
     @property
     def storages(self) -> dict[int, SavedStorage]:
-        """Every storage as it was captured."""
         return {s.id: s for program in self._programs.values() for s in program.graph.storages}
 
     def run(self, model: torch.nn.Module, forward: Callable, args: tuple, kwargs: dict) -> Any:
-        """One forward of the model: compressed with gradients on in training, or in the mode that a given plan was made
-        in; untouched otherwise."""
+        """One forward of the model: compressed in the mode that is planned for with gradients on, else untouched."""
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         if self.plan is not None:
             check_mode(self.plan, model.training)
         if not model.training and plans_training(self.plan):
             return forward(*args, **kwargs)
-        foreign = _foreign()
+        foreign = foreign_context()
+        if foreign and self._budget is not None:
+            remedy = "leave that first: around a forward it would run as plain PyTorch, whatever the budget"
+            raise PlanMismatchError("a forward by itself, for the plan's budget", foreign, remedy)
         if foreign:
-            self._refuse_foreign(foreign)
+            self._note(f"{foreign} around a forward: it ran as plain PyTorch")
             return forward(*args, **kwargs)
         rows = 0 if self.plan is None else check_rows(self.plan, args, kwargs)
         key = self._key(model, args, kwargs)
@@ -161,13 +155,6 @@ class Engine:
             self._earlier.follow(observed, out, rows)
         return out
 
-    def _refuse_foreign(self, foreign: str) -> None:
-        """Note, or under a budget refuse, a forward around which something leaves no room for the forward's own."""
-        if self._budget is not None:
-            remedy = "leave that first: around a forward it would run as plain PyTorch, whatever the budget"
-            raise PlanMismatchError("a forward by itself, for the plan's budget", foreign, remedy)
-        self._note(f"{foreign} around a forward: it ran as plain PyTorch")
-
     def _key(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple:
         state = (self._trainable(model),) if self.plan is None else (state_kinds(model),)
         key = (*signature(args, kwargs), *state)
@@ -175,15 +162,19 @@ class Engine:
         return key if few else (*signature(args, kwargs, ()), *state)
 
     def _trainable(self, model: torch.nn.Module) -> tuple[bool, ...]:
-        """Which parameters need gradients. The model is gone through for its parameters now and then only."""
         if self.steps % PARAMETERS_EVERY == 0 or not self._parameters:
             self._parameters = list(model.parameters())
         return tuple(map(_needs_gradient, self._parameters))
 
     def _program(self, key: tuple, model: torch.nn.Module, args: tuple, kwargs: dict) -> Program | None:
-        """What a forward is run by; None where it has to be recorded first."""
-        if self._sizes is not None:
-            program = self._programs[key] = self._sizes.program(key, model, args, kwargs)
+        if self.plan is not None and self._budget is not None:
+            # what PyTorch's own ops save is known by its shape, so other sizes are captured for themselves
+            size = key, shapes(args, kwargs)
+            if size not in self._sized:
+                if len(self._sized) >= SIZES:
+                    self._sized.clear()
+                self._sized[size] = given_program(self.plan, model, args, kwargs)
+            program = self._programs[key] = self._sized[size]
             return program
         if key in self._programs and not self._programs[key].is_stale:
             return self._programs[key]
@@ -213,7 +204,7 @@ class Engine:
         return plan.plain_bytes - plan.kept_bytes > self.settings.min_gain * plan.plain_bytes
 
     def _untouched(self, program: Program, forward: Callable, args: tuple, kwargs: dict) -> Any:
-        if self._stats is None or not isinstance(self._stats, Observed) or self._stats.program is not program:
+        if not isinstance(self._stats, Observed) or self._stats.program is not program:
             plan = program.plan
             gain = (plan.plain_bytes - plan.kept_bytes) / max(plan.plain_bytes, 1)
             self._note(
@@ -268,7 +259,6 @@ class Engine:
             state.clear()
 
     def _prepare(self, state: ForwardState, key: tuple, args: tuple, kwargs: dict) -> None:
-        """What a forward goes by besides its program: densities, forecasts, and the account of a budget's room."""
         program: Any = state.program
         state.probing = self._replans_next()
         learn = partial(remember, self._densities.setdefault(key, {}), plan=self.plan)
@@ -278,7 +268,7 @@ class Engine:
             heard = Forecasts({}, learn, self._spilled, self.steps + 1)
             state.room = ExcessBudget(self.plan, self._budget, program.graph, state.densities, state.notes, heard)
         else:
-            self._packer.hear()
+            self._packer.listen()
             state.forecasts = Forecasts(self._densities[key], learn, self._spilled, self.steps + 1)
 
     def _interposed(self, state: ForwardState, key: tuple, model: torch.nn.Module) -> Any:
@@ -299,7 +289,6 @@ class Engine:
         return self.plan is None and (step in REPLAN_AFTER or step % REPLAN_EVERY == 0)
 
     def _learn(self, key: tuple, program: Program, state: ForwardState) -> None:
-        """Take the step's densities in; plan anew after some steps, or where the forward left its plan."""
         with self._lock:
             replan, self.steps = self._replans_next(), self.steps + 1
             densities = self._densities.setdefault(key, {})
@@ -315,15 +304,13 @@ class Engine:
                 self._install(key, program.graph)
 
     def _read_probes(self) -> None:
-        """Take in the counts that have arrived, from this step or an earlier one."""
-        left = []
-        for key, storage, n, ticket in self._probes:
+        probes, self._probes = self._probes, []
+        for key, storage, n, ticket in probes:
             count = ticket.ready()
             if count is None:
-                left.append((key, storage, n, ticket))
+                self._probes.append((key, storage, n, ticket))
             else:
                 self._densities.setdefault(key, {})[storage] = count / max(n, 1)
-        self._probes = left
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

@@ -1,19 +1,17 @@
 """Live tensor bytes, measured on any device: which storages exist after every operator.
 
-The caching allocator of a GPU reports a peak, a CPU does not. Here a dispatch mode sees every operator that runs, notes
-the storages of its outputs by weak reference (identity is the live storage, never an address), and asks after each
-operator which of them still exist. Live bytes rise only inside operators and fall only between them, so the bytes right
-after every operator give the exact peak at operator granularity.
+A dispatch mode sees every operator that runs, notes the storages of its outputs by weak reference (identity is the live
+storage, never an address), and asks after each operator which of them still exist. Live bytes rise only inside
+operators and fall only between them, so the bytes right after every operator give the exact peak at operator
+granularity.
 
-What an operator allocates and frees inside itself is not seen. This holds for PyTorch's own workspaces and for the
-operators ``gistkit::*``: the temporaries of their CPU form do not count, and their Triton form has none. Sparse and
-opaque tensors, which have no storage, are not counted either.
-"""
+What an operator allocates and frees inside itself is not seen: PyTorch's own workspaces, and temporaries of the CPU
+form of ``gistkit::*``. Sparse and opaque tensors, which have no storage, are not counted either."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +33,7 @@ class LiveEvent(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A named moment: its label, the number of events before it, the live bytes at it."""
+    """A named moment: the number of events before it, the live bytes at it."""
 
     label: str
     index: int
@@ -60,20 +58,13 @@ class LiveBytes(TorchDispatchMode):
 
     A mode belongs to its thread. Autograd passes it on to the device threads that it starts itself, other threads are
     not seen. Costs about 12 us and 0.2 us a live storage for each operator. Never synchronises. Raises RuntimeError
-    when entered a second time while active.
-
-    With ``timeline=False`` there is the peak and no ``timeline``, and the 0.2 us come only where the peak may have
-    risen: where the bytes found last and those of all storages made or enlarged since are more than it. A storage that
-    is enlarged past the dispatcher is seen by the next operator that takes or returns it, not by the very next.
+    when entered a second time while active. With ``timeline=False`` there is the peak and no ``timeline``.
     """
 
     def __init__(self, timeline: bool = True) -> None:
         super().__init__()
-        self._live: dict[int, tuple[StorageWeakRef, int]] = {}  # with the bytes seen last
-        self._most_bytes = 0  # no fewer than are live
+        self._live: dict[int, StorageWeakRef] = {}
         self._keeps_timeline = timeline
-        self._outside: dict[int, StorageWeakRef] = {}
-        self._outside_limit = 1024
         self._lock = threading.RLock()
         self._active = False
         self._counts_fake = False
@@ -126,7 +117,6 @@ class LiveBytes(TorchDispatchMode):
                 self.track(*thing.parameters(), *thing.buffers())
             elif isinstance(thing, torch.Tensor):
                 with self._lock:
-                    self._outside.pop(thing.untyped_storage()._cdata, None)
                     self._count(thing)
             else:
                 raise TypeError(f"track() takes tensors and modules, got {type(thing).__name__}; pass its tensors")
@@ -134,63 +124,33 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if func not in _FRESH_INPUT:
-            with self._lock:
-                for tensor in _tensors((*args, *kwargs.values())):
-                    self._note_outside(tensor)
+        given = () if func in _FRESH_INPUT else map(self._storage, _tensors((*args, *kwargs.values())))
+        outside = {s._cdata for s in given if s is not None}  # their views do not count, unless they do themselves
         result = func(*args, **kwargs)
         with self._lock:
             for tensor in _tensors((result,)):
-                self._count(tensor)
-            if self._keeps_timeline or self._most_bytes > self._peak_bytes:
-                nbytes = self._poll()
-                self._peak_bytes = max(self._peak_bytes, nbytes)
-                if self._keeps_timeline:
-                    self.timeline.append(LiveEvent(func._schema.name, nbytes, _current_graph_task_id() != -1))
+                self._count(tensor, outside)
+            nbytes = self._poll()
+            self._peak_bytes = max(self._peak_bytes, nbytes)
+            if self._keeps_timeline:
+                self.timeline.append(LiveEvent(func._schema.name, nbytes, _current_graph_task_id() != -1))
         return result
 
     def _poll(self) -> int:
         """Forget dead storages; the bytes of the others, read anew because a storage may be resized in place."""
         total = 0
-        for cdata, (ref, seen) in tuple(self._live.items()):
+        for cdata in tuple(self._live):
             storage = torch.UntypedStorage._new_with_weak_ptr(cdata)  # type: ignore[attr-defined]
             if storage is None:
                 del self._live[cdata]
             else:
-                nbytes = storage.nbytes()
-                total += nbytes
-                if nbytes != seen:
-                    self._live[cdata] = ref, nbytes
-        self._most_bytes = total
+                total += storage.nbytes()
         return total
 
-    def _count(self, tensor: torch.Tensor) -> None:
+    def _count(self, tensor: torch.Tensor, outside: Collection[int] = ()) -> None:
         storage = self._storage(tensor)
-        if storage is not None and not self._seen(storage) and storage._cdata not in self._outside:
-            nbytes = storage.nbytes()
-            self._live[storage._cdata] = StorageWeakRef(storage), nbytes
-            self._most_bytes += nbytes
-
-    def _seen(self, storage: torch.UntypedStorage) -> bool:
-        """Whether the storage counts already; if so, and it has grown, at its present size."""
-        known = self._live.get(storage._cdata)
-        if known is None:
-            return False
-        nbytes = storage.nbytes()
-        if nbytes > known[1]:
-            self._live[storage._cdata] = known[0], nbytes
-            self._most_bytes += nbytes - known[1]
-        return True
-
-    def _note_outside(self, tensor: torch.Tensor) -> None:
-        """An operator reads a storage that no operator in the block has made: it is from before."""
-        storage = self._storage(tensor)
-        if storage is None or self._seen(storage) or storage._cdata in self._outside:
-            return
-        self._outside[storage._cdata] = StorageWeakRef(storage)
-        if len(self._outside) > self._outside_limit:
-            self._outside = {cdata: ref for cdata, ref in self._outside.items() if not ref.expired()}
-            self._outside_limit = max(1024, 2 * len(self._outside))
+        if storage is not None and storage._cdata not in self._live and storage._cdata not in outside:
+            self._live[storage._cdata] = StorageWeakRef(storage)
 
     def _storage(self, tensor: torch.Tensor) -> torch.UntypedStorage | None:
         if tensor.layout != torch.strided or tensor.is_mkldnn:
@@ -200,24 +160,7 @@ class LiveBytes(TorchDispatchMode):
         return tensor.untyped_storage()
 
 
-def kept_bytes(
-    model: torch.nn.Module, loss_fn: Callable[[Any, Any], torch.Tensor], inputs: torch.Tensor, targets: Any
-) -> int:
-    """Bytes that one forward of ``model`` leaves alive for backward: all that it made and that its loss still holds.
-
-    ``loss_fn(model(inputs), targets)`` runs with gradients on; inputs, targets, parameters, buffers do not count. Run a
-    freshly compressed model once before, so that its capture is not part of the measurement. Gradients are not
-    computed, but the forward's side effects (running statistics, the random state) happen.
-    """
-    with LiveBytes(timeline=False) as live, torch.enable_grad():
-        loss = loss_fn(model(inputs), targets)
-        nbytes = live.current_bytes
-    del loss
-    return nbytes
-
-
 def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
-    """All tensors among an operator's arguments or results: themselves, and in lists, tuples and dicts."""
     found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):

@@ -1,12 +1,23 @@
-"""What tells the forwards apart that have a plan each."""
+"""What tells the forwards apart that have a plan each, and what is in force around one."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten
+
+from gistkit.capture import hooks_are_active
+
+AUTOCAST_DEVICES = ("cpu", "cuda")
+AutocastState = tuple[tuple[bool, torch.dtype], ...]
+
+
+def autocast_now() -> AutocastState:
+    """By device type whether autocast is on, and its dtype."""
+    return tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in AUTOCAST_DEVICES)
 
 
 def signature(args: tuple, kwargs: dict, by_value: tuple = (int, str)) -> tuple:
@@ -25,9 +36,20 @@ def signature(args: tuple, kwargs: dict, by_value: tuple = (int, str)) -> tuple:
     return described, form, autocast
 
 
+def foreign_context() -> str:
+    """What is in force here that leaves no room for a forward's own hooks; empty where nothing is."""
+    if torch._C._are_functorch_transforms_active():
+        return "a function transform (torch.func) was active"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation was active"
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
+        return "saved-tensor hooks were disabled"
+    return "other saved-tensor hooks were active" if hooks_are_active() else ""
+
+
 def state_kinds(model: torch.nn.Module) -> tuple:
-    """Every module's class, mode and code (a graph that is changed has the class that it had), dtype, shape and need of
-    a gradient of every parameter and buffer: what a plan of the caller's is for."""
+    """Every module's class, mode and code (a changed graph has the class that it had), dtype, shape and gradient of
+    every parameter and buffer: what a plan of the caller's is for."""
     found: list[tuple] = []
     for module in _modules(model):
         kind: Any = type(module)
@@ -40,7 +62,6 @@ def state_kinds(model: torch.nn.Module) -> tuple:
 
 
 def _modules(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Every module once."""
     found, seen, pending = [], {model}, [model]
     while pending:
         module = pending.pop()

@@ -18,28 +18,23 @@ from gistkit.capture import STAND_IN
 from gistkit.errors import CompressError
 from gistkit.ir import Plan
 from gistkit.runtime.engine import Engine
-from gistkit.runtime.program.settings import Settings
+from gistkit.runtime.program.program import Settings
 
 
 class CompressedForward:
     """Stands in the model's ``forward``; copies and pickles with it (with a fresh engine of the same settings).
 
-    It has the face of the bound method that it stands for (signature, name, doc, ``__wrapped__``, ``__func__``,
-    ``__self__``). It also stands under :data:`STAND_IN`, where it is found after somebody has wrapped ``forward``.
-    """
+    It has the face of the bound method that it stands for, and stands under :data:`STAND_IN` too, where it is found
+    after somebody has wrapped ``forward``. ``previous``: what stood in ``model.__dict__["forward"]`` before, which a
+    captured copy runs; ``active``: False where :func:`restore` had to leave it inside a wrapper."""
 
     # ``functools.wraps`` copies what is in ``__dict__`` into wrappers, which would then hold the model and the engine.
-    __slots__ = ("__dict__", "__func__", "__weakref__", "_run", "active", "engine", "kept", "model", "previous")
+    __slots__ = ("__dict__", "__func__", "__weakref__", "_run", "active", "engine", "model", "previous")
 
     def __init__(self, model: torch.nn.Module, settings: Settings, plan: Plan | None, previous: Any = None) -> None:
         self.model = model
         self.engine = Engine(settings, plan)
-        self.previous = previous
-        """What stood in ``model.__dict__["forward"]`` before: a captured copy runs that (graph.capture)."""
-        self.active = True
-        """False where :func:`restore` had to leave it inside a wrapper: it hands calls on."""
-        self.kept: dict[str, Any] = {}
-        """What else the model had in place of what :meth:`attach` puts there."""
+        self.previous, self.active = previous, True
         for name in functools.WRAPPER_ASSIGNMENTS:
             if hasattr(self.__wrapped__, name):
                 setattr(self, name, getattr(self.__wrapped__, name))
@@ -49,7 +44,6 @@ class CompressedForward:
 
     @property
     def __wrapped__(self) -> Any:
-        """The forward that this one stands for."""
         return self.previous or type(self.model).forward.__get__(self.model)
 
     @property
@@ -58,7 +52,7 @@ class CompressedForward:
 
     @property
     def __code__(self) -> Any:
-        """The code of the model's own forward, which torch.compile asks for where the model is a GraphModule."""
+        """What torch.compile asks for where the model is a GraphModule."""
         return type(self.model).forward.__code__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -70,7 +64,7 @@ class CompressedForward:
         model = copy.deepcopy(self.model, memo)
         previous = copy.deepcopy(self.previous, memo)
         twin = CompressedForward(model, self.engine.settings, self.engine.plan, previous)
-        twin.kept, twin.active = copy.deepcopy(self.kept, memo), self.active
+        twin.active = self.active
         twin.__func__ = self.__func__  # a copied wrapper has this one, and finds the copy's stand-in by it
         return twin
 
@@ -81,13 +75,12 @@ class CompressedForward:
                 "would be lost; undo that first (accelerate: unwrap_model(model, keep_fp32_wrapper=False)), or pickle "
                 "model.state_dict()"
             )
-        changed = {"kept": self.kept, "active": self.active}
-        return CompressedForward, (self.model, self.engine.settings, self.engine.plan, self.previous), (None, changed)
+        made_of = (self.model, self.engine.settings, self.engine.plan, self.previous)
+        return CompressedForward, made_of, (None, {"active": self.active})
 
     @property
     def is_reached(self) -> bool:
-        """Whether what stands in the model's forward is this, or says that it wraps it: a bound method, a partial, what
-        ``functools.wraps`` made."""
+        """Whether what stands in the model's forward is this, or says that it wraps it."""
         found = vars(self.model).get("forward")
         while found is not None and found is not self and found is not self.__func__:
             partial = found.func if isinstance(found, functools.partial) else None
@@ -109,15 +102,14 @@ class CompressedForward:
         return found is self or getattr(found, "__func__", None) is self.__func__
 
     def attach(self) -> None:
-        """Take the model's forward over, and what copies the model without a copy of this. A GraphModule copies and
-        pickles what its graph names, and nothing else that it has: there all copying is taken over."""
+        """Take over the model's forward, and what copies the model without a copy of this; of a GraphModule, which
+        copies and pickles what its graph names alone, all copying."""
         own = vars(self.model)
         if not self.is_reached:
             own["forward"] = self
         taken = {"_replicate_for_data_parallel": self.replicate, "__reduce_ex__": self.reduce_model}
         if isinstance(self.model, GraphModule):
             taken["__deepcopy__"] = self.copy_graph
-        self.kept = {name: own[name] for name in taken if name in own}
         own.update(taken, **{STAND_IN: self})
         self.active = True
 
@@ -126,7 +118,6 @@ class CompressedForward:
         own = vars(self.model)
         for name in _COPYING:
             own.pop(name, None)
-        own.update(self.kept)
         self.active, self.engine = False, Engine(self.engine.settings)
         if self.is_reached and not self._is_outermost:
             return
@@ -137,32 +128,24 @@ class CompressedForward:
                 own["forward"] = self.previous
 
     def replicate(self) -> Any:
-        """``_replicate_for_data_parallel`` of the model: a replica whose forward refuses."""
-        own = self.kept.get("_replicate_for_data_parallel")
-        made: Any = type(self.model)
-        replica = made._replicate_for_data_parallel(self.model) if own is None else own()
+        replica = type(self.model)._replicate_for_data_parallel(self.model)  # type: ignore[operator]
         vars(replica)["forward"] = functools.partial(_refuse, _REPLICA)
         return replica
 
     def copy_graph(self, memo: dict) -> Any:
-        """``__deepcopy__`` of the GraphModule: its own, and the stand-in's copy where that makes a GraphModule."""
-        own = self.kept.get("__deepcopy__")
-        made: Any = type(self.model)
-        twin = made.__deepcopy__(self.model, memo) if own is None else own(memo)
+        """``__deepcopy__`` of the GraphModule: its own, and the stand-in's copy."""
+        kind: Any = type(self.model)
+        twin = kind.__deepcopy__(self.model, memo)
         if isinstance(twin, GraphModule) and twin is not self.model and compressed_forward(twin) is None:
             memo[id(self.model)] = twin
             copy.deepcopy(self, memo).attach()
         return twin
 
     def reduce_model(self, protocol: SupportsIndex) -> Any:
-        """``__reduce_ex__`` of the model: its own. A GraphModule's attributes go without the stand-in, which is made
-        anew; a shallow copy, which ``copy.copy`` makes of the same attributes, gets a forward that refuses."""
-        own = self.kept.get("__reduce_ex__")
+        """``__reduce_ex__`` of the model: its own. A GraphModule goes without the stand-in, which is made anew; a
+        shallow copy, which ``copy.copy`` makes of the same attributes, gets a forward that refuses."""
         kind: Any = type(self.model)
-        reduced = kind.__reduce_ex__(self.model, protocol) if own is None else own(protocol)
-        if isinstance(reduced, str):  # the name of a global
-            return reduced
-        made, given, *rest = reduced
+        made, given, *rest = kind.__reduce_ex__(self.model, protocol)
         if isinstance(self.model, GraphModule):
             given = tuple(self._without_stand_in(item) if isinstance(item, dict) else item for item in given)
             told = made, given, self.engine.settings, self.engine.plan, self.previous
@@ -173,7 +156,7 @@ class CompressedForward:
     def _without_stand_in(self, attributes: dict[str, Any]) -> dict[str, Any]:
         if attributes.get(STAND_IN) is not self:
             return attributes
-        return {n: value for n, value in attributes.items() if n not in ("forward", STAND_IN, *_COPYING)} | self.kept
+        return {n: value for n, value in attributes.items() if n not in ("forward", STAND_IN, *_COPYING)}
 
     def _carried(self, attributes: dict[str, Any], shallow: bool) -> dict[str, Any]:
         if shallow:
@@ -198,8 +181,8 @@ def _refuse(text: str, *args: Any, **kwargs: Any) -> Any:
 
 def _unbound(original: Callable) -> Callable:
     """A stand-in as a function of the module. accelerate wraps ``forward.__func__`` and binds the result to the model;
-    as this holds no model, a copy of that runs the copy. It has no ``__wrapped__``: accelerate would follow it past
-    gistkit when it takes its wrapper off."""
+    as this holds no model, a copy of that runs the copy. It has no ``__wrapped__``, which accelerate would follow past
+    gistkit."""
 
     def forward(self: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         stand_in = vars(self).get(STAND_IN)
@@ -215,7 +198,7 @@ def _unbound(original: Callable) -> Callable:
 
 
 def name_of(function: Any) -> str:
-    """What an error calls a function, or an object that is called as one."""
+    """A function's qualified name, or its type's."""
     return getattr(function, "__qualname__", type(function).__name__)
 
 

@@ -1,89 +1,87 @@
 """Images to train on: a folder with one sub-folder a class, or scikit-learn's bundled ``digits``.
 
-Batches are normalised by ImageNet's mean and deviation, digits by their own. The order is a function of the seed alone.
+Every image comes as 3 x S x S: the shorter side is resized to S, the middle is cut out (bilinear), grey is repeated
+over the channels. Batches are normalised by ImageNet's mean and deviation, digits by their own. The order is a function
+of the seed alone. Files may come from anybody: only regular files of common formats are opened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import importlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from gistkit.errors import DataError
-from gistkit.training.folder import ImageFolder
 
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 DIGITS_TEST_EVERY = 5
+CACHE_BYTES = 256 * 2**20
+BILINEAR = 2  # as Pillow has it
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+"""What Pillow may take a file for, whatever its name says: its other decoders start programs or are hardly tried."""
 
 
-class ImageSet(Protocol):
-    """Labelled images of one size: ``labels`` int64 (N,), indices into ``classes``; ``pixels`` gives some of them.
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Labelled images of one size: ``labels`` int64 (N,), indices into ``classes``; ``read(i)`` gives the i-th image,
+    uint8 (3, S, S), which is kept within 256 MiB.
 
-    ``name`` is for people. ``mean`` and ``std`` are those of each channel, of values from 0 to 1.
+    ``name`` is for people. ``scale``: mean and deviation of each channel, of values from 0 to 1.
     """
 
     name: str
     classes: tuple[str, ...]
     labels: torch.Tensor
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def check(self, drawn: Collection[int]) -> None:
-        """Look at every image, and decode those of these indices. Raises DataError naming the first bad file."""
-        ...
+    scale: tuple[tuple[float, ...], tuple[float, ...]]
+    read: Callable[[int], torch.Tensor]
 
     def pixels(self, indices: Sequence[int]) -> torch.Tensor:
-        """Images as uint8 (len(indices), 3, S, S)."""
-        ...
+        """Images as uint8 (len(indices), 3, S, S). Raises DataError naming the first file that is no image."""
+        return torch.stack(_in_threads(self.read, indices))
 
+    def check(self, indices: Iterable[int]) -> None:
+        """Decode these images once. Raises DataError naming the first file that is no image, or is cut short."""
 
-class Digits:
-    """Handwritten digits, 8 x 8 and grey, enlarged to S x S. Every fifth of the 1,797 is for testing."""
+        def look(i: int) -> None:
+            self.read(i)
 
-    mean, std = (0.305,) * 3, (0.376,) * 3
+        _in_threads(look, indices)
 
-    def __init__(self, image_size: int, test: bool) -> None:
-        bunch: Any = _load_digits()
-        chosen = torch.arange(len(bunch.target)) % DIGITS_TEST_EVERY == 0
-        chosen = chosen if test else ~chosen
-        self.name = "every fifth digit" if test else "digits"
-        self.classes = tuple(str(name) for name in bunch.target_names)
-        self.labels = torch.as_tensor(bunch.target, dtype=torch.int64)[chosen]
-        self._images = torch.as_tensor(bunch.images, dtype=torch.float32)[chosen]
-        self._image_size = image_size
-
-    def check(self, drawn: Collection[int]) -> None:
-        """They come with scikit-learn."""
-
-    def pixels(self, indices: Sequence[int]) -> torch.Tensor:
-        """Images as uint8 (len(indices), 3, S, S)."""
-        # Values are 0 to 16.
-        grey = self._images[list(indices)].unsqueeze(1) * (255 / 16)
-        size = (self._image_size, self._image_size)
-        enlarged = F.interpolate(grey, size=size, mode="bilinear", align_corners=False)
-        return enlarged.round().to(torch.uint8).expand(-1, 3, -1, -1)
+    def inputs(self, indices: Sequence[int]) -> torch.Tensor:
+        """Images as a network takes them: float32 (N, 3, S, S) of about zero mean and unit deviation."""
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in self.scale)
+        return (self.pixels(indices).float() / 255 - mean) / std
 
 
 def open_images(source: str, image_size: int) -> tuple[ImageSet, ImageSet | None]:
     """(training images, test images or None) of ``digits`` or of a directory.
 
     A directory holds ``train/CLASS`` and perhaps ``test/CLASS`` (or ``val/CLASS``), or the class folders themselves.
-    Raises DataError where it is missing, has no class folders, or a class has no image, and where the extra that reads
-    the source (``gistkit[images]``, ``gistkit[digits]``) is not installed.
+    Raises DataError where it is missing, has no class folders, or a class has no image, for the first bad file
+    (:func:`_folder`), and where the extra that reads the source (``gistkit[images]``, ``gistkit[digits]``) is not
+    installed.
     """
     if source == "digits":
-        return Digits(image_size, test=False), Digits(image_size, test=True)
+        return _digits(image_size, test=False), _digits(image_size, test=True)
     root = Path(source)
     if not root.is_dir():
         what = "is not a directory" if root.exists() else "does not exist"
         raise DataError(f"data directory {source} {what}; give a folder with one sub-folder a class, or 'digits'")
     if not (root / "train").is_dir():
-        return ImageFolder(root, image_size), None
-    train = ImageFolder(root / "train", image_size)
+        return _folder(root, image_size), None
+    train = _folder(root / "train", image_size)
     held_out = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
-    return train, None if held_out is None else ImageFolder(held_out, image_size, train.classes)
+    return train, None if held_out is None else _folder(held_out, image_size, train.classes)
 
 
 def orders(count: int, batch: int, steps: int, seed: int) -> Iterator[torch.Tensor]:
@@ -106,18 +104,91 @@ def orders(count: int, batch: int, steps: int, seed: int) -> Iterator[torch.Tens
 def batches(images: ImageSet, batch: int, steps: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The batches of :func:`orders`: float32 (batch, 3, S, S) and int64 (batch,), on the CPU."""
     for chosen in orders(len(images.labels), batch, steps, seed):
-        yield inputs(images, chosen.tolist()), images.labels[chosen]
+        yield images.inputs(chosen.tolist()), images.labels[chosen]
 
 
-def inputs(images: ImageSet, indices: Sequence[int]) -> torch.Tensor:
-    """Some of the images as a network takes them: float32 (N, 3, S, S) of about zero mean and unit deviation."""
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (images.mean, images.std))
-    return (images.pixels(indices).float() / 255 - mean) / std
+def _digits(image_size: int, test: bool) -> ImageSet:
+    """Handwritten digits, 8 x 8 and grey, enlarged to S x S. Every fifth of the 1,797 is for testing."""
+    bunch = _extra("sklearn.datasets", "digits").load_digits()
+    chosen = (torch.arange(len(bunch.target)) % DIGITS_TEST_EVERY == 0) == test
+    grey = torch.as_tensor(bunch.images, dtype=torch.float32)[chosen, None] * (255 / 16)  # values are 0 to 16
+
+    def read(i: int) -> torch.Tensor:
+        size = (image_size, image_size)
+        enlarged = F.interpolate(grey[i : i + 1], size=size, mode="bilinear", align_corners=False)
+        return enlarged[0].round().to(torch.uint8).expand(3, -1, -1)
+
+    name, classes = "every fifth digit" if test else "digits", tuple(map(str, bunch.target_names))
+    labels = torch.as_tensor(bunch.target, dtype=torch.int64)[chosen]
+    return ImageSet(name, classes, labels, ((0.305,) * 3, (0.376,) * 3), _kept(read, image_size))
 
 
-def _load_digits() -> Any:
+def _folder(root: Path, image_size: int, classes: tuple[str, ...] | None = None) -> ImageSet:
+    """``root/CLASS/**``: images by Pillow. All are decoded here where they fit 256 MiB; of a larger folder only the
+    headers are read (``ImageSet.check`` decodes). Raises DataError naming the first that is no image."""
+    found = {p.name: _images_below(p) for p in sorted(root.iterdir()) if p.is_dir() and p.name[0] != "."}
+    if not found:
+        raise DataError(f"{root} has no class folders; put the images of each class into a sub-folder of its own")
+    classes = classes or tuple(found)
+    unknown = [label for label in found if label not in classes]
+    if unknown:
+        raise DataError(f"{root} has classes that the training images lack: {', '.join(unknown)}; remove them")
+    paths = [path for below in found.values() for path in below]
+    labels = torch.tensor([classes.index(label) for label, below in found.items() for _ in below])
+
+    def look(i: int) -> None:
+        with _opened(paths[i]):
+            pass
+
+    read = _kept(lambda i: read_image(paths[i], image_size), image_size)
+    _in_threads(read if len(paths) * 3 * image_size**2 <= CACHE_BYTES else look, range(len(paths)))
+    return ImageSet(str(root), classes, labels, IMAGENET, read)
+
+
+def read_image(path: Path, image_size: int) -> torch.Tensor:
+    """One image as uint8 (3, image_size, image_size). Raises DataError naming the file where it is none."""
+    with _opened(path) as image:
+        # JPEG decodes at a fraction of the size at a fraction of the cost; a no-op for the rest.
+        image.draft("RGB", (image_size, image_size))
+        middle = _extra("PIL.ImageOps", "images").fit(image.convert("RGB"), (image_size, image_size), BILINEAR)
+        return torch.from_numpy(np.array(middle)).permute(2, 0, 1).contiguous()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A Pillow image whose header is read. Raises DataError, naming the file, for what is no regular file (a FIFO or a
+    device would be waited for), of none of ``FORMATS``, or cannot be decoded within the block."""
+    pillow = _extra("PIL.Image", "images")
+    if not path.is_file():
+        raise DataError(f"{path} is no regular file; replace or remove it")
     try:
-        from sklearn.datasets import load_digits
+        with pillow.open(path, formats=FORMATS) as image:
+            yield image
+    except Exception as error:  # decoders raise whatever a broken file leads them to
+        raise DataError(f"{path} cannot be read as an image ({error}); replace or remove it") from error
+
+
+def _images_below(folder: Path) -> list[Path]:
+    known = _extra("PIL.Image", "images").registered_extensions()
+    named = (p for p in folder.rglob("*") if known.get(p.suffix.lower()) in FORMATS and not p.name.startswith("."))
+    paths = sorted(p for p in named if not p.is_dir())
+    if not paths:
+        raise DataError(f"class folder {folder} has no images; add some (PNG, JPEG, ...) or remove it")
+    return paths
+
+
+def _kept(read: Callable[[int], torch.Tensor], image_size: int) -> Callable[[int], torch.Tensor]:
+    return lru_cache(CACHE_BYTES // (3 * image_size**2))(read)
+
+
+def _in_threads(function: Callable[[int], Any], indices: Iterable[int]) -> list[Any]:
+    # Pillow decodes and resizes outside Python's lock.
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return list(pool.map(function, indices))
+
+
+def _extra(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
     except ImportError as error:
-        raise DataError("the digits need scikit-learn; pip install 'gistkit[digits]'") from error
-    return load_digits()
+        raise DataError(f"reading these images needs {module}; pip install 'gistkit[{extra}]'") from error

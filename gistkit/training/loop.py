@@ -15,8 +15,7 @@ import platform
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ import torch.nn.functional as F
 
 from gistkit.errors import GistError, ModelError
 from gistkit.runtime import LiveBytes, compress, does_not_fit
-from gistkit.training.data import ImageSet, batches, inputs, open_images, orders
+from gistkit.training.data import ImageSet, batches, open_images, orders
 from gistkit.training.result import RunResult, TrainResult, TrainSettings
 from gistkit.version import VERSION
 from gistkit.zoo import load
@@ -34,24 +33,11 @@ WARM_UP = 0.1
 OnStep = Callable[[str, int], None]
 
 
-def train(
-    settings: TrainSettings,
-    compress: Callable[..., torch.nn.Module] = compress,
-    on_step: OnStep = lambda name, done: None,
-) -> TrainResult:
-    """Carry out the comparison. ``on_step(run name, steps done)`` is called as a run starts (0) and after every step.
-
-    ``compress(model, lossy=...)`` stands for :func:`gistkit.compress`. Waits for the device in every step. On CUDA,
-    deterministic algorithms are on meanwhile. Raises ValueError and TypeError for a bad model or format, DataError for
-    bad images, all of them before the first step, and ModelError for a network that plain PyTorch cannot train on them.
-    """
-    return Comparison(settings, compress).run(on_step)
-
-
 class Comparison:
     """The images looked at, the network built, the format checked: all that can be wrong with the settings shows here.
 
-    Arguments and errors as for :func:`train`.
+    ``compress(model, lossy=...)`` stands for :func:`gistkit.compress`. Raises ValueError and TypeError for a bad model
+    or format, DataError for bad images among those that the trainings draw, and for fewer images than a batch.
     """
 
     def __init__(self, settings: TrainSettings, compress: Callable[..., torch.nn.Module] = compress) -> None:
@@ -61,20 +47,26 @@ class Comparison:
         self._images, self._test_images = open_images(settings.data, settings.image_size)
         torch.manual_seed(settings.seed)
         self._model = load(settings.model, num_classes=len(self._images.classes), image_size=settings.image_size)
-        self._images.check(_drawn(self._images, settings))
+        self._images.check(_drawn(len(self._images.labels), settings))
         if self._test_images is not None:
-            self._test_images.check(set(_tested(self._test_images).tolist()))
+            self._test_images.check(_tested(self._test_images).tolist())
 
     @property
     def names(self) -> tuple[str, ...]:
         """The runs, in order."""
         return ("plain", "lossless") if self._settings.lossy is None else ("plain", "lossless", self._settings.lossy)
 
-    def run(self, on_step: OnStep) -> TrainResult:
-        """All trainings, one after the other; ``on_step`` as for :func:`train`."""
+    def run(self, on_step: OnStep = lambda name, done: None) -> TrainResult:
+        """All trainings, one after the other. ``on_step(run name, steps done)`` is called as a run starts (0) and after
+        every step.
+
+        Waits for the device in every step. On CUDA, deterministic algorithms are on from here. Raises ModelError
+        for a network that plain PyTorch cannot train on the images.
+        """
         settings, test_images = self._settings, self._test_images
-        with _deterministic(settings.device):
-            runs = tuple(self._train(name, on_step) for name in self.names)
+        if settings.device == "cuda":
+            _be_deterministic()
+        runs = tuple(self._train(name, on_step) for name in self.names)
         tested = None if test_images is None else f"{len(_tested(test_images))} test images ({test_images.name})"
         return TrainResult(settings, _environment(settings.device), tested, runs)
 
@@ -96,14 +88,14 @@ class Comparison:
             ) from error
 
 
-def _drawn(images: ImageSet, settings: TrainSettings) -> set[int]:
-    """The images that a training draws. Raises DataError where there are too few for a batch."""
-    count = len(images.labels)
-    epoch = count // settings.batch
-    parts = orders(count, settings.batch, min(settings.steps, epoch), settings.seed)
-    drawn = {i for part in parts for i in part.tolist()}
-    # Each epoch leaves out others.
-    return drawn if settings.steps <= epoch else set(range(count))
+def _drawn(count: int, settings: TrainSettings) -> set[int]:
+    """Indices of the images that a training draws, of ``count``."""
+    drawn: set[int] = set()
+    for chosen in orders(count, settings.batch, settings.steps, settings.seed):
+        drawn.update(chosen.tolist())
+        if len(drawn) == count:
+            break
+    return drawn
 
 
 def share_of_rate(step: int, steps: int) -> float:
@@ -126,7 +118,7 @@ def _run(
     optimizer = torch.optim.SGD(model.parameters(), **sgd)
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: share_of_rate(step, settings.steps))
     losses, times = [], []
-    meter = _Meter(settings.device)
+    memory: dict[str, Any] = {}
     on_step(name, 0)
     for step, batch in enumerate(batches(images, settings.batch, settings.steps, settings.seed)):
         x, targets = (tensor.to(settings.device) for tensor in batch)
@@ -137,24 +129,14 @@ def _run(
             loss = _loss(model(x), targets, len(images.classes))
             loss.backward()
         else:
-            loss = meter.step(model, x, targets, len(images.classes))
+            loss, memory = _measured(model, x, targets, len(images.classes))
         optimizer.step()
         rates.step()
         times.append(_now(settings.device) - begin)
         losses.append(loss.item())
         on_step(name, step + 1)
     accuracy = None if test_images is None else _accuracy(model, test_images, settings)
-    step_s = statistics.median(times[1:-1])
-    return RunResult(
-        name,
-        meter.kept_bytes,
-        meter.live.peak_bytes,
-        meter.device_peak_bytes,
-        step_s,
-        tuple(losses),
-        accuracy,
-        tuple(meter.live.timeline),
-    )
+    return RunResult(name, **memory, step_s=statistics.median(times[1:-1]), losses=tuple(losses), accuracy=accuracy)
 
 
 def _loss(scores: Any, targets: torch.Tensor, classes: int) -> torch.Tensor:
@@ -171,27 +153,21 @@ def _loss(scores: Any, targets: torch.Tensor, classes: int) -> torch.Tensor:
     return F.cross_entropy(scores, targets)
 
 
-class _Meter:
-    """One forward and backward with its memory measured."""
-
-    def __init__(self, device: str) -> None:
-        self.live = LiveBytes()
-        self.kept_bytes = 0
-        self.device_peak_bytes: int | None = None
-        self._on_cuda = device == "cuda"
-
-    def step(self, model: torch.nn.Module, x: torch.Tensor, targets: torch.Tensor, classes: int) -> torch.Tensor:
-        before_bytes = 0
-        if self._on_cuda:
-            torch.cuda.reset_peak_memory_stats()
-            before_bytes = torch.cuda.memory_allocated()
-        with self.live:
-            loss = _loss(model(x), targets, classes)
-            self.kept_bytes = self.live.mark("forward end")
-            loss.backward()
-        if self._on_cuda:
-            self.device_peak_bytes = torch.cuda.max_memory_allocated() - before_bytes
-        return loss
+def _measured(
+    model: torch.nn.Module, x: torch.Tensor, targets: torch.Tensor, classes: int
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The loss of one forward and backward, and its memory as :class:`RunResult` has it."""
+    before_bytes = 0
+    if x.is_cuda:
+        torch.cuda.reset_peak_memory_stats()
+        before_bytes = torch.cuda.memory_allocated()
+    with LiveBytes() as live:
+        loss = _loss(model(x), targets, classes)
+        kept_bytes = live.mark("forward end")
+        loss.backward()
+    device_bytes = torch.cuda.max_memory_allocated() - before_bytes if x.is_cuda else None
+    found = {"kept_bytes": kept_bytes, "peak_bytes": live.peak_bytes, "device_peak_bytes": device_bytes}
+    return loss, {**found, "memory": tuple(live.timeline)}
 
 
 @torch.no_grad()
@@ -200,7 +176,7 @@ def _accuracy(model: torch.nn.Module, images: ImageSet, settings: TrainSettings)
     chosen = _tested(images)
     right = 0
     for part in chosen.split(settings.batch):
-        scores = model(inputs(images, part.tolist()).to(settings.device))
+        scores = model(images.inputs(part.tolist()).to(settings.device))
         right += int((scores.argmax(1).cpu() == images.labels[part]).sum())
     return right / len(chosen)
 
@@ -217,29 +193,16 @@ def _now(device: str) -> float:
     return time.perf_counter()
 
 
-@contextmanager
-def _deterministic(device: str) -> Iterator[None]:
-    """Deterministic algorithms on CUDA, where equal training needs them; the CPU's are deterministic anyway."""
-    if device == "cpu":
-        yield
-        return
+def _be_deterministic() -> None:
+    """Deterministic algorithms on CUDA for the rest of the process: equal training needs them."""
     # cuBLAS reads it when its handle is made.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Filling every new tensor would cost both sides time that no training pays.
     filling: Any = torch.utils.deterministic
-    fill, benchmark = filling.fill_uninitialized_memory, torch.backends.cudnn.benchmark
-    try:
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        # Filling every new tensor would cost both sides time that no training pays.
-        filling.fill_uninitialized_memory = False
-        torch.backends.cudnn.benchmark = False
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*does not have a deterministic implementation.*")
-            yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        filling.fill_uninitialized_memory = fill
-        torch.backends.cudnn.benchmark = benchmark
+    filling.fill_uninitialized_memory = False
+    torch.backends.cudnn.benchmark = False
+    warnings.filterwarnings("ignore", message=".*does not have a deterministic implementation.*")
 
 
 def _environment(device: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Settings and result of a training comparison."""
+"""Settings, result and picture of a training comparison."""
 
 from __future__ import annotations
 
@@ -6,15 +6,25 @@ import json
 import math
 import struct
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from gistkit.errors import quoted
+from gistkit.report import canvas, frame
 from gistkit.runtime import LiveEvent
 
-LEAST_STEPS = 3
-BOUNDS = {"batch": (1, 2**20), "image_size": (1, 2**14), "seed": (0, 2**63 - 1), "lr": (0, 1000), "momentum": (0, 1)}
+MIB = 2**20
+COLOURS = ("#3b4252", "#0072b2", "#d55e00")
+BOUNDS = {
+    "steps": (3, 2**31),  # one to warm up, one to measure
+    "batch": (1, 2**20),
+    "image_size": (1, 2**14),
+    "seed": (0, 2**63 - 1),
+    "lr": (0, 1000),
+    "momentum": (0, 1),
+}
 
 
 @dataclass(frozen=True)
@@ -37,17 +47,11 @@ class TrainSettings:
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        if self.steps < LEAST_STEPS:
-            raise ValueError(
-                f"steps must be at least {LEAST_STEPS} (one to warm up, one to measure), got {self.steps}; ask for more"
-            )
         for name, (least, most) in BOUNDS.items():
             value = getattr(self, name)
             if not least <= value <= most:
                 got = quoted(value)
                 raise ValueError(f"{name} must be from {least} to {most}, got {got}; leave it out for the default")
-        if self.device not in ("cpu", "cuda"):
-            raise ValueError(f"device must be cpu or cuda, got {self.device!r}; name one of the two")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("device cuda is not there: torch.cuda.is_available() is False; use device cpu")
 
@@ -106,3 +110,40 @@ class TrainResult:
 
 def _bits(value: float) -> bytes:
     return struct.pack(">d", value)
+
+
+def plot_memory(result: TrainResult, path: Path) -> None:
+    """Draw live bytes over the measured step, a line a run, and write the picture. Overwrites ``path``.
+
+    The runs execute different operators, so each run's forward and each run's backward is stretched to the same width.
+    """
+    figure, axes = canvas()
+    plain, settings = result.runs[0], result.settings
+    for run, colour in zip(result.runs, COLOURS, strict=False):
+        _draw(axes, run, plain, colour)
+    top = max(event.nbytes for run in result.runs for event in run.memory) / MIB
+    frame(axes, 1, 2, top * 1.035, top * 1.1)
+    axes.set_xticks([0, 1, 2], ["begin", "loss (dot: bytes kept for backward)", "end"])
+    axes.set_xlabel("operators of one training step, each phase stretched to one width")
+    axes.set_ylabel("live tensor bytes (MiB)")
+    what = f"{settings.model}, batch {settings.batch}, {settings.image_size}x{settings.image_size}, {settings.device}"
+    axes.set_title(f"{what}; without parameters, gradients, batch")
+    # Below the axes, where no curve can run through it.
+    figure.legend(loc="outside lower center", frameon=False)
+    figure.savefig(path)
+
+
+def _draw(axes: Any, run: RunResult, plain: RunResult, colour: str) -> None:
+    # the forward's events spread evenly over 0 to 1, the backward's over 1 to 2
+    events, forward = len(run.memory), sum(not event.backward for event in run.memory)
+    x = [i / forward if i <= forward else 1 + (i - forward) / (events - forward) for i in range(events + 1)]
+    y = [0.0, *(event.nbytes / MIB for event in run.memory)]
+    kept, peak = f"kept {run.kept_bytes / MIB:.1f} MiB", f"peak {run.peak_bytes / MIB:.1f} MiB"
+    if run is not plain:
+        kept += f" ({plain.kept_bytes / run.kept_bytes:.1f}x less)"
+        peak += f" ({plain.peak_bytes / run.peak_bytes:.1f}x less)"
+    label = f"{run.name}: {kept}, {peak}"
+    # The bytes hold until the next operator ends.
+    axes.plot(x, y, drawstyle="steps-post", color=colour, linewidth=1.8, label=label)
+    axes.fill_between(x, y, step="post", color=colour, alpha=0.08, linewidth=0)
+    axes.plot([1], [run.kept_bytes / MIB], marker="o", color=colour, markersize=6, markeredgecolor="white", zorder=5)

@@ -2,46 +2,76 @@
 
 Structure, parameter names, initialisation and the in-place ReLUs follow torchvision's models, so its weights load into
 VGG, AlexNet, SqueezeNet and the ResNets. NiN, which torchvision does not have, follows Caffe's ``nin_imagenet``;
-GoogLeNet, OverFeat and FCN follow their papers. Small VGGs start from filters of zero mean (``common.centre``), with
-which they learn without batch norm.
+GoogLeNet, OverFeat and FCN follow their papers. Small VGGs start from filters of zero mean, with which they learn
+without batch norm. The structures of vgg101, resnet509 and resnet851 are our reading of moDNN and Gist.
 
-Every network takes ``image_size``. Up to 64 it is built in its small-image form, where it has one:
+Every network takes ``image_size``. From 32 to 64 it is built in its small-image form, where it has one:
 
-| network | parameters | small-image form (32 and up), with 10 classes | parameters |
-|---|---|---|---|
-| vgg16 | 138,357,544 | pooled to 1x1 before a classifier of 512 units | 14,982,474 |
-| vgg19 | 143,667,240 | likewise | 20,292,170 |
-| alexnet | 61,100,840 | padded stem, 2x2 pools, pooled to 1x1, one linear layer | 2,472,266 |
-| nin | 7,595,176 | the CIFAR-10 network of the NiN paper | 966,986 |
-| resnet18 | 11,689,512 | 3x3 stem of stride 1, no max-pool | 11,173,962 |
-| resnet34 | 21,797,672 | likewise | 21,282,122 |
-| resnet50 | 25,557,032 | likewise | 23,520,842 |
-| resnet101 | 44,549,160 | likewise | 42,512,970 |
-| resnet152 | 60,192,808 | likewise | 58,156,618 |
-| squeezenet | 1,248,424 | 3x3 stem of stride 1 | 729,034 |
-| googlenet | 6,998,552 | 3x3 stem of stride 1, no max-pool behind it | 5,976,122 |
-| overfeat | 145,920,872 | none: images of 71 and up | |
-| fcn | 136,152,917 (21 classes; 500 pixels) | none: a label for every pixel | |
-| resnet1202 | 19,485,624 | the CIFAR-10 network of the ResNet paper, at every size | 19,421,274 |
-| resnet509 | 5,457,464 | likewise, bottlenecks (the structure is our reading of Gist) | 5,203,034 |
-| resnet851 | 8,981,432 | likewise | 8,727,002 |
-| vgg101 | 236,294,184 | as vgg16 (the structure is our reading of moDNN) | 112,919,114 |
-| vgg116 | 248,241,704 | as vgg16 | 124,866,634 |
-| vgg216 | 358,125,864 | as vgg16 | 234,750,794 |
-| vgg316 | 468,010,024 | as vgg16 | 344,634,954 |
-| vgg416 | 577,894,184 | as vgg16 | 454,519,114 |
+| network | small-image form |
+|---|---|
+| vgg16, vgg19, vgg101, vgg116, vgg216, vgg316, vgg416 | pooled to 1x1 before a classifier of 512 units |
+| alexnet | padded stem, 2x2 pools, pooled to 1x1, one linear layer |
+| nin | the CIFAR-10 network of the NiN paper |
+| resnet18, resnet34, resnet50, resnet101, resnet152 | 3x3 stem of stride 1, no max-pool |
+| squeezenet | 3x3 stem of stride 1 |
+| googlenet | 3x3 stem of stride 1, no max-pool behind it |
+| resnet1202, resnet509, resnet851 | the CIFAR-10 networks, at every size; the latter two of bottlenecks |
+| overfeat, fcn | none: images of 71 and up; a label for every pixel |
 """
 
 from __future__ import annotations
 
-from gistkit.zoo.chains import alexnet, nin, overfeat, vgg16, vgg19, vgg101, vgg116, vgg216, vgg316, vgg416
+import difflib
+import inspect
+import pkgutil
+
+from torch import nn
+
+from gistkit.zoo.chains import alexnet, fcn, nin, overfeat, vgg16, vgg19, vgg101, vgg116, vgg216, vgg316, vgg416
+from gistkit.zoo.common import Make, require
 from gistkit.zoo.concat import googlenet, squeezenet
-from gistkit.zoo.fcn import fcn
-from gistkit.zoo.loading import MODELS, load
 from gistkit.zoo.resnet import resnet18, resnet34, resnet50, resnet101, resnet152, resnet509, resnet851, resnet1202
 
-__all__ = [  # noqa: RUF022 (by family)
-    "MODELS", "load", "vgg16", "vgg19", "vgg101", "vgg116", "vgg216", "vgg316", "vgg416", "alexnet", "nin", "overfeat",
-    "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnet509", "resnet851", "resnet1202", "squeezenet",
-    "googlenet", "fcn",
-]  # fmt: skip
+_NETWORKS: tuple[Make, ...] = (
+    vgg16, vgg19, alexnet, nin, resnet18, resnet34, resnet50, resnet101, resnet152, squeezenet, googlenet, overfeat,
+    resnet509, resnet851, resnet1202, fcn, vgg101, vgg116, vgg216, vgg316, vgg416,
+)  # fmt: skip
+MODELS = {make.__name__: make for make in _NETWORKS}
+
+
+def load(name: str, num_classes: int = 1000, image_size: int = 224) -> nn.Module:
+    """A new network: a name of MODELS (``vgg16``), or ``package.module:factory`` (``torchvision.models:resnet50``).
+
+    A factory gets ``num_classes`` and ``image_size`` as far as its signature takes them. Raises ValueError for an
+    unknown name, for numbers below 1 or that the network does not take, for a factory that cannot be imported or
+    fails; TypeError where the factory's result is no ``torch.nn.Module``.
+    """
+    require("num_classes", num_classes)
+    require("image_size", image_size)
+    if ":" not in name and name not in MODELS:
+        near = difflib.get_close_matches(name.lower(), MODELS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "; your own network is given as package.module:factory"
+        raise ValueError(f"model must be one of {', '.join(MODELS)}, got {name!r}{hint}")
+    if ":" not in name:
+        return MODELS[name](num_classes=num_classes, image_size=image_size)
+    try:
+        factory = pkgutil.resolve_name(name)
+        model = factory(**_accepted(factory, num_classes=num_classes, image_size=image_size))
+    except (Exception, SystemExit) as error:  # a module may raise anything
+        raise ValueError(
+            f"model {name!r} cannot be made ({type(error).__name__}: {error}); give package.module:factory, a module "
+            "on PYTHONPATH and a function in it that works with num_classes and image_size alone"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model {name!r}: the factory must return a torch.nn.Module, got {type(model).__name__}; name a function, "
+            "or a class, that makes the network"
+        )
+    return model
+
+
+def _accepted(factory: Make, **arguments: int) -> dict[str, int]:
+    """The arguments that the factory names; num_classes also through ``**kwargs``, which torchvision passes on."""
+    parameters = inspect.signature(factory).parameters
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return {k: v for k, v in arguments.items() if k in parameters or (open_ended and k == "num_classes")}

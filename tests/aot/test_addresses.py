@@ -6,10 +6,8 @@ import re
 import pytest
 
 from gistkit.kernels.launch.tiling import NUM_WARPS, ROWS
-from gistkit.kernels.mask import flags
-from gistkit.kernels.narrow import fp10, narrow
-from gistkit.kernels.sparse.csr_kernels import csr_encode_kernel
-from gistkit.kernels.sparse.csr_readers import csr_backward_kernel
+from gistkit.kernels.narrow import narrow
+from gistkit.kernels.sparse.csr_kernels import csr_backward_kernel, csr_encode_kernel
 from gistkit.kernels.sparse.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel
 from tests.aot import test_mask, test_narrow, test_sparse
 from tests.aot.harness import compile_kernel
@@ -26,23 +24,17 @@ def narrows(kernel, **constexprs):
     return lambda: test_narrow.build(kernel, "fp32", constexprs.get("FMT", "fp10"), 90, **constexprs)
 
 
-def bits(kernel, types, **constexprs):
-    signature = {name: types[name] for name in kernel.arg_names if name in types}
-    return lambda: compile_kernel(kernel, {**signature, "n": "i32"}, constexprs, 90, NUM_WARPS)
-
-
-FLAGS = {"words_ptr": "*i32", "mask_ptr": "*i16"}
+FLAGS = {"words_ptr": "*i32", "mask_ptr": "*i16", "n": "i32"}
 KERNELS = {
     "mask encode": masks("_pack_kernel", RELU=False, KEEP_ZERO=False),
     "mask backward": masks("_select_kernel"),
-    "flags pack": bits(flags._pack_flags_kernel, FLAGS, ROWS=flags.ROWS),
-    "flags unpack": bits(flags._unpack_flags_kernel, FLAGS, ROWS=flags.ROWS),
+    "flags pack": lambda: compile_kernel(test_mask.kernels._pack_flags_kernel, FLAGS, {"ROWS": 512}, 90, NUM_WARPS),
     "narrow encode": narrows(narrow._encode_kernel, **TILES, ASM=90),
     "narrow decode": narrows(narrow._decode_kernel, **TILES),
     "narrow encode per block": narrows(narrow._block_encode_kernel, **BLOCKS, ASM=90, ALIGNED=True),
     "narrow decode per block": narrows(narrow._block_decode_kernel, **BLOCKS),
-    "fp10 encode": narrows(fp10._pack10_kernel, SCALING="none", ROWS=fp10.ENCODE_ROWS),
-    "fp10 decode": narrows(fp10._unpack10_kernel, SCALING="none", ROWS=fp10.DECODE_ROWS),
+    "fp10 encode": narrows(narrow._pack10_kernel, SCALING="none", ROWS=narrow.ENCODE_ROWS),
+    "fp10 decode": narrows(narrow._unpack10_kernel, SCALING="none", ROWS=narrow.DECODE_ROWS),
     "zvc encode": lambda: test_sparse.compiled(zvc_encode_kernel, "fp32"),
     "zvc decode": lambda: test_sparse.compiled(zvc_decode_kernel, "fp32"),
     "csr encode": lambda: test_sparse.compiled(csr_encode_kernel, "fp32"),

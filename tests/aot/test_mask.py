@@ -3,7 +3,6 @@
 import pytest
 
 from gistkit.kernels.launch.tiling import NUM_WARPS, ROWS
-from gistkit.kernels.mask import flags
 from gistkit.kernels.mask import mask as kernels
 from tests.aot.harness import CAPABILITIES, Compiled, compile_kernel, per_element
 
@@ -68,12 +67,10 @@ def test_dropout_backward(capability, dtype):
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_flags_by_words(capability):
     # a copy of single bytes is as fast as memory only with few instructions: half of what an H200 issues on the way
-    for kernel in (flags._pack_flags_kernel, flags._unpack_flags_kernel):
-        types = {"words_ptr": "*i32", "mask_ptr": "*i16", "n": "i32"}
-        signature = {name: types[name] for name in kernel.arg_names if name in types}
-        compiled = compile_kernel(kernel, signature, {"ROWS": flags.ROWS}, capability, NUM_WARPS)
-        assert_lean(compiled, per_element(compiled, flags.ROWS * flags.FLAGS, NUM_WARPS), (1 + 1 / 8) / 2)
-        assert compiled.loads_128 + compiled.stores_128 == 4
+    types, rows = {"words_ptr": "*i32", "mask_ptr": "*i16", "n": "i32"}, kernels.FLAG_ROWS
+    compiled = compile_kernel(kernels._pack_flags_kernel, types, {"ROWS": rows}, capability, NUM_WARPS)
+    assert_lean(compiled, per_element(compiled, rows * kernels.FLAGS, NUM_WARPS), (1 + 1 / 8) / 2)
+    assert compiled.loads == compiled.loads_128 == 4
 
 
 @pytest.mark.parametrize("kernel", ["_select_kernel", "_scale_kernel"])

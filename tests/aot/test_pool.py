@@ -11,10 +11,8 @@ one (Triton 3.9 and 3.6). An A100 issues 0.58 times as many instructions a secon
 
 import pytest
 
-from gistkit.kernels.pool.backward import backward_kernel, backward_quads_kernel
-from gistkit.kernels.pool.backward_pairs import backward_pairs_kernel
-from gistkit.kernels.pool.forward import forward_kernel
-from gistkit.kernels.pool.forward_pairs import forward_pairs_kernel
+from gistkit.kernels.pool.backward import backward_kernel, backward_pairs_kernel, backward_quads_kernel
+from gistkit.kernels.pool.forward import forward_kernel, forward_pairs_kernel
 from gistkit.kernels.pool.operators import FORWARD_OUTPUTS, PAIRS, QUADS
 from tests.aot.harness import CAPABILITIES, compile_kernel, per_element
 
@@ -41,7 +39,7 @@ def _compile(fn, dtype: str, capability: int, **constexprs):
 
 
 def _windows(k: int, p: int, stride: int | None = 2) -> dict[str, int]:
-    windows = {"KH": k, "KW": k, "PH": p, "PW": p, "DH": 1, "DW": 1}
+    windows = {"KH": k, "KW": k, "PH": p, "PW": p}
     return windows if stride is None else {**windows, "SH": stride, "SW": stride}
 
 
@@ -78,7 +76,7 @@ def _reloads(k: int, dtype: str) -> int:
 def test_forward_pairs(k, p, dtype, capability, relu, keep_zero):
     c = _compile(
         forward_pairs_kernel, dtype, capability,
-        K=k, P=p, RELU=relu, CHECK=False, ALIGN=4, WIDE=False, ASM=min(capability, 90), LANES=PAIRS,
+        K=k, P=p, RELU=relu, CHECK=False, ALIGN=4, ASM=min(capability, 90), LANES=PAIRS,
         **{**CODES, "KEEP_ZERO": keep_zero},
     )  # fmt: skip
     assert c.barriers == c.shared_bytes == c.count("FMNMX") == 0, "a maximum would rewrite the payload of a NaN"
@@ -94,7 +92,7 @@ def test_forward_pairs(k, p, dtype, capability, relu, keep_zero):
 def test_backward_pairs(k, dtype, capability):
     c = _compile(
         backward_pairs_kernel, dtype, capability,
-        K=k, BITS=4, CHECK=False, ODD=False, WIDE=False, PORTABLE=False, LANES=PAIRS,
+        K=k, BITS=4, CHECK=False, ODD=False, PORTABLE=False, LANES=PAIRS,
     )  # fmt: skip
     assert c.barriers == c.shared_bytes == 0
     assert per_element(c, PAIRS * 8) <= BACKWARD_BUDGET[k]
@@ -106,7 +104,7 @@ def test_forward_channels_last(k, p, dtype, capability, relu, keep_zero):
     v = VECTOR[dtype]
     c = _compile(
         forward_kernel, dtype, capability,
-        CHANNELS_LAST=True, CHECK=p > 0, RELU=relu, UNROLL=True, WIDE=False, ASM=min(capability, 90), V=v,
+        CHANNELS_LAST=True, CHECK=p > 0, RELU=relu, UNROLL=True, ASM=min(capability, 90), V=v,
         LANES=FORWARD_OUTPUTS // v, **_windows(k, p), **{**CODES, "KEEP_ZERO": keep_zero},
     )  # fmt: skip
     assert c.barriers == c.count("FMNMX") == 0
@@ -122,7 +120,7 @@ def test_backward_channels_last(k, p, dtype, capability):
     v = VECTOR[dtype]
     c = _compile(
         backward_quads_kernel, dtype, capability,
-        CHANNELS_LAST=True, CHECK=p > 0, BITS=4, ODD=False, WIDE=False, PORTABLE=False, V=v, LANES=QUADS // v,
+        CHANNELS_LAST=True, CHECK=p > 0, BITS=4, ODD=False, PORTABLE=False, V=v, LANES=QUADS // v,
         **_windows(k, p, None),
     )  # fmt: skip
     assert c.barriers == 0
@@ -130,23 +128,23 @@ def test_backward_channels_last(k, p, dtype, capability):
     assert c.stores == c.stores_128 == QUADS // 128 // v * 4
 
 
-@pytest.mark.parametrize("wide, channels_last", [(True, False), (False, True)])
-def test_general_kernels_compile_without_spills(wide, channels_last):
-    common = {"CHANNELS_LAST": channels_last, "WIDE": wide, "V": 1, "LANES": 1024}
-    windows = {**_windows(5, 2, 3), "DH": 2, "DW": 2}
-    codes = {"NONE": 255, "ZERO_CODE": True, "BITS": 8, "KEEP_ZERO": wide, "ASM": 90}
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_general_kernels_compile_without_spills(channels_last):
+    common = {"CHANNELS_LAST": channels_last, "V": 1, "LANES": 1024}
+    windows = _windows(5, 2, 3)
+    codes = {"NONE": 255, "ZERO_CODE": True, "BITS": 8, "KEEP_ZERO": not channels_last, "ASM": 90}
     compile_ = {"dtype": "bf16", "capability": 90}
     _compile(forward_kernel, RELU=True, CHECK=True, UNROLL=False, **compile_, **windows, **codes, **common)
     _compile(forward_kernel, RELU=True, CHECK=True, UNROLL=True, **compile_, **_windows(3, 1), **codes, **common)
-    for capability in CAPABILITIES if wide else (90,):
+    for capability in (90,) if channels_last else CAPABILITIES:
         _compile(backward_kernel, "bf16", capability, BITS=8, PORTABLE=False, **windows, **common)
 
 
-@pytest.mark.parametrize("wide", [False, True])
-def test_extents_of_one_become_constants(wide):
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_extents_of_one_become_constants(channels_last):
     """Triton makes integer arguments equal to 1 compile-time constants: a plane of one pixel, a single group."""
     ones = {"inner_groups": 1, "height": 1, "width": 1, "out_height": 1, "out_width": 1}
-    common = {"CHANNELS_LAST": wide, "WIDE": wide, "V": 1, "LANES": 1024, "BITS": 4}
+    common = {"CHANNELS_LAST": channels_last, "V": 1, "LANES": 1024, "BITS": 4}
     _compile(
         forward_kernel, "bf16", 90,
         RELU=True, KEEP_ZERO=True, CHECK=True, UNROLL=True, ZERO_CODE=True, NONE=15, ASM=90, **_windows(3, 1),
@@ -158,7 +156,7 @@ def test_extents_of_one_become_constants(wide):
         PORTABLE=False, CHECK=True, ODD=True, quad_height=1, quad_width=1, **_windows(3, 1, None), **common, **ones,
     )  # fmt: skip
     for name, fn in (("forward", forward_pairs_kernel), ("backward", backward_pairs_kernel)):
-        pairs = {"row_pairs": 1, "out_height": 1, "K": 2, "CHECK": True, "WIDE": wide, "LANES": 512, "BITS": 4}
+        pairs = {"row_pairs": 1, "out_height": 1, "K": 2, "CHECK": True, "LANES": 512, "BITS": 4}
         if name == "forward":
             codes = {"RELU": True, "KEEP_ZERO": True, "ZERO_CODE": True, "NONE": 15, "ASM": 90}
             _compile(fn, "bf16", 90, P=0, ALIGN=4, width=1, **codes, **pairs)

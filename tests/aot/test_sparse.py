@@ -10,19 +10,18 @@ third octet a lane runs, if for few lanes. Policies take csr only where it is sm
 
 On sm_80 fp8 is converted by integers. An A100 has 0.58 / 0.4 = 1.45 times as many instructions a byte as an H200 (see
 tests/aot/test_pool.py), so 26 in place of 18 and 30 in place of 21.
+
+Codes are converted one by one but where 16-bit elements become fp8: where half of the elements are stored, packed
+instructions took 0.90 to 1.0 of the time on an H200.
 """
 
 import pytest
 import triton.language as tl
 
-from gistkit.kernels.sparse.blocks import PIECES as BLOCK_PIECES
-from gistkit.kernels.sparse.blocks import pack_blocks_kernel
-from gistkit.kernels.sparse.compact import CSR_SLOTS, PAIR_PIECES, PIECES, RUN, ZVC_SLOTS
 from gistkit.kernels.sparse.compact_kernels import compact_kernel
-from gistkit.kernels.sparse.csr_kernels import csr_encode_kernel
-from gistkit.kernels.sparse.csr_readers import csr_backward_kernel, csr_decode_kernel
+from gistkit.kernels.sparse.csr_kernels import csr_backward_kernel, csr_decode_kernel, csr_encode_kernel
 from gistkit.kernels.sparse.ends import COUNTS_A_ROUND, GROUP, SUMS_A_ROUND, ends_kernel
-from gistkit.kernels.sparse.reading import CSR_PIECES, CSR_ROWS
+from gistkit.kernels.sparse.operators import CSR_PIECES, CSR_ROWS, CSR_SLOTS, PAIR_PIECES, PIECES, RUN, ZVC_SLOTS
 from gistkit.kernels.sparse.spill import group_slots
 from gistkit.kernels.sparse.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel
 from tests.aot.harness import CAPABILITIES, Compiled, compile_kernel, loop_body, loops, per_element
@@ -108,8 +107,8 @@ def test_zvc_encode_loads_16_bytes_a_lane_ahead_of_their_use(fmt, dtype, loads):
     (90, "fp32", "raw", 14),
     (90, "bf16", "raw", 11),
     (90, "bf16", "fp8", 15),
-    (90, "bf16", "fp10", 18),
-    (90, "bf16", "fp16", 16),
+    (90, "bf16", "fp10", 24),
+    (90, "bf16", "fp16", 19),
     (100, "bf16", "fp8", 15),
 ])  # fmt: skip
 def test_csr_encode_stores_whole_octets(capability, dtype, fmt, budget):
@@ -128,12 +127,11 @@ def test_csr_encode_stores_whole_octets(capability, dtype, fmt, budget):
     *((capability, "bf16", "raw", "none", 11, 15) for capability in CAPABILITIES),
     (90, "fp32", "raw", "none", 11, 15),
     (80, "bf16", "fp8", "none", 14, 20),
-    (90, "bf16", "fp8", "none", 11, 16),
-    (90, "bf16", "fp8", "block", 13, 18),
-    (90, "bf16", "fp10", "block", 10, 20),
+    (90, "bf16", "fp8", "block", 16, 22),
+    (90, "bf16", "fp10", "block", 13, 27),
     (90, "fp32", "fp10", "block", 12, 25),
-    (90, "bf16", "fp16", "block", 13, 18),
-    (100, "bf16", "fp10", "block", 10, 20),
+    (90, "bf16", "fp16", "block", 17, 24),
+    (100, "bf16", "fp10", "block", 13, 27),
 ])  # fmt: skip
 def test_csr_decode(capability, dtype, fmt, scaling, listed, half):
     c = compiled(csr_decode_kernel, dtype, capability, fmt, scaling)
@@ -166,9 +164,9 @@ def test_relu_backward_decodes_nothing(codec, capability, dtype, fmt, budget):
 @pytest.mark.parametrize("capability, dtype, fmt, budget", [
     (80, "bf16", "fp8", 24),
     (90, "bf16", "fp8", 14),
-    (90, "bf16", "fp10", 17),
-    (90, "bf16", "fp16", 15),
-    (90, "fp32", "fp8", 16),
+    (90, "bf16", "fp10", 23),
+    (90, "bf16", "fp16", 18),
+    (90, "fp32", "fp8", 23),
     (100, "bf16", "fp8", 14),
 ])  # fmt: skip
 def test_narrow_zvc_encode(capability, dtype, fmt, budget):
@@ -179,12 +177,10 @@ def test_narrow_zvc_encode(capability, dtype, fmt, budget):
 
 @pytest.mark.parametrize("capability, dtype, fmt, scaling, budget", [
     (80, "bf16", "fp8", "block", 24),
-    (90, "bf16", "fp8", "none", 14),
-    (90, "bf16", "fp8", "block", 16),
-    (90, "bf16", "fp10", "none", 18),
-    (90, "bf16", "fp10", "block", 20),
-    (90, "bf16", "fp16", "block", 17),
-    (100, "bf16", "fp8", "block", 16),
+    (90, "bf16", "fp8", "none", 20),
+    (90, "bf16", "fp10", "block", 31),
+    (90, "bf16", "fp16", "block", 26),
+    (100, "bf16", "fp8", "block", 24),
 ])  # fmt: skip
 def test_narrow_zvc_decode(capability, dtype, fmt, scaling, budget):
     """The listing counts five octets a lane, of which the fifth is skipped but where a full slot starts inside one."""
@@ -230,35 +226,12 @@ def test_compact(capability, item_bytes, slots, columns, budget):
     assert per_element(loop_body(c), 32 * RUN[item_bytes] * pieces, 1) <= budget
 
 
-def block_packer(dtype: str, fmt: str, stride: int, capability: int = 90) -> Compiled:
-    bits = "*i32" if dtype == "fp32" else "*i16"
-    kinds = {"values_ptr": bits, "counts_ptr": "*i16", "ends_ptr": "*i64", "heads_ptr": "*i32", "codes_ptr": CODES[fmt]}
-    settings = {"STRIDE": stride, "FMT": fmt, "DTYPE": DTYPE[dtype]}
-    settings |= {"WIDE": True, "PIECES": BLOCK_PIECES, "ASM": capability}
-    signature = kinds | {"exponents_ptr": "*u8", "total": "i32", "slots": "i32"}
-    return compile_kernel(pack_blocks_kernel, signature, settings, capability, num_warps=1)
-
-
-@pytest.mark.parametrize("capability, dtype, fmt, budget", [
-    (80, "bf16", "fp8", 23),
-    (90, "bf16", "fp8", 16),
-    (90, "fp32", "fp8", 14),
-    (90, "fp32", "fp16", 22),
-    (100, "bf16", "fp8", 16),
-])  # fmt: skip
-def test_packing_blocks(capability, dtype, fmt, budget):
-    """What follows an item's gathering: less than to write it packed and to read it again, and one pass for two."""
-    c = block_packer(dtype, fmt, 1024, capability)
-    assert (c.spills, c.barriers, c.shared_bytes) == (0, 0, 0) and c.registers <= 64
-    listed = len(c.sass_lines) - len(loops(c)[0])
-    assert listed * 32 / PROGRAM <= budget
-
-
-def sums(capability: int, few: bool, step: int, spill: int) -> Compiled:
-    kinds = {"counts_ptr": "*i16", "before_ptr": "*i16" if few else "*i32", "ends_ptr": "*i64", "heads_ptr": "*i32"}
-    kinds |= {"values_ptr": "*i16", "spill_ptr": "*u8", **dict.fromkeys(("n", "heads", "capacity"), "i32")}
+def sums(capability: int, few: bool, spill: int) -> Compiled:
+    kinds = {"counts_ptr": "*i16", "before_ptr": "*i16" if few else "*i32", "ends_ptr": "*i64"}
+    kinds |= {"values_ptr": "*i16", "spill_ptr": "*u8", "total_ptr": "*i64"}
+    kinds |= dict.fromkeys(("n", "capacity"), "i32")
     shape = {"EACH": GROUP, "ROUND": COUNTS_A_ROUND} if few else {"EACH": 1, "ROUND": SUMS_A_ROUND}
-    settings = {"GROUP": GROUP, "STEP": step, "SPILL": spill, **shape}
+    settings = {"GROUP": GROUP, "SPILL": spill, "TOTAL": spill > 0, **shape}
     c = compile_kernel(ends_kernel, kinds, settings, capability, num_warps=4)
     assert c.spills == 0 and c.registers <= 128
     assert c.loads_128 >= (4 if few else 1) and c.stores_128 >= 4
@@ -269,5 +242,5 @@ def sums(capability: int, few: bool, step: int, spill: int) -> Compiled:
 @pytest.mark.parametrize("stride", [0, 256, 1024])
 def test_running_sums(stride, capability, few):
     """With a spill 128 threads have a MiB of elements, or a quarter of one: 600 instructions are 0.3 an element."""
-    c = sums(capability, few, step=0 if stride else 1024, spill=group_slots(stride) if stride else 0)
+    c = sums(capability, few, group_slots(stride) if stride else 0)
     assert not stride or c.instructions <= 600

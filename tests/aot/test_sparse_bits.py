@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from gistkit.formats import ceil_div
+from gistkit.kernels import STRIDES, bits_of
+from gistkit.kernels.layout import BIT_DTYPES
 from gistkit.kernels.reference import sparse as reference
-from gistkit.kernels.sparse.arguments import BIT_DTYPES, STRIDES, bits_of
-from gistkit.kernels.sparse.compact import CSR_SLOTS, UNBOUNDED, ZVC_SLOTS
+from gistkit.kernels.sparse.operators import CSR_SLOTS, UNBOUNDED, ZVC_SLOTS
 from gistkit.kernels.sparse.spill import columns_start, group_slots, spill_bytes, spill_origin
 from tests.aot.test_sparse import BACKWARDS, PROGRAM, READERS, compiled, packer
 from tests.support.sparse_cases import EMPTY, PAYLOADS, SparseCase, decoded, relu_gradient, sparse_case

@@ -7,8 +7,8 @@ import torch
 
 from gistkit.kernels import STRIDES
 from gistkit.kernels.reference import sparse as reference
-from gistkit.kernels.reference import sparse_blocks as block_reference
-from gistkit.kernels.sparse import blocks, compact, operators, reading
+from gistkit.kernels.sparse import operators, zvc_launches
+from gistkit.kernels.sparse.ends import ends_kernel
 from tests.aot.harness import compile_kernel
 from tests.support.sparse_cases import PAYLOADS, decoded, relu_gradient, sparse_case
 from tests.support.tensors import float_values, same_bits
@@ -31,19 +31,11 @@ def sums(counts, *_):
     return counts.cumsum(0, dtype=torch.int64)
 
 
-def sums_and_heads(counts, heads, step):
-    ends = sums(counts)
-    return ends, torch.searchsorted(ends, torch.arange(heads) * step, right=True).to(torch.int32)
-
-
 @pytest.fixture
 def device(monkeypatch):
-    """The launchers' modules as on sm_90, running sums by PyTorch."""
-    for module in (blocks, compact, operators, reading):
-        for name, stand_in in (("launch_warps", emulated), ("asm_level", lambda x: 90), ("ends", sums)):
-            if hasattr(module, name):
-                monkeypatch.setattr(module, name, stand_in)
-    monkeypatch.setattr(blocks, "ends_and_heads", sums_and_heads)
+    """The launchers as on sm_90, running sums by PyTorch."""
+    for name, stand_in in (("launch_warps", emulated), ("asm_level", lambda x: 90), ("ends", sums)):
+        monkeypatch.setattr(operators, name, stand_in)
 
 
 @pytest.mark.parametrize("codec", STRIDES)
@@ -57,7 +49,7 @@ def device(monkeypatch):
         (torch.float16, "fp16", "none", 2056),
     ],
 )
-def test_encoding_and_reading(codec, dtype, fmt, scaling, n, device):
+def test_encoding_and_operators(codec, dtype, fmt, scaling, n, device):
     """Of whole tensors and of parts; the last slot is short."""
     stride = STRIDES[codec]
     case = sparse_case(float_values(n, dtype, 3, 0.5, False), float_values(n, dtype, 4, 0.1, False), fmt, scaling)
@@ -68,12 +60,49 @@ def test_encoding_and_reading(codec, dtype, fmt, scaling, n, device):
     assert same_bits(*(reference.compact(e[2], e[1], stride, total) for e in (made, expected)))
     for payload in PAYLOADS[codec](reference, case):
         whole = decoded(reference, case, payload, codec)
-        assert same_bits(decoded(reading, case, payload, codec), whole)
+        assert same_bits(decoded(operators, case, payload, codec), whole)
         gradient = torch.empty_like(case.grad)  # of its own: the emulator copies what a launch is given
-        getattr(reading, f"{codec}_relu_backward")(case.grad, *payload[:4], gradient, *payload[4:])
+        getattr(operators, f"{codec}_relu_backward")(case.grad, *payload[:4], gradient, *payload[4:])
         assert same_bits(gradient, relu_gradient(reference, case, payload, codec))
-        part = getattr(reading, f"{codec}_decode")(*payload[:4], 1, 700, dtype, *payload[4:])
+        part = getattr(operators, f"{codec}_decode")(*payload[:4], 1, 700, dtype, *payload[4:])
         assert same_bits(part, whole[stride : stride + 700])
+
+
+class EmulatedReady:
+    """In place of Ready: every launch is a first one."""
+
+    def __init__(self, kernel, device, num_warps=4, **constexprs):
+        self._kernel, self._constexprs = kernel, constexprs
+
+    def at(self, *_):
+        return False
+
+    def first(self, programs, tensors, numbers):
+        if self._kernel is not ends_kernel:
+            return emulated(self._kernel, programs, tensors[0], *tensors, *numbers, **self._constexprs)
+        counts, _, ends, _, _, total = tensors  # four warps; all of it has room in the arrays here
+        ends.copy_(sums(counts))
+        if self._constexprs["TOTAL"]:
+            total.copy_(counts.sum())
+
+
+@pytest.mark.parametrize("dtype, fmt", [(torch.bfloat16, "raw"), (torch.float32, "raw"), (torch.float32, "fp8")])
+@pytest.mark.parametrize("n", [2056, 2003])
+def test_ready_launches_of_zvc(dtype, fmt, n, monkeypatch):
+    monkeypatch.setattr(zvc_launches, "Ready", EmulatedReady)
+    monkeypatch.setattr(zvc_launches, "asm_level", lambda x: 90)
+    x, grad = float_values(n, dtype, 3, 0.5, False).nan_to_num(), float_values(n, dtype, 4, 0.1, False).nan_to_num()
+    ready, total = zvc_launches.ZvcLaunches(n, dtype, x.device, fmt), torch.zeros((), dtype=torch.int64)
+    made = ready.encode_within(x, 3 * 1024, torch.empty(0, dtype=torch.uint8), total)
+    words, counts, scratch = reference.zvc_encode(x, fmt)
+    assert int(total) == int(counts.sum()) and same_bits(made[0], words) and same_bits(made[1], counts)
+    packed = (words, counts, reference.compact(scratch, counts, 1024, int(total)), made[3])
+    assert same_bits(made[2][: int(total)], packed[2])
+    form = (fmt, "none", True)
+    assert same_bits(ready.decode(made, None, torch.empty_like(x)), reference.zvc_decode(*packed, 0, n, dtype, *form))
+    gradient = torch.empty_like(grad)
+    reference.zvc_relu_backward(grad, *packed, gradient, *form)
+    assert same_bits(ready.relu_backward(made, None, grad), gradient)
 
 
 @pytest.mark.parametrize("stride", STRIDES.values())
@@ -81,10 +110,8 @@ def test_packing(stride, device):
     counts = torch.tensor([stride, 0, 3, 70, 1, 0, 9], dtype=torch.int16)
     values = float_values(7 * stride, torch.float32, 2, 0.0, False).nan_to_num()
     columns, total = torch.randint(0, 256, (7 * stride,), dtype=torch.uint8), int(counts.sum())
-    assert same_bits(compact.compact(values, counts, stride, total), reference.compact(values, counts, stride, total))
-    made = blocks.compact_blocks(values, counts, stride, total, "fp8")
-    expected = block_reference.compact_blocks(values, counts, stride, total, "fp8")
+    assert same_bits(operators.compact(values, counts, stride, total), reference.compact(values, counts, stride, total))
     if stride == 256:
-        made += compact.csr_compact(columns, values, counts, total)
-        expected += reference.csr_compact(columns, values, counts, total)
-    assert all(same_bits(a, b) for a, b in zip(made, expected, strict=True))
+        made = operators.csr_compact(columns, values, counts, total)
+        expected = reference.csr_compact(columns, values, counts, total)
+        assert all(same_bits(a, b) for a, b in zip(made, expected, strict=True))

@@ -5,7 +5,7 @@ from torch import nn
 
 from bench import predictions
 from bench.networks import Transformer, densenet121
-from bench.predictions import CASES, Case, main, ranking, rows, shown
+from bench.predictions import CASES, Case, ranking, rows, shown
 from gistkit.planning.cost.devices import hardware
 
 FIELDS = {"model", "policy", "budget_bytes", "hardware", "rates", "device_s", "predicted_s", "measured_s", "ratio"}
@@ -51,9 +51,3 @@ def test_the_ranking_is_among_those_within_the_budget():
     ]
     assert ranking([row("gist", 0.01, 100, None), best]) == ["m: optimal 20.0 ms, fastest gist"]
     assert ranking([row("gist", 0.01, 100), {"model": "m", "policy": "optimal", "error": "no"}]) == []
-
-
-def test_without_a_gpu_it_says_so(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(["--out", str(tmp_path / "x.jsonl")]) == 2
-    assert "needs a CUDA device" in capsys.readouterr().err

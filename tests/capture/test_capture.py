@@ -145,13 +145,6 @@ def test_a_capture_is_a_real_forwards_recording_whatever_the_batch(name):
     assert graph.fingerprint == more.fingerprint and graph.kept_bytes < more.kept_bytes
 
 
-def test_fingerprints_differ_between_models():
-    # One kind of checkpoint only: from outside both look alike, but for empty tensors that PyTorch 2.11 makes for one.
-    models = [model for name, model in MODELS.items() if name != "reentrant"]
-    prints = [capture(make(), (fake_batch(*shape),)).fingerprint for make, shape in models]
-    assert len(set(prints)) == len(prints)
-
-
 def test_vgg16_keeps_what_gist_and_the_facts_say():
     graph = capture(zoo.vgg16(), (fake_batch(64, 3, 224, 224),))
     assert graph.kept_bytes / 2**30 == pytest.approx(4.37, abs=0.005)

@@ -54,8 +54,8 @@ def test_the_model_and_the_random_states_stay_untouched():
     model = Random()
     before = copy.deepcopy(model.state_dict())
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    for fake in (True, False):
-        capture(model, (torch.randn(2, 8, 4, 4, generator=torch.Generator()),), fake=fake)
+    for how in ({}, {"fake": False}, {"backward": True}):
+        capture(model, (torch.randn(2, 8, 4, 4, generator=torch.Generator()),), **how)
     after = random.getstate(), np.random.get_state(), torch.get_rng_state()
     assert states[0] == after[0] and torch.equal(states[2], after[2])
     assert all(np.array_equal(a, b) for a, b in zip(states[1], after[1], strict=True))

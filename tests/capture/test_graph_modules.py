@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 import gistkit
-from gistkit.capture.isolation.copies import deep_copy
+from gistkit.capture.twin import plain_copy
 from gistkit.runtime.attach import compressed_forward
 from tests.support.foreign_cases import assert_same, made, peak, plan
 from tests.support.peaks import held_step, peaks_of_steps
@@ -83,6 +83,6 @@ def test_a_graph_module_is_captured_with_all_that_it_has():
     found = gistkit.plan(model, X, T, loss_fn=loss_fn, budget="85%")
     gistkit.compress(model, found)
     assert max(peaks_of_steps(model, lambda: held_step(model, loss_fn, X, T), X, T)) <= found.peak_bytes
-    copied: Any = deep_copy(gistkit.restore(model))
+    copied: Any = plain_copy(gistkit.restore(model))
     assert [name for name, _ in copied.named_parameters()] == [name for name, _ in model.named_parameters()]
     assert copied.unused is not model.unused and torch.equal(copied(X), model(X))

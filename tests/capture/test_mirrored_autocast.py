@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import gistkit
-from gistkit.capture.isolation.autocast_cache import MirroredAutocast
+from gistkit.capture.isolation import MirroredAutocast
 
 
 def net():

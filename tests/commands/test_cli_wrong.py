@@ -1,21 +1,27 @@
 """Wrong input, unreadable and unwritable files, closed streams: one line on the standard error, never a traceback."""
 
+import errno
 import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from torch import nn
 
 from gistkit import cli
-from gistkit.commands import images
+from gistkit.commands import images, wrong
 from gistkit.commands import train as train_command
 from gistkit.runtime.offload.host_memory import NOT_FITTING
 
 
 def exits():
     raise SystemExit(3)
+
+
+def number():
+    return 7
 
 
 def bare():
@@ -39,13 +45,12 @@ HUGE = str(2**70)
 MODELS = [
     ("vgg_16", "model must be one of vgg16, .*; did you mean 'vgg16'"),
     ("\x1b[31m", r"model must be one of vgg16, .*, got '.x1b\[31m'; your own network is given as"),
-    ("nowhere.models:net", "module 'nowhere.models' cannot be imported .ModuleNotFoundError: .*; install it"),
-    ("../x:y", "module '../x' cannot be imported .TypeError: "),
-    ("broken:net", r"module 'broken' cannot be imported .SyntaxError: .*, or mend it"),
-    (":y", "module '' cannot be imported"),
-    ("os:sep", "module 'os' is no function at 'sep'"),
-    ("builtins:int", "the factory must return a torch.nn.Module, got int"),
-    (f"{HERE}:exits", "the factory failed .SystemExit: 3"),
+    ("nowhere.models:net", "cannot be made .ModuleNotFoundError: .*; give package.module:factory"),
+    ("../x:y", "model '../x:y' cannot be made .ValueError: "),
+    ("broken:net", "cannot be made .SyntaxError: "),
+    ("os:sep", "cannot be made .TypeError: "),
+    (f"{HERE}:number", "the factory must return a torch.nn.Module, got int"),
+    (f"{HERE}:exits", "cannot be made .SystemExit: 3"),
     (f"{HERE}:bare", "empty parameter list|needs no gradient"),
 ]
 SIZES = [
@@ -94,7 +99,7 @@ CASES = [
     ([*TRAIN, "--data", "/nowhere"], "data directory /nowhere does not exist; give a folder"),
     ([*TRAIN, "--data", "/dev/full"], "data directory /dev/full is not a directory; give a folder"),
     ([*TRAIN, "--data", "\x1b[31m"], r"data directory .x1b\[31m does not exist"),
-    ([*TRAIN, "--steps", "1"], "steps must be at least 3"),
+    ([*TRAIN, "--steps", "1"], "steps must be from 3 to 2147483648, got 1; leave it out"),
     ([*TRAIN, "--seed", HUGE], f"seed must be from 0 to 9223372036854775807, got {HUGE}; leave it out"),
     ([*TRAIN, "--seed", "-1"], "seed must be from 0 to 9223372036854775807, got -1; leave it out"),
     ([*TRAIN, "--lr", "nan"], "lr must be from 0 to 1000, got nan; leave it out"),
@@ -104,13 +109,13 @@ CASES = [
     ([*TRAIN, "--batch", "5000"], "a batch of 5000 needs as many images, there are 1437; use a batch of at most 1437"),
     ([*TRAIN, "--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
     (["train", "tests.commands.test_cli_plan:normed", *TRAIN[2:]], "the model must return class scores, for 4 images"),
-    ([*BENCH, "--codec", "zvc", "csr+fp9"], "codec must be of mask1, .*; got 'csr.fp9'; did you mean 'csr.fp8'"),
-    ([*BENCH, "--codec", "dense"], "codec must be of mask1, .*; got 'dense'"),
-    ([*BENCH, "--dtypes", "fp32,fp64"], "dtypes must be of fp32, bf16, fp16 with commas between, got 'fp64'"),
-    ([*BENCH, "--sizes-mib", "0"], "sizes-mib must be from 0.01 to 1048576 with commas between, got '0' in '0'"),
-    ([*BENCH, "--sizes-mib", "64,much"], "got 'much' in '64,much'"),
+    ([*BENCH, "--codec", "zvc", "csr+fp9"], r"argument --codec: invalid choice: 'csr\+fp9' \(choose from .*zvc"),
+    ([*BENCH, "--codec", "dense"], "argument --codec: invalid choice: 'dense'"),
+    ([*BENCH, "--dtypes", "fp32,fp64"], "dtypes: must be of fp32, bf16, fp16 with commas between, got 'fp32,fp64'"),
+    ([*BENCH, "--sizes-mib", "0"], "sizes-mib: must be from 0.01 to 1048576 with commas between, got '0'"),
+    ([*BENCH, "--sizes-mib", "64,much"], "got '64,much'"),
     ([*BENCH, "--sizes-mib", "1e30"], "got '1e30'"),
-    ([*BENCH, "--density", "50"], "density must be from 0.001 to 0.999 with commas between, got '50' in '50'"),
+    ([*BENCH, "--density", "50"], "density: must be from 0.001 to 0.999 with commas between, got '50'"),
     ([*BENCH, "--device", "tpu"], "bench: device must be cpu, cuda or cuda:N, got 'tpu'; name one of these"),
     ([*BENCH, "--device", "cuda:99"], "bench: device must be there, got 'cuda:99', but torch sees . CUDA devices"),
     (["calibrate", "--out", "."], "the file to write must not be a folder"),
@@ -159,14 +164,44 @@ def test_memory_that_runs_out_is_said_in_a_line(monkeypatch, capsys):
 
 
 def test_a_command_that_is_cut_off_leaves_no_file(tmp_path, monkeypatch, capsys):
-    def cut_off(*_):
+    def cut_off(*_, **__):
         raise KeyboardInterrupt
 
     file = tmp_path / "new" / "times.json"
-    monkeypatch.setattr(images, "times_for", cut_off)
+    monkeypatch.setattr(images, "captured", cut_off)
     assert cli.main([*PROFILE, "--hardware", "cpu", "--measure", "--times", str(file)]) == 130
     assert file.parent.is_dir() and not list(file.parent.iterdir())
     assert capsys.readouterr().err.endswith("gistkit: interrupted\n")
+
+
+@pytest.mark.parametrize("before", [None, "old"])
+def test_a_file_is_written_whole_or_not_at_all(before, tmp_path):
+    file, link = tmp_path / "real.json", tmp_path / "link.json"
+    link.symlink_to(file)
+    if before:
+        file.write_text(before)
+        file.chmod(0o600)
+    with pytest.raises(UnicodeEncodeError):
+        wrong.write(link, "x" * 2**20 + "\udc80")  # fails when the first half is on disk
+    with (
+        pytest.raises(wrong.InputError, match=r"link\.json cannot be written: No space left"),
+        wrong.writing(link) as half,
+    ):
+        half.write_text("half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert [p.name for p in tmp_path.iterdir() if p != link] == (["real.json"] if before else [])
+    assert not before or file.read_text() == before
+    wrong.write(link, "new")
+    assert link.is_symlink() and file.read_text() == "new"
+    assert not before or file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_pipe_is_written_as_it_is(capfd):
+    wrong.write(Path("/dev/stdout"), "new")
+    assert capfd.readouterr().out == "new"
+    source, sink = os.pipe()
+    wrong.write(Path(f"/dev/fd/{sink}"), "new")
+    assert os.read(source, 9) == b"new"
 
 
 @pytest.mark.parametrize(("command", "output"), [("plan", "gone"), ("profile", "gone"), ("profile", "full")])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gistkit.codecs import CODECS, Sparse
-from gistkit.codecs.narrow import Narrow
+from gistkit.codecs import CODECS, Narrow, Sparse
 from gistkit.runtime.sparse_sizes.exact import ExactPacker
 from tests.gpu.waiting import no_synchronisation
 from tests.support.tensors import FLOATS, plain_nan, same_bits, values_of
@@ -34,7 +33,7 @@ def test_the_device_makes_the_payload_that_the_oracle_makes(name, dtype, shape):
     x = x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
     expected = CODECS[name].encode(x)
     packer = ExactPacker()
-    encoded = packer.encode(name, x.cuda())
+    encoded = packer.encode(CODECS[name], x.cuda())
     early = CODECS[name].decode(encoded)
     torch.cuda.synchronize()
     packer.poll()
@@ -62,7 +61,7 @@ def test_relu_backward_is_threshold_backward(name, dtype):
     y = torch.relu(values_of(4 * 33 * 57 * 61, dtype, 4, 0.2, False).view(4, 33, 57, 61).cuda())
     y = y.to(memory_format=torch.channels_last)
     packer = ExactPacker()
-    encoded = packer.encode(name, y)
+    encoded = packer.encode(CODECS[name], y)
     for grad in (
         torch.randn_like(y),
         torch.randn(y.shape, device="cuda").to(dtype),
@@ -81,13 +80,13 @@ def test_the_host_never_waits(name):
     packer = ExactPacker()
     x = host_values((300_000,), torch.float32).cuda()
     grad = torch.randn_like(x)
-    CODECS[name].decode(packer.encode(name, x))  # compiles the kernels, allocates the pinned slots
-    CODECS[name].relu_backward(packer.encode(name, x), grad)
+    CODECS[name].decode(packer.encode(CODECS[name], x))  # compiles the kernels, allocates the pinned slots
+    CODECS[name].relu_backward(packer.encode(CODECS[name], x), grad)
     torch.cuda.synchronize()
     packer.poll()
     with no_synchronisation():
         torch.cuda._sleep(SLEEP_CYCLES)
-        held = [packer.encode(name, x) for _ in range(5)]
+        held = [packer.encode(CODECS[name], x) for _ in range(5)]
         assert packer.poll() == 0 and all(e.pending for e in held)
         early = [CODECS[name].decode(e) for e in held]
         CODECS[name].relu_backward(held[0], grad)
@@ -104,7 +103,7 @@ def test_an_encoding_is_settled_on_its_own_stream_only():
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        encoded = packer.encode("zvc", x)
+        encoded = packer.encode(CODECS["zvc"], x)
     torch.cuda.synchronize()
     assert packer.poll() == 0 and encoded.pending
     with torch.cuda.stream(side):
@@ -117,7 +116,7 @@ def test_slots_of_dropped_encodings_are_reused_without_mixing_counts():
     packer = ExactPacker()
     xs = [host_values((20_000 + 999 * i,), torch.float32, seed=i).cuda() for i in range(7)]
     for round_ in range(60):
-        held = [(x, packer.encode("csr", x)) for x in xs]
+        held = [(x, packer.encode(CODECS["csr"], x)) for x in xs]
         del held[round_ % 7 :: 3]
         if round_ % 5 == 0:
             torch.cuda.synchronize()
@@ -130,11 +129,11 @@ def test_slots_of_dropped_encodings_are_reused_without_mixing_counts():
 def test_settling_gives_the_scratch_back():
     packer = ExactPacker()
     x = torch.relu(torch.randn(1 << 22, device="cuda"))
-    packer.encode("zvc", x)
+    packer.encode(CODECS["zvc"], x)
     torch.cuda.synchronize()
     packer.poll()
     before = torch.cuda.memory_allocated()
-    encoded = packer.encode("zvc", x)
+    encoded = packer.encode(CODECS["zvc"], x)
     assert torch.cuda.memory_allocated() - before >= x.nbytes
     torch.cuda.synchronize()
     packer.poll()

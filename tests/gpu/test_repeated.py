@@ -6,7 +6,7 @@ import torch
 from gistkit.kernels import ops
 from gistkit.kernels.launch import direct
 from gistkit.kernels.layout import flat
-from gistkit.nn.factors import Factors
+from gistkit.nn.norm import Factors
 from gistkit.runtime.stash.verify import same_bits
 
 pytestmark = pytest.mark.gpu

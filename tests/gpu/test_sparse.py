@@ -6,7 +6,6 @@ import torch
 from gistkit.codecs import CODECS, Sparse
 from gistkit.kernels import STRIDES, ops
 from gistkit.kernels.reference import sparse as reference
-from gistkit.kernels.reference import sparse_blocks as block_reference
 from tests.support.sparse_cases import (
     EMPTY,
     PAYLOADS,
@@ -17,7 +16,7 @@ from tests.support.sparse_cases import (
     relu_gradient,
     sparse_case,
 )
-from tests.support.tensors import FLOATS, float_values, plain_nan, same_bits
+from tests.support.tensors import FLOATS, float_values, same_bits
 
 pytestmark = pytest.mark.gpu
 
@@ -141,21 +140,6 @@ def test_packing_equals_the_oracle(dtype, stride, longest):
         pair = ops.csr_compact(columns.cuda(), scratch.cuda(), there, total)
         for a, b in zip(pair, reference.csr_compact(columns, scratch, counts, total), strict=True):
             assert torch.equal(a.cpu(), b)
-
-
-@pytest.mark.parametrize("fmt", ("fp16", "fp8"))
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("longest, stride", ((3, 256), (30, 1024), (256, 256)))
-@pytest.mark.parametrize("unaligned", (0, 1))
-def test_packing_blocks_equals_the_oracle(fmt, dtype, longest, stride, unaligned):
-    """Blocks with exponents of their own, of items of one slot or of many, empty slots between them."""
-    counts = (torch.randint(0, longest + 1, (5000,)) * (torch.rand(5000) > 0.3)).to(torch.int16)
-    total, n = int(counts.sum()), 5000 * stride
-    x = plain_nan((float_values(n, dtype, 8, 0.0, False) * torch.exp2(torch.arange(n) // 50 % 13)).to(dtype))
-    there = torch.cat((x[:unaligned], x)).cuda()[unaligned:]
-    made = ops.compact_blocks(there, counts.cuda(), stride, total, fmt)
-    for a, b in zip(made, block_reference.compact_blocks(x, counts, stride, total, fmt), strict=True):
-        assert torch.equal(a.cpu(), b)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

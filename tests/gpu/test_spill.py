@@ -37,7 +37,17 @@ def capacity_of(codec: Sparse, x: torch.Tensor, room: float) -> int:
 def within(codec: Sparse, x: torch.Tensor, room: float) -> tuple[Encoded, torch.Tensor]:
     capacity = capacity_of(codec, x, room)
     spill = pinned(codec, x.numel(), x.dtype, capacity)
-    return codec.begin_within(x, capacity, spill), spill
+    count = count_of(x)
+    encoded = codec.begin_within(x, capacity, spill, count)
+    if x.is_cuda:
+        torch.cuda.synchronize()
+    assert int(count) == int((bits(x) != 0).sum())
+    return encoded, spill
+
+
+def count_of(x: torch.Tensor) -> torch.Tensor:
+    """Where the number of stored elements goes."""
+    return torch.full((2,), -1, dtype=torch.int64).pin_memory()[0] if x.is_cuda else torch.zeros((), dtype=torch.int64)
 
 
 def values(n: int, dtype: torch.dtype, codec: Sparse, zeros: float, seed: int = 2) -> torch.Tensor:
@@ -67,11 +77,11 @@ def test_reading_gives_the_plain_encodings_bits_before_and_after_settling(name, 
     codec.settle(plain, total)
     encoded, spill = within(codec, x, room)
     capacity = encoded.payload[2].numel()
-    assert encoded.pending and encoded.spilled is None and int(codec.total(encoded)) == total
+    assert encoded.pending and int(codec.total(encoded)) == total
     assert encoded.nbytes == codec.within_bytes(N, dtype, capacity)
     check_reads(codec, encoded, plain, grad)
     codec.settle(encoded, total)
-    assert not encoded.pending and encoded.spilled is (total > capacity)
+    assert not encoded.pending and (encoded.state()[2] is not None) is (total > capacity)
     check_reads(codec, encoded, plain, grad)
     torch.cuda.synchronize()
     assert bool((spill == UNTOUCHED).all()) is (total <= capacity)
@@ -108,7 +118,7 @@ def test_a_part_of_a_larger_pinned_chunk(name):
     capacity = capacity_of(codec, x, 0.5)
     size = codec.spill_bytes(N, x.dtype, capacity)
     chunk = torch.full((size + 8192,), UNTOUCHED, dtype=torch.uint8).pin_memory()
-    encoded = codec.begin_within(x, capacity, chunk[4096 : 4096 + size])
+    encoded = codec.begin_within(x, capacity, chunk[4096 : 4096 + size], count_of(x))
     assert same_bits(codec.decode(encoded), codec.decode(codec.begin(x)))
     torch.cuda.synchronize()
     assert bool((chunk[:4096] == UNTOUCHED).all()) and bool((chunk[4096 + size :] == UNTOUCHED).all())
@@ -131,21 +141,22 @@ def test_nothing_waits_and_the_scratch_is_let_go_of(name):
     x = torch.relu(torch.randn(n, device="cuda"))
     capacity = codec.capacity(n, 0.55)
     spill = pinned(codec, n, x.dtype, capacity)
-    codec.decode(codec.begin_within(x, capacity, spill))  # compiles the kernels
+    count = count_of(x)
+    codec.decode(codec.begin_within(x, capacity, spill, count))  # compiles the kernels
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     with no_synchronisation():
         torch.cuda._sleep(100_000_000)
-        encoded = codec.begin_within(x, capacity, spill)
+        encoded = codec.begin_within(x, capacity, spill, count)
         held = torch.cuda.memory_allocated() - before
         codec.decode(encoded)
     # the allocator leaves up to 1 MiB unsplit after a large block and rounds the others to 512 bytes
     assert encoded.nbytes <= held <= encoded.nbytes + 2 * 2**20 + 3 * 512
     codec.settle(encoded, int(codec.total(encoded)))
-    assert encoded.spilled is False
+    assert encoded.state()[2] is None
 
 
 def test_pageable_memory_is_refused():
     codec, x = WITHIN["zvc"], torch.ones(3000, device="cuda")
     with pytest.raises(ValueError, match="begin_within: spill must be pinned memory for x on cuda:0, got pageable"):
-        codec.begin_within(x, 8, torch.empty(codec.spill_bytes(3000, x.dtype, 8), dtype=torch.uint8))
+        codec.begin_within(x, 8, torch.empty(codec.spill_bytes(3000, x.dtype, 8), dtype=torch.uint8), count_of(x))

@@ -121,14 +121,14 @@ def test_spans_are_used_again_in_the_order_of_the_stream_with_the_host_ahead(nam
     packer = ExactPacker(lag=LAG, bounded=True, spill=spill)
     xs = [values_of(200_000 + 777 * i, torch.float32, i, 0.4, False).nan_to_num().to(DEVICE) for i in range(8)]
     for x in xs:  # compiles the kernels, and asks for the memory
-        codec.decode(packer.encode(name, x, forecast=forecast))
+        codec.decode(packer.encode(CODECS[name], x, forecast=forecast))
     torch.cuda.synchronize()
     packer.poll()
     told.clear()
     held_bytes, outs = spill.held_bytes, []
     with ahead(monkeypatch) as done:
         for x in xs:
-            outs.append(codec.decode(packer.encode(name, x, forecast=forecast)))
+            outs.append(codec.decode(packer.encode(CODECS[name], x, forecast=forecast)))
         assert not done.query() and told == []
         assert lent_bytes(spill) == 0 and spill.held_bytes == held_bytes  # each had the place of the one before
     assert packer.poll() == 0 and not packer.waits
@@ -251,10 +251,14 @@ def test_memory_is_not_anothers_while_the_device_has_to_use_it_though_the_model_
     for m in (plain, model):
         brighten(m, 1.0)
     want, data = step(plain, 3), batch(3)
-    chunks = [c for held in engine_of(model)._packer._spill._chunks.values() for c in held]
-    sizes = [chunk.memory.numel() for chunk in chunks]
-    storages = [StorageWeakRef(chunk.memory.untyped_storage()) for chunk in chunks]
-    del chunks
+    packer = engine_of(model)._packer
+    torch.cuda.synchronize()
+    packer.poll()
+    assert lent_bytes(packer._spill) == 0
+    spans = [span for free in packer._spill._free.values() for span in free]
+    sizes = [span.numel() for span in spans]
+    storages = [StorageWeakRef(span.untyped_storage()) for span in spans]
+    del packer, spans
     with ahead(monkeypatch) as done:
         found = updated(model, forward(model, data, 3))
         gistkit.restore(model)
@@ -278,4 +282,4 @@ def test_streams_have_memory_of_their_own():
             found = updated(model, forward(model, data, seed))
         torch.cuda.synchronize()
         assert equal(found, want)
-    assert len(engine_of(model)._packer._spill._chunks) == 2
+    assert len({stream for stream, _ in engine_of(model)._packer._spill._free}) == 2

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gistkit.runtime.live import LiveBytes
-from gistkit.training import TrainSettings, train
-from gistkit.zoo.resnet import CifarResNet, _BasicBlock, _Bottleneck
+from gistkit.training import Comparison, TrainSettings
+from gistkit.zoo.resnet import BasicBlock, Bottleneck, ResNet
 from tests.support.training import assert_same_training, batches
 
 pytestmark = pytest.mark.gpu
@@ -23,7 +23,7 @@ def test_backward_in_the_device_thread_is_seen():
 
 
 def test_lossless_training_equals_plain_and_needs_less_device_memory():
-    result = train(TrainSettings("vgg16", steps=4, batch=32, image_size=64, device="cuda"))
+    result = Comparison(TrainSettings("vgg16", steps=4, batch=32, image_size=64, device="cuda")).run()
     plain, lossless, lossy = result.runs
     assert result.first_difference is None
     assert lossy.kept_bytes < lossless.kept_bytes < plain.kept_bytes
@@ -32,9 +32,7 @@ def test_lossless_training_equals_plain_and_needs_less_device_memory():
         assert run.device_peak_bytes is not None and run.device_peak_bytes >= run.peak_bytes
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: CifarResNet(_BasicBlock, (1, 1, 1), 10), lambda: CifarResNet(_Bottleneck, (1, 1, 1), 10)]
-)
+@pytest.mark.parametrize("make", [lambda: ResNet(BasicBlock, (1, 1, 1), 10), lambda: ResNet(Bottleneck, (1, 1, 1), 10)])
 def test_steps_whose_first_data_do_not_tell_arithmetics_apart(make):
     """The means of their first batch norms are next to nothing, by which two arithmetics give the first step's bits."""
     torch.manual_seed(0)

@@ -3,21 +3,18 @@
 import pytest
 import torch
 
-from gistkit.kernels.sparse.ends import FEW, ends, ends_and_heads
+from gistkit.kernels.sparse.ends import FEW, ends
 from gistkit.kernels.sparse.spill import group_slots, spill_origin
 from tests.support.tensors import same_bits
 
 
 @pytest.mark.parametrize("slots", (1, 1023, 1024, 2051, FEW + 1))
-def test_ends_are_running_sums_and_heads_the_slots_of_multiples(slots):
+def test_ends_are_running_sums(slots):
     counts = torch.randint(0, 1025, (slots,)).to(torch.int16)
     counts[::3] = 0
     counts[-1] = 1024
     expected = counts.cumsum(0, dtype=torch.int64)
-    places = torch.arange(0, int(expected[-1]), 1024)
-    made, heads = ends_and_heads(counts, places.numel(), 1024)
-    assert same_bits(made, expected) and same_bits(ends(counts), expected)
-    assert heads.tolist() == torch.searchsorted(expected, places, right=True).tolist()
+    assert same_bits(ends(counts), expected)
 
 
 @pytest.mark.parametrize(

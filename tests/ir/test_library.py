@@ -18,7 +18,7 @@ def kept(graph):
 def test_layers_group_forward_and_backward():
     made = layers(pooled())
     assert [layer.kind for layer in made] == [
-        *("CONV", "ACTV", "CONV", "ACTV", "POOL", "CONV", "ACTV", "POOL", "DROPOUT", "FC", "OTHER"),
+        *("CONV", "ACTV", "CONV", "ACTV", "POOL", "CONV", "ACTV", "POOL", "DROPOUT", "FC", "OTHER")
     ]
     conv, pool = made[2], made[4]
     tasks = pooled().tasks
@@ -33,9 +33,7 @@ def test_layers_behind_an_fc_extract_no_features():
     step = Step()
     x = step.relu(step.linear(step.flatten(step.relu(step.conv(step.input(3, 8, 8), 4))), 10))
     flags = [(layer.kind, layer.features) for layer in layers(step.finish(step.linear(x, 5)))]
-    assert flags == [
-        *(("CONV", True), ("ACTV", True), ("FC", False), ("ACTV", False), ("FC", False), ("OTHER", False)),
-    ]
+    assert flags == [*(("CONV", True), ("ACTV", True), ("FC", False), ("ACTV", False), ("FC", False), ("OTHER", False))]
 
 
 def test_max_pool_reads_x_and_y_and_keeps_no_index():

@@ -14,22 +14,11 @@ def graph(n=2, extra_read=()):
         return Save(storage, "Node", field, shape, "float32", read, value)
 
     calls = (
-        Call(
-            0,
-            "conv2d",
-            0,
-            "a",
-            (0, 1),
-            (2,),
-            (save(0, "input", 0), save(1, "weight", 1)),
-            False,
-            {"groups": 1},
-            (0, 1),
-            (2,),
-        ),
+        Call(0, "conv2d", 0, "a", (0, 1), (2,), (save(0, "input", 0), save(1, "weight", 1)), False, {"groups": 1},
+             (0, 1), (2,)),
         Call(1, "relu", 1, "", (2, *extra_read), (3,), (save(3, "result", 3),), False, {"inplace": False}, (2,), (3,)),
         Call(2, "conv2d", 2, "b", (3, 1), (4,), (save(3, "input", 3), save(1, "weight", 1)), False, None, (3, 1), (4,)),
-    )
+    )  # fmt: skip
     kinds = ("input", "parameter", "activation", "activation", "activation")
     storages = tuple(
         SavedStorage(i, n * 32, "float32", shape, kind, producer, i == 4, 0.25 if i == 3 else None)

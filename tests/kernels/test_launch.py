@@ -1,10 +1,12 @@
-"""The compiled kernel of a launch's first call is called directly by the later ones, and only by those of its kind."""
+"""The compiled kernel of a launch's first call is called directly by the later ones, and only by those of its kind; a
+launch that comes again with tensors of the same kind is the call that every launch of that kind makes."""
 
 import pytest
 import torch
 
 from gistkit.kernels import compat
 from gistkit.kernels.launch import tiling
+from gistkit.kernels.launch.tiling import Repeated
 
 
 class Compiled:
@@ -33,7 +35,7 @@ class Kernel:
         return first
 
 
-X = torch.empty(64)
+X, Y = torch.empty(64), torch.empty(64)
 N = 3 * 16
 
 
@@ -71,3 +73,58 @@ def test_what_triton_specialises_on_makes_another_kind(launched, change):
 
 def test_alignment_is_told_by_the_address(launched):
     assert len(launched(x=X[4:])) == 1 and len(launched(x=X[2:])) == 2
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """A kernel on device 0, which is the current one."""
+    monkeypatch.setattr(compat, "current_stream", lambda device: 7)
+    monkeypatch.setattr(compat, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", _Device)
+    return Kernel()
+
+
+class _Device:
+    def __init__(self, index):
+        self.index = index
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+
+def repeated(kernel, device=0):
+    return Repeated(kernel, 5, device, (48,), ROWS=256, ALIGNED=True)
+
+
+def addresses(*tensors):
+    return tuple(t.data_ptr() for t in tensors)
+
+
+def test_it_makes_the_same_call(kernel):
+    launch = repeated(kernel)
+    assert not launch.at(*addresses(X, Y)) and not kernel.compiled, "nothing is known before the first"
+    launch.first(X, Y)
+    (compiled,) = kernel.compiled
+    assert not compiled.calls and launch.at(*addresses(X, Y))
+    tiling.launch_here(kernel, 5, 0, 4, (X, Y, 48), {"ROWS": 256, "ALIGNED": True})
+    assert len(kernel.compiled) == 1 and compiled.calls[0] == compiled.calls[1]
+
+
+def test_addresses_of_another_kind_go_the_usual_way(kernel):
+    launch = repeated(kernel)
+    launch.first(X[1:], Y)
+    assert not launch.at(*addresses(X, Y)), "what was compiled for odd addresses serves no others"
+    launch.first(X, Y)
+    assert len(kernel.compiled) == 2 and launch.at(*addresses(X[4:], Y))
+    assert not launch.at(*addresses(X[1:], Y)) and not launch.at(*addresses(X, Y[2:]))
+
+
+def test_another_device_is_made_the_current_one(kernel, monkeypatch):
+    launch = repeated(kernel, device=1)
+    launch.first(X, Y)
+    assert not launch.at(*addresses(X, Y))
+    monkeypatch.setattr(compat, "current_device", lambda: 1)
+    assert launch.at(*addresses(X, Y))

@@ -39,17 +39,6 @@ def test_relu_and_its_mask_on_every_bit_pattern(dtype):
 
 
 @dtypes
-def test_relu_of_negative_zero_is_positive_zero_where_asked(dtype):
-    x = every_pattern(dtype)
-    y, mask = reference.relu_mask1(x, positive_zero=True)
-    z = x.clone()
-    assert torch.equal(reference.relu_mask1_(z, positive_zero=True), mask) and same_bits(z, y)
-    assert torch.equal(mask, reference.mask1_encode(x)) and not y[x <= 0].signbit().any()
-    passing = ~(x <= 0)
-    assert same_bits(y[passing], torch.relu(x)[passing])
-
-
-@dtypes
 @given(n=LENGTHS, seed=st.integers(0, 999))
 def test_backward_is_pytorchs(dtype, n, seed):
     x, grad = values_of(n, dtype, seed, 0.3, False), values_of(n, dtype, seed + 1, 0.1, True)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from gistkit.kernels.pool import keys as pool_keys
+from gistkit.kernels.pool import maxima
 from tests.support.ptx import halves, joined, run
 
 PATTERNS = np.arange(2**16).astype(np.uint16)
@@ -29,8 +29,8 @@ def expected_key(patterns: np.ndarray, low: int, nan: int, dtype: torch.dtype, r
 def test_keys_of_every_pattern(sm, bf16, relu):
     other = np.random.default_rng(0).permutation(PATTERNS)
     dtype = torch.bfloat16 if bf16 else torch.float16
-    text = pool_keys._assembly.fn(bf16, relu, sm)
-    nan = (pool_keys.NAN.value | 7, pool_keys.NAN.value | 30)
+    text = maxima._assembly.fn(bf16, relu, sm)
+    nan = (maxima.NAN.value | 7, maxima.NAN.value | 30)
     constants = {"$3": np.full(2**16, LOWS, np.uint32), "$4": np.full(2**16, nan[0] | nan[1] << 16, np.uint32)}
     keys = run(text, {"$2": joined(PATTERNS, other), **constants}, ["$0", "$1"])
     for key, patterns, low, place in zip(keys, (PATTERNS, other), (LOWS & 0xFFFF, LOWS >> 16), nan, strict=True):

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from gistkit import functional
-from gistkit.nn.autocast import cast, disabled
+from gistkit.nn.autocast import cast
 from tests.support.nn_cases import assert_same, planted
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -93,26 +93,3 @@ def test_a_leaf_is_cast_once_a_region(shape):
     assert first is second is third is not other
     assert first.shape == leaf.shape and first.stride() == leaf.stride() and first.requires_grad
     assert torch.equal(first, leaf.bfloat16())
-
-
-def test_disabled_restores_autocast():
-    with torch.autocast("cpu", torch.float16):
-        with pytest.raises(KeyError), disabled("cpu"):
-            assert not torch.is_autocast_enabled("cpu")
-            raise KeyError
-        assert torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16
-    with disabled("cpu"):
-        assert not torch.is_autocast_enabled("cpu")
-    assert not torch.is_autocast_enabled("cpu")
-
-
-def test_a_small_network():
-    def network(f, x, kernel, scale, shift, matrix):
-        y = f.conv2d(x, kernel, None, 1, 1)
-        running = torch.zeros(4), torch.ones(4)
-        y = f.max_pool2d(f.relu(f.batch_norm(y, *running, scale, shift, True), True), 2)
-        return f.linear(f.dropout(y.flatten(1)), matrix).float()
-
-    operands = _operands((2, 3, 8, 8), (4, 3, 3, 3), (4,), (4,), (5, 64))
-    own, plain = (_under(torch.bfloat16, lambda *t, f=f: network(f, *t)) for f in (functional, F))
-    assert_same(own, plain, operands, special=False)

@@ -206,18 +206,6 @@ def test_bytes_kept_and_outputs_freed():
     assert same_bits(x.grad, torch.autograd.grad(F.max_pool2d(F.relu(x), 2).sum(), x)[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float8_e4m3fn])
-def test_dtypes_without_kernels_are_pytorchs(dtype):
-    x = planted((2, 3, 8, 8)).to(dtype).requires_grad_()
-    if dtype == torch.float64:
-        assert_same(functional.relu, F.relu, [x])
-        assert_same(lambda t: functional.relu_max_pool2d(t, 2), lambda t: F.max_pool2d(F.relu(t), 2), [x])
-        assert_same(functional.dropout, F.dropout, [x])
-    else:
-        with pytest.raises(Exception, match="Float8_e4m3fn"):
-            functional.relu(x)
-
-
 @pytest.mark.parametrize("f", [functional.relu, functional.dropout, lambda x: functional.max_pool2d(x, 2)])
 def test_nothing_recorded_without_gradients(f):
     x = planted((1, 2, 4, 4))

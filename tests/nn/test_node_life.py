@@ -55,9 +55,7 @@ def test_the_hold_goes_with_its_use(ops):
     x = _input()
     y = ops[0](x)
     kept = y.grad_fn.kept
-    hold = (
-        weakref.ref(kept) if not isinstance(kept, tuple | list) else weakref.ref(next(k for k in kept if k is not None))
-    )
+    hold = weakref.ref(next(k for k in kept if k is not None) if isinstance(kept, tuple | list) else kept)
     del kept
     y.sum().backward(retain_graph=True)
     gc.collect()

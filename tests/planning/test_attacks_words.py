@@ -1,7 +1,5 @@
 """What a user may give or edit that makes no sense, and what was once answered badly: each is told by name."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache
 
@@ -36,16 +34,10 @@ def step(model):
     return gistkit.step(model, F.cross_entropy, images(), torch.arange(4))
 
 
-@pytest.mark.parametrize(
-    ("asked", "text"),
-    [
-        ("bitwise", "raise the budget to 300 bytes or take"),
-        ("reassociated", "raise the budget to 200 bytes, for reassociated moves, or take"),
-        ("lossy", "raise the budget to 100 bytes, for lossy moves, or take"),
-    ],
-)
-def test_a_refusal_names_the_bytes_of_the_class_that_was_asked_for(asked, text):
-    assert text in remedy(50, LEAST, asked, "fp8")
+def test_a_refusal_names_the_bytes_of_the_class_that_was_asked_for():
+    texts = {"bitwise": "", "reassociated": ", for reassociated moves,", "lossy": ", for lossy moves,"}
+    for asked, text in texts.items():
+        assert f"raise the budget to {LEAST[asked]} bytes{text} or take" in remedy(50, LEAST, asked, "fp8")
 
 
 @pytest.mark.parametrize("call", [gistkit.plan, gistkit.profile])
@@ -79,11 +71,6 @@ def test_a_batch_norm_that_averages_over_all_batches_is_planned():
 def test_networks_of_impossible_sizes_are_refused(words, text):
     with pytest.raises(ValueError, match=text):
         gistkit.zoo.load("vgg16", **words)
-
-
-def test_the_package_is_a_command():
-    shown = subprocess.run([sys.executable, "-m", "gistkit", "--help"], capture_output=True, text=True, check=True)
-    assert shown.stdout.startswith("usage: gistkit [-h] [--version] COMMAND")
 
 
 def test_a_plan_that_rounds_says_so():

@@ -158,7 +158,7 @@ def test_a_budget_that_another_class_can_meet(step):
     with pytest.raises(gistkit.BudgetError) as raised:
         planning.plan_graph(graph, costs, budget=least["bitwise"] - 1)
     assert str(raised.value).endswith(
-        ': fidelity="reassociated" (sums in another order: batch slices, sub-batches) or lossy="fp8" (rounded '
+        ': fidelity="reassociated" (sums in another order: sub-batches) or lossy="fp8" (rounded '
         "activations) would do; or raise the budget, or take a smaller batch"
     )
     found = planning.plan_graph(graph, costs, budget=least["bitwise"] - 1, fidelity="reassociated")

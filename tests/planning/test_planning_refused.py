@@ -14,7 +14,6 @@ from tests.support.planning_cases import T, X, net
     [
         ({"budget": "lots"}, ValueError, r"budget must be .*, got 'lots'; write a number and a unit"),
         ({"budget": 1.5}, TypeError, r"budget must be .*, got float 1.5"),
-        ({"budget": "x" * 500}, ValueError, r"budget must be .*, got 'x{44}\.\.\.x{11}'; write a number and a unit"),
         ({"budget": 10**5000}, ValueError, r"budget must be .*, got int too long to be shown; check the number"),
         ({"reserved_bytes": "10%"}, ValueError, r"reserved_bytes must be .*, got '10%': a share of what"),
         (
@@ -75,10 +74,8 @@ def test_bytes_that_only_a_library_knows_are_no_budget(kind, hardware):
     with pytest.raises(gistkit.CaptureError, match=r"how many \w+ of 'layer' \(call \d\) keeps .* without a budget"):
         gistkit.plan(model, x, budget="90%", hardware=hardware)
     assert gistkit.plan(model, x, hardware=hardware).peak_bytes
-
-
-def test_other_recurrent_layers_of_the_cpu_are_planned():
-    assert gistkit.plan(Recurrent(nn.GRU), torch.randn(5, 3, 8), budget="100%").peak_bytes
+    if kind is nn.GRU:
+        assert gistkit.plan(model, x, budget="100%", hardware="cpu").peak_bytes, "of PyTorch's own on the CPU"
 
 
 @pytest.mark.parametrize("policy", ["optimal", "gist", "modnn"])

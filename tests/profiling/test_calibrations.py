@@ -7,16 +7,9 @@ import pytest
 import torch
 
 from gistkit import cli
-from gistkit.api import hardware as at_hand
 from gistkit.planning.cost.devices import PRESETS, Hardware
-from gistkit.profiling import calibrations as module
-from gistkit.profiling.calibrations import (
-    cache_folder,
-    calibrated,
-    calibration_file,
-    keep_calibration,
-    kept_calibration,
-)
+from gistkit.profiling import calibration as module
+from gistkit.profiling.calibration import calibration_file, card_at_hand, keep_calibration, kept_calibration
 
 CARD = "NVIDIA H800 / 80GB"
 DEVICE = torch.device("cuda", 0)
@@ -37,27 +30,22 @@ def cuda(monkeypatch):
     return found
 
 
-class Measures:
-    """A calibration by no clock: counts its calls."""
-
-    def __init__(self, result=FOUND):
-        self.result, self.calls = result, []
-
-    def __call__(self, device):
-        self.calls.append(device)
-        if isinstance(self.result, Exception):
-            raise self.result
-        return self.result
+@pytest.fixture
+def calls(monkeypatch):
+    """The calls of a calibration by no clock."""
+    seen = []
+    monkeypatch.setattr(module, "calibrate", lambda device: (seen.append(device), FOUND)[1])
+    return seen
 
 
 def test_the_folder(monkeypatch, tmp_path, cache):
-    assert cache_folder() == cache
+    assert calibration_file(CARD).parent == cache / "hardware"
     monkeypatch.delenv("GISTKIT_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder() == tmp_path / "xdg" / "gistkit"
+    assert calibration_file(CARD).parent == tmp_path / "xdg" / "gistkit" / "hardware"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert cache_folder() == tmp_path / "home" / ".cache" / "gistkit"
+    assert calibration_file(CARD).parent == tmp_path / "home" / ".cache" / "gistkit" / "hardware"
 
 
 def test_what_is_kept_comes_back_whole():
@@ -69,48 +57,46 @@ def test_what_is_kept_comes_back_whole():
     assert kept_calibration("NVIDIA H800  80GB") is None, "another card of which the file name is the same"
 
 
-def test_a_card_is_measured_once(cuda):
-    measure = Measures()
-    assert calibrated(DEVICE, measure) == FOUND
-    again = calibrated(DEVICE, measure)
-    assert measure.calls == [DEVICE]
+def test_a_card_is_measured_once(cuda, calls):
+    assert card_at_hand(DEVICE) == FOUND
+    again = card_at_hand(DEVICE)
+    assert calls == [DEVICE]
     assert again == replace(FOUND, memory_bytes=cuda.total_memory) and again.source == FOUND.source
 
 
 @pytest.mark.parametrize("text", ["{", '{"name": "x"}', "", FOUND.to_json().replace(CARD, "another")])
-def test_a_damaged_file_is_measured_anew(cuda, text):
+def test_a_damaged_file_is_measured_anew(cuda, calls, text):
     path = calibration_file(CARD)
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    measure = Measures()
-    assert calibrated(DEVICE, measure) == FOUND and len(measure.calls) == 1
+    assert card_at_hand(DEVICE) == FOUND and len(calls) == 1
     assert Hardware.from_json(path.read_text()) == FOUND
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(cuda, cache):
+def test_a_folder_that_cannot_be_written_is_no_error(cuda, cache, calls):
     cache.write_text("a file where the folder should be")
-    measure = Measures()
-    assert [calibrated(DEVICE, measure) for _ in range(2)] == [FOUND, FOUND]
-    assert len(measure.calls) == 2 and keep_calibration(FOUND) is None
+    assert [card_at_hand(DEVICE) for _ in range(2)] == [FOUND, FOUND]
+    assert len(calls) == 2 and keep_calibration(FOUND) is None
 
 
-def test_a_full_card_is_refused_with_the_remedy(cuda):
-    full = Measures(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 512.00 MiB."))
+def test_a_full_card_is_refused_with_the_remedy(cuda, monkeypatch):
+    def full(device):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 512.00 MiB.")
+
+    monkeypatch.setattr(module, "calibrate", full)
     with pytest.raises(ValueError, match=r"has no preset, has no memory left .*; run `gistkit calibrate` before"):
-        calibrated(DEVICE, full)
+        card_at_hand(DEVICE)
     assert kept_calibration(CARD) is None
 
 
-def test_a_plan_takes_the_calibration_the_preset_or_a_measurement(monkeypatch, cuda):
-    measure = Measures()
-    monkeypatch.setattr(at_hand, "calibrated", lambda device: calibrated(device, measure))
-    assert at_hand.card_at_hand(DEVICE) == FOUND and measure.calls == [DEVICE]
+def test_a_plan_takes_the_calibration_the_preset_or_a_measurement(calls, cuda):
+    assert card_at_hand(DEVICE) == FOUND and calls == [DEVICE]
     cuda.name = "NVIDIA L40S"
-    assert at_hand.card_at_hand(DEVICE) == replace(PRESETS["l40s"], memory_bytes=cuda.total_memory)
+    assert card_at_hand(DEVICE) == replace(PRESETS["l40s"], memory_bytes=cuda.total_memory)
     keep_calibration(replace(FOUND, name=cuda.name))
-    found = at_hand.card_at_hand(DEVICE)
+    found = card_at_hand(DEVICE)
     assert (found.name, found.memory_gbps, found.memory_bytes) == (cuda.name, FOUND.memory_gbps, cuda.total_memory)
-    assert measure.calls == [DEVICE]
+    assert calls == [DEVICE]
 
 
 def test_a_calibration_leaves_random_states_and_ignores_autocast(monkeypatch):

@@ -96,13 +96,3 @@ def test_another_models_graph():
         "the step differs from its plan: expected the task 1, forward sigmoid of 1, got a step without it; "
         "measure the model, batch and loss that the graph was captured from"
     )
-
-
-def test_refusals():
-    model, x = step()
-    with pytest.raises(ValueError) as raised:
-        measured_tasks(captured(model, x), model, (x,), repeats=0)
-    assert str(raised.value) == "measured_step: repeats must be at least 1, got 0; give 3"
-    with pytest.raises(ValueError) as raised:
-        measured_tasks(capture(model, (x,)), model, (x,))
-    assert str(raised.value) == ("measured_step: graph must have tasks, got none; capture the model with backward=True")

@@ -85,25 +85,14 @@ def test_commands(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (
-            ["--measure", "--hardware", "k40m"],
-            "measured times must be of the hardware that is planned for, 'k40m', got",
-        ),
-        (
-            ["--times", "nowhere.json"],
-            "the file of times nowhere.json cannot be read .*; measure anew: `gistkit profile",
-        ),
-        (
-            ["--times", "FILE", "--hardware", "h200"],
-            "measured times must be of the hardware that is planned for, 'h200'",
-        ),
-        (
-            ["--times", "FILE", "--batch", "5", "--hardware", "cpu"],
-            "must be those of this step of batch 5, fingerprint",
-        ),
-        (["--measure", "--times", "/proc/none/x.json"], "No such file or directory|Permission"),
+        (["--measure", "--hardware", "k40m"],
+         "measured times must be of the hardware that is planned for, 'k40m', got"),
+        (["--times", "FILE", "--hardware", "h200"],
+         "measured times must be of the hardware that is planned for, 'h200'"),
+        (["--times", "FILE", "--batch", "5", "--hardware", "cpu"],
+         "must be those of this step of batch 5, fingerprint"),
     ],
-)
+)  # fmt: skip
 def test_wrong_input_of_the_commands(times, tmp_path, capsys, command, arguments, text):
     graph = capture(Net(), (torch.empty(4, 3, 16, 16),), backward=True, loss_fn=labelled)
     every = {t.index: 1e-3 for t in graph.tasks}

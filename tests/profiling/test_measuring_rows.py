@@ -11,9 +11,8 @@ import gistkit
 from gistkit import MeasureError, capture
 from gistkit.ir.scale import scaled
 from gistkit.planning.cost.table import cost_table
-from gistkit.profiling import task_timer as runtime_times
-from gistkit.profiling.measure import Measured, Work
-from gistkit.profiling.task_timer import step_times
+from gistkit.profiling import measure
+from gistkit.profiling.measure import Measured, Work, step_times
 from gistkit.runtime.offload.host_memory import does_not_fit
 from tests.support.measuring_cases import CPU, step, targets
 
@@ -22,14 +21,14 @@ def limited(monkeypatch, most_rows, error):
     """A device on which more rows do not fit; every task takes 1 s, a step 9 s."""
     tried = []
 
-    def measured(graph, model, work, *, repeats):
+    def measured(graph, model, work):
         tried.append(len(work.args[0]))
         assert all(len(t) == tried[-1] for t in work.targets)
         if tried[-1] > most_rows:
             raise error
         return Measured(dict.fromkeys(range(len(graph.tasks)), 1.0), {}, 9.0)
 
-    monkeypatch.setattr(runtime_times, "measured_step", measured)
+    monkeypatch.setattr(measure, "measured_step", measured)
     return tried
 
 
@@ -91,14 +90,14 @@ class Whole(nn.Module):
 
 
 def test_a_batch_that_cannot_be_cut(monkeypatch):
-    original = runtime_times.measured_step
+    original = measure.measured_step
 
-    def measured(graph, model, work, *, repeats):
+    def measured(graph, model, work):
         if len(work.args[0]) == 8:
             raise OUT[0]
-        return original(graph, model, work, repeats=repeats)
+        return original(graph, model, work)
 
-    monkeypatch.setattr(runtime_times, "measured_step", measured)
+    monkeypatch.setattr(measure, "measured_step", measured)
     with pytest.raises(MeasureError) as raised:
         gistkit.measure(Whole(), torch.randn(8, 3))
     assert re.fullmatch(
@@ -115,5 +114,5 @@ def test_a_host_is_not_tried_beyond_its_memory(monkeypatch):
     peak_bytes = gistkit.plan(model, x, policy="plain").peak_bytes
     tried = limited(monkeypatch, 16, OUT[0])
     for available_bytes, rows in ((peak_bytes, 16), (peak_bytes - 1, 8), (0, 16), (1, 1)):
-        monkeypatch.setattr(runtime_times, "available_bytes", lambda n=available_bytes: n)
+        monkeypatch.setattr(measure, "available_bytes", lambda n=available_bytes: n)
         assert step_times(graph, CPU, model, Work((x,), {})).rows == rows == tried[-1]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gistkit import zoo
-from gistkit.zoo.resnet import CifarResNet, _BasicBlock, _Bottleneck
+from gistkit.zoo.resnet import BasicBlock, Bottleneck, ResNet
 from tests.support.training import assert_same_training, batches
 
 
@@ -17,9 +17,7 @@ def test_twenty_steps_of_zoo_networks(name):
     assert_same_training(zoo.MODELS[name](num_classes=10, image_size=32), batches(20, 2, 32))
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: CifarResNet(_BasicBlock, (1, 1, 1), 10), lambda: CifarResNet(_Bottleneck, (1, 1, 1), 10)]
-)
+@pytest.mark.parametrize("make", [lambda: ResNet(BasicBlock, (1, 1, 1), 10), lambda: ResNet(Bottleneck, (1, 1, 1), 10)])
 def test_twenty_steps_of_zero_padded_shortcuts(make):
     """The blocks of resnet1202, and of resnet509 and resnet851, three of them."""
     torch.manual_seed(0)

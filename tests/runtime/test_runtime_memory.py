@@ -10,7 +10,7 @@ from torch import nn
 
 import gistkit
 from gistkit.runtime.live import LiveBytes
-from tests.support.runtime_cases import block, run
+from tests.support.runtime_cases import run
 from tests.support.training import batches
 
 
@@ -75,7 +75,8 @@ def test_memory_falls_during_backward_and_nothing_is_left():
 
 
 def test_dense_relu_output_goes_with_its_last_forward_reader():
-    model, seen = gistkit.compress(block()), []
+    layers = nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4096, 5)
+    model, seen = gistkit.compress(nn.Sequential(*layers)), []
     relu = model[1]
     x = torch.randn(4, 3, 32, 32)
     run(model, (x, torch.zeros(4, dtype=torch.long)))

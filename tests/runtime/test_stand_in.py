@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import gistkit
+from gistkit.capture.nodes import reachable
 from gistkit.errors import CompressError
 from gistkit.runtime.attach import compressed_forward
 from tests.support.training import batches, train
@@ -125,13 +126,7 @@ def test_restore_takes_it_out_of_a_wrapper_and_compress_puts_it_back_there(wrap)
 
 def kept_by_gistkit(model):
     """The names of gistkit's own nodes behind a forward of the model."""
-    stack, found = [model(DATA[0][0]).grad_fn], []
-    while stack:
-        node = stack.pop()
-        if node is not None:
-            found += [node.name()] if node.name().startswith("_") else []
-            stack += [following for following, _ in node.next_functions]
-    return found
+    return [n.name() for n in reachable([model(DATA[0][0])]) if n.name().startswith("_")]
 
 
 def test_a_wrapper_that_hides_what_it_wraps_is_taken_off_first():

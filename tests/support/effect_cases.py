@@ -4,7 +4,8 @@ from gistkit.ir.plan import Plan
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.simulate.context import Context
-from gistkit.planning.simulate.effects import block_effects, profile
+from gistkit.planning.simulate.effects import block_effects
+from gistkit.planning.simulate.simulator import Simulator
 from gistkit.planning.simulate.step_index import StepIndex
 from tests.support.step_graphs import chain
 
@@ -18,7 +19,7 @@ def plan_of(graph, *decisions, choices=(), policy="test", **fields):
 def lives(graph, plan, hw=CPU, density=0.5):
     """{(block, what): [(first, last, bytes)]} of a plan."""
     found = {}
-    for i in profile(graph, plan, cost_table(graph, hw, density=density)).intervals:
+    for i in Simulator(graph, cost_table(graph, hw, density=density)).profile(plan).intervals:
         found.setdefault((i.block, i.what), []).append((i.first, i.last, i.nbytes))
     return found
 

@@ -75,7 +75,7 @@ def pair(plan, make=Net):
 def held_off(model):
     """Have the model's next forward go the long way."""
     for program in model.forward.engine._programs.values():
-        program.calls[:] = [None] * program.length
+        program.calls[:] = [None] * len(program.steps)
 
 
 def step(model, x):

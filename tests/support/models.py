@@ -48,11 +48,8 @@ class UNet(nn.Module):
 
     def __init__(self, classes: int = 4, width: int = 8) -> None:
         super().__init__()
-        self.down1, self.down2, self.bottom = (
-            _double(3, width),
-            _double(width, 2 * width),
-            _double(2 * width, 4 * width),
-        )
+        self.down1, self.down2 = _double(3, width), _double(width, 2 * width)
+        self.bottom = _double(2 * width, 4 * width)
         self.pool = nn.MaxPool2d(2)
         self.up2, self.up1 = nn.ConvTranspose2d(4 * width, 2 * width, 2, 2), nn.ConvTranspose2d(2 * width, width, 2, 2)
         self.merge2, self.merge1 = _double(4 * width, 2 * width), _double(2 * width, width)

@@ -5,9 +5,8 @@ from dataclasses import replace
 from gistkit.planning.cost.algorithms import Algorithm
 from gistkit.planning.cost.devices import PRESETS, Hardware
 from gistkit.planning.cost.table import CostTable
-from gistkit.planning.policies.modnn.sub_batch import PLAN, Part, least_bytes
-from gistkit.planning.policies.modnn.tdfg import TDFG, Data
-from gistkit.planning.policies.plain import plain
+from gistkit.planning.policies.modnn.sub_batch import PLAN, TDFG, Data, Part, least_bytes
+from gistkit.planning.policies.registry import plain
 from tests.support.step_graphs import chain, forked, pooled
 
 FAST_LINK = replace(PRESETS["k40m"], name="fast link", launch_s=1e-7)

@@ -12,14 +12,8 @@ WORKSPACE = 40000
 def device(link_gbps=1.0, memory_gbps=1000.0, memory_bytes=2**30):
     """A device without launch costs whose link runs at ``link_gbps`` each way."""
     rates = {"d2h_gbps": link_gbps, "h2d_gbps": link_gbps, "both_gbps": 2 * link_gbps}
-    return replace(
-        hardware("titanx"),
-        launch_s=0.0,
-        async_counts=False,
-        memory_gbps=memory_gbps,
-        memory_bytes=memory_bytes,
-        **rates,
-    )
+    memory = {"memory_gbps": memory_gbps, "memory_bytes": memory_bytes}
+    return replace(hardware("titanx"), launch_s=0.0, async_counts=False, **memory, **rates)
 
 
 def conv_ways(seconds=1.0, workspace=WORKSPACE):

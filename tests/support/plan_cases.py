@@ -12,8 +12,8 @@ from gistkit.ir.plan import Decision, Plan
 from gistkit.ir.queries import Reading
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.forms.choices import call_choices
 from gistkit.planning.forms.options import options
+from gistkit.planning.forms.readers import call_choices
 from gistkit.runtime.live import LiveBytes
 from tests.support.peaks import held_step
 

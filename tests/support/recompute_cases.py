@@ -13,7 +13,6 @@ from gistkit.planning.forms.predicted import make_plan
 from gistkit.planning.policies.checkpoint import checkpoint
 from gistkit.runtime.live import LiveBytes
 from tests.support.peaks import held_step
-from tests.support.training import train
 
 
 def by_pixel(out, t):
@@ -84,15 +83,6 @@ def between(graph, costs=None):
         again = [Decision(s, "recompute", "nowhere", sources=(relus[0],)) for s in found]
         return Plan("by hand", graph.fingerprint, tuple(again), ())
     return by_hand(graph, costs, found, relus[:1])
-
-
-def assert_same(model, twin, data, loss_fn=F.cross_entropy):
-    plain, other = train(model, data, loss_fn), train(twin, data, loss_fn)
-    assert torch.equal(torch.stack(plain.losses), torch.stack(other.losses))
-    for want, got in ((plain.state, other.state), (plain.grads, other.grads)):
-        assert want.keys() == got.keys()
-        for name in want:
-            assert torch.equal(want[name], got[name]), name
 
 
 def measured(model, x, t, loss_fn=F.cross_entropy):

@@ -5,15 +5,9 @@ from torch import nn
 
 
 def block(channels=16):
-    return nn.Sequential(
-        nn.Conv2d(3, channels, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(channels, channels, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(channels * 256, 10),
-    )
+    first, second = nn.Conv2d(3, channels, 3, padding=1), nn.Conv2d(channels, channels, 3, padding=1)
+    end = nn.MaxPool2d(2), nn.Flatten(), nn.Linear(channels * 256, 10)
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), *end)
 
 
 def run(model, data, **backward):

@@ -5,12 +5,36 @@ While a step is built, blocks are numbered by storage, gradients come after them
 its memory belongs to one value alone, as autograd does it.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from gistkit.ir.tasks import Task, Use
-from tests.support.step_lives import Life
+from gistkit.ir.tasks import BEFORE, Block, Task, Use
 
 PARAMETRIC = ("conv2d", "linear", "batch_norm")
+OUTLIVING = ("weight", "buffer", "input", "weight_gradient")
+"""Kinds that are there when the step is over."""
+
+
+@dataclass
+class Life:
+    """A block under construction."""
+
+    kind: str
+    nbytes: int
+    first: int
+    storage: int = -1
+    last: int = BEFORE
+    saved: int = -1
+    uses: list[Use] = field(default_factory=list)
+    holder: int = -1
+    dtype: str = "float32"
+    name: str = ""
+
+    def block(self, number, end, outlives=False):
+        """The block of that number in a step of ``end`` tasks."""
+        last = end if outlives or self.kind in OUTLIVING else self.last
+        uses = tuple(sorted(self.uses, key=lambda u: u.task))
+        told = (self.holder, self.dtype, self.name)
+        return Block(number, self.kind, self.nbytes, self.storage, self.first, last, self.saved, uses, *told)
 
 
 class Backward:
@@ -40,21 +64,8 @@ class Backward:
             life = step.lives[step.of(value)]
             life.uses.append(Use(index, values))
         moved = sum(step.lives[b].nbytes for b in (*blocks, *writes))
-        step.tasks.append(
-            Task(
-                index,
-                "backward",
-                forward.op,
-                call,
-                forward.module,
-                blocks,
-                tuple(writes),
-                flops,
-                moved,
-                part=part,
-                conv=forward.conv,
-            )
-        )
+        where = (index, "backward", forward.op, call, forward.module, blocks, tuple(writes), flops, moved)
+        step.tasks.append(Task(*where, part=part, conv=forward.conv))
         for save in step.calls[call].saves:
             step.lives[save.storage].holder = index
         return index

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from gistkit.ir.saved_graph import Call, Save, SavedGraph, SavedStorage, Value
 from gistkit.ir.tasks import BEFORE, ConvShape, Task
-from tests.support.step_backward import backward
-from tests.support.step_lives import Life
+from tests.support.step_backward import Life, backward
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int64": 8}
 WINDOW = {"stride": [2, 2], "padding": [0, 0], "dilation": [1, 1], "ceil_mode": False}
@@ -66,21 +65,8 @@ class Step:
             Save(self.of(v), node, name, self.shape(v), self.storages[self.of(v)].dtype, read, v)
             for node, name, v, read in saves
         )
-        self.calls.append(
-            Call(
-                index,
-                op,
-                number,
-                f"{op}{index}",
-                reads,
-                writes,
-                notes,
-                inplace,
-                options,
-                tuple(operands),
-                tuple(made[:1]),
-            )
-        )
+        touched = (reads, writes, notes, inplace, options, tuple(operands), tuple(made[:1]))
+        self.calls.append(Call(index, op, number, f"{op}{index}", *touched))
         moved = sum(self.storages[s].nbytes for s in reads + writes)
         self.tasks.append(Task(index, "forward", op, index, f"{op}{index}", reads, writes, flops, moved, conv=conv))
         for s in reads + writes:

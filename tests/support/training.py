@@ -48,13 +48,17 @@ def batches(steps: int, batch: int, size: int, classes: int = 10, seed: int = 0)
     ]
 
 
-def assert_same_training(model: nn.Module, data: list, **train_options) -> None:
-    """A compressed copy trains to the same bits as the model itself."""
-    twin = gistkit.compress(copy.deepcopy(model))
-    plain, compressed = train(model, data, **train_options), train(twin, data, **train_options)
-    for step, (a, b) in enumerate(zip(plain.losses, compressed.losses, strict=True)):
+def assert_same(model: nn.Module, twin: nn.Module, data: list, *options, **more) -> None:
+    """Both train to the same bits; options as for :func:`train`."""
+    plain, other = train(model, data, *options, **more), train(twin, data, *options, **more)
+    for step, (a, b) in enumerate(zip(plain.losses, other.losses, strict=True)):
         assert same_bits(a, b), f"loss of step {step}: {a} and {b}"
-    for name, tensors, others in (("state", plain.state, compressed.state), ("grad", plain.grads, compressed.grads)):
+    for name, tensors, others in (("state", plain.state, other.state), ("grad", plain.grads, other.grads)):
         assert tensors.keys() == others.keys()
         for key, tensor in tensors.items():
             assert same_bits(tensor, others[key]), f"{name} {key}"
+
+
+def assert_same_training(model: nn.Module, data: list, **options) -> None:
+    """A compressed copy trains to the same bits as the model itself."""
+    assert_same(model, gistkit.compress(copy.deepcopy(model)), data, **options)

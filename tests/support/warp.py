@@ -193,6 +193,8 @@ def _integer(kind: str, modes: list[str], bits: int, a: int, b: int = 0, c: int 
     if kind in ("shl", "shr"):
         # a shift by the width or more leaves nothing, or the sign
         return a << min(b, bits) if kind == "shl" else a >> min(b % 2**32, bits)
+    if kind == "shf" and modes[:2] == ["l", "wrap"]:
+        return (b << 32 | a) << c % 32 >> 32
     if kind == "bfe":
         return a >> b & (1 << c) - 1
     if kind in ("popc", "not"):

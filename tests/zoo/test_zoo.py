@@ -8,46 +8,30 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gistkit import zoo
-from gistkit.zoo.resnet import CifarResNet, _BasicBlock
+from gistkit.zoo.resnet import BasicBlock, ResNet
 
-# torchvision's documentation gives the counts; of the others they were summed by hand from the papers' tables.
+# With 1000 classes, and of the small-image form with 10. torchvision's documentation gives the former; of the networks
+# that it lacks they were summed by hand from the papers' tables (ResNet-1202: He et al., section 4.2, 19.4 M).
 PARAMETERS = {
-    "vgg16": 138_357_544,
-    "vgg19": 143_667_240,
-    "alexnet": 61_100_840,
-    "resnet18": 11_689_512,
-    "resnet34": 21_797_672,
-    "resnet50": 25_557_032,
-    "resnet101": 44_549_160,
-    "resnet152": 60_192_808,
-    "squeezenet": 1_248_424,
-    "googlenet": 6_998_552,
-    "overfeat": 145_920_872,
-    "vgg101": 236_294_184,
-    "vgg116": 248_241_704,
-    "vgg216": 358_125_864,
-    "vgg316": 468_010_024,
-    "vgg416": 577_894_184,
-    "nin": 7_595_176,
-    "resnet509": 5_457_464,
-}
-SMALL_PARAMETERS = {
-    "vgg16": 14_982_474,
-    "vgg19": 20_292_170,
-    "alexnet": 2_472_266,
-    "resnet18": 11_173_962,
-    "resnet34": 21_282_122,
-    "resnet50": 23_520_842,
-    "resnet101": 42_512_970,
-    "resnet152": 58_156_618,
-    "squeezenet": 729_034,
-    "googlenet": 5_976_122,
-    "vgg101": 112_919_114,
-    "vgg116": 124_866_634,
-    "vgg216": 234_750_794,
-    "vgg316": 344_634_954,
-    "vgg416": 454_519_114,
-    "nin": 966_986,
+    "vgg16": (138_357_544, 14_982_474),
+    "vgg19": (143_667_240, 20_292_170),
+    "alexnet": (61_100_840, 2_472_266),
+    "resnet18": (11_689_512, 11_173_962),
+    "resnet34": (21_797_672, 21_282_122),
+    "resnet50": (25_557_032, 23_520_842),
+    "resnet101": (44_549_160, 42_512_970),
+    "resnet152": (60_192_808, 58_156_618),
+    "squeezenet": (1_248_424, 729_034),
+    "googlenet": (6_998_552, 5_976_122),
+    "overfeat": (145_920_872, None),
+    "vgg101": (236_294_184, 112_919_114),
+    "vgg116": (248_241_704, 124_866_634),
+    "vgg216": (358_125_864, 234_750_794),
+    "vgg316": (468_010_024, 344_634_954),
+    "vgg416": (577_894_184, 454_519_114),
+    "nin": (7_595_176, 966_986),
+    "resnet509": (5_457_464, 5_203_034),
+    "resnet1202": (19_485_624, 19_421_274),
 }
 
 
@@ -59,21 +43,6 @@ def parameters(model: nn.Module) -> int:
 def output_shape(model: nn.Module, *shape: int) -> torch.Size:
     """Of a model on the meta device; in inference, where a batch norm there takes half the time."""
     return model.eval()(torch.empty(*shape, device="meta")).shape
-
-
-def test_resnet1202_count_and_output_shape():
-    """Section 4.2 of the paper: 400 convolutions a stage, two parameters a channel for each batch norm, 19.4 M."""
-    stages = [(16, 16), (16, 32), (32, 64)]
-    stem = 3 * 16 * 9 + 2 * 16
-    blocks = sum(9 * i * o + 399 * 9 * o * o + 400 * 2 * o for i, o in stages)
-    assert stem + blocks + 65 * 10 == 19_421_274
-    with torch.device("meta"):
-        model = zoo.resnet1202()
-        assert parameters(model) == stem + blocks + 65 * 1000 == 19_485_624
-        for image in (32, 33):
-            assert output_shape(model, 2, 3, image, image) == (2, 1000)
-    with pytest.raises(ValueError, match="image_size must be at least 32, got 31"):
-        zoo.resnet1202(image_size=31)
 
 
 def test_fcn_count_and_shape():
@@ -92,7 +61,7 @@ def test_fcn_count_and_shape():
 
 def test_option_a_shortcut_takes_every_second_pixel_and_pads_with_zeros():
     x = torch.arange(2 * 16 * 5 * 5.0).reshape(2, 16, 5, 5)
-    y = CifarResNet(_BasicBlock, (1, 1, 1), 10).get_submodule("layer2.0.downsample")(x)
+    y = ResNet(BasicBlock, (1, 1, 1), 10).get_submodule("layer2.0.downsample")(x)
     assert torch.equal(y[:, :16], x[:, :, ::2, ::2])
     assert y.shape == (2, 32, 3, 3) and y[:, 16:].count_nonzero() == 0
 
@@ -120,13 +89,11 @@ def test_small_vggs_tell_images_apart_from_the_start(make):
 
 def test_deep_vgg_counts_by_hand():
     """vDNN: each 100 convolutions more are 20 in every group, as wide as the group."""
-    added = 20 * sum(width * (width * 9 + 1) for width in (64, 128, 256, 512, 512))
-    assert PARAMETERS["vgg101"] == PARAMETERS["vgg19"] + sum(
-        more * width * (width * 9 + 1)
-        for more, width in zip((16, 16, 16, 17, 17), (64, 128, 256, 512, 512), strict=True)
-    )
+    one = [width * (width * 9 + 1) for width in (64, 128, 256, 512, 512)]
+    counts = {name: count for name, (count, _) in PARAMETERS.items()}
+    assert counts["vgg101"] == counts["vgg19"] + 16 * sum(one) + sum(one[3:])
     for hundreds, name in enumerate(("vgg116", "vgg216", "vgg316", "vgg416"), 1):
-        assert PARAMETERS[name] == PARAMETERS["vgg16"] + hundreds * added
+        assert counts[name] == counts["vgg16"] + hundreds * 20 * sum(one)
         with torch.device("meta"):
             modules = list(zoo.MODELS[name]().modules())
         assert sum(isinstance(m, nn.Conv2d | nn.Linear) for m in modules) == 16 + 100 * hundreds
@@ -138,17 +105,21 @@ TRAINED = ("vgg16", "alexnet", "nin", "resnet18", "resnet34", "resnet50", "squee
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_parameter_counts_and_output_shapes(name):
+    count, small = PARAMETERS[name]
     with torch.device("meta"):
         model = zoo.MODELS[name]()
-        assert parameters(model) == PARAMETERS[name]
+        assert parameters(model) == count
         image = 231 if name == "overfeat" else 224  # the papers'
         assert output_shape(model, 2, 3, image, image) == (2, 1000)
-        for size in (32, 33, 64) if name in SMALL_PARAMETERS else ():
+        for size in (32, 33, 64) if small else ():
             model = zoo.MODELS[name](num_classes=10, image_size=size)
-            assert parameters(model) == SMALL_PARAMETERS[name]
+            assert parameters(model) == small
             assert output_shape(model, 2, 3, size, size) == (2, 10)
         model = zoo.MODELS[name](num_classes=7, image_size=96)
         assert output_shape(model, 2, 3, 96, 96) == (2, 7)
+    if small:
+        with pytest.raises(ValueError, match="image_size must be at least 32, got 31"):
+            zoo.MODELS[name](image_size=31)
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -187,14 +158,6 @@ def test_pooled_sizes_of_nin_round_up_as_in_caffe():
     assert sizes == [27, 13, 6]
 
 
-def test_unknown_names_are_answered_with_the_known_ones():
-    known = f"model must be one of {', '.join(zoo.MODELS)}, got"
-    with pytest.raises(ValueError, match=known + r" 'vgg_16'; did you mean 'vgg16'\?"):
-        zoo.load("vgg_16")
-    with pytest.raises(ValueError, match=known + " 'transformer'; your own network is given as package.module:factory"):
-        zoo.load("transformer")
-
-
 FACTORIES = """
 import torch
 def both(num_classes, image_size): return torch.nn.Linear(image_size, num_classes)
@@ -229,9 +192,8 @@ def test_factories_get_the_arguments_that_they_take(factories):
 @pytest.mark.parametrize(
     ("name", "error", "text"),
     [
-        ("no_such_module:f", ValueError, "module 'no_such_module' cannot be imported .*; install it, put it on PYTHON"),
-        ("zoo_factories:missing", ValueError, "has no attribute 'missing'; give package.module:factory"),
-        ("zoo_factories:needs", ValueError, "the factory failed .*'depth'.*; it must work with num_classes and image_"),
+        ("zoo_factories:missing", ValueError, "cannot be made .AttributeError: .*'missing'"),
+        ("zoo_factories:needs", ValueError, "cannot be made .*'depth'.*works with num_classes and image_size alone"),
         ("zoo_factories:wrong", TypeError, "the factory must return a torch.nn.Module, got int"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-_BACKWARD = torch.ops.aten.convolution_backward.default
+CONV_BACKWARD = torch.ops.aten.convolution_backward.default
 _Backend = torch._C._ConvBackend  # type: ignore[attr-defined]
 _NEVER_COPIED = (_Backend.Mkldnn, _Backend.Cudnn)
 _COPIED_INTO_ONE_FORMAT = (_Backend.Slow2d, _Backend.SlowDilated2d)
@@ -26,7 +26,7 @@ def made_of(args: Sequence[Any], out: Sequence[Any]) -> Iterator[tuple[torch.Ten
 def unasked_bytes(func: Any, args: Sequence[Any]) -> int:
     """Bytes of the weight gradient that oneDNN also makes when only the bias's gradient is asked for; 0 for any other
     operator."""
-    if func is not _BACKWARD or args[_MASK][1] or not args[_MASK][2]:
+    if func is not CONV_BACKWARD or args[_MASK][1] or not args[_MASK][2]:
         return 0
     _, x, weight, bias_sizes, *where = args[:_MASK]
     if torch._C._select_conv_backend(x, weight, None, *where, bias_sizes) != _Backend.Mkldnn:
@@ -37,7 +37,7 @@ def unasked_bytes(func: Any, args: Sequence[Any]) -> int:
 def reads_input(func: Any, args: Sequence[Any]) -> bool:
     """Whether an operator is a two-dimensional convolution's backward whose input must be there for the input gradient
     too, where that is taken by itself (:func:`needs_input`)."""
-    if func is not _BACKWARD:
+    if func is not CONV_BACKWARD:
         return False
     _, x, weight, _, stride, padding, dilation, transposed, _, groups, mask = args
     return mask[0] and not transposed and x.dim() == 4 and needs_input(x, weight, (stride, padding, dilation, groups))

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 
@@ -17,32 +18,13 @@ from gistkit.ir import BACKWARD, BEFORE, FORWARD, Block, ConvShape, SavedGraph, 
 _KINDS = {"parameter": "weight", "buffer": "buffer", "input": "input"}
 
 
-def with_step(
-    graph: SavedGraph, notes: Notes, tracer: Tracer, gradients: Iterable[torch.Tensor], batch: int
-) -> SavedGraph:
-    """The graph with the tasks and blocks of the traced step; ``gradients`` are the parameters' own."""
-    return _Builder(graph, notes, tracer, gradients).build(batch)
+class StepBuilder:
+    """The tasks and blocks of a traced step; ``gradients`` are the parameters' own."""
 
-
-def tasks_with_spans(
-    graph: SavedGraph, notes: Notes, tracer: Tracer, gradients: Iterable[torch.Tensor]
-) -> list[tuple[Task, Span]]:
-    """The tasks of a traced step in order, without their blocks, each with the span that it is, or is half of."""
-    builder, found = _Builder(graph, notes, tracer, gradients), []
-    for number, span in enumerate(tracer.spans):
-        start = len(builder.tasks)
-        builder._tasks_of(number)
-        found += [(task, span) for task in builder.tasks[start:]]
-    return found
-
-
-class _Builder:
     def __init__(self, graph: SavedGraph, notes: Notes, tracer: Tracer, gradients: Iterable[torch.Tensor]) -> None:
         self.graph, self.notes, self.tracer = graph, notes, tracer
         self.gradients = {t.untyped_storage()._cdata for t in gradients}
-        ordered = sorted((c.lo, c.hi, c.number) for c in notes.calls)
-        self._starts = [lo for lo, _, _ in ordered]
-        self._ranges = ordered
+        self._ranges = sorted((c.lo, c.hi, c.number) for c in notes.calls)
         self._calls = [self._call_of(span) for span in tracer.spans]
         self._split = split_calls(notes)
         self.of_weights = weight_gradients(graph, notes, tracer, self._calls, self.gradients)
@@ -51,9 +33,18 @@ class _Builder:
         self.last_task: list[int] = []
         self.block_of: dict[int, int] = {}  # by Seen.id
 
-    def build(self, batch: int) -> SavedGraph:
-        for number in range(len(self.tracer.spans)):
+    def tasks_with_spans(self) -> list[tuple[Task, Span]]:
+        """The tasks in order, without their blocks, each with the span that it is, or is half of."""
+        found = []
+        for number, span in enumerate(self.tracer.spans):
+            start = len(self.tasks)
             self._tasks_of(number)
+            found += [(task, span) for task in self.tasks[start:]]
+        return found
+
+    def build(self, batch: int) -> SavedGraph:
+        """The graph with tasks and blocks."""
+        self.tasks_with_spans()
         self.blocks = self._blocks()
         self._storages = {b.storage: b.id for b in self.blocks if b.storage >= 0}
         self._saves()
@@ -66,29 +57,28 @@ class _Builder:
             return -1
         if phase == FORWARD:
             return self.notes.index.get(number, -1)
-        if ("node", number) in self.notes.index:
-            return self.notes.index["node", number]
-        at = bisect_right(self._starts, number) - 1
-        if at < 0:
-            return -1
+        hidden = self.notes.index.get(("node", number))
+        at = bisect_right(self._ranges, number, key=lambda r: r[0]) - 1
+        if hidden is not None or at < 0:
+            return -1 if hidden is None else hidden
         # several calls may begin at one number, those without a node of their own first
-        lo, hi, owner = self._ranges[at]
-        return self.notes.index.get(owner, -1) if lo <= number < hi else -1
+        _, hi, owner = self._ranges[at]
+        return self.notes.index.get(owner, -1) if number < hi else -1
 
     def _tasks_of(self, number: int) -> None:
         span, start = self.tracer.spans[number], len(self.tasks)
         if span.writes:
             call = self._calls[number]
             phase = BACKWARD if span.key[0] == BACKWARD else FORWARD
-            op = self.graph.calls[call].op if call >= 0 else _plain_name(span)
-            module = self.graph.calls[call].module if call >= 0 else ""
-            task = Task(
-                start, phase, op, call, module, (), (), span.flops, span.moved_bytes, span.dtype, conv=_conv(span)
-            )
+            of = self.graph.calls[call] if call >= 0 else None
+            op, module = (_plain_name(span), "") if of is None else (of.op, of.module)
+            work = span.flops, span.moved_bytes, span.dtype
+            task = Task(start, phase, op, call, module, (), (), *work, conv=_conv(span))
             split = phase == BACKWARD and call in self._split
             self.tasks.extend(self._halves(task, span) if split else [task])
-        self.first_task.append(min(start, len(self.tasks) - 1) if len(self.tasks) > start else max(0, start - 1))
-        self.last_task.append(max(0, len(self.tasks) - 1))
+        last = max(0, len(self.tasks) - 1)
+        self.first_task.append(min(start, last))
+        self.last_task.append(last)
 
     def _halves(self, task: Task, span: Span) -> list[Task]:
         """The weight gradient and the input gradient of a convolution's or linear's backward, as far as both exist."""
@@ -106,32 +96,20 @@ class _Builder:
             if item.stand_in is not None or item.nbytes == 0 or (item.first >= 0 and item.last < 0):
                 continue
             entry = self.notes.ledger.known(item.ref.cdata)
-            if entry is None and self._passes(item):
-                continue
+            if entry is None and item.first == item.last and item.first >= 0 and item.ref.expired():
+                continue  # made and gone within one span: part of its transient bytes, those of its worst moment
             self.block_of[item.id] = len(blocks)
             first, last = self._life(item)
             read = last
             if entry is not None and entry.id in self.tracer.dropped:
                 dropped = self.tracer.dropped[entry.id]
                 last = max(last, len(self.tasks) if dropped == len(self.last_task) else self.last_task[dropped])
-            blocks.append(
-                Block(
-                    id=len(blocks),
-                    kind=self._kind(item, None if entry is None else entry.kind),
-                    nbytes=item.nbytes,
-                    storage=-1 if entry is None else entry.id,
-                    first=first,
-                    last=last,
-                    read=read if read < last else -1,
-                    dtype=item.dtype,
-                    name=self.tasks[first].module or self.tasks[first].op if first >= 0 else "",
-                )
-            )
+            storage, kind = (-1, None) if entry is None else (entry.id, entry.kind)
+            name = self.tasks[first].module or self.tasks[first].op if first >= 0 else ""
+            life = storage, first, last
+            made = Block(len(blocks), self._kind(item, kind), item.nbytes, *life, dtype=item.dtype, name=name)
+            blocks.append(replace(made, read=read) if read < last else made)
         return blocks
-
-    def _passes(self, item: Seen) -> bool:
-        """Made and gone within one span: part of its transient bytes, which are those of its worst moment."""
-        return item.first == item.last and item.first >= 0 and item.ref.expired()
 
     def _life(self, item: Seen) -> tuple[int, int]:
         end = len(self.tasks)
@@ -161,20 +139,20 @@ class _Builder:
         forward = {t.call: t.index for t in self.tasks if t.phase == FORWARD}
         uses: dict[int, dict[int, bool]] = defaultdict(dict)
         held: dict[int, set[int | None]] = defaultdict(set)
-        for hold in self.notes.holds:
-            block, task = self._storages.get(hold.save.storage), of_node.get(hold.node)
+        for call, node, save in self.notes.holds:
+            block, task = self._storages.get(save.storage), of_node.get(node)
             if block is None or self.blocks[block].kind not in ("activation", "input"):
                 continue
             old = self.blocks[block]
-            since = forward.get(hold.call, max(0, old.first))
+            since = forward.get(call, max(0, old.first))
             saved = since if old.saved < 0 else min(old.saved, since)
             holder = old.holder if task is None else max(old.holder, task)
             self.blocks[block] = replace(old, saved=saved, holder=holder)
             held[block].add(task)
-            if task is not None and hold.save.read:
-                own = self.graph.calls[hold.call].op == "relu" and hold.save.field == "result"
+            if task is not None and save.read:
+                own = self.graph.calls[call].op == "relu" and save.field == "result"
                 parts = [t.part for t in self.tasks[task : task + 2]]
-                for half in reading_halves(parts, hold.save.field, task in inputs):
+                for half in reading_halves(parts, save.field, task in inputs):
                     uses[block][task + half] = uses[block].get(task + half, False) or not own
         for block, tasks in self._unpacked():
             if tasks[0] == tasks[-1] and tasks[0] in held[block]:
@@ -185,16 +163,14 @@ class _Builder:
         for block, tasks in uses.items():
             found = tuple(Use(task, values) for task, values in sorted(tasks.items()))
             self.blocks[block] = replace(self.blocks[block], uses=found)
-        casts = {self.block_of[i.id] for i in self.tracer.seen if i.cast and i.id in self.block_of}
-        self.blocks = [self._as_weight(b) if b.id in casts or self._is_cast(b) else b for b in self.blocks]
-
-    def _is_cast(self, block: Block) -> bool:
-        return block.saved >= 0 and block.storage >= 0 and self.graph.storages[block.storage].kind == "parameter"
-
-    def _as_weight(self, block: Block) -> Block:
-        """Autocast's copy of a parameter, which the runtime keeps as it is: there until its last node has run."""
-        last = max(block.last, block.holder, *(u.task for u in block.uses))
-        return replace(block, kind="weight", last=last, read=-1, saved=-1, uses=(), holder=-1)
+        casts = {self.block_of.get(i.id) for i in self.tracer.seen if i.cast}
+        weights = {s.id for s in self.graph.storages if s.kind == "parameter"}
+        for b in self.blocks:
+            if b.id in casts or (b.saved >= 0 and b.storage in weights):
+                # autocast's copy of a parameter, which the runtime keeps as it is: there until its last node has run
+                last = max(b.last, b.holder, *(u.task for u in b.uses))
+                kept = {"kind": "weight", "last": last, "read": -1, "saved": -1, "uses": (), "holder": -1}
+                self.blocks[b.id] = replace(b, **kept)
 
     def _unpacked(self) -> Iterator[tuple[int, range]]:
         """Blocks with the backward tasks during which what a node unpacked of them was there: one task mostly.
@@ -226,18 +202,15 @@ class _Builder:
                 if first != last:
                     mine = tuple(b for b in writes if (b in weights) == (task.part == "weight"))
                 read = reads
-                if task.part == "input":
-                    read = tuple(b for b in reads if self._is_read(self.blocks[b], index))
+                if task.part == "input":  # is made of weights, and of maps that it uses
+                    maps = {b for b in reads if self.blocks[b].kind in ("activation", "input")}
+                    used = {b for b in maps if any(u.task == index for u in self.blocks[b].uses)}
+                    read = tuple(b for b in reads if b not in maps or b in used)
                 transient = max(0, span.peak_bytes - counted[number]) if index == last else 0
                 plain = transient if self._on_linear(task) else 0
                 ours = transient - plain + (span.unasked_bytes if index == first else 0)
                 plain += span.unasked_bytes if index > first else 0  # PyTorch's own node is both halves in one
                 self.tasks[index] = replace(task, reads=read, writes=mine, transient_bytes=ours, plain_bytes=plain)
-
-    @staticmethod
-    def _is_read(block: Block, task: int) -> bool:
-        """Whether the input gradient is made of a block: not of the call's input, but of a weight made in the step."""
-        return block.kind not in ("activation", "input") or any(u.task == task for u in block.uses)
 
     def _on_linear(self, task: Task) -> bool:
         """Whether this is the backward of a ReLU in place on what a linear has just made.
@@ -254,13 +227,10 @@ class _Builder:
         return linear.op == "linear" and linear.index in self._split and relu.covered >= 0 and not any(between)
 
     def _ids(self, seen: Iterable[int]) -> tuple[int, ...]:
-        found = []
-        for i in seen:
-            stand_in = self.tracer.seen[i].stand_in
-            block = self._storages.get(stand_in) if stand_in is not None else self.block_of.get(i)
-            if block is not None:
-                found.append(block)
-        return tuple(dict.fromkeys(found))
+        items = (self.tracer.seen[i] for i in seen)
+        stored = self._storages
+        found = (stored.get(s.stand_in) if s.stand_in is not None else self.block_of.get(s.id) for s in items)
+        return tuple(dict.fromkeys(block for block in found if block is not None))
 
     def _counted(self) -> list[int]:
         """By span: bytes of the blocks that the tracer counted as living during it."""
@@ -270,11 +240,7 @@ class _Builder:
             if item.id in self.block_of and item.first >= 0:
                 change[item.first] += item.nbytes
                 change[min(spans, item.last + 1)] -= item.nbytes
-        total, counted = 0, []
-        for delta in change[:spans]:
-            total += delta
-            counted.append(total)
-        return counted
+        return list(accumulate(change[:spans]))
 
 
 def _plain_name(span: Span) -> str:

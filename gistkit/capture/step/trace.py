@@ -15,15 +15,14 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gistkit.capture.ledger import tensors_in
+from gistkit.capture.ledger import dtype_name, tensors_in
 from gistkit.capture.recorder import Recorder
-from gistkit.capture.step.conv_backward import made_of, reads_input, unasked_bytes
+from gistkit.capture.step.conv_backward import CONV_BACKWARD, made_of, reads_input, unasked_bytes
 
-_autograd = torch._C._autograd  # type: ignore[attr-defined]
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 GRADIENT_SUM = "add"
-_SUMS = (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
 _aten = torch.ops.aten
+_SUMS = (_aten.add.Tensor, _aten.add_.Tensor)
 _REDUCED = {
     _aten.mse_loss.default,
     _aten.smooth_l1_loss.default,
@@ -39,7 +38,8 @@ class Seen:
     """One storage: made in span ``first`` (-1: from before), there until the end of span ``last``.
 
     One that stands for a saved tensor, of storage ``stand_in``, is there from the first span that reads it, that of
-    ``unpacked``, to ``last``: as long as what a plan would decode.
+    ``unpacked``, to ``last``: as long as what a plan would decode. ``cast``: made by autocast of a weight, for its
+    cache to hold while the context is open.
     """
 
     id: int
@@ -51,14 +51,15 @@ class Seen:
     stand_in: int | None = None
     unpacked: int = -1
     cast: bool = False
-    """Made by autocast of a weight, for its cache to hold while the context is open."""
 
 
 @dataclass
 class Span:
     """Operators that ran one after the other for one forward call or one backward node.
 
-    ``key``: (phase, provisional call number or node sequence number, node name).
+    ``key``: (phase, provisional call number or node sequence number, node name). ``sources``: what it made, by what
+    that was made of. ``unasked_bytes``: of a weight gradient that PyTorch makes beside the bias's although nobody asked
+    for it. ``reads_input``: whether a convolution's input must be there for its input gradient, taken by itself, too.
     """
 
     key: Key
@@ -71,11 +72,8 @@ class Span:
     dtype: str = ""
     conv: tuple | None = None
     sources: dict[int, frozenset[int]] = field(default_factory=dict)
-    """What it made, by what that was made of."""
     unasked_bytes: int = 0
-    """A weight gradient that PyTorch makes beside the bias's although nobody asked for it."""
     reads_input: bool = False
-    """Whether a convolution's input must be there for its input gradient, taken by itself, too."""
 
 
 class Tracer(TorchDispatchMode):
@@ -106,7 +104,7 @@ class Tracer(TorchDispatchMode):
     def outside(self, tensors: Iterable[torch.Tensor]) -> None:
         """Storages from before the step."""
         for t in tensors:
-            self._note(t, first=-1)
+            self._note(t)
 
     def _settle(self) -> None:
         """The last accumulated parameter gradient outlives the step, so its life is no longer tracked."""
@@ -133,7 +131,7 @@ class Tracer(TorchDispatchMode):
         finally:
             self.active = active
         if t.untyped_storage()._cdata not in self._known:
-            item = self._note(t, first=-1)
+            item = self._note(t)
             item.stand_in = -1 if storage is None else storage
             self._stood[item.ref.cdata] = item
         return t
@@ -159,9 +157,9 @@ class Tracer(TorchDispatchMode):
             item.last = self._asked
 
     def _key(self) -> Key:
-        node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
         if self.phase != "backward":
             return self.phase, self._recorder.current if self.phase == "forward" else None, ""
+        node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
         if node is None:
             return "backward", None, ""
         name = node.name()
@@ -185,16 +183,16 @@ class Tracer(TorchDispatchMode):
             return False
         span, now = self.spans[-1], len(self.spans) - 1
         terms = [self._known.get(t.untyped_storage()._cdata) for t in inputs]
-        if len(terms) != 2 or terms[0] is None or terms[1] is None:
+        if len(terms) != 2 or None in terms:
             return False
-        made = [t.first == now for t in terms if t is not None]
-        return sum(made) == 1 and not any(t.id in span.reads for t in terms if t is not None and t.first != now)
+        others = [t for t in terms if t is not None and t.first != now]
+        return len(others) == 1 and others[0].id not in span.reads
 
-    def _note(self, t: torch.Tensor, first: int) -> Seen:
+    def _note(self, t: torch.Tensor, first: int = -1) -> Seen:
         storage = t.untyped_storage()
         known = self._known.get(storage._cdata)
         if known is None:
-            known = Seen(len(self.seen), StorageWeakRef(storage), storage.nbytes(), _name(t.dtype), first)
+            known = Seen(len(self.seen), StorageWeakRef(storage), storage.nbytes(), dtype_name(t.dtype), first)
             self.seen.append(known)
             self._known[known.ref.cdata] = known
             if first >= 0:
@@ -203,9 +201,9 @@ class Tracer(TorchDispatchMode):
 
     def _note_cast(self, weight: torch.Tensor, lowered: torch.Tensor) -> None:
         """Autocast caches the casts of fp32 leaves that require gradients."""
-        of = self._note(weight, first=-1)
+        of = self._note(weight)
         if of.first < 0 and of.stand_in is None and weight.requires_grad and weight.dtype == torch.float32:
-            self._note(lowered, first=-1).cast = lowered.element_size() < weight.element_size()
+            self._note(lowered).cast = lowered.element_size() < weight.element_size()
 
     def _poll(self) -> int:
         """Bytes of what lives now; what has died lived until the end of the present span."""
@@ -232,7 +230,7 @@ class Tracer(TorchDispatchMode):
         inputs = list(_tensors((args, kwargs)))
         key = self._key()
         span = self._span((key[0], None, GRADIENT_SUM) if self._is_sum(func, inputs, key) else key)
-        read = {self._note(t, first=-1).id: t for t in inputs}
+        read = {self._note(t).id: t for t in inputs}
         out = self.run(span, func, args, kwargs)
         outputs = list(_tensors(out))
         made = {self._note(t, first=len(self.spans) - 1).id: t for t in outputs}
@@ -240,7 +238,7 @@ class Tracer(TorchDispatchMode):
             self._note_cast(inputs[0], out)
         if func in _REDUCED and isinstance(out, torch.Tensor) and out.dim() == 0:
             elements = torch.broadcast_shapes(*(t.shape for t in inputs)).numel()
-            self._note(out, first=-1).nbytes = elements * out.element_size()
+            self._note(out).nbytes = elements * out.element_size()
         self._write_down(span, func, args, kwargs, out, read, made)
         span.peak_bytes = max(span.peak_bytes, self._poll())
         return out
@@ -264,22 +262,18 @@ class Tracer(TorchDispatchMode):
         span.unasked_bytes = max(span.unasked_bytes, unasked_bytes(func, args))
         span.reads_input = span.reads_input or (self._on_cpu and reads_input(func, args))
         span.moved_bytes += sum(t.numel() * t.element_size() for t in (*read.values(), *changed.values()))
-        span.dtype = span.dtype or next((_name(t.dtype) for t in changed.values() if t.is_floating_point()), "")
+        span.dtype = span.dtype or next((dtype_name(t.dtype) for t in changed.values() if t.is_floating_point()), "")
         count = self._flops.get(func._overloadpacket)
         if count is not None:
             span.flops += int(count(*args, **kwargs, out_val=out))
-        if func is torch.ops.aten.convolution.default:
+        if func is _aten.convolution.default:
             span.conv = (*(tuple(t.shape) for t in args[:2]), tuple(out.shape), *args[3:6], args[8])
 
     def _sources(self, func: Any, args: tuple, out: Any, read: dict, made: dict) -> dict[int, frozenset[int]]:
-        if func is not _aten.convolution_backward.default:
+        if func is not CONV_BACKWARD:
             return dict.fromkeys(made, frozenset(read))
-        pairs = ((self._note(t, first=-1).id, of) for t, of in made_of(args, out))
-        return {i: frozenset(self._note(t, first=-1).id for t in of) for i, of in pairs if i in made}
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+        pairs = ((self._note(t).id, of) for t, of in made_of(args, out))
+        return {i: frozenset(self._note(t).id for t in of) for i, of in pairs if i in made}
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

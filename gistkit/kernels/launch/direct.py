@@ -5,39 +5,34 @@ any shape is its own storage in storage order, so on a plain CUDA tensor that no
 it is. Everything else (the CPU's oracles, fake tensors, dispatch modes) goes to :mod:`gistkit.kernels.ops`.
 
 :class:`Masks` and :class:`Rebuilds` are for callers that meet tensors of one kind (dtype, geometry, device) again and
-again: all of a launch but the addresses is made once (:mod:`gistkit.kernels.launch.repeated`).
+again: all of a launch but the addresses is made once (:mod:`gistkit.kernels.launch.tiling`).
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from functools import cache
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gistkit.formats import mask1_bytes
 from gistkit.kernels import ops
 from gistkit.kernels.compat import dispatch_modes
-from gistkit.kernels.launch.library import LAUNCHERS
 from gistkit.kernels.layout import flat, like
+
+if TYPE_CHECKING:
+    from gistkit.kernels.sparse.zvc_launches import ZvcLaunches
 
 
 def _is_plain(x: torch.Tensor) -> bool:
     return x.is_cuda and type(x) is torch.Tensor and not dispatch_modes()
 
 
-@cache
-def _launchers(family: str) -> Any:
-    """Triton is imported at the first CUDA call and not before."""
-    return importlib.import_module(LAUNCHERS[family])
-
-
 def relu_mask1(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``ops.relu_mask1`` of a dense x of any shape, whose geometry relu(x) has."""
     if _is_plain(x):
-        return _launchers("mask").relu_mask1_dense(x)
+        return ops.launchers("mask").relu_mask1(x)
     values, bits = ops.relu_mask1(flat(x))
     # detached: a view made in a Function's forward would refuse to be modified in place later
     return like(values, x.shape, x.stride()).detach(), bits
@@ -46,54 +41,58 @@ def relu_mask1(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def relu_mask1_(x: torch.Tensor) -> torch.Tensor:
     """``ops.relu_mask1_`` of a dense x of any shape."""
     if _is_plain(x):
-        return _launchers("mask").relu_mask1_dense_(x)
+        return ops.launchers("mask").relu_mask1_(x)
     return ops.relu_mask1_(flat(x))
 
 
 def mask1_backward(grad: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """``ops.mask1_backward`` of a dense gradient of any shape, whose geometry the result has."""
     if _is_plain(grad):
-        return _launchers("mask").mask1_backward_dense(grad, mask)
+        return ops.launchers("mask").mask1_backward(grad, mask)
     return like(ops.mask1_backward(flat(grad), mask), grad.shape, grad.stride())
 
 
 def bn_rebuild(
-    x: torch.Tensor,
-    norm: list[torch.Tensor],
-    form: str,
-    plane: int,
-    other: torch.Tensor | None,
-    other_norm: list[torch.Tensor],
-    other_form: str,
-    relu: bool,
-    out: torch.Tensor,
-) -> None:
+    x: torch.Tensor, norm: list[torch.Tensor], form: str, plane: int, other: torch.Tensor | None,
+    other_norm: list[torch.Tensor], other_form: str, relu: bool, out: torch.Tensor,
+) -> None:  # fmt: skip
     """``ops.bn_rebuild`` of dense x, other and out of one geometry."""
     if _is_plain(x):
-        _launchers("rebuild").bn_rebuild_dense(x, norm, form, plane, other, other_norm, other_form, relu, out)
+        ops.launchers("rebuild").bn_rebuild(x, norm, form, plane, other, other_norm, other_form, relu, out)
     else:
         there = None if other is None else flat(other)
         ops.bn_rebuild(flat(x), norm, form, plane, there, other_norm, other_form, relu, flat(out))
 
 
-def _past_the_dispatcher(family: str, name: str) -> Callable[..., Any]:
+def _past_the_dispatcher(name: str) -> Callable[..., Any]:
     """``ops.name``, whose first tensor says whether the launcher is called as it is."""
     operator = getattr(ops, name)
 
     def call(x: torch.Tensor, *args: Any) -> Any:
-        return getattr(_launchers(family), name)(x, *args) if _is_plain(x) else operator(x, *args)
+        return getattr(ops.launchers("sparse"), name)(x, *args) if _is_plain(x) else operator(x, *args)
 
     return call
 
 
-zvc_encode = _past_the_dispatcher("sparse", "zvc_encode")
-csr_encode = _past_the_dispatcher("sparse", "csr_encode")
-zvc_decode = _past_the_dispatcher("sparse", "zvc_decode")
-csr_decode = _past_the_dispatcher("sparse", "csr_decode")
-zvc_relu_backward = _past_the_dispatcher("sparse", "zvc_relu_backward")
-csr_relu_backward = _past_the_dispatcher("sparse", "csr_relu_backward")
-compact = _past_the_dispatcher("compact", "compact")
-csr_compact = _past_the_dispatcher("compact", "csr_compact")
+zvc_encode = _past_the_dispatcher("zvc_encode")
+csr_encode = _past_the_dispatcher("csr_encode")
+zvc_decode = _past_the_dispatcher("zvc_decode")
+csr_decode = _past_the_dispatcher("csr_decode")
+zvc_relu_backward = _past_the_dispatcher("zvc_relu_backward")
+csr_relu_backward = _past_the_dispatcher("csr_relu_backward")
+compact = _past_the_dispatcher("compact")
+csr_compact = _past_the_dispatcher("csr_compact")
+
+
+def zvc_launches(like: torch.Tensor, n: int, dtype: torch.dtype, fmt: str) -> ZvcLaunches | None:
+    """The ready launches for tensors of n elements of a dtype on like's device, values in ``fmt``; None where like is
+    no plain CUDA tensor."""
+    return _zvc_launches(n, dtype, like.device, fmt) if _is_plain(like) else None
+
+
+@lru_cache(maxsize=1024)
+def _zvc_launches(n: int, dtype: torch.dtype, device: torch.device, fmt: str) -> ZvcLaunches:
+    return ops.launchers("zvc").ZvcLaunches(n, dtype, device, fmt)
 
 
 class Masks:
@@ -110,30 +109,22 @@ class Masks:
 
     def relu_(self, x: torch.Tensor) -> torch.Tensor:
         """The mask of x, which is overwritten by relu(x)."""
-        if not _is_plain(x):
-            return relu_mask1_(x)
-        launch = self._relu
-        if launch is not None:
-            mask = self._empty(self._nbytes)
-            address = x.data_ptr()
-            if not launch.at(address, address, mask.data_ptr()):
-                launch.first(x, x, mask)
-            return mask
-        self._relu = _launchers("mask").repeated_relu(x)
-        return relu_mask1_(x)
+        return self._rectified(x, x) if _is_plain(x) else relu_mask1_(x)
 
     def relu(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """relu(x) and its mask."""
         if not _is_plain(x):
             return relu_mask1(x)
-        launch = self._relu
-        if launch is not None:
-            y, mask = torch.empty_like(x), self._empty(self._nbytes)
-            if not launch.at(x.data_ptr(), y.data_ptr(), mask.data_ptr()):
-                launch.first(x, y, mask)
-            return y, mask
-        self._relu = _launchers("mask").repeated_relu(x)
-        return relu_mask1(x)
+        y = torch.empty_like(x)
+        return y, self._rectified(x, y)
+
+    def _rectified(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if self._relu is None:
+            self._relu = ops.launchers("mask").repeated_relu(x)
+        mask = self._empty(self._nbytes)
+        if not self._relu.at(x.data_ptr(), y.data_ptr(), mask.data_ptr()):
+            self._relu.first(x, y, mask)
+        return mask
 
     def backward(self, grad: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """grad, of x's shape and dtype, where the bit is set, else +0; of x's strides."""
@@ -147,7 +138,7 @@ class Masks:
             return grad
         launch = self._backward
         if launch is None:
-            launch = self._backward = _launchers("mask").repeated_backward(grad)
+            launch = self._backward = ops.launchers("mask").repeated_backward(grad)
         result = grad if ours else torch.empty_like(grad)
         if not launch.at(grad.data_ptr(), mask.data_ptr(), result.data_ptr()):
             launch.first(grad, mask, result)
@@ -168,24 +159,18 @@ class Rebuilds:
         self._launch: Any = None
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        norm: list[torch.Tensor],
-        other: torch.Tensor | None,
-        other_norm: list[torch.Tensor],
+        self, x: torch.Tensor, norm: list[torch.Tensor], other: torch.Tensor | None, other_norm: list[torch.Tensor],
         out: torch.Tensor,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         """out, overwritten by relu(BN(x)), relu(BN(x) + other) or relu(BN(x) + BN(other))."""
-        launch, plain = self._launch, _is_plain(x)
-        if launch is None or not plain:
-            if plain:
-                self._launch = _launchers("rebuild").repeated_rebuild(
-                    x, norm[0].numel(), self.form, self._plane, self.other_form
-                )
+        if not _is_plain(x):
             kept = self.other_form if other_norm else ""
             bn_rebuild(x, norm, self.form, self._plane, other, other_norm, kept, True, out)
             return out
+        if self._launch is None:
+            rebuilds = ops.launchers("rebuild")
+            self._launch = rebuilds.repeated_rebuild(x, norm[0].numel(), self.form, self._plane, self.other_form)
         tensors = (x, *norm, x if other is None else other, *(other_norm or norm), out)
-        if not launch.at(*[t.data_ptr() for t in tensors]):
-            launch.first(*tensors)
+        if not self._launch.at(*[t.data_ptr() for t in tensors]):
+            self._launch.first(*tensors)
         return out

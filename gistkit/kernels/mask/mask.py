@@ -3,9 +3,10 @@
 Bit j of byte i is element 8i+j, set where not (x <= 0), so NaN passes as in PyTorch; bits past the last element are 0.
 
 A row of 8 elements is a mask byte, so a lane builds or reads whole bytes (:mod:`gistkit.kernels.launch.tiling`). Where
-n is no
-multiple of 8 the kernels are correct but lose the wide accesses. Flags (torch.bool) go by kernels of their own where
-they are multiples of 16 (:mod:`gistkit.kernels.mask.flags`).
+n is no multiple of 8 the kernels are correct but lose the wide accesses. Values and gradients may be dense tensors of
+any shape. Nothing synchronises but the first ReLU. Flags (torch.bool) are encoded by a kernel of
+their own where they are a multiple of 16, four to a 32-bit word, sixteen to a lane: flag by flag it takes 1.17 times as
+long on an H200.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import torch
 import triton
 import triton.language as tl
 
-from gistkit.formats import mask1_bytes
-from gistkit.kernels.launch.checks import check_dtype, check_flat, check_mask, check_values
-from gistkit.kernels.launch.repeated import Repeated, repeated_tiles
-from gistkit.kernels.launch.tiling import launch_tiles, tile
-from gistkit.kernels.mask.flags import fits, pack_flags, unpack_flags
+from gistkit.formats import ceil_div, mask1_bytes
+from gistkit.kernels.launch.tiling import Repeated, launch, launch_tiles, repeated_tiles, span, tile
 from gistkit.kernels.narrow.rounding import not_positive, rounded, widen
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
+
+FLAGS = 16
+"""Flags a row of the kernel for flags: one 16-byte access and 2 bytes of a mask."""
+FLAG_ROWS = 512
 
 
 @triton.jit
@@ -40,6 +42,22 @@ def _pack_kernel(
         tl.store(y_ptr + first + offs, y, mask)
     octets = tl.sum(tl.where(closed, 0, 1 << tl.arange(0, 8)[None, :]), axis=1)
     tl.store(mask_ptr + first // 8 + rows, octets.to(tl.uint8), row_mask)
+
+
+@triton.jit
+def _pack_flags_kernel(words_ptr, mask_ptr, n, ROWS: tl.constexpr):
+    """16 bits of mask_ptr (int16) from four words (int32) of flags, n times."""
+    first, count = span(n, ROWS)
+    rows, place = tl.arange(0, ROWS), tl.arange(0, 4)[None, :]
+    mask = tl.broadcast_to((rows < count)[:, None], (ROWS, 4))
+    words = tl.load(words_ptr + first * 4 + rows[:, None] * 4 + place, mask)
+    # a byte that is not 0 sets its own top bit: by itself, or by a carry out of its other seven
+    tops = (((words & 0x7F7F7F7F) + 0x7F7F7F7F) | words) & -0x7F7F7F80
+    # the product's upper half has the four top bits in order, at bit 0 or at bit 4, and more above bit 8
+    factor = tl.where(place % 2 == 0, 0x02040810, 0x20408100)
+    octets = tl.umulhi(tops.to(tl.uint32), tl.broadcast_to(factor, (ROWS, 4)).to(tl.uint32)) & 0xFF
+    halves = tl.sum(octets << (place // 2 * 8).to(tl.uint32), axis=1)
+    tl.store(mask_ptr + first + rows, halves.to(tl.int16), rows < count)
 
 
 @triton.jit
@@ -82,49 +100,27 @@ def _pack(x: torch.Tensor, y: torch.Tensor, relu: bool = False, keep_zero: bool 
 
 
 def mask1_encode(x: torch.Tensor) -> torch.Tensor:
-    """uint8[ceil(n/8)] of not (x <= 0), for x fp32/bf16/fp16[n]. Does not synchronise."""
-    check_values("mask1_encode", "x", x)
+    """uint8[ceil(n/8)] of not (x <= 0), for x fp32/bf16/fp16[n]."""
     return _pack(x, x)
 
 
 def relu_mask1(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(relu(x), its mask) in one pass. NaN payloads stay, a -0.0 becomes what ``torch.relu`` makes of it on x's device.
+    """(relu(x), its mask) of a dense x, in one pass. NaN payloads stay, a -0.0 becomes what ``torch.relu`` makes of it.
 
     Does not synchronise but for asking that once (:mod:`gistkit.kernels.signed_zero`).
     """
-    check_values("relu_mask1", "x", x)
-    return relu_mask1_dense(x)
-
-
-def relu_mask1_dense(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`relu_mask1` of a dense x of any shape, unchecked."""
-    keep_zero = relu_keeps_negative_zero(x)
-    if keep_zero is None:
-        y = torch.relu(x)
-        return y, _pack(y, y)
     y = torch.empty_like(x)
-    return y, _pack(x, y, True, keep_zero)
+    return y, _pack(x, y, True, relu_keeps_negative_zero(x))
 
 
 def relu_mask1_(x: torch.Tensor) -> torch.Tensor:
     """The mask of relu(x); x is overwritten by relu(x) in the same pass. Zeros and waiting as :func:`relu_mask1`."""
-    check_values("relu_mask1_", "x", x)
-    return relu_mask1_dense_(x)
+    return _pack(x, x, True, relu_keeps_negative_zero(x))
 
 
-def relu_mask1_dense_(x: torch.Tensor) -> torch.Tensor:
-    """:func:`relu_mask1_` of a dense x of any shape, unchecked."""
-    keep_zero = relu_keeps_negative_zero(x)
-    if keep_zero is None:
-        torch.relu_(x)
-        return _pack(x, x)
-    return _pack(x, x, True, keep_zero)
-
-
-def repeated_relu(x: torch.Tensor) -> Repeated | None:
-    """Launches of (x, y, mask) that make y = relu(x) and its mask; None where PyTorch's own ReLU must make y."""
-    keep_zero = relu_keeps_negative_zero(x)
-    return None if keep_zero is None else repeated_tiles(_pack_kernel, x, RELU=True, KEEP_ZERO=keep_zero)
+def repeated_relu(x: torch.Tensor) -> Repeated:
+    """Launches of (x, y, mask) that make y = relu(x) and its mask."""
+    return repeated_tiles(_pack_kernel, x, RELU=True, KEEP_ZERO=relu_keeps_negative_zero(x))
 
 
 def repeated_backward(grad: torch.Tensor) -> Repeated:
@@ -133,63 +129,45 @@ def repeated_backward(grad: torch.Tensor) -> Repeated:
 
 
 def mask1_backward(grad: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """grad fp32/bf16/fp16[n] where the bit is set, else +0. Does not synchronise."""
-    check_values("mask1_backward", "grad", grad)
-    check_mask("mask1_backward", mask, grad.numel())
-    return mask1_backward_dense(grad, mask)
-
-
-def mask1_backward_(grad: torch.Tensor, mask: torch.Tensor) -> None:
-    """:func:`mask1_backward` that overwrites its gradient. Does not synchronise."""
-    check_values("mask1_backward_", "grad", grad)
-    check_mask("mask1_backward_", mask, grad.numel())
-    launch_tiles(_select_kernel, grad, grad, mask, grad)
-
-
-def mask1_backward_dense(grad: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """:func:`mask1_backward` of a dense gradient of any shape, unchecked."""
+    """grad fp32/bf16/fp16[n] where the bit is set, else +0."""
     grad_x = torch.empty_like(grad)
     launch_tiles(_select_kernel, grad, grad, mask, grad_x)
     return grad_x
 
 
+def mask1_backward_(grad: torch.Tensor, mask: torch.Tensor) -> None:
+    """:func:`mask1_backward` that overwrites its gradient."""
+    launch_tiles(_select_kernel, grad, grad, mask, grad)
+
+
 def bits_encode(b: torch.Tensor) -> torch.Tensor:
-    """uint8[ceil(n/8)] from bool[n]. Does not synchronise."""
-    check_flat("bits_encode", "b", b)
-    check_dtype("bits_encode", "b", b.dtype, (torch.bool,))
+    """uint8[ceil(n/8)] from bool[n]."""
     flags = b.view(torch.uint8)
+    if flags.numel() % FLAGS or flags.data_ptr() % 4:
+        return _pack(flags, flags)
     mask = torch.empty((mask1_bytes(b.numel()),), dtype=torch.uint8, device=b.device)
-    if fits(flags, mask):
-        pack_flags(flags, mask)
-        return mask
-    return _pack(flags, flags)
+    rows, words = flags.numel() // FLAGS, flags.view(torch.int32)
+    launch(_pack_flags_kernel, ceil_div(rows, FLAG_ROWS), flags, words, mask.view(torch.int16), rows, ROWS=FLAG_ROWS)
+    return mask
 
 
 def bits_decode(mask: torch.Tensor, n: int) -> torch.Tensor:
-    """bool[n] from a mask. Does not synchronise."""
-    check_mask("bits_decode", mask, n)
+    """bool[n] from a mask."""
     flags = torch.empty((n,), dtype=torch.uint8, device=mask.device)
-    if fits(flags, mask):
-        unpack_flags(mask, flags)
-    else:
-        launch_tiles(_unpack_kernel, flags, mask, flags)
+    launch_tiles(_unpack_kernel, flags, mask, flags)
     return flags.view(torch.bool)
 
 
 def dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
     """grad * (scale where the bit is set, else 0), one fp32 product rounded to grad's dtype; NaN * 0 is NaN.
 
-    grad fp32/bf16/fp16[n]. Does not synchronise.
+    grad fp32/bf16/fp16[n].
     """
-    check_values("dropout_backward", "grad", grad)
-    check_mask("dropout_backward", mask, grad.numel())
     grad_x = torch.empty_like(grad)
     launch_tiles(_scale_kernel, grad, grad, mask, grad_x, scale, PORTABLE=not grad.is_cuda)
     return grad_x
 
 
 def dropout_backward_(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> None:
-    """:func:`dropout_backward` that overwrites its gradient. Does not synchronise."""
-    check_values("dropout_backward_", "grad", grad)
-    check_mask("dropout_backward_", mask, grad.numel())
+    """:func:`dropout_backward` that overwrites its gradient."""
     launch_tiles(_scale_kernel, grad, grad, mask, grad, scale, PORTABLE=not grad.is_cuda)

@@ -4,11 +4,6 @@ Integers because they give the same bits on every GPU and in Triton's interprete
 subnormals and roundings. Rules and error bounds: :mod:`gistkit.kernels.reference.narrow`.
 """
 
-# Triton's constexprs are plain numbers while a kernel is traced.
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportOperatorIssue=false
-
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -4,33 +4,34 @@ PyTorch's rules: strict > (the first maximum wins), NaN wins and the last NaN of
 a window of nothing but -inf names its first position inside the input. A ReLU in front commutes with the maximum, so it
 is applied to the result; where that is zero so are all values of the window, and the first position holds the maximum.
 KEEP_ZERO is for a ReLU that gives -0.0 for -0.0: a zero maximum then has the sign of that first position's zero.
-16-bit values in unrolled windows of more than 4 positions are compared as keys (pool_keys), all others as fp32 beside
-their codes (pool_values).
+16-bit values in unrolled windows of more than 4 positions are compared as keys (maxima.py), all others as fp32 beside
+their codes.
+
+The common windows of stride 2 in NCHW have a kernel of their own, in which a lane holds two outputs of a row: both
+windows look at the same rows of four or five columns, and the keys of 3x3 windows in 16 bits are made once for both.
 """
 
 import triton
 import triton.language as tl
 
-from gistkit.kernels.pool.keys import finish_keys, keys_of, start_key
-from gistkit.kernels.pool.tiles import locate, locate_channels, program_start, store_codes
-from gistkit.kernels.pool.values import finish, rectified_zero, stored, take
+from gistkit.kernels.pool.maxima import finish, finish_keys, keys_of, rectified_zero, start_key, stored, take
+from gistkit.kernels.pool.tiles import locate, locate_channels, store_codes
 
 
 @triton.jit
-def _first_inside(start, DILATION: tl.constexpr):
+def _first_inside(start):
     """The first window position at or after coordinate 0 along one dimension."""
-    return tl.where(start < 0, (DILATION - 1 - start) // DILATION, 0)
+    return tl.where(start < 0, -start, 0)
 
 
 @triton.jit
 def _visit(best, code, window_ptr, rows, columns, inside, i, j, height, width, step,
-           KW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, RELU: tl.constexpr, CHECK: tl.constexpr,
-           ASM: tl.constexpr):  # fmt: skip
+           KW: tl.constexpr, RELU: tl.constexpr, CHECK: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
     """Compare with position (i, j) of every window; window_ptr points at position (0, 0). best: fp32, or int32 keys."""
     if CHECK:
-        row, column = rows + i * DH, columns + j * DW
+        row, column = rows + i, columns + j
         inside = inside & (row >= 0) & (row < height) & (column >= 0) & (column < width)
-    values = tl.load(window_ptr + (i * DH * width + j * DW) * step, inside, float("-inf"))
+    values = tl.load(window_ptr + (i * width + j) * step, inside, float("-inf"))
     position = i * KW + j
     if best.dtype == tl.int32:
         best = tl.maximum(best, keys_of(values, position, position, RELU, ASM))
@@ -44,32 +45,30 @@ def forward_kernel(
     x_ptr, y_ptr, codes_ptr, groups, inner_groups, height, width, out_height, out_width,
     by_inner, by_width, by_height,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    DH: tl.constexpr, DW: tl.constexpr, CHANNELS_LAST: tl.constexpr, RELU: tl.constexpr, KEEP_ZERO: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr, RELU: tl.constexpr, KEEP_ZERO: tl.constexpr,
     ZERO_CODE: tl.constexpr, NONE: tl.constexpr, BITS: tl.constexpr, CHECK: tl.constexpr, UNROLL: tl.constexpr,
-    WIDE: tl.constexpr, ASM: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr,
+    ASM: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Any window in either layout: V outputs a lane along the channels (channels_last) or along a row.
 
     inner_groups: groups of V in the innermost extent (channels or out_width); groups: all of them.
     """
-    start = program_start(LANES, WIDE)
+    start = tl.program_id(0) * LANES
     lanes = tl.arange(0, LANES)
     tile = tl.arange(0, V)[None, :]
     if CHANNELS_LAST:
         base, outer, oh, ow, group = locate_channels(
-            start, lanes, inner_groups, by_inner, out_width, by_width, out_height, by_height, WIDE
+            start, lanes, inner_groups, by_inner, out_width, by_width, out_height, by_height
         )
         columns = (ow * SW - PW)[:, None]
         step = inner_groups * V
         x_ptr += base * height * width * step
         lane_ptr = x_ptr + ((group * V)[:, None] + tile)
     else:
-        base, outer, oh, group = locate(start, lanes, inner_groups, by_inner, out_height, by_height, WIDE)
+        base, outer, oh, group = locate(start, lanes, inner_groups, by_inner, out_height, by_height)
         columns = ((group * V)[:, None] + tile) * SW - PW
         step = 1
         lane_ptr = x_ptr + base * height * width
-    if WIDE:
-        width = tl.cast(width, tl.int64)
     rows = (oh * SH - PH)[:, None]
     window_ptr = lane_ptr + ((outer[:, None] * height + rows) * width + columns) * step
     first = (start.to(tl.int64) + lanes)[:, None] * V
@@ -77,7 +76,7 @@ def forward_kernel(
 
     first_code = tl.zeros((LANES, V), tl.int32)
     if PH > 0 or PW > 0:
-        first_code += _first_inside(rows, DH) * KW + _first_inside(columns, DW)
+        first_code += _first_inside(rows) * KW + _first_inside(columns)
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     # keys of single outputs along a row spill on sm_90; those are odd shapes, which values serve as well
     KEYS: tl.constexpr = UNROLL and KH * KW > 4 and DTYPE != tl.float32 and (CHANNELS_LAST or V > 1)
@@ -91,23 +90,23 @@ def forward_kernel(
             for j in tl.static_range(KW):
                 best, code = _visit(
                     best, code, window_ptr, rows, columns, inside, i, j, height, width, step,
-                    KW, DH, DW, RELU, CHECK, ASM,
+                    KW, RELU, CHECK, ASM,
                 )  # fmt: skip
     else:
         for i in range(KH):
             for j in range(KW):
                 best, code = _visit(
                     best, code, window_ptr, rows, columns, inside, i, j, height, width, step,
-                    KW, DH, DW, RELU, CHECK, ASM,
+                    KW, RELU, CHECK, ASM,
                 )  # fmt: skip
     first_value = 0.0
     if KEEP_ZERO:
-        i, j = _first_inside(rows, DH), _first_inside(columns, DW)
-        present = inside & (rows + i * DH < height) & (columns + j * DW < width)
-        first_value = tl.load(window_ptr + (i * DH * width + j * DW) * step, present, 0.0)
+        i, j = _first_inside(rows), _first_inside(columns)
+        present = inside & (rows + i < height) & (columns + j < width)
+        first_value = tl.load(window_ptr + (i * width + j) * step, present, 0.0)
     if KEYS:
         code = best & 0xFF
-        place_ptrs = window_ptr + (code // KW * ((DH * width - KW * DW) * step) + code * (DW * step))
+        place_ptrs = window_ptr + (code // KW * ((width - KW) * step) + code * step)
         y, code = finish_keys(
             best, code, place_ptrs, inside, first_value, RELU, KEEP_ZERO, ZERO_CODE and not RELU, NONE
         )
@@ -117,3 +116,153 @@ def forward_kernel(
         y = stored(best, DTYPE)
     tl.store(y_ptr + first + tile, y, inside)
     store_codes(codes_ptr, first, code, inside, BITS)
+
+
+@triton.jit
+def _load_row(ptr, present, beside, K: tl.constexpr, P: tl.constexpr, MASKED: tl.constexpr):
+    """One row of both windows: four neighbours, [LANES, 4], and the odd column of 3x3 windows, [LANES] (of 2x2 windows,
+    which have none, anything: Triton 3.6 takes no None from a function).
+
+    The odd one lies to their left (P = 1) or right (P = 0), inside the plane where ``beside``. MASKED: only present
+    rows are.
+    """
+    ptrs = ptr[:, None] + tl.arange(0, 4)[None, :]
+    if MASKED:
+        quad = tl.load(ptrs, present[:, None], float("-inf"))
+        beside = beside & present
+    else:
+        quad = tl.load(ptrs)
+    if K == 2:
+        return quad, beside
+    else:
+        return quad, tl.load(ptr + (-1 if P > 0 else 4), beside, float("-inf"))
+
+
+@triton.jit
+def _columns(quad, odd, K: tl.constexpr, P: tl.constexpr):
+    """A row's columns from the left, four or five [LANES] tiles; the right window begins at the third."""
+    evens, odds = tl.split(tl.reshape(quad, (quad.shape[0], 2, 2)))
+    first, third = tl.split(evens)
+    second, fourth = tl.split(odds)
+    if K == 2:
+        return first, second, third, fourth
+    elif P > 0:
+        return odd, first, second, third, fourth
+    else:
+        return first, second, third, fourth, odd
+
+
+@triton.jit
+def _keys(values, i, j, RELU: tl.constexpr, ASM: tl.constexpr):
+    """Keys of row i, columns j of both 3x3 windows; the right one's code is in the high nibble of the code byte.
+
+    The order of the rows and columns of both is that of either.
+    """
+    codes = (((i * 3 + j - 2) & 15) << 4) | ((i * 3 + j) & 15)
+    return keys_of(values, i * 5 + j, codes, RELU, ASM)
+
+
+@triton.jit
+def _larger(a, b):
+    """Maxima of five columns each; both windows share the third."""
+    return (
+        tl.maximum(a[0], b[0]),
+        tl.maximum(a[1], b[1]),
+        tl.maximum(a[2], b[2]),
+        tl.maximum(a[3], b[3]),
+        tl.maximum(a[4], b[4]),
+    )
+
+
+@triton.jit
+def _firsts_inside(columns, pair, P: tl.constexpr):
+    """The values of a row at the first columns inside the plane of both windows."""
+    low = columns[0]
+    if P > 0:
+        low = tl.where(pair == 0, columns[1], low)
+    return low, columns[2]
+
+
+@triton.jit
+def _finish_keys(best, start_code, window_ptr, width, first_value, HIGH: tl.constexpr, RELU: tl.constexpr,
+                 KEEP_ZERO: tl.constexpr, ZERO_CODE: tl.constexpr, NONE: tl.constexpr):  # fmt: skip
+    """:func:`finish_keys` of one 3x3 window; HIGH: the right one. Codes of nibbles hold NONE where it is 15."""
+    MARKED: tl.constexpr = RELU and ZERO_CODE and NONE == 15
+    best = tl.maximum(best, start_key((NONE if MARKED else start_code) << (4 if HIGH else 0), first_value.dtype, RELU))
+    code = (best >> 4) & 15 if HIGH else best & 15
+    place_ptr = window_ptr + (code // 3 * (width - 3) + code)
+    return finish_keys(best, code, place_ptr, True, first_value, RELU, KEEP_ZERO, ZERO_CODE and not MARKED, NONE)
+
+
+@triton.jit(do_not_specialize=["by_pairs", "by_height"])
+def forward_pairs_kernel(
+    x_ptr, y_ptr, codes_ptr, pairs, row_pairs, height, width, out_height, by_pairs, by_height,
+    K: tl.constexpr, P: tl.constexpr, RELU: tl.constexpr, KEEP_ZERO: tl.constexpr, ZERO_CODE: tl.constexpr,
+    NONE: tl.constexpr, BITS: tl.constexpr, CHECK: tl.constexpr, ALIGN: tl.constexpr,
+    ASM: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """2x2 (P = 0) and 3x3 (P = 0 or 1) windows of stride 2 in NCHW with an even out_width: two outputs of a row a lane.
+
+    A row of both windows is four neighbours, one wide load, and for 3x3 one more to the left (P = 1) or right (P = 0).
+    row_pairs are out_width / 2; width counts ALIGN columns and covers four a pair. CHECK: the last window overhangs.
+    """
+    start = tl.program_id(0) * LANES
+    lanes = tl.arange(0, LANES)
+    inside = start + lanes < pairs
+    # lanes past the end repeat the last pair, so loads need no mask of their own
+    nearest = tl.minimum(lanes, (pairs - 1 - start).to(tl.int32))
+    base, outer, oh, pair = locate(start, nearest, row_pairs, by_pairs, out_height, by_height)
+    width = width * ALIGN
+    row = oh * 2 - P
+    ptr = x_ptr + base * height * width + ((outer * height + row) * width + pair * 4)
+
+    low_first = tl.zeros((LANES,), tl.int32)
+    high_first = low_first
+    if P > 0:
+        high_first += tl.where(row < 0, K, 0)
+        low_first = high_first + tl.where(pair == 0, 1, 0)
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    KEYS: tl.constexpr = K == 3 and DTYPE != tl.float32
+    low = tl.full((LANES,), float("-inf"), tl.float32)
+    high = low
+    low_code, high_code = low_first, high_first
+    for i in tl.static_range(K):
+        # only the first row can lie above the plane, and only others below it
+        present = row >= 0 if i == 0 else row + i < height
+        beside = pair > 0 if P > 0 else pair * 4 + 4 < width
+        quad, odd = _load_row(ptr + i * width, present, beside, K, P, CHECK if i > 0 else P > 0)
+        columns = _columns(quad, odd, K, P)
+        if i == 0:
+            low_value, high_value = _firsts_inside(columns, pair, P)
+        elif i == 1 and P > 0:
+            below = _firsts_inside(columns, pair, P)
+            low_value, high_value = tl.where(row < 0, below[0], low_value), tl.where(row < 0, below[1], high_value)
+        if KEYS:
+            quad = _keys(quad, i, P + tl.arange(0, 4)[None, :], RELU, ASM)
+            columns = _columns(quad, _keys(odd, i, 0 if P > 0 else 4, RELU, ASM), K, P)
+        if KEYS:
+            if i == 0:
+                tops = columns
+            else:
+                tops = _larger(tops, columns)
+        else:
+            for j in tl.static_range(K):
+                low, low_code = take(low, low_code, columns[j], i * K + j)
+                high, high_code = take(high, high_code, columns[2 + j], i * K + j)
+    if KEYS:
+        low = tl.maximum(tl.maximum(tops[0], tops[1]), tops[2])
+        high = tl.maximum(tl.maximum(tops[2], tops[3]), tops[4])
+        low, low_code = _finish_keys(low, low_first, ptr - P, width, low_value, False, RELU, KEEP_ZERO, ZERO_CODE, NONE)
+        high, high_code = _finish_keys(
+            high, high_first, ptr + (2 - P), width, high_value, True, RELU, KEEP_ZERO, ZERO_CODE, NONE
+        )
+        y = tl.join(low, high).to(DTYPE, bitcast=True)
+    else:
+        low, low_code = finish(low, low_code, rectified_zero(low_value, KEEP_ZERO), low_first, RELU, ZERO_CODE, NONE)
+        high, high_code = finish(
+            high, high_code, rectified_zero(high_value, KEEP_ZERO), high_first, RELU, ZERO_CODE, NONE
+        )
+        y = stored(tl.join(low, high), DTYPE)
+    first = (start.to(tl.int64) + lanes)[:, None] * 2
+    tl.store(y_ptr + first + tl.arange(0, 2)[None, :], y, inside[:, None])
+    store_codes(codes_ptr, first, tl.join(low_code, high_code), inside[:, None], BITS)

@@ -26,10 +26,8 @@ import torch
 from gistkit import formats
 from gistkit.kernels.launch.tiling import launch
 from gistkit.kernels.layout import is_channels_last
-from gistkit.kernels.pool.backward import backward_kernel, backward_quads_kernel
-from gistkit.kernels.pool.backward_pairs import backward_pairs_kernel
-from gistkit.kernels.pool.forward import forward_kernel
-from gistkit.kernels.pool.forward_pairs import forward_pairs_kernel
+from gistkit.kernels.pool.backward import backward_kernel, backward_pairs_kernel, backward_quads_kernel
+from gistkit.kernels.pool.forward import forward_kernel, forward_pairs_kernel
 from gistkit.kernels.pool.geometry import PoolGeometry, backward_geometry, forward_geometry, none_code
 from gistkit.kernels.pool.tiles import divisor
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
@@ -44,18 +42,16 @@ QUADS_POSITIONS = 25
 
 
 def maxpool_forward(
-    x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-    ceil_mode: bool, relu: bool, zero_code: bool, bits: int,
+    x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil_mode: bool, relu: bool,
+    zero_code: bool, bits: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Max-pool of x (or of relu(x), in one pass) and one code per output: as :func:`..reference.pool.maxpool_forward`.
 
     The fused ReLU makes of -0.0 what ``torch.relu`` makes of it on x's device. Does not synchronise but for asking that
     once (:mod:`gistkit.kernels.signed_zero`).
     """
-    g = forward_geometry(x, kernel, stride, padding, dilation, ceil_mode, zero_code, bits)
+    g = forward_geometry(x, kernel, stride, padding, ceil_mode, zero_code, bits)
     keep_zero = relu_keeps_negative_zero(x) if relu else False
-    if keep_zero is None:
-        x, relu, keep_zero = torch.relu(x), False, False
     channels_last = is_channels_last(x)
     n, c = x.shape[:2]
     layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -65,22 +61,23 @@ def maxpool_forward(
         return y, codes
     flags = {"RELU": relu, "KEEP_ZERO": keep_zero, "ZERO_CODE": zero_code, "NONE": none_code(bits), "BITS": bits}
     flags["ASM"] = _assembly_level(x)
-    if _runs_in_pairs(g, channels_last):
-        _launch_pairs(x, y, codes, g, flags)
-    else:
-        _launch_forward(x, y, codes, g, channels_last, flags)
+    for outputs, positions, inputs in _parts(g, codes, bits, y, x):
+        if _runs_in_pairs(g, channels_last):
+            _launch_pairs(inputs, outputs, positions, g, flags)
+        else:
+            _launch_forward(inputs, outputs, positions, g, channels_last, flags)
     return y, codes
 
 
 def maxpool_backward(
     grad_y: torch.Tensor, codes: torch.Tensor, height: int, width: int, kernel: Sequence[int], stride: Sequence[int],
-    padding: Sequence[int], dilation: Sequence[int], channels_last: bool, zero_code: bool, bits: int,
+    padding: Sequence[int], channels_last: bool, zero_code: bool, bits: int,
 ) -> torch.Tensor:  # fmt: skip
     """The gradient of the pool's input: as :func:`..reference.pool.maxpool_backward`, but sums are fp32 as on CUDA.
 
     Copies grad_y where it is not in the layout that ``channels_last`` names. Does not synchronise.
     """
-    g = backward_geometry(grad_y, codes, height, width, kernel, stride, padding, dilation, zero_code, bits)
+    g = backward_geometry(grad_y, codes, height, width, kernel, stride, padding, zero_code, bits)
     n, c = grad_y.shape[:2]
     layout = torch.channels_last if channels_last else torch.contiguous_format
     grad_y = grad_y.contiguous(memory_format=layout)
@@ -88,12 +85,13 @@ def maxpool_backward(
     if grad_x.numel() == 0:
         return grad_x
     unpadded = (g.kernel, g.padding) == ((3, 3), (0, 0))
-    if _runs_in_pairs(g, channels_last) and 2 * g.out_width == g.width and not unpadded:
-        _launch_backward_pairs(grad_y, codes, grad_x, g, bits)
-    elif g.stride == (2, 2) and g.positions <= QUADS_POSITIONS:
-        _launch_quads(grad_y, codes, grad_x, g, channels_last, bits)
-    else:
-        _launch_backward(grad_y, codes, grad_x, g, channels_last, bits)
+    for part in _parts(g, codes, bits, grad_y, grad_x):
+        if _runs_in_pairs(g, channels_last) and 2 * g.out_width == g.width and not unpadded:
+            _launch_backward_pairs(*part, g, bits)
+        elif g.stride == (2, 2) and g.positions <= QUADS_POSITIONS:
+            _launch_quads(*part, g, channels_last, bits)
+        else:
+            _launch_backward(*part, g, channels_last, bits)
     return grad_x
 
 
@@ -104,30 +102,30 @@ def _assembly_level(x: torch.Tensor) -> int:
 
 
 def _windows(g: PoolGeometry) -> dict[str, Any]:
-    pairs = {"K": g.kernel, "S": g.stride, "P": g.padding, "D": g.dilation}
+    pairs = {"K": g.kernel, "S": g.stride, "P": g.padding}
     return {name + axis: pair[i] for name, pair in pairs.items() for i, axis in enumerate("HW")}
 
 
-def _wide(groups: int, lanes: int, extents: Sequence[int], elements: int) -> bool:
-    """True where lane indices or offsets in a program need 64 bits.
-
-    extents: by which lane indices are divided; elements: of one outer index (plane or image) in the larger tensor.
-    """
-    reach = (lanes // max(1, math.prod(extents)) + 2) * elements
-    return max(groups + lanes, reach) >= 1 << 31
+def _parts(g: PoolGeometry, codes: torch.Tensor, bits: int, y: torch.Tensor, x: torch.Tensor) -> list[tuple]:
+    """(outputs, codes, inputs) of as many images as one launch takes."""
+    images, outputs = y.shape[0], y[0].numel()
+    if images <= g.images:
+        return [(y, codes, x)]
+    starts = range(0, images, g.images)
+    return [(y[i : i + g.images], codes[i * outputs * bits // 8 :], x[i : i + g.images]) for i in starts]
 
 
 def _last(g: PoolGeometry, axis: int) -> int:
     """The last input coordinate that a window asks for, inside or not."""
     out = (g.out_height, g.out_width)[axis]
-    return (out - 1) * g.stride[axis] - g.padding[axis] + (g.kernel[axis] - 1) * g.dilation[axis]
+    return (out - 1) * g.stride[axis] - g.padding[axis] + g.kernel[axis] - 1
 
 
 def _runs_in_pairs(g: PoolGeometry, channels_last: bool) -> bool:
     return (
         not channels_last
         and (g.kernel, g.padding) in (((2, 2), (0, 0)), ((3, 3), (0, 0)), ((3, 3), (1, 1)))
-        and (g.stride, g.dilation) == ((2, 2), (1, 1))
+        and g.stride == (2, 2)
         and g.out_width % 2 == 0
         and 2 * g.out_width <= g.width
     )
@@ -141,7 +139,7 @@ def _launch_pairs(x, y, codes, g: PoolGeometry, flags: dict[str, Any]) -> None:
         x, y, codes, pairs, g.out_width // 2, g.height, g.width // align, g.out_height,
         divisor(g.out_width // 2), divisor(g.out_height),
         K=g.kernel[0], P=g.padding[0], CHECK=_last(g, 0) >= g.height, ALIGN=align, LANES=PAIRS,
-        **flags, WIDE=_wide(pairs, PAIRS, (g.out_width // 2, g.out_height), g.height * g.width),
+        **flags,
     )  # fmt: skip
 
 
@@ -150,15 +148,13 @@ def _launch_forward(x, y, codes, g: PoolGeometry, channels_last: bool, flags: di
     v = math.gcd(inner, 16 // x.element_size() if channels_last else 2)
     groups = y.numel() // v
     lanes = FORWARD_OUTPUTS // v
-    step = inner if channels_last else 1
-    extents = (inner // v, g.out_width, g.out_height) if channels_last else (inner // v, g.out_height)
     check = max(g.padding) > 0 or _last(g, 0) >= g.height or _last(g, 1) >= g.width
     launch(
         forward_kernel, formats.ceil_div(groups, lanes), x,
         x, y, codes, groups, inner // v, g.height, g.width, g.out_height, g.out_width,
         divisor(inner // v), divisor(g.out_width), divisor(g.out_height),
         CHANNELS_LAST=channels_last, CHECK=check, UNROLL=g.positions <= UNROLLED_POSITIONS, V=v, LANES=lanes,
-        **_windows(g), **flags, WIDE=_wide(groups, lanes, extents, g.height * g.width * step),
+        **_windows(g), **flags,
     )  # fmt: skip
 
 
@@ -171,7 +167,6 @@ def _launch_backward_pairs(grad_y, codes, grad_x, g: PoolGeometry, bits: int) ->
         divisor(row_pairs), divisor(quad_height),
         K=g.kernel[0], BITS=bits, CHECK=quad_height > g.out_height, ODD=g.height % 2 == 1,
         PORTABLE=not grad_x.is_cuda, LANES=PAIRS,
-        WIDE=_wide(pairs, PAIRS, (row_pairs, quad_height), 2 * quad_height * g.width),
     )  # fmt: skip
 
 
@@ -181,8 +176,6 @@ def _launch_quads(grad_y, codes, grad_x, g: PoolGeometry, channels_last: bool, b
     quad_height, quad_width = formats.ceil_div(g.height, 2), formats.ceil_div(g.width, 2)
     groups = n * c * quad_height * quad_width // v
     lanes = QUADS // v
-    step = c if channels_last else 1
-    extents = (c // v, quad_width, quad_height) if channels_last else (quad_width, quad_height)
     windows = {name: value for name, value in _windows(g).items() if not name.startswith("S")}
     launch(
         backward_quads_kernel, formats.ceil_div(groups, lanes), grad_y,
@@ -190,8 +183,7 @@ def _launch_quads(grad_y, codes, grad_x, g: PoolGeometry, channels_last: bool, b
         divisor(c // v), divisor(quad_width), divisor(quad_height),
         CHANNELS_LAST=channels_last, BITS=bits, PORTABLE=not grad_x.is_cuda,
         CHECK=_quads_need_check(g, quad_height, quad_width), ODD=g.height % 2 == 1 or g.width % 2 == 1,
-        V=v, LANES=lanes,
-        **windows, WIDE=_wide(groups, lanes, extents, 4 * quad_height * quad_width * step),
+        V=v, LANES=lanes, **windows,
     )  # fmt: skip
 
 
@@ -199,8 +191,8 @@ def _quads_need_check(g: PoolGeometry, quad_height: int, quad_width: int) -> boo
     """True where some quad looks at an output row or column that does not exist."""
     sizes = ((quad_height, g.out_height), (quad_width, g.out_width))
     return any(
-        (k - 1) * d - p >= 2 or quads - 1 + (p + 1) // 2 >= outputs
-        for (quads, outputs), k, p, d in zip(sizes, g.kernel, g.padding, g.dilation, strict=True)
+        k - 1 - p >= 2 or quads - 1 + (p + 1) // 2 >= outputs
+        for (quads, outputs), k, p in zip(sizes, g.kernel, g.padding, strict=True)
     )
 
 
@@ -209,12 +201,10 @@ def _launch_backward(grad_y, codes, grad_x, g: PoolGeometry, channels_last: bool
     v = math.gcd(c, 16 // grad_y.element_size()) if channels_last else 1
     groups = grad_x.numel() // v
     lanes = PIXELS // v
-    step = c if channels_last else 1
-    extents = (c // v, g.width, g.height) if channels_last else (g.width, g.height)
     launch(
         backward_kernel, formats.ceil_div(groups, lanes), grad_y,
         grad_y, codes, grad_x, groups, c // v, g.height, g.width, g.out_height, g.out_width,
         divisor(c // v), divisor(g.width), divisor(g.height),
         CHANNELS_LAST=channels_last, BITS=bits, PORTABLE=not grad_x.is_cuda, V=v, LANES=lanes,
-        **_windows(g), WIDE=_wide(groups, lanes, extents, g.height * g.width * step),
+        **_windows(g),
     )  # fmt: skip

@@ -17,15 +17,6 @@ def divisor(d: int) -> int:
 
 
 @triton.jit
-def program_start(LANES: tl.constexpr, WIDE: tl.constexpr):
-    """First lane of this program; int32 where the launcher knows that all lanes fit."""
-    if WIDE:
-        return tl.program_id(0).to(tl.int64) * LANES
-    else:
-        return tl.program_id(0) * LANES
-
-
-@triton.jit
 def divide(n, d, by):
     """(n // d, n % d) of int32 n >= 0, where ``by`` is divisor(d): three instructions for twenty."""
     product = tl.umulhi((n * 2).to(tl.uint32, bitcast=True), (by >> 5).to(tl.uint32))
@@ -34,36 +25,25 @@ def divide(n, d, by):
 
 
 @triton.jit
-def _divide_start(start, d, by, WIDE: tl.constexpr):
-    """:func:`divide` of a program's first index; the remainder is int32."""
-    if WIDE:
-        return start // d, (start % d).to(tl.int32)
-    else:
-        return divide(start, d, by)
-
-
-@triton.jit
-def locate(start, lanes, inner, by_inner, middle, by_middle, WIDE: tl.constexpr):
+def locate(start, lanes, inner, by_inner, middle, by_middle):
     """Where the flat indices start + lanes of an [outer, middle, inner] array are; lanes is a small tile.
 
     Returns (base, outer, middle, inner): base is the int64 scalar to which outer is relative, so that offsets within a
-    program stay int32 unless WIDE: 64-bit address arithmetic was half of all instructions.
+    program stay int32: 64-bit address arithmetic was half of all instructions.
     """
-    first_row, first_i = _divide_start(start, inner, by_inner, WIDE)
+    first_row, first_i = divide(start, inner, by_inner)
     carry, i = divide(first_i + lanes, inner, by_inner)
-    base, first_m = _divide_start(first_row, middle, by_middle, WIDE)
+    base, first_m = divide(first_row, middle, by_middle)
     outer, m = divide(first_m + carry, middle, by_middle)
-    if WIDE:
-        outer = outer.to(tl.int64)
     return base.to(tl.int64), outer, m, i
 
 
 @triton.jit
-def locate_channels(start, lanes, groups, by_groups, inner, by_inner, middle, by_middle, WIDE: tl.constexpr):
+def locate_channels(start, lanes, groups, by_groups, inner, by_inner, middle, by_middle):
     """:func:`locate` one level deeper: (base, outer, middle, inner, group) where group runs fastest."""
-    first_pixel, first_group = _divide_start(start, groups, by_groups, WIDE)
+    first_pixel, first_group = divide(start, groups, by_groups)
     carry, group = divide(first_group + lanes, groups, by_groups)
-    base, outer, m, i = locate(first_pixel, carry, inner, by_inner, middle, by_middle, WIDE)
+    base, outer, m, i = locate(first_pixel, carry, inner, by_inner, middle, by_middle)
     return base, outer, m, i, group
 
 

@@ -18,9 +18,6 @@ Planes that are no whole number of 16-byte accesses, 7x7 for one, are taken in r
 lies in one channel or two.
 """
 
-# Triton's constexprs are plain numbers while a kernel is traced.
-# pyright: reportArgumentType=false, reportOperatorIssue=false
-
 from __future__ import annotations
 
 from functools import lru_cache
@@ -31,12 +28,18 @@ import triton
 import triton.language as tl
 
 from gistkit.formats import ceil_div
-from gistkit.kernels.launch.checks import check_rebuild
-from gistkit.kernels.launch.repeated import Repeated
-from gistkit.kernels.launch.tiling import launch
+from gistkit.kernels.launch.tiling import Repeated, launch
 from gistkit.kernels.narrow.rounding import not_positive, rounded, widen
-from gistkit.kernels.rebuild.tiles import ACROSS_ROWS, planes_across, shape_of
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
+
+# elements a program, by bytes an element: 64 bytes of each tensor a lane
+TILE = {2: 4096, 4: 2048}
+# where rows have odd lengths, every element is an access of its own
+SMALL_TILE = 1024
+# rows of 8 elements a program where a plane is no whole number of 16-byte accesses; 512 take registers and gain nothing
+ACROSS_ROWS = 256
+# channels a program where they lie together: several pixels then share a lane's factors
+CHANNELS = 256
 
 
 @triton.jit
@@ -189,17 +192,37 @@ def _across_kernel(
     tl.store(y_ptr + first + offs, _finish(y, other, x.dtype, OTHER, RELU, KEEP_ZERO, PORTABLE), mask)
 
 
+def shape_of(n: int, channels: int, plane: int, item_bytes: int) -> tuple[int, int, int, int, int]:
+    """(outer, inner, STEP, OUTER, INNER) for n elements."""
+    inner = channels if plane == 1 else plane
+    step = next(s for s in (8, 4, 1) if inner % s == 0)
+    tile = TILE[item_bytes] if step > 1 else SMALL_TILE
+    block = min(tile if plane > 1 else CHANNELS, triton.next_power_of_2(inner))
+    return n // inner, inner, step, tile // block, block
+
+
+def planes_across(channels: int, plane: int, item_bytes: int) -> int:
+    """Planes a group of :func:`_across_kernel`, a multiple of 8; 0 where the other kernel is to run.
+
+    As many as fill one program, or several, best: 40 planes of 49 elements are 245 rows of 256.
+    """
+    if plane < 8 or channels % 8 or plane % (16 // item_bytes) == 0:
+        return 0
+    filled = {
+        k: k * plane / (ceil_div(k * plane, ACROSS_ROWS) * ACROSS_ROWS) for k in range(1, min(channels // 8, 32) + 1)
+    }
+    whole = min(ACROSS_ROWS // plane, channels // 8)
+    return 8 * (whole if whole and filled.get(whole, 0.0) > 0.9 else max(filled, key=lambda k: filled[k]))
+
+
 @lru_cache(maxsize=1024)
 def _launch_of(
-    n: int, channels: int, plane: int, item_bytes: int, form: str, other: str, relu: bool, keep_zero: bool | None,
+    n: int, channels: int, plane: int, item_bytes: int, form: str, other: str, relu: bool, keep_zero: bool,
     portable: bool,
 ) -> tuple[Any, int, tuple[int, ...], dict[str, Any]]:  # fmt: skip
     """(kernel, programs, the numbers among its arguments, constants) for n elements; ``other``: the other's form,
-    ``values`` or nothing; ``keep_zero`` None: PyTorch's own ReLU follows."""
-    how = {
-        "FORM": form, "OTHER": other, "RELU": relu and keep_zero is not None, "KEEP_ZERO": bool(keep_zero),
-        "PORTABLE": portable,
-    }  # fmt: skip
+    ``values`` or nothing."""
+    how: dict[str, Any] = {"FORM": form, "OTHER": other, "RELU": relu, "KEEP_ZERO": keep_zero, "PORTABLE": portable}
     planes = planes_across(channels, plane, item_bytes)
     if planes:
         outer, blocks = n // plane, ceil_div(planes * plane, ACROSS_ROWS * 8)
@@ -214,40 +237,17 @@ def _launch_of(
 
 
 def bn_rebuild(
-    x: torch.Tensor,
-    norm: list[torch.Tensor],
-    form: str,
-    plane: int,
-    other: torch.Tensor | None,
-    other_norm: list[torch.Tensor],
-    other_form: str,
-    relu: bool,
-    out: torch.Tensor,
-) -> None:
+    x: torch.Tensor, norm: list[torch.Tensor], form: str, plane: int, other: torch.Tensor | None,
+    other_norm: list[torch.Tensor], other_form: str, relu: bool, out: torch.Tensor,
+) -> None:  # fmt: skip
     """out = relu?(BN(x) [+ other | + BN(other)]), rounded as the forms above say.
 
-    x, other, out: fp32/bf16/fp16[n] of one dtype, in storage order; out may be x or other. ``norm``: mean and 1/std,
+    x, other, out: fp32/bf16/fp16 of one dtype and dense geometry; out may be x or other. ``norm``: mean and 1/std,
     fp32[C], weight and bias, fp32, bf16 or fp16 [C]. ``plane``: elements of one channel that lie together, 1 for
     channels_last.
-    ``other_norm`` is empty where other is added as it is. Raises ValueError and TypeError for operands that do not
-    fit. Does not synchronise but for asking once about -0.0 (:mod:`gistkit.kernels.signed_zero`).
+    ``other_norm`` is empty where other is added as it is. Does not synchronise but for asking once about -0.0
+    (:mod:`gistkit.kernels.signed_zero`).
     """
-    check_rebuild(x, norm, form, plane, other, other_norm, other_form, out)
-    bn_rebuild_dense(x, norm, form, plane, other, other_norm, other_form, relu, out)
-
-
-def bn_rebuild_dense(
-    x: torch.Tensor,
-    norm: list[torch.Tensor],
-    form: str,
-    plane: int,
-    other: torch.Tensor | None,
-    other_norm: list[torch.Tensor],
-    other_form: str,
-    relu: bool,
-    out: torch.Tensor,
-) -> None:
-    """:func:`bn_rebuild` of dense tensors of any shape and one geometry, unchecked."""
     n = x.numel()
     if not n:
         return
@@ -258,18 +258,13 @@ def bn_rebuild_dense(
     )
     tensors = (x, *norm, x if other is None else other, *(other_norm or norm), out)
     launch(kernel, programs, x, *tensors, *numbers, **constexprs)
-    if keep_zero is None:
-        torch.relu_(out)
 
 
-def repeated_rebuild(x: torch.Tensor, channels: int, form: str, plane: int, how: str) -> Repeated | None:
+def repeated_rebuild(x: torch.Tensor, channels: int, form: str, plane: int, how: str) -> Repeated:
     """Launches of (x, mean, 1/std, weight, bias, other, its four, out) that do what :func:`bn_rebuild` does with a
     ReLU. ``how``: the other's form, ``values`` where it is added as it is, nothing where there is none and x and its
-    four stand in its place. None where PyTorch's own ReLU must follow."""
-    keep_zero = relu_keeps_negative_zero(x)
-    if keep_zero is None:
-        return None
+    four stand in its place."""
     kernel, programs, numbers, constexprs = _launch_of(
-        x.numel(), channels, plane, x.element_size(), form, how, True, keep_zero, not x.is_cuda
+        x.numel(), channels, plane, x.element_size(), form, how, True, relu_keeps_negative_zero(x), not x.is_cuda
     )
     return Repeated(kernel, programs, x.get_device(), numbers, **constexprs)

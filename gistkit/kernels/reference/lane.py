@@ -6,7 +6,6 @@ import torch
 
 from gistkit.formats import ceil_div
 from gistkit.kernels.reference.sparse import compact
-from gistkit.kernels.sparse.arguments import check_compact, check_lane
 from gistkit.kernels.sparse.spill import ALIGNMENT, packed_bytes
 
 
@@ -19,8 +18,6 @@ def ship(
 
     lane: uint8, with room for the worst case. cursor: int64[1]. place: int64[2], which becomes (first byte, items).
     """
-    check_compact(scratch, counts, stride, 0)
-    check_lane("ship", lane, place, cursor)
     start, total = int(cursor), int(counts.sum(dtype=torch.int64))
     for at, items in zip(_runs(start, total, scratch), (scratch, columns), strict=False):
         if items is not None:
@@ -33,7 +30,6 @@ def ship(
 def unship(lane: torch.Tensor, place: torch.Tensor, values: torch.Tensor, columns: torch.Tensor | None) -> None:
     """The items that :func:`ship` has packed, into the first of values and columns, which are long enough for any
     number of them. What lies behind them stays as it is."""
-    check_lane("unship", lane, place)
     start, total = place.tolist()
     for at, items in zip(_runs(start, total, values), (values, columns), strict=False):
         if items is not None:

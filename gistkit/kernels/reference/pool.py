@@ -16,32 +16,30 @@ import torch
 
 from gistkit.kernels.layout import flat, is_channels_last, nibbles_pack, nibbles_unpack
 from gistkit.kernels.pool.geometry import PoolGeometry, backward_geometry, forward_geometry, none_code
-from gistkit.kernels.reference.mask import relu as rectified
 
 SLICE_OUTPUTS = 1 << 18
 """Outputs of one slice of the batch (at least one image): 2 MiB of int64 indices."""
 
 
 def maxpool_forward(
-    x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-    ceil_mode: bool, relu: bool, zero_code: bool, bits: int, positive_zero: bool = False,
+    x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil_mode: bool, relu: bool,
+    zero_code: bool, bits: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Max-pool of x (or of relu(x)) and one code per output: the row-major position of the maximum in its window.
 
     x: [N, C, H, W] fp32, bf16 or fp16, contiguous or channels_last. Returns y, in x's layout and bit-equal to
     ``F.max_pool2d``, and the codes, uint8 in y's storage order, two to a byte (low nibble first) at ``bits=4``. Under
     ``zero_code`` an output whose maximum is not positive (NaN is) has code 15 or 255 instead: no gradient after a ReLU.
-    ``positive_zero``: relu(-0.0) is +0, as CUDA's of torch 2.11 has it, and not the CPU's -0.0.
     Raises ValueError or TypeError for shapes, dtypes and windows it cannot take. Gist (ISCA 2018) section IV-A.
     """
-    g = forward_geometry(x, kernel, stride, padding, dilation, ceil_mode, zero_code, bits)
+    g = forward_geometry(x, kernel, stride, padding, ceil_mode, zero_code, bits)
     n, c = x.shape[:2]
     layout = torch.channels_last if is_channels_last(x) else torch.contiguous_format
     y = torch.empty((n, c, g.out_height, g.out_width), dtype=x.dtype, memory_format=layout)
     codes = torch.empty(y.shape, dtype=torch.uint8, memory_format=layout)
-    windows = (g.kernel, g.stride, g.padding, g.dilation, ceil_mode)
+    windows = (g.kernel, g.stride, g.padding, (1, 1), ceil_mode)
     for part in _slices(y):
-        values = rectified(x[part], positive_zero) if relu else x[part]
+        values = torch.relu(x[part]) if relu else x[part]
         maxima, indices = torch.ops.aten.max_pool2d_with_indices(values, *windows)
         y[part].copy_(maxima)
         positions = _positions(indices, g)
@@ -53,7 +51,7 @@ def maxpool_forward(
 
 def maxpool_backward(
     grad_y: torch.Tensor, codes: torch.Tensor, height: int, width: int, kernel: Sequence[int], stride: Sequence[int],
-    padding: Sequence[int], dilation: Sequence[int], channels_last: bool, zero_code: bool, bits: int,
+    padding: Sequence[int], channels_last: bool, zero_code: bool, bits: int,
 ) -> torch.Tensor:  # fmt: skip
     """The gradient of the pool's input (of the ReLU's, under ``zero_code``), [N, C, height, width] in grad_y's dtype.
 
@@ -61,7 +59,7 @@ def maxpool_backward(
     ``channels_last``, which grad_x gets too. Bit-equal to PyTorch's CPU backward. Raises ValueError or TypeError for
     what does not fit together.
     """
-    g = backward_geometry(grad_y, codes, height, width, kernel, stride, padding, dilation, zero_code, bits)
+    g = backward_geometry(grad_y, codes, height, width, kernel, stride, padding, zero_code, bits)
     n, c = grad_y.shape[:2]
     layout = torch.channels_last if channels_last else torch.contiguous_format
     grad_x = torch.empty((n, c, height, width), dtype=grad_y.dtype, memory_format=layout)
@@ -96,8 +94,6 @@ def _positions(indices: torch.Tensor, g: PoolGeometry) -> torch.Tensor:
     rows = indices.to(torch.float64).add_(0.5).div_(g.width).to(torch.int32)
     columns = indices.to(torch.int32).sub_(rows * g.width).sub_(first_column)
     rows.sub_(first_row)
-    if g.dilation != (1, 1):
-        rows, columns = rows // g.dilation[0], columns // g.dilation[1]
     return rows.mul_(g.kernel[1]).add_(columns).to(torch.uint8)
 
 
@@ -105,7 +101,7 @@ def _indices(positions: torch.Tensor, g: PoolGeometry) -> torch.Tensor:
     """The inverse of :func:`_positions`, int64; a code beyond the window gives any number."""
     first_row, first_column = _window_starts(g)
     table = torch.arange(256)
-    table = table // g.kernel[1] * (g.dilation[0] * g.width) + table % g.kernel[1] * g.dilation[1]
+    table = table // g.kernel[1] * g.width + table % g.kernel[1]
     offsets = table.index_select(0, flat(positions).to(torch.int32)).as_strided(positions.shape, positions.stride())
     return offsets.add_(first_row.to(torch.int64) * g.width + first_column)
 
@@ -114,4 +110,4 @@ def _scatter(grad: torch.Tensor, indices: torch.Tensor, like: torch.Tensor, g: P
     """PyTorch's backward; of ``like`` only shape and layout are read."""
     floor = (grad.shape[2], grad.shape[3]) == g.out_sizes(ceil_mode=False)
     backward = torch.ops.aten.max_pool2d_with_indices_backward
-    return backward(grad, like, g.kernel, g.stride, g.padding, g.dilation, not floor, indices)
+    return backward(grad, like, g.kernel, g.stride, g.padding, (1, 1), not floor, indices)

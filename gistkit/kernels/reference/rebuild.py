@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from gistkit.kernels.launch.checks import check_rebuild
-from gistkit.kernels.reference.mask import relu as relu_of
-
 
 def _fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """a * b + c rounded once: PyTorch's addcmul is a fused multiply-add on the CPU."""
@@ -31,21 +28,11 @@ def batch_norm(x: torch.Tensor, norm: list[torch.Tensor], form: str, plane: int)
 
 
 def bn_rebuild(
-    x: torch.Tensor,
-    norm: list[torch.Tensor],
-    form: str,
-    plane: int,
-    other: torch.Tensor | None,
-    other_norm: list[torch.Tensor],
-    other_form: str,
-    relu: bool,
-    out: torch.Tensor,
-    positive_zero: bool = False,
-) -> None:
-    """out = relu?(BN(x) [+ other | + BN(other)]); arguments as the kernel's, ``positive_zero`` as in
-    :func:`gistkit.kernels.reference.mask.relu`."""
-    check_rebuild(x, norm, form, plane, other, other_norm, other_form, out)
+    x: torch.Tensor, norm: list[torch.Tensor], form: str, plane: int, other: torch.Tensor | None,
+    other_norm: list[torch.Tensor], other_form: str, relu: bool, out: torch.Tensor,
+) -> None:  # fmt: skip
+    """out = relu?(BN(x) [+ other | + BN(other)]); arguments as the kernel's."""
     y = batch_norm(x, norm, form, plane)
     if other is not None:
         y = y + (batch_norm(other, other_norm, other_form, plane) if other_norm else other)
-    out.copy_(relu_of(y, positive_zero) if relu else y)
+    out.copy_(torch.relu(y) if relu else y)

@@ -21,17 +21,10 @@ import numpy as np
 import torch
 
 from gistkit.formats import CSR_COLUMNS, ZVC_SLOT, ZVC_WORDS, ceil_div
+from gistkit.kernels.launch.checks import STRIDES
+from gistkit.kernels.layout import bits_of, value_dtype
 from gistkit.kernels.reference import narrow
 from gistkit.kernels.reference import spill as spilling
-from gistkit.kernels.sparse.arguments import (
-    STRIDES,
-    bits_of,
-    check_backward,
-    check_compact,
-    check_encode,
-    check_payload,
-    value_dtype,
-)
 
 BLOCK = 1 << 18  # elements; a multiple of both slot sizes
 _SIGN_CODES = {"fp16": -0x8000, "fp10": 0x200, "fp8": 0x80}
@@ -115,7 +108,6 @@ def compact(
     (the items past the sum are undefined). Returns scratch's dtype, [total]. Raises ValueError for a smaller total.
     With a spill (see gistkit.kernels.sparse.spill) total is the array's capacity, which the sum may exceed.
     """
-    check_compact(scratch, counts, stride, total)
     if spill is not None:
         close = compact(scratch, counts, stride, int(counts.sum(dtype=torch.int64)))
         return spilling.put("compact", (close,), counts, stride, total, spill)[0]
@@ -134,8 +126,6 @@ def csr_compact(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(columns, values) of csr_encode, each compacted as by :func:`compact`."""
     if spill is not None:
-        check_compact(columns, counts, CSR_COLUMNS, total)
-        check_compact(values, counts, CSR_COLUMNS, total)
         stored = int(counts.sum(dtype=torch.int64))
         close = (compact(values, counts, CSR_COLUMNS, stored), compact(columns, counts, CSR_COLUMNS, stored))
         values, columns = spilling.put("csr_compact", close, counts, CSR_COLUMNS, total, spill)
@@ -149,7 +139,6 @@ def zvc_pack(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, tor
     x: fp32/bf16/fp16[n]; values are x's dtype for ``raw``, else one code an item (int16 for ``fp16`` and ``fp10``,
     uint8 for ``fp8``). Equals zvc_encode and compact; CPU only, as the size depends on the values.
     """
-    check_encode("zvc_pack", x, fmt)
     words = x.new_zeros((ceil_div(x.numel(), ZVC_SLOT) * ZVC_WORDS,), dtype=torch.int32)
     counts = _structure(x, ZVC_SLOT, words)
     return words, counts, _pack(x, counts, fmt, columns=False)[0]
@@ -157,7 +146,6 @@ def zvc_pack(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, tor
 
 def csr_pack(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As :func:`zvc_pack`, csr: (columns uint8[total], counts int16[rows], values[total])."""
-    check_encode("csr_pack", x, fmt)
     counts = _structure(x, CSR_COLUMNS, None)
     values, columns = _pack(x, counts, fmt, columns=True)
     return columns, counts, values
@@ -237,7 +225,6 @@ def _read(op: str, index, counts, values, first: int, n: int, fmt: str, packed: 
 
 def _decode(op, index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
     """dtype[n] from slot ``first`` on: values at 1024*slot, csr's at 256*row (packed=False), or close together."""
-    check_payload(op, index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill)
     positions, part, items = _read(op, index, counts, values, first, n, fmt, packed, spill)
     if fmt == "raw":
         return _placed(positions, items, n)
@@ -286,7 +273,6 @@ def _relu_backward(op, grad, index, counts, values, exponents, out, fmt, scaling
     Exact under the lossy formats too: a small positive value may have become the code +0, but its bit is set. out may
     be grad.
     """
-    check_backward(op, grad, (index, counts, values, exponents), out, (fmt, scaling, packed, spill))
     positions, _, items = _read(op, index, counts, values, 0, grad.numel(), fmt, packed, spill)
     bits = _array(items)
     _masked(grad, out, positions, bits == (np.iinfo(bits.dtype).min if fmt == "raw" else _SIGN_CODES[fmt]))

@@ -11,11 +11,6 @@ With a spill (:mod:`gistkit.kernels.sparse.spill`) slots' ends are redirected, a
 differs but the place of csr's columns.
 """
 
-# Triton's constexprs are plain numbers while a kernel is traced; tl.static_range is no iterator to a type checker.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
-
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

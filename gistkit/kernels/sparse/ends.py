@@ -9,9 +9,6 @@ One launch for few counts, whose programs each add up all counts before their ow
 groups. ``torch.cumsum`` widens, initialises and scans in three launches.
 """
 
-# Triton's constexprs are plain numbers while a kernel is traced.
-# pyright: reportArgumentType=false, reportOperatorIssue=false
-
 from __future__ import annotations
 
 import torch
@@ -20,8 +17,8 @@ import triton.language as tl
 
 from gistkit.formats import ceil_div
 from gistkit.kernels.launch.tiling import launch
+from gistkit.kernels.layout import bits_of
 from gistkit.kernels.sparse import spill as spilling
-from gistkit.kernels.sparse.arguments import bits_of
 
 GROUP = 1024
 """Counts a program."""
@@ -77,15 +74,15 @@ def _redirected(ends, values_ptr, spill_ptr, capacity, SLOTS: tl.constexpr):
     return tl.reshape(groups, ends.shape)
 
 
-@triton.jit(do_not_specialize=["n", "heads", "capacity"])
+@triton.jit(do_not_specialize=["n", "capacity"])
 def ends_kernel(
-    counts_ptr, before_ptr, ends_ptr, heads_ptr, values_ptr, spill_ptr, n, heads, capacity, GROUP: tl.constexpr,
-    EACH: tl.constexpr, ROUND: tl.constexpr, STEP: tl.constexpr, SPILL: tl.constexpr,
+    counts_ptr, before_ptr, ends_ptr, values_ptr, spill_ptr, total_ptr, n, capacity,
+    GROUP: tl.constexpr, EACH: tl.constexpr, ROUND: tl.constexpr, SPILL: tl.constexpr, TOTAL: tl.constexpr,
 ):  # fmt: skip
     """Running sums (int64) of GROUP counts: before_ptr has EACH items for every group before the program's.
 
-    STEP, if not 0: head i (int32) becomes the slot that has item STEP * i of the packed array, for i below heads.
     SPILL, if not 0: groups of so many slots that end past ``capacity`` items of values_ptr are redirected to spill_ptr.
+    TOTAL: the sum of all counts (int64) goes to total_ptr, which may be pinned memory.
     """
     group = tl.program_id(0)
     first = group.to(tl.int64) * GROUP
@@ -98,12 +95,12 @@ def ends_kernel(
     while start < group * EACH:
         total += _items(before_ptr + start, group * EACH - start, ROUND).to(total.dtype)
         start += ROUND
-    ends = tl.sum(total.to(tl.int64), 0) + tl.cumsum(counts, 0)
+    before = tl.sum(total.to(tl.int64), 0)
+    if TOTAL:
+        if group == tl.num_programs(0) - 1:
+            tl.store(total_ptr, before + tl.sum(counts, 0))
+    ends = before + tl.cumsum(counts, 0)
     place = tl.arange(0, GROUP)
-    if STEP:
-        # a slot is no longer than STEP, so there is one multiple of STEP in it, or none
-        head = (ends - counts + (STEP - 1)) // STEP
-        tl.store(heads_ptr + head, (first + place).to(tl.int32), (head * STEP < ends) & (head < heads) & (place < left))
     if SPILL:
         ends = _redirected(ends, values_ptr, spill_ptr, capacity, SPILL)
     if left >= GROUP:
@@ -112,18 +109,13 @@ def ends_kernel(
         tl.store(ends_ptr + first + place, ends, place < left)
 
 
-def ends_and_heads(
-    counts: torch.Tensor, heads: int, step: int, stride: int = 0, values: torch.Tensor | None = None,
-    spill: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(int64[slots] where each slot's items end, int32[heads] which slot has packed item step * i) of int16[slots].
-
-    step is at least the largest count, or 0 for no heads. A head past the last item is not defined. With a spill the
-    ends of slots of ``stride`` elements that have no room in ``values`` are redirected. Does not synchronise.
-    """
+def ends(
+    counts: torch.Tensor, stride: int = 0, values: torch.Tensor | None = None, spill: torch.Tensor | None = None
+) -> torch.Tensor:
+    """int64[slots]: where each slot's items end in a packed array, of int16[slots] counts; with a spill, those of slots
+    of ``stride`` elements that have no room in ``values`` redirected. Does not synchronise."""
     n = counts.numel()
     ends = torch.empty((n,), dtype=torch.int64, device=counts.device)
-    first = torch.empty((heads,), dtype=torch.int32, device=counts.device) if step else ends
     groups = ceil_div(n, GROUP)
     if n <= FEW:
         before, each, items = counts, GROUP, COUNTS_A_ROUND
@@ -131,18 +123,8 @@ def ends_and_heads(
         before, each, items = torch.empty((groups,), dtype=torch.int32, device=counts.device), 1, SUMS_A_ROUND
         launch(sums_kernel, groups, counts, counts, before, n, GROUP=GROUP)
     launch(
-        ends_kernel, groups, counts, counts, before, ends, first, counts if values is None else bits_of(values),
-        counts if spill is None else spill, n, heads, 0 if values is None else values.numel(), GROUP=GROUP, EACH=each,
-        ROUND=items, STEP=step, SPILL=0 if spill is None else spilling.group_slots(stride),
+        ends_kernel, groups, counts, counts, before, ends, counts if values is None else bits_of(values),
+        counts if spill is None else spill, ends, n, 0 if values is None else values.numel(), GROUP=GROUP,
+        EACH=each, ROUND=items, SPILL=0 if spill is None else spilling.group_slots(stride), TOTAL=False,
     )  # fmt: skip
-    return ends, first
-
-
-def ends(
-    counts: torch.Tensor, stride: int = 0, values: torch.Tensor | None = None, spill: torch.Tensor | None = None
-) -> torch.Tensor:
-    """int64[slots]: where each slot's items end in a packed array, of int16[slots] counts; with a spill, those of slots
-    of ``stride`` elements that have no room in ``values`` redirected. Does not synchronise."""
-    if spill is None:
-        return ends_and_heads(counts, 0, 0)[0]
-    return ends_and_heads(counts, 0, 0, stride, values, spill)[0]
+    return ends

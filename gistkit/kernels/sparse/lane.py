@@ -8,19 +8,15 @@ computation. A program finds the slot of each of a block's items among the runni
 between the slots that the block begins and ends with.
 """
 
-# Triton's constexprs are plain numbers while a kernel is traced.
-# pyright: reportArgumentType=false, reportOperatorIssue=false
-
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
 
-from gistkit.formats import ceil_div
 from gistkit.kernels.launch.tiling import launch
-from gistkit.kernels.sparse.arguments import bits_of, check_compact, check_lane
-from gistkit.kernels.sparse.ends import ends_and_heads
+from gistkit.kernels.layout import bits_of
+from gistkit.kernels.sparse.ends import ends as running_ends
 from gistkit.kernels.sparse.spill import ALIGNMENT
 
 PROGRAMS = 16
@@ -117,14 +113,14 @@ def ship(
     cursor: torch.Tensor, place: torch.Tensor,
 ) -> None:  # fmt: skip
     """As the oracle has it (reference/lane.py). lane may be pinned host memory. Does not synchronise."""
-    check_compact(scratch, counts, stride, 0)
-    check_lane("ship", lane, place, cursor)
     item, pair, slots = scratch.element_size(), columns is not None, counts.numel()
     if not slots:
         place.zero_()
         place[0:1].copy_(cursor)
         return
-    ends, heads = ends_and_heads(counts, ceil_div(scratch.numel(), STEP) + 1, STEP)
+    ends = running_ends(counts)
+    blocks = torch.arange(0, scratch.numel() + 1, STEP, device=counts.device)
+    heads = torch.searchsorted(ends, blocks, right=True, out_int32=True)
     launch(
         place_kernel, 1, scratch, ends, cursor, place, slots, num_warps=1, ITEM=item, COLUMNS=pair, ALIGN=ALIGNMENT
     )  # fmt: skip
@@ -137,7 +133,6 @@ def ship(
 
 def unship(lane: torch.Tensor, place: torch.Tensor, values: torch.Tensor, columns: torch.Tensor | None) -> None:
     """As the oracle has it (reference/lane.py). lane and place may be pinned host memory. Does not synchronise."""
-    check_lane("unship", lane, place)
     pair, out = columns is not None, bits_of(values)
     launch(
         unship_kernel, PROGRAMS, values, _items(lane, out), lane, place, out, columns if pair else out,

@@ -3,71 +3,220 @@
 Encoding is one pass over x: values go to a scratch of one slot per count, as sizes must not depend on values; what lies
 past a slot's count is undefined. ``compact`` moves the slots' values close together once the total is known. Decoding
 reads either form. Offsets into packed arrays are the running sum of the counts, taken on the device: nothing waits.
+They are absolute, so a launch over some slots needs nothing but the slots' own counts and ends. Where a payload has a
+spill (:mod:`gistkit.kernels.sparse.spill`), the slots' ends are redirected and csr's kernels get the columns' run;
+nothing else differs.
 
 Formats: ``raw`` keeps the bits; ``fp16``, ``fp10``, ``fp8`` are codes (see reference/narrow.py), scaled ones only in
-packed arrays, where fp10 is int32 words in planes. A payload's ``exponents`` are empty where scaling is ``none``.
+packed arrays, where fp10 is int32 words in planes.
+
+A payload is four flat tensors of one device: ``index`` (zvc's words int32[32 * slots], csr's columns uint8), ``counts``
+int16[slots], ``values`` of ``fmt`` and uint8 ``exponents``, empty where scaling is ``none``. Kernels that do not ask
+for ``plane`` get 0: launches are looked up by their integers, and the number of stored items is another one at every
+step.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from gistkit.formats import CSR_COLUMNS, ZVC_SLOT, ZVC_WORDS, ceil_div
-from gistkit.kernels.sparse.arguments import bits_of, check_encode, value_dtype
-from gistkit.kernels.sparse.compact import compact, csr_compact
-from gistkit.kernels.sparse.csr_kernels import csr_encode_kernel
-from gistkit.kernels.sparse.reading import (
-    CSR_ROWS,
-    csr_decode,
-    csr_relu_backward,
-    octets,
-    zvc_decode,
-    zvc_relu_backward,
-)
+from gistkit.kernels.layout import bits_of
+from gistkit.kernels.ops import sparse_arrays
+from gistkit.kernels.sparse.compact_kernels import compact_kernel
+from gistkit.kernels.sparse.csr_kernels import csr_backward_kernel, csr_decode_kernel, csr_encode_kernel
+from gistkit.kernels.sparse.ends import ends
+from gistkit.kernels.sparse.spill import check_spill, columns_start
 from gistkit.kernels.sparse.values import TRITON_DTYPES
-from gistkit.kernels.sparse.zvc_kernels import zvc_encode_kernel
+from gistkit.kernels.sparse.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel
 from gistkit.kernels.warp.lanes import asm_level, launch_warps
 
-__all__ = [
-    "compact",
-    "csr_compact",
-    "csr_decode",
-    "csr_encode",
-    "csr_relu_backward",
-    "zvc_decode",
-    "zvc_encode",
-    "zvc_relu_backward",
-]
-
-
-def _encode(op: str, x: torch.Tensor, fmt: str, stride: int, index_items: int, index_dtype: torch.dtype):
-    """(index, counts, values) to be written, and the constants of either kernel."""
-    check_encode(op, x, fmt)
-    slots = ceil_div(x.numel(), stride)
-    index = torch.empty((slots * index_items,), dtype=index_dtype, device=x.device)
-    counts = torch.empty((slots,), dtype=torch.int16, device=x.device)
-    values = torch.empty((slots * stride,), dtype=value_dtype(fmt, x.dtype), device=x.device)
-    constants = {"FMT": fmt, "DTYPE": TRITON_DTYPES[x.dtype], "WIDE": octets(x), "ASM": asm_level(x)}
-    return index, counts, values, constants
+CSR_ROWS = 4  # rows a program
+# octets of a lane in flight when csr is read; fp10's three planes make one of 40 bytes, others take 16 to 24
+CSR_PIECES = {"raw": 2, "fp16": 2, "fp10": 1, "fp8": 2}
+# slots a program of compact
+ZVC_SLOTS, CSR_SLOTS = 8, 32
+RUN = {1: 16, 2: 8, 4: 4}
+"""Neighbours a lane of compact, by bytes an item: no more than one 16-byte store."""
+PIECES = {1: 2, 2: 4, 4: 4}
+PAIR_PIECES = {1: 1, 2: 2, 4: 4}
+"""Runs of a lane that compact loads before the first store, by bytes an item."""
+UNBOUNDED = 1 << 62
+"""A total that no place reaches, redirected or not."""
 
 
 def zvc_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(words int32[32*slots], counts int16[slots], values[1024*slots]) of x fp32/bf16/fp16[n]; slots = ceil(n/1024).
 
-    fmt: ``raw`` (values of x's dtype), ``fp16`` and ``fp10`` (int16 codes), ``fp8`` (uint8). Does not synchronise.
+    fmt: ``raw`` (values of x's dtype), ``fp16`` and ``fp10`` (int16 codes), ``fp8`` (uint8).
     """
-    words, counts, values, constants = _encode("zvc_encode", x, fmt, ZVC_SLOT, ZVC_WORDS, torch.int32)
-    arguments = (bits_of(x), words.view(torch.uint8), counts, bits_of(values), x.numel())
-    launch_warps(zvc_encode_kernel, counts.numel(), x, *arguments, **constants)
+    words, counts, values = sparse_arrays("zvc", x, fmt)
+    launch_warps(
+        zvc_encode_kernel, counts.numel(), x,
+        bits_of(x), words.view(torch.uint8), counts, bits_of(values), x.numel(), **_encoding(x, fmt),
+    )  # fmt: skip
     return words, counts, values
 
 
 def csr_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(columns uint8[256*rows], counts int16[rows], values[256*rows]) of x fp32/bf16/fp16[n]; rows = ceil(n/256).
-
-    fmt as for :func:`zvc_encode`. Does not synchronise.
-    """
-    columns, counts, values, constants = _encode("csr_encode", x, fmt, CSR_COLUMNS, CSR_COLUMNS, torch.uint8)
-    arguments = (bits_of(x), counts, columns, bits_of(values), x.numel())
-    launch_warps(csr_encode_kernel, ceil_div(counts.numel(), CSR_ROWS), x, *arguments, **constants)
+    """(columns uint8[256*rows], counts int16[rows], values[256*rows]); else as :func:`zvc_encode`."""
+    columns, counts, values = sparse_arrays("csr", x, fmt)
+    launch_warps(
+        csr_encode_kernel, ceil_div(counts.numel(), CSR_ROWS), x,
+        bits_of(x), counts, columns, bits_of(values), x.numel(), **_encoding(x, fmt),
+    )  # fmt: skip
     return columns, counts, values
+
+
+def compact(
+    scratch: torch.Tensor, counts: torch.Tensor, stride: int, total: int, spill: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The first counts[i] items of every stride-long slot of scratch, close together.
+
+    scratch: any dtype of 1, 2 or 4 bytes, [stride * slots]; counts: int16[slots]; total: the sum of counts, or more
+    (the items past the sum are undefined). Returns scratch's dtype, [total]. With a spill total is the array's
+    capacity, which the sum may exceed.
+    """
+    packed = torch.empty((total,), dtype=scratch.dtype, device=scratch.device)
+    if spill is not None:
+        check_spill("compact", spill, counts, stride, packed)
+    _compact(None, scratch, counts, stride, None, packed, spill)
+    return packed
+
+
+def csr_compact(
+    columns: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, total: int, spill: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(columns, values) of csr_encode, each compacted as by :func:`compact`, in one pass."""
+    packed_columns = torch.empty((total,), dtype=columns.dtype, device=columns.device)
+    packed = torch.empty((total,), dtype=values.dtype, device=values.device)
+    if spill is not None:
+        check_spill("csr_compact", spill, counts, CSR_COLUMNS, packed, packed_columns)
+    _compact(columns, values, counts, CSR_COLUMNS, packed_columns, packed, spill)
+    return packed_columns, packed
+
+
+def _compact(columns, values, counts, stride: int, packed_columns, packed, spill) -> None:
+    """``columns`` and ``packed_columns`` are None where values alone are packed."""
+    pair, total = columns is not None, packed.numel()
+    beside = spill if pair and spill is not None else None
+    slots = CSR_SLOTS if stride == CSR_COLUMNS else ZVC_SLOTS
+    launch_warps(
+        compact_kernel, ceil_div(counts.numel(), slots), values,
+        columns if pair else bits_of(values), bits_of(values), counts, ends(counts, stride, packed, spill),
+        packed_columns if pair else bits_of(packed), bits_of(packed), bits_of(values) if beside is None else beside,
+        total if spill is None else UNBOUNDED, counts.numel(), 0 if beside is None else total,
+        0 if beside is None else columns_start(values.numel(), total, values.element_size()),
+        STRIDE=stride, SLOTS=slots, RUN=RUN[values.element_size()],
+        PIECES=(PAIR_PIECES if pair else PIECES)[values.element_size()], COLUMNS=pair, SPILL=beside is not None,
+    )  # fmt: skip
+
+
+def zvc_decode(index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
+    """dtype[n] from slot ``first`` of zvc's payload on: values at 1024 * slot (packed=False) or close together."""
+    x = torch.empty((n,), dtype=dtype, device=values.device)
+    ends, items = _ends(counts, ZVC_SLOT, values, packed, spill), values
+    if first or counts.numel() != ceil_div(n, ZVC_SLOT):
+        slots = slice(first, first + ceil_div(n, ZVC_SLOT))
+        index, counts, ends = index[first * ZVC_WORDS :], counts[slots], ends[slots]
+        items = values if packed else values[first * ZVC_SLOT :]
+    launch_warps(
+        zvc_decode_kernel, ceil_div(n, ZVC_SLOT), x,
+        _item_view(x, fmt), index.view(torch.uint8), counts, ends, bits_of(items), exponents, n, _plane(values, fmt),
+        FMT=fmt, SCALING=scaling, PACKED=packed, DTYPE=TRITON_DTYPES[dtype], WIDE=_aligned(items), WHOLE=n % 8 == 0,
+    )  # fmt: skip
+    return x
+
+
+def csr_decode(index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
+    """dtype[n] from row ``first`` of csr's payload on: rows at 256 * row (packed=False) or close together."""
+    if spill is not None and first % CSR_ROWS:
+        # a program reads its rows as one run, and those of a group alone are one
+        before = first % CSR_ROWS
+        skipped, first = before * CSR_COLUMNS, first - before
+        args = (first, n + skipped, dtype, fmt, scaling, packed, spill)
+        return csr_decode(index, counts, values, exponents, *args)[skipped:]
+    x = torch.empty((n,), dtype=dtype, device=values.device)
+    rows = slice(first, first + ceil_div(n, CSR_COLUMNS))
+    skipped = 0 if packed else first * CSR_COLUMNS
+    columns, items = index[skipped:], values[skipped:]
+    there, columns_at = _csr_spill(counts, columns, values, spill)
+    launch_warps(
+        csr_decode_kernel, ceil_div(ceil_div(n, CSR_COLUMNS), CSR_ROWS), x,
+        _item_view(x, fmt), counts[rows], _ends(counts, CSR_COLUMNS, values, packed, spill)[rows], columns,
+        bits_of(items), exponents, there, n, _plane(values, fmt, spill), columns_at,
+        SCALING=scaling, DTYPE=TRITON_DTYPES[dtype], PIECES=CSR_PIECES[fmt], SPILL=spill is not None,
+        **_constants(x, n, fmt, packed, columns, items),
+    )  # fmt: skip
+    return x
+
+
+def zvc_relu_backward(grad, index, counts, values, exponents, out, fmt, scaling, packed, spill=None) -> None:
+    """out[n] = grad[n] where an element was stored that is not a negative zero, else +0: ReLU's backward.
+
+    Exact under the lossy formats too: a small positive value may have become the code +0, but its bit is set. out may
+    be grad: programs read what they write before they write it.
+    """
+    n = grad.numel()
+    launch_warps(
+        zvc_backward_kernel, counts.numel(), grad,
+        bits_of(out), bits_of(grad), index.view(torch.uint8), counts, _ends(counts, ZVC_SLOT, values, packed, spill),
+        bits_of(values), n, _plane(values, fmt), GRAD_WIDE=_octets(grad), **_constants(grad, n, fmt, packed, values),
+    )  # fmt: skip
+
+
+def csr_relu_backward(grad, index, counts, values, exponents, out, fmt, scaling, packed, spill=None) -> None:
+    """As :func:`zvc_relu_backward`, from csr's payload."""
+    n = grad.numel()
+    there, columns_at = _csr_spill(counts, index, values, spill)
+    launch_warps(
+        csr_backward_kernel, ceil_div(counts.numel(), CSR_ROWS), grad,
+        bits_of(out), bits_of(grad), counts, _ends(counts, CSR_COLUMNS, values, packed, spill), index,
+        bits_of(values), there, n, _plane(values, fmt, spill), columns_at,
+        GRAD_WIDE=_octets(grad), PIECES=CSR_PIECES[fmt], SPILL=spill is not None,
+        **_constants(grad, n, fmt, packed, index, values),
+    )  # fmt: skip
+
+
+def _item_view(x: torch.Tensor, fmt: str) -> torch.Tensor:
+    """What a kernel sees of x: bit patterns where they are only moved."""
+    return bits_of(x) if fmt == "raw" else x
+
+
+def _aligned(*arrays: torch.Tensor) -> bool:
+    """Whether eight neighbours of each can be loaded at once from every multiple of 8 on."""
+    return all(a.data_ptr() % 16 == 0 for a in arrays)
+
+
+def _octets(x: torch.Tensor) -> bool:
+    """Whether eight neighbours of x can be loaded at once."""
+    return _aligned(x) and x.numel() % 8 == 0
+
+
+def _plane(values: torch.Tensor, fmt: str, spill: torch.Tensor | None = None) -> int:
+    """The kernels' ``plane``: words of fp10, the capacity for csr with a spill."""
+    return values.numel() if fmt == "fp10" or spill is not None else 0
+
+
+def _ends(counts, stride: int, values, packed: bool, spill: torch.Tensor | None) -> torch.Tensor:
+    """Where each slot's items end; of a scratch they are not read."""
+    return ends(counts, stride, values, spill) if packed else counts
+
+
+def _encoding(x: torch.Tensor, fmt: str) -> dict[str, Any]:
+    """What either encoder is compiled for."""
+    return {"FMT": fmt, "DTYPE": TRITON_DTYPES[x.dtype], "WIDE": _octets(x), "ASM": asm_level(x)}
+
+
+def _constants(x: torch.Tensor, n: int, fmt: str, packed: bool, *arrays: torch.Tensor) -> dict[str, Any]:
+    """What readers are compiled for: x's device, n elements, arrays whose items are read eight at a time."""
+    return {"FMT": fmt, "PACKED": packed, "WIDE": _aligned(*arrays), "WHOLE": n % 8 == 0, "ASM": asm_level(x)}
+
+
+def _csr_spill(counts, columns, values, spill: torch.Tensor | None) -> tuple[torch.Tensor, int]:
+    """csr's spill, or what stands in its place, and the bytes of it before its run of columns."""
+    if spill is None:
+        return columns, 0
+    return spill, columns_start(counts.numel() * CSR_COLUMNS, values.numel(), values.element_size())

@@ -106,18 +106,3 @@ def check_spilled(
         )
     if counts.numel():
         check_spill(op, spill, counts, stride, *arrays)
-
-
-__all__ = [
-    "ALIGNMENT",
-    "GROUP",
-    "check_addressable",
-    "check_capacity",
-    "check_spill",
-    "check_spilled",
-    "columns_start",
-    "group_slots",
-    "packed_bytes",
-    "spill_bytes",
-    "spill_origin",
-]

@@ -7,23 +7,13 @@ the x that a narrow format is decoded to.
 ReLU's backward goes the decoder's way with a byte a value, whether it lets the gradient pass: no value is decoded.
 """
 
-# tl.static_range is unrolled by the compiler: to a type checker it is no iterator
-# pyright: reportGeneralTypeIssues=false
-
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 
 from gistkit.formats import ZVC_SLOT
-from gistkit.kernels.sparse.values import (
-    slot_start,
-    stage_flags,
-    stage_values,
-)
+from gistkit.kernels.sparse.values import slot_start, stage_flags, stage_values
 from gistkit.kernels.warp.lanes import LANES
 from gistkit.kernels.warp.octet_codes import narrow_octet
-from gistkit.kernels.warp.octet_stores import store_octet, store_octets
 from gistkit.kernels.warp.octets import (
     CHUNK,
     CHUNKS,
@@ -32,6 +22,8 @@ from gistkit.kernels.warp.octets import (
     octet_marks,
     octet_places,
     spread_program,
+    store_octet,
+    store_octets,
     store_words,
 )
 from gistkit.kernels.warp.stage import open_stage, pull_flags, pull_octet, push_octet, unstage_words, warp_sync
@@ -89,7 +81,6 @@ def _load_marks(marks_ptr, slot, lane):
 def zvc_decode_kernel(
     x_ptr, marks_ptr, counts_ptr, ends_ptr, values_ptr, exponents_ptr, n, plane, FMT: tl.constexpr,
     SCALING: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, WHOLE: tl.constexpr,
-    ASM: tl.constexpr,
 ):  # fmt: skip
     """One slot of x: an element's value stands at its rank among the set bits.
 
@@ -109,7 +100,7 @@ def zvc_decode_kernel(
     skipped = (start & (OCTET - 1)).to(tl.int32)
     stage_values(
         stage, values_ptr, exponents_ptr, start - skipped, count + skipped, plane, lane, FMT, SCALING, PACKED, DTYPE,
-        WIDE, CHUNKS + PACKED, ASM,
+        WIDE, CHUNKS + PACKED,
     )  # fmt: skip
     stage = warp_sync(stage) + skipped * XB
     for c in tl.static_range(CHUNKS):

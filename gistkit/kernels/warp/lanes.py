@@ -8,9 +8,6 @@ The helpers are single PTX instructions and need ``num_warps=1``. The interprete
 compiled kernels in tests/support/warp.py.
 """
 
-# tl.static_range is unrolled by the compiler: to a type checker it is no iterator
-# pyright: reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 from functools import lru_cache

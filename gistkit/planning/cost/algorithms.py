@@ -3,8 +3,7 @@
 vDNN (section III-C, footnote 2) and moDNN (section IV-A) ask cuDNN for every algorithm's time and workspace; PyTorch
 lists no algorithms and picks none by layer, so here both come from theory, and a measured time of the default scales
 them (``cost_table(measured_s=...)``). Where a step cannot be told its algorithms (``Hardware.tells_algorithms``) the
-default is all there is: a plan under another one would promise a peak that nothing can keep. On ``h200`` VGG-16 (batch
-64) under vdnn-all needs 5,109 MiB with PyTorch's choice; with implicit GEMM 4,324 MiB would have been promised.
+default is all there is.
 
 | algorithm | time | workspace |
 |---|---|---|
@@ -16,31 +15,23 @@ default is all there is: a plan under another one would promise a peak that noth
 | fft_tiling | the same over tiles of 32x32 | the same over tiles |
 
 On tensor cores (a device with ``tf32``) cuDNN brings NCHW maps into NHWC and back. That takes time (:func:`layout_s`)
-and the default needs both maps a second time: X and Y forward, X and dY for a weight gradient, dY and dX for an input
-gradient. Peaks by the allocator on an H200 (bench/results/2026-11-20-h200-plans.jsonl: torch 2.11, fp32 with TF32
-convolutions, batch 64), less all other bytes and what the libraries hold (69 to 72 MiB in the rows whose peak is at
-another op), leave for the copies:
+and the default needs both maps a second time. On an H200 (torch 2.11, fp32, batch 64) 3x3 filters had both copies
+(VGG-16 conv1_2: 1,563 to 1,568 of 1,568 MiB), some 1x1 filters on large maps less than half of them; they are counted
+for all, too much by 3 to 12 % of such a peak and never too little.
 
-| task | both copies | measured |
-|---|---|---|
-| VGG-16 conv1_2, 3x3, 224 px, either gradient | 1,568 MiB | 1,563 to 1,568 |
-| ResNet-50 1x1, 512 to 2048, 7 px, input gradient | 31 MiB | 30 to 47 |
-| ResNet-50 1x1, 128 to 512, 28 px, input gradient (checkpoint) | 122 MiB | 74 at most |
-| ResNet-50 1x1, stride 2, 256 to 512, 56 px, input gradient (vdnn-all) | 294 MiB | 98 at most |
+The other algorithms run at the rate of the fp32 units and convert nothing. Winograd, fft and fft_tiling need stride 1
+and no dilation, winograd 3x3 filters. The efficiencies 0.7, 0.65 and 0.8 are chosen, not measured by algorithm. With
+them the fastest algorithms take 92 ms for AlexNet and 462 ms for GoogLeNet (batch 128) on a Titan X, where cuDNN 4 took
+81 and 470 ms (convnet-benchmarks).
 
-So 3x3 filters have them, and some 1x1 filters on large maps do not, which cuDNN may multiply as they lie. Which ones,
-three rows do not tell; they are counted for all, which is too much by 3 to 12 % of such a peak and never too little.
-
-Of the other algorithms none runs on tensor cores here (of those listed, cuDNN's documentation has the default alone do
-so), so they convert nothing: their rate is that of the fp32 units, and they are slower than the default there, as they
-are in practice. Winograd, fft and fft_tiling need stride 1 and no dilation, winograd 3x3 filters. The efficiencies 0.7,
-0.65 and 0.8 are chosen, not measured by algorithm. With them the fastest algorithms take 92 ms for AlexNet and 462 ms
-for GoogLeNet (batch 128) on a Titan X, where cuDNN 4 took 81 and 470 ms (convnet-benchmarks).
+A plan names a call's algorithms in one text: ``winograd`` for all of its tasks, or one for each task by its part or
+phase, ``forward=winograd,weight=fft,input=implicit_gemm``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gistkit.formats import ceil_div
@@ -48,12 +39,11 @@ from gistkit.ir import ConvShape, Task
 from gistkit.planning.cost.devices import Hardware
 
 DEFAULT = "implicit_precomp_gemm"
-IMPLICIT_GEMM_RATE = 0.7
+"""What PyTorch is taken to run."""
+IMPLICIT_GEMM_RATE, FFT_RATE = 0.7, 0.8
 WINOGRAD_RATE, WINOGRAD_SAVING = 0.65, 2.25
-FFT_RATE = 0.8
-FFT_LARGEST = 256
-"""Greatest height and width, padding included, that cuDNN's fft takes."""
-FFT_TILE = 32
+FFT_LARGEST, FFT_TILE = 256, 32
+"""Greatest height and width, padding included, that cuDNN's fft takes; the side of a tile."""
 _ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -66,6 +56,20 @@ class Algorithm:
     workspace_bytes: int
 
 
+def by_part(names: Mapping[str, str]) -> str:
+    """The text for algorithms by part: one name where all are equal."""
+    if len(set(names.values())) == 1:
+        return next(iter(names.values()))
+    return ",".join(f"{part}={name}" for part, name in names.items())
+
+
+def of_part(algorithm: str, part: str) -> str:
+    """The algorithm of one part; '' (the default) where the text names other parts only."""
+    if "=" not in algorithm:
+        return algorithm
+    return dict(item.split("=", 1) for item in algorithm.split(",")).get(part, "")
+
+
 def arithmetic_rate(hardware: Hardware, dtype: str, *, conv: bool = False) -> float:
     """Operations per second on a dtype; fp32 convolutions on ``tf32`` where the device has it (PyTorch's default).
     A dtype without a rate gets fp32's, float64 half of it."""
@@ -76,14 +80,12 @@ def arithmetic_rate(hardware: Hardware, dtype: str, *, conv: bool = False) -> fl
 
 
 def layout_s(task: Task, hardware: Hardware) -> float:
-    """Seconds in which a convolution's maps are brought into NHWC for the tensor cores and back, as cuDNN does around
-    each of its kernels for NCHW tensors: two passes over each map. 0 where the device has no ``tf32``."""
+    """Seconds in which a convolution's maps are brought into NHWC and back: two passes over each."""
     return 2 * layout_bytes(task, hardware) / (hardware.memory_gbps * 1e9)
 
 
 def layout_bytes(task: Task, hardware: Hardware) -> int:
-    """Bytes of the NHWC copies of a convolution's two maps, workspace of the default algorithm: the input's and the
-    output's shape, or their gradients'. 0 where :func:`layout_s` is."""
+    """Bytes of the NHWC copies of a convolution's two maps or their gradients, 0 where the device has no ``tf32``."""
     shape = task.conv
     if shape is None or "tf32" not in hardware.flops or task.dtype == "float64":
         return 0
@@ -93,8 +95,7 @@ def layout_bytes(task: Task, hardware: Hardware) -> int:
 
 def conv_algorithms(task: Task, hardware: Hardware) -> tuple[Algorithm, ...]:
     """The algorithms of a convolution's task (forward, ``weight`` or ``input``) that a step can be told, the default
-    first: it alone where the step cannot be told. A device without asynchronous counts (a CPU) has ``direct`` alone,
-    without workspace."""
+    first. A device without asynchronous counts (a CPU) has ``direct`` alone, without workspace."""
     shape = task.conv
     assert shape is not None
     rate = arithmetic_rate(hardware, task.dtype, conv=True)
@@ -106,8 +107,9 @@ def conv_algorithms(task: Task, hardware: Hardware) -> tuple[Algorithm, ...]:
     plain_s = task.flops / rate
     if not hardware.async_counts:
         return (Algorithm("direct", roofline(plain_s, task.moved_bytes), 0),)
+    offsets_bytes = 4 * (shape.c // shape.groups * math.prod(shape.kernel) + shape.out_h * shape.out_w)
     default_s = layout_s(task, hardware) + roofline(plain_s, task.moved_bytes)
-    default = Algorithm(DEFAULT, default_s, _offsets_bytes(shape) + layout_bytes(task, hardware))
+    default = Algorithm(DEFAULT, default_s, offsets_bytes + layout_bytes(task, hardware))
     if not hardware.tells_algorithms:
         return (default,)
     simt = hardware.flops["float32"]
@@ -124,21 +126,10 @@ def conv_algorithms(task: Task, hardware: Hardware) -> tuple[Algorithm, ...]:
     fits = _plain(shape) and min(shape.kernel) > 1
     for name, transform in (("fft", _whole(shape)), ("fft_tiling", _tiles(shape))):
         if fits and transform is not None:
-            seconds = transform.flops / (simt * FFT_RATE) + (task.moved_bytes + 2 * transform.bytes) / bandwidth
-            found.append(Algorithm(name, max(seconds, hardware.launch_s), transform.bytes))
+            flops, spectra_bytes = transform
+            seconds = flops / (simt * FFT_RATE) + (task.moved_bytes + 2 * spectra_bytes) / bandwidth
+            found.append(Algorithm(name, max(seconds, hardware.launch_s), spectra_bytes))
     return tuple(a for a in found if a.name not in hardware.lacks)
-
-
-@dataclass(frozen=True)
-class _Spectra:
-    """What an fft convolution works on: its operations and the bytes of all its spectra."""
-
-    flops: float
-    bytes: int
-
-
-def _offsets_bytes(shape: ConvShape) -> int:
-    return 4 * (shape.c // shape.groups * math.prod(shape.kernel) + shape.out_h * shape.out_w)
 
 
 def _unrolled_bytes(shape: ConvShape, dtype: str) -> int:
@@ -156,19 +147,18 @@ def _winograd_bytes(shape: ConvShape, part: str) -> int:
 
 
 def _plain(shape: ConvShape) -> bool:
-    """Stride 1, no dilation, no groups."""
     return shape.stride == (1, 1) and shape.dilation == (1, 1) and shape.groups == 1
 
 
-def _whole(shape: ConvShape) -> _Spectra | None:
-    """Transforms of whole maps, padded to powers of two."""
-    height, width = shape.out_h + shape.kernel[0] - 1, shape.out_w + shape.kernel[1] - 1
-    if max(height, width) > FFT_LARGEST:
+def _whole(shape: ConvShape) -> tuple[float, int] | None:
+    sides = shape.out_h + shape.kernel[0] - 1, shape.out_w + shape.kernel[1] - 1
+    if max(sides) > FFT_LARGEST:
         return None
-    return _spectra(shape, _power_of_two(height), _power_of_two(width), 1)
+    height, width = (1 << max(1, (side - 1).bit_length()) for side in sides)
+    return _spectra(shape, height, width, 1)
 
 
-def _tiles(shape: ConvShape) -> _Spectra | None:
+def _tiles(shape: ConvShape) -> tuple[float, int] | None:
     """Transforms of overlapping tiles, each good for tile - kernel + 1 outputs a side."""
     if max(shape.kernel) > FFT_TILE // 2:
         return None
@@ -177,16 +167,12 @@ def _tiles(shape: ConvShape) -> _Spectra | None:
     return _spectra(shape, FFT_TILE, FFT_TILE, rows * columns)
 
 
-def _spectra(shape: ConvShape, height: int, width: int, tiles: int) -> _Spectra:
-    """A real transform keeps width / 2 + 1 columns of complex fp32. One complex multiply-add is 8 operations, a real
-    transform of P points 2.5 P log2(P)."""
+def _spectra(shape: ConvShape, height: int, width: int, tiles: int) -> tuple[float, int]:
+    """The operations of an fft convolution and the bytes of all its spectra. A real transform keeps width / 2 + 1
+    columns of complex fp32. One complex multiply-add is 8 operations, a real transform of P points 2.5 P log2(P)."""
     frequencies = height * (width // 2 + 1)
     maps, filters = shape.n * tiles * (shape.c + shape.k), shape.c * shape.k
     points = height * width
     products = 8.0 * frequencies * shape.n * tiles * filters
     transforms = 2.5 * points * math.log2(points) * (maps + filters)
-    return _Spectra(products + transforms, 8 * frequencies * (maps + filters))
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << max(1, (n - 1).bit_length())
+    return products + transforms, 8 * frequencies * (maps + filters)

@@ -27,10 +27,7 @@ def parse_bytes(amount: int | str, argument: str = "reserved_bytes") -> int:
 
     Raises TypeError for other types, ValueError for what is no amount: argument, demand, value, remedy.
     """
-    number = _number(amount, argument, FORMS)
-    if isinstance(number, tuple):
-        raise ValueError(f'{argument} must be {FORMS}, got {quoted(amount)}: a share of what? Write bytes, as "1.5GiB"')
-    return number
+    return _bytes(amount, argument, FORMS, None)
 
 
 def parse_budget(budget: int | str | None, plain_peak_bytes: int) -> int | None:
@@ -41,8 +38,7 @@ def parse_budget(budget: int | str | None, plain_peak_bytes: int) -> int | None:
     if budget is None:
         return None
     forms = f'{FORMS} or "60%" of the plain peak'
-    number = _number(budget, "budget", forms)
-    nbytes = int(plain_peak_bytes * number[0] / 100) if isinstance(number, tuple) else number
+    nbytes = _bytes(budget, "budget", forms, plain_peak_bytes)
     if nbytes < 1:
         raise ValueError(f"budget must be more than 0, got {quoted(budget)}; write {forms}, or None for no budget")
     return nbytes
@@ -53,28 +49,29 @@ def check_budget(budget: int | str | None) -> None:
     parse_budget(budget, _LARGEST)
 
 
-def _number(amount: int | str, argument: str, forms: str) -> int | tuple[Decimal]:
-    """Bytes, or a 1-tuple with a percentage."""
+def _bytes(amount: int | str, argument: str, forms: str, whole_bytes: int | None) -> int:
+    """Bytes; a percentage is one of ``whole_bytes``, None: of nothing."""
     got = quoted(amount)
     if isinstance(amount, bool) or not isinstance(amount, int | str):
         raise TypeError(f"{argument} must be {forms}, got {type(amount).__name__} {got}; write one of these")
     if isinstance(amount, int):
-        if not 0 <= amount <= _LARGEST:
-            raise ValueError(f"{argument} must be {forms}, from 0 to 2**60 bytes, got {got}; check the number")
-        return amount
-    found = _AMOUNT.fullmatch(amount)
-    if found is None:
-        raise ValueError(f'{argument} must be {forms}, got {got}; write a number and a unit, as "1.5GiB"')
-    number, unit = Decimal(found[1]), found[2].lower()
+        number, unit, where = Decimal(amount), "", "number"
+    else:
+        found = _AMOUNT.fullmatch(amount)
+        if found is None:
+            raise ValueError(f'{argument} must be {forms}, got {got}; write a number and a unit, as "1.5GiB"')
+        number, unit, where = Decimal(found[1]), found[2], "unit"
     if unit == "%":
         if number > 1000:
             raise ValueError(f"{argument} must be at most 1000%, got {got}; 100% is what plain PyTorch needs")
-        return (number,)
-    if unit and unit not in UNITS:
+        if whole_bytes is None:
+            raise ValueError(f'{argument} must be {forms}, got {got}: a share of what? Write bytes, as "1.5GiB"')
+        return int(whole_bytes * number / 100)
+    factor = UNITS.get(unit.lower() or "b")
+    if factor is None:
         known = "B, kB, MB, GB, TB, KiB, MiB, GiB, TiB or %"
-        unknown = f"the unit {quoted(found[2])} is none of {known}"
-        raise ValueError(f"{argument} must be {forms}, got {got}: {unknown}")
-    nbytes = int(number * UNITS[unit or "b"])
-    if nbytes > _LARGEST:
-        raise ValueError(f"{argument} must be {forms}, from 0 to 2**60 bytes, got {got}; check the unit")
+        raise ValueError(f"{argument} must be {forms}, got {got}: the unit {quoted(unit)} is none of {known}")
+    nbytes = int(number * factor)
+    if not 0 <= nbytes <= _LARGEST:
+        raise ValueError(f"{argument} must be {forms}, from 0 to 2**60 bytes, got {got}; check the {where}")
     return nbytes

@@ -1,28 +1,24 @@
 """What the codecs cost on a device, as passes over the dense tensor: measured. Pure data.
 
 A *pass* is the time in which a device copy reads or writes the dense tensor's bytes once: bytes / copy bandwidth. So a
-plain ``relu`` is two passes, and a codec at the roofline takes traffic / dense bytes of them; what is above that is
-its efficiency. Figures are those of ``python -m bench.codec_costs``, which made both tables of the layer benchmark's
-rows from an NVIDIA H200 (bench/results/2026-11-20-h200-layers*.jsonl: torch 2.11, triton 3.6, 64 to 512 MiB, commit
-5d000c8): the time of a further byte, over that of a copy's (4,198 GB/s). What a launch takes is not in them.
-``relu_backward`` holds all three tensors of a ReLU's backward: its payload, the gradient read and the gradient written.
-A sparse encoding costs ``encode`` and ``pack`` however it comes about: packed within a forecast both run at once and
-take as long together (0.97 to 1.00 of the sum at 512 MiB); under a budget packing comes when the count has arrived.
+plain ``relu`` is two passes. Figures are those of ``python -m bench.codec_costs``, which made both tables of the layer
+benchmark's rows from an NVIDIA H200 (bench/results/2026-11-20-h200-layers*.jsonl: torch 2.11, triton 3.6, 64 to 512
+MiB, commit 5d000c8): the time of a further byte, over that of a copy's (4,198 GB/s). What a launch takes is not in
+them. ``relu_backward`` holds all three tensors of a ReLU's backward: its payload, the gradient read and written.
 
 Other devices are taken to be as far from their own copy bandwidth as this one is; fp16 tensors to cost what bf16 costs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MEASURED_DENSITY = 0.5
 RELU_BACKWARD_PASSES = 3.0
 """PyTorch's ``threshold_backward``: output and gradient read, gradient written; 105 % of a copy's speed."""
 
 
-@dataclass(frozen=True)
-class Passes:
+class Passes(NamedTuple):
     """Passes of each direction; ``pack`` is what settles a sparse encoding of unknown size into exact arrays."""
 
     encode: float
@@ -58,31 +54,22 @@ MEASURED: dict[str, tuple[Passes, Passes]] = {
     "csr+fp8s": (P(1.82, 1.27, 1.32, 2.24), P(2.31, 1.88, 1.70, 2.45)),
 }
 
-# What a family's codecs take where nothing is stored: the line through densities 0.1 and 0.5 of its lossless one. The
-# compositions were measured at 0.5 alone: what they store in another form is nothing then.
+# What a family's codecs take where nothing is stored: the line through densities 0.1 and 0.5 of its lossless one.
 EMPTY: dict[str, tuple[Passes, Passes]] = {
     "zvc": (P(1.03, 0.04, 1.12, 2.04), P(1.15, 0.07, 1.21, 2.05)),
     "csr": (P(1.10, 0.10, 1.11, 2.01), P(1.53, 0.22, 1.16, 2.02)),
 }
 
 
-def passes(codec: str, itemsize: int, density: float | None) -> Passes | None:
-    """Passes of a codec over a tensor of ``itemsize`` bytes an element at a density (None: no zeros at all); None for a
-    codec that has no row: ``dense``, ``bits`` and the max-pool maps, whose operators make them.
+def passes(codec: str, itemsize: int, density: float | None) -> Passes:
+    """Passes of a codec over a tensor of ``itemsize`` bytes an element at a density (None: no zeros at all). Raises
+    KeyError for one that has no row: ``dense``, ``bits`` and the max-pool maps, whose operators make them.
 
     Of a sparse codec the line through what it takes with nothing stored and at the measured density, which goes on.
     """
     wide = 0 if itemsize >= 4 else 1
-    if codec not in MEASURED:
-        return None
-    row = MEASURED[codec][wide]
-    family = EMPTY.get(codec.partition("+")[0])
+    row, family = MEASURED[codec][wide], EMPTY.get(codec.partition("+")[0])
     if family is None:
         return row
-    empty, share = family[wide], (1.0 if density is None else density) / MEASURED_DENSITY
-
-    def at(name: str) -> float:
-        base = getattr(row, name)
-        return base + (share - 1) * (base - getattr(empty, name))
-
-    return Passes(at("encode"), at("pack"), at("decode"), at("relu_backward"))
+    share = (1.0 if density is None else density) / MEASURED_DENSITY
+    return Passes(*(at + (share - 1) * (at - empty) for at, empty in zip(row, family[wide], strict=True)))

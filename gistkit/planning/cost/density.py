@@ -29,7 +29,7 @@ class Densities:
         return self.expected((storage, version)) if recorded is None else recorded
 
     def expected(self, key: tuple[int, int]) -> float | None:
-        """The density that the chain of ops behind a (storage, version) suggests."""
+        """The density that the chain of ops behind a (storage, version) suggests, remembered."""
         if key not in self._expected:
             self._expected[key] = None
             self._expected[key] = self._guess(key)
@@ -53,11 +53,9 @@ class Densities:
         return self._of_parts(call) if call.op == "cat" else None
 
     def _rectified(self, call: Call) -> float:
-        """A ReLU's output; of a sum with what a ReLU made (a residual block) fewer elements are below zero.
-
-        A block adds a term that is symmetric about zero to a sum of k such terms that were each rectified: a share of
-        0.5 / sqrt(k + 1) comes out at zero or below, from 0.5 / sqrt(k). ResNet-50 has 0.50, 0.65, 0.71, 0.74, 0.77 and
-        0.78 in the blocks of a stage (random initialisation and images); this gives 0.50, 0.65, 0.71, 0.75, 0.78, 0.80.
+        """A ReLU's output; of a sum with what a ReLU made (a residual block) fewer elements are below zero: a share of
+        0.5 / sqrt(k + 1) after k rectified terms. ResNet-50 has 0.50, 0.65, 0.71, 0.74, 0.77 and 0.78 in the blocks of
+        a stage (random initialisation and images); this gives 0.50, 0.65, 0.71, 0.75, 0.78, 0.80.
         """
         value = self._reading.operand(call, 0)
         made = self._reading.made((value.storage, value.version))
@@ -74,7 +72,6 @@ class Densities:
         return self.of(value.storage, value.version)
 
     def _of_parts(self, call: Call) -> float | None:
-        """A concatenation's density is the mean of its parts', weighted by their sizes."""
         parts = [
             (self._of_operand(call, i), prod(self._reading.operand(call, i).shape)) for i in range(len(call.operands))
         ]

@@ -1,5 +1,4 @@
-"""Hardware: what a device can do, as numbers, and presets: of the papers' cards, of the one we measured, and of those
-whose datasheets say enough (:mod:`gistkit.planning.cost.cards`). Pure data.
+"""Hardware: what a device can do, as numbers, and presets. Pure data.
 
 A preset's rates are *sustained* figures: what a copy or a large product really reaches, so that seconds are bytes or
 operations divided by a rate. A file written by ``gistkit calibrate`` takes a preset's place anywhere.
@@ -13,22 +12,28 @@ TFLOP/s the plain fp32 step at batch 64 comes out at 48.4 ms for VGG-16 and 27.3
 32.3 ms were measured (SGD included on both sides). The link and fp32 products are published or assumed figures. The
 host: 4 and 5 ms for the 228 and 230 tasks of ResNet-50's forward and backward, 28 and 21 ms under gistkit (docs/log.md,
 "bound by the host"), on one host of several that differed by up to 1.7.
-cpu: one core of a server, orders of magnitude: to be replaced by ``gistkit calibrate``. A copy into memory in use goes
-at twice the 10 GB/s; a fresh tensor's pages cost as much again and more.
+cpu: one core of a server, orders of magnitude. A copy into memory in use goes at twice the 10 GB/s; a fresh tensor's
+pages cost as much again and more.
+The other cards: their datasheets' figures at the shares of them that an H200 reaches: 4.2 of 4.8 TB/s in a copy, 790 of
+989 TFLOP/s in bf16 products, convolutions of fp32 tensors at 200 of 494 TFLOP/s in TF32, and, assumed, 50 of 67 in fp32
+and 55 of 63 GB/s over the link, 1.5 times as much in both directions at once; the host is the H200's.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from gistkit.errors import quoted
 from gistkit.ir import from_json, to_json
-from gistkit.planning.cost import cards
 
+MEMORY_SHARE, HALF_SHARE, TF32_SHARE, FP32_SHARE, LINK_SHARE, BOTH_WAYS = 0.875, 0.8, 0.4, 0.75, 0.87, 1.5
+PCIE_GBPS = {3: 15.75, 4: 31.5, 5: 63.0}
+"""16 lanes in one direction, by generation."""
 GIB = 2**30
-_POSITIVE = ("memory_gbps", "codec_slowdown")
 _LIMITS = {"memory_gbps": 1e6, "codec_slowdown": 1e6, "d2h_gbps": 1e5, "h2d_gbps": 1e5, "both_gbps": 2e5}
 _LIMITS |= dict.fromkeys(("launch_s", "host_s", "runtime_host_s"), 1.0)
 _MOST_FLOPS = 1e18
@@ -85,7 +90,7 @@ class Hardware:
         if type(self.libraries_bytes) is not int or not 0 <= self.libraries_bytes < self.memory_bytes:
             _refuse("libraries_bytes", "a whole number of bytes below memory_bytes", self.libraries_bytes)
         for figure, limit in _LIMITS.items():
-            _check_number(figure, getattr(self, figure), figure in _POSITIVE, limit)
+            _check_number(figure, getattr(self, figure), figure in ("memory_gbps", "codec_slowdown"), limit)
         rates = (self.d2h_gbps, self.h2d_gbps, self.both_gbps)
         if any(rates) and not all(rates):
             _refuse("d2h_gbps, h2d_gbps and both_gbps", "all above 0, or all 0 where there is no link", rates)
@@ -98,8 +103,12 @@ class Hardware:
 
     @property
     def has_link(self) -> bool:
-        """Whether anything can be moved to the host."""
         return self.both_gbps > 0
+
+    @property
+    def shared_rate(self) -> float:
+        """The rate of either direction of the link while both are busy, as a share of its own."""
+        return min(1.0, self.both_gbps / (self.d2h_gbps + self.h2d_gbps)) if self.has_link else 1.0
 
     def to_json(self) -> str:
         """The hardware as JSON text."""
@@ -112,19 +121,17 @@ class Hardware:
         try:
             return from_json(Hardware, text)[0]
         except ValueError as error:
-            what = str(error).removeprefix("hardware: ")
-            again = "" if "gistkit calibrate" in what else "; write it anew with `gistkit calibrate`"
-            raise ValueError(f"hardware: {what}{again}") from error
+            again = "" if "gistkit calibrate" in str(error) else "; write it anew with `gistkit calibrate`"
+            raise ValueError(f"hardware: {str(error).removeprefix('hardware: ')}{again}") from error
 
 
 def _hint(name: str) -> str:
-    """What may be meant by a name that is neither a preset nor a file. Another card of the same family is not meant."""
     measure = "measure one with `gistkit calibrate --out FILE`"
     if Path(name).name != name or Path(name).suffix:
         return measure
     if name.partition(":")[0] in _DEVICES:
         return "leave it out for the device at hand"
-    near = difflib.get_close_matches(name.replace(" ", ""), PRESETS, n=1, cutoff=0.8)
+    near = difflib.get_close_matches(name.replace(" ", ""), PRESETS, n=1, cutoff=0.8)  # no other card of a family
     return f"did you mean {near[0]!r}?" if near else f"leave it out for the device at hand, or {measure}"
 
 
@@ -136,32 +143,72 @@ def _refuse(field: str, demand: str, value: object) -> None:
 
 
 def _check_number(field: str, value: object, positive: bool, limit: float) -> None:
-    demand = f"a number {'above 0' if positive else 'of at least 0'} and at most {limit:g}"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return _refuse(field, demand, value)
-    if not 0 <= value <= limit or (positive and value == 0):
-        _refuse(field, demand, value)
+    wrong = isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= limit
+    if wrong or (positive and value == 0):
+        _refuse(field, f"a number {'above 0' if positive else 'of at least 0'} and at most {limit:g}", value)
 
 
-def _of_datasheet(card: cards.Card) -> Hardware:
-    """A card at the shares of its datasheet that an H200 reaches."""
-    half, link_gbps = 1e12 * cards.HALF_SHARE * card.half, cards.LINK_SHARE * cards.PCIE_GBPS[card.pcie]
-    fp32 = 1e12 * cards.FP32_SHARE * card.fp32
-    modern = {"tf32": 1e12 * cards.TF32_SHARE * card.tf32} if card.tf32 else {}
+class Card(NamedTuple):
+    """A card by its preset's name and by the pattern of ``torch.cuda.get_device_name``, matched whole.
+
+    ``memory_gb`` and ``memory_gbps`` in 1e9; ``fp32``, ``tf32`` and ``half`` (fp16 and bf16, accumulated in fp32) in
+    1e12 dense operations per second. ``tf32`` 0: a card from before Ampere, which has neither TF32 nor bf16.
+    """
+
+    preset: str
+    device: str
+    memory_gb: int
+    memory_gbps: float
+    fp32: float
+    tf32: float
+    half: float
+    pcie: int
+    datasheet: str
+
+
+CARDS = (
+    Card("a100-40gb-pcie", r"A100-PCIE-40GB", 40, 1555, 19.5, 156, 312, 4, "A100"),
+    Card("a100-40gb-sxm", r"A100-SXM4-40GB", 40, 1555, 19.5, 156, 312, 4, "A100"),
+    Card("a100-80gb-pcie", r"A100 80GB PCIe|A100-PCIE-80GB", 80, 1935, 19.5, 156, 312, 4, "A100"),
+    Card("a100-80gb-sxm", r"A100-SXM4-80GB", 80, 2039, 19.5, 156, 312, 4, "A100"),
+    Card("a10", r"A10", 24, 600, 31.2, 62.5, 125, 4, "A10"),
+    Card("a30", r"A30", 24, 933, 10.3, 82, 165, 4, "A30"),
+    Card("l4", r"L4", 24, 300, 30.3, 60, 121, 4, "L4"),
+    Card("l40", r"L40", 48, 864, 90.5, 90.5, 181, 4, "L40"),
+    Card("l40s", r"L40S", 48, 864, 91.6, 183, 362, 4, "L40S"),
+    Card("rtx3090", r"GeForce RTX 3090", 24, 936, 35.6, 35.6, 71, 4, "GA102 (RTX 3090)"),
+    Card("rtx4090", r"GeForce RTX 4090", 24, 1008, 82.6, 82.6, 165.2, 4, "Ada (RTX 4090)"),
+    Card("rtx5090", r"GeForce RTX 5090", 32, 1792, 104.8, 104.8, 209.5, 5, "Blackwell (RTX 5090)"),
+    Card("rtx6000ada", r"RTX 6000 Ada Generation", 48, 960, 91.1, 182.1, 364.2, 4, "RTX 6000 Ada Generation"),
+    Card("v100-pcie", r"V100-PCIE-(16|32)GB", 16, 900, 14, 0, 112, 3, "V100"),
+    Card("v100-sxm2", r"V100-SXM2-(16|32)GB(-LS)?", 16, 900, 15.7, 0, 125, 3, "V100"),
+    Card("t4", r"T4", 16, 320, 8.1, 0, 65, 3, "T4"),
+    Card("h100-pcie", r"H100 PCIe", 80, 2000, 51, 378, 756, 5, "H100"),
+    Card("h100-sxm", r"H100 80GB HBM3", 80, 3350, 67, 494, 989, 5, "H100"),
+    Card("b200", r"B200", 180, 8000, 75, 1100, 2250, 5, "HGX B200"),
+)
+MEASURED = {"h200": r"H200", "titanx": r"(GeForce GTX )?TITAN X( \(Pascal\))?", "k40m": r"K40m"}
+"""Presets whose figures are measured ones or the papers', by the same patterns."""
+
+
+def _of_datasheet(card: Card) -> Hardware:
+    half, link_gbps = 1e12 * HALF_SHARE * card.half, LINK_SHARE * PCIE_GBPS[card.pcie]
+    fp32 = 1e12 * FP32_SHARE * card.fp32
+    modern = {"tf32": 1e12 * TF32_SHARE * card.tf32} if card.tf32 else {}
     return Hardware(
         name=card.preset,
         memory_bytes=card.memory_gb * 10**9,
-        memory_gbps=cards.MEMORY_SHARE * card.memory_gbps,
+        memory_gbps=MEMORY_SHARE * card.memory_gbps,
         d2h_gbps=link_gbps,
         h2d_gbps=link_gbps,
-        both_gbps=cards.BOTH_WAYS * link_gbps,
+        both_gbps=BOTH_WAYS * link_gbps,
         flops={"float32": fp32, "float16": half, "bfloat16": half if card.tf32 else fp32, **modern},
         launch_s=8e-6,
         async_counts=True,
         libraries_bytes=CUDA_LIBRARIES_BYTES,
         host_s=H200_HOST_S,
         runtime_host_s=H200_RUNTIME_HOST_S,
-        source=f"preset {card.preset}: {card.source}",
+        source=f"preset {card.preset}: NVIDIA {card.datasheet} datasheet, at the shares of it that an H200 reaches",
     )
 
 
@@ -187,7 +234,7 @@ _CPU = Hardware(
     flops={"float32": 5e10, "bfloat16": 5e10, "float16": 2e9}, launch_s=5e-6, async_counts=False, codec_slowdown=5.0,
     source="preset cpu: orders of magnitude of one core",
 )  # fmt: skip
-PRESETS = {h.name: h for h in (_TITANX, _K40M, _H200, _CPU, *map(_of_datasheet, cards.CARDS))}
+PRESETS = {h.name: h for h in (_TITANX, _K40M, _H200, _CPU, *map(_of_datasheet, CARDS))}
 
 
 def hardware(which: Hardware | str | Path | None = None) -> Hardware:
@@ -220,3 +267,10 @@ def hardware(which: Hardware | str | Path | None = None) -> Hardware:
         raise ValueError(f"hardware file {path} cannot be read ({error}); `gistkit calibrate` writes one") from error
     except ValueError as error:
         raise ValueError(f"hardware file {path}: {str(error).removeprefix('hardware: ')}") from error
+
+
+def preset_name(device_name: str) -> str | None:
+    """The preset of a CUDA device by its name; None for a card without one."""
+    short = re.sub(r"^(NVIDIA |Tesla )+", "", device_name.strip())
+    patterns = {**MEASURED, **{card.preset: card.device for card in CARDS}}
+    return next((name for name, pattern in patterns.items() if re.fullmatch(pattern, short, re.IGNORECASE)), None)

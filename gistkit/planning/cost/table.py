@@ -19,7 +19,6 @@ from gistkit.planning.cost.algorithms import Algorithm, arithmetic_rate, conv_al
 from gistkit.planning.cost.codec_costs import RELU_BACKWARD_PASSES, passes
 from gistkit.planning.cost.density import Densities
 from gistkit.planning.cost.devices import Hardware
-from gistkit.planning.cost.part_algorithms import DEFAULT
 
 OP_EFFICIENCY = {
     ("max_pool2d", "forward"): 0.5,
@@ -29,8 +28,7 @@ OP_EFFICIENCY = {
 }
 """Share of the copy bandwidth that PyTorch's operators reach on a GPU where it is not all of it, each operand counted
 once. Max-pools with int64 indices: measured on an H200 (layer benchmark, fp32), 0.57 and 0.43 forward, 0.17 and 0.14
-backward without the input, which backward is given and does not read. Batch norm reads its input twice, and in backward
-the gradient too."""
+backward. Batch norm reads its input twice, and in backward the gradient too."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +61,8 @@ class CostTable:
 
     def _algorithm(self, task: int, name: str) -> Algorithm:
         known = self.algorithms[task]
-        if not name:
-            return known[0]
         for algorithm in known:
-            if algorithm.name == name:
+            if name in ("", algorithm.name):
                 return algorithm
         raise ValueError(
             f"algorithm of task {task} must be one of {', '.join(repr(a.name) for a in known)}, got {name!r}; "
@@ -88,22 +84,16 @@ class CostTable:
         return form.scratch_bytes(n, kind), form.packing_bytes(n if density is None else round(density * n), kind)
 
     def encode_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> float:
-        """Seconds that encoding adds to the step (``nbytes`` of ``dtype`` before it).
-
-        On a GPU a ReLU writes its ``mask1`` in the same kernel, so only the mask's bytes are added. A pool that writes
-        its map instead of an int64 index saves time: the result is negative, the index's own traffic and no more.
-        """
+        """Seconds that encoding adds to the step. On a GPU a ReLU writes its ``mask1`` in the same kernel, so only the
+        mask's bytes are added. A pool that writes its map instead of an int64 index saves time: negative."""
         form = FORMS[codec]
         if form.returns == STAY:
             return 0.0
-        payload = self.payload_bytes(codec, nbytes, dtype, density)
         if form.made_by_op:
-            return self._own_map_s(nbytes, payload, dtype, "forward")
+            return self._own_map_s(codec, nbytes, dtype, "forward")
         if not form.values and self.hardware.async_counts:
-            return self._traffic_s(payload)
+            return self._traffic_s(self.payload_bytes(codec, nbytes, dtype, density))
         cost = passes(codec, item_bytes(dtype), density)
-        if cost is None:
-            return self._traffic_s(nbytes + payload) + self.hardware.launch_s
         pack = cost.pack if self.hardware.async_counts else 0.0
         return self._passes_s(cost.encode + pack, nbytes) + (2 if pack else 1) * self.hardware.launch_s
 
@@ -113,20 +103,16 @@ class CostTable:
         form = FORMS[codec]
         if form.returns == STAY:
             return 0.0
-        payload = self.payload_bytes(codec, nbytes, dtype, density)
         if form.made_by_op:
-            return self._own_map_s(nbytes, payload, dtype, "backward")
+            return self._own_map_s(codec, nbytes, dtype, "backward")
         if not form.values:
             return self.relu_backward_s(codec, nbytes, dtype, density)
-        cost = passes(codec, item_bytes(dtype), density)
-        if cost is None:
-            return self._traffic_s(nbytes + payload) + self.hardware.launch_s
-        return self._passes_s(cost.decode, nbytes) + self.hardware.launch_s
+        return self._passes_s(passes(codec, item_bytes(dtype), density).decode, nbytes) + self.hardware.launch_s
 
     def relu_backward_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> float:
         """Seconds that a ReLU's backward takes more (less: negative) when it reads the payload, not its output."""
         cost = passes(codec, item_bytes(dtype), density)
-        if cost is None or cost.relu_backward == 0.0:
+        if cost.relu_backward == 0.0:
             return 0.0
         extra = cost.relu_backward * self.hardware.codec_slowdown - RELU_BACKWARD_PASSES
         # where a sparse payload's slots end is summed up before it: a launch more than PyTorch's one
@@ -156,11 +142,10 @@ class CostTable:
             return 0.0
         return nbytes / (gbps * 1e9) + self.hardware.launch_s if gbps else math.inf
 
-    def _own_map_s(self, nbytes: int, payload: int, dtype: str, phase: str) -> float:
-        """A map in place of PyTorch's own tensor: the traffic of one against that of the other, same kernel."""
+    def _own_map_s(self, codec: str, nbytes: int, dtype: str, phase: str) -> float:
         pooled = dtype == "int64" and self.hardware.async_counts
         efficiency = OP_EFFICIENCY["max_pool2d", phase] if pooled else 1.0
-        return self._traffic_s(payload) - self._traffic_s(nbytes) / efficiency
+        return self._traffic_s(self.payload_bytes(codec, nbytes, dtype)) - self._traffic_s(nbytes) / efficiency
 
 
 def cost_table(
@@ -176,17 +161,21 @@ def cost_table(
     ``density`` None: as recorded, else as the operators lead us to expect; a number: of every storage that may hold
     zeros; a mapping: by storage, the others as with None. ``measured_s`` are seconds by task, of its default algorithm;
     the others keep their ratio to it. ``workspace_bytes`` are those measured of convolutions' tasks, which
-    have no other algorithm then. Raises ValueError for a density outside
-    [0, 1], a storage or task that the graph has not, seconds that are not above 0.
+    have no other algorithm then. Raises ValueError for the density of a storage that the graph has not.
     """
-    _check(graph, density, measured_s or {})
+    unknown = [s for s in density if not 0 <= s < len(graph.storages)] if isinstance(density, Mapping) else []
+    if unknown:
+        raise ValueError(
+            f"density must name storages 0 to {len(graph.storages) - 1} of the graph, got {unknown[0]}; take it from "
+            "the same capture"
+        )
     algorithms = []
     for task in graph.tasks:
         known = _task_algorithms(task, hardware)
         if measured_s and task.index in measured_s:
             known = _scaled(known, measured_s[task.index])
         if workspace_bytes and task.index in workspace_bytes:
-            known = (Algorithm(DEFAULT, known[0].seconds, workspace_bytes[task.index]),)
+            known = (Algorithm("default", known[0].seconds, workspace_bytes[task.index]),)
         algorithms.append(known)
     return CostTable(hardware, tuple(algorithms), _densities(graph, density))
 
@@ -209,7 +198,6 @@ def _scaled(known: tuple[Algorithm, ...], seconds: float) -> tuple[Algorithm, ..
 
 
 def _densities(graph: SavedGraph, density: float | Mapping[int, float] | None) -> dict[int, float]:
-    """By storage: the given ones, else those recorded or expected of what backward finds in it."""
     given = density if isinstance(density, Mapping) else {}
     reading = Reading(graph)
     guess = Densities(reading, given)
@@ -220,30 +208,3 @@ def _densities(graph: SavedGraph, density: float | Mapping[int, float] | None) -
         if share is not None:
             found[storage.id] = float(density) if isinstance(density, int | float) else share
     return found
-
-
-def _check(graph: SavedGraph, density: float | Mapping[int, float] | None, measured_s: Mapping[int, float]) -> None:
-    if isinstance(density, Mapping):
-        for storage, share in density.items():
-            _check_id("density", "storages", storage, len(graph.storages))
-            _check_share(f"density[{storage}]", share)
-    elif density is not None:
-        _check_share("density", density)
-    for task, seconds in measured_s.items():
-        _check_id("measured_s", "tasks", task, len(graph.tasks))
-        if not 0 < seconds < math.inf:
-            raise ValueError(f"measured_s[{task}] must be seconds above 0, got {seconds!r}; leave the task out")
-
-
-def _check_share(where: str, share: object) -> None:
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-        raise ValueError(
-            f"{where} must be a share from 0 to 1, got {share!r}; give None for what was recorded or is expected"
-        )
-
-
-def _check_id(argument: str, what: str, key: int, count: int) -> None:
-    if not 0 <= key < count:
-        raise ValueError(
-            f"{argument} must name {what} 0 to {count - 1} of the graph, got {key}; take it from the same capture"
-        )

@@ -1,6 +1,6 @@
 """StepTimes: the seconds of every task of one step as they were measured on one device. Pure data, JSON both ways.
 
-What takes the place of the roofline in :func:`gistkit.planning.cost.table.cost_table`: vDNN (section III-C) and moDNN
+They take the place of the roofline in :func:`gistkit.planning.cost.table.cost_table`: vDNN (section III-C) and moDNN
 (section IV-A) profile a step before they plan it. A file of them is for one step, known by its fingerprint.
 """
 
@@ -45,7 +45,6 @@ class StepTimes:
 
     @property
     def measured(self) -> Measured:
-        """What a plan says of them."""
         return Measured(self.device, self.batch, self.rows, self.step_s, self.fingerprint)
 
     def to_json(self) -> str:
@@ -68,10 +67,10 @@ class StepTimes:
                 _refuse(name, "a text that is not empty", getattr(self, name))
         if not 0 <= self.rows <= self.batch < 2**40:
             _refuse("rows", f"at least 0 and at most the batch's {self.batch}", self.rows)
-        if not _is_seconds(self.step_s):
+        if not 0 < self.step_s < math.inf:
             _refuse("step_s", "seconds above 0", self.step_s)
         for task, taken in self.seconds.items():
-            if task < 0 or not _is_seconds(taken):
+            if task < 0 or not 0 < taken < math.inf:
                 _refuse("seconds", "seconds above 0 by number of a task", {task: taken})
         for task, nbytes in self.workspace_bytes.items():
             if task < 0 or nbytes < 0:
@@ -92,10 +91,6 @@ def step_fingerprint(graph: SavedGraph) -> str:
     """Hash of a step's dataflow and of its tasks with the work of each: other sizes make another step."""
     tasks = [(t.phase, t.op, t.call, t.part, t.dtype, t.flops, t.moved_bytes) for t in graph.tasks]
     return hashlib.sha256(json.dumps([graph.fingerprint, graph.batch, tasks]).encode()).hexdigest()[:16]
-
-
-def _is_seconds(value: float) -> bool:
-    return 0 < value < math.inf
 
 
 def _refuse(field: str, demand: str, value: object) -> None:

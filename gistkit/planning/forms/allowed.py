@@ -2,9 +2,8 @@
 
 Gist's rules take the smallest allowed form (:mod:`gistkit.planning.forms.rules`), `optimal` chooses among all of them
 (:mod:`gistkit.planning.forms.options`), and a plan from a file is compared with them before anything runs
-(:func:`check_decisions`). The judge looks at who reads a storage's values in backward and may be given rounded ones, at
-what an operator keeps for itself, at what a rebuild starts from. It does not weigh what a form saves. Which calls a
-rerun may repeat: :mod:`gistkit.planning.forms.recompute`.
+(:func:`check_decisions`). The judge does not weigh what a form saves. Which calls a rerun may repeat:
+:mod:`gistkit.planning.forms.recompute`.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from gistkit.ir import (
     REMEDY,
     RERUN,
     STAY,
+    Block,
     Call,
     Decision,
     Form,
@@ -29,19 +29,20 @@ from gistkit.ir import (
     SavedGraph,
     written_late,
 )  # fmt: skip
-from gistkit.planning.forms.choices import map_bits, mask_carrier
+from gistkit.planning.forms.readers import intolerant, map_bits, mask_carrier, may_narrow, rounded
 from gistkit.planning.forms.rebuild import Decide, Recipe, circular, recipe_of
-from gistkit.planning.forms.rounding import intolerant, may_narrow, rounded
 
 KEEPERS = ("max_pool2d", "dropout", "batch_norm")
 """Covered ops that keep for themselves what they make besides their result."""
 SMALL_BYTES = 4096
 """What is smaller is not worth an encoding."""
+_NO_RECIPE = "it does not follow from what batch norms and additions read and what is kept with its values"
 
 
 class Judge:
-    """The forms of one graph's storages. ``own`` are the storages that operators make and keep for themselves,
-    ``late`` those that are written only after they are saved, ``writers`` the calls that write to a storage."""
+    """The forms of one graph's storages. ``kept`` are those that plain PyTorch keeps, ``own`` those that operators make
+    and keep for themselves, ``late`` those written only after they are saved, ``writers`` the calls that write to
+    each."""
 
     def __init__(self, graph: SavedGraph) -> None:
         self.graph, self.reading = graph, Reading(graph)
@@ -50,12 +51,27 @@ class Judge:
         for call in graph.calls:
             for storage in call.writes:
                 self.writers[storage].append(call)
-        self._kept = {s.id for s in graph.kept()}
+        self.kept = {s.id for s in graph.kept()}
 
     def allowed(self, storage: int, names: Iterable[str] = FORMS) -> tuple[Decision, ...]:
         """The forms, of those named, that a kept storage may take on the device, each as a decision with its reason. A
         rebuild starts from storages that may keep their values; the sources of a rerun are for a plan to choose."""
         return tuple(self._decision(storage, FORMS[name]) for name in names if not self.why_not(storage, FORMS[name]))
+
+    def why_dense(self, storage: int) -> str:
+        """Why an encoding of what is read by value would free nothing, or there is none; '' where there may be one."""
+        s = self.graph.storages[storage]
+        if s.kind == "input":
+            return "held by the caller"
+        if s.id in self.late:
+            return "written only after it is saved"
+        if s.nbytes < SMALL_BYTES:
+            return "too small to pay"
+        if s.dtype not in KERNEL_DTYPES:
+            return f"no codec for {s.dtype}"
+        if self.reading.uses(s.id).value is None:
+            return "saved in parts, or as something else than one whole value"
+        return "still held outside the forward (an output, or put away by the model)" if s.escapes else ""
 
     def why_not(self, storage: int, form: Form, *, on_host: bool = False) -> str:
         """Why a storage cannot take a form, on the device or on the host, '' where it can."""
@@ -81,7 +97,7 @@ class Judge:
         if form.returns == RERUN:
             return self._why_no_rerun(storage)
         if form.returns == OPERATORS and self.recipe(storage, self._with_values) is None:
-            return "it does not follow from what batch norms and additions read and what is kept with its values"
+            return _NO_RECIPE
         if form.payload and form.dtypes is not None and s.dtype not in form.dtypes:
             return f"its dtype is {s.dtype}"
         strict = next((c for c, save in uses.readers if not may_narrow(c, save)), None) if form.rounds_to else None
@@ -124,9 +140,8 @@ class Judge:
         """The smallest form of what backward asks for no numbers: 1 bit for a bool or for a ReLU's sign, nothing where
         the shape is all or where a pool's map has the sign. None for what is too small, and where values are read."""
         s, uses = self.graph.storages[storage], self.reading.uses(storage)
-        if storage not in self._kept or s.kind == "input" or storage in self.late or uses.value is None:
-            return None
-        if s.nbytes < SMALL_BYTES:
+        fixed = storage not in self.kept or s.kind == "input" or storage in self.late
+        if fixed or uses.value is None or s.nbytes < SMALL_BYTES:
             return None
         if s.dtype == "bool":
             return Decision(storage, "bits", reason="a bool is 1 bit")
@@ -141,7 +156,6 @@ class Judge:
         return Decision(storage, "mask1", reason="backward asks a ReLU output only for its sign")
 
     def _carries_mask(self, pool: Call) -> bool:
-        """Whether a pool's map stands for the mask of the ReLU before it."""
         storage = self.reading.operand(pool).storage
         found = self.without_values(storage)
         return found is not None and not found.form.payload and self.reading.uses(storage).relu is not None
@@ -149,7 +163,7 @@ class Judge:
     def _with_values(self, storage: int) -> Decision | None:
         """Stands in for the decision of a rebuild's source, which is still open."""
         found = self.own_map(storage) or self.without_values(storage)
-        open_ = storage in self._kept and (found is None or found.form.values)
+        open_ = storage in self.kept and (found is None or found.form.values)
         return Decision(storage, "dense") if open_ else None
 
     def _decision(self, storage: int, form: Form) -> Decision:
@@ -167,16 +181,15 @@ class Judge:
         if made.kind != "activation" or not self.writers[storage]:
             return "no call of the forward makes it"
         maker = self.graph.calls[made.producer] if made.producer >= 0 else None
-        results = {self.graph.values[v].storage for v in maker.results} if maker is not None else set()
-        if maker is not None and maker.inplace and storage not in results:
-            module = maker.module or "the model"
-            return f"it is the copy that {maker.op} of {module}, in place, saves of what it overwrites"
-        return ""
+        if maker is None or not maker.inplace or storage in {self.graph.values[v].storage for v in maker.results}:
+            return ""
+        module = maker.module or "the model"
+        return f"it is the copy that {maker.op} of {module}, in place, saves of what it overwrites"
 
     def _rebuild_refusal(self, d: Decision, decided: Decide) -> str:
         recipe = self.recipe(d.storage, lambda s: decided(s) or Decision(s, "dense"))
         if recipe is None:
-            return "it does not follow from what batch norms and additions read and what is kept with its values"
+            return _NO_RECIPE
         if (recipe.steps, recipe.sources) != (d.recipe, d.sources):
             return f"it comes about as {recipe.steps} from storages {recipe.sources}"
         if circular(d.storage, decided):
@@ -205,18 +218,9 @@ def default_form(dtype: str, nbytes: int, *, zeros: bool, lossy: str | None = No
 
 
 def _misplaced(d: Decision) -> str:
-    """What is wrong with a decision's place and with its points of transfer."""
-    if not d.form.payload:
-        return "what has no payload is in no place" if d.on_host else ""
-    if d.place == "nowhere":
-        return "its payload must be somewhere"
-    points = (d.offload, d.release, d.prefetch, d.ready)
-    if min(points) < -1:
-        return "a task has a number from 0 on, -1 for none"
-    points = [t for t in points if t >= 0]
-    if d.on_host and points != sorted(points):
-        return f"it must leave before it comes back, and offload, release, prefetch, ready are tasks {points}"
-    return ""
+    if d.form.payload:
+        return "its payload must be somewhere" if d.place == "nowhere" else ""
+    return "what has no payload is in no place" if d.on_host else ""
 
 
 def check_decisions(plan: Plan, graph: SavedGraph) -> None:
@@ -236,15 +240,9 @@ def check_decisions(plan: Plan, graph: SavedGraph) -> None:
 def kept_by_ops(graph: SavedGraph) -> set[int]:
     """Storages that the runtime's operators make and keep for themselves besides their results: statistics, maps,
     masks. Nothing in a library's view."""
-    if graph.source == LIBRARY:
-        return set()
-    found: set[int] = set()
-    for call in graph.calls:
-        if call.covered >= 0 and call.op in KEEPERS:
-            results = {graph.values[v].storage for v in call.results}
-            made = {s.storage for s in call.saves if graph.storages[s.storage].producer == call.index}
-            found |= made - results
-    return found
+    keepers = (c for c in graph.calls if c.covered >= 0 and c.op in KEEPERS and graph.source != LIBRARY)
+    saved = ((s.storage, c) for c in keepers for s in c.saves if graph.storages[s.storage].producer == c.index)
+    return {s for s, call in saved if s not in {graph.values[v].storage for v in call.results}}
 
 
 def own_decisions(graph: SavedGraph) -> tuple[Decision, ...]:
@@ -253,8 +251,10 @@ def own_decisions(graph: SavedGraph) -> tuple[Decision, ...]:
     if graph.source == LIBRARY:
         return ()
     judge = Judge(graph)
-    blocks = (b for b in graph.blocks if b.saved >= 0 and b.kind in ("input", "activation") and b.storage >= 0)
-    found = (judge.own_map(b.storage) or judge.without_values(b.storage) for b in blocks)
-    return tuple(
-        d for d in found if d is not None and (d.form.made_by_op or judge.reading.uses(d.storage).relu is None)
-    )
+    found = (judge.own_map(b.storage) or judge.without_values(b.storage) for b in decidable(graph))
+    return tuple(d for d in found if d and (d.form.made_by_op or judge.reading.uses(d.storage).relu is None))
+
+
+def decidable(graph: SavedGraph) -> list[Block]:
+    """The blocks of the storages that backward keeps."""
+    return [b for b in graph.blocks if b.storage >= 0 and b.saved >= 0 and b.kind in ("input", "activation")]

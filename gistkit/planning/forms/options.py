@@ -4,24 +4,23 @@
 |---|---|
 | ``bitwise`` | keep; mask, map, bits, nothing at all where backward asks for no more; zvc and csr where zeros are |
 | | expected; rebuilt from what a batch norm or an addition read; raw, packed or coded bytes over the link |
-| ``reassociated`` | the same, and weight gradients in batch slices (:func:`slice_counts`), and sub-batches |
+| ``reassociated`` | the same, and sub-batches |
 | ``lossy`` | the same, and the narrow form that the caller names where every reader tolerates it |
 
-The rules are those of the Gist policy (:mod:`gistkit.planning.forms.rules`); here they give all that is allowed instead
-of the smallest. Over the link a storage may leave at once or as late as the link needs, and come back at its use or
-early enough that the compute in between hides the transfer, with some room.
+Over the link a storage may leave at once or as late as the link needs, and come back at its use or early enough that
+the compute in between hides the transfer, with some room.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
 
-from gistkit.ir import BACKWARD, KERNEL_DTYPES, Block, Decision, SavedGraph, SavedStorage
+from gistkit.ir import BACKWARD, Block, Decision, SavedGraph, SavedStorage
 from gistkit.planning.cost import CostTable
-from gistkit.planning.forms.allowed import SMALL_BYTES, Judge
+from gistkit.planning.forms.allowed import SMALL_BYTES, Judge, decidable
 from gistkit.planning.forms.rules import SPARSE, check_lossy, encodings
 
 FIDELITIES = ("bitwise", "reassociated", "lossy")
@@ -29,18 +28,13 @@ ROOM = (1.0, 4.0)
 """A transfer is given this many times its own seconds of compute, where it is given any."""
 MANY = 300
 """With more kept storages than that a transfer has half as many points to begin and end."""
-UNCUT = 1000
-"""With more kept storages than that no weight gradient is offered in batch slices: what one decodes is nothing to the
-whole. ResNet-1202 (32), of 4,806, has a least peak 0.4 % lower with them, and takes 14 s longer to plan."""
-SLICES = (4, 16)
-"""Batch slices of a weight gradient: two of them are alive at a time, so a half and an eighth of the input."""
 
 
-def check_fidelity(fidelity: str, lossy: str | None) -> None:
+def check_fidelity(fidelity: str, lossy: str | None = None) -> None:
     """Raises ValueError for an unknown class, an unknown lossy format, or a format outside the class ``lossy``."""
     if fidelity not in FIDELITIES:
         raise ValueError(
-            f"fidelity must be one of {', '.join(FIDELITIES)}; got {fidelity!r}; bitwise changes no bit of the result"
+            f"fidelity must be one of {', '.join(FIDELITIES)}, got {fidelity!r}; bitwise changes no bit of the result"
         )
     check_lossy(lossy)
     if lossy is not None and fidelity != "lossy":
@@ -49,52 +43,25 @@ def check_fidelity(fidelity: str, lossy: str | None) -> None:
         )
 
 
-def slice_counts(fidelity: str, storages: int = 0) -> tuple[int, ...]:
-    """Into how many batch slices a weight gradient may be cut: only 1 where the order of summation is fixed, or where
-    a step keeps more than UNCUT storages. Of one with MANY the most alone: every further count makes a rebuild and its
-    sources nine pairs for four."""
-    if fidelity == "bitwise" or storages > UNCUT:
-        return (1,)
-    return (1, *SLICES[-1:]) if storages > MANY else (1, *SLICES)
-
-
 def options(
     graph: SavedGraph, costs: CostTable, fidelity: str = "bitwise", lossy: str | None = None
 ) -> dict[int, tuple[Decision, ...]]:
-    """Per kept storage the decisions that its readers, the class and the hardware allow; ``dense`` is among them.
-
-    The first is what is taken where memory does not matter. ``graph`` needs tasks and blocks. Raises ValueError for an
-    unknown class or format.
-    """
+    """Per kept storage the decisions that its readers, the class and the hardware allow; ``dense`` is among them. The
+    first is what is taken where memory does not matter. Raises ValueError for an unknown class or format."""
     check_fidelity(fidelity, lossy)
     listing = _Listing(graph, costs, lossy)
     return {b.storage: listing.of(b) for b in decidable(graph)}
 
 
-def decidable(graph: SavedGraph) -> list[Block]:
-    """The blocks of the storages that backward keeps: those that :func:`options` is about."""
-    return [b for b in graph.blocks if b.storage >= 0 and b.saved >= 0 and b.kind in ("input", "activation")]
-
-
-def shipped_until(
-    graph: SavedGraph, costs: CostTable, needs: Mapping[int, Iterable[int]], lossy: str | None = None
-) -> dict[int, tuple[Decision, ...]]:
-    """Per storage of ``needs`` its bytes over the link, back for the earliest of the given tasks, which come before its
-    own first use: segments run anew from it."""
-    listing = _Listing(graph, costs, lossy, few=True)
-    blocks = {b.storage: b for b in graph.blocks if b.storage in needs and b.uses}
-    return {s: tuple(listing.back_for(b, min(needs[s]))) for s, b in blocks.items()}
-
-
 class _Listing:
     """Lists the decisions of one graph's storages."""
 
-    def __init__(self, graph: SavedGraph, costs: CostTable, lossy: str | None, *, few: bool = False) -> None:
+    def __init__(self, graph: SavedGraph, costs: CostTable, lossy: str | None) -> None:
         self._judge = Judge(graph)
         self._graph, self._costs, self._lossy = graph, costs, lossy
         seconds = [costs.task_s(t.index) for t in graph.tasks]
         self._start_s = np.concatenate(([0.0], np.cumsum(seconds)))
-        self._many = few or sum(b.saved >= 0 for b in graph.blocks) > MANY
+        self._many = sum(b.saved >= 0 for b in graph.blocks) > MANY
         self._backward = next((t.index for t in graph.tasks if t.phase == BACKWARD), len(graph.tasks))
 
     def of(self, block: Block) -> tuple[Decision, ...]:
@@ -105,13 +72,7 @@ class _Listing:
         at_home = self._at_home(block, s)
         return at_home + tuple(o for d in at_home for o in self._shipped(block, s, d))
 
-    def back_for(self, block: Block, need: int) -> Iterable[Decision]:
-        """The block itself on the host, back for a task."""
-        earlier = replace(block, uses=(replace(block.uses[0], task=need),))
-        return self._shipped(earlier, self._graph.storages[block.storage], Decision(block.storage, "dense"))
-
     def _why_kept(self, block: Block, s: SavedStorage) -> str:
-        """Why a storage stays as it is, '' where there is a choice."""
         if block.last >= len(self._graph.tasks) and block.read < 0:  # else a form of it outlives the step
             return "held by the caller" if s.kind == "input" else "outlives the step"
         if s.id in self._judge.late:
@@ -120,7 +81,6 @@ class _Listing:
         return "its op keeps it for itself" if own else ""
 
     def _at_home(self, block: Block, s: SavedStorage) -> tuple[Decision, ...]:
-        """The forms on the device."""
         own = self._judge.own_map(s.id)
         if own is not None:
             return (own,)
@@ -133,19 +93,14 @@ class _Listing:
         return (dense,) if any(u.values for u in block.uses) else (least,)
 
     def _with_values(self, s: SavedStorage) -> Iterable[Decision]:
-        """Forms other than the tensor itself of what is read by value."""
-        fixed = s.kind == "input" or s.escapes or s.nbytes < SMALL_BYTES or s.dtype not in KERNEL_DTYPES
-        if fixed or self._judge.reading.saved(s.id) is None:
+        if self._judge.why_dense(s.id):
             return ()
-        sparse = self._sparse(s) if s.id in self._costs.densities else ()
+        zvc, csr = SPARSE
+        slower = self._payload_bytes(s, csr) >= self._payload_bytes(s, zvc)
+        sparse = () if s.id not in self._costs.densities else (zvc,) if slower else SPARSE
         coded = self._judge.allowed(s.id, encodings(sparse, self._lossy))
         coded = (d for d in coded if self._payload_bytes(s, d.codec) < s.nbytes)
         return (replace(d, reason="") for d in (*coded, *self._judge.allowed(s.id, ("rebuild",))))
-
-    def _sparse(self, s: SavedStorage) -> tuple[str, ...]:
-        """zvc; csr, which is slower, only where it is smaller."""
-        zvc, csr = SPARSE
-        return SPARSE if self._payload_bytes(s, csr) < self._payload_bytes(s, zvc) else (zvc,)
 
     def _payload_bytes(self, s: SavedStorage, form: str) -> int:
         return self._costs.payload_bytes(form, s.nbytes, s.dtype, self._costs.densities.get(s.id))

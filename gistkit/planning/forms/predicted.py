@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from gistkit.ir import Block, CallChoice, Decision, Plan, SavedGraph
+from gistkit.ir import Block, CallChoice, Decision, Plan, SavedGraph, scaled
 from gistkit.planning.cost import CostTable
 from gistkit.planning.simulate import simulate
 
@@ -22,24 +22,28 @@ def make_plan(
     details: Mapping[str, Any] | None = None,
     fidelity: str = "bitwise",
 ) -> Plan:
-    """A plan with its predicted figures.
-
-    ``details`` are the policy's own. Among them ``trainable`` tells whether the peak is within the budget (without one:
-    the device's memory); vDNN marks a policy that is not with (*) in its figures (section V) and goes on.
-    """
+    """A plan with its predicted figures. ``details`` are the policy's own; ``trainable`` is added, whether the peak is
+    within the budget (without one: the device's memory)."""
     decided = {d.storage: d for d in decisions}
-    bare = Plan(policy, graph.fingerprint, tuple(decided.values()), tuple(choices))
-    run = simulate(graph, bare, costs)
-    kept = held(graph)
+    bare = Plan(policy, graph.fingerprint, tuple(decided.values()), tuple(choices), fidelity=fidelity)
+    plan = with_figures(bare, graph, costs, budget_bytes)
+    return replace(plan, details={**(details or {}), "trainable": plan.peak_bytes <= capacity(costs, budget_bytes)})
+
+
+def with_figures(
+    plan: Plan, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, *, reserve: int = 0, parts: int = 1
+) -> Plan:
+    """A plan with the simulator's figures, ``reserve`` bytes in its peak; ``kept_bytes`` is what one of so many
+    ``parts`` of the batch keeps."""
+    run = simulate(graph, plan, costs, reserve=reserve)
+    decided = {d.storage: d for d in plan.decisions}
     return replace(
-        bare,
-        plain_bytes=sum(b.nbytes for b in kept),
-        kept_bytes=sum(kept_bytes(b, decided.get(b.storage), costs) for b in kept),
+        plan,
+        plain_bytes=sum(b.nbytes for b in held(graph)),
+        kept_bytes=sum(kept_bytes(b, decided.get(b.storage), costs) for b in held(scaled(graph, parts))),
         budget_bytes=budget_bytes,
         peak_bytes=run.peak_bytes,
         step_s=run.step_s,
-        details={**(details or {}), "trainable": run.peak_bytes <= capacity(costs, budget_bytes)},
-        fidelity=fidelity,
         hardware=costs.hardware.name,
     )
 

@@ -1,10 +1,8 @@
 """ReLU outputs that need not be kept: ReLU(BN(x)) and ReLU(BN(x) + y) follow from what batch norm keeps anyway.
 
-Gist keeps every feature map in some form; this rule goes beyond it (docs/concepts.md). It holds where the input is
-a training batch norm's output, or a plain addition (alpha 1, equal shapes and dtypes) of such outputs and of storages
-that are kept with their values. A chain through rebuilt storages is cut after :data:`MAX_DEPTH`, or backward would
-repeat more and more of the forward. In-place calls do no harm: a rebuild starts from kept inputs, never from
-overwritten outputs.
+This goes beyond Gist (docs/concepts.md). It holds where the input is a training batch norm's output, or a plain
+addition (alpha 1, equal shapes and dtypes) of such outputs and of storages that are kept with their values. A chain
+through rebuilt storages is cut after :data:`MAX_DEPTH`. In-place calls do no harm: a rebuild starts from kept inputs.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ def depth(decision: Decision | None, decide: Decide) -> int:
 
 
 def circular(storage: int, decide: Decide, above: tuple[int, ...] = ()) -> bool:
-    """Whether a storage would be rebuilt from itself."""
+    """Whether what a storage is rebuilt from is rebuilt from that storage."""
     decision = decide(storage)
     if decision is None or decision.form.returns != OPERATORS:
         return False
@@ -76,7 +74,6 @@ def _addend(value: Value, reading: Reading, decide: Decide) -> Recipe | None:
 
 
 def _norm(call: Call, reading: Reading, decide: Decide) -> Recipe | None:
-    """A training batch norm that keeps its input."""
     operand = reading.operand(call)
     keeps = any(s.value == operand.id and s.read for s in call.saves)
     if not keeps or not (call.options or {}).get("training"):

@@ -1,8 +1,7 @@
 """Which calls of a forward run anew for a plan's ``recompute`` decisions, and which storages they start from.
 
-A segment is all decisions with equal sources, as in :mod:`gistkit.planning.simulate.segments`. Its calls are those that
-make its storages, and what these are made of, back to storages that are kept with their values, inputs, parameters and
-buffers (:func:`gistkit.ir.rerun_of`).
+A segment is all decisions with equal sources, as in :mod:`gistkit.planning.simulate.segments`; its calls are those of
+:func:`gistkit.ir.returns_of`.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from dataclasses import dataclass
 from gistkit.errors import PlanError
 from gistkit.ir import FORMS, RERUN, Call, Decision, SavedGraph, rerun_of
 from gistkit.planning.forms.allowed import Judge
-from gistkit.planning.forms.rounding import intolerant, rounded
-from gistkit.planning.simulate import valued
+from gistkit.planning.forms.readers import intolerant, rounded
+from gistkit.planning.simulate import check_sources, valued
 
 OUTSIDE = ("input", "parameter", "buffer")
 OBSERVERS = frozenset(("untyped_storage", "device.default"))
@@ -48,11 +47,9 @@ class RecomputePlan:
 
 
 def recompute_plan(graph: SavedGraph, decisions: Mapping[int, Decision]) -> RecomputePlan | None:
-    """The segments of the decisions, by storage; None where nothing is recomputed.
-
-    Raises PlanError, which names storage and call, for what cannot run anew: calls that write to what outlives them,
-    calls that no function mode sees, what an op keeps for itself, sources that are overwritten or not kept.
-    """
+    """The segments of the decisions, by storage; None where nothing is recomputed. Raises PlanError, which names
+    storage and call, for what cannot run anew: calls that write to what outlives them, calls that no function mode
+    sees, what an op keeps for itself, sources that are overwritten or not kept."""
     groups = _groups(decisions.values())
     if not groups:
         return None
@@ -65,14 +62,8 @@ def recompute_plan(graph: SavedGraph, decisions: Mapping[int, Decision]) -> Reco
     of_storage = {s: segment for segment in found for s in segment.storages}
     savers = {c.index for s in of_storage for c, _ in graph.savers(s)}
     order = tuple(c.index for c in graph.calls if not c.hidden and c.op not in OBSERVERS)
-    return RecomputePlan(
-        graph,
-        order,
-        found,
-        {c: tuple(s) for c, s in of_call.items()},
-        of_storage,
-        frozenset(of_call) | savers,
-    )
+    made_by = {c: tuple(s) for c, s in of_call.items()}
+    return RecomputePlan(graph, order, found, made_by, of_storage, frozenset(of_call) | savers)
 
 
 class Replays:
@@ -82,7 +73,6 @@ class Replays:
         self.graph, self.decisions, self._judge = graph, decisions or {}, Judge(graph)
         self.own, self.late = self._judge.own, self._judge.late
         self._writers = {s: [c.index for c in calls] for s, calls in self._judge.writers.items()}
-        self._saved = {s.id for s in graph.kept()}
 
     def under(self, decisions: Mapping[int, Decision]) -> Replays:
         """The same graph under other decisions, by storage."""
@@ -98,7 +88,6 @@ class Replays:
         return [d for d in listed if d.form.returns != RERUN or d.sources not in refused]
 
     def refuses(self, wanted: set[int], sources: Iterable[int]) -> bool:
-        """Whether :meth:`segment` raises."""
         try:
             self.segment(0, wanted, sources)
         except PlanError:
@@ -112,12 +101,7 @@ class Replays:
             if why:
                 raise PlanError(f"{self._name(storage)}: recompute, but {why}; leave it undecided")
         stops = set(sources)
-        for source in stops:
-            if not valued(source, self.decisions.get):
-                raise PlanError(
-                    f"{self._name(min(wanted))}: recompute from storage {source}, which "
-                    f"{self.decisions[source].codec!r} does not keep with its values; keep the source"
-                )
+        check_sources(self._name(min(wanted)), stops, self.decisions.get)
         found = rerun_of(
             wanted,
             self._writers,
@@ -125,9 +109,9 @@ class Replays:
             lambda storage: storage in stops or self._stays(storage),
         )
         calls = [self.graph.calls[i] for i in found.calls]
-        for call in calls:
-            self._check_call(call, found.inside, min(wanted))
-        self._check_sources(calls, found.inside, min(wanted))
+        for check in (self._check_call, self._check_sources):
+            for call in calls:
+                check(call, found.inside, min(wanted))
         self._check_rounded(calls, found.inside, wanted)
         savers = (c.index for s in wanted for c, _ in self.graph.savers(s))
         end = max((*savers, *found.calls))
@@ -137,7 +121,7 @@ class Replays:
         """Whether a storage is there in backward, with its values, whatever this segment does."""
         if self.graph.storages[storage].kind in OUTSIDE or not self._writers.get(storage):
             return True
-        return storage in self._saved and valued(storage, self.decisions.get)
+        return storage in self._judge.kept and valued(storage, self.decisions.get)
 
     def _name(self, storage: int) -> str:
         return f"storage {storage}, shape {self.graph.storages[storage].shape}"
@@ -160,17 +144,14 @@ class Replays:
                 kind = f"storage {storage} ({s.kind}) that outlives it"
                 raise PlanError(f"{what}, which writes to {kind}, once more in backward; {remedy}")
 
-    def _check_sources(self, calls: Iterable[Call], inside: frozenset[int], wanted: int) -> None:
-        for call in calls:
-            for read in call.reads:
-                if read in inside or self.graph.storages[read].kind in OUTSIDE:
-                    continue
-                later = next((w for w in self._judge.writers[read] if w.index > call.index), None)
-                if later is not None:
-                    raise PlanError(
-                        f"{self._name(wanted)}: recompute reads storage {read} as {call.op} (call {call.index}) found "
-                        f"it, but {later.op} (call {later.index}) overwrites it; cut the segment elsewhere"
-                    )
+    def _check_sources(self, call: Call, inside: frozenset[int], wanted: int) -> None:
+        for read in (r for r in call.reads if r not in inside and self.graph.storages[r].kind not in OUTSIDE):
+            later = next((w for w in self._judge.writers[read] if w.index > call.index), None)
+            if later is not None:
+                raise PlanError(
+                    f"{self._name(wanted)}: recompute reads storage {read} as {call.op} (call {call.index}) found "
+                    f"it, but {later.op} (call {later.index}) overwrites it; cut the segment elsewhere"
+                )
 
     def _check_rounded(self, calls: Iterable[Call], inside: frozenset[int], wanted: set[int]) -> None:
         reads = {r for call in calls for r in call.reads} - inside
@@ -187,7 +168,6 @@ class Replays:
 
 
 def _groups(decisions: Iterable[Decision]) -> dict[tuple[int, ...], set[int]]:
-    """The storages of every segment, by its sources."""
     groups: dict[tuple[int, ...], set[int]] = defaultdict(set)
     for decision in decisions:
         if decision.form.returns == RERUN:

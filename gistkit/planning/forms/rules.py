@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gistkit.formats import VALUE_FORMS
-from gistkit.ir import KERNEL_DTYPES, Decision, SavedGraph, SavedStorage, Uses, Value
+from gistkit.ir import Decision, SavedGraph, SavedStorage, Uses, Value
 from gistkit.planning.cost import Densities
-from gistkit.planning.forms.allowed import SMALL_BYTES, Judge, rebuilt
+from gistkit.planning.forms.allowed import Judge, rebuilt
+from gistkit.planning.forms.readers import intolerant, rounded
 from gistkit.planning.forms.rebuild import MAX_DEPTH, depth
-from gistkit.planning.forms.rounding import intolerant, rounded
 
 SPARSE = ("zvc", "csr")
 PAYS = 0.95
@@ -43,19 +44,17 @@ class Planner:
         self._graph = graph
         self._lossy = lossy
         self._rebuilds = rebuild
-        self._kept = {s.id for s in graph.kept()}
         self._decided: dict[int, Decision] = {}
 
     def decide(self, storage: int) -> Decision | None:
         """The decision for a storage, None where plain PyTorch does not keep it either."""
-        if storage not in self._kept:
+        if storage not in self._judge.kept:
             return None
         if storage not in self._decided:
             self._decided[storage] = self._decision(self._graph.storages[storage])
         return self._decided[storage]
 
     def predicted_bytes(self, decision: Decision) -> int:
-        """Bytes that a decision keeps for backward."""
         storage = self._graph.storages[decision.storage]
         saved = self.reading.saved(storage.id)
         density = None if saved is None else self.densities.of(storage.id, saved.version)
@@ -67,24 +66,10 @@ class Planner:
         found = found or self._judge.without_values(s.id)
         if found is not None:
             return found
-        why = self._why_dense(s, uses)
+        why = self._judge.why_dense(s.id)
         if why or uses.value is None:
             return Decision(s.id, "dense", reason=why)
         return self._with_values(s, uses, uses.value)
-
-    def _why_dense(self, s: SavedStorage, uses: Uses) -> str:
-        """Why an encoding would free nothing, or there is none for it."""
-        if s.kind == "input":
-            return "held by the caller"
-        if s.id in self._judge.late:
-            return "written only after it is saved"
-        if s.nbytes < SMALL_BYTES:
-            return "too small to pay"
-        if s.dtype not in KERNEL_DTYPES:
-            return f"no codec for {s.dtype}"
-        if uses.value is None:
-            return "saved in parts, or as something else than one whole value"
-        return "still held outside the forward (an output, or put away by the model)" if s.escapes else ""
 
     def _with_values(self, s: SavedStorage, uses: Uses, value: Value) -> Decision:
         """The smallest of: dense, sparse, narrow, rebuilt; exact forms win ties."""
@@ -116,10 +101,6 @@ class Planner:
 
 
 def _with_reason(found: Decision, who: str, density: float | None) -> Decision:
-    """The decision with its reason: who reads the values, and what makes them small."""
     narrow, zeros = found.form.rounds_to, "" if density is None else f"{1 - density:.0%} of them are zeros"
-    if not found.form.sparse:
-        reason = f"{who}: {narrow} until then"
-    else:
-        reason = f"{who}, and {zeros}{f', the rest in {narrow}' if narrow else ''}"
-    return Decision(found.storage, found.codec, found.place, found.mask, reason=reason)
+    rest = f", the rest in {narrow}" if narrow else ""
+    return replace(found, reason=f"{who}, and {zeros}{rest}" if found.form.sparse else f"{who}: {narrow} until then")

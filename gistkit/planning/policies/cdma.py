@@ -17,7 +17,7 @@ from gistkit.ir import KERNEL_DTYPES, Block, Decision, Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import make_plan, own_decisions
 from gistkit.planning.policies.convolutions import ConvAlgorithms
-from gistkit.planning.policies.vdnn.offload import ALL, Offload, details_of, host_decision, offloads
+from gistkit.planning.policies.vdnn import ALL, details_of, offloads
 
 CODEC = "zvc"
 
@@ -31,12 +31,13 @@ def cdma(
     algorithms: str | Mapping[int, str] = "p",
     prefetch: bool = True,
 ) -> Plan:
-    """vDNN's schedule (see :func:`gistkit.planning.policies.vdnn.offload.vdnn`) with compressed transfers where they
-    pay. Raises ValueError as ``vdnn`` does."""
+    """vDNN's schedule (see :func:`gistkit.planning.policies.vdnn.vdnn`) with compressed transfers where they
+    pay."""
     convolutions = ConvAlgorithms(graph, costs)
     by_call = convolutions.of(algorithms)
     names = {t: by_call[call] for call, tasks in convolutions.tasks.items() for t in tasks}
-    sent = [_decision(graph, costs, names, o) for o in offloads(graph, offload, prefetch)]
+    blocks = {b.storage: b for b in graph.blocks}
+    sent = [_packed(blocks[raw.storage], costs, names, raw) for raw in offloads(graph, offload, prefetch)]
     return make_plan(
         "cdma",
         graph,
@@ -48,13 +49,12 @@ def cdma(
     )
 
 
-def _decision(graph: SavedGraph, costs: CostTable, names: Mapping[int, str], sent: Offload) -> Decision:
-    raw, block = host_decision(graph, sent), graph.blocks[sent.block]
+def _packed(block: Block, costs: CostTable, names: Mapping[int, str], raw: Decision) -> Decision:
     density = costs.densities.get(block.storage)
     if density is None or block.dtype not in KERNEL_DTYPES:
         return raw
-    out_s = sum(costs.task_s(t, names.get(t, "")) for t in range(sent.offload, sent.release))
-    back_s = sum(costs.task_s(t, names.get(t, "")) for t in range(sent.prefetch, sent.ready))
+    out_s = sum(costs.task_s(t, names.get(t, "")) for t in range(raw.offload, raw.release))
+    back_s = sum(costs.task_s(t, names.get(t, "")) for t in range(raw.prefetch, raw.ready))
     if round_trip_s(block, costs, density, out_s, back_s) < round_trip_s(block, costs, None, out_s, back_s):
         return replace(raw, codec=CODEC, reason=f"{1 - density:.0%} zeros need not cross the link")
     return raw

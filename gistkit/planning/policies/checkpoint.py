@@ -1,5 +1,5 @@
 """checkpoint: segments of the forward run again in backward (Chen et al., "Training deep nets with sublinear memory
-cost", 2016). The runtime carries such plans out (:mod:`gistkit.runtime.recompute.recompute`).
+cost", 2016). The runtime carries such plans out (:mod:`gistkit.runtime.recompute.replay`).
 
 The forward is cut where a single feature map connects what is before to what is after. With n such places about sqrt(n)
 segments keep the sum of boundaries and of one segment's insides least. Only the boundaries are kept; the last segment

@@ -43,14 +43,9 @@ class ConvAlgorithms:
         return {c: self.names(c)[0] for c in self.tasks}
 
     def of(self, which: str | Mapping[int, str]) -> dict[int, str]:
-        """``m``, ``p`` or a mapping by call. Raises ValueError for anything else."""
+        """``m``, ``p`` or a mapping by call."""
         if isinstance(which, Mapping):
             return dict(which)
-        if which not in (MEMORY, PERFORMANCE):
-            raise ValueError(
-                f'algorithms must be "m" (memory-optimal) or "p" (performance-optimal), got {which!r}; '
-                "or give a mapping from call to algorithm"
-            )
         return self.memory_optimal() if which == MEMORY else self.performance_optimal()
 
     def choices(self, by_call: Mapping[int, str]) -> tuple[CallChoice, ...]:

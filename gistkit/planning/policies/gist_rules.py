@@ -77,12 +77,9 @@ def gist_budget(
 
     ``encodings`` are those it may use; values are narrowed, inside sparse storage too, where ``dpr`` is among them. On
     a library's view a ReLU that a pool reads keeps its values, unless the view has pool maps
-    (``library_view(maps=True)``). Raises ValueError for unknown words.
+    (``library_view(maps=True)``). Raises ValueError for an unknown format.
     """
     allowed = tuple(encodings)
-    unknown = [e for e in allowed if e not in ENCODINGS]
-    if unknown:
-        raise ValueError(f"encodings must be among {', '.join(ENCODINGS)}; got {unknown[0]!r}: leave it out")
     check_lossy(lossy)
     narrow_to = lossy if DPR in allowed else None
     found = gist(graph, lossy=narrow_to, densities=costs.densities, rebuild=REBUILD in allowed)

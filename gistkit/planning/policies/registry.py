@@ -9,16 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gistkit.ir import Plan
+from gistkit.ir import Plan, SavedGraph
+from gistkit.planning.cost import CostTable
+from gistkit.planning.forms import make_plan
 from gistkit.planning.policies.cdma import cdma
 from gistkit.planning.policies.checkpoint import checkpoint
 from gistkit.planning.policies.gist_rules import gist_budget
 from gistkit.planning.policies.modnn.modnn import modnn
 from gistkit.planning.policies.optimal.optimal import optimal
-from gistkit.planning.policies.plain import plain
-from gistkit.planning.policies.vdnn.dynamic import vdnn_dyn
-from gistkit.planning.policies.vdnn.offload import vdnn_all, vdnn_conv
-from gistkit.planning.policies.vdnn.plus import vdnn_plus
+from gistkit.planning.policies.vdnn import vdnn_all, vdnn_conv, vdnn_dyn, vdnn_plus
+
+
+def plain(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None) -> Plan:
+    """What PyTorch does, nothing decided, under each task's default algorithm: what the others are measured against.
+    Nothing is refused: a peak above the budget is reported as ``details["trainable"]``."""
+    return make_plan("plain", graph, costs, budget_bytes)
+
 
 POLICIES: dict[str, Callable[..., Plan]] = {
     "plain": plain,

@@ -18,10 +18,10 @@ first use. Segments that run anew: :mod:`gistkit.planning.simulate.segments`.
 
 from __future__ import annotations
 
+from gistkit.errors import PlanError
 from gistkit.formats import ceil_div
 from gistkit.ir import (
     OPERATORS,
-    PLACES,
     RERUN,
     STAY,
     Block,
@@ -33,9 +33,8 @@ from gistkit.ir import (
     held,
     norms,
 )  # fmt: skip
-from gistkit.planning.cost import CostTable
+from gistkit.planning.cost import CostTable, Hardware
 from gistkit.planning.simulate.context import Context
-from gistkit.planning.simulate.host_points import check_points, wrong
 from gistkit.planning.simulate.intervals import Effects, Interval, Transfer
 
 _WHAT = {"activation": "dense", "gradient": "gradient", "weight_gradient": "gradient"}
@@ -53,26 +52,17 @@ def block_effects(
     """
     if decision is None:
         return _dense(block, context)
-    if decision.place not in PLACES:
-        raise wrong(block, decision, "place must be device, host or nowhere", "take one of these")
     if decision.form.returns == STAY and not decision.on_host and not decision.mask:
         return _dense(block, context)
     if block.saved < 0 or block.kind not in ("activation", "input"):
-        raise wrong(block, decision, f"backward keeps nothing of this {block.kind}", "leave it undecided")
+        raise _wrong(block, decision, f"backward keeps nothing of this {block.kind}", "leave it undecided")
     return _DecidedBlock(graph, costs, decision, block, context).effects()
-
-
-def made_for_backward(block: Block) -> bool:
-    """Whether one call makes a block, keeps it and is the only one to read it: a dropout's mask, a pool's map."""
-    return block.first == block.last == block.saved
 
 
 def _value_tasks(block: Block, context: Context, *, signs_too: bool) -> list[int]:
     """Tasks during which the values must be there: readers in backward, and what is made of it anew."""
     tasks = {u.task for u in block.uses if u.values or signs_too}
-    if context.also:
-        tasks |= context.also.get(block.id, frozenset())
-    return sorted(tasks)
+    return sorted(tasks | context.also.get(block.id, frozenset()))
 
 
 def _held_until(block: Block, tasks: list[int], context: Context) -> int:
@@ -90,17 +80,14 @@ def _dense(block: Block, context: Context) -> Effects:
 
 
 class _DecidedBlock:
-    """One block whose decision is other than dense on the device."""
-
     def __init__(self, graph: SavedGraph, costs: CostTable, decision: Decision, block: Block, context: Context) -> None:
         self.graph, self.costs, self.decision, self.block, self.context = graph, costs, decision, block, context
         self.form = decision.form
         self.density = costs.densities.get(block.storage)
         signs = [u.task for u in block.uses if not u.values]
-        self.signs_on_mask = signs if decision.mask else []
-        self.signs_on_payload = [] if decision.mask else signs
+        self.signs_on_mask, self.signs_on_payload = (signs, []) if decision.mask else ([], signs)
         self.values = _value_tasks(block, context, signs_too=False)
-        self.segments_own = (context.decoded_for_segment or {}).get(block.id, frozenset())
+        self.segments_own = context.decoded_for_segment.get(block.id, frozenset())
         self.needs = sorted({*self.values, *self.signs_on_payload})
         # until when nodes that lead nowhere hold what stands for the block
         self.dead = [block.last] if block.read >= 0 else []
@@ -110,7 +97,9 @@ class _DecidedBlock:
 
     def effects(self) -> Effects:
         block = self.block
-        if self.form.made_by_op and (made_for_backward(block) or not self.form.values):
+        # one call makes it, keeps it and is the only one to read it: a dropout's mask, a pool's map
+        made_for_backward = block.first == block.last == block.saved
+        if self.form.made_by_op and (made_for_backward or not self.form.values):
             self._own_map()
         elif self.form.returns == STAY:
             self._mask()
@@ -125,7 +114,7 @@ class _DecidedBlock:
     def _form(self) -> None:
         if self.values and not self.form.values:
             what = f"task {self.values[0]} needs its values, which are not kept"
-            raise wrong(self.block, self.decision, what, "keep them in a form that gives them back")
+            raise _wrong(self.block, self.decision, what, "keep them in a form that gives them back")
         if self.form.returns == OPERATORS:
             self._rebuilt()
         elif self.form.returns == RERUN:
@@ -173,8 +162,8 @@ class _DecidedBlock:
             self._verified(task, arithmetic_bytes(block.nbytes, block.dtype) if norms(recipe) else 0)
 
     def _verified(self, task: int, made_bytes: int = 0) -> None:
-        """Scratch for a digest, in forward or of what came back, which was made with ``made_bytes`` of its own: before
-        a backward task has made anything itself."""
+        """Scratch for a digest, in forward or, before the backward task makes anything, of what came back, which was
+        made with ``made_bytes`` of its own."""
         nbytes = max(made_bytes, digest_bytes(self.block.nbytes, self.context.index.rows(self.block.id)))
         if task > self.block.saved:
             written = (self.graph.blocks[b] for b in self.graph.tasks[task].writes)
@@ -190,9 +179,7 @@ class _DecidedBlock:
                 self._add(task, task, 2 * _FACTOR_BYTES * channels, "scratch")
 
     def _again(self) -> None:
-        start = (self.context.restart or {}).get(self.block.id)
-        if start is None:
-            start = min(self.needs, default=self.block.holder)
+        start = self.context.restart.get(self.block.id, min(self.needs, default=self.block.holder))
         last = _held_until(self.block, self.needs, self.context)
         self._add(start, last, self.block.nbytes, "decoded")
         self._verified(self.block.saved)
@@ -201,7 +188,7 @@ class _DecidedBlock:
         block, codec = self.block, self.decision.codec
         if self.signs_on_payload and not self.form.signs:
             what = f"task {self.signs_on_payload[0]} needs its signs, of which narrow floats lose some"
-            raise wrong(block, self.decision, what, "add mask=True")
+            raise _wrong(block, self.decision, what, "add mask=True")
         measures = (codec, block.nbytes, block.dtype, self.density)
         self._place(block.saved, self.needs, self._payload_bytes(codec, self.density), "payload")
         self.extra.append((block.saved, self.costs.encode_s(*measures)))
@@ -214,10 +201,9 @@ class _DecidedBlock:
     def _decoded_bytes(self, task: int, at_once: int = 1) -> int:
         """Bytes of the dense form while a task reads it, made of so many tensors ``at_once``. Where the task is cut,
         those of a batch slice, beside the last slice that it has read; what only feeds a rebuild is let go of."""
-        slices = (self.context.slices or {}).get(task, 1)
+        slices, nbytes = self.context.slices.get(task, 1), self.block.nbytes
         if self.graph.batch:
             slices = min(slices, self.graph.batch)
-        nbytes = self.block.nbytes
         if slices == 1:
             return at_once * nbytes
         read = any(u.task == task for u in self.block.uses)
@@ -232,7 +218,7 @@ class _DecidedBlock:
                 last = max(last, block.last)
             return self._pending(first, last, nbytes, what)
         gone = max(block.last, block.saved)
-        check_points(block, decision, needs, gone, self.costs.hardware)
+        _check_points(block, decision, needs, gone, self.costs.hardware)
         out, back = decision.release - 1, decision.prefetch
         if self.context.synchronous:
             out, back = (gone if what == "dense" else first), needs[0]
@@ -268,3 +254,23 @@ class _DecidedBlock:
             self._add(end, end, packing_bytes, "scratch")
         if settled is not None:
             self._add(settled, last, nbytes, what)
+
+
+def _wrong(block: Block, decision: Decision, what: str, remedy: str) -> PlanError:
+    name = f" ({block.name})" if block.name else ""
+    return PlanError(f"storage {block.storage}{name}: {decision.codec!r} on {decision.place}: {what}; {remedy}")
+
+
+def _check_points(block: Block, decision: Decision, needs: list[int], gone: int, hardware: Hardware) -> None:
+    """``gone`` is the last forward task for which the tensor has to be there, ``needs`` are the backward tasks, in
+    order, for which it is wanted."""
+    if not hardware.has_link:
+        raise _wrong(block, decision, f"{hardware.name} has no link", "keep it on the device")
+    if not needs:
+        raise _wrong(block, decision, "no backward task needs it", "drop it or keep a mask")
+    release, prefetch, ready, offload = decision.release, decision.prefetch, decision.ready, decision.offload
+    back = prefetch if ready < 0 else ready
+    if not (offload <= release and gone < release <= prefetch <= back <= needs[0]):
+        what = f"it must leave behind task {gone} and be back before task {needs[0]}, its first use in backward"
+        points = f"offload {offload}, release {release}, prefetch {prefetch}, ready {ready}"
+        raise _wrong(block, decision, f"{what}, got {points}", "move it there, -1 leaves offload and ready open")

@@ -6,18 +6,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gistkit.errors import PlanError
-from gistkit.ir import (
-    FORMS,
-    LIBRARY,
-    OPERATORS,
-    RERUN,
-    CallChoice,
-    Decision,
-    Plan,
-)
+from gistkit.ir import LIBRARY, OPERATORS, RERUN, CallChoice, Decision, Plan
 from gistkit.planning.simulate.segments import Segment, decoding, is_decoded, segments
 from gistkit.planning.simulate.step_index import StepIndex, chosen_calls, used_at
 
@@ -25,7 +17,6 @@ PLAIN_POLICIES = ("plain",)
 """Policies whose steps PyTorch's own operators run; see docs/planner.md, "plain and the runtime differ"."""
 LAG = 4
 """How many later encodings a CUDA scratch lives on for, at most (``runtime.exact``)."""
-NO_VALUES = tuple(form.name for form in FORMS.values() if not form.values)
 
 
 @dataclass(frozen=True)
@@ -34,20 +25,19 @@ class Context:
 
     ``plain``: the operators are PyTorch's own, or a library's. ``slices``: batch slices by task. ``also``: tasks, by
     block, at which a rebuild or a rerun needs its values. ``encodings``: forward tasks that make a sparse encoding, in
-    order. ``restart``: by block the task at which its segment runs anew. ``segments``: those segments.
-    ``decoded_for_segment``: tasks, by block, before which it is decoded for a segment alone, which counts it.
-    ``synchronous``: transfers are copies in line with the tasks, out when something is saved, back at its first use, as
-    the runtime makes them. ``least``: the least memory that any set of encodings may take.
+    order. ``restart``: by block the task at which its segment runs anew. ``decoded_for_segment``: tasks, by block,
+    before which it is decoded for a segment alone, which counts it. ``synchronous``: transfers are copies in line with
+    the tasks. ``least``: the least memory that any set of encodings may take.
     """
 
     index: StepIndex
     plain: bool = False
-    slices: Mapping[int, int] | None = None
-    also: Mapping[int, frozenset[int]] | None = None
+    slices: Mapping[int, int] = field(default_factory=dict)
+    also: Mapping[int, frozenset[int]] = field(default_factory=dict)
     encodings: tuple[int, ...] = ()
-    restart: Mapping[int, int] | None = None
+    restart: Mapping[int, int] = field(default_factory=dict)
     segments: tuple[Segment, ...] = ()
-    decoded_for_segment: Mapping[int, frozenset[int]] | None = None
+    decoded_for_segment: Mapping[int, frozenset[int]] = field(default_factory=dict)
     synchronous: bool = False
     least: bool = False
 
@@ -64,10 +54,10 @@ class Context:
             plan.policy in PLAIN_POLICIES or index.graph.source == LIBRARY,
             _slices(plan.choices, index),
             {b: frozenset(tasks) for b, tasks in also.items()},
-            _encodings(decided, index),
+            tuple(sorted(index.graph.blocks[b].saved for b, d in decided.items() if d.form.sparse)),
             {b: part.start for part in parts for b in part.blocks},
             parts,
-            _decoded_for(parts),
+            {b: frozenset(p.start for p in parts if b in p.decoded) for part in parts for b in part.decoded},
         )
 
     def scratch_end(self, task: int) -> int | None:
@@ -77,11 +67,8 @@ class Context:
 
 
 def _needs(decided: Mapping[int, Decision], index: StepIndex) -> tuple[tuple[Segment, ...], dict[int, set[int]]]:
-    """The segments that run anew, and the tasks, by block, at which they and what is rebuilt need values.
-
-    What is rebuilt from a segment's storage may need it earlier than its own uses: then starts move forward until they
-    stay.
-    """
+    """The segments that run anew, and the tasks, by block, at which they and what is rebuilt need values. What is
+    rebuilt from a segment's storage may need it earlier than its own uses: then starts move forward until they stay."""
     again = {b: d for b, d in decided.items() if d.form.returns == RERUN}
     rebuilt = (d for d in decided.values() if d.form.returns == OPERATORS) if again else ()
     chained = any(index.block(s).id in again for d in rebuilt for s in d.sources)
@@ -119,25 +106,7 @@ def _with_decoded(parts: tuple[Segment, ...], decided: Mapping[int, Decision], i
     return tuple(found)
 
 
-def _decoded_for(parts: tuple[Segment, ...]) -> dict[int, frozenset[int]]:
-    found: dict[int, set[int]] = defaultdict(set)
-    for part in parts:
-        for block in part.decoded:
-            found[block].add(part.start)
-    return {block: frozenset(tasks) for block, tasks in found.items()}
-
-
-def is_sparse(codec: str) -> bool:
-    """Whether the size of a codec's payload is known to the device alone."""
-    return FORMS[codec].sparse
-
-
-def _encodings(decided: Mapping[int, Decision], index: StepIndex) -> tuple[int, ...]:
-    return tuple(sorted(index.graph.blocks[b].saved for b, d in decided.items() if d.form.sparse))
-
-
 def _slices(choices: tuple[CallChoice, ...], index: StepIndex) -> dict[int, int]:
-    """Slices of every weight-gradient task that is cut."""
     cut = chosen_calls((c for c in choices if c.weight_grad_slices > 1), index)
     tasks = index.graph.tasks
     return {t: c.weight_grad_slices for c, call in cut for t in index.backward_of(call) if tasks[t].part == "weight"}

@@ -1,8 +1,8 @@
 """What a whole plan does, as additive parts: memory by interval, extra seconds by task, transfers.
 
 Memory during a task is the sum of the intervals that hold it, so it follows from the plan alone and not from the clock
-(docs/planner.md, "Planner"). ``Composer`` takes a graph apart once and then puts together one plan after the other; it
-remembers what every (block, decision) did.
+(docs/planner.md, "The simulator"). ``Composer`` takes a graph apart once and then puts together one plan after the
+other; it remembers what every (block, decision) did.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gistkit.errors import PlanError
-from gistkit.ir import BEFORE, STAY, Block, CallChoice, Decision, Plan, SavedGraph, scaled
-from gistkit.planning.cost import CostTable, of_part
+from gistkit.ir import BACKWARD, BEFORE, STAY, Block, CallChoice, Decision, Plan, SavedGraph, scaled
+from gistkit.planning.cost import Algorithm, CostTable, cost_table, of_part
 from gistkit.planning.simulate.block_effects import block_effects
 from gistkit.planning.simulate.context import Context
 from gistkit.planning.simulate.intervals import Effects, Interval, Transfer
-from gistkit.planning.simulate.segments import Segment
 from gistkit.planning.simulate.step_index import StepIndex, chosen_calls
-from gistkit.planning.simulate.sub_batches import passing, scaled_costs
+
+LOSS_BYTES = 16
+"""The sum of the sub-batches' losses, and a sub-batch's weighted share of it."""
 
 
 @dataclass(frozen=True)
@@ -48,21 +49,17 @@ class Composer:
         self._workspace = {task: nbytes for task, nbytes in sizes if nbytes}
         self._choosable = [b for b in graph.blocks if b.kind in ("activation", "input")]
         self._fixed = tuple(self._fixed_intervals(accumulates))
-        plain = (Interval(t.index, t.index, t.plain_bytes, -1, "transient") for t in graph.tasks if t.plain_bytes)
-        self._plain = tuple(plain)
+        plain = (t for t in graph.tasks if t.plain_bytes)
+        self._plain = tuple(Interval(t.index, t.index, t.plain_bytes, -1, "transient") for t in plain)
         self._parts: dict[int, Composer] = {}
         self._memory: dict[tuple, Effects] = {}
-        self._algorithms: dict[tuple[int, str], dict[int, str]] = {}
 
     def part(self, parts: int) -> Composer:
         """The composer of one of ``parts`` sub-batches; itself for 1."""
-        if parts == 1:
-            return self
-        if parts not in self._parts:
+        if parts != 1 and parts not in self._parts:
             small = scaled(self.graph, parts)
-            costs = scaled_costs(self.costs, self.graph, small)
-            self._parts[parts] = Composer(small, costs, accumulates=True)
-        return self._parts[parts]
+            self._parts[parts] = Composer(small, scaled_costs(self.costs, self.graph, small), accumulates=True)
+        return self if parts == 1 else self._parts[parts]
 
     def profile(self, plan: Plan, *, synchronous: bool = False) -> Profile:
         """The step under a plan; ``synchronous``: with transfers as copies that are waited for, whatever points the
@@ -74,9 +71,9 @@ class Composer:
     def issued(self, plan: Plan) -> list[int]:
         """By task, how many tasks the host issues for it, in one sub-batch: itself, and those of a segment that runs
         anew before it."""
-        composer = self.part(plan.sub_batches)
-        counts = [1] * len(composer.task_s)
-        for segment in Context.of(plan, composer.index).segments:
+        index = self.part(plan.sub_batches).index
+        counts = [1] * len(index.graph.tasks)
+        for segment in Context.of(plan, index).segments:
             counts[segment.start] += len(segment.tasks)
         return counts
 
@@ -88,7 +85,7 @@ class Composer:
         intervals = [i for i in self._fixed if i.block not in passed] if passed else list(self._fixed)
         transfers: list[Transfer] = []
         parts = [self._of_block(b, d, context) for b, d in self._decided(plan)]
-        parts += [self._of_segment(s) for s in context.segments]
+        parts += [Effects(s.passing(), ((s.start, sum(self.task_s[t] for t in s.tasks)),)) for s in context.segments]
         parts += [self._of_slices(context), *(self._of_passed(b, t) for b, t in passed.items())]
         for part in parts:
             intervals += part.intervals
@@ -107,41 +104,35 @@ class Composer:
             yield self.graph.blocks[block], decision
 
     def _of_block(self, block: Block, decision: Decision | None, context: Context) -> Effects:
-        """block_effects, remembered by what it depends on."""
-        also = context.also.get(block.id) if context.also else None
+        also = context.also.get(block.id)
         at_once = context.synchronous and decision is not None and decision.on_host
         key = (block.id, decision, context.plain, also, at_once)
         if decision is not None and decision.form.returns != STAY:
             tasks = {u.task for u in block.uses} | (also or frozenset())
-            cut = tuple(sorted((t, n) for t in tasks if (n := context.slices.get(t))) if context.slices else ())
+            cut = tuple(sorted((t, n) for t in tasks if (n := context.slices.get(t))))
             late = context.scratch_end(block.saved) if self.costs.hardware.async_counts else None
-            key += (cut, late, (context.restart or {}).get(block.id), (context.decoded_for_segment or {}).get(block.id))
+            key += (cut, late, context.restart.get(block.id), context.decoded_for_segment.get(block.id))
         found = self._memory.get(key)
         if found is None:
             found = self._memory[key] = block_effects(self.graph, self.costs, decision, block, context)
         return found
 
-    def _of_segment(self, segment: Segment) -> Effects:
-        seconds = sum(self.task_s[t] for t in segment.tasks)
-        return Effects(segment.passing(), ((segment.start, seconds),))
-
     def _of_slices(self, context: Context) -> Effects:
         """A weight gradient that is summed over slices: the sum and one part of it are there at once."""
-        intervals = []
-        for task in context.slices or ():
-            blocks = (self.graph.blocks[b] for b in self.graph.tasks[task].writes)
-            nbytes = sum(b.nbytes for b in blocks if b.kind == "weight_gradient")
-            intervals.append(Interval(task, task, nbytes, -1, "transient"))
-        return Effects(tuple(intervals))
+
+        def part_bytes(task: int) -> int:
+            written = (self.graph.blocks[b] for b in self.graph.tasks[task].writes)
+            return sum(b.nbytes for b in written if b.kind == "weight_gradient")
+
+        return Effects(tuple(Interval(task, task, part_bytes(task), -1, "transient") for task in context.slices))
 
     def _passed(self, plan: Plan) -> dict[int, int]:
         """Gradients, by block with the task, that ReLUs whose mask a pool's map carries hand on as they are."""
         found = {}
         for _, call in chosen_calls((c for c in plan.choices if c.mask_in_pool and c.op == "relu"), self.index):
             for task in self.index.backward_of(call):
-                for block in self.graph.tasks[task].writes:
-                    if self.graph.blocks[block].kind == "gradient" and self.graph.blocks[block].first == task:
-                        found[block] = task
+                written = (self.graph.blocks[b] for b in self.graph.tasks[task].writes)
+                found |= {b.id: task for b in written if b.kind == "gradient" and b.first == task}
         return found
 
     def _of_passed(self, block: int, task: int) -> Effects:
@@ -151,13 +142,9 @@ class Composer:
         return Effects(lives, ((task, -self.task_s[task]),))
 
     def _seconds(self, plan: Plan) -> tuple[list[float], dict[int, str]]:
-        """Seconds by task and the algorithms that the plan chose, by task."""
         algorithms: dict[int, str] = {}
         for choice, call in chosen_calls((c for c in plan.choices if c.algorithm), self.index):
-            key = (choice.covered, choice.algorithm)
-            if key not in self._algorithms:
-                self._algorithms[key] = self._of_call(choice, call)
-            algorithms |= self._algorithms[key]
+            algorithms |= self._of_call(choice, call)
         seconds = list(self.task_s)
         for task, name in algorithms.items():
             seconds[task] = self.costs.task_s(task, name)
@@ -178,31 +165,74 @@ class Composer:
 
     def _workspaces(self, algorithms: dict[int, str]) -> Iterator[Interval]:
         chosen = {t: self.costs.workspace_bytes(t, name) for t, name in algorithms.items()}
-        for task, nbytes in ({**self._workspace, **chosen} if chosen else self._workspace).items():
+        for task, nbytes in {**self._workspace, **chosen}.items():
             if nbytes:
                 yield Interval(task, task, nbytes, -1, "workspace")
 
     def _fixed_intervals(self, accumulates: bool) -> Iterator[Interval]:
         """What no decision changes: what the libraries hold among it. Where gradients accumulate over sub-batches,
-        those of the parameters are there from the second one's start (:func:`passing`)."""
+        those of the parameters are there from the second one's start (:func:`_passing`)."""
         if self.costs.hardware.libraries_bytes:
             yield Interval(BEFORE, len(self.graph.tasks), self.costs.hardware.libraries_bytes, -1, "libraries")
         for block in self.graph.blocks:
             if block.kind in ("activation", "input"):
                 continue
             what = "static" if block.kind in ("weight", "buffer") else "gradient"
-            first = block.first
-            if accumulates and block.kind == "weight_gradient":
-                first = BEFORE
+            first = BEFORE if accumulates and block.kind == "weight_gradient" else block.first
             yield Interval(first, block.last, block.nbytes, block.id, what)
         if accumulates:
-            for start, last, nbytes in passing(self.graph):
+            for start, last, nbytes in _passing(self.graph):
                 yield Interval(start, last, nbytes, -1, "transient")
         for task in self.graph.tasks:
             if task.transient_bytes:
                 yield Interval(task.index, task.index, task.transient_bytes, -1, "transient")
 
 
-def profile(graph: SavedGraph, plan: Plan, costs: CostTable) -> Profile:
-    """The step under a plan, as intervals, seconds and transfers. Raises PlanError as :func:`block_effects` does."""
-    return Composer(graph, costs).profile(plan)
+def check_per_sub_batch_norm(caller: str, accepted: object) -> None:
+    """Raise TypeError, in the name of ``caller``, for anything but True and False."""
+    if not isinstance(accepted, bool):
+        raise TypeError(
+            f"{caller}: per_sub_batch_norm must be True or False, got {accepted!r}; False refuses batch norms that "
+            "would see other statistics"
+        )
+
+
+def trains_batch_norm(graph: SavedGraph) -> bool:
+    """Whether the statistics of a batch norm in training mode depend on which rows are taken together."""
+    norms = (c for c in graph.calls if c.op == "batch_norm")
+    backward = any(t.phase == BACKWARD and "BatchNorm" in t.op for t in graph.tasks)
+    return backward or any((c.options or {}).get("training", True) for c in norms)
+
+
+def _passing(graph: SavedGraph) -> Iterator[tuple[int, int, int]]:
+    """(first task, last task, bytes) of what is there in passing because gradients are summed over sub-batches: each
+    new weight gradient beside its sum, until its node has ended; the losses."""
+    tasks = graph.tasks
+    yield 0, len(tasks) - 1, LOSS_BYTES
+    for block in graph.blocks:
+        if block.kind == "weight_gradient" and block.first >= 0 and tasks[block.first].op != "accumulate":
+            last, after = block.first, block.first + 1
+            if tasks[last].part == "weight" and after < len(tasks) and tasks[after].call == tasks[last].call:
+                last += tasks[after].part == "input"
+            yield block.first, last, block.nbytes
+
+
+def scaled_costs(costs: CostTable, graph: SavedGraph, part: SavedGraph) -> CostTable:
+    """The costs of ``part``, one of a graph's sub-batches (:func:`gistkit.ir.scaled`). A task's seconds keep their
+    ratio to what the roofline says of it, so measured seconds carry over."""
+    whole, small = (cost_table(g, costs.hardware, density=dict(costs.densities)) for g in (graph, part))
+    tables = zip(costs.algorithms, whole.algorithms, small.algorithms, strict=True)
+    return replace(costs, algorithms=tuple(_scaled(*table) for table in tables))
+
+
+def _scaled(
+    given: tuple[Algorithm, ...], whole: tuple[Algorithm, ...], small: tuple[Algorithm, ...]
+) -> tuple[Algorithm, ...]:
+    roofline = {a.name: a.seconds for a in whole}
+    known = {a.name: a for a in small}
+    out = []
+    for algorithm in given:
+        like, base = known.get(algorithm.name, small[0]), roofline.get(algorithm.name, whole[0].seconds)
+        ratio = algorithm.seconds / base if base else 1.0
+        out.append(Algorithm(algorithm.name, like.seconds * ratio, like.workspace_bytes))
+    return tuple(out)

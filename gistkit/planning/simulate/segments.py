@@ -1,7 +1,7 @@
 """Segments that run anew in backward (checkpoints): which tasks, when, and what the rerun holds while it runs.
 
-Chen et al.'s checkpointing, the comparison of Gist section VI and vDNN section V: what a segment keeps is dropped, and
-at its first use in backward its forward runs anew from ``sources``. Decisions with equal ``sources`` are one segment.
+Chen et al.'s checkpointing: what a segment keeps is dropped, and at its first use in backward its forward runs anew
+from ``sources``. Decisions with equal ``sources`` are one segment.
 """
 
 from __future__ import annotations
@@ -29,12 +29,23 @@ def valued(storage: int, decided: Callable[[int], Decision | None], above: tuple
     return decision.form.values and decision.form.returns != RERUN
 
 
+def check_sources(name: str, sources: Iterable[int], decided: Callable[[int], Decision | None]) -> None:
+    """Raise PlanError for sources of a rerun, ``name`` what comes back, that are not there with their values."""
+    for source in sources:
+        decision = decided(source)
+        if decision is not None and not valued(source, decided):
+            raise PlanError(
+                f"{name}: recompute from storage {source}, which {decision.codec!r} does not keep with its values; "
+                "keep the source"
+            )
+
+
 @dataclass(frozen=True)
 class Segment:
     """``blocks`` come back before task ``start`` through the forward ``tasks``, which start from ``needs``.
 
     ``passing_bytes`` is what the rerun holds at its worst moment beyond ``blocks`` and beyond what task ``start`` makes
-    afterwards, ``compared_bytes`` what verifying it takes on top (:mod:`gistkit.ir.comparison`). ``decoded`` are those
+    afterwards, ``compared_bytes`` what verifying it takes on top (:mod:`gistkit.ir.returns`). ``decoded`` are those
     of ``needs`` that are decoded for the rerun alone, which counts them; of ``unread``, among ``blocks``, backward
     reads the shape only, so they are gone again when the rerun ends.
     """
@@ -49,7 +60,6 @@ class Segment:
     unread: tuple[int, ...] = ()
 
     def passing(self) -> tuple[Interval, ...]:
-        """What the rerun holds while it runs, as intervals."""
         found = ((self.passing_bytes, "transient"), (self.compared_bytes, "scratch"))
         return tuple(Interval(self.start, self.start, nbytes, -1, what) for nbytes, what in found)
 
@@ -84,12 +94,7 @@ def _segment(
     if start < 0:
         raise PlanError(f"storages {names}: recompute, but no backward task needs them; leave them out")
     starts = {index.block(s).id for s in sources}
-    for source in starts:
-        if not _valued(source, index, decided):
-            raise PlanError(
-                f"storages {names}: recompute from storage {graph.blocks[source].storage}, which "
-                f"{decided[source].codec!r} does not keep with its values; keep the source"
-            )
+    check_sources(f"storages {names}", sources, lambda s: decided.get(index.block(s).id))
 
     def stays(block: int) -> bool:
         other = graph.blocks[block]
@@ -106,13 +111,12 @@ def _segment(
 
 
 def _own_uses(block: int, index: StepIndex, decided: Mapping[int, Decision]) -> list[int]:
-    """The tasks that read a block's values; a ReLU without a mask reads those of its output."""
     masked = block in decided and decided[block].mask
     return [u.task for u in index.graph.blocks[block].uses if u.values or not masked]
 
 
 def is_decoded(decision: Decision | None) -> bool:
-    """Whether each reader of a storage decodes its values for itself."""
+    """Whether a reader makes a storage's values from its form, beside which they take memory."""
     return decision is not None and decision.form.decoded_by_reader
 
 
@@ -121,7 +125,9 @@ def decoding(segment: Segment, blocks: Iterable[int], index: StepIndex) -> Segme
     to the last, and gone before task ``start`` makes anything."""
     decoded = tuple(sorted(blocks))
     back = set(segment.blocks).difference(segment.unread)
-    passing = _worst_bytes(segment.tasks, back, index, decoded) - _made_during(segment.start, index)
+    # what a task makes itself, gradients above all, is not yet there while the segment runs
+    made_bytes = index.made_bytes.get(segment.start, 0) + index.graph.tasks[segment.start].transient_bytes
+    passing = _worst_bytes(segment.tasks, back, index, decoded) - made_bytes
     # one block is compared at a time
     compared = max((digest_bytes(index.graph.blocks[b].nbytes, index.rows(b)) for b in back), default=0)
     compared_bytes = max(0, passing + compared) - max(0, passing)
@@ -131,11 +137,6 @@ def decoding(segment: Segment, blocks: Iterable[int], index: StepIndex) -> Segme
 def _valued(block: int, index: StepIndex, decided: Mapping[int, Decision]) -> bool:
     storage = index.graph.blocks[block].storage
     return storage < 0 or valued(storage, lambda s: decided.get(index.block(s).id))
-
-
-def _made_during(task: int, index: StepIndex) -> int:
-    """Bytes that a task makes itself, gradients above all: not yet there while the segment runs."""
-    return index.made_bytes.get(task, 0) + index.graph.tasks[task].transient_bytes
 
 
 def _worst_bytes(tasks: Sequence[int], back: set[int], index: StepIndex, decoded: tuple[int, ...]) -> int:
@@ -162,8 +163,7 @@ def _worst_bytes(tasks: Sequence[int], back: set[int], index: StepIndex, decoded
 
 
 def _cast_bytes(task: int, index: StepIndex) -> int:
-    """Autocast's copies of weights that a rerun of the task takes: its own, whether or not others live, for it runs
-    without autocast's cache."""
+    """Autocast's copies of weights: a rerun makes its own, for it runs without autocast's cache."""
     graph = index.graph
     found = (graph.blocks[b] for b in {*graph.tasks[task].reads, *graph.tasks[task].writes})
     return sum(b.nbytes for b in found if b.kind == "weight" and b.first >= 0)

@@ -3,15 +3,13 @@
 One compute stream runs the tasks in order; the link has a queue for each direction, and a transfer may span many tasks.
 A task begins when the one before it has ended and every transfer due before it is done; that wait is a stall.
 
-All seconds of a :class:`Simulation`, which is what policies compare, are the device's, with transfers beside the tasks.
-On the wall a step takes longer (:meth:`Simulator.wall_s`): where the host is late, as a task begins no sooner than it
-is issued, and by every transfer, as the runtime copies on the computation's own stream
-(:mod:`gistkit.runtime.offload.host`); for the same reason it holds less (:meth:`Simulator.sync_peak_bytes`).
+All seconds of a :class:`Simulation`, which policies compare, are the device's, with transfers beside the tasks. The
+runtime copies on the computation's own stream and waits for its host: :meth:`Simulator.wall_s`,
+:meth:`Simulator.sync_peak_bytes`.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -20,8 +18,7 @@ from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.simulate.context import PLAIN_POLICIES
 from gistkit.planning.simulate.effects import Composer, Profile
-from gistkit.planning.simulate.intervals import Interval, Transfer
-from gistkit.planning.simulate.link import Link
+from gistkit.planning.simulate.intervals import Interval, load_of, stalls
 
 
 @dataclass(frozen=True)
@@ -30,8 +27,8 @@ class Simulation:
 
     ``memory_bytes`` by task, the reserve in it; ``peak_bytes`` their maximum, first reached at ``peak_task``.
     ``step_s`` is compute (``compute_s``), what the plan adds to it (``extra_s``) and waiting for the link
-    (``stall_s``); ``start_s`` by task. ``d2h_bytes`` and ``h2d_bytes`` cross the link. Seconds and bytes on the link
-    are those of all sub-batches; ``memory_bytes`` and ``start_s`` those of one.
+    (``stall_s``). Seconds and bytes on the link are those of all sub-batches; ``memory_bytes`` and ``start_s``, by
+    task, those of one.
     """
 
     peak_bytes: int
@@ -47,18 +44,22 @@ class Simulation:
 
 
 class Simulator(Composer):
-    """One graph on one device, for many plans: what does not change is computed once, what every (block, decision)
-    does is remembered. Raises PlanError for a graph without tasks."""
+    """One graph on one device, for many plans. Raises PlanError for a graph without tasks."""
 
     def run(self, plan: Plan, *, reserve: int = 0) -> Simulation:
-        """As :func:`simulate`."""
-        _check_reserve(reserve)
         composed = self.profile(plan)
         memory = memory_bytes(composed.intervals, composed.tasks, reserve)
         peak = max(memory)
-        start_s, stall_s, link = _clock(composed, self.costs)
+        busy_s = [seconds + extra for seconds, extra in zip(composed.task_s, composed.extra_s, strict=True)]
+        loads = [load_of(t, self.costs) for t in composed.transfers]
+        waits = dict(stalls(busy_s, loads, self.costs.hardware.shared_rate)) if loads else {}
+        starts, now = [], 0.0
+        for task, seconds in enumerate(busy_s):
+            starts.append(now + waits.get(task, 0.0))
+            now = starts[-1] + seconds
         times = plan.sub_batches
-        compute_s, extra_s = sum(composed.task_s), sum(composed.extra_s)
+        d2h_bytes, h2d_bytes = (sum(t.nbytes for t in composed.transfers if t.direction == d) for d in ("d2h", "h2d"))
+        compute_s, extra_s, stall_s = sum(composed.task_s), sum(composed.extra_s), sum(waits.values())
         return Simulation(
             peak_bytes=peak,
             peak_task=memory.index(peak),
@@ -67,24 +68,21 @@ class Simulator(Composer):
             compute_s=times * compute_s,
             extra_s=times * extra_s,
             stall_s=times * stall_s,
-            d2h_bytes=times * link.carried_bytes["d2h"],
-            h2d_bytes=times * link.carried_bytes["h2d"],
-            start_s=start_s,
+            d2h_bytes=times * d2h_bytes,
+            h2d_bytes=times * h2d_bytes,
+            start_s=tuple(starts),
         )
 
     def sync_peak_bytes(self, plan: Plan, *, reserve: int = 0) -> int:
-        """The peak of the step as the runtime runs it: with every transfer as the copy among the tasks that it is
-        today. Nothing is there then while it leaves beside later tasks or because it comes back ahead of its use, so
-        this is at most ``run(plan, reserve=reserve).peak_bytes``. Raises what that raises."""
-        _check_reserve(reserve)
+        """The peak of the step with every transfer as a copy among the tasks, as the runtime runs it today: at most
+        ``run(plan, reserve=reserve).peak_bytes``. Raises what that raises."""
         composed = self.profile(plan, synchronous=True)
         return max(memory_bytes(composed.intervals, composed.tasks, reserve))
 
     def wall_s(self, plan: Plan) -> float:
-        """Seconds of the step as the runtime runs it: with the host's share (``Hardware.host_s``, ``runtime_host_s``)
-        and with every transfer as the copy that it is today, which takes its turn among the tasks and hides behind
-        none. At least ``step_s``, at least the host's own. Sub-batches follow each other, the host not ahead of the
-        device between two."""
+        """Seconds of the step as the runtime runs it today: with the host's share (``Hardware.host_s``,
+        ``runtime_host_s``) and every transfer as a copy among the tasks. Between two sub-batches the host is not ahead
+        of the device."""
         costs = self.costs
         each_s = costs.hardware.host_s if plan.policy in PLAIN_POLICIES else costs.hardware.runtime_host_s
         issuing_s = [each_s * count for count in self.issued(plan)]
@@ -95,15 +93,9 @@ class Simulator(Composer):
 def simulate(graph: SavedGraph, plan: Plan, costs: CostTable, *, reserve: int = 0) -> Simulation:
     """Simulate one step. ``reserve`` bytes are there all the time. :class:`Simulator` is this for many plans.
 
-    Raises PlanError (a ValueError) for a graph without tasks and for decisions that make no sense, ValueError for a
-    reserve that is no number of bytes.
+    Raises PlanError (a ValueError) for a graph without tasks and for decisions that make no sense.
     """
     return Simulator(graph, costs).run(plan, reserve=reserve)
-
-
-def _check_reserve(reserve: int) -> None:
-    if type(reserve) is not int or reserve < 0:
-        raise ValueError(f"reserve must be a number of bytes of at least 0, got {reserve!r}; leave it out for none")
 
 
 def memory_bytes(intervals: Iterable[Interval], tasks: int, reserve: int = 0) -> list[int]:
@@ -118,40 +110,14 @@ def memory_bytes(intervals: Iterable[Interval], tasks: int, reserve: int = 0) ->
     return list(accumulate(change[:tasks]))
 
 
-def _clock(composed: Profile, costs: CostTable) -> tuple[tuple[float, ...], float, Link]:
-    """Start of every task, seconds waited for the link, the link when all is done."""
-    link = Link(costs)
-    issued: dict[int, list[Transfer]] = defaultdict(list)
-    due: dict[int, list[Transfer]] = defaultdict(list)
-    for transfer in composed.transfers:
-        issued[transfer.issue].append(transfer)
-        due[transfer.due].append(transfer)
-    numbers: dict[Transfer, int] = {}
-    starts, now, stall_s = [], 0.0, 0.0
-    for task, (seconds, extra) in enumerate(zip(composed.task_s, composed.extra_s, strict=True)):
-        waits = due.get(task)
-        coming = issued.get(task)
-        if waits or coming:
-            link.advance(now)
-            numbers |= {t: link.issue(t) for t in coming or () if t.due == task}
-            ready = max((link.finish(t.direction, numbers[t]) for t in waits or ()), default=now)
-            stall_s += ready - now
-            now = ready
-            numbers |= {t: link.issue(t) for t in coming or () if t.due != task}
-        starts.append(now)
-        now += seconds + extra
-    return tuple(starts), stall_s, link
-
-
 def _wall_s(composed: Profile, costs: CostTable, issuing_s: Sequence[float], sized: Collection[int]) -> float:
     """The end of a step of which the host takes ``issuing_s`` to issue each task, and whose transfers take their turn
     on the device: out when the storage is saved, back at its first use. For the size of what is ``sized``, by storage,
     the host waits before that goes out, so it is no longer ahead then."""
     copies: list[list[tuple[float, bool]]] = [[] for _ in range(composed.tasks)]
     for t in composed.transfers:
-        out = t.direction == "d2h"
-        copy_s = costs.d2h_s(t.nbytes) if out else costs.h2d_s(t.nbytes)
-        copies[t.issue if out else t.due].append((copy_s, out and t.storage in sized))
+        issue, due, back, copy_s = load_of(t, costs)
+        copies[due if back else issue].append((copy_s, not back and t.storage in sized))
     host = device = 0.0
     for task, ahead in enumerate(copies):
         for copy_s, waited in ahead:

@@ -10,7 +10,7 @@ from gistkit.ir import BACKWARD, FORWARD, Block, CallChoice, SavedGraph
 
 
 class StepIndex:
-    """Look-ups over a captured step's tasks and blocks."""
+    """A step's tasks and blocks by what asks for them. Raises PlanError for a graph without tasks."""
 
     def __init__(self, graph: SavedGraph) -> None:
         if not graph.tasks:
@@ -47,7 +47,6 @@ class StepIndex:
         return shape[0] if shape else 1
 
     def backward_of(self, call: int) -> list[int]:
-        """The backward tasks of a call."""
         return [t for t in self.of_call[call] if self.graph.tasks[t].phase == BACKWARD]
 
     def block(self, storage: int) -> Block:
@@ -61,20 +60,17 @@ class StepIndex:
 
 
 def used_at(block: Block, task: int) -> bool:
-    """Whether a task itself reads a block that is kept for it."""
+    """Whether a task of backward reads a block."""
     return any(u.task == task for u in block.uses)
 
 
 def chosen_calls(choices: Iterable[CallChoice], index: StepIndex) -> list[tuple[CallChoice, int]]:
     """The given choices with the indices of their calls. Raises PlanError for a covered call that the step has not."""
-    choices = list(choices)
-    if not choices:
-        return []
-    calls = index.covered
-    for choice in choices:
-        if choice.covered not in calls:
+    found = [(choice, index.covered.get(choice.covered)) for choice in choices]
+    for choice, call in found:
+        if call is None:
             raise PlanError(
-                f"choice for covered call {choice.covered} ({choice.op}): the step knows {len(calls)} such calls; "
-                "plan the graph that is run"
+                f"choice for covered call {choice.covered} ({choice.op}): the step knows {len(index.covered)} such "
+                "calls; plan the graph that is run"
             )
-    return [(choice, calls[choice.covered].index) for choice in choices]
+    return [(choice, call.index) for choice, call in found if call is not None]

@@ -16,7 +16,7 @@ from gistkit.capture import is_weight
 from gistkit.ir import Decision
 from gistkit.nn.keep import Kept, SavedAsIs
 from gistkit.runtime.forward.state import ForwardState
-from gistkit.runtime.program.settings import KEEP_DENSE
+from gistkit.runtime.program.program import KEEP_DENSE
 from gistkit.runtime.stash.stash import DENSE_VALUES, Shape
 
 _top = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
@@ -54,7 +54,7 @@ def pack_known(state: ForwardState, x: torch.Tensor) -> Any:
 
 
 class without_hooks:
-    """No hooks of the forward's own in this block, if there are any around it."""
+    """None of the forward's own hooks in this block."""
 
     __slots__ = ("_hooks",)
 
@@ -99,24 +99,21 @@ def _planned(state: ForwardState, x: torch.Tensor) -> Decision | None:
         return None
     number = state.calls if state.instead < 0 else state.instead
     key = (number, str(x.dtype).removeprefix("torch."), tuple(x.shape))
-    found = program.uncovered(key) if state.instead < 0 else program.within(key)
+    found = (program.gaps if state.instead < 0 else program.within).get(key, ())
     open_choice = KEEP_DENSE if state.strict else None
     if len(found) < 2:
         decision = (found[0] if found else None) or open_choice
-        return KEEP_DENSE if decision is not None and decision.storage in program.passing else decision
-    if x.untyped_storage()._cdata in state.dense:
+    elif x.untyped_storage()._cdata in state.dense:
         return KEEP_DENSE
-    if state.table.find(x) is not None:
+    elif state.table.find(x) is not None:
         return None
-    if state.strict and state.tape is not None:
-        found = state.tape.meant(found)
-    decision = next((d for d in found if d is not None and not _met(state, d.storage)), open_choice)
-    if decision is None:
-        return None
-    state.met.add(decision.storage)
-    return KEEP_DENSE if decision.storage in program.passing else decision
-
-
-def _met(state: ForwardState, storage: int) -> bool:
-    """Whether a planned storage has come by already, so that this tensor, which is not known, is another."""
-    return storage in state.met or storage in state.aliases or state.table.named(storage) is not None
+    else:
+        if state.strict and state.tape is not None:
+            found = state.tape.meant(found)
+        # a planned storage that has come by already is not this one, which is not known
+        gone = {*state.met, *state.aliases}
+        new = (d for d in found if d and d.storage not in gone and state.table.named(d.storage) is None)
+        decision = next(new, open_choice)
+        if decision is not None:
+            state.met.add(decision.storage)
+    return KEEP_DENSE if decision is not None and decision.storage in program.passing else decision

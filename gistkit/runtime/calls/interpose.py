@@ -10,36 +10,29 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from gistkit.capture import COVERED, bind, is_counted, is_metadata
+from gistkit.capture import COVERED, bind, hooks_are_active, is_counted, is_metadata
 from gistkit.runtime.calls.hooks import catches, caught, pack
-from gistkit.runtime.calls.run import run_next
+from gistkit.runtime.calls.run import next_call, run
 from gistkit.runtime.forward.state import ForwardState
 
 _F = torch.nn.functional
 _top = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
+_POOLS = ("avg_pool{}d", "adaptive_avg_pool{}d", "max_pool{}d_with_indices", "max_pool{}d")
 # Their backward asks the saved input for its shape only.
-UNREAD = frozenset(
-    getattr(module, f"{kind}_pool{d}d{suffix}")
-    for kind, module, suffix in (
-        ("avg", _F, ""),
-        ("adaptive_avg", _F, ""),
-        ("max", _F, "_with_indices"),
-        ("max", _F, ""),
-    )
-    for d in (1, 2, 3)
-) | {torch.avg_pool1d, torch.adaptive_avg_pool1d, torch.max_pool1d, torch.max_pool3d}
+UNREAD = frozenset(getattr(_F, name.format(d)) for name in _POOLS for d in (1, 2, 3))
+UNREAD |= {torch.avg_pool1d, torch.adaptive_avg_pool1d, torch.max_pool1d, torch.max_pool3d}
 
 
 def _opened(function: Any) -> Any:
-    """A Python function of torch.nn.functional that runs its body whatever modes are on, where the function itself
-    would hand the whole call over to them."""
+    """A Python function of torch.nn.functional that runs its body under a function mode, to which the function itself
+    would hand over the whole call."""
     checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
     names = {**function.__globals__, **dict.fromkeys(checks, lambda *_: False)}
     opened = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
@@ -85,14 +78,18 @@ class Interposer(TorchFunctionMode):
             if self.state.deferred is not None:
                 self.state.store_deferred()
             return self._uncovered(func, args, kwargs)
-        return run_next(self.state, op, bound, partial(self._uncovered, func, args, kwargs))
+        index = next_call(self.state, op, bound)
+        return run(self.state, self.state.program, index, op, bound, partial(self._uncovered, func, args, kwargs))
 
     def _is_open(self) -> bool:
-        """Whether covered calls count now: gradients are on and nobody else's saved-tensor hooks are on top."""
+        """Whether covered calls count: gradients are on and nobody else's saved-tensor hooks are on top."""
         if not torch.is_grad_enabled():
             return False
         top = _top(False)
-        return top is None or (self.state.hooked and _is_ours(top[0], self.state))
+        if top is None:
+            return True
+        hook, state = top[0], self.state
+        return state.hooked and type(hook) is partial and hook.func is pack and hook.args[0] is state
 
     def _uncovered(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if func in COMPOSED:
@@ -109,17 +106,30 @@ class Interposer(TorchFunctionMode):
             state.unread = False
 
 
-def _is_ours(hook: Any, state: ForwardState) -> bool:
-    return type(hook) is partial and hook.func is pack and hook.args[0] is state
-
-
 def _adds_to_a_number(args: tuple) -> bool:
-    """Whether this adds to a batch norm's counter or the like, which is no covered call."""
+    """As a batch norm's counter; no covered call."""
     return bool(args) and type(args[0]) is torch.Tensor and args[0].dim() == 0
 
 
+class Counter(TorchFunctionMode):
+    """Counts the covered calls of a forward that PyTorch carries out by itself, under a given plan of the policy
+    ``plain``, to see that it is the planned one."""
+
+    def __init__(self, state: ForwardState) -> None:
+        super().__init__()
+        self.state = state
+
+    def __torch_function__(self, func: Any, _: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        op = None if _is_compiling() else COVERED.get(func)
+        if op is not None and torch.is_grad_enabled() and not hooks_are_active():
+            bound = bind(op, func, args, kwargs)
+            if bound is not None and is_counted(bound):
+                next_call(self.state, op, bound)
+        return func(*args, **(kwargs or {}))
+
+
 class _Inside(TorchFunctionMode):
-    """The calls that a function of :data:`COMPOSED` makes: none of them is a covered call of the model."""
+    """The calls that a function of :data:`COMPOSED` makes, none of which is covered."""
 
     def __init__(self, outer: Interposer) -> None:
         super().__init__()
@@ -133,9 +143,5 @@ class _Inside(TorchFunctionMode):
 def interposed(state: ForwardState) -> Iterator[None]:
     """The forward's function mode around a block, and its hooks where custom Functions save what they are to catch."""
     state.hooked = state.program is None or state.program.catches_functions
-    if not state.hooked:
-        with Interposer(state):
-            yield
-        return
-    with caught(state), Interposer(state):
+    with caught(state) if state.hooked else nullcontext(), Interposer(state):
         yield

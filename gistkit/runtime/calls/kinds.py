@@ -6,25 +6,26 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
 
-from gistkit.nn.eligible import KERNEL_DTYPES, is_wrapped, overwritable, transformed
+from gistkit.nn.eligible import covered, is_wrapped, overwritable
+from gistkit.runtime.forward.state import ForwardState
+from gistkit.runtime.program.program import Step
 
-_Tensor, _strided = torch.Tensor, torch.strided
 _NUMBERS = frozenset((int, float, bool, tuple, str, type(None)))
 
 
 class SpecialisedCall:
-    """One covered call, ready to run for operands of the kind that it was made for. ``direct``: whether it may be
-    called without :func:`gistkit.runtime.calls.run.run` around it."""
+    """One covered call, ready to run: ``call(state, *operands)``, for operands of the kind that it was made for.
+    ``direct``: whether it may be called without :func:`gistkit.runtime.calls.run.run` around it."""
 
     direct = True
-    fits: Callable[..., bool]
+    fits: Callable[..., bool] = lambda *_: True
     """Whether the operands, in the order of the call's form in :mod:`gistkit.capture.calls`, are of that kind."""
 
-    def __call__(self, state: Any, *values: Any) -> torch.Tensor:
-        """The call's result."""
-        raise NotImplementedError
+    def __init__(self, state: ForwardState, step: Step, b: Any) -> None:
+        self.step = step
 
 
 class TensorKind:
@@ -37,12 +38,11 @@ class TensorKind:
         self._shape, self._stride = x.shape, x.stride()
 
     def fits(self, x: Any) -> bool:
-        """Whether x is such a tensor."""
         return (
-            type(x) is _Tensor
+            type(x) is torch.Tensor
             and x.dtype is self._dtype
             and x.shape == self._shape
-            and x.layout is _strided
+            and x.layout is torch.strided
             and x.stride() == self._stride
             and x.requires_grad is self._needs_gradient
             and x.device == self._device
@@ -61,12 +61,11 @@ class ReluKind(TensorKind):
         self._inplace = inplace
 
     def fits(self, x: Any, inplace: Any) -> bool:  # type: ignore[override]
-        """Whether x is such a tensor, and may be overwritten where it is to be."""
         return inplace is self._inplace and TensorKind.fits(self, x) and (not inplace or overwritable(x))
 
 
 def weight_kind(weight: Any) -> tuple | None:
-    """What an operator depends on of a weight: None is None's."""
+    """What an operator depends on of a weight."""
     if weight is None:
         return None
     return type(weight) is Parameter, weight.dtype, weight.requires_grad, weight.shape, weight.stride()
@@ -79,20 +78,8 @@ def autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
 
 
 def runs(values: tuple) -> bool:
-    """Whether gistkit's operators take these operands: plain strided fp32, bf16 or fp16 tensors on a CPU or a CUDA
-    device, outside function transforms. For others PyTorch's own runs."""
-    if transformed():
+    """Whether gistkit's operators take these operands, of which those that are no tensors do not matter. For others
+    PyTorch's own runs."""
+    if FakeTensor in map(type, values):
         return False
-    for t in values:
-        kind = type(t)
-        if kind is _Tensor or kind is Parameter:
-            if t.dtype not in KERNEL_DTYPES or t.layout is not _strided or t.is_neg():
-                return False
-            if kind is _Tensor and (not (t.is_cuda or t.is_cpu) or t.is_nested or is_wrapped(t)):
-                return False
-        elif kind not in _NUMBERS and isinstance(t, torch.Tensor):
-            return False
-    return True
-
-
-__all__ = ["SpecialisedCall", "TensorKind", "autocast_dtype", "runs", "weight_kind"]
+    return covered(*[v for v in values if type(v) not in _NUMBERS and isinstance(v, torch.Tensor)])

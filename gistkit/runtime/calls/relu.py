@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,47 +22,48 @@ from gistkit.ir import OPERATORS, STAY, Decision
 from gistkit.kernels import Masks, is_dense
 from gistkit.nn import relu as relu_op
 from gistkit.nn.eligible import overwritable
-from gistkit.nn.keep import Kept, SavedAsIs
 from gistkit.runtime.calls.kinds import ReluKind, SpecialisedCall
 from gistkit.runtime.forward.deferred_mask import DeferredMask
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.offload.host import AwayOnHost
-from gistkit.runtime.program.program import Step
-from gistkit.runtime.program.settings import KEEP_DENSE
-from gistkit.runtime.rebuild.exactness import Exactness
-from gistkit.runtime.rebuild.terms import Recipe
-from gistkit.runtime.stash.stash import DENSE_VALUES, Reader, RebuiltBody, SharedValues, Stash, covers
+from gistkit.runtime.program.program import KEEP_DENSE, Step
+from gistkit.runtime.rebuild.terms import Exactness, Recipe
+from gistkit.runtime.stash.stash import DENSE_VALUES, RebuiltBody, SharedValues, covers, fills
 
 NOT_EXACT = "it cannot be rebuilt bit for bit on this device"
 MADE_OTHERWISE = "the forward made it in another way than when it was captured"
 
 
-def specialise(state: ForwardState, step: Step, b: Relu) -> SpecialisedCall:
+def specialised_relu(state: ForwardState, step: Step, b: Relu) -> SpecialisedCall:
     """How a ReLU of such an operand runs as planned."""
     x, decision = b.x, step.output
+    kind: type[_ReluCall]
     if not x.requires_grad or x.numel() == 0 or (b.inplace and not (overwritable(x) and is_dense(x))):
-        return PlainRelu(step, b)
-    if decision is None or not decision.form.values:
-        if decision is not None and decision.form.gone and step.choice.mask_in_pool and is_dense(x):
-            return DeferredRelu(step, b)
-        return MaskedRelu(step, b)
-    if decision.form.returns == OPERATORS:
-        return RebuiltRelu(state, step, b)
-    if decision.stays:
-        return PlainRelu(step, b) if not decision.mask else MaskedRelu(step, b)
-    return MaskedRelu(step, b) if decision.mask else StashedRelu(state, step, b)
+        kind = PlainRelu
+    elif decision is None or not decision.form.values:
+        defers = decision is not None and decision.form.gone and step.choice.mask_in_pool and is_dense(x)
+        kind = DeferredRelu if defers else MaskedRelu
+    elif decision.form.returns == OPERATORS:
+        kind = RebuiltRelu
+    elif decision.mask:
+        kind = MaskedRelu
+    else:
+        kind = PlainRelu if decision.stays else StashedRelu
+    return kind(state, step, b)
 
 
-class PlainRelu(SpecialisedCall):
+class _ReluCall(SpecialisedCall):
+    def __init__(self, state: ForwardState, step: Step, b: Relu) -> None:
+        self.step, self.fits = step, ReluKind(b.x, b.inplace).fits
+
+
+class PlainRelu(_ReluCall):
     """PyTorch's own ReLU, whose output stays as it is."""
-
-    def __init__(self, step: Step, b: Relu) -> None:
-        self._step, self.fits = step, ReluKind(b.x, b.inplace).fits
 
     def __call__(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
         y = torch.relu_(x) if inplace else torch.relu(x)
         if y.requires_grad:
-            decision = self._step.output or KEEP_DENSE
+            decision = self.step.output or KEEP_DENSE
             state.mark_sparse(y)
             if decision.form.returns == STAY and not (decision.storage < 0 and state.program is not None):
                 state.alias(y, decision)
@@ -70,15 +72,15 @@ class PlainRelu(SpecialisedCall):
         return y
 
 
-class MaskedRelu(SpecialisedCall):
+class MaskedRelu(_ReluCall):
     """A node that keeps a 1-bit mask; its output's values are kept for others as decided, or read by nobody."""
 
-    def __init__(self, step: Step, b: Relu) -> None:
-        self._step, self.fits = step, ReluKind(b.x, b.inplace).fits
+    def __init__(self, state: ForwardState, step: Step, b: Relu) -> None:
+        super().__init__(state, step, b)
         self._masks = Masks(b.x) if is_dense(b.x) else None
 
     def __call__(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
-        step, decision = self._step, self._step.output
+        step, decision = self.step, self.step.output
         y = relu_op.run(x, inplace) if self._masks is None else relu_op.masked(x, inplace, self._masks)
         if decision is not None and step.choice.mask_in_pool:
             state.cannot(decision, "the tensor has gaps, and the ReLU keeps a mask of its own")
@@ -92,26 +94,23 @@ class MaskedRelu(SpecialisedCall):
         return y
 
 
-class DeferredRelu(SpecialisedCall):
+class DeferredRelu(_ReluCall):
     """A node whose mask the max-pool behind it carries, should that be the next covered call."""
-
-    def __init__(self, step: Step, b: Relu) -> None:
-        self._step, self.fits = step, ReluKind(b.x, b.inplace).fits
 
     def __call__(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
         mask = DeferredMask(state.program)
-        y = relu_op.run(x, inplace, lambda _: mask)
-        state.record_own(self._step.index, self._step.op, mask)
+        y = relu_op.run(x, inplace, lambda _: mask)  # type: ignore[arg-type]
+        state.record_own(self.step.index, self.step.op, mask)
         state.mark_sparse(y)
-        state.defer(y, mask)
+        state.deferred = y, mask
         return y
 
 
-class StashedRelu(SpecialisedCall):
+class StashedRelu(_ReluCall):
     """One stash serves the ReLU's backward and every later reader of its output."""
 
     def __init__(self, state: ForwardState, step: Step, b: Relu) -> None:
-        self._step, self.fits = step, ReluKind(b.x, b.inplace).fits
+        super().__init__(state, step, b)
         # a rounded value may be zero where the ReLU's was not
         exact = step.output is not None and not step.output.on_host and not step.output.form.rounds_to
         self._shares = exact and step.output.codec in CODECS and state.has_room(step.index, b.x)  # type: ignore[union-attr]
@@ -123,12 +122,8 @@ class StashedRelu(SpecialisedCall):
 
     def _shared(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
         y = torch.relu_(x) if inplace else torch.relu(x)
-        decision: Any = self._step.output
-        codec = CODECS[decision.codec]
-        why = "a view of a part of a storage" if not covers(y) else codec.accepts(y)
-        body = None if why else state.body(y.detach(), codec, decision)
-        if why:
-            state.cannot(decision, why)
+        decision: Any = self.step.output
+        body = state.body(y, decision)
         if body is None:
             state.alias(y, decision)
         else:
@@ -136,44 +131,38 @@ class StashedRelu(SpecialisedCall):
         return y
 
     def _own(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
-        decision: Any = self._step.output
-        made: list[Stash] = []
-
-        def keep(y: torch.Tensor) -> Kept:
-            stash = state.encode(y, decision)
-            if stash is None:
-                return SavedAsIs(y)
-            made.append(stash)
-            return Reader(stash, y)
-
-        y = relu_op.run(x, inplace, keep)
-        if made:
-            state.table.add(y, made[0])
-            made[0].node = y.grad_fn
-            if state.is_source(decision.storage):
-                state.nodes[decision.storage] = y.grad_fn
-        else:
-            state.alias(y, decision)
+        decision: Any = self.step.output
+        y = relu_op.run(x, inplace, partial(state.keep, decision=decision))
+        # only now is y's node known
+        stash = state.table.find(y)
+        if stash is not None:
+            stash.node = y.grad_fn
+        if state.is_source(decision.storage):
+            state.nodes[decision.storage] = y.grad_fn
         return y
 
 
-class RebuiltRelu(SpecialisedCall):
+class RebuiltRelu(MaskedRelu):
     """A ReLU whose output comes back from what batch norms keep, once that has given the forward's own bits."""
 
     def __init__(self, state: ForwardState, step: Step, b: Relu) -> None:
-        self._step, self.fits = step, ReluKind(b.x, b.inplace).fits
+        super().__init__(state, step, b)
         # what starts from rounded values may be zero where the ReLU's output was not
         self._shares = state.settings.lossy is None and state.has_room(step.index, b.x)
-        self._masks = Masks(b.x) if is_dense(b.x) else None
         self._version = b.x._version
         self._recipe: Recipe | None = None
 
     def __call__(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
-        node, as_made = x.grad_fn, x._version == self._version
-        recipe = self._recipe
+        node, as_made, recipe = x.grad_fn, x._version == self._version, self._recipe
+        decision: Any = self.step.output
         term = recipe.term(node, state.norms, state.kept_by) if recipe is not None and as_made else None
-        y = self._run(state, x, inplace)
-        if not covers(y):
+        if self._shares:
+            y = torch.relu_(x) if inplace else torch.relu(x)
+        else:
+            y = relu_op.run(x, inplace) if self._masks is None else relu_op.masked(x, inplace, self._masks)
+            state.record_own(self.step.index, self.step.op, y.grad_fn.kept)  # type: ignore[union-attr]
+        # of a dense x, as its kind says, y is dense as well
+        if not (fills(y) if self._masks is not None else covers(y)):
             body = None
         elif term is not None:
             body = RebuiltBody(term, y)
@@ -182,7 +171,6 @@ class RebuiltRelu(SpecialisedCall):
         if body is None:
             self._store(state, y, NOT_EXACT if as_made and self._recipe is None else MADE_OTHERWISE)
             return y
-        decision: Any = self._step.output
         if self._shares:
             share(state, y, body, decision)
         else:
@@ -190,32 +178,24 @@ class RebuiltRelu(SpecialisedCall):
         state.mark_sparse(y)
         return y
 
-    def _run(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
-        if self._shares:
-            return torch.relu_(x) if inplace else torch.relu(x)
-        y = relu_op.run(x, inplace) if self._masks is None else relu_op.masked(x, inplace, self._masks)
-        state.record_own(self._step.index, self._step.op, y.grad_fn.kept)  # type: ignore[union-attr]
-        return y
-
     def _found(self, state: ForwardState, y: torch.Tensor, node: Any) -> RebuiltBody | None:
-        """What rebuilds y, found out now or, under a budget, at its first use; None where nothing does."""
-        decision: Any = self._step.output
+        """What rebuilds y, checked now or, under a budget, at its first use; None where nothing does."""
+        decision: Any = self.step.output
         bind = lambda recipe: recipe.term(node, state.norms, state.kept_by)  # noqa: E731
-        exactness = Exactness(state.verified, self._step.index, decision.recipe, y)
-        recipes = exactness.recipes(node, state.norms, bind)
-        if not recipes:
+        exactness = Exactness(state.verified, self.step.index, decision.recipe, y, bind)
+        if not exactness.recipes:
             return None
         if state.settings.lossy is not None:  # what starts from rounded values does not give the forward's bits
-            self._recipe = recipes[0]
+            self._recipe = exactness.recipes[0]
             return RebuiltBody(bind(self._recipe), y)
         if state.bound and not exactness.known:
-            return exactness.later(recipes, bind, lambda: state.cannot(decision, NOT_EXACT))
-        self._recipe = exactness.check(recipes, bind)
+            return exactness.later(lambda: state.cannot(decision, NOT_EXACT))
+        self._recipe = exactness.check()
         return None if self._recipe is None else RebuiltBody(bind(self._recipe), y)
 
     def _store(self, state: ForwardState, y: torch.Tensor, why: str) -> None:
         """Keep y's values after all."""
-        decision: Any = self._step.output
+        decision: Any = self.step.output
         state.cannot(decision, why)
         program, lossy = state.program, state.settings.lossy
         lossy = lossy if program is None or program.bears_rounding(decision.storage) else None
@@ -223,13 +203,13 @@ class RebuiltRelu(SpecialisedCall):
         if not self._shares:
             state.encode(y, instead)
             return
-        body = state.body(y.detach(), CODECS[instead.codec], instead) if covers(y) else None
+        body = state.body(y, instead)
         if body is not None:
             share(state, y, body, instead)
 
 
 def share(state: ForwardState, y: torch.Tensor, body: Any, decision: Decision) -> None:
     """Have the node of y, PyTorch's own ReLU, and all readers of y share that body's values."""
-    shared = SharedValues(body)
-    y.grad_fn._raw_saved_result.register_hooks(shared.join(), DENSE_VALUES)  # type: ignore[union-attr]
-    state.stash(y, shared, decision)
+    shared, node = SharedValues(body, 1), y.grad_fn
+    node._raw_saved_result.register_hooks(shared, DENSE_VALUES)  # type: ignore[union-attr]
+    state.stash(y, shared, decision, node)

@@ -10,27 +10,27 @@ from typing import Any
 import torch
 
 from gistkit.capture import BatchNorm, Bound, Conv2d, Dropout, Linear, MaxPool2d, Relu
-from gistkit.runtime.calls import batch_norm, conv2d, dropout, linear, max_pool2d, relu
+from gistkit.ir import CallChoice
+from gistkit.runtime.calls.batch_norm import NativeBatchNorm
 from gistkit.runtime.calls.hooks import caught, without_hooks
 from gistkit.runtime.calls.kinds import TensorKind, runs
+from gistkit.runtime.calls.owned import MappedMaxPool2d, MaskedDropout
+from gistkit.runtime.calls.relu import specialised_relu
+from gistkit.runtime.calls.weighted import specialised_conv2d, specialised_linear
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.match_plan import check_call
 from gistkit.runtime.program.program import Program, Step
 
 SPECIALISE: dict[str, tuple[Callable[..., Any], Callable[[ForwardState, Step, Any], Any]]] = {
-    "relu": (Relu, relu.specialise),
-    "max_pool2d": (MaxPool2d, max_pool2d.specialise),
-    "conv2d": (Conv2d, conv2d.specialise),
-    "linear": (Linear, linear.specialise),
-    "batch_norm": (BatchNorm, batch_norm.specialise),
-    "dropout": (Dropout, dropout.specialise),
+    "relu": (Relu, specialised_relu),
+    "max_pool2d": (MaxPool2d, MappedMaxPool2d),
+    "conv2d": (Conv2d, specialised_conv2d),
+    "linear": (Linear, specialised_linear),
+    "batch_norm": (BatchNorm, NativeBatchNorm),
+    "dropout": (Dropout, MaskedDropout),
 }
-"""By covered op the form of its operands and what makes a call of them, None where PyTorch's own op runs. Additions are
-counted, for plans that name them, and run as PyTorch's own."""
-
-
-WEIGHTED = ("conv2d", "linear")
-"""Ops whose nodes keep a weight."""
+"""By covered op the form of its operands and what makes a :class:`SpecialisedCall` of state, step and operands, None
+where PyTorch's own op runs. Additions are counted, for plans that name them, and run as PyTorch's own."""
 
 
 class ByPyTorch:
@@ -42,7 +42,6 @@ class ByPyTorch:
     direct = False
 
     def fits(self, *values: Any) -> bool:
-        """Whether they still do not."""
         return not runs(values) if self._x is None else self._x.fits(values[0])
 
 
@@ -51,18 +50,12 @@ def next_call(state: ForwardState, op: str, bound: Bound) -> int:
     without it, or raises; under a budget the call must be the planned one in its strides and the like, too."""
     index, program = state.calls, state.program
     state.calls, state.seen = index + 1, state.seen + 1
-    step = None if program is None or index >= program.length else program.steps[index]
+    step = None if program is None or index >= len(program.steps) else program.steps[index]
     if program is not None and (step is None or step.op != op):
         state.diverge(f"call {index} to be {step.op if step else 'the end'}", op)
     elif program is not None and state.strict and program.plan.budget_bytes is not None:
         check_call(program, index, bound)
     return index
-
-
-def run_next(state: ForwardState, op: str, bound: Bound, plain: Callable[[], Any]) -> Any:
-    """:func:`run` of the covered call that a function mode sees now."""
-    index = next_call(state, op, bound)
-    return run(state, state.program, index, op, bound, plain)
 
 
 def run(
@@ -96,7 +89,9 @@ def _specialised(state: ForwardState, program: Program | None, index: int, op: s
     form, specialise = SPECIALISE[op]
     step = None if program is None else program.steps[index]
     taken = runs(values)
-    call = specialise(state, step or state.blank(op), form(*values)) if taken else None
+    if step is None:
+        step = Step(-1, op, CallChoice(-1, op), None, None)
+    call = specialise(state, step, form(*values)) if taken else None
     if call is None:
         call = ByPyTorch(values[0] if taken else None)
     if program is not None:
@@ -108,8 +103,8 @@ def _may_save(program: Program | None, index: int, op: str, values: tuple) -> bo
     """Whether a specialised call may save what is to be caught: a pool or a dropout that runs by PyTorch after all, or
     a weight which is no parameter but made in the step."""
     if program is None or index in program.caught_within:
-        made_weight = program is not None and op in WEIGHTED and type(values[1]) is not torch.nn.Parameter
-        return made_weight or op in ("max_pool2d", "dropout")
+        made_weight = op in ("conv2d", "linear") and type(values[1]) is not torch.nn.Parameter
+        return (program is not None and made_weight) or op in ("max_pool2d", "dropout")
     return False
 
 

@@ -22,6 +22,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from gistkit.capture import bind
+from gistkit.nn.eligible import transformed
 from gistkit.nn.norm import keeps_its_input
 from gistkit.runtime.calls.batch_norm import NativeBatchNorm
 from gistkit.runtime.calls.hooks import caught, pack_known
@@ -37,8 +38,6 @@ _transforms = torch._C._are_functorch_transforms_active
 
 
 class _Running(threading.local):
-    """The forward whose modules call now, by thread."""
-
     state: ForwardState | None = None
 
 
@@ -46,46 +45,30 @@ _running = _Running()
 Operands = Callable[[Any, torch.Tensor], tuple | None]
 
 
-def _relu(m: Any, x: torch.Tensor) -> tuple:
-    return x, m.inplace
-
-
-def _conv2d(m: Any, x: torch.Tensor) -> tuple | None:
-    own, padding = m._parameters, m.padding
-    if m.padding_mode != "zeros" or type(padding) is str:
-        return None
-    return x, own["weight"], own["bias"], m.stride, padding, m.dilation, m.groups
-
-
-def _linear(m: Any, x: torch.Tensor) -> tuple:
+def _weights(m: Any, x: torch.Tensor) -> tuple:
     own = m._parameters
     return x, own["weight"], own["bias"]
+
+
+def _conv2d(m: Any, x: torch.Tensor) -> tuple:
+    own = m._parameters
+    return x, own["weight"], own["bias"], m.stride, m.padding, m.dilation, m.groups
 
 
 def _max_pool2d(m: Any, x: torch.Tensor) -> tuple | None:
-    if m.return_indices:
-        return None
-    return bind("max_pool2d", F.max_pool2d, (x, m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode), None)
-
-
-def _dropout(m: Any, x: torch.Tensor) -> tuple:
-    return x, m.p, m.training, m.inplace
-
-
-def _batch_norm(m: Any, x: torch.Tensor) -> tuple:
-    own = m._parameters
-    return x, own["weight"], own["bias"]
+    where = m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode, m.return_indices
+    return bind("max_pool2d", F.max_pool2d, (x, *where), None)
 
 
 LEAVES: dict[type, tuple[str, Operands]] = {
-    nn.ReLU: ("relu", _relu),
+    nn.ReLU: ("relu", lambda m, x: (x, m.inplace)),
     nn.Conv2d: ("conv2d", _conv2d),
-    nn.Linear: ("linear", _linear),
+    nn.Linear: ("linear", _weights),
     nn.MaxPool2d: ("max_pool2d", _max_pool2d),
-    nn.Dropout: ("dropout", _dropout),
-    nn.BatchNorm1d: ("batch_norm", _batch_norm),
-    nn.BatchNorm2d: ("batch_norm", _batch_norm),
-    nn.BatchNorm3d: ("batch_norm", _batch_norm),
+    nn.Dropout: ("dropout", lambda m, x: (x, m.p, m.training, m.inplace)),
+    nn.BatchNorm1d: ("batch_norm", _weights),
+    nn.BatchNorm2d: ("batch_norm", _weights),
+    nn.BatchNorm3d: ("batch_norm", _weights),
 }
 """Modules whose forward is one covered call, and what gives its operands: None where the call would be another."""
 OVERRIDING = frozenset(
@@ -103,13 +86,9 @@ def _library() -> tuple:
 _LIBRARY = _library()
 
 
-def _is_transformed() -> bool:
-    return _transforms() or forward_ad._current_level >= 0
-
-
 class _Site:
-    """A module of the model whose forward is ours while the model's runs. ``calls``: its covered calls, in order;
-    ``guards``: attributes that, on an instance, change what its forward does."""
+    """A module of the model whose forward is ours while the model's runs. ``calls``: its covered calls, in order, of
+    which it makes ``expected`` in a forward; ``guards``: attributes that, on an instance, change what that does."""
 
     guards = frozenset(("forward",))
 
@@ -118,15 +97,7 @@ class _Site:
         self.module: Any = None
         self.at = 0
         self._program, self._calls = program, tuple(calls)
-
-    @property
-    def expected(self) -> int:
-        """How many covered calls it makes in a forward."""
-        return len(self._calls)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward."""
-        raise NotImplementedError
+        self.expected = len(self._calls)
 
     def __deepcopy__(self, memo: dict) -> Any:
         return _own_forward(memo[id(self.module)])
@@ -136,7 +107,7 @@ class _Site:
 
 
 def _own_forward(module: nn.Module) -> Any:
-    """The forward of a copy that was made within a compressed forward."""
+    """Of a copy that is made within a compressed forward."""
     return type(module).forward.__get__(module)
 
 
@@ -180,7 +151,7 @@ class Leaf(_Site):
     def _norm(self, state: ForwardState, index: int, x: torch.Tensor, weight: Any, bias: Any) -> Any:
         y, call = self.plain(self.module, x), self._program.calls[index]
         if call is None and runs((x, weight, bias)):
-            call = self._program.calls[index] = NativeBatchNorm(self._program.steps[index])
+            call = self._program.calls[index] = NativeBatchNorm(state, self._program.steps[index], None)
         if type(call) is NativeBatchNorm and keeps_its_input(y):
             call.replace(state, y, x, weight, bias, self.module.training)
         return y
@@ -196,14 +167,11 @@ class Area(_Site):
     def __init__(self, module: nn.Module, name: str, program: Program, calls: Iterable[int], counts: bool) -> None:
         super().__init__(module, program, calls)
         self.name, self._counts = name, counts
-
-    @property
-    def expected(self) -> int:
-        return len(self._calls) if self._counts else 0
+        self.expected *= counts
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state, module = _running.state, self.module
-        if state is None or not _gradients() or _top(False) is not None or _is_transformed():
+        if state is None or not _gradients() or _top(False) is not None or transformed():
             return self.plain(module, *args, **kwargs)
         if self.at < len(self._calls):
             state.calls = self._calls[self.at]
@@ -221,7 +189,7 @@ class Reading(_Site):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state, module = _running.state, self.module
-        if state is None or not _gradients() or _top(False) is not None or _is_transformed():
+        if state is None or not _gradients() or _top(False) is not None or transformed():
             return self.plain(module, *args, **kwargs)
         if state.deferred is not None:
             state.store_deferred()
@@ -250,23 +218,26 @@ class Sites:
         sites = self._sites if _library() == _LIBRARY else []
         for site in sites:
             site.at, module = 0, site.ref()
-            if type(module) is site.kind and site.kind.forward is site.plain and site.guards.isdisjoint(vars(module)):
-                site.module = module
-                vars(module)["forward"] = site
+            if type(module) is site.kind and site.kind.forward is site.plain:
+                attributes = module.__dict__
+                if site.guards.isdisjoint(attributes):
+                    site.module, attributes["forward"] = module, site
         try:
             yield
         finally:
             _running.state = before
             for site in sites:
-                module, site.module = site.module, None
-                if module is not None and vars(module).get("forward") is site:
-                    del vars(module)["forward"]
+                module = site.module
+                if module is not None:
+                    site.module, attributes = None, module.__dict__
+                    if attributes.get("forward") is site:
+                        del attributes["forward"]
 
 
 def _sites(model: nn.Module, program: Program) -> list[_Site]:
     modules = dict(model.named_modules())
     wanted = program.interposed_calls()
-    areas = {name for index, name in wanted if not _is_leaf(modules.get(name), program.op(index))}
+    areas = {name for index, name in wanted if not _is_leaf(modules.get(name), program.steps[index].op)}
     caught = program.caught_calls()
     readings = {name for _, name, _ in caught if name} - {name for _, name, known in caught if not known}
     readings -= {a for a in readings if any(_beneath(name, a) for name in (*areas, *(n for _, n in wanted)))}
@@ -278,7 +249,8 @@ def _sites(model: nn.Module, program: Program) -> list[_Site]:
     readings = {r for r in readings if not any(r != b and _beneath(r, b) for b in readings)}
     beneath: dict[str, list[int]] = {a: [] for a in areas}
     leaves: dict[str, list[int]] = {name: [] for _, name in wanted if not any(_beneath(name, a) for a in areas)}
-    for index, name in program.modules():
+    for call in program.covered:
+        index, name = call.covered, call.module
         area = next((a for a in areas if _beneath(name, a)), None)
         if area is not None:
             beneath[area].append(index)
@@ -295,7 +267,7 @@ def _is_leaf(module: Any, op: str) -> bool:
     kind = type(module)
     if kind not in LEAVES or LEAVES[kind][0] != op or module._compiled_call_impl is not None:
         return False
-    return OVERRIDING.isdisjoint(module.__dict__)
+    return OVERRIDING.isdisjoint(module.__dict__) and getattr(module, "padding_mode", "zeros") == "zeros"
 
 
 def _beneath(name: str, area: str) -> bool:

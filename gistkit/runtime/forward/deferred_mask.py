@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from gistkit.errors import GistError
-from gistkit.kernels import flat, like, ops
-from gistkit.runtime.stash.stash import aligned
+from gistkit.nn.keep import Kept, keep_coded
+from gistkit.runtime.program.program import Program
 
 
 class DeferredMask:
@@ -20,23 +20,21 @@ class DeferredMask:
     backward demands the very gradient that the pool's node returned.
     """
 
-    def __init__(self, program: Any = None) -> None:
+    def __init__(self, program: Program | None) -> None:
         self._program = program
         self._carried = False
         self._masked: torch.Tensor | None = None
-        self._mask: torch.Tensor | None = None
-        self._stride: tuple[int, ...] = ()
+        self._stored: Kept | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of the mask, where it was stored."""
-        return 0 if self._mask is None else self._mask.numel()
+        return 0 if self._stored is None else self._stored.encoded.nbytes  # type: ignore[attr-defined]
 
     def store(self, y: torch.Tensor) -> None:
         """Keep the mask of y, the ReLU's output."""
-        if self._mask is None:
-            y = y.detach()
-            self._mask, self._stride = ops.mask1_encode(flat(y)), y.stride()
+        if self._stored is None:
+            self._stored = keep_coded("mask1")(y.detach())
 
     def carry(self, pool: Any) -> None:
         """The pool's backward node masks the gradient from now on."""
@@ -46,32 +44,21 @@ class DeferredMask:
     def _expect(self, grads: tuple, _: tuple) -> None:
         self._masked = grads[0]
 
-    def dense(self) -> torch.Tensor:
-        """Nothing reads a ReLU's values through its mask."""
-        raise GistError(
-            "a ReLU's output must be read by the max-pool after it alone, which carries its mask, and something else "
-            "asks for its values now; call gistkit.restore(model), or compress the model's other parts only"
-        )
-
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
         """The ReLU's input gradient."""
         masked, self._masked = self._masked, None
-        if self._mask is None and self._carried:
-            if masked is not grad:
-                if self._program is not None:
-                    self._program.is_stale = True
-                raise GistError(
-                    "a ReLU's output was used by something besides the max-pool after it, which the forward did not do "
-                    "when it was captured, and the ReLU kept no mask for it; run the step again: the model is captured "
-                    "anew at its next forward"
-                )
-            return grad
-        if self._mask is None:
+        if self._stored is not None:
+            return self._stored.relu_backward(grad)
+        if not self._carried:
             raise GistError(
                 "backward through a ReLU whose pool never ran: the forward stopped between them; run the forward again"
             )
-        ordered = aligned(grad, self._stride)
-        if ordered is grad:
-            return like(ops.mask1_backward(flat(grad), self._mask), tuple(grad.size()), self._stride)
-        ops.mask1_backward_(flat(ordered), self._mask)
-        return ordered
+        if masked is grad:
+            return grad
+        if self._program is not None:
+            self._program.is_stale = True
+        raise GistError(
+            "a ReLU's output was used by something besides the max-pool after it, which the forward did not do when "
+            "it was captured, and the ReLU kept no mask for it; run the step again: the model is captured anew at its "
+            "next forward"
+        )

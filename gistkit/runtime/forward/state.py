@@ -2,30 +2,29 @@
 
 A forward's state lives from its first to its last covered call. With a program (a compiled plan) every covered call has
 its decisions; without one, or after the forward left its plan, decisions follow from the tensor alone
-(:func:`gistkit.runtime.program.settings.ad_hoc`).
+(:func:`gistkit.runtime.program.program.ad_hoc`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from gistkit.codecs import CODECS, Codec, Encoded, Sparse
-from gistkit.ir import FORMS, RERUN, STAY, CallChoice, Decision
+from gistkit.capture import is_weight
+from gistkit.codecs import CODECS, Sparse
+from gistkit.errors import PlanMismatchError
+from gistkit.ir import FORMS, RERUN, STAY, Decision
 from gistkit.nn.eligible import KERNEL_DTYPES
 from gistkit.nn.keep import Kept, SavedAsIs
 from gistkit.runtime.forward.deferred_mask import DeferredMask
-from gistkit.runtime.forward.kept_ledger import KeptLedger
 from gistkit.runtime.offload.host import HostBody
 from gistkit.runtime.program.density_excess import ExcessBudget
 from gistkit.runtime.program.joint_gradients import JOINT_BYTES, JOINT_SHARE
-from gistkit.runtime.program.program import Program, Step
-from gistkit.runtime.program.refusals import cannot_keep, cannot_run, left, not_as_planned
-from gistkit.runtime.program.settings import KEEP_DENSE, WITHOUT_VALUES, Settings, ad_hoc
+from gistkit.runtime.program.program import KEEP_DENSE, WITHOUT_VALUES, Program, Settings, Step, ad_hoc, cannot_keep
 from gistkit.runtime.rebuild.terms import NormSource
-from gistkit.runtime.recompute.checks import Checks
 from gistkit.runtime.recompute.tape import Tape
 from gistkit.runtime.sparse_sizes.counts import Ticket
 from gistkit.runtime.sparse_sizes.exact import ExactPacker
@@ -37,17 +36,29 @@ DENSE = "too dense for sparse storage to pay"
 AGAIN = "a segment that runs anew in backward starts from it"
 
 
+class DenseStorage(NamedTuple):
+    """One storage that stays as it is: weak identity, bytes, planned id (-1: none), reason."""
+
+    ref: StorageWeakRef
+    nbytes: int
+    storage: int
+    reason: str
+
+
 @dataclass
-class ForwardState(KeptLedger):
+class ForwardState:
     """The state of one forward; cleared when it ends, so that only backward nodes hold on to anything.
 
     ``strict``: the plan is the caller's; ``bound``: and promises a budget, of which ``room`` keeps account.
     ``forecasts``: what earlier steps say of the storages' densities, None under a budget. ``calls`` is the
     number of the covered call that comes next, ``seen`` how many came by, of ``expected`` ones (None: all of the
     program's); ``instead`` is the covered call in whose place PyTorch's own op runs (-1: none). ``norms``: the batch
-    norms
-    that ran under the plan, by covered call. ``hooked``: its saved-tensor hooks are on all the time. ``nodes``: by
-    planned storage the backward node that made it, for recipes.
+    norms that ran under the plan, by covered call. ``hooked``: its saved-tensor hooks are on all the time. ``nodes``:
+    by planned storage the backward node that made it, for recipes.
+
+    For the report: ``densities`` that the forward has measured and ``notes``, by planned storage; ``dense``: what stays
+    as it is, by the address of its storage; ``own``: (covered call, op, hold) of what a node keeps besides storages:
+    masks, maps.
     """
 
     settings: Settings
@@ -74,22 +85,23 @@ class ForwardState(KeptLedger):
     probes: list[tuple[int, int, Ticket]] = field(default_factory=list)
     deferred: tuple[torch.Tensor, DeferredMask] | None = None
     tape: Tape | None = None
+    densities: dict[int, float] = field(default_factory=dict)
+    notes: dict[int, str] = field(default_factory=dict)
+    dense: dict[int, DenseStorage] = field(default_factory=dict)
+    own: list[tuple[int, str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         again = None if self.program is None else self.program.again
         if again is not None:
             # as with rebuilds: what starts from rounded values does not give the forward's bits
             verified = None if self.settings.lossy is not None else self.verified
-            self.tape = Tape(again, self._outside, Checks(verified, self._not_again, lambda: self.bound))
-
-    def blank(self, op: str) -> Step:
-        """A step of which no plan says anything."""
-        return Step(-1, op, CallChoice(-1, op), None, None)
+            self.tape = Tape(again, self._outside, verified, self._not_again)
 
     def diverge(self, expected: str, got: str) -> None:
         """The forward left its plan: an error where the caller gave the plan, else go on without it."""
         if self.strict:
-            raise left(expected, got)
+            remedy = "plan this model again, or call gistkit.compress(model) without a plan"
+            raise PlanMismatchError(expected, got, remedy)
         self.diverged = f"expected {expected}, got {got}"
         self.program = None
 
@@ -115,12 +127,6 @@ class ForwardState(KeptLedger):
         if self.program is None or self.probing:
             self.table.tag(y)
 
-    # --- masks that the next call may carry ---------------------------------------------------------------------------
-
-    def defer(self, y: torch.Tensor, mask: DeferredMask) -> None:
-        """y's ReLU keeps its mask at the next covered call, unless that is the max-pool that carries it."""
-        self.deferred = y, mask
-
     def carrier(self, x: Any) -> DeferredMask | None:
         """The deferred mask of x, which a max-pool reads now; any other is stored."""
         pending, self.deferred = self.deferred, None
@@ -133,11 +139,8 @@ class ForwardState(KeptLedger):
         return None
 
     def store_deferred(self) -> None:
-        """Something else than the planned max-pool comes: store the mask."""
         if self.deferred is not None:
             self.carrier(None)
-
-    # --- stashes ------------------------------------------------------------------------------------------------------
 
     def keep(self, x: torch.Tensor, decision: Decision | None) -> Kept:
         """A hold on x for one backward node: the stash that exists, else a new one as decided, else x itself."""
@@ -149,9 +152,8 @@ class ForwardState(KeptLedger):
             decision = KEEP_DENSE if self.strict else ad_hoc(x, self.table.tagged(x), self.settings)
         elif decision.form in WITHOUT_VALUES:
             self.cannot(decision, "a backward needs its values")
-            settings = self.settings
-            if self.program is not None and not self.program.bears_rounding(decision.storage):
-                settings = replace(settings, lossy=None)
+            rounds = self.program is None or self.program.bears_rounding(decision.storage)
+            settings = self.settings if rounds else replace(self.settings, lossy=None)
             other = KEEP_DENSE if self.strict else ad_hoc(x, self.table.tagged(x), settings)
             decision = replace(other, storage=decision.storage)
         made = self.encode(x, decision)
@@ -169,115 +171,105 @@ class ForwardState(KeptLedger):
 
     def encode(self, x: torch.Tensor, decision: Decision) -> Stash | None:
         """Stash x's storage under the decision's codec; None (and a note) where that is impossible or does not pay."""
-        form, to_host = decision.form, decision.on_host
+        form = decision.form
         if decision.stays:
             return None
         if form.returns == RERUN:
-            return self._recomputed(x, decision)
+            body = "its forward is not written down" if self.tape is None else self.tape.body(x, decision)
+            if isinstance(body, str):
+                self.cannot(decision, body)
+                return None
+            return self.stash(x, body, decision)
         if form in WITHOUT_VALUES:  # what reads a stash wants values
             self.cannot(decision, "a backward needs its values")
             return None
-        codec = CODECS.get(decision.codec)
-        if codec is None:
+        if decision.codec not in CODECS:
             return None
         if form.returns == STAY:
-            return self.stash(x, HostBody(codec.encode(whole(x.detach()))), decision)
+            return self.stash(x, HostBody(CODECS[decision.codec].encode(whole(x.detach()))), decision)
+        body = self.body(x, decision)
+        if body is None:
+            return self.encode(x, replace(decision, codec="dense")) if decision.on_host else None
+        return self.stash(x, body, decision)
+
+    def body(self, x: torch.Tensor, decision: Decision) -> Body | None:
+        """x under the decision's codec; None (and a note) where that is impossible or does not pay."""
+        codec, to_host = CODECS[decision.codec], decision.on_host
         why = "a view of a part of a storage" if not covers(x) else codec.accepts(x)
         if why:
             self.cannot(decision, why)
             return None
-        body = self.body(x.detach(), codec, decision)
-        if body is None:  # too dense to pay
-            return self.encode(x, replace(decision, codec="dense")) if to_host else None
-        return self.stash(x, body, decision)
-
-    def body(self, x: torch.Tensor, codec: Codec, decision: Decision) -> Body | None:
-        """x under a codec that takes it; None (and a note) where that does not pay."""
-        to_host = decision.on_host
+        x = x.detach()
         if self.room is not None and isinstance(codec, Sparse):
             body = self.room.body(codec, x, decision, self.packer)
             if body is not None:
                 return body
         # a plan of the caller's counts on what little it saves
         pays_bytes = (1.0 if self.strict else PAYS) * x.numel() * x.element_size()
-        forecast = None if to_host or self.forecasts is None else self.forecasts.of(decision.storage)
-        fit = self.packer.fit(codec, x, forecast)
-        if fit.capacity and isinstance(codec, Sparse):
-            if codec.within_bytes(x.numel(), x.dtype, fit.capacity) > pays_bytes:
-                self.notes[decision.storage] = DENSE
-                return None
-        # what goes to the host goes in its exact size, for which a GPU is waited for
-        encoded = _settled(codec, x) if to_host else self.packer.encode(codec, x, forecast=forecast, fit=fit)
-        if not encoded.pending:
-            if encoded.nonzeros is not None and decision.storage >= 0:
-                self.densities[decision.storage] = encoded.nonzeros / max(encoded.numel, 1)
-            if encoded.nbytes > pays_bytes:
-                self.notes[decision.storage] = DENSE
-                return None
-        return HostBody(encoded) if to_host else CodedBody(encoded)
-
-    def _recomputed(self, x: torch.Tensor, decision: Decision) -> Stash | None:
-        body = "its forward is not written down" if self.tape is None else self.tape.body(x, decision)
-        if isinstance(body, str):
-            self.cannot(decision, body)
+        if to_host:
+            encoded = self.packer.encode_and_wait(codec, x)
+        else:
+            forecast = None if self.forecasts is None else self.forecasts.of(decision.storage)
+            encoded = self.packer.encode(codec, x, forecast, pays_bytes)
+        if encoded is not None and encoded.nonzeros is not None and decision.storage >= 0:
+            self.densities[decision.storage] = encoded.nonzeros / max(encoded.numel, 1)
+        if encoded is None or (not encoded.pending and encoded.nbytes > pays_bytes):
+            self.notes[decision.storage] = DENSE
             return None
-        return self.stash(x, body, decision)
+        return HostBody(encoded) if to_host else CodedBody(encoded)
 
     def _outside(self, x: torch.Tensor, storage: int) -> Kept:
         """A hold for a segment on what it starts from."""
         if self.program is None or storage < 0 or self.program.graph.storages[storage].kind != "activation":
             return SavedAsIs(x)
-        return self.keep(x, self.program.decision(storage) or replace(KEEP_DENSE, storage=storage, reason=AGAIN))
+        return self.keep(x, self.program.decisions.get(storage) or replace(KEEP_DENSE, storage=storage, reason=AGAIN))
 
     def _not_again(self, storage: int, why: str) -> None:
-        decision = None if self.program is None else self.program.decision(storage)
+        decision = None if self.program is None else self.program.decisions.get(storage)
         if decision is not None:
             self.cannot(decision, why)
 
-    def stash(self, x: torch.Tensor, body: Body, decision: Decision) -> Stash:
-        """Have readers of x's storage as it is now share that body."""
-        stash = Stash(body, decision.storage, decision.codec, x.untyped_storage().nbytes(), decision.reason, x.grad_fn)
+    def stash(self, x: torch.Tensor, body: Body, decision: Decision, node: Any = None) -> Stash:
+        """Have readers of x's storage as it is now share that body. ``node``: x's ``grad_fn``, where it is known."""
+        node, storage, program = node or x.grad_fn, decision.storage, self.program
+        stash = Stash(body, storage, decision.codec, x.untyped_storage().nbytes(), decision.reason, node)
         self.table.add(x, stash)
-        if self.is_source(decision.storage):
-            self.nodes[decision.storage] = x.grad_fn
+        if program is not None and storage in program.sources:
+            self.nodes[storage] = node
         return stash
 
     def is_source(self, storage: int) -> bool:
-        """Whether something is rebuilt from a planned storage's values."""
         return self.program is not None and storage in self.program.sources
 
     def alias(self, x: torch.Tensor, decision: Decision) -> Kept:
         """Keep the tensor itself, with PyTorch's check against writes; recorded for the report."""
-        kept = SavedAsIs(x)
-        self.record_dense(x, decision)
+        kept, storage = SavedAsIs(x), x.untyped_storage()
+        if storage._cdata not in self.dense and not is_weight(x):
+            reason = self.notes.get(decision.storage, decision.reason)
+            found = DenseStorage(StorageWeakRef(storage), storage.nbytes(), decision.storage, reason)
+            self.dense[storage._cdata] = found
         if decision.storage >= 0:
             self.aliases[decision.storage] = kept
             if self.is_source(decision.storage) and self.table.named(decision.storage) is None:
                 self.nodes[decision.storage] = x.grad_fn
-            self.probe(x, decision.storage)
+            # now and then the zeros of what is kept dense although zeros are likely are counted: that may have changed
+            if self.probing and self.table.tagged(x) and x.dtype in KERNEL_DTYPES and covers(x):
+                self.probes.append((decision.storage, x.numel(), self.packer.count(x.detach())))
         return kept
 
-    def probe(self, x: torch.Tensor, storage: int) -> None:
-        """Now and then count the zeros of what is kept dense although zeros are likely, as that may have changed."""
-        if self.probing and self.table.tagged(x) and x.dtype in KERNEL_DTYPES and covers(x):
-            self.probes.append((storage, x.numel(), self.packer.count(x.detach())))
-
-    # --- what is not carried out --------------------------------------------------------------------------------------
+    def record_own(self, call: int, op: str, kept: Any) -> None:
+        """Record what a node keeps of its own."""
+        if kept is not None:
+            self.own.append((call, op, kept))
 
     def cannot(self, decision: Decision, why: str) -> None:
         """A decision that is not carried out: noted for the report, an error where the plan promises a budget."""
         if decision.storage < 0:
             return
-        self.notes[decision.storage] = not_as_planned(decision, why)
+        where = " on the host" if decision.on_host else ""
+        self.notes[decision.storage] = f"not {decision.codec}{where} as planned: {why}"
         if self.bound:
             raise cannot_keep(decision, self.program, why)
-
-    def cannot_run(self, step: Step, how: str, why: str) -> None:
-        """A call that cannot run as planned: an error where the plan promises a budget."""
-        if self.bound:
-            raise cannot_run(step, how, why)
-
-    # --- recipes ------------------------------------------------------------------------------------------------------
 
     def kept_by(self, storage: int, node: Any) -> Kept | None:
         """The hold on a planned storage's values, if ``node`` is what made them."""
@@ -286,10 +278,7 @@ class ForwardState(KeptLedger):
         stash = self.table.named(storage)
         return self.aliases.get(storage) if stash is None else stash.body  # type: ignore[return-value]
 
-    # --- the end ------------------------------------------------------------------------------------------------------
-
     def measured(self) -> dict[int, float]:
-        """Density by planned storage id, as this step's sparse stashes say."""
         found = ((s.storage, getattr(s.body, "density", None)) for s in self.table.stashes() if s.storage >= 0)
         return self.densities | {storage: density for storage, density in found if density is not None}
 
@@ -297,28 +286,20 @@ class ForwardState(KeptLedger):
         """The forward returned: have all its calls been made?"""
         self.store_deferred()
         if self.program is not None:
-            expected = self.program.length if self.expected is None else self.expected
+            expected = len(self.program.steps) if self.expected is None else self.expected
             if self.seen != expected:
                 self.diverge(f"{expected} covered calls", f"{self.seen}")
         if self.tape is not None:
             self.tape.close()
 
     def clear(self) -> None:
-        """Let go of everything; called however the forward ended."""
         self.table.clear()
         self.norms.clear()
         self.nodes.clear()
         self.aliases.clear()
-        self.clear_ledger()
+        self.own.clear()
+        self.dense.clear()
         self.deferred = None
         if self.tape is not None:
             self.tape.clear()
             self.tape = None  # it knows the state: a cycle would wait for the garbage collector
-
-
-def _settled(codec: Codec, x: torch.Tensor) -> Encoded:
-    """The encoding of x in its exact size; waits for the device where only that knows it."""
-    encoded = codec.encode(x)
-    if encoded.pending and isinstance(codec, Sparse):
-        codec.settle(encoded, int(codec.total(encoded)))
-    return encoded

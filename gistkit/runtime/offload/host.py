@@ -7,7 +7,7 @@ the computation. The host waits for neither. After its first use the payload sta
 lets go of it.
 
 A sparse payload that came out larger than a budget has room for (:mod:`gistkit.runtime.program.density_excess`) goes
-to the host unpacked, and comes back in parts, for each use anew (:class:`PartedBody`).
+to the host as decoded values, which stay there and are copied for each use anew (:class:`HostValues`).
 
 Host memory is pinned for a CUDA device. On a CPU model "host" is the same memory, of which nothing is gained: under a
 plan for hardware with a link it is copied all the same, and ``LiveBytes`` does not see the copy: it stands for memory
@@ -24,11 +24,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from gistkit.codecs import Encoded, Sparse, aligned, restored
-from gistkit.errors import GistError
-from gistkit.formats import ceil_div
 from gistkit.ir import FORMS, STAY
-from gistkit.kernels import is_dense
-from gistkit.nn.keep import Away, Coded, rows_from
+from gistkit.kernels import flat, is_dense
+from gistkit.nn.keep import Away, Coded
 
 
 def sent(t: torch.Tensor) -> torch.Tensor:
@@ -54,11 +52,6 @@ def fetched(there: torch.Tensor, device: torch.device) -> torch.Tensor:
         return here.copy_(there, non_blocking=True)
 
 
-def sent_encoding(encoded: Encoded) -> Encoded:
-    """The same encoding in host memory, as it is now. Waits for the device."""
-    return encoded.over(tuple(arrived(t) for t in encoded.payload))
-
-
 class Parcel:
     """Tensors on the host; all come back at the first ask and stay on the device from then on.
 
@@ -80,11 +73,6 @@ class Parcel:
         """Bytes on the device now."""
         return sum(t.untyped_storage().nbytes() for t in self._here)
 
-    @property
-    def host_bytes(self) -> int:
-        """Bytes on the host now."""
-        return sum(t.untyped_storage().nbytes() for t in self._there)
-
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """The tensors on the device; the host's are let go of."""
         if self._there:
@@ -95,7 +83,7 @@ class Parcel:
         return self._here
 
 
-class HostBody:
+class HostBody(Coded):
     """A codec's payload, of ``dense`` the tensor itself, on the host until its first use."""
 
     def __init__(self, encoded: Encoded) -> None:
@@ -111,114 +99,44 @@ class HostBody:
         """Whether :meth:`dense` gives memory of its own, which its caller may overwrite."""
         return FORMS[self._form.codec].returns != STAY
 
-    def _coded(self) -> Coded:
+    @property
+    def encoded(self) -> Encoded:  # type: ignore[override]
         payload = self._parcel.tensors()
-        extra = None if self.fresh else (payload[0]._version,)
-        return Coded(self._form.over(payload, extra))
-
-    def dense(self) -> torch.Tensor:
-        return self._coded().dense()
-
-    def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        return self._coded().dense_range(start, stop)
-
-    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        return self._coded().relu_backward(grad)
+        return self._form.over(payload, None if self.fresh else (payload[0]._version,))
 
 
-class PartedBody:
-    """A sparse encoding on the host (``there``, pending), as the scratch of worst-case size that the device makes of
-    it: nothing has to be packed beside it. Every use brings slots back to ``device``, one part after the other.
+class HostValues(Coded):
+    """The decoded values of a sparse encoding in host memory, and where it blocks the gradient of a ReLU.
 
-    Beside what it makes, a use takes ``use_bytes`` of the device: a quarter of ``within_bytes`` where a slot fits in
-    there, else at most all of them; where no slot does, the host decodes and nothing is taken. Synchronises. Raises
-    GistError for an encoding that is packed, or has a spill: its slots do not lie where they would be cut.
+    There is no other copy: every use fetches what it needs. Beside its result :meth:`relu_backward` takes
+    ``chunk_bytes`` of ``device`` at most, the other uses take nothing. ``encoded`` lies on the host.
     """
 
     nbytes = 0
 
-    def __init__(self, codec: Sparse, there: Encoded, device: torch.device, within_bytes: int) -> None:
-        _, pending, spill = there.state()
-        if not pending or spill is not None:
-            raise GistError(
-                f"PartedBody: the encoding must be a scratch, whose slots can be cut, got {there!r}"
-                f"{' with a spill' if spill is not None else ''}; send what Sparse.begin has made"
-            )
-        self._codec, self._device, self._there = codec, device, there
-        self._slots = ceil_div(there.numel, codec.slot)
-        slot_bytes = self._slot_bytes()
-        slots = max(within_bytes // 4 // slot_bytes, min(1, within_bytes // slot_bytes))
-        self._on_host = slots == 0
-        self._step = min(self._slots, slots) or 1
-        self.use_bytes = min(self._slots, slots) * slot_bytes
-
-    def _slot_bytes(self) -> int:
-        """Bytes of one slot's payload and of what decoding makes of it."""
-        item = self._there.dtype.itemsize
-        stored = sum(t.numel() * t.element_size() for t in self._there.payload) // self._slots
-        # a scaled format is rounded on the way (Sparse._rounded): packed values, places, codes, scales
-        decoded = item if self._codec.scaling == "none" else 3 * item + 14
-        return stored + self._codec.slot * decoded
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes on the host."""
-        return sum(t.untyped_storage().nbytes() for t in self._there.payload)
+    def __init__(self, codec: Sparse, encoded: Encoded, device: torch.device, chunk_bytes: int) -> None:
+        super().__init__(encoded.over(()))
+        self._device, self._chunk = device, chunk_bytes
+        values = codec.decode(encoded)
+        # not from the values: a small positive one may have been rounded to zero
+        blocked = codec.relu_backward(encoded, torch.ones_like(values)) == 0
+        pinned = device.type == "cuda"
+        self._values, self._blocked = (flat(t.pin_memory() if pinned else t) for t in (values, blocked))
 
     @torch.no_grad()
     def dense(self) -> torch.Tensor:
-        return restored(self.dense_range(0, self._there.numel), self._there)
+        return restored(self.dense_range(0, self.encoded.numel), self.encoded)
 
-    @torch.no_grad()
     def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        out = torch.empty(stop - start, dtype=self._there.dtype, device=self._device)
-        slot = self._codec.slot
-        for first in range(start // slot, ceil_div(stop, slot), self._step):
-            last = min(first + self._step, ceil_div(stop, slot))
-            lo, hi = max(start, first * slot), min(stop, last * slot)
-            cut = slice(lo - first * slot, hi - first * slot)
-            self._put(out[lo - start : hi - start], lambda at=(first, last), cut=cut: self._decoded(*at)[cut])
-        return out
-
-    def dense_rows(self, start: int, stop: int) -> torch.Tensor:
-        rows = rows_from(self.dense_range, self._there.shape, self._there.stride, start, stop)
-        return self.dense()[start:stop] if rows is None else rows
+        return fetched(self._values[start:stop], self._device)
 
     @torch.no_grad()
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        grad, ours = aligned(grad, self._there)
-        out = grad if ours else torch.empty_like(grad)
-        slot, step = self._codec.slot, self._step
-        for first in range(0, self._slots, step):
-            part = slice(first * slot, min((first + step) * slot, self._there.numel))
-            self._put(out[part], lambda first=first, part=part: self._masked(first, grad[part]))
-        return restored(out, self._there)
-
-    def _put(self, out: torch.Tensor, make: Callable[[], torch.Tensor]) -> None:
-        """Copy what ``make`` makes, of which nothing is left when the next part's turn comes."""
-        if self._on_host:
-            with _disable_current_modes():
-                made = make()
-            out.copy_(made)
-        else:
-            out.copy_(make())
-
-    def _decoded(self, first: int, last: int) -> torch.Tensor:
-        return self._codec.decode(self._part(first, last))
-
-    def _masked(self, first: int, grad: torch.Tensor) -> torch.Tensor:
-        part = self._part(first, min(first + self._step, self._slots))
-        return self._codec.relu_backward(part, arrived(grad) if self._on_host else grad)
-
-    def _part(self, first: int, last: int) -> Encoded:
-        """Slots first..last, where they are decoded, as an encoding of their own."""
-        parts = []
-        for t in self._there.payload:
-            each = t.numel() // self._slots
-            part = t[first * each : last * each]
-            parts.append(part if self._on_host else fetched(part, self._device))
-        n = min(last * self._codec.slot, self._there.numel) - first * self._codec.slot
-        return Encoded(self._codec.name, tuple(parts), torch.empty(n, dtype=self._there.dtype, device="meta"), (), True)
+        ordered, ours = aligned(grad, self.encoded)
+        made = ordered if ours else ordered.clone()
+        for part, blocked in zip(made.split(self._chunk), self._blocked.split(self._chunk), strict=True):
+            part.masked_fill_(fetched(blocked, self._device), 0)
+        return restored(made, self.encoded)
 
 
 class AwayOnHost(Away):

@@ -1,13 +1,11 @@
 """Densities that a plan relies on, and what becomes of a storage with fewer zeros than planned.
 
-A payload that the budget has no room for goes to the host and comes back in parts for each use: the bits are the same,
-the step takes longer, and a BudgetWarning names the storages and their bytes. By then its recompute sources have been
-freed. A CPU has no other memory, so the payload stays, and the warning says by how much the budget is exceeded.
-
-The excess is summed over all storages of a forward, whether or not they live at the same time. On the CPU non-zeros are
-counted before packing. On CUDA the count comes later (:mod:`gistkit.runtime.sparse_sizes.exact`): until then the
-payload is the worst-case scratch, as planned, and it goes to the host as it is.
-"""
+A payload that the budget has no room for is decoded on the host, and its values are copied for each use: the bits are
+the same, the step takes longer, and a BudgetWarning names the storages and their bytes. A use takes no more than the
+payload's planned bytes beside its result. A CPU has no other memory, so the payload stays, and the warning says by how
+much the budget is exceeded. The excess is summed over all storages of a forward, whether or not they live at the same
+time, and a payload on the host gives none back. On the CPU, and for what is planned for the host, non-zeros are counted
+before packing. Else the count comes later on CUDA: until then the payload is the worst-case scratch, as planned."""
 
 from __future__ import annotations
 
@@ -16,7 +14,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -25,7 +22,7 @@ from gistkit.codecs import Encoded, Sparse, dtype_of
 from gistkit.errors import BudgetWarning
 from gistkit.formats import item_bytes
 from gistkit.ir import Budget, Decision, Form, Plan, SavedGraph, SavedStorage, numel
-from gistkit.runtime.offload.host import HostBody, PartedBody, arrived, sent_encoding
+from gistkit.runtime.offload.host import HostValues, arrived
 from gistkit.runtime.offload.host_memory import does_not_fit
 from gistkit.runtime.sparse_sizes.exact import ExactPacker
 from gistkit.runtime.sparse_sizes.forecast import Forecasts
@@ -44,7 +41,6 @@ class Denser:
 
     @property
     def excess_bytes(self) -> int:
-        """What it takes more than planned."""
         return self.measured_bytes - self.planned_bytes
 
     def __str__(self) -> str:
@@ -63,17 +59,20 @@ def denser(plan: Plan, densities: Mapping[int, float], storages: Mapping[int, Sa
         if s in shares and storage is not None and densities.get(s, 0.0) > shares[s]:
             sizes = (_payload_bytes(decision.form, storage, share) for share in (shares[s], densities[s]))
             found.append(Denser(s, shares[s], densities[s], *sizes))
-    return tuple(sorted(found, key=lambda d: (-d.excess_bytes, d.storage)))
+    return tuple(_worst_first(found))
+
+
+def _worst_first(found: list[Denser]) -> list[Denser]:
+    return sorted(found, key=lambda d: (-d.excess_bytes, d.storage))
 
 
 def _payload_bytes(form: Form, storage: SavedStorage, density: float) -> int:
-    """A payload's bytes; of what does not pay the tensor itself is kept."""
     return min(form.nbytes(numel(storage), item_bytes(storage.dtype), density), storage.nbytes)
 
 
 def remember(known: dict[int, float], measured: Mapping[int, float], plan: Plan | None) -> None:
-    """Take a forward's densities into ``known``: the last ones; under a plan of the caller's the largest, as its peak
-    is that of the densest sub-batch of the densest step."""
+    """Take a forward's densities into ``known``: under a plan of the caller's the largest, as its peak is that of the
+    densest step."""
     for storage, share in measured.items():
         known[storage] = share if plan is None else max(share, known.get(storage, 0.0))
 
@@ -81,10 +80,9 @@ def remember(known: dict[int, float], measured: Mapping[int, float], plan: Plan 
 class ExcessBudget:
     """What a budget leaves beside its plan's peak, and what of it a forward has used up: one for each forward.
 
-    ``densities`` and ``notes``, by storage, are the forward's, and told of what is found out; ``told`` is what hears of
-    counts that come when the forward is over, and forecasts nothing. ``moved``: the storages that went to the host.
-    ``over``: those that would have had to and could not.
-    """
+    ``densities`` and ``notes``, by storage, are the forward's, and filled in; ``told`` hears of counts that come when
+    the forward is over. ``moved``: storages that went to the host; ``over``: those that would have had to and could
+    not."""
 
     def __init__(
         self,
@@ -92,13 +90,12 @@ class ExcessBudget:
         budget: Budget,
         graph: SavedGraph,
         densities: dict[int, float],
-        notes: dict[int, str] | None = None,
-        told: Forecasts | None = None,
+        notes: dict[int, str],
+        told: Forecasts,
     ) -> None:
-        self._plan, self._graph, self.told = plan, graph, told
-        self._densities, self._notes = densities, {} if notes is None else notes
+        self._graph, self.told = graph, told
+        self._densities, self._notes = densities, notes
         self._shares = plan.contract.densities
-        self._sources = {s for d in plan.decisions for s in d.sources}
         self._budget, self._left_bytes = budget, budget.left_bytes
         self._link = plan.contract.has_link
         self._lock = threading.Lock()  # backward may settle encodings on threads of several devices
@@ -106,28 +103,20 @@ class ExcessBudget:
         self.over: list[Denser] = []
 
     def body(self, codec: Sparse, x: torch.Tensor, decision: Decision, packer: ExactPacker) -> Body | None:
-        """What stands in for x (dense) where its payload may have no room; None where it has or may take any, so that
-        x is encoded as ever. Waits for the device only for what goes to the host in any case."""
+        """What stands in for x (dense) where its payload may have no room; None where x is encoded as ever. Waits for
+        the device only for what goes to the host in any case."""
         if decision.storage not in self._shares or not x.numel():
             return None
-        if not packer.at_once(x):
-            make = self._waited if decision.on_host else partial(PromisedBody, self)
-            return make(codec, x, decision, packer)
-        found = self.denied(decision, codec, x.numel(), packer.count(x).wait())
-        return None if found is None else self.away(found, codec, lambda: codec.begin(arrived(x)), x.device, decision)
+        if not packer.at_once(x) and not decision.on_host:
+            return PromisedBody(self, codec, x, decision, packer)
+        stored = packer.count(x).wait()
+        return self.away(codec, decision, x.numel(), stored, x.device, lambda: codec.encode(arrived(x)))
 
-    def _waited(self, codec: Sparse, x: torch.Tensor, decision: Decision, packer: ExactPacker) -> Body:
-        encoded, total = packer.encode_and_wait(codec, x)
-        found = self.denied(decision, codec, x.numel(), total)
-        if found is not None:
-            body = self.away(found, codec, lambda: sent_encoding(encoded), x.device, decision)
-            if body is not None:
-                return body
-        codec.settle(encoded, total)
-        return HostBody(encoded)
-
-    def denied(self, decision: Decision, codec: Sparse, n: int, stored: int) -> Denser | None:
-        """None where a payload of ``stored`` out of n elements fits, whose room is taken then; else what is to go."""
+    def away(
+        self, codec: Sparse, decision: Decision, n: int, stored: int, device: torch.device, send: Callable[[], Encoded]
+    ) -> HostValues | None:
+        """A payload of ``stored`` out of n elements on the host; None where it stays on the device: it fits, and its
+        room is taken, or the host has no memory for it, or none but the device's."""
         s, share = decision.storage, stored / n
         storage = self._graph.storages[s]
         self._densities[s] = share
@@ -138,97 +127,77 @@ class ExcessBudget:
         dtype, planned = dtype_of(storage.dtype), round(found.planned * numel(storage))
         passing_bytes = codec.packing_bytes(stored, dtype) - codec.packing_bytes(planned, dtype)
         with self._lock:
-            fits = found.excess_bytes <= 0 or found.excess_bytes + passing_bytes <= self._left_bytes
-            self._left_bytes -= max(0, found.excess_bytes) if fits else 0
-        return None if fits else found
-
-    def away(
-        self, found: Denser, codec: Sparse, send: Callable[[], Encoded], device: torch.device, decision: Decision
-    ) -> PartedBody | None:
-        """The storage of :meth:`denied`, on the host; None where the host has no memory for it either, or none but the
-        device's."""
-        there = None
+            if found.excess_bytes <= 0 or found.excess_bytes + passing_bytes <= self._left_bytes:
+                self._left_bytes -= max(0, found.excess_bytes)
+                return None
+        values = None
         if self._link or device.type != "cpu":
             try:
                 with _disable_current_modes():
-                    there = send()
+                    values = HostValues(codec, send(), device, planned_bytes)
             except (RuntimeError, MemoryError) as error:
                 if not does_not_fit(error):
                     raise
-        if there is None:
-            with self._lock:
+        with self._lock:
+            if values is None:
                 self.over.append(found)
                 self._left_bytes -= found.excess_bytes
-            return None
-        body = PartedBody(codec, there, device, found.planned_bytes)
-        self._notes[decision.storage] = "larger than planned: on the host, so that the budget is kept"
-        # What is encoded from now on is let go of earlier in backward, so that it may have the room of this one, unless
-        # this one's first reader comes later than its encoding.
-        with self._lock:
-            self.moved.append(found)
-            if not decision.mask and decision.storage not in self._sources:
-                self._left_bytes += max(0, found.planned_bytes - body.use_bytes)
-        return body
+            else:
+                self.moved.append(found)
+                self._notes[s] = "larger than planned: on the host, so that the budget is kept"
+        return values
 
     def warn(self) -> bool:
-        """Warn of what was moved to the host, and of what had to stay although the budget is exceeded by it; whether
-        there was any."""
-        found = sorted(self.moved + self.over, key=lambda d: (-d.excess_bytes, d.storage))
+        """Warn of what was moved to the host or had to stay beyond the budget; whether there was any."""
+        found = _worst_first(self.moved + self.over)
         if not found:
             return False
         budget = f"the budget of {self._budget.total_bytes} bytes"
         sent_bytes = sum(d.measured_bytes for d in self.moved)
         away = f"{len(self.moved)} of these storages, {sent_bytes} bytes, went to the host and come back for each use"
+        worst = "; ".join(map(str, found[:3])) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
         if self.over:
             text = (
                 f"{budget} may be exceeded by up to {-self._left_bytes}, as there are fewer zeros than it was planned "
+                f"with and the host has no memory {'left' if self._link else 'of its own'}: {worst}"
             )
-            text += f"with and the host has no memory {'left' if self._link else 'of its own'}: {_worst(found)}"
-            text += f"; {away}" if self.moved else ""
         else:
-            text = f"the step takes longer, as there are fewer zeros than {budget} was planned with: "
-            text += f"{_worst(found)}; {away}"
+            text = f"the step takes longer, as there are fewer zeros than {budget} was planned with: {worst}"
+        text += f"; {away}" if self.moved else ""
         again = "plan again with density=gistkit.report(model).densities"
         warnings.warn(f"{text}; {again}", BudgetWarning, stacklevel=2)
         return True
 
 
-def _worst(found: list[Denser]) -> str:
-    return "; ".join(map(str, found[:3])) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
-
-
 class PromisedBody:
-    """The payload of a storage whose size only the device knows yet: a scratch, as planned, and then what
-    :class:`ExcessBudget` has room for, the packed payload, or the scratch on the host."""
+    """The payload of a storage whose size only the device knows yet: the scratch, then the packed payload, or values on
+    the host where :class:`ExcessBudget` has no room."""
 
     def __init__(
         self, room: ExcessBudget, codec: Sparse, x: torch.Tensor, decision: Decision, packer: ExactPacker
     ) -> None:
         self._room, self._codec, self._decision, self._device = room, codec, decision, x.device
-        self._lock = threading.RLock()
-        told = None if room.told is None else room.told.of(decision.storage)
-        encoded = packer.encode(codec, x, weakref.WeakMethod(self.settle), told)
-        self._form: CodedBody | PartedBody = CodedBody(encoded)
+        self._lock = threading.Lock()
+        encoded = packer.encode(codec, x, room.told.of(decision.storage), settle=weakref.WeakMethod(self.settle))
+        assert encoded is not None
+        self._form: CodedBody | HostValues = CodedBody(encoded)
 
     def settle(self, encoded: Encoded, total: int) -> None:
-        """Take the final form: called by the packer when the number of stored elements has come. Raises GistError for
-        one that cannot be."""
+        """Take the final form: called by the packer when the number of stored elements has come."""
         with self._lock:
-            if not encoded.pending or isinstance(self._form, PartedBody):
-                return
-            possible = total <= encoded.numel
-            found = self._room.denied(self._decision, self._codec, encoded.numel, total) if possible else None
-            if found is not None:
-                send = lambda: sent_encoding(encoded)  # noqa: E731
-                away = self._room.away(found, self._codec, send, self._device, self._decision)
-                if away is not None:
+            if encoded.pending and isinstance(self._form, CodedBody):
+                away = self._room.away(
+                    self._codec, self._decision, encoded.numel, total, self._device,
+                    lambda: encoded.over(tuple(map(arrived, encoded.payload))),
+                )  # fmt: skip
+                if away is None:
+                    self._codec.settle(encoded, total)
+                else:
                     self._form = away
-                    return
-            self._codec.settle(encoded, total)
 
-    def _with_values(self) -> CodedBody | PartedBody:
-        """The form from which values are decoded. A scaled format's scratch is packed first, for which the device is
-        waited for: decoded as it is, it would take several times the tensor (Sparse._rounded)."""
+    def _with_values(self) -> CodedBody | HostValues:
+        """The form from which values are decoded. A scaled format's scratch is packed first: decoded as it is, it would
+        take several times the tensor (Sparse._rounded)."""
         form = self._form
         if self._codec.scaling != "none" and isinstance(form, CodedBody) and form.encoded.pending:
             self.settle(form.encoded, int(self._codec.total(form.encoded)))
@@ -240,7 +209,6 @@ class PromisedBody:
 
     @property
     def density(self) -> float | None:
-        """The share of elements that are stored; None where the host does not know it, or has noted it elsewhere."""
         return self._form.density if isinstance(self._form, CodedBody) else None
 
     def dense(self) -> torch.Tensor:

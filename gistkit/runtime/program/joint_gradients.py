@@ -1,14 +1,12 @@
 """Which calls may run by PyTorch's own nodes, which hold a decoded tensor beside both gradients, without a higher peak.
 
-A convolution's own node takes both gradients in one call and holds its decoded input meanwhile; a ReLU's reads the
-values that its output's readers share. Gistkit's nodes hold less: weight gradient first, a mask. A decoded tensor
-beside both gradients is no more than the device held when the forward ended, where at least as much was kept for later
-calls, whose nodes are gone by then: autograd runs them in the reverse order of the forward. PyTorch's nodes cost the
-host less (ResNet-50, H200: 51 us a convolution), so they run where there is room, and for small tensors anyway.
-"""
+Gistkit's nodes hold less: weight gradient first, a mask. A decoded tensor beside both gradients is no more than the
+device held when the forward ended, where at least as much was kept for later calls, whose nodes are gone by then.
+PyTorch's nodes cost the host less (ResNet-50, H200: 51 us a convolution), so they run where there is room."""
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import NamedTuple
 
 from gistkit.formats import VALUE_FORMS
@@ -16,9 +14,8 @@ from gistkit.ir import STAY, Form, Plan, SavedGraph, SavedStorage, numel
 
 
 class Headroom(NamedTuple):
-    """What there is below the peak when a convolution takes both gradients at once, at the sizes of the graph:
-    ``input_bytes``; ``spare_bytes``, what later calls keep beyond its input and both gradients; ``weight_bytes``, the
-    gradients of all parameters."""
+    """What there is below the peak when a convolution takes both gradients at once. ``spare_bytes``: what later calls
+    keep beyond its input and both gradients; ``weight_bytes``: of all gradients of parameters."""
 
     input_bytes: int
     spare_bytes: int
@@ -47,22 +44,17 @@ def headrooms(graph: SavedGraph, plan: Plan) -> dict[int, Headroom]:
 
 
 def _kept_later(graph: SavedGraph, plan: Plan) -> list[int]:
-    """By call: bytes on the device of the storages of a size known beforehand that only later calls save."""
+    """By call: bytes on the device, of a size known beforehand, that only later calls save."""
     decided = {d.storage: d for d in plan.decisions}
     fresh = [0] * (len(graph.calls) + 1)
     for storage in graph.kept():
         decision = decided.get(storage.id)
         if decision is not None and decision.place == "device" and storage.kind == "activation":
             fresh[min(call.index for call, _ in graph.savers(storage.id))] += _least_bytes(decision.form, storage)
-    later, total = [0] * len(graph.calls), 0
-    for index in range(len(graph.calls) - 1, -1, -1):
-        later[index] = total
-        total += fresh[index]
-    return later
+    return list(accumulate(fresh[:0:-1]))[::-1]
 
 
 def _least_bytes(form: Form, storage: SavedStorage) -> int:
-    """What a storage takes at the least, whatever its values: as it is, or in narrow codes."""
     if form.returns == STAY:
         return storage.nbytes
     if form.sparse or not form.rounds_to:

@@ -1,7 +1,9 @@
-"""Validates a plan passed to ``compress(model, plan)``: every decision must be executable on this machine, and the
-model's step must match the step that the plan was made for. Raises PlanError or PlanMismatchError."""
+"""Validates a plan passed to ``compress(model, plan)``: every decision must be executable, and the model's step must
+match the planned one. Raises PlanError or PlanMismatchError."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -13,19 +15,17 @@ from gistkit.ir import FORMS, OPERATORS, PLACES, REMEDY, Plan, SavedGraph, State
 from gistkit.planning import AGAIN, check_forward, check_inputs, check_same, check_state
 from gistkit.planning.forms import check_decisions
 from gistkit.runtime.program.program import Program
-from gistkit.runtime.recompute.state import AUTOCAST_DEVICES, autocast_now
+from gistkit.runtime.signature import AUTOCAST_DEVICES, autocast_now
 
 Shapes = tuple[tuple[int, ...], ...]
 
 
 def check_plan(plan: Plan, lossy: str | None = None) -> str | None:
-    """The narrow format that the plan's decisions use, None for none.
-
-    Raises ValueError where ``lossy`` names another format, PlanError for a plan that means nothing.
-    """
+    """The narrow format that the plan's decisions use, None for none. Raises ValueError where ``lossy`` names another
+    format, PlanError for a plan that means nothing, as a damaged file has it."""
     _check_words(plan)
     formats = {d.form.rounds_to for d in plan.decisions} - {""}
-    planned = next(iter(sorted(formats)), None)
+    planned = min(formats, default=None)
     if planned is not None and plan.fidelity != "lossy":
         _refuse("fidelity", f"'lossy', as it rounds to {planned}", repr(plan.fidelity))
     if lossy is not None and lossy not in formats and planned is not None:
@@ -37,7 +37,6 @@ def check_plan(plan: Plan, lossy: str | None = None) -> str | None:
 
 
 def _check_words(plan: Plan) -> None:
-    """Raise PlanError for what no policy writes, as a damaged or edited file has it."""
     seen: set[int] = set()
     for d in plan.decisions:
         what = f"the decision for storage {d.storage}"
@@ -56,7 +55,6 @@ def _check_words(plan: Plan) -> None:
 
 
 def _check_calls(plan: Plan, graph: SavedGraph) -> None:
-    """Raise PlanError where the plan speaks of storages or covered calls that its step has not."""
     for d in plan.decisions:
         if d.storage >= len(graph.storages):
             _refuse("decisions", f"about storages 0 to {len(graph.storages) - 1}", f"one about storage {d.storage}")
@@ -71,11 +69,8 @@ def _refuse(what: str, demand: str, got: str) -> None:
 
 
 def check_rows(plan: Plan, args: tuple, kwargs: dict) -> int:
-    """The rows of a forward, 0 where nothing hangs on them. Raise PlanMismatchError for one of more rows than the plan
-    is for; fewer are fine.
-
-    A plan with a budget is for ``contract.batch`` rows, in as many sub-batches as it says.
-    """
+    """The rows of a forward, 0 where nothing hangs on them. Raise PlanMismatchError for more rows than planned; fewer
+    are fine."""
     planned = plan.contract.batch
     if not planned or (plan.budget_bytes is None and plan.sub_batches == 1):
         return 0
@@ -90,42 +85,26 @@ def check_rows(plan: Plan, args: tuple, kwargs: dict) -> int:
 
 
 def _tensors(args: tuple, kwargs: dict) -> list[torch.Tensor]:
-    """The tensors of a forward's arguments."""
     return [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
 
 
-def _strided(args: tuple, kwargs: dict) -> list[torch.Tensor]:
-    """Those of them that lie in memory by strides."""
-    return [t for t in _tensors(args, kwargs) if t.layout == torch.strided and not t.is_nested]
-
-
-def _like(t: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], mode: FakeTensorMode) -> torch.Tensor:
-    with mode, torch.no_grad():
-        fake = torch.empty_strided(shape, stride, dtype=t.dtype, device=t.device)
-    fake.requires_grad_(t.requires_grad)
-    if t.is_leaf:
-        return fake
-    with mode:
-        return fake.clone()
-
-
-def _by_extent(model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """A forward's arguments with fake tensors for those that begin within their storage, as all but the first of a
+def _by_extent(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """A forward's arguments with fake tensors for views that begin within their storage, as all but the first of a
     batch's parts do: what is captured of such a view is the whole storage. One that shares it stays."""
-    given = {id(t): t for t in _strided(args, kwargs)}
-    views = {i: t for i, t in given.items() if type(t) is torch.Tensor and t.storage_offset()}
-    if not views:
-        return args, kwargs
-    state = [t for t in (*model.parameters(), *model.buffers()) if type(t) in (torch.Tensor, torch.nn.Parameter)]
-    there = [t.untyped_storage()._cdata for t in (*given.values(), *_strided(tuple(state), {}))]
-    mode = FakeTensorMode()
-    alone = {i: t for i, t in views.items() if there.count(t.untyped_storage()._cdata) == 1}
-    made = {i: _like(t, tuple(t.shape), t.stride(), mode) for i, t in alone.items()}
-    return tree_map_only(torch.Tensor, lambda t: made.get(id(t), t), (args, kwargs))
+    given = {id(t): t for t in _tensors(args, kwargs) if t.layout == torch.strided and not t.is_nested}
+    there = Counter(t.untyped_storage()._cdata for t in given.values())
+    made = {}
+    with FakeTensorMode():
+        for t in given.values():
+            if type(t) is torch.Tensor and t.storage_offset() and there[t.untyped_storage()._cdata] == 1:
+                fake = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+                fake.requires_grad_(t.requires_grad)
+                made[id(t)] = fake if t.is_leaf else fake.clone()
+    return tree_map_only(torch.Tensor, lambda t: made.get(id(t), t), (args, kwargs)) if made else (args, kwargs)
 
 
 def check_mode(plan: Plan, training: bool) -> None:
-    """Raise PlanMismatchError where a budget was planned for the other mode of the model."""
+    """Raise PlanMismatchError for a plan with a budget in the mode that it was not made for."""
     if plan.budget_bytes is not None and training is not plans_training(plan):
         planned, now = ("evaluation", "training") if training else ("training", "evaluation")
         remedy = f"call model.{'eval' if training else 'train'}(), plan in this mode, or leave gradients off"
@@ -133,17 +112,17 @@ def check_mode(plan: Plan, training: bool) -> None:
 
 
 def plans_training(plan: Plan | None) -> bool:
-    """Whether the forwards of a plan, without one those that are compressed, are in training mode."""
+    """Whether the forwards that are compressed are in training mode."""
     return plan is None or plan.contract.training
 
 
 def shapes(args: tuple, kwargs: dict) -> Shapes:
-    """The shapes of the tensors of a forward's arguments."""
+    """The shapes of all tensors among a call's arguments, in order."""
     return tuple(tuple(t.shape) for t in _tensors(args, kwargs))
 
 
 def inputs_of(args: tuple, kwargs: dict) -> tuple[StateTensor, ...]:
-    """The tensors of a forward's arguments, as a contract has them."""
+    """The tensors among a call's arguments, as a plan's contract names them."""
     return tuple(
         StateTensor(f"input {i}", str(t.dtype).removeprefix("torch."), tuple(t.shape), t.requires_grad)
         for i, t in enumerate(_tensors(args, kwargs))
@@ -151,9 +130,9 @@ def inputs_of(args: tuple, kwargs: dict) -> tuple[StateTensor, ...]:
 
 
 def check_call(program: Program, index: int, bound: Bound) -> None:
-    """Raise PlanMismatchError where a covered call has other strides, another kernel and the like than its plan's, or
-    a larger operand."""
-    call, sizes = program.call(index), program.plan.contract.storage_bytes
+    """Raise PlanMismatchError where a covered call has other strides and the like than its plan's, or a larger
+    operand."""
+    call, sizes = program.covered[index], program.plan.contract.storage_bytes
     where = f"{call.op}{f' of {call.module!r}' if call.module else ''}, covered call {index},"
     for name in GEOMETRY[call.op]:
         now = getattr(bound, name)
@@ -169,16 +148,14 @@ def check_call(program: Program, index: int, bound: Bound) -> None:
 
 
 def _extent_bytes(x: torch.Tensor) -> int:
-    """From the first to the last element in memory: less than the elements of an expanded tensor, or of windows that
-    overlap, and never more than the storage, whose bytes are what is planned."""
+    """From the first to the last element in memory: never more than the storage, whose bytes are what is planned."""
     if not x.numel():
         return 0
     return (1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))) * x.element_size()
 
 
 def check_bytes(plan: Plan, graph: SavedGraph) -> None:
-    """Raise PlanMismatchError where a forward saves more than the one that a budget was planned for: larger images,
-    longer texts. ``graph`` is the captured one."""
+    """Raise PlanMismatchError where a forward saves more than the one that a budget was planned for."""
     most_bytes = plan.contract.saved_bytes or plan.plain_bytes
     if plan.budget_bytes is not None and most_bytes and graph.kept_bytes > most_bytes:
         given = " and ".join(str(s.shape) for s in graph.storages if s.kind == "input")
@@ -189,27 +166,12 @@ def check_bytes(plan: Plan, graph: SavedGraph) -> None:
         )
 
 
-def check_real(model: torch.nn.Module, args: tuple, kwargs: dict) -> None:
-    """Raise PlanMismatchError for what is on the meta device: a plan can be made there, and not be run."""
-    named = {f"the parameter or buffer {name!r}": t for name, t in (*model.named_parameters(), *model.named_buffers())}
-    named |= {f"input {i}": t for i, t in enumerate(_tensors(args, kwargs))}
-    for name, t in named.items():
-        if t.is_meta:
-            remedy = "pass real ones"
-            if not name.startswith("input"):
-                remedy = "call model.to_empty(device=...) and give it values, or compress a model that has some"
-            raise PlanMismatchError("a forward of tensors with values", f"{name} on the meta device", remedy)
-
-
 def given_program(plan: Plan, model: torch.nn.Module, args: tuple, kwargs: dict) -> Program:
-    """The plan compiled for a model's forward.
+    """The plan compiled for a model's forward; PlanMismatchError where it is not the planned one.
 
-    A plan is made from the CPU's operators wherever the model is, so these are what the forward is captured with; one
-    that was made from the device's own is known by its fingerprint. Raises PlanMismatchError where neither fits, and as
-    :func:`check_bytes` and :func:`check_real`.
-    """
-    check_real(model, args, kwargs)
-    args, kwargs = _by_extent(model, args, kwargs)
+    A plan is made from the CPU's operators wherever the model is, so these are captured first; one that was made from
+    the device's own is known by its fingerprint."""
+    args, kwargs = _by_extent(args, kwargs)
     found: list[SavedGraph] = []
     for on_cpu in (True, False):
         try:
@@ -234,7 +196,7 @@ def given_program(plan: Plan, model: torch.nn.Module, args: tuple, kwargs: dict)
 
 
 def autocast_in_force() -> str:
-    """What autocast does here, in words."""
+    """Which autocast is on, in words."""
     states = zip(AUTOCAST_DEVICES, autocast_now(), strict=True)
     found = [f"{str(dtype).removeprefix('torch.')} on {device}" for device, (enabled, dtype) in states if enabled]
     return f"autocast to {' and '.join(found)}" if found else "no autocast"

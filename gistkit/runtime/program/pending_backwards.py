@@ -1,10 +1,8 @@
 """What earlier forwards of a model still hold when the next one begins, and graphs that backward retains.
 
-A budget counts one forward and its backward. A step that runs the model twice before backward (siamese, contrastive),
-or that retains the graph, holds more; so it is told, once a model. A forward has something left as long as a node that
-made one of its results lives and backward has not come to any of them. That is all that a step pays for: a hook at
-those nodes; bytes are looked up when there is something to tell.
-"""
+A budget counts one forward and its backward. A step that runs the model twice before backward, or that retains the
+graph, holds more; a warning says so once a model. A forward has something left as long as a node that made one of its
+results lives and backward has not come to any of them: a step pays for a hook at those nodes alone."""
 
 from __future__ import annotations
 
@@ -22,8 +20,7 @@ from gistkit.runtime.program.stats import Observed
 
 
 class PendingBackward:
-    """What one forward left for its backward: a hook at the nodes of its results, which alone hold on to it, so it
-    lives as long as any of them."""
+    """What one forward left for its backward: a hook at the nodes of its results, which alone hold on to it."""
 
     __slots__ = ("__weakref__", "_earlier", "_observed", "_rows", "begun")
 
@@ -32,30 +29,23 @@ class PendingBackward:
         self.begun = False
 
     def __call__(self, grads: Any) -> None:
-        """Backward comes to the forward."""
         if not is_retained():
             self.begun = True
         elif not self.begun:
             self._earlier.retains(self, self._rows)
 
     def nbytes(self) -> int:
-        """Bytes that the forward's nodes held when it ended; its inputs, which are the caller's, left out. Where they
-        are those of a capture with more rows, in proportion."""
-        if self._observed.program is None:
+        """Bytes that the forward's nodes held when it ended; its inputs, which are the caller's, left out."""
+        program = self._observed.program
+        if program is None:
             return 0
-        storages = self._observed.program.graph.storages
+        storages = program.graph.storages
         found = sum(row[3] for row in self._observed.storages if row[0] < 0 or storages[row[0]].kind == "activation")
-        found += sum(nbytes for _, _, nbytes in self._observed.own)
-        captured = next((s.shape[0] for s in storages if s.kind == "input" and s.shape), 0)
-        as_captured = self._observed.program.runs_plain
-        return found * self._rows // captured if as_captured and 0 < self._rows < captured else found
+        return found + sum(nbytes for _, _, nbytes in self._observed.own)
 
 
 class PendingBackwards:
-    """The forwards of one model under a plan with a budget, as far as something of them may still be held.
-
-    What the plan has room for, its reserve too, is nothing to warn of.
-    """
+    """The forwards of one model under a plan with a budget, as far as something of them may still be held."""
 
     def __init__(self, plan: Plan, budget: Budget) -> None:
         self._budget = budget
@@ -65,8 +55,7 @@ class PendingBackwards:
         self._told = False
 
     def begin(self, rows: int) -> None:
-        """A forward of so many rows begins: warn where the model's earlier ones still hold more than there is room
-        for."""
+        """A forward of so many rows begins: warn where earlier ones still hold more than there is room for."""
         if not self._left:
             return
         found = [left for left in [ref() for ref in self._left] if left is not None and not left.begun]
@@ -82,7 +71,6 @@ class PendingBackwards:
             )
 
     def follow(self, observed: Observed, out: Any, rows: int) -> None:
-        """A forward of so many rows returned ``out``; ``observed`` is what it keeps."""
         if self._told:
             return
         nodes = (out.grad_fn,) if isinstance(out, torch.Tensor) else {t.grad_fn for t in tensors_in(out)}
@@ -93,7 +81,6 @@ class PendingBackwards:
         self._left.append(weakref.ref(left))
 
     def retains(self, left: PendingBackward, rows: int) -> None:
-        """Backward of a forward begins, and retains the graph: warn where what it keeps has no room."""
         held_bytes = left.nbytes()
         self._tell(
             held_bytes - self._room(rows),
@@ -103,8 +90,8 @@ class PendingBackwards:
         )
 
     def _room(self, rows: int) -> int:
-        """What the budget leaves beside a step of so many rows: of fewer than planned, at least their share of what the
-        plan keeps is there too."""
+        """What the budget leaves beside a step of so many rows; of fewer than planned their share of what the plan
+        keeps too."""
         fewer = max(0, self._most_rows - rows) if rows else 0
         return self._budget.room_bytes + (self._kept_bytes * fewer // self._most_rows if fewer else 0)
 

@@ -4,26 +4,59 @@ saves."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from gistkit.ir import STAY, Call, CallChoice, Decision, Passing, Plan, Reading, Save, SavedGraph
-from gistkit.planning.forms import intolerant, recompute_plan
+import torch
+
+from gistkit.errors import PlanError
+from gistkit.ir import (
+    FORMS,
+    NEVER,
+    OPERATORS,
+    STAY,
+    Call,
+    CallChoice,
+    Decision,
+    Passing,
+    Plan,
+    Reading,
+    Save,
+    SavedGraph,
+    norms,
+)
+from gistkit.planning.forms import default_form, intolerant, recompute_plan
 from gistkit.planning.simulate import PLAIN_POLICIES
 from gistkit.runtime.program.joint_gradients import Headroom, headrooms
-from gistkit.runtime.program.settings import KEEP_DENSE, WITHOUT_VALUES
+
+KEEP_DENSE = Decision(-1, "dense", reason="kept as it is")
+WITHOUT_VALUES = tuple(f for f in FORMS.values() if f.returns in (NEVER, OPERATORS) and not f.made_by_op)
+"""Forms by which no reader finds the values in a stash."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the caller allows: a lossy format or None, whether sums may be reassociated, and the least share of the kept
+    bytes that a plan of gistkit's own must save."""
+
+    lossy: str | None = None
+    fidelity: str = "bitwise"
+    slices: int = 1
+    min_gain: float = 0.02
+
+
+def ad_hoc(x: torch.Tensor, sparse: bool, settings: Settings) -> Decision:
+    """The decision for a tensor that no plan knows."""
+    nbytes = x.numel() * x.element_size()
+    return default_form(str(x.dtype).removeprefix("torch."), nbytes, zeros=sparse, lossy=settings.lossy)
 
 
 @dataclass(frozen=True)
 class Step:
     """The plan's word on one covered call: its choice, the decisions for its output's and its saved input's storage,
-    and for the one that its op makes for itself (``own``: a pool's map, a dropout's mask).
-
-    ``feeds_recipe`` says that a rebuild starts from this batch norm, ``is_source`` that one starts from the call's
-    output. ``memo`` is what the call's op remembers of the geometries that it has seen.
-    """
+    and for the one that its op makes for itself (``own``: a pool's map, a dropout's mask). ``feeds_recipe``: a rebuild
+    starts from this batch norm; ``is_source``: one starts from the call's output."""
 
     index: int
     op: str
@@ -33,7 +66,6 @@ class Step:
     own: Decision | None = None
     feeds_recipe: bool = False
     is_source: bool = False
-    memo: dict = field(default_factory=dict, compare=False)
 
 
 Key = tuple[int, str, tuple[int, ...]]
@@ -45,49 +77,45 @@ class Program:
     """One plan over one graph, indexed by the running number of the covered call.
 
     ``given``: the plan is the caller's. What it leaves open is kept as it is then, as its predictions have it.
+    ``decisions``: by storage; ``passing``: storages that are saved for nodes which go at once, and for no other;
+    ``sources``: storages from whose values something is rebuilt. ``is_stale``: a backward has shown that the model goes
+    another way than it was captured. By covered call: ``covered``, as captured; ``steps``; ``calls``, how it runs
+    (:mod:`gistkit.runtime.calls`) once it has been specialised.
+
+    ``gaps``: by (covered calls so far, dtype, shape) the decisions for what uncovered ops save, one for each storage,
+    in the order of the saves; ``within``: the same for what PyTorch's own op saves in place of a covered call.
     """
 
     def __init__(self, graph: SavedGraph, plan: Plan, given: bool = False) -> None:
-        self.graph, self.plan, self._given = graph, plan, given
-        self._decisions = {d.storage: d for d in plan.decisions}
+        self.graph, self.plan, self._given, self.is_stale = graph, plan, given, False
+        self.decisions = {d.storage: d for d in plan.decisions}
         kept = {s.id for s in graph.kept()}
         self.passing = frozenset(p.storage for c in graph.calls for p in c.passing) - kept
-        """Storages that are saved for nodes which go at once, and for no other."""
         if given:
-            self._decisions = {s: Decision(s, "dense", reason=OPEN) for s in (*kept, *self.passing)} | self._decisions
-        self.again = recompute_plan(graph, self._decisions)
+            self.decisions = {s: Decision(s, "dense", reason=OPEN) for s in (*kept, *self.passing)} | self.decisions
+        self.again = recompute_plan(graph, self.decisions)
         self._choices = {c.covered: c for c in plan.choices}
-        self._in_recipes = {n for d in plan.decisions for n in _named(d.recipe, "bn")}
-        self._remembered: dict[Any, Any] = {}
-        self.is_stale = False
-        """Whether a backward has shown that the model goes another way than it was captured."""
-        self.sources = {s for d in plan.decisions for s in _named(d.recipe, "stash")}
-        """Storages from whose values something is rebuilt."""
-        self._calls = [c for c in graph.calls if c.covered >= 0]
-        self.steps = [self._step(c) for c in self._calls]
-        self._unread: tuple[set[int], set[int]] = set(), set()
-        self._gaps, self._within = self._saves()
+        self._in_recipes = {n for d in plan.decisions for n in norms(d.recipe)}
+        self.sources = {s for d in plan.decisions for s in _stashes(d.recipe)}
+        self.covered = [c for c in graph.calls if c.covered >= 0]
+        self.steps = [self._step(c) for c in self.covered]
         self.calls: list[Any] = [None] * len(self.steps)
-        """By covered call how it runs (:mod:`gistkit.runtime.calls`), once it has been specialised."""
+        self.norm_kinds: dict[tuple, tuple] = {}
+        """By rows and device what :mod:`gistkit.runtime.rebuild.arithmetic` probes ahead."""
+        self._unread: tuple[set[int], set[int]] = set(), set()
+        self.gaps, self.within = self._saves()
 
     @cached_property
     def headrooms(self) -> dict[int, Headroom]:
-        """By covered call the headroom for a convolution's joint backward."""
         return headrooms(self.graph, self.plan)
-
-    def remembered(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What ``make`` gave the first time it was asked for under that key."""
-        if key not in self._remembered:
-            self._remembered[key] = make()
-        return self._remembered[key]
-
-    def bears_rounding(self, storage: int) -> bool:
-        """Whether all that reads a storage's values in backward may be given rounded ones."""
-        return intolerant(storage, self._reading) is None
 
     @cached_property
     def _reading(self) -> Reading:
         return Reading(self.graph)
+
+    def bears_rounding(self, storage: int) -> bool:
+        """Whether all that reads a storage's values in backward may be given rounded ones."""
+        return intolerant(storage, self._reading) is None
 
     @property
     def runs_plain(self) -> bool:
@@ -102,21 +130,16 @@ class Program:
     @cached_property
     def dense_storages(self) -> tuple[tuple[int, int, str], ...]:
         """(storage, bytes, reason) of what is kept for backward as it is, by the capture."""
-        kept = ((s, self._decisions.get(s.id)) for s in self.graph.kept() if s.kind != "parameter")
+        kept = ((s, self.decisions.get(s.id)) for s in self.graph.kept() if s.kind != "parameter")
         return tuple((s.id, s.nbytes, d.reason if d else "") for s, d in kept if d is None or d.stays)
 
     @cached_property
     def settled(self) -> frozenset[int]:
-        """Storages that stay as they are, whatever the forward, and of which nothing is rebuilt: nothing is recorded of
-        them but what the capture says."""
+        """Storages that stay as they are in every forward, of which nothing is rebuilt: of them only the capture is
+        recorded."""
         if self._given:
             return frozenset()
-        return frozenset(s for s, _, _ in self.dense_storages if s in self._decisions) - self.sources
-
-    @property
-    def length(self) -> int:
-        """How many covered calls the forward makes."""
-        return len(self.steps)
+        return frozenset(s for s, _, _ in self.dense_storages if s in self.decisions) - self.sources
 
     @cached_property
     def held_outputs(self) -> frozenset[int]:
@@ -124,25 +147,16 @@ class Program:
         sources = (s for s in self.steps if s.is_source and s.output is not None and s.output.form.returns == STAY)
         return frozenset(s.index for s in sources)
 
-    def decision(self, storage: int) -> Decision | None:
-        """The decision for a storage."""
-        return self._decisions.get(storage)
-
-    def uncovered(self, key: Key) -> tuple[Decision | None, ...]:
-        """Decisions for what uncovered ops save after so many covered calls, in that dtype and shape: one for each
-        storage, in the order of the saves."""
-        return self._gaps.get(key, ())
-
     @cached_property
     def caught(self) -> frozenset[int]:
         """After how many covered calls an uncovered one saves something that is to be caught: what is not kept as it
-        is, what recipes start from or, as a plan of the caller's counts on it, what backward reads no value of."""
-        return self._numbers(self._gaps, self._unread[0])
+        is, what recipes start from or, under a plan of the caller's, what backward reads no value of."""
+        return self._numbers(self.gaps, self._unread[0])
 
     @cached_property
     def caught_within(self) -> frozenset[int]:
         """The same of the covered calls in whose place PyTorch's own op runs."""
-        return self._numbers(self._within, self._unread[1])
+        return self._numbers(self.within, self._unread[1])
 
     def _numbers(self, found: dict[Key, tuple], unread: set[int]) -> frozenset[int]:
         caught = {key[0] for key, several in found.items() if any(map(self._is_caught, several))}
@@ -153,59 +167,34 @@ class Program:
 
     @cached_property
     def catches_functions(self) -> bool:
-        """Whether a custom autograd Function, which no function mode sees, saves something that is not kept as it
-        is."""
-        saved = {s.storage for c in self.graph.calls if c.hidden for s in c.saves}
-        return any(map(_changes, (self._decisions.get(s) for s in saved)))
-
-    def within(self, key: Key) -> tuple[Decision | None, ...]:
-        """The same for what PyTorch's own op saves in place of a covered call of that number."""
-        return self._within.get(key, ())
+        """Whether a custom autograd Function, which no function mode sees, saves something to be caught."""
+        return any(_changes(self.decisions.get(s.storage)) for c in self.graph.calls if c.hidden for s in c.saves)
 
     def norms(self) -> list[Call]:
-        """The batch norms from which something is rebuilt."""
-        return [c for c in self._calls if c.op == "batch_norm" and c.covered in self._in_recipes]
+        return [c for c in self.covered if c.op == "batch_norm" and c.covered in self._in_recipes]
 
     def interposed_calls(self) -> list[tuple[int, str]]:
         """(number, module) of the covered calls that do not just run as plain PyTorch."""
-        return [(s.index, self.module(s.index)) for s in self.steps if self._is_interposed(s)]
+        return [(s.index, self.covered[s.index].module) for s in self.steps if self._is_interposed(s)]
 
     def _is_interposed(self, step: Step) -> bool:
         if step.op == "add":
             return False
-        changed = {
-            "relu": (step.output,), "conv2d": (step.input,), "linear": (step.input,), "batch_norm": (step.input,)
-        }.get(step.op, (step.own,))  # fmt: skip
-        return step.is_source or step.choice != CallChoice(step.index, step.op) or any(map(_changes, changed))
+        changed = step.output if step.op == "relu" else step.own if step.op in OWN_MAPS else step.input
+        return step.is_source or step.choice != CallChoice(step.index, step.op) or _changes(changed)
 
     def caught_calls(self) -> list[tuple[int, str, bool]]:
-        """(number of the covered call that comes next, module, whether it saves nothing to be caught but outputs of
-        covered ReLUs, which have a stash by then) of the uncovered calls that save something to be caught."""
+        """(number of the covered call that comes next, module, whether only outputs of covered ReLUs are to be caught,
+        which have a stash by then) of the uncovered calls that save something to be caught."""
         outputs = {s.output.storage for s in self.steps if s.op == "relu" and s.output is not None}
         found, done = [], 0
         for call in self.graph.calls:
             done = max(done, call.covered + 1)
             saved = [] if call.covered >= 0 else [s.storage for s in _in_order(call)]
-            caught = {s for s in saved if self._is_caught(self._decisions.get(s))}
+            caught = {s for s in saved if self._is_caught(self.decisions.get(s))}
             if caught:
                 found.append((done, call.module, caught <= outputs))
         return found
-
-    def modules(self) -> list[tuple[int, str]]:
-        """(number, module) of every covered call."""
-        return [(c.covered, c.module) for c in self._calls]
-
-    def op(self, index: int) -> str:
-        """The operator of a covered call."""
-        return self.steps[index].op
-
-    def call(self, index: int) -> Call:
-        """A covered call as it was captured."""
-        return self._calls[index]
-
-    def module(self, index: int) -> str:
-        """The module that made a covered call."""
-        return self._calls[index].module
 
     def origin(self, storage: int) -> tuple[str, str, tuple[int, ...]]:
         """(op, module, shape) of a storage's first saved value; blanks for -1."""
@@ -217,26 +206,23 @@ class Program:
 
     def _step(self, call: Call) -> Step:
         choice = self._choices.get(call.covered) or CallChoice(call.covered, call.op)
-        feeds = call.covered in self._in_recipes
         made = self.graph.values[call.results[0]].storage if call.results else -1
-        output = self._decisions.get(made)
         return Step(
-            call.covered, call.op, choice, output, self._input(call), self._own(call), feeds, made in self.sources
-        )
+            call.covered, call.op, choice, self.decisions.get(made), self._input(call), self._own(call),
+            call.covered in self._in_recipes, made in self.sources,
+        )  # fmt: skip
 
     def _own(self, call: Call) -> Decision | None:
-        """The decision for a map or mask that a covered op makes and keeps for itself."""
         if call.op not in OWN_MAPS:
             return None
         results = {self.graph.values[i].storage for i in call.results}
         made = [s.storage for s in call.saves if self.graph.storages[s.storage].producer == call.index]
-        return next((self._decisions[s] for s in made if s in self._decisions and s not in results), None)
+        return next((self.decisions[s] for s in made if s in self.decisions and s not in results), None)
 
     def _input(self, call: Call) -> Decision | None:
-        saved = [s.storage for s in call.saves if s.storage in self._decisions]
+        saved = [s.storage for s in call.saves if s.storage in self.decisions]
         own = self.graph.values[call.operands[0]].storage if call.operands else -1
-        found = own if own in saved else next(iter(saved), None)
-        return None if found is None else self._decisions[found]
+        return self.decisions[own if own in saved else saved[0]] if saved else None
 
     def _saves(self) -> tuple[dict[Key, tuple], dict[Key, tuple]]:
         """Decisions for what uncovered calls save, by covered calls so far, and covered ones, by their number."""
@@ -259,14 +245,13 @@ class Program:
         return {key: tuple(self._saved(s, read) for s, read in saved.items()) for key, saved in found.items()}
 
     def _saved(self, storage: int, read: bool) -> Decision | None:
-        """The decision for a storage that is saved; where no backward reads its values, as the node goes
-        again at once, one that may be asked for them."""
-        decision = self._decisions.get(storage)
+        """The decision for a storage that is saved; one that may be read where no backward reads it, as its node goes
+        at once."""
+        decision = self.decisions.get(storage)
         return KEEP_DENSE if decision is not None and not read and decision.form in WITHOUT_VALUES else decision
 
 
 def _changes(decision: Decision | None) -> bool:
-    """Whether a storage is kept in another form than as it is."""
     return decision is not None and not decision.stays
 
 
@@ -278,10 +263,17 @@ def _in_order(call: Call) -> list[Save | Passing]:
     return found
 
 
-def _named(recipe: tuple, what: str) -> set[int]:
-    """The numbers of a recipe's terms of that kind."""
-    if not recipe:
-        return set()
-    if recipe[0] == what:
+def _stashes(recipe: tuple) -> set[int]:
+    if recipe[:1] == ("stash",):
         return {recipe[1]}
-    return set().union(*(_named(r, what) for r in recipe[1:] if isinstance(r, tuple)))
+    return set().union(*(_stashes(r) for r in recipe[1:] if isinstance(r, tuple)))
+
+
+def cannot_keep(decision: Decision, program: Program | None, why: str) -> PlanError:
+    """The error of a storage under a budget whose decision is not carried out."""
+    op, module, shape = program.origin(decision.storage) if program else ("", "", ())
+    return PlanError(
+        f"the plan's budget cannot be kept: storage {decision.storage} ({op} of {module or 'the model'}, shape "
+        f"{shape}) was to be {decision.codec!r}{' on the host' if decision.on_host else ''}, and {why}; take another "
+        "policy or class of moves, or no budget"
+    )

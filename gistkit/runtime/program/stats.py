@@ -1,8 +1,5 @@
-"""What one step really kept: pure data.
-
-When a compressed forward ends only the bytes are read (:func:`observe`), for they change later; names and reasons are
-looked up when somebody asks for the stats.
-"""
+"""What one step really kept: pure data. When a forward ends only the bytes are read (:func:`observe`), for they change
+later; names and reasons are looked up when somebody asks for the stats."""
 
 from __future__ import annotations
 
@@ -54,7 +51,7 @@ class StepStats:
 
 
 def payload_bytes(kept: Any) -> int:
-    """Bytes that a node's own hold really keeps: the distinct storages of its tensors."""
+    """Bytes that a node's own hold keeps: the distinct storages of its tensors."""
     if isinstance(kept, torch.Tensor):
         return kept.untyped_storage().nbytes()
     if isinstance(kept, Away):
@@ -68,8 +65,8 @@ def payload_bytes(kept: Any) -> int:
 
 @dataclass(frozen=True)
 class Observed:
-    """The bytes of a forward that has just ended; ``storages``: (planned id, codec, plain bytes, kept bytes, reason),
-    ``own``: (covered call, op, bytes)."""
+    """The bytes of a forward that has just ended; ``storages``: (planned id, codec, plain bytes, kept bytes,
+    reason)."""
 
     program: Program | None
     storages: tuple[tuple[int, str, int, int, str], ...]
@@ -77,12 +74,14 @@ class Observed:
     diverged: str = ""
 
     def stats(self) -> StepStats:
-        """The same with names, as a report shows it."""
         program, plan = self.program, None if self.program is None else self.program.plan
-        rows = [_row(program, *storage) for storage in self.storages]
+        rows = []
+        for storage, codec, plain, kept, reason in self.storages:
+            origin = program.origin(storage) if program else ("", "", ())
+            rows.append(Row(storage, *origin, codec, plain, kept, reason))
         for index, op, nbytes in self.own:
             if nbytes:
-                module = program.module(index) if program else ""
+                module = program.covered[index].module if program else ""
                 rows.append(Row(-1, op, module, (), OWN_CODECS[op], 0, nbytes, "what its own backward needs"))
         return StepStats(
             tuple(rows),
@@ -94,9 +93,7 @@ class Observed:
 
 
 def observe(state: ForwardState) -> Observed:
-    """What a forward that has just ended keeps; the state is not yet cleared. Holds no tensors.
-
-    Storages that stay dense without having come by are those of the plan, with their captured sizes."""
+    """What a forward that has just ended keeps, before its state is cleared. Holds no tensors."""
     notes, program = state.notes, state.program
     storages = [
         (s.storage, s.codec, s.plain_bytes, s.body.nbytes, notes.get(s.storage, s.reason))
@@ -117,8 +114,3 @@ def as_captured(program: Program) -> Observed:
     why = {} if program.runs_plain else {s: reason for s, _, reason in program.dense_storages}
     kept = tuple((s.id, "dense", s.nbytes, s.nbytes, why.get(s.id) or BY_PYTORCH) for s in program.graph.kept())
     return Observed(program, kept, ())
-
-
-def _row(program: Program | None, storage: int, codec: str, plain: int, kept: int, reason: str) -> Row:
-    op, module, shape = program.origin(storage) if program else ("", "", ())
-    return Row(storage, op, module, shape, codec, plain, kept, reason)

@@ -1,15 +1,14 @@
 """Which arithmetic a device's batch norm has for tensors of one kind, found by trying all on drawn tensors.
 
 The arithmetics of :func:`gistkit.nn.norm.rebuild_candidates` differ in single roundings, and a network's own data do
-not always show which it is: where the means are next to nothing beside the biases, bias - mean * alpha has the same
-bits with one rounding and with two. What fits a first step may be wrong in the second. Which arithmetic runs depends on
-the kind of tensor alone (shape, layout, dtype, device), so candidates are compared with PyTorch's batch norm on drawn
-tensors of that kind whose means, weights and biases are all of the order of one.
-"""
+not always show which it is: with means next to nothing beside the biases, bias - mean * alpha has the same bits with
+one rounding and with two. It depends on the kind of tensor alone (shape, layout, dtype, device), so candidates are
+compared with PyTorch's batch norm on drawn tensors of that kind whose means, weights and biases are of the order of
+one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -18,11 +17,10 @@ from torch.utils._pytree import tree_leaves
 from gistkit.capture import batch_size
 from gistkit.codecs import dtype_of
 from gistkit.ir import part_bytes
-from gistkit.nn.norm import CHANNELS_LAST, rebuild_candidates
+from gistkit.nn.norm import CHANNELS_LAST, Rebuild, rebuild_candidates
 from gistkit.runtime.program.program import Program
 from gistkit.runtime.stash.verify import blocks, same_bits
 
-Rebuild = Callable[..., torch.Tensor]
 # Arithmetics differ in about one element of ten in fp32, and after a rounding to bf16 in one of some 50,000, but for
 # those that fp32 biases make nearly cancel.
 ELEMENTS, ELEMENTS_16 = 2**12, 2**18
@@ -34,8 +32,7 @@ DRAWN_SCALE = 256.0
 
 
 class Kind(NamedTuple):
-    """What a batch norm's arithmetic depends on: its input's geometry, dtype and device, the dtype of weight and bias
-    (None: there are none) and eps."""
+    """What a batch norm's arithmetic depends on; ``affine``: the dtype of weight and bias (None: there are none)."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -46,7 +43,7 @@ class Kind(NamedTuple):
 
 
 def arithmetics(verified: dict, kind: Kind) -> list[Rebuild]:
-    """The arithmetics that give the training batch norm of tensors x of that kind bit for bit, remembered in
+    """The arithmetics that give the training batch norm of tensors of that kind bit for bit, remembered in
     ``verified``. Where it is new it takes twice such a tensor's memory and synchronises; random states stay as they
     are."""
     key = ("arithmetics", *kind, torch._C._get_cudnn_enabled())
@@ -81,10 +78,8 @@ def _exact(candidates: list[Rebuild] | None, kind: Kind, seed: int) -> list[Rebu
         return torch._batch_norm_impl_index(x, weight, bias, None, None, True, 0.0, kind.eps, cudnn)[:3]
 
     if kind.affine is not None:
-        weight, bias = (
-            drawn().mul_(DRAWN_SCALE).to(kind.affine),
-            torch.zeros(channels, device=kind.device).to(kind.affine),
-        )
+        weight = drawn().mul_(DRAWN_SCALE).to(kind.affine)
+        bias = torch.zeros(channels, device=kind.device).to(kind.affine)
         mean, invstd = forward()[1:]
         bias.copy_(_cancelling(x, mean, invstd, weight))
     y, *stats = forward()
@@ -92,46 +87,35 @@ def _exact(candidates: list[Rebuild] | None, kind: Kind, seed: int) -> list[Rebu
     return [c for c in known if _gives(c, x, y, *stats, weight, bias)]
 
 
-def _cancelling(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    """Biases that leave next to nothing but rounding of one element a channel. Arithmetics differ by an ulp of fp32,
-    which in 16 bits one element in some 50,000 shows; of such a one it is nearly all that there is."""
+def _cancelling(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Biases that leave next to nothing but rounding of one element a channel: arithmetics differ by an ulp of fp32,
+    which in 16 bits one element in some 50,000 shows."""
     first = x[(0, slice(None), *(0,) * (x.dim() - 2))]
-    scaled = (first.double() - mean.double()).mul_(invstd)
-    return (scaled if weight is None else scaled.mul_(weight)).neg_()
+    return (first.double() - mean.double()).mul_(invstd).mul_(weight).neg_()
 
 
-def _gives(
-    candidate: Rebuild,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    mean: torch.Tensor,
-    invstd: torch.Tensor,
-    *affine: torch.Tensor | None,
-) -> bool:
-    """Whether an arithmetic gives y from x, asked block by block: so much beside the two is in every plan."""
-    vectors = (mean, invstd, *affine)
-    for index in blocks(x, part_bytes(x.numel() * x.element_size())):
-        own = (None if v is None else v[index[1]] for v in vectors)
-        if not same_bits(candidate(x[index], *own), y[index]):
-            return False
-    return True
+def _gives(candidate: Rebuild, x: torch.Tensor, y: torch.Tensor, *vectors: torch.Tensor | None) -> bool:
+    return all(
+        same_bits(candidate(x[index], *(None if v is None else v[index[1]] for v in vectors)), y[index])
+        for index in blocks(x, part_bytes(x.numel() * x.element_size()))
+    )
 
 
 def probe_ahead(verified: dict, program: Program, args: tuple, kwargs: dict) -> None:
     """:func:`arithmetics`, before a forward with these arguments, for every batch norm from which the program rebuilds:
-    there is room for its tensors then, and under a budget perhaps not later."""
+    there is room for its tensors then."""
     inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if not inputs:
         return
     rows, device = batch_size((args, kwargs)), inputs[0].device
-    for kind in program.remembered(
-        ("kinds", rows, device), lambda: tuple(dict.fromkeys(_kinds(program, rows, device)))
-    ):
+    if (rows, device) not in program.norm_kinds:
+        program.norm_kinds[rows, device] = tuple(dict.fromkeys(_kinds(program, rows, device)))
+    for kind in program.norm_kinds[rows, device]:
         arithmetics(verified, kind)
 
 
 def _kinds(program: Program, rows: int, device: torch.device) -> Iterator[Kind]:
-    """The kinds of those batch norms, as far as a graph tells: in either memory format, as weights may turn maps."""
+    """The kinds of those batch norms, in either memory format, as weights may turn maps."""
     graph = program.graph
     for call in program.norms():
         x, *others = (graph.values[v] for v in call.operands)
@@ -145,6 +129,3 @@ def _kinds(program: Program, rows: int, device: torch.device) -> Iterator[Kind]:
 
 def _dtype(name: str) -> torch.dtype:
     return dtype_of(name.removeprefix("torch."))
-
-
-__all__ = ["Kind", "arithmetics", "probe_ahead"]

@@ -6,13 +6,14 @@ the ReLU's input: the node of an addition leads to those of its terms, the node 
 statistics. So what is rebuilt is what the forward really computed; where the nodes are others there is no term.
 
 Rebuilding uses the forward's own operators in the forward's operand order (which NaN an addition hands on depends on
-it), so the result is the forward's, bit for bit; :mod:`gistkit.runtime.rebuild.exactness` checks that before anybody
-relies on it. Gist section II-B: recomputing cheap layers is compatible with encodings.
+it), so the result is the forward's, bit for bit. That is relied on only once a recipe has given the forward's own bits,
+in each shape, dtype and layout and on each device (:class:`Exactness`). Gist section II-B: recomputing cheap layers is
+compatible with encodings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -20,24 +21,19 @@ import torch
 
 from gistkit.ir import part_bytes
 from gistkit.kernels.launch import direct
-from gistkit.nn.factors import Factors, plane_of
 from gistkit.nn.keep import Kept, unchanged
-from gistkit.nn.norm import KERNEL_CANDIDATES, in_blocks, result_like, widens
-from gistkit.runtime.rebuild.arithmetic import Kind
-from gistkit.runtime.stash.stash import Rows, rows_of, source_of
-from gistkit.runtime.stash.verify import blocks
+from gistkit.nn.norm import KERNEL_CANDIDATES, Factors, Rebuild, plane_of, result_like, widens
+from gistkit.runtime.rebuild.arithmetic import Kind, arithmetics
+from gistkit.runtime.stash.stash import RebuiltBody, Rows, rows_of, source_of
+from gistkit.runtime.stash.verify import Digest, Trial, blocks, same_bits
 
-Arithmetic = Callable[..., torch.Tensor]
-"""(x, mean, 1/std, weight, bias) -> the batch norm's output."""
 ADD = "AddBackward0"
 NORMS = ("NativeBatchNormBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0")
 
 
 class Term(Protocol):
-    """A part of a recipe bound to kept tensors; ``fresh`` says that dense() gives memory that may be overwritten.
-
-    ``rows`` (start, stop) restricts it to a part of the batch: every operator of a recipe works row by row.
-    """
+    """A part of a recipe bound to kept tensors; ``fresh``: dense() gives memory that may be overwritten. ``rows``
+    (start, stop) restricts it to a part of the batch, as every operator of a recipe works row by row."""
 
     @property
     def fresh(self) -> bool: ...
@@ -46,8 +42,7 @@ class Term(Protocol):
 
 
 class NormSource(NamedTuple):
-    """A batch norm of the running forward: its backward node, its weight and bias and, where the node no longer keeps
-    its input as it was, the hold on that and its geometry."""
+    """A batch norm of the running forward. ``kept``, ``geometry``: of its input where its node no longer keeps it."""
 
     node: Any
     weight: torch.Tensor | None
@@ -68,7 +63,6 @@ class NormSource(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """What its arithmetic depends on."""
         eps = getattr(self.node, "_saved_eps", None)
         eps = self.node._saved_epsilon if eps is None else eps
         affine = None if self.weight is None else self.weight.dtype
@@ -77,33 +71,29 @@ class NormSource(NamedTuple):
 
 
 def geometry_of(x: torch.Tensor) -> tuple:
-    """Shape, stride, dtype and device."""
+    """Shape, strides, dtype and device."""
     return tuple(x.shape), x.stride(), x.dtype, x.device
 
 
 class NormTerm:
-    """BN(x) from the x, the statistics and the weight that the batch norm's node keeps.
-
-    PyTorch's batch norm reads no bias in backward: a bias that was written to since forward is an error here.
-    """
+    """BN(x) from what the batch norm's node keeps. PyTorch's batch norm reads no bias in backward: one that was written
+    to since forward is an error here."""
 
     __slots__ = ("_bias", "_kept", "_node", "_version", "arithmetic")
     fresh = True
 
-    def __init__(self, source: NormSource, arithmetic: Arithmetic) -> None:
+    def __init__(self, source: NormSource, arithmetic: Rebuild) -> None:
         self._node, self._bias, self._kept = source.node, source.bias, source.kept
         self._version = 0 if source.bias is None else source.bias._version
         self.arithmetic = arithmetic
 
     def input(self, rows: Rows = None) -> torch.Tensor:
-        """x, or rows of it."""
         if self._kept is not None:
             return self._kept.dense() if rows is None else rows_of(self._kept, *rows)
         x = self._node._saved_input
         return x if rows is None else x[rows[0] : rows[1]]
 
     def vectors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Mean, 1/std, weight, bias."""
         node, bias = self._node, self._bias
         if bias is not None and bias._version != self._version:
             unchanged(bias, self._version)
@@ -125,13 +115,13 @@ class NormTerm:
             return self.arithmetic(x, *vectors)
         y = result_like(self.arithmetic, x)
         for index in blocks(x, part_bytes(x.numel() * x.element_size())):
-            y[index] = in_blocks(self.arithmetic, x[index], vectors, index[1])
+            y[index] = self.arithmetic(x[index], *[None if v is None else v[index[1]] for v in vectors])
         return y
 
 
 @dataclass(slots=True)
 class KeptTerm:
-    """A tensor that is kept with its values."""
+    """What a hold gives back."""
 
     kept: Kept
     fresh: bool = False
@@ -158,7 +148,7 @@ class AddTerm:
 
 @dataclass(slots=True)
 class ReluTerm:
-    """relu(a)."""
+    """relu(a), in a's own memory where that is free to use."""
 
     a: Term
     fresh = True
@@ -169,9 +159,8 @@ class ReluTerm:
 
 
 class FusedTerm:
-    """relu(BN(x)), relu(BN(x) + other) or relu(BN(x) + BN(other)) by one launch of gistkit's kernel, in other's own
-    memory where that is free to use. ``launch``: of tensors of y's geometry ``like``; ``total``: what relu is applied
-    to, operator by operator, for other geometries and for rows."""
+    """relu(BN(x)), relu(BN(x) + other) or relu(BN(x) + BN(other)) by one launch of gistkit's kernel over tensors of y's
+    geometry ``like``; ``total``: what relu is applied to, for other geometries and for rows."""
 
     __slots__ = ("_launch", "_like", "_norm", "_other", "_total")
     fresh = True
@@ -195,30 +184,36 @@ class FusedTerm:
 
 
 class Recipe:
-    """The recipe of one ReLU's output, bound to the tensors of forward after forward.
+    """The recipe of one ReLU's output, bound to the tensors of forward after forward. ``verified``: where the
+    arithmetics of batch norms are remembered; ``fused``: by one launch."""
 
-    ``arithmetics``: by covered batch norm, as they have been found on this device. ``fused``: by one launch.
-    """
-
-    def __init__(self, steps: tuple, arithmetics: Mapping[int, Arithmetic], y: torch.Tensor, fused: bool) -> None:
-        self._steps, self._arithmetics, self.fused = steps[1], arithmetics, fused
+    def __init__(self, steps: tuple, verified: dict, y: torch.Tensor, fused: bool) -> None:
+        self._steps, self._verified, self._fused = steps[1], verified, fused
+        self._arithmetics: dict[int, Rebuild] = {}
         self._like, self._launch = (y.dtype, y.shape, y.stride()), None
 
-    def term(self, node: Any, norms: Mapping[int, NormSource], kept: Callable[[int, Any], Kept | None]) -> Term | None:
-        """relu of what ``node`` made; None where the nodes are not the recipe's or something is not kept. ``norms``:
-        batch norms that ran under the plan, by covered call; ``kept(storage, node)``: the hold on a planned storage
-        that this node made."""
+    def term(self, node: Any, norms: dict[int, NormSource], kept: Callable[[int, Any], Kept | None]) -> Term | None:
+        """relu of what ``node`` made; None where the nodes are not the recipe's, an arithmetic is unknown or something
+        is not kept. ``norms``: batch norms that ran under the plan, by covered call; ``kept(storage, node)``:
+        the hold on a planned storage that this node made."""
         bound = self._bound(self._steps, node, norms, kept)
         if bound is None:
             return None
-        return self._by_kernel(bound) if self.fused else ReluTerm(bound)
+        return self._by_kernel(bound) if self._fused else ReluTerm(bound)
 
-    def _bound(self, steps: tuple, node: Any, norms: Mapping, kept: Callable) -> Term | None:
+    def _bound(self, steps: tuple, node: Any, norms: dict, kept: Callable) -> Term | None:
         kind, first = steps[0], steps[1]
         if kind == "bn":
             source = norms.get(first)
             source = NormSource.of(node) if source is None else source if source.node is node else None
-            return None if source is None else NormTerm(source, self._arithmetics[first])
+            if source is None:
+                return None
+            if first not in self._arithmetics:
+                able = arithmetics(self._verified, source.kind)
+                if not able:
+                    return None
+                self._arithmetics[first] = able[0]
+            return NormTerm(source, self._arithmetics[first])
         if kind == "stash":
             found = kept(first, node)
             return None if found is None else KeptTerm(found)
@@ -250,16 +245,50 @@ def _form(term: Any) -> str:
     return term.arithmetic.args[0]
 
 
-def can_fuse(term: ReluTerm) -> bool:
+def _can_fuse(total: Term) -> bool:
     """Whether one launch does it: a batch norm alone, or its sum with another or with a kept tensor."""
-    parts = (term.a.a, term.a.b) if type(term.a) is AddTerm else (term.a,)
-    if not any(has_kernel(part) for part in parts):
-        return False
-    return all(has_kernel(part) or type(part) is KeptTerm for part in parts)
+    parts = (total.a, total.b) if type(total) is AddTerm else (total,)
+    return any(map(has_kernel, parts)) and all(has_kernel(part) or type(part) is KeptTerm for part in parts)
 
 
-def norms_in(steps: tuple) -> set[int]:
-    """The covered batch norms that a recipe starts from."""
-    if steps[:1] == ("bn",):
-        return {steps[1]}
-    return set().union(*(norms_in(part) for part in steps[1:] if isinstance(part, tuple)))
+class Exactness:
+    """How one ReLU's output y comes back exactly: by one launch, else operator by operator, else not at all.
+
+    ``verified`` remembers what was found, by call, recipe and geometry; ``bind`` leads from a recipe to its term in the
+    running forward. ``recipes``: those that may be exact, the quickest first."""
+
+    def __init__(self, verified: dict, call: int, steps: tuple, y: torch.Tensor, bind: Callable[[Recipe], Any]) -> None:
+        self._verified, self._y, self._bind = verified, y, bind
+        self._key = ("relu", call, steps, y.dtype, y.device, tuple(y.shape), y.stride())
+        by_operators = Recipe(steps, verified, y, fused=False)
+        term = bind(by_operators)
+        self.recipes = [] if term is None else [by_operators]
+        if isinstance(term, ReluTerm) and _can_fuse(term.a):
+            self.recipes.insert(0, Recipe(steps, verified, y, fused=True))
+
+    def check(self) -> Recipe | None:
+        """The first recipe that gives y's bits now. Synchronises where it is new."""
+        if self._key not in self._verified:
+            y = self._y.detach()
+            with torch.no_grad():
+                same = (same_bits(RebuiltBody(self._bind(r), y).dense(), y) for r in self.recipes)
+                self._verified[self._key] = next((i for i, equal in enumerate(same) if equal), None)
+        number = self._verified[self._key]
+        return None if number is None or number >= len(self.recipes) else self.recipes[number]
+
+    @property
+    def known(self) -> bool:
+        return self._key in self._verified
+
+    def later(self, refuse: Callable[[], None]) -> RebuiltBody:
+        """A body that compares a digest of y with what its first use in backward rebuilds, as under a budget no second
+        such tensor has room in forward; ``refuse()``, which must raise, is called where no recipe is exact."""
+        verified, key = self._verified, self._key  # the body must not hold y
+
+        def found(number: int | None) -> None:
+            verified[key] = number
+            if number is None:
+                refuse()
+
+        ways = [RebuiltBody(self._bind(r), self._y).dense for r in self.recipes]
+        return RebuiltBody(Trial(ways, Digest(self._y.detach()), found), self._y)

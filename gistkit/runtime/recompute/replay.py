@@ -1,45 +1,105 @@
-"""One run of written-down calls, in order and without gradients, as far as what is wanted depends on them.
+"""Storages that come back in backward by running a part of the forward anew (Chen et al., 2016).
 
-The same functions run on the same values under the same autocast and random state, so they give the same bits. A tensor
-is told by its storage and geometry, so views need no replay. What nobody wants any more is freed on the way.
+A segment's calls are written down in forward (:mod:`gistkit.runtime.recompute.tape`). At the first use of any of its
+storages they run once more, in order and without gradients, as far as what is wanted depends on them. The same
+functions run on the same values under the same autocast and random state, so they give the same bits. A tensor is known
+by its storage and geometry, so views need no replay. What nobody wants any more is freed on the way.
 """
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_unflatten
 
 from gistkit.capture import tensors_in
+from gistkit.kernels import flat
 from gistkit.nn.keep import Kept
-from gistkit.runtime.recompute.calls import Operand, RecordedCall, ReplayError, geometry
-from gistkit.runtime.recompute.state import DrawnFrom, autocast, random_states_back, set_random
+from gistkit.runtime.recompute.calls import (
+    Operand,
+    RecordedCall,
+    ReplayError,
+    autocast,
+    geometry,
+    random_state,
+    set_random,
+)  # fmt: skip
 from gistkit.runtime.stash.stash import whole
 
 
-class Wanted(Protocol):
-    """A storage that is wanted as it was at a time: twice a call's number, plus one where that call had written it."""
+class RecomputedBody:
+    """A stash whose storage its segment's replay gives back; the values stay from then on until the last reader goes.
+    Readers share them, so none may overwrite them (``fresh``).
 
-    storage: int
-    time: int
-    dtype: torch.dtype
+    ``time`` is twice the number of the call at which it was saved, plus one where that call had written it already.
+    ``check``, if set, looks at the values when they come back and raises where they are wrong.
+    """
+
+    fresh = False
+
+    def __init__(self, segment: Segment, storage: int, time: int, x: torch.Tensor) -> None:
+        self._segment, self.storage, self.time, self.dtype = segment, storage, time, x.dtype
+        self._like = geometry(x)
+        self.values: torch.Tensor | None = None
+        self.check: Callable[[torch.Tensor], None] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.values is None else self.values.untyped_storage().nbytes()
+
+    def dense(self) -> torch.Tensor:
+        if self.values is None:
+            self._segment.replay(self)
+        if self.values is None:
+            raise ReplayError(f"storage {self.storage} did not come back when its segment ran anew")
+        return self.values
+
+    def dense_range(self, start: int, stop: int) -> torch.Tensor:
+        return flat(self.dense())[start:stop]
+
+    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.threshold_backward(grad, self.dense().as_strided(*self._like), 0)
 
 
-Give = Callable[[Any, torch.Tensor], None]
+class Segment:
+    """One segment of one forward: its calls, its holds, and who wants what of it. ``complete``: the forward has
+    returned, so that nothing more is written down."""
+
+    def __init__(self) -> None:
+        self.calls: list[RecordedCall] = []
+        self.holds: list[Kept] = []
+        self.complete = False
+        self._bodies: list[weakref.ref[RecomputedBody]] = []
+        self._lock = threading.RLock()
+
+    def body(self, storage: int, time: int, x: torch.Tensor) -> RecomputedBody:
+        body = RecomputedBody(self, storage, time, x)
+        self._bodies.append(weakref.ref(body))
+        return body
+
+    def replay(self, asking: RecomputedBody) -> None:
+        """Give every stand-in that somebody still holds its values, then let go of calls and holds; before the forward
+        is complete only the one that asks."""
+        with self._lock:
+            bodies = [ref() for ref in self._bodies] if self.complete else [asking]
+            wanted = [b for b in bodies if b is not None and b.values is None]
+            calls = _needed(self.calls, wanted)
+            states = [s for c in calls for s in c.random]
+            now = [(device, index, random_state(device, index)) for device, index in {s[:2] for s in states}]
+            try:
+                with torch.no_grad(), torch._C.DisableTorchFunction():
+                    _Replay(calls, self.holds, wanted).run()
+            finally:
+                set_random(now)
+            if self.complete:
+                self.calls, self.holds, self._bodies = [], [], []
 
 
-def run_anew(calls: list[RecordedCall], holds: list[Kept], wanted: Sequence[Wanted], give: Give) -> None:
-    """Run the calls that ``wanted`` depends on and give each of them its values as soon as they are there."""
-    needed = _needed(calls, wanted)
-    states = [s for c in needed for s in c.random]
-    with torch.no_grad(), torch._C.DisableTorchFunction(), random_states_back(states):
-        _Replay(needed, holds, wanted, give).run()
-
-
-def _needed(calls: list[RecordedCall], wanted: Sequence[Wanted]) -> list[RecordedCall]:
-    """The calls on which the wanted storages depend, in order."""
+def _needed(calls: list[RecordedCall], wanted: Sequence[RecomputedBody]) -> list[RecordedCall]:
     open_storages: set[int] = set()
     waiting = sorted(wanted, key=lambda b: b.time)
     found = []
@@ -58,15 +118,12 @@ def _needed(calls: list[RecordedCall], wanted: Sequence[Wanted]) -> list[Recorde
 class _Replay:
     """One run: ``_there`` maps storages that the segment makes, and holds, to tensors over them."""
 
-    def __init__(self, calls: list[RecordedCall], holds: list[Kept], wanted: Sequence[Wanted], give: Give) -> None:
-        self._calls, self._holds, self._give = calls, holds, give
+    def __init__(self, calls: list[RecordedCall], holds: list[Kept], wanted: Sequence[RecomputedBody]) -> None:
+        self._calls, self._holds = calls, holds
         self._waiting = sorted(wanted, key=lambda b: -b.time)
         self._there: dict[tuple[str, int], torch.Tensor] = {}
         self._given: set[int] = set()
-        self._last: dict[tuple[str, int], int] = {}
-        for call in calls:
-            for operand in call.operands():
-                self._last[_key(operand)] = call.number
+        self._last = {_key(operand): call.number for call in calls for operand in call.operands()}
 
     def run(self) -> None:
         for at, call in enumerate(self._calls):
@@ -74,22 +131,22 @@ class _Replay:
             following = self._calls[at + 1].number if at + 1 < len(self._calls) else None
             while self._waiting and (following is None or self._waiting[-1].time <= 2 * following):
                 self._hand_over(self._waiting.pop())
-            self._forget(call)
+            # what no later call reads and nobody waits for goes
+            waited = {("made", b.storage) for b in self._waiting}
+            for key in [k for k in self._there if self._last.get(k, -1) <= call.number and k not in waited]:
+                del self._there[key]
 
-    def _hand_over(self, body: Wanted) -> None:
+    def _hand_over(self, body: RecomputedBody) -> None:
         base = self._there.get(("made", body.storage))
         if base is None:
             raise ReplayError(f"storage {body.storage} did not come back when its segment ran anew")
         if base.dtype != body.dtype:
             base = _over(base, ((base.untyped_storage().nbytes() // body.dtype.itemsize,), (1,), 0), body.dtype)
         self._given.add(body.storage)
-        self._give(body, whole(base))
-
-    def _forget(self, call: RecordedCall) -> None:
-        """Let go of what no later call reads and nobody waits for."""
-        waited = {("made", b.storage) for b in self._waiting}
-        for key in [k for k in self._there if self._last.get(k, -1) <= call.number and k not in waited]:
-            del self._there[key]
+        values = whole(base)
+        if body.check is not None:
+            body.check(values)
+        body.values = values
 
     def _step(self, call: RecordedCall) -> None:
         for storage in self._given.intersection(call.changes):
@@ -105,7 +162,11 @@ class _Replay:
             result, packed = _with_packs(call, leaves) if call.packs else (_call(call, leaves), {})
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)] if call.casts else []
         del leaves, given
-        self._keep_results(call, result)
+        made = list(tensors_in(result))
+        for leaf, storage, where in call.makes:
+            if leaf >= len(made) or geometry(made[leaf]) != where:
+                raise ReplayError(f"{call.name} (call {call.number}) gave a tensor of another shape when it ran anew")
+            self._there["made", storage] = made[leaf].detach()
         for number, storage in call.packs.items():
             if number not in packed:
                 raise ReplayError(f"{call.name} (call {call.number}) saved fewer tensors when it ran anew")
@@ -113,18 +174,9 @@ class _Replay:
         for storage, (number, dtype) in call.casts.items():
             self._there["made", storage] = tensors[number].to(dtype)
 
-    def _keep_results(self, call: RecordedCall, result: Any) -> None:
-        made = list(tensors_in(result))
-        for leaf, storage, where in call.makes:
-            if leaf >= len(made) or geometry(made[leaf]) != where:
-                raise ReplayError(f"{call.name} (call {call.number}) gave a tensor of another shape when it ran anew")
-            self._there["made", storage] = made[leaf].detach()
-
     def _argument(self, leaf: Any) -> Any:
-        if isinstance(leaf, DrawnFrom):
-            return leaf.generator()
         if not isinstance(leaf, Operand):
-            return leaf
+            return leaf.clone_state() if type(leaf) is torch.Generator else leaf
         key = _key(leaf)
         if key not in self._there:
             if leaf.hold < 0:
@@ -138,7 +190,6 @@ def _key(operand: Operand) -> tuple[str, int]:
 
 
 def _over(base: torch.Tensor, where: Any, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of that geometry and dtype over base's storage."""
     if base.dtype == dtype:
         return base if geometry(base) == where else base.as_strided(*where)
     size, stride, offset = where
@@ -155,8 +206,8 @@ def _never(_: None) -> torch.Tensor:
 
 
 def _with_packs(call: RecordedCall, leaves: list[Any]) -> tuple[Any, dict[int, torch.Tensor]]:
-    """The call with gradients on, so that PyTorch shows what it would save: that is how one gets at what a call makes
-    inside. The graph made on the way holds none of it."""
+    """The call with gradients on, so that PyTorch shows what it would save: what a call makes inside. The graph made on
+    the way holds none of it."""
     packed: dict[int, torch.Tensor] = {}
     count = 0
 

@@ -1,8 +1,9 @@
 """The tape: writes down the calls of a plan's segments while the forward runs.
 
-Which call of the plan's graph runs now is known by counting the calls that the function mode sees, as the recorder
-did; a call that does not fit its place in the graph is a PlanMismatchError.
-"""
+Which call of the plan's graph runs now is known by counting the calls that the function mode sees, as the recorder did.
+That a storage comes back bit for bit is checked once, in each shape and dtype and on each device: a digest taken in
+forward is compared when backward runs its segment anew. One that differs is a GistError; from the next forward on it is
+kept as it is, under a budget a PlanError."""
 
 from __future__ import annotations
 
@@ -16,19 +17,22 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_flatten
 
 from gistkit.capture import COVERED, PLAIN, bind, call_name, operands, tensors_in
-from gistkit.errors import PlanError, PlanMismatchError
+from gistkit.errors import GistError, PlanError, PlanMismatchError
 from gistkit.ir import Call, Decision
 from gistkit.nn.autocast import LOWERED
 from gistkit.nn.keep import Kept
 from gistkit.nn.standin import settings
 from gistkit.planning.forms import OBSERVERS, RecomputePlan, SegmentPlan
-from gistkit.runtime.recompute.calls import Operand, RecordedCall, geometry
-from gistkit.runtime.recompute.checks import DIFFERS, Checks
-from gistkit.runtime.recompute.recompute import RecomputedBody, Segment
-from gistkit.runtime.recompute.state import DrawnFrom, RandomState, autocast_now, random_state
+from gistkit.runtime.recompute.calls import Operand, RandomState, RecordedCall, geometry, random_state
+from gistkit.runtime.recompute.replay import RecomputedBody, Segment
+from gistkit.runtime.signature import autocast_now
+from gistkit.runtime.stash.stash import whole
+from gistkit.runtime.stash.verify import Digest
 
 Hold = Callable[[torch.Tensor, int], Kept]
+Refuse = Callable[[int, str], None]
 AGAIN = "plan this model again"
+DIFFERS = "it does not come back bit for bit on this device"
 _SURE = frozenset(("relu", "max_pool2d", "conv2d", "linear", "batch_norm", "add"))
 """Covered ops that draw no random numbers."""
 
@@ -36,7 +40,7 @@ _SURE = frozenset(("relu", "max_pool2d", "conv2d", "linear", "batch_norm", "add"
 @dataclass
 class _Open:
     """The call that runs now or, where ``over``, ran last: its number in the graph (-1: beyond it), saved tensors so
-    far, what is to be written."""
+    far."""
 
     number: int
     op: str
@@ -49,11 +53,11 @@ class _Open:
 
 
 class Tape:
-    """Writes down one forward. ``hold(x, storage)`` gives a hold on a kept storage, ``checks`` tell of the storages
-    that come back."""
+    """Writes down one forward. ``hold(x, storage)`` gives a hold on a kept storage, ``verified`` remembers by key which
+    storages come back (None: nothing is checked), ``refuse(storage, why)`` hears of those that do not."""
 
-    def __init__(self, plan: RecomputePlan, hold: Hold, checks: Checks) -> None:
-        self._plan, self._hold, self._checks = plan, hold, checks
+    def __init__(self, plan: RecomputePlan, hold: Hold, verified: dict | None, refuse: Refuse) -> None:
+        self._plan, self._hold, self._verified, self._refuse = plan, hold, verified, refuse
         self._segments = [Segment() for _ in plan.segments]
         self._at = 0
         self._now = _Open(-1, "")
@@ -61,15 +65,12 @@ class Tape:
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def begin(self, func: Callable, args: tuple, kwargs: dict) -> None:
-        """A call is about to run."""
         op = _name(func)
         if op in OBSERVERS:
             return
         order = self._plan.order
         number = order[self._at] if self._at < len(order) else -1
         self._at += 1
-        if self._checks.waiting:
-            self._compare(number)
         if number not in self._plan.watched:
             self._now = now = self._unwritten
             now.number, now.over, now.saves = number, False, 0
@@ -87,7 +88,6 @@ class Tape:
             now.written.append(self._write(segment, func, args, kwargs, found))
 
     def end(self, result: Any) -> None:
-        """That call returned."""
         now = self._now
         for index, written, outside in now.written:
             segment = self._segments[index]
@@ -100,8 +100,8 @@ class Tape:
         now.over = True
 
     def meant(self, found: Iterable[Decision | None]) -> tuple[Decision, ...]:
-        """Those of the decisions whose storages are saved by the running call or, between calls, by a custom Function:
-        forward also saves what goes again at once, of which the graph knows nothing."""
+        """Those of the decisions whose storages are saved by the running call or, between calls, by a custom
+        Function."""
         graph, now = self._plan.graph, self._now
 
         def fits(call: Call) -> bool:
@@ -110,7 +110,6 @@ class Tape:
         return tuple(d for d in found if d is not None and any(fits(c) for c, _ in graph.savers(d.storage)))
 
     def saving(self, pack: Callable, x: torch.Tensor) -> Any:
-        """``pack(x)`` for a tensor that PyTorch's own op saves, counted."""
         now = self._now
         now.saving = True
         try:
@@ -130,25 +129,35 @@ class Tape:
             return why
         after = storage not in now.versions or x._version > now.versions[storage]
         key = ("recompute", storage, now.number, x.shape, x.stride(), x.dtype, x.device, autocast_now(), settings())
-        known = self._checks.known(key)
+        known = True if self._verified is None else self._verified.get(key)
         if known is False:
             return DIFFERS
         body = self._segments[plan.index].body(storage, 2 * now.number + after, x)
         if known is None:
-            written = any(w.index > now.number for w in self._plan.graph.writers(storage))
-            self._checks.add(plan.index, body, key, x, written)
+            body.check = self._when_back(Digest(whole(x.detach())), key, storage)
         return body
 
+    def _when_back(self, digest: Digest, key: tuple, storage: int) -> Callable[[torch.Tensor], None]:
+        verified, refuse = self._verified, self._refuse
+        assert verified is not None
+
+        def check(values: torch.Tensor) -> None:
+            verified[key] = digest.matches(values)
+            if not verified[key]:
+                refuse(storage, DIFFERS)
+                raise GistError(
+                    f"storage {storage} did not come back bit for bit when its segment ran anew in backward; run the "
+                    "step again: its next forward keeps it as it is"
+                )
+
+        return check
+
     def close(self) -> None:
-        """The forward returned."""
-        self._compare(None)
         for segment in self._segments:
             segment.complete = True
 
     def clear(self) -> None:
-        """Let go of everything; stand-ins keep what they hold."""
         self._segments.clear()
-        self._checks.waiting.clear()
         self._live.clear()
         self._now = _Open(-1, "")
 
@@ -185,7 +194,6 @@ class Tape:
     def _write(
         self, plan: SegmentPlan, func: Callable, args: tuple, kwargs: dict, found: list[tuple[torch.Tensor, int]]
     ) -> tuple[int, RecordedCall, list[tuple[torch.Tensor, int]]]:
-        """The call as written down for one segment, and the tensors that it needs holds on."""
         call = self._plan.graph.calls[self._now.number]
         known = {id(t): s for t, s in found}
         segment, outside = self._segments[plan.index], []
@@ -209,7 +217,7 @@ class Tape:
             elif isinstance(leaf, torch.Tensor) or isinstance(leaf, PLAIN):
                 made.append(None if isinstance(leaf, torch.Tensor) else leaf)
             elif isinstance(leaf, torch.Generator):
-                made.append(DrawnFrom(leaf.device, leaf.get_state()))
+                made.append(leaf.clone_state())
             else:
                 raise PlanError(
                     f"storage {min(plan.storages)}: recompute runs {call.op} of {call.module or 'the model'} (call "
@@ -226,7 +234,6 @@ class Tape:
             raise PlanMismatchError(f"{op} to read storage {storage} of the plan's graph", "another tensor", AGAIN)
 
     def _results(self, result: Any, inside: frozenset[int]) -> tuple[tuple[int, int, Any], ...]:
-        """What of a segment's storages the result holds for the first time."""
         graph = self._plan.graph
         call = graph.calls[self._now.number]
         tensors = list(tensors_in(result))
@@ -239,21 +246,13 @@ class Tape:
                 self._live[ref.cdata] = (ref, storage)
         return tuple(made.values())
 
-    def _compare(self, number: int | None) -> None:
-        """Compare the segments that are over: those whose last call comes before ``number`` (None: all)."""
-        for index in tuple(self._checks.waiting):
-            if number is None or 0 <= self._plan.segments[index].end < number:
-                self._checks.compare(index, self._segments[index])
-
 
 @lru_cache(maxsize=1024)
 def _name(func: Callable) -> str:
-    """What the recorder calls a function."""
     return COVERED.get(func) or call_name(func)
 
 
 def _random_states(found: list[tuple[torch.Tensor, int]]) -> tuple[RandomState, ...]:
-    """The states of the generators that a call over these tensors may draw from."""
     devices = {("cpu", 0)} | {("cuda", t.device.index) for t, _ in found if t.is_cuda}
     return tuple((device, index, random_state(device, index)) for device, index in sorted(devices))
 

@@ -6,7 +6,11 @@ an event is recorded behind the copy; whoever wants the number asks whether the 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+
+from gistkit.kernels import current_stream
 
 PINNED_SLOTS = 64
 
@@ -33,46 +37,62 @@ class PinnedCounts:
 
     def __init__(self) -> None:
         self._free: list[tuple[torch.Tensor, torch.cuda.Event]] = []
+        self._stream: torch.cuda.Stream | None = None
+
+    def open(self, device: torch.device) -> PinnedTicket:
+        """A ticket whose ``slot`` the work that is enqueued next on the current stream may write."""
+        if not self._free:
+            self._stream = torch.cuda.current_stream(device)
+            # 16 bytes each, as ready launches want them (gistkit.kernels.launch.tiling)
+            slots = torch.empty((PINNED_SLOTS, 2), dtype=torch.int64, pin_memory=True)
+            self._free.extend((slot, torch.cuda.Event()) for slot in slots[:, 0].unbind())
+        return PinnedTicket(self._free, *self._free.pop(), self._stream)
 
     def send(self, total: torch.Tensor) -> PinnedTicket:
         """Start the transfer of a 0-d int64 tensor behind the work that the current stream holds. Does not wait."""
-        if not self._free:
-            slots = torch.empty(PINNED_SLOTS, dtype=torch.int64, pin_memory=True)
-            self._free.extend((slot, torch.cuda.Event()) for slot in slots.unbind())
-        slot, event = self._free.pop()
-        slot.copy_(total, non_blocking=True)
-        event.record(torch.cuda.current_stream(total.device))
-        return PinnedTicket(self._free, slot, event, total)
+        ticket = self.open(total.device)
+        ticket.slot.copy_(total, non_blocking=True)
+        ticket.sent()
+        return ticket
 
 
 class PinnedTicket:
-    """One count on its way to the host."""
+    """One count on its way to the host; :meth:`sent` is called behind the work that writes its ``slot``."""
 
-    def __init__(self, free: list, slot: torch.Tensor, event: torch.cuda.Event, total: torch.Tensor) -> None:
-        self._free, self._slot, self._event = free, slot, event
-        self._source = total  # alive until the copy is done
+    __slots__ = ("_event", "_free", "_stream", "slot")
+
+    def __init__(self, free: list, slot: torch.Tensor, event: torch.cuda.Event, stream: Any) -> None:
+        self._free, self.slot, self._event, self._stream = free, slot, event, stream
+
+    def sent(self) -> None:
+        self._event.record(self._stream)
 
     def ready(self) -> int | None:
         """The count, or None while it has not arrived. Does not wait."""
-        return int(self._slot) if self._event.query() else None
+        return int(self.slot) if self._event.query() else None
 
     def wait(self) -> int:
         """The count, after waiting for it."""
         self._event.synchronize()
-        return int(self._slot)
+        return int(self.slot)
 
     def __del__(self) -> None:
-        self._free.append((self._slot, self._event))
+        self._free.append((self.slot, self._event))
 
 
 Ticket = PinnedTicket | Known
+Stream = tuple[int, int] | None
+"""A device's number and its stream's; None on a CPU."""
 
 
-def stream_of(x: torch.Tensor) -> torch.cuda.Stream | None:
-    """The stream on which work on x is enqueued now; None on a CPU."""
-    return torch.cuda.current_stream(x.device) if x.is_cuda else None
+def stream_of(x: torch.Tensor) -> Stream:
+    """The stream on which work on x is enqueued now."""
+    if not x.is_cuda:
+        return None
+    device = x.get_device()
+    return device, current_stream(device)
 
 
-def is_current(stream: torch.cuda.Stream | None) -> bool:
+def is_current(stream: Stream) -> bool:
     """Whether work is enqueued on that stream now."""
-    return stream is None or torch.cuda.current_stream(stream.device) == stream
+    return stream is None or current_stream(stream[0]) == stream[1]

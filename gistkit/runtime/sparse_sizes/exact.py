@@ -22,31 +22,58 @@ planned may be larger than there is room for (:mod:`gistkit.runtime.program.dens
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
-from gistkit.codecs import Codec, Encoded, Sparse, codec
+from gistkit.codecs import Codec, Encoded, Sparse
 from gistkit.kernels import bits_of, flat
-from gistkit.runtime.sparse_sizes.counts import Known, PinnedCounts, Ticket, is_current, stream_of
-from gistkit.runtime.sparse_sizes.forecast import Forecast
-from gistkit.runtime.sparse_sizes.pending import Settle, Waiting, Within
+from gistkit.runtime.sparse_sizes.counts import Known, PinnedCounts, Stream, Ticket, is_current, stream_of
+from gistkit.runtime.sparse_sizes.forecast import MARGIN, Forecast
 from gistkit.runtime.sparse_sizes.spill import NO_MEMORY, Spill
 
 PLANNED = "as planned"
 FIRST = "no step has told how many elements they store"
 BY_COUNT = "how codes of {} are packed depends on their number"
+Settle = Callable[[Encoded, int], None]
+"""What becomes of a pending encoding when its count is known."""
 
 
-class Fit(NamedTuple):
-    """How a tensor is encoded by its forecast: in arrays of ``capacity`` items, or delayed (0), and ``why`` so."""
+class Counting(NamedTuple):
+    """An encoding whose count is on its way: weakly held, so that one that is no longer wanted goes with its memory.
 
-    capacity: int
-    why: str
+    ``settle`` gives the way of settling, None where that is gone. ``spilled``: the bytes beyond the forecast of so many
+    stored elements. ``number``: how many encodings began before it. ``why``: why it holds a scratch (empty: it was
+    packed within a forecast).
+    """
+
+    encoded: weakref.ref[Encoded]
+    settle: Callable[[], Settle | None]
+    ticket: Ticket
+    elements: int
+    forecast: Forecast | None
+    spilled: Callable[[int], int]
+    stream: Stream = None
+    number: int = 0
+    why: str = ""
+
+    def arrived(self, total: int) -> bool:
+        """Take the count in; whether anybody still wants the encoding."""
+        encoded, settle = self.encoded(), self.settle()
+        if encoded is not None and settle is not None:
+            settle(encoded, total)
+        self.tell(total)
+        return encoded is not None
+
+    def tell(self, total: int) -> None:
+        """Say how much was stored."""
+        if self.forecast is not None:
+            self.forecast.heard(total / self.elements, self.spilled(total))
 
 
 class ExactPacker:
@@ -55,7 +82,7 @@ class ExactPacker:
     ``lag``: after how many later encodings a delayed one is first asked about (1 or more). ``bounded``: wait for it
     then. ``spill``: where the host's memory comes from for encodings within a forecast; without it there are none.
     ``transport`` makes the way that the counts of one stream take; without it CUDA counts go through pinned memory and
-    CPU tensors are packed at once. Raises ValueError for a lag below 1.
+    CPU tensors are packed at once.
     """
 
     def __init__(
@@ -65,93 +92,94 @@ class ExactPacker:
         transport: Callable[[], PinnedCounts] | None = None,
         spill: Spill | None = None,
     ) -> None:
-        if lag < 1:
-            raise ValueError(f"ExactPacker: lag must be at least 1 encoding, got {lag}; 2 is the default")
         self._lag, self._bounded = lag, bounded
         self._transport, self._spill = transport, spill
-        self._transports: dict[torch.cuda.Stream | None, PinnedCounts] = {}
-        self._waiting: list[Waiting] = []
-        self._within: deque[Within] = deque()
+        self._transports: defaultdict[Stream, PinnedCounts] = defaultdict(transport or PinnedCounts)
+        self._waiting: list[Counting] = []
+        self._within: deque[Counting] = deque()
         self._lock = threading.Lock()
         self._sent = 0
         self.waits: Counter[str] = Counter()
         """How often the host has waited for a count, by the reason why the encoding was delayed."""
 
-    @property
-    def waiting(self) -> int:
-        """How many encodings still hold a scratch, those not counted that nobody wants any more."""
-        return sum(item.encoded() is not None for item in self._waiting)
-
     def at_once(self, x: torch.Tensor) -> bool:
         """Whether the host learns x's sizes without a delay."""
         return self._transport is None and not x.is_cuda
 
-    def fit(self, form: Codec, x: torch.Tensor, forecast: Forecast | None) -> Fit:
-        """How x is encoded by a codec. The first question about a device waits for it (:meth:`Spill.unusable`)."""
-        if forecast is None or not isinstance(form, Sparse) or self.at_once(x) or not x.numel() or self._spill is None:
-            return Fit(0, PLANNED)
-        why = self._spill.unusable(form, x) if form.packs_within else BY_COUNT.format(form.name)
-        if why or forecast.share is None:
-            return Fit(0, why or FIRST)
-        return Fit(forecast.capacity(form, x.numel()), "")
+    def _capacity(self, form: Sparse, x: torch.Tensor, forecast: Forecast | None) -> tuple[int, str]:
+        """(items of x's arrays by its forecast, why it has none)."""
+        if forecast is None or not x.numel() or self._spill is None:
+            return 0, PLANNED
+        if forecast.share is None or not form.packs_within:
+            return 0, FIRST if form.packs_within else BY_COUNT.format(form.name)
+        return form.capacity(x.numel(), min(1.0, forecast.share + MARGIN)), ""
 
     def encode(
         self,
-        form: Codec | str,
+        form: Codec,
         x: torch.Tensor,
-        settle: weakref.WeakMethod[Settle] | None = None,
         forecast: Forecast | None = None,
-        fit: Fit | None = None,
-    ) -> Encoded:
-        """The encoding of x by a codec or the codec of that name, pending where its size is not known yet.
+        most_bytes: float = math.inf,
+        settle: weakref.WeakMethod[Settle] | None = None,
+    ) -> Encoded | None:
+        """The encoding of x, pending where its size is not known yet; None where it would take more than
+        ``most_bytes`` by its forecast.
 
         First settles what is due, so that a new scratch can take the place of an old one. Waits for the device only if
         ``bounded``, and not for what is encoded within a ``forecast``, which is told the share of elements stored when
         the count has arrived. ``settle`` is called in place of :meth:`Sparse.settle`, in whatever thread encodes then,
-        and the forecast, where there is one, only told. ``fit``: what :meth:`fit` has said of this x. Raises what
-        :func:`gistkit.codecs.codec` and :meth:`Codec.encode` raise.
+        and the forecast, where there is one, only told. Raises what :meth:`Codec.encode` raises.
         """
-        chosen = codec(form) if isinstance(form, str) else form
-        if not isinstance(chosen, Sparse) or self.at_once(x):
-            return chosen.encode(x)
-        capacity, why = fit or self.fit(chosen, x, forecast if settle is None else None)
+        if not isinstance(form, Sparse) or self.at_once(x):
+            return form.encode(x)
+        capacity, why = self._capacity(form, x, forecast if settle is None else None)
+        if capacity and form.within_bytes(x.numel(), x.dtype, capacity) > most_bytes:
+            return None
         with self._lock:
             self._hear()
-            if capacity and forecast is not None:
-                encoded = self._packed_within(chosen, x, forecast, capacity)
+            if capacity:
+                encoded = self._packed_within(form, x, forecast, capacity)
                 if encoded is not None:
                     return encoded
                 why = NO_MEMORY
             self._next(self._bounded)
-            encoded = chosen.begin(x)
+            encoded = form.begin(x)
             if encoded.pending:
                 stream = stream_of(x)
-                ticket = self._way(stream).send(chosen.total(encoded))
-                way = chosen.settle if settle is None else settle
-                item = (way, ticket, stream, self._sent, forecast, why, encoded.numel)
-                self._waiting.append(Waiting(weakref.ref(encoded), *item))
+                ticket = self._transports[stream].send(form.total(encoded))
+                way = settle or (lambda: form.settle)
+                item = (way, ticket, encoded.numel, forecast, lambda _: 0, stream, self._sent, why)
+                self._waiting.append(Counting(weakref.ref(encoded), *item))
         return encoded
 
-    def _packed_within(self, chosen: Sparse, x: torch.Tensor, forecast: Forecast, capacity: int) -> Encoded | None:
+    def _packed_within(self, form: Sparse, x: torch.Tensor, forecast: Forecast | None, capacity: int) -> Encoded | None:
         """The encoding of x in arrays as large as forecast; None where the host has no memory for what may be more."""
         assert self._spill is not None
         n, dtype = x.numel(), x.dtype
-        memory = self._spill.take(chosen.spill_bytes(n, dtype, capacity), x)
+        memory = self._spill.take(form.spill_bytes(n, dtype, capacity), x)
         if memory is None:
             return None
         self._next(False)
-        encoded = chosen.begin_within(x, capacity, memory)
-        ticket = self._way(stream_of(x)).send(chosen.total(encoded))
-        self._within.append(Within(weakref.ref(encoded), chosen, ticket, forecast, capacity, n, dtype))
+        ticket = self._transports[stream_of(x)].open(x.device)
+        encoded = form.begin_within(x, capacity, memory, ticket.slot)
+        ticket.sent()
+
+        def spilled(total: int) -> int:
+            return form.within_bytes(n, dtype, max(total, capacity)) - form.within_bytes(n, dtype, capacity)
+
+        self._within.append(Counting(weakref.ref(encoded), lambda: form.settle, ticket, n, forecast, spilled))
         return encoded
 
-    def encode_and_wait(self, chosen: Sparse, x: torch.Tensor) -> tuple[Encoded, int]:
-        """(encoding, how many elements it stores): pending still, though the device has been waited for. It counts as
-        one of the ``lag`` later encodings."""
+    def encode_and_wait(self, form: Codec, x: torch.Tensor) -> Encoded:
+        """The encoding of x in its exact size, for which the device is waited for. It counts as one of the ``lag``
+        later encodings."""
+        if not isinstance(form, Sparse) or self.at_once(x):
+            return form.encode(x)
         with self._lock:
             self._next(self._bounded)
-        encoded = chosen.begin(x)
-        return encoded, int(chosen.total(encoded))
+        encoded = form.begin(x)
+        form.settle(encoded, int(form.total(encoded)))
+        return encoded
 
     def _next(self, wait: bool) -> None:
         """Count an encoding that begins now, and settle what it makes due."""
@@ -165,22 +193,15 @@ class ExactPacker:
         if self.at_once(x):
             return Known(int(total))
         with self._lock:
-            return self._way(stream_of(x)).send(total)
+            return self._transports[stream_of(x)].send(total)
 
     def poll(self) -> int:
-        """Settle every delayed encoding of the current stream and every one within a forecast whose count has arrived,
-        whatever its age; how many there were. Never waits for the device."""
+        """Settle every delayed encoding of the current stream and those within a forecast, oldest first, whose counts
+        have arrived; how many there were. Never waits for the device."""
         if not self._waiting and not self._within:
             return 0
         with self._lock:
-            return self._hear_all() + self._settle(lambda _: True, wait=False)
-
-    def hear(self) -> None:
-        """Take in the counts of encodings within a forecast that have arrived: before a forward, so that it goes by the
-        last one's. Never waits for the device."""
-        if self._within:
-            with self._lock:
-                self._hear()
+            return self._hear() + self._settle(lambda _: True, wait=False)
 
     def settle_first(self) -> None:
         """Settle the delayed encodings of the current stream of whose storages nothing was known, and wait for their
@@ -189,10 +210,10 @@ class ExactPacker:
             self._settle(lambda item: item.why == FIRST, wait=True)
 
     def listen(self) -> None:
-        """Note in every encoding whose count has arrived how many elements it stores, and pack none: packing takes
-        memory beside the scratch. Never waits for the device."""
+        """Take in the counts that have arrived: those of encodings within a forecast give back what they can, the
+        others are noted, and none is packed, which takes memory beside the scratch. Never waits for the device."""
         with self._lock:
-            self._hear_all()
+            self._hear()
             for item in self._waiting:
                 encoded, total = item.encoded(), item.ticket.ready()
                 if total is not None:
@@ -200,51 +221,33 @@ class ExactPacker:
                     if encoded is not None:
                         encoded.nonzeros = total
 
-    def _way(self, stream: torch.cuda.Stream | None) -> PinnedCounts:
-        if stream not in self._transports:
-            self._transports[stream] = (self._transport or PinnedCounts)()
-        return self._transports[stream]
-
-    def _hear(self) -> None:
-        """Take in the counts of encodings within a forecast, oldest first, as far as they have arrived."""
+    def _hear(self) -> int:
+        """Take in the counts of encodings within a forecast, oldest first, as far as they have arrived; how many of the
+        encodings are still wanted."""
+        wanted = 0
         while self._within:
             total = self._within[0].ticket.ready()
             if total is None:
-                return
-            self._within[0].arrived(total)
+                break
+            wanted += self._within[0].arrived(total)
             self._within.popleft()
-
-    def _hear_all(self) -> int:
-        """The same, whatever their order; how many of the encodings are still wanted."""
-        totals = [(item, item.ticket.ready()) for item in self._within]
-        wanted = sum(item.arrived(total) for item, total in totals if total is not None)
-        self._within = deque(item for item, total in totals if total is None)
         return wanted
 
-    def _settle(self, is_due: Callable[[Waiting], bool], wait: bool) -> int:
-        """Settle delayed encodings that are due. Should one fail, the list still holds it and the next call retries."""
-        left: list[Waiting] = []
+    def _settle(self, is_due: Callable[[Counting], bool], wait: bool) -> int:
+        """Settle delayed encodings that are due, and take in the counts of those that nobody wants any more: they may
+        still be of use. Should one fail, the list still holds it and the next call retries."""
+        left: list[Counting] = []
         settled = 0
         for item in self._waiting:
-            encoded = item.encoded()
-            if encoded is None:
-                # nobody wants it any more, but its count may still be of use
-                late = None if item.forecast is None else item.ticket.ready()
-                if late is not None:
-                    item.tell(late)
-                elif item.forecast is not None:
-                    left.append(item)
-                continue
-            due = is_due(item) and is_current(item.stream)
+            wanted = item.encoded() is not None
+            due = not wanted or (is_due(item) and is_current(item.stream))
             total = item.ticket.ready() if due else None
-            if total is None and due and wait:
+            if total is None and due and wanted and wait:
                 self.waits[item.why] += 1
                 total = item.ticket.wait()
-            if total is None:
+            if total is not None:
+                settled += item.arrived(total)
+            elif wanted or item.forecast is not None:
                 left.append(item)
-            else:
-                item.settled(encoded, total)
-                item.tell(total)
-                settled += 1
         self._waiting = left
         return settled

@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from gistkit.codecs import Sparse
-
 MARGIN = 0.02
 SHOWN = 3
+Spilled = dict[int, tuple[int, int]]
+"""By storage the last step in which it had more elements than forecast, and what they took in bytes."""
 
 
 class Forecast(NamedTuple):
@@ -29,18 +29,6 @@ class Forecast(NamedTuple):
 
     share: float | None
     heard: Callable[[float, int], None]
-
-    def capacity(self, codec: Sparse, n: int) -> int:
-        """Items that a codec's arrays for n elements are given. Needs a share."""
-        assert self.share is not None
-        return codec.capacity(n, min(1.0, self.share + MARGIN))
-
-
-class Spilled(NamedTuple):
-    """In which step a storage had more elements than forecast, and what they took."""
-
-    step: int
-    nbytes: int
 
 
 class Forecasts:
@@ -53,7 +41,7 @@ class Forecasts:
         self,
         shares: Mapping[int, float],
         learn: Callable[[Mapping[int, float]], None],
-        spilled: dict[int, Spilled],
+        spilled: Spilled,
         step: int,
     ) -> None:
         self._shares, self._learn, self._spilled, self._step = shares, learn, spilled, step
@@ -65,12 +53,13 @@ class Forecasts:
     def _heard(self, storage: int, share: float, spilled_bytes: int) -> None:
         self._learn({storage: share})
         if spilled_bytes:
-            self._spilled[storage] = Spilled(self._step, spilled_bytes)
+            self._spilled[storage] = self._step, spilled_bytes
 
 
-def spilled_note(spilled: dict[int, Spilled], step: int) -> str:
+def spilled_note(spilled: Spilled, step: int) -> str:
     """Which storages went beyond their forecasts in a step, in words; empty where none did."""
-    found = sorted(((s.nbytes, storage) for storage, s in list(spilled.items()) if s.step == step), reverse=True)
+    beyond = [(nbytes, storage) for storage, (when, nbytes) in list(spilled.items()) if when == step]
+    found = sorted(beyond, reverse=True)
     if not found:
         return ""
     worst = ", ".join(f"storage {storage} by {nbytes} bytes" for nbytes, storage in found[:SHOWN])

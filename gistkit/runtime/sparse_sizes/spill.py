@@ -7,40 +7,36 @@ is written there, and the encoding lets go of it when the count has arrived.
 **Reuse without events.** A span is a tensor, and free again when that tensor dies. Spans are kept apart by stream, as
 PyTorch's allocator keeps device memory: a free one is handed out again on its own stream only, whose order puts the new
 owner's writes behind the last reads. So what holds for readers on other streams is what holds for the payload's device
-tensors, which go at the same time.
+tensors, which go at the same time. Sizes are powers of two, which is what PyTorch pins, and a free span serves requests
+of its size.
 
 **PyTorch's pinned allocator** knows a stream that uses a block by its copies alone, and would hand a block that was let
-go of to others while kernels still write to it. One small copy out of each chunk, on its stream, tells it: a chunk that
-is let go of then waits for an event that is recorded at that moment. So an engine may go at any time, and each has a
+go of to others while kernels still write to it. One small copy out of each, on its stream, tells it: memory that is
+let go of then waits for an event that is recorded at that moment. So an engine may go at any time, and each has a
 spill of its own, whose memory goes with it and with the encodings that use it.
 
 **Threads.** A span dies in whatever thread, even within a garbage collection that this module itself has set off: that
-only appends its number to a list, which the next :meth:`Spill.take` empties under its lock.
+only appends its memory to a list, which the next :meth:`Spill.take` empties under its lock.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from bisect import insort
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
-from itertools import count
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from gistkit.codecs import Sparse
 from gistkit.runtime.offload.host_memory import available_bytes
-from gistkit.runtime.sparse_sizes.counts import PinnedCounts, stream_of
+from gistkit.runtime.sparse_sizes.counts import Stream, stream_of
 
-CHUNK_BYTES = 16 * 2**20
-"""The least that is pinned at a time. PyTorch pins powers of two."""
-ALIGNMENT_BYTES = 512
+LEAST_BYTES = 2**18
+"""The smallest span."""
+COPIED_BYTES = 512
 SHARE = 4
 """One part in so many of the host's free memory may be pinned for spans."""
-PROBE_ELEMENTS = 3 * 8192 + 5
-"""Elements of the encoding that a device is tried with: more than two groups of 8192, the last one not whole."""
 NO_MEMORY = "the host has no memory left for what may be more than forecast"
 
 
@@ -48,7 +44,7 @@ def pinned(nbytes: int, device: torch.device) -> torch.Tensor:
     """Pinned host memory, known to PyTorch's allocator to be in use by the device's current stream until that has come
     as far as it is when the memory is let go of. Raises RuntimeError where there is none."""
     memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
-    torch.empty(ALIGNMENT_BYTES, dtype=torch.uint8, device=device).copy_(memory[:ALIGNMENT_BYTES], non_blocking=True)
+    torch.empty(COPIED_BYTES, dtype=torch.uint8, device=device).copy_(memory[:COPIED_BYTES], non_blocking=True)
     return memory
 
 
@@ -57,33 +53,6 @@ def most_bytes(device: torch.device, held_bytes: int) -> int:
     has free, and no more than the device has memory."""
     of_host = (available_bytes() + held_bytes) // SHARE
     return min(of_host, torch.cuda.get_device_properties(device).total_memory)
-
-
-class _Chunk:
-    """One piece of pinned memory, its free runs in order."""
-
-    def __init__(self, memory: torch.Tensor) -> None:
-        self.memory = memory
-        self._free = [(-memory.data_ptr() % ALIGNMENT_BYTES, memory.numel())]
-
-    def take(self, nbytes: int) -> tuple[int, int] | None:
-        """The first free run of so many bytes."""
-        for i, (start, stop) in enumerate(self._free):
-            if stop - start >= nbytes:
-                self._free[i : i + 1] = [(start + nbytes, stop)] if stop - start > nbytes else []
-                return start, start + nbytes
-        return None
-
-    def give(self, start: int, stop: int) -> None:
-        """A run is free again; joined with its neighbours."""
-        insort(self._free, (start, stop))
-        joined: list[tuple[int, int]] = []
-        for run in self._free:
-            if joined and joined[-1][1] == run[0]:
-                joined[-1] = (joined[-1][0], run[1])
-            else:
-                joined.append(run)
-        self._free = joined
 
 
 class Spill:
@@ -99,93 +68,48 @@ class Spill:
         limit: Callable[[torch.device, int], int] = most_bytes,
     ) -> None:
         self._make, self._limit = make, limit
-        self._chunks: dict[torch.cuda.Stream | None, list[_Chunk]] = {}
-        self._lent: dict[int, tuple[_Chunk, int, int, weakref.ref[torch.Tensor]]] = {}
-        self._ended: deque[int] = deque()
-        self._numbers = count()
-        self._lock = threading.Lock()
-        self._verdicts: dict[torch.device, str] = {}
-
-    @property
-    def held_bytes(self) -> int:
+        self.held_bytes = 0
         """Host memory that is pinned."""
-        return sum(c.memory.numel() for chunks in list(self._chunks.values()) for c in chunks)
+        self._free: defaultdict[tuple[Stream, int], list[torch.Tensor]] = defaultdict(list)
+        self._ended: deque[tuple[tuple[Stream, int], torch.Tensor]] = deque()
+        self._lock = threading.Lock()
 
     def take(self, nbytes: int, x: torch.Tensor) -> torch.Tensor | None:
-        """Memory for an encoding of x on the current stream of its device: uint8, ``nbytes`` or a little more, from a
-        multiple of 512 on, free again when this very tensor dies; None where there is none. Never waits for the device,
-        but pinning more memory takes its time."""
-        stream = stream_of(x)
-        nbytes = max(1, -(-nbytes // ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
+        """Memory for an encoding of x on the current stream of its device: uint8, ``nbytes`` or more, free again when
+        this very tensor dies; None where there is none. Never waits for the device, but pinning more memory takes its
+        time."""
+        size = max(LEAST_BYTES, 1 << (nbytes - 1).bit_length())
+        key = (stream_of(x), size)
         with self._lock:
             self._collect()
-            chunks = self._chunks.setdefault(stream, [])
-            for chunk in chunks:
-                run = chunk.take(nbytes)
-                if run is not None:
-                    return self._lend(chunk, *run)
-            made = self._grow(nbytes, x.device)
-            if made is None:
-                return None
-            chunks.append(made)
-            run = made.take(nbytes)
-            return None if run is None else self._lend(made, *run)
-
-    def unusable(self, codec: Sparse, x: torch.Tensor) -> str:
-        """Why tensors like x cannot be encoded with a spill; empty where they can. Each device is asked once, with a
-        small encoding that goes past its capacity, for which the host waits. Raises OutOfMemoryError where the device
-        has no memory for that."""
-        if x.device not in self._verdicts:
-            capacity = codec.capacity(PROBE_ELEMENTS, 0.0)
-            memory = self.take(codec.spill_bytes(PROBE_ELEMENTS, x.dtype, capacity), x)
-            if memory is None:
-                return NO_MEMORY
-            self._verdicts[x.device] = self._tried(codec, x, capacity, memory)
-        return self._verdicts[x.device]
-
-    @staticmethod
-    def _tried(codec: Sparse, x: torch.Tensor, capacity: int, memory: torch.Tensor) -> str:
-        if x.is_cuda and not memory.is_pinned():
-            return f"memory that was to be pinned for {x.device} is not"
-        try:
-            full = (torch.arange(PROBE_ELEMENTS, device=x.device) % 64 + 1).to(x.dtype)
-            encoded = codec.begin_within(full, capacity, memory)
-            wrong = torch.count_nonzero(codec.decode(encoded) != codec.decode(codec.begin(full)))
-            # by an event: .item() would raise under torch.cuda.set_sync_debug_mode("error")
-            lost = PinnedCounts().send(wrong).wait() if x.is_cuda else int(wrong)
-        except torch.OutOfMemoryError:  # says nothing of the host's memory, and may be different next time
-            raise
-        except RuntimeError as error:
-            return f"{x.device} cannot write to the host's memory: {error}"
-        return f"what {x.device} writes to the host's memory does not come back" if lost else ""
-
-    def _lend(self, chunk: _Chunk, start: int, stop: int) -> torch.Tensor:
-        memory, number, ended = chunk.memory[start:stop], next(self._numbers), self._ended
-        # by number and without self, so that no cycle keeps the memory beyond this object's own life
-        self._lent[number] = (chunk, start, stop, weakref.ref(memory, lambda _: ended.append(number)))
-        return memory
+            free = self._free[key]
+            memory = free.pop() if free else self._made(size, x.device)
+        if memory is None:
+            return None
+        span = memory[:]
+        # without self, so that no cycle keeps the memory beyond this object's own life
+        weakref.finalize(span, self._ended.append, (key, memory)).atexit = False
+        return span
 
     def _collect(self) -> None:
         """Take in the spans that have ended."""
         while self._ended:
-            chunk, start, stop, _ = self._lent.pop(self._ended.popleft())
-            chunk.give(start, stop)
+            key, memory = self._ended.popleft()
+            self._free[key].append(memory)
 
-    def _grow(self, nbytes: int, device: torch.device) -> _Chunk | None:
-        """One more chunk: as much again as is held, so that there are few, or as much as is needed."""
-        held_bytes = self.held_bytes
-        left_bytes = self._limit(device, held_bytes) - held_bytes
-        # a CPU's memory, in tests, may begin anywhere
-        least_bytes = _power_of_two(max(nbytes + ALIGNMENT_BYTES * (device.type == "cpu"), CHUNK_BYTES))
-        for size in sorted({least_bytes, max(least_bytes, _power_of_two(held_bytes))}, reverse=True):
-            if size <= left_bytes:
-                try:
-                    with _disable_current_modes():
-                        return _Chunk(self._make(size, device))
-                except RuntimeError:  # out of memory, in PyTorch's words for pinned memory
-                    continue
-        return None
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
+    def _made(self, size: int, device: torch.device) -> torch.Tensor | None:
+        """One span more; where the limit is reached, in place of those that are free."""
+        left_bytes = self._limit(device, self.held_bytes) - self.held_bytes
+        if size > left_bytes:
+            free_bytes = sum(length * len(spans) for (_, length), spans in self._free.items())
+            if size > left_bytes + free_bytes:
+                return None
+            self._free.clear()
+            self.held_bytes -= free_bytes
+        try:
+            with _disable_current_modes():
+                memory = self._make(size, device)
+        except RuntimeError:  # out of memory, in PyTorch's words for pinned memory
+            return None
+        self.held_bytes += size
+        return memory

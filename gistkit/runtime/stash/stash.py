@@ -15,6 +15,7 @@ from operator import methodcaller
 from typing import Any, Protocol
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from gistkit.kernels import flat, is_dense
 from gistkit.nn.keep import Coded, Kept, SavedAsIs, is_retained, rows_from
@@ -26,8 +27,12 @@ DENSE_VALUES = methodcaller("dense")
 
 def covers(x: torch.Tensor) -> bool:
     """True where x is dense and fills its storage from the first byte to the last."""
-    nbytes = x.numel() * x.element_size()
-    return is_dense(x) and x.storage_offset() == 0 and x.untyped_storage().nbytes() == nbytes
+    return is_dense(x) and fills(x)
+
+
+def fills(x: torch.Tensor) -> bool:
+    """The same of an x that is dense."""
+    return x.storage_offset() == 0 and x.untyped_storage().nbytes() == x.numel() * x.element_size()
 
 
 def whole(x: torch.Tensor) -> torch.Tensor:
@@ -37,39 +42,21 @@ def whole(x: torch.Tensor) -> torch.Tensor:
     return x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
 
 
-def aligned(grad: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """grad with the given dense strides; itself where it has them."""
-    if grad.stride() == stride:
-        return grad
-    return torch.empty_strided(grad.size(), stride, dtype=grad.dtype, device=grad.device).copy_(grad)
-
-
 def rows_of(kept: Kept, start: int, stop: int) -> torch.Tensor:
-    """Rows start..stop of a kept tensor's first dimension, decoding no more than them where the hold can."""
+    """Rows start..stop of a kept tensor, decoding no more than them where the hold can."""
     dense_rows = getattr(kept, "dense_rows", None)
     return kept.dense()[start:stop] if dense_rows is None else dense_rows(start, stop)
 
 
-class Body(Protocol):
-    """What a stash holds in place of its storage. Some have ``dense_rows(start, stop)`` too, which decodes no more
-    than these rows of the first dimension, and ``density``, the share of elements stored (None: not known)."""
+class Body(Kept, Protocol):
+    """What a stash holds in place of its storage: its bytes on the device now, its values, all of them or a range in
+    storage order, and the input gradient of a ReLU whose whole output it is. Some have ``dense_rows(start, stop)`` too,
+    which decodes no more than these rows of the first dimension, and ``density``, the share of elements stored (None:
+    not known)."""
 
     @property
-    def nbytes(self) -> int:
-        """Bytes on the device now."""
-        ...
-
-    def dense(self) -> torch.Tensor:
-        """The whole storage."""
-        ...
-
-    def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        """Elements start..stop in storage order."""
-        ...
-
-    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        """ReLU's input gradient, the storage being that of the ReLU's whole output."""
-        ...
+    def nbytes(self) -> int: ...
+    def dense_range(self, start: int, stop: int) -> torch.Tensor: ...
 
 
 class CodedBody(Coded):
@@ -95,9 +82,10 @@ class RebuiltBody:
         self._term, self._stride, self._row_elements = term, y.stride(), y.numel() // y.shape[0]
 
     def dense(self, rows: Rows = None) -> torch.Tensor:
-        """y, or rows start..stop of it, in its strides."""
-        values = self._term.dense(rows)
-        return values if values.stride() == self._stride else aligned(values, self._stride)
+        values, stride = self._term.dense(rows), self._stride
+        if values.stride() == stride:
+            return values
+        return torch.empty_strided(values.size(), stride, dtype=values.dtype, device=values.device).copy_(values)
 
     def dense_rows(self, start: int, stop: int) -> torch.Tensor:
         return self.dense((start, stop))
@@ -107,42 +95,35 @@ class RebuiltBody:
         first, last = start // per_row, -(-stop // per_row)
         return flat(self.dense((first, last)))[start - first * per_row : stop - first * per_row]
 
-    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        return torch.ops.aten.threshold_backward(grad, self.dense(), 0)
+    relu_backward = SavedAsIs.relu_backward
 
 
 class SharedValues:
     """A body whose values are made once for the last two of its readers: a ReLU's node runs right behind the last
     node that reads its output, so the values stay from the one to the other. Earlier readers get values of their own.
-
-    ``readers`` is counted up by whoever gives this to a node (:meth:`join`), down by every :meth:`dense`.
-    """
+    What else a body has is the body's."""
 
     __slots__ = ("_body", "_readers", "_values")
+    nbytes: int
+    dense_range: Any
+    relu_backward: Any
 
-    def __init__(self, body: Any) -> None:
-        self._body, self._readers = body, 0
+    def __init__(self, body: Any, readers: int = 0) -> None:
+        self._body, self._readers = body, readers
         self._values: torch.Tensor | None = None
 
     def join(self) -> SharedValues:
-        """Itself, for one node more."""
+        """Itself, for one reader more; every :meth:`dense` counts one down."""
         self._readers += 1
         return self
 
     def __call__(self, x: torch.Tensor) -> SharedValues:
-        """Itself: what a saved-tensor hook makes of x."""
-        return self
+        return self  # what a saved-tensor hook makes of x
 
-    @property
-    def nbytes(self) -> int:
-        return self._body.nbytes
-
-    @property
-    def density(self) -> float | None:
-        return getattr(self._body, "density", None)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._body, name)
 
     def dense(self) -> torch.Tensor:
-        """The values for one node; not to be written to."""
         values = self._values
         if is_retained():
             return self._body.dense() if values is None else values
@@ -164,12 +145,6 @@ class SharedValues:
         values = self._values
         return rows_of(self._body, start, stop) if values is None else values[start:stop]
 
-    def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        return self._body.dense_range(start, stop)
-
-    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        return self._body.relu_backward(grad)
-
 
 def source_of(kept: Kept, rows: Rows = None) -> tuple[torch.Tensor, bool]:
     """(values or rows of them, whether they may be overwritten) of a kept tensor that a rebuild starts from."""
@@ -181,7 +156,8 @@ def source_of(kept: Kept, rows: Rows = None) -> tuple[torch.Tensor, bool]:
 
 @dataclass(eq=False, slots=True)
 class Stash:
-    """The stand-in for one storage: its body, and what the report says of it."""
+    """The stand-in for one storage: its body, and what the report says of it. ``node``: the ``grad_fn`` of the tensor
+    that was stashed; None after the forward, as that node holds the stash."""
 
     body: Body
     storage: int
@@ -189,8 +165,6 @@ class Stash:
     plain_bytes: int
     reason: str = ""
     node: Any = None
-    """The backward node of the tensor that was stashed, which readers of that very tensor have as ``grad_fn``; None
-    after the forward, as that node holds the stash."""
 
     def hold(self, x: torch.Tensor) -> SharedValues | Reader:
         """A hold for one node more on the saved x: shared values where x is the very tensor that was stashed."""
@@ -206,12 +180,9 @@ class Reader:
         self._geometry = (x.size(), x.stride(), x.storage_offset())
 
     def __call__(self, x: torch.Tensor) -> Reader:
-        """Itself: what a saved-tensor hook makes of x."""
-        return self
+        return self  # what a saved-tensor hook makes of x
 
     def dense(self) -> torch.Tensor:
-        """The saved tensor, decoded or rebuilt; not to be written to. It is not counted among the readers that share
-        values."""
         body = self.stash.body
         base = body.source()[0] if type(body) is SharedValues else body.dense()
         size, stride, offset = self._geometry
@@ -239,27 +210,16 @@ class Shape:
     nbytes = 0
 
     def __init__(self, x: torch.Tensor) -> None:
-        self._like = (x.size(), _as_pooled(x), x.dtype, x.device)
+        stride, last = x.stride(), {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+        if not x.is_contiguous() and not (last and x.is_contiguous(memory_format=last)):
+            stride = torch.empty(x.shape, device="meta", memory_format=suggest_memory_format(x)).stride()
+        self._like = (x.size(), stride, x.dtype, x.device)
 
     def dense(self) -> torch.Tensor:
-        """The stand-in; takes its memory for a moment only, where its gradient of the same size comes next."""
         size, stride, dtype, device = self._like
         made = torch.empty_strided(size, stride, dtype=dtype, device=device)
         made.untyped_storage().resize_(0)
         return made
-
-
-def _as_pooled(x: torch.Tensor) -> tuple[int, ...]:
-    """The strides of x in the memory format in which a pool takes it."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    if x.is_contiguous() or (x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()])):
-        return x.stride()
-    like = torch.empty_strided(x.size(), x.stride(), device="meta")
-    if x.dim() == 4:  # a result has the format that its input suggests
-        return torch.ops.aten.avg_pool2d(like, [1, 1]).stride()
-    if x.dim() == 5:
-        return torch.ops.aten.max_pool3d_with_indices(like, [1, 1, 1])[0].stride()
-    return torch.empty_like(like, memory_format=torch.contiguous_format).stride()
 
 
 class StashTable:
@@ -274,7 +234,7 @@ class StashTable:
     def __del__(self) -> None:
         self.clear()
 
-    def known(self, x: torch.Tensor) -> tuple[int, int]:
+    def _known(self, x: torch.Tensor) -> tuple[int, int]:
         """The key of x's storage as it is now, which nothing else has before the table is cleared."""
         storage = x.untyped_storage()
         address = storage._cdata
@@ -283,37 +243,27 @@ class StashTable:
             self._weak.add(storage._weak_ref())  # type: ignore[arg-type]
         return address, x._version
 
-    def add(self, x: torch.Tensor, stash: Stash, tag: bool = False) -> tuple[int, int]:
-        """Record that x's storage at its present version is stashed, under the key that is returned; with ``tag`` as
-        :meth:`tag` does too."""
-        key = self.known(x)
-        self._entries[key] = (stash, x.dtype)
-        if tag:
-            self._tags.add(key)
+    def add(self, x: torch.Tensor, stash: Stash) -> None:
+        self._entries[self._known(x)] = (stash, x.dtype)
         if stash.storage >= 0:
             self._names[stash.storage] = stash
-        return key
 
     def find(self, x: torch.Tensor) -> Stash | None:
-        """The stash of x's storage as it is now, or None."""
         # no need to ask whether the weak reference has expired: it keeps the address from being another storage's
         entry = self._entries.get((x.untyped_storage()._cdata, x._version))
         return None if entry is None or entry[1] != x.dtype else entry[0]
 
     def tag(self, x: torch.Tensor) -> None:
         """Remember that x's storage, as it is now, is worth zero-value compression."""
-        self._tags.add(self.known(x))
+        self._tags.add(self._known(x))
 
     def tagged(self, x: torch.Tensor) -> bool:
-        """Whether x's storage, as it is now, was tagged."""
         return (x.untyped_storage()._cdata, x._version) in self._tags
 
     def named(self, storage: int) -> Stash | None:
-        """The stash of a planned storage id, or None."""
         return self._names.get(storage)
 
     def stashes(self) -> list[Stash]:
-        """Every stash once."""
         return list({id(s): s for s, _ in self._entries.values()}.values())
 
     def clear(self) -> None:

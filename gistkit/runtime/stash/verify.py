@@ -1,8 +1,7 @@
 """Bits compared in little memory: digests of a tensor's rows, and the blocks that a tensor is looked at in.
 
-A rebuild or a replay under a budget cannot be compared with what it gives back when that is made: two of them would be
-there at once. Forward takes a digest of the bits; the first use in backward, when the plan has room for the tensor
-anyway, makes the same digest of what came back, before anybody reads it. A row's digest is a sum of its words times
+Under a budget forward has no room for a rebuild beside its original. Forward takes a digest of the bits; the first use
+in backward makes the same digest of what came back, before anybody reads it. A row's digest is a sum of its words times
 random 64-bit weights, modulo 2**64, for one block of columns after the other (multilinear hashing: Carter and Wegman,
 1979); a word that differs goes unseen with a chance of at most 2**-33, and one in its low half with 2**-49.
 """
@@ -86,8 +85,8 @@ def _words(x: torch.Tensor, rows: int, columns: int) -> list[int]:
 
 
 class Trial:
-    """Rebuilds a tensor (or rows of it) in one of several ways, none of which is known to be exact, and hands nothing
-    on that is not. ``found`` is told which way gave all rows exactly; or None where none does, and then raises."""
+    """Rebuilds a tensor (or rows of it) in the first of several ways that is exact, and hands nothing on that is not.
+    ``found`` is called with the way that gave all rows exactly; or with None where none does, and must raise then."""
 
     def __init__(
         self, ways: list[Callable[[Rows], torch.Tensor]], digest: Digest, found: Callable[[int | None], None]
@@ -105,15 +104,12 @@ class Trial:
         while self._at < len(self._ways):
             values = self._ways[self._at](part)
             if self._digest.matches(values, part):
-                self._note(part)
+                self._exact.update(range(*(part or (0, self._digest.rows))))
+                if len(self._exact) == self._digest.rows:
+                    self._found(self._at)
                 return values if part == rows or rows is None else values[slice(*rows)]
             del values
             self._at += 1
             self._exact.clear()
         self._found(None)
         raise AssertionError("found() must raise where no way is exact")
-
-    def _note(self, rows: Rows) -> None:
-        self._exact.update(range(*(rows or (0, self._digest.rows))))
-        if len(self._exact) == self._digest.rows:
-            self._found(self._at)

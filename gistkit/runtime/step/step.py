@@ -1,14 +1,9 @@
 """step: forward and backward of one training step, in the sub-batches of the model's plan.
 
 The batch is cut into nearly equal parts, whose gradients accumulate in ``.grad`` (moDNN, section IV-A). Up to the order
-of summation the result is that of the whole batch, provided that
-
-* the model's rows do not depend on each other: :mod:`gistkit.runtime.step.row_independence` finds out, once;
-* the loss is a mean or a sum, of which each part contributes its own: :mod:`gistkit.runtime.step.known_losses` puts
-  PyTorch's losses together, :mod:`gistkit.runtime.step.compared_losses` compares any other in every step.
-
-Dropout draws other masks.
-"""
+of summation the result is that of the whole batch, provided that the model's rows do not depend on each other
+(:mod:`gistkit.runtime.step.row_independence`), and that the loss is a mean or a sum, of which each part contributes its
+own (:mod:`gistkit.runtime.step.losses`). Dropout draws other masks."""
 
 from __future__ import annotations
 
@@ -28,12 +23,9 @@ from gistkit.planning.cost import CUDA_LIBRARIES_BYTES
 from gistkit.planning.simulate import check_per_sub_batch_norm
 from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.program.match_plan import given_program
-from gistkit.runtime.recompute.state import AUTOCAST_DEVICES
-from gistkit.runtime.signature import signature
-from gistkit.runtime.step.compared_losses import ComparedLoss
-from gistkit.runtime.step.deterministic_forward import tensors_of
-from gistkit.runtime.step.known_losses import Share, known_share
-from gistkit.runtime.step.row_independence import check_row_independence
+from gistkit.runtime.signature import AUTOCAST_DEVICES, signature
+from gistkit.runtime.step.losses import ComparedLoss, known_share
+from gistkit.runtime.step.row_independence import check_row_independence, tensors_of
 
 REDUCTIONS = (None, "mean", "sum")
 _checked: WeakKeyDictionary[torch.nn.Module, dict[tuple, int]] = WeakKeyDictionary()
@@ -102,30 +94,20 @@ def step(
     own = ComparedLoss(loss_fn, reduction or "mean", bounds)
     if verify:
         _check_model(model, whole, targets, bounds, per_sub_batch_norm)
-    total = _in_parts(model, known or own.share, whole, targets, bounds)
-    if verify and known is None:
-        own.compare(targets, _room_bytes(model, (whole, targets)))
-    return total
-
-
-def _in_parts(
-    model: torch.nn.Module, share: Share, whole: tuple[tuple, dict], targets: Any, bounds: tuple[int, ...]
-) -> torch.Tensor:
-    """Forward and backward of one part after the other; the loss of the whole batch, detached."""
-    total: torch.Tensor | None = None
+    share = known or own.share
+    total: Any = None
     for start, stop in itertools.pairwise(bounds):
-        fraction = (stop - start) / bounds[-1]
-        of_part = lambda out, t, fraction=fraction: share(out, t, fraction)  # noqa: E731
+        of_part = lambda out, t, fraction=(stop - start) / batch: share(out, t, fraction)  # noqa: E731
         loss = _part(model, of_part, rows(whole, start, stop), rows(targets, start, stop))
         total = loss if total is None else total + loss
-    assert total is not None
+    if verify and known is None:
+        own.compare(targets, _room_bytes(model, (whole, targets)))
     return total
 
 
 def _check_model(
     model: torch.nn.Module, whole: tuple[tuple, dict], targets: Any, bounds: tuple[int, ...], statistics: bool
 ) -> None:
-    """:func:`gistkit.runtime.step.row_independence.check_row_independence`, once for every kind of forward."""
     least = min(stop - start for start, stop in itertools.pairwise(bounds))
     kind = (signature(*whole), tuple(m.training for m in model.modules()), statistics)
     checked = _checked.setdefault(model, {})
@@ -138,9 +120,8 @@ def _check_model(
 
 
 def _demand_way(model: torch.nn.Module, whole: tuple[tuple, dict], batch: int, least: int) -> None:
-    """Raise PlanMismatchError where a plan with a budget is for larger parts than the smallest one, of ``least`` rows,
-    and this goes another way through the model than they do: a batch that does not divide into parts of the planned
-    rows leaves fewer to some, however it is cut."""
+    """Raise PlanMismatchError where a part of ``least`` rows, fewer than planned, goes another way through the model
+    than the planned ones: a batch that does not divide into parts of the planned rows leaves fewer to some."""
     plan = _plan_of(model)
     if plan is None or plan.budget is None or least >= plan.contract.batch // plan.sub_batches:
         return
@@ -156,7 +137,6 @@ def _demand_way(model: torch.nn.Module, whole: tuple[tuple, dict], batch: int, l
 
 
 def _demand_room(model: torch.nn.Module, batch: int, each_bytes: int) -> None:
-    """Raise PlanMismatchError where a larger batch than the planned one, which is held whole, breaks the budget."""
     plan = _plan_of(model)
     planned, budget = (0, None) if plan is None else (plan.contract.batch, plan.budget)
     if budget is None or not planned or not each_bytes:
@@ -171,7 +151,7 @@ def _demand_room(model: torch.nn.Module, batch: int, each_bytes: int) -> None:
 
 
 def _room_bytes(model: torch.nn.Module, given: Any) -> int | None:
-    """What the plan's budget leaves beside parameters, buffers, gradients and the batch; None without a budget."""
+    """What the plan's budget leaves beside what is there; None without a budget."""
     plan = _plan_of(model)
     budget = None if plan is None else plan.budget
     if budget is None:
@@ -197,8 +177,8 @@ def _part(model: torch.nn.Module, loss_fn: Callable, inputs: tuple[tuple, dict],
 
 
 def _parts(model: torch.nn.Module, batch: int, sub_batches: int | None) -> int:
-    """Into how many parts the batch is cut: never more than it has rows. The fewest of at most the planned rows, so
-    that their rows are as many as they can be: some models take another way for few (:func:`_demand_way`)."""
+    """Into how many parts the batch is cut: the fewest of at most the planned rows, as some models take another way for
+    few (:func:`_demand_way`), and never more than it has rows."""
     if sub_batches is not None:
         return max(1, min(sub_batches, batch))
     plan = _plan_of(model)
@@ -240,7 +220,6 @@ def _check(
 
 
 def _refuse_batch_norm(model: torch.nn.Module, parts: int) -> None:
-    """Raise ValueError where a batch norm would normalise by the statistics of a part."""
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             raise ValueError(
@@ -249,6 +228,3 @@ def _refuse_batch_norm(model: torch.nn.Module, parts: int) -> None:
                 "per_sub_batch_norm=True, or pass sub_batches=1, or plan without sub-batches "
                 '(fidelity="bitwise"), or put it into eval mode'
             )
-
-
-__all__ = ["step"]

@@ -30,11 +30,10 @@ def test_relu_before_a_pool_keeps_nothing_and_the_map_carries_the_mask(kernel, b
 def test_windows_too_large_for_the_code_of_no_gradient():
     graph = conv_relu_pool(kernel_size=16, stride=1)
     assert decision(graph, "relu").codec == "mask1" and not choice(graph, "relu").mask_in_pool
-    index = next(s for s in graph.kept() if s.dtype == "int64")
-    assert decisions(graph)[index.id].codec == "argmax8" and not choice(graph, "max_pool2d").mask_in_pool
+    assert not choice(graph, "max_pool2d").mask_in_pool
     larger = conv_relu_pool(kernel_size=(16, 17), stride=1, padding=(0, 1))
-    index = next(s for s in larger.kept() if s.dtype == "int64")
-    assert decisions(larger)[index.id].codec == "dense", "PyTorch's own pool runs"
+    for found, codec in ((graph, "argmax8"), (larger, "dense")):  # dense: PyTorch's own pool runs
+        assert decisions(found)[next(s.id for s in found.kept() if s.dtype == "int64")].codec == codec
 
 
 SPOILERS = {

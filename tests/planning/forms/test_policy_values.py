@@ -32,9 +32,7 @@ def test_relu_before_a_conv_is_sparse_and_one_stash_serves_a_skip_branch():
     [(0.0, "csr"), (0.1, "csr"), (0.118, "csr"), (0.12, "zvc"), (0.5, "zvc"), (0.91, "zvc"), (0.93, "dense")],
 )
 def test_the_measured_density_chooses_between_csr_zvc_and_dense(density, codec):
-    graph = captured(lambda m, x: m[1](F.relu(m[0](x))), conv(), conv())
-    relu = output_of(graph, "relu")
-    found = decision(graph, "relu", densities={relu: density})
+    found = decision(RELU_CONV, "relu", densities={output_of(RELU_CONV, "relu"): density})
     assert found.codec == codec
     if codec == "dense":
         assert found.reason == "conv2d reads its values, and with 93% non-zeros no encoding pays"
@@ -60,13 +58,10 @@ def test_expected_densities_follow_pools_dropouts_and_concatenations():
         return captured(lambda m, x: m[1](function(F.relu(m[0](x)))), conv(), conv())
 
     assert decision(reader_of(lambda y: F.dropout(y, 0.5)), "dropout").reason.endswith("75% of them are zeros")
-    assert decision(reader_of(lambda y: F.dropout(y, 0.2, training=False)), "relu").reason.endswith(
-        "50% of them are zeros"
-    )
+    silent = decision(reader_of(lambda y: F.dropout(y, 0.2, training=False)), "relu")
+    assert silent.reason.endswith("50% of them are zeros")
     pooled = decision(reader_of(lambda y: F.max_pool2d(y, 2)), "max_pool2d")
-    assert (
-        pooled.codec == "dense" and pooled.reason == "conv2d reads its values, and with 94% non-zeros no encoding pays"
-    )
+    assert pooled.codec == "dense" and pooled.reason.endswith("and with 94% non-zeros no encoding pays")
     wide = captured(lambda m, x: m[1](torch.cat([F.relu(m[0](x)), F.relu(x)], 1)), conv(), nn.Conv2d(16, 8, 3))
     assert decision(wide, "cat").codec == "zvc"
     mixed = captured(lambda m, x: m[1](torch.cat([F.relu(m[0](x)), m[0](x)], 1)), conv(), nn.Conv2d(16, 8, 3))

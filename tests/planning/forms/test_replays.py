@@ -9,8 +9,8 @@ from torch import nn
 
 import gistkit
 from gistkit.errors import BudgetError
-from tests.support.recompute_cases import Chain, Hidden, assert_same, block
-from tests.support.training import batches
+from tests.support.recompute_cases import Chain, Hidden, block
+from tests.support.training import assert_same, batches
 
 
 class Overwrites(nn.Module):

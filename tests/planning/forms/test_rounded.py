@@ -15,11 +15,11 @@ from gistkit.api.capturing import step_on
 from gistkit.errors import PlanError
 from gistkit.ir.queries import Reading
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.forms.rounding import may_narrow
+from gistkit.planning.forms.readers import may_narrow
 from gistkit.planning.policies.gist_rules import gist
 from gistkit.planning.policies.optimal.plans import plan_of
 from gistkit.planning.policies.optimal.problem import Problem
-from gistkit.planning.policies.optimal.whole import Allowed
+from gistkit.planning.policies.optimal.variants import Allowed
 from gistkit.planning.simulate.simulator import Simulator
 from tests.planning.policies.test_optimal_state import choices
 

@@ -10,8 +10,8 @@ from gistkit.ir.plan import Plan
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.gist_rules import gist
-from gistkit.planning.simulate.effects import profile
 from gistkit.planning.simulate.intervals import Interval
+from gistkit.planning.simulate.simulator import Simulator
 from tests.support.step_graphs import pooled
 
 MB = 10**6
@@ -64,8 +64,8 @@ def test_laws_of_sharing(lives):
 def test_gist_shrinks_what_is_shared():
     graph = pooled(channels=8)
     costs = cost_table(graph, hardware("cpu"))
-    plain = feature_maps(graph, profile(graph, Plan("plain", graph.fingerprint, (), ()), costs))
-    coded = feature_maps(graph, profile(graph, gist(graph), costs))
+    plain = feature_maps(graph, Simulator(graph, costs).profile(Plan("plain", graph.fingerprint, (), ())))
+    coded = feature_maps(graph, Simulator(graph, costs).profile(gist(graph)))
     kinds = {graph.blocks[i.block].kind for i in plain}
     assert kinds == {"activation", "gradient"}
     turn = turn_of(graph)

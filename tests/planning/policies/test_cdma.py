@@ -10,7 +10,7 @@ from gistkit.ir.tasks import Block
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.cdma import cdma, round_trip_s
-from gistkit.planning.policies.vdnn.offload import vdnn_all
+from gistkit.planning.policies.vdnn import vdnn_all
 from gistkit.planning.simulate.simulator import simulate
 from tests.support.paper_costs import costs_of, device
 from tests.support.step_graphs import chain

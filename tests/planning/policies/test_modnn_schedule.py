@@ -2,7 +2,7 @@
 
 import pytest
 
-from gistkit.planning.policies.modnn.schedule import Absence, schedule
+from gistkit.planning.policies.modnn.modnn import Absence, schedule
 from tests.support import modnn_cases as hand
 from tests.support.modnn_cases import SECOND_BYTES as S
 

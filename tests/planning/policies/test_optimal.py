@@ -1,25 +1,32 @@
 """`optimal` against brute force through the simulator: every combination of forms, every choice with its segments."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from math import prod
+from unittest import mock
 
 import pytest
+import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+from gistkit.capture.entry import capture
 from gistkit.errors import BudgetError, PlanError
 from gistkit.ir.plan import Plan
 from gistkit.ir.queries import Reading
+from gistkit.planning.cost.algorithms import of_part
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.forms.choices import call_choices
 from gistkit.planning.forms.options import options
+from gistkit.planning.forms.readers import call_choices
+from gistkit.planning.policies.optimal import problem, solve
 from gistkit.planning.policies.optimal.optimal import minimise_peak, optimal
 from gistkit.planning.policies.optimal.plans import NO_PEAK, clock
 from gistkit.planning.policies.optimal.problem import Problem
 from gistkit.planning.policies.optimal.state import IncrementalState
-from gistkit.planning.policies.optimal.whole import Allowed
+from gistkit.planning.policies.optimal.variants import Allowed
 from gistkit.planning.policies.registry import POLICIES
 from gistkit.planning.simulate.simulator import Simulator, simulate
 from tests.support.step_graphs import forked, pooled, step_graphs
@@ -30,7 +37,7 @@ CPU = hardware("cpu")
 LINKED = replace(CPU, d2h_gbps=6.0, h2d_gbps=8.0, both_gbps=14.0, launch_s=1e-7)
 SHARED = replace(LINKED, both_gbps=9.0)
 CUDA = replace(LINKED, async_counts=True, codec_slowdown=1.0, libraries_bytes=4321)
-FIXED = {"algorithms": False, "time_limit_s": 20}
+FIXED = {"time_limit_s": 20}
 NEAR = 1.01
 """What the search promises: within 1 % of the best plan, above what the gap says no plan is below."""
 ROOM = 1e-5
@@ -51,13 +58,24 @@ def brute_force(graph, costs, listed):
         yield run.peak_bytes, run.step_s
 
 
-def every_choice(problem):
+@contextmanager
+def restricted(listed):
+    """`optimal` with the listed decisions alone: no segments, no transfers at other moments."""
+    with (
+        mock.patch.object(problem, "options", lambda *_: dict(listed)),
+        mock.patch.object(problem, "candidates", lambda *_: ((), [])),
+        mock.patch.object(solve, "retimed", lambda *_: ()),
+    ):
+        yield
+
+
+def every_choice(of):
     """(peak, seconds) of every choice of a problem that is none of another."""
-    for taken in product(*(range(len(group)) for group in problem.groups)):
-        if tuple(IncrementalState(problem, taken).taken) == taken:
-            seconds, peak = clock(problem, taken)
+    for taken in product(*(range(len(group)) for group in of.groups)):
+        if tuple(IncrementalState(of, taken).taken) == taken:
+            seconds, peak = clock(of, taken)
             if peak < NO_PEAK:
-                yield peak, problem.parts * seconds
+                yield peak, of.parts * seconds
 
 
 def thinned(data, listed):
@@ -100,32 +118,32 @@ def check(graph, costs, runs, share, fidelity="bitwise", *, exact=True, **words)
 def test_near_brute_force(device, data):
     graph = data.draw(st.one_of(step_graphs(8), step_graphs(8, size=64, grown=True)))
     costs = cost_table(graph, device)
-    # With one row in the batch there are no slices or sub-batches; those have a test of their own.
+    # With one row in the batch there are no sub-batches; those have a test of their own.
     narrow = (("lossy", "fp8"), ("lossy", "fp16s")) if graph.batch == 1 else ()
     fidelity, lossy = data.draw(st.sampled_from((("bitwise", None), *narrow)))
     listed = thinned(data, options(graph, costs, fidelity, lossy))
     assert prod(map(len, listed.values())) <= COMBINATIONS
     share = data.draw(st.sampled_from((0.0, 0.1, 0.3, 0.5, 0.8, 1.0)))
-    plan = check(
-        graph, costs, [*brute_force(graph, costs, listed)], share, fidelity, lossy=lossy, options=listed, **FIXED
-    )
+    with restricted(listed):
+        plan = check(graph, costs, [*brute_force(graph, costs, listed)], share, fidelity, lossy=lossy, **FIXED)
     assert plan.sub_batches == 1
 
 
 @pytest.mark.parametrize("device", [CPU, LINKED, CUDA], ids=["cpu", "link", "cuda"])
 @settings(deadline=None, max_examples=10, derandomize=True)
 @given(data=st.data())
-def test_slices_and_sub_batches_near_brute_force(device, data):
+def test_sub_batches_near_brute_force(device, data):
     graph = data.draw(step_graphs(5))
     costs = cost_table(graph, device)
     listed = {s: found[:2] for s, found in thinned(data, options(graph, costs, "reassociated")).items()}
     simulator, allowed = Simulator(graph, costs), Allowed("reassociated", batch_norm=True)
     counts = {1, 2, graph.batch} - ({2} if graph.batch < 2 else set())
-    problems = [Problem(graph, costs, simulator, allowed, parts=parts, listed=listed) for parts in sorted(counts)]
-    assume(all(prod(map(len, p.groups)) <= 2 * COMBINATIONS for p in problems))
-    runs = [run for problem in problems for run in every_choice(problem)]
-    share = data.draw(st.sampled_from((0.0, 0.05, 0.2, 0.5)))
-    check(graph, costs, runs, share, "reassociated", batch_norm=True, options=listed, **FIXED)
+    with restricted(listed):
+        of_parts = [Problem(graph, costs, simulator, allowed, parts) for parts in sorted(counts)]
+        assume(all(prod(map(len, p.groups)) <= 2 * COMBINATIONS for p in of_parts))
+        runs = [run for p in of_parts for run in every_choice(p)]
+        share = data.draw(st.sampled_from((0.0, 0.05, 0.2, 0.5)))
+        check(graph, costs, runs, share, "reassociated", batch_norm=True, **FIXED)
 
 
 @pytest.mark.parametrize("device", [CPU, LINKED, CUDA], ids=["cpu", "link", "cuda"])
@@ -134,11 +152,27 @@ def test_slices_and_sub_batches_near_brute_force(device, data):
 def test_segments_near_brute_force(device, data):
     graph = data.draw(step_graphs(data.draw(st.integers(3, 5)), size=32, grown=True, varied=True))
     costs = cost_table(graph, device)
-    problem = Problem(graph, costs, Simulator(graph, costs), Allowed())
-    assume(problem.segments and prod(map(len, problem.groups)) <= COMBINATIONS)
+    whole = Problem(graph, costs, Simulator(graph, costs), Allowed())
+    assume(whole.segments and prod(map(len, whole.groups)) <= COMBINATIONS)
     # over a link times are chosen that are no forms at first
     share = data.draw(st.sampled_from((0.0, 0.1, 0.4, 0.8)))
-    check(graph, costs, [*every_choice(problem)], share, exact=not device.has_link, **FIXED)
+    check(graph, costs, [*every_choice(whole)], share, exact=not device.has_link, **FIXED)
+
+
+def test_every_task_of_a_convolution_chooses_its_algorithm():
+    with torch.device("meta"):
+        layers = [nn.Conv2d(16, 64, 5, padding=2), nn.ReLU(), nn.Conv2d(64, 48, 5, padding=2), nn.ReLU()]
+        model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 4))
+        graph = capture(model, (torch.empty(32, 16, 28, 28),), backward=True)
+    costs, mixed = cost_table(graph, hardware("k40m")), set()
+    with restricted({s: found[:1] for s, found in options(graph, costs).items()}):
+        made = Problem(graph, costs, Simulator(graph, costs), Allowed(algorithms=True))
+        assert sum(len(g) > 1 for g in made.groups) == 5  # the first convolution has no input gradient
+        for share in (0.0, 0.1, 0.3, 0.5, 0.8, 1.0):
+            plan = check(graph, costs, [*every_choice(made)], share, **FIXED)
+            parts = ("forward", "weight", "input")
+            mixed |= {tuple(of_part(c.algorithm, part) for part in parts) for c in plan.choices if c.algorithm}
+    assert any(len(set(names)) > 1 for names in mixed)
 
 
 def test_a_plan_is_the_same_every_time():

@@ -12,7 +12,7 @@ from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.checkpoint import checkpoint
 from gistkit.planning.policies.optimal.optimal import minimise_peak, optimal
-from gistkit.planning.policies.plain import plain
+from gistkit.planning.policies.registry import plain
 from gistkit.planning.simulate.simulator import simulate
 from tests.planning.policies.test_optimal import NEAR
 from tests.support.zoo_steps import of_zoo

@@ -10,8 +10,7 @@ from torch import nn
 
 import gistkit
 from gistkit.planning.cost.devices import hardware
-from gistkit.planning.forms.allowed import kept_by_ops
-from gistkit.planning.forms.rules import SMALL_BYTES
+from gistkit.planning.forms.allowed import SMALL_BYTES, kept_by_ops
 from tests.support.training import batches, train
 
 WIDTH = SMALL_BYTES // 4

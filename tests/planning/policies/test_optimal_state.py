@@ -7,11 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.policies.optimal.delta import level_of
 from gistkit.planning.policies.optimal.plans import plan_of
 from gistkit.planning.policies.optimal.problem import Problem
 from gistkit.planning.policies.optimal.state import IncrementalState
-from gistkit.planning.policies.optimal.whole import Allowed
+from gistkit.planning.policies.optimal.variants import Allowed, level_of
 from gistkit.planning.simulate.simulator import Simulator
 from tests.planning.policies.test_optimal import CPU, CUDA, LINKED, SHARED
 from tests.support.step_graphs import Step, chain, forked, step_graphs
@@ -49,7 +48,7 @@ GRAPHS = st.one_of(
 
 def problem_of(graph, device, fidelity="bitwise", lossy=None, parts=1):
     costs = cost_table(graph, device)
-    return Problem(graph, costs, Simulator(graph, costs), Allowed(fidelity, lossy), parts=parts)
+    return Problem(graph, costs, Simulator(graph, costs), Allowed(fidelity, lossy), parts)
 
 
 def choices(problem, draw, count):

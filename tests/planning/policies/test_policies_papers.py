@@ -13,9 +13,8 @@ from gistkit.planning.cost.table import cost_table
 from gistkit.planning.forms import make_plan, own_decisions
 from gistkit.planning.policies.checkpoint import checkpoint, cuts
 from gistkit.planning.policies.gist_rules import gist_budget
-from gistkit.planning.policies.plain import plain
-from gistkit.planning.policies.registry import POLICIES
-from gistkit.planning.policies.vdnn.offload import vdnn
+from gistkit.planning.policies.registry import POLICIES, plain
+from gistkit.planning.policies.vdnn import vdnn
 from gistkit.planning.simulate.simulator import simulate
 from tests.support.paper_costs import WORKSPACE, costs_of
 from tests.support.step_graphs import chain, pooled, step_graphs

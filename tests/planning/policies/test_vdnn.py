@@ -9,10 +9,8 @@ from gistkit.capture.entry import capture
 from gistkit.ir.layer_view import ACTV, CONV, layers
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.policies.vdnn.dynamic import vdnn_dyn
-from gistkit.planning.policies.vdnn.offload import offloads, vdnn, vdnn_all, vdnn_conv
-from gistkit.planning.simulate.effects import profile
-from gistkit.planning.simulate.simulator import simulate
+from gistkit.planning.policies.vdnn import offloads, vdnn, vdnn_all, vdnn_conv, vdnn_dyn
+from gistkit.planning.simulate.simulator import Simulator, simulate
 from tests.support.paper_costs import WORKSPACE, costs_of, device
 from tests.support.step_graphs import Step, chain, pooled
 
@@ -35,35 +33,40 @@ def by_forward(graph):
     return {layer.forward: layer for layer in layers(graph)}
 
 
+def sent_by(graph, which="all"):
+    """(block, layer that offloads it, decision) of everything that is sent."""
+    blocks, owners = {b.storage: b for b in graph.blocks}, by_forward(graph)
+    return [(blocks[d.storage], owners[d.offload], d) for d in offloads(graph, which)]
+
+
 def test_only_the_last_consumer_offloads():
     graph = fork("conv", "conv")
-    sent = {graph.blocks[o.block].name: o for o in offloads(graph, "all")}
-    shared = sent["activation4"]
-    readers = [t.index for t in graph.tasks[:6] if shared.block in t.reads]
+    block, _, shared = next(sent for sent in sent_by(graph) if sent[0].name == "activation4")
+    readers = [t.index for t in graph.tasks[:6] if block.id in t.reads]
     assert len(readers) == 2
     assert (shared.offload, shared.release) == (readers[1], readers[1] + 1)
     # whose last consumer is no CONV: it stays with vDNN_conv
     graph = fork("conv", "norm")
-    names = [{graph.blocks[o.block].name for o in offloads(graph, which)} for which in ("all", "conv")]
+    names = [{block.name for block, _, _ in sent_by(graph, which)} for which in ("all", "conv")]
     assert "activation4" in names[0] - names[1]
 
 
 def test_activations_never_offload():
     for graph in (fork("conv", "relu"), library_view(pooled()), chain()):
-        owners = {o.layer for o in offloads(graph, "all")}
-        assert owners and ACTV not in {layers(graph)[i].kind for i in owners}
-    assert "activation4" not in {b.name for b in (graph.blocks[o.block] for o in offloads(fork("conv", "relu"), "all"))}
+        kinds = {owner.kind for _, owner, _ in sent_by(graph)}
+        assert kinds and ACTV not in kinds
+    assert "activation4" not in {block.name for block, _, _ in sent_by(fork("conv", "relu"))}
 
 
 def test_the_classifier_keeps_its_x():
     graph = library_view(pooled())
     linear = next(layer for layer in layers(graph) if layer.kind == "FC")
-    assert not linear.features and set(linear.x).isdisjoint({o.block for o in offloads(graph, "all")})
+    assert not linear.features and set(linear.x).isdisjoint({block.id for block, _, _ in sent_by(graph)})
 
 
 def test_vdnn_conv_takes_the_convolutions_alone():
     graph = library_view(pooled())
-    kinds = {which: {layers(graph)[o.layer].kind for o in offloads(graph, which)} for which in ("conv", "all")}
+    kinds = {which: {owner.kind for _, owner, _ in sent_by(graph, which)} for which in ("conv", "all")}
     assert kinds == {"conv": {CONV}, "all": {CONV, "POOL", "DROPOUT"}}
     assert offloads(graph, "none") == ()
 
@@ -79,7 +82,7 @@ def test_the_next_layer_waits_for_the_offload_and_only_where_there_is_one():
     assert second.kind == CONV and sent[2].release == 3
     assert run.start_s[3] - run.start_s[2] == pytest.approx(2.0)
     assert run.start_s[2] - run.start_s[1] == pytest.approx(1.0)
-    transfer = next(t for t in profile(graph, plan, costs).transfers if t.direction == "d2h" and t.issue == 2)
+    transfer = next(t for t in Simulator(graph, costs).profile(plan).transfers if t.direction == "d2h" and t.issue == 2)
     assert (transfer.due, transfer.nbytes) == (3, 8192)
 
 
@@ -87,10 +90,10 @@ def test_an_offloaded_x_is_gone_before_the_next_layer():
     graph = library_view(chain(layers=3))
     costs = costs_of(graph)
     kept, sent = (simulate(graph, vdnn(graph, costs, offload=w), costs).memory_bytes for w in ("none", "all"))
-    away = [o for o in offloads(graph, "all") if o.release < o.prefetch]
+    away = [(block.nbytes, o) for block, _, o in sent_by(graph) if o.release < o.prefetch]
     assert len(away) == 4
-    for o in away:
-        gone = sum(graph.blocks[p.block].nbytes for p in away if p.release <= o.release < p.prefetch)
+    for _, o in away:
+        gone = sum(nbytes for nbytes, p in away if p.release <= o.release < p.prefetch)
         assert kept[o.release] - sent[o.release] == gone
 
 
@@ -99,11 +102,9 @@ def test_a_prefetch_overlaps_a_later_layer_and_is_ready_before_the_next():
     graph = library_view(chain(layers=3))
     costs = costs_of(graph, device(link_gbps=2048e-9))
     run = simulate(graph, vdnn_all(graph, costs), costs)
-    sent = offloads(graph, "all")
-    ahead = [o for o in sent if o.prefetch < graph.blocks[o.block].uses[0].task]
+    ahead = [sent for sent in sent_by(graph) if sent[2].prefetch < sent[0].uses[0].task]
     assert len(ahead) == 3
-    for o in ahead:
-        block, owner = graph.blocks[o.block], layers(graph)[o.layer]
+    for block, owner, o in ahead:
         during = next(layer for layer in layers(graph) if layer.backward[:1] == (o.prefetch,))
         assert during.index > owner.index and o.ready == during.backward[-1] + 1
         assert run.start_s[o.ready] - run.start_s[o.prefetch] >= block.nbytes / 2048 - 1e-9

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from gistkit.ir.plan import CallChoice, Decision
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.gist_rules import gist
-from gistkit.planning.simulate.effects import Context, StepIndex, block_effects, profile
+from gistkit.planning.simulate.effects import Context, StepIndex, block_effects
+from gistkit.planning.simulate.simulator import Simulator
 from tests.support.effect_cases import BYTES, CHAIN, CPU, RELU, TITANX, block_of, effects, lives, plan_of, short
 from tests.support.step_graphs import chain, step_graphs
 
@@ -67,5 +68,5 @@ def test_effects_of_single_blocks_add_up_to_the_profile(graph):
     by_storage, context = {d.storage: d for d in plan.decisions}, Context(StepIndex(graph))
     taken = ((b, by_storage.get(b.storage) if b.storage >= 0 else None) for b in graph.blocks)
     alone = [i for b, d in taken for i in block_effects(graph, costs, d, b, context).intervals]
-    together = [i for i in profile(graph, plan, costs).intervals if i.block >= 0]
+    together = [i for i in Simulator(graph, costs).profile(plan).intervals if i.block >= 0]
     assert sorted(alone) == sorted(together)

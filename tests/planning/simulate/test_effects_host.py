@@ -7,7 +7,7 @@ import pytest
 from gistkit.errors import GistError, PlanError
 from gistkit.ir.plan import CallChoice, Decision
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.simulate.effects import profile
+from gistkit.planning.simulate.simulator import Simulator
 from tests.support.effect_cases import BYTES, CHAIN, CPU, RELU, TITANX, block_of, effects, plan_of, short
 
 
@@ -41,15 +41,12 @@ def test_sparse_on_the_host_is_packed_beside_its_scratch():
 @pytest.mark.parametrize(
     ("decision", "text"),
     [
-        (host(release=2), r"release must be after task 2, its last use in forward, got 2; release it at task 3"),
-        (host(prefetch=8), r"prefetch must lie between release 4 and task 7, its first use in backward, got 8; move"),
-        (host(prefetch=3), r"prefetch must lie between release 4 and task 7"),
-        (host(ready=8), r"ready must lie between prefetch 6 and task 7, its first use in backward, got 8"),
-        (host(offload=5), r"offload must be at most release 4, got 5; leave it -1"),
+        (host(release=2), r"must leave behind task 2 and be back before task 7, its first use in .*, release 2, pre"),
+        (host(prefetch=8), r"be back before task 7, .* got offload -1, release 4, prefetch 8, ready -1; move it there"),
+        *((points, "must leave behind task 2") for points in (host(prefetch=3), host(ready=8), host(offload=5))),
         (Decision(RELU.storage, "drop"), r"'drop' on device: task 7 needs its values, which are not kept; keep them"),
         (Decision(RELU.storage, "mask1"), r"'mask1' on device: task 7 needs its values"),
         (Decision(RELU.storage, "fp8"), r"'fp8' on device: task 9 needs its signs, of which narrow .* add mask=True"),
-        (Decision(RELU.storage, "zvc", "moon"), r"place must be device, host or nowhere; take one of these"),
         (Decision(RELU.storage, "rebuild", "nowhere", sources=(RELU.storage,)), r"rebuilt from itself through"),
         (Decision(99, "dense"), r"decision for storage 99: the step knows no such storage"),
         (Decision(block_of(CHAIN, "conv2d").storage, "zvc"), r"backward keeps nothing of this activation; leave it"),
@@ -57,7 +54,7 @@ def test_sparse_on_the_host_is_packed_beside_its_scratch():
 )  # fmt: skip
 def test_decisions_that_make_no_sense(decision, text):
     with pytest.raises(PlanError, match=text) as caught:
-        profile(CHAIN, plan_of(CHAIN, decision), cost_table(CHAIN, TITANX))
+        Simulator(CHAIN, cost_table(CHAIN, TITANX)).profile(plan_of(CHAIN, decision))
     assert f"storage {decision.storage}" in str(caught.value)
     assert isinstance(caught.value, ValueError) and isinstance(caught.value, GistError)
 
@@ -75,7 +72,9 @@ def test_plans_that_contradict_themselves():
         ((Decision(other.storage, "dense", "host", release=8, prefetch=9),), "task 6, its first use"),
     ):
         with pytest.raises(PlanError, match=text):
-            profile(CHAIN, plan_of(CHAIN, *decisions), costs if "no link" in text else cost_table(CHAIN, TITANX))
+            Simulator(CHAIN, costs if "no link" in text else cost_table(CHAIN, TITANX)).profile(
+                plan_of(CHAIN, *decisions)
+            )
     for choice, text in (
         (
             CallChoice(77, "relu", mask_in_pool=True),
@@ -84,8 +83,8 @@ def test_plans_that_contradict_themselves():
         (CallChoice(0, "conv2d", algorithm="magic"), r"no algorithm 'magic'; there are .*; take one of these"),
     ):
         with pytest.raises(PlanError, match=text):
-            profile(CHAIN, plan_of(CHAIN, choices=(choice,)), costs)
+            Simulator(CHAIN, costs).profile(plan_of(CHAIN, choices=(choice,)))
     with pytest.raises(PlanError, match="got one without; capture it with backward=True"):
-        profile(replace(CHAIN, tasks=(), blocks=()), plan_of(CHAIN), replace(costs, algorithms=()))
+        Simulator(replace(CHAIN, tasks=(), blocks=()), replace(costs, algorithms=())).profile(plan_of(CHAIN))
     with pytest.raises(PlanError, match="costs must be those of the graph's 11 tasks, got 9"):
-        profile(CHAIN, plan_of(CHAIN), replace(costs, algorithms=costs.algorithms[:9]))
+        Simulator(CHAIN, replace(costs, algorithms=costs.algorithms[:9])).profile(plan_of(CHAIN))

@@ -15,8 +15,7 @@ from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.forms.predicted import make_plan
 from gistkit.planning.simulate.context import Context, StepIndex
-from gistkit.planning.simulate.effects import profile
-from gistkit.planning.simulate.simulator import memory_bytes
+from gistkit.planning.simulate.simulator import Simulator, memory_bytes
 from gistkit.runtime.live import LiveBytes
 
 
@@ -66,7 +65,7 @@ def test_a_backward_holds_what_the_rerun_or_its_task_does(channels, again, kept)
             live.track(twin, x)
             twin(x).backward()
         assert live.peak_bytes <= plan.peak_bytes
-    composed = profile(graph, plan, costs)
+    composed = Simulator(graph, costs).profile(plan)
     found = memory_bytes([i for i in composed.intervals if i.what != "scratch"], composed.tasks)
     wanted = max(n for n, task in zip(found, graph.tasks, strict=True) if task.phase == BACKWARD)
     assert max(e.nbytes for e in live.timeline if e.backward) == wanted

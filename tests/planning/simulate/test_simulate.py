@@ -15,9 +15,7 @@ from gistkit.ir.scale import scaled
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.gist_rules import gist
-from gistkit.planning.simulate.effects import profile
-from gistkit.planning.simulate.intervals import Transfer
-from gistkit.planning.simulate.link import Link
+from gistkit.planning.simulate.intervals import Transfer, load_of, stalls
 from gistkit.planning.simulate.simulator import Simulator, memory_bytes, simulate
 from tests.support.models import UNet
 from tests.support.peaks import held_step, peaks_of_steps
@@ -51,12 +49,9 @@ def timed(d2h_s, h2d_s, **decision):
 @settings(deadline=None, max_examples=40, derandomize=True)
 def test_memory_is_the_sum_of_what_lives(graph, reserve, which):
     costs = cost_table(graph, hardware("titanx"))
-    plan = (
-        plan_of(graph, policy=which)
-        if which in ("plain", "none")
-        else gist(graph, lossy={"gist": None}.get(which, which))
-    )
-    found, lives = simulate(graph, plan, costs, reserve=reserve), profile(graph, plan, costs).intervals
+    bare = which in ("plain", "none")
+    plan = plan_of(graph, policy=which) if bare else gist(graph, lossy=None if which == "gist" else which)
+    found, lives = simulate(graph, plan, costs, reserve=reserve), Simulator(graph, costs).profile(plan).intervals
     by_hand = [reserve + sum(i.nbytes for i in lives if i.first <= t <= i.last) for t in range(len(graph.tasks))]
     assert list(found.memory_bytes) == by_hand == memory_bytes(lives, len(graph.tasks), reserve)
     assert found.peak_bytes == max(by_hand) and by_hand.index(found.peak_bytes) == found.peak_task
@@ -74,15 +69,11 @@ def test_release_and_first_use_wait():
 
 def carried(transfers, costs):
     """Seconds at which every transfer is done, all issued at 0."""
-    line = Link(costs)
-    numbers = [line.issue(t) for t in transfers]
-    ends, state = [], line
-    for transfer, number in zip(transfers, numbers, strict=True):
-        fresh = Link(costs)
-        for other in transfers:
-            fresh.issue(other)
-        ends.append(fresh.finish(transfer.direction, number))
-    assert state.now == 0
+    ends = []
+    for place, last in enumerate(transfers):
+        due = (1 if i <= place and t.direction == last.direction else 2 for i, t in enumerate(transfers))
+        loads = [load_of(t._replace(due=task), costs) for t, task in zip(transfers, due, strict=True)]
+        ends.append(dict(stalls([0.0, 0.0], loads, costs.hardware.shared_rate))[1])
     return ends
 
 

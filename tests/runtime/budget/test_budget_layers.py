@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gistkit
 from tests.support.peaks import held_step, least_bytes, peaks_of_steps
-from tests.support.unchecked import unchecked_peak
+from tests.support.predicted import unchecked_peak
 
 
 def conv(features=8, kernel=3, **how):
@@ -65,6 +65,7 @@ LAYERS = {
     "smooth activations": lambda: [conv(), nn.SiLU(), conv(), nn.GELU(), conv(), nn.Sigmoid(), conv(), nn.Softplus()],
     "clipped activations": lambda: [conv(), nn.ReLU6(), conv(), nn.Hardswish(), conv(), nn.LeakyReLU(), conv()],
     "activations in place": lambda: [conv(), nn.ReLU6(True), conv(), nn.Hardswish(True), conv(), nn.ELU(inplace=True)],
+    "others in place": lambda: [conv(), nn.SiLU(True), conv(), nn.Mish(True), conv(), nn.LeakyReLU(0.1, True), conv()],
     "depthwise": lambda: [conv(groups=8), nn.BatchNorm2d(8), nn.ReLU(), conv(kernel=1), nn.ReLU()],
     "transposed": lambda: [nn.ConvTranspose2d(8, 8, 4, 2, 1), nn.ReLU()],
     "dilated and strided": lambda: [nn.Conv2d(8, 8, 3, 2, 2, 2), nn.ReLU()],

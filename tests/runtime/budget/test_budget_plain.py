@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
+from gistkit.capture.nodes import reachable
 from tests.support.peaks import peaks_of
 
 IMAGES = (4, 8, 16, 16)
@@ -60,11 +61,7 @@ def test_the_prediction_is_what_a_step_holds_and_the_nodes_are_pytorchs(name, bu
     for net in (model, twin):
         torch.manual_seed(1)
         loss = net(x)
-        nodes, todo = set(), [loss.grad_fn]
-        while todo:
-            node = todo.pop()
-            nodes.add(node.name())
-            todo += [n for n, _ in node.next_functions if n is not None]
+        nodes = {node.name() for node in reachable([loss])}
         loss.backward()
         results.append((loss, nodes, [p.grad for p in net.parameters()]))
     (loss, nodes, grads), (own_loss, own_nodes, own_grads) = results

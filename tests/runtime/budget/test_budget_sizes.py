@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
-from gistkit.runtime.program import sizes
+from gistkit.runtime import engine
 from tests.support.peaks import held_step, least_bytes, peaks_of_steps
 
 ROWS = 8
@@ -34,13 +34,13 @@ class Net(nn.Module):
 def captures(monkeypatch):
     """The number of rows of every forward that a given plan was compiled for."""
     seen = []
-    compiled = sizes.given_program
+    compiled = engine.given_program
 
     def given_program(plan, model, args, kwargs):
         seen.append(len(args[0]))
         return compiled(plan, model, args, kwargs)
 
-    monkeypatch.setattr(sizes, "given_program", given_program)
+    monkeypatch.setattr(engine, "given_program", given_program)
     return seen
 
 
@@ -80,10 +80,10 @@ def test_uneven_parts_keep_a_budget(captures):
 
 
 def test_sizes_beyond_the_held_ones_are_captured_again(captures, monkeypatch):
-    monkeypatch.setattr(sizes, "MOST", 2)
+    monkeypatch.setattr(engine, "SIZES", 2)
     model, x = Net(), torch.randn(ROWS, 3, 16, 16)
     twin = gistkit.compress(model, least(model, x))
-    known = twin.__dict__["forward"].engine._sizes._known
+    known = twin.__dict__["forward"].engine._sized
     for rows in (8, 7, 8, 6, 7, 6, 8):
         held_step(twin, F.cross_entropy, x[:rows], LABELS[:rows])
         assert len(known) <= 2

@@ -161,7 +161,7 @@ def test_lossy_payloads_keep_the_budget(lossy, share):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_payload_that_was_planned_for_the_host_comes_back_in_parts_too(device):
+def test_a_payload_that_was_planned_for_the_host_stays_there_as_values(device):
     c = case(False, device)
     plan = c.planned(0)
     first = next(d for d in plan.decisions if d.codec == "zvc")

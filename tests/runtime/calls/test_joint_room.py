@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 import gistkit
+from gistkit.capture.nodes import reachable
 from gistkit.runtime.forward import state
 from gistkit.runtime.live import LiveBytes
 from tests.support.nn_cases import same_bits
@@ -38,20 +39,10 @@ def step(model, x):
         model.zero_grad(set_to_none=True)
         with LiveBytes(timeline=False) as live:
             loss = model(x).square().sum()
-            names = _nodes(loss)
+            names = [node.name() for node in reachable([loss])]
             loss.backward()
             del loss
     return live.peak_bytes, names, [p.grad for p in model.parameters()]
-
-
-def _nodes(loss):
-    seen, pending = {}, [loss.grad_fn]
-    while pending:
-        node = pending.pop()
-        if node is not None and node not in seen:
-            seen[node] = node.name()
-            pending.extend(edge for edge, _ in node.next_functions)
-    return list(seen.values())
 
 
 def test_pytorchs_nodes_raise_no_peak_where_there_is_room(monkeypatch):

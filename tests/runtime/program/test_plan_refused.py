@@ -38,7 +38,7 @@ def test_a_decision_that_its_storage_cannot_have_is_refused_before_anything_runs
 
 
 def test_a_rebuild_that_is_not_exact_breaks_a_budget(monkeypatch):
-    monkeypatch.setattr("gistkit.runtime.rebuild.exactness.arithmetics", lambda *_: [])
+    monkeypatch.setattr("gistkit.runtime.rebuild.terms.arithmetics", lambda *_: [])
     model, (x, y) = UNet().train(), data()
     graph, _ = captured(model, x, y)
     plan = gist(graph)
@@ -114,16 +114,3 @@ def test_larger_images_are_refused_however_often_smaller_ones_came():
         with pytest.raises(PlanMismatchError, match=text + shape):
             twin(large[:rows])
         step(twin, large[:1], y[:1])
-
-
-def test_report_of_a_budget():
-    model, (x, y) = UNet().train(), data()
-    plan = gistkit.plan(model, x, budget="80%", density=0.3, policy="gist")
-    twin = gistkit.compress(copy.deepcopy(model), plan)
-    assert "budget" in str(gistkit.report(twin)) and gistkit.report(twin).budget.denser == {}
-    step(twin, x, y)
-    report = gistkit.report(twin)
-    again = gistkit.plan(model, x, budget="90%", density=report.densities, policy="gist")
-    twin = gistkit.compress(copy.deepcopy(model), again)
-    step(twin, x, y)
-    assert gistkit.report(twin).budget.denser == {}

@@ -5,13 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
 import gistkit
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.forms.allowed import own_decisions
-from gistkit.planning.policies.gist_rules import gist
 from tests.support.models import DenseNet, UNet
 from tests.support.plan_cases import LINKED, Small, captured, data, made, same, step, ways
 from tests.support.predicted import steady_peak_bytes
@@ -46,15 +44,3 @@ def test_what_a_plan_leaves_open_stays_as_it_is():
     assert step(twin, x, y)[2].peak_bytes == steady_peak_bytes(graph, plan, costs)
     rows = gistkit.report(twin).stats.rows
     assert {r.codec for r in rows if r.storage >= 0} == {"dense"} and len(rows) > 20
-
-
-def test_shapes_inside_a_local_response_norm_are_not_kept():
-    model, (x, y) = nn.Sequential(nn.Conv2d(3, 8, 3), nn.LocalResponseNorm(3), nn.Conv2d(8, 4, 3)).train(), data()
-    graph, costs = captured(model, x, y, hardware("cpu"))
-    plan = gist(graph)
-    assert "drop" in {d.codec for d in plan.decisions}
-    twin = gistkit.compress(copy.deepcopy(model), replace(plan, budget_bytes=2**40))
-    step(twin, x, y)
-    found = step(twin, x, y)
-    assert same(found, step(model, x, y))
-    assert found[2].peak_bytes == steady_peak_bytes(graph, plan, costs)

@@ -13,15 +13,15 @@ from torch import nn
 
 import gistkit
 from gistkit import zoo
-from gistkit.ir.comparison import digest_bytes
 from gistkit.ir.plan import Decision, Plan
+from gistkit.ir.returns import digest_bytes
 from gistkit.planning.forms.allowed import own_decisions
 from gistkit.planning.policies.checkpoint import checkpoint
 from gistkit.planning.simulate.simulator import simulate
 from tests.support.models import DenseNet, UNet
 from tests.support.predicted import steady_peak_bytes
-from tests.support.recompute_cases import assert_same, by_hand, by_pixel, captured, chain, measured, planned
-from tests.support.training import batches
+from tests.support.recompute_cases import by_hand, by_pixel, captured, chain, measured, planned
+from tests.support.training import assert_same, batches
 
 NETS = {
     "chain": (chain, 8, 4, F.cross_entropy),

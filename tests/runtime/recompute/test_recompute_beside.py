@@ -16,8 +16,8 @@ from gistkit.planning.forms.allowed import kept_by_ops, own_decisions
 from gistkit.planning.forms.predicted import make_plan
 from gistkit.runtime.live import LiveBytes
 from tests.support.predicted import steady_peak_bytes
-from tests.support.recompute_cases import Chain, assert_same, between, captured, chain, measured
-from tests.support.training import batches
+from tests.support.recompute_cases import Chain, between, captured, chain, measured
+from tests.support.training import assert_same, batches
 
 
 @pytest.mark.parametrize("form", [("zvc", "device"), ("dense", "host"), ("zvc", "host")])

@@ -191,7 +191,9 @@ def test_restoring_gives_the_hosts_memory_back():
     for step in range(2):
         trainer.step(step)
         trainer.arrive()
-    storages = [c.memory.untyped_storage()._weak_ref() for chunks in trainer.spill._chunks.values() for c in chunks]
+    trainer.packer.poll()
+    assert lent_bytes(trainer.spill) == 0
+    storages = [m.untyped_storage()._weak_ref() for spans in trainer.spill._free.values() for m in spans]
     gistkit.restore(trainer.model)
     del trainer
     gc.collect()

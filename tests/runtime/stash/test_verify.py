@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gistkit.ir.comparison import digest_bytes
+from gistkit.ir.returns import digest_bytes
 from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.stash.verify import Digest, Trial, blocks
 

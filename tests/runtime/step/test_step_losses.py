@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gistkit
-from gistkit.runtime.step.known_losses import known_share
+from gistkit.runtime.step.losses import known_share
 from tests.support.step_cases import Concatenated, batch, net
 
 ROWS, CLASSES, NEAR = 9, 4, 1e-11

@@ -12,7 +12,7 @@ from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from gistkit.planning.policies.modnn.tdfg import TDFG
+from gistkit.planning.policies.modnn.sub_batch import TDFG
 
 TRANSIENT, WORKSPACE = -1, -2
 """Keys in the memory map of what a task's operators make and free, and of its algorithm's workspace."""
@@ -30,11 +30,9 @@ class MemoryMap:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all occupied segments."""
         return sum(nbytes for _, nbytes in self._occupied.values())
 
     def copy(self) -> MemoryMap:
-        """The same map, to try something on."""
         twin = MemoryMap(0)
         twin._free, twin._occupied = self._free.copy(), self._occupied.copy()
         return twin
@@ -45,7 +43,6 @@ class MemoryMap:
         return sorted([*occupied, *((start, nbytes, None) for start, nbytes in self._free)], key=lambda s: s[:2])
 
     def fits(self, nbytes: int) -> bool:
-        """Whether an allocation succeeds without moving anything."""
         return nbytes == 0 or any(size >= nbytes for _, size in self._free)
 
     def allocate(self, key: int, nbytes: int) -> None:
@@ -56,7 +53,6 @@ class MemoryMap:
         self._occupied[key] = start, nbytes
 
     def free(self, key: int) -> None:
-        """Free a segment and merge it with free neighbours."""
         start, nbytes = self._occupied.pop(key)
         first = end = bisect(self._free, (start, 0))
         if first > 0 and sum(self._free[first - 1]) == start:
@@ -112,7 +108,6 @@ class Memory:
     fresh: set[int] = field(default_factory=set)
 
     def copy(self) -> Memory:
-        """The same memory, to try something on."""
         return Memory(self.tdfg, self.map.copy(), self.waiting.copy(), self.host.copy(), self.fresh.copy())
 
     def missing(self, task: int) -> list[tuple[int, int]]:

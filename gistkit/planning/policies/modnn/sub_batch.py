@@ -1,4 +1,10 @@
-"""moDNN's memory demand, lower bound and sub-batch size (Chen et al., DATE 2018, section IV-A, equations 1 to 3).
+"""moDNN's task and data flow graph, memory demand, lower bound and sub-batch size.
+
+Chen et al., DATE 2018, section II-2 and, with equations 1 to 3, section IV-A.
+
+Tasks are those of the captured step. Weights always reside on the device, and so does an input batch that outlives the
+step. Every other data block has *stays*: runs of tasks during which it must be on the device. Between two stays it may
+be in host memory (:func:`paper_tdfg`, :func:`plan_tdfg`).
 
 - (1) ``Mmin(t, b)`` = inputs + output + workspace of task t at sub-batch size b: :func:`demand_bytes`.
 - (2) The lower bound: weights + max over t of Mmin(t, 1) without workspace: :func:`lower_bound`.
@@ -13,19 +19,66 @@ batch each is there from the task on that makes it. So a whole batch may need le
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
+from itertools import accumulate
 
 from gistkit.errors import BudgetError
-from gistkit.ir import Plan, SavedGraph, scaled
+from gistkit.ir import BACKWARD, Plan, SavedGraph, scaled
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import check_fidelity, kept_by_ops, own_decisions
-from gistkit.planning.policies.modnn.tdfg import TDFG, paper_tdfg, plan_tdfg
-from gistkit.planning.simulate import Simulator, scaled_costs, trains_batch_norm
+from gistkit.planning.simulate import Interval, Simulator, scaled_costs, trains_batch_norm
 
 PAPER, PLAN = "paper", "plan"
-"""Rules of :mod:`~gistkit.planning.policies.modnn.tdfg`."""
+"""Which data may leave: :func:`paper_tdfg`, :func:`plan_tdfg`."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """One data block: its stays (first task, last task) in order, and the tasks that write it. ``fresh``: criterion (b)
+    keeps it on the device from its making to its next stay."""
+
+    block: int
+    nbytes: int
+    stays: tuple[tuple[int, int], ...]
+    writes: tuple[int, ...] = ()
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class TDFG:
+    """The data of a step by number, the bytes that always reside, and by task what its operators make and free."""
+
+    resident_bytes: int
+    data: tuple[Data, ...]
+    transient_bytes: tuple[int, ...]
+
+    @cached_property
+    def starting(self) -> dict[int, list[int]]:
+        """By task the data of which a stay begins with it: those of its I(t) and O(t) that may be missing."""
+        return _by_key((first, number) for number, d in enumerate(self.data) for first, _ in d.stays)
+
+    @cached_property
+    def ending(self) -> dict[int, list[int]]:
+        """By task the data of which a stay ends with it."""
+        return _by_key((last, number) for number, d in enumerate(self.data) for _, last in d.stays)
+
+    @cached_property
+    def written(self) -> dict[int, list[int]]:
+        """By task the data that it writes."""
+        return _by_key((task, number) for number, d in enumerate(self.data) for task in d.writes)
+
+    @cached_property
+    def demand_bytes(self) -> tuple[int, ...]:
+        """By task Mmin(t, b) of eq. (1) without workspace: inputs, output, and what its operators make and free."""
+        change = [0] * (len(self.transient_bytes) + 2)
+        for data in self.data:
+            for first, last in data.stays:
+                change[first] += data.nbytes
+                change[last + 1] -= data.nbytes
+        return tuple(map(sum, zip(self.transient_bytes, accumulate(change), strict=False)))
 
 
 @dataclass(frozen=True)
@@ -152,3 +205,56 @@ def _remedy(memory_bytes: int, least_bytes: int, with_norms_bytes: int, fidelity
     if least_bytes > memory_bytes:
         ways.append("per_sub_batch_norm=True (batch norms see parts of the batch)")
     return f"give it more memory, or allow sub-batches with {' and '.join(ways)}"
+
+
+def paper_tdfg(graph: SavedGraph, libraries_bytes: int = 0) -> TDFG:
+    """The paper's rule: a block stays for each task that reads or writes it; weight gradients reside, and so do
+    ``libraries_bytes``. A block that only backward reads again is not kept by
+    criterion (b), which else would keep it until then."""
+    end, resident_bytes, data = len(graph.tasks), libraries_bytes, []
+    written = _written(graph)
+    used = _by_key((b, t.index) for t in graph.tasks for b in (*t.reads, *t.writes))
+    for block in graph.blocks:
+        tasks = sorted({*used[block.id], *written[block.id], *(use.task for use in block.uses)})
+        if block.kind in ("weight", "buffer", "weight_gradient") or (block.kind == "input" and block.last >= end):
+            resident_bytes += block.nbytes
+        elif block.nbytes and (tasks or block.last >= end):
+            stays = ((max(block.first, 0), end),) if block.last >= end else tuple((t, t) for t in tasks)
+            again = next((graph.tasks[t].phase for t in tasks if t > block.first), "")
+            fresh = block.first >= 0 and (block.saved < 0 or again != BACKWARD)
+            data.append(Data(block.id, block.nbytes, stays, tuple(written[block.id]), fresh))
+    return TDFG(resident_bytes, tuple(data), tuple(t.transient_bytes for t in graph.tasks))
+
+
+def plan_tdfg(graph: SavedGraph, intervals: Iterable[Interval], movable: Collection[int]) -> TDFG:
+    """What gistkit's runtime can run: ``intervals`` are all that the step holds if nothing leaves; blocks in
+    ``movable`` may leave once, between their last forward task and their first use in backward."""
+    end, resident_bytes, data = len(graph.tasks), 0, []
+    transient, written = [0] * end, _written(graph)
+    for interval in sorted((i for i in intervals if i.what != "workspace"), key=lambda i: i.block):
+        first, last = max(interval.first, 0), min(interval.last, end)
+        if interval.first < 0 and last == end:
+            resident_bytes += interval.nbytes
+        elif interval.block < 0 or interval.what == "scratch":
+            for task in range(first, min(last, end - 1) + 1):
+                transient[task] += interval.nbytes
+        else:
+            block, stays = graph.blocks[interval.block], ((first, last),)
+            if block.id in movable:
+                held, use = max(block.last, block.saved, first), block.uses[0].task
+                stays = ((first, held), (use, last)) if use > held + 1 else stays
+            data.append(Data(block.id, interval.nbytes, stays, tuple(written[block.id])))
+    return TDFG(resident_bytes, tuple(data), tuple(transient))
+
+
+def _written(graph: SavedGraph) -> dict[int, list[int]]:
+    """By block the tasks that make or write it."""
+    made = [(b.id, b.first) for b in graph.blocks if b.first >= 0]
+    return _by_key([*made, *((block, t.index) for t in graph.tasks for block in t.writes)])
+
+
+def _by_key(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = defaultdict(list)
+    for key, value in pairs:
+        found[key].append(value)
+    return found

@@ -1,4 +1,4 @@
-"""What no choice of `optimal` goes below: seconds under a budget, and bytes, by Lagrangian relaxation.
+"""Seconds that no choice of `optimal` goes below under a budget, by Lagrangian relaxation.
 
 Bytes above the budget are allowed at a price, by task. Then every group takes the variant that is cheapest by itself,
 and whatever the prices, no choice within the budget costs less (Geoffrion, 1974). The prices are raised where the mean
@@ -13,29 +13,17 @@ back within the other, beyond their compute. That has a price between 0 and 1.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
 from gistkit.ir import BACKWARD
-from gistkit.planning.policies.optimal.delta import Delta
 from gistkit.planning.policies.optimal.problem import Problem
+from gistkit.planning.policies.optimal.variants import Delta
 
 ROUNDS = 200
-PATIENCE = 6
-"""Rounds without a better bound, after which the steps become smaller."""
-MEMORY = 0.9
-"""Share of the mean of what was taken that stays from one round to the next."""
-EXACT = 1e-9
-"""What sums of double precision may be off by, relative."""
-
-
-class Bound(NamedTuple):
-    """``value``: no choice is below it, seconds or bytes. ``shares``: by variant how much of it the relaxation
-    takes."""
-
-    value: float
-    shares: np.ndarray
+PATIENCE = 6  # rounds without a better bound, after which the steps become smaller
+MEMORY = 0.9  # share of the mean of what was taken that stays from one round to the next
+EXACT = 1e-9  # what sums of double precision may be off by, relative
 
 
 class Bounds:
@@ -68,32 +56,17 @@ class Bounds:
             for g, v in members:
                 yield offsets[g] + v, problem.least[offsets[segment] + 1], problem.blocks[g].nbytes / total
 
-    def seconds(self, budget_bytes: int, upper_s: float) -> Bound:
-        """Seconds that no choice within a budget goes below; about ``upper_s`` are enough for one."""
-        prices = np.zeros(self._problem.tasks)
-        best, _, shares = self._ascend(self._cost_s, max(budget_bytes, 1), prices, upper_s - self._base_s)
-        return Bound((self._base_s + best) * (1 - EXACT), shares)
-
-    def peak_bytes(self, upper_bytes: int) -> Bound:
-        """Bytes that no choice's peak is below; there is one of ``upper_bytes``."""
-        prices = self._problem.base_bytes / max(int(self._problem.base_bytes.sum()), 1)
-        _, above, shares = self._ascend(np.zeros(len(self._group)), upper_bytes, prices, 0.0)
-        return Bound(int(upper_bytes * (1 + min(above, 0.0)) * (1 - EXACT)), shares)
-
-    def _ascend(
-        self, cost: np.ndarray, room: int, prices: np.ndarray, target: float
-    ) -> tuple[float, float, np.ndarray]:
-        """The greatest sum of costs and prices found; the greatest sum of prices by unit of price, which is by how much
-        of the ``room`` every choice is above it; the mean of what was taken. ``target`` is about where the sum ends."""
-        problem, waits, timed = self._problem, np.zeros(2), bool(cost.any())
-        best, above_room, top, step, vain, mean = -np.inf, -1.0, (prices, waits), 1.0, 0, np.zeros(len(cost))
+    def seconds(self, budget_bytes: int, upper_s: float) -> tuple[float, np.ndarray]:
+        """Seconds that no choice within a budget goes below, about ``upper_s`` being enough for one; by variant how
+        much of it the relaxation takes."""
+        problem, room, target = self._problem, max(budget_bytes, 1), upper_s - self._base_s
+        prices, waits, mean = np.zeros(problem.tasks), np.zeros(2), np.zeros(len(self._group))
+        best, top, step, vain = -np.inf, (prices, waits), 1.0, 0
         for number in range(ROUNDS):
             ahead = np.cumsum(prices[::-1])[::-1][self._task]
-            held = np.bincount(self._variant, self._bytes * ahead / room, len(cost))
-            taken, value = self._cheapest(cost + waits @ self._late_s + held)
-            paid = float(prices @ (problem.base_bytes / room - 1))
-            value += paid - float(waits @ self._span_s)
-            above_room = max(above_room, value / prices.sum() if prices.any() else -np.inf)
+            held = np.bincount(self._variant, self._bytes * ahead / room, len(mean))
+            taken, value = self._cheapest(self._cost_s + waits @ self._late_s + held)
+            value += float(prices @ (problem.base_bytes / room - 1)) - float(waits @ self._span_s)
             vain = 0 if value > best + 1e-3 * abs(best) else vain + 1
             if value > best:
                 best, top, step = value, (prices, waits), min(2.0, 1.05 * step)
@@ -102,13 +75,12 @@ class Bounds:
             mean = taken if number == 0 else MEMORY * mean + (1 - MEMORY) * taken
             held = np.bincount(self._task, self._bytes * mean[self._variant], problem.tasks)
             above = (problem.base_bytes + np.cumsum(held)) / room - 1
-            late = (self._late_s @ mean - self._span_s) / max(target, 1e-12) if timed else np.zeros(2)
-            length = (
-                step * max(target - best, 1e-3 * abs(target) + 1e-12) / max(float(above @ above + late @ late), 1e-12)
-            )
+            late = (self._late_s @ mean - self._span_s) / max(target, 1e-12)
+            missing = max(target - best, 1e-3 * abs(target) + 1e-12)
+            length = step * missing / max(float(above @ above + late @ late), 1e-12)
             prices = np.maximum(0.0, top[0] + length * above)
             waits = np.clip(top[1] + length * late / max(target, 1e-12), 0.0, 1.0)
-        return best, above_room, mean
+        return (self._base_s + best) * (1 - EXACT), mean
 
     def _cheapest(self, score: np.ndarray) -> tuple[np.ndarray, float]:
         """Of every group its cheapest variant, as ones and zeros, and what they cost together."""

@@ -1,7 +1,8 @@
-"""From a choice of `optimal` to its plan, with a reason for every decision, and from a plan to the nearest choice."""
+"""From a choice of `optimal` to its plan: with a reason for every decision, with transfers at other moments."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,56 +10,39 @@ from math import inf
 
 from gistkit.errors import PlanError
 from gistkit.ir import OPERATORS, RERUN, CallChoice, Decision, Plan
-from gistkit.planning.cost import by_part, of_part
-from gistkit.planning.forms import FIDELITIES
-from gistkit.planning.policies.optimal.delta import Delta
+from gistkit.planning.cost import by_part
+from gistkit.planning.forms import kept_bytes
 from gistkit.planning.policies.optimal.problem import Problem
-from gistkit.planning.policies.optimal.variants import Variant, algorithm_of, bare
+from gistkit.planning.simulate import load_of
 
-NO_PEAK = 2**62
-"""The peak of what cannot run: above any budget."""
+NO_PEAK = 2**62  # the peak of what cannot run: above any budget
 MIB = 2**20
 
 
 def plan_of(problem: Problem, taken: Sequence[int]) -> Plan:
     """The plan of a choice, without figures and reasons."""
     variants = [problem.groups[g][v] for g, v in enumerate(taken)]
+    decisions = tuple(v.decision for v in variants if v.decision is not None)
     chosen: dict[int, list[CallChoice]] = defaultdict(list)
-    for choice in (*problem.choices, *(c for v in variants for c in _calls(problem, v))):
+    for choice in (*problem.choices, *(v.choice for v in variants if v.choice is not None)):
         chosen[choice.covered].append(choice)
-    fidelity = max((v.fidelity for v in variants), key=FIDELITIES.index, default="bitwise")
+    summed = "reassociated" if problem.parts > 1 else "bitwise"
     return replace(
         problem.bare,
-        decisions=tuple(v.decision for v in variants if v.decision is not None),
+        decisions=decisions,
         choices=tuple(_merged(problem, chosen[c]) for c in sorted(chosen)),
-        fidelity="reassociated" if problem.parts > 1 and fidelity == "bitwise" else fidelity,
+        fidelity="lossy" if any(d.form.rounds_to for d in decisions) else summed,
     )
 
 
-def _calls(problem: Problem, variant: Variant) -> Iterator[CallChoice]:
-    if variant.choice is not None:
-        yield variant.choice
-    for task, count in variant.slices:
-        call = problem.graph.calls[problem.graph.tasks[task].call]
-        yield CallChoice(call.covered, call.op, weight_grad_slices=count)
-
-
 def _merged(problem: Problem, choices: Sequence[CallChoice]) -> CallChoice:
-    """What several variants choose for one call, in one."""
+    """The algorithms of a call's tasks in one choice."""
     if len(choices) == 1:
         return choices[0]
-    call = problem.index.covered[choices[0].covered].index
-    parts = [problem.graph.tasks[t].part_name for t in problem.index.of_call[call]]
-    algorithm = joined([c.algorithm for c in choices], parts)
-    return replace(choices[0], weight_grad_slices=max(c.weight_grad_slices for c in choices), algorithm=algorithm)
-
-
-def joined(algorithms: Sequence[str], parts: Sequence[str]) -> str:
-    """The text for several algorithms of one call, each for a part of its own: one name where all ``parts`` of the call
-    have the same."""
-    text = ",".join(a for a in algorithms if a)
-    names = {part: of_part(text, part) for part in parts}
-    return by_part(names) if text and all(names.values()) else text
+    names = dict(c.algorithm.split("=") for c in choices if c.algorithm)
+    tasks = problem.index.of_call[problem.index.covered[choices[0].covered].index]
+    algorithm = by_part(names) if len(names) == len(tasks) else ",".join(f"{p}={name}" for p, name in names.items())
+    return replace(choices[0], algorithm=algorithm)
 
 
 def clock(problem: Problem, taken: Sequence[int]) -> tuple[float, int]:
@@ -70,31 +54,6 @@ def clock(problem: Problem, taken: Sequence[int]) -> tuple[float, int]:
     return run.step_s / problem.parts, run.peak_bytes
 
 
-def choice_of(problem: Problem, plan: Plan) -> tuple[int, ...]:
-    """The variants nearest to a plan: the same forms, else kept as it is; its segments where all their storages that
-    may come back are a candidate's."""
-    decided = {d.storage: bare(d) for d in plan.decisions if d.form.returns != RERUN}
-    algorithms = {c.covered: c.algorithm for c in plan.choices if c.algorithm}
-    taken = []
-    for group in problem.groups:
-        first = group[0].decision
-        if first is None:
-            taken.append(algorithm_of(group, algorithms))
-            continue
-        wanted = decided.get(first.storage, Decision(first.storage, "dense"))
-        taken.append(next((i for i, v in enumerate(group) if v.decision and bare(v.decision) == wanted), 0))
-    returned: dict[tuple[int, ...], set[int]] = defaultdict(set)
-    for decision in plan.decisions:
-        if decision.form.returns == RERUN:
-            returned[decision.sources].add(decision.storage)
-    able = {s for c in problem.segments for s in c.storages}
-    for segment, candidate in enumerate(problem.segments, problem.first_segment):
-        if returned.get(candidate.sources, set()) & able == set(candidate.storages):
-            for group, variant in ((segment, 1), *problem.members[segment]):
-                taken[group] = variant
-    return tuple(taken)
-
-
 def reasoned(problem: Problem, taken: Sequence[int]) -> Plan:
     """The plan of a choice, every decision with its reason: what it saves and what it costs."""
     plan = plan_of(problem, taken)
@@ -104,32 +63,41 @@ def reasoned(problem: Problem, taken: Sequence[int]) -> Plan:
 
 
 def _reason(problem: Problem, group: int, number: int) -> str:
-    variant = problem.groups[group][number]
-    decision, home = variant.decision, problem.home[group]
-    kept = problem.groups[group][home].decision
-    assert decision is not None and kept is not None
-    if decision.stays or decision.form.gone:
+    decision, home = problem.groups[group][number].decision, problem.home[group]
+    assert decision is not None
+    if decision.stays or decision.form.gone or number == home:
         return decision.reason or "kept: the budget allows it"
-    if kept.codec != "dense" or number == home:
-        return decision.reason
-    delta, dense = (problem.least[problem.offsets[group] + v] for v in (number, home))
-    saved, cost_s = _held(dense) - _held(delta), delta.seconds - dense.seconds
+    block = problem.blocks[group]
+    saves = f"saves {(block.nbytes - kept_bytes(block, decision, problem.costs)) / MIB:.1f} MiB"
+    if decision.form.returns == RERUN:
+        return f"{decision.reason}: {saves}"  # the seconds are the segment's
     how = decision.codec if decision.codec != "dense" else "raw bytes"
     if decision.on_host:
         how = f"{how} to the host, back from task {decision.prefetch}"
     elif decision.form.returns == OPERATORS:
         how = "rebuilt from what is kept"
-    elif decision.form.returns == RERUN:
-        return f"{decision.reason}: saves {saved / MIB:.1f} MiB"  # the seconds are the segment's
-    cut = f" in {max(n for _, n in variant.slices)} slices" if variant.slices else ""
-    price = f"for {cost_s * 1e3:.2f} ms" if cost_s > 5e-6 else "for nothing"
-    return f"{how}{cut}: saves {saved / MIB:.1f} MiB {price}"
+    delta, kept = (problem.least[problem.offsets[group] + v] for v in (number, home))
+    cost_s = delta.seconds - kept.seconds
+    return f"{how}: {saves} for {f'{cost_s * 1e3:.2f} ms' if cost_s > 5e-6 else 'nothing'}"
 
 
-def _held(delta: Delta) -> int:
-    """Bytes held between the two uses: the least from the first task of a life to its last."""
-    level, levels = 0, []
-    for _, nbytes in delta.memory:
-        level += nbytes
-        levels.append(level)
-    return min(levels[:-1] if level == 0 else levels, default=0)
+def retimed(problem: Problem, taken: Sequence[int]) -> Iterator[Decision]:
+    """What a choice ships at the moments at which the link really has time: let go of as soon as the link is done with
+    it and what was before it, fetched when it and what is after it must be, or both."""
+    plan = plan_of(problem, taken)
+    transfers, start_s = problem.simulator.profile(plan).transfers, problem.simulator.run(plan).start_s
+    left: dict[int, int] = {}
+    fetched: dict[int, int] = {}
+    free, latest = 0.0, inf
+    for t in (t for t in transfers if t.direction == "d2h"):
+        free = max(free, start_s[min(t.issue, len(start_s) - 1)]) + load_of(t, problem.costs)[3]
+        left[t.storage] = max(bisect_left(start_s, free), t.issue + 1)
+    for t in sorted((t for t in transfers if t.direction == "h2d"), key=lambda t: (-t.due, -t.issue)):
+        latest = min(latest, start_s[t.due]) - load_of(t, problem.costs)[3]
+        fetched[t.storage] = max(0, min(bisect_right(start_s, latest) - 1, t.due))
+    for d in plan.decisions:
+        if d.on_host and d.storage in left and d.storage in fetched:
+            release, prefetch = left[d.storage], fetched[d.storage]
+            for begin, end in ((release, prefetch), (release, d.prefetch), (d.release, prefetch)):
+                if begin <= end:
+                    yield replace(d, release=begin, prefetch=end)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import islice
 
 import numpy as np
 
@@ -20,32 +19,24 @@ from gistkit.planning.policies.optimal.plans import clock
 from gistkit.planning.policies.optimal.problem import Problem
 from gistkit.planning.policies.optimal.state import IncrementalState
 
-LESS = 1 - 1e-12
-"""A step has to be faster by more than rounding."""
-MOST_VAIN = 120
-"""Steps that free nothing in a row, after which a repair gives up."""
+LESS = 1 - 1e-12  # a step has to be faster by more than rounding
+MOST_VAIN = 120  # steps that free nothing in a row, after which a repair gives up
 LINK_WEIGHTS = (0.3, 0.03)
 """What a second of transfer counts for in a score: where the link is busy it is no free good, else it is hidden."""
-MOST_KICKED = 4
-"""Steps of one kick, at most."""
-DIRECTED = 0.7
-"""Share of the kicks that begin with a step of less compute."""
-LINK_RANGE = (0.01, 1.0)
-"""What a second of transfer counts for while a kick is repaired: drawn between these."""
-NOISE = 0.5
-"""Spread of the logarithms of the prices that a kick is repaired at."""
+MOST_KICKED = 4  # steps of one kick, at most
+DIRECTED = 0.7  # share of the kicks that begin with a step of less compute
+LINK_RANGE = (0.01, 1.0)  # what a second of transfer counts for while a kick is repaired: drawn between these
+NOISE = 0.5  # spread of the logarithms of the prices that a kick is repaired at
 LOOKED_AT, MOST_LOOKED_AT = 0.15, 60
 """Share of the groups, beside those that a kick changed, whose variants are tried behind it; about how many at most."""
-WORSE = 1.02
-"""So many times the best seconds are what a kick may compute for while it is repaired."""
-PATIENCE = 200
-"""Kicks in a row without success, after which the search ends."""
+WORSE = 1.02  # so many times the best seconds are what a kick may compute for while it is repaired
+PATIENCE = 200  # kicks in a row without success, after which the search ends
 Choice = tuple[tuple[int, ...], float]
 """A choice and its simulated seconds."""
 
 
 class Search:
-    """The variants of one problem as flat arrays, for scores of all of them at once."""
+    """Search for choices of one problem, whose variants are flat arrays, for scores of all of them at once."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.draw, self._random = problem, random.Random(0), np.random.default_rng(0)
@@ -135,7 +126,7 @@ class Search:
     ) -> int:
         """Take the best step that frees something, of those not ``barred``, if there is one; what is too much then."""
         over = _over(now.level, limit_bytes)
-        for index in islice(self._freeing(now, limit_bytes, barred, cost_s), MOST_VAIN):
+        for index in self._freeing(now, limit_bytes, barred, cost_s)[:MOST_VAIN]:
             group, variant = self.problem.keys[index]
             step = now.step(group, variant) if time.monotonic() < deadline else None
             barred[index] = True
@@ -148,9 +139,7 @@ class Search:
                     return left
         return over
 
-    def _freeing(
-        self, now: IncrementalState, limit_bytes: int, barred: np.ndarray, cost_s: np.ndarray
-    ) -> Iterator[int]:
+    def _freeing(self, now: IncrementalState, limit_bytes: int, barred: np.ndarray, cost_s: np.ndarray) -> list[int]:
         """The variants that free some of the surplus, those first that free most a second."""
         above = np.cumsum((now.level > limit_bytes)[::-1])[::-1]  # tasks from each on that hold too much
         held = np.bincount(self._variant, self._bytes * above[self._task], len(cost_s))
@@ -162,7 +151,7 @@ class Search:
             freed[self.tied] = 0
         able = np.flatnonzero((freed > 0) & ~barred)
         score = freed[able] / (np.maximum(dearer[able], 0) + self._floor_s)
-        yield from able[np.argsort(-score, kind="stable")].tolist()
+        return able[np.argsort(-score, kind="stable")].tolist()
 
     def improve(self, starts: Sequence[Choice], budget_bytes: int | None, deadline: float) -> Choice:
         """A choice at least as fast as any of ``starts`` (which fit, the fastest first), until little helps or time is

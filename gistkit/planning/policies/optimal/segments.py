@@ -20,14 +20,10 @@ from gistkit.planning.forms import SMALL_BYTES, Replays, held
 from gistkit.planning.policies.checkpoint import cuts, inputs
 from gistkit.planning.simulate import Segment, StepIndex, segments
 
-LENGTHS = (1, 2, 3, 4, 6)
-"""Places from one cut to the next."""
-SHARES = (0.5, 0.7, 1.0, 1.4, 2.0)
-"""Further numbers of cuts, in units of the square root of the number of places."""
-FEW_PLACES = 40
-"""Up to so many places a layout may begin at any of them."""
-MANY_PLACES = 150
-"""With more places than that only the first two LENGTHS are looked at."""
+LENGTHS = (1, 2, 3, 4, 6)  # places from one cut to the next
+SHARES = (0.5, 0.7, 1.0, 1.4, 2.0)  # further numbers of cuts, in units of the square root of the number of places
+FEW_PLACES = 40  # up to so many places a layout may begin at any of them
+MANY_PLACES = 150  # with more places than that only the first two LENGTHS are looked at
 Part = tuple[tuple[int, ...], frozenset[int]]
 """Sources and the storages that are made from them."""
 
@@ -42,10 +38,7 @@ class Candidate:
 
     def decision(self, storage: int) -> Decision:
         """What a storage of it is decided to do."""
-        others = len(self.storages) - 1
-        beside = "" if others == 0 else f" with {others} other{'s' if others > 1 else ''}"
-        reason = f"runs anew in backward{beside}"
-        return Decision(storage, "recompute", "nowhere", sources=self.sources, reason=reason)
+        return Decision(storage, "recompute", "nowhere", sources=self.sources, reason="runs anew in backward")
 
 
 def candidates(

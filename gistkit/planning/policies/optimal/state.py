@@ -18,13 +18,11 @@ from functools import cached_property
 import numpy as np
 
 from gistkit.planning.forms import MAX_DEPTH
-from gistkit.planning.policies.optimal.delta import Delta
-from gistkit.planning.policies.optimal.link import Load, stalled
 from gistkit.planning.policies.optimal.problem import NOTHING, SETTLING, Problem, Requirement, SourceUse
-from gistkit.planning.simulate import Context, used_at
+from gistkit.planning.policies.optimal.variants import Delta
+from gistkit.planning.simulate import Context, Load, stalls, used_at
 
-YIELDS = 20
-"""Rounds in which variants may give way to one step."""
+YIELDS = 20  # rounds in which variants may give way to one step
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,6 @@ class IncrementalState:
         self.take(step)
 
     def copy(self) -> IncrementalState:
-        """Another one at the same choice."""
         other = copy(self)
         other.taken, other._deltas, other._sending = list(self.taken), list(self._deltas), dict(self._sending)
         return other
@@ -128,15 +125,12 @@ class IncrementalState:
         _, scratches, settled = self._settled(changes)
         for group in dict.fromkeys((*self._touched(changes), *settled)):
             key = (group, changes.get(group, self.taken[group]))
-            use, late = problem.uses.get(key), None
+            use, need = problem.uses.get(key), self._requirement(group, changes, needs)
             if use is not None and use.segment is not None:
                 start = use.segment.start
                 own = (g for g in use.sources if start in self._requirement(g, changes, needs).decoded)
                 need = Requirement(decoded=frozenset(problem.blocks[g].id for g in own))
-            else:
-                need = self._requirement(group, changes, needs)
-            if key in problem.late:
-                late = scratches.scratch_end(problem.blocks[group].saved)
+            late = scratches.scratch_end(problem.blocks[group].saved) if key in problem.late else None
             delta = problem.delta(key, need, late)
             if delta is None or (use is not None and need.depth >= MAX_DEPTH):
                 barred.append(group)
@@ -163,7 +157,7 @@ class IncrementalState:
         if group in known:
             return known[group]
         tasks: set[int] = set()
-        slices, starts, depth, exact, asked = {}, Counter(), 0, False, False
+        starts, depth, exact, asked = Counter(), 0, False, False
         for use in self._used(group, changes):
             asked, exact = True, exact or use.exact
             if use.segment is not None:
@@ -171,14 +165,13 @@ class IncrementalState:
             else:
                 behind = self._requirement(use.key[0], changes, known)
                 tasks |= use.tasks | behind.tasks
-                slices |= {**dict(behind.slices), **dict(use.slices)}
                 depth, exact = max(depth, behind.depth + 1), exact or behind.exact
         decoded = frozenset()
         if starts and (group, changes.get(group, self.taken[group])) in self._problem.decoded:
             block = self._problem.blocks[group]
             decoded = frozenset(t for t, n in starts.items() if n == 1 and t not in tasks and not used_at(block, t))
         every = frozenset(tasks | starts.keys())
-        found = Requirement(True, every, tuple(sorted(slices.items())), decoded, exact, depth) if asked else NOTHING
+        found = Requirement(True, every, decoded, exact, depth) if asked else NOTHING
         known[group] = found
         return found
 
@@ -210,17 +203,18 @@ class IncrementalState:
 
     def seconds(self) -> float:
         """Seconds of the step."""
-        return self.compute_s + stalled(self._task_s, self._sent(()), self._problem.link.shared)
+        return self.compute_s + self._stalled(self._task_s, self._sent(()))
 
-    def seconds_after(self, step: Step, most_s: float = np.inf) -> float:
+    def seconds_after(self, step: Step, most_s: float) -> float:
         """Seconds behind a step; where they are above ``most_s``, any number above it."""
         compute_s = self.compute_s + step.more_s
-        if compute_s >= most_s:
-            return compute_s
         loads = self._sent(step.new) + [load for delta in step.new.values() for load in delta.loads]
-        if not loads:
+        if compute_s >= most_s or not loads:
             return compute_s
-        return compute_s + stalled(self._task_s_after(step), loads, self._problem.link.shared, most_s - compute_s)
+        return compute_s + self._stalled(self._task_s_after(step), loads, most_s - compute_s)
+
+    def _stalled(self, task_s: np.ndarray, loads: Collection[Load], most_s: float = np.inf) -> float:
+        return sum(s for _, s in stalls(task_s, loads, self._problem.costs.hardware.shared_rate, most_s))
 
     def _sent(self, but: Collection[int]) -> list[Load]:
         return [load for g in self._sending if g not in but for load in self._deltas[g].loads]
@@ -233,7 +227,7 @@ class IncrementalState:
         return task_s
 
     def take(self, step: Step, level: np.ndarray | None = None) -> None:
-        """Take a step; ``level`` is what :meth:`level_after` gave for it, if that was asked."""
+        """Take a step; ``level``: what :meth:`level_after` gave for it."""
         self.level = self.level_after(step) if level is None else level
         self._task_s = self._task_s_after(step)
         self.compute_s = float(self._task_s.sum())

@@ -1,89 +1,125 @@
 """What may be chosen: for every kept storage its forms, for a convolution's task its algorithm, segments on and off.
 
-Each is a *group*; a plan takes one *variant* of every group. The forms are those of
-:func:`gistkit.planning.forms.options`. A storage's form that comes back with a segment goes with the segment's
-group: both are taken or neither.
+Each is a *group*; a plan takes one *variant* of every group. A storage's form that comes back with a segment goes with
+the segment's group: both are taken or neither. A :class:`Delta` is what a variant adds to the step.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
-from gistkit.ir import FORMS, Block, CallChoice, Decision, SavedGraph
-from gistkit.planning.cost import Algorithm, CostTable, of_part
-from gistkit.planning.forms import slice_counts
-from gistkit.planning.policies.optimal.delta import NO_DELTA, Delta
+import numpy as np
+
+from gistkit.ir import Block, CallChoice, Decision, Plan, SavedGraph
+from gistkit.planning.cost import Algorithm, CostTable
+from gistkit.planning.forms import FIDELITIES, check_fidelity
 from gistkit.planning.policies.optimal.segments import Candidate
-from gistkit.planning.simulate import StepIndex
+from gistkit.planning.simulate import Effects, Load, StepIndex, load_of, trains_batch_norm
 
 Options = Mapping[int, Sequence[Decision]]
 
 
 @dataclass(frozen=True)
+class Delta:
+    """``memory`` as (task, bytes) in order: from the task on the step holds so many bytes more. ``extra`` as (task,
+    seconds of compute)."""
+
+    memory: tuple[tuple[int, int], ...] = ()
+    extra: tuple[tuple[int, float], ...] = ()
+    loads: tuple[Load, ...] = ()
+
+    @staticmethod
+    def of(effects: Effects, costs: CostTable) -> Delta:
+        """The effects of a decision as the simulator has them."""
+        tasks, steps, extra = len(costs.algorithms), defaultdict(int), defaultdict(float)
+        for first, last, nbytes, _, _ in effects.intervals:
+            if last >= max(first, 0) and first < tasks:
+                steps[max(first, 0)] += nbytes
+                if last + 1 < tasks:
+                    steps[last + 1] -= nbytes
+        for task, seconds in effects.extra_s:
+            extra[task] += seconds
+        memory = tuple((t, n) for t, n in sorted(steps.items()) if n)
+        loads = tuple(load_of(t, costs) for t in effects.transfers)
+        return Delta(memory, tuple((t, s) for t, s in sorted(extra.items()) if s), loads)
+
+    @cached_property
+    def seconds(self) -> float:
+        """Seconds of compute, waiting for the link not counted."""
+        return sum(s for _, s in self.extra)
+
+    @cached_property
+    def link_s(self) -> float:
+        """Seconds on the link, with the link to itself."""
+        return sum(load[3] for load in self.loads)
+
+
+def level_of(deltas: Iterable[Delta], base_bytes: np.ndarray) -> np.ndarray:
+    """Bytes by task of ``base_bytes`` and the deltas."""
+    steps = np.zeros(len(base_bytes), dtype=np.int64)
+    for delta in deltas:
+        for task, nbytes in delta.memory:
+            steps[task] += nbytes
+    return base_bytes + np.cumsum(steps)
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """The class of moves: its name, its narrow format, sub-batches under batch norm, choice of algorithms. Raises
+    ValueError for an unknown class or format."""
+
+    fidelity: str = "bitwise"
+    lossy: str | None = None
+    batch_norm: bool = False
+    algorithms: bool = False
+
+    def __post_init__(self) -> None:
+        check_fidelity(self.fidelity, self.lossy)
+
+    def admits(self, plan: Plan, graph: SavedGraph) -> bool:
+        """Whether all of a plan's moves are of the class; algorithms apart, which can be left out."""
+        if FIDELITIES.index(plan.fidelity) > FIDELITIES.index(self.fidelity):
+            return False
+        return plan.sub_batches == 1 or self.part_counts(graph) != [1]
+
+    def part_counts(self, graph: SavedGraph) -> list[int]:
+        """Numbers of sub-batches to look at: 1, powers of two up to the most, and the most (the batch, if single rows
+        go the same way)."""
+        most = graph.most_parts
+        if self.fidelity == "bitwise" or most < 2 or (trains_batch_norm(graph) and not self.batch_norm):
+            return [1]
+        return sorted({2**i for i in range(most.bit_length()) if 2**i <= most} | {most})
+
+
+@dataclass(frozen=True)
 class Variant:
-    """One way to treat a storage (``decision``; the weight gradients that read it run in ``slices``, by task), or a
-    convolution's task (``choice``, which adds ``delta``), or a segment, by number (-1: none runs anew). Where both are
-    given, the storage comes back with that segment."""
+    """One way to treat a storage (``decision``), or a convolution's task (``choice``), or a segment, by number (-1:
+    none runs anew). Where decision and segment are given, the storage comes back with that segment. ``delta``: what it
+    adds, where that does not depend on other groups."""
 
     decision: Decision | None = None
-    slices: tuple[tuple[int, int], ...] = ()
-    choice: CallChoice | None = None
-    delta: Delta = NO_DELTA
     segment: int = -1
-
-    @property
-    def fidelity(self) -> str:
-        """The class of moves that it is of."""
-        return fidelity_of(self.decision.codec if self.decision else "", bool(self.slices))
-
-
-@cache
-def fidelity_of(codec: str, sliced: bool) -> str:
-    """The class of moves of a form and of slices."""
-    if codec and FORMS[codec].rounds_to:
-        return "lossy"
-    return "reassociated" if sliced else "bitwise"
-
-
-def bare(decision: Decision) -> Decision:
-    """A decision without its reason."""
-    return replace(decision, reason="")
+    choice: CallChoice | None = None
+    delta: Delta | None = None
 
 
 def of_storages(
-    index: StepIndex, listed: Options, segments: Sequence[Candidate], fidelity: str
-) -> tuple[list[Block], list[tuple[Variant, ...]]]:
-    """The groups of storages, each with its block: every form, whole and in slices, and with every segment."""
+    index: StepIndex, listed: Options, segments: Sequence[Candidate]
+) -> tuple[list[Block], list[list[Variant]]]:
+    """The groups of storages, each with its block: every form, and with every segment."""
     again = defaultdict(list)
     for number, candidate in enumerate(segments):
         for storage in candidate.storages:
             again[storage].append(Variant(candidate.decision(storage), segment=number))
-    counts, blocks, groups = slice_counts(fidelity, len(listed)), [], []
-    for storage, decisions in listed.items():
-        block = index.by_storage.get(storage)
-        if block is not None:
-            blocks.append(block)
-            forms = [Variant(d, cut) for d in decisions for cut in _cuts(index.graph, block, d, counts)]
-            groups.append((*forms, *again[storage]))
-    return blocks, groups
+    known = {s: decisions for s, decisions in listed.items() if s in index.by_storage}
+    groups = [[*(Variant(d) for d in decisions), *again[s]] for s, decisions in known.items()]
+    return [index.by_storage[s] for s in known], groups
 
 
-def _cuts(graph: SavedGraph, block: Block, decision: Decision, counts: Sequence[int]) -> list[tuple]:
-    """The slices, by task, in which the weight gradients that read a storage may run."""
-    tasks = [u.task for u in block.uses if u.values and _may_be_cut(graph, u.task)]
-    if not decision.form.in_slices or not tasks:
-        return [()]
-    return [tuple((t, n) for t in tasks) if n > 1 else () for n in counts if n == 1 or n <= graph.batch]
-
-
-def _may_be_cut(graph: SavedGraph, task: int) -> bool:
-    return graph.tasks[task].part == "weight" and graph.calls[graph.tasks[task].call].covered >= 0
-
-
-def of_convolutions(index: StepIndex, costs: CostTable) -> list[tuple[Variant, ...]]:
+def of_convolutions(index: StepIndex, costs: CostTable) -> list[list[Variant]]:
     """The groups of convolutions' tasks that have a choice of algorithms: the default, and those that no other beats or
     equals in both seconds and workspace."""
     calls = (c for c in index.graph.calls if c.covered >= 0 and c.op == "conv2d")
@@ -91,31 +127,19 @@ def of_convolutions(index: StepIndex, costs: CostTable) -> list[tuple[Variant, .
     return [group for group in groups if len(group) > 1]
 
 
-def _algorithms(graph: SavedGraph, costs: CostTable, task: int) -> tuple[Variant, ...]:
-    known, call = costs.algorithms[task], graph.calls[graph.tasks[task].call]
-    found = [Variant()]
+def _algorithms(graph: SavedGraph, costs: CostTable, task: int) -> list[Variant]:
+    known, call, found = costs.algorithms[task], graph.calls[graph.tasks[task].call], [Variant(delta=Delta())]
     for number, a in enumerate(known):
         if any(_as_good(b, a) and (i < number or not _as_good(a, b)) for i, b in enumerate(known)):
             continue
         more, extra_s = a.workspace_bytes - known[0].workspace_bytes, a.seconds - known[0].seconds
         memory = tuple((t, n) for t, n in ((task, more), (task + 1, -more)) if n and t < len(graph.tasks))
         delta = Delta(memory, ((task, extra_s),) if extra_s else ())
-        if delta != NO_DELTA:
+        if delta != Delta():
             name = f"{graph.tasks[task].part_name}={a.name}"
             found.append(Variant(choice=CallChoice(call.covered, call.op, algorithm=name), delta=delta))
-    return tuple(found)
+    return found
 
 
 def _as_good(b: Algorithm, a: Algorithm) -> bool:
     return b.seconds <= a.seconds and b.workspace_bytes <= a.workspace_bytes
-
-
-def algorithm_of(group: Sequence[Variant], algorithms: Mapping[int, str]) -> int:
-    """The variant of a convolution's group that a plan takes whose calls run under ``algorithms``, by covered call; the
-    default where it takes one that no variant stands for."""
-    for number, choice in enumerate(v.choice for v in group):
-        if choice is not None:
-            part, _, name = choice.algorithm.partition("=")
-            if of_part(algorithms.get(choice.covered, ""), part) == name:
-                return number
-    return 0

@@ -1,0 +1,139 @@
+"""Contexts in which a copy of a model runs and leaves the caller's process as it was: random states, autocast, the
+gradients of others, and loss functions that close over the model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from gistkit.capture.nodes import is_accumulator, reachable
+
+
+@contextmanager
+def untouched_random_states() -> Iterator[None]:
+    """Puts the random states of torch, Python and NumPy back; a device's only where it is in use already."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    in_python, in_numpy = random.getstate(), numpy.random.get_state()
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(in_python)
+            numpy.random.set_state(in_numpy)
+
+
+@contextmanager
+def no_autocast_cache() -> Iterator[None]:
+    """Casts of a copy's weights must not enter the caller's autocast cache, which would hold them."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+class MirroredAutocast(TorchFunctionMode):
+    """While it is active, CPU tensors are cast as tensors of ``device_type`` would be, in autocast contexts around it
+    and in those that the model enters. Afterwards CPU autocast is as before."""
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()
+        self._device_type = device_type
+
+    def __enter__(self) -> MirroredAutocast:
+        self._before = _autocast("cpu")
+        _set_on_cpu(*_autocast(self._device_type))
+        return super().__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        _set_on_cpu(*self._before)
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        _set_on_cpu(*_autocast(self._device_type))
+        return func(*args, **(kwargs or {}))
+
+
+def _autocast(device_type: str) -> tuple[bool, torch.dtype]:
+    return torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+
+
+def _set_on_cpu(enabled: bool, dtype: torch.dtype) -> None:
+    torch.set_autocast_enabled("cpu", enabled)
+    torch.set_autocast_dtype("cpu", dtype)
+
+
+def autocast_device(tensors: Iterable[torch.Tensor]) -> str | None:
+    """The type of the device, not the CPU, whose autocast is meant for a step on ``tensors``; None where it is the
+    CPU's own. Tensors on the meta device stand for CUDA's while CUDA's autocast is on, else for the CPU's."""
+    found = next((t.device.type for t in tensors if t.device.type != "cpu"), None)
+    if found == "meta":
+        return "cuda" if torch.is_autocast_enabled("cuda") else None
+    return found
+
+
+@contextmanager
+def left_behind() -> Iterator[None]:
+    """As in a loop that has left its autocast context, whose cache of casts goes then: what is cast within lives no
+    longer than its readers or a context entered within (a checkpoint's, whose forward runs again in backward). Whether
+    autocast is on stays. Costs about 1 us."""
+    depth = torch.autocast_increment_nesting()
+    for _ in range(depth):
+        torch.autocast_decrement_nesting()
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
+        for _ in range(depth - 1):
+            torch.autocast_increment_nesting()
+
+
+class _OnCopy(TorchFunctionMode):
+    """Hands functions the copy's parameters and buffers where they are given the model's."""
+
+    def __init__(self, model: torch.nn.Module, twin: torch.nn.Module) -> None:
+        super().__init__()
+        own, copied = ([*m.parameters(), *m.buffers()] for m in (model, twin))
+        self._copies = {id(t): of for t, of in zip(own, copied, strict=True)}
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        given: Any = tree_map_only(torch.Tensor, lambda t: self._copies.get(id(t), t), (args, kwargs or {}))
+        return func(*given[0], **given[1])
+
+
+def on_copy(loss_fn: Callable | None, model: torch.nn.Module, twin: torch.nn.Module) -> Callable | None:
+    """The loss function, reading the copy's parameters and buffers wherever it would read the model's: a penalty on
+    weights does."""
+    if loss_fn is None:
+        return None
+
+    def on_twin(*args: Any) -> Any:
+        with _OnCopy(model, twin):
+            return loss_fn(*args)
+
+    return on_twin
+
+
+@contextmanager
+def others_untouched(loss: torch.Tensor, own: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Put the gradients of all leaves of a loss back in the end but for those of ``own``: a criterion's parameters, or
+    those of a module that the model holds in secret. Meanwhile they have none."""
+    ids = {id(t) for t in own}
+    leaves = (node.variable for node in reachable([loss]) if is_accumulator(node))
+    before = [(leaf, leaf.grad) for leaf in leaves if id(leaf) not in ids]
+    for leaf, _ in before:
+        leaf.grad = None
+    try:
+        yield
+    finally:
+        for leaf, grad in before:
+            leaf.grad = grad

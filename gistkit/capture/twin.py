@@ -1,0 +1,135 @@
+"""The copy of a model that a capture runs in its place, with fake parameters, buffers and inputs."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import GraphModule
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map_only
+
+STAND_IN = "_gistkit"
+"""The name in ``module.__dict__`` of what stands in for a compressed module's forward. While it is ``in_force``, a
+copy runs ``previous`` in its place, which was in ``__dict__["forward"]`` before (None: the class's forward)."""
+_SHARED = ("_graph", "meta")  # of a GraphModule's attributes: its forward does not read them, they may hold anything
+_aten = torch.ops.aten
+_NORMS = {
+    _aten.native_batch_norm.default: slice(1, 5),
+    _aten._native_batch_norm_legit.default: slice(1, 5),
+    _aten.native_layer_norm.default: slice(2, 4),
+    _aten.native_group_norm.default: slice(1, 3),
+}
+"""Norms with where they have weight, bias and running statistics among their arguments, as far as these are tensors."""
+_NARROW = (torch.bfloat16, torch.float16)
+
+
+class Fakes(FakeTensorMode):
+    """FakeTensorMode whose tensors have the dtypes of real ones and exist only where real ones do.
+
+    A norm of narrow maps with fp32 weights or running statistics saves fp32 statistics, as it does on a CPU, where
+    PyTorch's fake ones are of the maps' dtype, and a group norm's gradient is as narrow as its input. Where the CPU's
+    operators will run (``on_cpu``) no gradient is made of a batch norm's input that needs none; cuDNN makes it all the
+    same.
+
+    The cache of what operators return gives a recurrent layer's two bias gradients, which are one tensor, a storage
+    each: the second capture would have other tasks than the first. So models with such layers go without.
+    """
+
+    def __init__(self, model: torch.nn.Module, on_cpu: bool) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self._on_cpu = on_cpu
+        if any(isinstance(m, torch.nn.RNNBase) for m in model.modules()):
+            self.cache_enabled = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        with torch._C.DisableTorchFunction():  # TorchScript's calls leave function modes on: they would see this
+            out: Any = super().__torch_dispatch__(func, types, args, kwargs or {})
+        if func is _aten.native_batch_norm_backward.default and self._on_cpu:
+            return tuple(t if asked else None for t, asked in zip(out, args[-1], strict=True))
+        if func is _aten.native_group_norm_backward.default and out[0] is not None and out[0].dtype != args[1].dtype:
+            return self._as(args[1].dtype, out[0]), *out[1:]
+        if func not in _NORMS or args[0].dtype not in _NARROW:
+            return out
+        given = (v.dtype for v in args[_NORMS[func]] if isinstance(v, torch.Tensor))
+        return (out[0], *(self._as(torch.float32, v) for v in out[1:])) if torch.float32 in given else out
+
+    def _as(self, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+        with self:
+            return torch.empty_like(like, dtype=dtype)
+
+
+def stand_in_of(module: torch.nn.Module) -> Any:
+    """What stands in for the forward of a compressed module, or None."""
+    found = module.__dict__.get(STAND_IN)
+    return found if found is not None and found.in_force else None
+
+
+def plain_copy(model: torch.nn.Module, memo: dict[int, Any] | None = None) -> torch.nn.Module:
+    """``copy.deepcopy(model, memo)`` of which no part is compressed, and whose GraphModules have all that theirs have.
+
+    ``GraphModule.__deepcopy__`` builds a module of what its graph names, so that other attributes, unused parameters
+    and a replaced forward are lost. The copies share their class, which has the code: they must not be recompiled.
+    """
+    memo = {} if memo is None else memo
+    modules = dict(model.named_modules())
+    wrapped = {name: found for name, module in modules.items() if (found := stand_in_of(module)) is not None}
+    memo.update({id(found): found for found in wrapped.values()})
+    graphs = [part for part in modules.values() if isinstance(part, GraphModule)]
+    memo.update({id(part): object.__new__(type(part)) for part in graphs})
+    for part in graphs:
+        own = {name: value if name in _SHARED else copy.deepcopy(value, memo) for name, value in vars(part).items()}
+        memo[id(part)].__dict__.update(own)
+    twin = copy.deepcopy(model, memo)
+    for name, found in wrapped.items():
+        own = vars(twin.get_submodule(name))
+        own.pop("forward", None)
+        for key in [k for k, value in own.items() if value is found or getattr(value, "__self__", None) is found]:
+            del own[key]
+        if found.previous is not None:
+            own["forward"] = copy.deepcopy(found.previous, memo)
+    return twin
+
+
+def fake_twin(model: torch.nn.Module, mode: FakeTensorMode, on_cpu: bool) -> torch.nn.Module:
+    """A copy whose parameters, buffers and tensor attributes are fake, on the CPU if ``on_cpu``; ties stay."""
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for table in (module._parameters, module._buffers, module.__dict__):
+            tensors = (t for t in table.values() if isinstance(t, torch.Tensor))
+            memo.update({id(t): _fake(t, mode, on_cpu) for t in tensors})
+        counter = getattr(module, "num_batches_tracked", None)
+        if isinstance(module, _BatchNorm) and module.momentum is None and counter is not None:
+            fake = memo[id(counter)]  # has a value: the mean over all batches divides by it
+            known = not (isinstance(counter, FakeTensor) or counter.is_meta)
+            fake.constant = (
+                counter.detach().to(fake.device, copy=True) if known else torch.zeros((), dtype=counter.dtype)
+            )
+    return plain_copy(model, memo)
+
+
+def fake_inputs(item: Any, mode: FakeTensorMode, on_cpu: bool) -> Any:
+    """Nested arguments with their tensors as fake ones of the mode; one tensor given twice stays one."""
+    made: dict[int, torch.Tensor] = {}
+
+    def fake(t: torch.Tensor) -> torch.Tensor:
+        if id(t) not in made:
+            leaf = _fake(t.detach(), mode, on_cpu).requires_grad_(t.requires_grad)
+            with mode:
+                made[id(t)] = leaf if t.is_leaf else leaf.clone()
+        return made[id(t)]
+
+    return tree_map_only(torch.Tensor, fake, item)
+
+
+def _fake(t: torch.Tensor, mode: FakeTensorMode, on_cpu: bool) -> torch.Tensor:
+    """A fake tensor like t, on the CPU if ``on_cpu``."""
+    if not isinstance(t, FakeTensor) and (t.device.type == "cpu" or not on_cpu):
+        return mode.from_tensor(t)
+    with mode, torch.no_grad():
+        fake = torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="cpu" if on_cpu else t.device)
+    if isinstance(t, torch.nn.Parameter):
+        return torch.nn.Parameter(fake, t.requires_grad)
+    return fake.requires_grad_(t.requires_grad)

@@ -1,0 +1,224 @@
+"""vDNN's policies (Rhu et al., MICRO 2016): feature maps wait in host memory between their two uses.
+
+The static ones, sections III-A and III-B, rule by rule:
+
+- Only layers of the feature extraction part are managed (III, IV-A); the classifier is left as it is.
+- A layer offloads its X only where it is X's last consumer in forward (the reference counts of Fig. 3) and does not
+  write it: activations run in place, use Y and dY alone, and never offload.
+- vDNN_all offloads the X of every such layer, vDNN_conv that of CONV layers. An X that a CONV and, after it, a POOL
+  read stays with vDNN_conv.
+- The transfer overlaps the layer's own forward; the next layer waits for it, and X's memory is free before it begins.
+- An X without a use in backward is freed without a transfer.
+- Before each managed layer's backward, :func:`find_prefetch_layer` picks the layer whose X is fetched meanwhile; it is
+  there before the next layer's backward begins. ``prefetch=False`` copies every X on demand instead (III-A, the naive
+  way): it stalls its first use.
+- The classifier does not search, so the last managed layer's X comes on demand.
+
+On a library's view (:mod:`bench.papers.library_view`) this is the paper's setting. On a captured step the X of a POOL
+has no use in backward, and the batch belongs to the caller and stays.
+
+vDNN_dyn (III-C) finds the offloaded layers and the algorithms by trial passes, which are simulations here:
+
+1. vDNN_all with memory-optimal algorithms: whether the network can be trained at all.
+2. The fastest algorithms, without offloading; else with vDNN_conv; else with vDNN_all. The first that fits is taken.
+3. Greedy: with vDNN_conv, then with vDNN_all, every layer starts at its fastest algorithm and is downgraded, by itself,
+   until its tasks fit, down to the memory-optimal one. Workspace is the only memory that an algorithm changes, and only
+   while its own tasks run. If neither fits, phase 1's configuration.
+
+vDNN+ (Chen et al., DATE 2018, section V-B) is moDNN's own comparison: the sub-batch size comes from moDNN's eq. (3), at
+that size vDNN_dyn chooses. vDNN keeps more than that equation counts (whatever it does not offload): where its best
+does not fit, the next smaller sub-batch is tried, down to one sample.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from gistkit.ir import ACTV, CONV, FORWARD, Block, Decision, Layer, Plan, SavedGraph, layers, scaled
+from gistkit.planning.cost import CostTable
+from gistkit.planning.forms import capacity, make_plan, own_decisions
+from gistkit.planning.policies.convolutions import MEMORY, PERFORMANCE, ConvAlgorithms
+from gistkit.planning.policies.modnn.modnn import in_parts
+from gistkit.planning.policies.modnn.sub_batch import choose_sub_batch, most_parts, splits
+from gistkit.planning.simulate import scaled_costs, simulate
+
+ALL, CONVS, NONE = "all", "conv", "none"
+NOTHING = -1
+
+
+def vdnn(
+    graph: SavedGraph,
+    costs: CostTable,
+    budget_bytes: int | None = None,
+    *,
+    offload: str = ALL,
+    algorithms: str | Mapping[int, str] = MEMORY,
+    prefetch: bool = True,
+) -> Plan:
+    """vDNN_all or vDNN_conv (``offload``: ``all``, ``conv``, ``none``) with memory- or performance-optimal convolutions
+    (``algorithms``: ``m``, ``p`` or names by call)."""
+    convolutions = ConvAlgorithms(graph, costs)
+    return make_plan(
+        "vdnn" if offload == NONE else f"vdnn-{offload}",
+        graph,
+        costs,
+        budget_bytes,
+        (*own_decisions(graph), *offloads(graph, offload, prefetch)),
+        convolutions.choices(convolutions.of(algorithms)),
+        details=details_of(offload, algorithms, prefetch=prefetch),
+    )
+
+
+def details_of(offload: str, algorithms: str | Mapping[int, str], **others: bool) -> dict[str, str | bool]:
+    """The settings of :func:`vdnn`, for a plan's details."""
+    return {"offload": offload, "algorithms": algorithms if isinstance(algorithms, str) else "by layer", **others}
+
+
+vdnn_all = partial(vdnn, offload=ALL)
+vdnn_conv = partial(vdnn, offload=CONVS)
+
+
+def vdnn_dyn(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None, *, prefetch: bool = True) -> Plan:
+    """vDNN_dyn within a budget (None: the device's memory).
+
+    ``details["phase"]`` is the phase that ended the search. Where even phase 1 overflows, its plan is returned with
+    ``details["trainable"]`` False.
+    """
+    limit_bytes = capacity(costs, budget_bytes)
+    phase, plan = 1, vdnn(graph, costs, budget_bytes, offload=ALL, algorithms=MEMORY, prefetch=prefetch)
+    if plan.peak_bytes <= limit_bytes:
+        for phase, offload in ((2, NONE), (2, CONVS), (2, ALL), (3, CONVS), (3, ALL)):
+            names = PERFORMANCE if phase == 2 else _downgraded(graph, costs, limit_bytes, offload, prefetch)
+            plan = vdnn(graph, costs, budget_bytes, offload=offload, algorithms=names, prefetch=prefetch)
+            if plan.peak_bytes <= limit_bytes:
+                break
+    return replace(plan, policy="vdnn-dyn", details={**plan.details, "phase": phase})
+
+
+def _downgraded(graph: SavedGraph, costs: CostTable, limit_bytes: int, offload: str, prefetch: bool) -> dict[int, str]:
+    """Phase 3's algorithm of each convolution: the fastest under which its own tasks fit, else the memory-optimal."""
+    convolutions = ConvAlgorithms(graph, costs)
+    chosen = convolutions.memory_optimal()
+    base = vdnn(graph, costs, limit_bytes, offload=offload, algorithms=chosen, prefetch=prefetch)
+    free = [limit_bytes - used for used in simulate(graph, base, costs).memory_bytes]
+    for call, tasks in convolutions.tasks.items():
+        room = {t: free[t] + costs.workspace_bytes(t, chosen[call]) for t in tasks}
+        fits = (n for n in convolutions.names(call) if all(costs.workspace_bytes(t, n) <= room[t] for t in tasks))
+        chosen[call] = next(fits, chosen[call])
+    return chosen
+
+
+def vdnn_plus(
+    graph: SavedGraph,
+    costs: CostTable,
+    budget_bytes: int | None = None,
+    *,
+    fidelity: str = "reassociated",
+    reserve: int = 0,
+    batch_norm: bool = False,
+    prefetch: bool = True,
+) -> Plan:
+    """vDNN_dyn in sub-batches within a budget (None: the device's memory), ``reserve`` bytes of which are left free.
+
+    As with vDNN, a network that does not fit even one sample at a time gets the last plan tried, with
+    ``details["trainable"]`` False; below moDNN's lower bound, which holds for vDNN too, a BudgetError is raised.
+    ``fidelity`` "bitwise" allows no sub-batches, ``batch_norm`` accepts them for batch norms, as in moDNN.
+    """
+    memory_bytes, batch = capacity(costs, budget_bytes), max(graph.batch, 1)
+    words = {"fidelity": fidelity, "reserve": reserve}
+    first = choose_sub_batch(graph, costs, memory_bytes, batch_norm=batch_norm, **words)[0].parts
+    most = 1 if fidelity == "bitwise" else most_parts(graph, batch_norm)
+    plan = None
+    for parts in splits(batch, first, most):
+        plan = _of_parts(graph, costs, memory_bytes - reserve, parts, prefetch)
+        plan = replace(plan, details={**plan.details, "sub_batch": -(-batch // parts)})
+        plan = in_parts(plan, graph, costs, budget_bytes, parts, reserve)
+        if plan.details["trainable"]:
+            break
+    assert plan is not None
+    return plan
+
+
+def _of_parts(graph: SavedGraph, costs: CostTable, memory_bytes: int, parts: int, prefetch: bool) -> Plan:
+    """vDNN_dyn's choice for one of so many parts. While gradients accumulate, a new one lies beside its sum."""
+    one = scaled(graph, parts)
+    table = costs if parts == 1 else scaled_costs(costs, graph, one)
+    newest = max((b.nbytes for b in graph.blocks if b.kind == "weight_gradient"), default=0) if parts > 1 else 0
+    return replace(vdnn_dyn(one, table, memory_bytes - newest, prefetch=prefetch), policy="vdnn+")
+
+
+def offloads(graph: SavedGraph, which: str, prefetch: bool = True) -> tuple[Decision, ...]:
+    """What vDNN_all (``all``), vDNN_conv (``conv``) or nobody (``none``) offloads, and when it comes back."""
+    managed = [layer for layer in layers(graph) if layer.features and layer.backward]
+    offloaded = _offloaded(graph, managed, which)
+    fetched_during = prefetches([layer.kind for layer in managed], offloaded) if prefetch else {}
+    found = []
+    for position, blocks in sorted(offloaded.items()):
+        during = managed[fetched_during[position]].backward if position in fetched_during else ()
+        found += [_offload(block, managed[position], during) for block in blocks]
+    return tuple(found)
+
+
+def _offloaded(graph: SavedGraph, managed: list[Layer], which: str) -> dict[int, list[Block]]:
+    """By position among the managed layers the feature maps that the layer offloads."""
+    last_reader: dict[int, int] = {}
+    for task in graph.tasks:
+        if task.phase == FORWARD:
+            last_reader.update(dict.fromkeys((*task.reads, *task.writes), task.index))
+    found: dict[int, list[Block]] = defaultdict(list)
+    for position, layer in enumerate(managed):
+        if layer.kind == ACTV or which == NONE or (which == CONVS and layer.kind != CONV):
+            continue
+        for block in (graph.blocks[b] for b in layer.x if b not in layer.y):
+            used = block.uses and block.storage >= 0 and block.last < len(graph.tasks)
+            if used and last_reader[block.id] == layer.forward:
+                found[position].append(block)
+    return found
+
+
+def _offload(block: Block, owner: Layer, during: Sequence[int]) -> Decision:
+    """A block's offload by its layer; it is fetched ``during`` these backward tasks of another, on demand if none."""
+    use = block.uses[0].task
+    start, end = (during[0], during[-1] + 1) if during else (use, use)
+    return Decision(
+        block.storage,
+        "dense",
+        place="host",
+        offload=owner.forward,
+        release=max(block.last, block.saved, owner.forward) + 1,
+        prefetch=min(start, use),
+        ready=min(end, use),
+        reason="waits on the host between its two uses",
+    )
+
+
+def find_prefetch_layer(kinds: Sequence[str], waiting: Collection[int], current: int) -> int:
+    """The layer whose X is fetched while layer ``current`` runs backward, -1 where there is none (Fig. 10).
+
+    The nearest preceding layer that is ``waiting``: offloaded and not prefetched yet. The search ends at the next CONV
+    that is no hit, so that nothing comes back long before it is used. (The paper prints the test for CONV behind the
+    loop's brace; it belongs inside.)
+    """
+    for layer in range(current - 1, -1, -1):
+        if layer in waiting:
+            return layer
+        if kinds[layer] == CONV:
+            return NOTHING
+    return NOTHING
+
+
+def prefetches(kinds: Sequence[str], offloaded: Collection[int]) -> dict[int, int]:
+    """For each offloaded layer the layer during whose backward its X comes back, all layers run in reverse.
+
+    A layer that nobody prefetched before its own backward begins is missing: its X is copied on demand.
+    """
+    waiting, fetched_during = set(offloaded), {}
+    for current in range(len(kinds) - 1, -1, -1):
+        hit = find_prefetch_layer(kinds, waiting, current)
+        if hit != NOTHING:
+            waiting.discard(hit)
+            fetched_during[hit] = current
+    return fetched_during

@@ -1,0 +1,106 @@
+"""Convolution and linear layer.
+
+PyTorch's convolution node takes both gradients in one call and holds the decoded input meanwhile. Gistkit's nodes take
+the weight gradient first and let go of the decoded input before the input gradient is taken, which is less memory and
+two calls of the library.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+
+from gistkit.capture import Conv2d, Linear
+from gistkit.nn import conv
+from gistkit.nn.eligible import recorded
+from gistkit.nn.linear import linear, takes
+from gistkit.nn.standin import settings
+from gistkit.runtime.calls.kinds import SpecialisedCall, TensorKind, autocast_dtype, weight_kind
+from gistkit.runtime.forward.state import ForwardState
+from gistkit.runtime.program.program import Step
+from gistkit.runtime.stash.stash import DENSE_VALUES
+
+
+def specialised_conv2d(state: ForwardState, step: Step, b: Conv2d) -> SpecialisedCall | None:
+    """How a convolution over such operands runs as planned."""
+    x, weight = b.x, b.weight
+    if not conv.takes(x, weight):
+        return None
+    native = type(weight) is Parameter and weight.requires_grad and type(b.padding) is tuple and x.dim() == 4
+    if native and not state.strict and (not x.requires_grad or state.has_room(step.index, x)):
+        return NativeConv2d(state, step, b)
+    return SplitConv2d(state, step, b)
+
+
+def specialised_linear(state: ForwardState, step: Step, b: Linear) -> SpecialisedCall | None:
+    """How a linear layer over such operands runs as planned."""
+    return SplitLinear(state, step, b) if takes(b.x, b.weight, b.bias) else None
+
+
+class NativeConv2d(SpecialisedCall):
+    """PyTorch's convolution; how its input is kept depends on the input alone."""
+
+    def __init__(self, state: ForwardState, step: Step, b: Conv2d) -> None:
+        self._decision, self._options = step.input, b[3:]
+
+    def fits(self, x: Any, weight: Any, bias: Any, *options: Any) -> bool:
+        return type(weight) is Parameter and weight.requires_grad and options == self._options
+
+    def __call__(self, state: ForwardState, x: torch.Tensor, weight: Any, bias: Any, *options: Any) -> torch.Tensor:
+        y: Any = torch.conv2d(x, weight, bias, *options)
+        # autocast's copy of x, which is saved then, is another tensor
+        stash = state.table.find(x) if y.dtype is x.dtype else None
+        decision = self._decision
+        if stash is not None:
+            y.grad_fn._raw_saved_input.register_hooks(stash.hold(x), DENSE_VALUES)
+        elif decision is None or not decision.stays:
+            y.grad_fn._raw_saved_input.register_hooks(partial(state.keep, decision=decision), DENSE_VALUES)
+        return y
+
+
+class SplitConv2d(SpecialisedCall):
+    """Gistkit's convolution, prepared for operands of one kind under one setting of autocast and the libraries."""
+
+    direct = False
+
+    def __init__(self, state: ForwardState, step: Step, b: Conv2d) -> None:
+        self.step, self._slices = step, state.weight_grad_slices(step)
+        self._x, self._weight, self._bias = TensorKind(b.x), weight_kind(b.weight), weight_kind(b.bias)
+        self._options, self._lowered, self._settings = b[3:], autocast_dtype(b.x), settings()
+        trained = recorded(b.x, b.weight, b.bias)
+        self._call = conv.prepare(b.x, b.weight, self._options) if trained else None
+
+    def fits(self, x: Any, weight: Any, bias: Any, *options: Any) -> bool:
+        return (
+            self._x.fits(x)
+            and weight_kind(weight) == self._weight
+            and weight_kind(bias) == self._bias
+            and options == self._options
+            and autocast_dtype(x) is self._lowered
+            and settings() == self._settings
+        )
+
+    def __call__(self, state: ForwardState, x: torch.Tensor, weight: Any, bias: Any, *options: Any) -> torch.Tensor:
+        if self._call is None:
+            return torch.conv2d(x, weight, bias, *options)
+        keep = partial(state.keep, decision=self.step.input)
+        return conv.carry_out(self._call, x, weight, bias, keep, self._slices)
+
+
+class SplitLinear(SpecialisedCall):
+    """Gistkit's linear layer; it takes an input of that geometry."""
+
+    direct = False
+
+    def __init__(self, state: ForwardState, step: Step, b: Linear) -> None:
+        self.step, self._slices, self._x = step, state.weight_grad_slices(step), TensorKind(b.x)
+
+    def fits(self, x: Any, *_: Any) -> bool:
+        return self._x.fits(x)
+
+    def __call__(self, state: ForwardState, x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
+        keep = partial(state.keep, decision=self.step.input)
+        return linear(x, weight, bias, keep=keep, weight_grad_slices=self._slices)
