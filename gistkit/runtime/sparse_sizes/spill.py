@@ -10,9 +10,9 @@ owner's writes behind the last reads. So what holds for readers on other streams
 tensors, which go at the same time. Sizes are powers of two, which is what PyTorch pins, and a free span serves requests
 of its size.
 
-**PyTorch's pinned allocator** is told that kernels write to a span (:func:`gistkit.runtime.offload.host_memory.pinned`).
-So an engine may go at any time, and each has a spill of its own, whose memory goes with it and with the encodings that
-use it.
+**PyTorch's pinned allocator** is told that kernels write to a span
+(:func:`gistkit.runtime.offload.host_memory.pinned`). So an engine may go at any time, and each has a spill of its own,
+whose memory goes with it and with the encodings that use it.
 
 **Threads.** A span dies in whatever thread, even within a garbage collection that this module itself has set off: that
 only appends its memory to a list, which the next :meth:`Spill.take` empties under its lock.
