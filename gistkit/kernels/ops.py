@@ -74,15 +74,6 @@ def _nothing(*_, **__) -> None:
     return None
 
 
-def _backward(family: str, name: str, rest: str) -> tuple[Callable, Callable]:
-    """``name(grad, ...)``, which gives the input's gradient, and ``name_``, which overwrites the output's with it."""
-    new = operator(family, f"{name}(Tensor grad, {rest}) -> Tensor", checks.check_masked)(
-        lambda grad, *_: torch.empty_like(grad)
-    )
-    inplace = operator(family, f"{name}_(Tensor(a!) grad, {rest}) -> ()", checks.check_masked)(_nothing)
-    return new, inplace
-
-
 @operator("mask", "mask1_encode(Tensor x) -> Tensor", checks.check_values)
 def mask1_encode(x):
     return x.new_empty((formats.mask1_bytes(x.numel()),), dtype=torch.uint8)
@@ -98,7 +89,12 @@ def relu_mask1_(x):
     return x.new_empty((formats.mask1_bytes(x.numel()),), dtype=torch.uint8)
 
 
-mask1_backward, mask1_backward_ = _backward("mask", "mask1_backward", "Tensor mask")
+@operator("mask", "mask1_backward(Tensor grad, Tensor mask) -> Tensor", checks.check_masked)
+def mask1_backward(grad, mask):
+    return torch.empty_like(grad)
+
+
+mask1_backward_ = operator("mask", "mask1_backward_(Tensor(a!) grad, Tensor mask) -> ()", checks.check_masked)(_nothing)
 
 
 @operator("mask", "bits_encode(Tensor b) -> Tensor", checks.check_flags)
@@ -111,7 +107,9 @@ def bits_decode(mask, n):
     return mask.new_empty((n,), dtype=torch.bool)
 
 
-dropout_backward, dropout_backward_ = _backward("mask", "dropout_backward", "Tensor mask, float scale")
+@operator("mask", "dropout_backward(Tensor grad, Tensor mask, float scale) -> Tensor", checks.check_masked)
+def dropout_backward(grad, mask, scale):
+    return torch.empty_like(grad)
 
 
 @operator("narrow", "narrow_encode(Tensor x, str fmt, str scaling) -> (Tensor, Tensor)", checks.check_narrow)

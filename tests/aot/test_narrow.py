@@ -86,7 +86,7 @@ def test_whole_tiles_of_any_length_are_accessed_wide(dtype, kind):
     assert compiled.stores_128 == (2 if not block and wide else 4)
 
 
-@pytest.mark.parametrize(("dtype", "aligned"), [("bf16", True), ("fp16", True), ("bf16", False)])
+@pytest.mark.parametrize(("dtype", "aligned"), [("fp32", True), ("bf16", True), ("fp16", True), ("bf16", False)])
 def test_fp8_by_the_hardware(dtype, aligned):
     constexprs = {"FMT": "fp8", "ROWS": ROWS[ITEM_BYTES[dtype]], "ALIGNED": aligned, "ASM": 90}
     compiled = build(kernels._encode_kernel, dtype, "fp8", 90, **constexprs)

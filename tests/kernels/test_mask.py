@@ -68,9 +68,6 @@ def test_dropout_backward_is_pytorchs(dtype, p):
     scale = torch.ones((), dtype=dtype).div_(1 - p).item()
     mask = ops.bits_encode(y.detach() != 0)
     got = ops.dropout_backward(grad, mask, scale)
-    overwritten = grad.clone()
-    ops.dropout_backward_(overwritten, mask, scale)
-    assert same_bits(overwritten, got)
     # NaN and infinity times zero are NaN in both; a NaN's payload is not compared, the rest is, to the bit
     assert torch.equal(got.isnan(), expected.isnan()) and got.isnan().any()
     assert same_bits(got.masked_fill(got.isnan(), 0), expected.masked_fill(expected.isnan(), 0))
@@ -112,7 +109,6 @@ def test_operators_meet_their_schemas():
         (ops.bits_encode, (x > 0,)),
         (ops.bits_decode, (mask, 19)),
         (ops.dropout_backward, (grad, mask, 2.0)),
-        (ops.dropout_backward_, (grad, mask, 2.0)),
     ]
     for op, args in calls:
         torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))

@@ -1,4 +1,4 @@
-"""Runs straight-line PTX on numpy arrays, a lane an element: the instructions of octet_codes.py and a pool's keys.py.
+"""Runs straight-line PTX on numpy arrays, a lane an element: the instructions of octet_codes.py and pair_codes.py.
 
 Written after the PTX ISA: a conversion or a minimum of floats gives a NaN as 0x7FFF (e4m3: 0x7F), in pairs the last
 named operand is the lower half. Registers are uint32; 16-bit halves uint16; predicates bool.
@@ -47,6 +47,11 @@ def _e4m3(x: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(x), 0x7F, code | np.where(np.signbit(x), 0x80, 0)).astype(np.uint16)
 
 
+def _from_e4m3(code: np.ndarray) -> np.ndarray:
+    value = torch.from_numpy(code.astype(np.uint8)).view(torch.float8_e4m3fn).to(torch.float16)
+    return np.where((code & 0x7F) == 0x7F, 0x7FFF, value.view(torch.int16).numpy().view(np.uint16)).astype(np.uint16)
+
+
 def _permuted(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
     """Bytes by the selector's nibbles; one above 7 means the sign of its byte, eight times."""
     source = [(word >> (8 * i)) & 0xFF for word in (a, b) for i in range(4)]
@@ -67,6 +72,11 @@ def _maximum(a: np.ndarray, b: np.ndarray, kind: str) -> np.ndarray:
     return np.where(np.isnan(x) | np.isnan(y), 0x7FFF, larger).astype(np.uint16)
 
 
+def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Of bf16 in fp32, whose range is the same: rounded once as long as one of them is a power of two."""
+    return _rounded((_half_value(a, "bf16") * _half_value(b, "bf16")).view(np.uint32), torch.bfloat16)
+
+
 def _by_half(function, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return joined(*(function(x, y) for x, y in zip(halves(a), halves(b), strict=True)))
 
@@ -77,6 +87,17 @@ def _rounded(word: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 
 def _at_least(kind: str):
     return lambda x, y: np.where(_half_value(x, kind) < _half_value(y, kind), 0, 0xFFFF).astype(np.uint16)
+
+
+def _chosen(larger: bool):
+    """The larger or smaller of two bf16; a NaN loses, and of two a NaN comes out."""
+
+    def choose(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        x, y = _half_value(a, "bf16"), _half_value(b, "bf16")
+        first = np.isnan(y) | ((x > y) if larger else (x < y))
+        return np.where(np.isnan(x) & np.isnan(y), 0x7FFF, np.where(first, a, b)).astype(np.uint16)
+
+    return lambda a, b: _by_half(choose, a, b)
 
 
 def _fused(kind: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
@@ -101,12 +122,6 @@ def _minimum_32(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(either, 0x7FFFFFFF, np.minimum(_float(a), _float(b)).view(np.uint32)).astype(np.uint32)
 
 
-def _fused_32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Rounded once where fp64 holds the sum, as it does in to_scaled_code."""
-    wide = [_float(x).astype(np.float64) for x in (a, b, c)]
-    return (wide[0] * wide[1] + wide[2]).astype(np.float32).view(np.uint32)
-
-
 INSTRUCTIONS = {
     "mov.b32": lambda a: a,
     "and.b32": lambda a, b: a & b,
@@ -114,12 +129,19 @@ INSTRUCTIONS = {
     "xor.b32": lambda a, b: a ^ b,
     "not.b32": lambda a: ~a,
     "add.u32": lambda a, b: a + b,
+    "sub.u32": lambda a, b: a - b,
     "shl.b32": lambda a, b: a << b,
+    "shr.u32": lambda a, b: a >> b,
     "prmt.b32": _permuted,
     "selp.b32": lambda a, b, p: np.where(p, a, b).astype(np.uint32),
+    "setp.geu.f32": lambda a, b: ~(_float(a) < _float(b)),
     "set.geu.u32.bf16x2": lambda a, b: _by_half(_at_least("bf16"), a, b),
     "set.geu.u32.f16x2": lambda a, b: _by_half(_at_least("f16"), a, b),
     "min.u16x2": lambda a, b: _by_half(np.minimum, a, b),
+    "max.u16x2": lambda a, b: _by_half(np.maximum, a, b),
+    "min.NaN.bf16x2": lambda a, b: _by_half(lambda x, y: _minimum(x, y, "bf16"), a, b),
+    "min.bf16x2": _chosen(larger=False),
+    "max.bf16x2": _chosen(larger=True),
     "max.NaN.bf16x2": lambda a, b: _by_half(lambda x, y: _maximum(x, y, "bf16"), a, b),
     "max.NaN.f16x2": lambda a, b: _by_half(lambda x, y: _maximum(x, y, "f16"), a, b),
     "fma.rn.bf16x2": _fused_halves("bf16"),
@@ -129,13 +151,16 @@ INSTRUCTIONS = {
     ),
     "min.NaN.f16x2": lambda a, b: _by_half(lambda x, y: _minimum(x, y, "f16"), a, b),
     "min.NaN.f32": _minimum_32,
-    "fma.rn.f32": _fused_32,
+    "mul.rn.bf16x2": lambda a, b: _by_half(_product, a, b),
     "mul.rn.f32": lambda a, b: (_float(a) * _float(b)).view(np.uint32),
     "cvt.f32.f16": lambda a: _half_value(a, "f16").view(np.uint32),
+    "cvt.rn.f16x2.f32": lambda a, b: joined(_rounded(b, torch.float16), _rounded(a, torch.float16)),
+    "cvt.rn.bf16x2.f32": lambda a, b: joined(_rounded(b, torch.bfloat16), _rounded(a, torch.bfloat16)),
     "cvt.rn.satfinite.e4m3x2.f32": lambda a, b: _e4m3(_float(b)) | (_e4m3(_float(a)) << 8),
     "cvt.rn.satfinite.e4m3x2.f16x2": lambda a: (
         _e4m3(_half_value(halves(a)[0], "f16")) | (_e4m3(_half_value(halves(a)[1], "f16")) << 8)
     ),
+    "cvt.rn.f16x2.e4m3x2": lambda a: joined(_from_e4m3(a & 0xFF), _from_e4m3(a >> 8)),
 }
 
 

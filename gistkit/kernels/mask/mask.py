@@ -166,8 +166,3 @@ def dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> to
     grad_x = torch.empty_like(grad)
     launch_tiles(_scale_kernel, grad, grad, mask, grad_x, scale, PORTABLE=not grad.is_cuda)
     return grad_x
-
-
-def dropout_backward_(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> None:
-    """:func:`dropout_backward` that overwrites its gradient."""
-    launch_tiles(_scale_kernel, grad, grad, mask, grad, scale, PORTABLE=not grad.is_cuda)

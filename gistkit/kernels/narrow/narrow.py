@@ -17,6 +17,7 @@ import triton.language as tl
 from gistkit.formats import SCALE_BLOCK, ceil_div, fp10_words, scale_count
 from gistkit.kernels.launch.tiling import launch, launch_tiles, span, tile
 from gistkit.kernels.layout import code_dtype
+from gistkit.kernels.narrow.fp8_hardware import hardware_codes
 from gistkit.kernels.narrow.rounding import (
     decoding_factor,
     encoding_factor,
@@ -28,7 +29,6 @@ from gistkit.kernels.narrow.rounding import (
     to_scaled_code,
 )
 from gistkit.kernels.warp.lanes import asm_level
-from gistkit.kernels.warp.octet_codes import hardware_codes
 
 BLOCK_ROWS = 32
 ENCODE_ROWS, DECODE_ROWS = 16, 8  # blocks of fp10 words a program; 16 takes bf16 encodes from 90 to 95 % of copy (H200)
@@ -38,7 +38,7 @@ LINE = tl.constexpr(SCALE_BLOCK)
 @triton.jit
 def _codes(x, factor, FMT: tl.constexpr, SCALED: tl.constexpr, ASM: tl.constexpr):
     """Codes of x, by the hardware's conversion where there is one; factor is ignored unless SCALED."""
-    if FMT == "fp8" and ASM >= 90 and x.dtype != tl.float32:
+    if FMT == "fp8" and ASM >= 90:
         return hardware_codes(x, tl.broadcast_to(factor, x.shape) if SCALED else x, SCALED)
     elif SCALED:
         return to_scaled_code(x, factor, FMT)

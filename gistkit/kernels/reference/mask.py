@@ -85,15 +85,7 @@ def dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> to
     Equal to the gradient of ``F.dropout`` where scale is 1 / (1 - p) as rounded to grad's dtype. NaN and infinity times
     0 are NaN, as there.
     """
-    return _scale(grad, mask, scale, torch.empty_like(grad))
-
-
-def dropout_backward_(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> None:
-    """:func:`dropout_backward` that overwrites its gradient."""
-    _scale(grad, mask, scale, grad)
-
-
-def _scale(grad: torch.Tensor, mask: torch.Tensor, scale: float, grad_x: torch.Tensor) -> torch.Tensor:
+    grad_x = torch.empty_like(grad)
     for items, octets in blocks(grad.numel()):
         noise = _bits(mask, items, octets).float().mul_(scale)
         grad_x[items] = noise.mul_(grad[items])

@@ -167,7 +167,7 @@ def _put(
         passing = passing_flags(words, piece * WORDS, WORDS, FMT, ASM)
         put_flags(stage, columns, rows, (flags[0] & passing[0], flags[1] & passing[1]))
     else:
-        elements = widen_octet(words, piece * WORDS, WORDS, scale, FMT, SCALED, DTYPE)
+        elements = widen_octet(words, piece * WORDS, WORDS, scale, FMT, SCALED, DTYPE, ASM)
         put_octet(stage, columns, rows, flags, elements, XB)
 
 

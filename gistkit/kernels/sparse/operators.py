@@ -125,7 +125,7 @@ def zvc_decode(index, counts, values, exponents, first, n, dtype, fmt, scaling, 
     launch_warps(
         zvc_decode_kernel, ceil_div(n, ZVC_SLOT), x,
         _item_view(x, fmt), index.view(torch.uint8), counts, ends, bits_of(items), exponents, n, _plane(values, fmt),
-        FMT=fmt, SCALING=scaling, PACKED=packed, DTYPE=TRITON_DTYPES[dtype], WIDE=_aligned(items), WHOLE=n % 8 == 0,
+        SCALING=scaling, DTYPE=TRITON_DTYPES[dtype], **_constants(x, n, fmt, packed, items),
     )  # fmt: skip
     return x
 

@@ -91,7 +91,7 @@ def load_octet(values_ptr, start, place, stop, plane, FMT: tl.constexpr, PACKED:
 @triton.jit
 def stage_values(
     stage, values_ptr, exponents_ptr, start, stop, plane, lane, FMT: tl.constexpr, SCALING: tl.constexpr,
-    PACKED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, OCTETS: tl.constexpr,
+    PACKED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, OCTETS: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """The elements (patterns of DTYPE) of the values from start (a multiple of 8) on, stop of them, to shared memory.
 
@@ -118,7 +118,7 @@ def stage_values(
                 scale = tl.full(place.shape, 1.0, tl.float32)
                 if SCALING == "block":
                     scale = decoding_factor(scales[i - group], FMT)
-                elements = widen_octet(words, (i - group) * WORDS, WORDS, scale, FMT, SCALING != "none", DTYPE)
+                elements = widen_octet(words, (i - group) * WORDS, WORDS, scale, FMT, SCALING != "none", DTYPE, ASM)
                 stage_words(stage + place * (DTYPE.primitive_bitwidth // 8), elements, place < stop)
 
 

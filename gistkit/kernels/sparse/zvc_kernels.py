@@ -81,6 +81,7 @@ def _load_marks(marks_ptr, slot, lane):
 def zvc_decode_kernel(
     x_ptr, marks_ptr, counts_ptr, ends_ptr, values_ptr, exponents_ptr, n, plane, FMT: tl.constexpr,
     SCALING: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, WHOLE: tl.constexpr,
+    ASM: tl.constexpr,
 ):  # fmt: skip
     """One slot of x: an element's value stands at its rank among the set bits.
 
@@ -100,7 +101,7 @@ def zvc_decode_kernel(
     skipped = (start & (OCTET - 1)).to(tl.int32)
     stage_values(
         stage, values_ptr, exponents_ptr, start - skipped, count + skipped, plane, lane, FMT, SCALING, PACKED, DTYPE,
-        WIDE, CHUNKS + PACKED,
+        WIDE, CHUNKS + PACKED, ASM,
     )  # fmt: skip
     stage = warp_sync(stage) + skipped * XB
     for c in tl.static_range(CHUNKS):

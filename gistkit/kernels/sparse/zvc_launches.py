@@ -44,13 +44,13 @@ class ZvcLaunches:
         def ready(kernel: Any, dtypes: tuple[torch.dtype, ...], **constants: Any) -> _Launch:
             return _Launch(Ready(kernel, index, 1, **constants), dtypes)
 
-        form = {"FMT": fmt, "PACKED": True, "WIDE": True, "WHOLE": whole}
+        form = {"FMT": fmt, "PACKED": True, "WIDE": True, "WHOLE": whole, "ASM": asm}
         decoded = bits if fmt == "raw" else dtype
         self._encode = ready(zvc_encode_kernel, (bits, u8, i16, items), FMT=fmt, DTYPE=element, WIDE=whole, ASM=asm)
         self._decode = ready(
             zvc_decode_kernel, (decoded, u8, i16, i64, items, u8), SCALING="none", DTYPE=element, **form
         )
-        self._backward = ready(zvc_backward_kernel, (bits, bits, u8, i16, i64, items), GRAD_WIDE=whole, ASM=asm, **form)
+        self._backward = ready(zvc_backward_kernel, (bits, bits, u8, i16, i64, items), GRAD_WIDE=whole, **form)
         self._compact = ready(
             compact_kernel, (items, items, i16, i64, items, items, items), STRIDE=ZVC_SLOT, SLOTS=ZVC_SLOTS,
             RUN=RUN[size], PIECES=PIECES[size], COLUMNS=False, SPILL=False,

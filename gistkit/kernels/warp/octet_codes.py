@@ -1,10 +1,10 @@
 """Narrow codes of eight neighbouring elements, to and from 32-bit words of patterns, by rounding's rules to the bit.
 
-``fp8`` of 16-bit elements is converted to by the hardware from sm_90 on, which on an H200 takes 0.76 to 0.87 of the
-time of integers. ``cvt.rn.satfinite`` rounds to nearest even with subnormals kept and clamps infinities, which is the
-scaled form; of the unscaled one, what lies below 2**-6 - 2**-11, the least value that rounds up to the least normal,
-becomes 0 first. NaN comes out as 0x7F, so the sign is put in as a bit. All else (fp32 elements, the other formats,
-decoding) goes through rounding.py one by one: by packed instructions it took 0.90 to 1.0 of the time.
+From sm_90 on two 16-bit elements share most instructions, and e4m3 (``fp8``) is converted by the hardware. Magnitudes
+are converted, signs put in as bits. The hardware keeps subnormal codes, unscaled formats have none: what lies below
+LEAST, the least value that rounds up to the least normal, becomes 0 first. NaN comes out of a conversion as 0x7FFF (of
+e4m3 as 0x7F), whichever it was, and a minimum of integers makes it the format's own. Elsewhere, and for formats of fp32
+elements other than fp8, rounding.py converts one by one.
 """
 
 import triton
@@ -14,50 +14,139 @@ from gistkit.kernels.narrow.rounding import from_code, to_code
 from gistkit.kernels.warp.lanes import LANES
 from gistkit.kernels.warp.octets import item_of
 
-# two fp32 elements of the word m
-_WIDEN = {
-    "bf16": "shl.b32 lo, m, 16; and.b32 hi, m, 0xFFFF0000; ",
-    "f16": "mov.b32 {l, h}, m; cvt.f32.f16 lo, l; cvt.f32.f16 hi, h; ",
+# patterns, twice a word, of 2**-6 - 2**-11 (fp8), 2**-14 - 2**-20 (fp10) and 2**-14 - 2**-26 (fp16, above whose largest
+# neighbour below 2**-14 neither bf16 nor fp16 has a value)
+_LEAST = {
+    ("bf16", "fp8"): "0x3C783C78",
+    ("bf16", "fp10"): "0x387C387C",
+    ("bf16", "fp16"): "0x38803880",
+    ("f16", "fp8"): "0x23C023C0",
+    ("f16", "fp10"): "0x03F003F0",
+    ("f16", "fp16"): "0x04000400",
 }
-_LEAST = {"bf16": "0x3C783C78", "f16": "0x23C023C0"}
+_WIDE_LO_HI = "shl.b32 lo, m, 16; and.b32 hi, m, 0xFFFF0000; "
 
 
-def _to_fp8(kind: str, scaled: bool = False) -> str:
-    """PTX: $0 = four codes of the words $1 and $2, times the factors $3 to $6 where scaled."""
-    text = "{ .reg .b32 m, f, lo, hi; .reg .b16 l, h, c<2>; "
+def _magnitudes(word: str, kind: str, fmt: str) -> str:
+    """PTX: m = |word|, 0 below LEAST; NaN stays."""
+    least = _LEAST[kind, fmt]
+    return f"and.b32 m, {word}, 0x7FFF7FFF; mov.b32 f, {least}; set.geu.u32.{kind}x2 f, m, f; and.b32 m, m, f; "
+
+
+def _to_fp8(kind: str) -> str:
+    """PTX: $0 = four codes of the words $1 and $2."""
+    text = "{ .reg .b32 m, f, lo, hi; .reg .b16 c<2>; "
     for i in range(2):
-        text += f"and.b32 m, ${1 + i}, 0x7FFF7FFF; "
-        if scaled:
-            text += f"{_WIDEN[kind]}mul.rn.f32 lo, lo, ${3 + 2 * i}; mul.rn.f32 hi, hi, ${4 + 2 * i}; "
+        text += _magnitudes(f"${1 + i}", kind, "fp8")
+        if kind == "bf16":
+            text += _WIDE_LO_HI + f"cvt.rn.satfinite.e4m3x2.f32 c{i}, hi, lo; "
         else:
-            text += f"mov.b32 f, {_LEAST[kind]}; set.geu.u32.{kind}x2 f, m, f; and.b32 m, m, f; "
-            text += _WIDEN[kind] if kind == "bf16" else ""
-        direct = kind == "f16" and not scaled
-        text += f"cvt.rn.satfinite.e4m3x2.{'f16x2' if direct else 'f32'} c{i}, {'m' if direct else 'hi, lo'}; "
+            text += f"cvt.rn.satfinite.e4m3x2.f16x2 c{i}, m; "
     return text + "mov.b32 m, {c0, c1}; prmt.b32 f, $1, $2, 0x7531; and.b32 f, f, 0x80808080; or.b32 $0, m, f; }"
 
 
-_BF16, _F16 = tl.constexpr(_to_fp8("bf16")), tl.constexpr(_to_fp8("f16"))
-_SCALED_BF16, _SCALED_F16 = tl.constexpr(_to_fp8("bf16", True)), tl.constexpr(_to_fp8("f16", True))
+def _to_fp8_of_fp32() -> str:
+    """PTX: $0 = four codes of the words $1 to $4."""
+    text = "{ .reg .pred p; .reg .b32 m<4>, f, g; .reg .b16 c<2>; "
+    for i in range(4):
+        text += f"and.b32 m{i}, ${1 + i}, 0x7FFFFFFF; setp.geu.f32 p, m{i}, 0f3C780000; selp.b32 m{i}, m{i}, 0, p; "
+    text += "cvt.rn.satfinite.e4m3x2.f32 c0, m1, m0; cvt.rn.satfinite.e4m3x2.f32 c1, m3, m2; mov.b32 m0, {c0, c1}; "
+    text += "prmt.b32 f, $1, $2, 0x0073; prmt.b32 g, $3, $4, 0x7300; and.b32 f, f, 0x8080; and.b32 g, g, 0x80800000; "
+    return text + "or.b32 m0, m0, f; or.b32 $0, m0, g; }"
 
 
-@triton.jit
-def hardware_codes(x, factor, SCALED: tl.constexpr):
-    """uint8 fp8 codes of x bf16/fp16, of whose last axis a lane holds a multiple of 4; times factor if SCALED."""
-    if SCALED:
-        scaled: tl.constexpr = _SCALED_BF16 if x.dtype == tl.bfloat16 else _SCALED_F16
-        return tl.inline_asm_elementwise(scaled, "=r,r,r,r,r,r,r", [x, factor], tl.uint8, is_pure=True, pack=4)
+def _to_fp16(kind: str) -> str:
+    """PTX: $0 = two codes of the word $1, clamped to the largest finite one."""
+    text = "{ .reg .b32 m, f, lo, hi; .reg .b16 l, h; " + _magnitudes("$1", kind, "fp16")
+    if kind == "bf16":
+        text += _WIDE_LO_HI + "min.NaN.f32 lo, lo, 0f477FE000; min.NaN.f32 hi, hi, 0f477FE000; "
+        text += "cvt.rn.f16x2.f32 m, hi, lo; "
     else:
-        unscaled: tl.constexpr = _BF16 if x.dtype == tl.bfloat16 else _F16
-        return tl.inline_asm_elementwise(unscaled, "=r,r,r", [x], tl.uint8, is_pure=True, pack=4)
+        text += "mov.b32 f, 0x7BFF7BFF; min.NaN.f16x2 m, m, f; "
+    return text + "mov.b32 f, 0x7E007E00; min.u16x2 m, m, f; and.b32 f, $1, 0x80008000; or.b32 $0, m, f; }"
+
+
+def _to_fp10(kind: str) -> str:
+    """PTX: $0 = two codes of the word $1: the mantissa rounded to 4 bits, for bf16 with 112 taken off the exponent."""
+    shift, floor, half, largest = (3, 0x3800, 3, 0x4778) if kind == "bf16" else (6, 0, 0x1F, 0x7BC0)
+    text = "{ .reg .b32 m, f, k, t; and.b32 m, $1, 0x7FFF7FFF; "
+    text += f"mov.b32 k, {_LEAST[kind, 'fp10']}; set.geu.u32.{kind}x2 f, m, k; "
+    text += f"mov.b32 k, {largest * 0x10001:#x}; min.NaN.{kind}x2 m, m, k; "
+    if floor:
+        text += f"mov.b32 k, {floor * 0x10001:#x}; max.u16x2 m, m, k; "
+    text += f"shr.u32 t, m, {shift}; and.b32 t, t, 0x00010001; add.u32 t, t, m; "
+    text += f"add.u32 t, t, {(half - floor) * 0x10001 % 2**32:#x}; "
+    text += f"shr.u32 t, t, {shift}; and.b32 t, t, {(0xFFFF >> shift) * 0x10001:#x}; "
+    text += "mov.b32 k, 0x01F801F8; min.u16x2 t, t, k; and.b32 t, t, f; "
+    return text + "shr.u32 k, $1, 6; and.b32 k, k, 0x02000200; or.b32 $0, t, k; }"
+
+
+FP8_BF16, FP8_F16 = tl.constexpr(_to_fp8("bf16")), tl.constexpr(_to_fp8("f16"))
+FP8_FP32 = tl.constexpr(_to_fp8_of_fp32())
+_FP16_BF16, _FP16_F16 = tl.constexpr(_to_fp16("bf16")), tl.constexpr(_to_fp16("f16"))
+_FP10_BF16, _FP10_F16 = tl.constexpr(_to_fp10("bf16")), tl.constexpr(_to_fp10("f16"))
+
+
+def _from_word(fmt: str, dtype: str, scaled: bool) -> str:
+    """PTX: $0 (and $1 for fp8) = two elements each of the codes of the next operand, times the last where scaled."""
+    count = 2 if fmt == "fp8" else 1
+    source, factor = f"${count}", f"${count + 1}"
+    text = "{ .reg .b32 m, s, k; .reg .f32 u, v; .reg .b16 l, h, c<2>; "
+    if fmt == "fp8":
+        text += f"and.b32 m, {source}, 0x7F7F7F7F; mov.b32 {{c0, c1}}, m; "
+    for i in range(count):
+        if fmt == "fp8":
+            text += f"cvt.rn.f16x2.e4m3x2 m, c{i}; prmt.b32 s, {source}, 0, {('0x1404', '0x3424')[i]}; "
+        elif fmt == "fp10":
+            text += f"mov.b32 s, {source}; and.b32 m, s, 0x7FC07FC0; "
+        else:
+            text += f"mov.b32 s, {source}; and.b32 m, s, 0x7FFF7FFF; "
+        # bf16 holds fp8's and fp10's values, so their product with a power of two is rounded once there
+        pairs = scaled and dtype == "bf16" and fmt != "fp16"
+        if scaled or dtype == "bf16":
+            text += "mov.b32 {l, h}, m; cvt.f32.f16 u, l; cvt.f32.f16 v, h; "
+            if scaled and not pairs:
+                largest = "0f7F7F0000" if dtype == "bf16" else "0f477FE000"
+                for x in "uv":
+                    text += f"mul.rn.f32 {x}, {x}, {factor}; min.NaN.f32 {x}, {x}, {largest}; "
+            text += f"cvt.rn.{dtype}x2.f32 m, v, u; "
+            if pairs:
+                text += f"mov.b32 k, {factor}; prmt.b32 k, k, k, 0x3232; mul.rn.bf16x2 m, m, k; "
+                text += "mov.b32 k, 0x7F7F7F7F; min.NaN.bf16x2 m, m, k; "
+        elif fmt != "fp8":
+            # any NaN becomes 0x7FFF; infinity, the least of what is not to change, stays
+            text += "mov.b32 $0, 0x7C007C00; min.NaN.f16x2 m, m, $0; "
+        nan = "0x7FC07FC0" if dtype == "bf16" else "0x7E007E00"
+        text += f"mov.b32 ${i}, {nan}; min.u16x2 m, m, ${i}; and.b32 s, s, 0x80008000; or.b32 ${i}, m, s; "
+    return text + "}"
+
+
+_WORDS = {
+    (fmt, dtype, scaled): _from_word(fmt, dtype, scaled)
+    for fmt in ("fp8", "fp10", "fp16")
+    for dtype in ("bf16", "f16")
+    for scaled in (False, True)
+}
+_F8_BF16, _F8_F16 = tl.constexpr(_WORDS["fp8", "bf16", False]), tl.constexpr(_WORDS["fp8", "f16", False])
+_F10_BF16, _F10_F16 = tl.constexpr(_WORDS["fp10", "bf16", False]), tl.constexpr(_WORDS["fp10", "f16", False])
+_F16_BF16, _F16_F16 = tl.constexpr(_WORDS["fp16", "bf16", False]), tl.constexpr(_WORDS["fp16", "f16", False])
+_S8_BF16, _S8_F16 = tl.constexpr(_WORDS["fp8", "bf16", True]), tl.constexpr(_WORDS["fp8", "f16", True])
+_S10_BF16, _S10_F16 = tl.constexpr(_WORDS["fp10", "bf16", True]), tl.constexpr(_WORDS["fp10", "f16", True])
+_S16_BF16, _S16_F16 = tl.constexpr(_WORDS["fp16", "bf16", True]), tl.constexpr(_WORDS["fp16", "f16", True])
 
 
 @triton.jit
-def hardware_word(w, first: tl.constexpr, factor, DTYPE: tl.constexpr):
-    """Four fp8 codes, a word, of the bf16 or fp16 elements of w[first] and w[first + 1], times factor."""
-    text: tl.constexpr = _SCALED_BF16 if DTYPE == tl.bfloat16 else _SCALED_F16
-    operands = w[first : first + 2] + (factor, factor, factor, factor)
-    return tl.inline_asm_elementwise(text, "=r,r,r,r,r,r,r", operands, dtype=tl.int32, is_pure=True, pack=1)
+def _four_fp8(words, first: tl.constexpr, DTYPE: tl.constexpr):
+    if DTYPE == tl.float32:
+        return tl.inline_asm_elementwise(
+            FP8_FP32, "=r,r,r,r,r", [words[first], words[first + 1], words[first + 2], words[first + 3]],
+            dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        text: tl.constexpr = FP8_BF16 if DTYPE == tl.bfloat16 else FP8_F16
+        return tl.inline_asm_elementwise(
+            text, "=r,r,r", [words[first], words[first + 1]], dtype=tl.int32, is_pure=True, pack=1
+        )
 
 
 @triton.jit
@@ -67,11 +156,16 @@ def narrow_octet(words, FMT: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexp
     codes = ()
     if FMT == "raw":
         codes += words
-    elif ASM >= 90 and FMT == "fp8" and DTYPE != tl.float32:
-        text: tl.constexpr = _BF16 if DTYPE == tl.bfloat16 else _F16
-        for w in tl.static_range(0, 4, 2):
-            code = tl.inline_asm_elementwise(text, "=r,r,r", words[w : w + 2], dtype=tl.int32, is_pure=True, pack=1)
-            codes += (code,)
+    elif ASM >= 90 and (FMT == "fp8" or DTYPE != tl.float32):
+        if FMT == "fp8":
+            codes += (_four_fp8(words, 0, DTYPE), _four_fp8(words, len(words) // 2, DTYPE))
+        else:
+            if FMT == "fp16":
+                text: tl.constexpr = _FP16_BF16 if DTYPE == tl.bfloat16 else _FP16_F16
+            else:
+                text: tl.constexpr = _FP10_BF16 if DTYPE == tl.bfloat16 else _FP10_F16
+            for w in tl.static_range(4):
+                codes += (tl.inline_asm_elementwise(text, "=r,r", [words[w]], dtype=tl.int32, is_pure=True, pack=1),)
     else:
         for first in tl.static_range(0, 8, PER_WORD):
             word = tl.zeros((LANES,), tl.int32)
@@ -85,7 +179,7 @@ def narrow_octet(words, FMT: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexp
 @triton.jit
 def widen_octet(
     words, first: tl.constexpr, WORDS: tl.constexpr, factor, FMT: tl.constexpr, SCALED: tl.constexpr,
-    DTYPE: tl.constexpr,
+    DTYPE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Words of an octet's patterns from the WORDS words of its codes from words[first] on, times factor (fp32) where
     SCALED. Codes lie as narrow_octet leaves them, but fp10's 6 bits higher."""
@@ -93,11 +187,41 @@ def widen_octet(
     BELOW: tl.constexpr = 6 if FMT == "fp10" else 0
     items = ()
     if FMT == "raw":
-        items += words[first : first + WORDS]
+        for w in tl.static_range(WORDS):
+            items += (words[first + w],)
+    elif ASM >= 90 and DTYPE != tl.float32:
+        if FMT == "fp8":
+            plain: tl.constexpr = _F8_BF16 if DTYPE == tl.bfloat16 else _F8_F16
+            scaled: tl.constexpr = _S8_BF16 if DTYPE == tl.bfloat16 else _S8_F16
+        elif FMT == "fp10":
+            plain: tl.constexpr = _F10_BF16 if DTYPE == tl.bfloat16 else _F10_F16
+            scaled: tl.constexpr = _S10_BF16 if DTYPE == tl.bfloat16 else _S10_F16
+        else:
+            plain: tl.constexpr = _F16_BF16 if DTYPE == tl.bfloat16 else _F16_F16
+            scaled: tl.constexpr = _S16_BF16 if DTYPE == tl.bfloat16 else _S16_F16
+        for w in tl.static_range(first, first + WORDS):
+            if FMT == "fp8":
+                if SCALED:
+                    items += tl.inline_asm_elementwise(
+                        scaled, "=&r,=&r,r,f", [words[w], factor], dtype=(tl.int32,) * 2, is_pure=True, pack=1
+                    )
+                else:
+                    items += tl.inline_asm_elementwise(
+                        plain, "=&r,=&r,r", [words[w]], dtype=(tl.int32,) * 2, is_pure=True, pack=1
+                    )
+            elif SCALED:
+                items += (
+                    tl.inline_asm_elementwise(
+                        scaled, "=&r,r,f", [words[w], factor], dtype=tl.int32, is_pure=True, pack=1
+                    ),
+                )
+            else:
+                items += (tl.inline_asm_elementwise(plain, "=&r,r", [words[w]], dtype=tl.int32, is_pure=True, pack=1),)
     else:
         for w in tl.static_range(first, first + WORDS):
             for i in tl.static_range(0, PER_WORD, 4 // (DTYPE.primitive_bitwidth // 8)):
-                item = from_code(words[w] >> (BELOW + i * 32 // PER_WORD), factor, FMT, SCALED, DTYPE)
+                code = words[w] >> (BELOW + i * 32 // PER_WORD)
+                item = from_code(code, factor, FMT, SCALED, DTYPE)
                 if DTYPE == tl.float32:
                     items += (item.to(tl.int32, bitcast=True),)
                 else:

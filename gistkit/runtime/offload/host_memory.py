@@ -1,5 +1,5 @@
-"""How much of the host's memory is free, and how PyTorch says that there is too little. Pinned memory cannot be swapped
-out, so too much of it ends the process, or another one."""
+"""How much of the host's memory is free, how PyTorch says that there is too little, and pinned memory for kernels. It
+cannot be swapped out, so too much of it ends the process, or another one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ NOT_FITTING = (
     "not enough memory",
 )
 """Parts of the texts with which PyTorch says that something does not fit."""
+COPIED_BYTES = 512
 
 
 def does_not_fit(error: BaseException) -> bool:
@@ -44,3 +45,17 @@ def available_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
         except (OSError, ValueError):  # no such group, or its limit is ``max``
             continue
     return max(0, free)
+
+
+def pinned(nbytes: int, device: torch.device) -> torch.Tensor:
+    """Pinned host memory (uint8) for kernels on the device's current stream to write to. Raises RuntimeError where
+    there is none.
+
+    PyTorch's allocator knows a stream that uses a block by its copies alone, and would hand a block that was let go of
+    to others while kernels still write to it. One small copy out of the block tells it: what is let go of then waits
+    for an event that is recorded on that stream at that moment.
+    """
+    memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+    few_bytes = min(nbytes, COPIED_BYTES)
+    torch.empty(few_bytes, dtype=torch.uint8, device=device).copy_(memory[:few_bytes], non_blocking=True)
+    return memory

@@ -22,7 +22,7 @@ from gistkit.codecs import Encoded, Sparse, dtype_of
 from gistkit.errors import BudgetWarning
 from gistkit.formats import item_bytes
 from gistkit.ir import Budget, Decision, Form, Plan, SavedGraph, SavedStorage, numel
-from gistkit.runtime.offload.host import HostValues, arrived
+from gistkit.runtime.offload.host import HostBody, HostValues, arrived
 from gistkit.runtime.offload.host_memory import does_not_fit
 from gistkit.runtime.sparse_sizes.exact import ExactPacker
 from gistkit.runtime.sparse_sizes.forecast import Forecasts
@@ -107,10 +107,16 @@ class ExcessBudget:
         the device only for what goes to the host in any case."""
         if decision.storage not in self._shares or not x.numel():
             return None
-        if not packer.at_once(x) and not decision.on_host:
+        if packer.at_once(x):
+            stored = packer.count(x).wait()
+            return self.away(codec, decision, x.numel(), stored, x.device, lambda: codec.encode(arrived(x)))
+        if not decision.on_host:
             return PromisedBody(self, codec, x, decision, packer)
-        stored = packer.count(x).wait()
-        return self.away(codec, decision, x.numel(), stored, x.device, lambda: codec.encode(arrived(x)))
+        encoded, stored = packer.begin_and_wait(codec, x)
+        body = self.away(codec, decision, encoded.numel, stored, x.device, lambda: _on_host(encoded))
+        if body is None:
+            codec.settle(encoded, stored)
+        return body or HostBody(encoded)
 
     def away(
         self, codec: Sparse, decision: Decision, n: int, stored: int, device: torch.device, send: Callable[[], Encoded]
@@ -169,6 +175,10 @@ class ExcessBudget:
         return True
 
 
+def _on_host(encoded: Encoded) -> Encoded:
+    return encoded.over(tuple(map(arrived, encoded.payload)))
+
+
 class PromisedBody:
     """The payload of a storage whose size only the device knows yet: the scratch, then the packed payload, or values on
     the host where :class:`ExcessBudget` has no room."""
@@ -186,10 +196,8 @@ class PromisedBody:
         """Take the final form: called by the packer when the number of stored elements has come."""
         with self._lock:
             if encoded.pending and isinstance(self._form, CodedBody):
-                away = self._room.away(
-                    self._codec, self._decision, encoded.numel, total, self._device,
-                    lambda: encoded.over(tuple(map(arrived, encoded.payload))),
-                )  # fmt: skip
+                form = (self._codec, self._decision, encoded.numel, total, self._device)
+                away = self._room.away(*form, lambda: _on_host(encoded))
                 if away is None:
                     self._codec.settle(encoded, total)
                 else:

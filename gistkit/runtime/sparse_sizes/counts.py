@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gistkit.kernels import current_stream
+from gistkit.runtime.offload.host_memory import pinned
 
 PINNED_SLOTS = 64
 
@@ -44,7 +45,7 @@ class PinnedCounts:
         if not self._free:
             self._stream = torch.cuda.current_stream(device)
             # 16 bytes each, as ready launches want them (gistkit.kernels.launch.tiling)
-            slots = torch.empty((PINNED_SLOTS, 2), dtype=torch.int64, pin_memory=True)
+            slots = pinned(16 * PINNED_SLOTS, device).view(torch.int64).view(PINNED_SLOTS, 2)
             self._free.extend((slot, torch.cuda.Event()) for slot in slots[:, 0].unbind())
         return PinnedTicket(self._free, *self._free.pop(), self._stream)
 

@@ -175,11 +175,16 @@ class ExactPacker:
         later encodings."""
         if not isinstance(form, Sparse) or self.at_once(x):
             return form.encode(x)
+        encoded, total = self.begin_and_wait(form, x)
+        form.settle(encoded, total)
+        return encoded
+
+    def begin_and_wait(self, form: Sparse, x: torch.Tensor) -> tuple[Encoded, int]:
+        """The same, pending still, and how many elements it stores."""
         with self._lock:
             self._next(self._bounded)
         encoded = form.begin(x)
-        form.settle(encoded, int(form.total(encoded)))
-        return encoded
+        return encoded, int(form.total(encoded))
 
     def _next(self, wait: bool) -> None:
         """Count an encoding that begins now, and settle what it makes due."""

@@ -10,10 +10,9 @@ owner's writes behind the last reads. So what holds for readers on other streams
 tensors, which go at the same time. Sizes are powers of two, which is what PyTorch pins, and a free span serves requests
 of its size.
 
-**PyTorch's pinned allocator** knows a stream that uses a block by its copies alone, and would hand a block that was let
-go of to others while kernels still write to it. One small copy out of each, on its stream, tells it: memory that is
-let go of then waits for an event that is recorded at that moment. So an engine may go at any time, and each has a
-spill of its own, whose memory goes with it and with the encodings that use it.
+**PyTorch's pinned allocator** is told that kernels write to a span
+(:func:`gistkit.runtime.offload.host_memory.pinned`). So an engine may go at any time, and each has a spill of its own,
+whose memory goes with it and with the encodings that use it.
 
 **Threads.** A span dies in whatever thread, even within a garbage collection that this module itself has set off: that
 only appends its memory to a list, which the next :meth:`Spill.take` empties under its lock.
@@ -29,23 +28,14 @@ from collections.abc import Callable
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from gistkit.runtime.offload.host_memory import available_bytes
+from gistkit.runtime.offload.host_memory import available_bytes, pinned
 from gistkit.runtime.sparse_sizes.counts import Stream, stream_of
 
 LEAST_BYTES = 2**18
 """The smallest span."""
-COPIED_BYTES = 512
 SHARE = 4
 """One part in so many of the host's free memory may be pinned for spans."""
 NO_MEMORY = "the host has no memory left for what may be more than forecast"
-
-
-def pinned(nbytes: int, device: torch.device) -> torch.Tensor:
-    """Pinned host memory, known to PyTorch's allocator to be in use by the device's current stream until that has come
-    as far as it is when the memory is let go of. Raises RuntimeError where there is none."""
-    memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
-    torch.empty(COPIED_BYTES, dtype=torch.uint8, device=device).copy_(memory[:COPIED_BYTES], non_blocking=True)
-    return memory
 
 
 def most_bytes(device: torch.device, held_bytes: int) -> int:
