@@ -18,7 +18,7 @@ from gistkit.api.measuring import Measure, captured, costs_of, with_times
 from gistkit.capture import spread
 from gistkit.errors import BudgetError, CaptureError, renamed
 from gistkit.ir import Plan, SavedGraph
-from gistkit.planning import check_words, contract_of, refused
+from gistkit.planning import check_words, contract_of, refused, task_calls
 from gistkit.planning import made as by_name
 from gistkit.planning.cost import CostTable, Hardware, check_budget, parse_budget, parse_bytes
 from gistkit.planning.policies import POLICIES
@@ -152,6 +152,7 @@ def plan_graph(
         lossy=lossy,
         reserved_bytes=reserve_bytes,
         per_sub_batch_norm=per_sub_batch_norm,
+        **(task_calls(graph) if any(d.on_host for d in made.decisions) else {}),
     )
     simulator = Simulator(graph, costs)
     prediction = replace(

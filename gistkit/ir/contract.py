@@ -32,8 +32,10 @@ class Contract:
     calls and ``autocast``, in words, also tell what differs where the fingerprints do.
 
     ``densities``: by storage the share of non-zero elements that its sparse payload was counted with. ``has_link``: the
-    hardware has a link to a host. ``fidelity``, ``lossy``, ``reserved_bytes`` and ``per_sub_batch_norm`` are what the
-    caller asked for. A plan that :func:`gistkit.plan` has not made leaves most of this open.
+    hardware has a link to a host. ``task_calls``: by task the covered call that it belongs to (-1: none), from
+    ``backward_from`` on those of backward; empty where nothing goes to the host. ``fidelity``, ``lossy``,
+    ``reserved_bytes`` and ``per_sub_batch_norm`` are what the caller asked for. A plan that :func:`gistkit.plan` has
+    not made leaves most of this open.
     """
 
     batch: int = 0
@@ -46,6 +48,8 @@ class Contract:
     autocast: str = ""
     densities: dict[int, float] = field(default_factory=dict)
     has_link: bool = True
+    task_calls: tuple[int, ...] = ()
+    backward_from: int = 0
     fidelity: str = "bitwise"
     lossy: str | None = None
     reserved_bytes: int = 0

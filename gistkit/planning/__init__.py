@@ -1,5 +1,13 @@
 """From a saved graph and a budget to a plan: choice of a policy, the plan's contract, refusals."""
 
 from gistkit.planning.choose import accepts, check_words, made
-from gistkit.planning.contract import AGAIN, check_forward, check_inputs, check_same, check_state, contract_of
+from gistkit.planning.contract import (
+    AGAIN,
+    check_forward,
+    check_inputs,
+    check_same,
+    check_state,
+    contract_of,
+    task_calls,
+)
 from gistkit.planning.refusal import EXAMPLE_FORMAT, instead, least_bytes, refused, remedy

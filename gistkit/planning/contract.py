@@ -12,7 +12,7 @@ from typing import Any
 
 from gistkit.capture import GEOMETRY
 from gistkit.errors import PlanMismatchError
-from gistkit.ir import Call, Contract, PlannedCall, SavedGraph, StateTensor, scaled
+from gistkit.ir import BACKWARD, Call, Contract, PlannedCall, SavedGraph, StateTensor, scaled
 from gistkit.planning.forms import OBSERVERS
 
 AGAIN = "make the plan from this model, in this mode, with a batch of this kind"
@@ -32,6 +32,14 @@ def contract_of(graph: SavedGraph, sub_batches: int = 1) -> Contract:
         storage_bytes=tuple(s.nbytes for s in part.storages),
         saved_bytes=graph.kept_bytes,
     )
+
+
+def task_calls(graph: SavedGraph) -> dict[str, Any]:
+    """What the contract of a plan that sends something to the host says of tasks: by task its covered call, and the
+    first task of backward."""
+    calls = tuple(graph.calls[t.call].covered if t.call >= 0 else -1 for t in graph.tasks)
+    first = next((t.index for t in graph.tasks if t.phase == BACKWARD), len(graph.tasks))
+    return {"task_calls": calls, "backward_from": first}
 
 
 def _calls(graph: SavedGraph) -> tuple[PlannedCall, ...]:

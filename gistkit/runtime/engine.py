@@ -24,6 +24,7 @@ from gistkit.ir import Plan, SavedGraph, SavedStorage
 from gistkit.planning.policies import gist
 from gistkit.runtime.calls.interpose import Counter, interposed
 from gistkit.runtime.calls.sites import Sites
+from gistkit.runtime.forward.journey import Journey, Offloads
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.density_excess import ExcessBudget, remember
 from gistkit.runtime.program.match_plan import Shapes, check_mode, check_rows, given_program, plans_training, shapes
@@ -76,13 +77,15 @@ class Engine:
         self._stats: StepStats | Observed | None = None
         self.steps = 0
         self.notes: list[str] = []
-        self.moved: dict[int, int] = {}
+        self._moved: dict[int, int] = {}
         self._programs: dict[tuple, Program] = {}
         self._sites: dict[tuple, Sites] = {}
         self._densities: dict[tuple, dict[int, float]] = {}
         self._verified: dict = {}
         self._packer = ExactPacker(lag=LAG, bounded=True, spill=Spill())
         self._spilled: Spilled = {}
+        self._offloads = Offloads()
+        self._late: tuple[tuple, ExcessBudget] | None = None
         self._probes: list[tuple[tuple, int, int, Ticket]] = []
         self._lock = threading.RLock()
         self._warned = False
@@ -97,6 +100,12 @@ class Engine:
         if isinstance(self._stats, Observed):
             self._stats = self._stats.stats()
         return self._stats
+
+    @property
+    def moved(self) -> dict[int, int]:
+        """Bytes, by storage, of payloads denser than planned that went to the host to keep a budget."""
+        self._hear_of_excess()
+        return self._moved
 
     @property
     def densities(self) -> dict[int, float]:
@@ -260,6 +269,9 @@ class Engine:
 
     def _prepare(self, state: ForwardState, key: tuple, args: tuple, kwargs: dict) -> None:
         program: Any = state.program
+        self._warn_of_excess()
+        if program.times is not None:
+            state.journey = Journey(program.times, self._offloads)
         state.probing = self._replans_next()
         learn = partial(remember, self._densities.setdefault(key, {}), plan=self.plan)
         if self.plan is not None and self._budget is not None:
@@ -294,14 +306,25 @@ class Engine:
             densities = self._densities.setdefault(key, {})
             remember(densities, state.measured(), self.plan)
             if state.room is not None:
-                self.moved |= {d.storage: d.measured_bytes for d in state.room.moved}
-                self._warned = self._warned or state.room.warn()
+                self._late = key, state.room
+                self._warn_of_excess()
             self._probes.extend((key, *probe) for probe in state.probes)
             self._read_probes()
             if state.diverged:
                 self._programs.pop(key, None)
             elif replan and self._programs.get(key) is program:
                 self._install(key, program.graph)
+
+    def _hear_of_excess(self) -> None:
+        """What the last forward under a budget found denser than planned, some of it only in backward."""
+        if self._late is not None:
+            key, room = self._late
+            self._moved |= {d.storage: d.measured_bytes for d in room.moved}
+            remember(self._densities.setdefault(key, {}), {d.storage: d.measured for d in room.moved}, self.plan)
+
+    def _warn_of_excess(self) -> None:
+        self._hear_of_excess()
+        self._warned = self._warned or (self._late is not None and self._late[1].warn())
 
     def _read_probes(self) -> None:
         probes, self._probes = self._probes, []

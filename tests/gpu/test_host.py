@@ -1,6 +1,7 @@
 """What goes to the host of a CUDA device and comes back, with the host far ahead: nobody waits, every bit is there."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -8,47 +9,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
-from gistkit.runtime.offload.host import Parcel, arrived
+from gistkit.runtime.attach import compressed_forward
+from gistkit.runtime.offload.host import arrived
 from tests.gpu.waiting import no_synchronisation
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic_cudnn")]
 
 SLEEP_CYCLES = 1_500_000_000  # about 0.8 s at 2 GHz, many times what the host takes for a step
-
-
-def test_memory_that_is_used_again_at_once_has_gone_out_before():
-    torch.cuda.empty_cache()
-    x = torch.randn(2**22, device="cuda")
-    want, address = x.clone(), x.data_ptr()
-    torch.cuda._sleep(SLEEP_CYCLES)
-    with no_synchronisation():
-        parcel = Parcel((x,))
-        del x
-        taken = torch.empty(2**22, device="cuda").fill_(7.0)
-        (found,) = parcel.tensors()
-    assert taken.data_ptr() == address and not parcel._there
-    assert torch.equal(found, want)
-
-
-def test_pinned_memory_that_is_let_go_of_is_not_written_before_it_was_read():
-    wanted, found = [], []
-    torch.cuda._sleep(SLEEP_CYCLES)
-    with no_synchronisation():
-        for i in range(8):
-            x = torch.full((2**20,), float(i), device="cuda")
-            wanted.append(x.clone())
-            found.append(Parcel((x,)).tensors()[0])  # the host's memory is free for the next
-    assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
-
-
-def test_what_comes_back_on_another_stream_waits_for_the_way_out():
-    x = torch.randn(2**22, device="cuda")
-    torch.cuda._sleep(SLEEP_CYCLES)
-    parcel, other = Parcel((x,)), torch.cuda.Stream()
-    with torch.cuda.stream(other):
-        (found,) = parcel.tensors()
-    torch.cuda.synchronize()
-    assert torch.equal(found, x)
 
 
 def test_the_host_reads_what_has_arrived():
@@ -58,23 +25,67 @@ def test_the_host_reads_what_has_arrived():
     assert bool((arrived(x) == 3.0).all()) and bool((arrived(x.view(2048, -1)[:, ::3]) == 3.0).all())
 
 
-def test_a_step_whose_activations_all_go_to_the_host_waits_for_nothing():
+def chain():
     torch.manual_seed(0)
     layers = [m for i in range(6) for m in (nn.Conv2d(3 if i == 0 else 32, 32, 3, padding=1), nn.ReLU())]
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)).cuda()
-    x, y = torch.randn(16, 3, 64, 64, device="cuda"), torch.arange(16, device="cuda") % 10
-    plan = gistkit.plan(model, x, y, loss_fn=F.cross_entropy, policy="vdnn-all")
+    return model, torch.randn(16, 3, 64, 64, device="cuda"), torch.arange(16, device="cuda") % 10
+
+
+def steps(model, x, y, asleep):
+    """Loss and gradients of the last of three steps, which waits for nothing; ``asleep``: a stream that is late."""
+    for number in range(3):
+        model.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+        if number == 2:
+            with torch.cuda.stream(asleep):
+                torch.cuda._sleep(SLEEP_CYCLES)
+            with no_synchronisation():
+                loss = gistkit.step(model, F.cross_entropy, x, y)
+        else:
+            loss = gistkit.step(model, F.cross_entropy, x, y)
+    return [loss, *(p.grad for p in model.parameters())]
+
+
+@pytest.mark.parametrize("policy", ["vdnn-all", "cdma"])
+@pytest.mark.parametrize("asleep", ["compute", "d2h", "h2d"])
+def test_a_step_whose_activations_all_go_to_the_host_waits_for_nothing(policy, asleep):
+    model, x, y = chain()
+    plan = gistkit.plan(model, x, y, loss_fn=F.cross_entropy, policy=policy, density=0.5)
     assert sum(d.place == "host" for d in plan.decisions) >= 6
-    found = []
-    for tried in (model, gistkit.compress(copy.deepcopy(model), plan)):
-        for number in range(3):
+    expected = steps(copy.deepcopy(model), x, y, torch.cuda.current_stream())
+    twin = gistkit.compress(model, plan)
+    gistkit.step(twin, F.cross_entropy, x, y)
+    (offloader,) = compressed_forward(twin).engine._offloads._found.values()
+    stream = torch.cuda.current_stream() if asleep == "compute" else getattr(offloader.backend, asleep)
+    found = steps(twin, x, y, stream)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert offloader.outgoing_bytes == offloader.arriving_bytes == 0
+
+
+def test_the_peak_is_the_planned_one_and_below_that_without_the_host():
+    model, x, y = chain()
+    plan = gistkit.plan(model, x, y, loss_fn=F.cross_entropy, policy="vdnn-all")
+    peaks = []
+    for tried in (copy.deepcopy(model), gistkit.compress(copy.deepcopy(model), plan)):
+        for _ in range(3):
             tried.zero_grad(set_to_none=True)
             torch.cuda.synchronize()
-            if number == 2:
-                torch.cuda._sleep(SLEEP_CYCLES)
-                with no_synchronisation():
-                    loss = gistkit.step(tried, F.cross_entropy, x, y)
-            else:
-                loss = gistkit.step(tried, F.cross_entropy, x, y)
-        found.append([loss, *(p.grad for p in tried.parameters())])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            gistkit.step(tried, F.cross_entropy, x, y)
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[1] < 0.7 * peaks[0]
+
+
+def test_nothing_is_left_behind():
+    model, x, y = chain()
+    twin = gistkit.compress(model, gistkit.plan(model, x, y, loss_fn=F.cross_entropy, policy="vdnn-all"))
+    gistkit.step(twin, F.cross_entropy, x, y)
+    (offloader,) = compressed_forward(twin).engine._offloads._found.values()
+    chunks = [chunk.memory for chunk in offloader.arena.chunks]
+    assert chunks and all(memory.is_pinned() for memory in chunks) and offloader.arena.used_bytes == 0
+    gistkit.restore(twin)
+    del offloader
+    gc.collect()
+    assert not any(memory.is_pinned() for memory in chunks)

@@ -10,6 +10,7 @@ import gistkit
 from gistkit.ir.contract import Contract
 from gistkit.ir.plan import Decision, Plan
 from gistkit.ir.queries import Reading
+from gistkit.planning import task_calls
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.forms.options import options
@@ -83,7 +84,12 @@ def made(graph, decisions, *choices, **fields):
     free = {d.storage: d for d in decisions if d.codec == "drop"}
     calls = {c.covered: c for c in (*call_choices(Reading(graph), free), *choices)}
     rounds = any(d.form.rounds_to for d in decisions)
-    fields = {"budget_bytes": 2**40, "contract": Contract(BATCH), "fidelity": ("bitwise", "lossy")[rounds], **fields}
+    fields = {
+        "budget_bytes": 2**40,
+        "contract": Contract(BATCH, **task_calls(graph)),
+        "fidelity": ("bitwise", "lossy")[rounds],
+        **fields,
+    }
     return Plan("by hand", graph.fingerprint, decisions, tuple(calls.values()), **fields)
 
 

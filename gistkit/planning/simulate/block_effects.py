@@ -39,6 +39,9 @@ from gistkit.planning.simulate.intervals import Effects, Interval, Transfer
 
 _WHAT = {"activation": "dense", "gradient": "gradient", "weight_gradient": "gradient"}
 _FACTOR_BYTES = 4
+_ALIGNED_BYTES, _LANE_BYTES = 64, 1536
+"""What an encoding that comes back from the host may take beyond its payload, as its parts are aligned: in one piece,
+and with its packed items out of a lane (gistkit.runtime.offload)."""
 
 
 def block_effects(
@@ -223,7 +226,8 @@ class _DecidedBlock:
         if self.context.synchronous:
             out, back = (gone if what == "dense" else first), needs[0]
         self._pending(first, out, nbytes, what)
-        self._add(back, _held_until(block, needs, self.context), nbytes, what)
+        aligned_bytes = 0 if what == "dense" else _LANE_BYTES if self.costs.hardware.async_counts else _ALIGNED_BYTES
+        self._add(back, _held_until(block, needs, self.context), nbytes + aligned_bytes, what)
         # the payload is whole behind its save and its block's last write; a dense form may leave while its reader runs
         whole = max(-1 if what == "dense" else block.saved, self.context.index.written.get(block.id, -1))
         issue = max(decision.offload, block.saved, whole + 1)
@@ -238,21 +242,19 @@ class _DecidedBlock:
         settled = self.context.scratch_end(first)
         measures = (self.decision.codec, self.block.nbytes, self.block.dtype, self.density)
         scratch_bytes, packing_bytes = self.costs.scratch_bytes(*measures)
-        end, to_host = last if settled is None else min(settled, last), self.decision.on_host
-        if settled is None and packing_bytes and self.values and not to_host:
+        if self.decision.on_host:  # packed on its way
+            return self._add(first, last, scratch_bytes, "scratch")
+        end = last if settled is None else min(settled, last)
+        if settled is None and packing_bytes and self.values:
             # packed before its first use, when there is room for what is decoded then
             end, settled = self.values[0], self.values[0] + 1
             decoded_bytes = 0 if end in self.segments_own else self._decoded_bytes(end)
             packing_bytes = max(0, nbytes + packing_bytes - decoded_bytes)
         self._add(first, end, scratch_bytes, "scratch")
         if self.context.least and settled is not None:
-            packing_bytes, settled = to_host * packing_bytes, end + 1
-        if to_host:
-            self._add(first, first, nbytes + packing_bytes, what)  # packed at once, beside the scratch, to be sent
-            settled = None if settled is None else max(settled, first + 1)
-        elif settled is not None:
-            self._add(end, end, packing_bytes, "scratch")
+            packing_bytes, settled = 0, end + 1
         if settled is not None:
+            self._add(end, end, packing_bytes, "scratch")
             self._add(settled, last, nbytes, what)
 
 

@@ -10,7 +10,6 @@ from gistkit.nn.dropout import dropout
 from gistkit.nn.pool import max_pool2d
 from gistkit.runtime.calls.kinds import SpecialisedCall
 from gistkit.runtime.forward.state import ForwardState
-from gistkit.runtime.offload.host import AwayOnHost
 
 
 class MappedMaxPool2d(SpecialisedCall):
@@ -51,7 +50,7 @@ def _placed(call: SpecialisedCall, state: ForwardState, x: torch.Tensor, y: Any)
             if kept is None:
                 state.cannot(decision, "PyTorch's own op ran, for these operands are not ones that gistkit's takes")
             elif decision.on_host:
-                y.grad_fn.kept = kept = AwayOnHost(kept)
+                y.grad_fn.kept = kept = state.away(kept, x.device, decision)
         state.record_own(step.index, step.op, kept)
     if state.table.tagged(x):
         state.mark_sparse(y)

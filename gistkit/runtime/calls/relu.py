@@ -25,7 +25,6 @@ from gistkit.nn.eligible import overwritable
 from gistkit.runtime.calls.kinds import ReluKind, SpecialisedCall
 from gistkit.runtime.forward.deferred_mask import DeferredMask
 from gistkit.runtime.forward.state import ForwardState
-from gistkit.runtime.offload.host import AwayOnHost
 from gistkit.runtime.program.program import KEEP_DENSE, Step
 from gistkit.runtime.rebuild.terms import Exactness, Recipe
 from gistkit.runtime.stash.stash import DENSE_VALUES, RebuiltBody, SharedValues, covers, fills
@@ -86,7 +85,7 @@ class MaskedRelu(_ReluCall):
             state.cannot(decision, "the tensor has gaps, and the ReLU keeps a mask of its own")
         node: Any = y.grad_fn
         if decision is not None and decision.on_host:
-            node.kept = AwayOnHost(node.kept)
+            node.kept = state.away(node.kept, x.device, decision)
         state.record_own(step.index, step.op, node.kept)
         state.mark_sparse(y)
         if decision is not None and decision.mask:

@@ -63,6 +63,18 @@ def run(
 ) -> Any:
     """The covered call of that number under a program, or under none, with its operands in order; ``plain()`` runs it
     by PyTorch, its saved tensors caught as planned."""
+    journey = state.journey
+    if journey is None:
+        return _run(state, program, index, op, values, plain)
+    journey.reached(index)
+    y = _run(state, program, index, op, values, plain)
+    journey.ran(index, y)
+    return y
+
+
+def _run(
+    state: ForwardState, program: Program | None, index: int, op: str, values: tuple, plain: Callable[[], Any]
+) -> Any:
     if state.deferred is not None and op != "max_pool2d":
         state.store_deferred()
     if op == "add":

@@ -8,19 +8,21 @@ its decisions; without one, or after the forward left its plan, decisions follow
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gistkit.capture import is_weight
-from gistkit.codecs import CODECS, Sparse
-from gistkit.errors import PlanMismatchError
+from gistkit.codecs import CODECS, Encoded, Sparse
+from gistkit.errors import HostMemoryError, PlanMismatchError
 from gistkit.ir import FORMS, RERUN, STAY, Decision
 from gistkit.nn.eligible import KERNEL_DTYPES
 from gistkit.nn.keep import Kept, SavedAsIs
 from gistkit.runtime.forward.deferred_mask import DeferredMask
-from gistkit.runtime.offload.host import HostBody
+from gistkit.runtime.forward.journey import Journey
+from gistkit.runtime.offload.host import AwayOnHost, HostBody
 from gistkit.runtime.program.density_excess import ExcessBudget
 from gistkit.runtime.program.joint_gradients import JOINT_BYTES, JOINT_SHARE
 from gistkit.runtime.program.program import KEEP_DENSE, WITHOUT_VALUES, Program, Settings, Step, ad_hoc, cannot_keep
@@ -49,7 +51,8 @@ class DenseStorage(NamedTuple):
 class ForwardState:
     """The state of one forward; cleared when it ends, so that only backward nodes hold on to anything.
 
-    ``strict``: the plan is the caller's; ``bound``: and promises a budget, of which ``room`` keeps account.
+    ``strict``: the plan is the caller's; ``bound``: and promises a budget, of which ``room`` keeps account;
+    ``journey``: what goes to the host, if the plan sends anything there.
     ``forecasts``: what earlier steps say of the storages' densities, None under a budget. ``calls`` is the
     number of the covered call that comes next, ``seen`` how many came by, of ``expected`` ones (None: all of the
     program's); ``instead`` is the covered call in whose place PyTorch's own op runs (-1: none). ``norms``: the batch
@@ -68,6 +71,7 @@ class ForwardState:
     verified: dict = field(default_factory=dict)
     bound: bool = False
     room: ExcessBudget | None = None
+    journey: Journey | None = None
     forecasts: Forecasts | None = None
     probing: bool = False
     table: StashTable = field(default_factory=StashTable)
@@ -186,7 +190,8 @@ class ForwardState:
         if decision.codec not in CODECS:
             return None
         if form.returns == STAY:
-            return self.stash(x, HostBody(CODECS[decision.codec].encode(whole(x.detach()))), decision)
+            sent = self._sent(x, CODECS[decision.codec].encode(whole(x.detach())), decision)
+            return None if sent is None else self.stash(x, sent, decision)
         body = self.body(x, decision)
         if body is None:
             return self.encode(x, replace(decision, codec="dense")) if decision.on_host else None
@@ -207,7 +212,7 @@ class ForwardState:
         # a plan of the caller's counts on what little it saves
         pays_bytes = (1.0 if self.strict else PAYS) * x.numel() * x.element_size()
         if to_host:
-            encoded = self.packer.encode_and_wait(codec, x)
+            encoded = self.packer.encode_for_host(codec, x)
         else:
             forecast = None if self.forecasts is None else self.forecasts.of(decision.storage)
             encoded = self.packer.encode(codec, x, forecast, pays_bytes)
@@ -216,7 +221,37 @@ class ForwardState:
         if encoded is None or (not encoded.pending and encoded.nbytes > pays_bytes):
             self.notes[decision.storage] = DENSE
             return None
-        return HostBody(encoded) if to_host else CodedBody(encoded)
+        return self._sent(x, encoded, decision) if to_host else CodedBody(encoded)
+
+    def _sent(self, x: torch.Tensor, encoded: Encoded, decision: Decision) -> HostBody | None:
+        """An encoding of x on its way to the host; None (and a note) where the host has no memory for it."""
+        journey: Any = self.journey
+        moved, room, codec = None, self.room, CODECS[decision.codec]
+        if room is not None and room.counts(decision) and isinstance(codec, Sparse) and not self.packer.at_once(x):
+            moved = partial(room.on_return, codec, decision, x.device)
+        try:
+            body = HostBody(journey.put(encoded, x.device), moved)
+        except HostMemoryError as error:
+            self.cannot(decision, str(error))
+            return None
+        journey.watch(decision.storage, body)
+        return body
+
+    def away(self, kept: Any, device: torch.device, decision: Decision) -> Any:
+        """What a node keeps for itself, on the host until the node runs; as it is (and a note) where the host has no
+        memory for it."""
+        journey: Any = self.journey
+
+        def put(what: torch.Tensor | Encoded) -> Any:
+            parcel = journey.put(what, device)
+            journey.watch(decision.storage, parcel)
+            return parcel
+
+        try:
+            return AwayOnHost(kept, put)
+        except HostMemoryError as error:
+            self.cannot(decision, str(error))
+            return kept
 
     def _outside(self, x: torch.Tensor, storage: int) -> Kept:
         """A hold for a segment on what it starts from."""
@@ -285,6 +320,8 @@ class ForwardState:
     def finish(self) -> None:
         """The forward returned: have all its calls been made?"""
         self.store_deferred()
+        if self.journey is not None:
+            self.journey.end()
         if self.program is not None:
             expected = len(self.program.steps) if self.expected is None else self.expected
             if self.seen != expected:

@@ -17,15 +17,17 @@ from gistkit.errors import HostMemoryError
 from gistkit.runtime.offload.backends import Backend, copy
 
 ALIGNMENT_BYTES = 512
+PART_ALIGNMENT_BYTES = 16
+"""Of the tensors within one span, so that an arrival takes hardly more than they do; kernels load 16 bytes at once."""
 CHUNK_BYTES = 64 * 2**20
 """The least that the arena grows by."""
 HOST_SHARE = 0.9
 """The share of the host's free memory that may be pinned."""
 
 
-def aligned_bytes(nbytes: int) -> int:
-    """Up to whole multiples of 512 bytes."""
-    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+def aligned_bytes(nbytes: int, multiple: int = ALIGNMENT_BYTES) -> int:
+    """Up to whole multiples of 512 bytes, or of so many."""
+    return -(-nbytes // multiple) * multiple
 
 
 class Span(NamedTuple):
@@ -137,11 +139,11 @@ class Part(NamedTuple):
 
 
 def laid_out(tensors: tuple[torch.Tensor, ...]) -> tuple[tuple[Part, ...], int]:
-    """Parts of dense tensors one after the other from multiples of 512 bytes on, and the bytes of all,
+    """Parts of dense tensors one after the other from multiples of 16 bytes on, and the bytes of all,
     no less than 1."""
     parts, end = [], 0
     for t in tensors:
-        start = aligned_bytes(end)
+        start = aligned_bytes(end, PART_ALIGNMENT_BYTES)
         parts.append(Part(start, t.shape, t.stride(), t.dtype))
         end = start + t.numel() * t.element_size()
     return tuple(parts), max(end, 1)

@@ -146,6 +146,12 @@ class Shipment:
             assert self._there is not None
             self._backend.run(h2d, _unship, lane, self._there, *self._over(memory))
 
+    def there(self, rest: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """The payload in the host's own memory, its items packed, once they are there."""
+        assert self.known()
+        self._fetched = self._items
+        return self.payload(rest, self._memory[self.start : self.start + self.run_bytes])
+
     def payload(self, rest: tuple[torch.Tensor, ...], memory: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The payload that has arrived, its items packed; what lies behind the last of them is undefined."""
         values, *columns = self._over(memory)

@@ -66,6 +66,7 @@ class Offloader:
         self.arriving_bytes = 0
         """Bytes of arrivals that nobody has taken."""
         self._closed = weakref.finalize(self, _close, backend, self.arena)
+        self._closed.atexit = False  # a process that ends gives its memory back by itself
 
     def put(self, what: torch.Tensor | Encoded) -> Parcel:
         """Send a tensor, or an encoding's payload, as it is now; the caller lets go of it.
@@ -97,6 +98,35 @@ class Offloader:
                 sending = self._outgoing[0]
                 self.backend.wait(sending.record.stream, sending.sent)
                 self._let_go()
+
+    def release(self, record: Record) -> None:
+        """See :meth:`Parcel.release`."""
+        with self._lock:
+            self._collect()
+            while record.state is State.OUTGOING:
+                sending = self._outgoing[0]
+                self.backend.wait(sending.record.stream, sending.sent)
+                self._let_go()
+
+    def host_copy(self, record: Record) -> tuple[torch.Tensor, ...]:
+        """See :meth:`Parcel.host_copy`."""
+        with self._lock, torch.no_grad():
+            self._check_open()
+            assert record.span is not None
+            self.backend.synchronize()
+            shipment, memory = record.shipment, record.span.memory()
+            sent = tuple([part.over(memory) for part in record.parts])
+            return sent if shipment is None else shipment.there(sent)
+
+    def stored(self, record: Record, wait: bool) -> int | None:
+        """See :meth:`Parcel.stored`."""
+        with self._lock:
+            shipment = record.shipment
+            assert shipment is not None
+            if not shipment.known() and wait:
+                self.backend.synchronize()
+                shipment.known()
+            return shipment.total
 
     def close(self) -> None:
         """Wait for the copies and unpin the host memory. Parcels that are on the host alone are lost."""
@@ -263,6 +293,12 @@ class Parcel:
         self._offloader, self._record, self._form = offloader, record, form
 
     @property
+    def form(self) -> Encoded:
+        """The encoding that was put, without its payload."""
+        assert self._form is not None
+        return self._form
+
+    @property
     def state(self) -> State:
         return self._record.state
 
@@ -275,6 +311,26 @@ class Parcel:
     def host_bytes(self) -> int:
         """Bytes that it keeps on the host now."""
         return 0 if self._record.span is None else self._record.span.stop - self._record.span.start
+
+    def release(self) -> None:
+        """Let go of the source, and of those put before it: work of the compute stream from now on waits for their
+        copies, and may use their memory."""
+        self._offloader.release(self._record)
+
+    def stored(self, wait: bool = False) -> int | None:
+        """How many elements a sparse encoding stores; None while the host does not know, for which it waits if asked
+        to, and of others."""
+        known = None if self._form is None else self._form.nonzeros
+        return known if self._record.shipment is None else self._offloader.stored(self._record, wait)
+
+    def host_copy(self) -> Encoded:
+        """The encoding over the host's own memory, good as long as the parcel. Waits for the copies. For a parcel that
+        is not on the device again."""
+        tensors = self._offloader.host_copy(self._record)
+        encoded = self.form.over(tensors)
+        if self._record.shipment is not None:
+            encoded.settle(tensors, self._record.shipment.total)
+        return encoded
 
     def prefetch(self) -> bool:
         """Begin to fetch it, for a :meth:`get` that comes later; whether it is on its way, or there. False: arrivals in

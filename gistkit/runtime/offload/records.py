@@ -7,7 +7,7 @@ from enum import Enum
 import torch
 
 from gistkit.errors import OffloadError
-from gistkit.runtime.offload.arena import Span, aligned_bytes, laid_out
+from gistkit.runtime.offload.arena import PART_ALIGNMENT_BYTES, Span, aligned_bytes, laid_out
 from gistkit.runtime.offload.backends import Event, Stream
 from gistkit.runtime.offload.lanes import Shipment
 
@@ -59,7 +59,7 @@ class Record:
     @property
     def packed_start(self) -> int:
         """The byte of an arrival where what was packed begins."""
-        return aligned_bytes(self.span_bytes)
+        return aligned_bytes(self.span_bytes, PART_ALIGNMENT_BYTES)
 
     @property
     def arrival_bytes(self) -> int:

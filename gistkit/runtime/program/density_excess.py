@@ -4,8 +4,9 @@ A payload that the budget has no room for is decoded on the host, and its values
 the same, the step takes longer, and a BudgetWarning names the storages and their bytes. A use takes no more than the
 payload's planned bytes beside its result. A CPU has no other memory, so the payload stays, and the warning says by how
 much the budget is exceeded. The excess is summed over all storages of a forward, whether or not they live at the same
-time, and a payload on the host gives none back. On the CPU, and for what is planned for the host, non-zeros are counted
-before packing. Else the count comes later on CUDA: until then the payload is the worst-case scratch, as planned."""
+time, and a payload on the host gives none back. On the CPU non-zeros are counted before packing. On CUDA the
+count comes later: until then the payload is the worst-case scratch, as planned, and one on the host is looked at when
+it is to come back."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ from gistkit.codecs import Encoded, Sparse, dtype_of
 from gistkit.errors import BudgetWarning
 from gistkit.formats import item_bytes
 from gistkit.ir import Budget, Decision, Form, Plan, SavedGraph, SavedStorage, numel
-from gistkit.runtime.offload.host import HostBody, HostValues, arrived
+from gistkit.runtime.offload.host import HostValues, arrived
 from gistkit.runtime.offload.host_memory import does_not_fit
+from gistkit.runtime.offload.offloader import Parcel
 from gistkit.runtime.sparse_sizes.exact import ExactPacker
 from gistkit.runtime.sparse_sizes.forecast import Forecasts
 from gistkit.runtime.stash.stash import Body, CodedBody
@@ -102,21 +104,26 @@ class ExcessBudget:
         self.moved: list[Denser] = []
         self.over: list[Denser] = []
 
+    def counts(self, decision: Decision) -> bool:
+        """Whether the plan counts on a storage's density."""
+        return decision.storage in self._shares
+
     def body(self, codec: Sparse, x: torch.Tensor, decision: Decision, packer: ExactPacker) -> Body | None:
-        """What stands in for x (dense) where its payload may have no room; None where x is encoded as ever. Waits for
-        the device only for what goes to the host in any case."""
-        if decision.storage not in self._shares or not x.numel():
+        """What stands in for x (dense) where its payload may have no room; None where x is encoded as ever, of what
+        goes to the host perhaps until it comes back (:meth:`on_return`). Never waits for the device."""
+        if not self.counts(decision) or not x.numel():
             return None
         if packer.at_once(x):
             stored = packer.count(x).wait()
             return self.away(codec, decision, x.numel(), stored, x.device, lambda: codec.encode(arrived(x)))
-        if not decision.on_host:
-            return PromisedBody(self, codec, x, decision, packer)
-        encoded, stored = packer.begin_and_wait(codec, x)
-        body = self.away(codec, decision, encoded.numel, stored, x.device, lambda: _on_host(encoded))
-        if body is None:
-            codec.settle(encoded, stored)
-        return body or HostBody(encoded)
+        return None if decision.on_host else PromisedBody(self, codec, x, decision, packer)
+
+    def on_return(self, codec: Sparse, decision: Decision, device: torch.device, parcel: Parcel) -> HostValues | None:
+        """The values of a payload on the host that may have no room when it comes back; None where it has. Waits for
+        the device only where its size has not arrived yet."""
+        stored = parcel.stored(wait=True)
+        assert stored is not None
+        return self.away(codec, decision, parcel.form.numel, stored, device, parcel.host_copy)
 
     def away(
         self, codec: Sparse, decision: Decision, n: int, stored: int, device: torch.device, send: Callable[[], Encoded]

@@ -29,6 +29,7 @@ from gistkit.ir import (
 from gistkit.planning.forms import default_form, intolerant, recompute_plan
 from gistkit.planning.simulate import PLAIN_POLICIES
 from gistkit.runtime.program.joint_gradients import Headroom, headrooms
+from gistkit.runtime.program.timetable import Timetable, timetable
 
 KEEP_DENSE = Decision(-1, "dense", reason="kept as it is")
 WITHOUT_VALUES = tuple(f for f in FORMS.values() if f.returns in (NEVER, OPERATORS) and not f.made_by_op)
@@ -108,6 +109,11 @@ class Program:
     @cached_property
     def headrooms(self) -> dict[int, Headroom]:
         return headrooms(self.graph, self.plan)
+
+    @cached_property
+    def times(self) -> Timetable | None:
+        """When what the plan places on the host goes and comes; None where it places nothing there."""
+        return timetable(self.graph, self.plan) if any(d.on_host for d in self.plan.decisions) else None
 
     @cached_property
     def _reading(self) -> Reading:

@@ -170,21 +170,17 @@ class ExactPacker:
         self._within.append(Counting(weakref.ref(encoded), lambda: form.settle, ticket, n, forecast, spilled))
         return encoded
 
-    def encode_and_wait(self, form: Codec, x: torch.Tensor) -> Encoded:
-        """The encoding of x in its exact size, for which the device is waited for. It counts as one of the ``lag``
-        later encodings."""
+    def encode_for_host(self, form: Codec, x: torch.Tensor) -> Encoded:
+        """The encoding of x, pending where an offloader packs it on its way; another sparse one in its exact size, for
+        which the device is waited for. It counts as one of the ``lag`` later encodings."""
         if not isinstance(form, Sparse) or self.at_once(x):
             return form.encode(x)
-        encoded, total = self.begin_and_wait(form, x)
-        form.settle(encoded, total)
-        return encoded
-
-    def begin_and_wait(self, form: Sparse, x: torch.Tensor) -> tuple[Encoded, int]:
-        """The same, pending still, and how many elements it stores."""
         with self._lock:
             self._next(self._bounded)
         encoded = form.begin(x)
-        return encoded, int(form.total(encoded))
+        if encoded.pending and not form.packs_within:
+            form.settle(encoded, int(form.total(encoded)))
+        return encoded
 
     def _next(self, wait: bool) -> None:
         """Count an encoding that begins now, and settle what it makes due."""

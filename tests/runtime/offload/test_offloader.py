@@ -202,6 +202,6 @@ def test_cores_of_a_device(tmp_path):
     assert pinned.cores_of("0-3,8,10-11\n") == {0, 1, 2, 3, 8, 10, 11} and pinned.cores_of("\n") == set()
 
 
-def test_parts_begin_at_multiples_of_512():
+def test_parts_begin_at_multiples_of_16():
     record = Record("c0", (torch.ones(3), torch.ones(200, dtype=torch.float64), torch.ones(0)))
-    assert [part.start for part in record.parts] == [0, 512, 2560] and record.nbytes == 2560
+    assert [part.start for part in record.parts] == [0, 16, 1616] and record.nbytes == 1616

@@ -8,7 +8,7 @@ import pytest
 
 import gistkit
 from gistkit.runtime.live import LiveBytes
-from gistkit.runtime.offload import host
+from gistkit.runtime.offload.offloader import Offloader
 from tests.support.models import UNet
 from tests.support.plan_cases import Shared, captured, data, hosted, loss_of, made, same, step, ways
 
@@ -33,9 +33,9 @@ def test_lossy_forms_on_the_host_are_those_on_the_device():
 @pytest.mark.parametrize("codec", ["dense", "zvc"])
 def test_a_payload_crosses_once_each_way_whoever_reads_it(codec, monkeypatch):
     out, back = [], []
-    sent, fetched = host.sent, host.fetched
-    monkeypatch.setattr(host, "sent", lambda t: out.append(t.numel()) or sent(t))
-    monkeypatch.setattr(host, "fetched", lambda t, device: back.append(t.numel()) or fetched(t, device))
+    send, fetch = Offloader._send, Offloader._fetch
+    monkeypatch.setattr(Offloader, "_send", lambda self, record: out.append(record.parts) or send(self, record))
+    monkeypatch.setattr(Offloader, "_fetch", lambda self, record: back.append(record.parts) or fetch(self, record))
     model, (x, y) = Shared().train(), data()
     graph, _ = captured(model, x, y)
     decision = hosted(graph, "relu", codec)
@@ -43,7 +43,7 @@ def test_a_payload_crosses_once_each_way_whoever_reads_it(codec, monkeypatch):
     found = step(twin, x, y)
     assert same(found, step(model, x, y))
     parts = 1 if codec == "dense" else 4  # a bitmap, counts, values and no exponents
-    assert len(out) == parts and out == back
+    assert [len(p) for p in out] == [parts] and out == back
 
 
 def test_what_is_on_the_host_is_not_on_the_device_and_goes_with_its_last_reader():
