@@ -15,7 +15,7 @@ from gistkit.runtime.offload.offloader import Offloader, Parcel
 from gistkit.runtime.program.timetable import Due, Timetable
 
 NO_BOUND = 2**62
-"""Sources in flight are bounded by the plan's points of release."""
+"""Sources and arrivals in flight are bounded by the plan's points of release and prefetch."""
 
 
 class Offloads:
@@ -28,7 +28,7 @@ class Offloads:
         """The device's. Raises HostMemoryError where the host has not the memory that the plan needs."""
         found = self._found.get(device)
         if found is None:
-            sizes = times.arena_bytes, NO_BOUND, times.arriving_bytes, times.lane_bytes
+            sizes = times.arena_bytes, NO_BOUND, NO_BOUND, times.lane_bytes
             found = self._found[device] = Offloader(backend_for(device), *sizes)
         return found
 

@@ -30,7 +30,6 @@ class Timetable(NamedTuple):
     backward: dict[int, Due]
     arena_bytes: int
     lane_bytes: int
-    arriving_bytes: int
 
 
 def timetable(graph: SavedGraph, plan: Plan) -> Timetable:
@@ -59,7 +58,6 @@ def timetable(graph: SavedGraph, plan: Plan) -> Timetable:
         {call: Due(*map(tuple, found)) for call, found in due.items()},
         sum(n for n, _ in sizes.values()) + lane_bytes,
         lane_bytes,
-        max((n for n, _ in sizes.values()), default=0) * 2,
     )
 
 
