@@ -39,7 +39,21 @@ class Limits(NamedTuple):
 steps = st.builds(
     Step,
     st.sampled_from(
-        ("put", "encoding", "sparse", "sparse", "kept", "prefetch", "get", "get", "drop", "trim", "work", "fail")
+        (
+            "put",
+            "encoding",
+            "sparse",
+            "sparse",
+            "kept",
+            "prefetch",
+            "get",
+            "get",
+            "drop",
+            "trim",
+            "release",
+            "work",
+            "fail",
+        )
     ),
     st.integers(0, 5),
     st.integers(0, len(SIZES) - 1),
@@ -154,6 +168,11 @@ class Run:
 
     def _trim(self, step: Step, offloader: Offloader) -> None:
         offloader.trim(SIZES[step.size])
+
+    def _release(self, step: Step, offloader: Offloader) -> None:
+        at = self._chosen(step)
+        if at is not None:
+            self._parcels[at][0].release()
 
     def _work(self, step: Step, offloader: Offloader) -> None:
         """A kernel of the computation, with memory of its own that goes at once."""

@@ -95,18 +95,14 @@ class Offloader:
         with self._lock:
             self._collect()
             while self.outgoing_bytes > limit_bytes:
-                sending = self._outgoing[0]
-                self.backend.wait(sending.record.stream, sending.sent)
-                self._let_go()
+                self._wait_for_oldest()
 
     def release(self, record: Record) -> None:
         """See :meth:`Parcel.release`."""
         with self._lock:
             self._collect()
             while record.state is State.OUTGOING:
-                sending = self._outgoing[0]
-                self.backend.wait(sending.record.stream, sending.sent)
-                self._let_go()
+                self._wait_for_oldest()
 
     def host_copy(self, record: Record) -> tuple[torch.Tensor, ...]:
         """See :meth:`Parcel.host_copy`."""
@@ -153,6 +149,12 @@ class Offloader:
             shipment.sent(record.parts[-1].over(memory), sent)
         self._outgoing.append(_Outgoing(record, record.tensors, sent))
         self.outgoing_bytes += record.nbytes
+
+    def _wait_for_oldest(self) -> None:
+        """The compute stream waits for the oldest copy, and its source goes."""
+        sending = self._outgoing[0]
+        self.backend.wait(sending.record.stream, sending.sent)
+        self._let_go()
 
     def _let_go(self) -> None:
         """Of the oldest source, whose copy the compute stream or the host has waited for."""
