@@ -4,7 +4,7 @@
 """
 
 from gistkit import functional, nn, policies, zoo
-from gistkit.api import Profile, measure, plan, profile
+from gistkit.api import Fidelity, Profile, fidelity, measure, plan, profile
 from gistkit.capture import capture
 from gistkit.errors import (
     BudgetError,
@@ -35,6 +35,7 @@ __all__ = [
     "CompressError",
     "DataError",
     "Decision",
+    "Fidelity",
     "GistError",
     "Hardware",
     "KernelError",
@@ -50,6 +51,7 @@ __all__ = [
     "StepTimes",
     "capture",
     "compress",
+    "fidelity",
     "functional",
     "measure",
     "nn",

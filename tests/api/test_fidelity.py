@@ -1,0 +1,117 @@
+"""gistkit.fidelity: the harmful stash is named first, exact ones bring no error, nothing of the caller's changes."""
+
+import copy
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gistkit
+from tests.support.models import DenseNet, UNet
+from tests.support.tensors import same_bits
+
+
+class Binades(nn.Module):
+    """Scales channel i by 2**(-5 i): values over many binades, of which a narrow float keeps few."""
+
+    def forward(self, x):
+        return x * torch.exp2(-5.0 * torch.arange(x.shape[1], device=x.device)).view(1, -1, 1, 1)
+
+
+def chain(bad):
+    layers = [nn.Conv2d(3, 8, 3), nn.Sigmoid(), nn.Conv2d(8, 8, 3), nn.Tanh(), Binades() if bad else nn.Identity()]
+    return nn.Sequential(
+        *layers, nn.Conv2d(8, 8, 3), nn.Sigmoid(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
+    )
+
+
+class Planted(nn.Module):
+    """A network whose output goes through a layer of many binades and two more convolutions."""
+
+    def __init__(self, network, channels):
+        super().__init__()
+        self.network, self.bad = network, Binades()
+        self.mix, self.last = nn.Conv2d(channels, 8, 1), nn.Conv2d(8, 4, 3)
+
+    def forward(self, x):
+        out = self.network(x)
+        out = out if out.dim() == 4 else out[:, :, None, None].expand(-1, -1, 6, 6)
+        return self.last(self.bad(torch.tanh(self.mix(out)))).mean((2, 3))
+
+
+def data(size=16):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(4, 3, size, size, generator=generator), torch.arange(4)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("make", ["chain", "unet", "dense"])
+def test_the_planted_layer_is_named_first(make):
+    x, y = data(32)
+    with torch.no_grad():
+        made = {"chain": lambda: chain(True), "unet": UNet, "dense": DenseNet}[make]()
+        channels = made(x).shape[1]
+    model = made if make == "chain" else Planted(made, channels)
+    found = gistkit.fidelity(model, x, y, lossy="fp8", loss_fn=F.cross_entropy)
+    first, second = found.rows[:2]
+    assert first.module == ("4" if make == "chain" else "bad"), str(found)
+    assert first.error.relative > second.error.relative and first.error.cosine < 1
+    assert found.repeat.relative == 0 and found.together.relative >= 0.5 * first.error.relative
+    assert first.bits == 8 and first.form in str(found)
+
+
+def test_formats_are_ordered_by_their_bits():
+    x, y = data()
+    errors = [gistkit.fidelity(chain(False), x, y, lossy=f, loss_fn=F.cross_entropy).together.relative
+              for f in ("fp16", "fp10", "fp8") if torch.manual_seed(0)]  # fmt: skip
+    assert 0 < errors[0] < errors[1] < errors[2] < 1
+
+
+def test_nothing_of_the_callers_changes():
+    model, (x, y) = chain(True), data()
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    gistkit.fidelity(model, x, y, loss_fn=F.cross_entropy)
+    assert torch.equal(state, torch.get_rng_state()) and torch.equal(model[0].weight.grad, torch.ones(8, 3, 3, 3))
+    assert all(same_bits(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True))
+    assert model[2].weight.grad is None and not hasattr(model.forward, "engine")
+
+
+def test_a_plan_and_its_figures(tmp_path):
+    model, (x, y) = chain(True), data()
+    plan = gistkit.plan(model, x, y, loss_fn=F.cross_entropy, policy="gist", lossy="fp16s")
+    found = gistkit.fidelity(model, x, y, lossy=plan, loss_fn=F.cross_entropy)
+    assert {r.storage for r in found.rows} == {d.storage for d in plan.decisions if d.form.rounds_to}
+    read = json.loads(found.to_json())
+    assert [r["storage"] for r in read["rows"]] == [r.storage for r in found.rows]
+    assert set(found.rows[0].layers) == {"0", "2", "5", "9"} and found.rows[0].worst_layer in found.rows[0].layers
+    found.plot(tmp_path / "errors.png")
+    assert (tmp_path / "errors.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "text"),
+    [
+        ({"lossy": "fp7"}, ValueError, "fp7"),
+        ({"lossy": 8}, TypeError, "lossy must be a format or a gistkit.Plan, got int"),
+        ({"lossy": "plan"}, gistkit.PlanError, "must round something, got one of policy 'plain'"),
+    ],
+)
+def test_bad_arguments(words, error, text):
+    model, (x, y) = chain(False), data()
+    if words["lossy"] == "plan":
+        words = {"lossy": gistkit.plan(model, x, y, loss_fn=F.cross_entropy, policy="plain")}
+    with pytest.raises(error, match=text):
+        gistkit.fidelity(model, x, y, loss_fn=F.cross_entropy, **words)
+
+
+def test_a_model_without_parameters_to_train():
+    model, (x, y) = chain(False).requires_grad_(False), data()
+    with pytest.raises((gistkit.MeasureError, gistkit.CaptureError, gistkit.PlanError, RuntimeError)):
+        gistkit.fidelity(model, x, y, loss_fn=F.cross_entropy)
