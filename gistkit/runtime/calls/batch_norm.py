@@ -36,5 +36,5 @@ class NativeBatchNorm(SpecialisedCall):
             replace_saved(y, "input", kept)
         if step.feeds_recipe and training:
             replaced = kept is not None and type(kept) is not SavedAsIs
-            where = geometry_of(x) if replaced else ()
-            state.norms[step.index] = NormSource(y.grad_fn, weight, bias, kept if replaced else None, where)
+            where = geometry_of(x) if replaced else None
+            state.norms[step.index] = NormSource(y.grad_fn, bias, kept if replaced else None, where)

@@ -96,8 +96,7 @@ def observe(state: ForwardState) -> Observed:
     """What a forward that has just ended keeps, before its state is cleared. Holds no tensors."""
     notes, program = state.notes, state.program
     storages = [
-        (s.storage, s.codec, s.plain_bytes, s.body.nbytes, notes.get(s.storage, s.reason))
-        for s in state.table.stashes()
+        (s.storage, s.codec, s.plain_bytes, s.body.nbytes, notes.get(s.storage, s.reason)) for s in state.table.stashes
     ]
     storages += [
         (d.storage, "dense", d.nbytes, d.nbytes, d.reason) for d in state.dense.values() if not d.ref.expired()
