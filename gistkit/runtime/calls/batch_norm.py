@@ -18,6 +18,12 @@ from gistkit.runtime.rebuild.terms import NormSource, geometry_of
 class NativeBatchNorm(SpecialisedCall):
     """PyTorch's batch norm."""
 
+    def at(self, state: ForwardState, module: Any, x: Any) -> torch.Tensor:
+        y, own = type(module).forward(module, x), module._parameters
+        if keeps_its_input(y):
+            self.replace(state, y, x, own["weight"], own["bias"], module.training)
+        return y
+
     def __call__(
         self, state: ForwardState, x: torch.Tensor, running_mean: Any, running_var: Any, weight: Any, bias: Any,
         training: bool, momentum: float, eps: float,

@@ -22,13 +22,13 @@ from gistkit.ir import OPERATORS, STAY, Decision
 from gistkit.kernels import Masks, is_dense
 from gistkit.nn import relu as relu_op
 from gistkit.nn.eligible import overwritable
-from gistkit.runtime.calls.kinds import ReluKind, SpecialisedCall
+from gistkit.runtime.calls.kinds import SpecialisedCall, TensorKind
 from gistkit.runtime.forward.deferred_mask import DeferredMask
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.offload.host import AwayOnHost
 from gistkit.runtime.program.program import KEEP_DENSE, Step
 from gistkit.runtime.rebuild.terms import Exactness, Recipe
-from gistkit.runtime.stash.stash import DENSE_VALUES, RebuiltBody, covers, fills
+from gistkit.runtime.stash.stash import DENSE_VALUES, RebuiltBody
 
 NOT_EXACT = "it cannot be rebuilt bit for bit on this device"
 MADE_OTHERWISE = "the forward made it in another way than when it was captured"
@@ -54,7 +54,14 @@ def specialised_relu(state: ForwardState, step: Step, b: Relu) -> SpecialisedCal
 
 class _ReluCall(SpecialisedCall):
     def __init__(self, state: ForwardState, step: Step, b: Relu) -> None:
-        self.step, self.fits = step, ReluKind(b.x, b.inplace).fits
+        self.step, self.fits = step, TensorKind(b.x, b.inplace).fits
+
+    def at(self, state: ForwardState, module: Any, x: Any) -> torch.Tensor | None:
+        inplace = module.inplace
+        return self(state, x, inplace) if self.fits(x, inplace) else None
+
+    def __call__(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
+        raise NotImplementedError
 
 
 class PlainRelu(_ReluCall):
@@ -146,7 +153,7 @@ class RebuiltRelu(MaskedRelu):
         super().__init__(state, step, b)
         # what starts from rounded values may be zero where the ReLU's output was not
         self._shares = state.settings.lossy is None and state.has_room(step.index, b.x)
-        self._version = b.x._version
+        self._version, self._nbytes = b.x._version, b.x.numel() * b.x.element_size()
         self._recipe: Recipe | None = None
 
     def __call__(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
@@ -159,7 +166,8 @@ class RebuiltRelu(MaskedRelu):
             y = relu_op.run(x, inplace) if self._masks is None else relu_op.masked(x, inplace, self._masks)
             state.record_own(self.step.index, self.step.op, y.grad_fn.kept)  # type: ignore[union-attr]
         # of a dense x, as its kind says, y is dense as well
-        if not (fills(y) if self._masks is not None else covers(y)):
+        gaps = self._masks is None and not is_dense(y)
+        if gaps or y.storage_offset() or y.untyped_storage().nbytes() != self._nbytes:
             body = None
         elif body is None and as_made:
             body = self._found(state, y, node)

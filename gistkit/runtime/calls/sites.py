@@ -23,7 +23,6 @@ from torch.autograd import forward_ad
 
 from gistkit.capture import bind
 from gistkit.nn.eligible import transformed
-from gistkit.nn.norm import keeps_its_input
 from gistkit.runtime.calls.batch_norm import NativeBatchNorm
 from gistkit.runtime.calls.hooks import caught, pack_known
 from gistkit.runtime.calls.interpose import Interposer
@@ -119,7 +118,6 @@ class Leaf(_Site):
     def __init__(self, module: nn.Module, program: Program, calls: Iterable[int]) -> None:
         super().__init__(module, program, calls)
         self._op, self._operands = LEAVES[self.kind]
-        self._is_norm = self._op == "batch_norm"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state, at, module = _running.state, self.at, self.module
@@ -131,30 +129,28 @@ class Leaf(_Site):
         self.at = at + 1
         state.seen += 1
         x = args[0]
-        if at >= len(self._calls) or type(x) is not torch.Tensor:
+        if at >= self.expected or type(x) is not torch.Tensor:
             return self.plain(module, x)
-        state.calls = (index := self._calls[at]) + 1
-        values = self._operands(module, x)
-        if values is None:
-            return self.plain(module, x)
-        if self._is_norm:
-            return self._norm(state, index, *values)
-        program = self._program
+        index, program = self._calls[at], self._program
+        state.calls = index + 1
         call = program.calls[index]
-        if call is None or not call.direct or state.deferred is not None or not call.fits(*values):
-            return run(state, program, index, self._op, values, partial(self.plain, module, x))
-        y = call(state, *values)
+        y = None if call is None or state.deferred is not None else call.at(state, module, x)
+        if y is None:
+            return self._by_operands(state, index, x)
         if index in program.held_outputs:
             hold_output(state, program.steps[index], y)
         return y
 
-    def _norm(self, state: ForwardState, index: int, x: torch.Tensor, weight: Any, bias: Any) -> Any:
-        y, call = self.plain(self.module, x), self._program.calls[index]
-        if call is None and runs((x, weight, bias)):
-            call = self._program.calls[index] = NativeBatchNorm(state, self._program.steps[index], None)
-        if type(call) is NativeBatchNorm and keeps_its_input(y):
-            call.replace(state, y, x, weight, bias, self.module.training)
-        return y
+    def _by_operands(self, state: ForwardState, index: int, x: torch.Tensor) -> Any:
+        program, module, values = self._program, self.module, self._operands(self.module, x)
+        if values is None:
+            return self.plain(module, x)
+        if self._op != "batch_norm":
+            return run(state, program, index, self._op, values, partial(self.plain, module, x))
+        call = program.calls[index]
+        if call is None and runs(values):
+            call = program.calls[index] = NativeBatchNorm(state, program.steps[index], None)
+        return call.at(state, module, x) if type(call) is NativeBatchNorm else self.plain(module, x)
 
 
 class Area(_Site):

@@ -43,6 +43,11 @@ def specialised_linear(state: ForwardState, step: Step, b: Linear) -> Specialise
 class NativeConv2d(SpecialisedCall):
     """PyTorch's convolution; how its input is kept depends on the input alone."""
 
+    def at(self, state: ForwardState, module: Any, x: Any) -> torch.Tensor | None:
+        own = module._parameters
+        values = x, own["weight"], own["bias"], module.stride, module.padding, module.dilation, module.groups
+        return self(state, *values) if self.fits(*values) else None
+
     def __init__(self, state: ForwardState, step: Step, b: Conv2d) -> None:
         self._decision, self._options = step.input, b[3:]
 
@@ -63,8 +68,6 @@ class NativeConv2d(SpecialisedCall):
 
 class SplitConv2d(SpecialisedCall):
     """Gistkit's convolution, prepared for operands of one kind under one setting of autocast and the libraries."""
-
-    direct = False
 
     def __init__(self, state: ForwardState, step: Step, b: Conv2d) -> None:
         self.step, self._slices = step, state.weight_grad_slices(step)
@@ -92,8 +95,6 @@ class SplitConv2d(SpecialisedCall):
 
 class SplitLinear(SpecialisedCall):
     """Gistkit's linear layer; it takes an input of that geometry."""
-
-    direct = False
 
     def __init__(self, state: ForwardState, step: Step, b: Linear) -> None:
         self.step, self._slices, self._x = step, state.weight_grad_slices(step), TensorKind(b.x)

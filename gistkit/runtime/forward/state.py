@@ -279,8 +279,8 @@ class ForwardState:
         return self.table.named(storage) or self.aliases.get(storage)
 
     def measured(self) -> dict[int, float]:
-        found = ((s.storage, getattr(s.body, "density", None)) for s in self.table.stashes if s.storage >= 0)
-        return self.densities | {storage: density for storage, density in found if density is not None}
+        found = [(s.storage, getattr(s.body, "density", None)) for s in self.table.stashes]
+        return self.densities | {storage: share for storage, share in found if storage >= 0 and share is not None}
 
     def finish(self) -> None:
         """The forward returned: have all its calls been made?"""
