@@ -277,16 +277,13 @@ class Engine:
             state.forecasts = Forecasts(self._densities[key], learn, self._spilled, self.steps + 1)
 
     def _interposed(self, state: ForwardState, key: tuple, model: torch.nn.Module) -> Any:
-        """The whole forward under a plan of the caller's and where zeros are counted, else its sites alone."""
+        """All calls where zeros are counted or calls are written down, else the sites alone."""
         program: Any = state.program
-        if state.strict or state.probing or program.catches_functions:
+        if state.probing or state.tape is not None or program.catches_functions:
             return interposed(state)
         sites = self._sites.get(key)
         if sites is None or sites.program is not program:
-            sites = self._sites[key] = Sites(model, program)
-        if sites.whole:
-            return interposed(state)
-        state.expected = sites.expected
+            sites = self._sites[key] = Sites(model, program, state.strict)
         return sites.interposed(state)
 
     def _replans_next(self) -> bool:

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from gistkit.capture import BatchNorm
 from gistkit.nn.keep import Kept, SavedAsIs, replace_saved
 from gistkit.nn.norm import keeps_its_input
 from gistkit.runtime.calls.kinds import SpecialisedCall
 from gistkit.runtime.forward.state import ForwardState
+from gistkit.runtime.program.match_plan import check_call
 from gistkit.runtime.rebuild.terms import NormSource, geometry_of
 
 
@@ -19,7 +21,12 @@ class NativeBatchNorm(SpecialisedCall):
     """PyTorch's batch norm."""
 
     def at(self, state: ForwardState, module: Any, x: Any) -> torch.Tensor:
-        y, own = type(module).forward(module, x), module._parameters
+        own = module._parameters
+        if state.bound and state.program is not None:
+            of_batch = module.training or module.running_mean is module.running_var is None
+            bound = BatchNorm(x, None, None, own["weight"], own["bias"], of_batch, module.momentum, module.eps)
+            check_call(state.program, self.step.index, bound)
+        y = type(module).forward(module, x)
         if keeps_its_input(y):
             self.replace(state, y, x, own["weight"], own["bias"], module.training)
         return y

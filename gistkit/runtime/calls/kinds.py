@@ -25,6 +25,9 @@ class SpecialisedCall:
     def __init__(self, state: ForwardState, step: Step, b: Any) -> None:
         self.step = step
 
+    def __call__(self, state: ForwardState, *operands: Any) -> Any:
+        raise NotImplementedError
+
     def at(self, state: ForwardState, module: Any, x: Any) -> torch.Tensor | None:
         """The call as such a leaf's whole forward of x, where it fits and :func:`gistkit.runtime.calls.run.run` would
         do no more; else None."""

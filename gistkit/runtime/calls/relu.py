@@ -60,9 +60,6 @@ class _ReluCall(SpecialisedCall):
         inplace = module.inplace
         return self(state, x, inplace) if self.fits(x, inplace) else None
 
-    def __call__(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
-        raise NotImplementedError
-
 
 class PlainRelu(_ReluCall):
     """PyTorch's own ReLU, whose output stays as it is."""
@@ -178,7 +175,8 @@ class RebuiltRelu(MaskedRelu):
             share(state, y, body, decision)
         else:
             state.stash(y, body, decision)
-        state.mark_sparse(y)
+        if state.probing:
+            state.mark_sparse(y)
         return y
 
     def _found(self, state: ForwardState, y: torch.Tensor, node: Any) -> RebuiltBody | None:

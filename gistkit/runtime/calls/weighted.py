@@ -40,13 +40,15 @@ def specialised_linear(state: ForwardState, step: Step, b: Linear) -> Specialise
     return SplitLinear(state, step, b) if takes(b.x, b.weight, b.bias) else None
 
 
-class NativeConv2d(SpecialisedCall):
-    """PyTorch's convolution; how its input is kept depends on the input alone."""
-
+class _Conv2d(SpecialisedCall):
     def at(self, state: ForwardState, module: Any, x: Any) -> torch.Tensor | None:
-        own = module._parameters
-        values = x, own["weight"], own["bias"], module.stride, module.padding, module.dilation, module.groups
-        return self(state, *values) if self.fits(*values) else None
+        weight, bias = module._parameters["weight"], module._parameters["bias"]
+        values = x, weight, bias, module.stride, module.padding, module.dilation, module.groups
+        return self(state, *values) if type(weight) is Parameter and self.fits(*values) else None
+
+
+class NativeConv2d(_Conv2d):
+    """PyTorch's convolution; how its input is kept depends on the input alone."""
 
     def __init__(self, state: ForwardState, step: Step, b: Conv2d) -> None:
         self._decision, self._options = step.input, b[3:]
@@ -66,7 +68,7 @@ class NativeConv2d(SpecialisedCall):
         return y
 
 
-class SplitConv2d(SpecialisedCall):
+class SplitConv2d(_Conv2d):
     """Gistkit's convolution, prepared for operands of one kind under one setting of autocast and the libraries."""
 
     def __init__(self, state: ForwardState, step: Step, b: Conv2d) -> None:

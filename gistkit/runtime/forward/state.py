@@ -232,10 +232,10 @@ class ForwardState:
     def stash(self, x: torch.Tensor, body: Body, decision: Decision, node: Any = None) -> Stash:
         """Have readers of x's storage as it is now share that body. ``node``: x's ``grad_fn``, where it shares the
         values."""
-        memory, storage = x.untyped_storage(), decision.storage
+        memory, storage, program = x.untyped_storage(), decision.storage, self.program
         stash = Stash(body, storage, decision.codec, memory.nbytes(), decision.reason, node)
         self.table.add(x, memory, stash)
-        if self.is_source(storage):
+        if program is not None and storage in program.sources:
             self.nodes[storage] = node or x.grad_fn
         return stash
 

@@ -27,12 +27,8 @@ DENSE_VALUES = methodcaller("dense")
 
 def covers(x: torch.Tensor) -> bool:
     """True where x is dense and fills its storage from the first byte to the last."""
-    return is_dense(x) and fills(x)
-
-
-def fills(x: torch.Tensor) -> bool:
-    """The same of an x that is dense."""
-    return x.storage_offset() == 0 and x.untyped_storage().nbytes() == x.numel() * x.element_size()
+    nbytes = x.numel() * x.element_size()
+    return is_dense(x) and x.storage_offset() == 0 and x.untyped_storage().nbytes() == nbytes
 
 
 def whole(x: torch.Tensor) -> torch.Tensor:
@@ -203,18 +199,14 @@ class StashTable:
     def __del__(self) -> None:
         self.clear()
 
-    def _address(self, storage: torch.UntypedStorage) -> int:
-        """The storage's address, which no other gets before the table is cleared."""
-        address = storage._cdata
-        if address not in self._weak:
-            # what StorageWeakRef holds, without its two calls of Python
-            self._weak.add(storage._weak_ref())  # type: ignore[arg-type]
-        return address
-
     def add(self, x: torch.Tensor, storage: torch.UntypedStorage, stash: Stash) -> None:
         """Have that stash found by tensors over x's ``storage`` as it is now."""
         self.stashes.append(stash)
-        self._entries[self._address(storage)] = (stash, x._version, x.dtype)
+        address = storage._cdata
+        if address not in self._weak:
+            # what StorageWeakRef holds, without its two calls of Python: no other storage gets the address meanwhile
+            self._weak.add(storage._weak_ref())  # type: ignore[arg-type]
+        self._entries[address] = (stash, x._version, x.dtype)
         if stash.storage >= 0:
             self._names[stash.storage] = stash
 
@@ -225,7 +217,10 @@ class StashTable:
 
     def tag(self, x: torch.Tensor) -> None:
         """Remember that x's storage, as it is now, is worth zero-value compression."""
-        self._tags[self._address(x.untyped_storage())] = x._version
+        storage = x.untyped_storage()
+        self._tags[storage._cdata] = x._version
+        if storage._cdata not in self._weak:
+            self._weak.add(storage._weak_ref())  # type: ignore[arg-type]
 
     def tagged(self, x: torch.Tensor) -> bool:
         return self._tags.get(x.untyped_storage()._cdata) == x._version
