@@ -115,15 +115,10 @@ def _show(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
 def _summary(made: Plan, plain: Plan) -> str:
     gap = "" if made.gap is None else f", at most {made.gap:.2%} above the least possible time"
     parts = "" if made.sub_batches == 1 else f", in {made.sub_batches} sub-batches"
-    wall_s, plain_s = made.prediction.wall_s, made.prediction.plain_wall_s
-    waited_bytes = made.prediction.sync_peak_bytes
-    told = wall_s > made.step_s * (1 + 1e-9) or waited_bytes < made.peak_bytes
-    today = f"; with host and copies {milliseconds(wall_s)} ms (plain {milliseconds(plain_s)})" if told else ""
-    today += f", peak {mib(waited_bytes)} MiB" if waited_bytes < made.peak_bytes else ""
     return (
         f"{made.policy} on {made.hardware}: peak {mib(made.peak_bytes)} MiB (plain {mib(plain.peak_bytes)}), step "
         f"{milliseconds(made.step_s)} ms (plain {milliseconds(plain.step_s)}), moves {made.fidelity}{parts}{gap}"
-        f"{today}\nrates of {made.hardware}: {made.prediction.rates}"
+        f"\nrates of {made.hardware}: {made.prediction.rates}"
     )
 
 
@@ -161,7 +156,7 @@ def _figures(made: Plan | None) -> dict:
     if made is None:
         return {}
     names = ("peak_bytes", "step_s", "kept_bytes", "fidelity", "sub_batches", "gap", "lower_bound_bytes")
-    return {**{name: getattr(made, name) for name in names}, "sync_peak_bytes": made.prediction.sync_peak_bytes}
+    return {name: getattr(made, name) for name in names}
 
 
 def _plot(found: Findings, chosen: Row, options: argparse.Namespace, file: Path) -> None:

@@ -9,11 +9,11 @@
 | ``rebuild`` | dense in forward; decoded while a reader needs values; its norms' factors | the chain of its recipe |
 | ``recompute`` | dense in forward; again from its segment's rerun on | the segment's |
 | ``drop`` | dense in forward | |
-| place ``host`` | payload until ``release``, again from ``prefetch`` on | encode, decode; the link's |
+| place ``host`` | payload until ``release``, again from ``prefetch`` on | encode, decode; the link's; of a sparse one |
+| | | on CUDA the host learns the size before it goes on: a task's host time |
 
-Gist Fig. 2 (three lifetimes: dense, encoded, decoded); vDNN section III-B (release after the offload, prefetch). Where
-transfers are copies in line with the tasks (``Context.synchronous``) the payload is gone once saved and back at its
-first use. Segments that run anew: :mod:`gistkit.planning.simulate.segments`.
+Gist Fig. 2 (three lifetimes: dense, encoded, decoded); vDNN section III-B (release after the offload, prefetch).
+Segments that run anew: :mod:`gistkit.planning.simulate.segments`.
 """
 
 from __future__ import annotations
@@ -219,11 +219,10 @@ class _DecidedBlock:
             return self._pending(first, last, nbytes, what)
         gone = max(block.last, block.saved)
         _check_points(block, decision, needs, gone, self.costs.hardware)
-        out, back = decision.release - 1, decision.prefetch
-        if self.context.synchronous:
-            out, back = (gone if what == "dense" else first), needs[0]
-        self._pending(first, out, nbytes, what)
-        self._add(back, _held_until(block, needs, self.context), nbytes, what)
+        self._pending(first, decision.release - 1, nbytes, what)
+        self._add(decision.prefetch, _held_until(block, needs, self.context), nbytes, what)
+        if self.form.sparse and self.costs.hardware.async_counts:
+            self.extra.append((first, self.costs.hardware.runtime_host_s))
         # the payload is whole behind its save and its block's last write; a dense form may leave while its reader runs
         whole = max(-1 if what == "dense" else block.saved, self.context.index.written.get(block.id, -1))
         issue = max(decision.offload, block.saved, whole + 1)

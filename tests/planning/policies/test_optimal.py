@@ -1,6 +1,6 @@
 """`optimal` against brute force through the simulator: every combination of forms, every choice with its segments."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import product
 from math import prod
@@ -23,7 +23,7 @@ from gistkit.planning.forms.options import options
 from gistkit.planning.forms.readers import call_choices
 from gistkit.planning.policies.optimal import problem, solve
 from gistkit.planning.policies.optimal.optimal import minimise_peak, optimal
-from gistkit.planning.policies.optimal.plans import NO_PEAK, clock
+from gistkit.planning.policies.optimal.plans import plan_of
 from gistkit.planning.policies.optimal.problem import Problem
 from gistkit.planning.policies.optimal.state import IncrementalState
 from gistkit.planning.policies.optimal.variants import Allowed
@@ -36,7 +36,9 @@ CPU = hardware("cpu")
 # Slow enough that a transfer takes as long as several layers, fast enough that some of it is hidden.
 LINKED = replace(CPU, d2h_gbps=6.0, h2d_gbps=8.0, both_gbps=14.0, launch_s=1e-7)
 SHARED = replace(LINKED, both_gbps=9.0)
-CUDA = replace(LINKED, async_counts=True, codec_slowdown=1.0, libraries_bytes=4321)
+CUDA = replace(
+    LINKED, async_counts=True, codec_slowdown=1.0, libraries_bytes=4321, runtime_host_s=3e-5, link_interference=0.3
+)
 FIXED = {"time_limit_s": 20}
 NEAR = 1.01
 """What the search promises: within 1 % of the best plan, above what the gap says no plan is below."""
@@ -73,9 +75,9 @@ def every_choice(of):
     """(peak, seconds) of every choice of a problem that is none of another."""
     for taken in product(*(range(len(group)) for group in of.groups)):
         if tuple(IncrementalState(of, taken).taken) == taken:
-            seconds, peak = clock(of, taken)
-            if peak < NO_PEAK:
-                yield peak, of.parts * seconds
+            with suppress(PlanError):
+                run = of.simulator.run(plan_of(of, taken))
+                yield run.peak_bytes, run.step_s
 
 
 def thinned(data, listed):

@@ -31,7 +31,7 @@ def test_every_decision_is_carried_out_to_the_bit_and_the_byte(make, place, numb
     step(model, x, y)  # running statistics as the twin's
     assert same(found, plain)
     measured, predicted = found[2].peak_bytes, steady_peak_bytes(graph, plan, costs)
-    # a synchronous copy takes an encoded payload away at once, where the plan has it wait for its release
+    # the plan has a payload wait for its release and come back at its prefetch
     assert measured == predicted if place == "device" or number == 0 else 0.9 * predicted < measured <= predicted
 
 

@@ -154,7 +154,8 @@ class Planning:
                     best, best_s = found, parts * found.seconds
             self.bound_s = min(self.bound_s, parts * bound_s)
         if best is not None and best.taken is not None:
-            self.plan = replace(reasoned(best.search.problem, best.taken), step_s=best_s)
+            plan = reasoned(best.search.problem, best.taken)
+            self.plan = replace(plan, step_s=self._simulator.run(plan).step_s)
 
     def against(self, plans: Iterable[Plan]) -> None:
         """Take over the fastest of other plans of the class that fit, as they are, if it is faster. The bound is then

@@ -46,12 +46,13 @@ def _merged(problem: Problem, choices: Sequence[CallChoice]) -> CallChoice:
 
 
 def clock(problem: Problem, taken: Sequence[int]) -> tuple[float, int]:
-    """(seconds of one sub-batch, peak bytes) of a choice, by the simulator. Endless both where that refuses it."""
+    """(seconds of one sub-batch, peak bytes) of a choice, by the simulator; equal steps by their compute
+    (``Problem.idle``). Endless both where that refuses it."""
     try:
         run = problem.simulator.run(plan_of(problem, taken))
     except PlanError:
         return inf, NO_PEAK
-    return run.step_s / problem.parts, run.peak_bytes
+    return (run.step_s + problem.idle * (run.compute_s + run.extra_s)) / problem.parts, run.peak_bytes
 
 
 def reasoned(problem: Problem, taken: Sequence[int]) -> Plan:

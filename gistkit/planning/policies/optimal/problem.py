@@ -32,6 +32,7 @@ from gistkit.planning.simulate import (
 
 Key = tuple[int, int]
 """(group, variant)."""
+IDLE = 1e-6  # what a second of compute counts for beside a second of the step: where the host decides, less is better
 SETTLING = 16  # encodings at one task that settle an earlier scratch there, more than any needs
 
 
@@ -86,6 +87,8 @@ class Problem:
         self.tasks = profile.tasks
         self.base_bytes = level_of([Delta.of(rest, self.costs)], np.zeros(self.tasks, dtype=np.int64))
         self.base_s = np.array(profile.task_s) + np.array(profile.extra_s)
+        self.task_s, self.beside, self.issue_s = profile.task_s, profile.beside, self.costs.hardware.runtime_host_s
+        self.idle = IDLE if self.issue_s else 0.0
         groups = [self._possible(block, variants) for block, variants in zip(self.blocks, forms, strict=True)]
         self.first_segment = len(groups)
         groups += [[Variant(delta=Delta()), Variant(segment=s)] for s in range(len(self.segments))]
@@ -182,8 +185,7 @@ class Problem:
 
     def _rerun(self, variant: Variant, decoded: frozenset[int]) -> Delta:
         segment = decoding(self.segments[variant.segment].segment, decoded, self.index)
-        seconds = sum(self.costs.task_s(t) for t in segment.tasks)
-        return Delta.of(Effects(segment.passing(), ((segment.start, seconds),)), self.costs)
+        return Delta.of(segment.effects(self.task_s), self.costs)
 
     def _effects(
         self, block: Block, variant: Variant, need: Requirement, late: int | None, least: bool
@@ -203,8 +205,10 @@ class Problem:
 
     @property
     def floor_s(self) -> float:
-        """Seconds that no choice goes below: of every group the fastest variant."""
-        return float(self.base_s.sum()) + sum(min(d.seconds for d in deltas) for deltas in self._least_by_group())
+        """Seconds that no choice goes below: of every group the fastest variant, behind the host's first task; and what
+        the host takes."""
+        compute_s = float(self.base_s.sum()) + sum(min(d.seconds for d in deltas) for deltas in self._least_by_group())
+        return max(self.issue_s + compute_s, self.issue_s * self.tasks)
 
     @property
     def floor_bytes(self) -> int:

@@ -125,7 +125,7 @@ class Fastest:
         problem = self.search.problem
         upper_s = self.seconds if self._fitting else 1.1 * float(problem.base_s.sum())
         bound_s, shares = Bounds(problem).seconds(budget_bytes, upper_s)
-        self.bound_s = max(problem.floor_s, bound_s)
+        self.bound_s = max(problem.floor_s, problem.issue_s + bound_s)
         enough_s, able = self._left(ENOUGH), []
         for taken in (self.search.rounded(shares), *starts):
             if self._fitting and self._left() <= enough_s:
@@ -163,7 +163,7 @@ class Fastest:
 
     def _meets(self) -> bool:
         """Whether bound and best step are equal but for rounding."""
-        return self.seconds <= self.bound_s * (1 + 2 * EXACT)
+        return self.seconds <= self.bound_s * (1 + 2 * EXACT + self.search.problem.idle)
 
     def _polish(self, share: float) -> None:
         """Improve the best choices, for a share of the time left."""

@@ -25,11 +25,12 @@ Options = Mapping[int, Sequence[Decision]]
 @dataclass(frozen=True)
 class Delta:
     """``memory`` as (task, bytes) in order: from the task on the step holds so many bytes more. ``extra`` as (task,
-    seconds of compute)."""
+    seconds of compute), ``issued`` as (task, further tasks for the host)."""
 
     memory: tuple[tuple[int, int], ...] = ()
     extra: tuple[tuple[int, float], ...] = ()
     loads: tuple[Load, ...] = ()
+    issued: tuple[tuple[int, int], ...] = ()
 
     @staticmethod
     def of(effects: Effects, costs: CostTable) -> Delta:
@@ -44,7 +45,7 @@ class Delta:
             extra[task] += seconds
         memory = tuple((t, n) for t, n in sorted(steps.items()) if n)
         loads = tuple(load_of(t, costs) for t in effects.transfers)
-        return Delta(memory, tuple((t, s) for t, s in sorted(extra.items()) if s), loads)
+        return Delta(memory, tuple((t, s) for t, s in sorted(extra.items()) if s), loads, effects.issued)
 
     @cached_property
     def seconds(self) -> float:

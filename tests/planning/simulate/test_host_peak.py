@@ -1,5 +1,5 @@
-"""The peak to expect of a plan with transfers, while every transfer is a copy that is waited for: measured on the CPU,
-where a copy on the host is memory that LiveBytes does not see."""
+"""The peak of a plan with transfers, measured on the CPU, where a copy on the host is memory that LiveBytes does not
+see."""
 
 import copy
 from dataclasses import replace
@@ -7,19 +7,14 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import gistkit
 from gistkit.api import planning
-from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.simulate.effects import Composer
-from gistkit.planning.simulate.simulator import Simulator, memory_bytes, simulate
+from gistkit.planning.simulate.simulator import simulate
 from tests.support.models import DenseNet, UNet
 from tests.support.peaks import held_step, peaks_of_steps
 from tests.support.plan_cases import LINKED, Small, data, loss_of, made, ways
-from tests.support.step_graphs import step_graphs
 
 NETS = {"dense": (DenseNet, 32), "unet": (UNet, 32), "small": (Small, 16)}
 SLOW = replace(LINKED, d2h_gbps=1.0, h2d_gbps=1.0, both_gbps=2.0)
@@ -53,15 +48,13 @@ OFFLOADING = [("vdnn-all", None), ("vdnn-conv", None), ("cdma", None)]
 
 
 @pytest.mark.parametrize(("policy", "budget"), [*OFFLOADING, ("modnn", "75%"), ("optimal", "60%")])
-def test_the_peak_to_expect_is_the_measured_one(policy, budget):
+def test_the_peak_is_kept(policy, budget):
     model, x, y, graph, costs = case("dense")
     plan = planning.plan_graph(graph, costs, policy=policy, budget=budget, refuse=False)
     peaks = measured(model, plan, x, y)
     assert policy == "optimal" or any(d.place == "host" for d in plan.decisions)
-    assert peaks[1] == plan.prediction.sync_peak_bytes <= plan.peak_bytes
-    assert peaks[0] <= plan.peak_bytes
-    if (policy, budget) in OFFLOADING:  # prefetches are there ahead of their use
-        assert peaks[1] < 0.97 * plan.peak_bytes
+    assert max(peaks) <= plan.peak_bytes
+    assert peaks[1] > 0.6 * plan.peak_bytes
 
 
 @pytest.mark.parametrize(("name", "number"), [("unet", 0), ("unet", 1), ("small", 2)])
@@ -73,21 +66,7 @@ def test_payloads_masks_and_maps_on_the_host_too(name, number):
             continue  # behind a dropout, whose zeros are not those of the step that was recorded
         decisions.append(replace(d, prefetch=d.release) if d.place == "host" else d)  # as early as can be
     plan = made(graph, decisions)
-    predicted = Simulator(graph, costs).sync_peak_bytes(plan)
-    assert measured(model, plan, x, y)[1] == predicted < simulate(graph, plan, costs).peak_bytes
-
-
-@given(step_graphs(8), st.sampled_from(("vdnn-all", "vdnn-conv", "cdma", "plain", "gist")), st.integers(0, 10**6))
-@settings(deadline=None, max_examples=30, derandomize=True)
-def test_copies_that_are_waited_for_never_hold_more(graph, policy, reserve):
-    costs = cost_table(graph, hardware("titanx"))
-    made = planning.plan_graph(graph, costs, policy=policy, reserved_bytes=reserve)
-    found, overlapped = made.prediction.sync_peak_bytes, made.peak_bytes
-    assert found <= overlapped
-    if all(d.place != "host" for d in made.decisions):
-        assert found == overlapped
-    composed = Composer(graph, costs).profile(made, synchronous=True)
-    assert found == max(memory_bytes(composed.intervals, composed.tasks, reserve))
+    assert measured(model, plan, x, y)[1] <= simulate(graph, plan, costs).peak_bytes
 
 
 def test_the_report_tells_it():
@@ -96,6 +75,5 @@ def test_the_report_tells_it():
     twin = gistkit.compress(copy.deepcopy(model), plan)
     loss_of(twin(x), y).backward()
     found = gistkit.report(twin)
-    assert found.budget is not None and found.budget.expected_bytes == plan.prediction.sync_peak_bytes
-    shown = f"({plan.prediction.sync_peak_bytes / 2**20:.2f} with transfers that overlap nothing)"
-    assert shown in " ".join(str(found).split())
+    assert found.budget is not None and found.budget.predicted_bytes == plan.peak_bytes
+    assert f"predicted peak {plan.peak_bytes / 2**20:.2f} MiB" in " ".join(str(found).split())
