@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +15,8 @@ from gistkit.planning.forms import check_fidelity, check_lossy
 from gistkit.planning.policies import LARGE_TASKS, POLICIES
 
 SEEDS = ("plain", "checkpoint", "gist", "vdnn-all", "vdnn-conv", "cdma", "vdnn-dyn", "vdnn+", "modnn")
-"""Policies whose plans `optimal` is given, so that it is never slower than one of them: the slowest to plan last."""
-SEEDS_S = 6.0
-"""Seconds of this thread's time after which no more of them are begun for a step of more than LARGE_TASKS tasks
-(ResNet-1202's take 9); the plan names the others."""
-MODNN_S = 30.0
-"""Seconds of this thread's time after which moDNN is given up: ResNet-509 takes 3 to 34, ResNet-1202 more."""
+"""Policies whose plans `optimal` is given, so that it is never slower than one of them; for a step of more than
+LARGE_TASKS tasks without the last, which takes minutes (ResNet-509: 3 to 34 s)."""
 
 
 def accepts(policy: str, word: str) -> bool:
@@ -33,7 +28,10 @@ def made(policy: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | N
     """The policy's plan; a policy that knows no reserve plans for what the reserve leaves."""
     given = {name: value for name, value in words.items() if accepts(policy, name)}
     if accepts(policy, "seeds"):
-        return _optimal(policy, graph, costs, budget_bytes, words, given)
+        names = SEEDS if len(graph.tasks) <= LARGE_TASKS else SEEDS[:-1]
+        seeds = list(_plans_of(names, graph, costs, budget_bytes, words))
+        plan = _by_policy(policy, graph, costs, budget_bytes, {**given, "seeds": seeds})
+        return replace(plan, prediction=replace(plan.prediction, not_compared=SEEDS[len(names) :]))
     reserve = words["reserve"]
     if accepts(policy, "reserve") or not reserve:
         return _by_policy(policy, graph, costs, budget_bytes, given)
@@ -57,40 +55,18 @@ def _by_policy(
         ) from error
 
 
-def _optimal(
-    policy: str,
-    graph: SavedGraph,
-    costs: CostTable,
-    budget_bytes: int | None,
-    words: Mapping[str, Any],
-    given: Mapping[str, Any],
-) -> Plan:
-    others, late = _seeds(graph, costs, budget_bytes, words)
-    found = _by_policy(policy, graph, costs, budget_bytes, {**given, "seeds": others})
-    return replace(found, prediction=replace(found.prediction, not_compared=late))
-
-
-def _seeds(
-    graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping[str, Any]
-) -> tuple[list[Plan], tuple[str, ...]]:
-    """The plans of the other policies under the same budget, without those that refuse it, and the policies for which
-    there was no time."""
-    found: list[Plan] = []
-    late, begun = [], time.thread_time()
-    for name in SEEDS:
-        if name != "modnn" and len(graph.tasks) > LARGE_TASKS and time.thread_time() - begun > SEEDS_S:
-            late.append(name)
-            continue
+def _plans_of(
+    names: Iterable[str], graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping[str, Any]
+) -> Iterator[Plan]:
+    """The plans of other policies under the same budget, without those that refuse it."""
+    for name in names:
         try:
-            found.append(made(name, graph, costs, budget_bytes, {**words, "time_limit_s": MODNN_S}))
-        except TimeoutError:
-            late.append(name)
+            yield made(name, graph, costs, budget_bytes, words)
         except BudgetError:
             continue
         except PlanError:
             if costs.hardware.has_link:
                 raise
-    return found, tuple(late)
 
 
 def check_words(

@@ -7,16 +7,12 @@ from math import prod
 from unittest import mock
 
 import pytest
-import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from torch import nn
 
-from gistkit.capture.entry import capture
 from gistkit.errors import BudgetError, PlanError
 from gistkit.ir.plan import Plan
 from gistkit.ir.queries import Reading
-from gistkit.planning.cost.algorithms import of_part
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.forms.options import options
@@ -159,22 +155,6 @@ def test_segments_near_brute_force(device, data):
     # over a link times are chosen that are no forms at first
     share = data.draw(st.sampled_from((0.0, 0.1, 0.4, 0.8)))
     check(graph, costs, [*every_choice(whole)], share, exact=not device.has_link, **FIXED)
-
-
-def test_every_task_of_a_convolution_chooses_its_algorithm():
-    with torch.device("meta"):
-        layers = [nn.Conv2d(16, 64, 5, padding=2), nn.ReLU(), nn.Conv2d(64, 48, 5, padding=2), nn.ReLU()]
-        model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 4))
-        graph = capture(model, (torch.empty(32, 16, 28, 28),), backward=True)
-    costs, mixed = cost_table(graph, hardware("k40m")), set()
-    with restricted({s: found[:1] for s, found in options(graph, costs).items()}):
-        made = Problem(graph, costs, Simulator(graph, costs), Allowed(algorithms=True))
-        assert sum(len(g) > 1 for g in made.groups) == 5  # the first convolution has no input gradient
-        for share in (0.0, 0.1, 0.3, 0.5, 0.8, 1.0):
-            plan = check(graph, costs, [*every_choice(made)], share, **FIXED)
-            parts = ("forward", "weight", "input")
-            mixed |= {tuple(of_part(c.algorithm, part) for part in parts) for c in plan.choices if c.algorithm}
-    assert any(len(set(names)) > 1 for names in mixed)
 
 
 def test_a_plan_is_the_same_every_time():

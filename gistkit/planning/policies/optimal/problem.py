@@ -17,7 +17,7 @@ from gistkit.ir import BACKWARD, NEVER, OPERATORS, RERUN, Block, Decision, Plan,
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import call_choices, intolerant, options, rounds
 from gistkit.planning.policies.optimal.segments import candidates
-from gistkit.planning.policies.optimal.variants import Allowed, Delta, Variant, level_of, of_convolutions, of_storages
+from gistkit.planning.policies.optimal.variants import Allowed, Delta, Variant, level_of, of_storages
 from gistkit.planning.simulate import (
     Context,
     Effects,
@@ -91,8 +91,7 @@ class Problem:
         self.idle = IDLE if self.issue_s else 0.0
         groups = [self._possible(block, variants) for block, variants in zip(self.blocks, forms, strict=True)]
         self.first_segment = len(groups)
-        groups += [[Variant(delta=Delta()), Variant(segment=s)] for s in range(len(self.segments))]
-        self._set_groups([*groups, *(of_convolutions(self.index, self.costs) if allowed.algorithms else ())])
+        self._set_groups([*groups, *([Variant(), Variant(segment=s)] for s in range(len(self.segments)))])
 
     def _possible(self, block: Block, variants: Iterable[Variant]) -> list[Variant]:
         found = [v for v in variants if self._effects(block, v, NOTHING, None, False) is not None]
@@ -109,7 +108,7 @@ class Problem:
         return other
 
     def _set_groups(self, groups: list[list[Variant]]) -> None:
-        """Groups of storages, of segments, of convolutions, in this order, and what is looked up of them."""
+        """Groups of storages and of segments, in this order, and what is looked up of them."""
         self.groups = groups
         self.keys = [(g, v) for g, group in enumerate(groups) for v in range(len(group))]
         self.offsets = np.concatenate(([0], np.cumsum([len(group) for group in groups]))).astype(int)
@@ -171,8 +170,6 @@ class Problem:
         the blocks that it has decoded for itself."""
         group, number = key
         variant = self.groups[group][number]
-        if variant.delta is not None:
-            return variant.delta
         if variant.decision is not None and not _serves(variant.decision, need):
             return None
         known = (key, need.tasks, need.decoded, late, least)
@@ -184,6 +181,8 @@ class Problem:
         return self._known[known]
 
     def _rerun(self, variant: Variant, decoded: frozenset[int]) -> Delta:
+        if variant.segment < 0:
+            return Delta()
         segment = decoding(self.segments[variant.segment].segment, decoded, self.index)
         return Delta.of(segment.effects(self.task_s), self.costs)
 

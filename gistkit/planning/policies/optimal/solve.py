@@ -27,7 +27,6 @@ best of what they end in is improved further."""
 GRACE_S = 2.0  # time for a repair although time is up: without one there may be no plan at all
 ENOUGH = 0.8  # share of a round's time that is left to improve what has been repaired until then
 ROUNDS = (0.4, 0.4, 1.0)  # the shares of the time left that rounds take
-WORTH = 0.1  # the gap above which a search gets more time
 Reached = tuple[tuple[int, ...], int]
 """A choice and its simulated peak in bytes."""
 
@@ -88,12 +87,11 @@ def _reached(search: Search, taken: Sequence[int]) -> Reached:
 
 
 class Fastest:
-    """One search for the fastest choice within a budget (None: any), until a deadline, or ``more_s`` later where the
-    gap is above WORTH. Afterwards ``taken`` is the best choice of ``search`` (None: none fits), ``seconds`` are its
-    simulated ones, and no choice goes below ``bound_s``."""
+    """One search for the fastest choice within a budget (None: any), until a deadline. Afterwards ``taken`` is the best
+    choice of ``search`` (None: none fits), ``seconds`` are its simulated ones, and no choice goes below ``bound_s``."""
 
     def __init__(
-        self, search: Search, budget_bytes: int | None, starts: Sequence[Sequence[int]], deadline: float, more_s: float
+        self, search: Search, budget_bytes: int | None, starts: Sequence[Sequence[int]], deadline: float
     ) -> None:
         self.search, self._budget, self._deadline = search, budget_bytes, deadline
         self._fitting: dict[tuple[int, ...], float] = {}
@@ -106,8 +104,6 @@ class Fastest:
                 break
             if self._budget is not None:
                 starts = self._repaired(starts, self._budget)
-            if number == 0 and self.seconds * (1 - WORTH) > self.bound_s:
-                self._deadline += more_s
             self._polish(share)
         self._polish(1.0)
         self.bound_s = min(self.bound_s, self.seconds)
