@@ -1,9 +1,9 @@
 """`optimal`: the fastest step within a budget among all moves of a class, with its optimality gap.
 
 Every storage's forms and, where the order of summation may change, sub-batches (:mod:`.variants`); segments of the
-forward may run anew (:mod:`.segments`). A relaxation bounds the step from below (:mod:`.bounds`), a local search finds
-the plan (:mod:`.search`), and the simulator has the last word. Plans of other policies may be given as ``seeds``, each
-of which competes whole, so the result is never slower than any of them that fits and is of the class.
+forward may run anew (:mod:`.segments`). A local search finds the plan (:mod:`.search`), and the simulator has the last
+word. Plans of other policies may be given as ``seeds``, each of which competes whole, so the result is never slower
+than any of them that fits and is of the class.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def optimal(
 
     ``fidelity`` and ``lossy`` name the class of moves (:mod:`gistkit.planning.forms`). ``batch_norm`` accepts
     sub-batches for a network whose batch norms would then see other statistics. Convolutions run under PyTorch's choice
-    of algorithms, in the ``seeds`` under their own. After about ``time_limit_s`` seconds (None: by the
-    size of the step) the best plan found is returned;
-    ``Plan.gap`` is (step - bound) / step, the bound over all that is offered. Raises BudgetError, with the least peak
-    found for the class, where nothing fits; ValueError for an unknown class or format or a graph without tasks.
+    of algorithms, in the ``seeds`` under their own. After about ``time_limit_s`` seconds (None: by the size of the
+    step) the best plan found is returned; ``Plan.gap`` is (step - floor) / step: no choice of what is offered takes
+    less than the floor. Raises BudgetError, with the least peak found for the class, where nothing fits; ValueError for
+    an unknown class or format or a graph without tasks.
     """
     allowed = Allowed(fidelity, lossy, batch_norm)
     limit_s = _limit(graph, time_limit_s)
@@ -114,7 +114,7 @@ def _limit(graph: SavedGraph, time_limit_s: float | None) -> float:
 
 class Planning:
     """One search over all numbers of sub-batches of a class, about ``limit_s`` seconds long. ``plan``: the fastest plan
-    found within ``room_bytes`` (None: any peak), with reasons and ``step_s``; ``bound_s``: what no plan goes below."""
+    found within ``room_bytes`` (None: any peak), with reasons and ``step_s``."""
 
     def __init__(
         self, graph: SavedGraph, costs: CostTable, allowed: Allowed, limit_s: float, room_bytes: int | None
@@ -125,32 +125,30 @@ class Planning:
         self._searches: dict[int, Search] = {}
         self._least: dict[int, Least] = {}
         self.plan: Plan | None = None
-        self.bound_s = inf
 
     def run(self) -> None:
         """Search for the fastest plan."""
         self.least()
         best, best_s, end = None, inf, time.monotonic() + self._limit_s
-        for parts, least in self._least.items():
-            if self._room_bytes is not None and least.bound_bytes > self._room_bytes:
-                continue
-            search, now = self._searches[parts], time.monotonic()
-            bound_s = search.problem.floor_s
-            if parts * bound_s < best_s:
+        for parts, search in self._within():
+            if parts * search.problem.floor_s < best_s:
+                now = time.monotonic()
                 until = now + max(0.0, end - now) * (1.0 if parts == max(self._least) else PARTS_SHARE)
-                found = Fastest(search, self._room_bytes, [least.taken], until)
-                bound_s = found.bound_s
+                found = Fastest(search, self._room_bytes, [self._least[parts].taken], until)
                 if parts * found.seconds < best_s:
                     best, best_s = found, parts * found.seconds
-            self.bound_s = min(self.bound_s, parts * bound_s)
         if best is not None and best.taken is not None:
             plan = reasoned(best.search.problem, best.taken)
             self.plan = replace(plan, step_s=self._simulator.run(plan).step_s)
 
+    def _within(self) -> Iterator[tuple[int, Search]]:
+        """The numbers of sub-batches with which some choice may fit, each with its search."""
+        for parts, least in self._least.items():
+            if self._room_bytes is None or least.bound_bytes <= self._room_bytes:
+                yield parts, self._searches[parts]
+
     def against(self, plans: Iterable[Plan]) -> None:
-        """Take over the fastest of other plans of the class that fit, as they are, if it is faster. The bound is then
-        below it, too."""
-        found = self.plan
+        """Take over the fastest of other plans of the class that fit, as they are, if it is faster."""
         for plan in self._whole(plans):
             try:
                 run = self._simulator.run(plan)
@@ -159,9 +157,6 @@ class Planning:
             fits = self._room_bytes is None or run.peak_bytes <= self._room_bytes
             if fits and (self.plan is None or run.step_s < self.plan.step_s * (1 - 1e-9)):
                 self.plan = replace(plan, step_s=run.step_s)
-        if self.plan is not None and self.plan is not found:
-            floor_s = min(parts * search.problem.floor_s for parts, search in self._searches.items())
-            self.bound_s = floor_s if found is None else min(self.bound_s, self.plan.step_s)
 
     def _whole(self, plans: Iterable[Plan]) -> Iterator[Plan]:
         """The plans that the class admits, with their algorithms where the hardware can be told of them."""
@@ -200,9 +195,10 @@ class Planning:
         return reasoned(self._searches[parts].problem, self._least[parts].taken)
 
     def with_figures(self, plan: Plan, budget_bytes: int | None, reserve: int, limit_s: float) -> Plan:
-        """A plan with what the simulator and the bounds say of it."""
+        """A plan with what the simulator says of it; its gap above what no choice goes below."""
         plan = with_figures(plan, self._graph, self._costs, budget_bytes, reserve=reserve)
-        gap = max(0.0, (plan.step_s - self.bound_s) / plan.step_s) if plan.step_s > 0 else 0.0
+        floor_s = min((parts * search.problem.floor_s for parts, search in self._within()), default=0.0)
+        gap = max(0.0, (plan.step_s - floor_s) / plan.step_s) if plan.step_s > 0 else 0.0
         bound_bytes = min(least.bound_bytes for least in self._least.values())
         return replace(
             plan,

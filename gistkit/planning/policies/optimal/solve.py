@@ -1,9 +1,8 @@
 """The choice of least peak of one problem, and the fastest within a budget.
 
-The fastest is searched for in rounds. A round bounds the step from below (:mod:`.bounds`), makes what that takes most
-of whole, repairs it and other choices until they fit, and improves the best of them. The next round knows further
-moments for what the best choice ships (:func:`.retimed`). Where bound and best step meet, that step is optimal; else
-the gap is what is left when time is up.
+The fastest is searched for in rounds. A round repairs choices until they fit and improves the best of them. The next
+round knows further moments for what the best choice ships (:func:`.retimed`). Where the best step is at the floor
+(``Problem.floor_s``) it is optimal; else the gap is what is left when time is up.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from gistkit.planning.policies.optimal.bounds import EXACT, Bounds
 from gistkit.planning.policies.optimal.plans import NO_PEAK, clock, retimed
 from gistkit.planning.policies.optimal.search import LINK_WEIGHTS, Search
 
@@ -27,6 +25,7 @@ best of what they end in is improved further."""
 GRACE_S = 2.0  # time for a repair although time is up: without one there may be no plan at all
 ENOUGH = 0.8  # share of a round's time that is left to improve what has been repaired until then
 ROUNDS = (0.4, 0.4, 1.0)  # the shares of the time left that rounds take
+EXACT = 1e-9  # what sums of double precision may be off by, relative
 Reached = tuple[tuple[int, ...], int]
 """A choice and its simulated peak in bytes."""
 
@@ -88,14 +87,13 @@ def _reached(search: Search, taken: Sequence[int]) -> Reached:
 
 class Fastest:
     """One search for the fastest choice within a budget (None: any), until a deadline. Afterwards ``taken`` is the best
-    choice of ``search`` (None: none fits), ``seconds`` are its simulated ones, and no choice goes below ``bound_s``."""
+    choice of ``search`` (None: none fits), ``seconds`` are its simulated ones."""
 
     def __init__(
         self, search: Search, budget_bytes: int | None, starts: Sequence[Sequence[int]], deadline: float
     ) -> None:
         self.search, self._budget, self._deadline = search, budget_bytes, deadline
         self._fitting: dict[tuple[int, ...], float] = {}
-        self.bound_s = search.problem.floor_s
         starts = [*starts, search.fastest(), *(search.fastest(layout) for layout in search.problem.layouts)]
         for start in starts:
             self._note(start)
@@ -106,7 +104,6 @@ class Fastest:
                 starts = self._repaired(starts, self._budget)
             self._polish(share)
         self._polish(1.0)
-        self.bound_s = min(self.bound_s, self.seconds)
 
     @property
     def taken(self) -> tuple[int, ...] | None:
@@ -117,13 +114,9 @@ class Fastest:
         return min(self._fitting.values(), default=inf)
 
     def _repaired(self, starts: Sequence[Sequence[int]], budget_bytes: int) -> list[Sequence[int]]:
-        """Bound the step; repair what the relaxation takes most of and the ``starts``: those that could be."""
-        problem = self.search.problem
-        upper_s = self.seconds if self._fitting else 1.1 * float(problem.base_s.sum())
-        bound_s, shares = Bounds(problem).seconds(budget_bytes, upper_s)
-        self.bound_s = max(problem.floor_s, problem.issue_s + bound_s)
+        """Repair the ``starts``: those that could be."""
         enough_s, able = self._left(ENOUGH), []
-        for taken in (self.search.rounded(shares), *starts):
+        for taken in starts:
             if self._fitting and self._left() <= enough_s:
                 break
             for weight in LINK_WEIGHTS:
@@ -158,8 +151,9 @@ class Fastest:
         return max(0.0, self._deadline - time.monotonic()) * share
 
     def _meets(self) -> bool:
-        """Whether bound and best step are equal but for rounding."""
-        return self.seconds <= self.bound_s * (1 + 2 * EXACT + self.search.problem.idle)
+        """Whether floor and best step are equal but for rounding."""
+        problem = self.search.problem
+        return self.seconds <= problem.floor_s * (1 + 2 * EXACT + problem.idle)
 
     def _polish(self, share: float) -> None:
         """Improve the best choices, for a share of the time left."""
