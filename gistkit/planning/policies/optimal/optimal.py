@@ -80,7 +80,7 @@ def optimal(
         assert budget_bytes is not None
         least = int(min(planning.found.peak_bytes, narrow_bytes)) + reserve
         raise BudgetError(budget_bytes, {fidelity: least}, REMEDIES[fidelity])
-    return planning.with_figures(plan, budget_bytes, reserve, limit_s)
+    return planning.with_figures(plan, budget_bytes, reserve)
 
 
 def minimise_peak(
@@ -99,11 +99,10 @@ def minimise_peak(
     ``peak_bytes`` is a budget that can be met, ``lower_bound_bytes`` one below which no plan of the class is: where
     both are equal there is no smaller peak. ``gap`` is None.
     """
-    limit_s = _limit(graph, time_limit_s)
-    allowed = Allowed(fidelity, lossy, batch_norm)
-    planning = Planning(graph, costs, allowed, limit_s, 0)
+    planning = Planning(graph, costs, Allowed(fidelity, lossy, batch_norm), _limit(graph, time_limit_s), 0)
     planning.least()
-    return replace(planning.with_figures(planning.smallest(), None, reserve, limit_s), gap=None)
+    plan = reasoned(planning.found.search.problem, planning.found.taken)
+    return replace(planning.with_figures(plan, None, reserve), gap=None)
 
 
 def _limit(graph: SavedGraph, time_limit_s: float | None) -> float:
@@ -122,30 +121,29 @@ class Planning:
         self._limit_s, self._room_bytes = limit_s, room_bytes
         self._graph, self._costs, self._allowed = graph, costs, allowed
         self._simulator = Simulator(graph, costs)
-        self._searches: dict[int, Search] = {}
-        self._least: dict[int, Least] = {}
+        self._least: list[Least] = []
         self.plan: Plan | None = None
 
     def run(self) -> None:
         """Search for the fastest plan."""
         self.least()
         best, best_s, end = None, inf, time.monotonic() + self._limit_s
-        for parts, search in self._within():
-            if parts * search.problem.floor_s < best_s:
+        for least in self._within():
+            parts, floor_s = least.search.problem.parts, least.search.problem.floor_s
+            if parts * floor_s < best_s:
                 now = time.monotonic()
-                until = now + max(0.0, end - now) * (1.0 if parts == max(self._least) else PARTS_SHARE)
-                found = Fastest(search, self._room_bytes, [self._least[parts].taken], until)
+                until = now + max(0.0, end - now) * (1.0 if least is self._least[-1] else PARTS_SHARE)
+                found = Fastest(least.search, self._room_bytes, [least.taken], until)
                 if parts * found.seconds < best_s:
                     best, best_s = found, parts * found.seconds
         if best is not None and best.taken is not None:
             plan = reasoned(best.search.problem, best.taken)
             self.plan = replace(plan, step_s=self._simulator.run(plan).step_s)
 
-    def _within(self) -> Iterator[tuple[int, Search]]:
-        """The numbers of sub-batches with which some choice may fit, each with its search."""
-        for parts, least in self._least.items():
-            if self._room_bytes is None or least.bound_bytes <= self._room_bytes:
-                yield parts, self._searches[parts]
+    def _within(self) -> list[Least]:
+        """The numbers of sub-batches with which some choice may fit."""
+        room_bytes = self._room_bytes
+        return [least for least in self._least if room_bytes is None or least.bound_bytes <= room_bytes]
 
     def against(self, plans: Iterable[Plan]) -> None:
         """Take over the fastest of other plans of the class that fit, as they are, if it is faster."""
@@ -182,28 +180,24 @@ class Planning:
             left_s = max(deadline - time.monotonic(), 0.1 * self._limit_s)
             left_s = max(left_s, SMALL_S) if len(self._graph.tasks) <= SMALL_TASKS else left_s
             search = Search(Problem(self._graph, self._costs, self._simulator, self._allowed, parts))
-            self._searches[parts], self._least[parts] = search, least_peak(search, left_s, self._room_bytes)
+            self._least.append(least_peak(search, left_s, self._room_bytes))
 
     @property
     def found(self) -> Least:
         """The least peak over all numbers of sub-batches."""
-        return min(self._least.values(), key=lambda least: least.peak_bytes)
+        return min(self._least, key=lambda least: least.peak_bytes)
 
-    def smallest(self) -> Plan:
-        """The plan of least peak."""
-        parts = min(self._least, key=lambda parts: self._least[parts].peak_bytes)
-        return reasoned(self._searches[parts].problem, self._least[parts].taken)
-
-    def with_figures(self, plan: Plan, budget_bytes: int | None, reserve: int, limit_s: float) -> Plan:
+    def with_figures(self, plan: Plan, budget_bytes: int | None, reserve: int) -> Plan:
         """A plan with what the simulator says of it; its gap above what no choice goes below."""
         plan = with_figures(plan, self._graph, self._costs, budget_bytes, reserve=reserve)
-        floor_s = min((parts * search.problem.floor_s for parts, search in self._within()), default=0.0)
+        problems = [least.search.problem for least in self._within()]
+        floor_s = min((problem.parts * problem.floor_s for problem in problems), default=0.0)
         gap = max(0.0, (plan.step_s - floor_s) / plan.step_s) if plan.step_s > 0 else 0.0
-        bound_bytes = min(least.bound_bytes for least in self._least.values())
+        bound_bytes = min(least.bound_bytes for least in self._least)
         return replace(
             plan,
             # a whole plan may do what is no move, and be below all moves
             lower_bound_bytes=min(bound_bytes + reserve, plan.peak_bytes),
             gap=0.0 if gap < 1e-5 else gap,
-            details={**plan.details, "fidelity": self._allowed.fidelity, "time_limit_s": limit_s},
+            details={**plan.details, "fidelity": self._allowed.fidelity},
         )

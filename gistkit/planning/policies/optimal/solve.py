@@ -32,8 +32,10 @@ Reached = tuple[tuple[int, ...], int]
 
 @dataclass(frozen=True)
 class Least:
-    """``bound_bytes``: no choice's peak is below. ``taken``: the choice of least simulated peak, ``peak_bytes``."""
+    """``bound_bytes``: no choice's peak is below. ``taken``: the choice of ``search`` of least simulated peak,
+    ``peak_bytes``."""
 
+    search: Search
     bound_bytes: int
     taken: tuple[int, ...]
     peak_bytes: int
@@ -45,7 +47,7 @@ def least_peak(search: Search, limit_s: float, room_bytes: int | None = 0) -> Le
     problem, deadline = search.problem, time.monotonic() + limit_s
     best, bound = _reached(search, search.smallest()), problem.floor_bytes
     if best[1] <= bound or room_bytes is None:
-        return Least(min(bound, best[1]), *best)
+        return Least(search, min(bound, best[1]), *best)
     enough = max(bound, room_bytes)
     layouts = [search.fastest(layout) for layout in problem.layouts]
     layouts = sorted(layouts, key=lambda taken: int(search.state(taken).level.max()))[:LAYOUTS]
@@ -58,7 +60,7 @@ def least_peak(search: Search, limit_s: float, room_bytes: int | None = 0) -> Le
         reached = best if found is None else _reached(search, found.taken)
         vain = 0 if reached[1] < best[1] else vain + 1
         best = min(best, reached, key=lambda r: r[1])
-    return Least(min(bound, best[1]), *best)
+    return Least(search, min(bound, best[1]), *best)
 
 
 def _lowered(search: Search, best: Reached, wanted: int, deadline: float) -> Reached:
