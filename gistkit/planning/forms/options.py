@@ -18,16 +18,32 @@ from dataclasses import replace
 
 import numpy as np
 
+from gistkit.formats import VALUE_FORMS
 from gistkit.ir import BACKWARD, Block, Decision, SavedGraph, SavedStorage
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms.allowed import SMALL_BYTES, Judge, decidable
-from gistkit.planning.forms.rules import SPARSE, check_lossy, encodings
 
+SPARSE = ("zvc", "csr")
 FIDELITIES = ("bitwise", "reassociated", "lossy")
 ROOM = (1.0, 4.0)
 """A transfer is given this many times its own seconds of compute, where it is given any."""
 MANY = 300
 """With more kept storages than that a transfer has half as many points to begin and end."""
+
+
+def encodings(sparse: tuple[str, ...], narrow: str | None) -> tuple[str, ...]:
+    """The forms from which values are decoded, exact ones first: sparse ones, and what ``narrow`` makes of all."""
+    return sparse if narrow is None else (*sparse, *(f"{name}+{narrow}" for name in sparse), narrow)
+
+
+def check_lossy(lossy: str | None) -> None:
+    """Raises ValueError where ``lossy`` is neither None nor a known format."""
+    if lossy is not None and lossy not in VALUE_FORMS:
+        shown = f'"{lossy}"' if isinstance(lossy, str) else lossy
+        raise ValueError(
+            f"lossy must be None or one of {', '.join(VALUE_FORMS)}; got lossy={shown}: the number is the bits of a "
+            "value, s means a scale for every 128 elements, t one for the tensor"
+        )
 
 
 def check_fidelity(fidelity: str, lossy: str | None = None) -> None:
