@@ -14,7 +14,8 @@ from gistkit import cli
 from gistkit.benchmark import LAYOUTS, drawn, ratio_rows, summed, watched
 from gistkit.benchmark.ratios import LONGEST_RUN, deflate_bytes, rle_bytes, windows, zvc_bytes
 
-WORDS = st.lists(st.sampled_from([0, 0, 1, -1, -(2**31)]) | st.just(0), min_size=1, max_size=400)
+RUNS = st.tuples(st.sampled_from([0, 1, -1, -(2**31)]), st.integers(1, 3) | st.integers(1, 300))
+WORDS = st.lists(RUNS, min_size=1, max_size=12).map(lambda runs: [v for v, length in runs for _ in range(length)])
 
 
 def run_length(words):
