@@ -135,7 +135,8 @@ def bench_table(results: list[Row]) -> Table:
 
 def _caption(results: list[Row]) -> str:
     copies = sorted(r["copy_gbps"] for r in results if "copy_gbps" in r)
-    parts = ["bytes: kept, of the dense tensor's", "error: at most, of a value in the format's normal range"]
+    error = "error: at most, of a value in the format's normal range, with integers of its block's span"
+    parts = ["bytes: kept, of the dense tensor's", error]
     if copies:
         made = " to ".join(dict.fromkeys(f"{c:,.0f}" for c in (copies[0], copies[-1])))
         parts.append(f"GB/s: read and written; a copy makes {made}")

@@ -46,7 +46,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--budget", metavar="BYTES", help="12GiB, 800MB, or 60%% of what plain PyTorch needs")
     parser.add_argument("--policy", metavar="NAME", default="optimal", help=f"one of {', '.join(POLICIES)}")
     parser.add_argument("--fidelity", metavar="CLASS", default="bitwise", help="bitwise or reassociated")
-    parser.add_argument("--lossy", metavar="FORMAT", help="allow rounded activations: fp16, fp10, fp8, fp8s, ...")
+    parser.add_argument("--lossy", metavar="FORMAT", help="allow rounded activations: fp16, fp8, fp8s, int4s, ...")
     parser.add_argument("--density", type=float, metavar="SHARE", help="of elements that are not zero after a ReLU")
     text = "accept sub-batches whose batch norms see the statistics of each part"
     parser.add_argument("--per-sub-batch-norm", action="store_true", help=text)
