@@ -67,7 +67,7 @@ def plan(
 
     ``policy``: ``optimal``, or one of the papers': ``plain``, ``gist``, ``vdnn-all``, ``vdnn-conv``, ``vdnn-dyn``,
     ``vdnn+``, ``modnn``, ``cdma``, ``checkpoint``. ``fidelity``: the class of moves, ``bitwise`` or ``reassociated``
-    (sums in another order). ``lossy``: a narrow float such as ``"fp8"``, which implies the class ``lossy``.
+    (sums in another order). ``lossy``: a narrow format such as ``"fp8"``, which implies the class ``lossy``.
     ``hardware``: a preset (``h100-sxm``, ``rtx4090``, ``cpu``, ...), a file of ``gistkit calibrate`` or a Hardware.
     None is the device that the model is on: a CUDA card by its calibration on this machine or its preset; one without
     either is measured now, once, for a few seconds. ``prediction.rates`` names the source. ``density``: the share of

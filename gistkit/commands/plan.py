@@ -47,7 +47,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--budget", metavar="BYTES", help="12GiB, 800MB, or 60%% of what plain PyTorch needs")
     parser.add_argument("--policy", metavar="NAME", default="optimal", help=f"one of {', '.join(POLICIES)}")
     parser.add_argument("--fidelity", metavar="CLASS", default="bitwise", help="bitwise or reassociated")
-    parser.add_argument("--lossy", metavar="FORMAT", help="allow rounded activations: fp16, fp10, fp8, fp8s, ...")
+    parser.add_argument("--lossy", metavar="FORMAT", help="allow rounded activations: fp16, fp8, fp8s, int4s, ...")
     text = "measured steps, JSON of {plan, step_s, densities} a line: the host's seconds a task are fitted to them"
     parser.add_argument("--from-stats", metavar="FILE", type=Path, help=text)
     parser.add_argument("--density", type=float, metavar="SHARE", help="of elements that are not zero after a ReLU")

@@ -18,7 +18,7 @@ import torch
 
 from gistkit.capture import Relu
 from gistkit.codecs import CODECS
-from gistkit.ir import OPERATORS, STAY, Decision
+from gistkit.ir import OPERATORS, STAY, Decision, zeros_left_out
 from gistkit.kernels import Masks, is_dense
 from gistkit.nn import relu as relu_op
 from gistkit.nn.eligible import overwritable
@@ -199,7 +199,7 @@ class RebuiltRelu(MaskedRelu):
         state.cannot(decision, why)
         program, lossy = state.program, state.settings.lossy
         lossy = lossy if program is None or program.bears_rounding(decision.storage) else None
-        instead = Decision(decision.storage, "zvc" if lossy is None else f"zvc+{lossy}", reason=f"stored: {why}")
+        instead = Decision(decision.storage, zeros_left_out(lossy), reason=f"stored: {why}")
         if not self._shares:
             state.encode(y, instead)
             return

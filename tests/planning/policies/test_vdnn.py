@@ -110,6 +110,17 @@ def test_a_prefetch_overlaps_a_later_layer_and_is_ready_before_the_next():
         assert run.start_s[o.ready] - run.start_s[o.prefetch] >= block.nbytes / 2048 - 1e-9
 
 
+def test_copies_on_demand_start_at_their_use_and_cost_more():
+    graph = library_view(chain(layers=4))
+    costs = costs_of(graph, device(link_gbps=8192e-9))
+    ahead, late = (vdnn_all(graph, costs, prefetch=p) for p in (True, False))
+    for storage, decision in hosted(late).items():
+        block = next(b for b in graph.blocks if b.storage == storage)
+        assert decision.prefetch == decision.ready == block.uses[0].task
+    assert late.step_s > ahead.step_s
+    assert late.peak_bytes <= ahead.peak_bytes
+
+
 def test_algorithms_m_and_p():
     graph = library_view(chain(layers=2))
     costs = costs_of(graph, workspace=WORKSPACE)
