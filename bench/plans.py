@@ -114,7 +114,6 @@ def measure(case: dict[str, Any], batch: int, image: int) -> dict[str, Any]:
         row["planning_s"] = time.perf_counter() - start
         row |= {k: getattr(plan, k) for k in ("budget_bytes", "gap", "sub_batches", "hardware", "fidelity")}
         row["predicted"] = {"peak_bytes": plan.peak_bytes, "step_s": plan.step_s}
-        row["predicted"] |= {k: getattr(plan.prediction, k) for k in ("sync_peak_bytes", "wall_s")}
         row["forms"] = Counter(d.codec + (" on the host" if d.place == "host" else "") for d in plan.decisions)
         row["measured"] = trained(gistkit.compress(model, plan), inputs, targets, dtype)
         row["loss_equals_plain"] = row["measured"]["losses"] == row["plain"]["losses"]
@@ -134,14 +133,13 @@ def shown(row: dict[str, Any]) -> str:
     if "error" in row:
         return f"{name}: {row['error']}"
     measured, plain = (row[k]["peak_bytes"] / 2**20 for k in ("measured", "plain"))
-    predicted = row["predicted"]["sync_peak_bytes"] / 2**20
+    predicted = row["predicted"]["peak_bytes"] / 2**20
     limit = "" if row["budget_bytes"] is None else f", budget {row['budget_bytes'] / 2**20:,.0f}"
     ms = {k: 1e3 * row[k]["step_s"] for k in ("predicted", "measured", "plain")}
     return (
-        f"{name}: peak {measured:,.0f} MiB, predicted {predicted:,.0f} ({predicted / measured:.3f}; with copies beside "
-        f"the computation {row['predicted']['peak_bytes'] / 2**20:,.0f}){limit}, "
+        f"{name}: peak {measured:,.0f} MiB, predicted {predicted:,.0f} ({predicted / measured:.3f}){limit}, "
         f"plain {plain:,.0f}; {ms['measured']:.1f} ms, plain {ms['plain']:.1f}, predicted "
-        f"{1e3 * row['predicted']['wall_s']:.1f} ({ms['predicted']:.1f} on the device); loss "
+        f"{ms['predicted']:.1f}; loss "
         f"{'equal' if row['loss_equals_plain'] else 'differs'}"
     )
 

@@ -4,7 +4,7 @@
 
 Four networks are planned under every policy, within a share of plain PyTorch's peak, or without a budget where the
 policy has no plan within it, and ``gistkit.step`` runs the plan: forward, loss and backward. A row's ``ratio`` is
-``plan.prediction.wall_s`` over the median of the measured steps behind the warm-up. The rates are those of a
+``plan.step_s`` over the median of the measured steps behind the warm-up. The rates are those of a
 calibration that is made first (``rates`` names it, ``--rates NAME`` takes a preset or a file instead); with
 ``--measure`` the tasks' seconds are those of a measured plain step. Exit status 1 where a step failed, 2 without a CUDA
 device.
@@ -103,12 +103,11 @@ def measured_row(model: nn.Module, batch: Batch, plan: gistkit.Plan, device: str
         "measured_times": predicted.measured is not None,
         "sub_batches": plan.sub_batches,
         "taken_from": plan.details.get("taken_from", ""),
-        "device_s": plan.step_s,
-        "predicted_s": predicted.wall_s,
+        "predicted_s": plan.step_s,
         "measured_s": taken_s,
         "fastest_s": seconds[0],
         "slowest_s": seconds[-1],
-        "ratio": predicted.wall_s / taken_s,
+        "ratio": plan.step_s / taken_s,
     }
 
 
@@ -154,8 +153,8 @@ def shown(row: dict[str, Any]) -> str:
     limit = "no budget" if row["budget_bytes"] is None else row["budget"]
     verdict = "" if abs(row["ratio"] - 1) <= WITHIN else "  <-- not within 15 %"
     return (
-        f"{name}{taken}, {limit}: predicted {1e3 * row['predicted_s']:.1f} ms ({1e3 * row['device_s']:.1f} on the "
-        f"device), measured {1e3 * row['measured_s']:.1f}: {row['ratio']:.2f}{verdict}"
+        f"{name}{taken}, {limit}: predicted {1e3 * row['predicted_s']:.1f} ms, "
+        f"measured {1e3 * row['measured_s']:.1f}: {row['ratio']:.2f}{verdict}"
     )
 
 

@@ -11,7 +11,8 @@ shape and the (dense, non-overlapping) strides say.
 | `csr` | rows of 256 elements: an int16 count a row, 1-byte column indices, values |
 | `zvc` | slots of 1024 elements: 32 mask words of 32 bits (bit b of word w is element 32w+b), an int16 count, values |
 | `fp16`, `fp10`, `fp8` | 1-5-10, 1-5-4 (bias 15), 1-4-3 (bias 7) |
-| `…s` | scaled by a power of two per 128 elements, one exponent byte each, subnormals kept |
+| `fp…s` | scaled by a power of two per 128 elements, one exponent byte each, subnormals kept |
+| `int4s`, `int2s` | blocks of 256: 64 units of elements i, i+64, i+128, i+192 in 16 or 8 bits; fp32 low and step |
 
 fp10 packs three codes to a 32-bit word in *planes*: with W words, word i holds elements i (bits 0-9), i+W (bits 10-19)
 and i+2W (bits 20-29). W is rounded up to a multiple of 128, so that planes start at aligned addresses and at blocks
@@ -31,6 +32,8 @@ CSR_COLUMNS = 256
 ZVC_SLOT = 1024
 ZVC_WORDS = ZVC_SLOT // 32
 SCALE_BLOCK = 128
+INT_BLOCK = 256
+INT_UNITS = INT_BLOCK // 4
 ARGMAX4_POSITIONS = 16
 ARGMAX8_POSITIONS = 256
 ARGMAX4_NONE = 15
@@ -89,6 +92,15 @@ VALUE_FORMS = {
     for name, fmt in FLOAT_FORMATS.items()
 }
 """Narrow floats by the name that callers give them: (format, scaling)."""
+INT_FORMS = {"int4s": 4, "int2s": 2}
+"""Bits of integers that are rounded at random, by the name that callers give them."""
+LOSSY_FORMS = (*VALUE_FORMS, *INT_FORMS)
+"""All that ``lossy`` may name."""
+
+
+def value_bits(name: str) -> int:
+    """Bits of one value in a form of LOSSY_FORMS, without scales."""
+    return INT_FORMS[name] if name in INT_FORMS else VALUE_FORMS[name][0].bits
 
 
 def mask1_bytes(n: int) -> int:
@@ -109,6 +121,11 @@ def scale_count(n: int, scaling: str) -> int:
 def narrow_bytes(fmt: FloatFormat, scaling: str, n: int) -> int:
     """Bytes of n narrow codes with their exponent bytes."""
     return fmt.packed_bytes(n) + scale_count(n, scaling)
+
+
+def int_bytes(bits: int, n: int) -> int:
+    """Bytes of n integers in whole blocks, with each block's low and step."""
+    return ceil_div(n, INT_BLOCK) * (INT_BLOCK * bits // 8 + 8)
 
 
 def zvc_meta_bytes(n: int) -> int:

@@ -72,8 +72,7 @@ def _row(name: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | Non
 
 
 def policies_table(rows: Sequence[Row], budget_bytes: int | None, batch_norm: bool = False) -> Table:
-    """Predicted peak and time of every policy, the latter with the host's share and transfers in line; ``batch_norm``
-    says that sub-batches would change statistics."""
+    """Predicted peak and time of every policy; ``batch_norm`` says that sub-batches would change statistics."""
     limit = "no budget" if budget_bytes is None else f"budget {mib(budget_bytes)} MiB"
     several = any(row.plan is not None and row.plan.sub_batches > 1 for row in rows)
     caption = "beside plain PyTorch" + ("; /2: in two sub-batches" if several else "")
@@ -89,9 +88,9 @@ def policies_table(rows: Sequence[Row], budget_bytes: int | None, batch_norm: bo
             continue
         peak = f"{mib(made.peak_bytes)} ({made.peak_bytes / plain.peak_bytes:.0%})"
         parts = "" if made.sub_batches == 1 else f" /{made.sub_batches}{'*' if batch_norm else ''}"
-        slower = f"{made.prediction.wall_s / plain.prediction.wall_s - 1:+.1%}"
+        slower = f"{made.step_s / plain.step_s - 1:+.1%}"
         fits = "yes" if row.fits else "no"
-        shown.add_row(row.policy, peak, milliseconds(made.prediction.wall_s), slower, made.fidelity + parts, fits)
+        shown.add_row(row.policy, peak, milliseconds(made.step_s), slower, made.fidelity + parts, fits)
     return shown
 
 

@@ -22,7 +22,7 @@ from gistkit.planning import check_words, contract_of, refused, task_calls
 from gistkit.planning import made as by_name
 from gistkit.planning.cost import CostTable, Hardware, check_budget, parse_budget, parse_bytes
 from gistkit.planning.policies import POLICIES
-from gistkit.planning.simulate import Simulator, check_per_sub_batch_norm
+from gistkit.planning.simulate import check_per_sub_batch_norm
 from gistkit.runtime import autocast_in_force, inputs_of
 
 
@@ -67,7 +67,7 @@ def plan(
 
     ``policy``: ``optimal``, or one of the papers': ``plain``, ``gist``, ``vdnn-all``, ``vdnn-conv``, ``vdnn-dyn``,
     ``vdnn+``, ``modnn``, ``cdma``, ``checkpoint``. ``fidelity``: the class of moves, ``bitwise`` or ``reassociated``
-    (sums in another order). ``lossy``: a narrow float such as ``"fp8"``, which implies the class ``lossy``.
+    (sums in another order). ``lossy``: a narrow format such as ``"fp8"``, which implies the class ``lossy``.
     ``hardware``: a preset (``h100-sxm``, ``rtx4090``, ``cpu``, ...), a file of ``gistkit calibrate`` or a Hardware.
     None is the device that the model is on: a CUDA card by its calibration on this machine or its preset; one without
     either is measured now, once, for a few seconds. ``prediction.rates`` names the source. ``density``: the share of
@@ -79,12 +79,10 @@ def plan(
     few plain steps that run now, on a copy of the model, which must be real. A path, or what :func:`gistkit.measure`
     returned: times measured before, of this very step.
 
-    Returns a :class:`gistkit.Plan`. ``peak_bytes`` and ``step_s`` have transfers beside the computation, on the
-    device's clock, which is also that of ``gap`` and ``lower_bound_bytes``. ``prediction`` has what the runtime does
-    today, with each transfer in line with the computation: ``sync_peak_bytes``, the peak to expect, and ``wall_s``, the
-    seconds with the host's share. By ``wall_s`` ``optimal`` is never slower than another policy that fits and is of the
-    class, except those in ``prediction.not_compared``, for which there was no time. ``contract`` says what the plan was
-    made for.
+    Returns a :class:`gistkit.Plan`. ``peak_bytes`` is the peak, ``step_s`` the seconds of the step with the host's
+    share and transfers beside the computation. ``optimal`` is never slower than another policy that fits, is of the
+    class and runs under gistkit (all but ``plain``), except those in ``prediction.not_compared``, for which there was
+    no time. ``contract`` says what the plan was made for.
 
     Raises :class:`gistkit.BudgetError` where nothing allowed fits, with ``least_bytes`` by class;
     :class:`gistkit.CaptureError` where the step cannot be captured or, under a budget, its bytes cannot be known
@@ -154,16 +152,9 @@ def plan_graph(
         per_sub_batch_norm=per_sub_batch_norm,
         **(task_calls(graph) if any(d.on_host for d in made.decisions) else {}),
     )
-    simulator = Simulator(graph, costs)
-    prediction = replace(
-        made.prediction,
-        sync_peak_bytes=simulator.sync_peak_bytes(made, reserve=reserve_bytes),
-        wall_s=simulator.wall_s(made),
-        plain_peak_bytes=plain_peak_bytes,
-        plain_step_s=plain.step_s,
-        plain_wall_s=simulator.wall_s(plain),
-        rates=costs.hardware.source or f"given as {costs.hardware.name}",
-    )
+    rates = costs.hardware.source or f"given as {costs.hardware.name}"
+    plain_figures = {"plain_peak_bytes": plain_peak_bytes, "plain_step_s": plain.step_s}
+    prediction = replace(made.prediction, rates=rates, **plain_figures)
     return replace(made, budget_bytes=budget_bytes, contract=contract, prediction=prediction)
 
 

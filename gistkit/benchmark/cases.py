@@ -60,7 +60,8 @@ class Case:
     """``family`` is ``codec``, ``operator`` or ``rival``; ``dtypes`` None means the floats that the run asks for.
 
     ``by_density``: time and bytes depend on how many elements are not zero. ``lossless``: what is kept gives every bit
-    back; ``relative_error``: else by what share a value in the format's normal range may move, None where none is kept.
+    back; ``relative_error``: else by what share of itself a value in the format's normal range may move, of its block's
+    span with integers; None where none is kept.
     """
 
     name: str
@@ -101,7 +102,7 @@ def codec_cases() -> list[Case]:
         dtypes = None if floats else codec.dtypes
         for direction in _directions(codec):
             make = _codec_workload(codec, direction)
-            loss = 2.0 ** -(codec.error_bound.fmt.mantissa_bits + 1) if codec.error_bound else None
+            loss = codec.error_bound.relative if codec.error_bound else None
             cuda_only = direction == "encode_spilled"
             cases.append(
                 Case(name, direction, "codec", make, dtypes, densities, cuda_only, sparse, codec.lossless, loss)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 
 from gistkit.codecs.base import Codec, Encoded, aligned, dtype_of, restored
-from gistkit.codecs.bounds import ErrorBound
-from gistkit.codecs.plain import Argmax, Bits, Dense, Mask1, Narrow
+from gistkit.codecs.bounds import ErrorBound, RandomBound
+from gistkit.codecs.plain import Argmax, Bits, Dense, Integers, Mask1, Narrow
 from gistkit.codecs.sparse import Sparse
-from gistkit.formats import VALUE_FORMS
+from gistkit.formats import INT_FORMS, VALUE_FORMS
 
 CODECS: dict[str, Codec] = {
     "dense": Dense("dense"),
@@ -19,6 +19,7 @@ CODECS: dict[str, Codec] = {
     "zvc": Sparse("zvc", "zvc"),
     "csr": Sparse("csr", "csr"),
     **{name: Narrow(name, *form) for name, form in VALUE_FORMS.items()},
+    **{name: Integers(name, bits) for name, bits in INT_FORMS.items()},
     **{f"zvc+{name}": Sparse(f"zvc+{name}", "zvc", *form) for name, form in VALUE_FORMS.items()},
     **{f"csr+{name}": Sparse(f"csr+{name}", "csr", *form) for name, form in VALUE_FORMS.items()},
 }
@@ -39,7 +40,9 @@ __all__ = [
     "Codec",
     "Encoded",
     "ErrorBound",
+    "Integers",
     "Narrow",
+    "RandomBound",
     "Sparse",
     "aligned",
     "codec",

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from gistkit.codecs.bounds import ErrorBound
+from gistkit.codecs.bounds import ErrorBound, RandomBound
 from gistkit.errors import GistError
 from gistkit.ir import FORMS
 from gistkit.kernels import flat, is_dense, like
@@ -115,7 +115,7 @@ class Codec(ABC):
     None where the codec is lossless, or keeps no values at all (``mask1``). No method waits for the device.
     """
 
-    error_bound: ErrorBound | None = None
+    error_bound: ErrorBound | RandomBound | None = None
 
     def __init__(self, name: str) -> None:
         self.name, self.form = name, FORMS[name]

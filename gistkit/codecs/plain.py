@@ -1,4 +1,4 @@
-"""Codecs of one step: the tensor itself, narrow floats, bits, max-pool maps."""
+"""Codecs of one step: the tensor itself, narrow floats and integers, bits, max-pool maps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from gistkit import formats
 from gistkit.codecs.base import Codec, Encoded, aligned, check_grad, dense_layout, restored
-from gistkit.codecs.bounds import ErrorBound
+from gistkit.codecs.bounds import ErrorBound, RandomBound
 from gistkit.kernels import flat, nibbles_pack, nibbles_unpack, ops
 from gistkit.kernels.launch import direct
 
@@ -87,6 +87,35 @@ class Narrow(Codec):
         form = (encoded.dtype, self.fmt.name, self.scaling)
         values = ops.narrow_decode(codes[first:stop], exponents, stop - first, *form)
         return values[start - first :]
+
+
+class Integers(Codec):
+    """Every element in 4 or 2 bits between the ends of its block of 256, rounded at random without bias, as in ActNN:
+    (units, lows, steps). A block with a NaN or an infinity decodes to NaN.
+
+    The random numbers follow from the tensor itself and from the seed that ``torch.manual_seed`` set last: the same run
+    gives the same codes, encoding again does too, and PyTorch's generators do not move.
+    """
+
+    def __init__(self, name: str, bits: int) -> None:
+        super().__init__(name)
+        self.bits = bits
+        self.error_bound = RandomBound(bits)
+
+    def _encode(self, x: torch.Tensor) -> Encoded:
+        x, seed = dense_layout(x), torch.initial_seed()
+        seed = (seed ^ seed >> 24 ^ seed >> 48) & 0xFFFFFF
+        return Encoded(self.name, tuple(ops.int_encode(flat(x), self.bits, seed)), x)
+
+    def decode(self, encoded: Encoded) -> torch.Tensor:
+        return restored(ops.int_decode(*encoded.payload, encoded.numel, encoded.dtype, self.bits), encoded)
+
+    def decode_range(self, encoded: Encoded, start: int, stop: int) -> torch.Tensor:
+        block, end = start // formats.INT_BLOCK, formats.ceil_div(stop, formats.INT_BLOCK)
+        units, lows, steps = encoded.payload
+        first = block * formats.INT_BLOCK
+        part = units[block * formats.INT_UNITS : end * formats.INT_UNITS], lows[block:end], steps[block:end]
+        return ops.int_decode(*part, max(stop - first, 0), encoded.dtype, self.bits)[start - first :]
 
 
 class Bits(Codec):

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gistkit.benchmark import DTYPES, Job, codec_cases, environment, jobs, rows
+from gistkit.commands.ratios import add_ratios, run_ratios
 from gistkit.commands.wrong import HERE, InputError, claim, progress_bars, write
 from gistkit.profiling import checked_device
 from gistkit.report import console, milliseconds
@@ -40,6 +41,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--dtypes", metavar="LIST", type=_dtype_names, help=text)
     text = "shares of elements that are not zero, for sparse encodings (default: 0.5, and 0.1 for zvc and csr)"
     parser.add_argument("--density", metavar="LIST", type=_numbers(0.001, 0.999), help=text)
+    add_ratios(parser)
     parser.add_argument("--quick", action="store_true", help="fewer calls a measurement")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything for machines, making folders")
 
@@ -47,6 +49,8 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(options: argparse.Namespace) -> int:
     """Check, measure, write, show; 1 where a case failed its check or could not run."""
     device, todo = _prepare(options)
+    if options.ratios is not None:
+        return run_ratios(options, device)
     found = list(_with_progress(todo, device, options.quick))
     if options.json:  # the file first: whoever reads the table may close it early
         write(options.json, json.dumps({"environment": environment(device), "rows": found}) + "\n")
@@ -131,7 +135,8 @@ def bench_table(results: list[Row]) -> Table:
 
 def _caption(results: list[Row]) -> str:
     copies = sorted(r["copy_gbps"] for r in results if "copy_gbps" in r)
-    parts = ["bytes: kept, of the dense tensor's", "error: at most, of a value in the format's normal range"]
+    error = "error: at most, of a value in the format's normal range, with integers of its block's span"
+    parts = ["bytes: kept, of the dense tensor's", error]
     if copies:
         made = " to ".join(dict.fromkeys(f"{c:,.0f}" for c in (copies[0], copies[-1])))
         parts.append(f"GB/s: read and written; a copy makes {made}")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gistkit.api import Row, compare, costs_of, decisions_table, least_table, policies_table, with_times
+from gistkit.api import Row, compare, costs_of, decisions_table, fitted, least_table, policies_table, with_times
+from gistkit.api import read_steps as measured_steps
 from gistkit.commands.images import WIDE, add_images, image_step, prepare
 from gistkit.commands.wrong import InputError, progress_bars, write, writing
 from gistkit.errors import BudgetError
@@ -46,7 +47,9 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--budget", metavar="BYTES", help="12GiB, 800MB, or 60%% of what plain PyTorch needs")
     parser.add_argument("--policy", metavar="NAME", default="optimal", help=f"one of {', '.join(POLICIES)}")
     parser.add_argument("--fidelity", metavar="CLASS", default="bitwise", help="bitwise or reassociated")
-    parser.add_argument("--lossy", metavar="FORMAT", help="allow rounded activations: fp16, fp10, fp8, fp8s, ...")
+    parser.add_argument("--lossy", metavar="FORMAT", help="allow rounded activations: fp16, fp8, fp8s, int4s, ...")
+    text = "measured steps, JSON of {plan, step_s, densities} a line: the host's seconds a task are fitted to them"
+    parser.add_argument("--from-stats", metavar="FILE", type=Path, help=text)
     parser.add_argument("--density", type=float, metavar="SHARE", help="of elements that are not zero after a ReLU")
     text = "accept sub-batches whose batch norms see the statistics of each part"
     parser.add_argument("--per-sub-batch-norm", action="store_true", help=text)
@@ -60,11 +63,18 @@ def run(options: argparse.Namespace) -> int:
         check_words(options.policy, options.fidelity, options.lossy, options.density)
         check_budget(options.budget)
         parse_bytes(options.reserve, "--reserve")
+        steps = measured_steps(options.from_stats) if options.from_stats else []
     except (ValueError, TypeError) as error:
         raise InputError(error) from error
     with Console(stderr=True).status("measuring a step" if options.measure else "recording a step"):
         graph, times = image_step(options, device, options.per_sub_batch_norm, cut=True)
-    found = _find(graph, costs_of(graph, device, times, options.density), times, options)
+    try:
+        densities = {storage: share for step in steps for storage, share in step.densities.items()}
+        costs = costs_of(graph, device, times, densities or options.density)
+        costs = fitted(graph, costs, steps) if steps else costs
+    except ValueError as error:
+        raise InputError(error) from error
+    found = _find(graph, costs, times, options)
     chosen = next(row for row in found.rows if row.policy == options.policy)
     if options.json:  # files first: whoever reads the tables may close them early
         write(options.json, _as_json(found, chosen, options) + "\n")
@@ -115,15 +125,10 @@ def _show(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
 def _summary(made: Plan, plain: Plan) -> str:
     gap = "" if made.gap is None else f", at most {made.gap:.2%} above the least possible time"
     parts = "" if made.sub_batches == 1 else f", in {made.sub_batches} sub-batches"
-    wall_s, plain_s = made.prediction.wall_s, made.prediction.plain_wall_s
-    waited_bytes = made.prediction.sync_peak_bytes
-    told = wall_s > made.step_s * (1 + 1e-9) or waited_bytes < made.peak_bytes
-    today = f"; with host and copies {milliseconds(wall_s)} ms (plain {milliseconds(plain_s)})" if told else ""
-    today += f", peak {mib(waited_bytes)} MiB" if waited_bytes < made.peak_bytes else ""
     return (
         f"{made.policy} on {made.hardware}: peak {mib(made.peak_bytes)} MiB (plain {mib(plain.peak_bytes)}), step "
         f"{milliseconds(made.step_s)} ms (plain {milliseconds(plain.step_s)}), moves {made.fidelity}{parts}{gap}"
-        f"{today}\nrates of {made.hardware}: {made.prediction.rates}"
+        f"\nrates of {made.hardware}: {made.prediction.rates}"
     )
 
 
@@ -161,7 +166,7 @@ def _figures(made: Plan | None) -> dict:
     if made is None:
         return {}
     names = ("peak_bytes", "step_s", "kept_bytes", "fidelity", "sub_batches", "gap", "lower_bound_bytes")
-    return {**{name: getattr(made, name) for name in names}, "sync_peak_bytes": made.prediction.sync_peak_bytes}
+    return {name: getattr(made, name) for name in names}
 
 
 def _plot(found: Findings, chosen: Row, options: argparse.Namespace, file: Path) -> None:

@@ -1,7 +1,7 @@
 """Pure data that passes between the rooms: saved graph, tasks, plan, recipes, queries. No tensors."""
 
 from gistkit.ir.contract import Contract, Measured, PlannedCall, Prediction
-from gistkit.ir.forms import FORMS, KERNEL_DTYPES, NEVER, OPERATORS, RERUN, STAY, Form
+from gistkit.ir.forms import FORMS, KERNEL_DTYPES, NEVER, OPERATORS, RERUN, STAY, Form, zeros_left_out
 from gistkit.ir.layer_view import ACTV, CONV, Layer, layers
 from gistkit.ir.plan import PLACES, REMEDY, Budget, CallChoice, Decision, Plan
 from gistkit.ir.queries import Reading, Uses, numel, written_late

@@ -74,21 +74,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is predicted of a step besides ``Plan.peak_bytes`` and ``Plan.step_s``, which have transfers beside the
-    computation.
+    """What is predicted of a step besides ``Plan.peak_bytes`` and ``Plan.step_s``.
 
-    As the runtime runs it today, every transfer in line with the tasks: ``sync_peak_bytes``, the peak to expect, at
-    most ``peak_bytes``, and ``wall_s``, with the host's share where the hardware states it. ``plain_peak_bytes``,
-    ``plain_step_s`` and ``plain_wall_s`` are plain PyTorch's. ``rates`` says where the rates of ``Plan.hardware`` are
-    from: a preset and its source, a calibration and its date, a file. ``measured``: the seconds come from measured
+    ``plain_peak_bytes`` and ``plain_step_s`` are plain PyTorch's. ``rates`` says where the rates of ``Plan.hardware``
+    are from: a preset and its source, a calibration and its date, a file. ``measured``: the seconds come from measured
     times. ``not_compared``: policies that may be faster, for which there was no time.
     """
 
-    sync_peak_bytes: int = 0
-    wall_s: float = 0.0
     plain_peak_bytes: int = 0
     plain_step_s: float = 0.0
-    plain_wall_s: float = 0.0
     rates: str = ""
     measured: Measured | None = None
     not_compared: tuple[str, ...] = ()

@@ -7,6 +7,7 @@
 | `bits` | by decoding | 1 bit an element of a bool; a dropout writes it by itself |
 | `argmax4`, `argmax8` | never, the max-pool that wrote the map reads it | 4 or 8 bits an output |
 | `fp16`, `fp10`, `fp8` (and `…s`) | by decoding, rounded | every element in a narrow float |
+| `int4s`, `int2s` | by decoding, rounded at random | every element in a small integer |
 | `zvc`, `csr`, alone and with a narrow float | by decoding | the non-zero elements, and where they stood |
 | `rebuild` | by the operators that made them, from the storages in ``Decision.sources`` | nothing |
 | `recompute` | by a rerun of the forward from ``Decision.sources`` | nothing |
@@ -22,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gistkit import formats
-from gistkit.formats import VALUE_FORMS
+from gistkit.formats import INT_FORMS, VALUE_FORMS
 
 STAY, DECODING, OPERATORS, RERUN, NEVER = "stay", "decoding", "operators", "rerun", "never"
 """How the values of a storage come back."""
@@ -36,7 +37,7 @@ Size = Callable[[int, int, float | None], int]
 class Form:
     """One form. ``returns``: one of the words above. ``signs``: the form alone tells a ReLU's backward where the
     gradient passes; a ReLU's output in any other form needs ``Decision.mask`` beside it. ``dtypes``: those it can hold,
-    None for any. ``rounds_to``: the narrow float of its values, '' where every bit comes back. ``sparse``: its size
+    None for any. ``rounds_to``: the narrow format of its values, '' where every bit comes back. ``sparse``: its size
     depends on the values, so only the device knows it. ``made_by_op``: an operator writes it for its own backward."""
 
     name: str
@@ -95,6 +96,10 @@ def _narrow(name: str) -> Size:
     return lambda elements, item_bytes, density: formats.narrow_bytes(*VALUE_FORMS[name], elements)
 
 
+def _integers(bits: int) -> Size:
+    return lambda elements, item_bytes, density: formats.int_bytes(bits, elements)
+
+
 def _sparse_rows(layout: str, places: Callable[[int, int], int]) -> list[Form]:
     """A sparse layout alone and with each narrow float. ``places`` gives the bytes that say where the stored elements
     stood."""
@@ -125,12 +130,18 @@ _ROWS = (
     *_sparse_rows("zvc", lambda elements, stored: formats.zvc_meta_bytes(elements)),
     *_sparse_rows("csr", formats.csr_meta_bytes),
     *(Form(name, DECODING, rounds_to=name, size=_narrow(name)) for name in VALUE_FORMS),
+    *(Form(name, DECODING, rounds_to=name, size=_integers(bits)) for name, bits in INT_FORMS.items()),
     Form("rebuild", OPERATORS, signs=True, dtypes=None),
     Form("recompute", RERUN, signs=True, dtypes=None),
     Form("drop", NEVER, dtypes=None),
 )
 FORMS: dict[str, Form] = {form.name: form for form in _ROWS}
 """Every form by its name."""
+
+
+def zeros_left_out(narrow: str | None) -> str:
+    """The bitmap form whose values are in a narrow format: ``zvc+fp8`` of ``fp8``; ``zvc`` where there is none."""
+    return f"zvc+{narrow}" if f"zvc+{narrow}" in FORMS else "zvc"
 
 
 def _named(name: str) -> Form:

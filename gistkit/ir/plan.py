@@ -14,7 +14,7 @@ from gistkit.ir.forms import FORMS, Form
 from gistkit.ir.serial import from_json, spelling, to_json
 
 PLACES = ("device", "host", "nowhere")
-FORMAT, VERSION = "gistkit.plan", 4
+FORMAT, VERSION = "gistkit.plan", 5
 REMEDY = "give the whole file as to_json wrote it, or plan again"
 
 
@@ -110,8 +110,8 @@ class Plan:
 
     ``plain_bytes`` and ``kept_bytes`` are what plain PyTorch and the plan keep for backward. ``peak_bytes`` is the most
     that the device holds during forward and backward: parameters, buffers, gradients, inputs, activations, stashes,
-    decoded copies, workspace, reserved bytes. ``step_s`` is the device's seconds of forward and backward. Both have
-    transfers beside the computation; ``prediction`` has both as the runtime copies today, and plain PyTorch's.
+    decoded copies, workspace, reserved bytes. ``step_s`` is the seconds of forward and backward, transfers beside the
+    computation and the host's share in them; ``prediction`` has plain PyTorch's of both.
     ``lower_bound_bytes`` is the least peak that the allowed moves can reach, ``gap`` how far ``step_s`` may be above
     the least possible (0.0: proven optimal; None: the policy proves nothing), ``sub_batches`` the parts in which the
     batch is taken. ``fidelity`` is ``bitwise``, ``reassociated`` or ``lossy``: the class of the moves really used.

@@ -25,6 +25,11 @@ def code_count(fmt: str, n: int) -> int:
     return fp10_words(n) if fmt == "fp10" else n
 
 
+def unit_dtype(bits: int) -> torch.dtype:
+    """Dtype of a unit of four integers of 4 or 2 bits."""
+    return torch.int16 if bits == 4 else torch.uint8
+
+
 def value_dtype(fmt: str, raw: torch.dtype, packed: bool = False) -> torch.dtype:
     """Dtype of a sparse payload's values: raw's own, or that of the codes (int16 in slots for fp10)."""
     return raw if fmt == "raw" else code_dtype(fmt, packed)

@@ -18,12 +18,13 @@ import torch
 
 from gistkit import formats
 from gistkit.kernels.launch import checks
-from gistkit.kernels.layout import code_count, code_dtype, is_channels_last, value_dtype
+from gistkit.kernels.layout import code_count, code_dtype, is_channels_last, unit_dtype, value_dtype
 
 LIBRARY = torch.library.Library("gistkit", "DEF")
 _LAUNCHERS = {
     "mask": "mask.mask",
     "narrow": "narrow.narrow",
+    "integers": "narrow.integers",
     "sparse": "sparse.operators",
     "zvc": "sparse.zvc_launches",
     "lane": "sparse.lane",
@@ -130,6 +131,22 @@ def narrow_decode(codes, exponents, n, dtype, fmt, scaling):
 @operator("narrow", "fp10_pack(Tensor codes) -> Tensor", checks.check_fp10)
 def fp10_pack(codes):
     return codes.new_empty((formats.fp10_words(codes.numel()),), dtype=torch.int32)
+
+
+@operator("integers", "int_encode(Tensor x, int bits, int seed) -> (Tensor, Tensor, Tensor)", checks.check_int_encode)
+def int_encode(x, bits, seed):
+    blocks = formats.ceil_div(x.numel(), formats.INT_BLOCK)
+    lows, steps = (x.new_empty((blocks,), dtype=torch.float32) for _ in range(2))
+    return x.new_empty((blocks * formats.INT_UNITS,), dtype=unit_dtype(bits)), lows, steps
+
+
+@operator(
+    "integers",
+    "int_decode(Tensor units, Tensor lows, Tensor steps, int n, ScalarType dtype, int bits) -> Tensor",
+    checks.check_int_decode,
+)
+def int_decode(units, lows, steps, n, dtype, bits):
+    return units.new_empty((n,), dtype=dtype)
 
 
 _PAYLOAD = "Tensor index, Tensor counts, Tensor values, Tensor exponents"

@@ -42,7 +42,7 @@ class Geometry(NamedTuple):
         bias_sizes = [weight.shape[0]] if mask[2] else None
         where = (self.stride, self.padding, self.dilation, False, (0, 0), self.groups)
         found = torch.ops.aten.convolution_backward.default(grad, x, weight, bias_sizes, *where, mask)
-        return tuple(g if asked else None for g, asked in zip(found, mask, strict=True))
+        return [g if asked else None for g, asked in zip(found, mask, strict=True)]
 
     def backend(self, x: torch.Tensor, weight: torch.Tensor) -> Any:
         """The implementation that PyTorch picks for these operands; looks at shapes, strides, dtypes and settings."""

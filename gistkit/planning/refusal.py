@@ -16,7 +16,7 @@ Settings = Mapping[str, Any]
 LEAST_S = 3.0
 """The time limit given to `optimal` for the least peak of a class, of which the search takes a fifth."""
 EXAMPLE_FORMAT = "fp8"
-"""The lossy format in the error where the caller named none: the smallest."""
+"""The lossy format in the error where the caller named none: the smallest of Gist's."""
 
 
 def least_bytes(

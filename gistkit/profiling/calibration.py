@@ -87,7 +87,7 @@ def _measured(place: torch.device) -> Hardware:
         source = torch.ones(sizes.copy_bytes // 4, device=place)
         memory_gbps = _rounded(2 * sizes.copy_bytes / seconds(source.clone, place, sizes.inner) / 1e9)
         del source
-        d2h_gbps, h2d_gbps, both_gbps = _link_gbps(place, sizes) if on_gpu else (0.0, 0.0, 0.0)
+        d2h_gbps, h2d_gbps, both_gbps, interference = _link(place, sizes) if on_gpu else (0.0,) * 4
         x = torch.zeros(1, device=place)
         return Hardware(
             name=name,
@@ -103,6 +103,7 @@ def _measured(place: torch.device) -> Hardware:
             libraries_bytes=CUDA_LIBRARIES_BYTES if on_gpu else 0,
             host_s=host_s,
             runtime_host_s=runtime_host_s,
+            link_interference=interference,
             source=f"calibrated {datetime.now(timezone.utc).date()}, torch {torch.__version__}",
         )
 
@@ -197,23 +198,39 @@ def seconds(run: Callable[[], Any], device: torch.device, inner: int = 1) -> flo
     return min(found[1:])
 
 
-def _link_gbps(device: torch.device, sizes: _Sizes) -> tuple[float, float, float]:
-    """(to the host, from it, sum of both at once), between pinned memory and the device on streams of their own."""
+def _link(device: torch.device, sizes: _Sizes) -> tuple[float, float, float, float]:
+    """GB/s to the host, from it and of both at once, between pinned memory and the device on streams of their own; and
+    by which share an elementwise kernel takes longer beside that, the median of the three."""
     nbytes = sizes.copy_bytes // 2
     hosts = [torch.zeros(nbytes, dtype=torch.uint8).pin_memory(device) for _ in range(2)]
     devices = [torch.zeros(nbytes, dtype=torch.uint8, device=device) for _ in range(2)]
     d2h, h2d = ((torch.cuda.Stream(device), *pair) for pair in ((hosts[0], devices[0]), (devices[1], hosts[1])))
 
-    def gbps(*copies: tuple[torch.cuda.Stream, torch.Tensor, torch.Tensor]) -> float:
-        def run() -> None:
-            for stream, to, source in copies:
-                with torch.cuda.stream(stream):
-                    to.copy_(source, non_blocking=True)
+    def run(*copies: tuple[torch.cuda.Stream, torch.Tensor, torch.Tensor]) -> None:
+        for stream, to, source in copies:
+            with torch.cuda.stream(stream):
+                to.copy_(source, non_blocking=True)
 
-        return len(copies) * nbytes / seconds(run, device, sizes.inner) / 1e9
+    x, ways = torch.zeros(sizes.copy_bytes // 4, device=device), ((d2h,), (h2d,), (d2h, h2d))
 
-    out_gbps, in_gbps, both_gbps = gbps(d2h), gbps(h2d), gbps(d2h, h2d)
-    return _rounded(out_gbps), _rounded(in_gbps), _rounded(min(both_gbps, out_gbps + in_gbps))
+    def kernels_s(*copies: tuple[torch.cuda.Stream, torch.Tensor, torch.Tensor]) -> float:
+        torch.cuda.synchronize(device)
+        for _ in range(sizes.inner):  # as many as kernels: a copy over the link takes longer than one
+            run(*copies)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(sizes.inner):
+            x.add_(1)
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end)
+
+    rates = [len(w) * nbytes / seconds(lambda w=w: run(*w), device, sizes.inner) / 1e9 for w in ways]
+    alone_s, *beside_s = (statistics.median(kernels_s(*w) for _ in range(REPEATS)) for w in ((), *ways))
+    interference = max(0.0, statistics.median(beside_s) / alone_s - 1)
+    torch.cuda.synchronize(device)
+    out_gbps, in_gbps, both_gbps = rates[0], rates[1], min(rates[2], rates[0] + rates[1])
+    return _rounded(out_gbps), _rounded(in_gbps), _rounded(both_gbps), _rounded(interference)
 
 
 def _rates(device: torch.device, sizes: _Sizes) -> dict[str, float]:
@@ -237,7 +254,8 @@ def host_task_s(device: torch.device) -> tuple[float, float]:
     `checkpoint`, whose reruns are tasks too. Synchronises."""
     model, x = small_step(device)
     graph = capture(model, (x,), backward=True)
-    costs = cost_table(graph, PRESETS["h200"])  # any would do: the plan is the one of least peak
+    # any device would do: the plan is the one of least peak; a second of the host a task: their sum counts them
+    costs = cost_table(graph, replace(PRESETS["h200"], runtime_host_s=1.0))
     plan, tasks = POLICIES["checkpoint"](graph, costs), len(graph.tasks)
 
     def step() -> None:
@@ -246,7 +264,7 @@ def host_task_s(device: torch.device) -> tuple[float, float]:
 
     plain_s = seconds(step, device, STEPS)
     compress(model, plan)
-    issued = sum(Simulator(graph, costs).issued(plan))
+    issued = float(Simulator(graph, costs).profile(plan).beside.host_s.sum())
     return _rounded(plain_s / tasks), _rounded(seconds(step, device, STEPS) / issued)
 
 

@@ -25,9 +25,7 @@ def _mib(nbytes: int) -> str:
 class BudgetReport:
     """What a plan promises of a step's peak, and what is known of the real one; all in bytes, everything counted.
 
-    ``predicted_bytes`` is the plan's peak with transfers beside the computation, ``expected_bytes`` the one with
-    transfers that overlap nothing, as the runtime makes them (``Plan.prediction.sync_peak_bytes``; the same where a
-    plan does not tell). ``measured_bytes`` is the most that the CUDA allocator has handed out since
+    ``predicted_bytes`` is the plan's peak. ``measured_bytes`` is the most that the CUDA allocator has handed out since
     ``torch.cuda.reset_peak_memory_stats``, of this model or not; None on a CPU, which counts nothing by itself
     (``gistkit.LiveBytes`` does). ``denser`` are the storages that had more non-zeros in a step than planned for, with
     densities and payload bytes planned and measured. ``moved``: those of them that found no room and went to the host,
@@ -36,7 +34,6 @@ class BudgetReport:
 
     budget_bytes: int
     predicted_bytes: int
-    expected_bytes: int
     measured_bytes: int | None
     denser: tuple[Denser, ...]
     moved: Mapping[int, int]
@@ -51,8 +48,6 @@ class BudgetReport:
         """The same in words."""
         measured = "" if self.measured_bytes is None else f", measured {_mib(self.measured_bytes)} MiB"
         predicted = f"budget {_mib(self.budget_bytes)} MiB, predicted peak {_mib(self.predicted_bytes)} MiB"
-        if self.expected_bytes < self.predicted_bytes:
-            predicted += f" ({_mib(self.expected_bytes)} with transfers that overlap nothing)"
         lines = [predicted + measured, f"planned for {self.hardware}"]
         if self.denser:
             d = self.denser[0]
@@ -136,7 +131,6 @@ def report(model: torch.nn.Module) -> Report:
     promise = BudgetReport(
         plan.budget_bytes,
         plan.peak_bytes,
-        plan.prediction.sync_peak_bytes or plan.peak_bytes,
         torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         denser(plan, engine.densities, engine.storages),
         dict(engine.moved),

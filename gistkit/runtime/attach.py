@@ -46,7 +46,8 @@ def compress(
     algorithms.
 
     ``lossy``: also rounds what is kept, to ``fp16``, ``fp10`` or ``fp8`` (Gist's formats), or with a power-of-two scale
-    per 128 elements to ``fp16s``, ``fp10s`` or ``fp8s``. ``fidelity="reassociated"``: takes weight gradients in batch
+    per 128 elements to ``fp16s``, ``fp10s`` or ``fp8s``, or at random and without bias to integers between the ends of
+    blocks of 256, ``int4s`` or ``int2s``. ``fidelity="reassociated"``: takes weight gradients in batch
     slices, which sums in another order. ``min_gain``: a plan that saves at most this share of the kept bytes is not
     carried out; the model's own forward runs untouched, and the report says so.
 

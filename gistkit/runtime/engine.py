@@ -81,6 +81,7 @@ class Engine:
         self._programs: dict[tuple, Program] = {}
         self._sites: dict[tuple, Sites] = {}
         self._densities: dict[tuple, dict[int, float]] = {}
+        self._states: dict[tuple, int] = {}
         self._verified: dict = {}
         self._packer = ExactPacker(lag=LAG, bounded=True, spill=Spill())
         self._spilled: Spilled = {}
@@ -165,15 +166,19 @@ class Engine:
         return out
 
     def _key(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple:
-        state = (self._trainable(model),) if self.plan is None else (state_kinds(model),)
-        key = (*signature(args, kwargs), *state)
+        if self.plan is None:
+            state = self._trainable(model)
+        else:  # a number, as keys are looked up several times
+            state = self._states.setdefault(state_kinds(model), len(self._states))
+        key = (*signature(args, kwargs), state)
         few = key in self._programs or len(self._programs) < PLANS
-        return key if few else (*signature(args, kwargs, ()), *state)
+        return key if few else (*signature(args, kwargs, ()), state)
 
-    def _trainable(self, model: torch.nn.Module) -> tuple[bool, ...]:
+    def _trainable(self, model: torch.nn.Module) -> bytes:
+        """Which parameters need a gradient, a byte each; the hash of bytes is kept with them."""
         if self.steps % PARAMETERS_EVERY == 0 or not self._parameters:
             self._parameters = list(model.parameters())
-        return tuple(map(_needs_gradient, self._parameters))
+        return bytes(map(_needs_gradient, self._parameters))
 
     def _program(self, key: tuple, model: torch.nn.Module, args: tuple, kwargs: dict) -> Program | None:
         if self.plan is not None and self._budget is not None:
@@ -284,16 +289,13 @@ class Engine:
             state.forecasts = Forecasts(self._densities[key], learn, self._spilled, self.steps + 1)
 
     def _interposed(self, state: ForwardState, key: tuple, model: torch.nn.Module) -> Any:
-        """The whole forward under a plan of the caller's and where zeros are counted, else its sites alone."""
+        """All calls where zeros are counted or calls are written down, else the sites alone."""
         program: Any = state.program
-        if state.strict or state.probing or program.catches_functions:
+        if state.probing or state.tape is not None or program.catches_functions:
             return interposed(state)
         sites = self._sites.get(key)
         if sites is None or sites.program is not program:
-            sites = self._sites[key] = Sites(model, program)
-        if sites.whole:
-            return interposed(state)
-        state.expected = sites.expected
+            sites = self._sites[key] = Sites(model, program, state.strict)
         return sites.interposed(state)
 
     def _replans_next(self) -> bool:

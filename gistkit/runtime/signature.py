@@ -50,29 +50,22 @@ def foreign_context() -> str:
 def state_kinds(model: torch.nn.Module) -> tuple:
     """Every module's class, mode and code (a changed graph has the class that it had), dtype, shape and gradient of
     every parameter and buffer: what a plan of the caller's is for."""
-    found: list[tuple] = []
-    for module in _modules(model):
-        kind: Any = type(module)
-        found.append((kind, module.training, getattr(getattr(kind, "forward", None), "__code__", None)))
-        for table in (module._parameters, module._buffers):
-            found += [
-                (t.dtype, None if is_lazy(t) else t.shape, t.requires_grad) for t in table.values() if t is not None
-            ]
-    return tuple(found)
-
-
-def _modules(model: torch.nn.Module) -> list[torch.nn.Module]:
-    found, seen, pending = [], {model}, [model]
+    found: list[Any] = []
+    seen, pending = {model}, [model]
     while pending:
         module = pending.pop()
-        found.append(module)
-        children = module._modules
-        if children:
-            for child in children.values():
-                if child is not None and child not in seen:
-                    seen.add(child)
-                    pending.append(child)
-    return found
+        kind: Any = type(module)
+        found += kind, module.training, getattr(getattr(kind, "forward", None), "__code__", None)
+        for table in (module._parameters, module._buffers):
+            for t in table.values() if table else ():
+                if t is not None:
+                    shape = t.shape if type(t) in (torch.nn.Parameter, torch.Tensor) or not is_lazy(t) else None
+                    found += t.dtype, shape, t.requires_grad
+        for child in module._modules.values() if module._modules else ():
+            if child is not None and child not in seen:
+                seen.add(child)
+                pending.append(child)
+    return tuple(found)
 
 
 def _describe(leaf: Any, by_value: tuple) -> Any:

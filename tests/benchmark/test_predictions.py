@@ -8,7 +8,7 @@ from bench.networks import Transformer, densenet121
 from bench.predictions import CASES, Case, ranking, rows, shown
 from gistkit.planning.cost.devices import hardware
 
-FIELDS = {"model", "policy", "budget_bytes", "hardware", "rates", "device_s", "predicted_s", "measured_s", "ratio"}
+FIELDS = {"model", "policy", "budget_bytes", "hardware", "rates", "predicted_s", "measured_s", "ratio"}
 
 
 def small(rows):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gistkit.codecs import CODECS, Narrow, Sparse
+from gistkit.codecs import CODECS, Sparse
 from gistkit.runtime.sparse_sizes.exact import ExactPacker
 from tests.gpu.waiting import no_synchronisation
 from tests.support.tensors import FLOATS, plain_nan, same_bits, values_of
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 FIXED = {"bits": torch.bool, "argmax4": torch.uint8, "argmax8": torch.uint8}
 SPARSE = [name for name, c in CODECS.items() if isinstance(c, Sparse)]
 CASES = [(name, dtype) for name in CODECS for dtype in ((FIXED[name],) if name in FIXED else FLOATS)]
-RELU = [(name, dtype) for name, dtype in CASES if name not in FIXED and not isinstance(CODECS[name], Narrow)]
+RELU = [(name, dtype) for name, dtype in CASES if name not in FIXED and CODECS[name].form.signs]
 SLEEP_CYCLES = 300_000_000  # about 0.15 s at 2 GHz
 
 

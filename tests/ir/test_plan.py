@@ -64,7 +64,7 @@ def edited(**changes):
         (plan().to_json()[:-20], r"expected JSON, got other text \(.*\); give the whole file as to_json"),
         ("[]", "format: expected 'gistkit.plan', got None"),
         (edited(format="gistkit.hardware"), "format: expected 'gistkit.plan', got 'gistkit.hardware'"),
-        (edited(version=3), "version: expected 4, got 3; give the whole file as to_json wrote it, or plan again"),
+        (edited(version=4), "version: expected 5, got 4; give the whole file as to_json wrote it, or plan again"),
         ("[" * 100_000, "expected JSON"),
         (edited(step_s=float("nan")), "expected JSON"),
         (edited(decisions={}), "decisions: expected `array`, got `object`"),
@@ -86,7 +86,7 @@ def test_what_is_no_plan_is_refused_by_name(text, message):
 CHANGES = {
     "fingerprint": "f" * 16, "budget_bytes": 7, "policy": "plain", "plain_bytes": 99, "kept_bytes": 11,
     "contract__lossy": "fp16", "contract__reserved_bytes": -(10**9), "contract__training": False,
-    "prediction__wall_s": 9.0, "details__segments": 4, "peak_bytes": 1, "step_s": 1e-9, "lower_bound_bytes": 3,
+    "prediction__plain_step_s": 9.0, "details__segments": 4, "peak_bytes": 1, "step_s": 1e-9, "lower_bound_bytes": 3,
     "gap": 0.0, "sub_batches": 2, "fidelity": "lossy", "hardware": "h200", "decisions__0__reason": "another",
     "choices__0__weight_grad_slices": 2,
 }  # fmt: skip

@@ -51,7 +51,6 @@ def test_a_plan_says_what_it_is_for():
     assert contract.training and contract.autocast == "no autocast" and contract.saved_bytes == found.plain_bytes
     assert [(t.dtype, t.shape, t.requires_grad) for t in contract.inputs or ()] == [("float32", tuple(X.shape), False)]
     assert (prediction.plain_peak_bytes, prediction.plain_step_s) == (plain.peak_bytes, plain.step_s)
-    assert prediction.wall_s >= found.step_s and prediction.plain_wall_s >= plain.step_s
     assert Plan.from_json(found.to_json()) == found
 
 
@@ -81,7 +80,8 @@ def test_a_callers_mode_of_fake_tensors_changes_nothing(fidelity):
 
 @pytest.mark.parametrize("share", ["100%", "80%", "72%"])
 def test_a_plan_fits_and_no_policy_that_fits_is_faster(step, share):
-    graph, costs = step
+    graph, device = step[0], replace(H200, host_s=H200.runtime_host_s)  # plain's host is PyTorch's, else
+    costs = cost_table(graph, device)
     best = planning.plan_graph(graph, costs, budget=share)
     assert best.peak_bytes <= best.budget_bytes and simulate(graph, best, costs).peak_bytes == best.peak_bytes
     for policy in POLICIES:

@@ -10,7 +10,8 @@ from torch.nn.grad import conv2d_weight
 
 import gistkit
 from gistkit import zoo
-from gistkit.codecs import CODECS, VALUE_FORMS
+from gistkit.codecs import CODECS
+from gistkit.formats import INT_FORMS, LOSSY_FORMS
 from gistkit.runtime.stash.verify import same_bits
 from tests.support.training import batches
 
@@ -22,7 +23,7 @@ def step(model, x, t):
     return loss, {n: p.grad for n, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("lossy", list(VALUE_FORMS))
+@pytest.mark.parametrize("lossy", LOSSY_FORMS)
 def test_only_weight_gradients_feel_it_in_a_network_without_batch_norm(lossy):
     plain = zoo.vgg16(num_classes=10, image_size=32)
     twin = gistkit.compress(copy.deepcopy(plain), lossy=lossy)
@@ -38,7 +39,7 @@ def test_only_weight_gradients_feel_it_in_a_network_without_batch_norm(lossy):
     assert changed >= 10
 
 
-@pytest.mark.parametrize("lossy", list(VALUE_FORMS))
+@pytest.mark.parametrize("lossy", LOSSY_FORMS)
 def test_a_weight_gradient_is_off_by_no_more_than_its_kept_input(lossy):
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 8, 3, padding=1, bias=False))
@@ -49,7 +50,7 @@ def test_a_weight_gradient_is_off_by_no_more_than_its_kept_input(lossy):
     want, got = plain[2].weight.grad, twin[2].weight.grad
     kept = torch.relu(plain[0](x)).detach()
     row = next(r for r in gistkit.report(twin).stats.rows if r.op == "relu" and r.plain_bytes)
-    assert row.codec.endswith("+" + lossy)
+    assert row.codec == lossy if lossy in INT_FORMS else row.codec.endswith("+" + lossy)
     error = CODECS[row.codec].error_bound(kept)
     # The gradient is linear in the kept input: the error of each element times |grad|, summed. Both sums have n terms
     # and are off by at most n eps times the sum of their magnitudes (Higham, eq. 4.4), the kept one grown by its error.
@@ -61,7 +62,7 @@ def test_a_weight_gradient_is_off_by_no_more_than_its_kept_input(lossy):
     assert not torch.equal(want, got)
 
 
-@pytest.mark.parametrize("lossy", ["fp8s", "fp16"])
+@pytest.mark.parametrize("lossy", ["fp8s", "fp16", "int4s"])
 def test_batch_norm_networks(lossy):
     plain = zoo.resnet18(num_classes=10, image_size=32)
     twin = gistkit.compress(copy.deepcopy(plain), lossy=lossy)
@@ -72,3 +73,24 @@ def test_batch_norm_networks(lossy):
         assert same_bits(a, b)
     assert all(torch.isfinite(g).all() for g in got.values())
     assert any(not torch.equal(g, got[n]) for n, g in want.items())
+
+
+@pytest.mark.parametrize("lossy", INT_FORMS)
+def test_plans_and_tensors_without_a_plan_take_integers(lossy):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Dropout(0.5), nn.Conv2d(16, 10, 32))
+    loss = lambda y, t: F.cross_entropy(y.flatten(1), t)  # noqa: E731
+    x, t = batches(1, 4, 32)[0]
+    plan = gistkit.plan(model, x, t, loss_fn=loss, lossy=lossy, policy="gist")
+    assert gistkit.Plan.from_json(plan.to_json()) == plan and lossy in {d.codec for d in plan.decisions}
+    torch.manual_seed(3)
+    want = loss(model(x), t)
+    twin = gistkit.compress(copy.deepcopy(model), plan)
+    torch.manual_seed(3)
+    assert same_bits(loss(twin(x), t), want)
+    assert lossy in str(gistkit.report(twin))
+    weights = [torch.randn(256, 256, requires_grad=True) for _ in range(3)]
+    with gistkit.saving(lossy=lossy) as saved:
+        y = F.linear(F.linear(F.linear(torch.randn(64, 256), weights[0]).relu(), weights[1]), weights[2])
+    y.sum().backward()
+    assert {"zvc", lossy} <= {row.codec for row in saved.stats.rows}  # of a ReLU's output every bit, as there are zeros

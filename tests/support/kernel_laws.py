@@ -6,6 +6,7 @@ from types import ModuleType
 
 import torch
 
+from gistkit.kernels.reference import integers as integer_oracle
 from gistkit.kernels.reference import mask as mask_oracle
 from gistkit.kernels.reference import narrow as narrow_oracle
 from tests.support.tensors import FLOATS, plain_nan, positive_zeros, same_bits, values_of
@@ -59,3 +60,13 @@ def assert_decodes(kernels: ModuleType, fmt: str, bits: int, dtype: torch.dtype,
         form = (n, dtype, fmt, scaling)
         got = kernels.narrow_decode(codes.to(where), scales.to(where), *form)
         assert same_bits(got.cpu(), narrow_oracle.narrow_decode(codes, scales, *form))
+
+
+def assert_integers(kernels: ModuleType, x: torch.Tensor, bits: int, seed: int, where: str, targets=FLOATS) -> None:
+    """Units, lows, steps and what they decode to."""
+    encoded = kernels.int_encode(x.to(where), bits, seed)
+    expected = integer_oracle.int_encode(x, bits, seed)
+    assert all(same_bits(got.cpu(), want) for got, want in zip(encoded, expected, strict=True))
+    for dtype in targets:
+        decoded = kernels.int_decode(*encoded, x.numel(), dtype, bits)
+        assert same_bits(decoded.cpu(), integer_oracle.int_decode(*expected, x.numel(), dtype, bits))

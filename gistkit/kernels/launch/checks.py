@@ -10,6 +10,9 @@ import torch
 from gistkit.formats import (
     CSR_COLUMNS,
     FLOAT_FORMATS,
+    INT_BLOCK,
+    INT_FORMS,
+    INT_UNITS,
     SCALE_BLOCK,
     SCALINGS,
     ZVC_SLOT,
@@ -18,7 +21,7 @@ from gistkit.formats import (
     mask1_bytes,
     scale_count,
 )
-from gistkit.kernels.layout import BIT_DTYPES, code_count, code_dtype, value_dtype
+from gistkit.kernels.layout import BIT_DTYPES, code_count, code_dtype, unit_dtype, value_dtype
 from gistkit.kernels.sparse.spill import check_spilled
 
 VALUE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -101,6 +104,31 @@ def check_codes(
 def check_fp10(op: str, codes: torch.Tensor) -> None:
     """codes: flat, one an item."""
     check_array(op, "codes", codes, (torch.int16,))
+
+
+def _check_bits(op: str, bits: int) -> None:
+    if bits not in INT_FORMS.values():
+        raise ValueError(f"{op}: bits must be one of {', '.join(map(str, INT_FORMS.values()))}, got {bits}; pick one")
+
+
+def check_int_encode(op: str, x: torch.Tensor, bits: int, seed: int) -> None:
+    """x: flat values; bits: 4 or 2; seed: from 0 to 2**24 - 1."""
+    check_values(op, x)
+    _check_bits(op, bits)
+    if not 0 <= seed < 1 << 24:
+        raise ValueError(f"{op}: seed must be from 0 to 2**24 - 1, got {seed}; take it modulo 2**24")
+
+
+def check_int_decode(
+    op: str, units: torch.Tensor, lows: torch.Tensor, steps: torch.Tensor, n: int, dtype: torch.dtype, bits: int
+) -> None:
+    """units, lows, steps: what ``int_encode`` makes of n elements; dtype: one of values."""
+    _check_bits(op, bits)
+    check_dtype(op, "dtype", dtype)
+    blocks, why = ceil_div(n, INT_BLOCK), f"{n} values"
+    check_array(op, "units", units, (unit_dtype(bits),), blocks * INT_UNITS, why)
+    for name, x in (("lows", lows), ("steps", steps)):
+        check_array(op, name, x, (torch.float32,), blocks, why)
 
 
 def _check_norm(op: str, name: str, norm: list[torch.Tensor], form: str, n: int, plane: int) -> None:

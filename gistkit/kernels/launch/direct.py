@@ -172,5 +172,5 @@ class Rebuilds:
             self._launch = rebuilds.repeated_rebuild(x, norm[0].numel(), self.form, self._plane, self.other_form)
         tensors = (x, *norm, x if other is None else other, *(other_norm or norm), out)
         if not self._launch.at(*[t.data_ptr() for t in tensors]):
-            self._launch.first(*tensors)
+            self._launch.first(*[t.detach() for t in tensors])
         return out

@@ -54,6 +54,9 @@ MEASURED: dict[str, tuple[Passes, Passes]] = {
     "csr+fp8s": (P(1.82, 1.27, 1.32, 2.24), P(2.31, 1.88, 1.70, 2.45)),
 }
 
+ASSUMED = {"int4s": "fp8s", "int2s": "fp8s"}
+"""Not measured: taken to cost what another does."""
+
 # What a family's codecs take where nothing is stored: the line through densities 0.1 and 0.5 of its lossless one.
 EMPTY: dict[str, tuple[Passes, Passes]] = {
     "zvc": (P(1.03, 0.04, 1.12, 2.04), P(1.15, 0.07, 1.21, 2.05)),
@@ -68,7 +71,7 @@ def passes(codec: str, itemsize: int, density: float | None) -> Passes:
     Of a sparse codec the line through what it takes with nothing stored and at the measured density, which goes on.
     """
     wide = 0 if itemsize >= 4 else 1
-    row, family = MEASURED[codec][wide], EMPTY.get(codec.partition("+")[0])
+    row, family = MEASURED[ASSUMED.get(codec, codec)][wide], EMPTY.get(codec.partition("+")[0])
     if family is None:
         return row
     share = (1.0 if density is None else density) / MEASURED_DENSITY

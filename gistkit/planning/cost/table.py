@@ -119,6 +119,11 @@ class CostTable:
         launch_s = self.hardware.launch_s if FORMS[codec].sparse else 0.0
         return self._traffic_s(extra * nbytes) + launch_s
 
+    def slowed(self, task: Task) -> float:
+        """The share by which a transfer beside a task makes it longer: of those alone that moving bytes bounds."""
+        flops_s = task.flops / arithmetic_rate(self.hardware, task.dtype, conv=task.op.startswith("conv"))
+        return self.hardware.link_interference if self._traffic_s(task.moved_bytes) >= flops_s else 0.0
+
     def copy_s(self, nbytes: int) -> float:
         """Seconds of an elementwise kernel that reads and writes ``nbytes`` in all."""
         return self._traffic_s(nbytes) + self.hardware.launch_s

@@ -1,6 +1,6 @@
 """Which forms the storages of a step may take. One judge answers for everybody.
 
-Gist's rules take the smallest allowed form (:mod:`gistkit.planning.forms.rules`), `optimal` chooses among all of them
+Gist takes the smallest allowed form (:mod:`gistkit.planning.policies.gist_rules`), `optimal` chooses among all of them
 (:mod:`gistkit.planning.forms.options`), and a plan from a file is compared with them before anything runs
 (:func:`check_decisions`). The judge does not weigh what a form saves. Which calls a rerun may repeat:
 :mod:`gistkit.planning.forms.recompute`.
@@ -28,6 +28,7 @@ from gistkit.ir import (
     Reading,
     SavedGraph,
     written_late,
+    zeros_left_out,
 )  # fmt: skip
 from gistkit.planning.forms.readers import intolerant, map_bits, mask_carrier, may_narrow, rounded
 from gistkit.planning.forms.rebuild import Decide, Recipe, circular, recipe_of
@@ -208,12 +209,12 @@ def rebuilt(storage: int, recipe: Recipe) -> Decision:
 
 def default_form(dtype: str, nbytes: int, *, zeros: bool, lossy: str | None = None) -> Decision:
     """The form of a tensor that no plan speaks of: always correct, not always the smallest. ``zeros``: many elements
-    are expected to be zero. ``lossy``: the narrow float that its readers may be given."""
+    are expected to be zero. ``lossy``: the narrow format that its readers may be given."""
     if dtype in (FORMS["bits"].dtypes or ()):
         return Decision(-1, "bits", reason="a mask of 1 bit an element")
     if dtype not in KERNEL_DTYPES or nbytes < SMALL_BYTES or not (zeros or lossy):
         return Decision(-1, "dense", reason="kept as it is")
-    name = "+".join(filter(None, ("zvc" if zeros else "", lossy)))
+    name = zeros_left_out(lossy) if zeros else lossy or ""
     return Decision(-1, name, reason="a ReLU's output, zeros left out" if zeros else "delayed precision reduction")
 
 

@@ -18,16 +18,34 @@ from dataclasses import replace
 
 import numpy as np
 
-from gistkit.ir import BACKWARD, Block, Decision, SavedGraph, SavedStorage
+from gistkit.formats import LOSSY_FORMS
+from gistkit.ir import BACKWARD, FORMS, Block, Decision, SavedGraph, SavedStorage
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms.allowed import SMALL_BYTES, Judge, decidable
-from gistkit.planning.forms.rules import SPARSE, check_lossy, encodings
 
+SPARSE = ("zvc", "csr")
 FIDELITIES = ("bitwise", "reassociated", "lossy")
 ROOM = (1.0, 4.0)
 """A transfer is given this many times its own seconds of compute, where it is given any."""
 MANY = 300
 """With more kept storages than that a transfer has half as many points to begin and end."""
+
+
+def encodings(sparse: tuple[str, ...], narrow: str | None) -> tuple[str, ...]:
+    """The forms from which values are decoded, exact ones first: sparse ones, and what ``narrow`` makes of all; there
+    are no sparse integers."""
+    both = [f"{name}+{narrow}" for name in sparse]
+    return sparse if narrow is None else (*sparse, *(name for name in both if name in FORMS), narrow)
+
+
+def check_lossy(lossy: str | None) -> None:
+    """Raises ValueError where ``lossy`` is neither None nor a known format."""
+    if lossy is not None and lossy not in LOSSY_FORMS:
+        shown = f'"{lossy}"' if isinstance(lossy, str) else lossy
+        raise ValueError(
+            f"lossy must be None or one of {', '.join(LOSSY_FORMS)}; got lossy={shown}: the number is the bits of a "
+            "value, s means a scale for every 128 elements, of integers 256"
+        )
 
 
 def check_fidelity(fidelity: str, lossy: str | None = None) -> None:

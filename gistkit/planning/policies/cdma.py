@@ -17,36 +17,21 @@ from gistkit.ir import KERNEL_DTYPES, Block, Decision, Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import make_plan, own_decisions
 from gistkit.planning.policies.convolutions import ConvAlgorithms
-from gistkit.planning.policies.vdnn import ALL, details_of, offloads
+from gistkit.planning.policies.vdnn import ALL, offloads
 
 CODEC = "zvc"
 
 
-def cdma(
-    graph: SavedGraph,
-    costs: CostTable,
-    budget_bytes: int | None = None,
-    *,
-    offload: str = ALL,
-    algorithms: str | Mapping[int, str] = "p",
-    prefetch: bool = True,
-) -> Plan:
-    """vDNN's schedule (see :func:`gistkit.planning.policies.vdnn.vdnn`) with compressed transfers where they
-    pay."""
+def cdma(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None) -> Plan:
+    """vDNN_all's schedule (:func:`gistkit.planning.policies.vdnn.vdnn`) under performance-optimal convolutions, with
+    compressed transfers where they pay."""
     convolutions = ConvAlgorithms(graph, costs)
-    by_call = convolutions.of(algorithms)
+    by_call = convolutions.performance_optimal()
     names = {t: by_call[call] for call, tasks in convolutions.tasks.items() for t in tasks}
     blocks = {b.storage: b for b in graph.blocks}
-    sent = [_packed(blocks[raw.storage], costs, names, raw) for raw in offloads(graph, offload, prefetch)]
-    return make_plan(
-        "cdma",
-        graph,
-        costs,
-        budget_bytes,
-        (*own_decisions(graph), *sent),
-        convolutions.choices(by_call),
-        details=details_of(offload, algorithms, prefetch=prefetch),
-    )
+    sent = (_packed(blocks[raw.storage], costs, names, raw) for raw in offloads(graph, ALL))
+    decisions, choices = (*own_decisions(graph), *sent), convolutions.choices(by_call)
+    return make_plan("cdma", graph, costs, budget_bytes, decisions, choices)
 
 
 def _packed(block: Block, costs: CostTable, names: Mapping[int, str], raw: Decision) -> Decision:

@@ -27,14 +27,30 @@ Where it departs from the paper:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-from gistkit.ir import OPERATORS, Block, Decision, Plan, Reading, SavedGraph
-from gistkit.planning.cost import CostTable
-from gistkit.planning.forms import Planner, call_choices, check_lossy, held, make_plan
+from gistkit.ir import OPERATORS, Block, Decision, Plan, Reading, SavedGraph, SavedStorage, Uses, Value
+from gistkit.planning.cost import CostTable, Densities
+from gistkit.planning.forms import (
+    MAX_DEPTH,
+    SPARSE,
+    Judge,
+    call_choices,
+    check_lossy,
+    depth,
+    encodings,
+    held,
+    intolerant,
+    make_plan,
+    rebuilt,
+    rounded,
+)  # fmt: skip
 
 BINARIZE, SSDC, DPR, REBUILD = "binarize", "ssdc", "dpr", "rebuild"
 ENCODINGS = (BINARIZE, SSDC, DPR, REBUILD)
 """The paper's, and ``rebuild``, which goes beyond it."""
+PAYS = 0.95
+"""An encoding has to save a twentieth of the dense bytes to be worth its two passes."""
 
 
 def gist(
@@ -85,16 +101,10 @@ def gist_budget(
     found = gist(graph, lossy=narrow_to, densities=costs.densities, rebuild=REBUILD in allowed)
     blocks = {b.storage: b for b in held(graph) if b.storage >= 0}
     decisions = tuple(d for d in found.decisions if _holds(d, blocks.get(d.storage), allowed))
-    return make_plan(
-        "gist",
-        graph,
-        costs,
-        budget_bytes,
-        decisions,
-        call_choices(Reading(graph), {d.storage: d for d in decisions}),
-        details={"lossy": lossy, "encodings": list(allowed)},
-        fidelity="lossy" if any(d.form.rounds_to for d in decisions) else "bitwise",
-    )
+    choices = call_choices(Reading(graph), {d.storage: d for d in decisions})
+    details = {"lossy": lossy, "encodings": list(allowed)}
+    fidelity = "lossy" if any(d.form.rounds_to for d in decisions) else "bitwise"
+    return make_plan("gist", graph, costs, budget_bytes, decisions, choices, details=details, fidelity=fidelity)
 
 
 def _encoding(decision: Decision) -> str | None:
@@ -116,3 +126,77 @@ def _holds(decision: Decision, block: Block | None, allowed: tuple[str, ...]) ->
     if block is None or (encoding is not None and encoding not in allowed):
         return False
     return decision.form.values or decision.form.made_by_op or not any(u.values for u in block.uses)
+
+
+class Planner:
+    """Decides every kept storage of one graph, each once: the smallest of the forms that the judge allows."""
+
+    def __init__(
+        self, graph: SavedGraph, lossy: str | None, densities: Mapping[int, float] | None, *, rebuild: bool = True
+    ) -> None:
+        self._judge = Judge(graph)
+        self.reading = self._judge.reading
+        self.densities = Densities(self.reading, densities)
+        self._graph = graph
+        self._lossy = lossy
+        self._rebuilds = rebuild
+        self._decided: dict[int, Decision] = {}
+
+    def decide(self, storage: int) -> Decision | None:
+        """The decision for a storage, None where plain PyTorch does not keep it either."""
+        if storage not in self._judge.kept:
+            return None
+        if storage not in self._decided:
+            self._decided[storage] = self._decision(self._graph.storages[storage])
+        return self._decided[storage]
+
+    def predicted_bytes(self, decision: Decision) -> int:
+        storage = self._graph.storages[decision.storage]
+        saved = self.reading.saved(storage.id)
+        density = None if saved is None else self.densities.of(storage.id, saved.version)
+        return decision.kept_bytes(storage.nbytes, storage.dtype, density)
+
+    def _decision(self, s: SavedStorage) -> Decision:
+        uses = self.reading.uses(s.id)
+        found = None if s.kind == "input" or s.id in self._judge.late else self._judge.own_map(s.id)
+        found = found or self._judge.without_values(s.id)
+        if found is not None:
+            return found
+        why = self._judge.why_dense(s.id)
+        if why or uses.value is None:
+            return Decision(s.id, "dense", reason=why)
+        return self._with_values(s, uses, uses.value)
+
+    def _with_values(self, s: SavedStorage, uses: Uses, value: Value) -> Decision:
+        """The smallest of: dense, sparse, narrow, rebuilt; exact forms win ties."""
+        who = f"{uses.readers[0][0].op} reads its values"
+        density = self.densities.of(s.id, value.version)
+        names = encodings(() if density is None else SPARSE, self._lossy)
+        forms = self._judge.allowed(s.id, names)
+        best = min(forms, key=self.predicted_bytes, default=None)
+        if best is None or self.predicted_bytes(best) > PAYS * s.nbytes:
+            best = Decision(s.id, "dense", reason=f"{who}{self._why_none_pays(density, forms)}")
+        else:
+            best = _with_reason(best, who, density)
+        again = self._rebuilt(s.id) if self._rebuilds else None
+        return again if again and self.predicted_bytes(again) < self.predicted_bytes(best) else best
+
+    def _why_none_pays(self, density: float | None, forms: tuple[Decision, ...]) -> str:
+        if density is not None:
+            return f", and with {density:.0%} non-zeros no encoding pays"
+        exactly = " exactly" if self._lossy is not None and not forms else ""
+        return f"{exactly}, and nothing speaks for zeros in them"
+
+    def _rebuilt(self, storage: int) -> Decision | None:
+        recipe = self._judge.recipe(storage, self.decide)
+        found = None if recipe is None else rebuilt(storage, recipe)
+        if found is None or depth(found, self.decide) > MAX_DEPTH:
+            return None
+        exact = not any(rounded(source, self.decide) for source in found.sources)
+        return found if exact or intolerant(storage, self.reading) is None else None
+
+
+def _with_reason(found: Decision, who: str, density: float | None) -> Decision:
+    narrow, zeros = found.form.rounds_to, "" if density is None else f"{1 - density:.0%} of them are zeros"
+    rest = f", the rest in {narrow}" if narrow else ""
+    return replace(found, reason=f"{who}, and {zeros}{rest}" if found.form.sparse else f"{who}: {narrow} until then")

@@ -61,48 +61,39 @@ def vdnn(
     """vDNN_all or vDNN_conv (``offload``: ``all``, ``conv``, ``none``) with memory- or performance-optimal convolutions
     (``algorithms``: ``m``, ``p`` or names by call)."""
     convolutions = ConvAlgorithms(graph, costs)
-    return make_plan(
-        "vdnn" if offload == NONE else f"vdnn-{offload}",
-        graph,
-        costs,
-        budget_bytes,
-        (*own_decisions(graph), *offloads(graph, offload, prefetch)),
-        convolutions.choices(convolutions.of(algorithms)),
-        details=details_of(offload, algorithms, prefetch=prefetch),
-    )
-
-
-def details_of(offload: str, algorithms: str | Mapping[int, str], **others: bool) -> dict[str, str | bool]:
-    """The settings of :func:`vdnn`, for a plan's details."""
-    return {"offload": offload, "algorithms": algorithms if isinstance(algorithms, str) else "by layer", **others}
+    decisions = (*own_decisions(graph), *offloads(graph, offload, prefetch))
+    choices = convolutions.choices(convolutions.of(algorithms))
+    details = {"offload": offload, "algorithms": algorithms if isinstance(algorithms, str) else "by layer"}
+    name = "vdnn" if offload == NONE else f"vdnn-{offload}"
+    return make_plan(name, graph, costs, budget_bytes, decisions, choices, details=details)
 
 
 vdnn_all = partial(vdnn, offload=ALL)
 vdnn_conv = partial(vdnn, offload=CONVS)
 
 
-def vdnn_dyn(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None, *, prefetch: bool = True) -> Plan:
+def vdnn_dyn(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None) -> Plan:
     """vDNN_dyn within a budget (None: the device's memory).
 
     ``details["phase"]`` is the phase that ended the search. Where even phase 1 overflows, its plan is returned with
     ``details["trainable"]`` False.
     """
     limit_bytes = capacity(costs, budget_bytes)
-    phase, plan = 1, vdnn(graph, costs, budget_bytes, offload=ALL, algorithms=MEMORY, prefetch=prefetch)
+    phase, plan = 1, vdnn(graph, costs, budget_bytes, offload=ALL, algorithms=MEMORY)
     if plan.peak_bytes <= limit_bytes:
         for phase, offload in ((2, NONE), (2, CONVS), (2, ALL), (3, CONVS), (3, ALL)):
-            names = PERFORMANCE if phase == 2 else _downgraded(graph, costs, limit_bytes, offload, prefetch)
-            plan = vdnn(graph, costs, budget_bytes, offload=offload, algorithms=names, prefetch=prefetch)
+            names = PERFORMANCE if phase == 2 else _downgraded(graph, costs, limit_bytes, offload)
+            plan = vdnn(graph, costs, budget_bytes, offload=offload, algorithms=names)
             if plan.peak_bytes <= limit_bytes:
                 break
     return replace(plan, policy="vdnn-dyn", details={**plan.details, "phase": phase})
 
 
-def _downgraded(graph: SavedGraph, costs: CostTable, limit_bytes: int, offload: str, prefetch: bool) -> dict[int, str]:
+def _downgraded(graph: SavedGraph, costs: CostTable, limit_bytes: int, offload: str) -> dict[int, str]:
     """Phase 3's algorithm of each convolution: the fastest under which its own tasks fit, else the memory-optimal."""
     convolutions = ConvAlgorithms(graph, costs)
     chosen = convolutions.memory_optimal()
-    base = vdnn(graph, costs, limit_bytes, offload=offload, algorithms=chosen, prefetch=prefetch)
+    base = vdnn(graph, costs, limit_bytes, offload=offload, algorithms=chosen)
     free = [limit_bytes - used for used in simulate(graph, base, costs).memory_bytes]
     for call, tasks in convolutions.tasks.items():
         room = {t: free[t] + costs.workspace_bytes(t, chosen[call]) for t in tasks}
@@ -119,7 +110,6 @@ def vdnn_plus(
     fidelity: str = "reassociated",
     reserve: int = 0,
     batch_norm: bool = False,
-    prefetch: bool = True,
 ) -> Plan:
     """vDNN_dyn in sub-batches within a budget (None: the device's memory), ``reserve`` bytes of which are left free.
 
@@ -133,7 +123,7 @@ def vdnn_plus(
     most = 1 if fidelity == "bitwise" else most_parts(graph, batch_norm)
     plan = None
     for parts in splits(batch, first, most):
-        plan = _of_parts(graph, costs, memory_bytes - reserve, parts, prefetch)
+        plan = _of_parts(graph, costs, memory_bytes - reserve, parts)
         plan = replace(plan, details={**plan.details, "sub_batch": -(-batch // parts)})
         plan = in_parts(plan, graph, costs, budget_bytes, parts, reserve)
         if plan.details["trainable"]:
@@ -142,12 +132,12 @@ def vdnn_plus(
     return plan
 
 
-def _of_parts(graph: SavedGraph, costs: CostTable, memory_bytes: int, parts: int, prefetch: bool) -> Plan:
+def _of_parts(graph: SavedGraph, costs: CostTable, memory_bytes: int, parts: int) -> Plan:
     """vDNN_dyn's choice for one of so many parts. While gradients accumulate, a new one lies beside its sum."""
     one = scaled(graph, parts)
     table = costs if parts == 1 else scaled_costs(costs, graph, one)
     newest = max((b.nbytes for b in graph.blocks if b.kind == "weight_gradient"), default=0) if parts > 1 else 0
-    return replace(vdnn_dyn(one, table, memory_bytes - newest, prefetch=prefetch), policy="vdnn+")
+    return replace(vdnn_dyn(one, table, memory_bytes - newest), policy="vdnn+")
 
 
 def offloads(graph: SavedGraph, which: str, prefetch: bool = True) -> tuple[Decision, ...]:

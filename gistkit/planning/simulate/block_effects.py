@@ -9,11 +9,11 @@
 | ``rebuild`` | dense in forward; decoded while a reader needs values; its norms' factors | the chain of its recipe |
 | ``recompute`` | dense in forward; again from its segment's rerun on | the segment's |
 | ``drop`` | dense in forward | |
-| place ``host`` | payload until ``release``, again from ``prefetch`` on | encode, decode; the link's |
+| place ``host`` | payload until ``release``, again from ``prefetch`` on | encode, decode; the link's; a task's host |
+| | | time for the way out and one for the way back |
 
-Gist Fig. 2 (three lifetimes: dense, encoded, decoded); vDNN section III-B (release after the offload, prefetch). Where
-transfers are copies in line with the tasks (``Context.synchronous``) the payload is gone once saved and back at its
-first use. Segments that run anew: :mod:`gistkit.planning.simulate.segments`.
+Gist Fig. 2 (three lifetimes: dense, encoded, decoded); vDNN section III-B (release after the offload, prefetch).
+Segments that run anew: :mod:`gistkit.planning.simulate.segments`.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ class _DecidedBlock:
         self.intervals: list[Interval] = []
         self.extra: list[tuple[int, float]] = []
         self.transfers: list[Transfer] = []
+        self.issued: list[tuple[int, int]] = []
 
     def effects(self) -> Effects:
         block = self.block
@@ -112,7 +113,7 @@ class _DecidedBlock:
             self._add(block.first, dense_last, block.nbytes, "dense")
             self._mask()
             self._form()
-        return Effects(tuple(self.intervals), tuple(self.extra), tuple(self.transfers))
+        return Effects(tuple(self.intervals), tuple(self.extra), tuple(self.transfers), tuple(self.issued))
 
     def _form(self) -> None:
         if self.values and not self.form.values:
@@ -222,16 +223,14 @@ class _DecidedBlock:
             return self._pending(first, last, nbytes, what)
         gone = max(block.last, block.saved)
         _check_points(block, decision, needs, gone, self.costs.hardware)
-        out, back = decision.release - 1, decision.prefetch
-        if self.context.synchronous:
-            out, back = (gone if what == "dense" else first), needs[0]
-        self._pending(first, out, nbytes, what)
+        self._pending(first, decision.release - 1, nbytes, what)
         aligned_bytes = 0 if what == "dense" else _LANE_BYTES if self.costs.hardware.async_counts else _ALIGNED_BYTES
-        self._add(back, _held_until(block, needs, self.context), nbytes + aligned_bytes, what)
+        self._add(decision.prefetch, _held_until(block, needs, self.context), nbytes + aligned_bytes, what)
         # the payload is whole behind its save and its block's last write; a dense form may leave while its reader runs
         whole = max(-1 if what == "dense" else block.saved, self.context.index.written.get(block.id, -1))
         issue = max(decision.offload, block.saved, whole + 1)
         due = needs[0] if decision.ready < 0 else decision.ready
+        self.issued += [(block.saved, 1), (decision.prefetch, 1)]
         self.transfers.append(Transfer(block.storage, nbytes, "d2h", issue, decision.release))
         self.transfers.append(Transfer(block.storage, nbytes, "h2d", decision.prefetch, due))
 

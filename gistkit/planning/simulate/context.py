@@ -26,8 +26,8 @@ class Context:
     ``plain``: the operators are PyTorch's own, or a library's. ``slices``: batch slices by task. ``also``: tasks, by
     block, at which a rebuild or a rerun needs its values. ``encodings``: forward tasks that make a sparse encoding, in
     order. ``restart``: by block the task at which its segment runs anew. ``decoded_for_segment``: tasks, by block,
-    before which it is decoded for a segment alone, which counts it. ``synchronous``: transfers are copies in line with
-    the tasks. ``least``: the least memory that any set of encodings may take.
+    before which it is decoded for a segment alone, which counts it. ``least``: the least memory that any set of
+    encodings may take.
     """
 
     index: StepIndex
@@ -38,7 +38,6 @@ class Context:
     restart: Mapping[int, int] = field(default_factory=dict)
     segments: tuple[Segment, ...] = ()
     decoded_for_segment: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    synchronous: bool = False
     least: bool = False
 
     @staticmethod

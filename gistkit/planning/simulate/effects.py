@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from gistkit.errors import PlanError
 from gistkit.ir import BACKWARD, BEFORE, STAY, Block, CallChoice, Decision, Plan, SavedGraph, scaled
 from gistkit.planning.cost import Algorithm, CostTable, cost_table, of_part
 from gistkit.planning.simulate.block_effects import block_effects
 from gistkit.planning.simulate.context import Context
-from gistkit.planning.simulate.intervals import Effects, Interval, Transfer
+from gistkit.planning.simulate.intervals import Beside, Effects, Interval, Transfer
 from gistkit.planning.simulate.step_index import StepIndex, chosen_calls
 
 LOSS_BYTES = 16
@@ -25,13 +27,15 @@ LOSS_BYTES = 16
 @dataclass(frozen=True)
 class Profile:
     """A step under a plan, of one sub-batch where the plan has several: the number of tasks, all intervals, seconds by
-    task (``task_s`` by themselves, ``extra_s`` what the plan adds to them), transfers in the order of issue."""
+    task (``task_s`` by themselves, ``extra_s`` what the plan adds to them), transfers in the order of issue, what host
+    and transfers do to the tasks."""
 
     tasks: int
     intervals: tuple[Interval, ...]
     extra_s: tuple[float, ...]
     task_s: tuple[float, ...]
     transfers: tuple[Transfer, ...]
+    beside: Beside
 
 
 class Composer:
@@ -45,6 +49,7 @@ class Composer:
             )
         self.graph, self.costs, self.index = graph, costs, StepIndex(graph)
         self.task_s = tuple(costs.task_s(t.index) for t in graph.tasks)
+        self._slowed = np.array([costs.slowed(t) for t in graph.tasks])
         sizes = ((t.index, costs.workspace_bytes(t.index)) for t in graph.tasks)
         self._workspace = {task: nbytes for task, nbytes in sizes if nbytes}
         self._choosable = [b for b in graph.blocks if b.kind in ("activation", "input")]
@@ -61,40 +66,34 @@ class Composer:
             self._parts[parts] = Composer(small, scaled_costs(self.costs, self.graph, small), accumulates=True)
         return self if parts == 1 else self._parts[parts]
 
-    def profile(self, plan: Plan, *, synchronous: bool = False) -> Profile:
-        """The step under a plan; ``synchronous``: with transfers as copies that are waited for, whatever points the
-        plan has for them. Raises PlanError for decisions that make no sense, each named."""
+    def profile(self, plan: Plan) -> Profile:
+        """The step under a plan. Raises PlanError for decisions that make no sense, each named."""
         if plan.sub_batches != 1 and not self.graph.batch:
             raise PlanError("plan.sub_batches must be 1 where the graph knows no batch size; capture with a batch")
-        return self.part(plan.sub_batches)._profile(plan, synchronous)
+        return self.part(plan.sub_batches)._profile(plan)
 
-    def issued(self, plan: Plan) -> list[int]:
-        """By task, how many tasks the host issues for it, in one sub-batch: itself, and those of a segment that runs
-        anew before it."""
-        index = self.part(plan.sub_batches).index
-        counts = [1] * len(index.graph.tasks)
-        for segment in Context.of(plan, index).segments:
-            counts[segment.start] += len(segment.tasks)
-        return counts
-
-    def _profile(self, plan: Plan, synchronous: bool) -> Profile:
-        context = replace(Context.of(plan, self.index), synchronous=synchronous)
+    def _profile(self, plan: Plan) -> Profile:
+        context = Context.of(plan, self.index)
         task_s, algorithms = self._seconds(plan)
-        extra = [0.0] * len(task_s)
+        extra, issued = [0.0] * len(task_s), np.ones(len(task_s))
         passed = self._passed(plan)
         intervals = [i for i in self._fixed if i.block not in passed] if passed else list(self._fixed)
         transfers: list[Transfer] = []
         parts = [self._of_block(b, d, context) for b, d in self._decided(plan)]
-        parts += [Effects(s.passing(), ((s.start, sum(self.task_s[t] for t in s.tasks)),)) for s in context.segments]
+        parts += [s.effects(self.task_s) for s in context.segments]
         parts += [self._of_slices(context), *(self._of_passed(b, t) for b, t in passed.items())]
         for part in parts:
             intervals += part.intervals
             transfers += part.transfers
             for task, seconds in part.extra_s:
                 extra[task] += seconds
+            for task, count in part.issued:
+                issued[task] += count
         intervals += (*self._workspaces(algorithms), *(self._plain if context.plain else ()))
         transfers.sort(key=lambda t: (t.issue, t.due))
-        return Profile(len(task_s), tuple(intervals), tuple(extra), tuple(task_s), tuple(transfers))
+        host = self.costs.hardware
+        beside = Beside((host.host_s if context.plain else host.runtime_host_s) * issued, self._slowed)
+        return Profile(len(task_s), tuple(intervals), tuple(extra), tuple(task_s), tuple(transfers), beside)
 
     def _decided(self, plan: Plan) -> Iterator[tuple[Block, Decision | None]]:
         decisions = {self.index.block(d.storage).id: d for d in plan.decisions}
@@ -105,8 +104,7 @@ class Composer:
 
     def _of_block(self, block: Block, decision: Decision | None, context: Context) -> Effects:
         also = context.also.get(block.id)
-        at_once = context.synchronous and decision is not None and decision.on_host
-        key = (block.id, decision, context.plain, also, at_once)
+        key = (block.id, decision, context.plain, also)
         if decision is not None and decision.form.returns != STAY:
             tasks = {u.task for u in block.uses} | (also or frozenset())
             cut = tuple(sorted((t, n) for t in tasks if (n := context.slices.get(t))))

@@ -44,15 +44,24 @@ class Transfer(NamedTuple):
 
 @dataclass(frozen=True)
 class Effects:
-    """What one decision, or one task, does: its intervals, (task, extra seconds), transfers."""
+    """What one decision, or one task, does: its intervals, (task, extra seconds), transfers, (task, further tasks that
+    the host issues for it)."""
 
     intervals: tuple[Interval, ...] = ()
     extra_s: tuple[tuple[int, float], ...] = ()
     transfers: tuple[Transfer, ...] = ()
+    issued: tuple[tuple[int, int], ...] = ()
 
 
 Load = tuple[int, int, int, float]
 """A transfer: the tasks at which it is issued and due, direction (0 to the host, 1 back), seconds alone on the link."""
+
+
+class Beside(NamedTuple):
+    """By task: seconds in which the host issues it, and the share by which a transfer beside it makes it longer."""
+
+    host_s: np.ndarray
+    slowed: np.ndarray
 
 
 def load_of(transfer: Transfer, costs: CostTable) -> Load:
@@ -61,20 +70,36 @@ def load_of(transfer: Transfer, costs: CostTable) -> Load:
     return transfer.issue, transfer.due, int(back), (costs.h2d_s if back else costs.d2h_s)(transfer.nbytes)
 
 
-def stalls(
-    task_s: Sequence[float] | np.ndarray, loads: Iterable[Load], shared: float, most_s: float = np.inf
-) -> list[tuple[int, float]]:
-    """(task, seconds) for which a step whose tasks take ``task_s`` waits for its transfers, event by event: a direction
-    is first in, first out, so how much of it is done is one number, and rates only change when a queue runs empty.
-    ``shared``: ``Hardware.shared_rate``. It ends once more than ``most_s`` seconds have been waited."""
+def delays(
+    task_s: Sequence[float] | np.ndarray, loads: Iterable[Load], shared: float, beside: Beside, most_s: float = np.inf
+) -> np.ndarray:
+    """Seconds by which every task, and last the step's end, come later than tasks of ``task_s`` in a row: a task begins
+    when the host has issued it, the one before has ended, and every transfer due before it is done. It ends once there
+    are more than ``most_s``.
+
+    Event by event: a direction is first in, first out, so how much of it is done is one number, and rates only change
+    when a queue runs empty. ``shared``: ``Hardware.shared_rate``. What transfers slow is taken as spread evenly between
+    two events: of the seconds that the tasks in between would take more beside the link, the share during which it is
+    busy.
+    """
+    begins = np.concatenate(((0.0,), np.cumsum(task_s)))
+    # a task that waits for the host makes all later ones wait: the delay of one is the most of those up to it
+    late = np.maximum.accumulate(np.cumsum(beside.host_s) - begins[:-1])
+    found = np.append(late, late[-1])
     ordered = sorted(loads)
-    begins, found = [0.0, *np.cumsum(task_s).tolist()], []
-    due: dict[int, list[float]] = {load[1]: [0.0, 0.0] for load in ordered}
+    if not ordered:
+        return found
+    slowed = np.concatenate(((0.0,), np.cumsum(beside.slowed * task_s))).tolist()
+    starts, host, due = begins.tolist(), found.tolist(), {load[1]: [0.0, 0.0] for load in ordered}
     tasks = sorted({*due, *(load[0] for load in ordered)})
-    ordered.append((len(begins), 0, 0, 0.0))
-    left, sent, now, total_s, position = [0.0, 0.0], [0.0, 0.0], 0.0, 0.0, 0
+    ordered.append((len(starts), 0, 0, 0.0))
+    left, sent, now, total_s, position, before = [0.0, 0.0], [0.0, 0.0], 0.0, 0.0, 0, 0
     for task in tasks:
-        begin, need = begins[task] + total_s, due.get(task)
+        need, more_s = due.get(task), slowed[task] - slowed[before]
+        if more_s > 0:
+            total_s += more_s * _busy(left, starts[task] - starts[before] + more_s, shared)
+        total_s, before = max(total_s, host[task]), task
+        begin = starts[task] + total_s
         if begin > now:
             if left[0] > 0 or left[1] > 0:
                 _run(left, begin - now, shared)
@@ -84,12 +109,18 @@ def stalls(
         if need is not None:
             waited = _finish(left, sent, need, shared, now)
             now, total_s = now + waited, total_s + waited
-            found.append((task, waited))
-            if total_s > most_s:
-                break
+        found[task] = max(found[task], total_s)
+        if total_s > most_s:
+            break
         while ordered[position][0] == task:
             position = _issue(ordered[position], left, sent, due, position)
-    return found
+    return np.maximum.accumulate(found)
+
+
+def _busy(left: Sequence[float], span: float, shared: float) -> float:
+    """The share of a span during which a direction is busy, of which so many seconds are ``left``."""
+    less, more = sorted(left)
+    return min(1.0, (less / shared + more - less) / span)
 
 
 def _issue(load: Load, left: list[float], sent: list[float], due: dict[int, list[float]], position: int) -> int:

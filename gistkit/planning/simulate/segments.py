@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from gistkit.errors import PlanError
 from gistkit.ir import OPERATORS, RERUN, Decision, digest_bytes, rerun_of
-from gistkit.planning.simulate.intervals import Interval
+from gistkit.planning.simulate.intervals import Effects, Interval
 from gistkit.planning.simulate.step_index import StepIndex
 
 STATIC = ("weight", "buffer", "input")
@@ -59,9 +59,12 @@ class Segment:
     decoded: tuple[int, ...] = ()
     unread: tuple[int, ...] = ()
 
-    def passing(self) -> tuple[Interval, ...]:
-        found = ((self.passing_bytes, "transient"), (self.compared_bytes, "scratch"))
-        return tuple(Interval(self.start, self.start, nbytes, -1, what) for nbytes, what in found)
+    def effects(self, task_s: Sequence[float]) -> Effects:
+        """What the rerun adds to task ``start``, where the forward's tasks take ``task_s``."""
+        found, start = ((self.passing_bytes, "transient"), (self.compared_bytes, "scratch")), self.start
+        intervals = tuple(Interval(start, start, nbytes, -1, what) for nbytes, what in found)
+        extra_s = ((start, sum(task_s[t] for t in self.tasks)),)
+        return Effects(intervals, extra_s, issued=((start, len(self.tasks)),))
 
 
 def segments(

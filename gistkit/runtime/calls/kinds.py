@@ -17,29 +17,36 @@ _NUMBERS = frozenset((int, float, bool, tuple, str, type(None)))
 
 
 class SpecialisedCall:
-    """One covered call, ready to run: ``call(state, *operands)``, for operands of the kind that it was made for.
-    ``direct``: whether it may be called without :func:`gistkit.runtime.calls.run.run` around it."""
+    """One covered call, ready to run: ``call(state, *operands)``, for operands of the kind that it was made for."""
 
-    direct = True
     fits: Callable[..., bool] = lambda *_: True
     """Whether the operands, in the order of the call's form in :mod:`gistkit.capture.calls`, are of that kind."""
 
     def __init__(self, state: ForwardState, step: Step, b: Any) -> None:
         self.step = step
 
+    def __call__(self, state: ForwardState, *operands: Any) -> Any:
+        raise NotImplementedError
+
+    def at(self, state: ForwardState, module: Any, x: Any) -> torch.Tensor | None:
+        """The call as such a leaf's whole forward of x, where it fits and :func:`gistkit.runtime.calls.run.run` would
+        do no more; else None."""
+        return None
+
 
 class TensorKind:
-    """Dtype, device, geometry and need of a gradient of a plain strided tensor."""
+    """Dtype, device, geometry and need of a gradient of a plain strided tensor; whether its call overwrites it."""
 
-    __slots__ = ("_device", "_dtype", "_needs_gradient", "_shape", "_stride")
+    __slots__ = ("_device", "_dtype", "_inplace", "_needs_gradient", "_shape", "_stride")
 
-    def __init__(self, x: torch.Tensor) -> None:
+    def __init__(self, x: torch.Tensor, inplace: bool = False) -> None:
         self._dtype, self._device, self._needs_gradient = x.dtype, x.device, x.requires_grad
-        self._shape, self._stride = x.shape, x.stride()
+        self._shape, self._stride, self._inplace = x.shape, x.stride(), inplace
 
-    def fits(self, x: Any) -> bool:
+    def fits(self, x: Any, inplace: Any = False) -> bool:
         return (
             type(x) is torch.Tensor
+            and inplace is self._inplace
             and x.dtype is self._dtype
             and x.shape == self._shape
             and x.layout is torch.strided
@@ -48,20 +55,8 @@ class TensorKind:
             and x.device == self._device
             and not x.is_neg()
             and not is_wrapped(x)
+            and (not inplace or overwritable(x))
         )
-
-
-class ReluKind(TensorKind):
-    """The same of a ReLU's input, and whether the ReLU overwrites it."""
-
-    __slots__ = ("_inplace",)
-
-    def __init__(self, x: torch.Tensor, inplace: bool) -> None:
-        super().__init__(x)
-        self._inplace = inplace
-
-    def fits(self, x: Any, inplace: Any) -> bool:  # type: ignore[override]
-        return inplace is self._inplace and TensorKind.fits(self, x) and (not inplace or overwritable(x))
 
 
 def weight_kind(weight: Any) -> tuple | None:

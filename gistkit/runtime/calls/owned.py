@@ -15,8 +15,6 @@ from gistkit.runtime.forward.state import ForwardState
 class MappedMaxPool2d(SpecialisedCall):
     """Gistkit's max-pool; its map carries the mask of the ReLU before it where the plan says so."""
 
-    direct = False
-
     def __call__(self, state: ForwardState, x: torch.Tensor, *windows: Any) -> torch.Tensor:
         mask = state.carrier(x)
         carries = mask is not None and self.step.choice.mask_in_pool
@@ -33,8 +31,6 @@ class MappedMaxPool2d(SpecialisedCall):
 
 class MaskedDropout(SpecialisedCall):
     """Gistkit's dropout."""
-
-    direct = False
 
     def __call__(self, state: ForwardState, x: torch.Tensor, p: float, training: bool, inplace: bool) -> torch.Tensor:
         y = dropout(x, p, training, inplace)

@@ -18,16 +18,16 @@ import torch
 
 from gistkit.capture import Relu
 from gistkit.codecs import CODECS
-from gistkit.ir import OPERATORS, STAY, Decision
+from gistkit.ir import OPERATORS, STAY, Decision, zeros_left_out
 from gistkit.kernels import Masks, is_dense
 from gistkit.nn import relu as relu_op
 from gistkit.nn.eligible import overwritable
-from gistkit.runtime.calls.kinds import ReluKind, SpecialisedCall
+from gistkit.runtime.calls.kinds import SpecialisedCall, TensorKind
 from gistkit.runtime.forward.deferred_mask import DeferredMask
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.program import KEEP_DENSE, Step
 from gistkit.runtime.rebuild.terms import Exactness, Recipe
-from gistkit.runtime.stash.stash import DENSE_VALUES, RebuiltBody, SharedValues, covers, fills
+from gistkit.runtime.stash.stash import DENSE_VALUES, RebuiltBody
 
 NOT_EXACT = "it cannot be rebuilt bit for bit on this device"
 MADE_OTHERWISE = "the forward made it in another way than when it was captured"
@@ -53,7 +53,11 @@ def specialised_relu(state: ForwardState, step: Step, b: Relu) -> SpecialisedCal
 
 class _ReluCall(SpecialisedCall):
     def __init__(self, state: ForwardState, step: Step, b: Relu) -> None:
-        self.step, self.fits = step, ReluKind(b.x, b.inplace).fits
+        self.step, self.fits = step, TensorKind(b.x, b.inplace).fits
+
+    def at(self, state: ForwardState, module: Any, x: Any) -> torch.Tensor | None:
+        inplace = module.inplace
+        return self(state, x, inplace) if self.fits(x, inplace) else None
 
 
 class PlainRelu(_ReluCall):
@@ -133,9 +137,6 @@ class StashedRelu(_ReluCall):
         decision: Any = self.step.output
         y = relu_op.run(x, inplace, partial(state.keep, decision=decision))
         # only now is y's node known
-        stash = state.table.find(y)
-        if stash is not None:
-            stash.node = y.grad_fn
         if state.is_source(decision.storage):
             state.nodes[decision.storage] = y.grad_fn
         return y
@@ -148,25 +149,24 @@ class RebuiltRelu(MaskedRelu):
         super().__init__(state, step, b)
         # what starts from rounded values may be zero where the ReLU's output was not
         self._shares = state.settings.lossy is None and state.has_room(step.index, b.x)
-        self._version = b.x._version
+        self._version, self._nbytes = b.x._version, b.x.numel() * b.x.element_size()
         self._recipe: Recipe | None = None
 
     def __call__(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
         node, as_made, recipe = x.grad_fn, x._version == self._version, self._recipe
         decision: Any = self.step.output
-        term = recipe.term(node, state.norms, state.kept_by) if recipe is not None and as_made else None
+        body = recipe.body(node, state.norms, state.kept_by) if recipe is not None and as_made else None
         if self._shares:
             y = torch.relu_(x) if inplace else torch.relu(x)
         else:
             y = relu_op.run(x, inplace) if self._masks is None else relu_op.masked(x, inplace, self._masks)
             state.record_own(self.step.index, self.step.op, y.grad_fn.kept)  # type: ignore[union-attr]
         # of a dense x, as its kind says, y is dense as well
-        if not (fills(y) if self._masks is not None else covers(y)):
+        gaps = self._masks is None and not is_dense(y)
+        if gaps or y.storage_offset() or y.untyped_storage().nbytes() != self._nbytes:
             body = None
-        elif term is not None:
-            body = RebuiltBody(term, y)
-        else:
-            body = self._found(state, y, node) if as_made else None
+        elif body is None and as_made:
+            body = self._found(state, y, node)
         if body is None:
             self._store(state, y, NOT_EXACT if as_made and self._recipe is None else MADE_OTHERWISE)
             return y
@@ -174,23 +174,24 @@ class RebuiltRelu(MaskedRelu):
             share(state, y, body, decision)
         else:
             state.stash(y, body, decision)
-        state.mark_sparse(y)
+        if state.probing:
+            state.mark_sparse(y)
         return y
 
     def _found(self, state: ForwardState, y: torch.Tensor, node: Any) -> RebuiltBody | None:
         """What rebuilds y, checked now or, under a budget, at its first use; None where nothing does."""
         decision: Any = self.step.output
-        bind = lambda recipe: recipe.term(node, state.norms, state.kept_by)  # noqa: E731
+        bind = lambda recipe: recipe.body(node, state.norms, state.kept_by)  # noqa: E731
         exactness = Exactness(state.verified, self.step.index, decision.recipe, y, bind)
         if not exactness.recipes:
             return None
         if state.settings.lossy is not None:  # what starts from rounded values does not give the forward's bits
             self._recipe = exactness.recipes[0]
-            return RebuiltBody(bind(self._recipe), y)
+            return bind(self._recipe)
         if state.bound and not exactness.known:
             return exactness.later(lambda: state.cannot(decision, NOT_EXACT))
         self._recipe = exactness.check()
-        return None if self._recipe is None else RebuiltBody(bind(self._recipe), y)
+        return None if self._recipe is None else bind(self._recipe)
 
     def _store(self, state: ForwardState, y: torch.Tensor, why: str) -> None:
         """Keep y's values after all."""
@@ -198,7 +199,7 @@ class RebuiltRelu(MaskedRelu):
         state.cannot(decision, why)
         program, lossy = state.program, state.settings.lossy
         lossy = lossy if program is None or program.bears_rounding(decision.storage) else None
-        instead = Decision(decision.storage, "zvc" if lossy is None else f"zvc+{lossy}", reason=f"stored: {why}")
+        instead = Decision(decision.storage, zeros_left_out(lossy), reason=f"stored: {why}")
         if not self._shares:
             state.encode(y, instead)
             return
@@ -209,6 +210,5 @@ class RebuiltRelu(MaskedRelu):
 
 def share(state: ForwardState, y: torch.Tensor, body: Any, decision: Decision) -> None:
     """Have the node of y, PyTorch's own ReLU, and all readers of y share that body's values."""
-    shared, node = SharedValues(body, 1), y.grad_fn
-    node._raw_saved_result.register_hooks(shared, DENSE_VALUES)  # type: ignore[union-attr]
-    state.stash(y, shared, decision, node)
+    node: Any = y.grad_fn
+    node._raw_saved_result.register_hooks(state.stash(y, body, decision, node).join, DENSE_VALUES)

@@ -13,7 +13,7 @@ from gistkit.capture import BatchNorm, Bound, Conv2d, Dropout, Linear, MaxPool2d
 from gistkit.ir import CallChoice
 from gistkit.runtime.calls.batch_norm import NativeBatchNorm
 from gistkit.runtime.calls.hooks import caught, without_hooks
-from gistkit.runtime.calls.kinds import TensorKind, runs
+from gistkit.runtime.calls.kinds import SpecialisedCall, TensorKind, runs
 from gistkit.runtime.calls.owned import MappedMaxPool2d, MaskedDropout
 from gistkit.runtime.calls.relu import specialised_relu
 from gistkit.runtime.calls.weighted import specialised_conv2d, specialised_linear
@@ -33,13 +33,11 @@ SPECIALISE: dict[str, tuple[Callable[..., Any], Callable[[ForwardState, Step, An
 where PyTorch's own op runs. Additions are counted, for plans that name them, and run as PyTorch's own."""
 
 
-class ByPyTorch:
+class ByPyTorch(SpecialisedCall):
     """A call over operands that gistkit's operators do not take: at all (``x`` None), or an ``x`` of that kind."""
 
     def __init__(self, x: torch.Tensor | None) -> None:
         self._x = None if x is None else TensorKind(x)
-
-    direct = False
 
     def fits(self, *values: Any) -> bool:
         return not runs(values) if self._x is None else self._x.fits(values[0])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -23,10 +23,9 @@ from torch.autograd import forward_ad
 
 from gistkit.capture import bind
 from gistkit.nn.eligible import transformed
-from gistkit.nn.norm import keeps_its_input
 from gistkit.runtime.calls.batch_norm import NativeBatchNorm
 from gistkit.runtime.calls.hooks import caught, pack_known
-from gistkit.runtime.calls.interpose import Interposer
+from gistkit.runtime.calls.interpose import Interposer, interposed
 from gistkit.runtime.calls.kinds import runs
 from gistkit.runtime.calls.run import hold_output, run
 from gistkit.runtime.forward.state import ForwardState
@@ -35,6 +34,10 @@ from gistkit.runtime.program.program import Program
 _top = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
 _gradients = torch.is_grad_enabled
 _transforms = torch._C._are_functorch_transforms_active
+_is_compiling = torch.compiler.is_compiling
+_modes = torch._C._len_torch_function_stack  # type: ignore[attr-defined]
+_pop_mode = torch._C._pop_torch_function_stack  # type: ignore[attr-defined]
+_push_mode = torch._C._push_on_torch_function_stack  # type: ignore[attr-defined]
 
 
 class _Running(threading.local):
@@ -119,7 +122,6 @@ class Leaf(_Site):
     def __init__(self, module: nn.Module, program: Program, calls: Iterable[int]) -> None:
         super().__init__(module, program, calls)
         self._op, self._operands = LEAVES[self.kind]
-        self._is_norm = self._op == "batch_norm"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state, at, module = _running.state, self.at, self.module
@@ -131,29 +133,66 @@ class Leaf(_Site):
         self.at = at + 1
         state.seen += 1
         x = args[0]
-        if at >= len(self._calls) or type(x) is not torch.Tensor:
+        if at >= self.expected or type(x) is not torch.Tensor:
             return self.plain(module, x)
-        state.calls = (index := self._calls[at]) + 1
-        values = self._operands(module, x)
-        if values is None:
-            return self.plain(module, x)
-        if self._is_norm:
-            return self._norm(state, index, *values)
-        program = self._program
+        index, program = self._calls[at], self._program
+        state.calls = index + 1
         call = program.calls[index]
-        if call is None or not call.direct or state.deferred is not None or not call.fits(*values):
-            return run(state, program, index, self._op, values, partial(self.plain, module, x))
-        y = call(state, *values)
+        y = None if call is None or state.deferred is not None else call.at(state, module, x)
+        if y is None:
+            return self._by_operands(state, index, x)
         if index in program.held_outputs:
             hold_output(state, program.steps[index], y)
         return y
 
-    def _norm(self, state: ForwardState, index: int, x: torch.Tensor, weight: Any, bias: Any) -> Any:
-        y, call = self.plain(self.module, x), self._program.calls[index]
-        if call is None and runs((x, weight, bias)):
-            call = self._program.calls[index] = NativeBatchNorm(state, self._program.steps[index], None)
-        if type(call) is NativeBatchNorm and keeps_its_input(y):
-            call.replace(state, y, x, weight, bias, self.module.training)
+    def _by_operands(self, state: ForwardState, index: int, x: torch.Tensor) -> Any:
+        program, module, values = self._program, self.module, self._operands(self.module, x)
+        if values is None:
+            return self.plain(module, x)
+        if self._op != "batch_norm":
+            return run(state, program, index, self._op, values, partial(self.plain, module, x))
+        call = program.calls[index]
+        if call is None and runs(values):
+            call = program.calls[index] = NativeBatchNorm(state, program.steps[index], None)
+        return call.at(state, module, x) if type(call) is NativeBatchNorm else self.plain(module, x)
+
+
+class KnownLeaf(_Site):
+    """The same in a forward that is interposed on as a whole: it runs the call whose turn it is past the function mode,
+    where that is of its op and specialised for such operands. The mode sees what else it does."""
+
+    guards = OVERRIDING
+
+    def __init__(self, module: nn.Module, program: Program, calls: Iterable[int]) -> None:
+        super().__init__(module, program, calls)
+        self._op = LEAVES[self.kind][0]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        state, module = _running.state, self.module
+        if (
+            _is_compiling() or state is None or state.deferred is not None or kwargs or len(args) != 1 or not _modes()
+            or type(args[0]) is not torch.Tensor or not _gradients() or _top(False) is not None or _transforms()
+            or forward_ad._current_level >= 0
+        ):  # fmt: skip
+            return self.plain(module, *args, **kwargs)
+        index, program, journey = state.calls, self._program, state.journey
+        if journey is not None:
+            journey.reached(index)
+        goes = state.program is program and index < len(program.steps)
+        y, mode = None, _pop_mode()
+        try:
+            if goes and program.steps[index].op == self._op and type(mode) is Interposer and mode.state is state:
+                call = program.calls[index]
+                y = None if call is None else call.at(state, module, args[0])
+        finally:
+            _push_mode(mode)
+        if y is None:
+            return self.plain(module, *args)
+        state.calls, state.seen = index + 1, state.seen + 1
+        if journey is not None:
+            journey.ran(index, y)
+        if index in program.held_outputs:
+            hold_output(state, program.steps[index], y)
         return y
 
 
@@ -200,21 +239,26 @@ class Reading(_Site):
 class Sites:
     """The sites of one model under one program.
 
-    ``whole``: the model's own code makes calls that have to be seen, so its whole forward is interposed on;
-    ``expected``: how many covered calls the sites see in a forward that goes as captured.
+    The whole forward is interposed on under a plan of the caller's (``given``), every covered call of which is checked,
+    and where the model's own code makes calls that have to be seen.
     """
 
-    def __init__(self, model: nn.Module, program: Program) -> None:
+    def __init__(self, model: nn.Module, program: Program, given: bool) -> None:
         self.program = program
-        self._sites = _sites(model, program)
-        self.whole = any(isinstance(s, Area) and s.name == "" for s in self._sites)
-        self.expected = sum(s.expected for s in self._sites)
+        self._sites = [] if given else _sites(model, program)
+        self._whole = given or any(isinstance(s, Area) and s.name == "" for s in self._sites)
+        self._expected = None if self._whole else sum(s.expected for s in self._sites)
+        if self._whole:
+            modules = dict(model.named_modules())
+            leaves = {c.module: None for c in program.covered if _is_leaf(modules.get(c.module), c.op)}
+            self._sites = [KnownLeaf(modules[name], program, ()) for name in leaves]
 
     @contextmanager
     def interposed(self, state: ForwardState) -> Iterator[None]:
         """The sites' modules are ours in this block, but for those that are not what they were when the model was
         captured; calls of other threads run as plain PyTorch."""
         before, _running.state = _running.state, state
+        state.expected = self._expected
         sites = self._sites if _library() == _LIBRARY else []
         for site in sites:
             site.at, module = 0, site.ref()
@@ -223,7 +267,8 @@ class Sites:
                 if site.guards.isdisjoint(attributes):
                     site.module, attributes["forward"] = module, site
         try:
-            yield
+            with interposed(state) if self._whole else nullcontext():
+                yield
         finally:
             _running.state = before
             for site in sites:

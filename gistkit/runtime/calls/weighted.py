@@ -40,7 +40,14 @@ def specialised_linear(state: ForwardState, step: Step, b: Linear) -> Specialise
     return SplitLinear(state, step, b) if takes(b.x, b.weight, b.bias) else None
 
 
-class NativeConv2d(SpecialisedCall):
+class _Conv2d(SpecialisedCall):
+    def at(self, state: ForwardState, module: Any, x: Any) -> torch.Tensor | None:
+        weight, bias = module._parameters["weight"], module._parameters["bias"]
+        values = x, weight, bias, module.stride, module.padding, module.dilation, module.groups
+        return self(state, *values) if type(weight) is Parameter and self.fits(*values) else None
+
+
+class NativeConv2d(_Conv2d):
     """PyTorch's convolution; how its input is kept depends on the input alone."""
 
     def __init__(self, state: ForwardState, step: Step, b: Conv2d) -> None:
@@ -61,10 +68,8 @@ class NativeConv2d(SpecialisedCall):
         return y
 
 
-class SplitConv2d(SpecialisedCall):
+class SplitConv2d(_Conv2d):
     """Gistkit's convolution, prepared for operands of one kind under one setting of autocast and the libraries."""
-
-    direct = False
 
     def __init__(self, state: ForwardState, step: Step, b: Conv2d) -> None:
         self.step, self._slices = step, state.weight_grad_slices(step)
@@ -92,8 +97,6 @@ class SplitConv2d(SpecialisedCall):
 
 class SplitLinear(SpecialisedCall):
     """Gistkit's linear layer; it takes an input of that geometry."""
-
-    direct = False
 
     def __init__(self, state: ForwardState, step: Step, b: Linear) -> None:
         self.step, self._slices, self._x = step, state.weight_grad_slices(step), TensorKind(b.x)

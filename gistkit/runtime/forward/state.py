@@ -265,12 +265,13 @@ class ForwardState:
             self.cannot(decision, why)
 
     def stash(self, x: torch.Tensor, body: Body, decision: Decision, node: Any = None) -> Stash:
-        """Have readers of x's storage as it is now share that body. ``node``: x's ``grad_fn``, where it is known."""
-        node, storage, program = node or x.grad_fn, decision.storage, self.program
-        stash = Stash(body, storage, decision.codec, x.untyped_storage().nbytes(), decision.reason, node)
-        self.table.add(x, stash)
+        """Have readers of x's storage as it is now share that body. ``node``: x's ``grad_fn``, where it shares the
+        values."""
+        memory, storage, program = x.untyped_storage(), decision.storage, self.program
+        stash = Stash(body, storage, decision.codec, memory.nbytes(), decision.reason, node)
+        self.table.add(x, memory, stash)
         if program is not None and storage in program.sources:
-            self.nodes[storage] = node
+            self.nodes[storage] = node or x.grad_fn
         return stash
 
     def is_source(self, storage: int) -> bool:
@@ -306,16 +307,15 @@ class ForwardState:
         if self.bound:
             raise cannot_keep(decision, self.program, why)
 
-    def kept_by(self, storage: int, node: Any) -> Kept | None:
+    def kept_by(self, storage: int, node: Any) -> Stash | Kept | None:
         """The hold on a planned storage's values, if ``node`` is what made them."""
         if node is None or self.nodes.get(storage) is not node:
             return None
-        stash = self.table.named(storage)
-        return self.aliases.get(storage) if stash is None else stash.body  # type: ignore[return-value]
+        return self.table.named(storage) or self.aliases.get(storage)
 
     def measured(self) -> dict[int, float]:
-        found = ((s.storage, getattr(s.body, "density", None)) for s in self.table.stashes() if s.storage >= 0)
-        return self.densities | {storage: density for storage, density in found if density is not None}
+        found = [(s.storage, getattr(s.body, "density", None)) for s in self.table.stashes]
+        return self.densities | {storage: share for storage, share in found if storage >= 0 and share is not None}
 
     def finish(self) -> None:
         """The forward returned: have all its calls been made?"""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import NamedTuple
 
-from gistkit.formats import VALUE_FORMS
+from gistkit.formats import value_bits
 from gistkit.ir import STAY, Form, Plan, SavedGraph, SavedStorage, numel
 
 
@@ -59,5 +59,4 @@ def _least_bytes(form: Form, storage: SavedStorage) -> int:
         return storage.nbytes
     if form.sparse or not form.rounds_to:
         return 0
-    narrow, _ = VALUE_FORMS[form.rounds_to]
-    return numel(storage) * narrow.bits // 8
+    return numel(storage) * value_bits(form.rounds_to) // 8

@@ -4,6 +4,7 @@ match the planned one. Raises PlanError or PlanMismatchError."""
 from __future__ import annotations
 
 from collections import Counter
+from operator import attrgetter
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -129,10 +130,17 @@ def inputs_of(args: tuple, kwargs: dict) -> tuple[StateTensor, ...]:
     )
 
 
+_CALL_KINDS = {op: attrgetter("x.dtype", "x.shape", *names) for op, names in GEOMETRY.items()}
+"""By covered op, with the strides, what :func:`check_call` depends on."""
+
+
 def check_call(program: Program, index: int, bound: Bound) -> None:
     """Raise PlanMismatchError where a covered call has other strides and the like than its plan's, or a larger
     operand."""
     call, sizes = program.covered[index], program.plan.contract.storage_bytes
+    kind = _CALL_KINDS[call.op](bound), bound.x.stride()
+    if program.checked[index] == kind:
+        return
     where = f"{call.op}{f' of {call.module!r}' if call.module else ''}, covered call {index},"
     for name in GEOMETRY[call.op]:
         now = getattr(bound, name)
@@ -145,6 +153,7 @@ def check_call(program: Program, index: int, bound: Bound) -> None:
             raise PlanMismatchError(
                 f"{where} of at most {most} bytes", f"an operand of {nbytes}", "plan for inputs of these sizes"
             )
+    program.checked[index] = kind
 
 
 def _extent_bytes(x: torch.Tensor) -> int:

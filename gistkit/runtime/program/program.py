@@ -81,7 +81,8 @@ class Program:
     ``decisions``: by storage; ``passing``: storages that are saved for nodes which go at once, and for no other;
     ``sources``: storages from whose values something is rebuilt. ``is_stale``: a backward has shown that the model goes
     another way than it was captured. By covered call: ``covered``, as captured; ``steps``; ``calls``, how it runs
-    (:mod:`gistkit.runtime.calls`) once it has been specialised.
+    (:mod:`gistkit.runtime.calls`) once it has been specialised; ``checked``, the kind in which it was seen to be the
+    planned one.
 
     ``gaps``: by (covered calls so far, dtype, shape) the decisions for what uncovered ops save, one for each storage,
     in the order of the saves; ``within``: the same for what PyTorch's own op saves in place of a covered call.
@@ -101,6 +102,7 @@ class Program:
         self.covered = [c for c in graph.calls if c.covered >= 0]
         self.steps = [self._step(c) for c in self.covered]
         self.calls: list[Any] = [None] * len(self.steps)
+        self.checked: list[Any] = [None] * len(self.steps)
         self.norm_kinds: dict[tuple, tuple] = {}
         """By rows and device what :mod:`gistkit.runtime.rebuild.arithmetic` probes ahead."""
         self._unread: tuple[set[int], set[int]] = set(), set()

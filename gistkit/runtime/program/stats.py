@@ -4,7 +4,7 @@ later; names and reasons are looked up when somebody asks for the stats."""
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -65,13 +65,21 @@ def payload_bytes(kept: Any) -> int:
 
 @dataclass(frozen=True)
 class Observed:
-    """The bytes of a forward that has just ended; ``storages``: (planned id, codec, plain bytes, kept bytes,
-    reason)."""
+    """The bytes of a forward that has just ended; ``found``: (planned id, codec, plain bytes, kept bytes, reason) of
+    what was stashed or recorded; ``notes``: why else something is kept as it is, by planned id."""
 
     program: Program | None
-    storages: tuple[tuple[int, str, int, int, str], ...]
-    own: tuple[tuple[int, str, int], ...]
+    found: list[tuple[int, str, int, int, str]]
+    own: list[tuple[int, str, int]] = field(default_factory=list)
+    notes: dict[int, str] = field(default_factory=dict)
     diverged: str = ""
+
+    @property
+    def storages(self) -> list[tuple[int, str, int, int, str]]:
+        """Rows as those found, with what stays dense by the capture."""
+        met = {row[0] for row in self.found}
+        dense = () if self.program is None else self.program.dense_storages
+        return self.found + [(s, "dense", n, n, self.notes.get(s, why)) for s, n, why in dense if s not in met]
 
     def stats(self) -> StepStats:
         program, plan = self.program, None if self.program is None else self.program.plan
@@ -94,23 +102,15 @@ class Observed:
 
 def observe(state: ForwardState) -> Observed:
     """What a forward that has just ended keeps, before its state is cleared. Holds no tensors."""
-    notes, program = state.notes, state.program
-    storages = [
-        (s.storage, s.codec, s.plain_bytes, s.body.nbytes, notes.get(s.storage, s.reason))
-        for s in state.table.stashes()
-    ]
-    storages += [
-        (d.storage, "dense", d.nbytes, d.nbytes, d.reason) for d in state.dense.values() if not d.ref.expired()
-    ]
-    if program is not None:
-        met = {row[0] for row in storages}
-        storages += [(s, "dense", n, n, notes.get(s, why)) for s, n, why in program.dense_storages if s not in met]
+    notes, stashes, dense = state.notes, state.table.stashes, state.dense.values()
+    found = [(s.storage, s.codec, s.plain_bytes, s.body.nbytes, notes.get(s.storage, s.reason)) for s in stashes]
+    found += [(d.storage, "dense", d.nbytes, d.nbytes, d.reason) for d in dense if not d.ref.expired()]
     own = [(i, op, payload_bytes(kept)) for i, op, kept in state.own]
-    return Observed(program, tuple(storages), tuple(own), state.diverged)
+    return Observed(state.program, found, own, notes, state.diverged)
 
 
 def as_captured(program: Program) -> Observed:
     """What a forward keeps that PyTorch carried out, by its capture."""
     why = {} if program.runs_plain else {s: reason for s, _, reason in program.dense_storages}
-    kept = tuple((s.id, "dense", s.nbytes, s.nbytes, why.get(s.id) or BY_PYTORCH) for s in program.graph.kept())
-    return Observed(program, kept, ())
+    kept = [(s.id, "dense", s.nbytes, s.nbytes, why.get(s.id) or BY_PYTORCH) for s in program.graph.kept()]
+    return Observed(program, kept)

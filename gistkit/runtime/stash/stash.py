@@ -10,7 +10,7 @@ the table knows it, and the version counter tells an in-place update apart.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from operator import methodcaller
 from typing import Any, Protocol
 
@@ -27,12 +27,8 @@ DENSE_VALUES = methodcaller("dense")
 
 def covers(x: torch.Tensor) -> bool:
     """True where x is dense and fills its storage from the first byte to the last."""
-    return is_dense(x) and fills(x)
-
-
-def fills(x: torch.Tensor) -> bool:
-    """The same of an x that is dense."""
-    return x.storage_offset() == 0 and x.untyped_storage().nbytes() == x.numel() * x.element_size()
+    nbytes = x.numel() * x.element_size()
+    return is_dense(x) and x.storage_offset() == 0 and x.untyped_storage().nbytes() == nbytes
 
 
 def whole(x: torch.Tensor) -> torch.Tensor:
@@ -73,19 +69,14 @@ class CodedBody(Coded):
 
 
 class RebuiltBody:
-    """y as a term over other kept tensors (:mod:`gistkit.runtime.rebuild.terms`); it holds no bytes of its own."""
+    """y made anew from other kept tensors by ``dense``, given rows or None (:mod:`gistkit.runtime.rebuild.terms`); it
+    holds no bytes of its own."""
 
-    __slots__ = ("_row_elements", "_stride", "_term")
+    __slots__ = ("_row_elements", "dense")
     nbytes = 0
 
-    def __init__(self, term: Any, y: torch.Tensor) -> None:
-        self._term, self._stride, self._row_elements = term, y.stride(), y.numel() // y.shape[0]
-
-    def dense(self, rows: Rows = None) -> torch.Tensor:
-        values, stride = self._term.dense(rows), self._stride
-        if values.stride() == stride:
-            return values
-        return torch.empty_strided(values.size(), stride, dtype=values.dtype, device=values.device).copy_(values)
+    def __init__(self, dense: Callable[..., torch.Tensor], row_elements: int) -> None:
+        self.dense, self._row_elements = dense, row_elements
 
     def dense_rows(self, start: int, stop: int) -> torch.Tensor:
         return self.dense((start, stop))
@@ -98,78 +89,52 @@ class RebuiltBody:
     relu_backward = SavedAsIs.relu_backward
 
 
-class SharedValues:
-    """A body whose values are made once for the last two of its readers: a ReLU's node runs right behind the last
-    node that reads its output, so the values stay from the one to the other. Earlier readers get values of their own.
-    What else a body has is the body's."""
+class Stash:
+    """The stand-in for one storage: its body, and what the report says of it.
 
-    __slots__ = ("_body", "_readers", "_values")
-    nbytes: int
-    dense_range: Any
-    relu_backward: Any
+    ``node``: the ReLU's node that made the stashed tensor and shares its values with their readers; None where nothing
+    is shared, and after the forward, as that node holds the stash. Shared values are made once for the last two
+    readers: a ReLU's node runs right behind the last node that reads its output, so the values stay from the one to the
+    other. Earlier readers get values of their own.
+    """
 
-    def __init__(self, body: Any, readers: int = 0) -> None:
-        self._body, self._readers = body, readers
+    __slots__ = ("_readers", "_values", "body", "codec", "node", "plain_bytes", "reason", "storage")
+
+    def __init__(
+        self, body: Body, storage: int, codec: str, plain_bytes: int, reason: str = "", node: Any = None
+    ) -> None:
+        self.body, self.storage, self.codec, self.plain_bytes = body, storage, codec, plain_bytes
+        self.reason, self.node, self._readers = reason, node, 0
         self._values: torch.Tensor | None = None
 
-    def join(self) -> SharedValues:
-        """Itself, for one reader more; every :meth:`dense` counts one down."""
+    def hold(self, x: torch.Tensor) -> Callable[[torch.Tensor], Stash | Reader]:
+        """The saved-tensor hook for one node more that saves x: the shared values where x is what their node made."""
+        return self.join if self.node is not None and self.node is x.grad_fn else Reader(self, x)
+
+    def join(self, _: torch.Tensor) -> Stash:
+        """Itself, for one reader of the shared values more; every :meth:`dense` counts one down."""
         self._readers += 1
         return self
-
-    def __call__(self, x: torch.Tensor) -> SharedValues:
-        return self  # what a saved-tensor hook makes of x
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._body, name)
 
     def dense(self) -> torch.Tensor:
         values = self._values
         if is_retained():
-            return self._body.dense() if values is None else values
+            return self.body.dense() if values is None else values
         self._readers -= 1
         if values is None:
-            values = self._body.dense()
+            values = self.body.dense()
             if self._readers == 1:
                 self._values = values
         elif self._readers <= 0:
             self._values = None
         return values
 
-    def source(self) -> tuple[torch.Tensor, bool]:
-        """(values, whether the caller may overwrite them) for a rebuild that starts from them; no reader is counted."""
-        values = self._values
-        return (self._body.dense(), True) if values is None else (values, False)
-
-    def dense_rows(self, start: int, stop: int) -> torch.Tensor:
-        values = self._values
-        return rows_of(self._body, start, stop) if values is None else values[start:stop]
-
-
-def source_of(kept: Kept, rows: Rows = None) -> tuple[torch.Tensor, bool]:
-    """(values or rows of them, whether they may be overwritten) of a kept tensor that a rebuild starts from."""
-    if type(kept) is SharedValues and rows is None:
-        return kept.source()
-    values = kept.dense() if rows is None else rows_of(kept, *rows)
-    return values, getattr(kept, "fresh", not isinstance(kept, SavedAsIs))
-
-
-@dataclass(eq=False, slots=True)
-class Stash:
-    """The stand-in for one storage: its body, and what the report says of it. ``node``: the ``grad_fn`` of the tensor
-    that was stashed; None after the forward, as that node holds the stash."""
-
-    body: Body
-    storage: int
-    codec: str
-    plain_bytes: int
-    reason: str = ""
-    node: Any = None
-
-    def hold(self, x: torch.Tensor) -> SharedValues | Reader:
-        """A hold for one node more on the saved x: shared values where x is the very tensor that was stashed."""
-        body = self.body
-        return body.join() if type(body) is SharedValues and self.node is x.grad_fn else Reader(self, x)
+    def source(self, rows: Rows = None) -> tuple[torch.Tensor, bool]:
+        """(values or rows of them, whether the caller may overwrite them); no reader is counted."""
+        values, body = self._values, self.body
+        if values is not None:
+            return (values if rows is None else values[slice(*rows)]), False
+        return body.dense() if rows is None else rows_of(body, *rows), getattr(body, "fresh", True)
 
 
 class Reader:
@@ -183,8 +148,7 @@ class Reader:
         return self  # what a saved-tensor hook makes of x
 
     def dense(self) -> torch.Tensor:
-        body = self.stash.body
-        base = body.source()[0] if type(body) is SharedValues else body.dense()
+        base = self.stash.source()[0]
         size, stride, offset = self._geometry
         if base.size() == size and base.stride() == stride:
             return base
@@ -226,52 +190,50 @@ class StashTable:
     """The stashes of one forward, found by live storage and version."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[int, int], tuple[Stash, torch.dtype]] = {}
+        self.stashes: list[Stash] = []
+        self._entries: dict[int, tuple[Stash, int, torch.dtype]] = {}
         self._names: dict[int, Stash] = {}
-        self._tags: set[tuple[int, int]] = set()
+        self._tags: dict[int, int] = {}
         self._weak: set[int] = set()
 
     def __del__(self) -> None:
         self.clear()
 
-    def _known(self, x: torch.Tensor) -> tuple[int, int]:
-        """The key of x's storage as it is now, which nothing else has before the table is cleared."""
-        storage = x.untyped_storage()
+    def add(self, x: torch.Tensor, storage: torch.UntypedStorage, stash: Stash) -> None:
+        """Have that stash found by tensors over x's ``storage`` as it is now."""
+        self.stashes.append(stash)
         address = storage._cdata
         if address not in self._weak:
-            # what StorageWeakRef holds, without its two calls of Python
+            # what StorageWeakRef holds, without its two calls of Python: no other storage gets the address meanwhile
             self._weak.add(storage._weak_ref())  # type: ignore[arg-type]
-        return address, x._version
-
-    def add(self, x: torch.Tensor, stash: Stash) -> None:
-        self._entries[self._known(x)] = (stash, x.dtype)
+        self._entries[address] = (stash, x._version, x.dtype)
         if stash.storage >= 0:
             self._names[stash.storage] = stash
 
     def find(self, x: torch.Tensor) -> Stash | None:
         # no need to ask whether the weak reference has expired: it keeps the address from being another storage's
-        entry = self._entries.get((x.untyped_storage()._cdata, x._version))
-        return None if entry is None or entry[1] != x.dtype else entry[0]
+        entry = self._entries.get(x.untyped_storage()._cdata)
+        return None if entry is None or entry[1] != x._version or entry[2] is not x.dtype else entry[0]
 
     def tag(self, x: torch.Tensor) -> None:
         """Remember that x's storage, as it is now, is worth zero-value compression."""
-        self._tags.add(self._known(x))
+        storage = x.untyped_storage()
+        self._tags[storage._cdata] = x._version
+        if storage._cdata not in self._weak:
+            self._weak.add(storage._weak_ref())  # type: ignore[arg-type]
 
     def tagged(self, x: torch.Tensor) -> bool:
-        return (x.untyped_storage()._cdata, x._version) in self._tags
+        return self._tags.get(x.untyped_storage()._cdata) == x._version
 
     def named(self, storage: int) -> Stash | None:
         return self._names.get(storage)
 
-    def stashes(self) -> list[Stash]:
-        return list({id(s): s for s, _ in self._entries.values()}.values())
-
     def clear(self) -> None:
         """Forget everything; nodes keep what they hold."""
-        for stash, _ in self._entries.values():
+        for stash in self.stashes:
             stash.node = None
-        self._entries.clear()
-        self._names.clear()
-        self._tags.clear()
-        while self._weak:
-            torch.UntypedStorage._free_weak_ref(self._weak.pop())
+        for known in (self.stashes, self._entries, self._names, self._tags):
+            known.clear()
+        weak, self._weak = self._weak, set()
+        for reference in weak:
+            torch.UntypedStorage._free_weak_ref(reference)

@@ -120,11 +120,6 @@ def test_a_prefetch_that_would_be_lost_again_is_not_begun():
     assert found.defragmented == ()
 
 
-def test_a_schedule_that_takes_too_long_is_given_up():
-    with pytest.raises(TimeoutError, match=r"modnn: -1 s are over at task 0 of 3; raise time_limit_s"):
-        schedule(hand.part([1] * 3, hand.data(A, S, 0, 2)), 2 * S, time_limit_s=-1)
-
-
 def test_one_transfer_spans_several_tasks():
     found = run(4.5, [1, 5, *[1] * 7], hand.data(A, 4 * S, 0, 1, 8), hand.data(B, 4 * S, 2))
     # d2h from 1 s to 5 s beside task 1 (1 s to 6 s); B dies at 7 s; 4 s of transfer begin at 8 s at the latest.

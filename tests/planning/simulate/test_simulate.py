@@ -3,6 +3,7 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from gistkit.ir.scale import scaled
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.gist_rules import gist
-from gistkit.planning.simulate.intervals import Transfer, load_of, stalls
+from gistkit.planning.simulate.intervals import Beside, Transfer, delays, load_of
 from gistkit.planning.simulate.simulator import Simulator, memory_bytes, simulate
 from tests.support.models import UNet
 from tests.support.peaks import held_step, peaks_of_steps
@@ -73,7 +74,8 @@ def carried(transfers, costs):
     for place, last in enumerate(transfers):
         due = (1 if i <= place and t.direction == last.direction else 2 for i, t in enumerate(transfers))
         loads = [load_of(t._replace(due=task), costs) for t, task in zip(transfers, due, strict=True)]
-        ends.append(dict(stalls([0.0, 0.0], loads, costs.hardware.shared_rate))[1])
+        beside = Beside(np.zeros(2), np.zeros(2))
+        ends.append(delays(np.zeros(2), loads, costs.hardware.shared_rate, beside)[1])
     return ends
 
 
@@ -134,10 +136,11 @@ def test_one_simulator_for_many_plans_is_as_good_as_new(build):
 
 def test_sub_batches():
     graph = pooled(channels=32, batch=8)
-    costs = cost_table(graph, hardware("h200"))
+    device = replace(hardware("h200"), runtime_host_s=0.0)
+    costs = cost_table(graph, device)
     whole, parts = (simulate(graph, plan_of(graph, sub_batches=n), costs) for n in (1, 4))
     small = scaled(graph, 4)
-    one = simulate(small, plan_of(small), cost_table(small, hardware("h200")))
+    one = simulate(small, plan_of(small), cost_table(small, device))
     assert parts.step_s == pytest.approx(4 * one.step_s) and parts.compute_s >= whole.compute_s
     gradients = [b for b in graph.blocks if b.kind == "weight_gradient"]
     # the sums are there from the start, each new gradient beside its sum until its node has ended, and two losses
@@ -148,7 +151,7 @@ def test_sub_batches():
         assert a - b == 16 + later + sum(g.nbytes for g in gradients if g.first <= task <= ends[g.first])
     assert parts.peak_bytes < whole.peak_bytes
     measured_s = {t: 2 * costs.task_s(t) for t in range(len(graph.tasks)) if costs.task_s(t) > 0}
-    slow = simulate(graph, plan_of(graph, sub_batches=4), cost_table(graph, hardware("h200"), measured_s=measured_s))
+    slow = simulate(graph, plan_of(graph, sub_batches=4), cost_table(graph, device, measured_s=measured_s))
     assert slow.step_s == pytest.approx(2 * parts.step_s)
 
 
@@ -184,38 +187,57 @@ def issuing(host_s, runtime_host_s):
     return replace(link(2.0, 2.0), host_s=host_s, runtime_host_s=runtime_host_s)
 
 
-def wall_s(graph, plan, device, **words):
-    return Simulator(graph, cost_table(graph, device, **words)).wall_s(plan)
+def step_s(graph, plan, device, **words):
+    return simulate(graph, plan, cost_table(graph, device, **words)).step_s
 
 
 def test_a_host_that_is_late_is_waited_for():
     # 11 tasks of a second each; a host that needs half of one for each is ahead after the first.
-    assert wall_s(CHAIN, plan_of(CHAIN, policy="plain"), issuing(0.5, 0.9), measured_s=EVERY) == 0.5 + 11
-    assert wall_s(CHAIN, plan_of(CHAIN), issuing(0.5, 0.9), measured_s=EVERY) == pytest.approx(0.9 + 11)
-    assert wall_s(CHAIN, plan_of(CHAIN, policy="plain"), issuing(0.0, 0.9), measured_s=EVERY) == 11
+    assert step_s(CHAIN, plan_of(CHAIN, policy="plain"), issuing(0.5, 0.9), measured_s=EVERY) == 0.5 + 11
+    assert step_s(CHAIN, plan_of(CHAIN), issuing(0.5, 0.9), measured_s=EVERY) == pytest.approx(0.9 + 11)
+    assert step_s(CHAIN, plan_of(CHAIN, policy="plain"), issuing(0.0, 0.9), measured_s=EVERY) == 11
     # One that needs longer than the device is behind all through: the last task begins when it is issued.
     last_is_long = {**dict.fromkeys(EVERY, 0.5), 10: 4.0}
-    assert wall_s(CHAIN, plan_of(CHAIN), issuing(0.0, 0.75), measured_s=last_is_long) == 11 * 0.75 + 4.0
+    assert step_s(CHAIN, plan_of(CHAIN), issuing(0.0, 0.75), measured_s=last_is_long) == 11 * 0.75 + 4.0
+    # Between, the tasks that are behind wait, and those after them begin with the ones before.
+    first_are_short = {**EVERY, 0: 0.1, 1: 0.1, 2: 0.1}
+    assert step_s(CHAIN, plan_of(CHAIN), issuing(0.0, 0.75), measured_s=first_are_short) == pytest.approx(4 * 0.75 + 8)
 
 
-def test_on_the_wall_a_copy_hides_behind_nothing():
-    # Out before task 2 (issued after its reader began), back before task 7: 2.5 and 3 seconds on the link. Overlapped
-    # they stall for 0.5 and 2; as copies that take their turn among the tasks, each adds all of its time.
+def test_a_transfer_begins_when_its_task_is_issued():
+    # Out from task 2 on, before task 4: 2.5 s; back from task 6 on, before task 7: 3 s. Overlapped they stall for 0.5
+    # and 2 s. A host that is ahead adds its first task. With tasks of half a second one that takes 0.75 s for each is
+    # waited for: out, 1.25 s, fits behind the two tasks until then; back, 1.5 s, does not. Each way takes the time of a
+    # task more to issue.
     host = Decision(RELU.storage, "dense", "host", release=4, prefetch=6)
     plan, device = plan_of(CHAIN, host), link(2.5, 3.0)
-    costs = cost_table(CHAIN, device, measured_s=EVERY)
-    assert simulate(CHAIN, plan, costs).step_s == pytest.approx(13.5)
-    assert Simulator(CHAIN, costs).wall_s(plan) == pytest.approx(11 + 2.5 + 3.0)
-    assert Simulator(CHAIN, costs).wall_s(plan_of(CHAIN)) == 11
-    # A host that needs a quarter of a second for each task stays ahead of the device, also beyond a copy.
-    late = replace(device, runtime_host_s=0.25)
-    assert wall_s(CHAIN, plan, late, measured_s=EVERY) == pytest.approx(11 + 2.5 + 3.0 + 0.25)
+    assert step_s(CHAIN, plan, device, measured_s=EVERY) == pytest.approx(13.5)
+    ahead = replace(device, runtime_host_s=0.25)
+    assert step_s(CHAIN, plan, ahead, measured_s=EVERY) == pytest.approx(13.5 + 0.25)
+    late = replace(link(1.25, 1.5), runtime_host_s=0.75)
+    found = simulate(CHAIN, plan, cost_table(CHAIN, late, measured_s=dict.fromkeys(EVERY, 0.5)))
+    begins = np.cumsum([1, 2, 1, 1, 1, 1, 2, 1, 1, 1, 1]) * 0.75
+    begins[7:] = np.maximum(begins[7:], begins[6] + 1.5 + 0.5 * np.arange(4))
+    assert found.start_s == pytest.approx(tuple(begins))
 
 
-def test_on_the_wall_the_host_waits_for_sizes():
-    # Tasks of a tenth of a second, of which the host issues one a second: copies of 0.25 and 0.3 seconds are done
-    # before the next. Of a sparse payload it must know the size, so before that goes out it waits for the task before.
-    late, brief = replace(link(0.25, 0.3), runtime_host_s=1.0), dict.fromkeys(EVERY, 0.1)
-    for codec, waited in (("dense", 0.0), ("zvc", 0.1)):
+def test_the_host_waits_for_no_size_of_what_goes_to_the_host():
+    # The device alone knows how large a sparse payload is; a host that is ahead stays so.
+    ahead, sizes = replace(link(0.25, 0.3), runtime_host_s=0.4), dict.fromkeys(EVERY, 1.0)
+    for codec in ("dense", "zvc"):
         plan = plan_of(CHAIN, Decision(RELU.storage, codec, "host", release=4, prefetch=6))
-        assert wall_s(CHAIN, plan, late, measured_s=brief) == pytest.approx(11 * 1.0 + 0.1 + waited, abs=1e-3)
+        assert step_s(CHAIN, plan, ahead, measured_s=sizes) == pytest.approx(11 + 0.4, abs=1e-3)
+
+
+def test_transfers_slow_the_tasks_beside_them_that_move_bytes():
+    # 2 s out from task 2 on, before task 5, and 2 s back from task 5 on, before task 7. At a share of a quarter tasks
+    # that moving bytes bounds take 1.25 s beside a transfer: three of them 3.75 s, 2 s of which the link is busy.
+    host = Decision(RELU.storage, "dense", "host", release=5, prefetch=5, ready=7)
+    plan, device = plan_of(CHAIN, host), replace(link(2.0, 2.0), link_interference=0.25)
+    assert step_s(CHAIN, plan, replace(device, link_interference=0.0), measured_s=EVERY) == pytest.approx(11)
+    assert step_s(CHAIN, plan, device, measured_s=EVERY) == pytest.approx(11 + 0.75 * 2 / 3.75 + 0.5 * 2 / 2.5)
+    assert step_s(CHAIN, plan_of(CHAIN), device, measured_s=EVERY) == 11, "nothing is sent"
+    slow = replace(device, flops=dict.fromkeys(device.flops, 1.0))
+    table = cost_table(CHAIN, slow)
+    assert {table.slowed(t) for t in CHAIN.tasks if t.flops} == {0.0}, "arithmetic bounds them"
+    assert step_s(CHAIN, plan, slow, measured_s=EVERY) < step_s(CHAIN, plan, device, measured_s=EVERY)

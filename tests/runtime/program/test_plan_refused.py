@@ -12,7 +12,7 @@ from gistkit.ir.contract import Contract
 from gistkit.ir.plan import Decision
 from gistkit.planning.forms.predicted import held
 from gistkit.planning.policies.gist_rules import gist
-from gistkit.runtime.rebuild.terms import ReluTerm
+from gistkit.runtime.rebuild.terms import Recipe
 from tests.support.models import UNet
 from tests.support.plan_cases import BATCH, Shared, Small, captured, data, loss_of, made, same, step
 
@@ -56,14 +56,14 @@ def test_a_rebuild_that_goes_wrong_under_a_budget_is_caught_before_it_is_read(mo
     model, (x, y) = UNet().train(), data()
     graph, _ = captured(model, x, y)
     twin = gistkit.compress(copy.deepcopy(model), replace(gist(graph), budget_bytes=2**40))
-    right = ReluTerm.dense
+    right = Recipe.values
 
-    def one_bit_off(self, rows=None):
-        values = right(self, rows)
+    def one_bit_off(self, leaves, rows=None):
+        values = right(self, leaves, rows)
         values.view(-1)[5:6].view(torch.int32).bitwise_xor_(1)
         return values
 
-    monkeypatch.setattr(ReluTerm, "dense", one_bit_off)
+    monkeypatch.setattr(Recipe, "values", one_bit_off)
     loss = loss_of(twin(x), y)
     text = "was to be 'rebuild', and it cannot be rebuilt bit for bit on this device"
     with pytest.raises(PlanError, match=text):

@@ -23,10 +23,8 @@ What the paper leaves open, and how it is settled here:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import inf
 from typing import NamedTuple
 
 from gistkit.ir import CallChoice, Decision, Plan, SavedGraph
@@ -94,21 +92,19 @@ def modnn(
     fidelity: str = "reassociated",
     reserve: int = 0,
     batch_norm: bool = False,
-    time_limit_s: float = inf,
 ) -> Plan:
     """moDNN's plan within a budget (None: the device's memory), ``reserve`` bytes of which are left free.
 
     ``fidelity`` "bitwise" allows no sub-batches, "lossy" no more than "reassociated"; ``batch_norm`` accepts them for a
     network whose batch norms then see other statistics. The plan's figures are the simulator's; those of moDNN's own
     clock are in ``details``. ``lower_bound_bytes`` is the least budget for the allowed class of moves. Raises
-    BudgetError below that, with the least of each class; TimeoutError where the schedule takes longer than
-    ``time_limit_s`` seconds of this thread's time; ValueError for another word or a graph without tasks.
+    BudgetError below that, with the least of each class; ValueError for another word or a graph without tasks.
     """
     memory_bytes = capacity(costs, budget_bytes)
     part, least = choose_sub_batch(
         graph, costs, memory_bytes, fidelity=fidelity, reserve=reserve, batch_norm=batch_norm
     )
-    found = schedule(part, memory_bytes - reserve, time_limit_s)
+    found = schedule(part, memory_bytes - reserve)
     own_clock = {"own_step_s": found.step_s, "defragmentations": len(found.defragmented)}
     reason, bare = "waits on the host between its two uses", bare_plan(graph)
     sent = (
@@ -142,14 +138,10 @@ def _algorithms(graph: SavedGraph, costs: CostTable, found: Schedule) -> tuple[C
     return convolutions.choices(by_call)
 
 
-def schedule(part: Part, memory_bytes: int, time_limit_s: float = inf) -> Schedule:
-    """Algorithm 1 in ``memory_bytes``, at least ``lower_bound(part)``. Raises TimeoutError where that takes longer than
-    ``time_limit_s`` of this thread's time."""
-    run, tasks = _Scheduler(part, memory_bytes), len(part.tdfg.transient_bytes)
-    deadline_s = time.thread_time() + time_limit_s
-    for t in range(tasks):
-        if time.thread_time() > deadline_s:
-            raise TimeoutError(f"modnn: {time_limit_s} s are over at task {t} of {tasks}; raise time_limit_s")
+def schedule(part: Part, memory_bytes: int) -> Schedule:
+    """Algorithm 1 in ``memory_bytes``, at least ``lower_bound(part)``."""
+    run = _Scheduler(part, memory_bytes)
+    for t in range(len(part.tdfg.transient_bytes)):
         run.task(t)
     return Schedule(part, tuple(run.runs), tuple(run.moves), tuple(run.absences.values()), tuple(run.defragmented))
 

@@ -1,10 +1,9 @@
 """`optimal`: the fastest step within a budget among all moves of a class, with its optimality gap.
 
-Every storage's forms, convolution algorithms and, where the order of summation may change, sub-batches
-(:mod:`.variants`); segments of the forward may run anew (:mod:`.segments`). A relaxation bounds the step from below
-(:mod:`.bounds`), a local search finds the plan (:mod:`.search`), and the simulator has the last word. Plans of other
-policies may be given as ``seeds``, each of which competes whole, so the result is never slower than any of them that
-fits and is of the class.
+Every storage's forms and, where the order of summation may change, sub-batches (:mod:`.variants`); segments of the
+forward may run anew (:mod:`.segments`). A local search finds the plan (:mod:`.search`), and the simulator has the last
+word. Plans of other policies may be given as ``seeds``, each of which competes whole, so the result is never slower
+than any of them that fits and is of the class.
 """
 
 from __future__ import annotations
@@ -25,18 +24,13 @@ from gistkit.planning.policies.optimal.solve import Fastest, Least, least_peak
 from gistkit.planning.policies.optimal.variants import Allowed
 from gistkit.planning.simulate import Simulator
 
-TIME_LIMIT_S, LARGE_LIMIT_S = 4.0, 16.0
+TIME_LIMIT_S, LARGE_LIMIT_S = 5.0, 16.0
 LARGE_TASKS = 3000  # steps of more tasks (ResNet-152 has 1,290, ResNet-1202 10,222) get the longer limit by default
 NARROW_SHARE = 0.5
 """Share of the time in which a wider class of moves is first planned with bitwise ones alone, whose plan it has too and
 may miss in the time that it gets."""
-SEARCH_SHARE, PARTS_SHARE = 0.3, 0.6
-"""Share of the time that a search gets at least, however long it took to get there, and of the time left that it gets
-where more numbers of sub-batches are to be looked at."""
-MORE_SHARE, MORE_S = 0.5, 2.0
-"""With a gap above a tenth a search goes on for so much of its time again, at most MORE_S seconds: at the least budgets
-4 s are too short for most steps (ResNet-50 on an H200: 74.4 -> 68.1 ms; on a Titan X 778 -> 757)."""
-PEAK_SHARE = 0.2  # share of the time for the least peak, which every plan reports
+PARTS_SHARE = 0.6  # of the time left, for one number of sub-batches of several
+PEAK_SHARE = 0.2  # as much time again for the least peak, which every plan reports
 SMALL_TASKS, SMALL_S = 200, 4.0
 """The least peak of a step of so few tasks is searched for to the end, whatever the time limit: then it does not depend
 on how busy the machine is. A U-Net of 98 tasks takes 0.8 to 1.0 s on one core."""
@@ -62,25 +56,23 @@ def optimal(
     """The fastest plan within ``budget_bytes`` (None: any peak), ``reserve`` bytes of which are left free.
 
     ``fidelity`` and ``lossy`` name the class of moves (:mod:`gistkit.planning.forms`). ``batch_norm`` accepts
-    sub-batches for a network whose batch norms would then see other statistics. A convolution's algorithm is chosen
-    where the hardware can be told (``Hardware.tells_algorithms``). After about ``time_limit_s`` seconds (None: by the
-    size of the step; half as long again, 2 s at most, where the gap is above a tenth) the best plan found is returned;
-    ``Plan.gap`` is (step - bound) / step, the bound over all that is offered. Raises BudgetError, with the least peak
-    found for the class, where nothing fits; ValueError for an unknown class or format or a graph without tasks.
+    sub-batches for a network whose batch norms would then see other statistics. Convolutions run under PyTorch's choice
+    of algorithms, in the ``seeds`` under their own. After about ``time_limit_s`` seconds (None: by the size of the
+    step) the best plan found is returned; ``Plan.gap`` is (step - floor) / step: no choice of what is offered takes
+    less than the floor. Raises BudgetError, with the least peak found for the class, where nothing fits; ValueError for
+    an unknown class or format or a graph without tasks.
     """
-    allowed = Allowed(fidelity, lossy, batch_norm, costs.hardware.tells_algorithms)
-    limit_s, begun = _limit(graph, time_limit_s), time.monotonic()
+    allowed = Allowed(fidelity, lossy, batch_norm)
+    limit_s = _limit(graph, time_limit_s)
     room_bytes = None if budget_bytes is None else budget_bytes - reserve
     given, narrow_bytes = list(seeds), inf
     share = NARROW_SHARE if lossy is not None or allowed.part_counts(graph) != [1] else 0.0
     if share:
-        bitwise = Allowed(algorithms=allowed.algorithms)
-        narrow = Planning(graph, costs, bitwise, share * limit_s, room_bytes)
+        narrow = Planning(graph, costs, Allowed(), share * limit_s, room_bytes)
         narrow.run()
         narrow_bytes = narrow.found.peak_bytes
         given = [narrow.plan, *given] if narrow.plan is not None else given
-    left_s = max((1 - share) * limit_s, limit_s - (time.monotonic() - begun))
-    planning = Planning(graph, costs, allowed, left_s, room_bytes)
+    planning = Planning(graph, costs, allowed, (1 - share) * limit_s, room_bytes)
     planning.run()
     planning.against(given)
     plan = planning.plan
@@ -88,7 +80,7 @@ def optimal(
         assert budget_bytes is not None
         least = int(min(planning.found.peak_bytes, narrow_bytes)) + reserve
         raise BudgetError(budget_bytes, {fidelity: least}, REMEDIES[fidelity])
-    return planning.with_figures(plan, budget_bytes, reserve, limit_s)
+    return planning.with_figures(plan, budget_bytes, reserve)
 
 
 def minimise_peak(
@@ -107,11 +99,10 @@ def minimise_peak(
     ``peak_bytes`` is a budget that can be met, ``lower_bound_bytes`` one below which no plan of the class is: where
     both are equal there is no smaller peak. ``gap`` is None.
     """
-    limit_s = _limit(graph, time_limit_s)
-    allowed = Allowed(fidelity, lossy, batch_norm, costs.hardware.tells_algorithms)
-    planning = Planning(graph, costs, allowed, limit_s, 0)
+    planning = Planning(graph, costs, Allowed(fidelity, lossy, batch_norm), _limit(graph, time_limit_s), 0)
     planning.least()
-    return replace(planning.with_figures(planning.smallest(), None, reserve, limit_s), gap=None)
+    plan = reasoned(planning.found.search.problem, planning.found.taken)
+    return replace(planning.with_figures(plan, None, reserve), gap=None)
 
 
 def _limit(graph: SavedGraph, time_limit_s: float | None) -> float:
@@ -122,44 +113,40 @@ def _limit(graph: SavedGraph, time_limit_s: float | None) -> float:
 
 class Planning:
     """One search over all numbers of sub-batches of a class, about ``limit_s`` seconds long. ``plan``: the fastest plan
-    found within ``room_bytes`` (None: any peak), with reasons and ``step_s``; ``bound_s``: what no plan goes below."""
+    found within ``room_bytes`` (None: any peak), with reasons and ``step_s``."""
 
     def __init__(
         self, graph: SavedGraph, costs: CostTable, allowed: Allowed, limit_s: float, room_bytes: int | None
     ) -> None:
-        self._begun, self._limit_s, self._room_bytes = time.monotonic(), limit_s, room_bytes
+        self._limit_s, self._room_bytes = limit_s, room_bytes
         self._graph, self._costs, self._allowed = graph, costs, allowed
         self._simulator = Simulator(graph, costs)
-        self._searches: dict[int, Search] = {}
-        self._least: dict[int, Least] = {}
+        self._least: list[Least] = []
         self.plan: Plan | None = None
-        self.bound_s = inf
 
     def run(self) -> None:
         """Search for the fastest plan."""
         self.least()
-        best, best_s = None, inf
-        for parts, least in self._least.items():
-            if self._room_bytes is not None and least.bound_bytes > self._room_bytes:
-                continue
-            search, now = self._searches[parts], time.monotonic()
-            bound_s = search.problem.floor_s
-            if parts * bound_s < best_s:
-                left_s = max(self._begun + self._limit_s - now, (0.02 if best else SEARCH_SHARE) * self._limit_s)
-                until = now + left_s * (1.0 if parts == max(self._least) else PARTS_SHARE)
-                more_s = min(MORE_SHARE * self._limit_s, MORE_S)
-                found = Fastest(search, self._room_bytes, [least.taken], until, more_s)
-                bound_s = found.bound_s
+        best, best_s, end = None, inf, time.monotonic() + self._limit_s
+        for least in self._within():
+            parts, floor_s = least.search.problem.parts, least.search.problem.floor_s
+            if parts * floor_s < best_s:
+                now = time.monotonic()
+                until = now + max(0.0, end - now) * (1.0 if least is self._least[-1] else PARTS_SHARE)
+                found = Fastest(least.search, self._room_bytes, [least.taken], until)
                 if parts * found.seconds < best_s:
                     best, best_s = found, parts * found.seconds
-            self.bound_s = min(self.bound_s, parts * bound_s)
         if best is not None and best.taken is not None:
-            self.plan = replace(reasoned(best.search.problem, best.taken), step_s=best_s)
+            plan = reasoned(best.search.problem, best.taken)
+            self.plan = replace(plan, step_s=self._simulator.run(plan).step_s)
+
+    def _within(self) -> list[Least]:
+        """The numbers of sub-batches with which some choice may fit."""
+        room_bytes = self._room_bytes
+        return [least for least in self._least if room_bytes is None or least.bound_bytes <= room_bytes]
 
     def against(self, plans: Iterable[Plan]) -> None:
-        """Take over the fastest of other plans of the class that fit, as they are, if it is faster. The bound is then
-        below it, too."""
-        found = self.plan
+        """Take over the fastest of other plans of the class that fit, as they are, if it is faster."""
         for plan in self._whole(plans):
             try:
                 run = self._simulator.run(plan)
@@ -168,20 +155,17 @@ class Planning:
             fits = self._room_bytes is None or run.peak_bytes <= self._room_bytes
             if fits and (self.plan is None or run.step_s < self.plan.step_s * (1 - 1e-9)):
                 self.plan = replace(plan, step_s=run.step_s)
-        if self.plan is not None and self.plan is not found:
-            floor_s = min(parts * search.problem.floor_s for parts, search in self._searches.items())
-            self.bound_s = floor_s if found is None else min(self.bound_s, self.plan.step_s)
 
     def _whole(self, plans: Iterable[Plan]) -> Iterator[Plan]:
-        """The plans that the class admits. Without a choice of algorithms each convolution keeps its default."""
+        """The plans that the class admits, with their algorithms where the hardware can be told of them."""
         own, replays = own_decisions(self._graph), Replays(self._graph)
         for plan in plans:
             admitted = self._allowed.admits(plan, self._graph)
             if not admitted or len(replays.able(plan.decisions)) < len(plan.decisions):
                 continue
             decided = {d.storage for d in plan.decisions}
-            keeps = self._allowed.algorithms
-            choices = plan.choices if keeps else tuple(replace(c, algorithm="") for c in plan.choices)
+            told = self._costs.hardware.tells_algorithms
+            choices = plan.choices if told else tuple(replace(c, algorithm="") for c in plan.choices)
             details = {} if plan.policy == "optimal" else {"taken_from": plan.policy}
             # maps and bits: without a decision the operators make them all the same; what goes, only with one
             open_ = tuple(d for d in own if d.storage not in decided)
@@ -196,28 +180,24 @@ class Planning:
             left_s = max(deadline - time.monotonic(), 0.1 * self._limit_s)
             left_s = max(left_s, SMALL_S) if len(self._graph.tasks) <= SMALL_TASKS else left_s
             search = Search(Problem(self._graph, self._costs, self._simulator, self._allowed, parts))
-            self._searches[parts], self._least[parts] = search, least_peak(search, left_s, self._room_bytes)
+            self._least.append(least_peak(search, left_s, self._room_bytes))
 
     @property
     def found(self) -> Least:
         """The least peak over all numbers of sub-batches."""
-        return min(self._least.values(), key=lambda least: least.peak_bytes)
+        return min(self._least, key=lambda least: least.peak_bytes)
 
-    def smallest(self) -> Plan:
-        """The plan of least peak."""
-        parts = min(self._least, key=lambda parts: self._least[parts].peak_bytes)
-        return reasoned(self._searches[parts].problem, self._least[parts].taken)
-
-    def with_figures(self, plan: Plan, budget_bytes: int | None, reserve: int, limit_s: float) -> Plan:
-        """A plan with what the simulator and the bounds say of it."""
+    def with_figures(self, plan: Plan, budget_bytes: int | None, reserve: int) -> Plan:
+        """A plan with what the simulator says of it; its gap above what no choice goes below."""
         plan = with_figures(plan, self._graph, self._costs, budget_bytes, reserve=reserve)
-        gap = max(0.0, (plan.step_s - self.bound_s) / plan.step_s) if plan.step_s > 0 else 0.0
-        moves = {"fidelity": self._allowed.fidelity, "algorithms": self._allowed.algorithms}
-        bound_bytes = min(least.bound_bytes for least in self._least.values())
+        problems = [least.search.problem for least in self._within()]
+        floor_s = min((problem.parts * problem.floor_s for problem in problems), default=0.0)
+        gap = max(0.0, (plan.step_s - floor_s) / plan.step_s) if plan.step_s > 0 else 0.0
+        bound_bytes = min(least.bound_bytes for least in self._least)
         return replace(
             plan,
             # a whole plan may do what is no move, and be below all moves
             lower_bound_bytes=min(bound_bytes + reserve, plan.peak_bytes),
             gap=0.0 if gap < 1e-5 else gap,
-            details={**plan.details, **moves, "time_limit_s": limit_s},
+            details={**plan.details, "fidelity": self._allowed.fidelity},
         )

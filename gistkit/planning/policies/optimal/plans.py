@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
 from gistkit.errors import PlanError
-from gistkit.ir import OPERATORS, RERUN, CallChoice, Decision, Plan
-from gistkit.planning.cost import by_part
+from gistkit.ir import OPERATORS, RERUN, Decision, Plan
 from gistkit.planning.forms import kept_bytes
 from gistkit.planning.policies.optimal.problem import Problem
 from gistkit.planning.simulate import load_of
@@ -23,35 +21,19 @@ def plan_of(problem: Problem, taken: Sequence[int]) -> Plan:
     """The plan of a choice, without figures and reasons."""
     variants = [problem.groups[g][v] for g, v in enumerate(taken)]
     decisions = tuple(v.decision for v in variants if v.decision is not None)
-    chosen: dict[int, list[CallChoice]] = defaultdict(list)
-    for choice in (*problem.choices, *(v.choice for v in variants if v.choice is not None)):
-        chosen[choice.covered].append(choice)
     summed = "reassociated" if problem.parts > 1 else "bitwise"
-    return replace(
-        problem.bare,
-        decisions=decisions,
-        choices=tuple(_merged(problem, chosen[c]) for c in sorted(chosen)),
-        fidelity="lossy" if any(d.form.rounds_to for d in decisions) else summed,
-    )
-
-
-def _merged(problem: Problem, choices: Sequence[CallChoice]) -> CallChoice:
-    """The algorithms of a call's tasks in one choice."""
-    if len(choices) == 1:
-        return choices[0]
-    names = dict(c.algorithm.split("=") for c in choices if c.algorithm)
-    tasks = problem.index.of_call[problem.index.covered[choices[0].covered].index]
-    algorithm = by_part(names) if len(names) == len(tasks) else ",".join(f"{p}={name}" for p, name in names.items())
-    return replace(choices[0], algorithm=algorithm)
+    lossy = any(d.form.rounds_to for d in decisions)
+    return replace(problem.bare, decisions=decisions, fidelity="lossy" if lossy else summed)
 
 
 def clock(problem: Problem, taken: Sequence[int]) -> tuple[float, int]:
-    """(seconds of one sub-batch, peak bytes) of a choice, by the simulator. Endless both where that refuses it."""
+    """(seconds of one sub-batch, peak bytes) of a choice, by the simulator; equal steps by their compute
+    (``Problem.idle``). Endless both where that refuses it."""
     try:
         run = problem.simulator.run(plan_of(problem, taken))
     except PlanError:
         return inf, NO_PEAK
-    return run.step_s / problem.parts, run.peak_bytes
+    return (run.step_s + problem.idle * (run.compute_s + run.extra_s)) / problem.parts, run.peak_bytes
 
 
 def reasoned(problem: Problem, taken: Sequence[int]) -> Plan:

@@ -17,7 +17,7 @@ from gistkit.ir import BACKWARD, NEVER, OPERATORS, RERUN, Block, Decision, Plan,
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import call_choices, intolerant, options, rounds
 from gistkit.planning.policies.optimal.segments import candidates
-from gistkit.planning.policies.optimal.variants import Allowed, Delta, Variant, level_of, of_convolutions, of_storages
+from gistkit.planning.policies.optimal.variants import Allowed, Delta, Variant, level_of, of_storages
 from gistkit.planning.simulate import (
     Context,
     Effects,
@@ -32,6 +32,7 @@ from gistkit.planning.simulate import (
 
 Key = tuple[int, int]
 """(group, variant)."""
+IDLE = 1e-6  # what a second of compute counts for beside a second of the step: where the host decides, less is better
 SETTLING = 16  # encodings at one task that settle an earlier scratch there, more than any needs
 
 
@@ -86,10 +87,11 @@ class Problem:
         self.tasks = profile.tasks
         self.base_bytes = level_of([Delta.of(rest, self.costs)], np.zeros(self.tasks, dtype=np.int64))
         self.base_s = np.array(profile.task_s) + np.array(profile.extra_s)
+        self.task_s, self.beside, self.issue_s = profile.task_s, profile.beside, self.costs.hardware.runtime_host_s
+        self.idle = IDLE if self.issue_s else 0.0
         groups = [self._possible(block, variants) for block, variants in zip(self.blocks, forms, strict=True)]
         self.first_segment = len(groups)
-        groups += [[Variant(delta=Delta()), Variant(segment=s)] for s in range(len(self.segments))]
-        self._set_groups([*groups, *(of_convolutions(self.index, self.costs) if allowed.algorithms else ())])
+        self._set_groups([*groups, *([Variant(), Variant(segment=s)] for s in range(len(self.segments)))])
 
     def _possible(self, block: Block, variants: Iterable[Variant]) -> list[Variant]:
         found = [v for v in variants if self._effects(block, v, NOTHING, None, False) is not None]
@@ -106,7 +108,7 @@ class Problem:
         return other
 
     def _set_groups(self, groups: list[list[Variant]]) -> None:
-        """Groups of storages, of segments, of convolutions, in this order, and what is looked up of them."""
+        """Groups of storages and of segments, in this order, and what is looked up of them."""
         self.groups = groups
         self.keys = [(g, v) for g, group in enumerate(groups) for v in range(len(group))]
         self.offsets = np.concatenate(([0], np.cumsum([len(group) for group in groups]))).astype(int)
@@ -168,8 +170,6 @@ class Problem:
         the blocks that it has decoded for itself."""
         group, number = key
         variant = self.groups[group][number]
-        if variant.delta is not None:
-            return variant.delta
         if variant.decision is not None and not _serves(variant.decision, need):
             return None
         known = (key, need.tasks, need.decoded, late, least)
@@ -181,9 +181,10 @@ class Problem:
         return self._known[known]
 
     def _rerun(self, variant: Variant, decoded: frozenset[int]) -> Delta:
+        if variant.segment < 0:
+            return Delta()
         segment = decoding(self.segments[variant.segment].segment, decoded, self.index)
-        seconds = sum(self.costs.task_s(t) for t in segment.tasks)
-        return Delta.of(Effects(segment.passing(), ((segment.start, seconds),)), self.costs)
+        return Delta.of(segment.effects(self.task_s), self.costs)
 
     def _effects(
         self, block: Block, variant: Variant, need: Requirement, late: int | None, least: bool
@@ -203,8 +204,10 @@ class Problem:
 
     @property
     def floor_s(self) -> float:
-        """Seconds that no choice goes below: of every group the fastest variant."""
-        return float(self.base_s.sum()) + sum(min(d.seconds for d in deltas) for deltas in self._least_by_group())
+        """Seconds that no choice goes below: of every group the fastest variant, behind the host's first task; and what
+        the host takes."""
+        compute_s = float(self.base_s.sum()) + sum(min(d.seconds for d in deltas) for deltas in self._least_by_group())
+        return max(self.issue_s + compute_s, self.issue_s * self.tasks)
 
     @property
     def floor_bytes(self) -> int:

@@ -74,12 +74,6 @@ class Search:
         score[[self.problem.offsets[s] + 1 for s in self.problem.members]] = np.inf  # no segment runs anew by itself
         return [int(np.argmin(part)) for part in np.split(score, self.problem.offsets[1:-1])]
 
-    def rounded(self, shares: np.ndarray) -> list[int]:
-        """The variant of every group with the largest share; segments that run anew by more than half."""
-        first, offsets = self.problem.first_segment, self.problem.offsets
-        running = [s for s in range(len(self.problem.segments)) if shares[offsets[first + s] + 1] > 0.5]
-        return self._running(self._least(-shares), running)
-
     def _running(self, taken: list[int], segments: Iterable[int]) -> list[int]:
         for segment in (self.problem.first_segment + s for s in segments):
             for g, v in ((segment, 1), *self.problem.members[segment]):

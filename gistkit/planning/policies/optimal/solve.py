@@ -1,9 +1,8 @@
 """The choice of least peak of one problem, and the fastest within a budget.
 
-The fastest is searched for in rounds. A round bounds the step from below (:mod:`.bounds`), makes what that takes most
-of whole, repairs it and other choices until they fit, and improves the best of them. The next round knows further
-moments for what the best choice ships (:func:`.retimed`). Where bound and best step meet, that step is optimal; else
-the gap is what is left when time is up.
+The fastest is searched for in rounds. A round repairs choices until they fit and improves the best of them. The next
+round knows further moments for what the best choice ships (:func:`.retimed`). Where the best step is at the floor
+(``Problem.floor_s``) it is optimal; else the gap is what is left when time is up.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from gistkit.planning.policies.optimal.bounds import EXACT, Bounds
 from gistkit.planning.policies.optimal.plans import NO_PEAK, clock, retimed
 from gistkit.planning.policies.optimal.search import LINK_WEIGHTS, Search
 
@@ -27,15 +25,17 @@ best of what they end in is improved further."""
 GRACE_S = 2.0  # time for a repair although time is up: without one there may be no plan at all
 ENOUGH = 0.8  # share of a round's time that is left to improve what has been repaired until then
 ROUNDS = (0.4, 0.4, 1.0)  # the shares of the time left that rounds take
-WORTH = 0.1  # the gap above which a search gets more time
+EXACT = 1e-9  # what sums of double precision may be off by, relative
 Reached = tuple[tuple[int, ...], int]
 """A choice and its simulated peak in bytes."""
 
 
 @dataclass(frozen=True)
 class Least:
-    """``bound_bytes``: no choice's peak is below. ``taken``: the choice of least simulated peak, ``peak_bytes``."""
+    """``bound_bytes``: no choice's peak is below. ``taken``: the choice of ``search`` of least simulated peak,
+    ``peak_bytes``."""
 
+    search: Search
     bound_bytes: int
     taken: tuple[int, ...]
     peak_bytes: int
@@ -47,7 +47,7 @@ def least_peak(search: Search, limit_s: float, room_bytes: int | None = 0) -> Le
     problem, deadline = search.problem, time.monotonic() + limit_s
     best, bound = _reached(search, search.smallest()), problem.floor_bytes
     if best[1] <= bound or room_bytes is None:
-        return Least(min(bound, best[1]), *best)
+        return Least(search, min(bound, best[1]), *best)
     enough = max(bound, room_bytes)
     layouts = [search.fastest(layout) for layout in problem.layouts]
     layouts = sorted(layouts, key=lambda taken: int(search.state(taken).level.max()))[:LAYOUTS]
@@ -60,7 +60,7 @@ def least_peak(search: Search, limit_s: float, room_bytes: int | None = 0) -> Le
         reached = best if found is None else _reached(search, found.taken)
         vain = 0 if reached[1] < best[1] else vain + 1
         best = min(best, reached, key=lambda r: r[1])
-    return Least(min(bound, best[1]), *best)
+    return Least(search, min(bound, best[1]), *best)
 
 
 def _lowered(search: Search, best: Reached, wanted: int, deadline: float) -> Reached:
@@ -88,16 +88,14 @@ def _reached(search: Search, taken: Sequence[int]) -> Reached:
 
 
 class Fastest:
-    """One search for the fastest choice within a budget (None: any), until a deadline, or ``more_s`` later where the
-    gap is above WORTH. Afterwards ``taken`` is the best choice of ``search`` (None: none fits), ``seconds`` are its
-    simulated ones, and no choice goes below ``bound_s``."""
+    """One search for the fastest choice within a budget (None: any), until a deadline. Afterwards ``taken`` is the best
+    choice of ``search`` (None: none fits), ``seconds`` are its simulated ones."""
 
     def __init__(
-        self, search: Search, budget_bytes: int | None, starts: Sequence[Sequence[int]], deadline: float, more_s: float
+        self, search: Search, budget_bytes: int | None, starts: Sequence[Sequence[int]], deadline: float
     ) -> None:
         self.search, self._budget, self._deadline = search, budget_bytes, deadline
         self._fitting: dict[tuple[int, ...], float] = {}
-        self.bound_s = search.problem.floor_s
         starts = [*starts, search.fastest(), *(search.fastest(layout) for layout in search.problem.layouts)]
         for start in starts:
             self._note(start)
@@ -106,11 +104,8 @@ class Fastest:
                 break
             if self._budget is not None:
                 starts = self._repaired(starts, self._budget)
-            if number == 0 and self.seconds * (1 - WORTH) > self.bound_s:
-                self._deadline += more_s
             self._polish(share)
         self._polish(1.0)
-        self.bound_s = min(self.bound_s, self.seconds)
 
     @property
     def taken(self) -> tuple[int, ...] | None:
@@ -121,13 +116,9 @@ class Fastest:
         return min(self._fitting.values(), default=inf)
 
     def _repaired(self, starts: Sequence[Sequence[int]], budget_bytes: int) -> list[Sequence[int]]:
-        """Bound the step; repair what the relaxation takes most of and the ``starts``: those that could be."""
-        problem = self.search.problem
-        upper_s = self.seconds if self._fitting else 1.1 * float(problem.base_s.sum())
-        bound_s, shares = Bounds(problem).seconds(budget_bytes, upper_s)
-        self.bound_s = max(problem.floor_s, bound_s)
+        """Repair the ``starts``: those that could be."""
         enough_s, able = self._left(ENOUGH), []
-        for taken in (self.search.rounded(shares), *starts):
+        for taken in starts:
             if self._fitting and self._left() <= enough_s:
                 break
             for weight in LINK_WEIGHTS:
@@ -162,8 +153,9 @@ class Fastest:
         return max(0.0, self._deadline - time.monotonic()) * share
 
     def _meets(self) -> bool:
-        """Whether bound and best step are equal but for rounding."""
-        return self.seconds <= self.bound_s * (1 + 2 * EXACT)
+        """Whether floor and best step are equal but for rounding."""
+        problem = self.search.problem
+        return self.seconds <= problem.floor_s * (1 + 2 * EXACT + problem.idle)
 
     def _polish(self, share: float) -> None:
         """Improve the best choices, for a share of the time left."""

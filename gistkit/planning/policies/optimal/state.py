@@ -20,7 +20,7 @@ import numpy as np
 from gistkit.planning.forms import MAX_DEPTH
 from gistkit.planning.policies.optimal.problem import NOTHING, SETTLING, Problem, Requirement, SourceUse
 from gistkit.planning.policies.optimal.variants import Delta
-from gistkit.planning.simulate import Context, Load, stalls, used_at
+from gistkit.planning.simulate import Beside, Context, Load, delays, used_at
 
 YIELDS = 20  # rounds in which variants may give way to one step
 
@@ -49,7 +49,7 @@ class IncrementalState:
         self._sending: dict[int, None] = {}
         self._encoded: list[tuple[int, int]] = []
         self._scratches = Context(problem.index)
-        self.level, self._task_s = problem.base_bytes, problem.base_s
+        self.level, self._task_s, self._host_s = problem.base_bytes, problem.base_s, problem.beside.host_s
         changes = dict(enumerate(taken))
         for segment, members in problem.members.items():
             if (taken[segment] == 1) != all(taken[g] == v for g, v in members):
@@ -202,34 +202,39 @@ class IncrementalState:
         return self.level + np.cumsum(change)
 
     def seconds(self) -> float:
-        """Seconds of the step."""
-        return self.compute_s + self._stalled(self._task_s, self._sent(()))
+        """Seconds of the step, as :func:`.plans.clock` has them."""
+        return self.compute_s * (1 + self._problem.idle) + self._late_s(self._task_s, self._host_s, self._sent(()))
 
     def seconds_after(self, step: Step, most_s: float) -> float:
         """Seconds behind a step; where they are above ``most_s``, any number above it."""
-        compute_s = self.compute_s + step.more_s
+        compute_s = (self.compute_s + step.more_s) * (1 + self._problem.idle)
         loads = self._sent(step.new) + [load for delta in step.new.values() for load in delta.loads]
-        if compute_s >= most_s or not loads:
+        if compute_s >= most_s or not (loads or self._problem.issue_s):
             return compute_s
-        return compute_s + self._stalled(self._task_s_after(step), loads, most_s - compute_s)
+        return compute_s + self._late_s(*self._seconds_after(step), loads, most_s - compute_s)
 
-    def _stalled(self, task_s: np.ndarray, loads: Collection[Load], most_s: float = np.inf) -> float:
-        return sum(s for _, s in stalls(task_s, loads, self._problem.costs.hardware.shared_rate, most_s))
+    def _late_s(self, task_s: np.ndarray, host_s: np.ndarray, loads: Collection[Load], most_s: float = np.inf) -> float:
+        beside = Beside(host_s, self._problem.beside.slowed)
+        return float(delays(task_s, loads, self._problem.costs.hardware.shared_rate, beside, most_s)[-1])
 
     def _sent(self, but: Collection[int]) -> list[Load]:
         return [load for g in self._sending if g not in but for load in self._deltas[g].loads]
 
-    def _task_s_after(self, step: Step) -> np.ndarray:
-        task_s = self._task_s.copy()
-        for sign, deltas in ((1.0, step.new.values()), (-1.0, step.old)):
-            for task, seconds in (e for delta in deltas for e in delta.extra):
-                task_s[task] += sign * seconds
-        return task_s
+    def _seconds_after(self, step: Step) -> tuple[np.ndarray, np.ndarray]:
+        """By task, those of compute and of the host behind a step."""
+        task_s, host_s = self._task_s.copy(), self._host_s.copy()
+        for sign, deltas in ((1, step.new.values()), (-1, step.old)):
+            for delta in deltas:
+                for task, seconds in delta.extra:
+                    task_s[task] += sign * seconds
+                for task, count in delta.issued:
+                    host_s[task] += sign * count * self._problem.issue_s
+        return task_s, host_s
 
     def take(self, step: Step, level: np.ndarray | None = None) -> None:
         """Take a step; ``level``: what :meth:`level_after` gave for it."""
         self.level = self.level_after(step) if level is None else level
-        self._task_s = self._task_s_after(step)
+        self._task_s, self._host_s = self._seconds_after(step)
         self.compute_s = float(self._task_s.sum())
         self._encoded, self._scratches, _ = self._settled(step.variants)
         for group, variant in step.variants.items():
