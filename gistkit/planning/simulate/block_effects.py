@@ -108,7 +108,8 @@ class _DecidedBlock:
             self._add(block.first, dense_last, block.nbytes, "dense")
             self._mask()
             self._form()
-        return Effects(tuple(self.intervals), tuple(self.extra), tuple(self.transfers))
+        issued = tuple((t.issue, 1) for t in self.transfers)
+        return Effects(tuple(self.intervals), tuple(self.extra), tuple(self.transfers), issued)
 
     def _form(self) -> None:
         if self.values and not self.form.values:
