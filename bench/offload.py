@@ -24,7 +24,8 @@ import torch
 from gistkit.benchmark.measure import environment, utc
 from gistkit.codecs import CODECS, Encoded
 from gistkit.runtime.offload.backends import CudaBackend
-from gistkit.runtime.offload.offloader import Offloader, Parcel
+from gistkit.runtime.offload.offloader import Offloader
+from gistkit.runtime.offload.parcel import Parcel
 
 MIB = 2**20
 LINK_BYTES, TOTAL_BYTES = 512 * MIB, 1024 * MIB

@@ -1,13 +1,15 @@
 """Predicted and measured seconds of a step under every policy, on the device at hand.
 
     python -m bench.predictions --out bench/results/NAME.jsonl [--max-s 200] [--measure]
+    python -m bench.predictions --out ... --models vgg16 --rows 256 --budgets 12GiB --dtype bf16 --rivals
 
 Four networks are planned under every policy, within a share of plain PyTorch's peak, or without a budget where the
 policy has no plan within it, and ``gistkit.step`` runs the plan: forward, loss and backward. A row's ``ratio`` is
-``plan.step_s`` over the median of the measured steps behind the warm-up. The rates are those of a
-calibration that is made first (``rates`` names it, ``--rates NAME`` takes a preset or a file instead); with
-``--measure`` the tasks' seconds are those of a measured plain step. Exit status 1 where a step failed, 2 without a CUDA
-device.
+``plan.step_s`` over the median of the measured steps behind the warm-up, ``measured_peak_bytes`` the most that the CUDA
+allocator handed out in them. ``--rivals`` adds PyTorch's own ways to save memory: its checkpoints and ``save_on_cpu``.
+The rates are those of a calibration that is made first (``rates`` names it, ``--rates NAME`` takes a preset or a file
+instead); with ``--measure`` the tasks' seconds are those of a measured plain step. Exit status 1 where a step failed, 2
+without a CUDA device.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +31,7 @@ from torch import nn
 
 import gistkit
 from bench.networks import Transformer, densenet121
+from bench.variants import VARIANTS
 from gistkit import zoo
 from gistkit.benchmark.measure import environment, utc
 from gistkit.planning.cost.devices import Hardware, hardware
@@ -37,6 +41,8 @@ from gistkit.profiling import calibrate
 WARM_UP, TIMED = 3, 5
 CLASSES, TOKENS = 1000, 8192
 WITHIN = 0.15
+RIVALS = ("checkpoint", "save_on_cpu")
+"""Of :data:`bench.variants.VARIANTS`; as policies ``torch:checkpoint`` and ``torch:save_on_cpu``."""
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -67,6 +73,23 @@ CASES = {
 }
 
 
+class Words(NamedTuple):
+    """What the command line changes of the cases: rows (0: the case's), budgets (none: the case's), precision."""
+
+    rows: int = 0
+    budgets: tuple[str, ...] = ()
+    dtype: str = "fp32"
+
+    def precision(self, device: str) -> AbstractContextManager:
+        """fp32 and tf32: the convolutions' and products' rule for the whole process; bf16: autocast."""
+        if device == "cuda":
+            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = self.dtype == "tf32"
+        return torch.autocast(device, torch.bfloat16) if self.dtype == "bf16" else nullcontext()
+
+
+AS_THEY_ARE = Words()
+
+
 def planned(model: nn.Module, batch: Batch, policy: str, budget: str | None, **options: Any) -> gistkit.Plan:
     """The policy's plan within the budget, without one where it has none within it; `plain` has none ever."""
     words = {"loss_fn": F.cross_entropy, "policy": policy, "fidelity": "reassociated", **options}
@@ -76,26 +99,48 @@ def planned(model: nn.Module, batch: Batch, policy: str, budget: str | None, **o
         return gistkit.plan(model, *batch, **words)
 
 
-def step_seconds(model: nn.Module, batch: Batch, drain: Callable[[], None]) -> list[float]:
-    """Seconds of each timed step, the device drained before and after, in order of size."""
+def step_seconds(step: Callable[[], Any], model: nn.Module, device: str) -> dict[str, Any]:
+    """Seconds of the timed steps, the device drained before and after, and the most bytes that were allocated."""
+    drain = torch.cuda.synchronize if device == "cuda" else lambda: None
     seconds = []
-    for _ in range(WARM_UP + TIMED):
+    for number in range(WARM_UP + TIMED):
         model.zero_grad(set_to_none=True)
         drain()
+        if device == "cuda" and number == WARM_UP:
+            torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
-        gistkit.step(model, F.cross_entropy, *batch)
+        step()
         drain()
         seconds.append(time.perf_counter() - start)
-    return sorted(seconds[WARM_UP:])
+    seconds = sorted(seconds[WARM_UP:])
+    return {
+        "measured_s": statistics.median(seconds),
+        "fastest_s": seconds[0],
+        "slowest_s": seconds[-1],
+        "measured_peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None,
+    }
+
+
+def rival_row(model: nn.Module, batch: Batch, name: str, device: str) -> dict[str, Any]:
+    """What steps take in one of PyTorch's own ways."""
+    variant = VARIANTS[name]
+    run = variant.prepare(model)
+
+    def step() -> None:
+        with variant.around(device == "cuda"):
+            loss = F.cross_entropy(run(batch[0]), batch[1])
+        loss.backward()
+
+    return step_seconds(step, model, device)
 
 
 def measured_row(model: nn.Module, batch: Batch, plan: gistkit.Plan, device: str) -> dict[str, Any]:
     """What one plan predicts, and what its steps take."""
-    drain = torch.cuda.synchronize if device == "cuda" else lambda: None
-    seconds = step_seconds(model if plan.policy == "plain" else gistkit.compress(model, plan), batch, drain)
-    taken_s = statistics.median(seconds)
+    tried = model if plan.policy == "plain" else gistkit.compress(model, plan)
+    taken = step_seconds(lambda: gistkit.step(tried, F.cross_entropy, *batch), tried, device)
     predicted = plan.prediction
     return {
+        **taken,
         "budget_bytes": plan.budget_bytes,
         "peak_bytes": plan.peak_bytes,
         "hardware": plan.hardware,
@@ -104,37 +149,48 @@ def measured_row(model: nn.Module, batch: Batch, plan: gistkit.Plan, device: str
         "sub_batches": plan.sub_batches,
         "taken_from": plan.details.get("taken_from", ""),
         "predicted_s": plan.step_s,
-        "measured_s": taken_s,
-        "fastest_s": seconds[0],
-        "slowest_s": seconds[-1],
-        "ratio": plan.step_s / taken_s,
+        "ratio": plan.step_s / taken["measured_s"],
     }
 
 
 def rows(
-    name: str, policies: list[str], device: str, rates: Hardware, measure: bool, over: Callable[[], bool]
+    name: str,
+    policies: list[str],
+    device: str,
+    rates: Hardware,
+    measure: bool,
+    over: Callable[[], bool],
+    words: Words = AS_THEY_ARE,
 ) -> Iterator[dict[str, Any]]:
-    """A row a policy of one network; with ``error`` where it could not be planned or run."""
+    """A row a policy and budget of one network; with ``error`` where it could not be planned or run."""
     case = CASES[name]
     torch.manual_seed(0)
-    inputs, targets = case.batch(case.rows)
+    count = words.rows or case.rows
+    inputs, targets = case.batch(count)
     batch = inputs.to(device), targets.to(device)
     times: Any = False
     if measure:
-        times = gistkit.measure(case.model().to(device).train(), *batch, loss_fn=F.cross_entropy)
-    for policy in policies:
+        with words.precision(device):
+            times = gistkit.measure(case.model().to(device).train(), *batch, loss_fn=F.cross_entropy)
+    budgets = words.budgets or (case.budget,)
+    alone = [(policy, "") for policy in policies if policy == "plain" or ":" in policy]
+    for policy, budget in alone + [(p, b) for b in budgets for p in policies if (p, "") not in alone]:
         if over():
             print(f"bench.predictions: time is up before {name}, {policy}", file=sys.stderr)
             return
-        row = {"kind": "prediction", "time_utc": utc(), **environment(device)}
-        row |= {"model": name, "batch": case.rows, "budget": case.budget, "policy": policy}
+        row = {"kind": "prediction", "time_utc": utc(), **environment(device), "dtype": words.dtype}
+        row |= {"model": name, "batch": count, "budget": budget, "policy": policy}
         torch.manual_seed(0)
         model = case.model().to(device).train()
         try:
-            start = time.perf_counter()
-            plan = planned(model, batch, policy, case.budget, hardware=rates, measure=times)
-            row["planning_s"] = time.perf_counter() - start
-            row |= measured_row(model, batch, plan, device)
+            with words.precision(device):
+                if ":" in policy:
+                    row |= rival_row(model, batch, policy.split(":")[1], device)
+                else:
+                    start = time.perf_counter()
+                    plan = planned(model, batch, policy, budget or None, hardware=rates, measure=times)
+                    row["planning_s"] = time.perf_counter() - start
+                    row |= measured_row(model, batch, plan, device)
         except Exception as error:
             row["error"] = f"{type(error).__name__}: {error}"
         model = plan = None
@@ -149,6 +205,8 @@ def shown(row: dict[str, Any]) -> str:
     name = f"{row['model']} {row['policy']}"
     if "error" in row:
         return f"{name}: {row['error'][:200]}"
+    if "ratio" not in row:
+        return f"{name}: measured {1e3 * row['measured_s']:.1f} ms"
     taken = f" (as {row['taken_from']})" if row["taken_from"] else ""
     limit = "no budget" if row["budget_bytes"] is None else row["budget"]
     verdict = "" if abs(row["ratio"] - 1) <= WITHIN else "  <-- not within 15 %"
@@ -159,16 +217,16 @@ def shown(row: dict[str, Any]) -> str:
 
 
 def ranking(found: list[dict[str, Any]]) -> list[str]:
-    """By network, whether `optimal` was measured as the fastest of the policies within the budget."""
+    """By network and budget, whether `optimal` was measured as the fastest of the policies within the budget."""
     lines = []
-    for name in dict.fromkeys(r["model"] for r in found):
-        own = [r for r in found if r["model"] == name and "error" not in r]
-        best = next((r for r in own if r["policy"] == "optimal" and r["budget_bytes"] is not None), None)
-        if best is None:
+    for best in found:
+        if best["policy"] != "optimal" or "error" in best or best["budget_bytes"] is None:
             continue
-        within = [r for r in own if r["peak_bytes"] <= best["budget_bytes"]]
-        fastest = min(within, key=lambda r: r["measured_s"])
-        lines.append(f"{name}: optimal {1e3 * best['measured_s']:.1f} ms, fastest {fastest['policy']}")
+        own = (r for r in found if r["model"] == best["model"] and "error" not in r)
+        own = (r for r in own if "peak_bytes" in r)
+        fastest = min((r for r in own if r["peak_bytes"] <= best["budget_bytes"]), key=lambda r: r["measured_s"])
+        taken = f"optimal {1e3 * best['measured_s']:.1f} ms, fastest {fastest['policy']}"
+        lines.append(f"{best['model']} in {best['budget']}: {taken}")
     return lines
 
 
@@ -178,6 +236,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="JSONL file to write")
     parser.add_argument("--models", default=",".join(CASES))
     parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--rows", type=int, default=0, help="of the batch, in place of each case's own")
+    parser.add_argument("--budgets", default="", help="in place of each case's own: 12GiB or 60%%,40%%,25%%")
+    parser.add_argument("--dtype", choices=("fp32", "tf32", "bf16"), default="fp32")
+    parser.add_argument("--rivals", action="store_true", help="PyTorch's checkpoints and save_on_cpu, too")
     parser.add_argument("--rates", help="a preset or a file in place of a calibration")
     parser.add_argument("--measure", action="store_true", help="plan with measured seconds of a plain step")
     parser.add_argument("--max-s", type=float, default=200.0, help="start no case after this many seconds")
@@ -187,16 +249,17 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     deadline, found = time.monotonic() + args.max_s, []
     rates = hardware(args.rates) if args.rates else calibrate("cuda")
+    policies = args.policies.split(",") + [f"torch:{name}" for name in RIVALS if args.rivals]
+    words = Words(args.rows, tuple(filter(None, args.budgets.split(","))), args.dtype)
+    over = lambda: time.monotonic() > deadline  # noqa: E731
     with open(args.out, "w", encoding="utf-8") as file:
         for name in args.models.split(","):
-            for row in rows(
-                name, args.policies.split(","), "cuda", rates, args.measure, lambda: time.monotonic() > deadline
-            ):
+            for row in rows(name, policies, "cuda", rates, args.measure, over, words):
                 print(shown(row), flush=True)
                 file.write(json.dumps(row) + "\n")
                 file.flush()
                 found.append(row)
-    ratios = [r["ratio"] for r in found if "error" not in r]
+    ratios = [r["ratio"] for r in found if "ratio" in r]
     if ratios:
         near = sum(abs(ratio - 1) <= WITHIN for ratio in ratios)
         print(f"{near} of {len(ratios)} within 15 %, from {min(ratios):.2f} to {max(ratios):.2f}")

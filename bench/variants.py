@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+RUNS = 8
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,14 @@ def _compressed(model: nn.Module, **settings: Any) -> nn.Module:
     return gistkit.compress(model, **settings)
 
 
-def checkpointed(model: nn.Module) -> nn.Module:
-    """Recompute in backward: each residual block of a stage, each run of layers up to a max-pool of a chain."""
+def checkpointed(model: nn.Module) -> Callable[..., Any]:
+    """Recompute in backward: each residual block of a stage, each run of layers up to a max-pool of a chain, eight runs
+    of a model that is one long sequence, each layer of a transformer."""
+    if isinstance(model, nn.Sequential) and len(model) > RUNS:
+        return lambda x: checkpoint_sequential(model, RUNS, x, use_reentrant=False)
+    for layer in model.modules():
+        if isinstance(layer, nn.TransformerEncoderLayer):
+            vars(layer)["forward"] = partial(checkpoint, layer.forward, use_reentrant=False)
     for sequence in model.children():
         if isinstance(sequence, nn.Sequential):
             parts = _segments(sequence)

@@ -32,6 +32,7 @@ def add_images(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=what)
     parser.add_argument("--batch", type=int, metavar="N", default=64, help="images a step")
     parser.add_argument("--image-size", type=int, metavar="N", default=224, help="height and width of the images")
+    parser.add_argument("--classes", type=int, metavar="N", default=1000, help="that the network tells apart")
     known = f"{', '.join(PRESETS)} or a file of gistkit calibrate"
     default = f"default: this machine's GPU, else {DEFAULT_CARD}; for measured times their device"
     parser.add_argument("--hardware", metavar="NAME", default=argparse.SUPPRESS, help=f"{known} ({default})")
@@ -44,7 +45,7 @@ def add_images(parser: argparse.ArgumentParser) -> None:
 
 def prepare(options: argparse.Namespace) -> Hardware:
     """Check the files and numbers among the options; the hardware to plan for."""
-    for name in ("batch", "image_size"):
+    for name in ("batch", "image_size", "classes"):
         value = getattr(options, name)
         if not 1 <= value <= MOST:
             raise InputError(f"{name} must be from 1 to {MOST}, got {quoted(value)}; leave it out for the default")
@@ -87,16 +88,16 @@ def image_step(
 
 def _network(options: argparse.Namespace) -> tuple[torch.nn.Module, torch.Tensor]:
     """The network and random images; without memory where nothing runs and the factory can do without."""
-    size = options.image_size
+    size, classes = options.image_size, options.classes
     if options.measure:
         with torch.device(HERE):
-            return load(options.model, image_size=size).to(HERE), torch.randn(options.batch, 3, size, size)
+            return load(options.model, classes, size).to(HERE), torch.randn(options.batch, 3, size, size)
     images = torch.empty(options.batch, 3, size, size, device="meta")
     try:
         with torch.device("meta"):
-            return load(options.model, image_size=size), images
+            return load(options.model, classes, size), images
     except Exception:  # of the factory's own, or of what the meta device lacks: without it the error is the factory's
-        return load(options.model, image_size=size), images
+        return load(options.model, classes, size), images
 
 
 def _loss(out: Any) -> torch.Tensor:

@@ -71,8 +71,9 @@ class CallChoice:
     """How one covered call runs.
 
     ``mask_in_pool``: a ReLU whose backward is the identity, as the map of the max-pool behind it carries its mask; and
-    that pool. ``weight_grad_slices``: the batch slices in which a weight gradient is taken. ``algorithm`` of a
-    convolution is planner data: PyTorch picks its algorithms by itself (:mod:`gistkit.planning.cost.algorithms`).
+    that pool. ``weight_grad_slices``: the batch slices in which a weight gradient is taken; no policy asks for several,
+    and no predicted peak knows of them. ``algorithm`` of a convolution is planner data: PyTorch picks its algorithms by
+    itself (:mod:`gistkit.planning.cost.algorithms`).
     """
 
     covered: int

@@ -218,12 +218,12 @@ def _link(device: torch.device, sizes: _Sizes) -> tuple[float, float, float, flo
         for _ in range(sizes.inner):  # as many as kernels: a copy over the link takes longer than one
             run(*copies)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
+        begin.record(torch.cuda.current_stream(device))
         for _ in range(sizes.inner):
             x.add_(1)
-        end.record()
+        end.record(torch.cuda.current_stream(device))
         end.synchronize()
-        return begin.elapsed_time(end)
+        return begin.elapsed_time(end) / 1e3
 
     rates = [len(w) * nbytes / seconds(lambda w=w: run(*w), device, sizes.inner) / 1e9 for w in ways]
     alone_s, *beside_s = (statistics.median(kernels_s(*w) for _ in range(REPEATS)) for w in ((), *ways))

@@ -132,7 +132,8 @@ def test_outputs_are_seen_before_they_are_overwritten_and_call_by_call():
     assert len(seen) == 3
 
 
-def test_the_command_shows_drawn_maps_and_networks(tmp_path, capsys):
+def test_the_command_shows_drawn_maps_and_networks(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     numbers = tmp_path / "ratios.json"
     command = ["bench", "--device", "cpu", "--quick", "--json", str(numbers), "--ratios"]
     assert cli.main([*command, "--density", "0.25"]) == 0

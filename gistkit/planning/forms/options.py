@@ -13,7 +13,7 @@ the compute in between hides the transfer, with some room.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -140,13 +140,9 @@ class _Listing:
         """(release, prefetch) pairs: both hurried, leaving at once but coming back early, both with room."""
         gone, need = max(block.last, block.saved) + 1, block.uses[0].task
         out_s, back_s = self._costs.d2h_s(nbytes), self._costs.h2d_s(nbytes)
-        late: Callable[[float], int] = lambda room: self._after(gone, out_s * room)  # noqa: E731
-        early: Callable[[float], int] = lambda room: self._before(need, back_s * room)  # noqa: E731
-        if not self._many:
-            yield gone, need
-        yield gone, early(1.0)
-        for room in ROOM[:1] if self._many else ROOM:
-            yield late(room), early(room)
+        rooms = ROOM[:1] if self._many else ROOM
+        points = [(self._after(gone, out_s * room), self._before(need, back_s * room)) for room in rooms]
+        return [*([] if self._many else [(gone, need)]), (gone, points[0][1]), *points]
 
     def _after(self, task: int, seconds: float) -> int:
         """The first task from ``task`` on that begins ``seconds`` after the task before it began."""

@@ -10,8 +10,7 @@ The static ones, sections III-A and III-B, rule by rule:
 - The transfer overlaps the layer's own forward; the next layer waits for it, and X's memory is free before it begins.
 - An X without a use in backward is freed without a transfer.
 - Before each managed layer's backward, :func:`find_prefetch_layer` picks the layer whose X is fetched meanwhile; it is
-  there before the next layer's backward begins. ``prefetch=False`` copies every X on demand instead (III-A, the naive
-  way): it stalls its first use.
+  there before the next layer's backward begins.
 - The classifier does not search, so the last managed layer's X comes on demand.
 
 On a library's view (:mod:`bench.papers.library_view`) this is the paper's setting. On a captured step the X of a POOL
@@ -56,12 +55,11 @@ def vdnn(
     *,
     offload: str = ALL,
     algorithms: str | Mapping[int, str] = MEMORY,
-    prefetch: bool = True,
 ) -> Plan:
     """vDNN_all or vDNN_conv (``offload``: ``all``, ``conv``, ``none``) with memory- or performance-optimal convolutions
     (``algorithms``: ``m``, ``p`` or names by call)."""
     convolutions = ConvAlgorithms(graph, costs)
-    decisions = (*own_decisions(graph), *offloads(graph, offload, prefetch))
+    decisions = (*own_decisions(graph), *offloads(graph, offload))
     choices = convolutions.choices(convolutions.of(algorithms))
     details = {"offload": offload, "algorithms": algorithms if isinstance(algorithms, str) else "by layer"}
     name = "vdnn" if offload == NONE else f"vdnn-{offload}"
@@ -140,11 +138,11 @@ def _of_parts(graph: SavedGraph, costs: CostTable, memory_bytes: int, parts: int
     return replace(vdnn_dyn(one, table, memory_bytes - newest), policy="vdnn+")
 
 
-def offloads(graph: SavedGraph, which: str, prefetch: bool = True) -> tuple[Decision, ...]:
+def offloads(graph: SavedGraph, which: str) -> tuple[Decision, ...]:
     """What vDNN_all (``all``), vDNN_conv (``conv``) or nobody (``none``) offloads, and when it comes back."""
     managed = [layer for layer in layers(graph) if layer.features and layer.backward]
     offloaded = _offloaded(graph, managed, which)
-    fetched_during = prefetches([layer.kind for layer in managed], offloaded) if prefetch else {}
+    fetched_during = prefetches([layer.kind for layer in managed], offloaded)
     found = []
     for position, blocks in sorted(offloaded.items()):
         during = managed[fetched_during[position]].backward if position in fetched_during else ()

@@ -19,7 +19,6 @@ Segments that run anew: :mod:`gistkit.planning.simulate.segments`.
 from __future__ import annotations
 
 from gistkit.errors import PlanError
-from gistkit.formats import ceil_div
 from gistkit.ir import (
     OPERATORS,
     RERUN,
@@ -97,7 +96,6 @@ class _DecidedBlock:
         self.intervals: list[Interval] = []
         self.extra: list[tuple[int, float]] = []
         self.transfers: list[Transfer] = []
-        self.issued: list[tuple[int, int]] = []
 
     def effects(self) -> Effects:
         block = self.block
@@ -113,7 +111,8 @@ class _DecidedBlock:
             self._add(block.first, dense_last, block.nbytes, "dense")
             self._mask()
             self._form()
-        return Effects(tuple(self.intervals), tuple(self.extra), tuple(self.transfers), tuple(self.issued))
+        issued = tuple((t.issue, 1) for t in self.transfers)
+        return Effects(tuple(self.intervals), tuple(self.extra), tuple(self.transfers), issued)
 
     def _form(self) -> None:
         if self.values and not self.form.values:
@@ -161,7 +160,7 @@ class _DecidedBlock:
             self._factors(norm)
         self._verified(self.context.index.written.get(block.id, -1))
         for task in self.needs:
-            self._add(task, task, self._decoded_bytes(task, held(recipe)), "decoded")
+            self._add(task, task, held(recipe) * block.nbytes, "decoded")
             self.extra.append((task, seconds))
             self._verified(task, arithmetic_bytes(block.nbytes, block.dtype) if norms(recipe) else 0)
 
@@ -198,20 +197,9 @@ class _DecidedBlock:
         self.extra.append((block.saved, self.costs.encode_s(*measures)))
         for task in self.values:
             if task not in self.segments_own:
-                self._add(task, task, self._decoded_bytes(task), "decoded")
+                self._add(task, task, block.nbytes, "decoded")
             self.extra.append((task, self.costs.decode_s(*measures)))
         self.extra += [(t, self.costs.relu_backward_s(*measures)) for t in self.signs_on_payload]
-
-    def _decoded_bytes(self, task: int, at_once: int = 1) -> int:
-        """Bytes of the dense form while a task reads it, made of so many tensors ``at_once``. Where the task is cut,
-        those of a batch slice, beside the last slice that it has read; what only feeds a rebuild is let go of."""
-        slices, nbytes = self.context.slices.get(task, 1), self.block.nbytes
-        if self.graph.batch:
-            slices = min(slices, self.graph.batch)
-        if slices == 1:
-            return at_once * nbytes
-        read = any(u.task == task for u in self.block.uses)
-        return min(at_once * nbytes, (at_once + read) * ceil_div(nbytes, slices))
 
     def _place(self, first: int, needs: list[int], nbytes: int, what: str) -> None:
         """The payload on the device from ``first`` to the last need, or with a stay on the host in between."""
@@ -230,7 +218,6 @@ class _DecidedBlock:
         whole = max(-1 if what == "dense" else block.saved, self.context.index.written.get(block.id, -1))
         issue = max(decision.offload, block.saved, whole + 1)
         due = needs[0] if decision.ready < 0 else decision.ready
-        self.issued += [(block.saved, 1), (decision.prefetch, 1)]
         self.transfers.append(Transfer(block.storage, nbytes, "d2h", issue, decision.release))
         self.transfers.append(Transfer(block.storage, nbytes, "h2d", decision.prefetch, due))
 
@@ -247,7 +234,7 @@ class _DecidedBlock:
         if settled is None and packing_bytes and self.values:
             # packed before its first use, when there is room for what is decoded then
             end, settled = self.values[0], self.values[0] + 1
-            decoded_bytes = 0 if end in self.segments_own else self._decoded_bytes(end)
+            decoded_bytes = 0 if end in self.segments_own else self.block.nbytes
             packing_bytes = max(0, nbytes + packing_bytes - decoded_bytes)
         self._add(first, end, scratch_bytes, "scratch")
         if self.context.least and settled is not None:

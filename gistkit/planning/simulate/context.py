@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gistkit.errors import PlanError
-from gistkit.ir import LIBRARY, OPERATORS, RERUN, CallChoice, Decision, Plan
+from gistkit.ir import LIBRARY, OPERATORS, RERUN, Decision, Plan
 from gistkit.planning.simulate.segments import Segment, decoding, is_decoded, segments
-from gistkit.planning.simulate.step_index import StepIndex, chosen_calls, used_at
+from gistkit.planning.simulate.step_index import StepIndex, used_at
 
 PLAIN_POLICIES = ("plain",)
 """Policies whose steps PyTorch's own operators run; see docs/planner.md, "plain and the runtime differ"."""
@@ -23,16 +23,14 @@ LAG = 4
 class Context:
     """What one block's effects read of the plan around it.
 
-    ``plain``: the operators are PyTorch's own, or a library's. ``slices``: batch slices by task. ``also``: tasks, by
-    block, at which a rebuild or a rerun needs its values. ``encodings``: forward tasks that make a sparse encoding, in
-    order. ``restart``: by block the task at which its segment runs anew. ``decoded_for_segment``: tasks, by block,
-    before which it is decoded for a segment alone, which counts it. ``least``: the least memory that any set of
-    encodings may take.
+    ``plain``: the operators are PyTorch's own, or a library's. ``also``: tasks, by block, at which a rebuild or a rerun
+    needs its values. ``encodings``: forward tasks that make a sparse encoding, in order. ``restart``: by block the task
+    at which its segment runs anew. ``decoded_for_segment``: tasks, by block, before which it is decoded for a segment
+    alone, which counts it. ``least``: the least memory that any set of encodings may take.
     """
 
     index: StepIndex
     plain: bool = False
-    slices: Mapping[int, int] = field(default_factory=dict)
     also: Mapping[int, frozenset[int]] = field(default_factory=dict)
     encodings: tuple[int, ...] = ()
     restart: Mapping[int, int] = field(default_factory=dict)
@@ -51,7 +49,6 @@ class Context:
         return Context(
             index,
             plan.policy in PLAIN_POLICIES or index.graph.source == LIBRARY,
-            _slices(plan.choices, index),
             {b: frozenset(tasks) for b, tasks in also.items()},
             tuple(sorted(index.graph.blocks[b].saved for b, d in decided.items() if d.form.sparse)),
             {b: part.start for part in parts for b in part.blocks},
@@ -103,12 +100,6 @@ def _with_decoded(parts: tuple[Segment, ...], decided: Mapping[int, Decision], i
         own = {b for b in own if part.start not in rebuilds[b] and not used_at(index.graph.blocks[b], part.start)}
         found.append(decoding(part, own, index) if own else part)
     return tuple(found)
-
-
-def _slices(choices: tuple[CallChoice, ...], index: StepIndex) -> dict[int, int]:
-    cut = chosen_calls((c for c in choices if c.weight_grad_slices > 1), index)
-    tasks = index.graph.tasks
-    return {t: c.weight_grad_slices for c, call in cut for t in index.backward_of(call) if tasks[t].part == "weight"}
 
 
 def _spread(decided: Mapping[int, Decision], index: StepIndex, also: dict[int, set[int]]) -> None:

@@ -81,7 +81,7 @@ class Composer:
         transfers: list[Transfer] = []
         parts = [self._of_block(b, d, context) for b, d in self._decided(plan)]
         parts += [s.effects(self.task_s) for s in context.segments]
-        parts += [self._of_slices(context), *(self._of_passed(b, t) for b, t in passed.items())]
+        parts += [self._of_passed(b, t) for b, t in passed.items()]
         for part in parts:
             intervals += part.intervals
             transfers += part.transfers
@@ -106,23 +106,12 @@ class Composer:
         also = context.also.get(block.id)
         key = (block.id, decision, context.plain, also)
         if decision is not None and decision.form.returns != STAY:
-            tasks = {u.task for u in block.uses} | (also or frozenset())
-            cut = tuple(sorted((t, n) for t in tasks if (n := context.slices.get(t))))
             late = context.scratch_end(block.saved) if self.costs.hardware.async_counts else None
-            key += (cut, late, context.restart.get(block.id), context.decoded_for_segment.get(block.id))
+            key += (late, context.restart.get(block.id), context.decoded_for_segment.get(block.id))
         found = self._memory.get(key)
         if found is None:
             found = self._memory[key] = block_effects(self.graph, self.costs, decision, block, context)
         return found
-
-    def _of_slices(self, context: Context) -> Effects:
-        """A weight gradient that is summed over slices: the sum and one part of it are there at once."""
-
-        def part_bytes(task: int) -> int:
-            written = (self.graph.blocks[b] for b in self.graph.tasks[task].writes)
-            return sum(b.nbytes for b in written if b.kind == "weight_gradient")
-
-        return Effects(tuple(Interval(task, task, part_bytes(task), -1, "transient") for task in context.slices))
 
     def _passed(self, plan: Plan) -> dict[int, int]:
         """Gradients, by block with the task, that ReLUs whose mask a pool's map carries hand on as they are."""

@@ -44,8 +44,8 @@ class Transfer(NamedTuple):
 
 @dataclass(frozen=True)
 class Effects:
-    """What one decision, or one task, does: its intervals, (task, extra seconds), transfers, (task, further tasks that
-    the host issues for it)."""
+    """What one decision, or one task, does: its intervals, (task, extra seconds), transfers, (task, what else the
+    host issues with it)."""
 
     intervals: tuple[Interval, ...] = ()
     extra_s: tuple[tuple[int, float], ...] = ()

@@ -11,7 +11,8 @@ import torch
 
 from gistkit.codecs import Encoded
 from gistkit.runtime.offload.backends import backend_for
-from gistkit.runtime.offload.offloader import Offloader, Parcel
+from gistkit.runtime.offload.offloader import Offloader
+from gistkit.runtime.offload.parcel import Parcel
 from gistkit.runtime.program.timetable import Due, Timetable
 
 NO_BOUND = 2**62

@@ -24,7 +24,7 @@ from gistkit.codecs import Encoded, Sparse, aligned, restored
 from gistkit.ir import FORMS, STAY
 from gistkit.kernels import flat, is_dense
 from gistkit.nn.keep import Away, Coded
-from gistkit.runtime.offload.offloader import Parcel
+from gistkit.runtime.offload.parcel import Parcel
 
 
 class HostValues(Coded):

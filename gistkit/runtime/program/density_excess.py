@@ -25,7 +25,7 @@ from gistkit.formats import item_bytes
 from gistkit.ir import Budget, Decision, Form, Plan, SavedGraph, SavedStorage, numel
 from gistkit.runtime.offload.host import HostValues, arrived
 from gistkit.runtime.offload.host_memory import does_not_fit
-from gistkit.runtime.offload.offloader import Parcel
+from gistkit.runtime.offload.parcel import Parcel
 from gistkit.runtime.sparse_sizes.exact import ExactPacker
 from gistkit.runtime.sparse_sizes.forecast import Forecasts
 from gistkit.runtime.stash.stash import Body, CodedBody

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 
-from gistkit.ir.plan import CallChoice, Decision
+from gistkit.ir.plan import Decision
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.gist_rules import gist
 from gistkit.planning.simulate.effects import Context, StepIndex, block_effects
@@ -44,24 +44,10 @@ def test_scratch_of_a_size_that_only_the_device_knows():
     assert (block.id, "scratch") not in lives(graph, plan_of(graph, *every), CPU)
 
 
-def test_slices_hold_two_at_a_time_and_one_more_gradient():
-    graph = chain(2, batch=8)
-    relu = block_of(graph, "relu")
-    second = [c for c in graph.calls if c.op == "conv2d"][1]
-    cut = CallChoice(second.covered, "conv2d", weight_grad_slices=4)
-    found = lives(graph, plan_of(graph, Decision(relu.storage, "fp16", mask=True), choices=(cut,)))
-    assert found[relu.id, "decoded"] == [(7, 7, relu.nbytes // 2)]
-    gradients = sum(graph.blocks[b].nbytes for b in graph.tasks[7].writes)
-    assert (7, 7, gradients) in found[-1, "transient"]
-    many = CallChoice(second.covered, "conv2d", weight_grad_slices=64)
-    found = lives(graph, plan_of(graph, Decision(relu.storage, "fp16", mask=True), choices=(many,)))
-    assert found[relu.id, "decoded"] == [(7, 7, relu.nbytes // 4)]  # no more slices than rows
-
-
 @given(step_graphs(8))
 @settings(deadline=None, max_examples=40, derandomize=True)
 def test_effects_of_single_blocks_add_up_to_the_profile(graph):
-    """Without slices and rebuilds a plan's memory is the sum of its decisions', each taken alone."""
+    """Without rebuilds a plan's memory is the sum of its decisions', each taken alone."""
     costs = cost_table(graph, CPU)
     plan = replace(gist(graph), choices=())
     plan = replace(plan, decisions=tuple(d for d in plan.decisions if d.codec != "rebuild"))

@@ -207,8 +207,7 @@ def test_a_host_that_is_late_is_waited_for():
 def test_a_transfer_begins_when_its_task_is_issued():
     # Out from task 2 on, before task 4: 2.5 s; back from task 6 on, before task 7: 3 s. Overlapped they stall for 0.5
     # and 2 s. A host that is ahead adds its first task. With tasks of half a second one that takes 0.75 s for each is
-    # waited for: out, 1.25 s, fits behind the two tasks until then; back, 1.5 s, does not. Each way takes the time of a
-    # task more to issue.
+    # waited for: out, 1.25 s, fits behind the two tasks until then; back, 1.5 s, does not.
     host = Decision(RELU.storage, "dense", "host", release=4, prefetch=6)
     plan, device = plan_of(CHAIN, host), link(2.5, 3.0)
     assert step_s(CHAIN, plan, device, measured_s=EVERY) == pytest.approx(13.5)
@@ -216,7 +215,7 @@ def test_a_transfer_begins_when_its_task_is_issued():
     assert step_s(CHAIN, plan, ahead, measured_s=EVERY) == pytest.approx(13.5 + 0.25)
     late = replace(link(1.25, 1.5), runtime_host_s=0.75)
     found = simulate(CHAIN, plan, cost_table(CHAIN, late, measured_s=dict.fromkeys(EVERY, 0.5)))
-    begins = np.cumsum([1, 2, 1, 1, 1, 1, 2, 1, 1, 1, 1]) * 0.75
+    begins = np.cumsum([1, 1, 2, 1, 1, 1, 2, 1, 1, 1, 1]) * 0.75  # two transfers are issued, too
     begins[7:] = np.maximum(begins[7:], begins[6] + 1.5 + 0.5 * np.arange(4))
     assert found.start_s == pytest.approx(tuple(begins))
 

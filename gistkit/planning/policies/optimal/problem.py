@@ -212,17 +212,9 @@ class Problem:
     @property
     def floor_bytes(self) -> int:
         """Bytes that every choice holds at its worst task: of every group what holds least during the task."""
-        total = self.base_bytes.copy()
-        for deltas in self._least_by_group():
-            tasks = [t for delta in deltas for t, _ in delta.memory]
-            if tasks:
-                first, end = min(tasks), max(tasks) + 1
-                none = np.zeros(end - first, dtype=np.int64)
-                moved = ([Delta(tuple((t - first, n) for t, n in delta.memory))] for delta in deltas)
-                lowest = reduce(np.minimum, (level_of(delta, none) for delta in moved))
-                total[first:end] += lowest
-                total[end:] += lowest[-1]
-        return int(total.max(initial=0))
+        none = np.zeros(self.tasks, dtype=np.int64)
+        lowest = (reduce(np.minimum, (level_of([d], none) for d in deltas)) for deltas in self._least_by_group())
+        return int(sum(lowest, self.base_bytes).max(initial=0))
 
     def _least_by_group(self) -> Iterator[list[Delta]]:
         return (self.least[first:end] for first, end in pairwise(self.offsets.tolist()))

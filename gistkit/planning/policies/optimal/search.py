@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -58,7 +58,11 @@ class Search:
 
     def fastest(self, running: Collection[int] = ()) -> list[int]:
         """The variant of every group that costs least by itself, but for the segments ``running`` anew, by number."""
-        return self._running(self._least(self.cost_s(LINK_WEIGHTS[0])), running)
+        taken = self._least(self.cost_s(LINK_WEIGHTS[0]))
+        for segment in (self.problem.first_segment + s for s in running):
+            for g, v in ((segment, 1), *self.problem.members[segment]):
+                taken[g] = v
+        return taken
 
     def smallest(self, *, rebuilt: bool = True) -> list[int]:
         """The variant of every group that holds least over the whole step; ``rebuilt``: it may start from others."""
@@ -73,12 +77,6 @@ class Search:
         score[self.tied] = np.inf
         score[[self.problem.offsets[s] + 1 for s in self.problem.members]] = np.inf  # no segment runs anew by itself
         return [int(np.argmin(part)) for part in np.split(score, self.problem.offsets[1:-1])]
-
-    def _running(self, taken: list[int], segments: Iterable[int]) -> list[int]:
-        for segment in (self.problem.first_segment + s for s in segments):
-            for g, v in ((segment, 1), *self.problem.members[segment]):
-                taken[g] = v
-        return taken
 
     def state(self, taken: Sequence[int]) -> IncrementalState:
         """A choice to take steps from."""

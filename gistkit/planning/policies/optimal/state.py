@@ -46,7 +46,6 @@ class IncrementalState:
     def __init__(self, problem: Problem, taken: Sequence[int]) -> None:
         self._problem, self.taken = problem, list(problem.home)
         self._deltas = [Delta()] * len(problem.groups)
-        self._sending: dict[int, None] = {}
         self._encoded: list[tuple[int, int]] = []
         self._scratches = Context(problem.index)
         self.level, self._task_s, self._host_s = problem.base_bytes, problem.base_s, problem.beside.host_s
@@ -61,7 +60,7 @@ class IncrementalState:
 
     def copy(self) -> IncrementalState:
         other = copy(self)
-        other.taken, other._deltas, other._sending = list(self.taken), list(self._deltas), dict(self._sending)
+        other.taken, other._deltas = list(self.taken), list(self._deltas)
         return other
 
     def step(self, group: int, variant: int) -> Step | None:
@@ -218,7 +217,7 @@ class IncrementalState:
         return float(delays(task_s, loads, self._problem.costs.hardware.shared_rate, beside, most_s)[-1])
 
     def _sent(self, but: Collection[int]) -> list[Load]:
-        return [load for g in self._sending if g not in but for load in self._deltas[g].loads]
+        return [load for g, delta in enumerate(self._deltas) if delta.loads and g not in but for load in delta.loads]
 
     def _seconds_after(self, step: Step) -> tuple[np.ndarray, np.ndarray]:
         """By task, those of compute and of the host behind a step."""
@@ -241,6 +240,3 @@ class IncrementalState:
             self.taken[group] = variant
         for group, delta in step.new.items():
             self._deltas[group] = delta
-            self._sending.pop(group, None)
-            if delta.loads:
-                self._sending[group] = None

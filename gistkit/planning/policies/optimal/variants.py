@@ -25,7 +25,7 @@ Options = Mapping[int, Sequence[Decision]]
 @dataclass(frozen=True)
 class Delta:
     """``memory`` as (task, bytes) in order: from the task on the step holds so many bytes more. ``extra`` as (task,
-    seconds of compute), ``issued`` as (task, further tasks for the host)."""
+    seconds of compute), ``issued`` as (task, what else the host issues with it)."""
 
     memory: tuple[tuple[int, int], ...] = ()
     extra: tuple[tuple[int, float], ...] = ()

@@ -1,0 +1,192 @@
+"""Modules whose forward is one covered call, while a compressed forward runs: the instance has a ``forward`` of ours.
+
+:class:`Leaf` runs the call as it ran when a function mode saw it, in a forward that is interposed on at its sites
+alone; :class:`KnownLeaf` past the function mode of one that is interposed on as a whole.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd import forward_ad
+
+from gistkit.capture import bind
+from gistkit.runtime.calls.batch_norm import NativeBatchNorm
+from gistkit.runtime.calls.interpose import Interposer
+from gistkit.runtime.calls.kinds import runs
+from gistkit.runtime.calls.run import hold_output, run
+from gistkit.runtime.forward.state import ForwardState
+from gistkit.runtime.program.program import Program
+
+_top = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
+_gradients = torch.is_grad_enabled
+_transforms = torch._C._are_functorch_transforms_active
+_is_compiling = torch.compiler.is_compiling
+_modes = torch._C._len_torch_function_stack  # type: ignore[attr-defined]
+_pop_mode = torch._C._pop_torch_function_stack  # type: ignore[attr-defined]
+_push_mode = torch._C._push_on_torch_function_stack  # type: ignore[attr-defined]
+
+
+class Running(threading.local):
+    """The state of this thread's compressed forward."""
+
+    state: ForwardState | None = None
+
+
+running = Running()
+Operands = Callable[[Any, torch.Tensor], tuple | None]
+
+
+def _weights(m: Any, x: torch.Tensor) -> tuple:
+    own = m._parameters
+    return x, own["weight"], own["bias"]
+
+
+def _conv2d(m: Any, x: torch.Tensor) -> tuple:
+    own = m._parameters
+    return x, own["weight"], own["bias"], m.stride, m.padding, m.dilation, m.groups
+
+
+def _max_pool2d(m: Any, x: torch.Tensor) -> tuple | None:
+    where = m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode, m.return_indices
+    return bind("max_pool2d", F.max_pool2d, (x, *where), None)
+
+
+LEAVES: dict[type, tuple[str, Operands]] = {
+    nn.ReLU: ("relu", lambda m, x: (x, m.inplace)),
+    nn.Conv2d: ("conv2d", _conv2d),
+    nn.Linear: ("linear", _weights),
+    nn.MaxPool2d: ("max_pool2d", _max_pool2d),
+    nn.Dropout: ("dropout", lambda m, x: (x, m.p, m.training, m.inplace)),
+    nn.BatchNorm1d: ("batch_norm", _weights),
+    nn.BatchNorm2d: ("batch_norm", _weights),
+    nn.BatchNorm3d: ("batch_norm", _weights),
+}
+"""Modules whose forward is one covered call, and what gives its operands: None where the call would be another."""
+OVERRIDING = frozenset(
+    "forward _conv_forward _check_input_dim weight bias running_mean running_var num_batches_tracked".split()
+)
+"""Attributes that, on an instance, change what a leaf's forward does."""
+
+
+def library() -> tuple:
+    """What the leaves' forwards call and are; somebody may put others in."""
+    functions = F.relu, F.conv2d, F.linear, F.max_pool2d, F.dropout, F.batch_norm, nn.Conv2d._conv_forward
+    return (*functions, *[kind.forward for kind in LEAVES])
+
+
+LIBRARY = library()
+
+
+class Site:
+    """A module of the model whose forward is ours while the model's runs. ``calls``: its covered calls, in order, of
+    which it makes ``expected`` in a forward; ``guards``: attributes that, on an instance, change what that does."""
+
+    guards = frozenset(("forward",))
+
+    def __init__(self, module: nn.Module, program: Program, calls: Iterable[int]) -> None:
+        self.ref, self.kind, self.plain = weakref.ref(module), type(module), type(module).forward
+        self.module: Any = None
+        self.at = 0
+        self._program, self._calls = program, tuple(calls)
+        self.expected = len(self._calls)
+
+    def __deepcopy__(self, memo: dict) -> Any:
+        return _own_forward(memo[id(self.module)])
+
+    def __reduce__(self) -> tuple:
+        return _own_forward, (self.module,)
+
+
+def _own_forward(module: nn.Module) -> Any:
+    """Of a copy that is made within a compressed forward."""
+    return type(module).forward.__get__(module)
+
+
+class Leaf(Site):
+    """A module whose forward is one covered call; it may run several times in a forward."""
+
+    guards = OVERRIDING
+
+    def __init__(self, module: nn.Module, program: Program, calls: Iterable[int]) -> None:
+        super().__init__(module, program, calls)
+        self._op, self._operands = LEAVES[self.kind]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        state, at, module = running.state, self.at, self.module
+        if (
+            state is None or kwargs or len(args) != 1 or not _gradients() or _top(False) is not None
+            or _transforms() or forward_ad._current_level >= 0
+        ):  # fmt: skip
+            return self.plain(module, *args, **kwargs)
+        self.at = at + 1
+        state.seen += 1
+        x = args[0]
+        if at >= self.expected or type(x) is not torch.Tensor:
+            return self.plain(module, x)
+        index, program = self._calls[at], self._program
+        state.calls = index + 1
+        call = program.calls[index]
+        y = None if call is None or state.deferred is not None else call.at(state, module, x)
+        if y is None:
+            return self._by_operands(state, index, x)
+        if index in program.held_outputs:
+            hold_output(state, program.steps[index], y)
+        return y
+
+    def _by_operands(self, state: ForwardState, index: int, x: torch.Tensor) -> Any:
+        program, module, values = self._program, self.module, self._operands(self.module, x)
+        if values is None:
+            return self.plain(module, x)
+        if self._op != "batch_norm":
+            return run(state, program, index, self._op, values, partial(self.plain, module, x))
+        call = program.calls[index]
+        if call is None and runs(values):
+            call = program.calls[index] = NativeBatchNorm(state, program.steps[index], None)
+        return call.at(state, module, x) if type(call) is NativeBatchNorm else self.plain(module, x)
+
+
+class KnownLeaf(Site):
+    """The same in a forward that is interposed on as a whole: it runs the call whose turn it is past the function mode,
+    where that is of its op and specialised for such operands. The mode sees what else it does."""
+
+    guards = OVERRIDING
+
+    def __init__(self, module: nn.Module, program: Program, calls: Iterable[int]) -> None:
+        super().__init__(module, program, calls)
+        self._op = LEAVES[self.kind][0]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        state, module = running.state, self.module
+        if (
+            _is_compiling() or state is None or state.deferred is not None or kwargs or len(args) != 1 or not _modes()
+            or type(args[0]) is not torch.Tensor or not _gradients() or _top(False) is not None or _transforms()
+            or forward_ad._current_level >= 0
+        ):  # fmt: skip
+            return self.plain(module, *args, **kwargs)
+        index, program, journey = state.calls, self._program, state.journey
+        if journey is not None:
+            journey.reached(index)
+        goes = state.program is program and index < len(program.steps)
+        y, mode = None, _pop_mode()
+        try:
+            if goes and program.steps[index].op == self._op and type(mode) is Interposer and mode.state is state:
+                call = program.calls[index]
+                y = None if call is None else call.at(state, module, args[0])
+        finally:
+            _push_mode(mode)
+        if y is None:
+            return self.plain(module, *args)
+        state.calls, state.seen = index + 1, state.seen + 1
+        if journey is not None:
+            journey.ran(index, y)
+        if index in program.held_outputs:
+            hold_output(state, program.steps[index], y)
+        return y
