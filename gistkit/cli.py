@@ -14,14 +14,7 @@ from collections.abc import Sequence
 from gistkit.commands import Parser, accuracy, bench, calibrate, plan, profile, status_of, train
 from gistkit.version import VERSION
 
-COMMANDS = {
-    "profile": profile,
-    "plan": plan,
-    "train": train,
-    "accuracy": accuracy,
-    "bench": bench,
-    "calibrate": calibrate,
-}
+COMMANDS = {m.__name__.rpartition(".")[2]: m for m in (profile, plan, train, accuracy, bench, calibrate)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

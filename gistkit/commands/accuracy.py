@@ -15,11 +15,14 @@ from gistkit.errors import printable
 from gistkit.report import console, mib, table
 from gistkit.training import Accuracy, AccuracySettings, SchemeResult, plot_accuracy, plot_densities
 
-CAPTION = (
-    "accuracy: of {tested} test images after the last epoch, mean and standard deviation over {seeds} seeds; "
-    "interval: 90 % for the difference of the means, Welch's t-test; not worse: a loss of {margin:g} points or more is "
-    "rejected (one-sided, 5 %); worse: that it is as good is rejected; open: neither, take more seeds; bits: of all "
-    "that is kept for backward, by element that plain PyTorch keeps; '-': the scheme keeps its rounded values in fp32"
+VERDICT = (
+    ", mean and standard deviation over {seeds} seeds; interval: 90 % for the difference of the means, Welch's t-test; "
+    "not worse: a loss of {margin:g} points or more is rejected (one-sided, 5 %); worse: that it is as good is "
+    "rejected; open: neither, take more seeds"
+)
+BITS = (
+    "; bits: of all that is kept for backward, by element that plain PyTorch keeps; '-': the scheme keeps its rounded "
+    "values in fp32"
 )
 
 
@@ -57,7 +60,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(options: argparse.Namespace) -> int:
     """Train what is missing, draw, show."""
     experiment = _prepare(options)
-    found = _with_progress(experiment, options)
+    found = _with_progress(experiment)
     if options.plot:
         with writing(options.plot) as file:
             plot_accuracy(found, f"{options.model} on {options.data}", file)
@@ -87,10 +90,11 @@ def _prepare(options: argparse.Namespace) -> Accuracy:
         raise InputError(error) from error
 
 
-def _with_progress(experiment: Accuracy, options: argparse.Namespace) -> list[SchemeResult]:
-    names = [name.strip() for name in options.schemes.split(",")]
+def _with_progress(experiment: Accuracy) -> list[SchemeResult]:
+    settings = experiment.settings
     with progress_bars() as progress:
-        tasks = {name: progress.add_task(f"{name:>15}", total=options.seeds * experiment.steps) for name in names}
+        total = settings.seeds * experiment.steps
+        tasks = {name: progress.add_task(f"{name:>15}", total=total) for name in settings.schemes}
         return experiment.run(lambda name, done: progress.update(tasks[name], completed=done))
 
 
@@ -98,7 +102,8 @@ def accuracy_table(found: list[SchemeResult], options: argparse.Namespace, teste
     """A row a scheme."""
     size = f"{options.image_size}x{options.image_size}"
     what = f"{options.model} on {options.data}, batch {options.batch}, {size}, {options.epochs} epochs"
-    caption = CAPTION.format(tested=tested, seeds=options.seeds, margin=options.margin)
+    verdict = VERDICT.format(seeds=options.seeds, margin=options.margin) if options.seeds > 1 else ", of one seed"
+    caption = f"accuracy: of {tested} test images after the last epoch{verdict}{BITS}"
     columns = ("scheme", ">accuracy, %", ">minus fp32, points", ">bits", ">kept MiB", "verdict")
     shown = table(printable(what), *columns, caption=caption)
     for result in found:

@@ -22,17 +22,16 @@ from gistkit.capture import capture
 from gistkit.errors import DataError
 from gistkit.ir import Plan, numel
 from gistkit.report import report
-from gistkit.training.data import open_images
+from gistkit.training.data import open_images, orders
 from gistkit.training.density import recorded
 from gistkit.training.device_images import DeviceImages, epoch_seed
-from gistkit.training.loop import be_deterministic, class_loss, environment, share_of_rate
+from gistkit.training.loop import OnStep, be_deterministic, class_loss, environment, share_of_rate
 from gistkit.training.records import Records, Row
 from gistkit.training.result import check_settings
 from gistkit.training.schemes import EXACT, IMMEDIATE, Scheme, carry_out, plan_of, scheme
 from gistkit.training.verdict import SchemeResult, results
 from gistkit.zoo import load
 
-OnStep = Callable[[str, int], None]
 BOUNDS = {
     "seeds": (1, 2**16),
     "epochs": (1, 2**20),
@@ -43,8 +42,6 @@ BOUNDS = {
     "weight_decay": (0, 1),
     "density": (0, 2**31),
 }
-LEFT_TO_THE_FOLDER = ("schemes", "seeds")
-"""Settings in which the runs of one folder may differ: more of them may be added later."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +77,8 @@ class AccuracySettings:
 
     @property
     def about(self) -> Row:
-        """The settings that all rows of a folder share."""
-        return {name: value for name, value in asdict(self).items() if name not in LEFT_TO_THE_FOLDER}
+        """The settings that all rows of a folder share: more schemes and seeds may join them later."""
+        return {name: value for name, value in asdict(self).items() if name not in ("schemes", "seeds")}
 
 
 @dataclass(frozen=True)
@@ -101,6 +98,7 @@ class _Run:
 
 class Accuracy:
     """The experiment. All that can be wrong with settings, images, network and folder shows here, before any training.
+    On CUDA, deterministic algorithms are on from here, and TF32 is off.
 
     Raises ValueError and TypeError for a bad model, a folder with rows of other settings (:class:`.records.Records`)
     and where SciPy is missing for a verdict; DataError for an image that cannot be read, a class without images, no
@@ -109,15 +107,16 @@ class Accuracy:
     """
 
     def __init__(self, settings: AccuracySettings, out: Path) -> None:
-        self._settings, self._schemes = settings, [scheme(name) for name in settings.schemes]
+        self.settings, self._schemes = settings, [scheme(name) for name in settings.schemes]
         if settings.seeds > 1 and EXACT in settings.schemes and importlib.util.find_spec("scipy") is None:
             raise ValueError("a verdict over seeds needs SciPy; pip install 'gistkit[accuracy]', or take one seed")
         train, test = open_images(settings.data, settings.image_size)
         if test is None:
             raise DataError(f"{settings.data} must have images to test on; put them into test/CLASS beside train/CLASS")
-        if settings.batch > len(train.labels):
-            count = len(train.labels)
-            raise DataError(f"a batch of {settings.batch} needs as many images, there are {count}; take a smaller one")
+        next(orders(len(train.labels), settings.batch, 1, 0))  # raises where they are too few
+        if settings.device == "cuda":
+            be_deterministic()
+            torch.backends.cudnn.allow_tf32 = False
         self._classes, self.tested = len(train.classes), len(test.labels)
         self._plans = self._prepared()
         self._records = Records(out, settings.about, settings.epochs)
@@ -128,13 +127,9 @@ class Accuracy:
     def run(self, on_step: OnStep = lambda name, done: None) -> list[SchemeResult]:
         """Every run that is not done yet, the first seed of all schemes first; a result a scheme.
 
-        ``on_step(scheme name, steps done of all its seeds)`` is called after every step. On CUDA, deterministic
-        algorithms are on from here, and TF32 is off.
+        ``on_step(scheme name, steps done of all its seeds)`` is called after every step.
         """
-        settings = self._settings
-        if settings.device == "cuda":
-            be_deterministic()
-            torch.backends.cudnn.allow_tf32 = False
+        settings = self.settings
         for seed in range(settings.seeds):
             for which in self._schemes:
                 self._run(which, seed, lambda done, name=which.name, seed=seed: on_step(name, seed * self.steps + done))
@@ -146,12 +141,12 @@ class Accuracy:
 
     def _network(self, seed: int) -> torch.nn.Module:
         torch.manual_seed(seed)
-        settings = self._settings
+        settings = self.settings
         return load(settings.model, self._classes, settings.image_size).to(settings.device).train()
 
     def _prepared(self) -> dict[str, Plan | None]:
         """The plan of every scheme; sets the figures of plain PyTorch. Runs two images exactly, and rounded at once."""
-        settings, model = self._settings, self._network(0)
+        settings, model = self.settings, self._network(0)
         x = torch.zeros(settings.batch, 3, settings.image_size, settings.image_size, device=settings.device)
         graph = capture(model, (x,))
         self._plain_bytes, self._elements = graph.kept_bytes, sum(numel(s) for s in graph.kept())
@@ -164,7 +159,7 @@ class Accuracy:
         return plans
 
     def _run(self, which: Scheme, seed: int, on_step: Callable[[int], None]) -> None:
-        settings = self._settings
+        settings = self.settings
         begin, state = self._records.resumed(which.name, seed, settings.device)
         on_step(begin * self.steps // settings.epochs)
         if begin == settings.epochs:
@@ -188,7 +183,7 @@ class Accuracy:
 
     def _epoch(self, run: _Run, epoch: int) -> tuple[Row, list[Row]]:
         """(figures, densities) of one epoch. Waits for the device at its end, and where densities are measured."""
-        settings, seed = self._settings, epoch_seed(run.seed, epoch)
+        settings, seed = self.settings, epoch_seed(run.seed, epoch)
         torch.manual_seed(seed)
         batches = self._train_images.epoch(settings.batch, seed, flip=settings.data != "digits")
         every = settings.density if run.scheme.kind == EXACT and run.seed == 0 else 0
@@ -217,7 +212,7 @@ class Accuracy:
     def _accuracy(self, model: torch.nn.Module) -> float:
         """Of all test images."""
         model.eval()
-        batches = self._test_images.whole(self._settings.batch)
+        batches = self._test_images.whole(self.settings.batch)
         right = [(model(x).argmax(1) == targets).sum() for x, targets in batches]
         model.train()
         return torch.stack(right).sum().item() / self.tested

@@ -58,15 +58,13 @@ def plot_densities(rows: list[dict[str, Any]], path: Path) -> None:
     panels[2].sharey(panels[1])
     layers = {row["storage"]: f"{row['module'] or 'model'} ({row['op']})" for row in rows}
     every = 1 + (len(layers) - 1) // SHOWN
-    for i, (storage, name) in enumerate(layers.items()):
-        colour = colormaps["viridis"](0.95 * i / max(1, len(layers) - 1))
-        of_layer = [row for row in rows if row["storage"] == storage]
-        steps = [row["step"] for row in of_layer]
-        for panel, key in zip(panels, ("density", *LAYOUTS), strict=True):
-            values = [row[key] for row in of_layer]
-            panel.plot(steps, values, color=colour, linewidth=1.3, label=None if key in LAYOUTS or i % every else name)
-    titles = ("share of non-zero elements", "zvc: plain bytes / encoded", "csr: plain bytes / encoded")
-    for panel, title in zip(panels, titles, strict=True):
+    titles = {"density": "share of non-zero elements"} | {name: f"{name}: plain bytes / encoded" for name in LAYOUTS}
+    for panel, (key, title) in zip(panels, titles.items(), strict=True):
+        for i, (storage, name) in enumerate(layers.items()):
+            points = [(row["step"], row[key]) for row in rows if row["storage"] == storage]
+            colour = colormaps["viridis"](0.95 * i / max(1, len(layers) - 1))
+            label = None if key in LAYOUTS or i % every else name
+            panel.plot(*zip(*points, strict=True), color=colour, linewidth=1.3, label=label)
         panel.set_title(title, fontsize=10)
         panel.set_xlabel("training step")
         panel.set_ylim(bottom=0)

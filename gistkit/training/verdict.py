@@ -67,25 +67,18 @@ class SchemeResult:
 
 def results(rows: Sequence[dict[str, Any]], schemes: Sequence[str], seeds: int) -> list[SchemeResult]:
     """A result a scheme, from the rows of finished runs."""
-    last: dict[str, dict[str, Any]] = {}
-    curves: dict[str, dict[int, list[float]]] = {name: {} for name in schemes}
-    for row in sorted(rows, key=lambda row: row["epoch"]):
-        if row["scheme"] in curves and row["seed"] < seeds:
-            curves[row["scheme"]].setdefault(row["seed"], []).append(row["accuracy"])
-            last[row["scheme"]] = row
-    found = {name: tuple(values[-1] for _, values in sorted(by_seed.items())) for name, by_seed in curves.items()}
-    exact = found.get("fp32", ())
-    return [
-        SchemeResult(
-            name,
-            found[name],
-            tuple(tuple(values) for _, values in sorted(curves[name].items())),
-            last[name]["bits"],
-            last[name]["kept_bytes"],
-            None if name == "fp32" else difference(found[name], exact),
-        )
-        for name in schemes
-    ]
+    ordered = sorted(rows, key=lambda row: row["epoch"])
+    curves: dict[tuple[str, int], list[float]] = {(name, seed): [] for name in schemes for seed in range(seeds)}
+    for row in ordered:
+        curves.get((row["scheme"], row["seed"]), []).append(row["accuracy"])
+    last = {row["scheme"]: row for row in ordered}
+    ends = {name: tuple(curves[name, seed][-1] for seed in range(seeds)) for name in schemes}
+    found = []
+    for name in schemes:
+        of_seeds = tuple(tuple(curves[name, seed]) for seed in range(seeds))
+        against = None if name == "fp32" else difference(ends[name], ends.get("fp32", ()))
+        found.append(SchemeResult(name, ends[name], of_seeds, last[name]["bits"], last[name]["kept_bytes"], against))
+    return found
 
 
 def plot_accuracy(found: Sequence[SchemeResult], title: str, path: Path) -> None:
@@ -109,6 +102,7 @@ def plot_accuracy(found: Sequence[SchemeResult], title: str, path: Path) -> None
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(f"{title}; band: from the worst seed to the best")
+    band = "; band: from the worst seed to the best" if any(len(result.curves) > 1 for result in found) else ""
+    axes.set_title(f"{title}{band}")
     figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     figure.savefig(path)
