@@ -1,5 +1,5 @@
-"""The command ``gistkit``: ``profile``, ``plan``, ``train``, ``bench``, ``calibrate``; one file a command in
-``gistkit.commands``.
+"""The command ``gistkit``: ``profile``, ``plan``, ``train``, ``accuracy``, ``bench``, ``calibrate``; one file a command
+in ``gistkit.commands``.
 
 Exit status: 0 where all went well; 1 where the lossless loss differs from the plain one, no plan fits the budget, or an
 encoding of the benchmark gives wrong bits; 2 for wrong input and what else goes wrong, with one line on the standard
@@ -11,10 +11,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from gistkit.commands import Parser, bench, calibrate, plan, profile, status_of, train
+from gistkit.commands import Parser, accuracy, bench, calibrate, plan, profile, status_of, train
 from gistkit.version import VERSION
 
-COMMANDS = {"profile": profile, "plan": plan, "train": train, "bench": bench, "calibrate": calibrate}
+COMMANDS = {m.__name__.rpartition(".")[2]: m for m in (profile, plan, train, accuracy, bench, calibrate)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -75,10 +75,10 @@ class Comparison:
         """
         settings, test_images = self._settings, self._test_images
         if settings.device == "cuda":
-            _be_deterministic()
+            be_deterministic()
         runs = tuple(run for run in (self._train(name, on_step) for name in self.names) if run is not None)
         tested = None if test_images is None else f"{len(_tested(test_images))} test images ({test_images.name})"
-        return TrainResult(settings, _environment(settings.device), tested, runs, self.plan)
+        return TrainResult(settings, environment(settings.device), tested, runs, self.plan)
 
     def _train(self, name: str, on_step: OnStep) -> RunResult | None:
         """One training. What fails in plain PyTorch is the network's fault, and is said as ModelError."""
@@ -156,7 +156,7 @@ def _run(
         elif parts > 1:
             loss = runtime.step(model, F.cross_entropy, x, targets)
         else:
-            loss = _loss(model(x), targets, len(images.classes))
+            loss = class_loss(model(x), targets, len(images.classes))
             loss.backward()
         if plan is not None:
             backward_times.append(_now(settings.device) - begin)
@@ -171,7 +171,7 @@ def _run(
     return RunResult(name, **memory, **seconds, losses=tuple(losses), accuracy=accuracy)
 
 
-def _loss(scores: Any, targets: torch.Tensor, classes: int) -> torch.Tensor:
+def class_loss(scores: Any, targets: torch.Tensor, classes: int) -> torch.Tensor:
     """The cross entropy of class scores. Raises ModelError for what are none, or need no gradient."""
     shape = tuple(scores.shape) if isinstance(scores, torch.Tensor) else ()
     if len(shape) != 2 or shape[0] != len(targets) or shape[1] < classes:
@@ -199,7 +199,7 @@ def _measured(
             stats = report(model).stats
             kept_bytes = 0 if stats is None else stats.kept_bytes
         else:
-            loss = _loss(model(x), targets, classes)
+            loss = class_loss(model(x), targets, classes)
             kept_bytes = live.mark("forward end")
             loss.backward()
     device_bytes = torch.cuda.max_memory_allocated() - before_bytes if x.is_cuda else None
@@ -230,7 +230,7 @@ def _now(device: str) -> float:
     return time.perf_counter()
 
 
-def _be_deterministic() -> None:
+def be_deterministic() -> None:
     """Deterministic algorithms on CUDA for the rest of the process: equal training needs them."""
     # cuBLAS reads it when its handle is made.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -242,7 +242,8 @@ def _be_deterministic() -> None:
     warnings.filterwarnings("ignore", message=".*does not have a deterministic implementation.*")
 
 
-def _environment(device: str) -> dict[str, Any]:
+def environment(device: str) -> dict[str, Any]:
+    """What figures depend on: versions, the device's name, CPU threads."""
     name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
     return {
         "gistkit": VERSION,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,17 @@ BOUNDS = {
     "lr": (0, 1000),
     "momentum": (0, 1),
 }
+
+
+def check_settings(settings: Any, bounds: Mapping[str, tuple[float, float]]) -> None:
+    """Raise ValueError where a number of the settings is out of its bounds, or their device is not there."""
+    for name, (least, most) in bounds.items():
+        value = getattr(settings, name)
+        if not least <= value <= most:
+            got = quoted(value)
+            raise ValueError(f"{name} must be from {least} to {most}, got {got}; leave it out for the default")
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device cuda is not there: torch.cuda.is_available() is False; use device cpu")
 
 
 @dataclass(frozen=True)
@@ -57,13 +69,7 @@ class TrainSettings:
         return self.budget is not None or self.policy is not None
 
     def __post_init__(self) -> None:
-        for name, (least, most) in BOUNDS.items():
-            value = getattr(self, name)
-            if not least <= value <= most:
-                got = quoted(value)
-                raise ValueError(f"{name} must be from {least} to {most}, got {got}; leave it out for the default")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device cuda is not there: torch.cuda.is_available() is False; use device cpu")
+        check_settings(self, BOUNDS)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ Every network takes ``image_size``. From 32 to 64 it is built in its small-image
 | resnet18, resnet34, resnet50, resnet101, resnet152 | 3x3 stem of stride 1, no max-pool |
 | squeezenet | 3x3 stem of stride 1 |
 | googlenet | 3x3 stem of stride 1, no max-pool behind it |
-| resnet1202, resnet509, resnet851 | the CIFAR-10 networks, at every size; the latter two of bottlenecks |
+| resnet20, resnet1202, resnet509, resnet851 | the CIFAR-10 networks, at every size; the last two of bottlenecks |
 | overfeat, fcn | none: images of 71 and up; a label for every pixel |
 """
 
@@ -30,11 +30,21 @@ from torch import nn
 from gistkit.zoo.chains import alexnet, fcn, nin, overfeat, vgg16, vgg19, vgg101, vgg116, vgg216, vgg316, vgg416
 from gistkit.zoo.common import Make, require
 from gistkit.zoo.concat import googlenet, squeezenet
-from gistkit.zoo.resnet import resnet18, resnet34, resnet50, resnet101, resnet152, resnet509, resnet851, resnet1202
+from gistkit.zoo.resnet import (
+    resnet18,
+    resnet20,
+    resnet34,
+    resnet50,
+    resnet101,
+    resnet152,
+    resnet509,
+    resnet851,
+    resnet1202,
+)
 
 _NETWORKS: tuple[Make, ...] = (
     vgg16, vgg19, alexnet, nin, resnet18, resnet34, resnet50, resnet101, resnet152, squeezenet, googlenet, overfeat,
-    resnet509, resnet851, resnet1202, fcn, vgg101, vgg116, vgg216, vgg316, vgg416,
+    resnet20, resnet509, resnet851, resnet1202, fcn, vgg101, vgg116, vgg216, vgg316, vgg416,
 )  # fmt: skip
 MODELS = {make.__name__: make for make in _NETWORKS}
 

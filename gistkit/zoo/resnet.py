@@ -1,4 +1,4 @@
-"""Residual networks: ResNet-18, -34, -50, -101, -152, and the CIFAR forms with 509, 851 and 1202 layers."""
+"""Residual networks: ResNet-18, -34, -50, -101, -152, and the CIFAR forms with 20 to 1202 layers."""
 
 from __future__ import annotations
 
@@ -117,6 +117,7 @@ resnet34 = _resnet("resnet34", BasicBlock, (3, 4, 6, 3), "ResNet-34 (He et al., 
 resnet50 = _resnet("resnet50", Bottleneck, (3, 4, 6, 3), "ResNet-50, stride in the 3x3 convolution, as torchvision.")
 resnet101 = _resnet("resnet101", Bottleneck, (3, 4, 23, 3), "ResNet-101 (He et al., 2016), strides as in resnet50.")
 resnet152 = _resnet("resnet152", Bottleneck, (3, 8, 36, 3), "ResNet-152 (He et al., 2016), strides as in resnet50.")
+resnet20 = _resnet("resnet20", BasicBlock, (3, 3, 3), "ResNet-20 for CIFAR-10 (He et al., 2016, section 4.2).")
 
 # Gist gives the numbers of layers only, and 509 is not 6n + 2, as two convolutions a block would make it. It is
 # 3 * 169 + 2: bottlenecks of three convolutions.

@@ -38,6 +38,7 @@ def oddly_named(num_classes):
 HERE = "tests.commands.test_cli_wrong"
 TRAIN = ["train", "tests.training.test_train:tiny", "--steps", "3", "--batch", "4", "--lossy", "none"]
 SMALL = ["tests.commands.test_cli_plan:small", "--batch", "2", "--image-size", "32", "--hardware", "titanx"]
+ACCURACY = ["accuracy", "tests.training.test_train:tiny", "--epochs", "1", "--seeds", "1", "--schemes"]
 PLAN, PROFILE = ["plan", *SMALL, "--policy", "gist"], ["profile", *SMALL]
 BENCH = ["bench", "--device", "cpu", "--quick", "--sizes-mib", "0.05", "--codec", "mask1"]
 HUGE = str(2**70)
@@ -109,6 +110,20 @@ CASES = [
     ([*TRAIN, "--batch", "5000"], "a batch of 5000 needs as many images, there are 1437; use a batch of at most 1437"),
     ([*TRAIN, "--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
     (["train", "tests.commands.test_cli_plan:normed", *TRAIN[2:]], "the model must return class scores, for 4 images"),
+    ([*ACCURACY, "fp32,fp9"], "scheme must be one of fp32, .*; got 'fp9'; did you mean '"),
+    ([*ACCURACY, ""], "scheme must be one of fp32, .*; got ''"),
+    ([*ACCURACY, "fp8", "--density", "5"], "density is measured in fp32, got schemes fp8; add fp32"),
+    ([*ACCURACY, "fp32", "--batch", "1"], "batch must be from 2 to 1048576, got 1; leave it out"),
+    (
+        [*ACCURACY, "fp32", "--margin", "0"],
+        "margin must be above 0 and at most 100 points, got 0.0; 0.5 is the default",
+    ),
+    ([*ACCURACY, "fp32", "--data", "/nowhere"], "data directory /nowhere does not exist; give a folder"),
+    ([*ACCURACY, "fp32", "--out", "plain"], "plain/rows.jsonl cannot be written: "),
+    ([*ACCURACY, "fp32", "--out", "/proc/none"], "/proc/none/rows.jsonl cannot be written: .*; name another"),
+    ([*ACCURACY, "fp32", "--plot", "curves.txt"], "plot file must end in .png, .svg or .pdf, got 'curves.txt'"),
+    (["accuracy", f"{HERE}:bare", *ACCURACY[2:], "fp8"], "scheme fp8 must round something of what the network keeps"),
+    (["accuracy", f"{HERE}:bare", *ACCURACY[2:], "fp32"], "the model must return class scores, for 2 images of 10"),
     ([*BENCH, "--codec", "zvc", "csr+fp9"], r"argument --codec: invalid choice: 'csr\+fp9' \(choose from .*zvc"),
     ([*BENCH, "--codec", "dense"], "argument --codec: invalid choice: 'dense'"),
     ([*BENCH, "--dtypes", "fp32,fp64"], "dtypes: must be of fp32, bf16, fp16 with commas between, got 'fp32,fp64'"),

@@ -179,7 +179,7 @@ def test_plain_pytorch_may_find_no_room(monkeypatch):
     def no_room(*args):
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(loop, "_loss", no_room)
+    monkeypatch.setattr(loop, "class_loss", no_room)
     monkeypatch.setattr(Comparison, "names", ("plain",))
     assert train(replace(TINY, policy="gist")).runs == ()
     with pytest.raises(torch.OutOfMemoryError):

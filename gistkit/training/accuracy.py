@@ -1,0 +1,227 @@
+"""The body of ``gistkit accuracy``: one network trained under several schemes and seeds, and its test accuracy.
+
+SGD with momentum and weight decay, the learning rate of :func:`gistkit.training.loop.share_of_rate` (a rise over the
+first tenth of the steps, then a cosine to 0), crops and, but for digits, flips (:mod:`.device_images`). A seed draws
+the same parameters, orders, crops and dropout masks under every scheme. Nothing random lives longer than an epoch: all
+generators are seeded by (seed, epoch), so a run that goes on from a checkpoint repeats the bits of one that was never
+stopped, where the device repeats its own. On CUDA, convolutions compute in fp32 and not in TF32, which rounds too.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from gistkit.capture import capture
+from gistkit.errors import DataError
+from gistkit.ir import Plan, numel
+from gistkit.report import report
+from gistkit.training.data import open_images, orders
+from gistkit.training.density import recorded
+from gistkit.training.device_images import DeviceImages, epoch_seed
+from gistkit.training.loop import OnStep, be_deterministic, class_loss, environment, share_of_rate
+from gistkit.training.records import Records, Row
+from gistkit.training.result import check_settings
+from gistkit.training.schemes import EXACT, IMMEDIATE, Scheme, carry_out, plan_of, scheme
+from gistkit.training.verdict import SchemeResult, results
+from gistkit.zoo import load
+
+BOUNDS = {
+    "seeds": (1, 2**16),
+    "epochs": (1, 2**20),
+    "batch": (2, 2**20),
+    "image_size": (1, 2**14),
+    "lr": (0, 1000),
+    "momentum": (0, 1),
+    "weight_decay": (0, 1),
+    "density": (0, 2**31),
+}
+
+
+@dataclass(frozen=True)
+class AccuracySettings:
+    """What to train under which ``schemes`` (:mod:`.schemes`), each with seeds 0 to ``seeds`` - 1. ``density``: steps
+    from one measurement of densities to the next, in fp32's first seed; 0 for none.
+
+    Raises ValueError where a number is out of range, the device is not there, a scheme does not exist or is named
+    twice, and for densities without ``fp32``.
+    """
+
+    model: str
+    data: str = "digits"
+    schemes: tuple[str, ...] = (EXACT, "fp16", "fp10", "fp8", "fp8s", "immediate:fp8", "gradients:fp8")
+    seeds: int = 3
+    epochs: int = 10
+    batch: int = 128
+    image_size: int = 32
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    device: str = "cpu"
+    density: int = 0
+
+    def __post_init__(self) -> None:
+        check_settings(self, BOUNDS)
+        for name in self.schemes:
+            scheme(name)
+        if not self.schemes or len(set(self.schemes)) < len(self.schemes):
+            raise ValueError(f"schemes must be at least one, each once, got {','.join(self.schemes)!r}")
+        if self.density and EXACT not in self.schemes:
+            raise ValueError(f"density is measured in {EXACT}, got schemes {','.join(self.schemes)}; add {EXACT}")
+
+    @property
+    def about(self) -> Row:
+        """The settings that all rows of a folder share: more schemes and seeds may join them later."""
+        return {name: value for name, value in asdict(self).items() if name not in ("schemes", "seeds")}
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One training: a scheme, a seed, and what changes from step to step."""
+
+    scheme: Scheme
+    seed: int
+    model: torch.nn.Module
+    sgd: torch.optim.SGD
+    on_step: Callable[[int], None]
+
+    def state(self) -> Row:
+        """All that the next epoch begins with."""
+        return {"model": self.model.state_dict(), "sgd": self.sgd.state_dict()}
+
+
+class Accuracy:
+    """The experiment. All that can be wrong with settings, images, network and folder shows here, before any training.
+    On CUDA, deterministic algorithms are on from here, and TF32 is off.
+
+    Raises ValueError and TypeError for a bad model and a folder with rows of other settings
+    (:class:`.records.Records`); DataError for an image that cannot be read, a class without images, no
+    test images, fewer images than a batch; CaptureError where the network cannot be captured; PlanError where a scheme
+    would round nothing; ModelError where the network returns no class scores.
+    """
+
+    def __init__(self, settings: AccuracySettings, out: Path) -> None:
+        self.settings, self._schemes = settings, [scheme(name) for name in settings.schemes]
+        train, test = open_images(settings.data, settings.image_size)
+        if test is None:
+            raise DataError(f"{settings.data} must have images to test on; put them into test/CLASS beside train/CLASS")
+        next(orders(len(train.labels), settings.batch, 1, 0))  # raises where they are too few
+        if settings.device == "cuda":
+            be_deterministic()
+            torch.backends.cudnn.allow_tf32 = False
+        self._classes, self.tested = len(train.classes), len(test.labels)
+        self._plans = self._prepared()
+        self._records = Records(out, settings.about, settings.epochs)
+        self._train_images, self._test_images = (DeviceImages(images, settings.device) for images in (train, test))
+        self.steps = settings.epochs * (len(train.labels) // settings.batch)
+        """Steps of one run."""
+
+    def run(self, on_step: OnStep = lambda name, done: None) -> list[SchemeResult]:
+        """Every run that is not done yet, the first seed of all schemes first; a result a scheme.
+
+        ``on_step(scheme name, steps done of all its seeds)`` is called after every step.
+        """
+        settings = self.settings
+        for seed in range(settings.seeds):
+            for which in self._schemes:
+                self._run(which, seed, lambda done, name=which.name, seed=seed: on_step(name, seed * self.steps + done))
+        return results(self._records.rows(), settings.schemes, settings.seeds)
+
+    def densities(self) -> list[Row]:
+        """A row a kept tensor and measured step (:func:`.density.recorded`)."""
+        return self._records.densities()
+
+    def _network(self, seed: int) -> torch.nn.Module:
+        torch.manual_seed(seed)
+        settings = self.settings
+        return load(settings.model, self._classes, settings.image_size).to(settings.device).train()
+
+    def _prepared(self) -> dict[str, Plan | None]:
+        """The plan of every scheme; sets the figures of plain PyTorch. Runs two images exactly, and rounded at once."""
+        settings, model = self.settings, self._network(0)
+        x = torch.zeros(settings.batch, 3, settings.image_size, settings.image_size, device=settings.device)
+        graph = capture(model, (x,))
+        self._plain_bytes, self._elements = graph.kept_bytes, sum(numel(s) for s in graph.kept())
+        plans = {which.name: plan_of(which, graph) for which in self._schemes}
+        targets = torch.zeros(2, dtype=torch.int64, device=settings.device)
+        for which in (Scheme(EXACT, EXACT, ""), *(w for w in self._schemes if w.kind == IMMEDIATE)):
+            model = self._network(0)
+            carry_out(which, None, model)
+            class_loss(model(x[:2]), targets, self._classes)
+        return plans
+
+    def _run(self, which: Scheme, seed: int, on_step: Callable[[int], None]) -> None:
+        settings = self.settings
+        begin, state = self._records.resumed(which.name, seed, settings.device)
+        on_step(begin * self.steps // settings.epochs)
+        if begin == settings.epochs:
+            return
+        model = self._network(seed)
+        carry_out(which, self._plans[which.name], model)
+        sgd = torch.optim.SGD(
+            model.parameters(), settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
+        )
+        if state is not None:
+            model.load_state_dict(state["model"])
+            sgd.load_state_dict(state["sgd"])
+        run = _Run(which, seed, model, sgd, on_step)
+        for epoch in range(begin, settings.epochs):
+            started = time.perf_counter()
+            key = {"scheme": which.name, "seed": seed, "epoch": epoch}
+            figures, densities = self._epoch(run, epoch)
+            row = {**key, **figures, "accuracy": self._accuracy(model), **self._kept(which, model)}
+            row |= {"seconds": time.perf_counter() - started, "environment": environment(settings.device)}
+            self._records.add(row, [{**key, **found} for found in densities], run.state)
+
+    def _epoch(self, run: _Run, epoch: int) -> tuple[Row, list[Row]]:
+        """(figures, densities) of one epoch. Waits for the device at its end, and where densities are measured."""
+        settings, seed = self.settings, epoch_seed(run.seed, epoch)
+        torch.manual_seed(seed)
+        batches = self._train_images.epoch(settings.batch, seed, flip=settings.data != "digits")
+        every = settings.density if run.scheme.kind == EXACT and run.seed == 0 else 0
+        densities: list[Row] = []
+        losses, right = [], []
+        for step, (x, targets) in enumerate(batches, epoch * self.steps // settings.epochs):
+            for group in run.sgd.param_groups:
+                group["lr"] = settings.lr * share_of_rate(step, self.steps)
+            run.sgd.zero_grad()
+            if every and step % every == 0:
+                scores, found = recorded(run.model, x)
+                densities += [{"step": step, **row} for row in found]
+            else:
+                scores = run.model(x)
+            loss = class_loss(scores, targets, self._classes)
+            loss.backward()
+            run.sgd.step()
+            losses.append(loss.detach())
+            right.append((scores.detach().argmax(1) == targets).sum())
+            run.on_step(step + 1)
+        loss = torch.stack(losses).mean().item()
+        trained = torch.stack(right).sum().item() / (len(right) * settings.batch)
+        return {"loss": loss if math.isfinite(loss) else None, "train_accuracy": trained}, densities
+
+    @torch.no_grad()
+    def _accuracy(self, model: torch.nn.Module) -> float:
+        """Of all test images."""
+        model.eval()
+        batches = self._test_images.whole(self.settings.batch)
+        right = [(model(x).argmax(1) == targets).sum() for x, targets in batches]
+        model.train()
+        return torch.stack(right).sum().item() / self.tested
+
+    def _kept(self, which: Scheme, model: torch.nn.Module) -> Row:
+        """``kept_bytes``: what a step holds for backward when its forward ends, parameters left out, as
+        ``gistkit.report`` has it. ``bits``: 8 times that over the elements of all tensors that plain PyTorch holds then
+        (int64 indices are one element each), so masks, maps, scales and what stays as it is are in it; 32 for fp32, but
+        for such indices. Both are None for the controls."""
+        plain = {"plain_bytes": self._plain_bytes}
+        if self._plans[which.name] is None and which.kind != EXACT:
+            return {**plain, "kept_bytes": None, "bits": None}
+        stats = None if which.kind == EXACT else report(model).stats
+        kept_bytes = self._plain_bytes if stats is None else stats.kept_bytes
+        return {**plain, "kept_bytes": kept_bytes, "bits": 8 * kept_bytes / self._elements}
