@@ -21,8 +21,8 @@ VERDICT = (
     "rejected; open: neither, take more seeds"
 )
 BITS = (
-    "; bits: of all that is kept for backward, by element that plain PyTorch keeps; '-': the scheme keeps its rounded "
-    "values in fp32"
+    "; minus fp32: in points; MiB: all that is kept for backward; bits: the same, by element that plain PyTorch keeps; "
+    "'-': the scheme keeps its rounded values in fp32"
 )
 
 
@@ -104,7 +104,7 @@ def accuracy_table(found: list[SchemeResult], options: argparse.Namespace, teste
     what = f"{options.model} on {options.data}, batch {options.batch}, {size}, {options.epochs} epochs"
     verdict = VERDICT.format(seeds=options.seeds, margin=options.margin) if options.seeds > 1 else ", of one seed"
     caption = f"accuracy: of {tested} test images after the last epoch{verdict}{BITS}"
-    columns = ("scheme", ">accuracy, %", ">minus fp32, points", ">bits", ">kept MiB", "verdict")
+    columns = ("scheme", ">accuracy, %", ">minus fp32", ">bits", ">MiB", "verdict")
     shown = table(printable(what), *columns, caption=caption)
     for result in found:
         shown.add_row(*_row(result, options.margin))
@@ -114,8 +114,8 @@ def accuracy_table(found: list[SchemeResult], options: argparse.Namespace, teste
 def _row(result: SchemeResult, margin: float) -> tuple[str, ...]:
     points = [100 * a for a in result.accuracies]
     accuracy = f"{fmean(points):.2f}" + (f" ± {stdev(points):.2f}" if len(points) > 1 else "")
-    bits = "-" if result.bits is None else f"{result.bits:.2f}"
+    bits = "-" if result.bits is None else f"{result.bits:.1f}"
     kept = "-" if result.kept_bytes is None else mib(result.kept_bytes)
     d = result.difference
-    against = "-" if d is None else f"{100 * d.mean:+.2f} [{100 * d.low:+.2f}, {100 * d.high:+.2f}]"
+    against = "-" if d is None else f"{100 * d.mean:+.2f} [{100 * d.low:+.1f}, {100 * d.high:+.1f}]"
     return result.scheme, accuracy, against, bits, kept, "-" if d is None else d.verdict(margin / 100)
