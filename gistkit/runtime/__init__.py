@@ -8,3 +8,4 @@ from gistkit.runtime.program.density_excess import Denser, denser
 from gistkit.runtime.program.match_plan import autocast_in_force, inputs_of
 from gistkit.runtime.program.stats import Row, StepStats
 from gistkit.runtime.step.step import step
+from gistkit.runtime.trial import GradientError, Gradients, TrialSteps, gradient_error
