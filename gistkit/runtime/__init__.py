@@ -1,5 +1,6 @@
 """Runs a model under a plan in eager mode."""
 
+from gistkit.runtime.assign import assigned, check_max_error
 from gistkit.runtime.attach import compress, compressed_forward, restore, saving
 from gistkit.runtime.engine import Engine
 from gistkit.runtime.live import LiveBytes, LiveEvent
