@@ -25,6 +25,7 @@ IV-A; zero-value compression from cDMA (Rhu et al., HPCA 2018); what the papers 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -96,6 +97,15 @@ INT_FORMS = {"int4s": 4, "int2s": 2}
 """Bits of integers that are rounded at random, by the name that callers give them."""
 LOSSY_FORMS = (*VALUE_FORMS, *INT_FORMS)
 """All that ``lossy`` may name."""
+AUTO = "auto"
+"""What ``lossy`` may be instead where steps of a real model are measured: a format for each storage."""
+Lossy = str | Mapping[int, str] | None
+"""What is rounded: all to one format, each storage to its own (exact where it has none), nothing."""
+
+
+def narrow_of(lossy: Lossy, storage: int) -> str | None:
+    """The format of one storage, None where it stays exact."""
+    return lossy.get(storage) if isinstance(lossy, Mapping) else lossy
 
 
 def value_bits(name: str) -> int:

@@ -13,25 +13,15 @@ import torch
 from rich.table import Table
 
 from gistkit.api.measuring import check_real
-from gistkit.capture import capture, check_runs_in_python, loss_of, plain_copy, spread, untouched_random_states
+from gistkit.capture import capture, check_runs_in_python, spread
 from gistkit.errors import MeasureError, PlanError
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.forms import check_lossy
 from gistkit.planning.policies import gist
 from gistkit.report import plot_errors, rendered, table
-from gistkit.runtime import compress
+from gistkit.runtime import GradientError, Gradients, TrialSteps, compress, gradient_error
 
 SHOWN = 40
-Gradients = dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class GradientError:
-    """Of one layer's gradient, weight and bias together: the norm of what is wrong over the norm of the exact one (inf
-    where that is 0, nan where something is not finite), and the cosine between the two."""
-
-    relative: float
-    cosine: float
 
 
 @dataclass(frozen=True)
@@ -134,8 +124,9 @@ def fidelity(
     if isinstance(lossy, str):
         check_lossy(lossy)
     check_real("fidelity", model, batch)
-    steps = _Steps(model, batch, loss_fn)
-    graph = capture(model, *steps.inputs, on_cpu=isinstance(lossy, Plan))
+    inputs = (batch, {}) if loss_fn is None else spread(batch[0])
+    steps = TrialSteps(model, inputs, () if loss_fn is None else batch[1:], loss_fn)
+    graph = capture(model, *inputs, on_cpu=isinstance(lossy, Plan))
     plan = gist(graph, lossy=lossy) if isinstance(lossy, str) else lossy
     rounded = [d for d in plan.decisions if d.form.rounds_to]
     if not rounded:
@@ -146,38 +137,22 @@ def fidelity(
         raise MeasureError("fidelity: the model must have parameters that get a gradient, and none did; train some")
     rows = [_row(graph, plan, d.storage, exact, steps) for d in rounded]
     rows.sort(key=lambda r: _rank(r.error), reverse=True)
-    return Fidelity(tuple(rows), _error(exact, steps.gradients(plan)), _error(exact, again))
+    return Fidelity(tuple(rows), gradient_error(exact, _under(plan, steps)), gradient_error(exact, again))
 
 
-class _Steps:
-    """Steps of copies of a model on one batch, each from the same state."""
-
-    def __init__(self, model: torch.nn.Module, batch: tuple, loss_fn: Callable[..., torch.Tensor] | None) -> None:
-        self._model, self._loss_fn = model, loss_fn
-        self.inputs = (batch, {}) if loss_fn is None else spread(batch[0])
-        self._targets = () if loss_fn is None else batch[1:]
-
-    def gradients(self, plan: Plan | None = None) -> Gradients:
-        """By parameter, under a plan or exact."""
-        twin = plain_copy(self._model)
-        twin.zero_grad(set_to_none=True)
-        if plan is not None:
-            compress(twin, plan)
-        args, kwargs = self.inputs
-        with untouched_random_states(), torch.enable_grad():
-            loss_of(twin(*args, **kwargs), self._targets, self._loss_fn).backward()
-        return {name: p.grad for name, p in twin.named_parameters() if p.grad is not None}
+def _under(plan: Plan, steps: TrialSteps) -> Gradients:
+    return steps.gradients(lambda twin, args, kwargs: compress(twin, plan)(*args, **kwargs))
 
 
-def _row(graph: SavedGraph, plan: Plan, storage: int, exact: Gradients, steps: _Steps) -> StashError:
+def _row(graph: SavedGraph, plan: Plan, storage: int, exact: Gradients, steps: TrialSteps) -> StashError:
     alone = tuple(d for d in plan.decisions if d.storage == storage or not d.form.rounds_to)
     (decision,) = (d for d in alone if d.storage == storage)
-    found = steps.gradients(replace(plan, decisions=alone))
+    found = _under(replace(plan, decisions=alone), steps)
     known, writers = graph.storages[storage], graph.writers(storage)
     origin = (writers[-1].op, writers[-1].module) if writers else ("input", "")
     kept_bytes = decision.kept_bytes(known.nbytes, known.dtype, known.density)
-    layers = {name: _error(own, _of(found, own)) for name, own in _by_layer(exact).items()}
-    figures = known.nbytes, kept_bytes, _error(exact, found), layers
+    layers = {name: gradient_error(own, _of(found, own)) for name, own in _by_layer(exact).items()}
+    figures = known.nbytes, kept_bytes, gradient_error(exact, found), layers
     return StashError(storage, *origin, known.shape, decision.codec, *figures)
 
 
@@ -190,18 +165,6 @@ def _by_layer(gradients: Mapping[str, torch.Tensor]) -> dict[str, Gradients]:
 
 def _of(found: Gradients, names: Mapping[str, Any]) -> Gradients:
     return {name: found[name] for name in names}
-
-
-def _error(exact: Gradients, found: Gradients) -> GradientError:
-    wrong = own = other = product = 0.0
-    for name, e in exact.items():
-        a, b = e.double(), found[name].double()
-        wrong, own = wrong + float((b - a).square().sum()), own + float(a.square().sum())
-        other, product = other + float(b.square().sum()), product + float((a * b).sum())
-    relative = math.sqrt(wrong / own) if own else (math.inf if wrong else 0.0)
-    if not wrong:
-        return GradientError(0.0, 1.0)
-    return GradientError(relative, product / math.sqrt(own * other) if own and other else 0.0)
 
 
 def _rank(error: GradientError) -> float:

@@ -22,6 +22,7 @@ from gistkit.profiling import Work, all_tensors, device_name, step_times
 
 Measure = bool | str | Path | StepTimes
 """What ``measure=`` may be: True to measure, a file of times or the times themselves, False for the roofline."""
+INSTEAD = "a file of times that were measured elsewhere (measure=FILE), or measure=False"
 
 
 def measure(model: torch.nn.Module, *batch: Any, loss_fn: Callable[..., torch.Tensor] | None = None) -> StepTimes:
@@ -106,7 +107,7 @@ def read_times(caller: str, which: str | Path | StepTimes) -> StepTimes:
         raise ValueError(f"{caller}: the file of times {which}: {str(error).removeprefix('times: ')}") from error
 
 
-def check_real(caller: str, model: torch.nn.Module, batch: tuple) -> None:
+def check_real(caller: str, model: torch.nn.Module, batch: tuple, instead: str = INSTEAD) -> None:
     """Raise ValueError where nothing could run: tensors that are fake, on the meta device, or on one that is neither a
     CPU nor CUDA."""
     for t in all_tensors(model, batch):
@@ -115,7 +116,7 @@ def check_real(caller: str, model: torch.nn.Module, batch: tuple) -> None:
             got = "a fake tensor" if fake else f"one on device {str(t.device)!r}"
             raise ValueError(
                 f"{caller}: measuring needs model and batch with real tensors on a CPU or CUDA device, got {got}; pass "
-                "real ones, a file of times that were measured elsewhere (measure=FILE), or measure=False"
+                f"real ones, {instead}"
             )
 
 

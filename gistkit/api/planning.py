@@ -14,16 +14,17 @@ from typing import Any
 import torch
 
 from gistkit.api.capturing import may_be_cut, uncollected
-from gistkit.api.measuring import Measure, captured, costs_of, with_times
+from gistkit.api.measuring import Measure, captured, check_real, costs_of, with_times
 from gistkit.capture import spread
 from gistkit.errors import BudgetError, CaptureError, renamed
+from gistkit.formats import AUTO, Lossy
 from gistkit.ir import Plan, SavedGraph
-from gistkit.planning import check_words, contract_of, refused, task_calls
+from gistkit.planning import EXAMPLE_FORMAT, check_words, contract_of, refused, task_calls
 from gistkit.planning import made as by_name
 from gistkit.planning.cost import CostTable, Hardware, check_budget, parse_budget, parse_bytes
 from gistkit.planning.policies import POLICIES
 from gistkit.planning.simulate import check_per_sub_batch_norm
-from gistkit.runtime import autocast_in_force, inputs_of
+from gistkit.runtime import TrialSteps, assigned, autocast_in_force, check_max_error, inputs_of
 
 
 @renamed(reserve="reserved_bytes=", batch_statistics="per_sub_batch_norm=True")
@@ -34,6 +35,7 @@ def plan(
     policy: str = "optimal",
     fidelity: str = "bitwise",
     lossy: str | None = None,
+    max_error: float = 0.05,
     hardware: Hardware | str | Path | None = None,
     density: float | Mapping[int, float] | None = None,
     reserved_bytes: int | str = 0,
@@ -67,7 +69,11 @@ def plan(
 
     ``policy``: ``optimal``, or one of the papers': ``plain``, ``gist``, ``vdnn-all``, ``vdnn-conv``, ``vdnn-dyn``,
     ``vdnn+``, ``modnn``, ``cdma``, ``checkpoint``. ``fidelity``: the class of moves, ``bitwise`` or ``reassociated``
-    (sums in another order). ``lossy``: a narrow format such as ``"fp8"``, which implies the class ``lossy``.
+    (sums in another order). ``lossy``: a narrow format such as ``"fp8"``, which implies the class ``lossy``;
+    ``"auto"``: a format for each storage, or none, that keep the fewest bytes with a relative error of the gradients of
+    at most ``max_error`` (0.05), by the variance model of :mod:`gistkit.runtime.assign`. Some four steps a storage run
+    for that now, on copies of the model, which must be real; each storage is exact or in its format in the plan, and
+    ``details["auto"]`` holds the model, the error expected and measured, and the steps.
     ``hardware``: a preset (``h100-sxm``, ``rtx4090``, ``cpu``, ...), a file of ``gistkit calibrate`` or a Hardware.
     None is the device that the model is on: a CUDA card by its calibration on this machine or its preset; one without
     either is measured now, once, for a few seconds. ``prediction.rates`` names the source. ``density``: the share of
@@ -90,7 +96,11 @@ def plan(
     :class:`gistkit.MeasureError` where the step cannot be measured; ValueError or TypeError for arguments that make no
     sense, a scripted, traced or compiled model among them.
     """
-    allowed = check_words(policy, fidelity, lossy, density)
+    auto = lossy == AUTO
+    allowed = check_words(policy, fidelity, EXAMPLE_FORMAT if auto else lossy, density)
+    check_max_error("plan", max_error)
+    if auto:
+        check_real("plan", model, batch, 'or name a format: lossy="fp8s"')
     check_budget(budget)
     parse_bytes(reserved_bytes)
     check_per_sub_batch_norm("plan", per_sub_batch_norm)
@@ -101,8 +111,13 @@ def plan(
     graph, device, times = captured("plan", model, batch, loss_fn, hardware, measure, cut)
     costs = costs_of(graph, device, times, density)
     settings = {"reserved_bytes": reserved_bytes, "per_sub_batch_norm": per_sub_batch_norm}
-    made = plan_graph(graph, costs, budget=budget, policy=policy, fidelity=fidelity, lossy=lossy, **settings)
-    inputs = inputs_of(*(spread(batch[0]) if loss_fn is not None else (batch, {})))
+    given, targets = (spread(batch[0]), batch[1:]) if loss_fn is not None else ((batch, {}), ())
+    narrow, details = lossy, {}
+    if auto:
+        found = assigned(graph, TrialSteps(model, given, targets, loss_fn), max_error, costs.densities)
+        narrow, details = found.formats, found.details()
+    made = plan_graph(graph, costs, budget=budget, policy=policy, fidelity=fidelity, lossy=narrow, **settings)
+    made, inputs = replace(made, details={**made.details, **details}), inputs_of(*given)
     contract = replace(made.contract, inputs=inputs, autocast=autocast_in_force())
     return with_times(replace(made, contract=contract), times)
 
@@ -115,7 +130,7 @@ def plan_graph(
     budget: int | str | None = None,
     policy: str = "optimal",
     fidelity: str = "bitwise",
-    lossy: str | None = None,
+    lossy: Lossy = None,
     reserved_bytes: int | str = 0,
     per_sub_batch_norm: bool = False,
     refuse: bool = True,
@@ -147,7 +162,7 @@ def plan_graph(
         densities={s: costs.densities[s] for s in sparse if s in costs.densities},
         has_link=costs.hardware.has_link,
         fidelity=allowed,
-        lossy=lossy,
+        lossy=AUTO if isinstance(lossy, Mapping) else lossy,
         reserved_bytes=reserve_bytes,
         per_sub_batch_norm=per_sub_batch_norm,
         **(task_calls(graph) if any(d.on_host for d in made.decisions) else {}),

@@ -10,4 +10,5 @@ from gistkit.planning.contract import (
     contract_of,
     task_calls,
 )
+from gistkit.planning.knapsack import Choice, least_bytes_within
 from gistkit.planning.refusal import EXAMPLE_FORMAT, instead, least_bytes, refused, remedy

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from gistkit.errors import BudgetError, PlanError
+from gistkit.formats import Lossy
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import check_fidelity, check_lossy
@@ -69,9 +70,7 @@ def _plans_of(
                 raise
 
 
-def check_words(
-    policy: str, fidelity: str, lossy: str | None, density: float | Mapping[int, float] | None = None
-) -> str:
+def check_words(policy: str, fidelity: str, lossy: Lossy, density: float | Mapping[int, float] | None = None) -> str:
     """The class of moves that is allowed. Raises ValueError for words that mean nothing, alone or together, TypeError
     for densities by anything but numbers."""
     _check_density(density)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gistkit.errors import BudgetError
+from gistkit.formats import Lossy
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import FIDELITIES
@@ -23,7 +24,7 @@ def least_bytes(
     graph: SavedGraph,
     costs: CostTable,
     *,
-    lossy: str | None = None,
+    lossy: Lossy = None,
     reserve: int = 0,
     batch_norm: bool = False,
     known: Mapping[str, int] | None = None,
@@ -37,7 +38,7 @@ def least_bytes(
     for name in FIDELITIES:
         own = (known or {}).get(name)
         if own is None:
-            narrow = (lossy or EXAMPLE_FORMAT) if name == "lossy" else None
+            narrow = (EXAMPLE_FORMAT if lossy is None else lossy) if name == "lossy" else None
             settings = {"lossy": narrow, "reserve": reserve, "batch_norm": batch_norm}
             own = minimise_peak(graph, costs, name, **settings, time_limit_s=LEAST_S).peak_bytes
         found[name] = min(own, *found.values(), own)

@@ -1,5 +1,6 @@
 """Runs a model under a plan in eager mode."""
 
+from gistkit.runtime.assign import assigned, check_max_error
 from gistkit.runtime.attach import compress, compressed_forward, restore, saving
 from gistkit.runtime.engine import Engine
 from gistkit.runtime.live import LiveBytes, LiveEvent
@@ -8,3 +9,4 @@ from gistkit.runtime.program.density_excess import Denser, denser
 from gistkit.runtime.program.match_plan import autocast_in_force, inputs_of
 from gistkit.runtime.program.stats import Row, StepStats
 from gistkit.runtime.step.step import step
+from gistkit.runtime.trial import GradientError, Gradients, TrialSteps, gradient_error

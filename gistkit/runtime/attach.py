@@ -10,8 +10,10 @@ import torch
 
 from gistkit.capture import STAND_IN, check_runs_in_python, hooks_are_active
 from gistkit.errors import CompressError
+from gistkit.formats import AUTO
 from gistkit.ir import Plan
 from gistkit.planning.policies import check_lossy
+from gistkit.runtime.assign import check_max_error
 from gistkit.runtime.calls.interpose import interposed
 from gistkit.runtime.engine import Engine
 from gistkit.runtime.forward.state import ForwardState
@@ -33,6 +35,8 @@ def compress(
     lossy: str | None = None,
     fidelity: str = "bitwise",
     min_gain: float = 0.02,
+    max_error: float = 0.05,
+    remeasure_every: int | None = None,
 ) -> Model:
     """Keeps what the model saves for backward in a smaller form; changes the model in place and returns it.
 
@@ -47,9 +51,15 @@ def compress(
 
     ``lossy``: also rounds what is kept, to ``fp16``, ``fp10`` or ``fp8`` (Gist's formats), or with a power-of-two scale
     per 128 elements to ``fp16s``, ``fp10s`` or ``fp8s``, or at random and without bias to integers between the ends of
-    blocks of 256, ``int4s`` or ``int2s``. ``fidelity="reassociated"``: takes weight gradients in batch
-    slices, which sums in another order. ``min_gain``: a plan that saves at most this share of the kept bytes is not
-    carried out; the model's own forward runs untouched, and the report says so.
+    blocks of 256, ``int4s`` or ``int2s``. ``fidelity="reassociated"``: takes weight gradients in batch slices, which
+    sums in another order. ``min_gain``: a plan that saves at most this share of the kept bytes is not carried out; the
+    model's own forward runs untouched, and the report says so.
+
+    ``lossy="auto"``: each stash exact or in ``fp16``, ``fp8s``, ``int4s`` or ``int2s``, for the fewest bytes with a
+    relative error of the gradients of at most ``max_error`` (:mod:`gistkit.runtime.assign`). The first training forward
+    measures that in some four steps a stash, on copies of the model, which take the memory of a plain step. Of the loss
+    it knows no more than the outputs: it takes their ``loss`` or, with cotangents of a fixed seed, a sum of them all.
+    ``remeasure_every=N``: measures again after N forwards. Else the formats stay.
 
     Under a given plan every decision is the plan's. A step that is not the planned one raises
     :class:`PlanMismatchError`: another dataflow, other parameters or buffers; with a budget also other kernels or
@@ -60,8 +70,9 @@ def compress(
     under a plan that was made of a model in ``eval()``. :func:`gistkit.restore` undoes it.
 
     Raises TypeError for what is no module or plan and for scripted, traced or compiled modules; ValueError for an
-    unknown format or fidelity and a ``min_gain`` outside [0, 1); CompressError where the model or a part of it is
-    compressed already. Source: Gist (Jain et al., ISCA 2018).
+    unknown format or fidelity, a ``min_gain`` outside [0, 1), a ``max_error`` outside (0, 1) and a ``remeasure_every``
+    without ``lossy="auto"``; CompressError where the model or a part of it is compressed already; in a first step
+    under ``lossy="auto"`` CaptureError where it cannot be captured. Source: Gist (Jain et al., ISCA 2018).
     """
     check_runs_in_python("compress", model)
     if plan is not None and not isinstance(plan, Plan):
@@ -75,7 +86,10 @@ def compress(
         raise ValueError(
             f"compress: min_gain must be a share from 0 up to, but not, 1, got {min_gain!r}; 0.02 is the default"
         )
-    check_lossy(lossy)
+    check_max_error("compress", max_error)
+    _check_remeasuring(remeasure_every, lossy, plan)
+    if lossy != AUTO:
+        check_lossy(lossy)
     for name, part in model.named_modules():
         if compressed_forward(part) is not None:
             what = f"its submodule {name!r} is" if name else "it is"
@@ -89,8 +103,16 @@ def compress(
     if plan is not None:
         lossy = check_plan(plan, lossy)
     slices = SLICES if fidelity == "reassociated" else 1
-    _stand_in(model, Settings(lossy, fidelity, slices, min_gain), plan).attach()
+    _stand_in(model, Settings(lossy, fidelity, slices, min_gain, max_error, remeasure_every or 0), plan).attach()
     return model
+
+
+def _check_remeasuring(every: int | None, lossy: str | None, plan: Plan | None) -> None:
+    if every is not None and (type(every) is not int or every < 1 or lossy != AUTO or plan is not None):
+        raise ValueError(
+            'compress: remeasure_every must be a number of forwards from 1 up, with lossy="auto" and no plan, got '
+            f"{every!r} with lossy={lossy!r}{'' if plan is None else ' and a plan'}; leave it out"
+        )
 
 
 def _stand_in(model: torch.nn.Module, settings: Settings, plan: Plan | None) -> CompressedForward:

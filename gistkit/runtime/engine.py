@@ -20,8 +20,10 @@ import torch
 
 from gistkit.capture import Recorder, capture
 from gistkit.errors import CaptureError, PlanMismatchError
+from gistkit.formats import AUTO
 from gistkit.ir import Plan, SavedGraph, SavedStorage
 from gistkit.planning.policies import gist
+from gistkit.runtime.assign import Formats
 from gistkit.runtime.calls.interpose import Counter, interposed
 from gistkit.runtime.calls.sites import Sites
 from gistkit.runtime.forward.journey import Journey, Offloads
@@ -81,6 +83,7 @@ class Engine:
         self._programs: dict[tuple, Program] = {}
         self._sites: dict[tuple, Sites] = {}
         self._densities: dict[tuple, dict[int, float]] = {}
+        self._formats = Formats(settings)
         self._states: dict[tuple, int] = {}
         self._verified: dict = {}
         self._packer = ExactPacker(lag=LAG, bounded=True, spill=Spill())
@@ -121,7 +124,7 @@ class Engine:
         self._packer.listen()
         waits = {why: times for why, times in self._packer.waits.items() if why not in (FIRST, PLANNED)}
         found = [f"the host waited for the device {times} times so far: {why}" for why, times in waits.items()]
-        return [*self.notes, *found, *filter(None, [spilled_note(self._spilled, self.steps)])]
+        return [*self.notes, *self._formats.notes, *found, *filter(None, [spilled_note(self._spilled, self.steps)])]
 
     @property
     def storages(self) -> dict[int, SavedStorage]:
@@ -190,23 +193,28 @@ class Engine:
                 self._sized[size] = given_program(self.plan, model, args, kwargs)
             program = self._programs[key] = self._sized[size]
             return program
-        if key in self._programs and not self._programs[key].is_stale:
-            return self._programs[key]
+        known = self._programs.get(key)
+        if known is not None and not known.is_stale:
+            again = self.plan is None and self._formats.renew(known.graph, model, (args, kwargs), self.steps)
+            return self._install(key, known.graph) if again else known
         if self.plan is not None:
             self._programs[key] = program = given_program(self.plan, model, args, kwargs)
             return program
         try:
             graph = capture(model, args, kwargs)
         except CaptureError as error:
+            if self.settings.lossy == AUTO:
+                raise CaptureError(f'{error}; lossy="auto" measures steps of this model: name a format') from error
             self._note(f"{error}; its first step ran as plain PyTorch and was recorded")
             return None
+        self._formats.renew(graph, model, (args, kwargs), self.steps)
         return self._install(key, graph)
 
     def _install(self, key: tuple, graph: SavedGraph) -> Program:
         """Plan by the densities known so far; a program that would do the same stays, with what its calls have
         learnt."""
         densities = self._densities.setdefault(key, {})
-        plan = gist(graph, lossy=self.settings.lossy, densities=densities)
+        plan = gist(graph, lossy=self._formats.of(graph), densities=densities)
         known = self._programs.get(key)
         if known is None or known.graph is not graph or _moves(known.plan) != _moves(plan):
             self._programs[key] = Program(graph, plan)

@@ -95,6 +95,7 @@ CASES = [
     ([*PLAN, "--policy", "optimum"], r"policy must be one of .*; did you mean 'optimal'"),
     ([*PLAN, "--fidelity", "exact"], r"fidelity must be one of bitwise, reassociated, lossy, got 'exact'"),
     ([*PLAN, "--lossy", "fp7"], r"lossy must be None or one of .*fp7"),
+    ([*PLAN, "--lossy", "auto"], r'lossy="auto" measures steps of a real model, .* name a format here, such as "fp8s"'),
     ([*PLAN, "--density", "2"], r"density must be a share of elements from 0 to 1 .*, got 2.0"),
     ([*PLAN, "--density", "nan"], r"density must be a share of elements from 0 to 1 .*, got nan"),
     ([*TRAIN, "--data", "/nowhere"], "data directory /nowhere does not exist; give a folder"),

@@ -28,13 +28,14 @@ def step():
 def test_the_face():
     parameters = inspect.signature(gistkit.plan).parameters
     assert list(parameters) == [
-        "model", "batch", "budget", "policy", "fidelity", "lossy", "hardware", "density", "reserved_bytes",
-        "loss_fn", "measure", "per_sub_batch_norm",
+        "model", "batch", "budget", "policy", "fidelity", "lossy", "max_error", "hardware", "density",
+        "reserved_bytes", "loss_fn", "measure", "per_sub_batch_norm",
     ]  # fmt: skip
     defaults = {n: p.default for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
     assert defaults == {
-        "budget": None, "policy": "optimal", "fidelity": "bitwise", "lossy": None, "hardware": None, "density": None,
-        "reserved_bytes": 0, "loss_fn": None, "measure": False, "per_sub_batch_norm": False,
+        "budget": None, "policy": "optimal", "fidelity": "bitwise", "lossy": None, "max_error": 0.05,
+        "hardware": None, "density": None, "reserved_bytes": 0, "loss_fn": None, "measure": False,
+        "per_sub_batch_norm": False,
     }  # fmt: skip
     assert parameters["batch"].kind is inspect.Parameter.VAR_POSITIONAL
     assert gistkit.plan is planning.plan

@@ -5,7 +5,8 @@
 | ``bitwise`` | keep; mask, map, bits, nothing at all where backward asks for no more; zvc and csr where zeros are |
 | | expected; rebuilt from what a batch norm or an addition read; raw, packed or coded bytes over the link |
 | ``reassociated`` | the same, and sub-batches |
-| ``lossy`` | the same, and the narrow form that the caller names where every reader tolerates it |
+| ``lossy`` | the same, and the narrow form that the caller names, for all or by storage, where every reader |
+| | tolerates it |
 
 Over the link a storage may leave at once or as late as the link needs, and come back at its use or early enough that
 the compute in between hides the transfer, with some room.
@@ -13,12 +14,12 @@ the compute in between hides the transfer, with some room.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from gistkit.formats import LOSSY_FORMS
+from gistkit.formats import AUTO, LOSSY_FORMS, Lossy, narrow_of
 from gistkit.ir import BACKWARD, FORMS, Block, Decision, SavedGraph, SavedStorage
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms.allowed import SMALL_BYTES, Judge, decidable
@@ -38,9 +39,17 @@ def encodings(sparse: tuple[str, ...], narrow: str | None) -> tuple[str, ...]:
     return sparse if narrow is None else (*sparse, *(name for name in both if name in FORMS), narrow)
 
 
-def check_lossy(lossy: str | None) -> None:
-    """Raises ValueError where ``lossy`` is neither None nor a known format."""
-    if lossy is not None and lossy not in LOSSY_FORMS:
+def check_lossy(lossy: Lossy) -> None:
+    """Raises ValueError where ``lossy`` is neither None nor a known format, nor known formats by storage."""
+    if isinstance(lossy, Mapping):
+        for name in lossy.values():
+            check_lossy(name)
+    elif lossy == AUTO:
+        raise ValueError(
+            'lossy="auto" measures steps of a real model, which gistkit.compress(model, lossy="auto") and '
+            'gistkit.plan(model, *batch, lossy="auto") do; name a format here, such as "fp8s"'
+        )
+    elif lossy is not None and lossy not in LOSSY_FORMS:
         shown = f'"{lossy}"' if isinstance(lossy, str) else lossy
         raise ValueError(
             f"lossy must be None or one of {', '.join(LOSSY_FORMS)}; got lossy={shown}: the number is the bits of a "
@@ -48,7 +57,7 @@ def check_lossy(lossy: str | None) -> None:
         )
 
 
-def check_fidelity(fidelity: str, lossy: str | None = None) -> None:
+def check_fidelity(fidelity: str, lossy: Lossy = None) -> None:
     """Raises ValueError for an unknown class, an unknown lossy format, or a format outside the class ``lossy``."""
     if fidelity not in FIDELITIES:
         raise ValueError(
@@ -62,7 +71,7 @@ def check_fidelity(fidelity: str, lossy: str | None = None) -> None:
 
 
 def options(
-    graph: SavedGraph, costs: CostTable, fidelity: str = "bitwise", lossy: str | None = None
+    graph: SavedGraph, costs: CostTable, fidelity: str = "bitwise", lossy: Lossy = None
 ) -> dict[int, tuple[Decision, ...]]:
     """Per kept storage the decisions that its readers, the class and the hardware allow; ``dense`` is among them. The
     first is what is taken where memory does not matter. Raises ValueError for an unknown class or format."""
@@ -74,7 +83,7 @@ def options(
 class _Listing:
     """Lists the decisions of one graph's storages."""
 
-    def __init__(self, graph: SavedGraph, costs: CostTable, lossy: str | None) -> None:
+    def __init__(self, graph: SavedGraph, costs: CostTable, lossy: Lossy) -> None:
         self._judge = Judge(graph)
         self._graph, self._costs, self._lossy = graph, costs, lossy
         seconds = [costs.task_s(t.index) for t in graph.tasks]
@@ -116,7 +125,7 @@ class _Listing:
         zvc, csr = SPARSE
         slower = self._payload_bytes(s, csr) >= self._payload_bytes(s, zvc)
         sparse = () if s.id not in self._costs.densities else (zvc,) if slower else SPARSE
-        coded = self._judge.allowed(s.id, encodings(sparse, self._lossy))
+        coded = self._judge.allowed(s.id, encodings(sparse, narrow_of(self._lossy, s.id)))
         coded = (d for d in coded if self._payload_bytes(s, d.codec) < s.nbytes)
         return (replace(d, reason="") for d in (*coded, *self._judge.allowed(s.id, ("rebuild",))))
 

@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from gistkit.formats import Lossy, narrow_of
 from gistkit.ir import OPERATORS, Block, Decision, Plan, Reading, SavedGraph, SavedStorage, Uses, Value
 from gistkit.planning.cost import CostTable, Densities
 from gistkit.planning.forms import (
@@ -56,15 +57,16 @@ PAYS = 0.95
 def gist(
     graph: SavedGraph,
     *,
-    lossy: str | None = None,
+    lossy: Lossy = None,
     densities: Mapping[int, float] | None = None,
     rebuild: bool = True,
 ) -> Plan:
     """The Gist policy's plan for one step.
 
-    ``lossy`` names the format of delayed precision reduction, None plans bit-exact moves only. ``densities`` maps
-    storage ids to measured shares of non-zero elements; unmeasured storages are planned by what their producers
-    suggest. ``rebuild`` False leaves rebuilding out, as the paper does. Raises ValueError for an unknown format.
+    ``lossy`` names the format of delayed precision reduction, for all or by storage id; None plans bit-exact moves
+    only. ``densities`` maps storage ids to measured shares of non-zero elements; unmeasured storages are planned by
+    what their producers suggest. ``rebuild`` False leaves rebuilding out, as the paper does. Raises
+    ValueError for an unknown format.
     """
     check_lossy(lossy)
     planner = Planner(graph, lossy, densities, rebuild=rebuild)
@@ -86,7 +88,7 @@ def gist_budget(
     costs: CostTable,
     budget_bytes: int | None = None,
     *,
-    lossy: str | None = None,
+    lossy: Lossy = None,
     encodings: Iterable[str] = ENCODINGS,
 ) -> Plan:
     """Gist's plan, lossless or with the given narrow format, with peak and seconds.
@@ -132,7 +134,7 @@ class Planner:
     """Decides every kept storage of one graph, each once: the smallest of the forms that the judge allows."""
 
     def __init__(
-        self, graph: SavedGraph, lossy: str | None, densities: Mapping[int, float] | None, *, rebuild: bool = True
+        self, graph: SavedGraph, lossy: Lossy, densities: Mapping[int, float] | None, *, rebuild: bool = True
     ) -> None:
         self._judge = Judge(graph)
         self.reading = self._judge.reading
@@ -171,7 +173,7 @@ class Planner:
         """The smallest of: dense, sparse, narrow, rebuilt; exact forms win ties."""
         who = f"{uses.readers[0][0].op} reads its values"
         density = self.densities.of(s.id, value.version)
-        names = encodings(() if density is None else SPARSE, self._lossy)
+        names = encodings(() if density is None else SPARSE, narrow_of(self._lossy, s.id))
         forms = self._judge.allowed(s.id, names)
         best = min(forms, key=self.predicted_bytes, default=None)
         if best is None or self.predicted_bytes(best) > PAYS * s.nbytes:

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gistkit.capture import GEOMETRY, Bound, batch_size, capture
 from gistkit.errors import CaptureError, PlanError, PlanMismatchError
+from gistkit.formats import AUTO
 from gistkit.ir import FORMS, OPERATORS, PLACES, REMEDY, Plan, SavedGraph, StateTensor, is_recipe
 from gistkit.planning import AGAIN, check_forward, check_inputs, check_same, check_state
 from gistkit.planning.forms import check_decisions
@@ -22,14 +23,14 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 def check_plan(plan: Plan, lossy: str | None = None) -> str | None:
-    """The narrow format that the plan's decisions use, None for none. Raises ValueError where ``lossy`` names another
-    format, PlanError for a plan that means nothing, as a damaged file has it."""
+    """The narrow format that the plan's decisions use, AUTO for several, None for none. Raises ValueError where
+    ``lossy`` names another format, PlanError for a plan that means nothing, as a damaged file has it."""
     _check_words(plan)
     formats = {d.form.rounds_to for d in plan.decisions} - {""}
-    planned = min(formats, default=None)
+    planned = AUTO if len(formats) > 1 else min(formats, default=None)
     if planned is not None and plan.fidelity != "lossy":
-        _refuse("fidelity", f"'lossy', as it rounds to {planned}", repr(plan.fidelity))
-    if lossy is not None and lossy not in formats and planned is not None:
+        _refuse("fidelity", f"'lossy', as it rounds to {' and '.join(sorted(formats))}", repr(plan.fidelity))
+    if lossy is not None and lossy not in (planned, *formats) and planned is not None:
         raise ValueError(
             f"compress: lossy must be None or the plan's own format {planned!r}, got {lossy!r}; leave it out, or plan "
             f"with lossy={lossy!r}"

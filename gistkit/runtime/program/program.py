@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gistkit.errors import PlanError
+from gistkit.formats import AUTO
 from gistkit.ir import (
     FORMS,
     NEVER,
@@ -38,19 +39,22 @@ WITHOUT_VALUES = tuple(f for f in FORMS.values() if f.returns in (NEVER, OPERATO
 
 @dataclass(frozen=True)
 class Settings:
-    """What the caller allows: a lossy format or None, whether sums may be reassociated, and the least share of the kept
-    bytes that a plan of gistkit's own must save."""
+    """What the caller allows: a lossy format, None, or AUTO (each storage's is the plan's), whether sums may be
+    reassociated, and the least share of the kept bytes that a plan of gistkit's own must save. With AUTO the error of
+    the gradients, and after how many steps it is measured again (0: never)."""
 
     lossy: str | None = None
     fidelity: str = "bitwise"
     slices: int = 1
     min_gain: float = 0.02
+    max_error: float = 0.05
+    remeasure_every: int = 0
 
 
 def ad_hoc(x: torch.Tensor, sparse: bool, settings: Settings) -> Decision:
     """The decision for a tensor that no plan knows."""
-    nbytes = x.numel() * x.element_size()
-    return default_form(str(x.dtype).removeprefix("torch."), nbytes, zeros=sparse, lossy=settings.lossy)
+    nbytes, lossy = x.numel() * x.element_size(), None if settings.lossy == AUTO else settings.lossy
+    return default_form(str(x.dtype).removeprefix("torch."), nbytes, zeros=sparse, lossy=lossy)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from math import inf
 
 from gistkit.errors import BudgetError, PlanError
+from gistkit.formats import Lossy
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import Replays, own_decisions, with_figures
@@ -47,7 +48,7 @@ def optimal(
     budget_bytes: int | None = None,
     *,
     fidelity: str = "bitwise",
-    lossy: str | None = None,
+    lossy: Lossy = None,
     reserve: int = 0,
     seeds: Sequence[Plan] = (),
     batch_norm: bool = False,
@@ -88,7 +89,7 @@ def minimise_peak(
     costs: CostTable,
     fidelity: str = "bitwise",
     *,
-    lossy: str | None = None,
+    lossy: Lossy = None,
     reserve: int = 0,
     batch_norm: bool = False,
     time_limit_s: float | None = None,

@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from gistkit.formats import Lossy
 from gistkit.ir import Block, Decision, Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import FIDELITIES, check_fidelity
@@ -69,11 +70,11 @@ def level_of(deltas: Iterable[Delta], base_bytes: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Allowed:
-    """The class of moves: its name, its narrow format, sub-batches under batch norm. Raises ValueError for an unknown
+    """The class of moves: its name, its narrow formats, sub-batches under batch norm. Raises ValueError for an unknown
     class or format."""
 
     fidelity: str = "bitwise"
-    lossy: str | None = None
+    lossy: Lossy = None
     batch_norm: bool = False
 
     def __post_init__(self) -> None:
