@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
+from gistkit.planning import Choice
 from gistkit.runtime import compressed_forward
+from gistkit.runtime.assign import _within
 from tests.support.models import Call, DenseNet, UNet
 from tests.support.tensors import same_bits
 
@@ -45,6 +47,29 @@ NETWORKS = {"chain": chain, "unet": UNet, "dense": DenseNet}
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
+
+
+class Correlated:
+    """Stands for a step where the errors of stashes add as they are, and not in variance."""
+
+    ERRORS = {"fp8s": 0.01, "int4s": 0.03, "int2s": 0.2}  # noqa: RUF012
+
+    def __init__(self, factor):
+        self.factor, self.steps = factor, 0
+
+    def error(self, formats):
+        self.steps += 1
+        return self.factor * sum(self.ERRORS[name] for name in formats.values())
+
+
+@pytest.mark.parametrize(("factor", "rounded"), [(0.5, 5), (1.0, 5), (1.6, 2), (1e9, 0)])
+def test_too_hopeful_a_model_is_tightened_and_then_given_up(factor, rounded):
+    lab = Correlated(factor)
+    group = {"": Choice(0.0, 0)} | {
+        f: Choice(lab.ERRORS[f], -n) for f, n in (("fp8s", 24), ("int4s", 28), ("int2s", 30))
+    }
+    formats, expected = _within(lab, dict.fromkeys(range(5), group), 0.05)
+    assert len(formats) == rounded and lab.error(formats) <= 0.05 and expected <= 0.05 and 2 <= lab.steps <= 7
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
