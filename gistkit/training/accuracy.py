@@ -16,9 +16,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 
+from gistkit.api import plan
 from gistkit.capture import capture
 from gistkit.errors import DataError
+from gistkit.formats import AUTO
 from gistkit.ir import Plan, numel
 from gistkit.report import report
 from gistkit.training.data import open_images, orders
@@ -115,9 +118,9 @@ class Accuracy:
             be_deterministic()
             torch.backends.cudnn.allow_tf32 = False
         self._classes, self.tested = len(train.classes), len(test.labels)
+        self._train_images, self._test_images = (DeviceImages(images, settings.device) for images in (train, test))
         self._plans = self._prepared()
         self._records = Records(out, settings.about, settings.epochs)
-        self._train_images, self._test_images = (DeviceImages(images, settings.device) for images in (train, test))
         self.steps = settings.epochs * (len(train.labels) // settings.batch)
         """Steps of one run."""
 
@@ -147,13 +150,19 @@ class Accuracy:
         x = torch.zeros(settings.batch, 3, settings.image_size, settings.image_size, device=settings.device)
         graph = capture(model, (x,))
         self._plain_bytes, self._elements = graph.kept_bytes, sum(numel(s) for s in graph.kept())
-        plans = {which.name: plan_of(which, graph) for which in self._schemes}
+        plans = {w.name: self._assigned() if w.codec == AUTO else plan_of(w, graph) for w in self._schemes}
         targets = torch.zeros(2, dtype=torch.int64, device=settings.device)
         for which in (Scheme(EXACT, EXACT, ""), *(w for w in self._schemes if w.kind == IMMEDIATE)):
             model = self._network(0)
             carry_out(which, None, model)
             class_loss(model(x[:2]), targets, self._classes)
         return plans
+
+    def _assigned(self) -> Plan:
+        """The plan of ``lossy="auto"`` for seed 0's network and its first batch, without flips."""
+        settings = self.settings
+        x, targets = next(self._train_images.epoch(settings.batch, epoch_seed(0, 0), flip=False))
+        return plan(self._network(0), x, targets, loss_fn=F.cross_entropy, policy="gist", lossy=AUTO)
 
     def _run(self, which: Scheme, seed: int, on_step: Callable[[int], None]) -> None:
         settings = self.settings

@@ -4,6 +4,7 @@
 |---|---|
 | `fp32` | nothing |
 | `fp8`, `fp8s`, ... | delayed (Gist, III-B): what is kept for backward, as ``gistkit.compress(lossy=...)`` does |
+| `auto` | the same, each stash in a format of its own: the plan of ``gistkit.plan(lossy="auto")`` for seed 0's start |
 | `zvc+fp8`, `csr+fp8`, ... | the same tensors, all of them in that sparse layout |
 | `immediate:fp8`, ... | the paper's All-FP control: every module's output as it is made, so the error goes on forward |
 | `gradients:fp8`, ... | the gradient of every module's output, in backward; all activations are exact |
@@ -27,6 +28,7 @@ from torch.utils._pytree import tree_map_only
 
 from gistkit.codecs import CODECS, Codec
 from gistkit.errors import PlanError
+from gistkit.formats import AUTO
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.forms import Judge, call_choices
 from gistkit.planning.policies import gist
@@ -45,9 +47,10 @@ class Scheme:
 
 
 def schemes() -> dict[str, Scheme]:
-    """Every scheme by its name: one a lossy codec of ``CODECS``, and the controls of those without a sparse layout."""
+    """Every scheme by its name: one a lossy codec of ``CODECS``, ``auto``, and the controls of the codecs without a
+    sparse layout."""
     lossy = [name for name, codec in CODECS.items() if codec.form.rounds_to]
-    found = [Scheme(EXACT, EXACT, ""), *(Scheme(name, DELAYED, name) for name in lossy)]
+    found = [Scheme(EXACT, EXACT, ""), *(Scheme(name, DELAYED, name) for name in (*lossy, AUTO))]
     for kind in (IMMEDIATE, GRADIENTS):
         found += [Scheme(f"{kind}:{name}", kind, name) for name in lossy if not CODECS[name].form.sparse]
     return {scheme.name: scheme for scheme in found}
@@ -64,7 +67,7 @@ def scheme(name: str) -> Scheme:
 
 
 def plan_of(scheme: Scheme, graph: SavedGraph) -> Plan | None:
-    """The plan that carries a delayed scheme out, None for the others: that of the Gist policy, which
+    """The plan that carries a delayed scheme of one codec out, None for the others: that of the Gist policy, which
     ``compress(lossy=...)`` follows too, made once, so that no measured density changes it on the way.
 
     Raises PlanError where it would round nothing of the step.

@@ -140,7 +140,7 @@ def test_controls_round_every_module_and_nothing_else():
 
 def test_schemes_follow_the_codecs():
     names = all_schemes()
-    assert {"fp32", "fp8s", "zvc+fp8", "csr+fp10s", "immediate:fp16", "gradients:fp8"} <= set(names)
+    assert {"fp32", "fp8s", "int4s", "auto", "zvc+fp8", "csr+fp10s", "immediate:fp16", "gradients:fp8"} <= set(names)
     assert "immediate:zvc+fp8" not in names and "zvc" not in names and "mask1" not in names
     with pytest.raises(ValueError, match=r"scheme must be one of fp32, .*; got 'immediate:fp9'; did you mean 'immedia"):
         scheme("immediate:fp9")
@@ -340,8 +340,10 @@ def test_bits_are_of_all_that_is_kept(tmp_path):
 
 
 def test_digits_are_learnt_under_every_kind_of_scheme(tmp_path):
-    of = settings(schemes=("fp32", "fp8", "immediate:fp8", "gradients:fp8"), epochs=8, batch=64)
-    for result in Accuracy(of, tmp_path).run():
+    of = settings(schemes=("fp32", "fp8", "immediate:fp8", "gradients:fp8", "auto"), epochs=8, batch=64)
+    found = Accuracy(of, tmp_path).run()
+    assert found[4].bits < found[0].bits
+    for result in found:
         assert result.accuracies[0] > 0.6 and result.difference is None, result.scheme
         assert len(result.curves[0]) == 8 and result.curves[0][-1] == result.accuracies[0]
 
