@@ -2,6 +2,7 @@
 
 import copy
 import json
+from math import hypot
 
 import pytest
 import torch
@@ -62,7 +63,9 @@ def test_the_planted_layer_is_named_first(make):
     first, second = found.rows[:2]
     assert first.module == ("4" if make == "chain" else "bad"), str(found)
     assert first.error.relative > second.error.relative and first.error.cosine < 1
-    assert found.repeat.relative == 0 and found.together.relative >= 0.5 * first.error.relative
+    assert found.repeat.relative == 0
+    # errors of different stashes are near independent, so their squares add: 0.97 to 1.02 of that was measured
+    assert found.together.relative == pytest.approx(hypot(*(r.error.relative for r in found.rows)), rel=0.1)
     assert first.bits == 8 and first.form in str(found)
 
 

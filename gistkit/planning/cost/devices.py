@@ -113,13 +113,6 @@ class Hardware:
         """The rate of either direction of the link while both are busy, as a share of its own."""
         return min(1.0, self.both_gbps / (self.d2h_gbps + self.h2d_gbps)) if self.has_link else 1.0
 
-    @property
-    def staging_bytes(self) -> int:
-        """Least bytes of one of two staging buffers that keep the link busy, one filled while the other crosses:
-        bandwidth times latency, here of one kernel. cDMA's engine, which reads 200 GB/s 350 ns late, has 70 kB by this
-        rule (its text is not at hand); an H200 440 kB. 0 without a link."""
-        return round(max(self.d2h_gbps, self.h2d_gbps) * 1e9 * self.launch_s)
-
     def to_json(self) -> str:
         """The hardware as JSON text."""
         return to_json(self, indent=2)

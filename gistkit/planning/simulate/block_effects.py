@@ -228,7 +228,9 @@ class _DecidedBlock:
         settled = self.context.scratch_end(first)
         measures = (self.decision.codec, self.block.nbytes, self.block.dtype, self.density)
         scratch_bytes, packing_bytes = self.costs.scratch_bytes(*measures)
-        if self.decision.on_host:  # packed on its way
+        if self.decision.on_host:
+            if packing_bytes:  # not packed on its way, but at once
+                self._add(first, first, nbytes + packing_bytes, what)
             return self._add(first, last, scratch_bytes, "scratch")
         end = last if settled is None else min(settled, last)
         if settled is None and packing_bytes and self.values:

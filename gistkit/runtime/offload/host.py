@@ -61,7 +61,27 @@ class HostValues(Coded):
         return restored(made, self.encoded)
 
 
-class HostBody:
+class Delegating:
+    """A body that hands its uses on to what holds the values now."""
+
+    def here(self) -> Coded:
+        """What holds the values."""
+        raise NotImplementedError
+
+    def dense(self) -> torch.Tensor:
+        return self.here().dense()
+
+    def dense_range(self, start: int, stop: int) -> torch.Tensor:
+        return self.here().dense_range(start, stop)
+
+    def dense_rows(self, start: int, stop: int) -> torch.Tensor:
+        return self.here().dense_rows(start, stop)
+
+    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
+        return self.here().relu_backward(grad)
+
+
+class HostBody(Delegating):
     """A codec's payload, of ``dense`` the tensor itself, on the host until it is prefetched or first used.
 
     ``moved``: asked once, before the payload comes back; what it gives stands in for the payload from then on, None
@@ -101,20 +121,8 @@ class HostBody:
                 self._values, self._moved = self._moved(self.parcel), None
             return self._values
 
-    def _here(self) -> Coded:
+    def here(self) -> Coded:
         return self._settled() or Coded(self.parcel.get())
-
-    def dense(self) -> torch.Tensor:
-        return self._here().dense()
-
-    def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        return self._here().dense_range(start, stop)
-
-    def dense_rows(self, start: int, stop: int) -> torch.Tensor:
-        return self._here().dense_rows(start, stop)
-
-    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        return self._here().relu_backward(grad)
 
 
 class AwayOnHost(Away):

@@ -22,6 +22,8 @@ from gistkit.kernels import ops, packed_bytes
 from gistkit.runtime.offload.arena import Part, PinnedArena, Span
 from gistkit.runtime.offload.backends import Backend, Event, copy
 
+PLACE_BYTES = 16
+
 
 class Lane:
     """A span, its cursor on the device (int64[1], bytes), and what lies below that, in order."""
@@ -88,7 +90,7 @@ class Shipment:
         self._backend, self._memory, self._stride = backend, lane.memory, stride
         values = encoded.payload[2]
         self._dtype, self._most, self._columns = values.dtype, values.numel(), _has_columns(encoded)
-        self.place = backend.empty(16, backend.d2h).view(torch.int64)
+        self.place = backend.empty(PLACE_BYTES, backend.d2h).view(torch.int64)
         self._there: torch.Tensor | None = None
         self._sent: Event | None = None
         self.start, self.total, self.ended, self._fetched = 0, None, False, 0

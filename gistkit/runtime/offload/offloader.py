@@ -34,7 +34,7 @@ from gistkit.errors import OffloadError
 from gistkit.kernels import is_dense
 from gistkit.runtime.offload.arena import PinnedArena, copy_parts, laid_out
 from gistkit.runtime.offload.backends import Backend, Event, Stream, copy
-from gistkit.runtime.offload.lanes import Lanes
+from gistkit.runtime.offload.lanes import PLACE_BYTES, Lanes
 from gistkit.runtime.offload.parcel import Parcel
 from gistkit.runtime.offload.records import Record, State
 
@@ -147,7 +147,7 @@ class Offloader:
         backend.run(backend.d2h, partial(copy_parts, record.parts), memory, *record.sent_tensors())
         sent = backend.record(backend.d2h)
         if shipment is not None:
-            shipment.sent(record.parts[-1].over(memory), sent)
+            shipment.sent(memory[record.parts[-1].start :][:PLACE_BYTES].view(torch.int64), sent)
         self._outgoing.append(_Outgoing(record, record.tensors, sent))
         self.outgoing_bytes += record.nbytes
 

@@ -23,7 +23,7 @@ from gistkit.codecs import Encoded, Sparse, dtype_of
 from gistkit.errors import BudgetWarning
 from gistkit.formats import item_bytes
 from gistkit.ir import Budget, Decision, Form, Plan, SavedGraph, SavedStorage, numel
-from gistkit.runtime.offload.host import HostValues, arrived
+from gistkit.runtime.offload.host import Delegating, HostValues, arrived
 from gistkit.runtime.offload.host_memory import does_not_fit
 from gistkit.runtime.offload.parcel import Parcel
 from gistkit.runtime.sparse_sizes.exact import ExactPacker
@@ -186,7 +186,7 @@ def _on_host(encoded: Encoded) -> Encoded:
     return encoded.over(tuple(map(arrived, encoded.payload)))
 
 
-class PromisedBody:
+class PromisedBody(Delegating):
     """The payload of a storage whose size only the device knows yet: the scratch, then the packed payload, or values on
     the host where :class:`ExcessBudget` has no room."""
 
@@ -210,7 +210,7 @@ class PromisedBody:
                 else:
                     self._form = away
 
-    def _with_values(self) -> CodedBody | HostValues:
+    def here(self) -> CodedBody | HostValues:
         """The form from which values are decoded. A scaled format's scratch is packed first: decoded as it is, it would
         take several times the tensor (Sparse._rounded)."""
         form = self._form
@@ -225,15 +225,6 @@ class PromisedBody:
     @property
     def density(self) -> float | None:
         return self._form.density if isinstance(self._form, CodedBody) else None
-
-    def dense(self) -> torch.Tensor:
-        return self._with_values().dense()
-
-    def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        return self._with_values().dense_range(start, stop)
-
-    def dense_rows(self, start: int, stop: int) -> torch.Tensor:
-        return self._with_values().dense_rows(start, stop)
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
         return self._form.relu_backward(grad)

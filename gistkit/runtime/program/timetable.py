@@ -7,11 +7,12 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from gistkit.codecs import CODECS, Sparse
 from gistkit.formats import item_bytes
 from gistkit.ir import Decision, Plan, SavedGraph, numel
 
 SLACK = 1.125
-"""What lanes are longer than the payloads that are planned for them."""
+"""By what a lane is longer than the items that are planned for it."""
 
 
 class Due(NamedTuple):
@@ -50,15 +51,8 @@ def timetable(graph: SavedGraph, plan: Plan) -> Timetable:
         back = next((call for task, call in backward if task >= d.prefetch), None)  # no earlier: that would take memory
         if back is not None:
             due.setdefault(back, ([], []))[1].append(d.storage)
-    sizes = {d.storage: _sizes(graph, plan, d) for d in sent}
-    sparse = [sizes[d.storage] for d in sent if d.form.sparse]
-    lane_bytes = int(SLACK * sum(n for n, _ in sparse)) + 2 * max((most for _, most in sparse), default=0)
-    return Timetable(
-        leaves,
-        {call: Due(*map(tuple, found)) for call, found in due.items()},
-        sum(n for n, _ in sizes.values()) + lane_bytes,
-        lane_bytes,
-    )
+    backward_dues = {call: Due(*map(tuple, found)) for call, found in due.items()}
+    return Timetable(leaves, backward_dues, *_host_bytes(graph, plan, sent))
 
 
 def _starts(tasks: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -72,13 +66,21 @@ def _starts(tasks: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _at(starts: list[tuple[int, int]], task: int) -> int:
     """The covered call that begins last among those up to the task; -1 before the first."""
-    found = bisect_right(starts, (task, len(starts) + task))
+    found = bisect_right(starts, task, key=lambda start: start[0])
     return starts[found - 1][1] if found else -1
 
 
-def _sizes(graph: SavedGraph, plan: Plan, decision: Decision) -> tuple[int, int]:
-    """(planned, most) bytes of a payload."""
-    storage = graph.storages[decision.storage]
-    density, each = plan.contract.densities.get(decision.storage, 1.0), item_bytes(storage.dtype)
-    planned, most = (decision.form.nbytes(numel(storage), each, share) for share in (density, 1.0))
-    return planned, max(planned, most)
+def _host_bytes(graph: SavedGraph, plan: Plan, sent: Iterable[Decision]) -> tuple[int, int]:
+    """(all of the arena, of it a lane). In the lane are the items of what is packed on its way: as planned, some more,
+    and room for the worst case of two that are in flight."""
+    whole_bytes, packed_bytes, most_bytes = 0, 0, 0
+    for d in sent:
+        storage, codec = graph.storages[d.storage], CODECS[d.codec]
+        density = plan.contract.densities.get(d.storage, 1.0)
+        none, planned, most = (d.form.nbytes(numel(storage), item_bytes(storage.dtype), s) for s in (0.0, density, 1.0))
+        within = isinstance(codec, Sparse) and codec.packs_within
+        whole_bytes += none if within else planned
+        packed_bytes += planned - none if within else 0
+        most_bytes = max(most_bytes, most if within else 0)
+    lane_bytes = int(SLACK * packed_bytes) + 2 * most_bytes
+    return whole_bytes + lane_bytes, lane_bytes

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from gistkit.commands.calibrate import hardware_table
 from gistkit.planning.cost.devices import PRESETS, Hardware, hardware
 
 PRESET_NAMES = ", ".join(PRESETS)
@@ -22,14 +21,6 @@ def test_presets():
     assert [name for name, preset in PRESETS.items() if not preset.async_counts] == ["cpu"]
     # The papers' cards have no host of ours, and a CPU is its own.
     assert [name for name, preset in PRESETS.items() if not preset.runtime_host_s] == ["titanx", "k40m", "cpu"]
-
-
-def test_a_staging_buffer_is_bandwidth_times_latency():
-    engine = replace(PRESETS["titanx"], d2h_gbps=200.0, h2d_gbps=200.0, both_gbps=400.0, launch_s=350e-9)
-    assert engine.staging_bytes == 70_000  # cDMA's
-    assert PRESETS["h200"].staging_bytes == 440_000 and PRESETS["cpu"].staging_bytes == 0
-    rows = dict(zip(*(c.cells for c in hardware_table(PRESETS["h200"]).columns), strict=True))
-    assert rows["staging buffer kB, one of two"] == "440.0"
 
 
 @pytest.mark.parametrize("name", PRESETS)

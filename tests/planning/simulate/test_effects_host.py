@@ -38,6 +38,14 @@ def test_sparse_for_the_host_is_a_scratch_until_it_has_left():
     ]
 
 
+def test_what_cannot_be_packed_on_its_way_is_packed_beside_its_scratch():
+    costs = cost_table(CHAIN, replace(TITANX, async_counts=True))
+    scratch, packing = costs.scratch_bytes("zvc+fp10", BYTES, "float32", 0.5)
+    made = effects(CHAIN, RELU, replace(host(), codec="zvc+fp10"), costs.hardware)
+    payload = costs.payload_bytes("zvc+fp10", BYTES, "float32", 0.5)
+    assert packing > 0 and {(1, 1, payload + packing, "payload"), (1, 3, scratch, "scratch")} <= set(short(made))
+
+
 @pytest.mark.parametrize(
     ("decision", "text"),
     [

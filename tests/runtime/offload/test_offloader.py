@@ -205,3 +205,13 @@ def test_cores_of_a_device(tmp_path):
 def test_parts_begin_at_multiples_of_16():
     record = Record("c0", (torch.ones(3), torch.ones(200, dtype=torch.float64), torch.ones(0)))
     assert [part.start for part in record.parts] == [0, 16, 1616] and record.nbytes == 1616
+
+
+def test_a_lane_is_no_memory_of_the_device():
+    x = torch.relu(torch.randn(5000))
+    offloader = Offloader(CpuBackend(), 0, 0, MIB, MIB)
+    with LiveBytes() as live:
+        parcel = offloader.put(codec("zvc").begin(x))
+        assert parcel.state is State.HOST and live.current_bytes < x.nbytes
+        parcel.get()
+        assert live.peak_bytes < 3 * x.nbytes  # a scratch and an arrival, each somewhat larger than x
