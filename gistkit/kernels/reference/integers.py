@@ -66,7 +66,8 @@ def _encoded(
     span.clamp_(min=LEAST_SPAN)
     step = span * STEP_SHARE[bits]
     highest = (1 << bits) - 1
-    v = (planes - low[:, None, None]) * (highest / span)[:, None, None]
+    inverse = torch.full_like(span, highest) / span  # of a number by a tensor torch makes a product with its reciprocal
+    v = (planes - low[:, None, None]) * inverse[:, None, None]
     fixed = (v + 128.0).view(torch.int32)
     codes = (fixed + _drawn(numbers, low, step, seed).to(torch.int32)).bitwise_right_shift_(16)
     shifts = torch.arange(0, 4 * bits, bits, dtype=torch.int32, device=planes.device)
