@@ -1,0 +1,183 @@
+"""Training that does not wait for the device: step time, the host's share of it and memory, plain beside gistkit.
+
+    python -m bench.training --out bench/results/NAME.jsonl [--models resnet50,regnety_016] [--confs bf16,fp32]
+
+Networks of timm, or of :mod:`bench.networks` and the zoo where timm has none of that name. ``bf16``: autocast,
+channels_last, batch 128; ``fp32``: batch 64; SGD with momentum. A row's ``step_ms`` is a run of steps without a
+synchronisation among them, by their number; ``host_ms`` what the host takes to issue one, the device asleep meanwhile;
+``kept_mib`` and ``peak_mib`` the CUDA allocator's, less what the step began with; ``first_s`` the first three steps.
+``--profile DIR`` also writes the host's profile of each row's steps. ``--device cpu`` tries it out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import gc
+import json
+import pstats
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import gistkit
+from bench.networks import densenet121
+from gistkit import zoo
+from gistkit.benchmark.measure import MIB, environment, utc
+
+MODELS = ("resnet50", "vgg16", "efficientnet_b0", "vit_small_patch16_224", "densenet121", "regnety_016")
+CONFS = {"bf16": 128, "fp32": 64}
+WARM_UP, TIMED, HOST_STEPS = 22, 20, 4
+SLEEP_CYCLES = 4_000_000_000
+"""About two seconds of the device: longer than the host needs for its steps."""
+
+
+def network(name: str) -> torch.nn.Module:
+    """timm's network, else the bench's, else the zoo's."""
+    try:
+        import timm
+
+        return timm.create_model(name)
+    except (ImportError, RuntimeError):
+        return densenet121() if name == "densenet121" else zoo.load(name, num_classes=1000, image_size=224)
+
+
+def trained(name: str, conf: str, variant: str, options: argparse.Namespace) -> dict[str, Any]:
+    """The figures of one row."""
+    on_gpu, batch = options.device == "cuda", options.batch or CONFS[conf]
+    drain: Callable[[], Any] = torch.cuda.synchronize if on_gpu else lambda: None
+    torch.manual_seed(0)
+    model = network(name).to(options.device).train()
+    x = torch.randn(batch, 3, options.image, options.image, device=options.device)
+    if conf == "bf16":
+        model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+    targets = torch.randint(1000, (batch,), device=options.device)
+    if variant != "plain":
+        model = gistkit.compress(model, lossy=None if variant == "gistkit" else variant.removeprefix("gistkit "))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    narrow = (lambda: torch.autocast(options.device, torch.bfloat16)) if conf == "bf16" else nullcontext
+    spent: list[float] = []
+
+    def step(after_forward: Callable[[], Any] = lambda: None) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        begun = time.perf_counter()
+        with narrow():
+            loss = F.cross_entropy(model(x), targets)
+        after_forward()
+        loss.backward()
+        spent.append(time.perf_counter() - begun)
+        optimizer.step()
+
+    first_s = [_seconds(step, drain) for _ in range(3)]
+    for _ in range(options.warm_up):
+        step()
+    found: dict[str, Any] = {"first_s": [round(s, 3) for s in first_s]}
+    found["step_ms"] = 1e3 * _seconds(lambda: [step() for _ in range(options.steps)], drain) / options.steps
+    found["waited_ms"] = 1e3 * min(_seconds(step, drain) for _ in range(options.steps))
+    spent.clear()
+    if on_gpu:
+        torch.cuda._sleep(SLEEP_CYCLES)
+    for _ in range(HOST_STEPS):
+        step()
+    drain()
+    found["host_ms"] = 1e3 * min(spent)
+    if options.profile:
+        _profile(step, drain, options.profile / f"{name}-{conf}-{variant.replace(' ', '-')}.txt")
+    return found | (_memory(step, optimizer) if on_gpu else {})
+
+
+def _seconds(work: Callable[[], Any], drain: Callable[[], Any]) -> float:
+    drain()
+    begun = time.perf_counter()
+    work()
+    drain()
+    return time.perf_counter() - begun
+
+
+def _profile(step: Callable[[], Any], drain: Callable[[], Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    profile = cProfile.Profile()
+    drain()
+    profile.enable()
+    for _ in range(HOST_STEPS):
+        step()
+    profile.disable()
+    drain()
+    with open(path, "w", encoding="utf-8") as file:
+        pstats.Stats(profile, stream=file).sort_stats("tottime").print_stats(70)
+
+
+def _memory(step: Callable[..., None], optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    optimizer.zero_grad(set_to_none=True)
+    gc.collect()
+    torch.cuda.synchronize()
+    before, kept = torch.cuda.memory_allocated(), []
+    torch.cuda.reset_peak_memory_stats()
+    step(lambda: kept.append(torch.cuda.memory_allocated() - before))
+    torch.cuda.synchronize()
+    return {"kept_mib": kept[0] / MIB, "peak_mib": (torch.cuda.max_memory_allocated() - before) / MIB}
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench.training", description="Training that does not wait for the device.")
+    parser.add_argument("--out", type=Path, required=True, help="JSONL file to write")
+    parser.add_argument("--models", default=",".join(MODELS), help="comma-separated")
+    parser.add_argument("--confs", default=",".join(CONFS), help="comma-separated: bf16, fp32")
+    parser.add_argument("--variants", default="plain,gistkit", help="plain, gistkit, 'gistkit fp8s', ...")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--batch", type=int, default=0, help="instead of the configuration's")
+    parser.add_argument("--image", type=int, default=224)
+    parser.add_argument("--steps", type=int, default=TIMED)
+    parser.add_argument("--warm-up", type=int, default=WARM_UP, help="plans are made anew after steps 5, 10 and 20")
+    parser.add_argument("--profile", type=Path, help="folder for the host's profiles")
+    parser.add_argument("--max-s", type=float, default=float("inf"), help="begin no row after so many seconds")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; exit status 1 where a row failed."""
+    options, failed, deadline = arguments(argv), False, time.monotonic()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    deadline += options.max_s
+    with open(options.out, "w", encoding="utf-8") as file:
+        for model in options.models.split(","):
+            for conf in options.confs.split(","):
+                plain: dict[str, Any] = {}
+                for variant in options.variants.split(","):
+                    if time.monotonic() > deadline:
+                        print(f"bench.training: not run: {model} {conf} {variant}", file=sys.stderr)
+                        continue
+                    row = {"kind": "training", "time_utc": utc(), **environment(options.device)}
+                    row |= {"model": model, "conf": conf, "variant": variant}
+                    try:
+                        row |= trained(model, conf, variant, options)
+                    except Exception as error:
+                        row, failed = {**row, "error": f"{type(error).__name__}: {error}"}, True
+                    plain = row if variant == "plain" else plain
+                    file.write(json.dumps(row) + "\n")
+                    file.flush()
+                    print(_line(row, plain), flush=True)
+                    gc.collect()
+                    if options.device == "cuda":
+                        torch.cuda.empty_cache()
+    return int(failed)
+
+
+def _line(row: dict[str, Any], plain: dict[str, Any]) -> str:
+    head = f"{row['model']} {row['conf']} {row['variant']}: "
+    if "error" in row:
+        return head + row["error"]
+    keys = [k for k in ("step_ms", "host_ms", "kept_mib", "peak_mib") if k in row]
+    shares = [f" ({row[k] / plain[k]:.2f}x)" if plain.get(k) else "" for k in keys]
+    text = ", ".join(f"{k.replace('_', ' ')} {row[k]:.1f}{share}" for k, share in zip(keys, shares, strict=True))
+    return f"{head}{text}, first steps {row['first_s']} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
