@@ -16,12 +16,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from gistkit.api.capturing import step_on, with_least_rows
 from gistkit.capture import spread
+from gistkit.errors import MeasureError
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.cost import ANEW, CostTable, Hardware, StepTimes, cost_table, preset_name
 from gistkit.profiling import Work, all_tensors, device_name, step_times
 
-Measure = bool | str | Path | StepTimes
-"""What ``measure=`` may be: True to measure, a file of times or the times themselves, False for the roofline."""
+Measure = bool | str | Path | StepTimes | None
+"""What ``measure=`` may be: True to measure, a file of times or the times themselves, False for the roofline, None to
+measure where the step is on a CUDA card that nobody named another for."""
 INSTEAD = "a file of times that were measured elsewhere (measure=FILE), or measure=False"
 
 
@@ -51,10 +53,13 @@ def captured(
     cut: Callable[[SavedGraph], bool] = lambda graph: False,
 ) -> tuple[SavedGraph, Hardware, StepTimes | None]:
     """The captured step and its hardware (:func:`step_on`), and the times that ``measure`` asks for, None for False;
-    where ``cut`` says so of the graph, with the step of the least rows. Raises ValueError, TypeError, CaptureError and
-    MeasureError in the name of ``caller``."""
-    times = None
-    if measure is True:
+    where ``cut`` says so of the graph, with the step of the least rows. A step that is measured unasked and does not
+    fit the card with one row has no times. Raises ValueError, TypeError, CaptureError and MeasureError in the name of
+    ``caller``."""
+    times, unasked = None, measure is None
+    if measure is None:
+        measure = which is None and on_cuda(model, batch)
+    elif measure is True:
         check_real(caller, model, batch)
     elif measure is not False:
         times = read_times(caller, measure)
@@ -67,7 +72,11 @@ def captured(
     elif measure is True:
         check_present(caller, hardware, device_name(model, batch))
         work = Work(batch, {}) if loss_fn is None else Work(*spread(batch[0]), batch[1:], loss_fn)
-        times = step_times(graph, hardware, model, work)
+        try:
+            times = step_times(graph, hardware, model, work)
+        except MeasureError:
+            if not unasked:
+                raise
     return graph, hardware, times
 
 
@@ -105,6 +114,12 @@ def read_times(caller: str, which: str | Path | StepTimes) -> StepTimes:
         raise ValueError(f"{caller}: the file of times {which} cannot be read ({error}); {ANEW}") from error
     except ValueError as error:
         raise ValueError(f"{caller}: the file of times {which}: {str(error).removeprefix('times: ')}") from error
+
+
+def on_cuda(model: torch.nn.Module, batch: tuple) -> bool:
+    """Whether all tensors are real ones on one CUDA card."""
+    places = {None if isinstance(t, FakeTensor) else t.device for t in all_tensors(model, batch)}
+    return len(places) == 1 and all(place is not None and place.type == "cuda" for place in places)
 
 
 def check_real(caller: str, model: torch.nn.Module, batch: tuple, instead: str = INSTEAD) -> None:

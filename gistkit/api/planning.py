@@ -40,7 +40,7 @@ def plan(
     density: float | Mapping[int, float] | None = None,
     reserved_bytes: int | str = 0,
     loss_fn: Callable[..., torch.Tensor] | None = None,
-    measure: Measure = False,
+    measure: Measure = None,
     per_sub_batch_norm: bool = False,
 ) -> Plan:
     """Plans one training step (forward and backward) that fits ``budget`` and takes the least time.
@@ -52,9 +52,9 @@ def plan(
         loss = gistkit.step(model, F.cross_entropy, images, labels)
 
     ``model``, ``batch``: real, fake or on the meta device; they may be larger than this machine, as nothing is
-    computed. With ``loss_fn`` the first item of the batch is the model's input (a tuple: several positional ones, a
-    dict: named ones) and the rest go to the loss: ``loss_fn(model(batch[0]), *batch[1:])``. Without it the step is
-    ``model(*batch)`` and backward from what that returns.
+    computed but what ``measure`` says. With ``loss_fn`` the first item of the batch is the model's input (a tuple:
+    several positional ones, a dict: named ones) and the rest go to the loss: ``loss_fn(model(batch[0]), *batch[1:])``.
+    Without it the step is ``model(*batch)`` and backward from what that returns.
 
     ``budget``: bytes, ``"12GiB"``, ``"800MB"``, or ``"60%"`` of what plain PyTorch needs; None sets no limit. It counts
     everything on the device during forward and backward: parameters, buffers, gradients, inputs, activations, payloads,
@@ -81,9 +81,10 @@ def plan(
     it). ``per_sub_batch_norm=True``: accepts sub-batches though batch norms in training mode then see the statistics of
     each part; False: such a network is not cut.
 
-    ``measure``: where the seconds of the tasks come from. False: arithmetic and bytes by the hardware's rates. True: a
-    few plain steps that run now, on a copy of the model, which must be real. A path, or what :func:`gistkit.measure`
-    returned: times measured before, of this very step.
+    ``measure``: where the tasks' seconds and the workspace of convolutions come from. True: a few plain steps that run
+    now, on a copy of the model, which must be real, and on fewer rows where the batch does not fit. False: arithmetic
+    and bytes by the hardware's rates. None: True where model and batch are on one CUDA card and ``hardware`` names no
+    other, else False. A path, or what :func:`gistkit.measure` returned: times measured before, of this very step.
 
     Returns a :class:`gistkit.Plan`. ``peak_bytes`` is the peak, ``step_s`` the seconds of the step with the host's
     share and transfers beside the computation. ``optimal`` is never slower than another policy that fits, is of the

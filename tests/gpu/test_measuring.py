@@ -8,6 +8,9 @@ import torch.nn.functional as F
 
 import gistkit
 from gistkit import MeasureError, capture, zoo
+from gistkit.api.measuring import costs_of
+from gistkit.planning.simulate import simulate
+from gistkit.profiling import card_at_hand
 
 pytestmark = pytest.mark.gpu
 
@@ -47,7 +50,13 @@ def test_every_task_has_its_time(name, tmp_path):
     assert set(times.workspace_bytes) == convs
     (tmp_path / "times.json").write_text(times.to_json())
     plan = gistkit.plan(model, x, policy="plain", measure=tmp_path / "times.json")
-    assert plan.step_s == pytest.approx(times.total_s, rel=1e-9)
+    costs = costs_of(graph, card_at_hand(x.device), times)
+    found = simulate(graph, plan, costs)
+    assert found.compute_s == pytest.approx(times.total_s, rel=1e-9)
+    assert plan.step_s == pytest.approx(found.compute_s + found.stall_s, rel=1e-9)  # the host's lag is all it adds
+    unasked = gistkit.plan(model, x, policy="plain")
+    assert unasked.prediction.measured.device == times.device  # on a card a plan is of measured times
+    assert gistkit.plan(model, x, policy="plain", measure=False).prediction.measured is None
     print(f"\n{name}: tasks {times.total_s * 1e3:.2f} ms, step {times.step_s * 1e3:.2f} ms")
 
 
