@@ -41,7 +41,7 @@ SLEEP_CYCLES = 4_000_000_000
 def network(name: str) -> torch.nn.Module:
     """timm's network, else the bench's, else the zoo's."""
     try:
-        import timm
+        import timm  # pyright: ignore[reportMissingImports]
 
         return timm.create_model(name)
     except (ImportError, RuntimeError):
@@ -53,7 +53,7 @@ def trained(name: str, conf: str, variant: str, options: argparse.Namespace) -> 
     on_gpu, batch = options.device == "cuda", options.batch or CONFS[conf]
     drain: Callable[[], Any] = torch.cuda.synchronize if on_gpu else lambda: None
     torch.manual_seed(0)
-    model = network(name).to(options.device).train()
+    model: Any = network(name).to(options.device).train()
     x = torch.randn(batch, 3, options.image, options.image, device=options.device)
     if conf == "bf16":
         model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
