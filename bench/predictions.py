@@ -1,15 +1,15 @@
 """Predicted and measured seconds of a step under every policy, on the device at hand.
 
-    python -m bench.predictions --out bench/results/NAME.jsonl [--max-s 200] [--measure]
-    python -m bench.predictions --out ... --models vgg16 --rows 256 --budgets 12GiB --dtype bf16 --rivals
+    python -m bench.predictions --out bench/results/NAME.jsonl [--max-s 200]
+    python -m bench.predictions --out ... --models vgg16 --rows 256 --budgets 12GiB --channels-last --rivals
 
 Four networks are planned under every policy, within a share of plain PyTorch's peak, or without a budget where the
 policy has no plan within it, and ``gistkit.step`` runs the plan: forward, loss and backward. A row's ``ratio`` is
 ``plan.step_s`` over the median of the measured steps behind the warm-up, ``measured_peak_bytes`` the most that the CUDA
 allocator handed out in them. ``--rivals`` adds PyTorch's own ways to save memory: its checkpoints and ``save_on_cpu``.
-The rates are those of a calibration that is made first (``rates`` names it, ``--rates NAME`` takes a preset or a file
-instead); with ``--measure`` the tasks' seconds are those of a measured plain step. Exit status 1 where a step failed, 2
-without a CUDA device.
+The tasks' seconds are those of a measured plain step, as ``gistkit.plan`` takes them on a card, or with ``--by-rates``
+those of a calibration, which is made first (``rates`` names it; ``--rates NAME``: a preset or a file instead).
+Exit status 1 where a step failed, 2 without a CUDA device.
 """
 
 from __future__ import annotations
@@ -74,11 +74,19 @@ CASES = {
 
 
 class Words(NamedTuple):
-    """What the command line changes of the cases: rows (0: the case's), budgets (none: the case's), precision."""
+    """What the command line changes of the cases: rows (0: the case's), budgets (none: the case's), precision, memory
+    format."""
 
     rows: int = 0
     budgets: tuple[str, ...] = ()
     dtype: str = "fp32"
+    channels_last: bool = False
+
+    def formatted(self, made: Any) -> Any:
+        """A model or images in the memory format."""
+        has_images = isinstance(made, nn.Module) or made.dim() == 4
+        to: Any = made.to  # modules take the keyword too, which their overloads do not say
+        return to(memory_format=torch.channels_last) if self.channels_last and has_images else made
 
     def precision(self, device: str) -> AbstractContextManager:
         """fp32 and tf32: the convolutions' and products' rule for the whole process; bf16: autocast."""
@@ -167,11 +175,14 @@ def rows(
     torch.manual_seed(0)
     count = words.rows or case.rows
     inputs, targets = case.batch(count)
-    batch = inputs.to(device), targets.to(device)
+    batch = words.formatted(inputs.to(device)), targets.to(device)
     times: Any = False
     if measure:
         with words.precision(device):
-            times = gistkit.measure(case.model().to(device).train(), *batch, loss_fn=F.cross_entropy)
+            model = words.formatted(case.model().to(device).train())
+            times = gistkit.measure(model, *batch, loss_fn=F.cross_entropy)
+        if times.workspace_remedy:
+            print(f"{name}: {times.workspace_remedy}", flush=True)
     budgets = words.budgets or (case.budget,)
     alone = [(policy, "") for policy in policies if policy == "plain" or ":" in policy]
     for policy, budget in alone + [(p, b) for b in budgets for p in policies if (p, "") not in alone]:
@@ -179,9 +190,9 @@ def rows(
             print(f"bench.predictions: time is up before {name}, {policy}", file=sys.stderr)
             return
         row = {"kind": "prediction", "time_utc": utc(), **environment(device), "dtype": words.dtype}
-        row |= {"model": name, "batch": count, "budget": budget, "policy": policy}
+        row |= {"model": name, "batch": count, "budget": budget, "policy": policy, "channels_last": words.channels_last}
         torch.manual_seed(0)
-        model = case.model().to(device).train()
+        model: Any = words.formatted(case.model().to(device).train())
         try:
             with words.precision(device):
                 if ":" in policy:
@@ -241,7 +252,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=("fp32", "tf32", "bf16"), default="fp32")
     parser.add_argument("--rivals", action="store_true", help="PyTorch's checkpoints and save_on_cpu, too")
     parser.add_argument("--rates", help="a preset or a file in place of a calibration")
-    parser.add_argument("--measure", action="store_true", help="plan with measured seconds of a plain step")
+    parser.add_argument("--channels-last", action="store_true", help="model and images in that memory format")
+    parser.add_argument("--by-rates", action="store_true", help="plan without measured seconds")
     parser.add_argument("--max-s", type=float, default=200.0, help="start no case after this many seconds")
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
@@ -250,11 +262,11 @@ def main(argv: list[str] | None = None) -> int:
     deadline, found = time.monotonic() + args.max_s, []
     rates = hardware(args.rates) if args.rates else calibrate("cuda")
     policies = args.policies.split(",") + [f"torch:{name}" for name in RIVALS if args.rivals]
-    words = Words(args.rows, tuple(filter(None, args.budgets.split(","))), args.dtype)
+    words = Words(args.rows, tuple(filter(None, args.budgets.split(","))), args.dtype, args.channels_last)
     over = lambda: time.monotonic() > deadline  # noqa: E731
     with open(args.out, "w", encoding="utf-8") as file:
         for name in args.models.split(","):
-            for row in rows(name, policies, "cuda", rates, args.measure, over, words):
+            for row in rows(name, policies, "cuda", rates, not args.by_rates, over, words):
                 print(shown(row), flush=True)
                 file.write(json.dumps(row) + "\n")
                 file.flush()

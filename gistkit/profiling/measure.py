@@ -42,6 +42,7 @@ from gistkit.errors import GistError, MeasureError, PlanMismatchError
 from gistkit.ir import SavedGraph, Task, scaled
 from gistkit.planning.cost import Hardware, StepTimes, cost_table, step_fingerprint
 from gistkit.planning.policies import POLICIES
+from gistkit.profiling.memory_formats import channels_last_bytes
 from gistkit.runtime import available_bytes, does_not_fit
 
 _CONV_BACKWARD = torch.ops.aten.convolution_backward.default
@@ -105,7 +106,11 @@ def step_times(graph: SavedGraph, hardware: Hardware, model: torch.nn.Module, wo
             torch.cuda.empty_cache()
         parts = min(2 * parts, batch)
     seconds, workspace = _of_whole_batch(graph, hardware, parts, found), _workspace_bytes(graph, hardware, rows, found)
-    return StepTimes(step_fingerprint(graph), device, batch, rows, found.step_s, seconds, workspace)
+    other: dict[int, int] = {}
+    if workspace:
+        place = next(t.device for t in all_tensors(model, work.args) if t.is_cuda)
+        other = channels_last_bytes(graph, workspace, rows, place)
+    return StepTimes(step_fingerprint(graph), device, batch, rows, found.step_s, seconds, workspace, other)
 
 
 def _first_parts(graph: SavedGraph, hardware: Hardware) -> int:
