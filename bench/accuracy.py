@@ -52,7 +52,19 @@ class Entry(NamedTuple):
     density: int = 0
 
 
-CAMPAIGN = (Entry("resnet20", "fp32 int4s fp8 immediate:fp8 auto fp8s", range(3), 30, 256, 0.2),)
+VGG_BN, INCEPTION = "bench.networks:vgg16_bn", "bench.networks:inception"
+CAMPAIGN = (
+    Entry("resnet20", "fp32 int4s fp8 immediate:fp8 auto", range(3), 30, 256, 0.2),
+    Entry("alexnet", "fp32 fp8 fp10 immediate:fp16 immediate:fp8 int4s", range(2), 15, 256, 0.03),
+    Entry("vgg16", "fp32 fp8 fp10 fp16 immediate:fp16 int4s", range(1), 15, 256, 0.05, density=98),
+    Entry(INCEPTION, "fp32 fp8 fp10 immediate:fp16 immediate:fp8 int4s", range(1), 15, 256, 0.03),
+    Entry("resnet20", "fp8s int2s gradients:fp8 immediate:fp16 zvc+fp8 fp10 fp16", range(1), 30, 256, 0.2),
+    Entry(VGG_BN, "fp32 fp8 int4s auto", range(1), 15, 256, 0.1),
+    Entry("vgg16", "fp32 fp8 fp10 fp16 auto", range(1, 3), 15, 256, 0.05),
+    Entry(INCEPTION, "fp32 fp8 fp10 auto", range(1, 3), 15, 256, 0.03),
+    Entry("resnet20", "fp8s int2s gradients:fp8 immediate:fp16", range(1, 3), 30, 256, 0.2),
+)
+"""What matters most comes first. A batch of 256 halves the host's work; rates are twice those usual at 128."""
 
 
 @dataclass
