@@ -1,9 +1,12 @@
-"""Networks of the benchmarks that the zoo has not: DenseNet-121 and a small transformer, in plain ``torch.nn``."""
+"""Networks of the benchmarks that the zoo has not: DenseNet-121, a small transformer, and for images of 32x32 VGG-16
+with batch norm and a small Inception, in plain ``torch.nn``."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
+
+from gistkit import zoo
 
 
 class DenseLayer(nn.Module):
@@ -51,3 +54,23 @@ class Transformer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.encoder(self.embedding(x))).transpose(1, 2)
+
+
+def vgg16_bn(num_classes: int = 10, image_size: int = 32) -> nn.Module:
+    """The zoo's VGG-16 with a batch norm behind every convolution."""
+    model = zoo.vgg16(num_classes=num_classes, image_size=image_size)
+    features: list[nn.Module] = []
+    for layer in model.get_submodule("features").children():
+        features += [layer, nn.BatchNorm2d(layer.out_channels)] if isinstance(layer, nn.Conv2d) else [layer]
+    model.add_module("features", nn.Sequential(*features))
+    return model
+
+
+def inception(num_classes: int = 10, image_size: int = 32) -> nn.Module:
+    """Modules 3a, 3b, 4a and 4b of the zoo's GoogLeNet behind one 3x3 convolution, without norms."""
+    blocks = zoo.googlenet(num_classes=num_classes, image_size=image_size).get_submodule("blocks")
+    stem = nn.Conv2d(3, 192, 3, padding=1)
+    nn.init.kaiming_normal_(stem.weight, nonlinearity="relu")
+    middle = [blocks.get_submodule(n) for n in ("inception3a", "inception3b", "maxpool3", "inception4a", "inception4b")]
+    ends = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.4), nn.Linear(512, num_classes)
+    return nn.Sequential(stem, nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, ceil_mode=True), *middle, *ends)

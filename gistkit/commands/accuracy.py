@@ -49,6 +49,8 @@ def add(commands: argparse._SubParsersAction) -> None:
     text = "points of accuracy that a scheme must be shown not to lose"
     parser.add_argument("--margin", type=float, metavar="POINTS", default=0.5, help=text)
     parser.add_argument("--device", choices=("cpu", "cuda"), default=HERE, help="where to train")
+    text = "let convolutions on CUDA compute in TF32, as PyTorch's do by default: faster, and rounds to 10 bits itself"
+    parser.add_argument("--tf32", action="store_true", help=text)
     text = "folder of the rows; a run that was cut off goes on there, more schemes and seeds may be added"
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("accuracy"), help=text)
     text = "draw accuracy over epochs, and densities into F-density.png, making folders"

@@ -4,7 +4,8 @@ SGD with momentum and weight decay, the learning rate of :func:`gistkit.training
 first tenth of the steps, then a cosine to 0), crops and, but for digits, flips (:mod:`.device_images`). A seed draws
 the same parameters, orders, crops and dropout masks under every scheme. Nothing random lives longer than an epoch: all
 generators are seeded by (seed, epoch), so a run that goes on from a checkpoint repeats the bits of one that was never
-stopped, where the device repeats its own. On CUDA, convolutions compute in fp32 and not in TF32, which rounds too.
+stopped, where the device repeats its own. On CUDA, convolutions compute in fp32, or with ``tf32`` in TF32, which rounds
+their inputs to 10 bits of mantissa in every scheme alike.
 """
 
 from __future__ import annotations
@@ -20,13 +21,12 @@ import torch.nn.functional as F
 
 from gistkit.api import plan
 from gistkit.capture import capture
-from gistkit.errors import DataError
 from gistkit.formats import AUTO
 from gistkit.ir import Plan, numel
 from gistkit.report import report
-from gistkit.training.data import open_images, orders
+from gistkit.training.data import orders
 from gistkit.training.density import recorded
-from gistkit.training.device_images import DeviceImages, epoch_seed
+from gistkit.training.device_images import DeviceImages, device_images, epoch_seed
 from gistkit.training.loop import OnStep, be_deterministic, class_loss, environment, share_of_rate
 from gistkit.training.records import Records, Row
 from gistkit.training.result import check_settings
@@ -49,7 +49,8 @@ BOUNDS = {
 @dataclass(frozen=True)
 class AccuracySettings:
     """What to train under which ``schemes`` (:mod:`.schemes`), each with seeds 0 to ``seeds`` - 1. ``density``: steps
-    from one measurement of densities to the next, in fp32's first seed; 0 for none.
+    from one measurement of densities to the next, in fp32's first seed; 0 for none. ``tf32``: convolutions on CUDA
+    compute in TF32, as PyTorch's do where nothing is said.
 
     Raises ValueError where a number is out of range, the device is not there, a scheme does not exist or is named
     twice, and for densities without ``fp32``.
@@ -67,6 +68,7 @@ class AccuracySettings:
     weight_decay: float = 5e-4
     device: str = "cpu"
     density: int = 0
+    tf32: bool = False
 
     def __post_init__(self) -> None:
         check_settings(self, BOUNDS)
@@ -100,7 +102,8 @@ class _Run:
 
 class Accuracy:
     """The experiment. All that can be wrong with settings, images, network and folder shows here, before any training.
-    On CUDA, deterministic algorithms are on from here, and TF32 is off.
+    On CUDA, deterministic algorithms are on from here, and convolutions compute in TF32 where the settings say so, and
+    only there. ``images``: training and test images that several experiments share (:func:`device_images`).
 
     Raises ValueError and TypeError for a bad model and a folder with rows of other settings
     (:class:`.records.Records`); DataError for an image that cannot be read, a class without images, no
@@ -108,20 +111,20 @@ class Accuracy:
     would round nothing; ModelError where the network returns no class scores.
     """
 
-    def __init__(self, settings: AccuracySettings, out: Path) -> None:
+    def __init__(
+        self, settings: AccuracySettings, out: Path, images: tuple[DeviceImages, DeviceImages] | None = None
+    ) -> None:
         self.settings, self._schemes = settings, [scheme(name) for name in settings.schemes]
-        train, test = open_images(settings.data, settings.image_size)
-        if test is None:
-            raise DataError(f"{settings.data} must have images to test on; put them into test/CLASS beside train/CLASS")
-        next(orders(len(train.labels), settings.batch, 1, 0))  # raises where they are too few
+        images = images or device_images(settings.data, settings.image_size)
+        next(orders(len(images[0]), settings.batch, 1, 0))  # raises where they are too few
         if settings.device == "cuda":
             be_deterministic()
-            torch.backends.cudnn.allow_tf32 = False
-        self._classes, self.tested = len(train.classes), len(test.labels)
-        self._train_images, self._test_images = (DeviceImages(images, settings.device) for images in (train, test))
+            torch.backends.cudnn.allow_tf32 = settings.tf32
+        self._train_images, self._test_images = (of.to(settings.device) for of in images)
+        self._classes, self.tested = len(images[0].classes), len(images[1])
         self._plans = self._prepared()
         self._records = Records(out, settings.about, settings.epochs)
-        self.steps = settings.epochs * (len(train.labels) // settings.batch)
+        self.steps = settings.epochs * (len(images[0]) // settings.batch)
         """Steps of one run."""
 
     def run(self, on_step: OnStep = lambda name, done: None) -> list[SchemeResult]:
@@ -131,8 +134,8 @@ class Accuracy:
         """
         settings = self.settings
         for seed in range(settings.seeds):
-            for which in self._schemes:
-                self._run(which, seed, lambda done, name=which.name, seed=seed: on_step(name, seed * self.steps + done))
+            for name in settings.schemes:
+                self.train(name, seed, lambda done, name=name, seed=seed: on_step(name, seed * self.steps + done))
         return results(self._records.rows(), settings.schemes, settings.seeds)
 
     def densities(self) -> list[Row]:
@@ -164,8 +167,9 @@ class Accuracy:
         x, targets = next(self._train_images.epoch(settings.batch, epoch_seed(0, 0), flip=False))
         return plan(self._network(0), x, targets, loss_fn=F.cross_entropy, policy="gist", lossy=AUTO)
 
-    def _run(self, which: Scheme, seed: int, on_step: Callable[[int], None]) -> None:
-        settings = self.settings
+    def train(self, name: str, seed: int, on_step: Callable[[int], None] = lambda done: None) -> None:
+        """The run of one of the settings' schemes and any seed, if it is not done yet."""
+        settings, which = self.settings, scheme(name)
         begin, state = self._records.resumed(which.name, seed, settings.device)
         on_step(begin * self.steps // settings.epochs)
         if begin == settings.epochs:

@@ -8,13 +8,15 @@ CPU and depend on (seed, epoch) alone, so they are the same on every device and 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from gistkit.training.data import ImageSet
+from gistkit.errors import DataError
+from gistkit.training.data import ImageSet, open_images
 
 BORDER = 4
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -25,19 +27,35 @@ def epoch_seed(seed: int, epoch: int) -> int:
     return int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
 
 
+def device_images(source: str, image_size: int) -> tuple[DeviceImages, DeviceImages]:
+    """(training images, test images) of :func:`.data.open_images`, on the CPU. Raises what that raises, and DataError
+    where there are none to test on."""
+    train, test = open_images(source, image_size)
+    if test is None:
+        raise DataError(f"{source} must have images to test on; put them into test/CLASS beside train/CLASS")
+    return DeviceImages(train), DeviceImages(test)
+
+
 class DeviceImages:
-    """All images of a set as uint8 (N, 3, S + 8, S + 8), black around, and their labels, on ``device``.
+    """All images of a set as uint8 (N, 3, S + 8, S + 8), black around, and their labels, at first on the CPU.
 
     Takes 3 (S + 8)^2 bytes an image: 230 MiB for CIFAR-10's 50,000. Raises DataError naming the first file that is no
     image.
     """
 
-    def __init__(self, images: ImageSet, device: str) -> None:
+    def __init__(self, images: ImageSet) -> None:
         pixels = images.pixels(range(len(images.labels)))
-        self._bordered = F.pad(pixels, (BORDER,) * 4).to(device)
-        self._labels = images.labels.to(device)
-        self._mean, self._std = (torch.tensor(values, device=device).view(3, 1, 1) for values in images.scale)
-        self._size = pixels.shape[-1]
+        self.classes, self._labels, self._size = images.classes, images.labels, pixels.shape[-1]
+        self._bordered = F.pad(pixels, (BORDER,) * 4)
+        self._mean, self._std = (torch.tensor(values).view(3, 1, 1) for values in images.scale)
+
+    def to(self, device: str) -> DeviceImages:
+        """The same images on a device."""
+        moved = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, torch.Tensor):
+                setattr(moved, name, value.to(device))
+        return moved
 
     def __len__(self) -> int:
         return len(self._labels)

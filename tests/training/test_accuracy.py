@@ -23,8 +23,8 @@ from gistkit.training import (
     DeviceImages,
     ImageSet,
     carry_out,
+    device_images,
     difference,
-    open_images,
     plan_of,
     records,
     scheme,
@@ -166,7 +166,7 @@ def normalised(pixels):
 def test_every_image_is_a_crop_of_itself(flip):
     pixels, images = random_images(50)
     crops, sides, seen = set(), set(), []
-    for x, labels in DeviceImages(images, "cpu").epoch(8, seed=3, flip=flip):
+    for x, labels in DeviceImages(images).epoch(8, seed=3, flip=flip):
         assert x.shape == (8, 3, 6, 6) and x.is_contiguous()
         for image, label in zip(x, labels.tolist(), strict=True):
             bordered = F.pad(pixels[label], (4, 4, 4, 4))
@@ -188,7 +188,7 @@ def test_every_image_is_a_crop_of_itself(flip):
 
 def test_an_epoch_depends_on_its_seed_alone_and_a_test_is_whole():
     pixels, images = random_images(10)
-    on_device = DeviceImages(images, "cpu")
+    on_device = DeviceImages(images)
     a, b, c = ([x for x, _ in on_device.epoch(5, seed=s, flip=True)] for s in (1, 1, 2))
     assert all(map(torch.equal, a, b)) and not all(map(torch.equal, a, c))
     parts = list(on_device.whole(4))
@@ -261,7 +261,7 @@ def test_a_kill_between_the_files_of_an_epoch_doubles_no_row(tmp_path, monkeypat
 def test_an_exact_run_is_an_ordinary_training_loop(tmp_path):
     of = settings(epochs=2)
     Accuracy(of, tmp_path).run()
-    (train, test), losses = (DeviceImages(s, "cpu") for s in open_images("digits", 32)), []
+    (train, test), losses = device_images("digits", 32), []
     torch.manual_seed(0)
     model = normed(10)
     sgd = torch.optim.SGD(model.parameters(), of.lr, momentum=0.9, weight_decay=5e-4)

@@ -1,0 +1,230 @@
+"""Accuracy under schemes: the trainings of a campaign in parallel processes on one GPU, all rows in one file.
+
+    python unpack_cifar10.py /tmp/cifar10
+    python -m bench.accuracy --data /tmp/cifar10 --out bench/results/NAME.jsonl --max-s 540 [--jobs 8] [--only resnet20]
+    python -m bench.accuracy_page bench/results/NAME.jsonl
+
+Each training (network, scheme, seed) of ``CAMPAIGN`` is one of ``gistkit accuracy``'s, in a process of its own:
+networks this small leave the GPU idle while one host thread works. They begin in the campaign's order, ``--jobs`` at
+a time; the images are decoded once, before the processes are forked. ``--max-s`` counts from the start. A training
+that would end too late, by the latest epoch of its network, does not begin. Where the first that runs would end too
+late, the last that began is stopped, and the others get its share of the device. What runs at the end is killed.
+``--out`` is written anew every half minute: a row an epoch and a row a measured density; ``finished`` is whether the
+training has all its epochs. Trainings that the file has finished are not run again, so the same command goes on with
+the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from bench import rows as files
+from gistkit.training import Accuracy, AccuracySettings, DeviceImages, device_images
+
+IMAGE_SIZE = 32
+POLL_S, WRITE_S, STOP_S = 0.5, 30.0, 20.0
+Row = dict[str, Any]
+Key = tuple[str, str, int]
+Images = tuple[DeviceImages, DeviceImages]
+
+
+class Entry(NamedTuple):
+    """Schemes of one network, each with these seeds; ``density``: steps between measurements under fp32, 0 for none."""
+
+    model: str
+    schemes: str
+    seeds: range
+    epochs: int
+    batch: int
+    lr: float
+    density: int = 0
+
+
+VGG_BN, INCEPTION = "bench.networks:vgg16_bn", "bench.networks:inception"
+CAMPAIGN = (
+    Entry("resnet20", "fp32 int4s fp8 immediate:fp8 auto", range(3), 30, 256, 0.2),
+    Entry("alexnet", "fp32 fp8 fp10 immediate:fp16 immediate:fp8 int4s", range(2), 15, 256, 0.03),
+    Entry("vgg16", "fp32 fp8 fp10 fp16 immediate:fp16 int4s", range(1), 15, 256, 0.05, density=98),
+    Entry(INCEPTION, "fp32 fp8 fp10 immediate:fp16 immediate:fp8 int4s", range(1), 15, 256, 0.03),
+    Entry("resnet20", "fp8s int2s gradients:fp8 immediate:fp16 zvc+fp8 fp10 fp16", range(1), 30, 256, 0.2),
+    Entry(VGG_BN, "fp32 fp8 int4s auto", range(1), 15, 256, 0.1),
+    Entry("vgg16", "fp32 fp8 fp10 fp16 auto", range(1, 3), 15, 256, 0.05),
+    Entry(INCEPTION, "fp32 fp8 fp10 auto", range(1, 3), 15, 256, 0.03),
+    Entry("resnet20", "fp8s int2s gradients:fp8 immediate:fp16", range(1, 3), 30, 256, 0.2),
+)
+"""What matters most comes first. A batch of 256 halves the host's work; rates are twice those usual at 128."""
+
+
+@dataclass
+class Training:
+    """One training. Its settings name the CPU: what asks CUDA for anything cannot be forked. ``folder`` and ``process``
+    are those of a training that has begun."""
+
+    settings: AccuracySettings
+    seed: int
+    folder: Path = Path()
+    process: Any = None
+
+    @property
+    def key(self) -> Key:
+        """What its rows are known by."""
+        return self.settings.model, self.settings.schemes[0], self.seed
+
+    def epochs(self) -> list[Row]:
+        """Its rows so far."""
+        return _lines(self.folder / "rows.jsonl")
+
+    def rows(self) -> list[Row]:
+        """Epochs and densities so far, as ``--out`` has them."""
+        epochs, about = self.epochs(), {"model": self.settings.model}
+        found = [{"kind": "epoch", **row} for row in epochs]
+        found += [{"kind": "density", **about, **row} for row in _lines(self.folder / "density.jsonl")]
+        return [{**row, "finished": len(epochs) == self.settings.epochs} for row in found]
+
+
+def _lines(file: Path) -> list[Row]:
+    """A line that is just being written is left out."""
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def trainings(campaign: Iterable[Entry], options: argparse.Namespace) -> list[Training]:
+    """All trainings, each once, in the campaign's order and seed by seed within an entry."""
+    found: dict[Key, Training] = {}
+    for entry in campaign:
+        if options.only and entry.model not in options.only.split(","):
+            continue
+        epochs = options.epochs or entry.epochs
+        for seed in entry.seeds:
+            for name in entry.schemes.split():
+                numbers = {"epochs": epochs, "batch": entry.batch, "lr": entry.lr, "image_size": IMAGE_SIZE}
+                density = entry.density if (name, seed) == ("fp32", 0) else 0
+                data = Path(options.data).name
+                settings = AccuracySettings(entry.model, data, (name,), **numbers, density=density, tf32=True)
+                training = Training(settings, seed)
+                found.setdefault(training.key, training)
+    return list(found.values())
+
+
+def train(training: Training, device: str, images: Images) -> None:
+    """One training, in a process of its own."""
+    settings = replace(training.settings, device=device)
+    Accuracy(settings, training.folder, images).train(settings.schemes[0], training.seed)
+
+
+class Campaign:
+    """Carries trainings out, until a moment of ``time.monotonic``; ``before``: the rows that ``out`` keeps."""
+
+    def __init__(self, todo: list[Training], before: list[Row], out: Path, until: float) -> None:
+        self._waiting, self._before, self._out, self._until = todo, before, out, until
+        self._begun: list[Training] = []
+        self._running: list[Training] = []
+        self._written = self._stopped = time.monotonic()
+        self.failed = 0
+
+    def run(self, images: Images, jobs: int, device: str, scratch: Path) -> None:
+        """Begins what can end in time, until nothing is left or the time is over."""
+        context = multiprocessing.get_context("fork")
+        while time.monotonic() < self._until:
+            while len(self._running) < jobs and (training := self._next()):
+                training.folder = scratch / str(len(self._begun))
+                training.process = context.Process(target=train, args=(training, device, images), daemon=True)
+                training.process.start()
+                self._begun.append(training)
+                self._running.append(training)
+            if not self._running:
+                break
+            time.sleep(POLL_S)
+            self._look()
+        for training in self._running:
+            self._end(training)
+        self._write()
+
+    def _next(self) -> Training | None:
+        """The first of those that wait and can end in time."""
+        left_s = self._until - time.monotonic()
+        epoch_s = {t.settings.model: t.epochs()[-1]["seconds"] for t in self._begun if t.epochs()}
+        for training in self._waiting:
+            if training.settings.epochs * epoch_s.get(training.settings.model, 0.0) < left_s:
+                self._waiting.remove(training)
+                return training
+        return None
+
+    def _look(self) -> None:
+        """Takes note of what has ended, stops the last where the first is late, writes from time to time."""
+        now = time.monotonic()
+        for training in [t for t in self._running if not t.process.is_alive()]:
+            self._running.remove(training)
+            self._tell(training, "failed" if training.process.exitcode else "done")
+            self.failed += training.process.exitcode != 0
+        if len(self._running) > 1 and now > self._stopped + STOP_S:
+            first, last = self._running[0], self._running[-1]
+            rows = first.epochs()
+            if rows and (first.settings.epochs - len(rows)) * rows[-1]["seconds"] > self._until - now:
+                self._running.remove(last)
+                self._end(last)
+                self._stopped = now
+        if now > self._written + WRITE_S:
+            self._write()
+
+    def _end(self, training: Training) -> None:
+        training.process.kill()
+        training.process.join()
+        self._tell(training, "stopped")
+
+    def _tell(self, training: Training, what: str) -> None:
+        rows = training.epochs()
+        figures = f"{100 * rows[-1]['accuracy']:.2f} %, {rows[-1]['seconds']:.1f} s an epoch" if rows else ""
+        left_s = self._until - time.monotonic()
+        print(f"{left_s:6.0f} s left  {what:7}  {training.key}  {len(rows)} epochs  {figures}", flush=True)
+
+    def _write(self) -> None:
+        """The file takes the place of the one before in a single rename."""
+        rows = self._before + [row for training in self._begun for row in training.rows()]
+        beside = self._out.with_suffix(".new")
+        beside.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        os.replace(beside, self._out)
+        self._written = time.monotonic()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; exit status 1 where a training failed."""
+    began = time.monotonic()
+    parser = argparse.ArgumentParser(prog="bench.accuracy", description=__doc__)
+    parser.add_argument("--data", default="digits")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--jobs", type=int, default=8)
+    parser.add_argument("--max-s", type=float, default=540.0)
+    parser.add_argument("--only", default="", help="networks, with commas between")
+    parser.add_argument("--epochs", type=int, default=0, help="in place of the campaign's")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    options = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    rows = files.read(options.out) if options.out.exists() else []
+    before = [row for row in rows if row["finished"]]
+    done = {(row["model"], row["scheme"], row["seed"]) for row in before}
+    todo = [training for training in trainings(CAMPAIGN, options) if training.key not in done]
+    images = device_images(options.data, IMAGE_SIZE)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    print(f"{len(done)} trainings are done, {len(todo)} to do, images {time.monotonic() - began:.0f} s", flush=True)
+    campaign = Campaign(todo, before, options.out, began + options.max_s)
+    memory = Path("/dev/shm")  # checkpoints need no disk
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as scratch:
+        campaign.run(images, options.jobs, options.device, Path(scratch))
+    return int(campaign.failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
