@@ -172,7 +172,7 @@ class Campaign:
         if len(self._running) > 1 and now > self._stopped + STOP_S:
             first, last = self._running[0], self._running[-1]
             rows = first.epochs()
-            if rows and (first.settings.epochs - len(rows)) * rows[-1]["seconds"] > self._until - now:
+            if len(rows) > 1 and (first.settings.epochs - len(rows)) * rows[-1]["seconds"] > self._until - now:
                 self._running.remove(last)
                 self._end(last)
                 self._stopped = now
