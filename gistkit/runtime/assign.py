@@ -122,6 +122,7 @@ class _Lab:
     def __init__(self, graph: SavedGraph, trial: TrialSteps, densities: Mapping[int, float] | None) -> None:
         self._graph, self._trial, self._densities = graph, trial, densities
         self.errors: dict[tuple, float] = {(): 0.0}
+        self._verified: dict = {}
         self._exact = trial.gradients()
         if not self._exact:
             raise MeasureError(
@@ -135,17 +136,17 @@ class _Lab:
         """The relative error of a step under this assignment; inf where something is not finite."""
         key = tuple(sorted(formats.items()))
         if key not in self.errors:
-            found = self._trial.gradients(_under(Program(self._graph, self.plan(formats))))
+            found = self._trial.gradients(_under(Program(self._graph, self.plan(formats)), self._verified))
             error = gradient_error(self._exact, found).relative
             self.errors[key] = error if isfinite(error) else inf
         return self.errors[key]
 
 
-def _under(program: Program) -> Callable[[torch.nn.Module, tuple, dict], Any]:
-    """Runs a forward under a plan."""
+def _under(program: Program, verified: dict) -> Callable[[torch.nn.Module, tuple, dict], Any]:
+    """Runs a forward under a plan; ``verified``: what is known of rebuilds already."""
 
     def forward(twin: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
-        state = ForwardState(Settings(AUTO), ExactPacker(), program)
+        state = ForwardState(Settings(AUTO), ExactPacker(), program, verified=verified)
         try:
             with interposed(state):
                 out = twin(*args, **kwargs)

@@ -35,11 +35,13 @@ class GradientError:
 
 def gradient_error(exact: Gradients, found: Gradients) -> GradientError:
     """How far ``found`` is from ``exact``, whose names it must have; all gradients together. Waits for the device."""
-    wrong = own = other = product = 0.0
+    sums = []
     for name, e in exact.items():
         a, b = e.double(), found[name].double()
-        wrong, own = wrong + float((b - a).square().sum()), own + float(a.square().sum())
-        other, product = other + float(b.square().sum()), product + float((a * b).sum())
+        sums.append(torch.stack(((b - a).square().sum(), a.square().sum(), b.square().sum(), (a * b).sum())))
+    if not sums:
+        return GradientError(0.0, 1.0)
+    wrong, own, other, product = torch.stack([each.to(sums[0].device) for each in sums]).sum(0).tolist()
     relative = math.sqrt(wrong / own) if own else (math.inf if wrong else 0.0)
     if not wrong:
         return GradientError(0.0, 1.0)
