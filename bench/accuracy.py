@@ -34,7 +34,7 @@ from bench import rows as files
 from gistkit.training import Accuracy, AccuracySettings, DeviceImages, device_images
 
 IMAGE_SIZE = 32
-POLL_S, WRITE_S, STOP_S = 0.5, 30.0, 20.0
+POLL_S, WRITE_S, STOP_S = 0.5, 30.0, 30.0
 Row = dict[str, Any]
 Key = tuple[str, str, int]
 Images = tuple[DeviceImages, DeviceImages]
@@ -85,6 +85,18 @@ class Training:
     def epochs(self) -> list[Row]:
         """Its rows so far."""
         return _lines(self.folder / "rows.jsonl")
+
+    def epoch_s(self) -> float:
+        """Seconds of its latest epoch; 0 before the second, as the first has captures and compilations in it."""
+        epochs = self.epochs()
+        return epochs[-1]["seconds"] if len(epochs) > 1 else 0.0
+
+    def left_s(self) -> float:
+        """Predicted seconds to its end, 0 where nothing is known."""
+        if not (epoch_s := self.epoch_s()):
+            return 0.0
+        since_s = time.time() - (self.folder / "rows.jsonl").stat().st_mtime
+        return (self.settings.epochs - len(self.epochs())) * epoch_s - since_s
 
     def rows(self) -> list[Row]:
         """Epochs and densities so far, as ``--out`` has them."""
@@ -155,7 +167,7 @@ class Campaign:
     def _next(self) -> Training | None:
         """The first of those that wait and can end in time."""
         left_s = self._until - time.monotonic()
-        epoch_s = {t.settings.model: t.epochs()[-1]["seconds"] for t in self._begun if t.epochs()}
+        epoch_s = {t.settings.model: t.epoch_s() for t in self._begun if t.epoch_s()}
         for training in self._waiting:
             if training.settings.epochs * epoch_s.get(training.settings.model, 0.0) < left_s:
                 self._waiting.remove(training)
@@ -170,11 +182,8 @@ class Campaign:
             self._tell(training, "failed" if training.process.exitcode else "done")
             self.failed += training.process.exitcode != 0
         if len(self._running) > 1 and now > self._stopped + STOP_S:
-            first, last = self._running[0], self._running[-1]
-            rows = first.epochs()
-            if rows and (first.settings.epochs - len(rows)) * rows[-1]["seconds"] > self._until - now:
-                self._running.remove(last)
-                self._end(last)
+            if self._running[0].left_s() > self._until - now:
+                self._end(self._running.pop())
                 self._stopped = now
         if now > self._written + WRITE_S:
             self._write()

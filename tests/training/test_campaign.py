@@ -1,35 +1,44 @@
 """The driver of many trainings: time limits, resumption, one file of rows; and the page that is made of them."""
 
+import argparse
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from bench import accuracy_page
+from bench import accuracy, accuracy_page
+from bench.accuracy import Entry
 
 HERE = "tests.training.test_accuracy"
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
-import sys
+import sys, time
+from pathlib import Path
 from bench import accuracy
 from bench.accuracy import Entry
-model = "tests.training.test_accuracy:normed"
+model, out = sys.argv[1:]
+class Clock:
+    time, sleep = time.time, time.sleep
+    def monotonic():  # the time is over once what never ends has a row
+        return time.monotonic() + 10**6 * (Path(out).exists() and model in Path(out).read_text())
+accuracy.time, accuracy.WRITE_S = Clock, 0.1
 accuracy.CAMPAIGN = (
-    Entry(model, "fp32 fp8", range(1), 2, 256, 0.05, density=5),
-    Entry(sys.argv[1], "fp32", range(1), 10**6, 256, 0.05),
+    Entry("tests.training.test_accuracy:normed", "fp32 fp8", range(1), 2, 256, 0.05, density=5),
+    Entry(model, "fp32", range(1), 10**6, 256, 0.05),
 )
-sys.exit(accuracy.main(sys.argv[2:]))
+sys.exit(accuracy.main(["--out", out, "--device", "cpu", "--jobs", "1"]))
 """
 
 
-def run(last, *words):
+def run(last, out):
     """The lines that the driver prints, and the status it exits with."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", PROGRAM, last, "--device", "cpu", "--jobs", "2", *words]
-    done = subprocess.run(command, env=environment, timeout=300, capture_output=True, text=True)
+    command = [sys.executable, "-c", PROGRAM, last, str(out)]
+    done = subprocess.run(command, env=environment, timeout=500, capture_output=True, text=True)
     return done.stdout, done.returncode
 
 
@@ -39,7 +48,7 @@ def rows_in(out):
 
 def test_a_campaign_within_a_time_limit(tmp_path):
     out = tmp_path / "new" / "rows.jsonl"
-    told, status = run(f"{HERE}:linear", "--out", str(out), "--max-s", "30")
+    told, status = run(f"{HERE}:linear", out)
     assert status == 0 and told.count("done ") == 2 and told.count("stopped") == 1
     rows = rows_in(out)
     epochs = [r for r in rows if r["kind"] == "epoch"]
@@ -53,9 +62,48 @@ def test_a_campaign_within_a_time_limit(tmp_path):
     measured = {(r["model"], r["scheme"], r["seed"], r["step"]) for r in rows if r["kind"] == "density"}
     assert measured == {(f"{HERE}:normed", "fp32", 0, 0), (f"{HERE}:normed", "fp32", 0, 5)}
     # what is done is not run again; unfinished rows make room for a training that begins anew; what fails is told
-    told, status = run(f"{HERE}:random_images", "--out", str(out))
+    told, status = run(f"{HERE}:random_images", out)
     assert status == 1 and "2 trainings are done, 1 to do" in told and "failed" in told
     assert rows_in(out) == [r for r in rows if r["finished"]]
+
+
+class Process:
+    """One that runs until it is killed."""
+
+    exitcode = None
+
+    def is_alive(self):
+        return self.exitcode is None
+
+    def kill(self):
+        self.exitcode = -9
+
+    def join(self):
+        pass
+
+
+def test_the_last_makes_room_where_the_first_is_late(tmp_path, monkeypatch, capsys):
+    """Ten epochs of 100 s, two are done: 800 s are left, of which 500 are to be had."""
+    of = argparse.Namespace(only="", epochs=0, data="digits")
+    todo = accuracy.trainings([Entry("alexnet", "fp32 fp8 int4s fp32", range(1), 10, 128, 0.1)], of)
+    assert [t.key for t in todo] == [("alexnet", name, 0) for name in ("fp32", "fp8", "int4s")]
+    campaign = accuracy.Campaign([todo[2]], [], tmp_path / "out.jsonl", time.monotonic() + 500)
+    for t in todo[:2]:
+        t.folder, t.process = tmp_path / t.key[1], Process()
+        t.folder.mkdir()
+        (t.folder / "rows.jsonl").write_text('{"seconds": 100.0, "accuracy": 0.5}\n' * 2 + '{"seco')
+        campaign._begun.append(t)
+        campaign._running.append(t)
+    campaign._look()  # too early to judge
+    assert all(t.process.is_alive() for t in todo[:2])
+    monkeypatch.setattr(accuracy, "STOP_S", 0.0)
+    for _ in range(2):  # the first goes on alone, late as it is
+        campaign._look()
+        assert [t.process.is_alive() for t in todo[:2]] == [True, False]
+    assert "stopped  ('alexnet', 'fp8', 0)  2 epochs  50.00 %" in capsys.readouterr().out
+    assert campaign._next() is None  # nor would another ten epochs fit
+    campaign._until += 600
+    assert campaign._next() is todo[2]
 
 
 def training(model, scheme, *ends, seeds=None, finished=True, bits=32.0):
