@@ -185,16 +185,8 @@ class Campaign:
             self._tell(training, "failed" if training.process.exitcode else "done")
             self.failed += training.process.exitcode != 0
         if len(self._running) > 1 and now > self._stopped + STOP_S:
-<<<<<<< HEAD
-            first, last = self._running[0], self._running[-1]
-            rows = first.epochs()
-            if len(rows) > 1 and (first.settings.epochs - len(rows)) * rows[-1]["seconds"] > self._until - now:
-                self._running.remove(last)
-                self._end(last)
-=======
             if self._running[0].left_s() > self._until - now:
                 self._end(self._running.pop())
->>>>>>> accuracy
                 self._stopped = now
         if now > self._written + WRITE_S:
             self._write()
