@@ -34,7 +34,7 @@ def test_the_face():
     defaults = {n: p.default for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
     assert defaults == {
         "budget": None, "policy": "optimal", "fidelity": "bitwise", "lossy": None, "max_error": 0.05,
-        "hardware": None, "density": None, "reserved_bytes": 0, "loss_fn": None, "measure": False,
+        "hardware": None, "density": None, "reserved_bytes": 0, "loss_fn": None, "measure": None,
         "per_sub_batch_norm": False,
     }  # fmt: skip
     assert parameters["batch"].kind is inspect.Parameter.VAR_POSITIONAL
