@@ -248,6 +248,8 @@ class Offloader:
     def _fetch(self, record: Record) -> None:
         backend, span, shipment = self.backend, record.span, record.shipment
         assert span is not None
+        if shipment is not None:
+            shipment.known()  # which makes it as small as what is stored
         record.nbytes = record.arrival_bytes
         buffer = backend.empty(record.nbytes, record.stream)
         backend.wait(backend.h2d, backend.record(record.stream))
