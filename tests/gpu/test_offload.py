@@ -21,7 +21,8 @@ def backend():
     return CudaBackend(torch.device("cuda"))
 
 
-def late(stream):
+def late(backend, asleep):
+    stream = torch.cuda.current_stream() if asleep == "compute" else backend.torch_stream(getattr(backend, asleep))
     with torch.cuda.stream(stream):
         torch.cuda._sleep(SLEEP_CYCLES)
 
@@ -30,7 +31,7 @@ def late(stream):
 @pytest.mark.parametrize("run_ahead_bytes", (0, 8 * MIB, 256 * MIB))
 def test_a_stack_of_tensors_whichever_stream_is_late(backend, asleep, run_ahead_bytes):
     offloader = Offloader(backend, 64 * MIB, run_ahead_bytes, 8 * MIB)
-    late(torch.cuda.current_stream() if asleep == "compute" else getattr(backend, asleep))
+    late(backend, asleep)
     with no_synchronisation():
         parcels, expected, found = [], [], []
         for i in range(16):
@@ -59,7 +60,7 @@ def test_sparse_encodings_in_a_lane(backend, name, asleep):
     expected = [codec.decode(codec.begin(x)) for x in inputs]
     torch.cuda.synchronize()
     if asleep != "nobody":
-        late(torch.cuda.current_stream() if asleep == "compute" else getattr(backend, asleep))
+        late(backend, asleep)
     with no_synchronisation():
         parcels = [offloader.put(codec.begin(x)) for x in inputs]
     if asleep == "nobody":

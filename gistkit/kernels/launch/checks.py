@@ -199,12 +199,13 @@ def check_lane(
 
 def check_ship(
     op: str, scratch: torch.Tensor, columns: torch.Tensor | None, counts: torch.Tensor, stride: int,
-    lane: torch.Tensor, cursor: torch.Tensor, place: torch.Tensor,
+    lane: torch.Tensor, begin: torch.Tensor, after: torch.Tensor, place: torch.Tensor,
 ) -> None:  # fmt: skip
-    """:func:`check_compact` of scratch, counts and stride; :func:`check_lane` of lane and place; cursor: int64[1]."""
+    """:func:`check_compact` of scratch, counts, stride; :func:`check_lane` of lane and place. begin, after: int64."""
     check_compact(op, scratch, counts, stride, 0)
     check_lane(op, lane, place)
-    check_array(op, "cursor", cursor, (torch.int64,), 1, "what is written there")
+    for name, cell in (("begin", begin), ("after", after)):
+        check_array(op, name, cell, (torch.int64,))
 
 
 def check_csr_compact(

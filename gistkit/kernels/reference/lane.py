@@ -11,20 +11,21 @@ from gistkit.kernels.sparse.spill import ALIGNMENT, packed_bytes
 
 def ship(
     scratch: torch.Tensor, columns: torch.Tensor | None, counts: torch.Tensor, stride: int, lane: torch.Tensor,
-    cursor: torch.Tensor, place: torch.Tensor,
+    begin: torch.Tensor, after: torch.Tensor, place: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Pack the slots of scratch (1, 2 or 4 bytes an item), and of csr's columns, into ``lane`` from byte cursor[0] on,
-    which moves past them. Runs begin at multiples of 512 bytes: values, then columns.
+    """Pack the slots of scratch (1, 2 or 4 bytes an item), and of csr's columns, into ``lane`` from byte begin[0] on;
+    after[0] becomes where the next may begin. Runs begin at multiples of 512 bytes: values, then columns.
 
-    lane: uint8, with room for the worst case. cursor: int64[1]. place: int64[2], which becomes (first byte, items).
+    lane: uint8, with room for the worst case. begin, after: int64, begin[0] a multiple of 512. place: int64[2], which
+    becomes (first byte, items).
     """
-    start, total = int(cursor), int(counts.sum(dtype=torch.int64))
+    start, total = int(begin[0]), int(counts.sum(dtype=torch.int64))
     for at, items in zip(_runs(start, total, scratch), (scratch, columns), strict=False):
         if items is not None:
             packed = compact(items, counts, stride, total).view(torch.uint8)
             lane[at : at + packed.numel()] = packed
     place[0], place[1] = start, total
-    cursor += packed_bytes(total, scratch.element_size(), columns is not None)
+    after[0] = start + packed_bytes(total, scratch.element_size(), columns is not None)
 
 
 def unship(lane: torch.Tensor, place: torch.Tensor, values: torch.Tensor, columns: torch.Tensor | None) -> None:
