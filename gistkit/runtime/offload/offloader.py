@@ -238,7 +238,8 @@ class Offloader:
                     raise _shut()
                 if record.shipment is not None:
                     record.shipment.known()  # which makes it as small as what is stored
-                self._fetch(record, record.arrival_bytes)
+                record.nbytes = record.arrival_bytes
+                self._fetch(record)
             if record.state is State.ARRIVING:
                 self._take(record)
             if record.versions and versions_of(record.tensors) != record.versions:
@@ -265,20 +266,20 @@ class Offloader:
         """Begin to fetch what is on the host, where its size is known and there is room for it; whether that was so."""
         if record.shipment is not None and not record.shipment.known():
             return False
-        nbytes = record.span_bytes if record.shipment is None else record.arrival_bytes
-        if self.arriving_bytes and self.arriving_bytes + nbytes > self._arrival_bytes:
+        record.nbytes = record.span_bytes if record.shipment is None else record.arrival_bytes
+        if self.arriving_bytes and self.arriving_bytes + record.nbytes > self._arrival_bytes:
             return False
         try:
-            self._fetch(record, nbytes)
+            self._fetch(record)
         except torch.OutOfMemoryError:  # get() tries again, and says so
             return False
         return True
 
-    def _fetch(self, record: Record, nbytes: int) -> None:
+    def _fetch(self, record: Record) -> None:
+        """Begin to fetch its ``nbytes``."""
         backend, span, shipment = self.backend, record.span, record.shipment
         assert span is not None
-        record.nbytes = nbytes
-        buffer = backend.empty(nbytes, record.stream)
+        buffer = backend.empty(record.nbytes, record.stream)
         backend.wait(backend.h2d, backend.record(record.stream))
         backend.run(backend.h2d, Bytes(0, span.start, record.span_bytes), buffer, span.chunk.memory)
         if shipment is not None:
@@ -287,7 +288,7 @@ class Offloader:
         record.buffer, record.arrived = buffer, (self._fetches, backend.record(backend.h2d))
         record.versions = ()
         record.move(State.ARRIVING)
-        self.arriving_bytes += nbytes
+        self.arriving_bytes += record.nbytes
 
     def _take(self, record: Record) -> None:
         """The arrival is the compute stream's from now on."""
