@@ -5,7 +5,8 @@ next one begins is a number on the device as well, and the host only sees to it 
 take the items out of the slots of an encode's scratch: the first adds up the counts and finds the slot that each block
 of items begins in, the second writes whole aligned blocks: what crosses the link is what is stored, in full lines. Few
 programs do, which leaves the other multiprocessors to the computation. A program finds the slot of each of a block's
-items among the running sums of the counts, by bisection between the slots that the block begins and ends with.
+items among the running sums of the counts, by bisection between the slots that the block begins and ends with. What
+has a known size, zvc's words and the counts, goes along in the same launch: a copy engine would take turns with it.
 
 Bytes in flight are what a link wants: its rate times the latency of a block's turn, 80 KB for 55 GB/s and 1.5 us.
 Sixteen programs of 8 KiB have 128 KiB.
@@ -19,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gistkit.formats import ceil_div
+from gistkit.formats import CSR_COLUMNS, ceil_div
 from gistkit.kernels import compat
 from gistkit.kernels.launch.tiling import Ready, launch
 from gistkit.kernels.layout import bits_of
@@ -35,6 +36,8 @@ GROUP = 1024
 ROUND = 8192
 """Counts that it adds up at a time."""
 COUNTING_WARPS = 8
+RUN_BYTES = 8192
+"""Of words or counts that a program copies at a time."""
 PIECE, PIECE_WARPS = 4096, 8
 """Items that a program copies back at a time."""
 
@@ -92,12 +95,25 @@ def _store_run(ptr, item, values, left, STEP: tl.constexpr):
         tl.store(ptr + item, values, item < left)
 
 
+@triton.jit
+def _copy_run(to_ptr, from_ptr, n, STEP: tl.constexpr):
+    """n items, STEP of them at a time a program."""
+    item = tl.arange(0, STEP)
+    first = tl.program_id(0).to(tl.int64) * STEP
+    while first < n:
+        left = tl.minimum(n - first, STEP).to(tl.int32)
+        _store_run(to_ptr + first, item, load_items(from_ptr + first, left, STEP), left, STEP)
+        first += tl.num_programs(0).to(tl.int64) * STEP
+
+
 @triton.jit(do_not_specialize=["slots"])
 def ship_kernel(
-    scratch_ptr, columns_ptr, ends_ptr, heads_ptr, lane_ptr, lane_bytes_ptr, begin_ptr, after_ptr, place_ptr, slots,
-    STRIDE: tl.constexpr, STEP: tl.constexpr, COLUMNS: tl.constexpr, ALIGN: tl.constexpr,
+    scratch_ptr, columns_ptr, words_ptr, counts_ptr, ends_ptr, heads_ptr, lane_ptr, lane_bytes_ptr, rest_words_ptr,
+    rest_counts_ptr, begin_ptr, after_ptr, place_ptr, slots,
+    STRIDE: tl.constexpr, STEP: tl.constexpr, COLUMNS: tl.constexpr, ALIGN: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of STEP items, every so many a program, from their slots to the lane (lane_ptr: as items)."""
+    """Blocks of STEP items, every so many a program, from their slots to the lane (lane_ptr: as items); counts, and
+    words where there are no columns, to the rest."""
     ITEM: tl.constexpr = scratch_ptr.dtype.element_ty.primitive_bitwidth // 8
     start, total = tl.load(begin_ptr), tl.load(ends_ptr + slots - 1)
     start = start // ALIGN * ALIGN  # as it is; the compiler sees it, too
@@ -106,6 +122,9 @@ def ship_kernel(
         tl.store(place_ptr, start)
         tl.store(place_ptr + 1, total)
         tl.store(after_ptr, _columns_start(columns_at, total, 1, ALIGN) if COLUMNS else columns_at)
+    if not COLUMNS:
+        _copy_run(rest_words_ptr, words_ptr, slots.to(tl.int64) * (STRIDE // 32), RUN // 4)
+    _copy_run(rest_counts_ptr, counts_ptr, slots.to(tl.int64), RUN // 2)
     lane_ptr += start // ALIGN * (ALIGN // ITEM)
     lane_bytes_ptr += columns_at
     blocks = ((total + (STEP - 1)) // STEP).to(tl.int32)
@@ -165,26 +184,37 @@ class Ships:
         self._heads_at = ceil_div(8 * slots, 16) * 16
         self.work_bytes = self._heads_at + 4 * ceil_div(slots * stride, step)
         self._index = Ready(index_kernel, device, COUNTING_WARPS, GROUP=GROUP, ROUND=ROUND, STEP=step)
-        self._ship = Ready(ship_kernel, device, NUM_WARPS, STRIDE=stride, STEP=step, COLUMNS=columns, ALIGN=ALIGNMENT)
+        self._ship = Ready(
+            ship_kernel, device, NUM_WARPS, STRIDE=stride, STEP=step, COLUMNS=columns, ALIGN=ALIGNMENT, RUN=RUN_BYTES
+        )  # fmt: skip
+        self._columns, self._words_bytes = columns, 0 if columns else slots * stride // 8
 
     def __call__(
-        self, stream: int, work: torch.Tensor, scratch: torch.Tensor, columns: torch.Tensor | None,
-        counts: torch.Tensor, lane: torch.Tensor, begin: torch.Tensor, after: torch.Tensor, place: torch.Tensor,
+        self, stream: int, work: torch.Tensor, scratch: torch.Tensor, index: torch.Tensor, counts: torch.Tensor,
+        lane: torch.Tensor, begin: torch.Tensor, after: torch.Tensor, place: torch.Tensor, rest: torch.Tensor,
+        rest_start: int,
     ) -> None:  # fmt: skip
-        """:func:`ship` on that stream, with ``work`` as its memory."""
+        """:func:`ship` on that stream, with ``work`` as its memory, to ``rest`` from byte ``rest_start`` on."""
         numbers, ends, values, out = (self._slots,), work.data_ptr(), scratch.data_ptr(), lane.data_ptr()
-        heads, others = ends + self._heads_at, values if columns is None else columns.data_ptr()
+        heads, number, indices, there = ends + self._heads_at, counts.data_ptr(), index.data_ptr(), rest.data_ptr()
+        there += rest_start
         addresses = (
-            values, others, ends, heads, out, out, begin.data_ptr(), after.data_ptr(), place.data_ptr()
+            values, indices, indices, number, ends, heads, out, out, there, there + self._words_bytes,
+            begin.data_ptr(), after.data_ptr(), place.data_ptr(),
         )  # fmt: skip
-        indexed = self._index.at(self._groups, (counts.data_ptr(), ends, heads), numbers, stream)
+        indexed = self._index.at(self._groups, (number, ends, heads), numbers, stream)
         if indexed and self._ship.at(PROGRAMS, addresses, numbers, stream):
             return
-        seen = work[: 8 * self._slots].view(torch.int64), work[self._heads_at :].view(torch.int32)
+        sums = work[: 8 * self._slots].view(torch.int64), work[self._heads_at :].view(torch.int32)
         if not indexed:
-            self._index.first(self._groups, (counts, *seen), numbers, stream)
-        bits = scratch.view(self._bits)
-        tensors = (bits, bits if columns is None else columns, *seen, _items(lane, bits), lane, begin, after, place)
+            self._index.first(self._groups, (counts, *sums), numbers, stream)
+        bits, rest = scratch.view(self._bits), rest[rest_start:]
+        columns, words = (index, index) if self._columns else (index.view(torch.uint8), index)
+        runs = (
+            rest if self._columns else rest[: self._words_bytes].view(torch.int32),
+            rest[self._words_bytes :][: 2 * self._slots].view(torch.int16),
+        )
+        tensors = (bits, columns, words, counts, *sums, _items(lane, bits), lane, *runs, begin, after, place)
         self._ship.first(PROGRAMS, tensors, numbers, stream)
 
 
@@ -192,19 +222,20 @@ ships = lru_cache(maxsize=1024)(Ships)
 
 
 def ship(
-    scratch: torch.Tensor, columns: torch.Tensor | None, counts: torch.Tensor, stride: int, lane: torch.Tensor,
-    begin: torch.Tensor, after: torch.Tensor, place: torch.Tensor,
+    scratch: torch.Tensor, index: torch.Tensor, counts: torch.Tensor, stride: int, lane: torch.Tensor,
+    begin: torch.Tensor, after: torch.Tensor, place: torch.Tensor, rest: torch.Tensor,
 ) -> None:  # fmt: skip
-    """As the oracle has it (reference/lane.py). lane and place may be pinned host memory. Does not synchronise."""
+    """As the oracle has it (reference/lane.py). lane, place and rest may be pinned host memory. Does not
+    synchronise."""
     slots, device, values = counts.numel(), scratch.get_device(), bits_of(scratch)
     if not slots:
         place.zero_()
         place[0:1].copy_(begin[0:1])
         after[0:1].copy_(begin[0:1])
         return
-    launches = ships(slots, stride, values.dtype, columns is not None, device)
+    launches = ships(slots, stride, values.dtype, stride == CSR_COLUMNS, device)
     work = torch.empty(launches.work_bytes, dtype=torch.uint8, device=scratch.device)
-    launches(compat.current_stream(device), work, values, columns, counts, lane, begin, after, place)
+    launches(compat.current_stream(device), work, values, index, counts, lane, begin, after, place, rest, 0)
 
 
 def unship(lane: torch.Tensor, place: torch.Tensor, values: torch.Tensor, columns: torch.Tensor | None) -> None:

@@ -113,12 +113,11 @@ class Lanes:
         self._lanes = []
 
 
-class Kind(Direct):
-    """Encodings of one codec whose scratch has so many items of a dtype, and the kernel that packs them: values,
-    counts, lane, begin, after, place, *columns."""
+class Kind:
+    """Encodings of one codec whose scratch has so many items of a dtype."""
 
     def __init__(self, codec: str, stride: int, dtype: torch.dtype, most: int) -> None:
-        self.columns, self.dtype, self.most, self._stride = codec.startswith("csr"), dtype, most, stride
+        self.columns, self.dtype, self.most, self.stride = codec.startswith("csr"), dtype, most, stride
         self.worst_bytes = self.bytes_of(most)
         self._ships: dict[int, direct.Ships] = {}
 
@@ -127,23 +126,35 @@ class Kind(Direct):
         return packed_bytes(items, self.dtype.itemsize, self.columns)
 
     def rest(self, payload: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """What goes to the host as it is: zvc's mask words, and counts."""
+        """What goes to the host as it is, one behind the other: zvc's mask words, and counts."""
         return payload[1:2] if self.columns else payload[:2]
 
-    def __call__(self, values, counts, lane, begin, after, place, columns=None) -> None:
-        ops.ship(values, columns, counts, self._stride, lane, begin, after, place)
+    def ships(self, values: torch.Tensor) -> direct.Ships:
+        """The launches on the device of the values."""
+        index = values.get_device()
+        found = self._ships.get(index)
+        if found is None:
+            bits, slots = bits_of(values).dtype, self.most // self.stride
+            found = self._ships[index] = direct.ships(slots, self.stride, bits, self.columns, index)
+        return found
+
+
+class Packing(Direct):
+    """values, index, counts, lane, begin, after, place, memory: ``gistkit::ship`` with the memory's run from
+    ``offset`` on as the rest."""
+
+    __slots__ = ("_kind", "_offset")
+
+    def __init__(self, kind: Kind, offset: int) -> None:
+        self._kind, self._offset = kind, offset
+
+    def __call__(self, values, index, counts, lane, begin, after, place, memory) -> None:
+        rest = memory[self._offset :]
+        ops.ship(values, index, counts, self._kind.stride, lane, begin, after, place, rest)
 
     def enqueue(self, backend: CudaBackend, stream: int, tensors: tuple[torch.Tensor, ...]) -> None:
-        values, counts, lane, begin, after, place, *columns = tensors
-        index = values.get_device()
-        ships = self._ships.get(index)
-        if ships is None:
-            bits = bits_of(values).dtype
-            ships = self._ships[index] = direct.ships(
-                self.most // self._stride, self._stride, bits, self.columns, index
-            )
-        work = backend.work(ships.work_bytes)
-        ships(stream, work, values, columns[0] if columns else None, counts, lane, begin, after, place)
+        ships = self._kind.ships(tensors[0])
+        ships(stream, backend.work(ships.work_bytes), *tensors, self._offset)  # type: ignore[call-arg]
 
 
 @lru_cache(maxsize=4096)
@@ -171,14 +182,15 @@ class Shipment:
         """Bytes of the lane that it takes: what is stored, in the worst case where the host does not know."""
         return self.kind.worst_bytes if self.total is None else self.kind.bytes_of(self.total)
 
-    def ship(self, payload: tuple[torch.Tensor, ...]) -> None:
-        """Enqueue the packing."""
+    def ship(self, payload: tuple[torch.Tensor, ...], span: Span) -> None:
+        """Enqueue the packing, and the way of the rest to the span."""
         index, counts, values, _ = payload
-        lane, backend, columns = self._lane, self._backend, (index,) if self.kind.columns else ()
+        lane, backend, packing = self._lane, self._backend, Packing(self.kind, span.start)
         assert lane is not None
         number = len(lane.shipments)
-        begin, after, self._place = lane.begins[number], lane.begins[number + 1], lane.places[number]
-        backend.run(backend.d2h, self.kind, values, counts, lane.memory, begin, after, self._place, *columns)
+        cells = lane.begins[number], lane.begins[number + 1], lane.places[number]
+        backend.run(backend.d2h, packing, values, index, counts, lane.memory, *cells, span.chunk.memory)
+        self._place = cells[2]
         lane.shipments.append(self)
         self._lane = None
 

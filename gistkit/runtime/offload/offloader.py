@@ -158,11 +158,11 @@ class Offloader:
         if self._last_read is not None:
             backend.wait(backend.d2h, self._last_read[1])
             self._last_read = None
-        sources, shipment = record.tensors, record.shipment
+        shipment = record.shipment
         if shipment is not None:
-            shipment.ship(sources)
-            sources = shipment.kind.rest(sources)
-        backend.run(backend.d2h, LayOut(record.parts, span.start), span.chunk.memory, *sources)
+            shipment.ship(record.tensors, span)
+        else:
+            backend.run(backend.d2h, LayOut(record.parts, span.start), span.chunk.memory, *record.tensors)
         sent = backend.record(backend.d2h)
         if shipment is not None:
             shipment.sent = sent
