@@ -154,7 +154,7 @@ class Packing(Direct):
 
     def enqueue(self, backend: CudaBackend, stream: int, tensors: tuple[torch.Tensor, ...]) -> None:
         ships = self._kind.ships(tensors[0])
-        ships(stream, backend.work(ships.work_bytes), *tensors, self._offset)  # type: ignore[call-arg]
+        ships(stream, backend.work(ships.work_bytes), *tensors, rest_start=self._offset)
 
 
 @lru_cache(maxsize=4096)

@@ -8,12 +8,14 @@ import torch
 
 from gistkit.codecs import codec
 from gistkit.errors import OffloadError
+from gistkit.kernels import STRIDES, ops
 from gistkit.kernels.launch import direct
+from gistkit.kernels.launch.tiling import Ready
 from gistkit.kernels.sparse.lane import Ships
 from gistkit.runtime.offload.backends import CpuBackend
 from gistkit.runtime.offload.lanes import Packing
 from gistkit.runtime.offload.offloader import Offloader
-from tests.support.fake_driver import COMPUTE, H2D, cuda_backend
+from tests.support.fake_driver import COMPUTE, D2H, H2D, cuda_backend
 from tests.support.tensors import same_bits
 
 MIB, NO_BOUND = 2**20, 2**62
@@ -48,6 +50,50 @@ def test_bytes_go_there_and_back(backend, library):
         parcel = offloader.put(encoded)
         parcel.release()
         assert same_bits(codec(name).decode(parcel.get()), expected)
+
+
+@pytest.mark.parametrize("name", ["zvc", "csr", "zvc+fp8", "csr+fp16"])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_lane_goes_there_and_back(backend, library, monkeypatch, name, known):
+    """The launches are the oracle's."""
+
+    class Oracle:
+        work_bytes = 64
+
+        def __init__(self, slots, stride, bits, columns, device):
+            self.stride = stride
+
+        def __call__(self, stream, work, values, index, counts, lane, begin, after, place, rest, rest_start):
+            assert stream == D2H and work.numel() >= 64
+            ops.ship(values, index, counts, self.stride, lane, begin, after, place, rest[rest_start:])
+
+    monkeypatch.setattr(direct, "ships", Oracle)
+    offloader = Offloader(backend, MIB, 0, MIB, MIB // 2)
+    inputs = [torch.relu(torch.randn(3000 + i) - i / 4) for i in range(6)]
+    library.pending = 0 if known else 600
+    parcels = [offloader.put(codec(name).begin(x)) for x in inputs]
+    while parcels:
+        encoded, x = parcels.pop().get(), inputs.pop()
+        assert not known or encoded.payload[2].numel() == encoded.nonzeros == (x > 0).sum()
+        assert same_bits(codec(name).decode(encoded), codec(name).decode(codec(name).encode(x)))
+
+
+@pytest.mark.parametrize("layout", ["zvc", "csr"])
+def test_ready_launches_get_the_addresses_of_the_first_ones_tensors(monkeypatch, layout):
+    seen, given = [], []
+    monkeypatch.setattr(Ready, "at", lambda self, n, addresses, *rest: seen.append(list(addresses)) or len(seen) == 2)
+    monkeypatch.setattr(Ready, "first", lambda self, n, tensors, *rest: given.append([t.data_ptr() for t in tensors]))
+    payload = codec(layout).begin(torch.randn(3000)).payload
+    cells = torch.zeros(3, 2, dtype=torch.int64)
+    lane, memory, work = (torch.zeros(n, dtype=torch.uint8) for n in (16384, 4096, 512))
+    index, counts, values = payload[:3]
+    ships = Ships(len(counts), STRIDES[layout], torch.int32, layout == "csr", 0)
+    for _ in range(2):  # the second time the first kernel is ready
+        ships(5, work, values, index, counts, lane, cells[0], cells[1], cells[2], memory, 1024)
+    assert seen[0] == seen[1] == given[0]
+    unused = {1} if layout == "zvc" else {2, 8}
+    ready, first = ([a for i, a in enumerate(each) if i not in unused] for each in (seen[2], given[1]))
+    assert ready == first and len(ready) >= 11
 
 
 def test_what_is_enqueued_where(backend, library):
