@@ -67,6 +67,16 @@ def own_cache(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
+def short_search(request):
+    """`optimal` gives up after 20 vain kicks in place of 200 where plans are made to be carried out or shown: they fit
+    and have all kinds of moves. How fast they are is asked in the other rooms."""
+    if request.path.relative_to(TESTS).parts[0] in ("api", "commands", "runtime"):
+        from gistkit.planning.policies.optimal import search
+
+        request.getfixturevalue("monkeypatch").setattr(search, "PATIENCE", 20)
+
+
+@pytest.fixture(autouse=True)
 def reproducible(request):
     """Seeds, deterministic algorithms, and memory from `torch.empty` filled with NaN (integers: their maximum).
 
