@@ -8,7 +8,6 @@ from gistkit import zoo
 from gistkit.zoo.resnet import BasicBlock, Bottleneck, ResNet
 from tests.support.training import assert_same_training, batches
 
-
 STEPS = 11
 """Plans are made anew by the zeros of steps 1, 2, 5 and 10; `bench.bitwise` takes twenty of every network."""
 

@@ -28,7 +28,6 @@ NETS = {
     "dropout": (lambda: chain(dropout=0.3), 8, 4, F.cross_entropy),
     "vgg16": (lambda: zoo.MODELS["vgg16"](num_classes=10, image_size=32), 32, 5, F.cross_entropy),
     "resnet50": (lambda: zoo.MODELS["resnet50"](num_classes=10, image_size=32), 32, 5, F.cross_entropy),
-    "googlenet": (lambda: zoo.MODELS["googlenet"](num_classes=10, image_size=32), 32, 4, F.cross_entropy),
     "densenet": (DenseNet, 8, 4, F.cross_entropy),
     "unet": (UNet, 8, 3, by_pixel),
 }
