@@ -9,9 +9,6 @@ from torch.utils.data import Dataset
 import gistkit
 from tests.integrations.cases import BATCH, IMAGES, LABELS, Net, assert_same, network
 
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
-
 
 class Rows(Dataset):
     """Rows as Trainer takes them, with a column that the model does not."""
@@ -25,6 +22,9 @@ class Rows(Dataset):
 
 def train(model, folder, callbacks=(), **options):
     """Losses of training and evaluation, and the state dict."""
+    # here, and not where tests are collected: it takes seconds
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
     arguments = transformers.TrainingArguments(
         output_dir=folder, num_train_epochs=2, per_device_train_batch_size=BATCH, use_cpu=True, report_to=[],
         logging_steps=1, disable_tqdm=True, eval_strategy="epoch", **options,
