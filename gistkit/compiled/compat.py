@@ -1,0 +1,132 @@
+"""The private names of PyTorch that the compiled path uses, in one place.
+
+They hold for torch 2.11 to 2.13. :func:`private` finds one, or raises CompileError, which names the release at hand.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
+
+from gistkit.errors import CompileError
+
+RELEASES = "2.11 to 2.13"
+
+
+def private(module: str, name: str) -> Any:
+    """The private name ``module.name`` of PyTorch. Raises CompileError where this release has none."""
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise CompileError(
+            f"compile: {module}.{name} must exist, as in torch {RELEASES}; torch {torch.__version__} has none; install "
+            "one of these releases, or train with gistkit.compress(model), which needs no compiler"
+        ) from error
+
+
+def partitioner_base() -> type:
+    """``CustomPartitionerFn``: what Inductor calls in place of its own partitioner."""
+    return private("torch._inductor.custom_graph_pass", "CustomPartitionerFn")
+
+
+def min_cut(joint: fx.GraphModule, inputs: Any, **words: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """PyTorch's own cut of the joint graph into forward and backward."""
+    return private("torch._functorch.partitioners", "min_cut_rematerialization_partition")(joint, inputs, **words)
+
+
+def inductor(graph: fx.GraphModule, inputs: Any, mode: str | None, options: dict[str, Any]) -> Any:
+    """The graph compiled by Inductor under torch.compile's words ``mode`` and ``options``."""
+    return private("torch", "_TorchCompileInductorWrapper")(mode, options, None)(graph, inputs)
+
+
+def inductor_options() -> set[str]:
+    """The names that ``torch.compile(options=...)`` takes for Inductor."""
+    return set(private("torch._inductor.config", "get_config_copy")())
+
+
+@cache
+def operators() -> Any:
+    """The partitioner's table of operators: ``is_view(node)``, ``is_fusible(node)``, ``is_compute_intensive(node)``."""
+    return private("torch._functorch.partitioners", "get_default_op_list")()
+
+
+def fake_mode(values: Iterable[Any]) -> Any:
+    """The mode of fake tensors that these belong to."""
+    mode = private("torch._guards", "detect_fake_mode")(list(values))
+    if mode is None:
+        raise CompileError(f"compile: graph nodes must carry fake tensors, found none (torch {torch.__version__})")
+    return mode
+
+
+def free_symbols(value: Any) -> set:
+    """The symbols that sizes of a fake tensor, or a symbolic number, are made of."""
+    return set(private("torch.fx.experimental.symbolic_shapes", "free_symbols")(value))
+
+
+def symbol_nodes(graph: fx.Graph) -> dict[Any, fx.Node]:
+    """Each symbol's node: the placeholder of a symbolic number."""
+    return private("torch.fx.experimental.symbolic_shapes", "find_symbol_binding_fx_nodes")(graph)
+
+
+def storage_key(value: torch.Tensor) -> int:
+    """The identity of a fake tensor's storage."""
+    return value.untyped_storage()._cdata
+
+
+def hint(value: Any) -> int:
+    """A number; of a symbolic one what it was when the graph was traced, 0 where it is not known before run time."""
+    if isinstance(value, int):
+        return value
+    node = getattr(value, "node", None)
+    known = getattr(node, "hint", None)
+    return int(known) if known is not None else 0
+
+
+def saved_descriptor(index: int, checked: bool) -> Any:
+    """AOTAutograd's description of saved value ``index``; ``checked``: its version is compared before backward."""
+    name = "SavedForBackwardsAOTOutput" if checked else "SavedForBackwardsNoVcCheckAOTOutput"
+    return private("torch._functorch._aot_autograd.descriptors", name)(index)
+
+
+def joint_flags(node: fx.Node) -> bool:
+    """Whether a saved tensor is one that autograd does not check the version of."""
+    return bool(node.meta.get("saved_tensor_with_no_vc_check", False))
+
+
+def outputs_of(graph: fx.Graph) -> list[Any]:
+    """What a graph returns, flat."""
+    return tree_leaves(graph.output_node().args[0])
+
+
+def register_materialised_lowering(operator: Any) -> None:
+    """Tell Inductor how ``operator(x, after)`` is compiled: x becomes a buffer of its own, which is fused with nothing
+    and is not computed before ``after`` is."""
+    register = private("torch._inductor.lowering", "register_lowering")
+    virtualized = private("torch._inductor.virtualized", "V")
+
+    @register(operator, type_promotion_kind=None)
+    def lower(x: Any, after: Any) -> Any:
+        graph = virtualized.graph
+        first = len(graph.operations)
+        after.realize()
+        begin = len(graph.operations)
+        x.realize()
+        name = after.get_name()
+        for operation in graph.operations[begin:]:
+            if operation.get_operation_name() is not None and operation.get_name() != name:
+                graph.additional_buffer_deps[operation.get_operation_name()].add(name)
+        if len(graph.operations) > first and hasattr(graph, "no_fuse_buffer_names"):
+            graph.no_fuse_buffer_names.add(x.get_name())
+        return x
+
+
+def prefers_channels_last(graph: fx.GraphModule) -> bool:
+    """Whether Inductor will lay out the images of a forward graph as channels_last."""
+    decide = private("torch._inductor.graph", "GraphLowering").decide_layout_opt
+    return bool(decide(graph, is_inference=False))
