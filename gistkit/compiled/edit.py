@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
 
 from gistkit.compiled import compat
 from gistkit.compiled.materialise import materialised
@@ -58,9 +60,9 @@ class Builder:
     def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         with self.graph.inserting_before(self.before):
             node = self.graph.call_function(target, args, kwargs)
-        known = fx.node.map_arg((args, kwargs), value)
+        known = map_arg((args, kwargs), value)
         mode = compat.fake_mode(value(n) for n in self.graph.nodes if is_tensor(n)) if _has_none(known) else None
-        with mode or compat.fake_mode(torch.utils._pytree.tree_leaves(known)), torch.no_grad():
+        with mode or compat.fake_mode(tree_leaves(known)), torch.no_grad():
             node.meta["val"] = target(*known[0], **known[1])
         if self._backward:
             node.meta["autograd_backward"] = True
@@ -78,7 +80,7 @@ class Builder:
 
 
 def _has_none(known: Any) -> bool:
-    return not any(isinstance(v, torch.Tensor) for v in torch.utils._pytree.tree_leaves(known))
+    return not any(isinstance(v, torch.Tensor) for v in tree_leaves(known))
 
 
 def rebuild(pair: Pair, cone: Cone, materialise: bool = True) -> None:

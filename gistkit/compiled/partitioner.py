@@ -34,33 +34,14 @@ def sources() -> str:
     return digest.hexdigest()
 
 
-class Partitioner(compat.partitioner_base()):
-    """Cuts a joint graph as PyTorch does, and keeps what crosses in fewer bytes.
-
-    Give it to ``torch.compile(options={"custom_partitioner_fn": Partitioner(Settings())})``, or let
-    :func:`gistkit.compile` do it, which also collects what was decided.
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-
-    def uuid(self) -> Any:
-        """What PyTorch's caches of compiled graphs tell partitioners apart by."""
-        return sources(), repr(self.settings)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Partitioner) and other.settings == self.settings
-
-    def __hash__(self) -> int:
-        return hash(self.settings)
-
-    def __call__(
-        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """(forward, backward)."""
-        rewrites = joint.rewritten(gm)
-        pair = Pair(*compat.min_cut(gm, joint_inputs, **kwargs), kwargs["num_fwd_outputs"])
-        rows = packing.pack(pair)
-        pair.finish()
-        record.write(record.GraphRecord(tuple(rows), tuple((k, n) for k, n in rewrites.items() if n)))
-        return pair.forward, pair.backward
+def cut(
+    joint_graph: fx.GraphModule, inputs: Sequence[object], settings: Settings, **words: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The graphs of forward and backward, cut as PyTorch cuts them, with what crosses in fewer bytes. ``words`` are
+    those of PyTorch's partitioner. The record goes to :func:`gistkit.compiled.record.collected`."""
+    rewrites = joint.rewritten(joint_graph)
+    pair = Pair(*compat.min_cut(joint_graph, inputs, **words), words["num_fwd_outputs"])
+    rows = packing.pack(pair)
+    pair.finish()
+    record.write(record.GraphRecord(tuple(rows), tuple((k, n) for k, n in rewrites.items() if n)))
+    return pair.forward, pair.backward
