@@ -78,6 +78,16 @@ class Report:
     budget: BudgetReport | None = None
 
     @property
+    def kept_bytes(self) -> int | None:
+        """What the forward kept for backward; None before the first one."""
+        return None if self.stats is None else self.stats.kept_bytes
+
+    @property
+    def plain_kept_bytes(self) -> int | None:
+        """What plain PyTorch keeps; None where it was not captured."""
+        return None if self.stats is None else self.stats.plain_bytes
+
+    @property
     def ratio(self) -> float | None:
         """Bytes that plain PyTorch keeps over bytes kept here; None where plain was not captured."""
         if self.stats is None or not self.stats.plain_bytes or not self.stats.kept_bytes:

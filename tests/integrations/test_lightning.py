@@ -33,10 +33,10 @@ class Task(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
-def train(task, folder, precision):
+def train(task, folder, precision, callbacks=()):
     trainer = lightning.Trainer(
         max_epochs=2, accelerator="cpu", precision=precision, default_root_dir=folder, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, callbacks=list(callbacks),
     )  # fmt: skip
     rows = DataLoader(TensorDataset(IMAGES, LABELS), BATCH)
     trainer.fit(task, rows, rows)
@@ -54,3 +54,15 @@ def test_trains_to_the_same_bits(tmp_path, precision, part):
     assert report.ratio > 1.5 and report.notes == ()
     assert gistkit.report(part(copy.deepcopy(task))).stats is None
     gistkit.restore(part(task))
+
+
+def test_the_callback_logs_kept_bytes(tmp_path):
+    class Seen(lightning.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            rows.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+    rows, task = [], Task(network())
+    gistkit.compress(task.net)
+    train(task, tmp_path, "32-true", [gistkit.callbacks.for_lightning(task.net), Seen()])
+    assert len(rows) == 2
+    assert all(0 < row["gistkit/kept_mib"] < row["gistkit/plain_kept_mib"] / 1.5 for row in rows)
