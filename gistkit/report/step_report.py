@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from rich.table import Table
 
-from gistkit.compiled import records_of
+from gistkit.compiled import records_of, records_of_traced
 from gistkit.errors import CompressError
 from gistkit.report.compiled_report import CompiledReport
 from gistkit.report.tables import MIB, rendered, table
@@ -140,6 +140,8 @@ def report(model: torch.nn.Module) -> Report | CompiledReport:
             return CompiledReport(tuple(graphs))
         raise CompressError("report: the model is not compressed; call gistkit.compress(model) first")
     engine = stand_in.engine
+    if engine.stats is None and (graphs := records_of_traced(stand_in)):
+        return CompiledReport(tuple(graphs))
     about, plan = (engine.stats, tuple(engine.all_notes), engine.densities), engine.plan
     if plan is None or plan.budget_bytes is None:
         return Report(*about)
