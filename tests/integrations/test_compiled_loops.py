@@ -6,6 +6,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import gistkit
 from tests.integrations.cases import BATCH, BATCHES, IMAGES, LABELS, assert_same, network
+from tests.support import compiled_cases  # noqa: F401 (imports Inductor, past its warnings)
 
 accelerate = pytest.importorskip("accelerate")
 
