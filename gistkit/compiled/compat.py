@@ -126,6 +126,17 @@ def register_materialised_lowering(operator: Any) -> None:
         return x
 
 
+def emulates_casts() -> bool:
+    """Whether Inductor is told to round every value of bf16 or fp16 where it is made."""
+    return bool(private("torch._inductor.config", "emulate_precision_casts"))
+
+
+def rounds_saved() -> bool:
+    """Whether Inductor rounds a low-precision value that is saved for backward for its readers in forward too, as
+    torch 2.13 does."""
+    return bool(getattr(private("torch._inductor", "config"), "emulate_precision_casts_on_saved_tensors", False))
+
+
 def prefers_channels_last(graph: fx.GraphModule) -> bool:
     """Whether Inductor will lay out the images of a forward graph as channels_last."""
     decide = private("torch._inductor.graph", "GraphLowering").decide_layout_opt
