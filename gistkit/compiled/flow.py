@@ -62,7 +62,7 @@ class Flow:
 
     def base(self, v: Value) -> Value:
         """The value that owns a view's storage."""
-        while v.view:
+        while v.view or v.storage < 0:
             v = self.values[v.inputs[0]]
         return v
 
@@ -99,7 +99,7 @@ def _is_view_of_known(node: fx.Node, values: dict[str, Value], storage: int) -> 
     if node.op != "call_function":
         return False
     made_by = _source(node)
-    if not is_view(made_by) or not made_by.all_input_nodes:
+    if not _looks(made_by) or not made_by.all_input_nodes:
         return False
     x = made_by.all_input_nodes[0]
     known = values.get(x.name)
@@ -114,7 +114,7 @@ def _source(node: fx.Node) -> fx.Node:
 
 
 def _tuple_kind(node: fx.Node) -> str:
-    return CHEAP if node.op == "call_function" and is_view(node) else MADE
+    return CHEAP if _looks(node) else MADE
 
 
 def _kind(node: fx.Node, pair: Pair, lasting: bool, held: bool) -> str:
@@ -123,6 +123,16 @@ def _kind(node: fx.Node, pair: Pair, lasting: bool, held: bool) -> str:
     if held:
         return FREE
     return CHEAP if is_cheap(node) else MADE
+
+
+@cache
+def _split_views() -> frozenset:
+    """Views with several results, which the partitioner's table of views leaves out."""
+    return frozenset((aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default))
+
+
+def _looks(node: fx.Node) -> bool:
+    return node.op == "call_function" and (node.target in _split_views() or is_view(node))
 
 
 @cache
@@ -144,12 +154,12 @@ def is_cheap(node: fx.Node) -> bool:
         return False
     source = _source(node)
     if source is not node:
-        return is_view(source)
+        return _looks(source)
     if node.op != "call_function" or node.is_impure():
         return False
     if str(node.meta.get("recompute", "")).endswith("MUST_SAVE"):
         return False
-    if node.target in _copies() or is_view(node):
+    if node.target in _copies() or _looks(node):
         return True
     tags = getattr(node.target, "tags", ())
     return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags

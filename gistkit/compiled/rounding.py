@@ -101,8 +101,11 @@ def _selects(node: fx.Node) -> bool:
 
 
 def is_pointwise(node: fx.Node) -> bool:
-    """Whether Inductor makes a node with its rule for pointwise operators (a cast has another)."""
-    return node.op == "call_function" and torch.Tag.pointwise in getattr(node.target, "tags", ())
+    """Whether Inductor makes a node with its rule for pointwise operators."""
+    if node.op != "call_function":
+        return False
+    cast = node.target is torch.ops.prims.convert_element_type.default
+    return cast or torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
 def in_memory(node: fx.Node) -> bool:

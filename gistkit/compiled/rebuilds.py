@@ -16,6 +16,8 @@ from gistkit.compiled.cut import cheapest, region
 from gistkit.compiled.flow import CHEAP, FREE, UNKEPT, Flow, Value
 
 _ROUNDS = 12
+_SMALL = 64
+"""Operands of a rebuild that are this much smaller than its largest one, as statistics and biases, are not counted."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,11 @@ class Cone:
 
 @dataclass(frozen=True)
 class Choice:
-    """``kept``: storages that stay or are kept in addition, by the names of the values that own them. ``cones``: one for
-    each tensor that is rebuilt, in forward's order."""
+    """``kept``: storages that stay or are kept in addition, by the names of the values that own them, and ``reasons``
+    for each. ``cones``: one for each tensor that is rebuilt, in forward's order. Bytes are between forward and backward, packed."""
 
     kept: tuple[str, ...]
+    reasons: tuple[str, ...]
     cones: tuple[Cone, ...]
     plain_bytes: int
     kept_bytes: int
@@ -101,14 +104,24 @@ class _Search:
             own = v.needed and not v.view and v.name != root
             depth[name] = max((depth.get(n, 0) for n in v.inputs), default=0) + own
         width = max((values[n].read_bytes for n in nodes), default=0)
-        reads = {values[n].storage: min(values[n].read_bytes, max(width, 1)) for n in leaves}
-        return _Reach(
-            tuple(nodes), tuple(leaves), depth.get(root, 0) + 1, sum(reads.values()),
-            max(width if width else 0, *reads.values(), values[root].read_bytes) if reads else width,
-        )  # fmt: skip
+        reads = {values[n].storage: min(values[n].read_bytes, width) for n in leaves}
+        largest = max(values[root].read_bytes, *reads.values(), 0)
+        large = sum(n for n in reads.values() if n * _SMALL > largest)
+        return _Reach(tuple(nodes), tuple(leaves), depth.get(root, 0) + 1, large, largest)
 
     def exceeds(self, root: str, reach: _Reach) -> bool:
         return reach.depth > self.limits.depth or reach.read_bytes > self.limits.reads * reach.largest
+
+    def reason(self, name: str) -> str:
+        """Why a value is kept."""
+        v = self.flow.values[name]
+        if name in self.small:
+            return f"fewer than {self.limits.least_bytes} bytes"
+        if v.kind != CHEAP:
+            return "made by an operator that only forward runs"
+        if not self.anew(v):
+            return "its bits depend on the kernels that Inductor chooses"
+        return f"no sources are cheaper within {self.limits.reads:g}x reads and depth {self.limits.depth}"
 
     def solve(self) -> set[str]:
         """What is kept."""
@@ -162,7 +175,7 @@ class _Search:
         return kept
 
 
-def choose(flow: Flow, limits: Limits = Limits()) -> Choice:  # noqa: B008
+def choose(flow: Flow, limits: Limits = Limits()) -> Choice:
     """The choice for a flow; always the same for the same flow and limits."""
     search = _Search(flow, limits)
     kept = search.solve()
@@ -190,7 +203,8 @@ def choose(flow: Flow, limits: Limits = Limits()) -> Choice:  # noqa: B008
             root, reach.nodes, reach.leaves, extra, reach.depth, base.weight if gone else 0, reach.read_bytes, bitwise
         ))  # fmt: skip
     kept_bytes = sum(values[n].weight for n in used)
-    return Choice(tuple(n for n in values if n in used), tuple(cones), flow.plain_bytes(), kept_bytes)
+    names = tuple(n for n in values if n in used)
+    return Choice(names, tuple(map(search.reason, names)), tuple(cones), flow.plain_bytes(), kept_bytes)
 
 
 def _only_views(flow: Flow, reach: _Reach) -> bool:
