@@ -5,7 +5,7 @@ Both end in :meth:`gistkit.compiled.split.Pair.finish`, once after all edits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from gistkit.compiled import compat
-from gistkit.compiled.materialise import materialised
+from gistkit.compiled.materialise import materialised, rounding
 from gistkit.compiled.readers import awaited, readers, sink_views
 from gistkit.compiled.split import Pair, is_number, is_tensor, value
 
@@ -26,11 +26,14 @@ class Cone:
 
     ``nodes`` are copied to backward: in an order in which operands come first, ``root``, the saved tensor, last.
     ``leaves``: the operands that are not copied. Those that backward does not have are saved in addition.
+    ``rounded``: pairs (operand, reader) of nodes where forward reads the operand from memory, in bf16 or fp16, and
+    backward's kernel would compute it in fp32; it is rounded there.
     """
 
     root: fx.Node
     nodes: tuple[fx.Node, ...]
     leaves: tuple[fx.Node, ...]
+    rounded: frozenset[tuple[fx.Node, fx.Node]] = frozenset()
 
 
 class Encoding(Protocol):
@@ -95,7 +98,7 @@ def rebuild(pair: Pair, cone: Cone, materialise: bool = True) -> None:
     leaves = {leaf: pair.place(leaf) for leaf in cone.leaves}
 
     def make(build: Builder) -> fx.Node:
-        return _copied(pair, build, cone.nodes, leaves)[cone.root]
+        return _copied(pair, build, cone, leaves)[cone.root]
 
     _replace(pair, pair.place(cone.root), make, materialise)
     pair.forget(cone.root)
@@ -121,14 +124,23 @@ def _behind(node: fx.Node) -> fx.Node:
     return after
 
 
-def _copied(pair: Pair, build: Builder, nodes: Iterable[fx.Node], leaves: dict[fx.Node, fx.Node]) -> dict:
-    """Nodes of forward, copied to backward over what stands for the leaves there."""
+def _copied(pair: Pair, build: Builder, cone: Cone, leaves: dict[fx.Node, fx.Node]) -> dict[fx.Node, fx.Node]:
+    """A cone's nodes, copied to backward over what stands for the leaves there."""
     here = dict(leaves)
-    for node in nodes:
+    rounded: dict[fx.Node, fx.Node] = {}
+
+    def operand(n: fx.Node, reader: fx.Node) -> fx.Node:
+        if (n, reader) not in cone.rounded:
+            return here[n]
+        if n not in rounded:
+            rounded[n] = build(rounding(), here[n])
+        return rounded[n]
+
+    for node in cone.nodes:
         if node.op == "get_attr" and not hasattr(pair.backward, str(node.target)):
             setattr(pair.backward, str(node.target), getattr(pair.forward, str(node.target)))
         with build.graph.inserting_before(build.before):
-            made = build.graph.node_copy(node, lambda n: here[n])
+            made = build.graph.node_copy(node, lambda n, reader=node: operand(n, reader))
         made.meta = {key: item for key, item in node.meta.items() if key != "recompute"}
         made.meta["autograd_backward"] = True
         here[node] = made
