@@ -6,6 +6,7 @@
 from gistkit import functional, nn, policies, zoo
 from gistkit.api import Fidelity, Profile, fidelity, measure, plan, profile
 from gistkit.capture import capture
+from gistkit.compiled import compile
 from gistkit.errors import (
     BudgetError,
     BudgetWarning,
@@ -22,7 +23,7 @@ from gistkit.errors import (
 )
 from gistkit.ir import CallChoice, Decision, Plan, SavedGraph
 from gistkit.planning.cost import Hardware, StepTimes
-from gistkit.report import Report, report
+from gistkit.report import CompiledReport, Report, report
 from gistkit.runtime import LiveBytes, compress, restore, saving, step
 from gistkit.version import VERSION
 
@@ -34,6 +35,7 @@ __all__ = [
     "CallChoice",
     "CaptureError",
     "CompileError",
+    "CompiledReport",
     "CompressError",
     "DataError",
     "Decision",
@@ -52,6 +54,7 @@ __all__ = [
     "SavedGraph",
     "StepTimes",
     "capture",
+    "compile",
     "compress",
     "fidelity",
     "functional",

@@ -104,6 +104,13 @@ def outputs_of(graph: fx.Graph) -> list[Any]:
     return tree_leaves(graph.output_node().args[0])
 
 
+def frame() -> int:
+    """The number of the Python frame that is being compiled; -1 outside of Dynamo."""
+    compile_id = private("torch._guards", "CompileContext").current_compile_id()
+    found = getattr(compile_id, "frame_id", None)
+    return -1 if found is None else int(found)
+
+
 def register_materialised_lowering(operator: Any) -> None:
     """Tell Inductor how ``operator(x, after)`` is compiled: x becomes a buffer of its own, which is fused with nothing
     and is not computed before ``after`` is."""

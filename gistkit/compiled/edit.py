@@ -11,10 +11,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
 
 from gistkit.compiled import compat
 from gistkit.compiled.materialise import materialised, rounding
-from gistkit.compiled.readers import awaited, readers, sink_views
+from gistkit.compiled.readers import awaited, reads_memory, sink_views
 from gistkit.compiled.split import Pair, is_number, is_tensor, value
 
 
@@ -61,9 +63,9 @@ class Builder:
     def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         with self.graph.inserting_before(self.before):
             node = self.graph.call_function(target, args, kwargs)
-        known = fx.node.map_arg((args, kwargs), value)
+        known = map_arg((args, kwargs), value)
         mode = compat.fake_mode(value(n) for n in self.graph.nodes if is_tensor(n)) if _has_none(known) else None
-        with mode or compat.fake_mode(torch.utils._pytree.tree_leaves(known)), torch.no_grad():
+        with mode or compat.fake_mode(tree_leaves(known)), torch.no_grad():
             node.meta["val"] = target(*known[0], **known[1])
         if self._backward:
             node.meta["autograd_backward"] = True
@@ -81,15 +83,16 @@ class Builder:
 
 
 def _has_none(known: Any) -> bool:
-    return not any(isinstance(v, torch.Tensor) for v in torch.utils._pytree.tree_leaves(known))
+    return not any(isinstance(v, torch.Tensor) for v in tree_leaves(known))
 
 
-def rebuild(pair: Pair, cone: Cone, materialise: bool = True) -> None:
+def rebuild(pair: Pair, cone: Cone, materialise: bool | None = True) -> None:
     """Save ``cone.root`` no more; backward computes it from the cone's leaves.
 
-    ``materialise``: once for all its readers, as a buffer of its own, after the gradient that the first of them needs;
-    else a copy of the cone stands before each reader, to be fused into it. Raises ValueError where ``cone.root`` is not
-    saved, or a leaf is an input that forward overwrites.
+    ``materialise``: once for all its readers, as a buffer of its own, after the gradient that the first of them needs.
+    False: a copy of the cone stands before each reader, to be fused into it. None: a copy for each reader that Inductor
+    can fuse, a buffer for the others. Raises ValueError where ``cone.root`` is not saved, or a leaf is an input that
+    forward overwrites.
     """
     if not pair.is_saved(cone.root):
         raise ValueError(f"rebuild: {cone.root.name} must be a saved tensor of the pair; take one of Pair.tensors")
@@ -102,9 +105,9 @@ def rebuild(pair: Pair, cone: Cone, materialise: bool = True) -> None:
     pair.forget(cone.root)
 
 
-def encode(pair: Pair, node: fx.Node, form: Encoding, materialise: bool = False) -> list[fx.Node]:
-    """Save a tensor in another form: encoded right behind its producer, decoded before each reader, or once for all of
-    them where ``materialise`` is set. Returns the payload, nodes of forward."""
+def encode(pair: Pair, node: fx.Node, form: Encoding, materialise: bool | None = False) -> list[fx.Node]:
+    """Save a tensor in another form: encoded right behind its producer, decoded in backward, ``materialise`` as for
+    :func:`rebuild`. Returns the payload, nodes of forward."""
     payload = list(form.encode(Builder(pair.forward.graph, _behind(node)), node))
     for i, part in enumerate(payload):
         if part is not node:
@@ -145,22 +148,21 @@ def _copied(pair: Pair, build: Builder, cone: Cone, leaves: dict[fx.Node, fx.Nod
     return here
 
 
-def _replace(pair: Pair, place: fx.Node, make: Callable[[Builder], fx.Node], materialise: bool) -> None:
+def _replace(pair: Pair, place: fx.Node, make: Callable[[Builder], fx.Node], materialise: bool | None) -> None:
     """Give the readers of a placeholder of backward what ``make`` makes instead."""
     graph = pair.backward.graph
     sink_views(place)
-    reading = readers(place)
-    if not reading:
-        return
-    if materialise:
-        first = min(place.users)
-        build = Builder(graph, first, backward=True)
+    users = sorted(place.users)
+    from_memory = [u for u in users if materialise or (materialise is None and reads_memory(u))]
+    if from_memory:
+        build = Builder(graph, from_memory[0], backward=True)
         made = make(build)
-        made = build(materialised(), made, awaited(place, reading) or made)
-        place.replace_all_uses_with(made)
-        return
-    for user in list(place.users):
-        user.replace_input_with(place, make(Builder(graph, user, backward=True)))
+        made = build(materialised(), made, awaited(place, from_memory[0]) or made)
+        for user in from_memory:
+            user.replace_input_with(place, made)
+    for user in users:
+        if user not in from_memory:
+            user.replace_input_with(place, make(Builder(graph, user, backward=True)))
 
 
 __all__ = ["Builder", "Cone", "Encoding", "encode", "is_number", "rebuild"]

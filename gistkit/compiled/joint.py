@@ -36,9 +36,10 @@ def shape_only_operands(graph: fx.Graph) -> int:
     count = 0
     for node in list(graph.nodes):
         index = targets.get(node.target) if node.op == "call_function" else None
-        if index is None or not is_tensor(node.args[index]) or node.args[index].target is aten.expand.default:
+        x: Any = None if index is None else node.args[index]
+        if index is None or not is_tensor(x) or x.target is aten.expand.default:
             continue
-        build, x = Builder(graph, node, backward=True), node.args[index]
+        build = Builder(graph, node, backward=True)
         one = build.full([], 0, value(x).dtype, value(x).device)
         node.update_arg(index, build(aten.expand.default, one, build.sizes(x)))
         count += 1
@@ -51,6 +52,7 @@ def masks_behind_pools(graph: fx.Graph) -> int:
 
 
 def _moved(graph: fx.Graph, where: fx.Node) -> bool:
+    closed: Any
     closed, zero, passed = where.args
     if not _is(closed, aten.le.Scalar) or closed.args[1] != 0 or not isinstance(passed, fx.Node) or not _zero(zero):
         return False

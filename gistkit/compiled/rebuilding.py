@@ -15,7 +15,10 @@ _DEFAULT = rebuilds.Limits()
 
 
 def rebuild_saved(
-    pair: Pair, static_inputs: Iterable[int] | None = None, limits: rebuilds.Limits = _DEFAULT, materialise: bool = True
+    pair: Pair,
+    static_inputs: Iterable[int] | None = None,
+    limits: rebuilds.Limits = _DEFAULT,
+    materialise: bool | None = True,
 ) -> rebuilds.Choice:
     """Choose rebuilds for a pair and edit it so; :meth:`Pair.finish` is the caller's. ``static_inputs``: indices of
     forward's inputs that outlive the step. ``materialise`` as in :func:`gistkit.compiled.rebuild`. Returns what was

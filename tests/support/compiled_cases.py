@@ -1,9 +1,9 @@
 """Networks, a step and partitioners for the tests of the compiled path."""
 
 import copy
+import warnings
 
 import torch
-import torch._inductor.lowering  # its decompositions look there
 import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
@@ -12,6 +12,10 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 
 from gistkit.compiled import Pair
+
+with warnings.catch_warnings():  # PyTorch's own, of torch.jit
+    warnings.simplefilter("ignore")
+    import torch._inductor.compile_fx
 
 
 def conv_net():
@@ -119,31 +123,34 @@ def assert_same(some, others):
     assert [i for i, (a, b) in enumerate(zip(some, others, strict=True)) if not torch.equal(a, b)] == []
 
 
-def edited(edit, seen=None):
-    """A backend that runs the partitioned graphs as they are; ``edit(pair)`` changes them before. ``seen`` collects the
-    pairs."""
+def backend_over(partition=None):
+    """A backend that runs the graphs of a partitioner, PyTorch's by default, as they are: Inductor's decompositions,
+    no Inductor."""
 
-    def cut(joint, inputs, *, num_fwd_outputs, **words):
-        words.pop("static_lifetime_input_indices", None)
-        pair = Pair(
-            *min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs), num_fwd_outputs
-        )
-        if edit is not None:
-            edit(pair)
-            pair.finish()
-        if seen is not None:
-            seen.append(pair)
-        return pair.forward, pair.backward
+    def compiler(graph, _):
+        return make_boxed_func(graph)
 
     return aot_autograd(
-        fw_compiler=lambda gm, inputs: make_boxed_func(gm),
-        bw_compiler=lambda gm, inputs: make_boxed_func(gm),
-        partition_fn=cut,
+        fw_compiler=compiler,
+        bw_compiler=compiler,
+        inference_compiler=compiler,
+        partition_fn=partition or min_cut_rematerialization_partition,
         decompositions=select_decomp_table(),
     )
 
 
-def run_edited(edit, model, x, y, dynamic=False, seen=None):
-    """A step over graphs that ``edit`` changed, without Inductor."""
+def run_edited(edit, model, x, y, dynamic=False):
+    """A step over graphs that ``edit`` changed."""
+
+    def cut(joint, inputs, *, num_fwd_outputs, **words):
+        pair = Pair(
+            *min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **words),
+            num_fwd_outputs,
+        )
+        edit(pair)
+        pair.finish()
+        return pair.forward, pair.backward
+
     torch._dynamo.reset()
-    return fresh_step(model, x, y, torch.compile(loss_of, backend=edited(edit, seen), fullgraph=True, dynamic=dynamic))
+    backend = backend_over(None if edit is None else cut)
+    return fresh_step(model, x, y, torch.compile(loss_of, backend=backend, fullgraph=True, dynamic=dynamic))
