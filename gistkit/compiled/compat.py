@@ -150,6 +150,34 @@ def register_materialised_lowering(operator: Any) -> None:
         return x
 
 
+def emulates_casts() -> bool:
+    """Whether Inductor is told to round every value of bf16 or fp16 where it is made."""
+    return bool(private("torch._inductor.config", "emulate_precision_casts"))
+
+
+def rounds_saved() -> bool:
+    """Whether Inductor rounds a low-precision value that is saved for backward for its readers in forward too, as
+    torch 2.13 does."""
+    return bool(getattr(private("torch._inductor", "config"), "emulate_precision_casts_on_saved_tensors", False))
+
+
+def register_rounded_lowering(operator: Any) -> None:
+    """Tell Inductor how ``operator(x)`` is compiled: x is rounded to its own dtype where kernels compute in a wider
+    one."""
+    register = private("torch._inductor.lowering", "register_lowering")
+    pointwise = private("torch._inductor.ir", "Pointwise")
+    ops = private("torch._inductor.virtualized", "ops")
+
+    @register(operator, type_promotion_kind=None)
+    def lower(x: Any) -> Any:
+        load, dtype = x.make_loader(), x.get_dtype()
+
+        def inner(index: Any) -> Any:
+            return ops.to_dtype(ops.to_dtype(load(index), dtype, use_compute_types=False), dtype)
+
+        return pointwise.create(device=x.get_device(), dtype=dtype, inner_fn=inner, ranges=x.get_size())
+
+
 def prefers_channels_last(graph: fx.GraphModule) -> bool:
     """Whether Inductor will lay out the images of a forward graph as channels_last."""
     decide = private("torch._inductor.graph", "GraphLowering").decide_layout_opt

@@ -5,7 +5,7 @@ Both end in :meth:`gistkit.compiled.split.Pair.finish`, once after all edits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,8 +15,8 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from gistkit.compiled import compat
-from gistkit.compiled.materialise import materialised
-from gistkit.compiled.readers import awaited, readers, sink_views
+from gistkit.compiled.materialise import materialised, rounding
+from gistkit.compiled.readers import awaited, reads_memory, sink_views
 from gistkit.compiled.split import Pair, is_number, is_tensor, value
 
 
@@ -26,11 +26,14 @@ class Cone:
 
     ``nodes`` are copied to backward: in an order in which operands come first, ``root``, the saved tensor, last.
     ``leaves``: the operands that are not copied. Those that backward does not have are saved in addition.
+    ``rounded``: pairs (operand, reader) of nodes where forward reads the operand from memory, in bf16 or fp16, and
+    backward's kernel would compute it in fp32; it is rounded there.
     """
 
     root: fx.Node
     nodes: tuple[fx.Node, ...]
     leaves: tuple[fx.Node, ...]
+    rounded: frozenset[tuple[fx.Node, fx.Node]] = frozenset()
 
 
 class Encoding(Protocol):
@@ -83,27 +86,28 @@ def _has_none(known: Any) -> bool:
     return not any(isinstance(v, torch.Tensor) for v in tree_leaves(known))
 
 
-def rebuild(pair: Pair, cone: Cone, materialise: bool = True) -> None:
+def rebuild(pair: Pair, cone: Cone, materialise: bool | None = True) -> None:
     """Save ``cone.root`` no more; backward computes it from the cone's leaves.
 
-    ``materialise``: once for all its readers, as a buffer of its own, after the gradient that the first of them needs;
-    else a copy of the cone stands before each reader, to be fused into it. Raises ValueError where ``cone.root`` is not
-    saved, or a leaf is an input that forward overwrites.
+    ``materialise``: once for all its readers, as a buffer of its own, after the gradient that the first of them needs.
+    False: a copy of the cone stands before each reader, to be fused into it. None: a copy for each reader that Inductor
+    can fuse, a buffer for the others. Raises ValueError where ``cone.root`` is not saved, or a leaf is an input that
+    forward overwrites.
     """
     if not pair.is_saved(cone.root):
         raise ValueError(f"rebuild: {cone.root.name} must be a saved tensor of the pair; take one of Pair.tensors")
     leaves = {leaf: pair.place(leaf) for leaf in cone.leaves}
 
     def make(build: Builder) -> fx.Node:
-        return _copied(pair, build, cone.nodes, leaves)[cone.root]
+        return _copied(pair, build, cone, leaves)[cone.root]
 
     _replace(pair, pair.place(cone.root), make, materialise)
     pair.forget(cone.root)
 
 
-def encode(pair: Pair, node: fx.Node, form: Encoding, materialise: bool = False) -> list[fx.Node]:
-    """Save a tensor in another form: encoded right behind its producer, decoded before each reader, or once for all of
-    them where ``materialise`` is set. Returns the payload, nodes of forward."""
+def encode(pair: Pair, node: fx.Node, form: Encoding, materialise: bool | None = False) -> list[fx.Node]:
+    """Save a tensor in another form: encoded right behind its producer, decoded in backward, ``materialise`` as for
+    :func:`rebuild`. Returns the payload, nodes of forward."""
     payload = list(form.encode(Builder(pair.forward.graph, _behind(node)), node))
     for i, part in enumerate(payload):
         if part is not node:
@@ -121,36 +125,44 @@ def _behind(node: fx.Node) -> fx.Node:
     return after
 
 
-def _copied(pair: Pair, build: Builder, nodes: Iterable[fx.Node], leaves: dict[fx.Node, fx.Node]) -> dict:
-    """Nodes of forward, copied to backward over what stands for the leaves there."""
+def _copied(pair: Pair, build: Builder, cone: Cone, leaves: dict[fx.Node, fx.Node]) -> dict[fx.Node, fx.Node]:
+    """A cone's nodes, copied to backward over what stands for the leaves there."""
     here = dict(leaves)
-    for node in nodes:
+    rounded: dict[fx.Node, fx.Node] = {}
+
+    def operand(n: fx.Node, reader: fx.Node) -> fx.Node:
+        if (n, reader) not in cone.rounded:
+            return here[n]
+        if n not in rounded:
+            rounded[n] = build(rounding(), here[n])
+        return rounded[n]
+
+    for node in cone.nodes:
         if node.op == "get_attr" and not hasattr(pair.backward, str(node.target)):
             setattr(pair.backward, str(node.target), getattr(pair.forward, str(node.target)))
         with build.graph.inserting_before(build.before):
-            made = build.graph.node_copy(node, lambda n: here[n])
+            made = build.graph.node_copy(node, lambda n, reader=node: operand(n, reader))
         made.meta = {key: item for key, item in node.meta.items() if key != "recompute"}
         made.meta["autograd_backward"] = True
         here[node] = made
     return here
 
 
-def _replace(pair: Pair, place: fx.Node, make: Callable[[Builder], fx.Node], materialise: bool) -> None:
+def _replace(pair: Pair, place: fx.Node, make: Callable[[Builder], fx.Node], materialise: bool | None) -> None:
     """Give the readers of a placeholder of backward what ``make`` makes instead."""
     graph = pair.backward.graph
     sink_views(place)
-    reading = readers(place)
-    if not reading:
-        return
-    if materialise:
-        first = min(place.users)
-        build = Builder(graph, first, backward=True)
+    users = sorted(place.users)
+    from_memory = [u for u in users if materialise or (materialise is None and reads_memory(u))]
+    if from_memory:
+        build = Builder(graph, from_memory[0], backward=True)
         made = make(build)
-        made = build(materialised(), made, awaited(place, reading) or made)
-        place.replace_all_uses_with(made)
-        return
-    for user in list(place.users):
-        user.replace_input_with(place, make(Builder(graph, user, backward=True)))
+        made = build(materialised(), made, awaited(place, from_memory[0]) or made)
+        for user in from_memory:
+            user.replace_input_with(place, made)
+    for user in users:
+        if user not in from_memory:
+            user.replace_input_with(place, make(Builder(graph, user, backward=True)))
 
 
 __all__ = ["Builder", "Cone", "Encoding", "encode", "is_number", "rebuild"]

@@ -1,15 +1,18 @@
-"""Which saved tensors are packed in fewer bits, and carrying it out: bool tensors and max-pools' maps."""
+"""Which saved tensors are encoded, and carrying it out: bools, max-pools' maps, floats where rounding is allowed."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import fx
 
-from gistkit.compiled import forms
+from gistkit.compiled import forms, lossy
 from gistkit.compiled.edit import Encoding, encode
+from gistkit.compiled.narrow import Narrow, narrow
 from gistkit.compiled.record import Kept
 from gistkit.compiled.split import Pair, elements, storage_bytes, storage_of, value
 
@@ -28,25 +31,34 @@ class Choice:
     reason: str
 
 
+class Rounding(NamedTuple):
+    """How floats are rounded: the format's name, the nodes of forward that follow from parameters alone, and whether
+    images will lie in memory as channels_last."""
+
+    name: str
+    static: Collection[fx.Node]
+    channels_last: bool
+
+
 def own_tensors(pair: Pair) -> list[fx.Node]:
     """Saved tensors whose storage is neither an input's nor a result's: what backward alone keeps alive."""
     foreign = pair.foreign_storages
     return [node for node in pair.tensors if storage_of(node) not in foreign]
 
 
-def choices(pair: Pair) -> list[Choice]:
+def choices(pair: Pair, rounding: Rounding | None = None) -> list[Choice]:
     """A choice for each tensor of :func:`own_tensors`."""
     tensors = own_tensors(pair)
     count = Counter(map(storage_of, tensors))
-    return [_choice(node, count[storage_of(node)]) for node in tensors]
+    return [_choice(pair, node, count[storage_of(node)], rounding) for node in tensors]
 
 
-def _choice(node: fx.Node, on_storage: int) -> Choice:
+def _choice(pair: Pair, node: fx.Node, on_storage: int, rounding: Rounding | None) -> Choice:
     x = value(node)
     if on_storage > 1:
         return Choice(node, None, SHARED)
     if x.dtype not in (torch.bool, torch.int8):
-        return Choice(node, None, VALUES)
+        return Choice(node, None, VALUES) if rounding is None else _rounded(pair, node, rounding)
     if elements(node) < LEAST_ELEMENTS:
         return Choice(node, None, f"fewer than {LEAST_ELEMENTS} elements")
     if x.dtype is torch.bool:
@@ -61,16 +73,27 @@ def _choice(node: fx.Node, on_storage: int) -> Choice:
     return Choice(node, form, f"a max-pool's window of {positions} positions" if form else "no dimension is even")
 
 
-def pack(pair: Pair) -> list[Kept]:
+def _rounded(pair: Pair, node: fx.Node, rounding: Rounding) -> Choice:
+    exact = lossy.stays_exact(pair, node, rounding.static)
+    if exact is not None:
+        return Choice(node, None, exact)
+    form = narrow(rounding.name, value(node), rounding.channels_last)
+    return Choice(node, None, form) if isinstance(form, str) else Choice(node, form, f'lossy="{rounding.name}"')
+
+
+def pack(pair: Pair, rounding: Rounding | None = None) -> list[Kept]:
     """Encode what is to be, and describe every storage that backward alone keeps alive."""
     rows, seen = [], set()
-    for choice in choices(pair):
+    for choice in choices(pair, rounding):
         node, storage = choice.node, storage_of(choice.node)
         if storage in seen:
             continue
         seen.add(storage)
-        plain = storage_bytes(node)
-        kept = plain if choice.form is None else sum(storage_bytes(part) for part in encode(pair, node, choice.form))
+        plain = kept = storage_bytes(node)
+        if choice.form is not None:
+            fused = not isinstance(choice.form, Narrow)
+            payload = encode(pair, node, choice.form, materialise=False if fused else None)
+            kept = sum(storage_bytes(part) for part in payload)
         rows.append(described(node, choice.form.name if choice.form else "dense", plain, kept, choice.reason))
     return rows
 

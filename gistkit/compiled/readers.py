@@ -28,17 +28,22 @@ def sink_views(node: fx.Node) -> None:
 
 
 def readers(node: fx.Node) -> list[fx.Node]:
-    """What computes with a node, through views or not, in order."""
-    found: set[fx.Node] = set()
-    for user in node.users:
-        found.update(readers(user) if is_view(user) else [user])
-    return sorted(found)
+    """What computes with a node, through views or not, in order; the node itself where it is no view."""
+    if not is_view(node):
+        return [node]
+    return sorted({reader for user in node.users for reader in readers(user)})
 
 
-def awaited(node: fx.Node, reading: list[fx.Node]) -> fx.Node | None:
-    """The latest result of a matrix product, a convolution or an attention that a reader of ``node`` needs besides it:
-    a buffer in memory anyhow, so waiting for it changes no kernel. None where there is none."""
-    first = min(reading)
+def reads_memory(user: fx.Node) -> bool:
+    """Whether a user, or what reads through it where it is a view, is nothing that Inductor fuses with what it
+    reads."""
+    return any(not compat.operators().is_fusible(reader) for reader in readers(user))
+
+
+def awaited(node: fx.Node, user: fx.Node) -> fx.Node | None:
+    """The latest result of a matrix product, a convolution or an attention that the first reader behind ``user`` needs
+    besides ``node``: a buffer in memory anyhow, so waiting for it changes no kernel. None where there is none."""
+    first = min(readers(user), default=user)
     seen, stack = {node}, [a for a in first.all_input_nodes if a is not node]
     best: fx.Node | None = None
     while stack and len(seen) < SEARCHED:
@@ -46,10 +51,11 @@ def awaited(node: fx.Node, reading: list[fx.Node]) -> fx.Node | None:
         if at in seen or at.op != "call_function" or (is_tensor(at) and elements(at) <= 1):
             continue
         seen.add(at)
-        if _in_memory(at):
-            best = at if best is None or best < at else best
-        elif best is None or best < at:
-            stack.extend(at.all_input_nodes)
+        if not _in_memory(at):
+            if best is None or best < at:
+                stack.extend(at.all_input_nodes)
+        elif at < user and (best is None or best < at):
+            best = at
     return best
 
 

@@ -121,12 +121,17 @@ class Pair:
         made.meta = {key: item for key, item in node.meta.items() if key != "recompute"}
         return made
 
-    def finish(self) -> None:
-        """Make both graphs whole after edits: order, descriptions, symbols, dead code. Checks them and compiles their
-        code."""
+    def drop_unread(self) -> None:
+        """Save no more what no operator of backward reads."""
+        self.backward.graph.eliminate_dead_code()
         for node in self.tensors:
             if not self.place(node).users:
                 self.forget(node)
+
+    def finish(self) -> None:
+        """Make both graphs whole after edits: order, descriptions, symbols, dead code. Checks them and compiles their
+        code."""
+        self.drop_unread()
         self._bind_symbols()
         checked = [n for n in self.tensors if not compat.joint_flags(n)]
         unchecked = [n for n in self.tensors if compat.joint_flags(n)]
