@@ -5,15 +5,14 @@
 ``bf16``: autocast, images in channels_last, batch 128 (gpt2: 16 x 512 tokens); ``fp32``: half of it. Plain SGD, so that
 kept bytes are the model's own. Columns of a row:
 
-* ``step_ms``: the median of three runs of steps without a synchronisation among them, by their number; ``host_ms``: what
-  the host takes to issue one.
+* ``step_ms``: the median of three runs of steps without a synchronisation among 
 * ``kept_mib``, ``peak_mib``: the CUDA allocator's, less what the step began with.
 * ``cold_s``: the first step with empty caches of Inductor; ``warm_s``: the first step of the same model compiled again.
 * ``equal``: how many of the gradients, and the loss, are in every bit those of the row's ``reference``, both from the
   same weights and batch.
 
-``--mode reduce-overhead`` compiles with CUDA graphs. ``--device cpu`` tries it out. A row that ``--out`` holds already is
-not run again. Processes that have the same ``--lock FILE`` compile side by side and measure one after the other.
+``--mode reduce-overhead`` compiles with CUDA graphs. ``--device cpu`` tries it out. A row that ``--out`` holds is not
+run again. Processes that have the same ``--lock FILE`` compile side by side and measure one after the other.
 """
 
 from __future__ import annotations
