@@ -5,7 +5,8 @@
 ``bf16``: autocast, images in channels_last, batch 128 (gpt2: 16 x 512 tokens); ``fp32``: half of it. Plain SGD, so that
 kept bytes are the model's own. Columns of a row:
 
-* ``step_ms``: the median of three runs of steps without a synchronisation among 
+* ``step_ms``: the median of three runs of steps without a synchronisation among them, by their number.
+* ``host_ms``: what the host takes to issue a step.
 * ``kept_mib``, ``peak_mib``: the CUDA allocator's, less what the step began with.
 * ``cold_s``: the first step with empty caches of Inductor; ``warm_s``: the first step of the same model compiled again.
 * ``equal``: how many of the gradients, and the loss, are in every bit those of the row's ``reference``, both from the
