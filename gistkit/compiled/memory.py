@@ -11,9 +11,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 
+import torch
 from torch import fx
 
-from gistkit.compiled import compat
+from gistkit.compiled import compat, materialise  # noqa: F401 (defines the operator)
 from gistkit.compiled.split import Pair, is_tensor, is_view, storage_bytes, storage_of
 
 
@@ -72,7 +73,12 @@ def _has_buffer(node: fx.Node, stay: set[int]) -> bool:
         return False
     if storage_of(node) in stay or node.target is operator.getitem or not table.is_fusible(node):
         return True
-    return any(user.op != "output" and not table.is_fusible(user) and not is_view(user) for user in _through(node))
+    return any(user.op != "output" and not table.is_fusible(user) and not _stored(user) for user in _through(node))
+
+
+def _stored(node: fx.Node) -> bool:
+    """Whether a node is its operand, stored: Inductor makes no buffer for the operand then."""
+    return node.target is torch.ops.gistkit.materialised.default
 
 
 def _through(node: fx.Node) -> list[fx.Node]:

@@ -87,7 +87,8 @@ class Moves:
 
     def rows(self) -> list[Kept]:
         """Every storage that plain torch.compile keeps, or that is kept here in addition."""
-        reasons = {c.node.name: c.reason for c in packing.choices(self.pair, self._rounding)} | self._reasons
+        found = packing.choices(self.pair, self._rounding)
+        reasons = self._reasons | {c.node.name: c.reason for c in found if c.reason != packing.VALUES}
         rows, seen = dict(self._made), set()
         for node in packing.own_tensors(self.pair):
             if storage_of(node) not in seen and node.name not in self._payload:

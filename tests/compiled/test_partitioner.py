@@ -73,17 +73,16 @@ def test_lossy_forms_round_activations_alone():
 
 
 def test_a_budget_takes_as_few_moves_as_it_needs():
-    model, x, y = case("vgg", rows=32)
+    model, x, y = case("transformer", rows=32)
     plain, _ = run(loss_of, model, [(x, y)], None)
     kept = {}
-    for share in ("100%", "95%"):
+    for share in ("100%", "94%"):
         ours, (graph,) = run(loss_of, model, [(x, y)], Settings(budget=share))
         assert_same(plain[0], ours[0])
         assert "predicted peak" in graph.notes[0]
         kept[share] = graph.kept_bytes
-    assert kept["95%"] < kept["100%"] == graph.plain_bytes
-    with pytest.raises(
-        torch._dynamo.exc.BackendCompilerFailed, match="BudgetError: the budget must be at least"
-    ) as failed:
+    assert kept["94%"] < kept["100%"] == graph.plain_bytes
+    text = "BudgetError: the budget must be at least"
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=text) as failed:
         run(loss_of, model, [(x, y)], Settings(budget=1000))
     assert set(failed.value.inner_exception.least_bytes) == {"bitwise"}
