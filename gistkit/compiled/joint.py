@@ -85,16 +85,27 @@ def _masked(build: Builder, pooled: fx.Node, gradient: fx.Node) -> fx.Node:
 
 def _pool_backward(node: fx.Node) -> tuple[list[fx.Node], Any, Any] | None:
     """(nodes from the result down to the one that reads the gradient, the gradient, the map) of a max-pool's backward,
-    as one operator or as Inductor writes it with scatter_add; None for anything else."""
+    as one operator or as Inductor writes it with scatter_add, between changes of layout and, in bf16, casts to fp32 and
+    back; None for anything else."""
+    chain, node = _behind_copies(node)
     if node.target is aten.max_pool2d_with_indices_backward.default:
-        return [node], node.args[0], node.args[-1]
-    if node.target not in _VIEWS or not _is(node.args[0], aten.scatter_add.default):
+        return [*chain, node], node.args[0], node.args[-1]
+    if not _is(node, aten.scatter_add.default):
         return None
-    scatter: Any = node.args[0]
+    scatter: Any = node
     _, _, index, source = scatter.args
-    if not (_is(index, *_VIEWS) and _is(source, *_VIEWS)):
-        return None
-    return [node, scatter, source], source.args[0], index.args[0]
+    copies, gradient = _behind_copies(source)
+    _, map_ = _behind_copies(index)
+    return ([*chain, scatter, *copies], gradient, map_) if copies else None
+
+
+def _behind_copies(node: fx.Node) -> tuple[list[fx.Node], fx.Node]:
+    """Views, copies and casts from a node on, and what they are of."""
+    chain = []
+    while _is(node, *_VIEWS, aten.clone.default, prims.convert_element_type.default):
+        chain.append(node)
+        node = node.args[0]  # type: ignore[assignment]
+    return chain, node
 
 
 def _behind_aliases(node: Any) -> Any:

@@ -53,7 +53,7 @@ class Cone:
 @dataclass(frozen=True)
 class Choice:
     """``kept``: storages that stay or are kept in addition, by the names of the values that own them, and ``reasons``
-    for each. ``cones``: one for each tensor that is rebuilt, in forward's order. Bytes are between forward and
+    for each. ``cones``: one for each tensor that is rebuilt, in forward's order. Bytes are those between forward and
     backward, packed."""
 
     kept: tuple[str, ...]
