@@ -40,6 +40,8 @@ def cheapest(
 ) -> set[str]:  # fmt: skip
     """Names of the values to keep besides ``kept``, which cost nothing here."""
     values = region(flow, roots, anew, kept)
+    if not values:
+        return set()
     number = {v.name: i for i, v in enumerate(values)}
     source, sink = 2 * len(values), 2 * len(values) + 1
     needed = set(roots)

@@ -11,7 +11,7 @@ import weakref
 from typing import Any
 
 from gistkit.compiled import compat
-from gistkit.compiled.partitioner import Settings
+from gistkit.compiled.moves import Settings
 from gistkit.compiled.record import GraphRecord
 from gistkit.errors import CompileError
 from gistkit.runtime import WHEN_TRACED, CompressedForward
