@@ -86,8 +86,9 @@ def rebuild(pair: Pair, cone: Cone, materialise: bool | None = True) -> None:
 
     ``materialise``: once for all its readers, as a buffer of its own, after the gradient that the first of them needs.
     False: a copy of the cone stands before each reader, to be fused into it; readers next to each other share one.
-    None: copies for the readers that Inductor can fuse, a buffer for the others. Raises ValueError where ``cone.root`` is
-    not saved, or a leaf is an input that forward overwrites.
+    None: copies for the readers that Inductor can fuse, a buffer for the others.
+
+    Raises ValueError where ``cone.root`` is not saved, or a leaf is an input that forward overwrites.
     """
     if not pair.is_saved(cone.root):
         raise ValueError(f"rebuild: {cone.root.name} must be a saved tensor of the pair; take one of Pair.tensors")
