@@ -2,6 +2,7 @@
 
 from gistkit.compiled.door import Backend, backend, compile, records_of
 from gistkit.compiled.edit import Builder, Cone, encode, rebuild
-from gistkit.compiled.partitioner import Settings, cut
+from gistkit.compiled.moves import Settings
+from gistkit.compiled.partitioner import cut
 from gistkit.compiled.record import GraphRecord, Kept
 from gistkit.compiled.split import Pair

@@ -57,11 +57,12 @@ def operators() -> Any:
 
 
 def fake_mode(values: Iterable[Any]) -> Any:
-    """The mode of fake tensors that these belong to."""
-    mode = private("torch._guards", "detect_fake_mode")(list(values))
-    if mode is None:
+    """The mode of fake tensors that the first fake one of these belongs to."""
+    kind = private("torch._subclasses.fake_tensor", "FakeTensor")
+    found = next((v for v in values if isinstance(v, kind)), None)
+    if found is None:
         raise CompileError(f"compile: graph nodes must carry fake tensors, found none (torch {torch.__version__})")
-    return mode
+    return found.fake_mode
 
 
 def free_symbols(value: Any) -> set:

@@ -8,7 +8,8 @@ from typing import Any
 from torch import fx
 
 from gistkit.compiled import compat
-from gistkit.compiled.partitioner import Settings, cut, sources
+from gistkit.compiled.moves import Settings
+from gistkit.compiled.partitioner import cut, sources
 
 
 class Partitioner(compat.partitioner_base()):

@@ -12,10 +12,12 @@ from torch import fx
 from torch.utils.weak import WeakIdKeyDictionary
 
 from gistkit.compiled import compat, record
-from gistkit.compiled.partitioner import Settings, sources
+from gistkit.compiled.moves import Settings
+from gistkit.compiled.partitioner import sources
 from gistkit.errors import CompileError, quoted
+from gistkit.formats import VALUE_FORMS
 from gistkit.ir import Plan
-from gistkit.planning.cost import check_budget, parse_budget
+from gistkit.planning.cost import check_budget
 from gistkit.planning.forms import FIDELITIES, check_lossy
 from gistkit.runtime import compressed_forward
 
@@ -38,11 +40,14 @@ def settings_of(
     if not isinstance(lossy, str | None):
         raise TypeError(f"compile: lossy must be None or the name of a format, got {type(lossy).__name__}; name one")
     check_lossy(lossy)
+    if lossy is not None and lossy not in VALUE_FORMS:
+        raise ValueError(f"compile: lossy must be None or one of {', '.join(VALUE_FORMS)} in compiled graphs, got "
+                         f"{lossy!r}; name one of these, or train with gistkit.compress")  # fmt: skip
     if fidelity not in FIDELITIES[:2]:
         raise ValueError(f"compile: fidelity must be one of {', '.join(FIDELITIES[:2])}, got {quoted(fidelity)}; "
                          "bitwise changes no bit of what torch.compile computes")  # fmt: skip
     check_budget(budget)
-    return Settings(lossy, fidelity, parse_budget(budget, 0) if budget is not None else None)
+    return Settings(lossy, fidelity, budget)
 
 
 def _words_of(plan: Plan) -> tuple[str | None, int | None]:
@@ -150,7 +155,9 @@ def compile(
 
     ``plan``: one of :func:`gistkit.plan`; its lossy format and budget apply. Its decisions are about the eager step's
     storages, so they are made anew for the compiled graphs. ``lossy``: a format for what is kept in full otherwise.
-    ``budget``: bytes or ``"12GiB"``.
+    ``budget``: bytes, ``"12GiB"`` or ``"60%"`` of the step's predicted peak under torch.compile. As few storages change
+    as it takes for the predicted peak of each graph to fit; where nothing fits, the compilation fails with BudgetError,
+    which PyTorch shows inside its own error.
 
     Raises TypeError and ValueError for wrong arguments; CompileError for a model that gistkit.compress has compressed,
     a plan that compiled graphs cannot follow, and a release of PyTorch without what this needs.

@@ -12,12 +12,11 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 from torch.fx.node import map_arg
-from torch.utils._pytree import tree_leaves
 
 from gistkit.compiled import compat
 from gistkit.compiled.materialise import materialised, rounding
-from gistkit.compiled.readers import awaited, reads_memory, sink_views
-from gistkit.compiled.split import Pair, is_number, is_tensor, value
+from gistkit.compiled.readers import awaited, fuse_together, reads_memory, sink_views
+from gistkit.compiled.split import Pair, value
 
 
 @dataclass(frozen=True)
@@ -59,14 +58,14 @@ class Builder:
 
     def __init__(self, graph: fx.Graph, before: fx.Node, backward: bool = False) -> None:
         self.graph, self.before, self._backward = graph, before, backward
+        self._mode = compat.fake_mode(value(node) for node in graph.nodes)
 
     def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         with self.graph.inserting_before(self.before):
             node = self.graph.call_function(target, args, kwargs)
-        known = map_arg((args, kwargs), value)
-        mode = compat.fake_mode(value(n) for n in self.graph.nodes if is_tensor(n)) if _has_none(known) else None
-        with mode or compat.fake_mode(tree_leaves(known)), torch.no_grad():
-            node.meta["val"] = target(*known[0], **known[1])
+        known_args, known_kwargs = map_arg((args, kwargs), value)
+        with self._mode, torch.no_grad():
+            node.meta["val"] = target(*known_args, **known_kwargs)
         if self._backward:
             node.meta["autograd_backward"] = True
         return node
@@ -82,17 +81,14 @@ class Builder:
         return self(torch.ops.aten.full.default, list(shape), fill, **words)
 
 
-def _has_none(known: Any) -> bool:
-    return not any(isinstance(v, torch.Tensor) for v in tree_leaves(known))
-
-
 def rebuild(pair: Pair, cone: Cone, materialise: bool | None = True) -> None:
     """Save ``cone.root`` no more; backward computes it from the cone's leaves.
 
     ``materialise``: once for all its readers, as a buffer of its own, after the gradient that the first of them needs.
-    False: a copy of the cone stands before each reader, to be fused into it. None: a copy for each reader that Inductor
-    can fuse, a buffer for the others. Raises ValueError where ``cone.root`` is not saved, or a leaf is an input that
-    forward overwrites.
+    False: a copy of the cone stands before each reader, to be fused into it; readers next to each other share one.
+    None: copies for the readers that Inductor can fuse, a buffer for the others.
+
+    Raises ValueError where ``cone.root`` is not saved, or a leaf is an input that forward overwrites.
     """
     if not pair.is_saved(cone.root):
         raise ValueError(f"rebuild: {cone.root.name} must be a saved tensor of the pair; take one of Pair.tensors")
@@ -160,9 +156,10 @@ def _replace(pair: Pair, place: fx.Node, make: Callable[[Builder], fx.Node], mat
         made = build(materialised(), made, awaited(place, from_memory[0]) or made)
         for user in from_memory:
             user.replace_input_with(place, made)
+    made, before = None, None
     for user in users:
         if user not in from_memory:
-            user.replace_input_with(place, make(Builder(graph, user, backward=True)))
-
-
-__all__ = ["Builder", "Cone", "Encoding", "encode", "is_number", "rebuild"]
+            if made is None or before is None or not fuse_together(before, user):
+                made = make(Builder(graph, user, backward=True))
+            user.replace_input_with(place, made)
+            before = user

@@ -56,7 +56,7 @@ def _moved(graph: fx.Graph, where: fx.Node) -> bool:
     closed, zero, passed = where.args
     if not _is(closed, aten.le.Scalar) or closed.args[1] != 0 or not isinstance(passed, fx.Node) or not _zero(zero):
         return False
-    relu, backward = closed.args[0], _pool_backward(passed)
+    relu, backward = _behind_aliases(closed.args[0]), _pool_backward(passed)
     if backward is None or not _is(relu, aten.relu.default):
         return False
     chain, gradient, map_ = backward
@@ -64,7 +64,7 @@ def _moved(graph: fx.Graph, where: fx.Node) -> bool:
         return False
     offsets = map_.args[0]
     pool = offsets.args[0] if _is(offsets, operator.getitem) else None
-    if pool is None or pool.args[0] is not relu or not is_tensor(gradient):
+    if pool is None or _behind_aliases(pool.args[0]) is not relu or not is_tensor(gradient):
         return False
     pooled = next((u for u in pool.users if _is(u, operator.getitem) and u.args[1] == 0), None)
     if pooled is None or value(pooled).dtype != value(gradient).dtype:
@@ -106,6 +106,12 @@ def _behind_copies(node: fx.Node) -> tuple[list[fx.Node], fx.Node]:
         chain.append(node)
         node = node.args[0]  # type: ignore[assignment]
     return chain, node
+
+
+def _behind_aliases(node: Any) -> Any:
+    while _is(node, aten.alias.default, aten.detach.default):
+        node = node.args[0]
+    return node
 
 
 def _is(node: Any, *targets: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Which saved tensors are encoded, and carrying it out: bools, max-pools' maps, floats where rounding is allowed."""
+"""Which saved tensors can be encoded, and how: bools, max-pools' maps, floats where rounding is allowed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from torch import fx
 
 from gistkit.compiled import forms, lossy
-from gistkit.compiled.edit import Encoding, encode
-from gistkit.compiled.narrow import Narrow, narrow
+from gistkit.compiled.edit import Encoding
+from gistkit.compiled.narrow import narrow
 from gistkit.compiled.record import Kept
-from gistkit.compiled.split import Pair, elements, storage_bytes, storage_of, value
+from gistkit.compiled.split import Pair, elements, storage_of, value
 
 LEAST_ELEMENTS = 1024
 """What is smaller stays as it is: a kernel's launch costs more than its bytes."""
@@ -79,23 +79,6 @@ def _rounded(pair: Pair, node: fx.Node, rounding: Rounding) -> Choice:
         return Choice(node, None, exact)
     form = narrow(rounding.name, value(node), rounding.channels_last)
     return Choice(node, None, form) if isinstance(form, str) else Choice(node, form, f'lossy="{rounding.name}"')
-
-
-def pack(pair: Pair, rounding: Rounding | None = None) -> list[Kept]:
-    """Encode what is to be, and describe every storage that backward alone keeps alive."""
-    rows, seen = [], set()
-    for choice in choices(pair, rounding):
-        node, storage = choice.node, storage_of(choice.node)
-        if storage in seen:
-            continue
-        seen.add(storage)
-        plain = kept = storage_bytes(node)
-        if choice.form is not None:
-            fused = not isinstance(choice.form, Narrow)
-            payload = encode(pair, node, choice.form, materialise=False if fused else None)
-            kept = sum(storage_bytes(part) for part in payload)
-        rows.append(described(node, choice.form.name if choice.form else "dense", plain, kept, choice.reason))
-    return rows
 
 
 def described(node: fx.Node, form: str, plain_bytes: int, kept_bytes: int, reason: str) -> Kept:

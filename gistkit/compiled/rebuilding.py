@@ -14,20 +14,28 @@ from gistkit.compiled.split import Pair
 _DEFAULT = rebuilds.Limits()
 
 
+def planned(
+    pair: Pair, static_inputs: Iterable[int] | None = None, limits: rebuilds.Limits = _DEFAULT
+) -> tuple[rebuilds.Choice, list[edit.Cone]]:
+    """The choice of rebuilds for a pair, and its cones as nodes of forward. ``static_inputs``: indices of forward's
+    inputs that outlive the step."""
+    choice = rebuilds.choose(describe(pair, static_inputs), limits)
+    roundings = Roundings(pair)
+    named = {node.name: node for node in pair.forward.graph.nodes}
+    return choice, [_as_nodes(cone, named, roundings) for cone in choice.cones]
+
+
 def rebuild_saved(
     pair: Pair,
     static_inputs: Iterable[int] | None = None,
     limits: rebuilds.Limits = _DEFAULT,
     materialise: bool | None = True,
 ) -> rebuilds.Choice:
-    """Choose rebuilds for a pair and edit it so; :meth:`Pair.finish` is the caller's. ``static_inputs``: indices of
-    forward's inputs that outlive the step. ``materialise`` as in :func:`gistkit.compiled.rebuild`. Returns what was
-    chosen."""
-    choice = rebuilds.choose(describe(pair, static_inputs), limits)
-    roundings = Roundings(pair)
-    named = {node.name: node for node in pair.forward.graph.nodes}
-    for cone in choice.cones:
-        edit.rebuild(pair, _as_nodes(cone, named, roundings), materialise)
+    """Choose rebuilds for a pair and edit it so; :meth:`Pair.finish` is the caller's. ``materialise`` as in
+    :func:`gistkit.compiled.rebuild`. Returns what was chosen."""
+    choice, cones = planned(pair, static_inputs, limits)
+    for cone in cones:
+        edit.rebuild(pair, cone, materialise)
     return choice
 
 

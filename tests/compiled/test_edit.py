@@ -49,8 +49,7 @@ def rebuild_some(materialise):
     return edit
 
 
-@pytest.mark.parametrize("materialise", [True, False])
-@pytest.mark.parametrize("name", ["conv", "resnet", "transformer"])
+@pytest.mark.parametrize(("name", "materialise"), [("conv", True), ("conv", False), ("transformer", None)])
 def test_rebuilt_cones_give_the_same_bits(name, materialise):
     model, x, y = case(name)
     plain = run_edited(None, model, x, y)
@@ -58,6 +57,6 @@ def test_rebuilt_cones_give_the_same_bits(name, materialise):
 
 
 def test_rebuilt_cones_with_symbolic_sizes():
-    model, x, y = case("resnet")
+    model, x, y = case("conv")
     plain = run_edited(None, model, x, y, dynamic=True)
     assert_same(plain, run_edited(rebuild_some(True), model, x, y, dynamic=True))
