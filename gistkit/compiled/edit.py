@@ -15,7 +15,7 @@ from torch.fx.node import map_arg
 
 from gistkit.compiled import compat
 from gistkit.compiled.materialise import materialised, rounding
-from gistkit.compiled.readers import awaited, reads_memory, sink_views
+from gistkit.compiled.readers import awaited, fuse_together, reads_memory, sink_views
 from gistkit.compiled.split import Pair, value
 
 
@@ -85,9 +85,10 @@ def rebuild(pair: Pair, cone: Cone, materialise: bool | None = True) -> None:
     """Save ``cone.root`` no more; backward computes it from the cone's leaves.
 
     ``materialise``: once for all its readers, as a buffer of its own, after the gradient that the first of them needs.
-    False: a copy of the cone stands before each reader, to be fused into it. None: a copy for each reader that Inductor
-    can fuse, a buffer for the others. Raises ValueError where ``cone.root`` is not saved, or a leaf is an input that
-    forward overwrites.
+    False: a copy of the cone stands before each reader, to be fused into it; readers next to each other share one.
+    None: copies for the readers that Inductor can fuse, a buffer for the others.
+
+    Raises ValueError where ``cone.root`` is not saved, or a leaf is an input that forward overwrites.
     """
     if not pair.is_saved(cone.root):
         raise ValueError(f"rebuild: {cone.root.name} must be a saved tensor of the pair; take one of Pair.tensors")
@@ -155,6 +156,10 @@ def _replace(pair: Pair, place: fx.Node, make: Callable[[Builder], fx.Node], mat
         made = build(materialised(), made, awaited(place, from_memory[0]) or made)
         for user in from_memory:
             user.replace_input_with(place, made)
+    made, before = None, None
     for user in users:
         if user not in from_memory:
-            user.replace_input_with(place, make(Builder(graph, user, backward=True)))
+            if made is None or before is None or not fuse_together(before, user):
+                made = make(Builder(graph, user, backward=True))
+            user.replace_input_with(place, made)
+            before = user

@@ -40,6 +40,15 @@ def reads_memory(user: fx.Node) -> bool:
     return any(not compat.operators().is_fusible(reader) for reader in readers(user))
 
 
+def fuse_together(first: fx.Node, second: fx.Node) -> bool:
+    """Whether no matrix product, convolution or attention stands between two nodes, the first before the second."""
+    while first is not second:
+        first = first.next
+        if first.op != "call_function" or compat.operators().is_compute_intensive(first):
+            return first is second
+    return True
+
+
 def awaited(node: fx.Node, user: fx.Node) -> fx.Node | None:
     """The latest result of a matrix product, a convolution or an attention that the first reader behind ``user`` needs
     besides ``node``: a buffer in memory anyhow, so waiting for it changes no kernel. None where there is none."""
