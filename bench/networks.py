@@ -1,5 +1,5 @@
-"""Networks of the benchmarks that the zoo has not: DenseNet-121, a small transformer, and for images of 32x32 VGG-16
-with batch norm and a small Inception, in plain ``torch.nn``."""
+"""Networks of the benchmarks that the zoo has not: DenseNet-121, a small transformer and GPT-2, and for images of 32x32
+VGG-16 with batch norm and a small Inception, in plain ``torch.nn``."""
 
 from __future__ import annotations
 
@@ -74,3 +74,36 @@ def inception(num_classes: int = 10, image_size: int = 32) -> nn.Module:
     middle = [blocks.get_submodule(n) for n in ("inception3a", "inception3b", "maxpool3", "inception4a", "inception4b")]
     ends = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.4), nn.Linear(512, num_classes)
     return nn.Sequential(stem, nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, ceil_mode=True), *middle, *ends)
+
+
+class Block(nn.Module):
+    """A pre-norm block of GPT-2: causal attention and an MLP of four times the width with tanh's GELU."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.gelu, self.down = nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.qkv(self.norm1(x)).chunk(3, -1)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in parts)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.down(self.gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    """GPT-2 small without dropout: 12 blocks of 768, 124 million parameters with 50,304 tokens, tied embeddings."""
+
+    def __init__(self, tokens: int = 50304, length: int = 1024, width: int = 768, depth: int = 12) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(tokens, width), nn.Parameter(0.02 * torch.randn(length, width))
+        self.blocks = nn.Sequential(*(Block(width, width // 64) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens, bias=False)
+        nn.init.normal_(self.tokens.weight, std=0.02)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.blocks(self.tokens(x) + self.places[: x.shape[1]])))

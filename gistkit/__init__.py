@@ -6,10 +6,12 @@
 from gistkit import callbacks, functional, nn, policies, zoo
 from gistkit.api import Fidelity, Profile, fidelity, measure, plan, profile
 from gistkit.capture import capture
+from gistkit.compiled import compile
 from gistkit.errors import (
     BudgetError,
     BudgetWarning,
     CaptureError,
+    CompileError,
     CompressError,
     DataError,
     GistError,
@@ -20,7 +22,7 @@ from gistkit.errors import (
 )
 from gistkit.ir import CallChoice, Decision, Plan, SavedGraph
 from gistkit.planning.cost import Hardware, StepTimes
-from gistkit.report import Report, report
+from gistkit.report import CompiledReport, Report, report
 from gistkit.runtime import LiveBytes, compress, restore, saving, step
 from gistkit.version import VERSION
 
@@ -31,6 +33,8 @@ __all__ = [
     "BudgetWarning",
     "CallChoice",
     "CaptureError",
+    "CompileError",
+    "CompiledReport",
     "CompressError",
     "DataError",
     "Decision",
@@ -49,6 +53,7 @@ __all__ = [
     "StepTimes",
     "callbacks",
     "capture",
+    "compile",
     "compress",
     "fidelity",
     "functional",

@@ -47,6 +47,10 @@ class CompressError(GistError):
     """A model cannot be compressed or restored in the state it is in (for example: compressed twice)."""
 
 
+class CompileError(GistError):
+    """A model cannot be compiled with compression: names what is missing or contradicts, and what to do."""
+
+
 class CaptureError(GistError):
     """The saved tensors of a step could not be recorded."""
 

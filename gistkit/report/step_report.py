@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from rich.table import Table
 
+from gistkit.compiled import records_of, records_of_traced
 from gistkit.errors import CompressError
+from gistkit.report.compiled_report import CompiledReport
 from gistkit.report.tables import MIB, rendered, table
 from gistkit.runtime import Denser, Row, StepStats, compressed_forward, denser
 
@@ -123,17 +125,23 @@ def _table(rows: tuple[Row, ...]) -> Table:
     return shown
 
 
-def report(model: torch.nn.Module) -> Report:
-    """The report of a compressed model's last training forward: every kept tensor, its form, its bytes and why.
+def report(model: torch.nn.Module) -> Report | CompiledReport:
+    """The report of a compressed model's last training forward: every kept tensor, its form, its bytes and why. Of a
+    model that was compiled with gistkit, the same for the graphs that it was compiled to.
 
     Example: ``print(gistkit.report(model))``. Does not synchronise with a device. On CUDA a sparse payload counts with
     its forecast size, and with its scratch where there is no forecast, until its size has arrived. Raises CompressError
-    where the model is not compressed.
+    where the model is neither.
     """
     stand_in = compressed_forward(model)
     if stand_in is None:
+        graphs = records_of(model)
+        if graphs is not None:
+            return CompiledReport(tuple(graphs))
         raise CompressError("report: the model is not compressed; call gistkit.compress(model) first")
     engine = stand_in.engine
+    if engine.stats is None and (graphs := records_of_traced(stand_in)):
+        return CompiledReport(tuple(graphs))
     about, plan = (engine.stats, tuple(engine.all_notes), engine.densities), engine.plan
     if plan is None or plan.budget_bytes is None:
         return Report(*about)

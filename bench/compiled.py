@@ -1,0 +1,307 @@
+"""Compiled training steps: ``torch.compile`` beside ``gistkit.compile`` and their peers, in one run.
+
+    python -m bench.compiled --out bench/results/NAME.jsonl [--models resnet50,gpt2] [--confs bf16,fp32] [--max-s 500]
+
+``bf16``: autocast, images in channels_last, batch 128 (gpt2: 16 x 512 tokens); ``fp32``: half of it. Plain SGD, so that
+kept bytes are the model's own. Columns of a row:
+
+* ``step_ms``: the median of three runs of steps without a synchronisation among them, by their number.
+* ``host_ms``: what the host takes to issue a step.
+* ``kept_mib``, ``peak_mib``: the CUDA allocator's, less what the step began with.
+* ``cold_s``: the first step with empty caches of Inductor; ``warm_s``: the first step of the same model compiled again.
+* ``equal``: how many of the gradients, and the loss, are in every bit those of the row's ``reference``, both from the
+  same weights and batch.
+
+``--mode reduce-overhead`` compiles with CUDA graphs. ``--device cpu`` tries it out. A row that ``--out`` holds is not
+run again. Processes that have the same ``--lock FILE`` compile side by side and measure one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import gc
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch._functorch.config
+import torch.nn.functional as F
+from torch import nn
+
+import gistkit
+from bench.networks import GPT
+from bench.training import network
+from bench.variants import checkpointed
+from gistkit.benchmark.measure import MIB, environment, utc
+
+MODELS = (
+    "resnet50", "vit_small_patch16_224", "vgg16", "efficientnet_b0", "mobilenetv3_large_100", "convnext_tiny",
+    "swin_tiny_patch4_window7_224", "densenet121", "gpt2",
+)  # fmt: skip
+CONFS = ("bf16", "fp32")
+BATCH, TOKENS, LENGTH = 128, 50304, 512
+WARM_UP, TIMED, RUNS, HOST_STEPS = 5, 10, 3, 4
+SLEEP_CYCLES = 2_000_000_000
+
+
+class Variant(NamedTuple):
+    """How a model becomes what is called, what its bits are compared with, and PyTorch's own memory budget."""
+
+    prepare: Callable[..., Any]
+    reference: str = ""
+    activation_budget: float = 1.0
+
+
+def _gistkit(**words: Any) -> Callable[..., Any]:
+    return lambda model, **options: gistkit.compile(model, **words, **options)
+
+
+def _eager(prepare: Callable[[nn.Module], Any]) -> Callable[..., Any]:
+    return lambda model, **_: prepare(model)
+
+
+VARIANTS = {
+    "eager": Variant(_eager(lambda model: model)),
+    "compile": Variant(torch.compile, "compile"),
+    "gistkit": Variant(_gistkit(), "compile"),
+    "gistkit fp8s": Variant(_gistkit(lossy="fp8s")),
+    "compile 0.6": Variant(torch.compile, "compile", 0.6),
+    "compile 0.3": Variant(torch.compile, "compile", 0.3),
+    "checkpoint": Variant(_eager(checkpointed), "eager"),
+    "gistkit eager": Variant(_eager(gistkit.compress), "eager"),
+}
+USUAL = "eager,compile,gistkit,gistkit fp8s"
+Bits = dict[str, torch.Tensor]
+
+
+def batch_of(name: str, conf: str, options: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets of one step, the same in every row."""
+    torch.manual_seed(1)
+    count = options.batch or BATCH // (1 if conf == "bf16" else 2)
+    if name == "gpt2":
+        rows = max(1, count // 8)
+        return tuple(torch.randint(TOKENS, (rows, LENGTH), device=options.device) for _ in range(2))  # type: ignore
+    x = torch.randn(count, 3, options.image, options.image, device=options.device)
+    x = x.contiguous(memory_format=torch.channels_last) if conf == "bf16" else x
+    return x, torch.randint(1000, (count,), device=options.device)
+
+
+def model_of(name: str, conf: str, device: str) -> nn.Module:
+    """The network with the same weights in every row; no dropout, whose draws differ between compiled and eager."""
+    torch.manual_seed(0)
+    model: Any = (GPT(TOKENS, LENGTH) if name == "gpt2" else network(name)).to(device).train()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model.to(memory_format=torch.channels_last) if conf == "bf16" and name != "gpt2" else model
+
+
+class Run:
+    """One variant of a network: its step, and what is measured of it."""
+
+    def __init__(self, name: str, conf: str, variant: Variant, options: argparse.Namespace) -> None:
+        self.device, self.steps = options.device, options.steps
+        self.model = model_of(name, conf, self.device)
+        self.x, self.targets = batch_of(name, conf, options)
+        words = {"mode": options.mode} if options.mode else {}
+        self.called = variant.prepare(self.model, **words)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
+        self.narrow = (lambda: torch.autocast(self.device, torch.bfloat16)) if conf == "bf16" else nullcontext
+
+    def step(self, after_forward: Callable[[], Any] = lambda: None, update: bool = True) -> torch.Tensor:
+        """Forward, loss, backward and the optimiser's step; the gradients stay until the next."""
+        self.optimizer.zero_grad(set_to_none=True)
+        torch.compiler.cudagraph_mark_step_begin()
+        with self.narrow():
+            loss = F.cross_entropy(self.called(self.x).flatten(0, -2), self.targets.flatten())
+        after_forward()
+        loss.backward()
+        if update:
+            self.optimizer.step()
+        return loss.detach()
+
+    def drain(self) -> None:
+        """Wait for the device."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def seconds(self, work: Callable[[], Any]) -> float:
+        """Of the work, the device drained before and after."""
+        self.drain()
+        begun = time.perf_counter()
+        work()
+        self.drain()
+        return time.perf_counter() - begun
+
+    def bits(self) -> Bits:
+        """Loss and gradients of a step on the weights as they were made."""
+        loss = self.step(update=False)
+        named = {n: p.grad.clone() for n, p in self.model.named_parameters() if p.grad is not None}
+        return {"loss": loss.clone(), **named}
+
+    def times(self) -> dict[str, float]:
+        """Steps that do not wait for each other, and the host's share of one."""
+        for _ in range(WARM_UP):
+            self.step()
+        runs = [self.seconds(lambda: [self.step() for _ in range(self.steps)]) for _ in range(RUNS)]
+        found = {"step_ms": 1e3 * statistics.median(runs) / self.steps}
+        self.drain()
+        if self.device == "cuda":
+            torch.cuda._sleep(SLEEP_CYCLES)
+        begun = time.perf_counter()
+        for _ in range(HOST_STEPS):
+            self.step()
+        found["host_ms"] = 1e3 * (time.perf_counter() - begun) / HOST_STEPS
+        self.drain()
+        return found
+
+    def memory(self) -> dict[str, float]:
+        """Bytes kept when the forward ends, and the peak, less what was there before."""
+        if self.device != "cuda":
+            return {}
+        self.optimizer.zero_grad(set_to_none=True)
+        gc.collect()
+        self.drain()
+        before, kept = torch.cuda.memory_allocated(), []
+        torch.cuda.reset_peak_memory_stats()
+        self.step(lambda: kept.append(torch.cuda.memory_allocated() - before))
+        self.drain()
+        return {"kept_mib": kept[0] / MIB, "peak_mib": (torch.cuda.max_memory_allocated() - before) / MIB}
+
+
+@contextmanager
+def alone(lock: Path | None) -> Iterator[None]:
+    """While this is open, no other process with the same lock is in here."""
+    if lock is None:
+        yield
+        return
+    with open(lock, "w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def fresh_caches() -> Iterator[None]:
+    """An empty folder for Inductor's caches."""
+    name, before = "TORCHINDUCTOR_CACHE_DIR", os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[name] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop(name) if before is None else os.environ.update({name: before})
+
+
+def row_of(name: str, conf: str, variant: Variant, options: argparse.Namespace) -> tuple[dict[str, Any], Bits]:
+    """The figures of a row, and its loss and gradients."""
+    with fresh_caches(), torch._functorch.config.patch(activation_memory_budget=variant.activation_budget):
+        torch._dynamo.reset()
+        first = Run(name, conf, variant, options)
+        found: dict[str, Any] = {"cold_s": first.seconds(lambda: first.step(update=False))}
+        with alone(options.lock):
+            bits = first.bits()
+            found |= first.times() | first.memory()
+        if options.warm:
+            torch._dynamo.reset()
+            again = Run(name, conf, variant, options)
+            found["warm_s"] = again.seconds(lambda: again.step(update=False))
+        return found, bits
+
+
+def compared(bits: Bits, reference: Bits) -> dict[str, Any]:
+    """How many tensors are equal in every bit, of how many, and the largest relative error of the others."""
+    others = [n for n, t in bits.items() if not torch.equal(t, reference[n])]
+    errors = {n: float((bits[n] - reference[n]).norm() / reference[n].norm().clamp_min(1e-30)) for n in others}
+    worst = max(errors, key=errors.__getitem__) if errors else ""
+    return {"equal": len(bits) - len(others), "of": len(bits), "worst": worst, "worst_error": errors.get(worst, 0.0)}
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench.compiled", description="Compiled training steps beside their peers.")
+    parser.add_argument("--out", type=Path, required=True, help="JSONL file; rows that it holds are not run again")
+    parser.add_argument("--models", default=",".join(MODELS), help="comma-separated, timm's names or gpt2")
+    parser.add_argument("--confs", default=",".join(CONFS), help="comma-separated: bf16, fp32")
+    parser.add_argument("--variants", default=USUAL, help=f"comma-separated, of {', '.join(VARIANTS)}")
+    parser.add_argument("--mode", default="", help="torch.compile's mode: reduce-overhead, max-autotune")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--batch", type=int, default=0, help="instead of the configuration's")
+    parser.add_argument("--image", type=int, default=224)
+    parser.add_argument("--steps", type=int, default=TIMED)
+    parser.add_argument("--lock", type=Path, help="file; who has the same one measures one after the other")
+    parser.add_argument("--warm", action="store_true", help="compile each a second time, from the caches")
+    parser.add_argument("--max-s", type=float, default=float("inf"), help="begin no row after so many seconds")
+    return parser.parse_args(argv)
+
+
+def rows_of(path: Path) -> set[tuple[str, ...]]:
+    """Which rows a file holds."""
+    if not path.exists():
+        return set()
+    return {_key(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()}
+
+
+def _key(row: dict[str, Any]) -> tuple[str, ...]:
+    return (row["model"], row["conf"], row["variant"], row["mode"])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; exit status 1 where a row failed."""
+    options = arguments(argv)
+    deadline, failed, held = time.monotonic() + options.max_s, False, rows_of(options.out)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    cases = [(model, conf) for conf in options.confs.split(",") for model in options.models.split(",")]
+    with open(options.out, "a", encoding="utf-8") as file:
+        for model, conf in cases:
+            bits: dict[str, Bits] = {}
+            figures: dict[str, dict[str, Any]] = {}
+            for name in options.variants.split(","):
+                row = {"model": model, "conf": conf, "variant": name, "mode": options.mode}
+                if _key(row) in held:
+                    continue
+                if time.monotonic() > deadline:
+                    print(f"bench.compiled: not run: {model} {conf} {name}", file=sys.stderr)
+                    continue
+                row |= {"kind": "compiled", "time_utc": utc(), **environment(options.device)}
+                reference = VARIANTS[name].reference
+                try:
+                    found, bits[name] = row_of(model, conf, VARIANTS[name], options)
+                    row |= found
+                    if reference in bits and reference != name:
+                        row |= {"reference": reference, **compared(bits[name], bits[reference])}
+                except Exception as error:
+                    row, failed = {**row, "error": f"{type(error).__name__}: {error}"[:2000]}, True
+                figures[name] = row
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                print(line_of(row, figures.get("compile", {})), flush=True)
+                torch._dynamo.reset()
+                gc.collect()
+                if options.device == "cuda":
+                    torch.cuda.empty_cache()
+    return int(failed)
+
+
+def line_of(row: dict[str, Any], compiled: dict[str, Any]) -> str:
+    """A row in words, beside plain ``torch.compile``'s."""
+    head = f"{row['model']} {row['conf']} {row['variant']}: "
+    if "error" in row:
+        return head + row["error"][:300]
+    keys = [k for k in ("step_ms", "host_ms", "kept_mib", "peak_mib", "cold_s", "warm_s") if k in row]
+    shares = [f" ({row[k] / compiled[k]:.2f}x)" if compiled.get(k) else "" for k in keys]
+    text = ", ".join(f"{k.replace('_', ' ')} {row[k]:.1f}{share}" for k, share in zip(keys, shares, strict=True))
+    same = f", {row['equal']} of {row['of']} tensors equal" if "equal" in row else ""
+    worst = f" (worst {row['worst']}: {row['worst_error']:.1e})" if row.get("worst") else ""
+    return head + text + same + worst
+
+
+if __name__ == "__main__":
+    sys.exit(main())

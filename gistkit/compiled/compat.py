@@ -1,0 +1,185 @@
+"""The private names of PyTorch that the compiled path uses, in one place.
+
+They hold for torch 2.11 to 2.13. :func:`private` finds one, or raises CompileError, which names the release at hand.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
+
+from gistkit.errors import CompileError
+
+RELEASES = "2.11 to 2.13"
+
+
+def private(module: str, name: str) -> Any:
+    """The private name ``module.name`` of PyTorch. Raises CompileError where this release has none."""
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise CompileError(
+            f"compile: {module}.{name} must exist, as in torch {RELEASES}; torch {torch.__version__} has none; install "
+            "one of these releases, or train with gistkit.compress(model), which needs no compiler"
+        ) from error
+
+
+def partitioner_base() -> type:
+    """``CustomPartitionerFn``: what Inductor calls in place of its own partitioner."""
+    return private("torch._inductor.custom_graph_pass", "CustomPartitionerFn")
+
+
+def min_cut(joint: fx.GraphModule, inputs: Any, **words: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """PyTorch's own cut of the joint graph into forward and backward."""
+    return private("torch._functorch.partitioners", "min_cut_rematerialization_partition")(joint, inputs, **words)
+
+
+def inductor(graph: fx.GraphModule, inputs: Any, mode: str | None, options: dict[str, Any]) -> Any:
+    """The graph compiled by Inductor under torch.compile's words ``mode`` and ``options``."""
+    return private("torch", "_TorchCompileInductorWrapper")(mode, options, None)(graph, inputs)
+
+
+def inductor_options() -> set[str]:
+    """The names that ``torch.compile(options=...)`` takes for Inductor."""
+    return set(private("torch._inductor.config", "get_config_copy")())
+
+
+@cache
+def operators() -> Any:
+    """The partitioner's table of operators: ``is_view(node)``, ``is_fusible(node)``, ``is_compute_intensive(node)``."""
+    return private("torch._functorch.partitioners", "get_default_op_list")()
+
+
+def fake_mode(values: Iterable[Any]) -> Any:
+    """The mode of fake tensors that the first fake one of these belongs to."""
+    kind = private("torch._subclasses.fake_tensor", "FakeTensor")
+    found = next((v for v in values if isinstance(v, kind)), None)
+    if found is None:
+        raise CompileError(f"compile: graph nodes must carry fake tensors, found none (torch {torch.__version__})")
+    return found.fake_mode
+
+
+def free_symbols(value: Any) -> set:
+    """The symbols that sizes of a fake tensor, or a symbolic number, are made of."""
+    return set(private("torch.fx.experimental.symbolic_shapes", "free_symbols")(value))
+
+
+def symbol_nodes(graph: fx.Graph) -> dict[Any, fx.Node]:
+    """Each symbol's node: the placeholder of a symbolic number."""
+    return private("torch.fx.experimental.symbolic_shapes", "find_symbol_binding_fx_nodes")(graph)
+
+
+def storage_key(value: torch.Tensor) -> int:
+    """The identity of a fake tensor's storage."""
+    return value.untyped_storage()._cdata
+
+
+def hint(value: Any) -> int:
+    """A number; of a symbolic one what it was when the graph was traced, 0 where it is not known before run time."""
+    if isinstance(value, int):
+        return value
+    node = getattr(value, "node", None)
+    known = getattr(node, "hint", None)
+    return int(known) if known is not None else 0
+
+
+def saved_descriptor(index: int, checked: bool) -> Any:
+    """AOTAutograd's description of saved value ``index``; ``checked``: its version is compared before backward."""
+    name = "SavedForBackwardsAOTOutput" if checked else "SavedForBackwardsNoVcCheckAOTOutput"
+    return private("torch._functorch._aot_autograd.descriptors", name)(index)
+
+
+def joint_flags(node: fx.Node) -> bool:
+    """Whether a saved tensor is one that autograd does not check the version of."""
+    return bool(node.meta.get("saved_tensor_with_no_vc_check", False))
+
+
+def outputs_of(graph: fx.Graph) -> list[Any]:
+    """What a graph returns, flat."""
+    return tree_leaves(graph.output_node().args[0])
+
+
+def tracing_context() -> Any:
+    """What belongs to the graph that is being traced or compiled; None outside of both."""
+    return private("torch._guards", "TracingContext").try_get()
+
+
+def set_partitioner(made: Any) -> None:
+    """Make a partitioner the one of all compilations from now on. Raises CompileError where another one is set."""
+    config = importlib.import_module("torch._inductor.config")
+    found = private("torch._inductor.config", "custom_partitioner_fn")
+    if found is not None and type(found) is not type(made):
+        raise CompileError(
+            f"compile: torch._inductor.config.custom_partitioner_fn must be None for a compressed model, got {found!r};"
+            " unset it, or call gistkit.restore(model)"
+        )
+    config.custom_partitioner_fn = made  # type: ignore[attr-defined]
+
+
+def frame() -> int:
+    """The number of the Python frame that is being compiled; -1 outside of Dynamo."""
+    compile_id = private("torch._guards", "CompileContext").current_compile_id()
+    found = getattr(compile_id, "frame_id", None)
+    return -1 if found is None else int(found)
+
+
+def register_materialised_lowering(operator: Any) -> None:
+    """Tell Inductor how ``operator(x, after)`` is compiled: x becomes a buffer of its own, which is fused with nothing
+    and is not computed before ``after`` is."""
+    register = private("torch._inductor.lowering", "register_lowering")
+    virtualized = private("torch._inductor.virtualized", "V")
+
+    @register(operator, type_promotion_kind=None)
+    def lower(x: Any, after: Any) -> Any:
+        graph = virtualized.graph
+        first = len(graph.operations)
+        after.realize()
+        begin = len(graph.operations)
+        x.realize()
+        name = after.get_name()
+        for operation in graph.operations[begin:]:
+            if operation.get_operation_name() is not None and operation.get_name() != name:
+                graph.additional_buffer_deps[operation.get_operation_name()].add(name)
+        if len(graph.operations) > first and hasattr(graph, "no_fuse_buffer_names"):
+            graph.no_fuse_buffer_names.add(x.get_name())
+        return x
+
+
+def emulates_casts() -> bool:
+    """Whether Inductor is told to round every value of bf16 or fp16 where it is made."""
+    return bool(private("torch._inductor.config", "emulate_precision_casts"))
+
+
+def rounds_saved() -> bool:
+    """Whether Inductor rounds a low-precision value that is saved for backward for its readers in forward too, as
+    torch 2.13 does."""
+    return bool(getattr(private("torch._inductor", "config"), "emulate_precision_casts_on_saved_tensors", False))
+
+
+def register_rounded_lowering(operator: Any) -> None:
+    """Tell Inductor how ``operator(x)`` is compiled: x is rounded to its own dtype where kernels compute in a wider
+    one."""
+    register = private("torch._inductor.lowering", "register_lowering")
+    pointwise = private("torch._inductor.ir", "Pointwise")
+    ops = private("torch._inductor.virtualized", "ops")
+
+    @register(operator, type_promotion_kind=None)
+    def lower(x: Any) -> Any:
+        load, dtype = x.make_loader(), x.get_dtype()
+
+        def inner(index: Any) -> Any:
+            return ops.to_dtype(ops.to_dtype(load(index), dtype, use_compute_types=False), dtype)
+
+        return pointwise.create(device=x.get_device(), dtype=dtype, inner_fn=inner, ranges=x.get_size())
+
+
+def prefers_channels_last(graph: fx.GraphModule) -> bool:
+    """Whether Inductor will lay out the images of a forward graph as channels_last."""
+    decide = private("torch._inductor.graph", "GraphLowering").decide_layout_opt
+    return bool(decide(graph, is_inference=False))

@@ -1,0 +1,56 @@
+"""The class that Inductor calls as its partitioner. A module of its own: it imports Inductor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+from gistkit.compiled import compat, record, traced
+from gistkit.compiled.moves import Settings
+from gistkit.compiled.partitioner import cut, sources
+
+
+class Partitioner(compat.partitioner_base()):
+    """:func:`gistkit.compiled.partitioner.cut` under settings, for ``options={"custom_partitioner_fn": ...}``."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def uuid(self) -> Any:
+        """What PyTorch's caches of compiled graphs tell partitioners apart by."""
+        return sources(), repr(self.settings)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Partitioner) and other.settings == self.settings
+
+    def __hash__(self) -> int:
+        return hash(self.settings)
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """(forward, backward)."""
+        return cut(gm, joint_inputs, self.settings, **kwargs)
+
+
+class ForTraced(compat.partitioner_base()):
+    """Cuts graphs of compressed models (:mod:`gistkit.compiled.traced`) as those ask, others as PyTorch does."""
+
+    def uuid(self) -> Any:
+        """As :meth:`Partitioner.uuid`; graphs without a compressed model are told apart by that alone."""
+        settings = traced.settings_in_force()
+        return "plain" if settings is None else Partitioner(settings).uuid()
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """(forward, backward)."""
+        settings = traced.settings_in_force()
+        if settings is None:
+            return compat.min_cut(gm, joint_inputs, **kwargs)
+        with record.collected() as found:
+            made = cut(gm, joint_inputs, settings, **kwargs)
+        traced.remember(found)
+        return made

@@ -1,0 +1,188 @@
+"""The entrances: ``gistkit.compile`` and the backend ``gistkit`` of ``torch.compile``."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.weak import WeakIdKeyDictionary
+
+from gistkit.compiled import compat, record
+from gistkit.compiled.moves import Settings
+from gistkit.compiled.partitioner import sources
+from gistkit.errors import CompileError, quoted
+from gistkit.formats import VALUE_FORMS
+from gistkit.ir import Plan
+from gistkit.planning.cost import check_budget
+from gistkit.planning.forms import FIDELITIES, check_lossy
+from gistkit.runtime import compressed_forward
+
+WORDS = ("plan", "lossy", "fidelity", "budget")
+"""Options of the backend that are gistkit's; all others are Inductor's."""
+
+
+def settings_of(
+    plan: Plan | None = None, lossy: str | None = None, fidelity: str = "bitwise", budget: int | str | None = None
+) -> Settings:
+    """The settings that callers' words mean. Raises TypeError and ValueError for what is none of them, CompileError for
+    a plan that compiled graphs cannot follow."""
+    if plan is not None:
+        if lossy is not None or budget is not None:
+            raise ValueError(
+                f"compile: lossy and budget must be left out beside a plan, which names them, got lossy={lossy!r} and "
+                f"budget={budget!r}; give a plan or words"
+            )
+        lossy, budget = _words_of(plan)
+    if not isinstance(lossy, str | None):
+        raise TypeError(f"compile: lossy must be None or the name of a format, got {type(lossy).__name__}; name one")
+    check_lossy(lossy)
+    if lossy is not None and lossy not in VALUE_FORMS:
+        raise ValueError(f"compile: lossy must be None or one of {', '.join(VALUE_FORMS)} in compiled graphs, got "
+                         f"{lossy!r}; name one of these, or train with gistkit.compress")  # fmt: skip
+    if fidelity not in FIDELITIES[:2]:
+        raise ValueError(f"compile: fidelity must be one of {', '.join(FIDELITIES[:2])}, got {quoted(fidelity)}; "
+                         "bitwise changes no bit of what torch.compile computes")  # fmt: skip
+    check_budget(budget)
+    return Settings(lossy, fidelity, budget)
+
+
+def _words_of(plan: Plan) -> tuple[str | None, int | None]:
+    if not isinstance(plan, Plan):
+        raise TypeError(f"compile: plan must be a gistkit.Plan or None, got {type(plan).__name__}; use Plan.from_json")
+    host = next((d for d in plan.decisions if d.on_host), None)
+    if host is not None or plan.sub_batches > 1:
+        what = f"storage {host.storage} on the host" if host is not None else f"{plan.sub_batches} sub-batches"
+        raise CompileError(
+            f"compile: plan must keep everything on the device, in one batch, got {what}; plan with policy='gist', or "
+            "run it with gistkit.compress(model, plan)"
+        )
+    return plan.contract.lossy, plan.budget_bytes
+
+
+class Backend:
+    """A backend of ``torch.compile``: Inductor, with gistkit's partitioner. ``records``: what was decided for each
+    graph that it has compiled, by frame and parameters; a graph that is compiled again, for other sizes, replaces the
+    one before."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.records: Records = {}
+
+    def __call__(
+        self,
+        graph: fx.GraphModule,
+        inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> Callable:
+        """The compiled graph."""
+        given = dict(options or {})
+        if given.get("custom_partitioner_fn") is not None:
+            raise ValueError(
+                "compile: options must not name a custom_partitioner_fn, which gistkit sets itself; leave it out, or "
+                "compile with torch.compile alone"
+            )
+        from gistkit.compiled.custom import Partitioner  # imports Inductor
+
+        key = _key(graph, inputs, self.settings, (mode, sorted(given.items(), key=str)))
+        with record.collected() as found:
+            given["custom_partitioner_fn"] = Partitioner(self.settings)
+            compiled = compat.inductor(graph, inputs, mode, given)
+        if found:
+            record.remember(key, found)
+        elif torch.is_grad_enabled():
+            found = record.recalled(key)
+        parameters = [p for p in inputs if isinstance(p, torch.nn.Parameter)]
+        if found:
+            place = (compat.frame(), *map(id, parameters))
+            self.records[place] = found
+            for parameter in parameters:
+                _BY_PARAMETER.setdefault(parameter, {})[place] = found
+        return compiled
+
+    def reset(self) -> None:
+        """What ``torch.compiler.reset`` calls."""
+        self.records.clear()
+
+
+Records = dict[tuple, list[record.GraphRecord]]
+_BY_PARAMETER: Any = WeakIdKeyDictionary()
+_BY_MODEL: weakref.WeakKeyDictionary[Any, Backend] = weakref.WeakKeyDictionary()
+
+
+def _key(graph: fx.GraphModule, inputs: Sequence[Any], settings: Settings, words: Any) -> str:
+    """A graph's name among the records in the cache."""
+    shapes = [
+        (tuple(map(str, x.shape)), str(x.dtype), str(x.device), x.requires_grad) if isinstance(x, torch.Tensor) else ""
+        for x in inputs
+    ]
+    told = (torch.__version__, sources(), repr(settings), repr(words), str(graph.graph), repr(shapes))
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:32]
+
+
+def backend(
+    graph: fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None, options: dict[str, Any] | None = None
+) -> Callable:
+    """The backend ``gistkit``: ``torch.compile(model, backend="gistkit", options={"lossy": "fp8s", ...})``.
+
+    Of the options, ``plan``, ``lossy``, ``fidelity`` and ``budget`` are those of :func:`gistkit.compile`; all others
+    are Inductor's.
+    """
+    given = dict(options or {})
+    words = {name: given.pop(name) for name in WORDS if name in given}
+    return Backend(settings_of(**words))(graph, inputs, mode=mode, options=given)
+
+
+def compile(
+    model: Callable,
+    plan: Plan | None = None,
+    *,
+    lossy: str | None = None,
+    fidelity: str = "bitwise",
+    budget: int | str | None = None,
+    **compile_kwargs: Any,
+) -> Callable:
+    """``torch.compile(model, **compile_kwargs)``, whose training steps keep fewer bytes between forward and backward.
+
+    Example: ``model = gistkit.compile(model)``. Without ``lossy`` the loss and all gradients are ``torch.equal`` to
+    those of ``torch.compile`` with the same ``compile_kwargs`` (``mode``, ``options``, ``dynamic``, ``fullgraph``).
+    ``eval()`` and ``no_grad`` run what torch.compile runs. :func:`gistkit.report` tells what was decided.
+
+    ``plan``: one of :func:`gistkit.plan`; its lossy format and budget apply. Its decisions are about the eager step's
+    storages, so they are made anew for the compiled graphs. ``lossy``: a format for what is kept in full otherwise.
+    ``budget``: bytes, ``"12GiB"`` or ``"60%"`` of the step's predicted peak under torch.compile. As few storages change
+    as it takes for the predicted peak of each graph to fit; where nothing fits, the compilation fails with BudgetError,
+    which PyTorch shows inside its own error.
+
+    Raises TypeError and ValueError for wrong arguments; CompileError for a model that gistkit.compress has compressed,
+    a plan that compiled graphs cannot follow, and a release of PyTorch without what this needs.
+    """
+    if not callable(model):
+        raise TypeError(f"compile: model must be a module or a function, got {type(model).__name__}; pass the model")
+    if "backend" in compile_kwargs:
+        raise TypeError(
+            f"compile: backend must be left out, got {quoted(compile_kwargs['backend'])}: gistkit compiles with "
+            "Inductor; call torch.compile for another backend"
+        )
+    if isinstance(model, torch.nn.Module) and any(compressed_forward(part) is not None for part in model.modules()):
+        raise CompileError("compile: model must not be compressed, which runs it eagerly; call gistkit.restore first")
+    made = Backend(settings_of(plan, lossy, fidelity, budget))
+    compiled = torch.compile(model, backend=made, **compile_kwargs)
+    for owner in (model, compiled):
+        if isinstance(owner, torch.nn.Module):
+            _BY_MODEL[owner] = made
+    return compiled
+
+
+def records_of(model: torch.nn.Module) -> list[record.GraphRecord] | None:
+    """What was decided for the graphs of a model, or of its parts; None where nothing of it was compiled with
+    gistkit."""
+    made = [_BY_MODEL[part] for part in model.modules() if part in _BY_MODEL]
+    tables = [b.records for b in made] if made else [_BY_PARAMETER.get(p, {}) for p in model.parameters()]
+    found: Records = {place: records for source in tables for place, records in source.items()}
+    return [r for records in found.values() for r in records] if made or found else None

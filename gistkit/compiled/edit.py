@@ -1,0 +1,165 @@
+"""Edits of a step's graphs: a saved tensor is encoded in forward and decoded in backward, or computed anew there.
+
+Both end in :meth:`gistkit.compiled.split.Pair.finish`, once after all edits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from gistkit.compiled import compat
+from gistkit.compiled.materialise import materialised, rounding
+from gistkit.compiled.readers import awaited, fuse_together, reads_memory, sink_views
+from gistkit.compiled.split import Pair, value
+
+
+@dataclass(frozen=True)
+class Cone:
+    """How a saved tensor is computed anew in backward; all are nodes of forward.
+
+    ``nodes`` are copied to backward: in an order in which operands come first, ``root``, the saved tensor, last.
+    ``leaves``: the operands that are not copied. Those that backward does not have are saved in addition.
+    ``rounded``: pairs (operand, reader) of nodes where forward reads the operand from memory, in bf16 or fp16, and
+    backward's kernel would compute it in fp32; it is rounded there.
+    """
+
+    root: fx.Node
+    nodes: tuple[fx.Node, ...]
+    leaves: tuple[fx.Node, ...]
+    rounded: frozenset[tuple[fx.Node, fx.Node]] = frozenset()
+
+
+class Encoding(Protocol):
+    """A form of a saved tensor as operators of a graph."""
+
+    @property
+    def name(self) -> str:
+        """The form's name."""
+        ...
+
+    def encode(self, build: Builder, x: fx.Node) -> Sequence[fx.Node]:
+        """The payload of x."""
+        ...
+
+    def decode(self, build: Builder, payload: Sequence[fx.Node]) -> fx.Node:
+        """The tensor, from its payload."""
+        ...
+
+
+class Builder:
+    """Adds operators to a graph before a node: ``build(torch.ops.aten.add.Tensor, a, b)`` returns the new node, with
+    its fake value."""
+
+    def __init__(self, graph: fx.Graph, before: fx.Node, backward: bool = False) -> None:
+        self.graph, self.before, self._backward = graph, before, backward
+        self._mode = compat.fake_mode(value(node) for node in graph.nodes)
+
+    def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        with self.graph.inserting_before(self.before):
+            node = self.graph.call_function(target, args, kwargs)
+        known_args, known_kwargs = map_arg((args, kwargs), value)
+        with self._mode, torch.no_grad():
+            node.meta["val"] = target(*known_args, **known_kwargs)
+        if self._backward:
+            node.meta["autograd_backward"] = True
+        return node
+
+    def sizes(self, x: fx.Node) -> list[Any]:
+        """The shape of x: numbers, and nodes where it is symbolic."""
+        shape = value(x).shape
+        return [d if isinstance(d, int) else self(torch.ops.aten.sym_size.int, x, i) for i, d in enumerate(shape)]
+
+    def full(self, shape: Sequence[Any], fill: float, dtype: torch.dtype, device: torch.device) -> fx.Node:
+        """A tensor of one value."""
+        words = {"dtype": dtype, "layout": torch.strided, "device": device, "pin_memory": False}
+        return self(torch.ops.aten.full.default, list(shape), fill, **words)
+
+
+def rebuild(pair: Pair, cone: Cone, materialise: bool | None = True) -> None:
+    """Save ``cone.root`` no more; backward computes it from the cone's leaves.
+
+    ``materialise``: once for all its readers, as a buffer of its own, after the gradient that the first of them needs.
+    False: a copy of the cone stands before each reader, to be fused into it; readers next to each other share one.
+    None: copies for the readers that Inductor can fuse, a buffer for the others.
+
+    Raises ValueError where ``cone.root`` is not saved, or a leaf is an input that forward overwrites.
+    """
+    if not pair.is_saved(cone.root):
+        raise ValueError(f"rebuild: {cone.root.name} must be a saved tensor of the pair; take one of Pair.tensors")
+    leaves = {leaf: pair.place(leaf) for leaf in cone.leaves}
+
+    def make(build: Builder) -> fx.Node:
+        return _copied(pair, build, cone, leaves)[cone.root]
+
+    _replace(pair, pair.place(cone.root), make, materialise)
+    pair.forget(cone.root)
+
+
+def encode(pair: Pair, node: fx.Node, form: Encoding, materialise: bool | None = False) -> list[fx.Node]:
+    """Save a tensor in another form: encoded right behind its producer, decoded in backward, ``materialise`` as for
+    :func:`rebuild`. Returns the payload, nodes of forward."""
+    payload = list(form.encode(Builder(pair.forward.graph, _behind(node)), node))
+    for i, part in enumerate(payload):
+        if part is not node:
+            part._rename(pair.fresh_name(f"{form.name}_{node.name}_{i}"))
+    places = [pair.place(part) for part in payload]
+    _replace(pair, pair.place(node), lambda build: form.decode(build, places), materialise)
+    pair.forget(node)
+    return payload
+
+
+def _behind(node: fx.Node) -> fx.Node:
+    after = node.next
+    while after.op == "placeholder":
+        after = after.next
+    return after
+
+
+def _copied(pair: Pair, build: Builder, cone: Cone, leaves: dict[fx.Node, fx.Node]) -> dict[fx.Node, fx.Node]:
+    """A cone's nodes, copied to backward over what stands for the leaves there."""
+    here = dict(leaves)
+    rounded: dict[fx.Node, fx.Node] = {}
+
+    def operand(n: fx.Node, reader: fx.Node) -> fx.Node:
+        if (n, reader) not in cone.rounded:
+            return here[n]
+        if n not in rounded:
+            rounded[n] = build(rounding(), here[n])
+        return rounded[n]
+
+    for node in cone.nodes:
+        if node.op == "get_attr" and not hasattr(pair.backward, str(node.target)):
+            setattr(pair.backward, str(node.target), getattr(pair.forward, str(node.target)))
+        with build.graph.inserting_before(build.before):
+            made = build.graph.node_copy(node, lambda n, reader=node: operand(n, reader))
+        made.meta = {key: item for key, item in node.meta.items() if key != "recompute"}
+        made.meta["autograd_backward"] = True
+        here[node] = made
+    return here
+
+
+def _replace(pair: Pair, place: fx.Node, make: Callable[[Builder], fx.Node], materialise: bool | None) -> None:
+    """Give the readers of a placeholder of backward what ``make`` makes instead."""
+    graph = pair.backward.graph
+    sink_views(place)
+    users = sorted(place.users)
+    from_memory = [u for u in users if materialise or (materialise is None and reads_memory(u))]
+    if from_memory:
+        build = Builder(graph, from_memory[0], backward=True)
+        made = make(build)
+        made = build(materialised(), made, awaited(place, from_memory[0]) or made)
+        for user in from_memory:
+            user.replace_input_with(place, made)
+    made, before = None, None
+    for user in users:
+        if user not in from_memory:
+            if made is None or before is None or not fuse_together(before, user):
+                made = make(Builder(graph, user, backward=True))
+            user.replace_input_with(place, made)
+            before = user

@@ -1,0 +1,191 @@
+"""What forward computes on the way to what backward reads, as plain data: the input of the choice of rebuilds.
+
+A :class:`Flow` has a :class:`Value` for each node of forward, in order. Storages are what memory is counted by: a view
+has its base's storage, costs nothing and is never kept for itself.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import fx
+
+from gistkit.compiled import compat
+from gistkit.compiled.rounding import Roundings
+from gistkit.compiled.split import Pair, is_number, is_tensor, is_view, storage_bytes, storage_of, value
+
+aten, prims = torch.ops.aten, torch.ops.prims
+FREE, CHEAP, MADE = "free", "cheap", "made"
+"""A value that is there anyhow (a parameter, a tensor that PyTorch keeps besides); one that pointwise operators, views
+and copies make; one that only the forward can make (a product, a convolution, a reduction)."""
+UNKEPT = 1 << 60
+"""Weight of what cannot be kept: views, and values that would be rounded if they were."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value of forward. ``inputs``: names of those it is computed from. ``weight``: bytes to keep it, in its
+    packed form where it has one. ``read_bytes``: bytes that a kernel reads to use it. ``needed``: whether backward
+    reads it. ``view``: it has the storage of its first input. ``follows``: computed anew from its inputs it has the
+    forward's bits and layout, by construction. ``settled``: keeping it changes no bit of forward."""
+
+    name: str
+    inputs: tuple[str, ...]
+    kind: str
+    storage: int
+    weight: int
+    read_bytes: int
+    needed: bool = False
+    view: bool = False
+    follows: bool = True
+    settled: bool = True
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The values of one forward by name, in order."""
+
+    values: dict[str, Value]
+
+    def needed(self) -> list[Value]:
+        """What backward reads, less what is there anyhow."""
+        return [v for v in self.values.values() if v.needed and v.kind != FREE]
+
+    def plain_bytes(self) -> int:
+        """Bytes between forward and backward without rebuilds, packed."""
+        storages = {v.storage: self.base(v).weight for v in self.needed()}
+        return sum(storages.values())
+
+    def base(self, v: Value) -> Value:
+        """The value that owns a view's storage."""
+        while v.view or v.storage < 0:
+            v = self.values[v.inputs[0]]
+        return v
+
+
+def describe(pair: Pair, static_inputs: Iterable[int] | None = None) -> Flow:
+    """The flow of a cut pair. ``static_inputs``: indices of forward's inputs that outlive the step: parameters."""
+    static = set(static_inputs or ())
+    lasting = {node.name for i, node in enumerate(pair.inputs) if i in static}
+    foreign = pair.foreign_storages
+    roundings = Roundings(pair)
+    relaid = compat.prefers_channels_last(pair.forward)
+    needed = {node.name for node in pair.tensors if pair.place(node).users}
+    values: dict[str, Value] = {}
+    for node in pair.forward.graph.nodes:
+        if node.op == "output":
+            continue
+        inputs = tuple(n.name for n in node.all_input_nodes)
+        if not is_tensor(node):
+            kind = FREE if is_number(node) else _tuple_kind(node)
+            values[node.name] = Value(node.name, inputs, kind, -1, UNKEPT, 0)
+            continue
+        storage = storage_of(node)
+        view = _is_view_of_known(node, values, storage)
+        is_needed = node.name in needed
+        kind = _kind(node, pair, node.name in lasting, storage in foreign and is_needed)
+        values[node.name] = Value(
+            node.name, inputs, kind, storage, UNKEPT if view else packed_bytes(node), _bytes(node), is_needed, view,
+            follows=roundings.follows(node) and (not is_needed or roundings.may_be_dropped(node))
+            and not (relaid and _is_relaid(node)),
+            settled=roundings.may_be_kept(node),
+        )  # fmt: skip
+    return Flow(values)
+
+
+def _is_relaid(node: fx.Node) -> bool:
+    """Whether Inductor may lay out a saved tensor for convolutions in a way that backward, which computes it from
+    inputs alone, would not know of: a cast of a weight or an image that is not channels_last itself."""
+    if node.op != "call_function" or not all(n.op == "placeholder" for n in node.all_input_nodes):
+        return False
+    x = value(node)
+    return x.dim() == 4 and not x.is_contiguous(memory_format=torch.channels_last)
+
+
+def _is_view_of_known(node: fx.Node, values: dict[str, Value], storage: int) -> bool:
+    if node.op != "call_function":
+        return False
+    made_by = _source(node)
+    if not _looks(made_by) or not made_by.all_input_nodes:
+        return False
+    x = made_by.all_input_nodes[0]
+    known = values.get(x.name)
+    return known is not None and known.storage == storage
+
+
+def _source(node: fx.Node) -> fx.Node:
+    """The operator behind an element of its several results."""
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        return node.args[0]
+    return node
+
+
+def _tuple_kind(node: fx.Node) -> str:
+    return CHEAP if _looks(node) else MADE
+
+
+def _kind(node: fx.Node, pair: Pair, lasting: bool, held: bool) -> str:
+    if node.op == "placeholder":
+        return FREE if (lasting or pair.is_saved(node)) and not pair.is_overwritten(node) else MADE
+    if held:
+        return FREE
+    return CHEAP if is_cheap(node) else MADE
+
+
+@cache
+def _split_views() -> frozenset:
+    """Views with several results, which the partitioner's table of views leaves out."""
+    return frozenset((aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default))
+
+
+def _looks(node: fx.Node) -> bool:
+    return node.op == "call_function" and (node.target in _split_views() or is_view(node))
+
+
+@cache
+def _copies() -> frozenset:
+    """Operators besides the pointwise ones that read and write memory and compute next to nothing."""
+    named = (
+        prims.convert_element_type.default, prims.iota.default, prims.inductor_lookup_seed.default,
+        prims.inductor_random.default, aten.full.default, aten.clone.default, aten.cat.default,
+        aten.constant_pad_nd.default, aten.embedding.default, aten.index.Tensor, aten._unsafe_index.Tensor,
+        aten.arange.start_step, aten.scalar_tensor.default,
+    )  # fmt: skip
+    return frozenset(named)
+
+
+def is_cheap(node: fx.Node) -> bool:
+    """Whether backward may compute a node anew at the price of reading its operands. A random number generator is
+    cheap where its operand is the seed, so that it draws the same numbers again."""
+    if node.op == "get_attr":
+        return False
+    source = _source(node)
+    if source is not node:
+        return _looks(source)
+    if node.op != "call_function" or node.is_impure():
+        return False
+    if str(node.meta.get("recompute", "")).endswith("MUST_SAVE"):
+        return False
+    if node.target in _copies() or _looks(node):
+        return True
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+
+
+def packed_bytes(node: fx.Node) -> int:
+    """Bytes of a storage when it is kept: a bool in 1 bit, a max-pool's map in 4."""
+    dtype, full = value(node).dtype, storage_bytes(node)
+    if dtype is torch.bool:
+        return -(-full // 8)
+    if dtype is torch.int8 and "max_pool" in str(_source(node).target):
+        return -(-full // 2)
+    return full
+
+
+def _bytes(node: fx.Node) -> int:
+    x = value(node)
+    return min(compat.hint(x.numel()) * x.element_size(), storage_bytes(node))

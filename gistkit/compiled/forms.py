@@ -1,0 +1,100 @@
+"""Forms of a saved tensor as plain operators of PyTorch, which Inductor fuses into the kernels beside them.
+
+``mask1`` is a torch.bool in 1 bit an element, ``map4`` a max-pool's position in its window in 4 bits. Codes lie side by
+side in a byte along one dimension of the tensor, whose size is a known multiple of the codes in a byte; the payload has
+that dimension divided and the others as they are, so sizes may be symbolic.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from gistkit.compiled.edit import Builder
+from gistkit.compiled.split import value
+
+aten, prims = torch.ops.aten, torch.ops.prims
+MAP_POSITIONS = 16
+"""Window positions that 4 bits tell apart."""
+
+
+@dataclass(frozen=True)
+class Bits:
+    """``bits`` of every element of a bool or int8 tensor, along dimension ``dim``."""
+
+    name: str
+    bits: int
+    dim: int
+    dtype: torch.dtype
+
+    @property
+    def _codes(self) -> int:
+        return 8 // self.bits
+
+    def encode(self, build: Builder, x: fx.Node) -> Sequence[fx.Node]:
+        """One uint8 tensor."""
+        packed: fx.Node | None = None
+        for i in range(self._codes):
+            part = build(aten.slice.Tensor, x, self.dim, i, sys.maxsize, self._codes)
+            part = build(prims.convert_element_type.default, part, torch.int32)
+            if packed is None:
+                packed = part
+            else:
+                packed = build(aten.bitwise_or.Tensor, packed, build(aten.mul.Tensor, part, 1 << (i * self.bits)))
+        return [build(prims.convert_element_type.default, packed, torch.uint8)]
+
+    def decode(self, build: Builder, payload: Sequence[fx.Node]) -> fx.Node:
+        """The tensor."""
+        (codes,) = payload
+        shape = build.sizes(codes)
+        device, rank = value(codes).device, len(shape)
+        words = {"start": 0, "step": self.bits, "dtype": torch.int32, "device": device, "requires_grad": False}
+        shifts = build(prims.iota.default, self._codes, **words)
+        shifts = build(aten.reshape.default, shifts, [self._codes] + [1] * (rank - 1 - self.dim))
+        wide = build(prims.convert_element_type.default, codes, torch.int32)
+        wide = build(aten.unsqueeze.default, wide, self.dim + 1)
+        wide = build(aten.bitwise_right_shift.Tensor, wide, shifts)
+        wide = build(aten.bitwise_and.Scalar, wide, (1 << self.bits) - 1)
+        shape[self.dim] = shape[self.dim] * self._codes
+        wide = build(aten.reshape.default, wide, shape)
+        if self.dtype is torch.bool:
+            return build(aten.ne.Scalar, wide, 0)
+        return build(prims.convert_element_type.default, wide, self.dtype)
+
+
+def packing_dim(x: torch.Tensor, codes: int) -> int | None:
+    """The dimension along which ``codes`` elements go to a byte: of those whose size is a known multiple, the innermost
+    in memory, so that neighbours read the same byte. None where there is none."""
+    fitting = [d for d in range(x.dim()) if isinstance(x.shape[d], int) and x.shape[d] and x.shape[d] % codes == 0]
+    known = {d: s if isinstance(s := x.stride(d), int) else sys.maxsize for d in fitting}
+    return min(fitting, key=lambda d: (known[d], -d), default=None)
+
+
+def mask1(x: torch.Tensor) -> Bits | None:
+    """The 1-bit form of a bool tensor, None where no dimension is a multiple of 8."""
+    dim = packing_dim(x, 8)
+    return None if dim is None else Bits("mask1", 1, dim, torch.bool)
+
+
+def map4(x: torch.Tensor) -> Bits | None:
+    """The 4-bit form of a max-pool's map, None where no dimension is even."""
+    dim = packing_dim(x, 2)
+    return None if dim is None else Bits("map4", 4, dim, x.dtype)
+
+
+def window_positions(node: fx.Node) -> int | None:
+    """Positions in the window of the max-pool that made a map; None for a node that is no such map."""
+    if node.target is not operator.getitem or node.args[1] != 1:
+        return None
+    pool = node.args[0]
+    if not isinstance(pool, fx.Node) or pool.target is not prims._low_memory_max_pool_with_offsets.default:
+        return None
+    positions = 1
+    for size in pool.args[1]:  # type: ignore[union-attr]
+        positions *= size  # type: ignore[operator]
+    return positions  # type: ignore[return-value]

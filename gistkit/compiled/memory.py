@@ -1,0 +1,88 @@
+"""The peak of a compiled step, predicted from its two graphs.
+
+Counted are forward's inputs (parameters, buffers, the batch), what is kept between the graphs, gradients, and the
+buffers that live at a time: what an operator reads from memory or writes there. A pointwise operator whose readers all
+fuse has no buffer. Each buffer is freed behind its last reader, in the order of the graph, which Inductor may change;
+the optimiser's states, workspace of libraries and the allocator's gaps are not seen.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+
+import torch
+from torch import fx
+
+from gistkit.compiled import compat, materialise  # noqa: F401 (defines the operator)
+from gistkit.compiled.split import Pair, is_tensor, is_view, storage_bytes, storage_of
+
+
+def predicted_peak(pair: Pair) -> int:
+    """Bytes at the peak of a step of a pair, which may be in the middle of edits."""
+    held = _storages(pair.inputs)
+    saved = _storages(node for node in (*pair.tensors, *pair.outputs) if is_tensor(node))
+    forward = _peak(pair.forward.graph, held, set(saved))
+    results = [n for n in compat.outputs_of(pair.backward.graph) if is_tensor(n)]
+    places = {pair.place(node) for node in pair.tensors}
+    foreign = pair.foreign_storages
+    # the caller's results live on, as the loss does; what is kept is freed behind its last reader
+    beside = {key: size for key, size in _storages(pair.outputs).items() if key not in held}
+    own = {storage_of(pair.place(n)) for n in pair.tensors if storage_of(n) not in foreign}
+    tangents = {n for n in pair.backward.graph.find_nodes(op="placeholder") if is_tensor(n) and n not in places}
+    start = {key: size for key, size in _storages(places).items() if key in own} | _storages(tangents)
+    fixed = sum(held.values()) + sum(beside.values())
+    backward = fixed + _peak(pair.backward.graph, start, {storage_of(n) for n in results}, set(held) | set(beside))
+    return max(forward, backward)
+
+
+def _storages(nodes: Iterable[fx.Node]) -> dict[int, int]:
+    return {storage_of(node): storage_bytes(node) for node in nodes if is_tensor(node)}
+
+
+def _peak(graph: fx.Graph, start: dict[int, int], stay: set[int], elsewhere: set[int] = frozenset()) -> int:  # type: ignore[assignment]
+    """The most bytes alive at a node: ``start`` is there from the beginning, ``stay`` to the end, ``elsewhere`` is
+    counted by the caller. In forward the inputs are not freed: they are read by no one's leave."""
+    last: dict[int, fx.Node] = {}
+    for node in graph.nodes:
+        for operand in node.all_input_nodes:
+            if is_tensor(operand):
+                last[storage_of(operand)] = node
+    ends: dict[fx.Node, list[int]] = {}
+    inputs_stay = not elsewhere
+    for key, node in last.items():
+        if key not in stay and not (inputs_stay and key in start):
+            ends.setdefault(node, []).append(key)
+    alive = dict(start)
+    total = peak = sum(alive.values())
+    for node in graph.nodes:
+        if is_tensor(node) and node.op == "call_function" and _has_buffer(node, stay):
+            key = storage_of(node)
+            if key not in alive and key not in elsewhere:
+                alive[key] = storage_bytes(node)
+                total += alive[key]
+                peak = max(peak, total)
+        for key in ends.get(node, ()):
+            total -= alive.pop(key, 0)
+    return peak
+
+
+def _has_buffer(node: fx.Node, stay: set[int]) -> bool:
+    table = compat.operators()
+    if is_view(node):
+        return False
+    if storage_of(node) in stay or node.target is operator.getitem or not table.is_fusible(node):
+        return True
+    return any(user.op != "output" and not table.is_fusible(user) and not _stored(user) for user in _through(node))
+
+
+def _stored(node: fx.Node) -> bool:
+    """Whether a node is its operand, stored: Inductor makes no buffer for the operand then."""
+    return node.target is torch.ops.gistkit.materialised.default
+
+
+def _through(node: fx.Node) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    for user in node.users:
+        found.extend(_through(user) if is_view(user) else [user])
+    return found

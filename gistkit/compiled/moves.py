@@ -1,0 +1,134 @@
+"""What a pair of graphs is changed by: rebuilds and encodings, all of them or as many as a budget needs.
+
+Without a budget every move is made. Under one they are made in the order of bytes saved for bytes moved, until the
+predicted peak (:mod:`gistkit.compiled.memory`) fits: bits and maps, then rebuilds, then, where a format is named,
+narrow floats, the largest first. What no move was needed for stays as torch.compile has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from gistkit.compiled import compat, edit, lossy, packing
+from gistkit.compiled.memory import predicted_peak
+from gistkit.compiled.narrow import Narrow
+from gistkit.compiled.rebuilding import planned
+from gistkit.compiled.rebuilds import Limits
+from gistkit.compiled.record import Kept
+from gistkit.compiled.split import Pair, storage_bytes, storage_of
+from gistkit.errors import BudgetError
+from gistkit.planning.cost import parse_budget
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the caller asked for, as compiled graphs take it. ``budget``: of one step, as the caller wrote it."""
+
+    lossy: str | None = None
+    fidelity: str = "bitwise"
+    budget: int | str | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether loss and gradients are to have the bits of torch.compile."""
+        return self.fidelity == "bitwise" and self.lossy is None
+
+
+class Moves:
+    """The moves on one pair; ``static_inputs``: indices of forward's inputs that outlive the step."""
+
+    def __init__(self, pair: Pair, settings: Settings, static_inputs: Sequence[int] = ()) -> None:
+        self.pair, self.settings = pair, settings
+        self.notes: list[str] = []
+        self._plain = {storage_of(node): node for node in reversed(packing.own_tensors(pair))}
+        self._made: dict[str, Kept] = {}
+        self._payload: set[str] = set()
+        self._rounding = None
+        if settings.lossy is not None:
+            static, last = lossy.of_parameters(pair, static_inputs), compat.prefers_channels_last(pair.forward)
+            self._rounding = packing.Rounding(settings.lossy, static, last)
+        choice, cones = planned(pair, static_inputs, Limits(bitwise=settings.exact))
+        self._reasons = dict(zip(choice.kept, choice.reasons, strict=True))
+        ratio = {cone.root: cone.saved_bytes / max(1, cone.read_bytes) for cone in choice.cones}
+        self._cones = sorted(cones, key=lambda cone: -ratio[cone.root.name])
+
+    def all(self) -> None:
+        """Make every move."""
+        for cone in self._cones:
+            self._rebuild(cone)
+        self.pair.drop_unread()
+        for choice in packing.choices(self.pair, self._rounding):
+            self._encode(choice)
+
+    def within(self, budget: int | str) -> None:
+        """Make moves until the predicted peak fits. Raises BudgetError where all are too few."""
+        peak = plain = predicted_peak(self.pair)
+        budget_bytes = parse_budget(budget, plain)
+        assert budget_bytes is not None
+        least: dict[str, int] = {}
+        for fidelity, moves in (("bitwise", self._exact_moves()), ("lossy", self._narrow_moves())):
+            for move in moves:
+                if peak <= budget_bytes:
+                    break
+                move()
+                self.pair.drop_unread()
+                peak = predicted_peak(self.pair)
+            if fidelity == "bitwise" or self.settings.lossy:
+                least[fidelity] = peak
+        if peak > budget_bytes:
+            remedy = "raise it, take a smaller batch" + ("" if self.settings.lossy else ', or allow lossy="fp8s"')
+            raise BudgetError(budget_bytes, least, remedy)
+        self.notes.append(
+            f"budget {budget_bytes / 2**20:.2f} MiB, predicted peak {peak / 2**20:.2f} MiB, under torch.compile "
+            f"{plain / 2**20:.2f} MiB; the optimiser's states and workspace of libraries are not counted"
+        )
+
+    def rows(self) -> list[Kept]:
+        """Every storage that plain torch.compile keeps, or that is kept here in addition."""
+        found = packing.choices(self.pair, self._rounding)
+        reasons = self._reasons | {c.node.name: c.reason for c in found if c.reason != packing.VALUES}
+        rows, seen = dict(self._made), set()
+        for node in packing.own_tensors(self.pair):
+            if storage_of(node) not in seen and node.name not in self._payload:
+                size = storage_bytes(node)
+                rows[node.name] = packing.described(node, "dense", size, size, reasons.get(node.name, packing.VALUES))
+            seen.add(storage_of(node))
+        for storage, node in self._plain.items():
+            if storage not in seen and node.name not in rows:
+                rows[node.name] = packing.described(node, "drop", storage_bytes(node), 0, "nothing reads it any more")
+        plain = {node.name for node in self._plain.values()}
+        return [
+            row if name in plain else replace(row, plain_bytes=0, reason=f"kept for rebuilds: {row.reason}")
+            for name, row in rows.items()
+        ]
+
+    def _exact_moves(self) -> Iterator[Callable[[], None]]:
+        touched = {node for cone in self._cones for node in (cone.root, *cone.leaves)}
+        yield from (partial(self._encode, c) for c in packing.choices(self.pair) if c.node not in touched)
+        yield from (partial(self._rebuild, cone) for cone in self._cones)
+        yield from (partial(self._encode, c) for c in packing.choices(self.pair))
+
+    def _narrow_moves(self) -> Iterator[Callable[[], None]]:
+        found = packing.choices(self.pair, self._rounding) if self._rounding else []
+        yield from (partial(self._encode, c) for c in sorted(found, key=lambda c: -storage_bytes(c.node)))
+
+    def _rebuild(self, cone: edit.Cone) -> None:
+        if not self.pair.is_saved(cone.root):
+            return
+        edit.rebuild(self.pair, cone, materialise=True if self.settings.exact else None)
+        node, sources = cone.root, ", ".join(leaf.name for leaf in cone.leaves[:3])
+        self._made[node.name] = packing.described(
+            node, "rebuild", storage_bytes(node), 0, f"computed anew from {sources}"
+        )
+
+    def _encode(self, choice: packing.Choice) -> None:
+        node = choice.node
+        if choice.form is None or not self.pair.is_saved(node):
+            return
+        fused = not isinstance(choice.form, Narrow)  # a narrow tensor that is read from memory is decoded once
+        payload = edit.encode(self.pair, node, choice.form, materialise=False if fused else None)
+        self._payload.update(part.name for part in payload)
+        kept, plain = sum(map(storage_bytes, payload)), storage_bytes(node)
+        self._made[node.name] = packing.described(node, choice.form.name, plain, kept, choice.reason)

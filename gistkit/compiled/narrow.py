@@ -1,0 +1,245 @@
+"""Narrow floats as operators of a graph: fp16, fp10, fp8 and their scaled forms, which Inductor fuses.
+
+The arithmetic, and so every code, is that of :mod:`gistkit.kernels.reference.narrow`; the blocks of 128 elements that
+share an exponent byte lie in the order of the memory. Codes are computed with integers. On a GPU that converts to
+float8 by itself (sm_89 on) fp8 and fp8s use that, to the same codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from gistkit.compiled import compat
+from gistkit.compiled.edit import Builder
+from gistkit.compiled.split import value
+from gistkit.formats import SCALE_BLOCK, VALUE_FORMS, FloatFormat, fp10_words
+
+aten, prims = torch.ops.aten, torch.ops.prims
+_INFINITY, _MAGNITUDE = 0x7F800000, 0x7FFFFFFF
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """A narrow float of a float tensor. ``order``: its dimensions from the outermost in memory to the innermost;
+    ``shape``: its sizes in that order, -1 for one that is symbolic; ``hardware``: codes by conversion to float8."""
+
+    name: str
+    fmt: FloatFormat
+    scaled: bool
+    order: Shape
+    shape: Shape
+    dtype: torch.dtype
+    hardware: bool = False
+
+    @property
+    def _elements(self) -> int:
+        """0 where one size is symbolic."""
+        return 0 if -1 in self.shape else prod(self.shape)
+
+    def encode(self, build: Builder, x: fx.Node) -> Sequence[fx.Node]:
+        """(codes, and for a scaled form exponent bytes)."""
+        op = _Arithmetic(build, self.fmt)
+        wide = op.cast(build(aten.permute.default, x, list(self.order)), torch.float32)
+        if not self.scaled:
+            return [self._packed(op, op.hardware_codes(wide, flush=True) if self.hardware else op.codes(wide))]
+        missing = -self._elements % SCALE_BLOCK
+        if missing:
+            wide = build(aten.constant_pad_nd.default, build(aten.reshape.default, wide, [-1]), [0, missing])
+        wide = build(aten.reshape.default, wide, [-1, SCALE_BLOCK])
+        exponents = op.exponents(wide)
+        factor = op.power_of_two(op.minus_from(self.fmt.max_exponent + 127, exponents))
+        if self.hardware:
+            codes = op.hardware_codes(build(aten.mul.Tensor, wide, factor), flush=False)
+        else:
+            codes = op.scaled_codes(wide, factor)
+        return [self._packed(op, codes), op.cast(exponents, torch.uint8)]
+
+    def decode(self, build: Builder, payload: Sequence[fx.Node]) -> fx.Node:
+        """The tensor, rounded."""
+        op = _Arithmetic(build, self.fmt)
+        codes = self._unpacked(op, payload[0])
+        values = op.cast(codes, torch.float32) if self.hardware else op.values(codes)
+        if self.scaled:
+            exponents = op.cast(payload[1], torch.int32)
+            factor = op.power_of_two(build(aten.sub.Tensor, exponents, 127 + self.fmt.max_exponent))
+            values = build(aten.mul.Tensor, values, factor)
+            most = torch.finfo(self.dtype).max
+            values = build(aten.clamp.default, values, -most, most)
+        flat = build(aten.reshape.default, values, [-1])
+        if self._elements and value(flat).numel() != self._elements:
+            flat = build(aten.slice.Tensor, flat, 0, 0, self._elements)
+        back = build(aten.reshape.default, op.cast(flat, self.dtype), list(self.shape))
+        return build(aten.permute.default, back, [self.order.index(d) for d in range(len(self.order))])
+
+    def _packed(self, op: _Arithmetic, codes: fx.Node) -> fx.Node:
+        """int32 codes as they are kept."""
+        if self.hardware:
+            return codes
+        if self.fmt.codes_per_word == 3:
+            return op.planes(codes, self._elements)
+        return op.cast(codes, torch.int16 if self.fmt.bits == 16 else torch.uint8)
+
+    def _unpacked(self, op: _Arithmetic, kept: fx.Node) -> fx.Node:
+        if self.hardware:
+            return kept
+        if self.fmt.codes_per_word != 3:
+            return op.cast(kept, torch.int32)
+        flat = op.from_planes(kept, -(-self._elements // SCALE_BLOCK) * SCALE_BLOCK if self.scaled else self._elements)
+        return op.build(aten.reshape.default, flat, [-1, SCALE_BLOCK] if self.scaled else list(self.shape))
+
+
+class _Arithmetic:
+    """The operations of :mod:`gistkit.kernels.reference.narrow` on int32 and float32 nodes."""
+
+    def __init__(self, build: Builder, fmt: FloatFormat) -> None:
+        self.build, self.f = build, fmt
+
+    def cast(self, x: fx.Node, dtype: torch.dtype) -> fx.Node:
+        return x if value(x).dtype == dtype else self.build(prims.convert_element_type.default, x, dtype)
+
+    def bits(self, x: fx.Node, dtype: torch.dtype) -> fx.Node:
+        return self.build(aten.view.dtype, x, dtype)
+
+    def where(self, condition: fx.Node, some: Any, other: fx.Node) -> fx.Node:
+        v = value(other)
+        if not isinstance(some, fx.Node):
+            some = self.build.full([], some, v.dtype, v.device)
+        return self.build(aten.where.self, condition, some, other)
+
+    def minus_from(self, number: int, x: fx.Node) -> fx.Node:
+        return self.build(aten.add.Tensor, self.build(aten.neg.default, x), number)
+
+    def shifted(self, x: fx.Node, right: int) -> fx.Node:
+        """x >> right of an int32 that is not negative, x << -right."""
+        if right < 0:
+            return self.build(aten.mul.Tensor, x, 1 << -right)
+        count = self.build.full([], right, torch.int32, value(x).device)
+        return self.build(aten.bitwise_right_shift.Tensor, x, count)
+
+    def power_of_two(self, exponent: fx.Node) -> fx.Node:
+        """2**exponent, of int32 exponents of normal numbers."""
+        return self.bits(self.shifted(self.build(aten.add.Tensor, exponent, 127), -23), torch.float32)
+
+    def magnitude(self, wide: fx.Node) -> fx.Node:
+        return self.build(aten.bitwise_and.Scalar, self.bits(wide, torch.int32), _MAGNITUDE)
+
+    def rounded(self, magnitude: fx.Node) -> fx.Node:
+        shift = 23 - self.f.mantissa_bits
+        odd = self.build(aten.bitwise_and.Scalar, self.shifted(magnitude, shift), 1)
+        total = self.build(aten.add.Tensor, self.build(aten.add.Tensor, odd, magnitude), (1 << (shift - 1)) - 1)
+        return self.shifted(total, shift)
+
+    def _on_grid(self, magnitude: fx.Node) -> fx.Node:
+        offset = (127 - self.f.bias) << self.f.mantissa_bits
+        return self.build(aten.sub.Tensor, self.rounded(magnitude), offset)
+
+    def codes(self, wide: fx.Node) -> fx.Node:
+        """Unscaled codes."""
+        magnitude = self.magnitude(wide)
+        code = self._on_grid(magnitude)
+        code = self.where(self.build(aten.lt.Scalar, code, 1 << self.f.mantissa_bits), 0, code)
+        return self._finished(code, wide, magnitude)
+
+    def scaled_codes(self, wide: fx.Node, factor: fx.Node) -> fx.Node:
+        """Codes of wide * factor, subnormals kept."""
+        f, build = self.f, self.build
+        scaled = build(aten.mul.Tensor, self.bits(self.magnitude(wide), torch.float32), factor)
+        magnitude = self.bits(scaled, torch.int32)
+        exponent = 1 - f.bias - f.mantissa_bits + 23
+        steps = self.bits(build(aten.add.Tensor, scaled, 2.0**exponent), torch.int32)
+        steps = build(aten.sub.Tensor, steps, (exponent + 127) << 23)
+        code = self.where(build(aten.lt.Scalar, scaled, f.min_normal), steps, self._on_grid(magnitude))
+        return self._finished(code, wide, magnitude)
+
+    def _finished(self, code: fx.Node, wide: fx.Node, magnitude: fx.Node) -> fx.Node:
+        build = self.build
+        code = self.where(build(aten.gt.Scalar, code, self.f.max_code), self.f.max_code, code)
+        code = self.where(build(aten.gt.Scalar, magnitude, _INFINITY), self.f.nan_code, code)
+        negative = build(aten.lt.Scalar, self.bits(wide, torch.int32), 0)
+        sign = self.shifted(self.cast(negative, torch.int32), 1 - self.f.bits)
+        return build(aten.bitwise_or.Tensor, code, sign)
+
+    def hardware_codes(self, wide: fx.Node, flush: bool) -> fx.Node:
+        """float8_e4m3fn; ``flush``: zeros for what rounds below the least normal number."""
+        most = self.f.max_finite
+        wide = self.build(aten.clamp.default, wide, -most, most)
+        if flush:  # half a unit of the grid below the least normal number is still rounded up to it
+            least = self.f.min_normal * (1 - 2.0 ** -(self.f.mantissa_bits + 2))
+            small = self.build(aten.lt.Scalar, self.build(aten.abs.default, wide), least)
+            wide = self.build(aten.where.self, small, self.build(aten.mul.Tensor, wide, 0.0), wide)
+        return self.cast(wide, torch.float8_e4m3fn)
+
+    def exponents(self, wide: fx.Node) -> fx.Node:
+        """The exponent byte of every row, int32."""
+        f, build, magnitude = self.f, self.build, self.magnitude(wide)
+        finite = self.where(build(aten.ge.Scalar, magnitude, _INFINITY), 0, magnitude)
+        largest = build(aten.amax.default, finite, [1], True)
+        no_room = (1 << f.mantissa_bits) - 1 - (f.max_code & ((1 << f.mantissa_bits) - 1))
+        b = self.shifted(build(aten.add.Tensor, self.rounded(largest), no_room), f.mantissa_bits)
+        b = self.where(build(aten.lt.Scalar, b, f.max_exponent + 1), f.max_exponent + 1, b)
+        return self.where(build(aten.eq.Scalar, largest, 0), 127, b)
+
+    def values(self, codes: fx.Node) -> fx.Node:
+        """float32 of codes, without a scale."""
+        f, build = self.f, self.build
+        code = build(aten.bitwise_and.Scalar, codes, (1 << (f.bits - 1)) - 1)
+        step = 2.0 ** (1 - f.bias - f.mantissa_bits)
+        subnormal = build(aten.mul.Tensor, self.cast(code, torch.float32), step)
+        normal = build(aten.add.Tensor, self.shifted(code, f.mantissa_bits - 23), (127 - f.bias) << 23)
+        small = build(aten.lt.Scalar, code, 1 << f.mantissa_bits)
+        size = build(aten.where.self, small, subnormal, self.bits(normal, torch.float32))
+        size = self.where(build(aten.ge.Scalar, code, f.first_nan_code), float("nan"), size)
+        sign = build(aten.bitwise_and.Scalar, codes, 1 << (f.bits - 1))
+        return build(aten.where.self, build(aten.ne.Scalar, sign, 0), build(aten.neg.default, size), size)
+
+    def planes(self, codes: fx.Node, elements: int) -> fx.Node:
+        """Three codes to an int32 word."""
+        words, build = fp10_words(elements), self.build
+        flat = build(aten.reshape.default, codes, [-1])
+        flat = build(aten.constant_pad_nd.default, flat, [0, 3 * words - value(flat).numel()])
+        packed: fx.Node | None = None
+        for i in range(3):
+            part = build(aten.slice.Tensor, flat, 0, i * words, (i + 1) * words)
+            packed = part if packed is None else build(aten.bitwise_or.Tensor, packed, self.shifted(part, -10 * i))
+        assert packed is not None
+        return packed
+
+    def from_planes(self, words: fx.Node, elements: int) -> fx.Node:
+        """The first codes of :meth:`planes`' words, flat."""
+        parts = [self.shifted(words, 10 * i) for i in range(3)]
+        parts = [self.build(aten.bitwise_and.Scalar, part, 0x3FF) for part in parts]
+        return self.build(aten.slice.Tensor, self.build(aten.cat.default, parts, 0), 0, 0, elements)
+
+
+def narrow(name: str, x: torch.Tensor, channels_last: bool = False) -> Narrow | str:
+    """The narrow form of that name for a tensor, or why it has none. ``channels_last``: images will lie so in memory,
+    whatever their strides say here."""
+    fmt, scaling = VALUE_FORMS[name]
+    if x.dtype not in FLOATS:
+        return f"dtype {x.dtype} has no narrow form"
+    if fmt.bits >= 8 * x.element_size():
+        return f"{name} takes as many bits as {x.dtype}"
+    symbolic = [d for d in range(x.dim()) if not isinstance(x.shape[d], int)]
+    if len(symbolic) > 1:
+        return "several sizes change from call to call"
+    order = _memory_order(x, channels_last)
+    shape = tuple(-1 if d in symbolic else int(x.shape[d]) for d in order)
+    known = prod(d for d in shape if d >= 0)
+    if symbolic and (fmt.codes_per_word == 3 or (scaling == "block" and known % SCALE_BLOCK)):
+        return f"{name} needs a size that is known, and one changes from call to call"
+    hardware = fmt.name == "fp8" and x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) >= (8, 9)
+    return Narrow(name, fmt, scaling == "block", order, shape, x.dtype, hardware)
+
+
+def _memory_order(x: torch.Tensor, channels_last: bool) -> Shape:
+    if channels_last and x.dim() == 4:
+        return (0, 2, 3, 1)
+    return tuple(sorted(range(x.dim()), key=lambda d: (-compat.hint(x.stride(d)), d)))

@@ -1,0 +1,91 @@
+"""Which saved tensors can be encoded, and how: bools, max-pools' maps, floats where rounding is allowed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import fx
+
+from gistkit.compiled import forms, lossy
+from gistkit.compiled.edit import Encoding
+from gistkit.compiled.narrow import narrow
+from gistkit.compiled.record import Kept
+from gistkit.compiled.split import Pair, elements, storage_of, value
+
+LEAST_ELEMENTS = 1024
+"""What is smaller stays as it is: a kernel's launch costs more than its bytes."""
+SHARED = "several saved tensors are on this storage"
+VALUES = "values that backward reads, each in full"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What becomes of one saved tensor: its encoding, None where it stays, and why."""
+
+    node: fx.Node
+    form: Encoding | None
+    reason: str
+
+
+class Rounding(NamedTuple):
+    """How floats are rounded: the format's name, the nodes of forward that follow from parameters alone, and whether
+    images will lie in memory as channels_last."""
+
+    name: str
+    static: Collection[fx.Node]
+    channels_last: bool
+
+
+def own_tensors(pair: Pair) -> list[fx.Node]:
+    """Saved tensors whose storage is neither an input's nor a result's: what backward alone keeps alive."""
+    foreign = pair.foreign_storages
+    return [node for node in pair.tensors if storage_of(node) not in foreign]
+
+
+def choices(pair: Pair, rounding: Rounding | None = None) -> list[Choice]:
+    """A choice for each tensor of :func:`own_tensors`."""
+    tensors = own_tensors(pair)
+    count = Counter(map(storage_of, tensors))
+    return [_choice(pair, node, count[storage_of(node)], rounding) for node in tensors]
+
+
+def _choice(pair: Pair, node: fx.Node, on_storage: int, rounding: Rounding | None) -> Choice:
+    x = value(node)
+    if on_storage > 1:
+        return Choice(node, None, SHARED)
+    if x.dtype not in (torch.bool, torch.int8):
+        return Choice(node, None, VALUES) if rounding is None else _rounded(pair, node, rounding)
+    if elements(node) < LEAST_ELEMENTS:
+        return Choice(node, None, f"fewer than {LEAST_ELEMENTS} elements")
+    if x.dtype is torch.bool:
+        form = forms.mask1(x)
+        return Choice(node, form, "a bool is one bit" if form else "no dimension is a known multiple of 8")
+    positions = forms.window_positions(node)
+    if positions is None:
+        return Choice(node, None, VALUES)
+    if positions > forms.MAP_POSITIONS:
+        return Choice(node, None, f"a max-pool's window of {positions} positions needs more than 4 bits")
+    form = forms.map4(x)
+    return Choice(node, form, f"a max-pool's window of {positions} positions" if form else "no dimension is even")
+
+
+def _rounded(pair: Pair, node: fx.Node, rounding: Rounding) -> Choice:
+    exact = lossy.stays_exact(pair, node, rounding.static)
+    if exact is not None:
+        return Choice(node, None, exact)
+    form = narrow(rounding.name, value(node), rounding.channels_last)
+    return Choice(node, None, form) if isinstance(form, str) else Choice(node, form, f'lossy="{rounding.name}"')
+
+
+def described(node: fx.Node, form: str, plain_bytes: int, kept_bytes: int, reason: str) -> Kept:
+    """The row of one storage."""
+    x = value(node)
+    shape = tuple(d if isinstance(d, int) else -1 for d in x.shape)
+    op = str(node.target).removeprefix("aten.").removesuffix(".default") if node.op == "call_function" else node.op
+    if "getitem" in op and isinstance(node.args[0], fx.Node):
+        op = f"{str(node.args[0].target).removesuffix('.default').rpartition('.')[2]}[{node.args[1]}]"
+    return Kept(node.name, op, shape, str(x.dtype).removeprefix("torch."), form, plain_bytes, kept_bytes, reason)

@@ -1,0 +1,51 @@
+"""Carrying out a choice of rebuilds on a cut pair of graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import fx
+
+from gistkit.compiled import edit, rebuilds
+from gistkit.compiled.flow import describe
+from gistkit.compiled.rounding import Roundings
+from gistkit.compiled.split import Pair
+
+_DEFAULT = rebuilds.Limits()
+
+
+def planned(
+    pair: Pair, static_inputs: Iterable[int] | None = None, limits: rebuilds.Limits = _DEFAULT
+) -> tuple[rebuilds.Choice, list[edit.Cone]]:
+    """The choice of rebuilds for a pair, and its cones as nodes of forward. ``static_inputs``: indices of forward's
+    inputs that outlive the step."""
+    choice = rebuilds.choose(describe(pair, static_inputs), limits)
+    roundings = Roundings(pair)
+    named = {node.name: node for node in pair.forward.graph.nodes}
+    return choice, [_as_nodes(cone, named, roundings) for cone in choice.cones]
+
+
+def rebuild_saved(
+    pair: Pair,
+    static_inputs: Iterable[int] | None = None,
+    limits: rebuilds.Limits = _DEFAULT,
+    materialise: bool | None = True,
+) -> rebuilds.Choice:
+    """Choose rebuilds for a pair and edit it so; :meth:`Pair.finish` is the caller's. ``materialise`` as in
+    :func:`gistkit.compiled.rebuild`. Returns what was chosen."""
+    choice, cones = planned(pair, static_inputs, limits)
+    for cone in cones:
+        edit.rebuild(pair, cone, materialise)
+    return choice
+
+
+def _as_nodes(cone: rebuilds.Cone, named: dict[str, fx.Node], roundings: Roundings) -> edit.Cone:
+    nodes = tuple(named[name] for name in cone.nodes)
+    inside = set(nodes)
+    rounded = frozenset(
+        (operand, node)
+        for node in nodes
+        for operand in node.all_input_nodes
+        if operand in inside and roundings.to_be_rounded(operand, node)
+    )
+    return edit.Cone(named[cone.root], nodes, tuple(named[name] for name in cone.leaves), rounded)

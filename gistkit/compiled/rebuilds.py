@@ -1,0 +1,215 @@
+"""Which of the tensors that backward reads are kept, and which are computed anew from those: rebuilds.
+
+The choice is a minimum cut over all of forward (:mod:`gistkit.compiled.cut`), so that a tensor that PyTorch's cut did
+not keep is kept where it serves several rebuilds: a convolution's output for the norm, the activation and the mask
+behind it. A cut alone would rebuild the last block's input from every block before it. So each rebuild is held to
+limits, and where it exceeds them a value on its way is kept after all: the one that serves most such rebuilds for its
+bytes, and of equal ones the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from gistkit.compiled.cut import cheapest, region
+from gistkit.compiled.flow import CHEAP, FREE, UNKEPT, Flow, Value
+
+_ROUNDS = 12
+_SMALL = 64
+"""Operands of a rebuild that are this much smaller than its largest one, as statistics and biases, are not counted."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``depth``: of rebuilt tensors that a rebuilt one is computed from, one from the other, itself included.
+    ``reads``: bytes that a rebuild may read, in multiples of the largest tensor that it reads or makes.
+    ``least_bytes``: what is smaller is kept as it is. ``bitwise``: only rebuilds that give the forward's bits by
+    construction."""
+
+    depth: int = 4
+    reads: float = 4.0
+    least_bytes: int = 1 << 16
+    bitwise: bool = True
+
+
+@dataclass(frozen=True)
+class Cone:
+    """How one tensor is rebuilt. ``nodes``: what is computed anew, in order, ``root`` last. ``leaves``: what that is
+    computed from, and of those ``extra_leaves`` what is kept for rebuilds only. ``depth`` as in :class:`Limits`.
+    ``saved_bytes``: bytes not kept for the root any more. ``read_bytes``: bytes that are read instead of them.
+    ``bitwise``: whether it gives the forward's bits by construction."""
+
+    root: str
+    nodes: tuple[str, ...]
+    leaves: tuple[str, ...]
+    extra_leaves: tuple[str, ...]
+    depth: int
+    saved_bytes: int
+    read_bytes: int
+    bitwise: bool
+
+
+@dataclass(frozen=True)
+class Choice:
+    """``kept``: storages that stay or are kept in addition, by the names of the values that own them, and ``reasons``
+    for each. ``cones``: one for each tensor that is rebuilt, in forward's order. Bytes are those between forward and
+    backward, packed."""
+
+    kept: tuple[str, ...]
+    reasons: tuple[str, ...]
+    cones: tuple[Cone, ...]
+    plain_bytes: int
+    kept_bytes: int
+
+
+@dataclass(frozen=True)
+class _Reach:
+    """A rebuild before it is chosen: names of what is computed, names of what it reads, its depth and bytes read."""
+
+    nodes: tuple[str, ...]
+    leaves: tuple[str, ...]
+    depth: int
+    read_bytes: int
+    largest: int
+
+
+class _Search:
+    def __init__(self, flow: Flow, limits: Limits) -> None:
+        self.flow, self.limits = flow, limits
+        self.plain = {v.storage for v in flow.needed()}
+        self.roots = [v.name for v in flow.needed() if flow.base(v).weight >= limits.least_bytes]
+        small = {flow.base(v).name for v in flow.needed() if flow.base(v).weight < limits.least_bytes}
+        self.small = small
+        self.banned: set[str] = set()
+
+    def anew(self, v: Value) -> bool:
+        return v.kind == CHEAP and (v.follows or not self.limits.bitwise)
+
+    def weight(self, v: Value) -> int:
+        if v.view or v.name in self.banned or v.weight >= UNKEPT:
+            return UNKEPT
+        if v.settled or not self.limits.bitwise or v.storage in self.plain:
+            return v.weight
+        return UNKEPT
+
+    def reach(self, root: str, kept: Collection[str]) -> _Reach:
+        """The rebuild of a root from what is kept."""
+        values = self.flow.values
+        nodes = [v.name for v in region(self.flow, [root], self.anew, kept)] if root not in kept else []
+        inside = set(nodes)
+        leaves = list(dict.fromkeys(n for name in nodes for n in values[name].inputs if n not in inside))
+        depth: dict[str, int] = {}
+        for name in nodes:
+            v = values[name]
+            own = v.needed and not v.view and v.name != root
+            depth[name] = max((depth.get(n, 0) for n in v.inputs), default=0) + own
+        width = max((values[n].read_bytes for n in nodes), default=0)
+        reads = {values[n].storage: min(values[n].read_bytes, width) for n in leaves}
+        largest = max(values[root].read_bytes, *reads.values(), 0)
+        large = sum(n for n in reads.values() if n * _SMALL > largest)
+        return _Reach(tuple(nodes), tuple(leaves), depth.get(root, 0) + 1, large, largest)
+
+    def exceeds(self, root: str, reach: _Reach) -> bool:
+        return reach.depth > self.limits.depth or reach.read_bytes > self.limits.reads * reach.largest
+
+    def reason(self, name: str) -> str:
+        """Why a value is kept."""
+        v = self.flow.values[name]
+        if name in self.small:
+            return f"fewer than {self.limits.least_bytes} bytes"
+        if v.kind != CHEAP:
+            return "made by an operator that only forward runs"
+        if not self.anew(v):
+            return "its bits depend on the kernels that Inductor chooses"
+        within = f"{self.limits.reads:g}x reads and depth {self.limits.depth}"
+        return f"no sources are cheaper within {within}" + (", bit for bit" if self.limits.bitwise else "")
+
+    def solve(self) -> set[str]:
+        """What is kept."""
+        pins: set[str] = set(self.small)
+        kept: set[str] = set()
+        more: set[str] = set()
+        for _ in range(_ROUNDS):
+            kept = pins | cheapest(self.flow, self.roots, self.anew, self.weight, pins)
+            more = self.pinned(kept)
+            if not more:
+                break
+            pins |= more
+        return self.pruned(kept | more, pins)
+
+    def pinned(self, kept: set[str]) -> set[str]:
+        """What to keep in addition so that every rebuild is within the limits."""
+        pins: set[str] = set()
+        reaches = {root: self.reach(root, kept) for root in self.roots}
+        while True:
+            over = [root for root in self.roots if self.exceeds(root, reaches[root])]
+            if not over:
+                return pins
+            pin = self.best_pin(over, reaches, kept | pins)
+            pins.add(pin)
+            for root in self.roots:
+                if pin in reaches[root].nodes:
+                    reaches[root] = self.reach(root, kept | pins)
+
+    def best_pin(self, over: list[str], reaches: dict[str, _Reach], kept: set[str]) -> str:
+        values = self.flow.values
+        hits: dict[str, int] = {}
+        for root in over:
+            for name in reaches[root].nodes:
+                hits[name] = hits.get(name, 0) + 1
+        first = over[0]
+        best, score = self.flow.base(values[first]).name, 0.0
+        for name in reaches[first].nodes:
+            weight = self.weight(values[name])
+            if weight >= UNKEPT or self.exceeds(first, self.reach(first, {*kept, name})):
+                continue
+            if hits[name] / max(weight, 1) >= score:
+                best, score = name, hits[name] / max(weight, 1)
+        return best
+
+    def pruned(self, kept: set[str], pins: set[str]) -> set[str]:
+        """Without those pins that all rebuilds stay within the limits without."""
+        for name in sorted(kept & pins - self.small, key=lambda n: -self.flow.values[n].weight):
+            without = kept - {name}
+            if not self.anew(self.flow.values[name]):
+                continue
+            if not any(self.exceeds(r, self.reach(r, without)) for r in self.roots):
+                kept = without
+        return kept
+
+
+def choose(flow: Flow, limits: Limits = Limits()) -> Choice:
+    """The choice for a flow; always the same for the same flow and limits."""
+    search = _Search(flow, limits)
+    kept = search.solve()
+    reaches = {root: search.reach(root, kept) for root in search.roots}
+    values = flow.values
+    stay = {flow.base(v).storage for v in flow.needed() if v.name not in reaches or not reaches[v.name].nodes}
+    # A view of a kept storage that no other rebuild reads stays as it is, instead of its base.
+    read = {n for root, reach in reaches.items() for n in reach.leaves if not _only_views(flow, reach)}
+    lone = [r for r, reach in reaches.items() if _only_views(flow, reach) and not set(reach.leaves) & read]
+    cones: list[Cone] = []
+    counted: set[int] = set()
+    used: dict[str, None] = {n: None for n in search.small}
+    for root in search.roots:
+        reach = reaches[root]
+        base = flow.base(values[root])
+        if not reach.nodes or root in lone:
+            used[base.name] = None
+            continue
+        used.update(dict.fromkeys(n for n in reach.leaves if values[n].kind != FREE))
+        gone = base.storage not in stay and base.storage not in counted
+        counted.add(base.storage)
+        extra = tuple(n for n in reach.leaves if values[n].kind != FREE and not values[n].needed)
+        bitwise = all(values[n].follows for n in reach.nodes) and all(values[n].settled for n in extra)
+        cones.append(Cone(
+            root, reach.nodes, reach.leaves, extra, reach.depth, base.weight if gone else 0, reach.read_bytes, bitwise
+        ))  # fmt: skip
+    kept_bytes = sum(values[n].weight for n in used)
+    names = tuple(n for n in values if n in used)
+    return Choice(names, tuple(map(search.reason, names)), tuple(cones), flow.plain_bytes(), kept_bytes)
+
+
+def _only_views(flow: Flow, reach: _Reach) -> bool:
+    return all(flow.values[n].view or flow.values[n].storage < 0 for n in reach.nodes)

@@ -1,0 +1,104 @@
+"""What was decided for the graphs of a compiled model: pure data, for the report.
+
+The partitioner writes a :class:`GraphRecord` to the collection that is open around it. A graph that comes out of
+PyTorch's caches was not partitioned here; its record then comes from a file beside gistkit's other caches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One storage that plain ``torch.compile`` would keep for backward: by whom it is made, its form here, bytes before
+    and after, and why."""
+
+    name: str
+    op: str
+    shape: tuple[int, ...]
+    dtype: str
+    form: str
+    plain_bytes: int
+    kept_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class GraphRecord:
+    """One graph: its storages, and rewrites before the cut with their counts."""
+
+    rows: tuple[Kept, ...]
+    rewrites: tuple[tuple[str, int], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def plain_bytes(self) -> int:
+        """Bytes between forward and backward without gistkit, for the same cut."""
+        return sum(row.plain_bytes for row in self.rows)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes between forward and backward."""
+        return sum(row.kept_bytes for row in self.rows)
+
+
+_OPEN: ContextVar[list[GraphRecord] | None] = ContextVar("gistkit_records", default=None)
+
+
+@contextmanager
+def collected() -> Iterator[list[GraphRecord]]:
+    """The records that are written inside."""
+    found: list[GraphRecord] = []
+    token = _OPEN.set(found)
+    try:
+        yield found
+    finally:
+        _OPEN.reset(token)
+
+
+def write(record: GraphRecord) -> None:
+    """Hand a record to the collection around; without one it is dropped."""
+    found = _OPEN.get()
+    if found is not None:
+        found.append(record)
+
+
+def folder() -> Path:
+    """Where records of cached graphs are: ``$GISTKIT_CACHE``, else ``gistkit`` in the user's cache folder."""
+    own, shared = os.environ.get("GISTKIT_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    root = Path(own) if own else (Path(shared) if shared else Path.home() / ".cache") / "gistkit"
+    return root / "compiled"
+
+
+def remember(key: str, records: list[GraphRecord]) -> None:
+    """Write records to the cache. What cannot be written is left out: only a report would miss it."""
+    path = folder() / f"{key}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps([dataclasses.asdict(r) for r in records]), encoding="utf-8")
+        part.replace(path)
+    except OSError:
+        pass
+
+
+def recalled(key: str) -> list[GraphRecord]:
+    """The records under a key, none where there is no file that can be read."""
+    try:
+        data = json.loads((folder() / f"{key}.json").read_text(encoding="utf-8"))
+        return [_graph(item) for item in data]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
+def _graph(item: dict) -> GraphRecord:
+    rows = tuple(Kept(**{**row, "shape": tuple(row["shape"])}) for row in item["rows"])
+    return GraphRecord(rows, tuple((name, count) for name, count in item["rewrites"]), tuple(item["notes"]))

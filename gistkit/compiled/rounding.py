@@ -1,0 +1,146 @@
+"""Which values of forward backward can compute anew to the same bits, where they are in bf16 or fp16.
+
+Inductor computes a fused kernel in fp32 and rounds a bf16 value where it writes it to memory. So a value z that is
+computed from a bf16 value y has other bits when it read y from memory than when one kernel made both. What is known
+without looking at Inductor's choice of kernels:
+
+* y is an input of forward, or made by a product, a convolution or an attention: z reads it from memory.
+* y selects (ReLU, a view, a copy) from such values: rounding it changes nothing.
+* a product, convolution or attention stands between y and z: one kernel cannot make both, so z reads y from memory.
+* y is kept by plain ``torch.compile``, which (from 2.13 on) rounds it in forward for all who read it.
+* z is y's only reader and y is not kept: y is computed within z's kernel and not rounded, in backward as in forward.
+* z selects or negates: rounding before it or after it is the same.
+
+A value that reads another in any other way is not rebuilt under ``fidelity="bitwise"``. With Inductor's
+``emulate_precision_casts`` every value is rounded where it is made, so all are alike.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+from gistkit.compiled import compat
+from gistkit.compiled.split import Pair, is_tensor, is_view, value
+
+aten = torch.ops.aten
+LOW = (torch.bfloat16, torch.float16)
+_SELECTING = (
+    aten.relu.default, aten.neg.default, aten.abs.default, aten.clone.default, aten.cat.default, aten.index.Tensor,
+    aten.constant_pad_nd.default, aten.embedding.default,
+)  # fmt: skip
+FROM_MEMORY, IN_KERNEL, EXACT, UNKNOWN = "from memory", "in kernel", "exact", "unknown"
+"""How z reads a low-precision y: rounded, unrounded within its own kernel, the same either way, or as Inductor
+chooses."""
+
+
+def is_low(node: fx.Node) -> bool:
+    """Whether a node is a tensor of bf16 or fp16."""
+    return is_tensor(node) and value(node).dtype in LOW
+
+
+class Roundings:
+    """The rounding of every low-precision value of a pair's forward, as each of its readers sees it."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._saved = {node.name for node in pair.tensors}
+        self._emulated, self._rounds_saved = compat.emulates_casts(), compat.rounds_saved()
+        self._order = {node: i for i, node in enumerate(pair.forward.graph.nodes)}
+        self._behind = _behind_kernels(pair.forward.graph, self._order)
+        self._exact: dict[fx.Node, bool] = {}
+
+    def may_be_kept(self, node: fx.Node) -> bool:
+        """Whether keeping a node in addition leaves forward's bits, and those of its readers, as they are."""
+        if node.name in self._saved or not is_low(node) or self._emulated or self.exact(node):
+            return True
+        return all(self.seen(node, reader) == FROM_MEMORY or _selects(reader) for reader in _readers(node))
+
+    def may_be_dropped(self, node: fx.Node) -> bool:
+        """Whether keeping a saved node no more leaves forward's bits as they are."""
+        if not is_low(node) or self._emulated or not self._rounds_saved or not is_pointwise(node) or self.exact(node):
+            return True
+        return all(self._apart(node, reader) or _selects(reader) for reader in _readers(node))
+
+    def follows(self, node: fx.Node) -> bool:
+        """Whether a node computed anew from its operands has the forward's bits."""
+        if self._emulated or _selects(node):
+            return True
+        return all(self.seen(y, node) != UNKNOWN for y in node.all_input_nodes if is_low(y))
+
+    def to_be_rounded(self, y: fx.Node, reader: fx.Node) -> bool:
+        """Whether a kernel that computes both has to round y for ``reader`` by itself."""
+        return is_low(y) and not self._emulated and not _selects(reader) and self.seen(y, reader) == FROM_MEMORY
+
+    def seen(self, y: fx.Node, reader: fx.Node) -> str:
+        """How ``reader`` reads the low-precision value y."""
+        y = _behind_views(y)
+        if self.exact(y):
+            return EXACT
+        if self._apart(y, reader):
+            return FROM_MEMORY
+        if y.name in self._saved:
+            return FROM_MEMORY if self._rounds_saved and is_pointwise(y) else UNKNOWN
+        return IN_KERNEL if len(_readers(y)) == 1 else UNKNOWN
+
+    def exact(self, y: fx.Node) -> bool:
+        """Whether y is the same in fp32 as rounded: read from memory, or selected from values that are."""
+        if y not in self._exact:
+            same = is_tensor(y) and all(value(y).dtype == value(n).dtype for n in y.all_input_nodes if is_low(n))
+            low = [n for n in y.all_input_nodes if is_low(n)]
+            self._exact[y] = in_memory(y) or (_selects(y) and same and bool(low) and all(map(self.exact, low)))
+        return self._exact[y]
+
+    def _apart(self, y: fx.Node, reader: fx.Node) -> bool:
+        return in_memory(reader) or bool(self._behind[reader] >> self._order[y] & 1)
+
+
+def _selects(node: fx.Node) -> bool:
+    return node.target in _SELECTING or is_view(node) or node.target is operator.getitem
+
+
+def is_pointwise(node: fx.Node) -> bool:
+    """Whether Inductor makes a node with its rule for pointwise operators."""
+    if node.op != "call_function":
+        return False
+    cast = node.target is torch.ops.prims.convert_element_type.default
+    return cast or torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+
+def in_memory(node: fx.Node) -> bool:
+    """Whether a node is an input, or a product, convolution or attention: a kernel of its own, which reads and writes
+    memory."""
+    if node.op != "call_function":
+        return True
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        return in_memory(node.args[0])
+    return compat.operators().is_compute_intensive(node) or "attention" in str(node.target)
+
+
+def _behind_views(node: fx.Node) -> fx.Node:
+    while node.op == "call_function" and is_view(node) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _readers(node: fx.Node) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    for user in node.users:
+        if user.op != "output":
+            found |= _readers(user) if is_view(user) else {user}
+    return found
+
+
+def _behind_kernels(graph: fx.Graph, order: dict[fx.Node, int]) -> dict[fx.Node, int]:
+    """For each node, as bits, the nodes that it can only be reached from through a product, convolution or attention
+    on some way: it and they are in different kernels."""
+    above: dict[fx.Node, int] = {}
+    behind: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        over = apart = 0
+        for n in node.all_input_nodes:
+            over |= above[n] | 1 << order[n]
+            apart |= above[n] if n.op == "call_function" and in_memory(n) else behind[n]
+        above[node], behind[node] = over, apart
+    return behind

@@ -1,0 +1,173 @@
+"""One compiled step: the graphs of forward and backward, and what crosses from one to the other.
+
+AOTAutograd's order: forward returns the caller's results, then saved tensors, then opaque objects, then symbolic
+numbers; backward takes the numbers, the tensors, the objects, then the incoming gradients. A saved value has the same
+name on both sides. :meth:`Pair.finish` restores that order after edits, binds the symbols that new tensors' sizes are
+made of, and drops what nobody reads any more.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from gistkit.compiled import compat
+
+aten = torch.ops.aten
+
+
+def value(node: fx.Node) -> Any:
+    """The fake value of a node: what it will be at run time, without the data."""
+    return node.meta.get("val")
+
+
+def is_tensor(node: Any) -> bool:
+    """Whether a node stands for one tensor."""
+    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def is_number(node: Any) -> bool:
+    """Whether a node stands for a symbolic number."""
+    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def elements(node: fx.Node) -> int:
+    """Elements of a node's tensor, by the sizes that were traced."""
+    return compat.hint(value(node).numel())
+
+
+def storage_bytes(node: fx.Node) -> int:
+    """Bytes of the storage behind a node's tensor."""
+    return compat.hint(value(node).untyped_storage().nbytes())
+
+
+def storage_of(node: fx.Node) -> int:
+    """The identity of the storage behind a node's tensor."""
+    return compat.storage_key(value(node))
+
+
+class Pair:
+    """The graph modules ``forward`` and ``backward`` of one step, edited in place; ``results``: how many of forward's
+    outputs are the caller's. ``saved``: the nodes of forward that are kept for backward, in order."""
+
+    def __init__(self, forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> None:
+        self.forward, self.backward, self.results = forward, backward, results
+        outputs = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
+        self.outputs, self.saved = outputs[:results], outputs[results:]
+        self.inputs: list[fx.Node] = list(forward.graph.find_nodes(op="placeholder"))
+        taken = {node.name for node in self.saved if isinstance(node, fx.Node)}
+        placeholders = backward.graph.find_nodes(op="placeholder")
+        self._places: dict[str, fx.Node] = {node.name: node for node in placeholders if node.name in taken}
+        self._written = {n.args[0] for n in forward.graph.find_nodes(op="call_function", target=aten.copy_.default)}
+
+    @property
+    def tensors(self) -> list[fx.Node]:
+        """The saved tensors, as nodes of forward."""
+        return [node for node in self.saved if is_tensor(node)]
+
+    @property
+    def foreign_storages(self) -> set[int]:
+        """Storages that live anyhow: those of forward's inputs and of the caller's results."""
+        return {storage_of(node) for node in (*self.inputs, *self.outputs) if is_tensor(node)}
+
+    def is_saved(self, node: fx.Node) -> bool:
+        """Whether backward has a node of forward."""
+        return node.name in self._places
+
+    def is_overwritten(self, node: fx.Node) -> bool:
+        """Whether an input of forward has other values by the time of backward, as a batch norm's running mean."""
+        return node in self._written
+
+    def place(self, node: fx.Node) -> fx.Node:
+        """The placeholder of backward for a node of forward, which is saved from now on if it was not. Raises
+        ValueError for an input that forward overwrites."""
+        if node.name not in self._places:
+            if self.is_overwritten(node):
+                raise ValueError(f"{node.name} is overwritten in forward, so backward cannot be given it; leave it out")
+            self._free_name(node.name)
+            self.saved.append(node)
+            self._places[node.name] = self._placeholder(node)
+        return self._places[node.name]
+
+    def forget(self, node: fx.Node) -> None:
+        """Save a node of forward no more; nothing in backward may read it."""
+        self.backward.graph.erase_node(self._places.pop(node.name))
+        self.saved.remove(node)
+
+    def fresh_name(self, wish: str) -> str:
+        """A name that neither graph has."""
+        taken = {node.name for graph in (self.forward.graph, self.backward.graph) for node in graph.nodes}
+        name, count = wish, 0
+        while name in taken:
+            count += 1
+            name = f"{wish}_{count}"
+        return name
+
+    def _free_name(self, name: str) -> None:
+        """Rename a node of backward that has the name, as the copy of the node that the cut made to run it anew."""
+        other = next((node for node in self.backward.graph.nodes if node.name == name), None)
+        if other is not None:
+            other._rename(self.fresh_name(f"{name}_again"))
+
+    def _placeholder(self, node: fx.Node) -> fx.Node:
+        first = next(iter(self.backward.graph.nodes))
+        with self.backward.graph.inserting_before(first):
+            made = self.backward.graph.placeholder(node.name)
+        if made.name != node.name:
+            made._rename(node.name)
+        made.meta = {key: item for key, item in node.meta.items() if key != "recompute"}
+        return made
+
+    def drop_unread(self) -> None:
+        """Save no more what no operator of backward reads."""
+        self.backward.graph.eliminate_dead_code()
+        for node in self.tensors:
+            if not self.place(node).users:
+                self.forget(node)
+
+    def finish(self) -> None:
+        """Make both graphs whole after edits: order, descriptions, symbols, dead code. Checks them and compiles their
+        code."""
+        self.drop_unread()
+        self._bind_symbols()
+        checked = [n for n in self.tensors if not compat.joint_flags(n)]
+        unchecked = [n for n in self.tensors if compat.joint_flags(n)]
+        numbers = [n for n in self.saved if is_number(n)]
+        objects = [n for n in self.saved if not is_tensor(n) and not is_number(n)]
+        self.saved = [*checked, *unchecked, *objects, *numbers]
+        self._order_placeholders([*numbers, *checked, *unchecked, *objects])
+        output = self.forward.graph.output_node()
+        output.args = ((*self.outputs, *self.saved),)
+        if output.meta.get("desc"):
+            flags = [is_tensor(n) and compat.joint_flags(n) for n in self.saved]
+            described = [compat.saved_descriptor(i, not flag) for i, flag in enumerate(flags)]
+            output.meta["desc"] = [*list(output.meta["desc"])[: self.results], *described]
+        for module in (self.forward, self.backward):
+            module.graph.eliminate_dead_code()
+            module.graph.lint()
+            module.recompile()
+
+    def _bind_symbols(self) -> None:
+        """Save every symbol that backward's inputs have in their sizes; backward's code looks them up there."""
+        bound = {s for node in self.saved if is_number(node) for s in compat.free_symbols(value(node))}
+        needed = {s for node in self.backward.graph.find_nodes(op="placeholder") if is_tensor(node)
+                  for s in compat.free_symbols(value(node))}  # fmt: skip
+        nodes = compat.symbol_nodes(self.forward.graph) if needed - bound else {}
+        for symbol in sorted(needed - bound, key=str):
+            if symbol in nodes:
+                self.place(nodes[symbol])
+
+    def _order_placeholders(self, wanted: list[fx.Node]) -> None:
+        places = [self._places[node.name] for node in wanted]
+        for node in reversed(places):
+            first = next(iter(self.backward.graph.nodes))
+            if node is not first:
+                first.prepend(node)
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether a node only looks at its first operand's memory in another way."""
+    return node.op == "call_function" and node.target is not operator.getitem and compat.operators().is_view(node)

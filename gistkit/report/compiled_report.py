@@ -1,0 +1,84 @@
+"""What the compiled steps of a model keep for backward: a table of every storage, with the reasons."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from gistkit.compiled import GraphRecord, Kept
+from gistkit.report.tables import MIB, rendered, table
+
+SHOWN = 40
+WIDTH = 150
+
+
+@dataclass(frozen=True)
+class CompiledReport:
+    """The graphs that a compiled model has been compiled to. ``str()`` gives a table; ``graphs`` the data behind it.
+
+    Bytes are those of the sizes at compile time. ``plain_bytes`` is what PyTorch's own cut of the same graphs keeps.
+    """
+
+    graphs: tuple[GraphRecord, ...]
+
+    @property
+    def plain_bytes(self) -> int:
+        """Bytes that the graphs would keep for backward under torch.compile."""
+        return sum(g.plain_bytes for g in self.graphs)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that the graphs keep for backward."""
+        return sum(g.kept_bytes for g in self.graphs)
+
+    @property
+    def plain_kept_bytes(self) -> int:
+        """As ``plain_bytes``, by the name that :class:`gistkit.Report` has for it."""
+        return self.plain_bytes
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What there is to know besides, of every graph."""
+        return tuple(note for graph in self.graphs for note in graph.notes)
+
+    @property
+    def rows(self) -> tuple[Kept, ...]:
+        """Every kept storage of every graph."""
+        return tuple(row for graph in self.graphs for row in graph.rows)
+
+    @property
+    def ratio(self) -> float | None:
+        """Bytes under torch.compile over bytes here; None where nothing is kept."""
+        return self.plain_bytes / self.kept_bytes if self.kept_bytes else None
+
+    def __str__(self) -> str:
+        if not self.graphs:
+            return rendered(["no training step has been compiled yet"], WIDTH)
+        done: dict[str, int] = {}
+        for name, count in (item for graph in self.graphs for item in graph.rewrites):
+            done[name] = done.get(name, 0) + count
+        rewrites = [f"rewritten before the cut: {', '.join(f'{n} {name}' for name, n in done.items())}"] if done else []
+        return rendered([_table(self.rows), self._totals(), *rewrites, *self.notes], WIDTH)
+
+    def _totals(self) -> str:
+        ratio = "" if self.ratio is None else f": {self.ratio:.2f}x"
+        return (
+            f"kept {self.kept_bytes / MIB:.2f} MiB in {len(self.graphs)} graph(s), torch.compile "
+            f"{self.plain_bytes / MIB:.2f} MiB{ratio}"
+        )
+
+
+def _table(rows: tuple[Kept, ...]) -> Table:
+    columns = ("storage", "made by", "shape", "dtype", "form", ">plain MiB", ">kept MiB", "why")
+    shown = table("kept for backward by compiled graphs, largest first", *columns, wrap=True)
+    ordered = sorted(rows, key=lambda r: -max(r.plain_bytes, r.kept_bytes))
+    for r in ordered[:SHOWN]:
+        shape = "x".join("?" if d < 0 else str(d) for d in r.shape)
+        sizes = (f"{r.plain_bytes / MIB:.2f}", f"{r.kept_bytes / MIB:.2f}")
+        shown.add_row(r.name, r.op, shape, r.dtype, r.form, *sizes, r.reason)
+    if rest := ordered[SHOWN:]:
+        sums = (sum(r.plain_bytes for r in rest), sum(r.kept_bytes for r in rest))
+        sizes = [f"{nbytes / MIB:.2f}" for nbytes in sums]
+        shown.add_row(f"{len(rest)} smaller ones", "", "", "", "", *sizes, "all in report.rows")
+    return shown

@@ -1,0 +1,88 @@
+"""The whole partitioner on small networks, run without Inductor: bits of results, what is kept, symbolic sizes."""
+
+import pytest
+import torch
+
+from gistkit.compiled import Settings, cut, record
+from tests.support.compiled_cases import assert_same, backend_over, case, fresh_step, loss_of
+
+SETTINGS = Settings()
+
+
+def amp_loss(model, x, y):
+    with torch.autocast("cpu", torch.bfloat16):
+        return loss_of(model, x, y)
+
+
+def run(loss, model, batches, settings, dynamic=False):
+    """(results of each batch, records of the graphs); plainly where settings is None."""
+    torch._dynamo.reset()
+    partition = None if settings is None else lambda *args, **words: cut(*args, settings, **words)
+    with record.collected() as found:
+        forward = torch.compile(loss, backend=backend_over(partition), fullgraph=True, dynamic=dynamic)
+        return [fresh_step(model, x, y, forward) for x, y in batches], found
+
+
+@pytest.mark.parametrize(("name", "loss"), [("vgg", loss_of), ("resnet", amp_loss), ("transformer", loss_of)])
+def test_same_bits_and_fewer_bytes(name, loss):
+    model, x, y = case(name)
+    plain, _ = run(loss, model, [(x, y)], None)
+    ours, (graph,) = run(loss, model, [(x, y)], SETTINGS)
+    assert_same(plain[0], ours[0])
+    assert graph.kept_bytes < graph.plain_bytes
+    packed = {"vgg": {"mask1", "map4"}, "resnet": {"map4"}, "transformer": {"rebuild"}}[name]
+    assert {row.form for row in graph.rows} >= packed | {"dense"}
+    plainly = [row for row in graph.rows if row.plain_bytes]
+    assert all(row.reason and row.kept_bytes <= row.plain_bytes for row in plainly)
+    assert all(row.kept_bytes * 8 == row.plain_bytes for row in plainly if row.form == "mask1")
+    assert all(row.kept_bytes * 2 == row.plain_bytes for row in plainly if row.form == "map4")
+
+
+@pytest.mark.parametrize("name", ["transformer"])
+def test_sizes_that_change_from_call_to_call(name):
+    model, x, y = case(name, rows=12)
+    batches = [(x, y), (x[:6], y[:6])]
+    plain, _ = run(loss_of, model, batches, None, dynamic=True)
+    ours, records = run(loss_of, model, batches, SETTINGS, dynamic=True)
+    assert len(records) == 1  # one graph for both batches
+    assert "mask1" in {row.form for row in records[0].rows}
+    for some, others in zip(plain, ours, strict=True):
+        assert_same(some, others)
+
+
+def test_masks_move_behind_max_pools():
+    model, x, y = case("vgg")
+    _, (graph,) = run(loss_of, model, [(x, y)], SETTINGS)
+    assert dict(graph.rewrites)["masks of ReLUs that a max-pool's output tells"] == 2
+    masks = [row.shape for row in graph.rows if row.dtype == "bool" and len(row.shape) == 4]
+    assert masks.count((8, 8, 16, 16)) <= 1  # the second ReLU's moved behind its pool
+
+
+def test_lossy_forms_round_activations_alone():
+    model, x, y = case("vgg", rows=32)
+    plain, _ = run(loss_of, model, [(x, y)], None)
+    ours, (graph,) = run(loss_of, model, [(x, y)], Settings(lossy="fp8s"))
+    assert torch.equal(plain[0][0], ours[0][0])  # forward has exact values
+    errors = [((a - b).norm() / a.norm()).item() for a, b in zip(plain[0][1:], ours[0][1:], strict=True)]
+    assert 0 < max(errors) < 0.06  # fp8 has 3 bits of mantissa: an error of at most 2**-4 an element
+    narrow = [row for row in graph.rows if row.form == "fp8s"]
+    assert narrow and all(row.kept_bytes == row.plain_bytes // 4 * 129 // 128 for row in narrow)
+    assert graph.kept_bytes * 3 < graph.plain_bytes
+    exact = {row.reason for row in graph.rows if row.form == "dense"}
+    assert "fewer than 4096 elements" in exact
+
+
+def test_a_budget_takes_as_few_moves_as_it_needs():
+    model, x, y = case("transformer", rows=32)
+    plain, _ = run(loss_of, model, [(x, y)], None)
+    kept = {}
+    for share in ("100%", "94%"):
+        ours, (graph,) = run(loss_of, model, [(x, y)], Settings(budget=share))
+        assert_same(plain[0], ours[0])
+        assert "predicted peak" in graph.notes[0]
+        kept[share] = graph.kept_bytes
+    assert kept["94%"] < kept["100%"] == graph.plain_bytes
+    text = "BudgetError: the budget must be at least"
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=text) as failed:
+        run(loss_of, model, [(x, y)], Settings(budget=1000))
+    assert set(failed.value.inner_exception.least_bytes) == {"bitwise"}

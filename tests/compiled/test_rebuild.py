@@ -1,0 +1,244 @@
+"""The choice of rebuilds: on made-up flows, and on networks whose partitioned graphs run without Inductor."""
+
+import itertools
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gistkit.compiled.cut import cheapest
+from gistkit.compiled.flow import CHEAP, FREE, MADE, Flow, Value, describe
+from gistkit.compiled.rebuilding import rebuild_saved
+from gistkit.compiled.rebuilds import Limits, choose
+from gistkit.compiled.rounding import Roundings
+from gistkit.compiled.split import value
+from tests.support.compiled_cases import NETS, assert_same, case, run_edited
+
+SMALL = Limits(least_bytes=1)
+aten = torch.ops.aten
+
+
+def flow_of(*rows):
+    """A flow of rows (name, inputs, kind, bytes, needed); each has a storage of its own."""
+    values = [Value(n, tuple(i), kind, k, size, size, needed) for k, (n, i, kind, size, needed) in enumerate(rows)]
+    return Flow({v.name: v for v in values})
+
+
+def norm_flow():
+    """A convolution's output, which only a norm's input statistics and two needed tensors are made of."""
+    return flow_of(
+        ("conv", "", MADE, 100, False),
+        ("mean", ["conv"], MADE, 2, False),
+        ("gain", "", FREE, 2, False),
+        ("normed", ["conv", "mean", "gain"], CHEAP, 100, True),
+        ("active", ["normed"], CHEAP, 100, True),
+    )
+
+
+def test_of_equal_sources_the_nearest_is_kept():
+    choice = choose(norm_flow(), SMALL)
+    assert choice.kept == ("normed",)  # as cheap as the convolution's output, and nearer to backward
+    assert choice.kept_bytes == 100 and choice.plain_bytes == 200
+
+
+def test_a_source_is_kept_where_it_serves_what_no_other_can():
+    """Two needed tensors, neither of which can be made from the other, are made from what both come from."""
+    rows = ("conv", "", MADE, 100, False), ("a", ["conv"], CHEAP, 80, True), ("b", ["conv"], CHEAP, 80, True)
+    choice = choose(flow_of(*rows), SMALL)
+    assert choice.kept == ("conv",) and choice.kept_bytes == 100
+    assert [cone.root for cone in choice.cones] == ["a", "b"]
+    assert all(cone.extra_leaves == ("conv",) and cone.saved_bytes == 80 for cone in choice.cones)
+    assert [cone.read_bytes for cone in choice.cones] == [80, 80]  # of the source as much as they make
+
+
+def chain_flow(length):
+    """A residual chain: each sum is needed, each is made of the last one and of a branch that is needed anyhow."""
+    rows = [("x0", "", MADE, 100, True)]
+    for i in range(1, length):
+        rows.append((f"branch{i}", "", MADE, 100, True))
+        rows.append((f"x{i}", [f"x{i - 1}", f"branch{i}"], CHEAP, 100, True))
+    return flow_of(*rows)
+
+
+@pytest.mark.parametrize(
+    ("depth", "reads"), [(1, 99.0), (2, 99.0), (3, 99.0), (99, 2.0), (99, 3.0), (99, 5.0), (3, 3.0)]
+)
+def test_limits_put_a_kept_tensor_into_a_chain_as_seldom_as_they_allow(depth, reads):
+    choice = choose(chain_flow(13), Limits(depth, reads, least_bytes=1))
+    assert all(cone.depth <= depth and cone.read_bytes <= reads * 100 for cone in choice.cones)
+    apart = int(min(depth, reads - 1))  # k sums in a row: depth k, k branches and one sum are read
+    assert len(choice.cones) == 12 - 12 // (apart + 1)
+
+
+def test_without_limits_a_chain_hangs_on_its_first_tensor():
+    choice = choose(chain_flow(13), Limits(99, 99.0, least_bytes=1))
+    assert len(choice.cones) == 12
+    assert choice.kept_bytes == 13 * 100
+
+
+def test_small_tensors_stay():
+    choice = choose(chain_flow(3), Limits(least_bytes=101))
+    assert choice.cones == () and choice.kept_bytes == choice.plain_bytes
+
+
+def test_choices_are_reproducible():
+    assert len({choose(chain_flow(13), SMALL) for _ in range(3)}) == 1
+
+
+def random_flow(seed):
+    """Up to nine values with random inputs, sizes and readers."""
+    draw = random.Random(seed)
+    rows = []
+    for i in range(draw.randint(3, 9)):
+        inputs = draw.sample(range(i), min(i, draw.randint(0, 2)))
+        kind = CHEAP if inputs and draw.random() < 0.8 else MADE
+        rows.append((f"v{i}", [f"v{j}" for j in inputs], kind, draw.randint(1, 20), draw.random() < 0.5))
+    return flow_of(*rows)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_cut_is_the_cheapest_of_all(seed):
+    flow = random_flow(seed)
+    roots = [v.name for v in flow.needed()]
+    names = list(flow.values)
+
+    def enough(kept):
+        def there(name):
+            v = flow.values[name]
+            return name in kept or (v.kind == CHEAP and all(map(there, v.inputs)))
+
+        return all(map(there, roots))
+
+    def weigh(kept):
+        return sum(flow.values[n].weight for n in kept)
+
+    kept = cheapest(flow, roots, lambda v: v.kind == CHEAP, lambda v: v.weight, ())
+    subsets = (set(s) for n in range(len(names) + 1) for s in itertools.combinations(names, n))
+    assert enough(kept)
+    assert weigh(kept) == min(weigh(s) for s in subsets if enough(s))
+
+
+class Gate(nn.Module):
+    """Squeeze and excitation."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.down, self.up = nn.Conv2d(width, 4, 1), nn.Conv2d(4, width, 1)
+
+    def forward(self, x):
+        return x * torch.sigmoid(self.up(F.silu(self.down(x.mean((2, 3), keepdim=True)))))
+
+
+class Inverted(nn.Module):
+    """A block of MobileNet or EfficientNet."""
+
+    def __init__(self, width, act):
+        super().__init__()
+        wide = 4 * width
+        self.expand, self.norm1 = nn.Conv2d(width, wide, 1, bias=False), nn.BatchNorm2d(wide)
+        self.depth, self.norm2 = nn.Conv2d(wide, wide, 3, 1, 1, groups=wide, bias=False), nn.BatchNorm2d(wide)
+        self.gate, self.act = Gate(wide), act
+        self.project, self.norm3 = nn.Conv2d(wide, width, 1, bias=False), nn.BatchNorm2d(width)
+
+    def forward(self, x):
+        y = self.act(self.norm2(self.depth(self.act(self.norm1(self.expand(x))))))
+        return x + self.norm3(self.project(self.gate(y)))
+
+
+class Gated(nn.Module):
+    """An RMS norm and a gated product, SwiGLU's and GEGLU's, with residuals."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm = nn.Linear(48, 32), nn.RMSNorm(32)
+        self.up, self.down, self.head = nn.Linear(32, 128), nn.Linear(64, 32), nn.Linear(32, 10)
+
+    def forward(self, x):
+        x = self.embed(x.permute(0, 2, 1, 3).flatten(2))
+        for act in (F.silu, F.gelu):
+            a, b = self.up(self.norm(x)).chunk(2, -1)
+            x = x + self.down(act(a) * b)
+        return self.head(x.mean(1))
+
+
+def images_net(*blocks):
+    return nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+
+
+CASES = {
+    "mobile": lambda: images_net(Inverted(8, F.silu), Inverted(8, F.hardswish)),
+    "gated": Gated,
+    "group norm": lambda: images_net(nn.GroupNorm(2, 8), nn.GELU("tanh"), nn.Conv2d(8, 8, 3, 1, 1), nn.GELU()),
+}
+
+
+def choice_of(name, materialise, dynamic=False):
+    """The choice for a network's step, whose bits are those of the same step without rebuilds."""
+    found = []
+    NETS.update(CASES)
+    model, x, y = case(name)
+
+    def edit(pair):
+        found.append(rebuild_saved(pair, limits=Limits(least_bytes=256), materialise=materialise))
+
+    plain = run_edited(None, model, x, y, dynamic=dynamic)
+    assert_same(plain, run_edited(edit, model, x, y, dynamic=dynamic))
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "materialise", "gain"),
+    [("resnet", None, 1.2), ("transformer", True, 1.3), ("mobile", True, 1.6), ("group norm", None, 1.3)],
+)
+def test_rebuilt_networks_have_the_same_bits(name, materialise, gain):
+    choice = choice_of(name, materialise)
+    assert choice.cones and choice.plain_bytes > gain * choice.kept_bytes
+    assert all(cone.bitwise and cone.depth <= 4 for cone in choice.cones)
+    assert len(choice.reasons) == len(choice.kept) and all(choice.reasons)
+
+
+def test_gated_products_over_symbolic_sizes():
+    choice = choice_of("gated", True, dynamic=True)
+    assert choice.cones and choice.plain_bytes > 1.5 * choice.kept_bytes
+
+
+def pair_of(function):
+    """The pair of a function's step under bf16 autocast, and its nodes by name."""
+    pairs = []
+
+    def edit(pair):
+        pairs.append((pair, describe(pair)))
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(32, 48))
+            self.head = nn.Linear(32, 10)
+
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.head(function(F.linear(x.flatten(2).mean(1)[:, :48], self.weight))).float()
+
+    _, x, y = case("conv")
+    run_edited(edit, Net(), x, y)
+    return pairs[0]
+
+
+def test_a_low_precision_value_that_a_kernel_may_or_may_not_round_is_not_rebuilt():
+    """cos and sin both read a bf16 product that nothing keeps: fused it is fp32 for them, alone it is bf16."""
+    pair, flow = pair_of(lambda h: (g := h * 1.5).cos() * g.sin())
+    product = next(n for n in pair.forward.graph.nodes if n.target is aten.mul.Tensor and n.args[1] == 1.5)
+    assert value(product).dtype is torch.bfloat16
+    roundings = Roundings(pair)
+    assert roundings.exact(product.args[0])  # a matrix product's output comes from memory
+    readers = [n for n in product.users if n.op != "output"]
+    assert len(readers) > 1
+    assert not any(flow.values[n.name].follows for n in readers)
+
+
+def test_the_only_reader_of_a_low_precision_value_is_rebuilt_with_it():
+    pair, flow = pair_of(lambda h: (h * 1.5).relu())
+    product = next(n for n in pair.forward.graph.nodes if n.target is aten.mul.Tensor and n.args[1] == 1.5)
+    assert [flow.values[n.name].follows for n in product.users] == [True]
