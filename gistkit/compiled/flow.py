@@ -31,7 +31,7 @@ class Value:
     """One value of forward. ``inputs``: names of those it is computed from. ``weight``: bytes to keep it, in its
     packed form where it has one. ``read_bytes``: bytes that a kernel reads to use it. ``needed``: whether backward
     reads it. ``view``: it has the storage of its first input. ``follows``: computed anew from its inputs it has the
-    forward's bits, by construction. ``settled``: keeping it changes no bit of forward."""
+    forward's bits and layout, by construction. ``settled``: keeping it changes no bit of forward."""
 
     name: str
     inputs: tuple[str, ...]
@@ -73,6 +73,7 @@ def describe(pair: Pair, static_inputs: Iterable[int] | None = None) -> Flow:
     lasting = {node.name for i, node in enumerate(pair.inputs) if i in static}
     foreign = pair.foreign_storages
     roundings = Roundings(pair)
+    relaid = compat.prefers_channels_last(pair.forward)
     needed = {node.name for node in pair.tensors if pair.place(node).users}
     values: dict[str, Value] = {}
     for node in pair.forward.graph.nodes:
@@ -89,10 +90,20 @@ def describe(pair: Pair, static_inputs: Iterable[int] | None = None) -> Flow:
         kind = _kind(node, pair, node.name in lasting, storage in foreign and is_needed)
         values[node.name] = Value(
             node.name, inputs, kind, storage, UNKEPT if view else packed_bytes(node), _bytes(node), is_needed, view,
-            follows=roundings.follows(node) and not (is_needed and not roundings.may_be_dropped(node)),
+            follows=roundings.follows(node) and (not is_needed or roundings.may_be_dropped(node))
+            and not (relaid and _is_relaid(node)),
             settled=roundings.may_be_kept(node),
         )  # fmt: skip
     return Flow(values)
+
+
+def _is_relaid(node: fx.Node) -> bool:
+    """Whether Inductor may lay out a saved tensor for convolutions in a way that backward, which computes it from
+    inputs alone, would not know of: a cast of a weight or an image that is not channels_last itself."""
+    if node.op != "call_function" or not all(n.op == "placeholder" for n in node.all_input_nodes):
+        return False
+    x = value(node)
+    return x.dim() == 4 and not x.is_contiguous(memory_format=torch.channels_last)
 
 
 def _is_view_of_known(node: fx.Node, values: dict[str, Value], storage: int) -> bool:

@@ -122,7 +122,8 @@ class _Search:
             return "made by an operator that only forward runs"
         if not self.anew(v):
             return "its bits depend on the kernels that Inductor chooses"
-        return f"no sources are cheaper within {self.limits.reads:g}x reads and depth {self.limits.depth}"
+        within = f"{self.limits.reads:g}x reads and depth {self.limits.depth}"
+        return f"no sources are cheaper within {within}" + (", bit for bit" if self.limits.bitwise else "")
 
     def solve(self) -> set[str]:
         """What is kept."""

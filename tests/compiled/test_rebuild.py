@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gistkit.compiled import Pair
 from gistkit.compiled.cut import cheapest
 from gistkit.compiled.flow import CHEAP, FREE, MADE, Flow, Value, describe
 from gistkit.compiled.rebuilding import rebuild_saved
@@ -149,18 +148,18 @@ class Inverted(nn.Module):
 
 
 class Gated(nn.Module):
-    """An RMS norm and SwiGLU's or GEGLU's product, twice, with residuals."""
+    """An RMS norm and a gated product, SwiGLU's and GEGLU's, with residuals."""
 
-    def __init__(self, act):
+    def __init__(self):
         super().__init__()
-        self.embed, self.act, self.norm = nn.Linear(48, 32), act, nn.RMSNorm(32)
+        self.embed, self.norm = nn.Linear(48, 32), nn.RMSNorm(32)
         self.up, self.down, self.head = nn.Linear(32, 128), nn.Linear(64, 32), nn.Linear(32, 10)
 
     def forward(self, x):
         x = self.embed(x.permute(0, 2, 1, 3).flatten(2))
-        for _ in range(2):
+        for act in (F.silu, F.gelu):
             a, b = self.up(self.norm(x)).chunk(2, -1)
-            x = x + self.down(self.act(a) * b)
+            x = x + self.down(act(a) * b)
         return self.head(x.mean(1))
 
 
@@ -168,54 +167,44 @@ def images_net(*blocks):
     return nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
 
 
-def group_norm_net():
-    return images_net(nn.GroupNorm(2, 8), nn.GELU("tanh"), nn.Conv2d(8, 8, 3, 1, 1), nn.GELU(), nn.Conv2d(8, 8, 1))
-
-
 CASES = {
-    "silu": lambda: images_net(Inverted(8, F.silu), Inverted(8, F.silu)),
-    "hardswish": lambda: images_net(Inverted(8, F.hardswish), Inverted(8, F.hardsigmoid)),
-    "swiglu": lambda: Gated(F.silu),
-    "geglu": lambda: Gated(F.gelu),
-    "group norm": group_norm_net,
+    "mobile": lambda: images_net(Inverted(8, F.silu), Inverted(8, F.hardswish)),
+    "gated": Gated,
+    "group norm": lambda: images_net(nn.GroupNorm(2, 8), nn.GELU("tanh"), nn.Conv2d(8, 8, 3, 1, 1), nn.GELU()),
 }
 
 
-def choice_of(name, limits, materialise=True, dynamic=False):
+def choice_of(name, materialise, dynamic=False):
     """The choice for a network's step, whose bits are those of the same step without rebuilds."""
     found = []
     NETS.update(CASES)
     model, x, y = case(name)
 
     def edit(pair):
-        found.append(rebuild_saved(pair, limits=limits, materialise=materialise))
+        found.append(rebuild_saved(pair, limits=Limits(least_bytes=256), materialise=materialise))
 
     plain = run_edited(None, model, x, y, dynamic=dynamic)
     assert_same(plain, run_edited(edit, model, x, y, dynamic=dynamic))
     return found[0]
 
 
-@pytest.mark.parametrize("materialise", [True, None])
-@pytest.mark.parametrize("name", ["resnet", "transformer", *CASES])
-def test_rebuilt_networks_have_the_same_bits(name, materialise):
-    choice = choice_of(name, Limits(least_bytes=256), materialise)
-    assert choice.cones and choice.kept_bytes < choice.plain_bytes
+@pytest.mark.parametrize(
+    ("name", "materialise", "gain"),
+    [("resnet", None, 1.2), ("transformer", True, 1.3), ("mobile", True, 1.6), ("group norm", None, 1.3)],
+)
+def test_rebuilt_networks_have_the_same_bits(name, materialise, gain):
+    choice = choice_of(name, materialise)
+    assert choice.cones and choice.plain_bytes > gain * choice.kept_bytes
     assert all(cone.bitwise and cone.depth <= 4 for cone in choice.cones)
+    assert len(choice.reasons) == len(choice.kept) and all(choice.reasons)
 
 
-def test_symbolic_sizes():
-    assert choice_of("silu", Limits(least_bytes=256), dynamic=True).cones
+def test_gated_products_over_symbolic_sizes():
+    choice = choice_of("gated", True, dynamic=True)
+    assert choice.cones and choice.plain_bytes > 1.5 * choice.kept_bytes
 
 
-def test_what_is_kept_of_gated_blocks_is_what_products_make():
-    """Activations, norms, gates and their products are rebuilt; what stays large is convolutions' outputs."""
-    choice = choice_of("silu", Limits(least_bytes=256))
-    assert choice.plain_bytes > 1.8 * choice.kept_bytes
-    large = [n for n, why in zip(choice.kept, choice.reasons, strict=True) if why.startswith("made by")]
-    assert all("conv" in name or "getitem" in name or "mean" in name or "addmm" in name for name in large), large
-
-
-def pair_of(function, *inputs):
+def pair_of(function):
     """The pair of a function's step under bf16 autocast, and its nodes by name."""
     pairs = []
 
@@ -230,7 +219,7 @@ def pair_of(function, *inputs):
 
         def forward(self, x):
             with torch.autocast("cpu", torch.bfloat16):
-                return self.head(function(F.linear(x.flatten(2).mean(1), self.weight[:, :16]))).float()
+                return self.head(function(F.linear(x.flatten(2).mean(1)[:, :48], self.weight))).float()
 
     _, x, y = case("conv")
     run_edited(edit, Net(), x, y)
@@ -253,16 +242,3 @@ def test_the_only_reader_of_a_low_precision_value_is_rebuilt_with_it():
     pair, flow = pair_of(lambda h: (h * 1.5).relu())
     product = next(n for n in pair.forward.graph.nodes if n.target is aten.mul.Tensor and n.args[1] == 1.5)
     assert [flow.values[n.name].follows for n in product.users] == [True]
-
-
-def test_rebuilds_skip_inputs_that_forward_overwrites():
-    """Running statistics change during forward; no rebuild reads them."""
-    found = []
-
-    def edit(pair: Pair):
-        found.append((pair, rebuild_saved(pair, limits=Limits(least_bytes=1))))
-
-    run_edited(edit, *case("resnet"))
-    pair, choice = found[0]
-    written = {node.name for node in pair.inputs if pair.is_overwritten(node)}
-    assert written and not written & {leaf for cone in choice.cones for leaf in cone.leaves}
