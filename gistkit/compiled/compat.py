@@ -45,11 +45,6 @@ def inductor(graph: fx.GraphModule, inputs: Any, mode: str | None, options: dict
     return private("torch", "_TorchCompileInductorWrapper")(mode, options, None)(graph, inputs)
 
 
-def inductor_options() -> set[str]:
-    """The names that ``torch.compile(options=...)`` takes for Inductor."""
-    return set(private("torch._inductor.config", "get_config_copy")())
-
-
 @cache
 def operators() -> Any:
     """The partitioner's table of operators: ``is_view(node)``, ``is_fusible(node)``, ``is_compute_intensive(node)``."""
