@@ -15,6 +15,7 @@ Needs timm for all but ``gpt``.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 import time
@@ -69,9 +70,7 @@ def network(name: str, rows: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor
     """A network in training mode, its batch and labels."""
     if name == "gpt":
         return GPT().train(), torch.zeros(rows, 1024, dtype=torch.long), torch.zeros(rows, 1024, dtype=torch.long)
-    import timm  # pyright: ignore[reportMissingImports]
-
-    model = timm.create_model(TIMM[name]).train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = importlib.import_module("timm").create_model(TIMM[name]).train().to(memory_format=torch.channels_last)
     images = torch.zeros(rows, 3, 224, 224).to(memory_format=torch.channels_last)
     return model, images, torch.zeros(rows, dtype=torch.long)
 

@@ -99,11 +99,12 @@ def describe(pair: Pair, static_inputs: Iterable[int] | None = None) -> Flow:
 
 def _is_relaid(node: fx.Node) -> bool:
     """Whether Inductor may lay out a saved tensor for convolutions in a way that backward, which computes it from
-    inputs alone, would not know of: a cast of a weight or an image that is not channels_last itself."""
+    inputs alone, would not know of: a cast of a weight or an image that is not channels_last itself. (One of a single
+    channel is both to PyTorch, but other strides are another layout to a library's convolution.)"""
     if node.op != "call_function" or not all(n.op == "placeholder" for n in node.all_input_nodes):
         return False
     x = value(node)
-    return x.dim() == 4 and not x.is_contiguous(memory_format=torch.channels_last)
+    return x.dim() == 4 and x.stride(1) != 1
 
 
 def _is_view_of_known(node: fx.Node, values: dict[str, Value], storage: int) -> bool:

@@ -38,25 +38,28 @@ def train(model, folder, callbacks=(), **options):
     return found, model.state_dict()
 
 
-class Seen(transformers.TrainerCallback):
-    """Rows that later callbacks are shown."""
+def seen():
+    """A callback that keeps the rows that later callbacks are shown."""
 
-    def __init__(self):
-        self.rows = []
+    class Seen(library().TrainerCallback):
+        def __init__(self):
+            self.rows = []
 
-    def on_log(self, args, state, control, logs=None, **_):
-        self.rows.append((dict(logs), dict(state.log_history[-1])))
+        def on_log(self, args, state, control, logs=None, **_):
+            self.rows.append((dict(logs), dict(state.log_history[-1])))
+
+    return Seen()
 
 
 def test_the_callback_logs_kept_bytes_with_every_loss(tmp_path):
-    model, seen = gistkit.compress(network()), Seen()
-    train(model, tmp_path, [gistkit.callbacks.for_trainer(model), seen])
-    trained = [rows for rows in seen.rows if "loss" in rows[0]]
+    model, rows = gistkit.compress(network()), seen()
+    train(model, tmp_path, [gistkit.callbacks.for_trainer(model), rows])
+    trained = [shown for shown in rows.rows if "loss" in shown[0]]
     assert len(trained) == 8
-    for row in (row for rows in trained for row in rows):
+    for row in (row for shown in trained for row in shown):
         assert 0 < row["gistkit/kept_mib"] < row["gistkit/plain_kept_mib"] / 1.5
         assert "gistkit/peak_mib" not in row
-    assert not [rows for rows in seen.rows if "eval_loss" in rows[0] and "gistkit/kept_mib" in rows[0]]
+    assert not [s for s in rows.rows if "eval_loss" in s[0] and "gistkit/kept_mib" in s[0]]
 
 
 @pytest.mark.parametrize("options", [{}, {"bf16": True}, {"bf16": True, "gradient_accumulation_steps": 2}])
