@@ -10,9 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
-
 from gistkit.compiled.flow import FREE, UNKEPT, Flow, Value
 
 _INFINITE = 1 << 30
@@ -62,6 +59,9 @@ def cheapest(
 
 def _sink_side(edges: list[tuple[int, int, int]], source: int, sink: int) -> np.ndarray:
     """Whether each vertex is behind the minimum cut that is nearest to the sink."""
+    from scipy.sparse import csr_array  # here: it takes half a second, and only who compiles needs it
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
     rows, columns, capacities = np.array(edges, dtype=np.int32).T
     capacity = csr_array((capacities, (rows, columns)), shape=(sink + 1, sink + 1), dtype=np.int32)
     flow = maximum_flow(capacity, source, sink).flow
