@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 import numpy as np
+
 from gistkit.compiled.flow import FREE, UNKEPT, Flow, Value
 
 _INFINITE = 1 << 30
