@@ -69,7 +69,7 @@ def network(name: str, rows: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor
     """A network in training mode, its batch and labels."""
     if name == "gpt":
         return GPT().train(), torch.zeros(rows, 1024, dtype=torch.long), torch.zeros(rows, 1024, dtype=torch.long)
-    import timm
+    import timm  # pyright: ignore[reportMissingImports]
 
     model = timm.create_model(TIMM[name]).train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     images = torch.zeros(rows, 3, 224, 224).to(memory_format=torch.channels_last)

@@ -100,6 +100,23 @@ def outputs_of(graph: fx.Graph) -> list[Any]:
     return tree_leaves(graph.output_node().args[0])
 
 
+def tracing_context() -> Any:
+    """What belongs to the graph that is being traced or compiled; None outside of both."""
+    return private("torch._guards", "TracingContext").try_get()
+
+
+def set_partitioner(made: Any) -> None:
+    """Make a partitioner the one of all compilations from now on. Raises CompileError where another one is set."""
+    config = importlib.import_module("torch._inductor.config")
+    found = private("torch._inductor.config", "custom_partitioner_fn")
+    if found is not None and type(found) is not type(made):
+        raise CompileError(
+            f"compile: torch._inductor.config.custom_partitioner_fn must be None for a compressed model, got {found!r};"
+            " unset it, or call gistkit.restore(model)"
+        )
+    config.custom_partitioner_fn = made  # type: ignore[attr-defined]
+
+
 def frame() -> int:
     """The number of the Python frame that is being compiled; -1 outside of Dynamo."""
     compile_id = private("torch._guards", "CompileContext").current_compile_id()

@@ -128,6 +128,8 @@ class _Search:
     def solve(self) -> set[str]:
         """What is kept."""
         pins: set[str] = set(self.small)
+        kept: set[str] = set()
+        more: set[str] = set()
         for _ in range(_ROUNDS):
             kept = pins | cheapest(self.flow, self.roots, self.anew, self.weight, pins)
             more = self.pinned(kept)
