@@ -60,7 +60,7 @@ def cheapest(
 
 def _sink_side(edges: list[tuple[int, int, int]], source: int, sink: int) -> np.ndarray:
     """Whether each vertex is behind the minimum cut that is nearest to the sink."""
-    from scipy.sparse import csr_array  # here: it takes half a second, and only who compiles needs it
+    from scipy.sparse import csr_array  # not at the import of gistkit
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
     rows, columns, capacities = np.array(edges, dtype=np.int32).T
