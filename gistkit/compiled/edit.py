@@ -95,7 +95,9 @@ def rebuild(pair: Pair, cone: Cone, materialise: bool | None = True) -> None:
     leaves = {leaf: pair.place(leaf) for leaf in cone.leaves}
 
     def make(build: Builder) -> fx.Node:
-        return _copied(pair, build, cone, leaves)[cone.root]
+        made = _copied(pair, build, cone, leaves)[cone.root]
+        fused_in_fp32 = not materialise and value(made).dtype in (torch.bfloat16, torch.float16)
+        return build(rounding(), made) if fused_in_fp32 else made  # as its readers would read it from memory
 
     _replace(pair, pair.place(cone.root), make, materialise)
     pair.forget(cone.root)

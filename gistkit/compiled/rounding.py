@@ -87,10 +87,13 @@ class Roundings:
     def exact(self, y: fx.Node) -> bool:
         """Whether y is the same in fp32 as rounded: read from memory, or selected from values that are."""
         if y not in self._exact:
-            same = is_tensor(y) and all(value(y).dtype == value(n).dtype for n in y.all_input_nodes if is_low(n))
             low = [n for n in y.all_input_nodes if is_low(n)]
-            self._exact[y] = in_memory(y) or (_selects(y) and same and bool(low) and all(map(self.exact, low)))
+            same = bool(low) and is_tensor(y) and all(value(n).dtype == value(y).dtype for n in low)
+            self._exact[y] = in_memory(y) or (_selects(y) and same and all(self._exact_for(n, y) for n in low))
         return self._exact[y]
+
+    def _exact_for(self, y: fx.Node, reader: fx.Node) -> bool:
+        return self.exact(y) or self._apart(_behind_views(y), reader)
 
     def _apart(self, y: fx.Node, reader: fx.Node) -> bool:
         return in_memory(reader) or bool(self._behind[reader] >> self._order[y] & 1)
