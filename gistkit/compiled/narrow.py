@@ -72,7 +72,7 @@ class Narrow:
             factor = op.power_of_two(build(aten.sub.Tensor, exponents, 127 + self.fmt.max_exponent))
             values = build(aten.mul.Tensor, values, factor)
             most = torch.finfo(self.dtype).max
-            values = build(aten.clamp.default, values, -most, most)
+            values = op.clamped(values, most)
         flat = build(aten.reshape.default, values, [-1])
         if self._elements and value(flat).numel() != self._elements:
             flat = build(aten.slice.Tensor, flat, 0, 0, self._elements)
@@ -104,6 +104,11 @@ class _Arithmetic:
 
     def cast(self, x: fx.Node, dtype: torch.dtype) -> fx.Node:
         return x if value(x).dtype == dtype else self.build(prims.convert_element_type.default, x, dtype)
+
+    def clamped(self, x: fx.Node, most: float) -> fx.Node:
+        """Between -most and most, NaN as it is. Inductor has no rule for ``aten.clamp`` so late."""
+        low, high = (self.build.full([], most * sign, value(x).dtype, value(x).device) for sign in (-1.0, 1.0))
+        return self.build(aten.minimum.default, self.build(aten.maximum.default, x, low), high)
 
     def bits(self, x: fx.Node, dtype: torch.dtype) -> fx.Node:
         return self.build(aten.view.dtype, x, dtype)
@@ -170,7 +175,7 @@ class _Arithmetic:
     def hardware_codes(self, wide: fx.Node, flush: bool) -> fx.Node:
         """float8_e4m3fn; ``flush``: zeros for what rounds below the least normal number."""
         most = self.f.max_finite
-        wide = self.build(aten.clamp.default, wide, -most, most)
+        wide = self.clamped(wide, most)
         if flush:  # half a unit of the grid below the least normal number is still rounded up to it
             least = self.f.min_normal * (1 - 2.0 ** -(self.f.mantissa_bits + 2))
             small = self.build(aten.lt.Scalar, self.build(aten.abs.default, wide), least)

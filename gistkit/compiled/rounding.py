@@ -59,7 +59,7 @@ class Roundings:
 
     def may_be_dropped(self, node: fx.Node) -> bool:
         """Whether keeping a saved node no more leaves forward's bits as they are."""
-        if not is_low(node) or self._emulated or not self._rounds_saved or not is_pointwise(node) or self.exact(node):
+        if not is_low(node) or self._emulated or not is_pointwise(node) or self.exact(node):
             return True
         return all(self._apart(node, reader) or _selects(reader) for reader in _readers(node))
 
