@@ -5,11 +5,12 @@ computed from a bf16 value y has other bits when it read y from memory than when
 without looking at Inductor's choice of kernels:
 
 * y is an input of forward, or made by a product, a convolution or an attention: z reads it from memory.
-* y selects (ReLU, a view, a copy) from such values: rounding it changes nothing.
-* a product, convolution or attention stands between y and z: one kernel cannot make both, so z reads y from memory.
+* y is written to memory for such an operator, or because it is saved, and one of them stands between y and z: one
+  kernel cannot make both, so z reads y from memory. (What nothing writes to memory, Inductor computes anew in each
+  kernel that reads it, unrounded, whatever stands between.)
+* y selects (ReLU, a concatenation, a copy) from values that are read from memory: rounding it changes nothing.
 * y is kept by plain ``torch.compile``, which (from 2.13 on) rounds it in forward for all who read it.
 * z is y's only reader and y is not kept: y is computed within z's kernel and not rounded, in backward as in forward.
-* z selects or negates: rounding before it or after it is the same.
 
 A value that reads another in any other way is not rebuilt under ``fidelity="bitwise"``. With Inductor's
 ``emulate_precision_casts`` every value is rounded where it is made, so all are alike.
@@ -42,10 +43,12 @@ def is_low(node: fx.Node) -> bool:
 
 
 class Roundings:
-    """The rounding of every low-precision value of a pair's forward, as each of its readers sees it."""
+    """The rounding of every low-precision value of a pair's forward, as each of its readers sees it in plain
+    ``torch.compile``."""
 
     def __init__(self, pair: Pair) -> None:
         self._saved = {node.name for node in pair.tensors}
+        self._results = {node.name for node in pair.outputs if is_tensor(node)}
         self._emulated, self._rounds_saved = compat.emulates_casts(), compat.rounds_saved()
         self._order = {node: i for i, node in enumerate(pair.forward.graph.nodes)}
         self._behind = _behind_kernels(pair.forward.graph, self._order)
@@ -55,30 +58,30 @@ class Roundings:
         """Whether keeping a node in addition leaves forward's bits, and those of its readers, as they are."""
         if node.name in self._saved or not is_low(node) or self._emulated or self.exact(node):
             return True
-        return all(self.seen(node, reader) == FROM_MEMORY or _selects(reader) for reader in _readers(node))
+        return all(self.seen(node, reader) == FROM_MEMORY for reader in _readers(node))
 
     def may_be_dropped(self, node: fx.Node) -> bool:
         """Whether keeping a saved node no more leaves forward's bits as they are."""
-        if not is_low(node) or self._emulated or not is_pointwise(node) or self.exact(node):
+        if not is_low(node) or self._emulated or self.exact(node):
             return True
-        return all(self._apart(node, reader) or _selects(reader) for reader in _readers(node))
+        return all(self._from_memory(node, reader, saved=False) for reader in _readers(node))
 
     def follows(self, node: fx.Node) -> bool:
         """Whether a node computed anew from its operands has the forward's bits."""
-        if self._emulated or _selects(node):
+        if self._emulated or _passes(node):
             return True
         return all(self.seen(y, node) != UNKNOWN for y in node.all_input_nodes if is_low(y))
 
     def to_be_rounded(self, y: fx.Node, reader: fx.Node) -> bool:
         """Whether a kernel that computes both has to round y for ``reader`` by itself."""
-        return is_low(y) and not self._emulated and not _selects(reader) and self.seen(y, reader) == FROM_MEMORY
+        return is_low(y) and not self._emulated and not _passes(reader) and self.seen(y, reader) == FROM_MEMORY
 
     def seen(self, y: fx.Node, reader: fx.Node) -> str:
         """How ``reader`` reads the low-precision value y."""
         y = _behind_views(y)
         if self.exact(y):
             return EXACT
-        if self._apart(y, reader):
+        if self._from_memory(y, reader):
             return FROM_MEMORY
         if y.name in self._saved:
             return FROM_MEMORY if self._rounds_saved and is_pointwise(y) else UNKNOWN
@@ -93,14 +96,31 @@ class Roundings:
         return self._exact[y]
 
     def _exact_for(self, y: fx.Node, reader: fx.Node) -> bool:
-        return self.exact(y) or self._apart(_behind_views(y), reader)
+        return self.exact(y) or self._from_memory(_behind_views(y), reader)
 
-    def _apart(self, y: fx.Node, reader: fx.Node) -> bool:
-        return in_memory(reader) or bool(self._behind[reader] >> self._order[y] & 1)
+    def _from_memory(self, y: fx.Node, reader: fx.Node, saved: bool = True) -> bool:
+        """Whether the reader loads y: it is a kernel of its own, or behind one and y has been written by then.
+        ``saved``: y may have been written because it is saved."""
+        if in_memory(reader):
+            return True
+        apart = bool(self._behind[reader] >> self._order[y] & 1)
+        return apart and self._written(y, saved) < self._order[reader]
+
+    def _written(self, y: fx.Node, saved: bool) -> int:
+        """The place in forward's order from which on y is in memory; a large number where it may never be."""
+        if in_memory(y) or y.name in self._results or (saved and y.name in self._saved):
+            return self._order[y]
+        kernels = [self._order[u] for u in y.users if u.op == "call_function" and in_memory(u)]
+        views = [self._written(u, saved) for u in y.users if u.op == "call_function" and is_view(u)]
+        return min([*kernels, *views], default=len(self._order))
+
+
+def _passes(node: fx.Node) -> bool:
+    return node.target is operator.getitem or (node.op == "call_function" and is_view(node))
 
 
 def _selects(node: fx.Node) -> bool:
-    return node.target in _SELECTING or is_view(node) or node.target is operator.getitem
+    return node.target in _SELECTING or _passes(node)
 
 
 def is_pointwise(node: fx.Node) -> bool:

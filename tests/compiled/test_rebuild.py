@@ -242,3 +242,16 @@ def test_the_only_reader_of_a_low_precision_value_is_rebuilt_with_it():
     pair, flow = pair_of(lambda h: (h * 1.5).relu())
     product = next(n for n in pair.forward.graph.nodes if n.target is aten.mul.Tensor and n.args[1] == 1.5)
     assert [flow.values[n.name].follows for n in product.users] == [True]
+
+
+def test_what_stands_between_two_kernels_is_not_thereby_in_memory():
+    """The gate of a squeeze and excitation reads the activation behind a product, but nothing wrote it to memory."""
+
+    def gate(h):
+        wide = h * 1.5
+        return wide * F.linear(wide.sum(1, keepdim=True), torch.ones(32, 1))
+
+    pair, flow = pair_of(gate)
+    product = next(n for n in pair.forward.graph.nodes if n.target is aten.mul.Tensor and n.args[1] == 1.5)
+    gated = [n for n in product.users if n.target is aten.mul.Tensor]
+    assert [flow.values[n.name].follows for n in gated] == [False]
