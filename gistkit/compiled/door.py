@@ -170,7 +170,7 @@ def compile(
             "Inductor; call torch.compile for another backend"
         )
     if isinstance(model, torch.nn.Module) and any(compressed_forward(part) is not None for part in model.modules()):
-        raise CompileError("compile: model must not be compressed, which runs it eagerly; call gistkit.restore first")
+        raise CompileError("compile: model must not be compressed; call torch.compile(model), or gistkit.restore first")
     made = Backend(settings_of(plan, lossy, fidelity, budget))
     compiled = torch.compile(model, backend=made, **compile_kwargs)
     for owner in (model, compiled):
